@@ -1,0 +1,14 @@
+# Every target of ours: warnings are errors, sanitizers where asked for.
+add_library(penstock_compile_options INTERFACE)
+target_compile_options(penstock_compile_options INTERFACE
+  -Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wno-sign-conversion
+  -Wnon-virtual-dtor -Woverloaded-virtual $<$<CXX_COMPILER_ID:GNU>:-Wno-missing-field-initializers>
+  # GCC 12 sees overlaps in "literal" + std::string that aren't there (GCC bug 105651).
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
+if(PENSTOCK_SANITIZE)
+  target_compile_options(penstock_compile_options INTERFACE
+    -fsanitize=${PENSTOCK_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
+    # With the sanitizers' own code in between, GCC can't follow initialization any more.
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  target_link_options(penstock_compile_options INTERFACE -fsanitize=${PENSTOCK_SANITIZE})
+endif()

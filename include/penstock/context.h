@@ -1,0 +1,78 @@
+// Context: everything Penstock owns for its user: engines, lanes, memory, statistics. Make one, open stores, move bytes.
+//
+//   auto context = penstock::Context::create().value();
+//   auto file = context.open("weights.bin").value();
+//   auto memory = context.allocate(penstock::Domain::host(), file.info().size_bytes).value();
+//   auto report = context.read(file, 0, memory.region());   // report.ok(), report.routes, report.reason
+//
+// Thread safety: every call from any thread. Lifetime: closing (the destructor) cancels what runs, waits a bounded
+// time, and leaks with a logged reason what a device still holds. After fork, the child gets Code::closed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "penstock/buffer.h"
+#include "penstock/engine_info.h"
+#include "penstock/machine.h"
+#include "penstock/options.h"
+#include "penstock/request.h"
+#include "penstock/statistics.h"
+#include "penstock/store.h"
+
+namespace penstock {
+
+class PENSTOCK_EXPORT Context {
+ public:
+  // Reads the environment (PENSTOCK_ENGINE, PENSTOCK_LOG), probes the engines; starts no thread.
+  static Result<Context> create(const Options& options = {});
+
+  Context(Context&&) noexcept;
+  Context& operator=(Context&&) noexcept;
+  ~Context();
+
+  // `name` is a path, or a URI with the scheme of an engine. "./x" and "file:x" are always paths.
+  Result<Store> open(std::string_view name, const OpenOptions& options = {});
+
+  // Page-aligned memory. Pinned memory counts against the budget and is attached to every engine.
+  Result<Buffer> allocate(Domain domain, std::size_t size_bytes);
+  // Makes memory of the caller's known to the engines, for faster transfers. Detach it before freeing it.
+  Status attach(Region memory);
+  Status detach(Region memory);
+
+  // Synchronous transfers. A small one on a local store runs on the caller's thread.
+  Report read(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options = {});
+  Report write(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options = {});
+  // Any number of ranges, of any stores.
+  Report transfer(Direction direction, std::span<const Range> ranges, const RequestOptions& options = {});
+
+  // Asynchronous: returns at once with a Ticket. The ranges are copied; the memory is borrowed until the end.
+  Result<Ticket> submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options = {});
+
+  // Starts bringing ranges into the page cache, at most `prefetch_window_bytes`; says how many bytes were started.
+  // Only `store`, `offset` and `memory.size_bytes` of a Range are looked at.
+  Result<std::uint64_t> prefetch(std::span<const Range> ranges);
+
+  std::vector<EngineInfo> engines() const;
+  // Why an open store is served as it is: the engine and the planner's reason, before any byte moves.
+  std::string explain(const Store& store) const;
+  const Options& options() const;  // with every default filled in
+  const Machine& machine() const;
+
+  Statistics statistics() const;
+  void reset_statistics();
+
+ private:
+  class Impl;
+  friend class ContextBuilder;
+  explicit Context(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+PENSTOCK_EXPORT std::string_view version();
+
+}  // namespace penstock

@@ -1,0 +1,59 @@
+// Errors: a code from a closed list, the system's own number, and two sentences for a person.
+//
+// Thread safety: values. Lifetime: owns its strings.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "penstock/export.h"
+
+namespace penstock {
+
+// The closed list of error codes; docs/errors.md explains each one.
+enum class Code : std::uint8_t {
+  ok,
+  invalid_argument,    // a value that can never be right: malformed options, overflow, misused call
+  not_found,           // no such file, device or object
+  permission_denied,   // the system refuses this user
+  is_directory,        // a directory was named where bytes were wanted
+  out_of_range,        // a range reaches past the end of a store or of memory
+  read_only,           // writing to something opened or mounted read-only
+  in_use,              // a device that is mounted, swapped on or held
+  no_space,            // the disk or quota is full
+  changed,             // the store was modified or replaced during a read
+  truncated,           // the store ended before the bytes that were asked for
+  io_error,            // the device or the kernel reports a failed transfer
+  unsupported,         // the store or the machine can't do this at all
+  unknown_scheme,      // a URI scheme that no engine serves
+  unknown_engine,      // an engine name that is not in the table
+  engine_unavailable,  // a known engine that does not work on this machine
+  no_route,            // options allow no route that works here
+  out_of_memory,       // the system has no memory, or refuses to lock it
+  over_budget,         // a memory budget of this Context is spent
+  timed_out,           // a deadline passed; nothing is in flight any more
+  cancelled,           // the caller cancelled; nothing is in flight any more
+  abandoned,           // ended while a device may still touch the memory: keep it
+  would_deadlock,      // waiting inside a completion callback
+  closed,              // the Context is closing, or belongs to the parent of a fork
+  internal,            // a bug in Penstock
+};
+
+PENSTOCK_EXPORT std::string_view code_name(Code code);
+// The inverse of code_name; Code::internal for a name that is not in the list.
+PENSTOCK_EXPORT Code code_from_name(std::string_view name);
+// What a system error number means in our list.
+PENSTOCK_EXPORT Code code_from_errno(int error_number);
+
+struct Error {
+  Code code = Code::internal;
+  int system_error = 0;  // errno, or a vendor's number; 0 if there is none
+  std::string message;   // what happened, to what
+  std::string hint;      // what to do about it; may be empty
+};
+
+// An error from errno: "open /x: No such file or directory".
+PENSTOCK_EXPORT Error system_error(int error_number, std::string what, std::string hint = {});
+
+}  // namespace penstock

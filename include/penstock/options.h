@@ -1,0 +1,60 @@
+// Options: everything about a Context that can be chosen. Zero means "let the machine decide"; `resolved` shows what
+// it decided. JSON both ways; unknown keys and impossible values are refused with the name of the key.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "penstock/machine.h"
+#include "penstock/result.h"
+#include "penstock/route.h"
+
+namespace penstock {
+
+enum class Cache : std::uint8_t {
+  automatic,  // the fastest route; nothing is left behind in the page cache
+  keep,       // leave what was read in the page cache
+  bypass,     // never use the page cache where the store can do without
+};
+PENSTOCK_EXPORT std::string_view cache_name(Cache cache);
+
+struct PENSTOCK_EXPORT Deadlines {
+  double request_seconds = 0;         // a request ends by then; 0: no such limit
+  double stall_seconds = 60;          // a request in which nothing completes for so long ends
+  double cancel_grace_seconds = 0.1;  // how long a cancelled or late request waits for its operations to come home
+  double close_seconds = 5;           // how long closing a Context waits before it leaks what is stuck
+
+  friend bool operator==(const Deadlines&, const Deadlines&) = default;
+};
+
+struct PENSTOCK_EXPORT Options {
+  std::vector<Route> allowed_routes;              // empty: all
+  std::string engine;                             // empty: the planner chooses; PENSTOCK_ENGINE overrides
+  Cache cache = Cache::automatic;
+  std::uint32_t lanes = 0;                        // 0: usable CPUs, at most 16
+  std::uint32_t operations_in_flight = 64;        // per lane
+  std::uint64_t storage_chunk_bytes = 1 << 20;    // the largest single storage operation
+  std::uint64_t staging_slot_bytes = 4 << 20;
+  std::uint32_t staging_slots_per_lane = 2;
+  std::uint64_t prefetch_window_bytes = 64 << 20; // the most that one prefetch call starts
+  std::uint64_t alignment_bytes = 0;              // for direct transfers; 0: asked of the store, 4096 at least
+  std::uint64_t pinned_budget_bytes = 256 << 20;  // staging and pinned buffers of one Context together
+  Deadlines deadlines;
+
+  // Reads a JSON object; absent keys keep their defaults.
+  static Result<Options> from_json(std::string_view text);
+  // `indent` below zero: one line.
+  std::string to_json(int indent = -1) const;
+  Status validate() const;
+  // Fills in what the machine decides, and makes the rest fit it. A pure function; `alignment_bytes` stays with the
+  // store. Lanes: usable CPUs, at most 16. The budget: at most a quarter of the memory of the machine or its cgroup.
+  // Staging slots are halved while those of all lanes exceed half of the lockable memory (down to 256 KiB) or the
+  // budget (down to 64 KiB); if that is not enough for the budget, slots per lane go, and then lanes.
+  Options resolved(const Machine& machine) const;
+
+  friend bool operator==(const Options&, const Options&) = default;
+};
+
+}  // namespace penstock

@@ -1,0 +1,110 @@
+// Requests: what a caller asks for, the Ticket that stands for it, and the Report that it ends with.
+//
+// A request ends exactly once: done, failed, cancelled or abandoned. A deadline ends a wait, never ownership: an
+// *abandoned* request has ended while the kernel or a device may still touch its memory, so that memory must outlive
+// the Context. Memory of a penstock::Buffer is kept back automatically.
+//
+// Thread safety: a Ticket may be used from any thread. Lifetime: tickets may be dropped at any time; the request runs
+// on. Tickets outlive their Context: closing ends every request.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "penstock/region.h"
+#include "penstock/result.h"
+#include "penstock/route.h"
+#include "penstock/store.h"
+
+namespace penstock {
+
+namespace core {
+class Request;
+}
+
+// One contiguous transfer between a store and memory. Its length is the size of `memory`.
+struct Range {
+  const Store* store = nullptr;  // needs to live only until the call that takes the Range returns
+  std::uint64_t offset = 0;
+  Region memory;
+};
+
+enum class Direction : std::uint8_t { read, write };
+
+enum class Outcome : std::uint8_t { pending, done, failed, cancelled, abandoned };
+PENSTOCK_EXPORT std::string_view outcome_name(Outcome outcome);
+
+// An operation that failed. Bytes of its range are unspecified; those of all other ranges are right, unless the request
+// was stopped early (Code::timed_out, cancelled, closed or abandoned): then no range is vouched for.
+struct Failure {
+  std::uint64_t range = 0;    // its index in the request
+  std::uint64_t offset = 0;   // in the store: where the failed operation began
+  std::uint64_t bytes = 0;    // of that operation
+  Code code = Code::internal;
+  int system_error = 0;
+};
+
+// What the time went into, as far as it can be told.
+enum class Limit : std::uint8_t { unknown, storage, cpu };
+PENSTOCK_EXPORT std::string_view limit_name(Limit limit);
+
+struct PENSTOCK_EXPORT Report {
+  Outcome outcome = Outcome::pending;
+  std::uint64_t bytes = 0;             // that arrived
+  double seconds = 0;                  // from the call to the end
+  RouteBytes routes{};                 // the way they took
+  std::string engine;
+  std::string reason;                  // why that way
+  Limit limit = Limit::unknown;
+  double storage_seconds = 0;          // summed over lanes: waiting for storage with nothing else to do
+  double cpu_seconds = 0;              // summed over lanes: submitting, copying, finishing
+  std::vector<Failure> failures;       // the first 64
+  std::uint64_t failure_count = 0;     // all of them
+  std::optional<Error> error;          // set unless done
+
+  bool ok() const { return outcome == Outcome::done; }
+};
+
+struct RequestOptions {
+  bool durable = false;                // writes: synced before the request ends
+  double deadline_seconds = 0;         // overrides the Context's request deadline; 0: the Context's
+  // Runs once, on the Context's completion thread or on `executor`. It may submit; it must not wait.
+  std::function<void(const Report&)> on_end;
+  std::function<void(std::function<void()>)> executor;
+};
+
+class PENSTOCK_EXPORT Ticket {
+ public:
+  Ticket();
+  explicit Ticket(std::shared_ptr<core::Request> request);
+  Ticket(const Ticket&);
+  Ticket(Ticket&&) noexcept;
+  Ticket& operator=(const Ticket&);
+  Ticket& operator=(Ticket&&) noexcept;
+  ~Ticket();
+
+  explicit operator bool() const { return request_ != nullptr; }
+  bool ended() const;
+  Outcome outcome() const;
+  // Bytes that have arrived so far.
+  std::uint64_t bytes_done() const;
+  // Waits until the request ends or the time is over; says whether it has ended.
+  bool wait_for(std::chrono::nanoseconds time) const;
+  // Waits until the request ends, and tells how. Inside a completion callback: an error at once.
+  Report wait() const;
+  // REQUIRES: ended()
+  Report report() const;
+  // Asks the request to end; waits until it has, at most the cancel grace and a little. Ends it as cancelled, or as
+  // abandoned if operations don't come home, unless it was done first.
+  Outcome cancel();
+
+ private:
+  std::shared_ptr<core::Request> request_;  // shared: by the lanes that work on it
+};
+
+}  // namespace penstock

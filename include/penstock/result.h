@@ -1,0 +1,66 @@
+// Result<T>: a value or an Error. Asking for the one that is not there is a programmer's error and ends the process.
+//
+// Thread safety: as T. No exception crosses the API.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "penstock/error.h"
+
+namespace penstock {
+
+[[noreturn]] inline void fail_result_access(const Error& error) {
+  std::fprintf(stderr, "penstock: value of a failed Result: %s\n", error.message.c_str());
+  std::abort();
+}
+
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
+
+  bool ok() const { return state_.index() == 0; }
+  explicit operator bool() const { return ok(); }
+
+  T& value() & { return check(), *std::get_if<0>(&state_); }
+  const T& value() const& { return check(), *std::get_if<0>(&state_); }
+  T&& value() && { return check(), std::move(*std::get_if<0>(&state_)); }
+  T& operator*() & { return value(); }
+  const T& operator*() const& { return value(); }
+  T&& operator*() && { return std::move(*this).value(); }
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
+
+  // REQUIRES: !ok()
+  const Error& error() const& { return *std::get_if<1>(&state_); }
+  Error&& error() && { return std::move(*std::get_if<1>(&state_)); }
+
+ private:
+  void check() const {
+    if (!ok()) fail_result_access(error());
+  }
+  std::variant<T, Error> state_;
+};
+
+// Success without a value, or an Error.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Error error) : error_(std::move(error)) {}
+
+  bool ok() const { return !error_.has_value(); }
+  explicit operator bool() const { return ok(); }
+  // REQUIRES: !ok()
+  const Error& error() const& { return *error_; }
+  Error&& error() && { return std::move(*error_); }
+
+ private:
+  std::optional<Error> error_;
+};
+
+}  // namespace penstock

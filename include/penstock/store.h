@@ -1,0 +1,127 @@
+// Store: an opened thing that holds bytes, named by a path or URI. View: a read-only mapping of a Store.
+//
+// Thread safety: const calls from any thread. Lifetime: a Store may be destroyed while requests on it run (they keep
+// what they need); a Store must not be used after its Context is gone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "penstock/region.h"
+#include "penstock/result.h"
+
+namespace penstock {
+
+namespace core {
+class StoreEntry;
+}
+
+enum class StoreKind : std::uint8_t { file, block_device };
+PENSTOCK_EXPORT std::string_view store_kind_name(StoreKind kind);
+
+// Where the bytes of a Store are, as far as speed is concerned.
+enum class Locality : std::uint8_t {
+  local,   // a disk of this machine
+  memory,  // tmpfs, ramfs, hugetlbfs: always resident
+  network, // NFS, CIFS, Lustre, Ceph, 9p, …
+  fuse,    // a user-space file system
+};
+PENSTOCK_EXPORT std::string_view locality_name(Locality locality);
+
+// What must differ when the content may differ. For files: inode and modification time.
+struct Identity {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::int64_t modified_ns = 0;
+  std::uint64_t size_bytes = 0;
+
+  friend bool operator==(const Identity&, const Identity&) = default;
+};
+
+// What direct transfers need, in bytes, powers of two.
+struct Alignments {
+  std::uint32_t offset = 1;   // of an operation's start and length
+  std::uint32_t memory = 1;   // of the memory address
+  std::uint32_t optimal = 0;  // the store's preferred size of an operation; 0: unknown
+};
+
+struct StoreInfo {
+  std::string name;          // the path or URI that was opened
+  StoreKind kind = StoreKind::file;
+  Locality locality = Locality::local;
+  std::string file_system;   // "ext4", "tmpfs", "nfs", "fuse"; for block devices "block"
+  std::uint64_t size_bytes = 0;
+  std::uint32_t block_bytes = 0;  // the logical block: what LBAs count
+  Identity identity;
+  Alignments alignments;
+  bool writable = false;
+  bool direct = false;       // reached past the page cache
+  bool page_cache = false;   // reached through it
+  bool mappable = false;
+};
+
+enum class Access : std::uint8_t {
+  read,     // the store must exist
+  write,    // the store must exist; reading and writing in place
+  create,   // made if missing, reading and writing in place
+  replace,  // a new file that takes the name when committed, and vanishes if it is not
+};
+
+struct OpenOptions {
+  Access access = Access::read;
+  // With create and replace: room reserved at once, so that a full disk is known before the first byte.
+  std::uint64_t size_bytes = 0;
+  // Writing to a block device destroys what is there; it needs this word as well as Access::write.
+  bool allow_block_device_write = false;
+};
+
+class PENSTOCK_EXPORT View {
+ public:
+  View();
+  View(View&&) noexcept;
+  View& operator=(View&&) noexcept;
+  ~View();
+
+  // The mapped bytes. Touching them after the file was truncated raises SIGBUS: copy_to does not.
+  std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
+  // Copies out of the mapping; Code::truncated if the file has shrunk below the range.
+  Status copy_to(std::uint64_t offset, Region destination) const;
+
+  // For stores that can map; takes ownership of a mapping of `size_bytes` at `data`.
+  View(const std::byte* data, std::size_t size_bytes);
+
+ private:
+  const std::byte* data_ = nullptr;
+  std::size_t size_bytes_ = 0;
+};
+
+class PENSTOCK_EXPORT Store {
+ public:
+  Store();
+  explicit Store(std::shared_ptr<core::StoreEntry> entry);
+  Store(const Store&);
+  Store(Store&&) noexcept;
+  Store& operator=(const Store&);
+  Store& operator=(Store&&) noexcept;
+  ~Store();
+
+  explicit operator bool() const { return entry_ != nullptr; }
+  const StoreInfo& info() const;
+  // The size now: a file may have grown since it was opened.
+  Result<std::uint64_t> size_bytes() const;
+  // Maps the whole store read-only; Code::unsupported where a store can't.
+  Result<View> view() const;
+  // Access::replace: syncs and takes the name. Otherwise: syncs.
+  Status commit();
+  // Access::replace: removes the unfinished file. Otherwise nothing.
+  Status abort();
+
+  const std::shared_ptr<core::StoreEntry>& entry() const { return entry_; }
+
+ private:
+  std::shared_ptr<core::StoreEntry> entry_;  // shared: requests in flight keep the store open
+};
+
+}  // namespace penstock

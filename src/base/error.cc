@@ -1,0 +1,90 @@
+#include "penstock/error.h"
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <system_error>
+
+namespace penstock {
+namespace {
+
+// Indexed by Code.
+constexpr std::array<std::string_view, 25> names = {
+    "ok",           "invalid_argument", "not_found",      "permission_denied",
+    "is_directory", "out_of_range",     "read_only",      "in_use",
+    "no_space",     "changed",          "truncated",      "io_error",
+    "unsupported",  "unknown_scheme",   "unknown_engine", "engine_unavailable",
+    "no_route",     "out_of_memory",    "over_budget",    "timed_out",
+    "cancelled",    "abandoned",        "would_deadlock", "closed",
+    "internal",
+};
+static_assert(names.size() == static_cast<std::size_t>(Code::internal) + 1);
+
+}  // namespace
+
+std::string_view code_name(Code code) {
+  const auto index = static_cast<std::size_t>(code);
+  return index < names.size() ? names[index] : names.back();
+}
+
+Code code_from_name(std::string_view name) {
+  for (std::size_t index = 0; index < names.size(); ++index) {
+    if (names[index] == name) return static_cast<Code>(index);
+  }
+  return Code::internal;
+}
+
+Code code_from_errno(int error_number) {
+  switch (error_number) {
+    case 0:
+      return Code::ok;
+    case EINVAL:
+    case ENAMETOOLONG:
+    case ELOOP:
+    case EFAULT:
+    case EBADF:
+      return Code::invalid_argument;
+    case ENOENT:
+    case ENOTDIR:
+    case ENODEV:
+    case ENXIO:
+      return Code::not_found;
+    case EACCES:
+    case EPERM:
+      return Code::permission_denied;
+    case EISDIR:
+      return Code::is_directory;
+    case EOVERFLOW:
+      return Code::out_of_range;
+    case EROFS:
+      return Code::read_only;
+    case EBUSY:
+    case ETXTBSY:
+      return Code::in_use;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return Code::no_space;
+    case ESTALE:
+      return Code::changed;
+    case ENOSYS:
+    case EOPNOTSUPP:
+      return Code::unsupported;
+    case ENOMEM:
+      return Code::out_of_memory;
+    case ETIMEDOUT:
+    case ETIME:
+      return Code::timed_out;
+    case ECANCELED:
+      return Code::cancelled;
+    default:
+      return Code::io_error;
+  }
+}
+
+Error system_error(int error_number, std::string what, std::string hint) {
+  return {code_from_errno(error_number), error_number,
+          std::move(what) + ": " + std::generic_category().message(error_number), std::move(hint)};
+}
+
+}  // namespace penstock

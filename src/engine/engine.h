@@ -1,0 +1,60 @@
+// Engine: a way to reach a kind of Store. A row of data and five verbs; docs/adding-an-engine.md walks through one.
+//
+// Thread safety: every call from any thread. Lifetime: outlives its Stores and Queues.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/queue.h"
+#include "engine/store.h"
+#include "penstock/region.h"
+#include "penstock/result.h"
+
+namespace penstock::engine {
+
+// What core must know about an engine before it asks anything of it.
+struct Description {
+  std::string_view name;
+  std::string_view summary;
+  std::vector<std::string_view> schemes;  // URI schemes; plain paths are the scheme "file"
+  bool sleeps_in_kernel = false;  // deep queues without a thread each: the planner's choice for local disks
+  bool inline_queue = false;      // can make a Queue that does its work inside submit, on the caller's thread
+};
+
+// Whether an engine works on this machine.
+struct Probe {
+  bool available = false;
+  std::string reason;  // why not
+  std::string remedy;  // what would help
+};
+
+struct QueueOptions {
+  std::uint32_t depth = 64;    // operations in flight
+  std::uint32_t threads = 32;  // the most threads that a blocking engine may start for this queue
+  bool run_inline = false;     // REQUIRES: Description::inline_queue. submit runs each Op to its end
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  virtual const Description& description() const = 0;
+  virtual Probe probe() const = 0;
+  // `name` has lost its scheme and percent-encoding.
+  virtual Result<std::unique_ptr<Store>> open(const std::string& name, const OpenOptions& options) = 0;
+  // Makes memory known to the engine; a key without id where that gains nothing.
+  virtual Result<MemoryKey> attach(Region memory) = 0;
+  // REQUIRES: no Op in flight uses the key.
+  virtual void detach(MemoryKey key) = 0;
+  virtual Result<std::unique_ptr<Queue>> make_queue(const QueueOptions& options) = 0;
+};
+
+// In order of preference. Owned by the api, handed to core; tests hand in their own.
+using Table = std::vector<std::unique_ptr<Engine>>;
+
+}  // namespace penstock::engine

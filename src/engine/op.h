@@ -1,0 +1,48 @@
+// Op and Done: what goes into a Queue and what comes out. Plain data, no strings, no ownership.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "penstock/error.h"
+#include "penstock/route.h"
+
+namespace penstock::engine {
+
+class Store;
+
+enum class OpKind : std::uint8_t { read, write, flush, zero, deallocate };
+
+// How core wants a store reached. Engines without a page cache ignore it.
+enum class Path : std::uint8_t {
+  cached,    // the bytes are thought to be in the page cache: copy them, don't expect to wait
+  direct,    // past the page cache; offset, length and memory are aligned
+  buffered,  // through the page cache, may wait
+};
+
+// Names memory that was attached to an engine (Engine::attach). Zero: not attached.
+struct MemoryKey {
+  std::uint32_t id = 0;
+  explicit operator bool() const { return id != 0; }
+};
+
+struct Op {
+  OpKind kind = OpKind::read;
+  Path path = Path::buffered;
+  Store* store = nullptr;        // of the same engine as the Queue; outlives the Op
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+  std::byte* memory = nullptr;   // null for flush, zero, deallocate
+  MemoryKey key;                 // covers all of memory, if set
+  std::uint64_t cookie = 0;      // the caller's; unique among the Ops in flight on a Queue
+};
+
+struct Done {
+  std::uint64_t cookie = 0;
+  std::uint64_t bytes = 0;       // may be fewer than asked for; with an error: 0
+  Code code = Code::ok;
+  std::int32_t system_error = 0; // errno or a vendor's number; EAGAIN and EINTR are for core to retry
+  Route route = Route::buffered;
+};
+
+}  // namespace penstock::engine

@@ -1,0 +1,73 @@
+// Store, as an engine opens it: facts, and abilities that are there or not (a null pointer, never a stub).
+//
+// Thread safety: const calls and abilities from any thread. Lifetime: outlives every Op that names it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "penstock/result.h"
+#include "penstock/store.h"
+
+namespace penstock::engine {
+
+// Of stores that the kernel caches.
+class PageCache {
+ public:
+  virtual ~PageCache() = default;
+  // How many bytes of the range are in the page cache; nothing where the kernel won't tell the truth.
+  virtual std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const = 0;
+  // Reads the range through the page cache, discards it, and tells how long that took; nothing if it failed. For
+  // guessing what is cached where the kernel won't tell. At most 64 KiB.
+  virtual std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const = 0;
+  // Starts reading the range into the page cache.
+  virtual Status prefetch(std::uint64_t offset, std::uint64_t length) = 0;
+  // Lets go of clean cached pages of the range.
+  virtual void drop(std::uint64_t offset, std::uint64_t length) = 0;
+};
+
+// Of stores that can be mapped.
+class Mapping {
+ public:
+  virtual ~Mapping() = default;
+  virtual Result<View> map() const = 0;
+};
+
+// Of stores opened for writing.
+class Writer {
+ public:
+  enum class Edges : std::uint8_t {
+    buffered,  // ranges that are not aligned may be written with Path::buffered
+    blocks,    // only whole blocks can be written: core reads, modifies and writes
+  };
+  virtual ~Writer() = default;
+  virtual Edges edges() const = 0;
+  // Makes room so that writes up to `end` don't change the size; undoes itself on failure (Code::no_space).
+  virtual Status reserve(std::uint64_t end) = 0;
+  // Makes the content durable and, for Access::replace, gives it its name.
+  virtual Status commit() = 0;
+  // For Access::replace: removes the unfinished file. Nothing after commit.
+  virtual Status abort() = 0;
+};
+
+class Store {
+ public:
+  explicit Store(StoreInfo info) : info_(std::move(info)) {}
+  virtual ~Store() = default;
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  // As of opening.
+  const StoreInfo& info() const { return info_; }
+  // As of now. Code::changed if the name now means another file.
+  virtual Result<Identity> identity() const = 0;
+
+  virtual PageCache* page_cache() { return nullptr; }
+  virtual Mapping* mapping() { return nullptr; }
+  virtual Writer* writer() { return nullptr; }
+
+ protected:
+  StoreInfo info_;
+};
+
+}  // namespace penstock::engine

@@ -1,0 +1,160 @@
+#include "memory/allocation.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+
+namespace penstock::memory {
+namespace {
+
+constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
+
+// 0 if rounding up overflows.
+std::size_t round_up(std::size_t value, std::size_t multiple) {
+  const std::size_t rounded = (value + multiple - 1) / multiple * multiple;
+  return value <= rounded ? rounded : 0;
+}
+
+Error no_memory(std::size_t size_bytes, int error_number) {
+  Error error = system_error(error_number, "allocate " + std::to_string(size_bytes) + " bytes",
+                             "ask for less, or raise the memory limit of the machine, container or process");
+  error.code = Code::out_of_memory;
+  return error;
+}
+
+Error cannot_lock(std::size_t size_bytes, int error_number) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  const std::string allowed = limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur) + " bytes";
+  Error error = system_error(
+      error_number, "lock " + std::to_string(size_bytes) + " bytes of memory (RLIMIT_MEMLOCK is " + allowed + ")",
+      "raise it (ulimit -l unlimited, docker run --ulimit memlock=-1, or CAP_IPC_LOCK), "
+      "or use host memory");
+  error.code = Code::out_of_memory;
+  return error;
+}
+
+Error over_budget(std::size_t size_bytes, const Budget& budget) {
+  return {Code::over_budget, 0,
+          "allocate " + std::to_string(size_bytes) + " bytes: " + std::to_string(budget.used_bytes()) + " of " +
+              std::to_string(budget.limit_bytes()) + " bytes of the pinned budget are in use",
+          "free pinned buffers, or raise pinned_budget_bytes"};
+}
+
+// Maps `size` bytes at a multiple of `alignment`, by mapping more and giving the ends back.
+std::byte* map_aligned(std::size_t size, std::size_t alignment, std::size_t page_bytes) {
+  const std::size_t slack = alignment > page_bytes ? alignment - page_bytes : 0;
+  if (size + slack < size) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  void* mapped = ::mmap(nullptr, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<std::byte*>(mapped);
+  const std::size_t head = (alignment - reinterpret_cast<std::uintptr_t>(begin) % alignment) % alignment;
+  if (head > 0) ::munmap(begin, head);
+  if (slack > head) ::munmap(begin + head + size, slack - head);
+  return begin + head;
+}
+
+}  // namespace
+
+bool Budget::charge(std::uint64_t bytes) {
+  std::uint64_t used = used_bytes_.load(std::memory_order_relaxed);
+  do {
+    if (bytes > limit_bytes_ - used) return false;
+  } while (!used_bytes_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
+  return true;
+}
+
+void Budget::refund(std::uint64_t bytes) {
+  used_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+Quarantine::Token Quarantine::add(const std::byte* data, std::size_t size) {
+  const std::lock_guard lock(mutex_);
+  intervals_.push_back({next_token_, data, size});
+  count_.store(intervals_.size(), std::memory_order_release);
+  return next_token_++;
+}
+
+void Quarantine::release(Token token) {
+  std::vector<std::unique_ptr<Allocation>> freed;  // destroyed after the lock is gone
+  const std::lock_guard lock(mutex_);
+  std::erase_if(intervals_, [token](const Interval& interval) { return interval.token == token; });
+  count_.store(intervals_.size(), std::memory_order_release);
+  const auto first_free = std::partition(kept_.begin(), kept_.end(), [this](const auto& allocation) {
+    return overlaps_locked(allocation->region().data, allocation->region().size_bytes);
+  });
+  freed.assign(std::move_iterator(first_free), std::move_iterator(kept_.end()));
+  kept_.erase(first_free, kept_.end());
+}
+
+bool Quarantine::overlaps(const std::byte* data, std::size_t size) const {
+  if (count_.load(std::memory_order_acquire) == 0) return false;
+  const std::lock_guard lock(mutex_);
+  return overlaps_locked(data, size);
+}
+
+bool Quarantine::overlaps_locked(const std::byte* data, std::size_t size) const {
+  return std::any_of(intervals_.begin(), intervals_.end(), [=](const Interval& interval) {
+    return data < interval.data + interval.size && interval.data < data + size;
+  });
+}
+
+void Quarantine::dispose(std::unique_ptr<Allocation> allocation) {
+  if (!allocation || count_.load(std::memory_order_acquire) == 0) return;
+  const std::lock_guard lock(mutex_);
+  const Region region = allocation->region();
+  if (overlaps_locked(region.data, region.size_bytes)) kept_.push_back(std::move(allocation));
+}
+
+std::uint64_t Quarantine::bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t sum = 0;
+  for (const Interval& interval : intervals_) sum += interval.size;
+  return sum;
+}
+
+Result<std::unique_ptr<Allocation>> Allocation::create(const AllocationOptions& options) {
+  if (options.domain.kind() == Domain::Kind::cuda) {
+    return Error{Code::unsupported, 0,
+                 "memory of " + options.domain.name() + " can't be allocated: no CUDA driver support is present",
+                 "use host or pinned"};
+  }
+  std::unique_ptr<Allocation> allocation(new Allocation);
+  allocation->quarantine_ = options.quarantine;
+  allocation->region_.domain = options.domain;
+  if (options.size_bytes == 0) return allocation;
+
+  const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t size = round_up(options.size_bytes, page_bytes);
+  if (size == 0) return no_memory(options.size_bytes, ENOMEM);
+  if (options.budget) {
+    if (!options.budget->charge(size)) return over_budget(options.size_bytes, *options.budget);
+    allocation->budget_ = options.budget;
+    allocation->charged_bytes_ = size;
+  }
+
+  const bool huge = options.huge_pages && size >= huge_page_bytes;
+  std::byte* data = map_aligned(size, size >= huge_page_bytes ? huge_page_bytes : page_bytes, page_bytes);
+  if (data == nullptr) return no_memory(options.size_bytes, errno);
+  allocation->region_ = {data, options.size_bytes, options.domain};
+  allocation->mapped_bytes_ = size;
+  if (huge) ::madvise(data, size, MADV_HUGEPAGE);  // a wish: kernels without huge pages refuse it
+  // Sanitizers turn mlock into nothing, but not mlock2: memory is locked, and refused, under them too.
+  if (options.lock && ::mlock2(data, size, 0) != 0) return cannot_lock(options.size_bytes, errno);
+  return allocation;
+}
+
+Allocation::~Allocation() {
+  if (on_free_) on_free_();
+  if (mapped_bytes_ > 0) ::munmap(region_.data, mapped_bytes_);  // unlocks too
+  if (budget_) budget_->refund(charged_bytes_);
+}
+
+}  // namespace penstock::memory
