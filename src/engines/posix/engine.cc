@@ -1,0 +1,47 @@
+#include "engines/posix/engine.h"
+
+#include "engines/posix/queue.h"
+#include "files/file_store.h"
+#include "files/inline_queue.h"
+
+namespace penstock::posix {
+namespace {
+
+class Engine : public engine::Engine {
+ public:
+  const engine::Description& description() const override { return description_; }
+  engine::Probe probe() const override { return {.available = true}; }
+
+  Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
+    auto file = files::open_file(name, options);
+    if (!file) return std::move(file).error();
+    return std::unique_ptr<engine::Store>(std::make_unique<files::FileStore>(std::move(*file)));
+  }
+
+  // The kernel takes any memory, and knowing it before gains nothing.
+  Result<engine::MemoryKey> attach(Region) override { return engine::MemoryKey{}; }
+  void detach(engine::MemoryKey) override {}
+
+  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
+    if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for 1 at least"};
+    if (options.run_inline) return std::unique_ptr<engine::Queue>(std::make_unique<files::InlineQueue>(options.depth));
+    return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(options));
+  }
+
+ private:
+  const engine::Description description_{
+      .name = "posix",
+      .summary = "files and block devices by positional reads and writes on threads",
+      .schemes = {"file"},
+      .sleeps_in_kernel = false,
+      .inline_queue = true,
+  };
+};
+
+}  // namespace
+
+std::unique_ptr<engine::Engine> make_engine() {
+  return std::make_unique<Engine>();
+}
+
+}  // namespace penstock::posix

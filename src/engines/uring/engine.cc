@@ -1,0 +1,70 @@
+#include "engines/uring/engine.h"
+
+#include <memory>
+
+#include "engines/uring/queue.h"
+#include "engines/uring/refusal.h"
+#include "engines/uring/store.h"
+#include "files/inline_queue.h"
+
+namespace penstock::uring {
+namespace {
+
+class Engine : public engine::Engine {
+ public:
+  explicit Engine(const Settings& settings) : settings_(settings) {}
+
+  const engine::Description& description() const override { return description_; }
+
+  engine::Probe probe() const override {
+    io_uring ring{};
+    constexpr std::uint32_t probe_entries = 2;
+    int error = settings_.simulated_refusal;
+    if (error == 0) {
+      error = open_ring(ring, probe_entries);
+      if (error == 0) io_uring_queue_exit(&ring);
+    }
+    if (error == 0) return {.available = true};
+    return explain_refusal(error, io_uring_disabled());
+  }
+
+  Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
+    auto file = files::open_file(name, options);
+    if (!file) return std::move(file).error();
+    return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*file), registry_));
+  }
+
+  Result<engine::MemoryKey> attach(Region memory) override {
+    return memory.domain.host_accessible() ? registry_.add_memory(memory) : engine::MemoryKey{};
+  }
+  void detach(engine::MemoryKey key) override { registry_.remove_memory(key); }
+
+  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
+    if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for 1 at least"};
+    if (options.run_inline) return std::unique_ptr<engine::Queue>(std::make_unique<files::InlineQueue>(options.depth));
+    if (settings_.simulated_refusal != 0) {
+      const engine::Probe refusal = probe();
+      return Error{Code::engine_unavailable, settings_.simulated_refusal, refusal.reason, refusal.remedy};
+    }
+    return Queue::create(options, registry_);
+  }
+
+ private:
+  const Settings settings_;
+  const engine::Description description_{
+      .name = "uring",
+      .summary = "files and block devices through io_uring, with registered files and buffers",
+      .schemes = {"file"},
+      .sleeps_in_kernel = true,
+      .inline_queue = true,
+  };
+  Registry registry_;
+};
+
+}  // namespace
+
+std::unique_ptr<engine::Engine> make_engine(const Settings& settings) {
+  return std::make_unique<Engine>(settings);
+}
+
+}  // namespace penstock::uring

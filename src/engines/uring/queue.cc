@@ -1,0 +1,318 @@
+#include "engines/uring/queue.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstdlib>
+#include <thread>
+
+#include "engines/uring/refusal.h"
+#include "engines/uring/store.h"
+#include "files/transfer.h"
+
+namespace penstock::uring {
+namespace {
+
+using engine::Done;
+using engine::Op;
+using engine::OpKind;
+
+// Completions that are ours alone. Those of operations have a generation, which is never 0, in the upper half.
+constexpr std::uint64_t wake_tag = 1;
+constexpr std::uint64_t cancel_tag = 2;
+
+constexpr std::uint32_t max_depth = 32768;  // the kernel's
+// When the kernel is short of memory for requests.
+constexpr auto back_off_time = std::chrono::microseconds(100);
+constexpr auto longest_wait = std::chrono::hours(1);
+
+Store& store_of(const Op& op) {
+  return *static_cast<Store*>(op.store);
+}
+
+bool moves_bytes(const Op& op) {
+  return op.kind == OpKind::read || op.kind == OpKind::write;
+}
+
+// io_uring knows no discard of block devices.
+bool runs_without_kernel_queue(const Op& op) {
+  return op.kind == OpKind::deallocate && op.store->info().kind == StoreKind::block_device;
+}
+
+}  // namespace
+
+int open_ring(io_uring& ring, std::uint32_t entries) {
+  constexpr std::uint32_t quiet = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
+  int error = EINVAL;
+  for (const std::uint32_t flags : {quiet, 0U}) {
+    io_uring_params params{};
+    params.flags = flags | IORING_SETUP_CLAMP;
+    error = -io_uring_queue_init_params(entries, &ring, &params);
+    if (error == 0 && (params.features & IORING_FEAT_EXT_ARG) == 0) {
+      io_uring_queue_exit(&ring);
+      return EOPNOTSUPP;
+    }
+    if (error != EINVAL) break;
+  }
+  return error;
+}
+
+Result<std::unique_ptr<engine::Queue>> Queue::create(const engine::QueueOptions& options, Registry& registry) {
+  if (options.depth == 0 || options.depth > max_depth) {
+    return Error{Code::invalid_argument, 0, "a queue of depth " + std::to_string(options.depth),
+                 "ask for 1 to " + std::to_string(max_depth)};
+  }
+  UniqueFd event(::eventfd(0, EFD_CLOEXEC));
+  if (!event) return system_error(errno, "make an eventfd", "raise the limit on open files (ulimit -n)");
+  io_uring ring{};
+  if (const int error = open_ring(ring, std::bit_ceil(options.depth)); error != 0) {
+    const engine::Probe refusal = explain_refusal(error, io_uring_disabled());
+    return Error{Code::engine_unavailable, error, refusal.reason, refusal.remedy};
+  }
+  return std::unique_ptr<engine::Queue>(new Queue(ring, std::move(event), options, registry));
+}
+
+Queue::Queue(io_uring ring, UniqueFd event, const engine::QueueOptions& options, Registry& registry)
+    : ring_(ring),
+      registry_(registry),
+      files_(store_slots, io_uring_register_files_sparse(&ring_, 2 * store_slots) == 0),
+      buffers_(buffer_slots, io_uring_register_buffers_sparse(&ring_, buffer_slots) == 0),
+      event_(std::move(event)),
+      in_flight_(options.depth),
+      ended_(options.depth) {
+  // Operations that can't sleep in the kernel are done by its threads; kernels before 5.15 have their own bound.
+  std::array<unsigned, 2> workers{std::max(options.threads, 1U), std::max(options.threads, 1U)};
+  io_uring_register_iowq_max_workers(&ring_, workers.data());
+  free_.reserve(options.depth);
+  for (std::uint32_t index = options.depth; index > 0; --index) free_.push_back(index - 1);
+  registry_.join(*this);
+}
+
+Queue::~Queue() {
+  registry_.leave(*this);
+  io_uring_queue_exit(&ring_);
+}
+
+void Queue::forget_store(std::uint32_t index) {
+  if (!files_.forget(index)) return;
+  constexpr std::array<int, 2> none{-1, -1};
+  io_uring_register_files_update(&ring_, 2 * index, none.data(), none.size());
+}
+
+void Queue::forget_buffer(std::uint32_t index) {
+  if (!buffers_.forget(index)) return;
+  const iovec none{};
+  io_uring_register_buffers_update_tag(&ring_, index, &none, nullptr, 1);
+}
+
+std::size_t Queue::submit(std::span<const Op> ops) {
+  std::size_t taken = 0;
+  while (taken < ops.size() && start(ops[taken])) ++taken;
+  return taken;
+}
+
+// False when the queue is full.
+bool Queue::start(const Op& op) {
+  if (free_.size() <= ended_.size()) return false;  // what has ended is still in flight for the caller
+  if (runs_without_kernel_queue(op)) {
+    ended_.push(files::transfer(op));
+    return true;
+  }
+  if (files::descriptor_of(op) < 0) {
+    ended_.push(files::finish(op, -EINVAL));
+    return true;
+  }
+  io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+  if (entry == nullptr) return false;
+  const std::uint32_t index = free_.back();
+  free_.pop_back();
+  InFlight& place = in_flight_[index];
+  place = {.op = op, .generation = std::max(place.generation + 1, 1U), .busy = true, .cancelled = false};
+  fill(*entry, op);
+  entry->user_data = user_data(index);
+  return true;
+}
+
+std::uint64_t Queue::user_data(std::uint32_t index) const {
+  return std::uint64_t{in_flight_[index].generation} << 32 | index;
+}
+
+void Queue::fill(io_uring_sqe& entry, const Op& op) {
+  const bool fixed = ensure_file(op);
+  const bool direct = moves_bytes(op) && op.path == engine::Path::direct;
+  const int file =
+      fixed ? static_cast<int>(2 * store_of(op).slot().index + (direct ? 1 : 0)) : files::descriptor_of(op);
+  switch (op.kind) {
+    case OpKind::read:
+    case OpKind::write:
+      fill_transfer(entry, op, file);
+      break;
+    case OpKind::flush:
+      io_uring_prep_fsync(&entry, file, IORING_FSYNC_DATASYNC);
+      break;
+    case OpKind::zero:
+      io_uring_prep_fallocate(&entry, file, FALLOC_FL_ZERO_RANGE, static_cast<off_t>(op.offset),
+                              static_cast<off_t>(op.length));
+      break;
+    case OpKind::deallocate:
+      io_uring_prep_fallocate(&entry, file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(op.offset),
+                              static_cast<off_t>(op.length));
+      break;
+  }
+  if (fixed) entry.flags |= IOSQE_FIXED_FILE;
+}
+
+void Queue::fill_transfer(io_uring_sqe& entry, const Op& op, int file) {
+  const auto length = static_cast<unsigned>(std::min(op.length, files::max_transfer_bytes));
+  const auto buffer = ensure_buffer(op, length);
+  const bool reads = op.kind == OpKind::read;
+  if (buffer && reads) {
+    io_uring_prep_read_fixed(&entry, file, op.memory, length, op.offset, static_cast<int>(*buffer));
+  } else if (buffer) {
+    io_uring_prep_write_fixed(&entry, file, op.memory, length, op.offset, static_cast<int>(*buffer));
+  } else if (reads) {
+    io_uring_prep_read(&entry, file, op.memory, length, op.offset);
+  } else {
+    io_uring_prep_write(&entry, file, op.memory, length, op.offset);
+  }
+}
+
+bool Queue::ensure_file(const Op& op) {
+  const Store& store = store_of(op);
+  return files_.ensure(store.slot(), [&] {
+    const std::array<int, 2> descriptors{store.buffered_fd(), store.direct_fd()};
+    return io_uring_register_files_update(&ring_, 2 * store.slot().index, descriptors.data(), 2) == 2;
+  });
+}
+
+std::optional<std::uint32_t> Queue::ensure_buffer(const Op& op, std::uint64_t length) {
+  const auto piece = registry_.find(op.key, op.memory, length);
+  if (!piece) return std::nullopt;
+  const bool usable = buffers_.ensure(piece->slot, [&] {
+    const iovec range{piece->data, piece->size_bytes};
+    return io_uring_register_buffers_update_tag(&ring_, piece->slot.index, &range, nullptr, 1) == 1;
+  });
+  return usable ? std::optional(piece->slot.index) : std::nullopt;
+}
+
+std::size_t Queue::poll(std::span<Done> done, TimePoint deadline) {
+  if (done.empty()) return 0;
+  while (true) {
+    const TimePoint now = Clock::now();
+    bool sleep = now < deadline && ended_.empty() && io_uring_cq_ready(&ring_) == 0;
+    const bool woken = sleep && std::exchange(wake_seen_, false);
+    sleep = sleep && !woken;
+    const int error = sleep ? hand_over_and_wait(deadline - now) : hand_over();
+    const std::size_t count = collect(done);
+    if (count > 0 || woken || now >= deadline) return count;
+    if (error == EBUSY || error == EAGAIN || error == ENOMEM) {
+      std::this_thread::sleep_for(std::min<Duration>(back_off_time, deadline - now));
+    } else if (error != 0 && error != ETIME && error != EINTR) {
+      return 0;
+    }
+  }
+}
+
+// Gives the kernel what was submitted. 0 or an error number, as below.
+int Queue::hand_over() {
+  if (io_uring_sq_ready(&ring_) > 0) return std::max(-io_uring_submit(&ring_), 0);
+  const unsigned flags = std::atomic_ref<unsigned>(*ring_.sq.kflags).load(std::memory_order_relaxed);
+  if ((flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) == 0) return 0;
+  return std::max(-io_uring_get_events(&ring_), 0);
+}
+
+int Queue::hand_over_and_wait(Duration time) {
+  arm_wake();
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::min<Duration>(time, longest_wait)).count();
+  __kernel_timespec limit{.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
+  io_uring_cqe* first = nullptr;
+  return std::max(-io_uring_submit_and_wait_timeout(&ring_, &first, 1, &limit, nullptr), 0);
+}
+
+void Queue::arm_wake() {
+  if (wake_armed_) return;
+  io_uring_sqe* entry = entry_at_once();
+  if (entry == nullptr) return;
+  io_uring_prep_read(entry, event_.get(), &event_value_, sizeof event_value_, 0);
+  entry->user_data = wake_tag;
+  wake_armed_ = true;
+}
+
+// An entry of our own; if all are filled, they are handed over first.
+io_uring_sqe* Queue::entry_at_once() {
+  io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+  if (entry != nullptr) return entry;
+  io_uring_submit(&ring_);
+  return io_uring_get_sqe(&ring_);
+}
+
+std::size_t Queue::collect(std::span<Done> done) {
+  std::size_t count = 0;
+  while (count < done.size() && !ended_.empty()) done[count++] = ended_.pop();
+  unsigned head = 0;
+  unsigned seen = 0;
+  io_uring_cqe* completion = nullptr;
+  io_uring_for_each_cqe(&ring_, head, completion) {
+    if (count == done.size()) break;
+    if (complete(*completion, done[count])) ++count;
+    ++seen;
+  }
+  io_uring_cq_advance(&ring_, seen);
+  return count;
+}
+
+// False for completions that are ours alone.
+bool Queue::complete(const io_uring_cqe& completion, Done& done) {
+  if (completion.user_data == wake_tag) {
+    wake_armed_ = false;
+    if (completion.res > 0) {
+      wake_seen_ = true;
+      wake_written_.exchange(false);
+    }
+    return false;
+  }
+  if (completion.user_data == cancel_tag) return false;
+  const auto index = static_cast<std::uint32_t>(completion.user_data);
+  if (index >= in_flight_.size() || !in_flight_[index].busy || user_data(index) != completion.user_data) std::abort();
+  InFlight& place = in_flight_[index];
+  place.busy = false;
+  free_.push_back(index);
+
+  const int result = completion.res;
+  if (place.cancelled && (result == -EINTR || result == -EAGAIN)) {
+    done = files::finish(place.op, -ECANCELED);
+  } else if (place.op.kind == OpKind::zero && result == -EOPNOTSUPP) {
+    done = files::transfer(place.op);  // which knows another way
+  } else if (place.op.kind == OpKind::zero || place.op.kind == OpKind::deallocate) {
+    done = files::finish(place.op, result < 0 ? result : static_cast<std::int64_t>(place.op.length));
+  } else {
+    done = files::finish(place.op, result);
+  }
+  return true;
+}
+
+void Queue::wake() {
+  if (wake_written_.exchange(true)) return;
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof one);
+}
+
+void Queue::cancel(std::uint64_t cookie) {
+  for (std::uint32_t index = 0; index < in_flight_.size(); ++index) {
+    InFlight& place = in_flight_[index];
+    if (!place.busy || place.op.cookie != cookie || place.cancelled) continue;
+    io_uring_sqe* entry = entry_at_once();
+    if (entry == nullptr) return;
+    io_uring_prep_cancel64(entry, user_data(index), 0);
+    entry->user_data = cancel_tag;
+    place.cancelled = true;
+    return;
+  }
+}
+
+}  // namespace penstock::uring

@@ -1,0 +1,78 @@
+// Queue of the uring engine: one ring.
+//
+// submit only fills entries; a poll hands them to the kernel and waits for completions in one call. A read of an
+// eventfd is kept in the ring, so that wake() ends the wait.
+//
+// Thread safety and lifetime: as engine::Queue. Nothing is allocated for an operation.
+#pragma once
+
+#include <liburing.h>
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "engine/engine.h"
+#include "engines/uring/registry.h"
+#include "files/ring.h"
+
+namespace penstock::uring {
+
+// Sets up a ring with the best flags that the kernel knows; 0 or an error number. The caller ends it with
+// io_uring_queue_exit.
+int open_ring(io_uring& ring, std::uint32_t entries);
+
+class Queue : public engine::Queue, private Registered {
+ public:
+  static Result<std::unique_ptr<engine::Queue>> create(const engine::QueueOptions& options, Registry& registry);
+  ~Queue() override;
+
+  std::size_t submit(std::span<const engine::Op> ops) override;
+  std::size_t poll(std::span<engine::Done> done, TimePoint deadline) override;
+  void wake() override;
+  void cancel(std::uint64_t cookie) override;
+
+ private:
+  // An operation that the ring has. The generation tells it from others that had the same place before.
+  struct InFlight {
+    engine::Op op;
+    std::uint32_t generation = 0;
+    bool busy = false;
+    bool cancelled = false;
+  };
+
+  Queue(io_uring ring, UniqueFd event, const engine::QueueOptions& options, Registry& registry);
+
+  void forget_store(std::uint32_t index) override;
+  void forget_buffer(std::uint32_t index) override;
+
+  bool start(const engine::Op& op);
+  void fill(io_uring_sqe& entry, const engine::Op& op);
+  void fill_transfer(io_uring_sqe& entry, const engine::Op& op, int file);
+  bool ensure_file(const engine::Op& op);
+  std::optional<std::uint32_t> ensure_buffer(const engine::Op& op, std::uint64_t length);
+  std::uint64_t user_data(std::uint32_t index) const;
+
+  int hand_over();
+  int hand_over_and_wait(Duration time);
+  void arm_wake();
+  io_uring_sqe* entry_at_once();
+  std::size_t collect(std::span<engine::Done> done);
+  bool complete(const io_uring_cqe& completion, engine::Done& done);
+
+  io_uring ring_;
+  Registry& registry_;
+  FixedTable files_;
+  FixedTable buffers_;
+  const UniqueFd event_;
+  std::uint64_t event_value_ = 0;  // where the ring reads the eventfd to
+  bool wake_armed_ = false;
+  bool wake_seen_ = false;                 // the next poll that would sleep must not
+  std::atomic<bool> wake_written_{false};  // spares the call when a wake is on its way already
+  std::vector<InFlight> in_flight_;
+  std::vector<std::uint32_t> free_;
+  files::Ring<engine::Done> ended_;  // without the kernel
+};
+
+}  // namespace penstock::uring

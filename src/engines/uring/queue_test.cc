@@ -1,0 +1,298 @@
+#include "engines/uring/queue.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <set>
+#include <thread>
+
+#include "engines/uring/engine.h"
+#include "engines/uring/store.h"
+#include "files/test_scratch.h"
+
+namespace penstock::uring {
+namespace {
+
+using engine::Done;
+using engine::Op;
+using engine::OpKind;
+using engine::Path;
+using namespace std::chrono_literals;
+
+constexpr std::size_t block = 4096;
+constexpr std::size_t blocks = 256;
+
+class UringQueue : public testing::Test {
+ protected:
+  void SetUp() override {
+    const engine::Probe probe = engine_->probe();
+    if (!probe.available) GTEST_SKIP() << probe.reason;
+    name_ = folder_.write_pattern("a", block * blocks);
+  }
+
+  std::unique_ptr<engine::Store> open(const std::string& name, const OpenOptions& options = {}) {
+    return std::move(engine_->open(name, options).value());
+  }
+  std::unique_ptr<engine::Queue> queue(const engine::QueueOptions& options = {}) {
+    return std::move(engine_->make_queue(options).value());
+  }
+  Op read(engine::Store& store, std::size_t index, Path path = Path::buffered) {
+    return {.path = path,
+            .store = &store,
+            .offset = index * block,
+            .length = block,
+            .memory = memory_.data() + index * block,
+            .cookie = index};
+  }
+  static Done run(engine::Queue& queue, const Op& op) {
+    EXPECT_EQ(queue.submit({&op, 1}), 1U);
+    std::array<Done, 2> done{};
+    EXPECT_EQ(queue.poll(done, Clock::now() + 10s), 1U);
+    EXPECT_EQ(done[0].cookie, op.cookie);
+    return done[0];
+  }
+  // Reads the whole file, block by block, as deep as the queue lets us.
+  void read_all(engine::Queue& queue, engine::Store& store, Path path, engine::MemoryKey key = {}) {
+    std::fill_n(memory_.data(), block * blocks, std::byte{});
+    std::array<Done, 16> done{};
+    std::set<std::uint64_t> cookies;
+    std::size_t next = 0;
+    while (cookies.size() < blocks) {
+      for (; next < blocks; ++next) {
+        Op op = read(store, next, path);
+        op.key = key;
+        if (queue.submit({&op, 1}) == 0) break;
+      }
+      const std::size_t got = queue.poll(done, Clock::now() + 10s);
+      ASSERT_GT(got, 0U);
+      for (const Done& one : std::span(done).first(got)) {
+        ASSERT_TRUE(cookies.insert(one.cookie).second);
+        ASSERT_EQ(one.code, Code::ok) << one.system_error;
+        ASSERT_EQ(one.bytes, block);
+      }
+    }
+    EXPECT_TRUE(files::has_pattern(memory_.data(), 0, block * blocks));
+  }
+
+  std::unique_ptr<engine::Engine> engine_ = make_engine();
+  files::ScratchFolder folder_;
+  files::AlignedMemory memory_{block * blocks};
+  std::string name_;
+};
+
+TEST_F(UringQueue, reads_by_every_path_with_and_without_a_key) {
+  const auto store = open(name_);
+  const auto lane = queue({.depth = 32});
+  const auto key = engine_->attach(Region::host(memory_.data(), block * blocks)).value();
+  ASSERT_TRUE(key);
+  for (const Path path : {Path::cached, Path::buffered, Path::direct}) {
+    if (path == Path::direct && !store->info().direct) continue;
+    read_all(*lane, *store, path);
+    read_all(*lane, *store, path, key);
+  }
+  engine_->detach(key);
+  read_all(*lane, *store, Path::buffered);
+}
+
+TEST_F(UringQueue, works_with_a_depth_that_is_no_power_of_two) {
+  const auto store = open(name_);
+  for (const std::uint32_t depth : {1U, 3U, 5U}) {
+    const auto lane = queue({.depth = depth});
+    std::vector<Op> ops;
+    for (std::size_t i = 0; i < 8; ++i) ops.push_back(read(*store, i));
+    EXPECT_EQ(lane->submit(ops), depth);
+    std::array<Done, 8> done{};
+    std::size_t got = 0;
+    while (got < depth) got += lane->poll(std::span(done).subspan(got), Clock::now() + 10s);
+    read_all(*lane, *store, Path::buffered);
+  }
+}
+
+TEST_F(UringQueue, reuses_slots_of_stores_and_memory_for_the_next_owner) {
+  const auto first_lane = queue();
+  const auto second_lane = queue();
+  for (int round = 0; round < 5; ++round) {
+    const std::string name = folder_.write("b", std::string(block, static_cast<char>('a' + round)));
+    const auto store = open(name);
+    files::AlignedMemory memory(block);
+    const auto key = engine_->attach(Region::host(memory.data(), block)).value();
+    for (engine::Queue* lane : {first_lane.get(), second_lane.get()}) {
+      std::fill_n(memory.data(), block, std::byte{});
+      const Op op{.path = Path::buffered, .store = store.get(), .length = block, .memory = memory.data(), .key = key};
+      EXPECT_EQ(run(*lane, op).bytes, block);
+      EXPECT_EQ(static_cast<char>(memory.data()[block - 1]), 'a' + round);
+    }
+    engine_->detach(key);
+  }
+}
+
+TEST_F(UringQueue, holds_no_file_open_once_its_store_is_gone) {
+  const auto lane = queue();
+  auto store = open(name_, {.access = Access::write});
+  run(*lane, read(*store, 0));
+  // A lease to write is granted only while nobody else has the file open.
+  const UniqueFd other(::open(name_.c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(other);
+  if (::fcntl(other.get(), F_SETLEASE, F_RDLCK) == 0) GTEST_SKIP() << "leases don't tell who has a file open here";
+  if (errno != EAGAIN) GTEST_SKIP() << "leases don't work on this file system";
+  store.reset();
+  bool granted = false;
+  for (int i = 0; i < 200 && !granted; ++i) {
+    granted = ::fcntl(other.get(), F_SETLEASE, F_RDLCK) == 0;
+    if (!granted) std::this_thread::sleep_for(5ms);
+  }
+  EXPECT_TRUE(granted);
+}
+
+TEST_F(UringQueue, serves_more_stores_than_there_are_slots) {
+  constexpr rlim_t wanted = 3 * store_slots;
+  struct rlimit limit = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (limit.rlim_max < wanted) GTEST_SKIP() << "this process may not open enough files";
+  limit.rlim_cur = std::max(limit.rlim_cur, wanted);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  const auto lane = queue();
+  std::vector<std::unique_ptr<engine::Store>> stores;
+  for (std::uint32_t i = 0; i < store_slots + 10; ++i) stores.push_back(open(name_));
+  EXPECT_EQ(run(*lane, read(*stores.front(), 1)).bytes, block);
+  EXPECT_EQ(run(*lane, read(*stores.back(), 2)).bytes, block);
+}
+
+TEST_F(UringQueue, opens_and_closes_stores_while_lanes_run) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      const auto lane = queue({.depth = 4});
+      files::AlignedMemory memory(block);
+      for (std::size_t i = 0; i < 50; ++i) {
+        const auto store = open(name_);
+        const auto key = engine_->attach(Region::host(memory.data(), block)).value();
+        const Op op{.path = Path::buffered,
+                    .store = store.get(),
+                    .offset = i * block,
+                    .length = block,
+                    .memory = memory.data(),
+                    .key = key};
+        EXPECT_EQ(run(*lane, op).bytes, block);
+        EXPECT_TRUE(files::has_pattern(memory.data(), i * block, block));
+        engine_->detach(key);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(UringQueue, sleeps_until_the_deadline_or_a_wake) {
+  const auto lane = queue();
+  std::array<Done, 1> done{};
+  const TimePoint begin = Clock::now();
+  EXPECT_EQ(lane->poll(done, begin + 20ms), 0U);
+  EXPECT_GE(Clock::now() - begin, 20ms);
+  for (int round = 0; round < 3; ++round) {
+    lane->wake();
+    lane->wake();
+    EXPECT_EQ(lane->poll(done, TimePoint::min()), 0U);
+    EXPECT_EQ(lane->poll(done, TimePoint::max()), 0U);
+    std::thread waker([&] { lane->wake(); });
+    EXPECT_EQ(lane->poll(done, TimePoint::max()), 0U);
+    waker.join();
+  }
+  const TimePoint again = Clock::now();
+  EXPECT_EQ(lane->poll(done, again + 20ms), 0U);
+  EXPECT_GE(Clock::now() - again, 20ms);
+}
+
+TEST_F(UringQueue, does_not_lose_a_wake_that_meets_completions) {
+  const auto lane = queue();
+  const auto store = open(name_);
+  std::array<Done, 4> done{};
+  EXPECT_EQ(lane->poll(done, Clock::now() + 1ms), 0U);  // the wake is armed now
+  lane->wake();
+  const Op op = read(*store, 0);
+  lane->submit({&op, 1});
+  EXPECT_EQ(lane->poll(done, Clock::now() + 10s), 1U);
+  EXPECT_EQ(lane->poll(done, TimePoint::max()), 0U);
+}
+
+// An operation that waits for somebody: a read of an empty pipe, through a store whose descriptor was exchanged.
+TEST_F(UringQueue, brings_a_cancelled_operation_home) {
+  const auto lane = queue();
+  const auto store = open(name_);
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
+  const UniqueFd out(pipe[0]);
+  const UniqueFd in(pipe[1]);
+  ASSERT_GE(::dup3(out.get(), static_cast<Store&>(*store).buffered_fd(), O_CLOEXEC), 0);
+  const Op op = read(*store, 0);
+  ASSERT_EQ(lane->submit({&op, 1}), 1U);
+  std::array<Done, 2> done{};
+  EXPECT_EQ(lane->poll(done, Clock::now() + 20ms), 0U);
+  lane->cancel(op.cookie + 1);
+  EXPECT_EQ(lane->poll(done, Clock::now() + 20ms), 0U);
+  lane->cancel(op.cookie);
+  lane->cancel(op.cookie);
+  ASSERT_EQ(lane->poll(done, Clock::now() + 10s), 1U);
+  EXPECT_EQ(done[0].code, Code::cancelled);
+  EXPECT_EQ(lane->poll(done, Clock::now() + 5ms), 0U);
+}
+
+TEST_F(UringQueue, writes_flushes_zeros_and_digs_holes) {
+  const auto lane = queue();
+  const auto store = open(name_, {.access = Access::write});
+  std::fill_n(memory_.data(), block, std::byte{9});
+  Op op = read(*store, 0);
+  op.kind = OpKind::write;
+  EXPECT_EQ(run(*lane, op).bytes, block);
+  op = {.kind = OpKind::zero, .store = store.get(), .offset = 100, .length = 50};
+  EXPECT_EQ(run(*lane, op).bytes, 50U);
+  op = {.kind = OpKind::deallocate, .store = store.get(), .offset = block, .length = block};
+  const Done hole = run(*lane, op);
+  op = {.kind = OpKind::flush, .store = store.get()};
+  EXPECT_EQ(run(*lane, op).code, Code::ok);
+  const std::string content = folder_.read("a");
+  EXPECT_EQ(content[99], 9);
+  EXPECT_EQ(content[100], 0);
+  EXPECT_EQ(content[150], 9);
+  if (hole.code == Code::unsupported) GTEST_SKIP() << "no holes on " << store->info().file_system;
+  EXPECT_EQ(content[block + 1], 0);
+}
+
+TEST_F(UringQueue, answers_what_it_can_not_do_with_a_code) {
+  if (!std::filesystem::exists("/dev/shm")) GTEST_SKIP() << "no /dev/shm";
+  const files::ScratchFolder shm("/dev/shm");
+  const auto lane = queue({.depth = 1});
+  const auto store = open(shm.write("a", "hello"));
+  const Op op = read(*store, 0, Path::direct);
+  EXPECT_EQ(lane->submit({&op, 1}), 1U);
+  EXPECT_EQ(lane->submit({&op, 1}), 0U);
+  std::array<Done, 1> done{};
+  EXPECT_EQ(lane->poll(done, Clock::now() + 10s), 1U);
+  EXPECT_EQ(done[0].system_error, EINVAL);
+  const auto read_only = open(name_);
+  Op write = read(*read_only, 0);
+  write.kind = OpKind::write;
+  EXPECT_NE(run(*lane, write).code, Code::ok);
+}
+
+TEST_F(UringQueue, goes_on_where_memory_can_not_be_registered) {
+  const auto lane = queue();
+  const auto store = open(name_);
+  // Registering fails for memory that is not there; the key is then worth nothing, on this ring, for good.
+  const auto key = engine_->attach(Region::host(memory_.data(), std::size_t{1} << 30)).value();
+  ASSERT_TRUE(key);
+  read_all(*lane, *store, Path::buffered, key);
+  engine_->detach(key);
+}
+
+TEST_F(UringQueue, refuses_impossible_depths) {
+  EXPECT_EQ(engine_->make_queue({.depth = 0}).error().code, Code::invalid_argument);
+  EXPECT_EQ(engine_->make_queue({.depth = 1U << 20}).error().code, Code::invalid_argument);
+}
+
+}  // namespace
+}  // namespace penstock::uring

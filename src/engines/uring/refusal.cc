@@ -1,0 +1,53 @@
+#include "engines/uring/refusal.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+namespace penstock::uring {
+namespace {
+
+engine::Probe explain_not_permitted(std::optional<int> disabled) {
+  switch (disabled.value_or(0)) {
+    case 1:
+      return {false, "io_uring is allowed to privileged users only (kernel.io_uring_disabled is 1)",
+              "sysctl kernel.io_uring_disabled=0, or add this user to the group in kernel.io_uring_group"};
+    case 2:
+      return {false, "io_uring is switched off on this machine (kernel.io_uring_disabled is 2)",
+              "sysctl kernel.io_uring_disabled=0"};
+    default:
+      return {false, "io_uring is refused by a security filter, as in most containers",
+              "start the container with a seccomp profile that allows io_uring_setup, io_uring_enter and "
+              "io_uring_register (docker run --security-opt seccomp=PROFILE)"};
+  }
+}
+
+}  // namespace
+
+engine::Probe explain_refusal(int error, std::optional<int> disabled) {
+  switch (error) {
+    case ENOSYS:
+      return {false, "the kernel has no io_uring: it is too old, was built without it, or a sandbox hides it",
+              "use Linux 5.11 or newer with CONFIG_IO_URING"};
+    case EPERM:
+    case EACCES:
+      return explain_not_permitted(disabled);
+    case ENOMEM:
+      return {false, "the kernel has no lockable memory left for a ring", "raise the limit (ulimit -l)"};
+    case EMFILE:
+    case ENFILE:
+      return {false, "too many files are open to make a ring", "close some, or raise the limit (ulimit -n)"};
+    case EOPNOTSUPP:
+      return {false, "the kernel's io_uring lacks operations that this engine needs", "use Linux 5.11 or newer"};
+    default:
+      return {false, std::string("io_uring can't be set up: ") + std::strerror(error), ""};
+  }
+}
+
+std::optional<int> io_uring_disabled() {
+  std::ifstream file("/proc/sys/kernel/io_uring_disabled");
+  int value = 0;
+  return file >> value ? std::optional(value) : std::nullopt;
+}
+
+}  // namespace penstock::uring

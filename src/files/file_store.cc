@@ -1,0 +1,122 @@
+#include "files/file_store.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <limits>
+
+#include "base/clock.h"
+#include "files/residency.h"
+
+namespace penstock::files {
+namespace {
+
+constexpr std::size_t max_sample_bytes = 64 << 10;
+
+// Ranges that no file can have, for calls that take signed offsets.
+bool addressable(std::uint64_t offset, std::uint64_t length) {
+  constexpr auto max = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max());
+  return offset <= max && length <= max - offset;
+}
+
+Error changed(const std::string& name, const std::string& how) {
+  return {Code::changed, 0, name + " " + how + " since it was opened", "open it again"};
+}
+
+}  // namespace
+
+FileStore::FileStore(OpenedFile file)
+    : engine::Store(std::move(file.info)),
+      path_(std::move(file.path)),
+      buffered_(std::move(file.buffered)),
+      direct_(std::move(file.direct)),
+      checks_path_(info_.kind == StoreKind::file && !file.replacement),
+      replacement_(std::move(file.replacement)) {}
+
+Result<Identity> FileStore::identity() const {
+  auto identity = identity_of(buffered_fd(), info_.name);
+  if (!identity || !checks_path_) return identity;
+  struct stat named = {};
+  if (::stat(path_.c_str(), &named) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR || errno == ESTALE) return changed(info_.name, "was removed or renamed");
+    return system_error(errno, "ask about " + info_.name);
+  }
+  if (named.st_dev != identity->device || named.st_ino != identity->inode) {
+    return changed(info_.name, "was replaced by another file");
+  }
+  return identity;
+}
+
+std::optional<std::uint64_t> FileStore::resident_bytes(std::uint64_t offset, std::uint64_t length) const {
+  if (info_.locality == Locality::memory) return length;
+  const ByteRange range{offset, length};
+  if (const auto resident = resident_by_cachestat(buffered_fd(), range)) return resident;
+  return mincore_is_honest() ? resident_by_mincore(buffered_fd(), range) : std::nullopt;
+}
+
+bool FileStore::mincore_is_honest() const {
+  if (info_.writable) return true;
+  struct stat status = {};
+  if (::fstat(buffered_fd(), &status) == 0 && status.st_uid == ::geteuid()) return true;
+  return ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) == 0;
+}
+
+std::optional<double> FileStore::timed_read_seconds(std::uint64_t offset, std::uint64_t length) const {
+  std::array<std::byte, max_sample_bytes> sample;
+  if (!addressable(offset, length)) return std::nullopt;
+  const TimePoint begin = Clock::now();
+  const std::size_t bytes = std::min<std::uint64_t>(length, sample.size());
+  const ssize_t got = ::pread(buffered_fd(), sample.data(), bytes, static_cast<off_t>(offset));
+  if (got < 0 || (got == 0 && bytes > 0)) return std::nullopt;
+  return seconds_between(begin, Clock::now());
+}
+
+Status FileStore::prefetch(std::uint64_t offset, std::uint64_t length) {
+  if (length == 0) return {};  // which fadvise would take for "to the end"
+  if (!addressable(offset, length)) {
+    return Error{Code::out_of_range, 0, "prefetch past the end of " + info_.name, "ask for less"};
+  }
+  const int error =
+      ::posix_fadvise(buffered_fd(), static_cast<off_t>(offset), static_cast<off_t>(length), POSIX_FADV_WILLNEED);
+  return error == 0 ? Status() : Status(system_error(error, "prefetch " + info_.name));
+}
+
+void FileStore::drop(std::uint64_t offset, std::uint64_t length) {
+  if (length == 0 || !addressable(offset, length)) return;
+  ::posix_fadvise(buffered_fd(), static_cast<off_t>(offset), static_cast<off_t>(length), POSIX_FADV_DONTNEED);
+}
+
+Result<View> FileStore::map() const {
+  const auto identity = identity_of(buffered_fd(), info_.name);
+  if (!identity) return identity.error();
+  if (identity->size_bytes == 0) return View();
+  void* data = ::mmap(nullptr, identity->size_bytes, PROT_READ, MAP_SHARED, buffered_fd(), 0);
+  if (data == MAP_FAILED) return system_error(errno, "map " + info_.name, "read it instead");
+  return View(static_cast<const std::byte*>(data), identity->size_bytes);
+}
+
+engine::Writer::Edges FileStore::edges() const {
+  return info_.kind == StoreKind::block_device ? Edges::blocks : Edges::buffered;
+}
+
+Status FileStore::reserve(std::uint64_t end) {
+  const std::lock_guard lock(writer_mutex_);
+  return reserve_space(buffered_fd(), info_.name, end);
+}
+
+Status FileStore::commit() {
+  const std::lock_guard lock(writer_mutex_);
+  if (replacement_) return replacement_->commit(buffered_fd());
+  return ::fdatasync(buffered_fd()) == 0 ? Status() : Status(system_error(errno, "sync " + info_.name));
+}
+
+Status FileStore::abort() {
+  const std::lock_guard lock(writer_mutex_);
+  return replacement_ ? replacement_->abort() : Status();
+}
+
+}  // namespace penstock::files

@@ -1,0 +1,51 @@
+// FileStore: a file or a block device, shared by the engines that reach files through the kernel.
+//
+// Two descriptors, one through the page cache and one past it, both opened with the store.
+//
+// Thread safety: as engine::Store. Lifetime: as engine::Store; an uncommitted Access::replace is removed with it.
+#pragma once
+
+#include <mutex>
+
+#include "engine/store.h"
+#include "files/open.h"
+
+namespace penstock::files {
+
+class FileStore : public engine::Store, private engine::PageCache, private engine::Mapping, private engine::Writer {
+ public:
+  explicit FileStore(OpenedFile file);
+
+  int buffered_fd() const { return buffered_.get(); }
+  // -1 if the store can't be reached past the page cache.
+  int direct_fd() const { return direct_.get(); }
+
+  Result<Identity> identity() const override;
+  engine::PageCache* page_cache() override { return this; }
+  engine::Mapping* mapping() override { return this; }
+  engine::Writer* writer() override { return info_.writable ? this : nullptr; }
+
+ private:
+  std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override;
+  std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override;
+  Status prefetch(std::uint64_t offset, std::uint64_t length) override;
+  void drop(std::uint64_t offset, std::uint64_t length) override;
+
+  Result<View> map() const override;
+
+  Edges edges() const override;
+  Status reserve(std::uint64_t end) override;
+  Status commit() override;
+  Status abort() override;
+
+  bool mincore_is_honest() const;
+
+  const std::string path_;
+  const UniqueFd buffered_;
+  const UniqueFd direct_;
+  const bool checks_path_;  // whether the name must go on meaning this file
+  std::mutex writer_mutex_;
+  std::unique_ptr<Replacement> replacement_;
+};
+
+}  // namespace penstock::files

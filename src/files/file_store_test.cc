@@ -1,0 +1,134 @@
+#include "files/file_store.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include "files/test_scratch.h"
+
+namespace penstock::files {
+namespace {
+
+class AFileStore : public testing::Test {
+ protected:
+  std::unique_ptr<FileStore> open(const std::string& name, const OpenOptions& options = {}) {
+    auto file = open_file(name, options);
+    if (!file) {
+      ADD_FAILURE() << file.error().message;
+      return nullptr;
+    }
+    return std::make_unique<FileStore>(std::move(*file));
+  }
+
+  static constexpr std::uint64_t size_bytes = 1 << 20;
+  ScratchFolder folder_;
+};
+
+TEST_F(AFileStore, keeps_its_identity_while_nothing_happens) {
+  const auto store = open(folder_.write("a", "hello"));
+  EXPECT_EQ(store->identity().value(), store->info().identity);
+}
+
+TEST_F(AFileStore, changes_its_identity_with_its_content) {
+  const auto store = open(folder_.write("a", "hello"));
+  folder_.write("a", "hello, world");
+  EXPECT_NE(store->identity().value(), store->info().identity);
+  EXPECT_EQ(store->identity()->size_bytes, 12U);
+}
+
+TEST_F(AFileStore, knows_when_its_name_means_another_file) {
+  const auto store = open(folder_.write("a", "hello"));
+  std::filesystem::rename(folder_.write("b", "other"), folder_.path("a"));
+  EXPECT_EQ(store->identity().error().code, Code::changed);
+  std::filesystem::remove(folder_.path("a"));
+  EXPECT_EQ(store->identity().error().code, Code::changed);
+}
+
+TEST_F(AFileStore, is_found_again_after_the_process_changed_its_folder) {
+  folder_.write("a", "hello");
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder_.path());
+  const auto store = open("a");
+  std::filesystem::current_path(before);
+  EXPECT_TRUE(store->identity().ok());
+}
+
+TEST_F(AFileStore, has_a_writer_only_when_it_was_opened_for_writing) {
+  const std::string name = folder_.write("a", "hello");
+  EXPECT_EQ(open(name)->writer(), nullptr);
+  const auto store = open(name, {.access = Access::write});
+  ASSERT_NE(store->writer(), nullptr);
+  EXPECT_EQ(store->writer()->edges(), engine::Writer::Edges::buffered);
+  EXPECT_TRUE(store->writer()->reserve(100).ok());
+  EXPECT_EQ(store->identity()->size_bytes, 100U);
+  EXPECT_TRUE(store->writer()->reserve(3).ok());
+  EXPECT_EQ(store->identity()->size_bytes, 100U);
+  EXPECT_TRUE(store->writer()->commit().ok());
+}
+
+TEST_F(AFileStore, counts_a_cached_range_exactly_whatever_its_edges) {
+  const auto store = open(folder_.write_pattern("a", size_bytes));
+  engine::PageCache& cache = *store->page_cache();
+  ASSERT_TRUE(cache.timed_read_seconds(0, 65536).has_value());
+  for (const auto& [offset, length] : {std::pair<std::uint64_t, std::uint64_t>{0, size_bytes},
+                                       {1, size_bytes - 1},
+                                       {4095, 2},
+                                       {5000, 70000},
+                                       {0, 0}}) {
+    const auto resident = cache.resident_bytes(offset, length);
+    if (!resident) GTEST_SKIP() << "the kernel does not tell what is cached";
+    EXPECT_EQ(*resident, length) << offset;
+  }
+}
+
+TEST_F(AFileStore, drops_its_pages_and_brings_them_back) {
+  const auto store = open(folder_.write_pattern("a", size_bytes));
+  if (store->info().locality != Locality::local) GTEST_SKIP() << "files are in memory here";
+  engine::PageCache& cache = *store->page_cache();
+  cache.drop(0, size_bytes);
+  const auto dropped = cache.resident_bytes(0, size_bytes);
+  if (!dropped) GTEST_SKIP() << "the kernel does not tell what is cached";
+  if (*dropped != 0) GTEST_SKIP() << "the file system does not drop pages on request";
+  EXPECT_EQ(cache.resident_bytes(4095, 2), 0U);
+  ASSERT_TRUE(cache.prefetch(0, size_bytes).ok());
+  EXPECT_TRUE(cache.timed_read_seconds(size_bytes - 4096, 4096).has_value());
+  EXPECT_GT(*cache.resident_bytes(0, size_bytes), 0U);
+  EXPECT_FALSE(cache.timed_read_seconds(size_bytes, 4096).has_value());
+  EXPECT_EQ(cache.prefetch(UINT64_MAX, 2).error().code, Code::out_of_range);
+}
+
+TEST_F(AFileStore, in_memory_is_always_resident) {
+  if (!std::filesystem::exists("/dev/shm")) GTEST_SKIP() << "no /dev/shm";
+  const ScratchFolder shm("/dev/shm");
+  EXPECT_EQ(open(shm.write("a", "hello"))->page_cache()->resident_bytes(1, 3), 3U);
+}
+
+TEST_F(AFileStore, of_somebody_else_is_not_lied_about) {
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms(0755));
+  const std::string name = folder_.write_pattern("a", size_bytes);
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
+  std::filesystem::permissions(name, std::filesystem::perms(0644));
+  const AsNobody nobody;
+  const auto store = open(name);
+  if (store->info().locality != Locality::local) GTEST_SKIP() << "files are in memory here";
+  store->page_cache()->drop(0, size_bytes);
+  const auto resident = store->page_cache()->resident_bytes(0, size_bytes);
+  EXPECT_TRUE(!resident || *resident < size_bytes);
+}
+
+TEST_F(AFileStore, maps_what_it_holds) {
+  const auto store = open(folder_.write_pattern("a", size_bytes + 5));
+  const auto view = store->mapping()->map();
+  ASSERT_TRUE(view.ok());
+  ASSERT_EQ(view->bytes().size(), size_bytes + 5);
+  EXPECT_TRUE(has_pattern(view->bytes().data(), 0, size_bytes + 5));
+}
+
+TEST_F(AFileStore, that_is_empty_has_an_empty_view) {
+  const auto view = open(folder_.write("a", ""))->mapping()->map();
+  ASSERT_TRUE(view.ok());
+  EXPECT_TRUE(view->bytes().empty());
+  EXPECT_TRUE(view->copy_to(0, Region::host(nullptr, 0)).ok());
+}
+
+}  // namespace
+}  // namespace penstock::files

@@ -1,0 +1,42 @@
+// Mounts: what the kernel says about mounted file systems and swap, read from text so that it can be tested and fuzzed.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "penstock/store.h"
+
+namespace penstock::files {
+
+struct DeviceNumber {
+  std::uint32_t major = 0;
+  std::uint32_t minor = 0;
+
+  std::string name() const { return std::to_string(major) + ":" + std::to_string(minor); }
+  friend auto operator<=>(const DeviceNumber&, const DeviceNumber&) = default;
+};
+
+struct FileSystem {
+  std::string name;
+  Locality locality = Locality::local;
+};
+// What the type number of statfs(2) means. An unknown one is taken for a local disk and named by its number.
+FileSystem file_system_from_magic(std::uint32_t magic);
+
+struct Mount {
+  DeviceNumber device;
+  std::string point;
+  std::string source;  // "/dev/sda1"; btrfs and overlayfs tell the disk only here
+};
+// Reads /proc/self/mountinfo (proc_pid_mountinfo(5)). Lines that make no sense are skipped.
+std::vector<Mount> parse_mountinfo(std::string_view text);
+
+// Reads /proc/swaps: the names of the files and devices that are swapped on.
+std::vector<std::string> parse_swaps(std::string_view text);
+
+}  // namespace penstock::files

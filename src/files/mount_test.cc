@@ -1,0 +1,66 @@
+#include "files/mount.h"
+
+#include <gtest/gtest.h>
+
+namespace penstock::files {
+namespace {
+
+TEST(Mountinfo, gives_device_point_and_source_of_each_line) {
+  const auto mounts = parse_mountinfo(
+      "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+      "36 22 98:3 /sub /mnt/a rw,noatime master:1 shared:7 - btrfs /dev/sdb1 rw,subvolid=5\n");
+  ASSERT_EQ(mounts.size(), 2U);
+  EXPECT_EQ(mounts[0].device, (DeviceNumber{254, 0}));
+  EXPECT_EQ(mounts[0].point, "/");
+  EXPECT_EQ(mounts[0].source, "/dev/vda");
+  EXPECT_EQ(mounts[1].device, (DeviceNumber{98, 3}));
+  EXPECT_EQ(mounts[1].point, "/mnt/a");
+  EXPECT_EQ(mounts[1].source, "/dev/sdb1");
+}
+
+TEST(Mountinfo, undoes_the_escapes_of_the_kernel) {
+  const auto mounts = parse_mountinfo("1 2 8:1 / /a\\040b\\134c - ext4 /dev/x\\011y rw");
+  ASSERT_EQ(mounts.size(), 1U);
+  EXPECT_EQ(mounts[0].point, "/a b\\c");
+  EXPECT_EQ(mounts[0].source, "/dev/x\ty");
+}
+
+TEST(Mountinfo, skips_lines_that_make_no_sense) {
+  EXPECT_TRUE(parse_mountinfo("").empty());
+  EXPECT_TRUE(parse_mountinfo("\n\n").empty());
+  EXPECT_TRUE(parse_mountinfo("1 2 x:y / /a - ext4 /dev/x rw\n1 2 8 / /a\n1 2 8:99999999999 / /a").empty());
+  EXPECT_TRUE(parse_mountinfo("1 2 8:1 /").empty());
+}
+
+TEST(Mountinfo, keeps_a_line_without_a_source) {
+  const auto mounts = parse_mountinfo("1 2 8:1 / /a rw");
+  ASSERT_EQ(mounts.size(), 1U);
+  EXPECT_EQ(mounts[0].source, "");
+}
+
+TEST(Swaps, gives_the_names_after_the_heading) {
+  const auto swaps = parse_swaps(
+      "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
+      "/dev/sda2                               partition\t1048572\t\t0\t\t-2\n"
+      "/swap\\040file file 1 0 -3\n");
+  EXPECT_EQ(swaps, (std::vector<std::string>{"/dev/sda2", "/swap file"}));
+  EXPECT_TRUE(parse_swaps("").empty());
+  EXPECT_TRUE(parse_swaps("Filename Type").empty());
+}
+
+TEST(FileSystem, is_known_by_its_number) {
+  EXPECT_EQ(file_system_from_magic(0xEF53).name, "ext4");
+  EXPECT_EQ(file_system_from_magic(0xEF53).locality, Locality::local);
+  EXPECT_EQ(file_system_from_magic(0x01021994).locality, Locality::memory);
+  EXPECT_EQ(file_system_from_magic(0x6969).locality, Locality::network);
+  EXPECT_EQ(file_system_from_magic(0xFF534D42).name, "cifs");
+  EXPECT_EQ(file_system_from_magic(0x65735546).locality, Locality::fuse);
+}
+
+TEST(FileSystem, that_is_unknown_is_named_by_its_number) {
+  EXPECT_EQ(file_system_from_magic(0x1234).name, "0x1234");
+  EXPECT_EQ(file_system_from_magic(0x1234).locality, Locality::local);
+}
+
+}  // namespace
+}  // namespace penstock::files

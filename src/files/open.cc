@@ -1,0 +1,302 @@
+#include "files/open.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <filesystem>
+#include <limits>
+
+#include "files/block_device.h"
+
+namespace penstock::files {
+namespace {
+
+constexpr std::uint32_t direct_alignment_bytes = 4096;
+constexpr std::uint32_t sector_bytes = 512;
+constexpr int max_interruptions = 1000;
+
+std::string open_hint(int error, Access access) {
+  const bool write = access != Access::read;
+  switch (error) {
+    case ENOENT:
+      return access == Access::create ? "make the folder first" : "check the name";
+    case EACCES:
+    case EPERM:
+      return write ? "this user may not write to it: check its permissions, or open it for reading"
+                   : "this user may not read it: check its permissions and those of the folders above it";
+    case EROFS:
+      return "the file system is mounted read-only: remount it, write elsewhere, or open it for reading";
+    case ETXTBSY:
+      return "a program that runs from this file must end first";
+    case EMFILE:
+    case ENFILE:
+      return "too many files are open: close some, or raise the limit (ulimit -n)";
+    case ENODEV:
+    case ENXIO:
+      return "the device is not there: check that its driver is loaded and its medium present";
+    default:
+      return {};
+  }
+}
+
+Error open_error(int error, const std::string& name, Access access) {
+  return system_error(error, "open " + name, open_hint(error, access));
+}
+
+Status check_kind(const struct stat& status, const std::string& name) {
+  if (S_ISREG(status.st_mode) || S_ISBLK(status.st_mode)) return {};
+  if (S_ISDIR(status.st_mode)) return Error{Code::is_directory, EISDIR, name + " is a directory", "name a file in it"};
+  const char* what = S_ISFIFO(status.st_mode) ? "a pipe" : S_ISSOCK(status.st_mode) ? "a socket" : "a character device";
+  return Error{Code::unsupported, 0, name + " is " + what + ", which has no offsets",
+               "only regular files and block devices can be opened"};
+}
+
+Status check_block_device_access(const struct stat& status, const std::string& name, const OpenOptions& options) {
+  if (options.access == Access::read) return {};
+  if (!options.allow_block_device_write) {
+    return Error{Code::read_only, 0, name + " is a block device, and writing to it destroys what is there",
+                 "if that is meant, allow it explicitly (OpenOptions::allow_block_device_write)"};
+  }
+  return check_unused(device_number(status.st_rdev), name);
+}
+
+// O_NONBLOCK is for the moment of opening only: io_uring would fail where it should wait.
+void make_blocking(int fd) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags >= 0) ::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+}
+
+std::uint32_t power_of_two_or_zero(std::uint64_t value) {
+  return std::has_single_bit(value) && value <= std::numeric_limits<std::uint32_t>::max()
+             ? static_cast<std::uint32_t>(value)
+             : 0;
+}
+
+// What the file system says about direct transfers; zeros where it says nothing.
+struct DirectSupport {
+  bool refused = false;
+  std::uint32_t memory_alignment = 0;
+  std::uint32_t offset_alignment = 0;
+};
+DirectSupport direct_support(int fd) {
+  struct statx extended = {};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &extended) != 0) return {};
+  if ((extended.stx_mask & STATX_DIOALIGN) == 0) return {};
+  return {extended.stx_dio_offset_align == 0, power_of_two_or_zero(extended.stx_dio_mem_align),
+          power_of_two_or_zero(extended.stx_dio_offset_align)};
+}
+
+bool same_file(int a, int b) {
+  struct stat first = {};
+  struct stat second = {};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
+Alignments direct_alignments(const struct stat& status, const StoreInfo& info, const DirectSupport& support) {
+  const DeviceNumber device = device_number(S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev);
+  const std::uint32_t block =
+      std::max(info.block_bytes, power_of_two_or_zero(queue_limit(device, "logical_block_size").value_or(0)));
+  const std::uint32_t optimal = power_of_two_or_zero(queue_limit(device, "optimal_io_size").value_or(0));
+  return {.offset = std::max({direct_alignment_bytes, support.offset_alignment, block}),
+          .memory = support.memory_alignment != 0 ? support.memory_alignment : std::max(sector_bytes, block),
+          .optimal = optimal != 0 ? optimal : power_of_two_or_zero(static_cast<std::uint64_t>(status.st_blksize))};
+}
+
+Status describe(OpenedFile& file, const std::string& name, Access access) {
+  const int fd = file.buffered.get();
+  struct stat status = {};
+  if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
+  if (Status kind = check_kind(status, name); !kind) return kind;
+  auto identity = identity_of(fd, name);
+  if (!identity) return std::move(identity).error();
+
+  StoreInfo& info = file.info;
+  info.name = name;
+  info.identity = *identity;
+  info.size_bytes = identity->size_bytes;
+  info.writable = access != Access::read;
+  info.page_cache = true;
+  info.mappable = true;
+  if (S_ISBLK(status.st_mode)) {
+    auto geometry = block_device_geometry(fd, name);
+    if (!geometry) return std::move(geometry).error();
+    info.kind = StoreKind::block_device;
+    info.file_system = "block";
+    info.block_bytes = geometry->block_bytes;
+    return {};
+  }
+  struct statfs system = {};
+  if (::fstatfs(fd, &system) != 0) return system_error(errno, "ask about the file system of " + name);
+  FileSystem file_system = file_system_from_magic(static_cast<std::uint32_t>(system.f_type));
+  info.kind = StoreKind::file;
+  info.locality = file_system.locality;
+  info.file_system = std::move(file_system.name);
+  info.block_bytes = sector_bytes;
+  return {};
+}
+
+// Opens the second descriptor, where direct transfers work.
+void open_direct(OpenedFile& file, int access_flags) {
+  if (file.info.locality != Locality::local) return;
+  const DirectSupport support = direct_support(file.buffered.get());
+  if (support.refused) return;
+  const int flags = access_flags | O_DIRECT | O_NONBLOCK | O_CLOEXEC;
+  UniqueFd direct(file.replacement ? file.replacement->open(flags) : ::open(file.path.c_str(), flags));
+  // A name that has come to mean another file is found out by identity(), and must not mix two files here.
+  if (!direct || !same_file(direct.get(), file.buffered.get())) return;
+  make_blocking(direct.get());
+  struct stat status = {};
+  if (::fstat(direct.get(), &status) != 0) return;
+  file.info.alignments = direct_alignments(status, file.info, support);
+  file.info.direct = true;
+  file.direct = std::move(direct);
+}
+
+struct Opening {
+  UniqueFd fd;
+  bool created = false;
+};
+Result<Opening> open_buffered(const std::string& name, const OpenOptions& options) {
+  const Access access = options.access;
+  int flags = O_CLOEXEC | O_NOCTTY | (access == Access::read ? O_RDONLY : O_RDWR);
+  struct stat status = {};
+  if (::stat(name.c_str(), &status) == 0) {
+    if (Status kind = check_kind(status, name); !kind) return std::move(kind).error();
+    if (S_ISBLK(status.st_mode)) {
+      if (Status free = check_block_device_access(status, name, options); !free) return std::move(free).error();
+      flags |= access == Access::read ? 0 : O_EXCL;
+    } else {
+      flags |= O_NONBLOCK;  // a pipe that took the name meanwhile must not hold us up
+    }
+  } else if (errno == ENOENT && access == Access::create) {
+    UniqueFd made(::open(name.c_str(), flags | O_NONBLOCK | O_CREAT | O_EXCL, 0666));
+    if (made) return Opening{std::move(made), true};
+    if (errno != EEXIST) return open_error(errno, name, access);
+    flags |= O_NONBLOCK | O_CREAT;  // through a link that points nowhere yet, or made by another meanwhile
+  } else {
+    return open_error(errno, name, access);
+  }
+  UniqueFd fd(::open(name.c_str(), flags, 0666));
+  if (fd) return Opening{std::move(fd), false};
+  if (errno == EBUSY) {
+    return Error{Code::in_use, EBUSY, name + " is in use: another program or driver holds it exclusively",
+                 "stop what uses it first (lsblk and fuser show it)"};
+  }
+  return open_error(errno, name, access);
+}
+
+Result<OpenedFile> open_in_place(const std::string& name, const OpenOptions& options) {
+  std::error_code ignored;
+  OpenedFile file;
+  file.path = std::filesystem::absolute(name, ignored).string();
+  auto opening = open_buffered(name, options);
+  if (!opening) return std::move(opening).error();
+  file.buffered = std::move(opening->fd);
+  if (Status status = describe(file, name, options.access); !status) return std::move(status).error();
+  if (options.access == Access::create && options.size_bytes > file.info.size_bytes) {
+    Status status = reserve_space(file.buffered.get(), name, options.size_bytes);
+    if (status) status = describe(file, name, options.access);
+    if (!status) {
+      if (opening->created) ::unlink(file.path.c_str());
+      return std::move(status).error();
+    }
+  }
+  return file;
+}
+
+Result<OpenedFile> open_replacement(const std::string& name, const OpenOptions& options) {
+  OpenedFile file;
+  auto replacement = Replacement::create(name);
+  if (!replacement) return std::move(replacement).error();
+  file.path = name;
+  file.replacement = std::move(*replacement);
+  file.buffered = UniqueFd(file.replacement->open(O_RDWR));
+  if (!file.buffered) return open_error(errno, name, options.access);
+  if (Status status = reserve_space(file.buffered.get(), name, options.size_bytes); !status) {
+    return std::move(status).error();
+  }
+  if (Status status = describe(file, name, options.access); !status) return std::move(status).error();
+  return file;
+}
+
+Error no_space(int error, const std::string& name, std::uint64_t end) {
+  const char* hint = error == EDQUOT  ? "the quota of this user is spent: remove files or ask for more"
+                     : error == EFBIG ? "the size is beyond what the file system or the limit of this process "
+                                        "(ulimit -f) allows"
+                                      : "free some space, or write to another disk";
+  Error made = system_error(error, "reserve " + std::to_string(end) + " bytes for " + name, hint);
+  made.code = Code::no_space;
+  return made;
+}
+
+bool beyond_process_limit(std::uint64_t end) {
+  struct rlimit limit = {};
+  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && end > limit.rlim_cur;
+}
+
+// 0 or the error number.
+int grow(int fd, off_t size, off_t end) {
+  for (int i = 0; i < max_interruptions; ++i) {
+    if (::fallocate(fd, 0, size, end - size) == 0) return 0;
+    if (errno != EINTR) break;
+  }
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+  return ::ftruncate(fd, end) == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options) {
+  if (name.find('\0') != std::string::npos) {
+    return Error{Code::invalid_argument, EINVAL, "a file name holds a zero byte", "check the name"};
+  }
+  auto file = options.access == Access::replace ? open_replacement(name, options) : open_in_place(name, options);
+  if (!file) return file;
+  make_blocking(file->buffered.get());
+  open_direct(*file, options.access == Access::read ? O_RDONLY : O_RDWR);
+  return file;
+}
+
+Result<Identity> identity_of(int fd, const std::string& name) {
+  struct stat status = {};
+  if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
+  if (S_ISBLK(status.st_mode)) {
+    auto geometry = block_device_geometry(fd, name);
+    if (!geometry) return std::move(geometry).error();
+    // The times of a device node say nothing about the content of the device.
+    return Identity{status.st_rdev, status.st_ino, 0, geometry->size_bytes};
+  }
+  constexpr std::int64_t ns_per_s = 1'000'000'000;
+  return Identity{status.st_dev, status.st_ino, status.st_mtim.tv_sec * ns_per_s + status.st_mtim.tv_nsec,
+                  static_cast<std::uint64_t>(status.st_size)};
+}
+
+Status reserve_space(int fd, const std::string& name, std::uint64_t end) {
+  auto identity = identity_of(fd, name);
+  if (!identity) return std::move(identity).error();
+  if (end <= identity->size_bytes) return {};
+  struct stat status = {};
+  if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
+  if (S_ISBLK(status.st_mode)) {
+    return Error{
+        Code::out_of_range, 0,
+        name + " has " + std::to_string(identity->size_bytes) + " bytes; " + std::to_string(end) + " were asked for",
+        "a device can't grow: write less, or elsewhere"};
+  }
+  // The kernel would answer with a signal that ends the process.
+  if (end > std::numeric_limits<off_t>::max() || beyond_process_limit(end)) return no_space(EFBIG, name, end);
+  const auto size = static_cast<off_t>(identity->size_bytes);
+  const int error = grow(fd, size, static_cast<off_t>(end));
+  if (error == 0) return {};
+  [[maybe_unused]] const int restored = ::ftruncate(fd, size);
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) return no_space(error, name, end);
+  return system_error(error, "reserve " + std::to_string(end) + " bytes for " + name);
+}
+
+}  // namespace penstock::files

@@ -1,0 +1,30 @@
+// Opening of files and block devices: descriptors and facts, nothing that moves bytes.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "files/replacement.h"
+#include "penstock/store.h"
+
+namespace penstock::files {
+
+struct OpenedFile {
+  StoreInfo info;
+  std::string path;  // absolute
+  UniqueFd buffered;
+  UniqueFd direct;                           // past the page cache; none where that is not possible
+  std::unique_ptr<Replacement> replacement;  // with Access::replace
+};
+
+// REQUIRES: nothing of `name`; whatever it is, the call does not wait for another program.
+Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options);
+
+// Size, inode and time of modification as of now.
+Result<Identity> identity_of(int fd, const std::string& name);
+
+// Grows the file so that writes up to `end` don't; an error leaves its size as it was.
+Status reserve_space(int fd, const std::string& name, std::uint64_t end);
+
+}  // namespace penstock::files

@@ -1,0 +1,165 @@
+#include "files/open.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <csignal>
+
+#include "files/test_scratch.h"
+
+namespace penstock::files {
+namespace {
+
+class OpenFile : public testing::Test {
+ protected:
+  ScratchFolder folder_;
+};
+
+TEST_F(OpenFile, tells_what_it_found) {
+  const std::string name = folder_.write("a", "hello");
+  const auto file = open_file(name, {});
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  EXPECT_EQ(file->info.name, name);
+  EXPECT_EQ(file->info.kind, StoreKind::file);
+  EXPECT_EQ(file->info.size_bytes, 5U);
+  EXPECT_EQ(file->info.block_bytes, 512U);
+  EXPECT_FALSE(file->info.file_system.empty());
+  EXPECT_FALSE(file->info.writable);
+  EXPECT_TRUE(file->info.page_cache);
+  EXPECT_NE(file->info.identity.inode, 0U);
+  EXPECT_NE(file->info.identity.modified_ns, 0);
+  EXPECT_EQ(::fcntl(file->buffered.get(), F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_NE(::fcntl(file->buffered.get(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+TEST_F(OpenFile, has_a_direct_descriptor_exactly_where_it_says_so) {
+  const auto file = open_file(folder_.write("a", "hello"), {});
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ(file->info.direct, static_cast<bool>(file->direct));
+  if (!file->info.direct) GTEST_SKIP() << "no direct transfers on " << file->info.file_system;
+  EXPECT_GE(file->info.alignments.offset, 4096U);
+  EXPECT_GE(file->info.alignments.memory, 4U);
+  EXPECT_NE(::fcntl(file->direct.get(), F_GETFL) & O_DIRECT, 0);
+  EXPECT_EQ(::fcntl(file->direct.get(), F_GETFL) & O_NONBLOCK, 0);
+}
+
+TEST_F(OpenFile, knows_files_in_memory) {
+  if (!std::filesystem::exists("/dev/shm")) GTEST_SKIP() << "no /dev/shm";
+  const ScratchFolder shm("/dev/shm");
+  const auto file = open_file(shm.write("a", "hello"), {});
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ(file->info.locality, Locality::memory);
+  EXPECT_EQ(file->info.file_system, "tmpfs");
+  EXPECT_FALSE(file->info.direct);
+}
+
+TEST_F(OpenFile, refuses_what_is_not_there) {
+  const auto file = open_file(folder_.path("none"), {});
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.error().code, Code::not_found);
+  EXPECT_FALSE(file.error().hint.empty());
+  EXPECT_EQ(open_file(folder_.path("none"), {.access = Access::write}).error().code, Code::not_found);
+  EXPECT_EQ(open_file(folder_.path("none/x"), {.access = Access::create}).error().code, Code::not_found);
+  EXPECT_EQ(open_file("", {}).error().code, Code::not_found);
+}
+
+TEST_F(OpenFile, refuses_directories) {
+  for (const Access access : {Access::read, Access::write, Access::create, Access::replace}) {
+    EXPECT_EQ(open_file(folder_.path(), {.access = access}).error().code, Code::is_directory);
+  }
+}
+
+TEST_F(OpenFile, refuses_a_pipe_without_waiting_for_its_other_end) {
+  ASSERT_EQ(::mkfifo(folder_.path("pipe").c_str(), 0600), 0);
+  for (const Access access : {Access::read, Access::write, Access::create, Access::replace}) {
+    const auto file = open_file(folder_.path("pipe"), {.access = access});
+    ASSERT_FALSE(file.ok());
+    EXPECT_EQ(file.error().code, Code::unsupported);
+  }
+}
+
+TEST_F(OpenFile, refuses_character_devices) {
+  EXPECT_EQ(open_file("/dev/null", {}).error().code, Code::unsupported);
+}
+
+TEST_F(OpenFile, refuses_names_with_a_zero_byte) {
+  EXPECT_EQ(open_file(folder_.write("a", "x") + std::string("\0b", 2), {}).error().code, Code::invalid_argument);
+}
+
+TEST_F(OpenFile, says_who_may_not_read_or_write) {
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms(0755));
+  const std::string secret = folder_.write("secret", "x");
+  const std::string fixed = folder_.write("fixed", "x");
+  std::filesystem::permissions(secret, std::filesystem::perms(0));
+  std::filesystem::permissions(fixed, std::filesystem::perms(0444));
+  const AsNobody nobody;
+  for (const auto& file : {open_file(secret, {}).error(), open_file(fixed, {.access = Access::write}).error(),
+                           open_file(fixed, {.access = Access::replace}).error()}) {
+    EXPECT_EQ(file.code, Code::permission_denied) << file.message;
+    EXPECT_FALSE(file.hint.empty());
+  }
+  EXPECT_TRUE(open_file(fixed, {}).ok());
+}
+
+TEST_F(OpenFile, creates_and_reserves) {
+  const auto file = open_file(folder_.path("new"), {.access = Access::create, .size_bytes = 1 << 20});
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  EXPECT_EQ(file->info.size_bytes, 1U << 20);
+  EXPECT_TRUE(file->info.writable);
+  struct stat status = {};
+  ASSERT_EQ(::fstat(file->buffered.get(), &status), 0);
+  EXPECT_GE(status.st_blocks * 512, 1 << 20);
+}
+
+TEST_F(OpenFile, creating_keeps_what_is_there) {
+  const auto file = open_file(folder_.write("old", "content"), {.access = Access::create, .size_bytes = 3});
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ(file->info.size_bytes, 7U);
+  EXPECT_EQ(folder_.read("old"), "content");
+}
+
+TEST_F(OpenFile, creating_without_room_leaves_nothing_behind) {
+  const auto file = open_file(folder_.path("huge"), {.access = Access::create, .size_bytes = std::uint64_t{1} << 62});
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.error().code, Code::no_space);
+  EXPECT_FALSE(file.error().hint.empty());
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("huge")));
+  EXPECT_EQ(open_file(folder_.path("huge"), {.access = Access::create, .size_bytes = UINT64_MAX}).error().code,
+            Code::no_space);
+}
+
+TEST_F(OpenFile, creating_follows_a_link_that_points_nowhere_yet) {
+  std::filesystem::create_symlink(folder_.path("target"), folder_.path("link"));
+  ASSERT_TRUE(open_file(folder_.path("link"), {.access = Access::create}).ok());
+  EXPECT_TRUE(std::filesystem::is_regular_file(folder_.path("target")));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder_.path("link")));
+}
+
+TEST(ReserveSpace, restores_the_size_when_there_is_no_room) {
+  const ScratchFolder folder;
+  const auto file = open_file(folder.write("a", "content"), {.access = Access::write});
+  ASSERT_TRUE(file.ok());
+  const Status status = reserve_space(file->buffered.get(), "a", std::uint64_t{1} << 43);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, Code::no_space);
+  EXPECT_EQ(folder.read("a"), "content");
+}
+
+TEST(ReserveSpace, answers_a_limit_of_the_process_with_an_error_and_not_a_signal) {
+  const ScratchFolder folder;
+  const auto file = open_file(folder.path("a"), {.access = Access::create});
+  ASSERT_TRUE(file.ok());
+  struct rlimit old = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+  const struct rlimit low = {1 << 20, old.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &low), 0);
+  const Status status = reserve_space(file->buffered.get(), "a", 2 << 20);
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  EXPECT_EQ(status.error().code, Code::no_space);
+}
+
+}  // namespace
+}  // namespace penstock::files

@@ -1,0 +1,40 @@
+// Replacement: an unfinished file beside the one whose name it will take. It vanishes unless it is committed.
+//
+// Thread safety: none of its own.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "penstock/result.h"
+
+namespace penstock::files {
+
+class Replacement {
+ public:
+  // Makes the temporary file. If `target` is a symbolic link, the file that it points to will be replaced. A file that
+  // is there already lends its permissions; only a regular one can be replaced.
+  static Result<std::unique_ptr<Replacement>> create(const std::string& target);
+  ~Replacement();
+  Replacement(const Replacement&) = delete;
+  Replacement& operator=(const Replacement&) = delete;
+
+  // Opens the temporary file again, with flags of open(2).
+  int open(int flags) const;
+  // Makes the content that was written through `fd` durable, gives it the name, and makes the name durable.
+  Status commit(int fd);
+  Status abort();
+
+ private:
+  enum class State { unfinished, committed, aborted };
+  Replacement() = default;
+
+  UniqueFd folder_;
+  std::string target_;     // the name in the folder
+  std::string temporary_;  // the same, until committed
+  std::string path_;       // of the target, for messages
+  State state_ = State::unfinished;
+};
+
+}  // namespace penstock::files

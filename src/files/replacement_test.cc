@@ -1,0 +1,112 @@
+#include "files/replacement.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "files/file_store.h"
+#include "files/test_scratch.h"
+
+namespace penstock::files {
+namespace {
+
+class Replace : public testing::Test {
+ protected:
+  std::unique_ptr<FileStore> open(const std::string& name, std::uint64_t size_bytes = 0) {
+    auto file = open_file(name, {.access = Access::replace, .size_bytes = size_bytes});
+    if (!file) {
+      ADD_FAILURE() << file.error().message;
+      return nullptr;
+    }
+    return std::make_unique<FileStore>(std::move(*file));
+  }
+  static void put(const FileStore& store, const std::string& text) {
+    ASSERT_EQ(::pwrite(store.buffered_fd(), text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  }
+
+  ScratchFolder folder_;
+};
+
+TEST_F(Replace, takes_the_name_when_committed) {
+  const std::string name = folder_.write("a", "old");
+  auto store = open(name);
+  put(*store, "new content");
+  EXPECT_EQ(folder_.read("a"), "old");
+  ASSERT_TRUE(store->writer()->commit().ok());
+  EXPECT_EQ(folder_.read("a"), "new content");
+  EXPECT_TRUE(store->writer()->commit().ok());
+  EXPECT_TRUE(store->writer()->abort().ok());
+  store.reset();
+  EXPECT_EQ(folder_.read("a"), "new content");
+  EXPECT_EQ(folder_.file_count(), 1U);
+}
+
+TEST_F(Replace, makes_a_file_where_there_was_none) {
+  auto store = open(folder_.path("new"), 4096);
+  EXPECT_EQ(store->info().size_bytes, 4096U);
+  EXPECT_TRUE(store->identity().ok());
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("new")));
+  ASSERT_TRUE(store->writer()->commit().ok());
+  EXPECT_EQ(std::filesystem::file_size(folder_.path("new")), 4096U);
+}
+
+TEST_F(Replace, vanishes_when_aborted) {
+  auto store = open(folder_.write("a", "old"));
+  put(*store, "new");
+  EXPECT_EQ(folder_.file_count(), 2U);
+  EXPECT_TRUE(store->writer()->abort().ok());
+  EXPECT_TRUE(store->writer()->abort().ok());
+  EXPECT_EQ(folder_.file_count(), 1U);
+  EXPECT_EQ(store->writer()->commit().error().code, Code::invalid_argument);
+  EXPECT_EQ(folder_.read("a"), "old");
+}
+
+TEST_F(Replace, vanishes_when_it_is_destroyed_without_commit) {
+  open(folder_.write("a", "old")).reset();
+  EXPECT_EQ(folder_.file_count(), 1U);
+  EXPECT_EQ(folder_.read("a"), "old");
+}
+
+TEST_F(Replace, leaves_nothing_behind_when_there_is_no_room) {
+  const auto file =
+      open_file(folder_.write("a", "old"), {.access = Access::replace, .size_bytes = std::uint64_t{1} << 62});
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.error().code, Code::no_space);
+  EXPECT_EQ(folder_.file_count(), 1U);
+}
+
+TEST_F(Replace, keeps_the_mode_of_the_file_that_was_there) {
+  const std::string name = folder_.write("a", "old");
+  ASSERT_EQ(::chmod(name.c_str(), 0640), 0);
+  ASSERT_TRUE(open(name)->writer()->commit().ok());
+  struct stat status = {};
+  ASSERT_EQ(::stat(name.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777U, 0640U);
+}
+
+TEST_F(Replace, follows_links_and_leaves_them) {
+  std::filesystem::create_directory(folder_.path("sub"));
+  folder_.write("sub/target", "old");
+  std::filesystem::create_symlink("sub/target", folder_.path("inner"));
+  std::filesystem::create_symlink(folder_.path("inner"), folder_.path("outer"));
+  auto store = open(folder_.path("outer"));
+  put(*store, "new");
+  ASSERT_TRUE(store->writer()->commit().ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(folder_.path("outer")));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder_.path("inner")));
+  EXPECT_EQ(folder_.read("sub/target"), "new");
+}
+
+TEST_F(Replace, gives_up_on_links_that_go_round) {
+  std::filesystem::create_symlink("b", folder_.path("a"));
+  std::filesystem::create_symlink("a", folder_.path("b"));
+  EXPECT_FALSE(open_file(folder_.path("a"), {.access = Access::replace}).ok());
+}
+
+TEST_F(Replace, works_for_the_longest_names) {
+  const std::string name(255, 'n');
+  ASSERT_TRUE(open(folder_.path(name))->writer()->commit().ok());
+  EXPECT_TRUE(std::filesystem::exists(folder_.path(name)));
+}
+
+}  // namespace
+}  // namespace penstock::files

@@ -1,0 +1,26 @@
+// Residency: how much of a file is in the page cache.
+//
+// Thread safety: from any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace penstock::files {
+
+struct ByteRange {
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+};
+
+// Asks cachestat(2). Nothing where the kernel lacks it or refuses: files of others.
+std::optional<std::uint64_t> resident_by_cachestat(int fd, ByteRange range);
+
+// Asks mincore(2), for kernels before 6.5. REQUIRES: the caller owns the file or may write to it; for the files of
+// others the kernel says that everything is resident.
+std::optional<std::uint64_t> resident_by_mincore(int fd, ByteRange range);
+
+// Bytes of a range of which `resident` of `pages` pages are cached; all of it exactly if they all are.
+std::uint64_t bytes_from_pages(std::uint64_t length, std::uint64_t resident, std::uint64_t pages);
+
+}  // namespace penstock::files

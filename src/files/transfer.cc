@@ -1,0 +1,126 @@
+#include "files/transfer.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <limits>
+
+namespace penstock::files {
+namespace {
+
+using engine::Done;
+using engine::Op;
+using engine::OpKind;
+using engine::Path;
+
+// Positional calls take signed offsets.
+bool addressable(const Op& op) {
+  constexpr auto max = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max());
+  return op.offset <= max && op.length <= max - op.offset;
+}
+
+std::int64_t result_of(std::int64_t returned) {
+  return returned < 0 ? -errno : returned;
+}
+
+// For file systems that can't zero a range by themselves.
+std::int64_t write_zeros(int fd, const Op& op) {
+  static constexpr std::array<std::byte, 64 << 10> zeros{};
+  std::uint64_t done = 0;
+  while (done < op.length) {
+    const std::size_t bytes = std::min<std::uint64_t>(zeros.size(), op.length - done);
+    const ssize_t written = ::pwrite(fd, zeros.data(), bytes, static_cast<off_t>(op.offset + done));
+    if (written < 0) return done > 0 ? static_cast<std::int64_t>(done) : -errno;
+    if (written == 0) break;
+    done += static_cast<std::uint64_t>(written);
+  }
+  return static_cast<std::int64_t>(done);
+}
+
+std::int64_t zero(int fd, const Op& op) {
+  const int failed =
+      ::fallocate(fd, FALLOC_FL_ZERO_RANGE, static_cast<off_t>(op.offset), static_cast<off_t>(op.length));
+  if (failed == 0) return static_cast<std::int64_t>(op.length);
+  return errno == EOPNOTSUPP || errno == ENOSYS ? write_zeros(fd, op) : -errno;
+}
+
+std::int64_t deallocate(int fd, const Op& op) {
+  int failed = 0;
+  if (store_of(op).info().kind == StoreKind::block_device) {
+    std::array<std::uint64_t, 2> range{op.offset, op.length};
+    failed = ::ioctl(fd, BLKDISCARD, range.data());
+  } else {
+    failed = ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(op.offset),
+                         static_cast<off_t>(op.length));
+  }
+  return failed != 0 ? -errno : static_cast<std::int64_t>(op.length);
+}
+
+std::int64_t run(int fd, const Op& op) {
+  const auto offset = static_cast<off_t>(op.offset);
+  const std::size_t bytes = std::min(op.length, max_transfer_bytes);
+  switch (op.kind) {
+    case OpKind::read:
+      return result_of(::pread(fd, op.memory, bytes, offset));
+    case OpKind::write:
+      return result_of(::pwrite(fd, op.memory, bytes, offset));
+    case OpKind::flush:
+      return result_of(::fdatasync(fd));
+    case OpKind::zero:
+      return op.length == 0 ? 0 : zero(fd, op);
+    case OpKind::deallocate:
+      return op.length == 0 ? 0 : deallocate(fd, op);
+  }
+  return -EINVAL;
+}
+
+Route route_of(Path path) {
+  switch (path) {
+    case Path::cached:
+      return Route::cached;
+    case Path::direct:
+      return Route::direct;
+    case Path::buffered:
+      return Route::buffered;
+  }
+  return Route::buffered;
+}
+
+// Core tells by the number that these two are worth another try.
+Code code_of(int error) {
+  if (error == EAGAIN || error == EINTR) return Code::io_error;
+  if (error == ECANCELED) return Code::cancelled;
+  return code_from_errno(error);
+}
+
+}  // namespace
+
+int descriptor_of(const Op& op) {
+  const FileStore& store = store_of(op);
+  const bool moves_bytes = op.kind == OpKind::read || op.kind == OpKind::write;
+  return moves_bytes && op.path == Path::direct ? store.direct_fd() : store.buffered_fd();
+}
+
+Done finish(const Op& op, std::int64_t result) {
+  Done done{.cookie = op.cookie, .route = route_of(op.path)};
+  if (result < 0) {
+    done.system_error = static_cast<std::int32_t>(-result);
+    done.code = code_of(done.system_error);
+  } else {
+    done.bytes = static_cast<std::uint64_t>(result);
+  }
+  return done;
+}
+
+Done transfer(const Op& op) {
+  const int fd = descriptor_of(op);
+  if (fd < 0 || !addressable(op)) return finish(op, -EINVAL);
+  return finish(op, run(fd, op));
+}
+
+}  // namespace penstock::files

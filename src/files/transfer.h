@@ -1,0 +1,26 @@
+// One operation on a FileStore, done now, on the calling thread.
+//
+// Thread safety: from any thread; operations on one store may overlap.
+#pragma once
+
+#include "engine/op.h"
+#include "files/file_store.h"
+
+namespace penstock::files {
+
+// The most that one operation moves; core continues what is left.
+inline constexpr std::uint64_t max_transfer_bytes = 1 << 30;
+
+inline FileStore& store_of(const engine::Op& op) {
+  return *static_cast<FileStore*>(op.store);
+}
+
+// The descriptor for the operation's path; -1 if the store has none.
+int descriptor_of(const engine::Op& op);
+
+// Bytes moved, or a negative error number, as the operation's completion.
+engine::Done finish(const engine::Op& op, std::int64_t result);
+
+engine::Done transfer(const engine::Op& op);
+
+}  // namespace penstock::files
