@@ -1,0 +1,206 @@
+#include "penstock/context.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "api/context_builder.h"
+#include "api/fork_guard.h"
+#include "core/environment.h"
+#include "core/lane_set.h"
+#include "core/request.h"
+#include "core/store_entry.h"
+#include "engines/table.h"
+
+namespace penstock {
+
+class Context::Impl {
+ public:
+  Impl(engine::Table table, const Options& options, const Machine& machine)
+      : environment(std::make_shared<core::Environment>(std::make_shared<engine::Table>(std::move(table)), options,
+                                                        machine)),
+        lanes(std::make_shared<core::LaneSet>(environment)) {}
+
+  ~Impl() {
+    if (fork_guard.in_child()) {
+      // The threads stayed with the parent: nothing can be waited for, so everything is left as it is.
+      new std::shared_ptr<core::LaneSet>(lanes);
+      new std::shared_ptr<core::Environment>(environment);
+      return;
+    }
+    lanes->close();
+    environment->completions.close();
+  }
+
+  Status usable() const {
+    if (!fork_guard.in_child()) return {};
+    return Error{Code::closed, 0, "this Context belongs to the parent of a fork", "create a Context in the child"};
+  }
+
+  Result<std::shared_ptr<core::Request>> make_request(Direction direction, std::span<const Range> ranges,
+                                                      const RequestOptions& options) {
+    if (auto status = usable(); !status) return status.error();
+    return core::Request::create(environment, ranges,
+                                 {.direction = direction, .lanes = lanes->size(), .options = options});
+  }
+
+  // A small request on a store of this machine costs less on the caller's thread than the way to a lane and back. A
+  // deadline needs a lane: the caller's thread can't be called back from the kernel.
+  bool may_drive(std::span<const Range> ranges, const core::Request& request) const {
+    if (ranges.size() != 1 || request.total_bytes > core::LaneSet::driven_bytes_most) return false;
+    if (request.deadline != TimePoint::max()) return false;
+    const core::StoreEntry& entry = *request.stores[0].entry;
+    const Locality locality = entry.info().locality;
+    return (*environment->engines)[entry.engine()]->description().inline_queue &&
+           (locality == Locality::local || locality == Locality::memory);
+  }
+
+  const std::shared_ptr<core::Environment> environment;  // shared: lanes and tickets may outlive the Context
+  const std::shared_ptr<core::LaneSet> lanes;            // shared: a stuck lane asks for a successor
+  ForkGuard fork_guard;
+};
+
+namespace {
+
+Report failed_report(Error error) {
+  Report report;
+  report.outcome = Outcome::failed;
+  report.error = std::move(error);
+  return report;
+}
+
+}  // namespace
+
+Result<Context> Context::create(const Options& options) {
+  Options chosen = options;
+  if (const char* engine = std::getenv("PENSTOCK_ENGINE"); engine != nullptr && *engine != '\0') {
+    chosen.engine = engine;
+  }
+  return ContextBuilder::build(engines::default_table(), chosen);
+}
+
+Result<Context> ContextBuilder::build(engine::Table table, const Options& options) {
+  if (auto status = options.validate(); !status) return status.error();
+  const bool known = options.engine.empty() || std::any_of(table.begin(), table.end(), [&](const auto& engine) {
+                       return engine->description().name == options.engine;
+                     });
+  if (!known) {
+    return Error{Code::unknown_engine, 0, "there is no engine named " + options.engine,
+                 "run `penstock engines` for the list"};
+  }
+  return Context(std::make_shared<Context::Impl>(std::move(table), options, Machine::detect()));
+}
+
+Context::Context(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Context::Context(Context&&) noexcept = default;
+Context& Context::operator=(Context&&) noexcept = default;
+Context::~Context() = default;
+
+Result<Store> Context::open(std::string_view name, const OpenOptions& options) {
+  if (auto status = impl_->usable(); !status) return status.error();
+  auto entry = core::StoreEntry::open(*impl_->environment, name, options);
+  if (!entry) return entry.error();
+  return Store(std::move(*entry));
+}
+
+Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
+  if (auto status = impl_->usable(); !status) return status.error();
+  const auto& environment = impl_->environment;
+  const bool pinned = domain == Domain::pinned();
+  auto allocation = memory::Allocation::create({.domain = domain,
+                                                .size_bytes = size_bytes,
+                                                .lock = pinned,
+                                                .budget = pinned ? environment->pinned : nullptr,
+                                                .quarantine = environment->quarantine});
+  if (!allocation) return allocation.error();
+  const Region region = (*allocation)->region();
+  if (pinned && size_bytes != 0) {
+    if (auto status = environment->memory.attach(region); !status) return status.error();
+    (*allocation)->on_free([environment, region] { (void)environment->memory.detach(region); });
+  }
+  return Buffer(std::move(*allocation));
+}
+
+Status Context::attach(Region memory) { return impl_->environment->memory.attach(memory); }
+Status Context::detach(Region memory) { return impl_->environment->memory.detach(memory); }
+
+Report Context::read(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options) {
+  const Range range{&store, offset, memory};
+  return transfer(Direction::read, {&range, 1}, options);
+}
+
+Report Context::write(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options) {
+  const Range range{&store, offset, memory};
+  return transfer(Direction::write, {&range, 1}, options);
+}
+
+Report Context::transfer(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
+  if (core::CompletionThread::inside_callback()) {
+    return failed_report({Code::would_deadlock, 0, "a synchronous transfer inside a completion callback",
+                          "submit it and go on from its own callback"});
+  }
+  auto request = impl_->make_request(direction, ranges, options);
+  if (!request) return failed_report(std::move(request).error());
+  if (!impl_->may_drive(ranges, **request) || !impl_->lanes->drive(*request)) impl_->lanes->submit(*request);
+  (*request)->wait_until(TimePoint::max());
+  return (*request)->report();
+}
+
+Result<Ticket> Context::submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
+  auto request = impl_->make_request(direction, ranges, options);
+  if (!request) return std::move(request).error();
+  impl_->lanes->submit(*request);
+  return Ticket(std::move(*request));
+}
+
+Result<std::uint64_t> Context::prefetch(std::span<const Range> ranges) {
+  if (auto status = impl_->usable(); !status) return status.error();
+  std::uint64_t left = impl_->environment->options.prefetch_window_bytes;
+  std::uint64_t started = 0;
+  for (const Range& range : ranges) {
+    if (range.store == nullptr || !*range.store) {
+      return Error{Code::invalid_argument, 0, "prefetch: a range without a store", "open one first"};
+    }
+    engine::PageCache* cache = range.store->entry()->store().page_cache();
+    const std::uint64_t length = std::min<std::uint64_t>(left, range.memory.size_bytes);
+    if (cache == nullptr || length == 0) continue;
+    if (range.offset > UINT64_MAX - length) {
+      return Error{Code::invalid_argument, 0, "prefetch: offset plus size overflows", "give bytes within the store"};
+    }
+    if (auto status = range.store->entry()->check_end(range.offset + length); !status) return status.error();
+    if (auto status = cache->prefetch(range.offset, length); !status) return status.error();
+    left -= length;
+    started += length;
+  }
+  return started;
+}
+
+std::vector<EngineInfo> Context::engines() const {
+  std::vector<EngineInfo> infos;
+  const auto& environment = *impl_->environment;
+  for (std::size_t i = 0; i < environment.engines->size(); ++i) {
+    const auto& description = (*environment.engines)[i]->description();
+    const auto& probe = environment.probes[i];
+    infos.push_back({std::string(description.name), std::string(description.summary),
+                     std::vector<std::string>(description.schemes.begin(), description.schemes.end()), probe.available,
+                     probe.reason, probe.remedy});
+  }
+  return infos;
+}
+
+std::string Context::explain(const Store& store) const { return store.entry()->engine_reason(); }
+const Options& Context::options() const { return impl_->environment->options; }
+const Machine& Context::machine() const { return impl_->environment->machine; }
+
+Statistics Context::statistics() const {
+  Statistics statistics = impl_->environment->statistics.snapshot();
+  statistics.pinned_bytes = impl_->environment->pinned->used_bytes();
+  statistics.lanes_replaced = impl_->environment->lanes_replaced.load(std::memory_order_relaxed);
+  statistics.quarantined_bytes = impl_->environment->quarantine->bytes();
+  return statistics;
+}
+
+void Context::reset_statistics() { impl_->environment->statistics.reset(); }
+
+std::string_view version() { return PENSTOCK_VERSION; }
+
+}  // namespace penstock

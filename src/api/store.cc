@@ -1,0 +1,44 @@
+#include "penstock/store.h"
+
+#include "core/store_entry.h"
+
+namespace penstock {
+
+Store::Store() = default;
+Store::Store(std::shared_ptr<core::StoreEntry> entry) : entry_(std::move(entry)) {}
+Store::Store(const Store&) = default;
+Store::Store(Store&&) noexcept = default;
+Store& Store::operator=(const Store&) = default;
+Store& Store::operator=(Store&&) noexcept = default;
+Store::~Store() = default;
+
+const StoreInfo& Store::info() const { return entry_->info(); }
+
+Result<std::uint64_t> Store::size_bytes() const {
+  const auto identity = entry_->store().identity();
+  if (!identity) return identity.error();
+  return identity->size_bytes;
+}
+
+Result<View> Store::view() const {
+  engine::Mapping* mapping = entry_->store().mapping();
+  if (mapping == nullptr) {
+    return Error{Code::unsupported, 0, info().name + " can't be mapped", "read it into memory"};
+  }
+  return mapping->map();
+}
+
+Status Store::commit() {
+  engine::Writer* writer = entry_->store().writer();
+  if (writer == nullptr) {
+    return Error{Code::read_only, 0, info().name + " was opened for reading only", "there is nothing to commit"};
+  }
+  return writer->commit();
+}
+
+Status Store::abort() {
+  engine::Writer* writer = entry_->store().writer();
+  return writer == nullptr ? Status{} : writer->abort();
+}
+
+}  // namespace penstock

@@ -1,0 +1,60 @@
+#include "core/completion_thread.h"
+
+#include <utility>
+
+namespace penstock::core {
+
+namespace {
+thread_local bool inside = false;
+}
+
+bool CompletionThread::inside_callback() { return inside; }
+
+void CompletionThread::post(std::function<void()> action) {
+  {
+    const std::scoped_lock lock(state_->mutex);
+    if (!state_->closed) {
+      state_->actions.push_back(std::move(action));
+      if (!thread_.joinable()) thread_ = std::thread([state = state_] { run(*state); });
+      state_->changed.notify_one();
+      return;
+    }
+  }
+  const bool before = std::exchange(inside, true);
+  action();
+  inside = before;
+}
+
+void CompletionThread::close() {
+  std::thread thread;
+  {
+    const std::scoped_lock lock(state_->mutex);
+    state_->closed = true;
+    thread = std::move(thread_);
+    state_->changed.notify_one();
+  }
+  if (!thread.joinable()) return;
+  // A callback may drop the last reference to its Context: a thread can't wait for itself.
+  if (thread.get_id() == std::this_thread::get_id()) {
+    thread.detach();
+  } else {
+    thread.join();
+  }
+}
+
+void CompletionThread::run(State& state) {
+  inside = true;
+  std::unique_lock lock(state.mutex);
+  while (true) {
+    state.changed.wait(lock, [&state] { return state.closed || !state.actions.empty(); });
+    if (state.actions.empty()) return;
+    auto action = std::move(state.actions.front());
+    state.actions.pop_front();
+    lock.unlock();
+    action();
+    action = nullptr;
+    lock.lock();
+  }
+}
+
+}  // namespace penstock::core

@@ -1,0 +1,254 @@
+// The lane's first half: taking units, choosing their way, cutting them into pieces.
+#include <algorithm>
+#include <cstring>
+
+#include "core/lane.h"
+
+namespace penstock::core {
+
+using engine::OpKind;
+using engine::Path;
+
+namespace {
+
+// Of a group of short ranges, so many are asked about; if they agree, the rest is taken to be alike. A wrong guess
+// costs speed, never bytes.
+constexpr std::uint32_t residency_samples = 8;
+
+Residency compare(std::uint64_t resident, std::uint64_t length) {
+  if (resident >= length) return Residency::all;
+  return resident == 0 ? Residency::none : Residency::some;
+}
+
+}  // namespace
+
+void Lane::cut_work(TimePoint now) {
+  while (cutting_first_ != nullptr && !free_.empty() && bytes_in_flight_ < bytes_allowed_) {
+    Part& part = *cutting_first_;
+    const CutResult result = cut_next(part, now);
+    if (result == CutResult::blocked) return;
+    if (result == CutResult::exhausted) {
+      pop_cutting();
+      part.exhausted = true;
+      settle(part);
+    } else if (part.unit.count == 0 && part.next_cutting != nullptr) {
+      // After each unit the next request has its turn: a short one does not wait for a long one to end.
+      pop_cutting();
+      push_cutting(part);
+    }
+  }
+}
+
+Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
+  if (part.flushing) return cut_flush(part, now);
+  if (part.unit.count == 0 && !next_unit(part)) return CutResult::exhausted;
+  const Request& request = *part.hold;
+  const Span& span = request.spans[part.range];
+  StoreEntry& entry = *request.stores[span.store].entry;
+  const std::uint64_t end = part.unit.count == 1 ? part.unit.begin + part.unit.length : span.length;
+  const Rest rest{span.offset + part.position, end - part.position,
+                  reinterpret_cast<std::uintptr_t>(span.memory) + part.position};
+  if (rest.length == 0) {
+    advance(part, 0);
+    return CutResult::cut;
+  }
+  if (queue_of(entry.engine()) == nullptr) {
+    fail_unit(part, Code::engine_unavailable);
+    return CutResult::cut;
+  }
+  if (part.plan_each_piece) {
+    plan_window_at(part, entry, rest.offset,
+                   std::min(rest.length, environment_->options.storage_chunk_bytes));
+  }
+
+  if (part.no_route) {
+    fail_unit(part, Code::no_route);
+    return CutResult::cut;
+  }
+  Cut piece = cut(cut_rules(part, entry), rest);
+  const bool edge_in_block = piece.shape == Shape::edge && entry.store().writer()->edges() == engine::Writer::Edges::blocks;
+  StagingArena::Block block;
+  if (piece.shape == Shape::staged || edge_in_block) {
+    StagingArena* arena = staging();
+    if (arena == nullptr) {
+      // Without staging memory the page cache can still take what the device can't.
+      if (!entry.info().page_cache) {
+        fail_unit(part, Code::over_budget);
+        return CutResult::cut;
+      }
+      piece.shape = Shape::plain;
+      part.plan = {Path::buffered, Reason::no_direct, false};
+    } else {
+      const std::uint64_t alignment = entry.alignment(request.direction);
+      const std::uint64_t around =
+          align_up(rest.offset + piece.length, alignment) - align_down(rest.offset, alignment);
+      const auto taken = arena->take(around);
+      if (!taken) return CutResult::blocked;
+      block = *taken;
+    }
+  }
+  send(start(part, span, piece, block), now);
+  advance(part, piece.length);
+  return CutResult::cut;
+}
+
+Lane::CutResult Lane::cut_flush(Part& part, TimePoint now) {
+  const Request& request = *part.hold;
+  if (part.next_flush == request.stores.size()) return CutResult::exhausted;
+  StoreEntry& entry = *request.stores[part.next_flush].entry;
+  if (queue_of(entry.engine()) == nullptr) {
+    ++part.next_flush;
+    add_failure(part, {0, 0, 0, Code::engine_unavailable, 0});
+    return CutResult::cut;
+  }
+  const std::uint32_t index = free_.back();
+  free_.pop_back();
+  Flight& flight = flights_[index];
+  flight.part = &part;
+  flight.phase = Phase::flush;
+  flight.range = part.next_flush++;
+  flight.op.kind = OpKind::flush;
+  flight.op.store = &entry.store();
+  ++part.in_flight;
+  send(index, now);
+  return CutResult::cut;
+}
+
+bool Lane::next_unit(Part& part) {
+  const Unit* unit = part.hold->take_unit();
+  if (unit == nullptr) return false;
+  part.unit = *unit;
+  part.range = unit->first;
+  part.position = unit->begin;
+  plan_unit(part);
+  return true;
+}
+
+void Lane::advance(Part& part, std::uint64_t bytes) {
+  part.position += bytes;
+  const Span& span = part.hold->spans[part.range];
+  if (part.unit.count == 1) {
+    if (part.position >= part.unit.begin + part.unit.length) part.unit.count = 0;
+    return;
+  }
+  if (part.position < span.length) return;
+  part.position = 0;
+  ++part.range;
+  if (part.range == part.unit.first + part.unit.count) part.unit.count = 0;
+}
+
+void Lane::plan_unit(Part& part) {
+  const Request& request = *part.hold;
+  const Unit& unit = part.unit;
+  StoreEntry& entry = *request.stores[request.spans[unit.first].store].entry;
+  part.plan_each_piece = false;
+  if (unit.count == 1) {
+    const Span& span = request.spans[unit.first];
+    const Residency residency = plan_window_at(part, entry, span.offset + unit.begin, unit.length);
+    part.plan_each_piece =
+        residency == Residency::some && unit.length > environment_->options.storage_chunk_bytes;
+    return;
+  }
+  const std::uint32_t stride = std::max(1U, unit.count / residency_samples);
+  std::optional<Residency> agreed;
+  for (std::uint32_t i = 0; i < unit.count; i += stride) {
+    const Span& span = request.spans[unit.first + i];
+    if (span.length == 0) continue;
+    const Residency residency = plan_window_at(part, entry, span.offset, span.length);
+    if (residency == Residency::unknown) return;  // nobody needs to know
+    if (agreed && *agreed != residency) {
+      part.plan_each_piece = true;
+      return;
+    }
+    agreed = residency;
+  }
+}
+
+Residency Lane::plan_window_at(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length) {
+  WindowFacts facts{.direction = part.hold->direction,
+                    .locality = entry.info().locality,
+                    .direct = entry.direct(),
+                    .page_cache = entry.info().page_cache,
+                    .cache = environment_->options.cache,
+                    .allowed = part.hold->allowed};
+  if (wants_residency(facts)) facts.residency = residency_of(part, entry, offset, length);
+  const auto plan = plan_window(facts);
+  part.no_route = !plan;
+  if (plan) part.plan = *plan;
+  return facts.residency;
+}
+
+Residency Lane::residency_of(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length) {
+  engine::PageCache* cache = entry.store().page_cache();
+  if (const auto resident = cache->resident_bytes(offset, length)) return compare(*resident, length);
+  const std::uint32_t store = part.hold->spans[part.unit.first].store;
+  if (part.sampled == Residency::unknown || part.sampled_store != store) {
+    part.sampled = entry.sample_residency(offset, length);
+    part.sampled_store = store;
+  }
+  return part.sampled;
+}
+
+CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry) const {
+  const std::uint64_t alignment = entry.alignment(part.hold->direction);
+  const std::uint64_t chunk = align_up(environment_->options.storage_chunk_bytes, alignment);
+  return {.direction = part.hold->direction,
+          .path = part.plan.path,
+          .chunk_bytes = chunk,
+          .alignment = alignment,
+          .memory_alignment = entry.info().alignments.memory,
+          .staging_bytes = align_down(std::min(chunk, settings_.staging_bytes / 2), alignment)};
+}
+
+std::uint32_t Lane::start(Part& part, const Span& span, const Cut& piece, const StagingArena::Block& block) {
+  const std::uint32_t index = free_.back();
+  free_.pop_back();
+  Flight& flight = flights_[index];
+  const Request& request = *part.hold;
+  StoreEntry& entry = *request.stores[span.store].entry;
+  flight.part = &part;
+  flight.phase = Phase::transfer;
+  flight.range = part.range;
+  flight.reason = part.plan.reason;
+  flight.drop_after = part.plan.drop_after;
+  flight.user = span.memory + part.position;
+  flight.offset = span.offset + part.position;
+  flight.length = piece.length;
+  flight.lead = 0;
+  flight.span_bytes = piece.length;
+  flight.staging = block;
+  flight.op = {.kind = request.direction == Direction::read ? OpKind::read : OpKind::write,
+               .path = part.plan.path,
+               .store = &entry.store(),
+               .memory = flight.user,
+               .key = span.key};
+  if (block.data != nullptr) {
+    const std::uint64_t alignment = entry.alignment(request.direction);
+    flight.lead = flight.offset % alignment;
+    flight.span_bytes = align_up(flight.offset + flight.length, alignment) - (flight.offset - flight.lead);
+    flight.op.memory = block.data;
+    flight.op.key = staging_key(entry.engine());
+  }
+  if (piece.shape == Shape::edge) {
+    flight.reason = Reason::edge;
+    if (block.data != nullptr) {
+      flight.phase = Phase::lock_block;
+    } else {
+      flight.op.path = Path::buffered;
+    }
+  } else if (piece.shape == Shape::staged && request.direction == Direction::write) {
+    std::memcpy(block.data, flight.user, flight.length);
+  }
+  bytes_in_flight_ += flight.length;
+  ++part.in_flight;
+  return index;
+}
+
+void Lane::fail_unit(Part& part, Code code) {
+  const Request& request = *part.hold;
+  const Span& span = request.spans[part.unit.first];
+  add_failure(part, {part.unit.first, span.offset + part.unit.begin, part.unit.length, code, 0});
+  part.unit.count = 0;
+}
+
+}  // namespace penstock::core

@@ -1,0 +1,35 @@
+// Environment: what all lanes of a Context share. It owns no lane, so that a lane which is stuck in the kernel can
+// outlive its Context and still stand on something.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/completion_thread.h"
+#include "core/memory_map.h"
+#include "core/statistics.h"
+#include "engine/engine.h"
+#include "memory/allocation.h"
+#include "penstock/machine.h"
+#include "penstock/options.h"
+
+namespace penstock::core {
+
+struct Environment {
+  Environment(std::shared_ptr<const engine::Table> table, const Options& chosen, const Machine& detected);
+
+  const std::shared_ptr<const engine::Table> engines;
+  const Machine machine;
+  const Options options;  // resolved
+  const std::vector<engine::Probe> probes;  // by engine
+  const std::shared_ptr<memory::Budget> pinned;
+  const std::shared_ptr<memory::Quarantine> quarantine;
+  MemoryMap memory;
+  StatisticsHub statistics;
+  CompletionThread completions;
+  std::atomic<std::uint64_t> lanes_replaced{0};
+};
+
+}  // namespace penstock::core

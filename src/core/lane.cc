@@ -1,0 +1,340 @@
+#include "core/lane.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+
+namespace penstock::core {
+
+namespace {
+
+// Never dereferenced: stands in the mailbox of a lane that takes no more.
+Part* const closed_mark = reinterpret_cast<Part*>(std::uintptr_t{1});
+
+// So long at most, whatever a queue's idea of sleeping is.
+constexpr Duration longest_sleep = std::chrono::seconds(10);
+// Between two queues that both have work: neither can wake the lane while it sleeps in the other.
+constexpr Duration shared_sleep = std::chrono::microseconds(200);
+
+// Below this the clock costs more than it tells.
+constexpr std::uint64_t timed_from_bytes = 1 << 20;
+
+double thread_cpu_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+}  // namespace
+
+Lane::Lane(std::shared_ptr<Environment> environment, const LaneSettings& settings, std::function<bool()> on_stuck)
+    : environment_(std::move(environment)),
+      settings_(settings),
+      on_stuck_(std::move(on_stuck)),
+      statistics_(environment_->statistics.add_lane()),
+      flights_(settings.depth),
+      bytes_allowed_(settings.bytes_in_flight),
+      queues_(environment_->engines->size()),
+      staging_keys_(environment_->engines->size()),
+      done_(settings.depth) {
+  active_.reserve(1024);
+  free_.reserve(settings.depth);
+  retries_.reserve(settings.depth);
+  for (std::uint32_t i = settings.depth; i > 0; --i) free_.push_back(i - 1);
+}
+
+Lane::~Lane() { release_resources(); }
+
+bool Lane::post(Part& part) {
+  Part* head = mailbox_.load(std::memory_order_relaxed);
+  do {
+    if (head == closed_mark) return false;
+    part.next_in_mailbox = head;
+  } while (!mailbox_.compare_exchange_weak(head, &part, std::memory_order_seq_cst));
+  wake();
+  return true;
+}
+
+void Lane::attend() {
+  attention_.store(true, std::memory_order_seq_cst);
+  wake();
+}
+
+void Lane::close() {
+  closing_.store(true, std::memory_order_seq_cst);
+  attend();
+}
+
+void Lane::wake() {
+  State state = state_.load(std::memory_order_seq_cst);
+  if (state == State::working || !state_.compare_exchange_strong(state, State::working)) return;
+  const std::scoped_lock lock(idle_mutex_);
+  if (state == State::idle) {
+    idle_.notify_one();
+  } else if (engine::Queue* queue = polled_.load(std::memory_order_relaxed)) {
+    queue->wake();
+  }
+}
+
+void Lane::run() {
+  while (!finished()) step();
+  release_resources();
+}
+
+void Lane::drive(Part& part) {
+  accept(part, Clock::now());
+  while (!active_.empty()) step();
+}
+
+bool Lane::finished() const { return mailbox_closed_ && active_.empty() && orphans_ == 0; }
+
+void Lane::step() {
+  const TimePoint now = Clock::now();
+  accept_mail(now);
+  if (attention_.exchange(false, std::memory_order_seq_cst) || now >= next_look_) look_after_all(now);
+  send_due_retries(now);
+  cut_work(now);
+  submit_batches();
+  collect(next_time_to_look(now));
+}
+
+bool Lane::has_mail() const {
+  const Part* head = mailbox_.load(std::memory_order_seq_cst);
+  return head != nullptr && head != closed_mark;
+}
+
+void Lane::accept_mail(TimePoint now) {
+  if (mailbox_closed_) return;
+  // A retired lane stays open to those who still know it until nothing is left that could need it.
+  const bool take_no_more = closing_.load(std::memory_order_relaxed) || (retired_ && active_.empty() && orphans_ == 0);
+  if (!take_no_more && mailbox_.load(std::memory_order_relaxed) == nullptr) return;
+  Part* newest = mailbox_.exchange(take_no_more ? closed_mark : nullptr, std::memory_order_acquire);
+  mailbox_closed_ = take_no_more;
+  Part* oldest = nullptr;
+  while (newest != nullptr) {
+    Part* next = std::exchange(newest->next_in_mailbox, oldest);
+    oldest = std::exchange(newest, next);
+  }
+  while (oldest != nullptr) accept(*std::exchange(oldest, oldest->next_in_mailbox), now);
+}
+
+void Lane::accept(Part& part, TimePoint now) {
+  part.index_in_lane = active_.size();
+  active_.push_back(&part);
+  part.last_progress = now;
+  if (part.hold->total_bytes >= timed_from_bytes) {
+    part.entered = now;
+    part.cpu_seconds_at_entry = thread_cpu_seconds();
+  }
+  push_cutting(part);
+  next_look_ = std::min({next_look_, part.hold->deadline,
+                         now + duration_from_seconds(environment_->options.deadlines.stall_seconds)});
+  if (part.hold->stop_code() != Code::ok || closing_.load(std::memory_order_relaxed)) next_look_ = now;
+}
+
+void Lane::push_cutting(Part& part) {
+  part.in_cutting = true;
+  part.next_cutting = nullptr;
+  (cutting_last_ != nullptr ? cutting_last_->next_cutting : cutting_first_) = &part;
+  cutting_last_ = &part;
+}
+
+void Lane::pop_cutting() {
+  Part& part = *cutting_first_;
+  part.in_cutting = false;
+  cutting_first_ = part.next_cutting;
+  if (cutting_first_ == nullptr) cutting_last_ = nullptr;
+}
+
+void Lane::remove_cutting(Part& part) {
+  if (!part.in_cutting) return;
+  Part* before = nullptr;
+  for (Part* at = cutting_first_; at != &part; at = at->next_cutting) before = at;
+  (before != nullptr ? before->next_cutting : cutting_first_) = part.next_cutting;
+  if (cutting_last_ == &part) cutting_last_ = before;
+  part.in_cutting = false;
+}
+
+void Lane::submit_batches() {
+  for (EngineQueue& queue : queues_) {
+    if (queue.batch.empty()) continue;
+    const std::size_t taken = queue.queue->submit(queue.batch);
+    for (std::size_t i = 0; i < taken; ++i) {
+      flights_[static_cast<std::uint32_t>(queue.batch[i].cookie)].in_queue = true;
+    }
+    queue.in_queue += static_cast<std::uint32_t>(taken);
+    queue.batch.erase(queue.batch.begin(), queue.batch.begin() + static_cast<std::ptrdiff_t>(taken));
+  }
+}
+
+TimePoint Lane::next_time_to_look(TimePoint now) const {
+  TimePoint time = std::min(next_look_, now + longest_sleep);
+  for (const std::uint32_t index : retries_) time = std::min(time, flights_[index].retry_at);
+  return time;
+}
+
+void Lane::collect(TimePoint until) {
+  std::size_t busy = 0;
+  std::size_t last = 0;
+  for (std::size_t i = 0; i < queues_.size(); ++i) {
+    if (queues_[i].in_queue == 0) continue;
+    ++busy;
+    last = i;
+  }
+  if (busy == 0) {
+    if (!settings_.driven || !retries_.empty()) sleep_idle(until);
+  } else if (busy == 1) {
+    poll_queue(last, until);
+  } else {
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < queues_.size(); ++i) {
+      if (queues_[i].in_queue != 0) found += poll_queue(i, TimePoint::min());
+    }
+    if (found != 0) return;
+    do poll_first_ = (poll_first_ + 1) % queues_.size();
+    while (queues_[poll_first_].in_queue == 0);
+    poll_queue(poll_first_, std::min(until, Clock::now() + shared_sleep));
+  }
+}
+
+void Lane::sleep_idle(TimePoint until) {
+  std::unique_lock lock(idle_mutex_);
+  state_.store(State::idle, std::memory_order_seq_cst);
+  const bool leave_now = has_mail() || attention_.load(std::memory_order_seq_cst) || finished() ||
+                         (retired_ && active_.empty() && orphans_ == 0 && !mailbox_closed_);
+  if (!leave_now) {
+    idle_.wait_until(lock, until, [this] { return state_.load(std::memory_order_relaxed) != State::idle; });
+  }
+  state_.store(State::working, std::memory_order_relaxed);
+}
+
+std::size_t Lane::poll_queue(std::size_t engine, TimePoint until) {
+  engine::Queue& queue = *queues_[engine].queue;
+  polled_.store(&queue, std::memory_order_relaxed);
+  state_.store(State::polling, std::memory_order_seq_cst);
+  if (has_mail() || attention_.load(std::memory_order_seq_cst)) until = TimePoint::min();
+  const std::size_t count = queue.poll(done_, until);
+  state_.store(State::working, std::memory_order_relaxed);
+  if (count == 0) return 0;
+  const TimePoint now = Clock::now();
+  for (std::size_t i = 0; i < count; ++i) on_done(engine, done_[i], now);
+  statistics_->publish(now);
+  return count;
+}
+
+void Lane::look_after_all(TimePoint now) {
+  next_look_ = TimePoint::max();
+  // From the end: leaving puts the last part in the place of the one that left.
+  for (std::size_t i = active_.size(); i > 0; --i) look_after(*active_[i - 1], now);
+}
+
+void Lane::look_after(Part& part, TimePoint now) {
+  Request& request = *part.hold;
+  if (part.grace_end == TimePoint::max()) {
+    const TimePoint stalled =
+        part.last_progress + duration_from_seconds(environment_->options.deadlines.stall_seconds);
+    if (closing_.load(std::memory_order_relaxed)) {
+      request.stop(Code::closed);
+    } else if (now >= request.deadline || now >= stalled) {
+      request.stop(Code::timed_out);
+    }
+    if (request.stop_code() == Code::ok) {
+      next_look_ = std::min({next_look_, request.deadline, stalled});
+      return;
+    }
+    withdraw(part, now);
+  }
+  if (part.in_flight == 0) {
+    leave(part);
+  } else if (now >= part.grace_end) {
+    abandon(part);
+  } else {
+    next_look_ = std::min(next_look_, part.grace_end);
+  }
+}
+
+// Ends what has not reached an engine, and asks the engines to end the rest.
+void Lane::withdraw(Part& part, TimePoint now) {
+  part.grace_end = now + duration_from_seconds(environment_->options.deadlines.cancel_grace_seconds);
+  part.withdrawn = true;
+  part.exhausted = true;
+  remove_cutting(part);
+  const auto is_of_part = [&](std::uint32_t index) { return flights_[index].part == &part; };
+  std::erase_if(retries_, is_of_part);
+  for (EngineQueue& queue : queues_) {
+    std::erase_if(queue.batch,
+                  [&](const engine::Op& op) { return is_of_part(static_cast<std::uint32_t>(op.cookie)); });
+  }
+  for (std::uint32_t i = 0; i < flights_.size(); ++i) {
+    if (!is_of_part(i)) continue;
+    if (flights_[i].in_queue) {
+      queues_[entry_of(flights_[i]).engine()].queue->cancel(flights_[i].op.cookie);
+    } else {
+      --part.in_flight;
+      free_flight(i);
+    }
+  }
+}
+
+void Lane::abandon(Part& part) {
+  for (Flight& flight : flights_) {
+    if (flight.part != &part) continue;
+    flight.kept = part.hold->stores[store_of(flight)].entry;
+    if (flight.op.memory != nullptr) {
+      flight.quarantine = environment_->quarantine->add(flight.op.memory, flight.op.length);
+    }
+    flight.part = nullptr;
+    flight.orphan = true;
+    ++orphans_;
+  }
+  part.in_flight = 0;
+  part.abandoned = true;
+  log(LogLevel::warning, "operations on " + part.hold->stores[0].entry->info().name +
+                             " did not come back in time; their request is abandoned");
+  leave(part);
+  if (!std::exchange(tried_to_retire_, true)) retired_ = on_stuck_ && on_stuck_();
+}
+
+void Lane::settle(Part& part) {
+  if (part.exhausted && part.in_flight == 0) leave(part);
+}
+
+void Lane::leave(Part& part) {
+  remove_cutting(part);
+  active_[part.index_in_lane] = active_.back();
+  active_[part.index_in_lane]->index_in_lane = part.index_in_lane;
+  active_.pop_back();
+  if (part.hold->total_bytes >= timed_from_bytes) {
+    part.cpu_seconds += thread_cpu_seconds() - part.cpu_seconds_at_entry;
+    part.wall_seconds += seconds_between(part.entered, Clock::now());
+  }
+  const std::shared_ptr<Request> request = std::move(part.hold);
+  if (!request->leave()) return;
+  if (!part.flushing && request->wants_flush()) {
+    request->rejoin();
+    part.hold = request;
+    part.flushing = true;
+    part.exhausted = false;
+    accept(part, Clock::now());
+    return;
+  }
+  request->conclude(request);
+}
+
+void Lane::release_resources() {
+  {
+    const std::scoped_lock lock(idle_mutex_);
+    polled_.store(nullptr, std::memory_order_relaxed);
+  }
+  for (std::size_t i = 0; i < staging_keys_.size(); ++i) {
+    if (staging_keys_[i] && *staging_keys_[i]) (*environment_->engines)[i]->detach(*staging_keys_[i]);
+    staging_keys_[i].reset();
+  }
+  for (EngineQueue& queue : queues_) queue.queue.reset();
+  staging_.reset();
+}
+
+}  // namespace penstock::core

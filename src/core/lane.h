@@ -1,0 +1,200 @@
+// Lane: one worker. It has a Queue for each engine in use, its own staging memory and statistics; nothing on its data
+// path is locked or shared with other lanes.
+//
+// A lane is run by a thread of its own (run), or by the caller of a small synchronous request (drive).
+//
+// Invariants:
+//  1. Every operation given to a Queue occupies a Flight until it comes back. The cookie names flight and generation.
+//  2. A Part leaves its lane exactly once, when none of its flights is left; flights that don't come home within the
+//     grace become orphans: they belong to no part, their memory is quarantined, their stores are kept open.
+//  3. A lane with orphans never ends; it is retired, and another takes its place.
+//
+// Thread safety: post, attend and close from any thread; the rest is the worker's.
+// Lifetime: shared by its thread, the LaneSet and the requests that may have to wake it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/clock.h"
+#include "core/cut.h"
+#include "core/environment.h"
+#include "core/request.h"
+#include "core/staging.h"
+
+namespace penstock::core {
+
+struct LaneSettings {
+  bool driven = false;  // by callers, not by a thread: queues that work inside submit
+  std::uint32_t depth = 64;
+  std::uint32_t threads = 32;  // for engines that block
+  std::uint64_t staging_bytes = 8 << 20;
+  std::uint64_t bytes_in_flight = 32 << 20;
+};
+
+class Lane {
+ public:
+  // `on_stuck` is called once, on the lane's thread, when operations were abandoned: true if another lane took over.
+  Lane(std::shared_ptr<Environment> environment, const LaneSettings& settings, std::function<bool()> on_stuck);
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  // Hands over a part; false if the lane takes no more.
+  bool post(Part& part);
+  // Makes the lane look at its requests' stop codes soon.
+  void attend();
+  // Takes no more, ends every request with Code::closed, and ends when nothing is in flight.
+  void close();
+
+  // The thread's whole life.
+  void run();
+  // Works on one part until its request has no part of this lane left.
+  void drive(Part& part);
+
+ private:
+  enum class Phase : std::uint8_t {
+    transfer,     // the one and only operation of a piece, or its continuation
+    lock_block,   // waits for another writer of the block
+    read_block,   // reads the block around an edge
+    write_block,  // writes it back
+    flush,
+  };
+  // A piece of a range on its way.
+  struct Flight {
+    Part* part = nullptr;        // null: free, or an orphan
+    Phase phase = Phase::transfer;
+    bool in_queue = false;       // given to the engine and not yet back
+    bool orphan = false;
+    bool drop_after = false;
+    bool holds_block = false;    // in the store's BlockLocks
+    std::uint8_t attempts = 0;
+    Reason reason = Reason::in_memory;
+    std::uint32_t generation = 0;
+    std::uint32_t range = 0;
+    std::byte* user = nullptr;   // the caller's memory: `length` bytes
+    std::uint64_t offset = 0;
+    std::uint64_t length = 0;
+    std::uint64_t lead = 0;      // bytes of the operation before `offset`
+    std::uint64_t moved = 0;     // bytes of the operation that are there, from its start
+    std::uint64_t span_bytes = 0;  // of the whole operation: lead, length and what alignment adds
+    RouteBytes routes{};         // of the piece's own bytes
+    StagingArena::Block staging;
+    engine::Op op;               // as given to the queue last
+    TimePoint submitted;
+    TimePoint retry_at;
+    memory::Quarantine::Token quarantine = 0;
+    std::shared_ptr<StoreEntry> kept;  // an orphan's store
+  };
+  struct EngineQueue {
+    std::unique_ptr<engine::Queue> queue;
+    std::vector<engine::Op> batch;  // to be given to the queue; what it did not take stays
+    std::uint32_t in_queue = 0;
+  };
+  enum class State : std::uint32_t { working, idle, polling };
+
+  // The loop (lane.cc).
+  void step();
+  bool finished() const;
+  void accept_mail(TimePoint now);
+  void accept(Part& part, TimePoint now);
+  void submit_batches();
+  void collect(TimePoint until);
+  void sleep_idle(TimePoint until);
+  std::size_t poll_queue(std::size_t engine, TimePoint until);
+  void wake();
+  bool has_mail() const;
+  void look_after_all(TimePoint now);
+  void look_after(Part& part, TimePoint now);
+  void withdraw(Part& part, TimePoint now);
+  void abandon(Part& part);
+  void settle(Part& part);
+  void leave(Part& part);
+  void release_resources();
+  TimePoint next_time_to_look(TimePoint now) const;
+
+  // Parts that have work to cut, in turn (lane.cc).
+  void push_cutting(Part& part);
+  void pop_cutting();
+  void remove_cutting(Part& part);
+
+  // Cutting (cutting.cc).
+  enum class CutResult : std::uint8_t { cut, blocked, exhausted };
+  void cut_work(TimePoint now);
+  CutResult cut_next(Part& part, TimePoint now);
+  CutResult cut_flush(Part& part, TimePoint now);
+  bool next_unit(Part& part);
+  void advance(Part& part, std::uint64_t bytes);
+  void plan_unit(Part& part);
+  Residency plan_window_at(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length);
+  Residency residency_of(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length);
+  CutRules cut_rules(const Part& part, const StoreEntry& entry) const;
+  std::uint32_t start(Part& part, const Span& span, const Cut& piece, const StagingArena::Block& block);
+  void fail_unit(Part& part, Code code);
+
+  // Operations and their ends (transfer.cc).
+  void send(std::uint32_t index, TimePoint now);
+  void on_done(std::size_t engine, const engine::Done& done, TimePoint now);
+  void on_moved(std::uint32_t index, const engine::Done& done, TimePoint now);
+  void on_failed(std::uint32_t index, const engine::Done& done, TimePoint now);
+  void on_orphan_home(std::uint32_t index);
+  void begin_block(std::uint32_t index, TimePoint now);
+  void write_back_block(std::uint32_t index, TimePoint now);
+  void retry_later(std::uint32_t index, TimePoint at);
+  void send_due_retries(TimePoint now);
+  void finish_piece(std::uint32_t index);
+  void fail_piece(std::uint32_t index, Code code, std::int32_t system_error);
+  void add_failure(Part& part, const Failure& failure);
+  void free_flight(std::uint32_t index);
+  void adapt_depth(Duration latency, TimePoint now);
+  StagingArena* staging();
+  engine::MemoryKey staging_key(std::size_t engine);
+  EngineQueue* queue_of(std::size_t engine);
+  static std::uint32_t store_of(const Flight& flight);
+  static StoreEntry& entry_of(const Flight& flight);
+
+  const std::shared_ptr<Environment> environment_;
+  const LaneSettings settings_;
+  const std::function<bool()> on_stuck_;
+  const std::shared_ptr<LaneStatistics> statistics_;
+
+  // Shared with other threads.
+  std::atomic<Part*> mailbox_{nullptr};  // newest first; a mark when closed
+  std::atomic<State> state_{State::working};
+  std::atomic<engine::Queue*> polled_{nullptr};
+  std::atomic<bool> attention_{false};
+  std::atomic<bool> closing_{false};
+  std::mutex idle_mutex_;
+  std::condition_variable idle_;
+
+  // The worker's own.
+  bool mailbox_closed_ = false;
+  bool retired_ = false;
+  bool tried_to_retire_ = false;
+  std::vector<Part*> active_;
+  Part* cutting_first_ = nullptr;
+  Part* cutting_last_ = nullptr;
+  std::vector<Flight> flights_;
+  std::vector<std::uint32_t> free_;
+  std::vector<std::uint32_t> retries_;
+  std::uint32_t orphans_ = 0;
+  std::uint64_t bytes_in_flight_ = 0;
+  std::uint64_t bytes_allowed_;
+  TimePoint depth_changed_;
+  TimePoint next_look_ = TimePoint::max();
+  std::vector<EngineQueue> queues_;  // by engine
+  std::size_t poll_first_ = 0;
+  std::unique_ptr<StagingArena> staging_;
+  bool staging_refused_ = false;
+  std::vector<std::optional<engine::MemoryKey>> staging_keys_;  // by engine
+  std::vector<engine::Done> done_;
+};
+
+}  // namespace penstock::core

@@ -1,0 +1,146 @@
+#include "core/lane_set.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/futex.h"
+#include "base/log.h"
+
+namespace penstock::core {
+
+namespace {
+
+// Spread over the lanes: enough to keep a fast disk or a distant server busy, little enough to cancel quickly.
+constexpr std::uint64_t bytes_in_flight_total = 64 << 20;
+constexpr std::uint32_t threads_total = 64;
+constexpr std::uint32_t driven_most = 16;
+constexpr std::uint64_t driven_staging_bytes = 4 * StagingArena::granule_bytes;
+
+LaneSettings lane_settings(const Options& options) {
+  return {.driven = false,
+          .depth = options.operations_in_flight,
+          .threads = std::max(1U, threads_total / options.lanes),
+          .staging_bytes = options.staging_slot_bytes * options.staging_slots_per_lane,
+          .bytes_in_flight = std::max(options.storage_chunk_bytes * 2, bytes_in_flight_total / options.lanes)};
+}
+
+}  // namespace
+
+LaneSet::LaneSet(std::shared_ptr<Environment> environment)
+    : environment_(std::move(environment)), size_(environment_->options.lanes), workers_(size_) {}
+
+LaneSet::~LaneSet() { close(); }
+
+LaneSet::Worker LaneSet::start_lane(std::uint32_t slot) {
+  Worker worker;
+  auto on_stuck = [set = weak_from_this(), slot] {
+    const auto self = set.lock();
+    return self && self->replace(slot);
+  };
+  worker.lane = std::make_shared<Lane>(environment_, lane_settings(environment_->options), std::move(on_stuck));
+  worker.ended = std::make_shared<std::atomic<std::uint32_t>>(0);
+  worker.thread = std::thread([lane = worker.lane, ended = worker.ended] {
+    lane->run();
+    ended->store(1, std::memory_order_release);
+    futex_wake_all(*ended);
+  });
+  return worker;
+}
+
+void LaneSet::submit(const std::shared_ptr<Request>& request) {
+  const std::scoped_lock lock(mutex_);
+  auto& parts = request->parts;
+  if (closed_) {
+    request->stop(Code::closed);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (request->leave()) request->conclude(request);
+    }
+    return;
+  }
+  for (Part& part : parts) {
+    const std::uint32_t slot = next_++ % size_;
+    if (!workers_[slot].lane) workers_[slot] = start_lane(slot);
+    part.lane = workers_[slot].lane;
+    part.hold = request;
+  }
+  // A lane stays open while it has a slot, and it can't lose that while the lock is held.
+  for (Part& part : parts) part.lane->post(part);
+}
+
+bool LaneSet::drive(const std::shared_ptr<Request>& request) {
+  std::unique_ptr<Lane> lane;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (closed_) return false;
+    if (!driven_.empty()) {
+      lane = std::move(driven_.back());
+      driven_.pop_back();
+    } else if (driven_made_ < driven_most) {
+      ++driven_made_;
+    } else {
+      return false;
+    }
+  }
+  if (!lane) {
+    LaneSettings settings = lane_settings(environment_->options);
+    settings.driven = true;
+    settings.depth = 4;
+    settings.staging_bytes = driven_staging_bytes;
+    lane = std::make_unique<Lane>(environment_, settings, nullptr);
+  }
+  Part& part = request->parts[0];
+  part.hold = request;
+  lane->drive(part);
+  const std::scoped_lock lock(mutex_);
+  driven_.push_back(std::move(lane));
+  return true;
+}
+
+bool LaneSet::replace(std::uint32_t slot) {
+  const std::scoped_lock lock(mutex_);
+  if (closed_ || replaced_ == size_) return false;
+  collect_ended();
+  ++replaced_;
+  environment_->lanes_replaced.fetch_add(1, std::memory_order_relaxed);
+  retired_.push_back(std::exchange(workers_[slot], start_lane(slot)));
+  return true;
+}
+
+void LaneSet::collect_ended() {
+  std::erase_if(retired_, [this](Worker& worker) {
+    if (worker.ended->load(std::memory_order_acquire) == 0) return false;
+    worker.thread.join();
+    --replaced_;
+    return true;
+  });
+}
+
+void LaneSet::close() {
+  std::vector<Worker> workers;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+    for (Worker& worker : workers_) {
+      if (worker.lane) workers.push_back(std::move(worker));
+    }
+    std::move(retired_.begin(), retired_.end(), std::back_inserter(workers));
+    retired_.clear();
+    driven_.clear();
+  }
+  for (const Worker& worker : workers) worker.lane->close();
+  const TimePoint deadline = Clock::now() + duration_from_seconds(environment_->options.deadlines.close_seconds);
+  for (Worker& worker : workers) {
+    while (worker.ended->load(std::memory_order_acquire) == 0 && Clock::now() < deadline) {
+      futex_wait_until(*worker.ended, 0, deadline);
+    }
+    if (worker.ended->load(std::memory_order_acquire) != 0) {
+      worker.thread.join();
+    } else {
+      log(LogLevel::warning,
+          "a lane still waits for operations that never came back; it and its memory are left behind");
+      worker.thread.detach();
+    }
+  }
+}
+
+}  // namespace penstock::core

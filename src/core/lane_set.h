@@ -1,0 +1,57 @@
+// LaneSet: the lanes of a Context. Starts them when there is work, hands requests out, replaces a lane whose
+// operations are stuck, and ends them all within a bounded time.
+//
+// Thread safety: any thread. Lifetime: ended by close(); a lane that is stuck in the kernel is leaked, with a message.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/lane.h"
+
+namespace penstock::core {
+
+class LaneSet : public std::enable_shared_from_this<LaneSet> {
+ public:
+  // The most that a lane driven by its caller is asked to move.
+  static constexpr std::uint64_t driven_bytes_most = 128 << 10;
+
+  explicit LaneSet(std::shared_ptr<Environment> environment);
+  ~LaneSet();
+  LaneSet(const LaneSet&) = delete;
+  LaneSet& operator=(const LaneSet&) = delete;
+
+  std::uint32_t size() const { return size_; }
+  // Gives every part of the request a lane. After close, the request ends at once.
+  void submit(const std::shared_ptr<Request>& request);
+  // Runs the request on the caller's thread; false if too many do so already.
+  bool drive(const std::shared_ptr<Request>& request);
+  // Ends all lanes; waits as long as the options say and leaks the rest.
+  void close();
+
+ private:
+  struct Worker {
+    std::shared_ptr<Lane> lane;
+    std::shared_ptr<std::atomic<std::uint32_t>> ended;  // shared with the thread, which may outlive this
+    std::thread thread;
+  };
+  Worker start_lane(std::uint32_t slot);
+  bool replace(std::uint32_t slot);
+  void collect_ended();
+
+  const std::shared_ptr<Environment> environment_;
+  const std::uint32_t size_;
+  std::mutex mutex_;
+  bool closed_ = false;
+  std::uint32_t next_ = 0;
+  std::uint32_t replaced_ = 0;
+  std::vector<Worker> workers_;   // by slot; no lane: not started yet
+  std::vector<Worker> retired_;   // replaced, waiting for their operations
+  std::vector<std::unique_ptr<Lane>> driven_;  // free ones
+  std::uint32_t driven_made_ = 0;
+};
+
+}  // namespace penstock::core

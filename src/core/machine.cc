@@ -1,0 +1,123 @@
+#include "penstock/machine.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <memory>
+#include <string_view>
+
+#include "base/unique_fd.h"
+#include "core/cgroup.h"
+
+namespace penstock {
+namespace {
+
+// Small files of /proc and /sys; empty if there is none.
+std::string read_text(const std::string& path) {
+  constexpr std::size_t most_bytes = 1 << 20;
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  char piece[4096];
+  while (file && text.size() < most_bytes) {
+    const ssize_t got = ::read(file.get(), piece, sizeof piece);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    text.append(piece, static_cast<std::size_t>(got));
+  }
+  return text;
+}
+
+std::uint32_t cpus_by_affinity() {
+  // The kernel refuses a mask smaller than its own, so grow until it fits.
+  for (int cpus = 1024; cpus <= 1 << 20; cpus *= 4) {
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> mask(CPU_ALLOC(cpus), [](cpu_set_t* set) { CPU_FREE(set); });
+    if (!mask) break;
+    const std::size_t bytes = CPU_ALLOC_SIZE(cpus);
+    if (::sched_getaffinity(0, bytes, mask.get()) == 0)
+      return static_cast<std::uint32_t>(CPU_COUNT_S(bytes, mask.get()));
+    if (errno != EINVAL) break;
+  }
+  return static_cast<std::uint32_t>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
+std::uint32_t cpus_usable(std::string_view cgroup, std::string_view mountinfo) {
+  double cpus = cpus_by_affinity();
+  for (const std::string& folder : core::cgroup_folders(cgroup, mountinfo, "cpu")) {
+    auto limit = core::parse_cpu_max(read_text(folder + "/cpu.max"));
+    if (!limit) {
+      limit = core::parse_cpu_quota(read_text(folder + "/cpu.cfs_quota_us"), read_text(folder + "/cpu.cfs_period_us"));
+    }
+    cpus = std::min(cpus, limit.value_or(cpus));
+  }
+  return static_cast<std::uint32_t>(std::max(1.0, std::ceil(cpus)));
+}
+
+std::uint64_t memory_usable(std::string_view cgroup, std::string_view mountinfo) {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  std::uint64_t bytes = static_cast<std::uint64_t>(std::max(pages, 0L)) * ::sysconf(_SC_PAGESIZE);
+  for (const std::string& folder : core::cgroup_folders(cgroup, mountinfo, "memory")) {
+    for (const char* file : {"/memory.max", "/memory.limit_in_bytes"}) {
+      bytes = std::min(bytes, core::parse_memory_limit(read_text(folder + file)).value_or(bytes));
+    }
+  }
+  return bytes;
+}
+
+// CAP_IPC_LOCK counts only in the first user namespace, whose users are mapped to themselves.
+bool may_lock_everything() {
+  constexpr unsigned cap_ipc_lock = 14;
+  const std::string status = read_text("/proc/self/status");
+  constexpr std::string_view key = "CapEff:\t";
+  const std::size_t at = status.find(key);
+  if (at == std::string::npos) return false;
+  std::uint64_t capabilities = 0;
+  std::from_chars(status.data() + at + key.size(), status.data() + status.size(), capabilities, 16);
+  if ((capabilities >> cap_ipc_lock & 1) == 0) return false;
+  std::string users = read_text("/proc/self/uid_map");
+  std::erase_if(users, [](char c) { return c == ' ' || c == '\n'; });
+  return users.empty() || users == "004294967295";
+}
+
+std::uint64_t bytes_lockable() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return 0;
+  return limit.rlim_cur == RLIM_INFINITY || may_lock_everything() ? UINT64_MAX : limit.rlim_cur;
+}
+
+bool has_cachestat() {
+  constexpr long cachestat_number = 451;  // on every architecture; older headers don't name it
+  // An impossible descriptor: a kernel that has the call looks at it first.
+  return ::syscall(cachestat_number, -1, nullptr, nullptr, 0) == -1 && errno != ENOSYS && errno != EPERM;
+}
+
+}  // namespace
+
+Machine Machine::detect() {
+  Machine machine;
+  utsname names{};
+  if (::uname(&names) == 0) {
+    machine.kernel = names.release;
+    machine.architecture = names.machine;
+  }
+  const std::string cgroup = read_text("/proc/self/cgroup");
+  const std::string mountinfo = read_text("/proc/self/mountinfo");
+  machine.usable_cpus = cpus_usable(cgroup, mountinfo);
+  machine.page_bytes = static_cast<std::uint32_t>(::sysconf(_SC_PAGESIZE));
+  machine.memory_bytes = memory_usable(cgroup, mountinfo);
+  machine.lockable_bytes = bytes_lockable();
+  const std::string huge_pages = read_text("/sys/kernel/mm/transparent_hugepage/enabled");
+  machine.transparent_huge_pages =
+      huge_pages.find("[always]") != std::string::npos || huge_pages.find("[madvise]") != std::string::npos;
+  machine.cachestat = has_cachestat();
+  return machine;
+}
+
+}  // namespace penstock

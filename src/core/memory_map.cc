@@ -1,0 +1,78 @@
+#include "core/memory_map.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace penstock::core {
+
+std::shared_ptr<const MemoryMap::Snapshot> MemoryMap::snapshot() const {
+  const std::scoped_lock lock(snapshot_mutex_);
+  return snapshot_;
+}
+
+const MemoryMap::Entry* MemoryMap::find(const Snapshot& snapshot, const std::byte* data, std::size_t size) {
+  const auto after = std::upper_bound(snapshot.begin(), snapshot.end(), data,
+                                      [](const std::byte* address, const Entry& entry) { return address < entry.begin; });
+  if (after == snapshot.begin()) return nullptr;
+  const Entry& entry = *std::prev(after);
+  return data < entry.end && size <= static_cast<std::size_t>(entry.end - data) ? &entry : nullptr;
+}
+
+std::vector<engine::MemoryKey> MemoryMap::attach_to_engines(Region memory) {
+  std::vector<engine::MemoryKey> keys(engines_.size());
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (engines_[i] == nullptr) continue;
+    auto key = engines_[i]->attach(memory);
+    // An engine that can't attach still reaches the memory, only slower.
+    if (key) {
+      keys[i] = *key;
+    } else {
+      log(LogLevel::info, "memory not attached to " + std::string(engines_[i]->description().name) + ": " +
+                              key.error().message);
+    }
+  }
+  return keys;
+}
+
+Status MemoryMap::attach(Region memory) {
+  if (memory.data == nullptr || memory.size_bytes == 0) {
+    return Error{Code::invalid_argument, 0, "attach: empty memory", "give the whole allocation"};
+  }
+  const std::scoped_lock changing(change_mutex_);
+  auto next = std::make_shared<Snapshot>(*snapshot());
+  const auto* end = memory.data + memory.size_bytes;
+  const auto place = std::find_if(next->begin(), next->end(), [&](const Entry& entry) { return entry.end > memory.data; });
+  if (place != next->end() && place->begin < end) {
+    return Error{Code::invalid_argument, 0, "attach: the memory overlaps memory that is attached already",
+                 "detach that first"};
+  }
+  next->insert(place, Entry{memory.data, end, attach_to_engines(memory)});
+  const std::scoped_lock lock(snapshot_mutex_);
+  snapshot_ = std::move(next);
+  return {};
+}
+
+Status MemoryMap::detach(Region memory) {
+  const std::scoped_lock changing(change_mutex_);
+  auto next = std::make_shared<Snapshot>(*snapshot());
+  const auto place = std::find_if(next->begin(), next->end(), [&](const Entry& entry) {
+    return entry.begin == memory.data && entry.end == memory.data + memory.size_bytes;
+  });
+  if (place == next->end()) {
+    return Error{Code::invalid_argument, 0, "detach: this memory was not attached",
+                 "give the same address and size as to attach"};
+  }
+  const Entry removed = *place;
+  next->erase(place);
+  {
+    const std::scoped_lock lock(snapshot_mutex_);
+    snapshot_ = std::move(next);
+  }
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (removed.keys[i]) engines_[i]->detach(removed.keys[i]);
+  }
+  return {};
+}
+
+}  // namespace penstock::core

@@ -1,0 +1,46 @@
+// MemoryMap: which memory is attached to which engines. One cache for all engines, searched once per request.
+//
+// Thread safety: any thread. A lookup never waits for an attach in progress.
+// Lifetime: host memory must be detached before it is freed: a freed address that is mapped again would otherwise meet
+// the old registration. Buffers detach themselves.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace penstock::core {
+
+class MemoryMap {
+ public:
+  struct Entry {
+    const std::byte* begin;
+    const std::byte* end;
+    std::vector<engine::MemoryKey> keys;  // by engine
+  };
+  // Sorted by address; entries don't overlap.
+  using Snapshot = std::vector<Entry>;
+
+  // `engines`: those that work here; null entries are skipped.
+  explicit MemoryMap(std::vector<engine::Engine*> engines) : engines_(std::move(engines)) {}
+
+  Status attach(Region memory);
+  // REQUIRES: no request in flight uses the memory.
+  Status detach(Region memory);
+
+  std::shared_ptr<const Snapshot> snapshot() const;
+  // The entry that covers all of [data, data + size), or null.
+  static const Entry* find(const Snapshot& snapshot, const std::byte* data, std::size_t size);
+
+ private:
+  std::vector<engine::MemoryKey> attach_to_engines(Region memory);
+
+  const std::vector<engine::Engine*> engines_;
+  std::mutex change_mutex_;          // held while engines are asked
+  mutable std::mutex snapshot_mutex_;  // held for a moment
+  std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<Snapshot>();
+};
+
+}  // namespace penstock::core

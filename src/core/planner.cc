@@ -1,0 +1,148 @@
+#include "core/planner.h"
+
+#include <array>
+
+namespace penstock::core {
+
+using engine::Path;
+
+namespace {
+
+bool is_remote(Locality locality) { return locality == Locality::network || locality == Locality::fuse; }
+
+std::string known_names(std::span<const EngineFacts> engines) {
+  std::string names;
+  for (const auto& engine : engines) {
+    if (!names.empty()) names += ", ";
+    names += engine.name;
+  }
+  return names;
+}
+
+Result<EnginePlan> plan_wanted(std::span<const EngineFacts> engines, std::string_view wanted) {
+  for (std::size_t i = 0; i < engines.size(); ++i) {
+    const auto& engine = engines[i];
+    if (engine.name != wanted) continue;
+    if (!engine.available) {
+      return Error{Code::engine_unavailable, 0,
+                   "engine " + std::string(wanted) + " does not work here: " + std::string(engine.unavailable_because),
+                   "leave the engine unset to take the next best one"};
+    }
+    if (!engine.serves_scheme) {
+      return Error{Code::engine_unavailable, 0, "engine " + std::string(wanted) + " does not serve this kind of store",
+                   "leave the engine unset"};
+    }
+    return EnginePlan{i, std::string(wanted) + ": asked for"};
+  }
+  return Error{Code::unknown_engine, 0, "there is no engine named " + std::string(wanted),
+               "engines: " + known_names(engines)};
+}
+
+std::string choice_reason(const EngineFacts& engine, bool remote) {
+  std::string reason(engine.name);
+  if (remote) return reason + ": a network or user-space mount, read by many threads at once";
+  if (engine.sleeps_in_kernel) return reason + ": deep queues without a thread for each operation";
+  return reason + ": works everywhere";
+}
+
+}  // namespace
+
+Result<EnginePlan> plan_engine(std::span<const EngineFacts> engines, std::string_view wanted,
+                               std::optional<Locality> locality) {
+  if (!wanted.empty()) return plan_wanted(engines, wanted);
+  const bool remote = locality && is_remote(*locality);
+  std::optional<std::size_t> fallback;
+  std::string passed_over;
+  for (std::size_t i = 0; i < engines.size(); ++i) {
+    const auto& engine = engines[i];
+    if (!engine.serves_scheme) continue;
+    if (!engine.available) {
+      passed_over += "; " + std::string(engine.name) + " not used: " + std::string(engine.unavailable_because);
+      continue;
+    }
+    // Buffered reads of such mounts block inside the kernel; a ring would hand them to the kernel's few workers.
+    if (remote && engine.sleeps_in_kernel) {
+      if (!fallback) fallback = i;
+      continue;
+    }
+    return EnginePlan{i, choice_reason(engine, remote) + passed_over};
+  }
+  if (fallback) return EnginePlan{*fallback, choice_reason(engines[*fallback], false) + passed_over};
+  return Error{Code::engine_unavailable, 0, "no engine that works here serves this store" + passed_over,
+               "run `penstock engines` to see what each one needs"};
+}
+
+RouteSet route_set(std::span<const Route> routes) {
+  if (routes.empty()) return ~RouteSet{0};
+  RouteSet set = 0;
+  for (const Route route : routes) set |= route_bit(route);
+  return set;
+}
+
+std::string_view reason_text(Reason reason) {
+  static constexpr std::array<std::string_view, reason_count> texts = {
+      "the file system is in memory",
+      "already in the page cache",
+      "not in the page cache, so read past it, leaving nothing behind",
+      "cache=keep: through the page cache",
+      "cache=bypass: past the page cache",
+      "the store can't be reached past the page cache",
+      "a network or user-space mount, read through the page cache at depth",
+      "the kernel does not tell what is cached; a timed sample decided",
+      "written straight to the device",
+      "ends that fill no whole block",
+      "the kernel refused direct transfers on this store",
+      "the route that fits better is not among the allowed ones",
+  };
+  return texts[static_cast<std::size_t>(reason)];
+}
+
+bool wants_residency(const WindowFacts& facts) {
+  return facts.direction == Direction::read && facts.locality != Locality::memory && facts.page_cache &&
+         !(facts.cache == Cache::bypass && facts.direct);
+}
+
+namespace {
+
+WindowPlan preferred_write(const WindowFacts& facts) {
+  if (!facts.direct) return {Path::buffered, facts.locality == Locality::memory ? Reason::in_memory : Reason::no_direct};
+  if (facts.cache == Cache::keep && facts.page_cache) return {Path::buffered, Reason::keep_asked};
+  return {Path::direct, Reason::write_through};
+}
+
+WindowPlan preferred_read(const WindowFacts& facts) {
+  if (!facts.page_cache) return {Path::direct, Reason::bypass_asked};
+  if (facts.locality == Locality::memory) return {Path::cached, Reason::in_memory};
+  if (facts.cache == Cache::bypass && facts.direct) return {Path::direct, Reason::bypass_asked};
+  if (facts.residency == Residency::all) return {Path::cached, Reason::in_page_cache};
+  const bool guess = facts.residency == Residency::likely_all || facts.residency == Residency::likely_none;
+  if (facts.residency == Residency::likely_all) return {Path::cached, Reason::residency_unknown};
+  if (facts.cache == Cache::keep) return {Path::buffered, Reason::keep_asked};
+  if (facts.direct) return {Path::direct, guess ? Reason::residency_unknown : Reason::not_in_page_cache};
+  // Only what was certainly not cached before may be dropped: the rest is somebody's.
+  const bool drop = facts.residency == Residency::none;
+  return {Path::buffered, is_remote(facts.locality) ? Reason::remote : Reason::no_direct, drop};
+}
+
+Route route_of(Path path) {
+  switch (path) {
+    case Path::cached: return Route::cached;
+    case Path::direct: return Route::direct;
+    case Path::buffered: break;
+  }
+  return Route::buffered;
+}
+
+}  // namespace
+
+std::optional<WindowPlan> plan_window(const WindowFacts& facts) {
+  const WindowPlan plan = facts.direction == Direction::write ? preferred_write(facts) : preferred_read(facts);
+  if (facts.allowed & route_bit(route_of(plan.path))) return plan;
+  if (facts.direct && (facts.allowed & route_bit(Route::direct))) return WindowPlan{Path::direct, Reason::not_allowed};
+  if (facts.page_cache && (facts.allowed & route_bit(Route::buffered))) {
+    return WindowPlan{Path::buffered, Reason::not_allowed};
+  }
+  return std::nullopt;
+}
+
+}  // namespace penstock::core

@@ -1,0 +1,90 @@
+// The planner: which engine serves a store, and which way the bytes of a window take. Pure functions of facts; every
+// choice carries its reason.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "engine/op.h"
+#include "penstock/options.h"
+#include "penstock/request.h"
+#include "penstock/result.h"
+#include "penstock/store.h"
+
+namespace penstock::core {
+
+struct EngineFacts {
+  std::string_view name;
+  bool serves_scheme = false;
+  bool available = false;
+  std::string_view unavailable_because;
+  bool sleeps_in_kernel = false;
+};
+
+struct EnginePlan {
+  std::size_t engine = 0;  // its index in the table
+  std::string reason;
+};
+
+// `engines` in order of preference. `wanted` empty: any. `locality` unset: not known before the store is open.
+Result<EnginePlan> plan_engine(std::span<const EngineFacts> engines, std::string_view wanted,
+                               std::optional<Locality> locality);
+
+// Routes as a set of bits.
+using RouteSet = std::uint32_t;
+constexpr RouteSet route_bit(Route route) { return RouteSet{1} << static_cast<unsigned>(route); }
+RouteSet route_set(std::span<const Route> routes);  // empty: all
+
+// Why a window went the way it went.
+enum class Reason : std::uint8_t {
+  in_memory,          // the file system keeps everything in memory
+  in_page_cache,
+  not_in_page_cache,  // read past the cache, nothing left behind
+  keep_asked,         // cache=keep
+  bypass_asked,       // cache=bypass
+  no_direct,          // the store can't be reached past the cache
+  remote,             // a network or FUSE mount: deep buffered reads
+  residency_unknown,  // the kernel won't tell; a timed sample decided
+  write_through,      // writes go straight to the device
+  edge,               // ends of a write that fill no whole block
+  refused,            // the kernel refused a direct transfer that should have worked
+  not_allowed,        // the better route is not among the allowed ones
+};
+inline constexpr std::size_t reason_count = 12;
+std::string_view reason_text(Reason reason);
+
+enum class Residency : std::uint8_t {
+  all,
+  none,
+  some,
+  unknown,       // not asked, or the kernel won't tell
+  likely_all,    // unknown, and a timed sample was fast
+  likely_none,   // unknown, and a timed sample was slow
+};
+
+struct WindowFacts {
+  Direction direction = Direction::read;
+  Locality locality = Locality::local;
+  bool direct = false;      // the store can be reached past the page cache
+  bool page_cache = false;  // and through it
+  Cache cache = Cache::automatic;
+  RouteSet allowed = ~RouteSet{0};
+  Residency residency = Residency::unknown;
+};
+
+struct WindowPlan {
+  engine::Path path = engine::Path::buffered;
+  Reason reason = Reason::no_direct;
+  bool drop_after = false;  // let the page cache forget what this brought in
+};
+
+// Whether plan_window looks at the residency: it costs a system call.
+bool wants_residency(const WindowFacts& facts);
+// Nothing: no allowed route can carry the window.
+std::optional<WindowPlan> plan_window(const WindowFacts& facts);
+
+}  // namespace penstock::core

@@ -1,0 +1,347 @@
+#include "core/request.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <unordered_map>
+
+#include "base/futex.h"
+#include "core/cut.h"
+#include "core/environment.h"
+#include "core/lane.h"
+
+namespace penstock::core {
+
+namespace {
+
+constexpr std::uint64_t unit_bytes_least = 1 << 20;
+constexpr std::uint64_t unit_bytes_most = 4 << 20;
+constexpr std::uint32_t unit_ranges_most = 512;
+// Shorter requests are over before a file can be replaced under them; asking twice would cost more than the read.
+constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
+
+Error invalid_range(std::size_t index, std::string what, std::string hint) {
+  return {Code::invalid_argument, 0, "range " + std::to_string(index) + ": " + std::move(what), std::move(hint)};
+}
+
+Status check_range(std::size_t index, const Range& range) {
+  if (range.store == nullptr || !*range.store) return invalid_range(index, "no store", "open one first");
+  if (!range.memory.domain.host_accessible()) {
+    return Error{Code::unsupported, 0,
+                 "range " + std::to_string(index) + ": memory of " + range.memory.domain.name() + " can't be reached",
+                 "no CUDA driver support is present; use host or pinned memory"};
+  }
+  if (range.memory.size_bytes != 0 && range.memory.data == nullptr) {
+    return invalid_range(index, "memory at address 0", "give memory of the size to transfer");
+  }
+  if (range.memory.size_bytes > std::numeric_limits<std::int64_t>::max() ||
+      range.offset > std::numeric_limits<std::int64_t>::max() - range.memory.size_bytes) {
+    return invalid_range(index, "offset plus size overflows", "offsets and sizes are bytes, below 2^63 together");
+  }
+  return {};
+}
+
+// Calls `visit(Unit)` for every unit of the spans, in order.
+template <typename Visit>
+void for_each_unit(const SmallArray<Span>& spans, std::uint64_t unit_bytes, Visit visit) {
+  Unit group;
+  const auto flush_group = [&] {
+    if (group.length != 0) visit(group);
+    group = Unit{};
+  };
+  for (std::uint32_t i = 0; i < spans.size(); ++i) {
+    const Span& span = spans[i];
+    if (span.length > unit_bytes) {
+      flush_group();
+      for (std::uint64_t begin = 0; begin < span.length;) {
+        const std::uint64_t to_boundary = unit_bytes - (span.offset + begin) % unit_bytes;
+        const std::uint64_t length = std::min(span.length - begin, to_boundary);
+        visit(Unit{begin, length, i, 1});
+        begin += length;
+      }
+      continue;
+    }
+    const bool fits = group.count != 0 && group.count < unit_ranges_most && group.length + span.length <= unit_bytes &&
+                      spans[group.first].store == span.store;
+    if (!fits) flush_group();
+    if (group.count == 0) group.first = i;
+    group.length += span.length;
+    ++group.count;
+  }
+  flush_group();
+}
+
+}  // namespace
+
+Request::Request(std::shared_ptr<Environment> environment)
+    : environment_(std::move(environment)),
+      cancel_wait_(duration_from_seconds(environment_->options.deadlines.cancel_grace_seconds + 0.08)) {}
+
+Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environment>& environment, std::span<const Range> ranges,
+                                                 const RequestSettings& settings) {
+  const std::shared_ptr<Request> request(new Request(environment));
+  request->begun = Clock::now();
+  request->direction = settings.direction;
+  request->options_ = settings.options;
+  request->allowed = route_set(environment->options.allowed_routes);
+  request->durable = settings.options.durable && settings.direction == Direction::write;
+  const double limit = settings.options.deadline_seconds > 0 ? settings.options.deadline_seconds
+                                                             : environment->options.deadlines.request_seconds;
+  if (limit > 0) request->deadline = request->begun + duration_from_seconds(std::min(limit, 1e9));
+  if (auto status = request->add_ranges(ranges); !status) return status.error();
+  if (auto status = request->prepare_stores(); !status) return status.error();
+  request->make_units(settings.lanes);
+  return request;
+}
+
+Status Request::add_ranges(std::span<const Range> ranges) {
+  if (ranges.size() > std::numeric_limits<std::uint32_t>::max()) {
+    return Error{Code::invalid_argument, 0, "more than 2^32 - 1 ranges in a request", "split it"};
+  }
+  const auto attached = environment_->memory.snapshot();
+  const MemoryMap::Entry* known = nullptr;
+  std::vector<StoreUse> uses;
+  std::unordered_map<const StoreEntry*, std::uint32_t> index_of;
+  const StoreEntry* last = nullptr;
+  std::uint32_t last_index = 0;
+
+  spans.resize(ranges.size());
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const Range& range = ranges[i];
+    if (auto status = check_range(i, range); !status) return status;
+    const auto& entry = range.store->entry();
+    if (entry.get() != last) {
+      last = entry.get();
+      const auto [place, added] = index_of.try_emplace(last, static_cast<std::uint32_t>(uses.size()));
+      if (added) uses.emplace_back().entry = entry;
+      last_index = place->second;
+    }
+    Span& span = spans[i];
+    span = {range.offset, range.memory.size_bytes, range.memory.data, last_index, {}};
+    if (!attached->empty() && span.length != 0) {
+      const bool same = known != nullptr && span.memory >= known->begin && span.memory + span.length <= known->end;
+      if (!same) known = MemoryMap::find(*attached, span.memory, span.length);
+      if (known != nullptr) span.key = known->keys[entry->engine()];
+    }
+    uses[last_index].end = std::max(uses[last_index].end, span.offset + span.length);
+    total_bytes += span.length;
+  }
+  stores.resize(uses.size());
+  std::move(uses.begin(), uses.end(), stores.begin());
+  return {};
+}
+
+Status Request::prepare_stores() {
+  for (StoreUse& use : stores) {
+    StoreEntry& entry = *use.entry;
+    if (direction == Direction::read) {
+      if (auto status = entry.check_end(use.end); !status) return status;
+      use.check_identity = total_bytes >= identity_checked_from_bytes && !entry.info().writable;
+      if (use.check_identity) {
+        auto identity = entry.store().identity();
+        if (!identity) return identity.error();
+        use.before = *identity;
+      }
+      continue;
+    }
+    engine::Writer* writer = entry.store().writer();
+    if (writer == nullptr) {
+      return Error{Code::read_only, 0, entry.info().name + " was opened for reading only",
+                   "open it with Access::write, create or replace"};
+    }
+    if (auto status = writer->reserve(use.end); !status) return status;
+    entry.grown_to(use.end);
+  }
+  return {};
+}
+
+void Request::make_units(std::uint32_t lanes) {
+  // Enough units that lanes end together, each long enough to be worth a question to the page cache.
+  std::uint64_t unit_bytes = align_down(total_bytes / (std::uint64_t{lanes} * 4), unit_bytes_least);
+  unit_bytes = std::clamp(unit_bytes, unit_bytes_least, unit_bytes_most);
+  unit_bytes = std::max(unit_bytes, environment_->options.storage_chunk_bytes);
+  std::size_t count = 0;
+  for_each_unit(spans, unit_bytes, [&](const Unit&) { ++count; });
+  units.resize(count);
+  std::size_t next = 0;
+  for_each_unit(spans, unit_bytes, [&](const Unit& unit) { units[next++] = unit; });
+  parts.resize(std::clamp<std::size_t>(count, 1, lanes));
+  parts_left_.store(static_cast<std::uint32_t>(parts.size()), std::memory_order_relaxed);
+}
+
+const Unit* Request::take_unit() {
+  if (next_unit_.load(std::memory_order_relaxed) >= units.size()) return nullptr;
+  const std::uint32_t index = next_unit_.fetch_add(1, std::memory_order_relaxed);
+  return index < units.size() ? &units[index] : nullptr;
+}
+
+void Request::stop(Code code) {
+  Code none = Code::ok;
+  if (!stop_code_.compare_exchange_strong(none, code, std::memory_order_acq_rel)) return;
+  for (const Part& part : parts) {
+    if (part.lane) part.lane->attend();
+  }
+}
+
+bool Request::wants_flush() const {
+  const bool whole = bytes_done() == total_bytes;
+  return durable && whole && stop_code() == Code::ok && std::all_of(parts.begin(), parts.end(), [](const Part& part) {
+           return part.failure_count == 0 && !part.abandoned;
+         });
+}
+
+void Request::conclude(const std::shared_ptr<Request>& self) {
+  add_up_parts();
+  const Outcome outcome = judge();
+  summary_.outcome = outcome;
+  summary_.seconds = seconds_between(begun, Clock::now());
+  environment_->statistics.request_ended(outcome == Outcome::done);
+  auto on_end = std::move(options_.on_end);
+  auto executor = std::move(options_.executor);
+  auto& completions = environment_->completions;
+
+  outcome_.store(outcome, std::memory_order_release);
+  if (wait_word_.exchange(2, std::memory_order_acq_rel) == 1) futex_wake_all(wait_word_);
+
+  if (!on_end) return;
+  auto call = [self, on_end = std::move(on_end)] { on_end(self->report()); };
+  if (executor) {
+    completions.post([call = std::move(call), executor = std::move(executor)] { executor(call); });
+  } else {
+    completions.post(std::move(call));
+  }
+}
+
+void Request::add_up_parts() {
+  double wall_seconds = 0;
+  for (Part& part : parts) {
+    summary_.bytes += part.bytes.load(std::memory_order_relaxed);
+    for (std::size_t i = 0; i < route_count; ++i) summary_.routes[i] += part.routes[i];
+    for (std::size_t i = 0; i < reason_count; ++i) reasons_[i] += part.reasons[i];
+    summary_.failure_count += part.failure_count;
+    for (const Failure& failure : part.failures) {
+      if (summary_.failures.size() < failures_kept) summary_.failures.push_back(failure);
+    }
+    summary_.cpu_seconds += part.cpu_seconds;
+    wall_seconds += part.wall_seconds;
+  }
+  summary_.storage_seconds = std::max(0.0, wall_seconds - summary_.cpu_seconds);
+  if (wall_seconds > 0) {
+    summary_.limit = summary_.cpu_seconds > 0.6 * wall_seconds ? Limit::cpu : Limit::storage;
+  }
+}
+
+Outcome Request::judge() {
+  std::uint32_t flushed = 0;
+  bool abandoned = false;
+  for (const Part& part : parts) {
+    flushed += part.stores_flushed;
+    abandoned |= part.abandoned;
+    stopped_short_ |= part.withdrawn;
+  }
+  if (abandoned) return Outcome::abandoned;
+  const bool whole = summary_.bytes == total_bytes && (!durable || flushed == stores.size());
+  stopped_short_ &= !whole;
+  if (stopped_short_) return stop_code() == Code::timed_out ? Outcome::failed : Outcome::cancelled;
+  if (summary_.failure_count != 0) return Outcome::failed;
+  for (std::size_t i = 0; i < stores.size(); ++i) {
+    if (!stores[i].check_identity) continue;
+    const auto now = stores[i].entry->store().identity();
+    if (now && *now == stores[i].before) continue;
+    summary_.failure_count = 1;
+    summary_.failures.push_back({0, 0, total_bytes, Code::changed, 0});
+    return Outcome::failed;
+  }
+  return Outcome::done;
+}
+
+Error Request::describe_failures() const {
+  const Failure& first = summary_.failures.front();
+  const std::size_t store = first.range < spans.size() ? spans[first.range].store : 0;
+  const StoreInfo& info = stores[store].entry->info();
+  std::string message = info.name + ": " + (direction == Direction::read ? "read" : "write");
+  if (first.code == Code::changed) {
+    return {Code::changed, 0, info.name + ": the file was modified or replaced while it was read",
+            "read it again when nothing writes to it"};
+  }
+  message += " of " + std::to_string(first.bytes) + " bytes at offset " + std::to_string(first.offset) + " failed: ";
+  message += first.system_error != 0 ? std::strerror(first.system_error) : std::string(code_name(first.code));
+  if (summary_.failure_count > 1) {
+    message += " (the first of " + std::to_string(summary_.failure_count) + " failed operations)";
+  }
+  std::string hint;
+  if (first.code == Code::truncated) hint = "the file became shorter while it was read; read it again";
+  if (first.code == Code::no_space) hint = "free room on the file system";
+  if (first.code == Code::io_error) hint = "look at the kernel's log for the device";
+  if (first.code == Code::no_route) hint = "allow more routes, or leave allowed_routes empty";
+  return {first.code, first.system_error, std::move(message), std::move(hint)};
+}
+
+Error Request::describe(Outcome outcome) const {
+  const std::string progress =
+      std::to_string(summary_.bytes) + " of " + std::to_string(total_bytes) + " bytes were transferred";
+  switch (outcome) {
+    case Outcome::abandoned:
+      return {Code::abandoned, 0, "operations did not come back in time; " + progress,
+              "keep the memory until the process ends: the device may still touch it"};
+    case Outcome::cancelled:
+      return {stop_code(), 0,
+              (stop_code() == Code::closed ? "the Context was closed; " : "cancelled by the caller; ") + progress, ""};
+    default: break;
+  }
+  if (!stopped_short_) return describe_failures();
+  return {Code::timed_out, 0, "the deadline passed; " + progress, "allow more time, or find out why storage is slow"};
+}
+
+std::string Request::explain() const {
+  std::string text;
+  for (const StoreUse& use : stores) {
+    if (text.find(use.entry->engine_reason()) != std::string::npos) continue;
+    text += (text.empty() ? "" : "; ") + use.entry->engine_reason();
+  }
+  const auto used = std::count_if(reasons_.begin(), reasons_.end(), [](std::uint64_t bytes) { return bytes != 0; });
+  for (std::size_t i = 0; i < reason_count; ++i) {
+    if (reasons_[i] == 0) continue;
+    text += "; ";
+    if (used > 1) text += std::to_string(reasons_[i]) + " bytes: ";
+    text += reason_text(static_cast<Reason>(i));
+  }
+  return text;
+}
+
+Report Request::report() const {
+  Report report = summary_;
+  for (const StoreUse& use : stores) {
+    const std::string name(environment_->engines->at(use.entry->engine())->description().name);
+    if (report.engine.find(name) == std::string::npos) report.engine += (report.engine.empty() ? "" : ",") + name;
+  }
+  report.reason = explain();
+  if (report.outcome != Outcome::done) report.error = describe(report.outcome);
+  return report;
+}
+
+bool Request::wait_until(TimePoint time) const {
+  while (true) {
+    std::uint32_t word = wait_word_.load(std::memory_order_acquire);
+    if (word == 2) return true;
+    if (Clock::now() >= time) return false;
+    if (word == 0 && !wait_word_.compare_exchange_weak(word, 1, std::memory_order_acq_rel)) continue;
+    futex_wait_until(wait_word_, 1, time);
+  }
+}
+
+std::uint64_t Request::bytes_done() const {
+  std::uint64_t bytes = 0;
+  for (const Part& part : parts) bytes += part.bytes.load(std::memory_order_relaxed);
+  return bytes;
+}
+
+Outcome Request::cancel() {
+  if (ended()) return outcome();
+  stop(Code::cancelled);
+  // A lane gives its operations the grace and then lets go of them, so this ends soon after.
+  if (!CompletionThread::inside_callback()) wait_until(Clock::now() + cancel_wait_);
+  return outcome();
+}
+
+}  // namespace penstock::core

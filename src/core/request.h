@@ -1,0 +1,167 @@
+// Request: what a caller asked for, shared by the lanes that work on it. It ends exactly once.
+//
+// The work is cut into Units at the start; lanes take units one by one, without a lock. Each lane keeps its own Part,
+// so nothing is shared between lanes but the counter of units. The lane that leaves last concludes the request.
+//
+// Thread safety: as each member says. Lifetime: shared by tickets and by the lanes (Part::hold).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/small_array.h"
+#include "core/planner.h"
+#include "core/store_entry.h"
+#include "penstock/request.h"
+
+namespace penstock::core {
+
+struct Environment;
+class Lane;
+class Request;
+
+// A Range, checked and with its names looked up.
+struct Span {
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+  std::byte* memory = nullptr;
+  std::uint32_t store = 0;  // index into Request::stores
+  engine::MemoryKey key;
+};
+
+struct StoreUse {
+  std::shared_ptr<StoreEntry> entry;
+  std::uint64_t end = 0;  // of the last byte that is asked for
+  bool check_identity = false;
+  Identity before;
+};
+
+// The least that a lane takes at once: part of a long range, or several whole short ranges of one store.
+struct Unit {
+  std::uint64_t begin = 0;   // within the range, if there is only one
+  std::uint64_t length = 0;  // all bytes of the unit
+  std::uint32_t first = 0;   // range
+  std::uint32_t count = 0;   // of ranges
+};
+
+// One lane's share in a request. Only that lane touches it between post and the end, but for the atomics.
+struct Part {
+  Part* next_in_mailbox = nullptr;
+  std::shared_ptr<Request> hold;  // from post until the lane has left
+  std::shared_ptr<Lane> lane;     // set before post, then only read: cancelling wakes it
+
+  // Where the lane is.
+  Unit unit;                      // being cut; count 0: none
+  std::uint32_t range = 0;        // of the unit
+  std::uint64_t position = 0;     // within that range
+  WindowPlan plan;                // of the unit
+  bool plan_each_piece = false;   // the unit is neither wholly cached nor wholly not
+  bool no_route = false;          // none that is allowed can carry the window
+  bool exhausted = false;         // no more units
+  bool flushing = false;          // every byte is written; syncing
+  std::uint32_t next_flush = 0;   // store
+  std::uint32_t stores_flushed = 0;
+  Part* next_cutting = nullptr;   // in the lane's list of parts with work to cut
+  bool in_cutting = false;
+  Residency sampled = Residency::unknown;  // where the kernel won't tell: what a timed sample said, and of which store
+  std::uint32_t sampled_store = 0;
+  std::uint32_t in_flight = 0;
+  std::size_t index_in_lane = 0;
+  TimePoint last_progress;
+  TimePoint grace_end = TimePoint::max();  // set when the request was stopped
+
+  // What it has done.
+  std::atomic<std::uint64_t> bytes{0};
+  RouteBytes routes{};
+  std::array<std::uint64_t, reason_count> reasons{};
+  std::vector<Failure> failures;  // the first few
+  std::uint64_t failure_count = 0;
+  bool withdrawn = false;         // the request was stopped while this part had work
+  bool abandoned = false;
+  TimePoint entered;
+  double cpu_seconds_at_entry = 0;
+  double cpu_seconds = 0;
+  double wall_seconds = 0;
+};
+
+struct RequestSettings {
+  Direction direction = Direction::read;
+  std::uint32_t lanes = 1;  // the most that may work on it
+  RequestOptions options;
+};
+
+class Request {
+ public:
+  static constexpr std::size_t failures_kept = 64;
+
+  // Checks everything that can be checked before a byte moves.
+  static Result<std::shared_ptr<Request>> create(const std::shared_ptr<Environment>& environment, std::span<const Range> ranges,
+                                                 const RequestSettings& settings);
+
+  // Fixed at creation, but for the parts' contents.
+  Direction direction = Direction::read;
+  bool durable = false;
+  RouteSet allowed = 0;
+  std::uint64_t total_bytes = 0;
+  TimePoint begun;
+  TimePoint deadline = TimePoint::max();
+  SmallArray<Span> spans;
+  SmallArray<StoreUse> stores;
+  SmallArray<Unit> units;
+  SmallArray<Part> parts;
+
+  // The next unit, for whichever lane asks; null when there are no more.
+  const Unit* take_unit();
+  // Asks the lanes to end the request with this code; the first reason stays.
+  void stop(Code code);
+  Code stop_code() const { return stop_code_.load(std::memory_order_acquire); }
+  // Each lane calls it once when its part is over; true for the last one, which must then conclude.
+  bool leave() { return parts_left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+  // REQUIRES: every part has left. Whether everything is written and must now be synced.
+  bool wants_flush() const;
+  // The lane that concludes takes its part up again, to sync what was written.
+  void rejoin() { parts_left_.store(1, std::memory_order_relaxed); }
+  // REQUIRES: every part has left. Adds up the parts and tells whoever waits. `self` keeps it alive meanwhile.
+  void conclude(const std::shared_ptr<Request>& self);
+
+  // Any thread.
+  Outcome outcome() const { return outcome_.load(std::memory_order_acquire); }
+  bool ended() const { return outcome() != Outcome::pending; }
+  bool wait_until(TimePoint time) const;
+  std::uint64_t bytes_done() const;
+  // REQUIRES: ended()
+  Report report() const;
+  // Stops the request and wakes its lanes; waits until it has ended, within reason.
+  Outcome cancel();
+
+ private:
+  explicit Request(std::shared_ptr<Environment> environment);
+  Status add_ranges(std::span<const Range> ranges);
+  Status prepare_stores();
+  void make_units(std::uint32_t lanes);
+  void add_up_parts();
+  Outcome judge();
+  Error describe(Outcome outcome) const;
+  Error describe_failures() const;
+  std::string explain() const;
+
+  const std::shared_ptr<Environment> environment_;  // shared: tickets may outlive their Context
+  RequestOptions options_;
+  const Duration cancel_wait_;  // the grace, and time to notice
+  std::atomic<std::uint32_t> next_unit_{0};
+  std::atomic<std::uint32_t> parts_left_{0};
+  std::atomic<Code> stop_code_{Code::ok};
+  std::atomic<Outcome> outcome_{Outcome::pending};
+  mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
+  bool stopped_short_ = false;  // it was stopped before all of it was done
+  Report summary_;  // complete but for its texts; written before outcome_
+  std::array<std::uint64_t, reason_count> reasons_{};
+};
+
+}  // namespace penstock::core

@@ -1,0 +1,41 @@
+// StagingArena: a lane's staging memory, cut into granules. Transfers whose offsets, sizes or addresses the device
+// can't take go through it.
+//
+// Thread safety: its lane's. Lifetime: its lane's; kept back by the Quarantine if the lane is leaked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "memory/allocation.h"
+
+namespace penstock::core {
+
+class StagingArena {
+ public:
+  static constexpr std::size_t granule_bytes = 64 << 10;
+
+  explicit StagingArena(std::unique_ptr<memory::Allocation> allocation);
+
+  struct Block {
+    std::byte* data = nullptr;
+    std::uint32_t first = 0;  // granule
+    std::uint32_t count = 0;
+  };
+  // Nothing: come back when something was released.
+  std::optional<Block> take(std::size_t bytes);
+  void give_back(const Block& block);
+
+  Region region() const { return allocation_->region(); }
+  std::size_t largest_bytes() const { return used_.size() * granule_bytes; }
+
+ private:
+  std::unique_ptr<memory::Allocation> allocation_;
+  std::vector<bool> used_;
+  std::uint32_t next_ = 0;  // where the last search ended: freed blocks rest a while, searches stay short
+};
+
+}  // namespace penstock::core

@@ -1,0 +1,217 @@
+#include "core/statistics.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace penstock::core {
+namespace {
+
+constexpr double seconds_per_ns = 1e-9;
+constexpr std::uint64_t window_ns = 100'000'000;
+constexpr unsigned window_byte_bits = 40;  // a window of 1.1 TB; its number repeats after 19 days
+constexpr std::uint64_t latest_windows = 16;
+constexpr std::uint64_t window_byte_mask = (std::uint64_t{1} << window_byte_bits) - 1;
+
+std::uint64_t nanoseconds(TimePoint time) {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
+}
+
+void raise_to(std::atomic<std::uint64_t>& highest, std::uint64_t value) {
+  std::uint64_t seen = highest.load(std::memory_order_relaxed);
+  while (seen < value && !highest.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+void BandwidthMeter::add(std::uint64_t bytes, std::uint64_t longest_ns, TimePoint now) {
+  const std::uint64_t now_ns = nanoseconds(now);
+
+  const std::uint64_t number = now_ns / window_ns << window_byte_bits;
+  std::uint64_t old = window_.load(std::memory_order_relaxed);
+  std::uint64_t fresh = 0;
+  do {
+    // A lane that comes a little late adds to the present window: a window never begins twice.
+    const bool present = (old & ~window_byte_mask) - number <= latest_windows << window_byte_bits;
+    const std::uint64_t before = present ? old & window_byte_mask : 0;
+    fresh = (present ? old & ~window_byte_mask : number) | std::min(before + bytes, window_byte_mask);
+  } while (!window_.compare_exchange_weak(old, fresh, std::memory_order_relaxed));
+  raise_to(peak_bytes_, fresh & window_byte_mask);
+
+  std::uint64_t until = busy_until_ns_.load(std::memory_order_relaxed);
+  while (until < now_ns) {
+    if (!busy_until_ns_.compare_exchange_weak(until, now_ns, std::memory_order_relaxed)) continue;
+    const std::uint64_t begin = std::max(until, now_ns - std::min(longest_ns, now_ns));
+    busy_ns_.fetch_add(now_ns - begin, std::memory_order_relaxed);
+    break;
+  }
+}
+
+double BandwidthMeter::peak() const {
+  return static_cast<double>(peak_bytes_.load(std::memory_order_relaxed)) / (window_ns * seconds_per_ns);
+}
+
+void BandwidthMeter::forget_peak() {
+  window_.fetch_and(~window_byte_mask, std::memory_order_relaxed);
+  peak_bytes_.store(0, std::memory_order_relaxed);
+}
+
+LaneStatistics::LaneStatistics(std::size_t engine_count, std::shared_ptr<BandwidthMeter[]> meters)
+    : cells_(std::make_unique<Cell[]>(engine_count * route_count)), meters_(std::move(meters)) {
+  batch_.reserve(engine_count * route_count);
+}
+
+void LaneStatistics::record(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns, bool ok) {
+  const std::size_t index = engine * route_count + static_cast<std::size_t>(route);
+  Cell& cell = cells_[index];
+  if (!ok) {
+    cell.failed.add(1);
+    return;
+  }
+  cell.bytes.add(bytes);
+  cell.operations.add(1);
+  cell.latency_ns.add(latency_ns);
+  cell.latencies[Histogram::bucket_of(latency_ns)].add(1);
+  cell.batch_bytes += bytes;
+  cell.batch_longest_ns = std::max(cell.batch_longest_ns, latency_ns);
+  if (!cell.in_batch) batch_.push_back(index);
+  cell.in_batch = true;
+}
+
+void LaneStatistics::publish(TimePoint now) {
+  for (const std::size_t index : batch_) {
+    Cell& cell = cells_[index];
+    meters_[index].add(cell.batch_bytes, cell.batch_longest_ns, now);
+    cell.batch_bytes = 0;
+    cell.batch_longest_ns = 0;
+    cell.in_batch = false;
+  }
+  batch_.clear();
+}
+
+StatisticsHub::StatisticsHub(std::vector<std::string> engine_names)
+    : engine_names_(std::move(engine_names)), meters_(new BandwidthMeter[cell_count()]), baseline_(cell_count()) {}
+
+std::shared_ptr<LaneStatistics> StatisticsHub::add_lane() {
+  const std::lock_guard lock(mutex_);
+  // Acquire pairs with the release below: the new writer sees all that the old one wrote.
+  auto lane = std::find_if(lanes_.begin(), lanes_.end(), [](const auto& candidate) {
+    return !candidate->taken_.exchange(true, std::memory_order_acquire);
+  });
+  if (lane == lanes_.end()) {
+    lane = lanes_.insert(lane, std::make_shared<LaneStatistics>(engine_names_.size(), meters_));
+    (*lane)->taken_.store(true, std::memory_order_relaxed);
+  }
+  return {lane->get(),
+          [owner = *lane](LaneStatistics* ended) { ended->taken_.store(false, std::memory_order_release); }};
+}
+
+void StatisticsHub::request_ended(bool ok) {
+  requests_.fetch_add(1, std::memory_order_relaxed);
+  if (!ok) requests_failed_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void StatisticsHub::Totals::subtract(const Totals& earlier) {
+  bytes -= earlier.bytes;
+  operations -= earlier.operations;
+  failed -= earlier.failed;
+  latency_ns -= earlier.latency_ns;
+  busy_ns -= earlier.busy_ns;
+  latencies.subtract(earlier.latencies);
+}
+
+StatisticsHub::Totals StatisticsHub::totals_locked(std::size_t cell) const {
+  Totals totals;
+  totals.busy_ns = meters_[cell].busy_ns();
+  for (const auto& lane : lanes_) {
+    const LaneStatistics::Cell& counted = lane->cells_[cell];
+    totals.bytes += counted.bytes.get();
+    totals.operations += counted.operations.get();
+    totals.failed += counted.failed.get();
+    totals.latency_ns += counted.latency_ns.get();
+    for (std::size_t bucket = 0; bucket < Histogram::bucket_count; ++bucket) {
+      totals.latencies.add(bucket, counted.latencies[bucket].get());
+    }
+  }
+  return totals;
+}
+
+Statistics StatisticsHub::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  Statistics result;
+  result.seconds = seconds_between(since_, Clock::now());
+  result.requests = requests_.load(std::memory_order_relaxed) - baseline_requests_;
+  result.requests_failed = requests_failed_.load(std::memory_order_relaxed) - baseline_requests_failed_;
+  for (std::size_t cell = 0; cell < cell_count(); ++cell) {
+    Totals totals = totals_locked(cell);
+    totals.subtract(baseline_[cell]);
+    if (totals.operations == 0 && totals.failed == 0) continue;
+    RouteStatistics route;
+    route.engine = engine_names_[cell / route_count];
+    route.route = static_cast<Route>(cell % route_count);
+    route.bytes = totals.bytes;
+    route.operations = totals.operations;
+    route.failed = totals.failed;
+    if (totals.operations > 0) {
+      route.latency_average_seconds =
+          static_cast<double>(totals.latency_ns) / static_cast<double>(totals.operations) * seconds_per_ns;
+    }
+    route.latency_p50_seconds = totals.latencies.percentile(0.5) * seconds_per_ns;
+    route.latency_p99_seconds = totals.latencies.percentile(0.99) * seconds_per_ns;
+    route.latency_p999_seconds = totals.latencies.percentile(0.999) * seconds_per_ns;
+    if (totals.busy_ns > 0) {
+      route.bandwidth_effective =
+          static_cast<double>(totals.bytes) / (static_cast<double>(totals.busy_ns) * seconds_per_ns);
+    }
+    // Work that was over before a window was full has no better tenth of a second than all of it.
+    route.bandwidth_peak = std::max(meters_[cell].peak(), route.bandwidth_effective);
+    result.routes.push_back(std::move(route));
+  }
+  return result;
+}
+
+void StatisticsHub::reset() {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t cell = 0; cell < cell_count(); ++cell) {
+    baseline_[cell] = totals_locked(cell);
+    meters_[cell].forget_peak();
+  }
+  baseline_requests_ = requests_.load(std::memory_order_relaxed);
+  baseline_requests_failed_ = requests_failed_.load(std::memory_order_relaxed);
+  since_ = Clock::now();
+}
+
+}  // namespace penstock::core
+
+namespace penstock {
+
+std::string Statistics::to_json(int indent) const {
+  using Json = nlohmann::ordered_json;
+  Json list = Json::array();
+  for (const RouteStatistics& route : routes) {
+    list.push_back({{"engine", route.engine},
+                    {"route", route_name(route.route)},
+                    {"bytes", route.bytes},
+                    {"operations", route.operations},
+                    {"failed", route.failed},
+                    {"latency_average_seconds", route.latency_average_seconds},
+                    {"latency_p50_seconds", route.latency_p50_seconds},
+                    {"latency_p99_seconds", route.latency_p99_seconds},
+                    {"latency_p999_seconds", route.latency_p999_seconds},
+                    {"bandwidth_peak", route.bandwidth_peak},
+                    {"bandwidth_effective", route.bandwidth_effective}});
+  }
+  const Json object = {{"seconds", seconds},
+                       {"requests", requests},
+                       {"requests_failed", requests_failed},
+                       {"pinned_bytes", pinned_bytes},
+                       {"lanes_replaced", lanes_replaced},
+                       {"quarantined_bytes", quarantined_bytes},
+                       {"routes", std::move(list)}};
+  // Engine names are ours, but a name of a test's engine must not throw either.
+  return object.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace penstock

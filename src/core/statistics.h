@@ -1,0 +1,121 @@
+// LaneStatistics: what one lane counts. StatisticsHub: all lanes of a Context together.
+//
+// Counters only ever grow. A snapshot adds up the lanes; a reset remembers the present sums and later snapshots
+// subtract them, so lanes never lock and nothing is lost while they run.
+//
+// Thread safety: one thread at a time records in a LaneStatistics; StatisticsHub from any thread.
+// Lifetime: a LaneStatistics may outlive its hub. What an ended lane counted stays; the next lane counts on from there.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "core/histogram.h"
+#include "penstock/statistics.h"
+
+namespace penstock::core {
+
+// Bandwidth of one engine and route over all lanes. Touched once per batch of completions.
+class BandwidthMeter {
+ public:
+  // `bytes` arrived at `now`, by operations of which the longest took `longest_ns`.
+  void add(std::uint64_t bytes, std::uint64_t longest_ns, TimePoint now);
+  // Time in which there was work, as the union of the lanes' batches; a batch that began before one that was already
+  // added and ended after it counts from the end of that one.
+  std::uint64_t busy_ns() const { return busy_ns_.load(std::memory_order_relaxed); }
+  // Bytes a second in the best tenth of a second since the last forget_peak().
+  double peak() const;
+  void forget_peak();
+
+ private:
+  std::atomic<std::uint64_t> window_{0};  // the number of the present window above its bytes: one word, so one swap
+  std::atomic<std::uint64_t> peak_bytes_{0};
+  std::atomic<std::uint64_t> busy_until_ns_{0};
+  std::atomic<std::uint64_t> busy_ns_{0};
+};
+
+class LaneStatistics {
+ public:
+  LaneStatistics(std::size_t engine_count, std::shared_ptr<BandwidthMeter[]> meters);
+
+  // REQUIRES: engine < the number of engines of the hub.
+  void record(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns, bool ok);
+  // Once per batch of completions: folds its bytes into the bandwidth that all lanes share.
+  void publish(TimePoint now);
+
+ private:
+  friend class StatisticsHub;
+
+  // One writer, so a load and a store do; readers see each counter whole.
+  class Counter {
+   public:
+    void add(std::uint64_t amount) { value_.store(get() + amount, std::memory_order_relaxed); }
+    std::uint64_t get() const { return value_.load(std::memory_order_relaxed); }
+
+   private:
+    std::atomic<std::uint64_t> value_{0};
+  };
+  struct alignas(64) Cell {
+    Counter bytes;
+    Counter operations;
+    Counter failed;
+    Counter latency_ns;
+    std::array<Counter, Histogram::bucket_count> latencies;
+    // Of the present batch; the writer's alone.
+    std::uint64_t batch_bytes = 0;
+    std::uint64_t batch_longest_ns = 0;
+    bool in_batch = false;
+  };
+
+  std::unique_ptr<Cell[]> cells_;             // by engine, then route
+  std::vector<std::size_t> batch_;            // cells touched since the last publish; never grows past its reserve
+  std::shared_ptr<BandwidthMeter[]> meters_;  // shared with the hub and its other lanes
+  std::atomic<bool> taken_{false};            // a lane records here
+};
+
+class StatisticsHub {
+ public:
+  explicit StatisticsHub(std::vector<std::string> engine_names);
+
+  // Counters for one lane, to be dropped when it ends.
+  std::shared_ptr<LaneStatistics> add_lane();
+  void request_ended(bool ok);
+  // Everything but what only a Context knows: pinned and quarantined bytes, lanes replaced.
+  Statistics snapshot() const;
+  void reset();
+
+ private:
+  struct Totals {
+    std::uint64_t bytes = 0;
+    std::uint64_t operations = 0;
+    std::uint64_t failed = 0;
+    std::uint64_t latency_ns = 0;
+    std::uint64_t busy_ns = 0;
+    Histogram latencies;
+
+    void subtract(const Totals& earlier);
+  };
+  std::size_t cell_count() const { return engine_names_.size() * route_count; }
+  Totals totals_locked(std::size_t cell) const;
+
+  const std::vector<std::string> engine_names_;
+  const std::shared_ptr<BandwidthMeter[]> meters_;
+  std::atomic<std::uint64_t> requests_{0};
+  std::atomic<std::uint64_t> requests_failed_{0};
+
+  mutable std::mutex mutex_;  // guards what follows; lanes never take it
+  std::vector<std::shared_ptr<LaneStatistics>> lanes_;
+  std::vector<Totals> baseline_;
+  std::uint64_t baseline_requests_ = 0;
+  std::uint64_t baseline_requests_failed_ = 0;
+  TimePoint since_ = Clock::now();
+};
+
+}  // namespace penstock::core

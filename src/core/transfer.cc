@@ -1,0 +1,310 @@
+// The lane's second half: operations on their way, what comes back, and what to do about it.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/log.h"
+#include "core/lane.h"
+
+namespace penstock::core {
+
+using engine::Done;
+using engine::OpKind;
+using engine::Path;
+
+namespace {
+
+constexpr std::uint8_t most_attempts = 32;
+constexpr Duration first_backoff = std::chrono::microseconds(50);
+constexpr Duration longest_backoff = std::chrono::milliseconds(10);
+constexpr Duration block_wait = std::chrono::microseconds(100);
+
+// Cancelling can't recall what a disk has in its queue, so the queue is kept as short as the disk is slow.
+constexpr Duration slow_operation = std::chrono::milliseconds(80);
+constexpr Duration quick_operation = std::chrono::milliseconds(40);
+
+bool is_transient(const Done& done) { return done.system_error == EAGAIN || done.system_error == EINTR; }
+bool refuses_direct(const Done& done) { return done.system_error == EINVAL || done.system_error == EOPNOTSUPP; }
+
+// How many of the bytes [from, to) of an operation are bytes of the piece that begins at `lead`.
+std::uint64_t overlap(std::uint64_t from, std::uint64_t to, std::uint64_t lead, std::uint64_t length) {
+  const std::uint64_t begin = std::max(from, lead);
+  const std::uint64_t end = std::min(to, lead + length);
+  return end > begin ? end - begin : 0;
+}
+
+}  // namespace
+
+std::uint32_t Lane::store_of(const Flight& flight) {
+  return flight.phase == Phase::flush ? flight.range : flight.part->hold->spans[flight.range].store;
+}
+
+StoreEntry& Lane::entry_of(const Flight& flight) {
+  return flight.orphan ? *flight.kept : *flight.part->hold->stores[store_of(flight)].entry;
+}
+
+Lane::EngineQueue* Lane::queue_of(std::size_t engine) {
+  EngineQueue& queue = queues_[engine];
+  if (queue.queue) return &queue;
+  engine::Engine& maker = *(*environment_->engines)[engine];
+  const bool can_inline = maker.description().inline_queue;
+  engine::QueueOptions options{settings_.depth, settings_.threads, settings_.driven && can_inline};
+  auto made = maker.make_queue(options);
+  if (!made && can_inline && !options.run_inline) {
+    log(LogLevel::warning, made.error().message + "; operations run one after another instead");
+    options.run_inline = true;
+    made = maker.make_queue(options);
+  }
+  if (!made) {
+    log(LogLevel::error, made.error().message);
+    return nullptr;
+  }
+  queue.queue = std::move(*made);
+  queue.batch.reserve(settings_.depth);
+  return &queue;
+}
+
+StagingArena* Lane::staging() {
+  if (staging_ || staging_refused_) return staging_.get();
+  auto allocation = memory::Allocation::create({.domain = Domain::host(),
+                                                .size_bytes = settings_.staging_bytes,
+                                                .budget = environment_->pinned,
+                                                .quarantine = environment_->quarantine});
+  if (allocation) {
+    staging_ = std::make_unique<StagingArena>(std::move(*allocation));
+  } else {
+    staging_refused_ = true;
+    log(LogLevel::warning, "no staging memory: " + allocation.error().message);
+  }
+  return staging_.get();
+}
+
+engine::MemoryKey Lane::staging_key(std::size_t engine) {
+  if (!staging_keys_[engine]) {
+    const auto key = (*environment_->engines)[engine]->attach(staging_->region());
+    staging_keys_[engine] = key ? *key : engine::MemoryKey{};
+  }
+  return *staging_keys_[engine];
+}
+
+void Lane::send(std::uint32_t index, TimePoint now) {
+  Flight& flight = flights_[index];
+  if (flight.phase == Phase::lock_block) {
+    begin_block(index, now);
+    return;
+  }
+  engine::Op& op = flight.op;
+  if (flight.phase != Phase::flush) {
+    std::byte* base = flight.staging.data != nullptr ? flight.staging.data : flight.user;
+    op.offset = flight.offset - flight.lead + flight.moved;
+    op.length = flight.span_bytes - flight.moved;
+    op.memory = base + flight.moved;
+  }
+  op.cookie = std::uint64_t{flight.generation} << 32 | index;
+  flight.submitted = now;
+  queues_[entry_of(flight).engine()].batch.push_back(op);
+}
+
+void Lane::begin_block(std::uint32_t index, TimePoint now) {
+  Flight& flight = flights_[index];
+  StoreEntry& entry = entry_of(flight);
+  if (!entry.blocks().try_lock(flight.offset - flight.lead)) {
+    retry_later(index, now + block_wait);
+    return;
+  }
+  flight.holds_block = true;
+  flight.phase = Phase::read_block;
+  flight.op.kind = OpKind::read;
+  send(index, now);
+}
+
+void Lane::on_done(std::size_t engine, const Done& done, TimePoint now) {
+  const auto index = static_cast<std::uint32_t>(done.cookie);
+  if (index >= flights_.size() || !flights_[index].in_queue || flights_[index].generation != done.cookie >> 32) {
+    log(LogLevel::error, "an engine completed an operation that was not in flight; it is ignored");
+    return;
+  }
+  Flight& flight = flights_[index];
+  flight.in_queue = false;
+  --queues_[engine].in_queue;
+  const Duration latency = now - flight.submitted;
+  if (flight.phase != Phase::flush) {
+    statistics_->record(engine, done.route, done.bytes,
+                        static_cast<std::uint64_t>(std::chrono::nanoseconds(latency).count()), done.code == Code::ok);
+  }
+  adapt_depth(latency, now);
+  if (flight.orphan) {
+    on_orphan_home(index);
+    return;
+  }
+  Part& part = *flight.part;
+  part.last_progress = now;
+  if (done.code == Code::ok) {
+    on_moved(index, done, now);
+  } else {
+    on_failed(index, done, now);
+  }
+  settle(part);
+}
+
+void Lane::on_orphan_home(std::uint32_t index) {
+  Flight& flight = flights_[index];
+  if (flight.quarantine != 0) environment_->quarantine->release(flight.quarantine);
+  flight.quarantine = 0;
+  --orphans_;
+  free_flight(index);
+}
+
+void Lane::on_moved(std::uint32_t index, const Done& done, TimePoint now) {
+  Flight& flight = flights_[index];
+  if (flight.phase == Phase::flush) {
+    ++flight.part->stores_flushed;
+    --flight.part->in_flight;
+    free_flight(index);
+    return;
+  }
+  const std::uint64_t before = flight.moved;
+  flight.moved = std::min(before + done.bytes, flight.span_bytes);
+  const bool whole_block = flight.phase == Phase::read_block || flight.phase == Phase::write_block;
+  const std::uint64_t needed = whole_block ? flight.span_bytes : flight.lead + flight.length;
+  if (flight.phase != Phase::read_block) {
+    flight.routes[static_cast<std::size_t>(done.route)] +=
+        overlap(before, flight.moved, flight.lead, flight.length);
+  }
+  if (flight.moved >= needed && flight.phase != Phase::read_block) {
+    finish_piece(index);
+    return;
+  }
+  if (flight.part->grace_end != TimePoint::max()) {
+    // The request was stopped: what is not finished is not continued.
+    --flight.part->in_flight;
+    free_flight(index);
+    return;
+  }
+  if (flight.moved >= needed) {
+    write_back_block(index, now);
+    return;
+  }
+  if (done.bytes == 0) {
+    fail_piece(index, flight.op.kind == OpKind::read ? Code::truncated : Code::no_space, 0);
+    return;
+  }
+  flight.attempts = 0;
+  StoreEntry& entry = entry_of(flight);
+  const std::uint64_t alignment = entry.alignment(flight.part->hold->direction);
+  if (flight.op.path == Path::direct && flight.moved % alignment != 0) {
+    // A direct operation can't go on in the middle of a block; the page cache can. Without one, the block is redone.
+    if (entry.info().page_cache && !whole_block) {
+      flight.op.path = Path::buffered;
+      flight.span_bytes = needed;
+    } else {
+      flight.moved = align_down(flight.moved, alignment);
+      flight.routes = {};
+      flight.routes[static_cast<std::size_t>(done.route)] = overlap(0, flight.moved, flight.lead, flight.length);
+    }
+  }
+  send(index, now);
+}
+
+void Lane::write_back_block(std::uint32_t index, TimePoint now) {
+  Flight& flight = flights_[index];
+  std::memcpy(flight.staging.data + flight.lead, flight.user, flight.length);
+  flight.phase = Phase::write_block;
+  flight.op.kind = OpKind::write;
+  flight.moved = 0;
+  send(index, now);
+}
+
+void Lane::on_failed(std::uint32_t index, const Done& done, TimePoint now) {
+  Flight& flight = flights_[index];
+  if (flight.part->grace_end != TimePoint::max()) {
+    --flight.part->in_flight;
+    free_flight(index);
+    return;
+  }
+  if (is_transient(done) && ++flight.attempts < most_attempts) {
+    const Duration backoff = std::min(longest_backoff, first_backoff * (1 << std::min<int>(flight.attempts, 10)));
+    retry_later(index, done.system_error == EINTR ? now : now + backoff);
+    return;
+  }
+  StoreEntry& entry = entry_of(flight);
+  if (flight.op.path == Path::direct && flight.phase == Phase::transfer && refuses_direct(done) &&
+      entry.info().page_cache) {
+    entry.refuse_direct();
+    flight.reason = Reason::refused;
+    flight.op.path = Path::buffered;
+    flight.span_bytes = flight.lead + flight.length;
+    send(index, now);
+    return;
+  }
+  fail_piece(index, done.code, done.system_error);
+}
+
+void Lane::retry_later(std::uint32_t index, TimePoint at) {
+  flights_[index].retry_at = at;
+  retries_.push_back(index);
+}
+
+void Lane::send_due_retries(TimePoint now) {
+  // Sending may put a flight back at the end of the list, so only those that were there are looked at.
+  std::size_t left = retries_.size();
+  for (std::size_t i = 0; left > 0; --left) {
+    const std::uint32_t index = retries_[i];
+    if (flights_[index].retry_at > now) {
+      ++i;
+      continue;
+    }
+    retries_.erase(retries_.begin() + static_cast<std::ptrdiff_t>(i));
+    send(index, now);
+  }
+}
+
+void Lane::finish_piece(std::uint32_t index) {
+  Flight& flight = flights_[index];
+  Part& part = *flight.part;
+  if (flight.staging.data != nullptr && flight.op.kind == OpKind::read) {
+    std::memcpy(flight.user, flight.staging.data + flight.lead, flight.length);
+  }
+  if (flight.drop_after) entry_of(flight).store().page_cache()->drop(flight.offset, flight.length);
+  for (std::size_t i = 0; i < route_count; ++i) part.routes[i] += flight.routes[i];
+  part.reasons[static_cast<std::size_t>(flight.reason)] += flight.length;
+  part.bytes.store(part.bytes.load(std::memory_order_relaxed) + flight.length, std::memory_order_relaxed);
+  --part.in_flight;
+  free_flight(index);
+}
+
+void Lane::fail_piece(std::uint32_t index, Code code, std::int32_t system_error) {
+  Flight& flight = flights_[index];
+  add_failure(*flight.part, {flight.range, flight.offset, flight.length, code, system_error});
+  --flight.part->in_flight;
+  free_flight(index);
+}
+
+void Lane::add_failure(Part& part, const Failure& failure) {
+  ++part.failure_count;
+  if (part.failures.size() < Request::failures_kept) part.failures.push_back(failure);
+}
+
+void Lane::free_flight(std::uint32_t index) {
+  Flight& flight = flights_[index];
+  if (flight.holds_block) entry_of(flight).blocks().unlock(flight.offset - flight.lead);
+  if (flight.staging.data != nullptr) staging_->give_back(flight.staging);
+  bytes_in_flight_ -= flight.length;
+  const std::uint32_t generation = flight.generation + 1;
+  flight = Flight{};
+  flight.generation = generation;
+  free_.push_back(index);
+}
+
+void Lane::adapt_depth(Duration latency, TimePoint now) {
+  if (latency > slow_operation) {
+    // Once for each time that what was in flight at the last change has come back.
+    if (now - depth_changed_ < latency) return;
+    bytes_allowed_ = std::max(environment_->options.storage_chunk_bytes, bytes_allowed_ / 2);
+    depth_changed_ = now;
+  } else if (latency < quick_operation && bytes_allowed_ < settings_.bytes_in_flight) {
+    bytes_allowed_ = std::min(settings_.bytes_in_flight, bytes_allowed_ + environment_->options.storage_chunk_bytes);
+  }
+}
+
+}  // namespace penstock::core
