@@ -1,0 +1,67 @@
+// What the commands share: exit codes, sizes with units, and the flags that make a Context.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "penstock/penstock.h"
+
+namespace penstock::cli {
+
+// The closed list of exit codes; docs/cli.md explains each one.
+enum class Exit : int {
+  ok = 0,
+  failed = 1,
+  usage = 2,
+  not_found = 3,
+  refused = 4,  // by permissions, a read-only store, or a device in use
+  no_room = 5,  // on the disk, in memory, or in a budget
+  deadline = 124,
+  interrupted = 130,
+};
+Exit exit_for(Code code);
+
+// A command of the tool: its parser, and what to do once that has seen its arguments.
+struct Command {
+  CLI::App* parser = nullptr;
+  std::function<Exit()> run;
+};
+Command add_load(CLI::App& tool);
+Command add_write(CLI::App& tool);
+Command add_engines(CLI::App& tool);
+Command add_doctor(CLI::App& tool);
+
+// Reads "4096", "64KiB", "64K", "1.5GiB" or "2GB": KiB, MiB, GiB, TiB and K, M, G, T count in 1024s; KB, MB, GB and TB
+// in 1000s.
+Result<std::uint64_t> parse_size(std::string_view text);
+// An option whose value is a size. A malformed one is a usage error.
+CLI::Option* add_size(CLI::App& parser, const std::string& name, std::optional<std::uint64_t>& value,
+                      const std::string& help);
+
+// The flags that choose a Context's Options. Those given by name win over --options.
+struct ContextFlags {
+  std::string options;  // JSON, or @file
+  std::string engine;
+  std::string cache;
+  std::optional<std::uint32_t> lanes;
+};
+void add_context_flags(CLI::App& parser, ContextFlags& flags);
+Result<Options> make_options(const ContextFlags& flags);
+
+// The path behind the name of a file store: "file:" and percent-encoding undone.
+std::string local_path(const std::string& name);
+
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace penstock::cli

@@ -1,0 +1,63 @@
+// penstock engines: the table of engines, and whether each works here.
+#include <cstdlib>
+
+#include "common.h"
+#include "engine_list.h"
+#include "output.h"
+
+namespace penstock::cli {
+
+namespace {
+
+Exit run(const OutputFlags& flags) {
+  const Output output(flags);
+  // An override that names an engine which does not work here must not keep the list from saying so.
+  unsetenv("PENSTOCK_ENGINE");
+  const Result<Context> context = Context::create();
+  if (!context.ok()) return output.fail(context.error());
+  if (output.json()) {
+    output.object({{"schema", "penstock.engines/1"}, {"engines", engines_json(context->engines())}});
+  } else {
+    print_engines(output, context->engines());
+  }
+  return Exit::ok;
+}
+
+}  // namespace
+
+Json engines_json(const std::vector<EngineInfo>& engines) {
+  Json list = Json::array();
+  for (const EngineInfo& engine : engines) {
+    list.push_back({{"name", engine.name},
+                    {"available", engine.available},
+                    {"summary", engine.summary},
+                    {"schemes", engine.schemes},
+                    {"reason", engine.reason},
+                    {"remedy", engine.remedy}});
+  }
+  return list;
+}
+
+void print_engines(const Output& output, const std::vector<EngineInfo>& engines) {
+  for (const EngineInfo& engine : engines) {
+    output.heading(std::string(output.mark(engine.available)) + " " + engine.name + ": " + engine.summary);
+    std::string schemes;
+    for (const std::string& scheme : engine.schemes) schemes += (schemes.empty() ? "" : ", ") + scheme;
+    output.field("schemes", schemes);
+    if (!engine.reason.empty()) output.field(engine.available ? "note" : "why not", engine.reason);
+    if (!engine.remedy.empty()) output.field("remedy", engine.remedy);
+  }
+}
+
+Command add_engines(CLI::App& tool) {
+  auto flags = std::make_shared<OutputFlags>();  // shared by the parser's options and by run
+  CLI::App* parser = tool.add_subcommand("engines", "List the engines and whether they work here");
+  parser->add_flag("--json", flags->json, "print one JSON object");
+  parser->footer(
+      "Examples:\n"
+      "  penstock engines\n"
+      "  penstock engines --json");
+  return {parser, [flags] { return run(*flags); }};
+}
+
+}  // namespace penstock::cli

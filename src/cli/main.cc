@@ -1,0 +1,104 @@
+// penstock: the tool. Parses the command line, runs one command, and makes sure that what it printed was written.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <clocale>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <iostream>
+
+#include "common.h"
+#include "interrupt.h"
+#include "output.h"
+
+namespace penstock::cli {
+
+namespace {
+
+constexpr const char* description = "Moves bytes between storage and memory by the fastest route of this machine.";
+
+// Were one of the standard streams closed, a store could be opened in its place and be written to by our messages.
+// What takes their place here refuses to be used.
+void occupy_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) < 0) static_cast<void>(open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY));
+  }
+}
+
+bool wants_json(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") == 0) return true;
+  }
+  return false;
+}
+
+// The parser's own words for a misspelt command don't name it.
+std::string usage_message(const CLI::App& tool, const CLI::ParseError& error, int argc, char** argv) {
+  if (argc > 1 && argv[1][0] != '-' && tool.get_subcommands().empty()) {
+    return "unknown command \"" + std::string(argv[1]) + "\"";
+  }
+  return argc > 1 ? error.what() : "no command was given";
+}
+
+Exit fail_usage(const CLI::App& tool, const CLI::ParseError& error, int argc, char** argv) {
+  const auto chosen = tool.get_subcommands();
+  const std::string command = chosen.empty() ? "penstock" : "penstock " + chosen.front()->get_name();
+  return Output({.json = wants_json(argc, argv)})
+      .fail({.code = Code::invalid_argument,
+             .message = usage_message(tool, error, argc, argv),
+             .hint = "see " + command + " --help"});
+}
+
+Exit run(int argc, char** argv) {
+  CLI::App tool(description, "penstock");
+  tool.set_version_flag("--version", "penstock " + std::string(version()));
+  tool.require_subcommand(1);
+  tool.footer(
+      "Examples:\n"
+      "  penstock load weights.bin --verify\n"
+      "  penstock write weights.bin /mnt/fast/weights.bin\n"
+      "  penstock doctor weights.bin");
+  const std::array commands = {add_load(tool), add_write(tool), add_engines(tool), add_doctor(tool)};
+  try {
+    tool.parse(argc, argv);
+  } catch (const CLI::Success& asked) {  // --help and --version
+    return static_cast<Exit>(tool.exit(asked));
+  } catch (const CLI::ParseError& error) {
+    return fail_usage(tool, error, argc, argv);
+  }
+  for (const Command& command : commands) {
+    if (command.parser->parsed()) return command.run();
+  }
+  return Exit::usage;
+}
+
+// A report that could not be written is a failure: to whoever reads it, it never came.
+Exit flush(Exit exit) {
+  std::cout.flush();
+  if (std::cout && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit;
+  std::fprintf(stderr, "penstock: can't write to standard output\n");
+  return exit == Exit::ok ? Exit::failed : exit;
+}
+
+}  // namespace
+
+}  // namespace penstock::cli
+
+int main(int argc, char** argv) {
+  using penstock::cli::Exit;
+  std::setlocale(LC_CTYPE, "");
+  std::signal(SIGPIPE, SIG_IGN);
+  penstock::cli::occupy_standard_descriptors();
+  penstock::cli::catch_interrupts();
+  Exit exit = Exit::failed;
+  try {
+    exit = penstock::cli::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "penstock: %s\n", error.what());
+  }
+  return static_cast<int>(penstock::cli::flush(exit));
+}

@@ -1,0 +1,263 @@
+#include "output.h"
+
+#include <langinfo.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+namespace penstock::cli {
+
+namespace {
+
+constexpr std::size_t label_columns = 14;
+constexpr std::size_t unlimited_columns = SIZE_MAX;
+
+__attribute__((format(printf, 1, 2))) std::string format(const char* pattern, ...) {
+  char text[128];
+  va_list arguments;
+  va_start(arguments, pattern);
+  std::vsnprintf(text, sizeof text, pattern, arguments);
+  va_end(arguments);
+  return text;
+}
+
+std::string with_unit(double value, const char* suffix) {
+  static constexpr const char* prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  std::size_t i = 0;
+  for (; value >= 999.5 && i + 1 < std::size(prefixes); ++i) value /= 1000;
+  const int decimals = i == 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
+  return format("%.*f %s%s", decimals, value, prefixes[i], suffix);
+}
+
+// The width of a terminal; nothing for anything else.
+std::optional<std::size_t> terminal_columns(int fd) {
+  if (!isatty(fd)) return std::nullopt;
+  winsize size{};
+  if (ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+  return size.ws_col;
+}
+
+// File names may hold control characters, which a terminal would obey.
+std::string printable(std::string_view text) {
+  std::string result(text);
+  std::replace_if(result.begin(), result.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, '?');
+  return result;
+}
+
+bool starts_character(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xc0) != 0x80;
+}
+
+std::size_t columns_of(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), starts_character));
+}
+
+// How many bytes of `text` fit into so many columns.
+std::size_t bytes_that_fit(std::string_view text, std::size_t columns) {
+  std::size_t bytes = 0;
+  for (; bytes < text.size(); ++bytes) {
+    if (starts_character(text[bytes]) && columns-- == 0) break;
+  }
+  return bytes;
+}
+
+// Breaks text at spaces, and words that are too long anywhere; lines after the first are indented.
+std::string wrap(std::string_view text, std::size_t indent, std::size_t columns) {
+  const std::size_t room = columns > indent + 8 ? columns - indent : 8;
+  std::string result;
+  while (columns_of(text) > room) {
+    const std::size_t fits = bytes_that_fit(text, room);
+    std::size_t cut = text.rfind(' ', fits);
+    if (cut == std::string_view::npos || cut == 0) cut = fits;
+    result += std::string(text.substr(0, cut)) + "\n" + std::string(indent, ' ');
+    text.remove_prefix(cut);
+    if (text.starts_with(' ')) text.remove_prefix(1);
+  }
+  return result + std::string(text);
+}
+
+void print(std::FILE* stream, const std::string& line) {
+  std::fputs((line + "\n").c_str(), stream);
+}
+
+Json failures_json(const Report& report) {
+  Json list = Json::array();
+  for (const Failure& failure : report.failures) {
+    list.push_back({{"range", failure.range},
+                    {"offset", failure.offset},
+                    {"bytes", failure.bytes},
+                    {"code", code_name(failure.code)},
+                    {"system_error", failure.system_error}});
+  }
+  return list;
+}
+
+Json error_json(const Error& error) {
+  return {{"code", code_name(error.code)}, {"message", error.message}, {"hint", error.hint}};
+}
+
+void print_error(const Error& error) {
+  print(stderr, "penstock: " + printable(error.message));
+  if (!error.hint.empty()) print(stderr, "hint: " + printable(error.hint));
+}
+
+}  // namespace
+
+std::string format_bytes(std::uint64_t bytes) {
+  return with_unit(static_cast<double>(bytes), "B");
+}
+
+std::string format_rate(double bytes_per_second) {
+  return with_unit(bytes_per_second, "B/s");
+}
+
+std::string format_seconds(double seconds) {
+  return seconds < 1 ? format("%.3g ms", seconds * 1e3) : format("%.3f s", seconds);
+}
+
+std::string format_routes(const RouteBytes& routes) {
+  std::string text;
+  for (std::size_t i = 0; i < routes.size(); ++i) {
+    if (routes[i] == 0) continue;
+    if (!text.empty()) text += ", ";
+    text += std::string(route_name(static_cast<Route>(i))) + " " + format_bytes(routes[i]);
+  }
+  return text.empty() ? "none" : text;
+}
+
+Json routes_json(const RouteBytes& routes) {
+  Json object = Json::object();
+  for (std::size_t i = 0; i < routes.size(); ++i) {
+    if (routes[i] != 0) object[std::string(route_name(static_cast<Route>(i)))] = routes[i];
+  }
+  return object;
+}
+
+double rate(std::uint64_t bytes, double seconds) {
+  return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
+}
+
+Output::Output(const OutputFlags& flags)
+    : flags_(flags),
+      columns_(terminal_columns(STDOUT_FILENO).value_or(unlimited_columns)),
+      utf8_(std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0) {}
+
+void Output::object(const Json& value) const {
+  // File names need not be UTF-8; JSON must be.
+  print(stdout, value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+void Output::heading(std::string_view text) const {
+  if (!flags_.json && !flags_.quiet) print(stdout, wrap(printable(text), 0, columns_));
+}
+
+void Output::section(std::string_view title) const {
+  if (!flags_.json && !flags_.quiet) print(stdout, "");
+  heading(title);
+}
+
+void Output::field(std::string_view label, std::string_view value) const {
+  if (flags_.json || flags_.quiet) return;
+  std::string line = "  " + std::string(label);
+  line.append(label_columns > columns_of(line) ? label_columns - columns_of(line) : 1, ' ');
+  print(stdout, line + wrap(printable(value), label_columns, columns_));
+}
+
+std::string_view Output::mark(bool good) const {
+  if (utf8_) return good ? "\u2713" : "\u2717";
+  return good ? "ok" : "no";
+}
+
+Exit Output::transfer(Json head, const Report& report, double setup_seconds,
+                      const std::optional<Verified>& verified) const {
+  const bool wrong = verified && verified->error;
+  if (flags_.json) {
+    head.update({{"bytes", report.bytes},
+                 {"seconds", report.seconds},
+                 {"gb_per_s", rate(report.bytes, report.seconds) / 1e9},
+                 {"routes", routes_json(report.routes)},
+                 {"engine", report.engine},
+                 {"reason", report.reason},
+                 {"limit", limit_name(report.limit)},
+                 {"storage_seconds", report.storage_seconds},
+                 {"cpu_seconds", report.cpu_seconds},
+                 {"setup_seconds", setup_seconds},
+                 {"verified", verified ? Json(!wrong) : Json()},
+                 {"checksum", verified ? Json(verified->checksum) : Json()}});
+    if (wrong) head["error"] = error_json(*verified->error);
+    object(head);
+    return wrong ? exit_for(verified->error->code) : Exit::ok;
+  }
+  heading(format_bytes(report.bytes) + " in " + format_seconds(report.seconds) + ": " +
+          format_rate(rate(report.bytes, report.seconds)));
+  field("routes", format_routes(report.routes));
+  field("engine", report.engine);
+  field("reason", report.reason);
+  field("limit", limit_name(report.limit));
+  if (wrong) return fail(*verified->error);
+  if (verified) field("verified", "yes, xxh3 " + verified->checksum);
+  return Exit::ok;
+}
+
+Exit Output::fail(const Error& error) const {
+  if (flags_.json) {
+    object({{"error", error_json(error)}});
+  } else {
+    print_error(error);
+  }
+  return exit_for(error.code);
+}
+
+Exit Output::fail(const Report& report) const {
+  const Error error = report.error.value_or(Error{.message = "the request failed without saying why"});
+  if (report.failures.empty()) return fail(error);
+  if (flags_.json) {
+    Json object_with_failures = {{"error", error_json(error)}};
+    object_with_failures["error"]["failures"] = failures_json(report);
+    object_with_failures["error"]["failure_count"] = report.failure_count;
+    object(object_with_failures);
+    return exit_for(error.code);
+  }
+  print_error(error);
+  for (const Failure& failure : report.failures) {
+    print(stderr, "  range " + std::to_string(failure.range) + ", offset " + std::to_string(failure.offset) + ", " +
+                      std::to_string(failure.bytes) + " bytes: " + std::string(code_name(failure.code)));
+  }
+  if (report.failure_count > report.failures.size()) {
+    print(stderr, "  and " + std::to_string(report.failure_count - report.failures.size()) + " more");
+  }
+  return exit_for(error.code);
+}
+
+Progress::Progress(std::optional<std::uint64_t> total_bytes, const OutputFlags& flags)
+    : total_bytes_(total_bytes), visible_(!flags.json && !flags.quiet && isatty(STDERR_FILENO)) {}
+
+Progress::~Progress() {
+  if (!drawn_at_seconds_) return;
+  const std::size_t columns = terminal_columns(STDERR_FILENO).value_or(80);
+  std::fprintf(stderr, "\r%s\r", std::string(columns - 1, ' ').c_str());
+}
+
+void Progress::update(std::uint64_t bytes) {
+  const double now = since_start_.seconds();
+  if (!visible_ || (drawn_at_seconds_ && now - *drawn_at_seconds_ < 0.1)) return;
+  drawn_at_seconds_ = now;
+
+  const double bytes_per_second = rate(bytes, now);
+  std::string line = format_bytes(bytes);
+  if (total_bytes_) line += " of " + format_bytes(*total_bytes_);
+  line += ", " + format_rate(bytes_per_second);
+  if (total_bytes_ && bytes_per_second > 0) {
+    const std::uint64_t left = *total_bytes_ - std::min(bytes, *total_bytes_);
+    line += format(", %.0f s left", static_cast<double>(left) / bytes_per_second);
+  }
+  const std::size_t room = terminal_columns(STDERR_FILENO).value_or(80) - 1;
+  line.resize(room, ' ');
+  std::fprintf(stderr, "\r%s", line.c_str());
+}
+
+}  // namespace penstock::cli

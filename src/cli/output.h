@@ -1,0 +1,84 @@
+// Output: results for a person or for a program, on standard output; errors and progress on standard error.
+//
+// Text for a person is wrapped to the terminal. JSON is one object on one line. Nothing is ever coloured.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "common.h"
+#include "penstock/penstock.h"
+
+namespace penstock::cli {
+
+using Json = nlohmann::ordered_json;
+
+std::string format_bytes(std::uint64_t bytes);
+std::string format_rate(double bytes_per_second);
+std::string format_seconds(double seconds);
+// "direct 1.07 GB, cached 4.1 kB"
+std::string format_routes(const RouteBytes& routes);
+Json routes_json(const RouteBytes& routes);
+// Bytes a second; 0 where no time passed.
+double rate(std::uint64_t bytes, double seconds);
+
+struct OutputFlags {
+  bool json = false;
+  bool quiet = false;
+};
+
+// What comparing the bytes that arrived with those that were meant to gave.
+struct Verified {
+  std::string checksum;  // xxh3
+  std::optional<Error> error;
+};
+
+class Output {
+ public:
+  explicit Output(const OutputFlags& flags);
+
+  bool json() const { return flags_.json; }
+  void object(const Json& value) const;
+
+  // For a person; nothing if --json or --quiet was given.
+  void heading(std::string_view text) const;
+  void section(std::string_view title) const;
+  void field(std::string_view label, std::string_view value) const;
+  // A check mark or a cross, as far as the locale can show them.
+  std::string_view mark(bool good) const;
+
+  // The end of a command that moved bytes. `head` holds what is the command's own in its JSON.
+  Exit transfer(Json head, const Report& report, double setup_seconds, const std::optional<Verified>& verified) const;
+
+  // Say what went wrong, and which exit code that is.
+  Exit fail(const Error& error) const;
+  Exit fail(const Report& report) const;
+
+ private:
+  OutputFlags flags_;
+  std::size_t columns_;
+  bool utf8_;
+};
+
+// One line on a terminal that says how far a transfer is. Silent where nobody watches; gone when destroyed.
+class Progress {
+ public:
+  Progress(std::optional<std::uint64_t> total_bytes, const OutputFlags& flags);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void update(std::uint64_t bytes);
+
+ private:
+  std::optional<std::uint64_t> total_bytes_;
+  bool visible_;
+  Stopwatch since_start_;
+  std::optional<double> drawn_at_seconds_;
+};
+
+}  // namespace penstock::cli

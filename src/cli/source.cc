@@ -1,0 +1,130 @@
+#include "source.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "interrupt.h"
+
+namespace penstock::cli {
+
+namespace {
+
+class StoreSource final : public Source {
+ public:
+  StoreSource(Context& context, StoreSlice slice) : context_(context), slice_(std::move(slice)) {}
+
+  std::optional<std::uint64_t> size_bytes() const override { return slice_.size_bytes; }
+
+  Result<std::uint64_t> fill(Region memory) override {
+    const std::uint64_t bytes = std::min<std::uint64_t>(memory.size_bytes, slice_.size_bytes - done_);
+    if (bytes == 0) return bytes;
+    const Range range{.store = &slice_.store, .offset = slice_.offset + done_, .memory = memory.part(0, bytes)};
+    Result<Ticket> ticket = context_.submit(Direction::read, {&range, 1});
+    if (!ticket.ok()) return ticket.error();
+    const Report report = await(std::move(*ticket));
+    if (!report.ok()) return *report.error;
+    done_ += bytes;
+    return bytes;
+  }
+
+ private:
+  Context& context_;
+  StoreSlice slice_;
+  std::uint64_t done_ = 0;
+};
+
+class StandardInput final : public Source {
+ public:
+  explicit StandardInput(std::optional<std::uint64_t> size_bytes) : size_bytes_(size_bytes) {}
+
+  std::optional<std::uint64_t> size_bytes() const override { return size_bytes_; }
+
+  Result<std::uint64_t> fill(Region memory) override {
+    std::uint64_t wanted = memory.size_bytes;
+    if (size_bytes_) wanted = std::min(wanted, *size_bytes_ - done_);
+    std::uint64_t filled = 0;
+    while (filled < wanted) {
+      const Result<std::uint64_t> got = read_some(memory.part(filled, wanted - filled));
+      if (!got.ok()) return got.error();
+      if (*got == 0) break;
+      filled += *got;
+    }
+    done_ += filled;
+    if (filled < wanted && size_bytes_) {
+      return Error{.code = Code::truncated,
+                   .message = "standard input ended after " + std::to_string(done_) + " of " +
+                              std::to_string(*size_bytes_) + " bytes",
+                   .hint = "leave out --size to write all of standard input"};
+    }
+    return filled;
+  }
+
+ private:
+  // A reader of a pipe may wait for ever; polling with a limit keeps it open to interruption.
+  static Result<std::uint64_t> read_some(Region memory) {
+    while (!interrupted()) {
+      pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+      if (poll(&input, 1, 100) <= 0) continue;
+      const ssize_t got = read(STDIN_FILENO, memory.data, memory.size_bytes);
+      if (got >= 0) return static_cast<std::uint64_t>(got);
+      if (errno != EINTR && errno != EAGAIN) return system_error(errno, "read standard input");
+    }
+    return interrupted_error();
+  }
+
+  std::optional<std::uint64_t> size_bytes_;
+  std::uint64_t done_ = 0;
+};
+
+class PatternSource final : public Source {
+ public:
+  explicit PatternSource(Pattern pattern) : pattern_(pattern) {}
+
+  std::optional<std::uint64_t> size_bytes() const override { return pattern_.size_bytes; }
+
+  Result<std::uint64_t> fill(Region memory) override {
+    const std::uint64_t bytes = std::min<std::uint64_t>(memory.size_bytes, pattern_.size_bytes - done_);
+    for (std::uint64_t at = 0; at < bytes;) {
+      const std::uint64_t position = done_ + at;
+      const std::uint64_t value = word(position / sizeof(std::uint64_t));
+      const std::uint64_t skip = position % sizeof value;
+      const std::uint64_t length = std::min<std::uint64_t>(sizeof value - skip, bytes - at);
+      std::memcpy(memory.data + at, reinterpret_cast<const std::byte*>(&value) + skip, length);
+      at += length;
+    }
+    done_ += bytes;
+    return bytes;
+  }
+
+ private:
+  // SplitMix64: any word of the sequence without those before it.
+  std::uint64_t word(std::uint64_t index) const {
+    std::uint64_t z = pattern_.seed + (index + 1) * 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+
+  Pattern pattern_;
+  std::uint64_t done_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Source> store_source(Context& context, StoreSlice slice) {
+  return std::make_unique<StoreSource>(context, std::move(slice));
+}
+
+std::unique_ptr<Source> standard_input(std::optional<std::uint64_t> size_bytes) {
+  return std::make_unique<StandardInput>(size_bytes);
+}
+
+std::unique_ptr<Source> pattern_source(Pattern pattern) {
+  return std::make_unique<PatternSource>(pattern);
+}
+
+}  // namespace penstock::cli

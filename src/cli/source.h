@@ -1,0 +1,42 @@
+// Source: where `penstock write` takes its bytes from, a window at a time: a store, standard input, or a pattern.
+//
+// Thread safety: one thread. Lifetime: a store's Source borrows its Context.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "penstock/context.h"
+
+namespace penstock::cli {
+
+class Source {
+ public:
+  virtual ~Source() = default;
+  // Nothing where only the end will tell.
+  virtual std::optional<std::uint64_t> size_bytes() const = 0;
+  // Fills the memory from its front and says how much; less than all of it only at the end, then 0.
+  // REQUIRES: memory that the CPU can reach.
+  virtual Result<std::uint64_t> fill(Region memory) = 0;
+};
+
+struct StoreSlice {
+  Store store;
+  std::uint64_t offset = 0;
+  std::uint64_t size_bytes = 0;
+};
+std::unique_ptr<Source> store_source(Context& context, StoreSlice slice);
+
+// Standard input up to its end, or exactly `size_bytes` of it.
+std::unique_ptr<Source> standard_input(std::optional<std::uint64_t> size_bytes);
+
+// Bytes that depend on nothing but their position and the seed.
+struct Pattern {
+  std::uint64_t size_bytes = 0;
+  std::uint64_t seed = 0;
+};
+std::unique_ptr<Source> pattern_source(Pattern pattern);
+
+}  // namespace penstock::cli

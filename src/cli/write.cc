@@ -1,0 +1,328 @@
+// penstock write: copies a store, standard input or a pattern into a store. Two windows take turns: one is filled from
+// the source while the other is written, so the size is not limited by memory.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <filesystem>
+
+#include "common.h"
+#include "interrupt.h"
+#include "output.h"
+#include "source.h"
+
+namespace penstock::cli {
+
+namespace {
+
+constexpr std::uint64_t window_bytes = 64 << 20;
+
+struct WriteFlags {
+  std::string source, destination;
+  std::optional<Pattern> pattern;  // instead of a source
+  std::optional<std::uint64_t> offset, size;
+  bool durable = true;
+  bool replace = false;
+  bool in_place = false;
+  bool allow_device_write = false;
+  bool verify = false;
+  ContextFlags context;
+  OutputFlags output;
+};
+
+Error usage(std::string message, std::string hint) {
+  return {.code = Code::invalid_argument, .message = std::move(message), .hint = std::move(hint)};
+}
+
+Result<Pattern> parse_pattern(const std::string& text) {
+  const std::size_t comma = text.find(',');
+  const Result<std::uint64_t> size = parse_size(std::string_view(text).substr(0, comma));
+  if (!size.ok()) return size.error();
+  Pattern pattern{.size_bytes = *size};
+  if (comma == std::string::npos) return pattern;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data() + comma + 1, end, pattern.seed);
+  if (error != std::errc() || stop != end) {
+    return usage("\"" + text.substr(comma + 1) + "\" is not a seed", "write SIZE,SEED with a whole number as seed");
+  }
+  return pattern;
+}
+
+bool is_block_device(const std::string& name) {
+  struct stat status {};
+  return stat(local_path(name).c_str(), &status) == 0 && S_ISBLK(status.st_mode);
+}
+
+// How the destination is to be opened: a whole new file, or in place.
+Result<Access> choose_access(const WriteFlags& flags, bool block_device) {
+  if (block_device && flags.replace) {
+    return usage(flags.destination + " is a block device and can't be replaced", "leave out --replace");
+  }
+  if (block_device) return Access::write;
+  if (flags.in_place) return Access::create;
+  if (flags.offset) {
+    return usage("--offset has no meaning for a file that is replaced as a whole",
+                 "add --in-place to write into " + flags.destination);
+  }
+  return Access::replace;
+}
+
+// With --pattern the only name is that of the destination.
+Result<WriteFlags> settle_names(WriteFlags flags) {
+  if (flags.pattern && !flags.destination.empty()) {
+    return usage("there is no SOURCE with --pattern", "penstock write --pattern SIZE DEST");
+  }
+  if (flags.pattern) flags.destination = std::exchange(flags.source, "pattern");
+  if (flags.destination.empty() || flags.source.empty()) {
+    return usage("SOURCE or DEST is missing", "penstock write SOURCE DEST, or penstock write --pattern SIZE DEST");
+  }
+  if (flags.pattern && flags.size) return usage("--size and --pattern exclude each other", "give the size once");
+  return flags;
+}
+
+// A SOURCE that is a store, or nothing for the other kinds.
+Result<std::optional<StoreSlice>> open_source(Context& context, const WriteFlags& flags) {
+  if (flags.pattern || flags.source == "-") return std::optional<StoreSlice>();
+  Result<Store> store = context.open(flags.source);
+  if (!store.ok()) return store.error();
+  const std::uint64_t all = store->info().size_bytes;
+  if (flags.size && *flags.size > all) {
+    return Error{.code = Code::out_of_range,
+                 .message = "--size " + std::to_string(*flags.size) + " reaches past the end of " + flags.source,
+                 .hint = "it has " + std::to_string(all) + " bytes"};
+  }
+  return std::optional<StoreSlice>(StoreSlice{.store = std::move(*store), .size_bytes = flags.size.value_or(all)});
+}
+
+Result<Store> open_destination(Context& context, const WriteFlags& flags, std::optional<std::uint64_t> source_bytes) {
+  const bool block_device = is_block_device(flags.destination);
+  const Result<Access> access = choose_access(flags, block_device);
+  if (!access.ok()) return access.error();
+  std::error_code ignored;  // of a destination that is not there yet
+  if (*access != Access::replace && !flags.pattern &&
+      std::filesystem::equivalent(local_path(flags.source), local_path(flags.destination), ignored)) {
+    return usage(flags.source + " and " + flags.destination + " are the same store", "name another destination");
+  }
+  std::uint64_t end = 0;
+  if (__builtin_add_overflow(flags.offset.value_or(0), source_bytes.value_or(0), &end)) {
+    return usage("--offset plus the size of the source is beyond 2^64 bytes", "choose a smaller --offset");
+  }
+  const OpenOptions options{.access = *access,
+                            .size_bytes = block_device || !source_bytes ? 0 : end,
+                            .allow_block_device_write = flags.allow_device_write};
+  Result<Store> store = context.open(flags.destination, options);
+  if (!store.ok() && block_device && !flags.allow_device_write) {
+    Error error = store.error();
+    error.hint = "writing destroys what is on the device; if that is meant, add --allow-device-write";
+    return error;
+  }
+  // A device can't grow: better to know before the first window than after the last that fits.
+  if (store.ok() && block_device && end > store->info().size_bytes) {
+    return Error{
+        .code = Code::out_of_range,
+        .message = "writing up to byte " + std::to_string(end) + " reaches past the end of " + flags.destination,
+        .hint = "it has " + std::to_string(store->info().size_bytes) + " bytes"};
+  }
+  return store;
+}
+
+// Adds one window's report to the whole.
+class Total {
+ public:
+  void add(const Report& window) {
+    if (report_.engine.empty()) {
+      report_.engine = window.engine;
+      report_.reason = window.reason;
+    }
+    report_.bytes += window.bytes;
+    report_.storage_seconds += window.storage_seconds;
+    report_.cpu_seconds += window.cpu_seconds;
+    for (std::size_t i = 0; i < route_count; ++i) report_.routes[i] += window.routes[i];
+    // The limit of the whole is the one under which most of the time was spent.
+    double& seconds = limit_seconds_[static_cast<std::size_t>(window.limit)];
+    seconds += window.seconds;
+    if (seconds > limit_seconds_[static_cast<std::size_t>(report_.limit)]) report_.limit = window.limit;
+    report_.outcome = window.outcome;
+    report_.failures = window.failures;
+    report_.failure_count = window.failure_count;
+    report_.error = window.error;
+  }
+  void fail(const Error& error) {
+    report_.outcome = Outcome::failed;
+    report_.error = error;
+  }
+  Report& report() { return report_; }
+
+ private:
+  Report report_{.outcome = Outcome::done};
+  std::array<double, 3> limit_seconds_{};
+};
+
+struct Copy {
+  Context& context;
+  Source& source;
+  const Store& destination;
+  std::uint64_t offset = 0;
+  Checksum* checksum = nullptr;  // of what was written, if wanted
+};
+
+Report copy(const Copy& job, Progress& progress) {
+  Total total;
+  const std::uint64_t size = std::clamp<std::uint64_t>(job.source.size_bytes().value_or(window_bytes), 1, window_bytes);
+  std::array<Buffer, 2> windows;
+  for (Buffer& window : windows) {
+    Result<Buffer> buffer = job.context.allocate(Domain::host(), size);
+    if (!buffer.ok()) return total.fail(buffer.error()), total.report();
+    window = std::move(*buffer);
+  }
+
+  Result<std::uint64_t> filled = job.source.fill(windows[0].region());
+  for (std::size_t turn = 0; filled.ok() && *filled != 0 && !interrupted(); ++turn) {
+    const Region memory = windows[turn % 2].region().part(0, *filled);
+    const std::uint64_t before = total.report().bytes;
+    const Range range{.store = &job.destination, .offset = job.offset + before, .memory = memory};
+    Result<Ticket> ticket = job.context.submit(Direction::write, {&range, 1});
+    if (!ticket.ok()) return total.fail(ticket.error()), total.report();
+    if (job.checksum) job.checksum->add({memory.data, memory.size_bytes});
+    filled = job.source.fill(windows[(turn + 1) % 2].region());
+    total.add(await(std::move(*ticket), [&](std::uint64_t bytes) { progress.update(before + bytes); }));
+    if (!total.report().ok()) return total.report();
+    progress.update(total.report().bytes);
+  }
+  if (interrupted()) filled = interrupted_error();
+  if (!filled.ok()) total.fail(filled.error());
+  return total.report();
+}
+
+// The checksum of what the destination holds, read past the page cache as far as the store can.
+Result<Checksum> read_back(const WriteFlags& flags, std::uint64_t size_bytes) {
+  Result<Options> options = make_options(flags.context);
+  if (!options.ok()) return options.error();
+  options->cache = Cache::bypass;
+  Result<Context> context = Context::create(*options);
+  if (!context.ok()) return context.error();
+  Result<Store> store = context->open(flags.destination);
+  if (!store.ok()) return store.error();
+  Result<Buffer> window = context->allocate(Domain::host(), std::clamp<std::uint64_t>(size_bytes, 1, window_bytes));
+  if (!window.ok()) return window.error();
+
+  Checksum checksum;
+  const auto source = store_source(
+      *context, {.store = std::move(*store), .offset = flags.offset.value_or(0), .size_bytes = size_bytes});
+  for (;;) {
+    const Result<std::uint64_t> filled = source->fill(window->region());
+    if (!filled.ok()) return filled.error();
+    if (*filled == 0) return Result<Checksum>(std::move(checksum));
+    checksum.add(window->bytes().first(*filled));
+  }
+}
+
+Verified verify(const WriteFlags& flags, std::uint64_t size_bytes, const Checksum& written) {
+  const Result<Checksum> found = read_back(flags, size_bytes);
+  if (!found.ok()) return {written.hex(), found.error()};
+  if (found->value() == written.value()) return {written.hex(), std::nullopt};
+  return {written.hex(),
+          Error{.code = Code::io_error,
+                .message = flags.destination + " does not hold the bytes that were written to it",
+                .hint = "something else wrote to it meanwhile, or the device fails: see the kernel log"}};
+}
+
+// Moves the bytes and makes them final; a file that was to be replaced is untouched unless all went well.
+Report write_all(const Copy& job, Store& destination, bool commit, const OutputFlags& flags) {
+  const Stopwatch stopwatch;
+  Report report = [&] {
+    Progress progress(job.source.size_bytes(), flags);
+    return copy(job, progress);
+  }();
+  if (report.ok() && commit) {
+    if (Status status = destination.commit(); !status.ok()) {
+      report.outcome = Outcome::failed;
+      report.error = status.error();
+    }
+  }
+  // The error that brought us here matters more than one of cleaning up.
+  if (!report.ok()) static_cast<void>(destination.abort());
+  report.seconds = stopwatch.seconds();
+  return report;
+}
+
+Exit run(const WriteFlags& given) {
+  const Output output(given.output);
+  const Stopwatch setup;
+  const Result<WriteFlags> settled = settle_names(given);
+  if (!settled.ok()) return output.fail(settled.error());
+  const WriteFlags& flags = *settled;
+  const Result<Options> options = make_options(flags.context);
+  if (!options.ok()) return output.fail(options.error());
+  Result<Context> context = Context::create(*options);
+  if (!context.ok()) return output.fail(context.error());
+
+  Result<std::optional<StoreSlice>> slice = open_source(*context, flags);
+  if (!slice.ok()) return output.fail(slice.error());
+  const auto source = *slice          ? store_source(*context, std::move(**slice))
+                      : flags.pattern ? pattern_source(*flags.pattern)
+                                      : standard_input(flags.size);
+  Result<Store> destination = open_destination(*context, flags, source->size_bytes());
+  if (!destination.ok()) return output.fail(destination.error());
+  const double setup_seconds = setup.seconds();
+
+  // A replaced file is always synced before it takes its name: anything else could lose both versions in a crash.
+  const bool replaces = !flags.in_place && !is_block_device(flags.destination);
+  const bool durable = flags.durable || replaces;
+  Checksum checksum;
+  const Copy job{.context = *context,
+                 .source = *source,
+                 .destination = *destination,
+                 .offset = flags.offset.value_or(0),
+                 .checksum = flags.verify ? &checksum : nullptr};
+  const Report report = write_all(job, *destination, durable, flags.output);
+  if (!report.ok()) return output.fail(report);
+
+  std::optional<Verified> verified;
+  if (flags.verify) verified = verify(flags, report.bytes, checksum);
+  const Exit exit = output.transfer({{"schema", "penstock.write/1"},
+                                     {"source", flags.source},
+                                     {"destination", flags.destination},
+                                     {"offset", flags.offset.value_or(0)},
+                                     {"durable", durable},
+                                     {"replaced", replaces}},
+                                    report, setup_seconds, verified);
+  if (exit == Exit::ok) output.field("durable", durable ? "yes" : "no: a crash of the system may lose it");
+  return exit;
+}
+
+}  // namespace
+
+Command add_write(CLI::App& tool) {
+  auto flags = std::make_shared<WriteFlags>();  // shared by the parser's options and by run
+  CLI::App* parser = tool.add_subcommand("write", "Copy a file, standard input or a pattern into a file or device");
+  parser->add_option("SOURCE", flags->source, "a file, block device or URI; - is standard input");
+  parser->add_option("DEST", flags->destination, "a file, block device or URI");
+  const auto read_pattern = [flags](const std::string& text) {
+    const Result<Pattern> pattern = parse_pattern(text);
+    if (!pattern.ok()) throw CLI::ValidationError("--pattern", pattern.error().message + ": " + pattern.error().hint);
+    flags->pattern = *pattern;
+  };
+  parser->add_option_function<std::string>("--pattern", read_pattern, "write generated bytes instead of a SOURCE")
+      ->type_name("SIZE[,SEED]");
+  add_size(*parser, "--offset", flags->offset, "where in DEST to begin; needs --in-place for files");
+  add_size(*parser, "--size", flags->size, "how much of SOURCE to write; default: all");
+  parser->add_flag("--durable,!--no-durable", flags->durable, "sync before success is reported (default)");
+  auto* replace = parser->add_flag("--replace", flags->replace, "write a new file, then give it the name (default)");
+  parser->add_flag("--in-place", flags->in_place, "write into DEST; bytes around stay as they are")->excludes(replace);
+  parser->add_flag("--allow-device-write", flags->allow_device_write, "yes, overwrite the block device DEST");
+  parser->add_flag("--verify", flags->verify, "read back past the page cache and compare");
+  add_context_flags(*parser, flags->context);
+  parser->add_flag("--json", flags->output.json, "print one JSON object");
+  parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");
+  parser->footer(
+      "Examples:\n"
+      "  penstock write weights.bin /mnt/fast/weights.bin --verify\n"
+      "  tar c model | penstock write - model.tar\n"
+      "  penstock write patch.bin disk.img --in-place --offset 1MiB\n"
+      "  penstock write --pattern 4GiB,7 test.bin --json");
+  return {parser, [flags] { return run(*flags); }};
+}
+
+}  // namespace penstock::cli
