@@ -1,0 +1,241 @@
+"""penstock load, from the outside."""
+
+import json
+import os
+import pathlib
+import signal
+import unittest
+
+import schema
+from tool import NOBODY, SLOW, ToolTest, resident_bytes, wait_until
+
+MIB = 1 << 20
+
+
+class Load(ToolTest):
+    def test_a_file_arrives_whole_and_says_how(self):
+        path = self.file("data", os.urandom(3 * MIB + 17))
+        result = self.json_of("load", path, "--verify")
+        self.assertEqual(result["bytes"], 3 * MIB + 17)
+        self.assertEqual(sum(result["routes"].values()), 3 * MIB + 17)
+        self.assertIs(result["verified"], True)
+        self.assertEqual(result["paths"], [str(path)])
+        self.assertTrue(result["reason"])
+        self.assertAlmostEqual(result["gb_per_s"], result["bytes"] / result["seconds"] / 1e9, places=6)
+
+    def test_a_person_is_told_the_same(self):
+        path = self.file("data", b"x" * 5000)
+        done = self.run_tool("load", path, "--verify")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for word in [b"5.00 kB", b"routes", b"engine", b"reason", b"limit", b"verified", b"xxh3"]:
+            self.assertIn(word, done.stdout)
+        self.assertEqual(done.stderr, b"")
+        self.assertEqual(self.run_tool("load", path, "--quiet").stdout, b"")
+
+    def test_verification_is_null_unless_asked_for(self):
+        result = self.json_of("load", self.file("data", b"x"))
+        self.assertIsNone(result["verified"])
+        self.assertIsNone(result["checksum"])
+
+    def test_verification_finds_wrong_bytes(self):
+        if os.environ.get("PENSTOCK_SANITIZE"):
+            self.skipTest("a sanitizer wants to be preloaded first")
+        wrong_reads = os.environ.get("PENSTOCK_WRONG_READS")
+        if not wrong_reads:
+            self.skipTest("PENSTOCK_WRONG_READS does not name the library that spoils reads")
+        path = self.file("data", os.urandom(2 * MIB))
+        done = self.run_tool("load", path, "--verify", "--json", env={"LD_PRELOAD": wrong_reads})
+        result = json.loads(done.stdout)
+        schema.check(result, "load")
+        self.assertEqual(done.returncode, 1)
+        self.assertIs(result["verified"], False)
+        self.assertEqual(result["error"]["code"], "io_error")
+
+    def test_an_empty_file_is_no_error(self):
+        result = self.json_of("load", self.file("empty"), "--verify")
+        self.assertEqual(result["bytes"], 0)
+        self.assertEqual(result["routes"], {})
+        self.assertIs(result["verified"], True)
+
+    def test_several_files_are_one_request(self):
+        first, second = os.urandom(MIB + 1), os.urandom(4097)
+        both = self.json_of("load", self.file("a", first), self.file("empty"), self.file("b", second), "--verify")
+        whole = self.json_of("load", self.file("ab", first + second), "--verify")
+        self.assertEqual(both["bytes"], whole["bytes"])
+        self.assertEqual(both["checksum"], whole["checksum"])
+
+    def test_a_part_is_that_part(self):
+        content = os.urandom(2 * MIB)
+        path = self.file("data", content)
+        part = self.json_of("load", path, "--offset", "1KiB", "--size", "1.5K", "--verify")
+        blocks = self.json_of("load", path, "--lba", 2, "--count", 3, "--verify")
+        alone = self.json_of("load", self.file("part", content[1024:2560]), "--verify")
+        self.assertEqual(part["bytes"], 1536)
+        self.assertEqual(part["checksum"], alone["checksum"])
+        self.assertEqual(blocks["checksum"], alone["checksum"])
+        tail = self.json_of("load", path, "--offset", 2 * MIB - 5)
+        self.assertEqual(tail["bytes"], 5)
+        self.assertEqual(self.json_of("load", path, "--offset", 2 * MIB)["bytes"], 0)
+
+    def test_units_count_as_documented(self):
+        path = self.sparse_file("sparse", 5 << 30)
+        sizes = {"7": 7, "7B": 7, "2K": 2048, "2KiB": 2048, "2KB": 2000, "3M": 3 << 20, "3MiB": 3 << 20, "3MB": 3000000,
+                 "0.5M": 1 << 19, "1KB": 1000}
+        for text, size in sizes.items():
+            self.assertEqual(self.json_of("load", path, "--size", text)["bytes"], size, text)
+        for text in ["", "x", "-1", "+1", "1.", "1.5", ".5M", "1 K", "1kib", "0x10", "1e3", "1KiBx", "18446744073709551616",
+                     "17179869184GiB", "16777216T"]:
+            self.fails("invalid_argument", 2, "load", path, f"--size={text}")
+
+    def test_every_engine_that_works_gives_the_same_bytes(self):
+        path = self.file("data", os.urandom(MIB + 3))
+        engines = [engine["name"] for engine in self.json_of("engines")["engines"] if engine["available"]]
+        self.assertIn("posix", engines)
+        for engine in engines:
+            for cache in ["auto", "keep", "bypass"]:
+                result = self.json_of("load", path, "--engine", engine, "--cache", cache, "--lanes", 1, "--verify")
+                self.assertEqual(result["engine"], engine)
+                self.assertIs(result["verified"], True)
+
+    def test_the_environment_overrides_the_engine(self):
+        path = self.file("data", b"x" * 100000)
+        self.assertEqual(self.json_of("load", path, env={"PENSTOCK_ENGINE": "posix"})["engine"], "posix")
+        self.fails("unknown_engine", 2, "load", path, env={"PENSTOCK_ENGINE": "warp"})
+
+    def test_pinned_memory_keeps_to_its_budget(self):
+        path = self.file("data", os.urandom(MIB))
+        done = self.run_tool("load", path, "--to", "pinned", "--verify", "--json")
+        if done.returncode == 5:
+            self.skipTest(f"no memory can be locked here: {done.stdout}")
+        self.assertIs(json.loads(done.stdout)["verified"], True)
+        error = self.fails("over_budget", 5, "load", self.sparse_file("large", 512 * MIB), "--to", "pinned")
+        self.assertIn("pinned_budget_bytes", error["hint"])
+
+    def test_names_may_be_uris_and_need_not_be_text(self):
+        path = self.file("with space", b"abc")
+        self.assertEqual(self.json_of("load", f"file:{self.folder}/with%20space", "--verify")["bytes"], 3)
+        self.assertEqual(self.json_of("load", f"file://{path}", "--verify")["bytes"], 3)
+        odd = os.fsencode(self.folder) + b"/\xff\x1b[31m"
+        pathlib.Path(os.fsdecode(odd)).write_bytes(b"abc")
+        self.assertEqual(self.json_of("load", os.fsdecode(odd), "--verify")["bytes"], 3)
+        self.assertNotIn(b"\x1b", self.run_tool("load", os.fsdecode(odd) + "missing").stderr)
+
+
+class LoadRefuses(ToolTest):
+    def test_what_is_missing(self):
+        error = self.fails("not_found", 3, "load", self.folder / "missing")
+        self.assertIn("missing", error["message"])
+        self.fails("not_found", 3, "load", self.file("there", b"x"), self.folder / "missing")
+
+    def test_what_is_not_a_store(self):
+        self.fails("is_directory", 1, "load", self.folder)
+        fifo = self.folder / "fifo"
+        os.mkfifo(fifo)
+        self.fails("unsupported", 1, "load", fifo)
+        self.fails("unsupported", 1, "load", "/dev/zero")
+
+    def test_what_this_user_may_not_read(self):
+        self.need_other_user()
+        path = self.file("secret", b"x")
+        path.chmod(0o600)
+        self.fails("permission_denied", 4, "load", path, user=NOBODY, group=NOBODY, extra_groups=[])
+
+    def test_ranges_past_the_end(self):
+        path = self.file("data", b"x" * 1000)
+        for part in [["--offset", 1001], ["--size", 1001], ["--offset", 999, "--size", 2], ["--lba", 1, "--count", 1]]:
+            error = self.fails("out_of_range", 2, "load", path, *part)
+            self.assertIn("1000", error["hint"])
+
+    def test_ranges_that_overflow(self):
+        path = self.file("data", b"x")
+        most = 2**64 - 1
+        self.fails("invalid_argument", 2, "load", path, "--offset", most, "--size", most)
+        self.fails("invalid_argument", 2, "load", path, "--lba", most, "--count", 1)
+        self.fails("out_of_range", 2, "load", path, "--offset", most)
+
+    def test_ranges_in_two_units(self):
+        path = self.file("data", b"x")
+        self.fails("invalid_argument", 2, "load", path, "--offset", 0, "--count", 1)
+        self.fails("invalid_argument", 2, "load", path, "--size", 0, "--lba", 1)
+
+    def test_more_than_memory_before_allocating_it(self):
+        path = self.sparse_file("huge", 1 << 43)
+        error = self.fails("out_of_memory", 5, "load", path)
+        self.assertIn("--offset", error["hint"])
+        self.assertEqual(self.json_of("load", path, "--offset", "1T", "--size", "4K")["bytes"], 4096)
+
+    def test_malformed_options(self):
+        path = self.file("data", b"x")
+        for options in ["{", "[]", '{"lanes": "many"}', '{"lanes": -1}', '{"warp": 1}', '{"cache": "maybe"}', "7"]:
+            self.fails("invalid_argument", 2, "load", path, "--options", options)
+        self.fails("not_found", 3, "load", path, "--options", f"@{self.folder}/missing")
+        self.fails("invalid_argument", 2, "load", path, "--options", f"@{self.sparse_file('large', 2 * MIB)}")
+        good = self.file("options.json", b'{"engine": "posix", "lanes": 2}')
+        self.assertEqual(self.json_of("load", path, "--options", f"@{good}")["engine"], "posix")
+
+    def test_unknown_engines_schemes_and_domains(self):
+        path = self.file("data", b"x")
+        self.fails("unknown_engine", 2, "load", path, "--engine", "warp")
+        self.fails("unknown_scheme", 2, "load", "warp://data")
+        self.fails("invalid_argument", 2, "load", path, "--to", "moon")
+        self.fails("invalid_argument", 2, "load", path, "--cache", "maybe")
+        self.fails("invalid_argument", 2, "load", path, "--lanes", "-1")
+
+
+class LoadIsInterrupted(ToolTest):
+    def test_promptly_and_says_so(self):
+        path = self.sparse_file("sparse", 2 << 30)
+        for signal_number in [signal.SIGINT, signal.SIGTERM]:
+            process = self.start("load", path, *SLOW, "--json")
+            wait_until(lambda: resident_bytes(process) > 32 * MIB)
+            exit_code, stdout, stderr, seconds = self.interrupt(process, signal_number)
+            self.assertEqual(exit_code, 130, stderr)
+            self.assertLess(seconds, 2)
+            result = json.loads(stdout)
+            schema.check(result, "error")
+            self.assertEqual(result["error"]["code"], "cancelled")
+
+    def test_by_a_deadline(self):
+        path = self.sparse_file("sparse", 2 << 30)
+        options = {"storage_chunk_bytes": 4096, "operations_in_flight": 1, "deadlines": {"request_seconds": 0.2}}
+        done = self.run_tool("load", path, "--engine", "posix", "--lanes", 1, "--options", json.dumps(options), "--json")
+        self.assertEqual(done.returncode, 124, done.stdout)
+        self.assertIn(json.loads(done.stdout)["error"]["code"], ["timed_out", "abandoned"])
+
+
+class LoadOfAChangingFile(ToolTest):
+    def test_that_is_cut_short_is_an_error_with_its_failures(self):
+        path = self.sparse_file("sparse", 2 << 30)
+        process = self.start("load", path, *SLOW, "--json")
+        wait_until(lambda: resident_bytes(process) > 32 * MIB)
+        os.truncate(path, 0)
+        stdout, stderr = process.communicate(timeout=60)
+        result = json.loads(stdout)
+        schema.check(result, "error")
+        self.assertEqual(process.returncode, 1, stderr)
+        self.assertIn(result["error"]["code"], ["truncated", "changed"])
+        self.assertEqual(len(result["error"]["failures"]), min(64, result["error"]["failure_count"]))
+        self.assertGreater(result["error"]["failure_count"], 0)
+
+
+class Progress(ToolTest):
+    def test_is_drawn_on_a_terminal_and_fits(self):
+        path = self.sparse_file("sparse", 128 * MIB)
+        text, exit_code = self.on_terminal(40, "load", path, *SLOW)
+        self.assertEqual(exit_code, 0, text)
+        self.assertIn("of 134 MB", text)
+        self.assertNotIn("\x1b", text)
+        for line in text.replace("\r", "\n").split("\n"):
+            self.assertLessEqual(len(line), 40, line)
+
+    def test_is_not_drawn_elsewhere(self):
+        path = self.sparse_file("sparse", 64 * MIB)
+        self.assertEqual(self.run_tool("load", path, *SLOW).stderr, b"")
+        text, _ = self.on_terminal(80, "load", path, *SLOW, "--quiet")
+        self.assertEqual(text, "")
+        text, _ = self.on_terminal(80, "load", path, *SLOW, "--json")
+        self.assertTrue(text.startswith("{"), text)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

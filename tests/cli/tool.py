@@ -1,0 +1,156 @@
+"""Runs the tool for the tests: with pipes, as another user, or on a terminal of a given width."""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import pathlib
+import pty
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import termios
+import time
+import unittest
+
+import schema
+
+TOOL = os.environ.get("PENSTOCK_TOOL") or str(pathlib.Path(__file__).resolve().parents[2] / "build" / "penstock")
+NOBODY = 65534
+# Slow on purpose, so that there is time to interrupt it.
+SLOW = ["--engine", "posix", "--lanes", "1", "--options", '{"storage_chunk_bytes": 4096, "operations_in_flight": 1}']
+
+
+def environment(**changes):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
+    return {**clean, **changes}
+
+
+class ToolTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="penstock-cli-"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def file(self, name, content=b""):
+        path = self.folder / name
+        path.write_bytes(content)
+        return path
+
+    def sparse_file(self, name, size):
+        path = self.folder / name
+        with open(path, "wb") as file:
+            file.truncate(size)
+        return path
+
+    def names(self):
+        return sorted(path.name for path in self.folder.iterdir())
+
+    def run_tool(self, *arguments, env=None, timeout=60, **how):
+        how.setdefault("stdin", subprocess.DEVNULL) if "input" not in how else None
+        how.setdefault("stdout", subprocess.PIPE)
+        return subprocess.run([TOOL, *map(str, arguments)], stderr=subprocess.PIPE, timeout=timeout,
+                              env=environment(**(env or {})), **how)
+
+    def json_of(self, *arguments, **how):
+        """The object that a command prints, checked against its schema."""
+        done = self.run_tool(*arguments, "--json", **how)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        result = json.loads(done.stdout)
+        schema.check(result, arguments[0])
+        return result
+
+    def fails(self, code, exit_code, *arguments, **how):
+        """Both ways of telling an error agree; returns the error object."""
+        if "input" not in how:
+            spoken = self.run_tool(*arguments, **how)
+            self.assertEqual(spoken.returncode, exit_code, spoken.stderr)
+            self.assertEqual(spoken.stdout, b"")
+            self.assertTrue(spoken.stderr.startswith(b"penstock: "), spoken.stderr)
+        done = self.run_tool(*arguments, "--json", **how)
+        result = json.loads(done.stdout)
+        schema.check(result, "error")
+        self.assertEqual((result["error"]["code"], done.returncode), (code, exit_code), result)
+        return result["error"]
+
+    def start(self, *arguments, **how):
+        process = subprocess.Popen([TOOL, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env=environment(), **how)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def interrupt(self, process, signal_number=signal.SIGINT):
+        """Ends a command that is under way; says how it ended and how long that took."""
+        begin = time.monotonic()
+        process.send_signal(signal_number)
+        stdout, stderr = process.communicate(timeout=30)
+        return process.returncode, stdout, stderr, time.monotonic() - begin
+
+    def on_terminal(self, columns, *arguments):
+        """What appears on a terminal: (text, exit code). Standard output and error are both the terminal."""
+        leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        process = subprocess.Popen([TOOL, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=follower,
+                                   stderr=follower, env=environment(LC_ALL="C.UTF-8"))
+        os.close(follower)
+        text = b""
+        end = time.monotonic() + 60
+        with contextlib.suppress(OSError):  # EIO: the last writer is gone
+            while time.monotonic() < end and select.select([leader], [], [], 60)[0]:
+                text += os.read(leader, 65536)
+        os.close(leader)
+        return text.decode(), process.wait(timeout=60)
+
+    def need_root(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root")
+
+    def need_other_user(self):
+        self.need_root()
+        self.folder.chmod(0o777)
+        try:
+            done = self.run_tool("--version", user=NOBODY, group=NOBODY, extra_groups=[])
+        except OSError as error:
+            self.skipTest(f"another user can't run {TOOL}: {error}")
+        if done.returncode != 0:
+            self.skipTest(f"another user can't run {TOOL}: {done.stderr}")
+
+    def mount(self, options):
+        """A tmpfs of its own."""
+        self.need_root()
+        point = self.folder / "mount"
+        point.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", point], capture_output=True)
+        if done.returncode != 0:
+            self.skipTest(f"can't mount a tmpfs here: {done.stderr}")
+        self.addCleanup(subprocess.run, ["umount", point])
+        return point
+
+
+def refuse_io_uring():
+    """For preexec_fn: from now on io_uring_setup gives EPERM, as in most containers."""
+    set_no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    load_number, jump_if_equal, answer = 0x20, 0x15, 0x06
+    io_uring_setup, refuse, allow = 425, 0x00050001, 0x7FFF0000
+    instructions = [(load_number, 0, 0, 0), (jump_if_equal, 0, 1, io_uring_setup), (answer, 0, 0, refuse),
+                    (answer, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
+    program = struct.pack("HxxxxxxP", len(instructions), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(set_no_new_privileges, 1, 0, 0, 0) != 0 or libc.prctl(set_seccomp, filter_mode, program, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "can't install a seccomp filter")
+
+
+def wait_until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+def resident_bytes(process):
+    return int(pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

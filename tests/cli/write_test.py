@@ -1,0 +1,196 @@
+"""penstock write, from the outside."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+import unittest
+
+import schema
+from tool import NOBODY, TOOL, ToolTest, environment, resident_bytes, wait_until
+
+MIB = 1 << 20
+
+
+class Write(ToolTest):
+    def test_a_copy_is_equal(self):
+        for size in [0, 1, 4095, 4096, 3 * MIB + 17, 64 * MIB, 64 * MIB + 1]:
+            content = os.urandom(size)
+            source, destination = self.file("source", content), self.folder / "destination"
+            result = self.json_of("write", source, destination, "--verify")
+            self.assertEqual(destination.read_bytes(), content)
+            self.assertEqual(result["bytes"], size)
+            self.assertEqual(sum(result["routes"].values()), size)
+            self.assertEqual((result["verified"], result["durable"], result["replaced"]), (True, True, True))
+        self.assertEqual(self.names(), ["destination", "source"])
+
+    def test_checksums_of_load_and_write_agree(self):
+        source = self.file("source", os.urandom(MIB + 5))
+        written = self.json_of("write", source, self.folder / "copy", "--verify")
+        self.assertEqual(self.json_of("load", source, "--verify")["checksum"], written["checksum"])
+
+    def test_a_person_is_told_the_same(self):
+        done = self.run_tool("write", self.file("source", b"x" * 5000), self.folder / "copy", "--verify")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for word in [b"5.00 kB", b"routes", b"durable", b"verified"]:
+            self.assertIn(word, done.stdout)
+        self.assertEqual(done.stderr, b"")
+
+    def test_standard_input_of_any_size(self):
+        for size in [0, 1, 65 * MIB + 3]:
+            content = os.urandom(size)
+            result = self.json_of("write", "-", self.folder / "copy", "--verify", input=content)
+            self.assertEqual(result["source"], "-")
+            self.assertEqual((self.folder / "copy").read_bytes(), content)
+        self.json_of("write", "-", self.folder / "copy", "--size", 3, input=b"abcdef")
+        self.assertEqual((self.folder / "copy").read_bytes(), b"abc")
+        self.fails("truncated", 1, "write", "-", self.folder / "copy", "--size", 7, input=b"abcdef")
+        self.assertEqual((self.folder / "copy").read_bytes(), b"abc")
+
+    def test_patterns_depend_on_size_and_seed_alone(self):
+        def pattern(text):
+            self.json_of("write", "--pattern", text, self.folder / "pattern")
+            return (self.folder / "pattern").read_bytes()
+
+        long = pattern("65MiB,7")
+        self.assertEqual(len(long), 65 * MIB)
+        self.assertEqual(pattern("1000001,7"), long[:1000001])
+        self.assertNotEqual(pattern("1000,8"), long[:1000])
+        self.assertEqual(pattern("1000"), pattern("1000,0"))
+
+    def test_writing_in_place_leaves_the_rest(self):
+        path = self.file("disk", b"." * 20000)
+        patch = self.file("patch", b"patch")
+        result = self.json_of("write", patch, path, "--in-place", "--offset", 4094, "--verify")
+        self.assertEqual(result["offset"], 4094)
+        self.assertIs(result["replaced"], False)
+        self.assertEqual(path.read_bytes(), b"." * 4094 + b"patch" + b"." * (20000 - 4099))
+        self.json_of("write", patch, path, "--in-place", "--offset", 20001, "--no-durable")
+        self.assertEqual(path.read_bytes()[19999:], b".\0patch")
+        self.assertIs(self.json_of("write", patch, self.folder / "new", "--in-place", "--no-durable")["durable"], False)
+
+    def test_a_replaced_file_keeps_its_mode_and_may_be_its_own_source(self):
+        path = self.file("data", b"abcdef")
+        path.chmod(0o640)
+        self.json_of("write", path, path, "--size", 3)
+        self.assertEqual(path.read_bytes(), b"abc")
+        self.assertEqual(path.stat().st_mode & 0o777, 0o640)
+
+    def test_a_closed_standard_output_does_not_end_up_in_the_file(self):
+        source, destination = self.file("source", b"abc"), self.folder / "destination"
+        script = '"$0" write "$1" "$2" --in-place >&-'
+        done = subprocess.run(["sh", "-c", script, TOOL, source, destination], capture_output=True, env=environment())
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"standard output", done.stderr)
+        self.assertEqual(destination.read_bytes(), b"abc")
+
+
+class WriteRefuses(ToolTest):
+    def test_what_is_missing(self):
+        self.fails("not_found", 3, "write", self.folder / "missing", self.folder / "copy")
+        self.fails("not_found", 3, "write", self.file("source", b"x"), self.folder / "missing" / "copy")
+        self.assertEqual(self.names(), ["source"])
+
+    def test_what_is_not_a_store(self):
+        source = self.file("source", b"x")
+        self.fails("is_directory", 1, "write", source, self.folder)
+        self.fails("is_directory", 1, "write", self.folder, self.folder / "copy")
+        self.fails("unsupported", 1, "write", source, "/dev/full")
+        self.fails("unsupported", 1, "write", source, "/dev/full", "--in-place")
+
+    def test_arguments_that_make_no_sense(self):
+        source, copy = self.file("source", b"x"), self.folder / "copy"
+        for arguments in [[source], [source, copy, copy], ["--pattern", "1", source, copy], ["--pattern", "x", copy],
+                          ["--pattern", "1,", copy], ["--pattern", "1,-1", copy], ["--pattern", "1", "--size", 1, copy],
+                          [source, copy, "--offset", 1], [source, copy, "--replace", "--in-place"],
+                          [source, copy, "--offset", "1x", "--in-place"],
+                          [source, copy, "--offset", 2**64 - 1, "--in-place"],
+                          [source, source, "--in-place"], [source, source, "--in-place", "--offset", 1]]:
+            self.fails("invalid_argument", 2, "write", *arguments)
+        self.fails("out_of_range", 2, "write", source, copy, "--size", 2)
+        self.assertEqual(self.names(), ["source"])
+        self.assertEqual(source.read_bytes(), b"x")
+
+    def test_a_file_that_this_user_may_not_write(self):
+        self.need_other_user()
+        source, path = self.file("source", b"new"), self.file("locked", b"old")
+        path.chmod(0o444)
+        for mode in [[], ["--in-place"]]:
+            self.fails("permission_denied", 4, "write", source, path, *mode, user=NOBODY, group=NOBODY, extra_groups=[])
+        self.assertEqual(path.read_bytes(), b"old")
+        self.assertEqual(self.names(), ["locked", "source"])
+
+    def test_a_read_only_file_system(self):
+        point = self.mount("ro")
+        self.fails("read_only", 4, "write", self.file("source", b"x"), point / "copy")
+
+    def test_a_full_disk_and_keeps_the_old_file(self):
+        point = self.mount("size=1M")
+        source, path = self.sparse_file("source", 4 * MIB), point / "copy"
+        path.write_bytes(b"old")
+        for arguments in [[source, path], [source, path, "--in-place"], ["--pattern", "4MiB", path]]:
+            self.fails("no_space", 5, "write", *arguments)
+            self.assertEqual(path.read_bytes(), b"old")
+        self.fails("no_space", 5, "write", "-", path, input=b"x" * 4 * MIB)
+        self.assertEqual(path.read_bytes(), b"old")
+        self.assertEqual([entry.name for entry in point.iterdir()], ["copy"])
+
+    def test_more_than_the_process_may_write(self):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
+        self.fails("no_space", 5, "write", "--pattern", "2MiB", self.folder / "copy", preexec_fn=limit)
+        self.assertEqual(self.names(), [])
+
+    def test_a_block_device_without_the_word(self):
+        self.need_root()
+        image = self.sparse_file("image", 4 * MIB)
+        done = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True)
+        if done.returncode != 0:
+            self.skipTest(f"no loop device here: {done.stderr}")
+        device = done.stdout.strip()
+        self.addCleanup(subprocess.run, ["losetup", "--detach", device])
+        source = self.file("source", os.urandom(10000))
+
+        refused = self.run_tool("write", source, device, "--json")
+        error = json.loads(refused.stdout)
+        schema.check(error, "error")
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn("--allow-device-write", error["error"]["hint"])
+
+        self.json_of("write", source, device, "--offset", 1000, "--allow-device-write", "--verify")
+        blocks = self.json_of("load", device, "--lba", 1, "--count", 8, "--verify")
+        self.assertEqual(blocks["bytes"], 4096)
+        self.assertEqual(image.read_bytes()[1000:11000], source.read_bytes())
+        self.fails("out_of_range", 2, "write", source, device, "--offset", 4 * MIB - 1, "--allow-device-write")
+        before = image.read_bytes()
+        self.fails("out_of_range", 2, "write", "--pattern", "70MiB", device, "--allow-device-write")
+        self.assertEqual(image.read_bytes(), before)
+        self.fails("invalid_argument", 2, "write", source, device, "--replace", "--allow-device-write")
+
+
+class WriteIsInterrupted(ToolTest):
+    def test_and_leaves_the_old_file(self):
+        path = self.file("data", b"old")
+        process = self.start("write", "-", path, stdin=subprocess.PIPE)
+        process.stdin.write(b"x" * 70 * MIB)
+        process.stdin.flush()
+        wait_until(lambda: resident_bytes(process) > 64 * MIB)
+        exit_code, _, stderr, seconds = self.interrupt(process)
+        self.assertEqual(exit_code, 130, stderr)
+        self.assertLess(seconds, 3)
+        self.assertEqual(path.read_bytes(), b"old")
+        self.assertEqual(self.names(), ["data"])
+
+    def test_while_it_waits_for_input(self):
+        process = self.start("write", "-", self.folder / "copy", stdin=subprocess.PIPE)
+        wait_until(lambda: len(self.names()) == 1)
+        time.sleep(0.2)
+        exit_code, _, _, seconds = self.interrupt(process, signal.SIGTERM)
+        self.assertEqual(exit_code, 130)
+        self.assertLess(seconds, 2)
+        self.assertEqual(self.names(), [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

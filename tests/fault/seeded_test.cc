@@ -1,0 +1,249 @@
+// Core over an engine that misbehaves, driven from a seed: every request ends exactly once, the bytes are right,
+// nothing else is touched, budgets hold, and what was abandoned stays quarantined.
+//
+// PENSTOCK_SEED=N runs one seed, to reproduce a failure; PENSTOCK_SEEDS=N runs the first N;
+// PENSTOCK_OPERATIONS=N sets the storage operations of each.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "api/context_builder.h"
+#include "engines/fault/engine.h"
+#include "engines/posix/engine.h"
+#include "engines/uring/engine.h"
+#include "support/support.h"
+
+namespace penstock::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+std::vector<std::uint64_t> seeds() {
+  if (const auto one = from_environment("PENSTOCK_SEED", 0); one != 0) return {one};
+  std::vector<std::uint64_t> all(from_environment("PENSTOCK_SEEDS", 2));
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i + 1;
+  return all;
+}
+
+constexpr std::byte canary{0xc5};
+constexpr std::size_t area_bytes = 256 << 10;
+constexpr std::size_t area_count = 16;
+
+// One live request on one area of the file, with the memory it uses.
+struct Live {
+  std::size_t area = 0;
+  Direction direction = Direction::read;
+  std::unique_ptr<GuardedMemory> memory;
+  std::vector<Range> ranges;
+  std::shared_ptr<std::atomic<int>> ends = std::make_shared<std::atomic<int>>(0);
+  Ticket ticket;
+};
+
+class SeededRun {
+ public:
+  SeededRun(std::uint64_t seed, const fault::FaultPlan& plan, std::unique_ptr<engine::Engine> inner)
+      : random_(seed), control_(std::make_shared<fault::FaultControl>()) {
+    model_ = content(seed, 0, area_bytes * area_count);
+    write_file(folder_.path("file"), model_);
+    Options options;
+    options.lanes = 2;
+    options.operations_in_flight = 16;
+    options.storage_chunk_bytes = 16 << 10;
+    options.staging_slot_bytes = 256 << 10;
+    options.pinned_budget_bytes = 4 << 20;
+    options.deadlines.stall_seconds = 20;
+    engine::Table table;
+    table.push_back(fault::make_engine(std::move(inner), plan, control_));
+    context_ = std::make_unique<Context>(ContextBuilder::build(std::move(table), options).value());
+    store_ = context_->open(folder_.path("file"), {.access = Access::write}).value();
+  }
+
+  void go(std::uint64_t operations) {
+    while (operations_done() < operations && !testing::Test::HasFailure()) {
+      while (live_.size() < 6) start();
+      finish(live_.begin() + static_cast<std::ptrdiff_t>(random_() % live_.size()));
+    }
+    while (!live_.empty() && !testing::Test::HasFailure()) finish(live_.begin());
+    EXPECT_TRUE(std::equal(model_.begin(), model_.end(), read_file(folder_.path("file")).begin()));
+  }
+
+  std::uint64_t operations_done() const {
+    std::uint64_t operations = 0;
+    for (const auto& route : context_->statistics().routes) operations += route.operations + route.failed;
+    return operations;
+  }
+
+ private:
+  std::size_t below(std::size_t limit) { return random_() % limit; }
+
+  std::size_t free_area() {
+    while (true) {
+      const std::size_t area = below(area_count);
+      const bool taken = std::any_of(live_.begin(), live_.end(), [&](const Live& live) { return live.area == area; });
+      if (!taken) return area;
+    }
+  }
+
+  void start() {
+    Live live;
+    live.area = free_area();
+    live.direction = below(2) == 0 ? Direction::read : Direction::write;
+    add_ranges(live);
+    RequestOptions options;
+    options.durable = below(20) == 0;
+    options.on_end = [ends = live.ends](const Report&) { ++*ends; };
+    live.ticket = context_->submit(live.direction, live.ranges, options).value();
+    if (below(40) == 0) live.ticket.cancel();
+    live_.push_back(std::move(live));
+  }
+
+  // Ranges in ascending order with gaps in the file, and with canaries between them in memory.
+  void add_ranges(Live& live) {
+    struct Extent {
+      std::size_t offset;
+      std::size_t length;
+    };
+    std::vector<Extent> extents;
+    std::size_t memory_bytes = 0;
+    for (std::size_t at = below(5000); at < area_bytes && extents.size() < 40;) {
+      const std::size_t most = below(3) == 0 ? area_bytes : 9000;
+      const std::size_t aligned = below(3) == 0 ? 4096 : 1;
+      const std::size_t begin = at / aligned * aligned == at ? at : std::min(area_bytes, at / aligned * aligned + aligned);
+      const std::size_t length = std::min(area_bytes - begin, (1 + below(most)) / aligned * aligned);
+      extents.push_back({begin, length});
+      memory_bytes += length + 1 + below(16);
+      at = begin + length + 1 + below(9000);
+    }
+    live.memory = std::make_unique<GuardedMemory>(memory_bytes);
+    const auto bytes = live.memory->bytes();
+    std::fill(bytes.begin(), bytes.end(), canary);
+    std::size_t used = 0;
+    for (const auto& extent : extents) {
+      const std::uint64_t offset = live.area * area_bytes + extent.offset;
+      const auto part = bytes.subspan(used, extent.length);
+      if (live.direction == Direction::write) {
+        for (auto& byte : part) byte = static_cast<std::byte>(random_());
+      }
+      live.ranges.push_back({&store_, offset, Region::host(part.data(), part.size())});
+      used += extent.length + 1;
+    }
+  }
+
+  void finish(std::vector<Live>::iterator place) {
+    Live live = std::move(*place);
+    live_.erase(place);
+    ASSERT_TRUE(live.ticket.wait_for(60s)) << "a request did not end";
+    const Report report = live.ticket.report();
+    ASSERT_NE(report.outcome, Outcome::pending);
+    ASSERT_NE(report.outcome, Outcome::abandoned) << "nothing was stuck in this run";
+    ASSERT_LE(context_->statistics().pinned_bytes, context_->options().pinned_budget_bytes);
+    check_canaries(live);
+    live.direction == Direction::read ? check_read(live, report) : check_write(live, report);
+    for (int i = 0; i < 1000 && *live.ends == 0; ++i) std::this_thread::sleep_for(1ms);
+    ASSERT_EQ(*live.ends, 1) << "the callback runs exactly once";
+  }
+
+  void check_canaries(const Live& live) {
+    const std::byte* at = live.memory->bytes().data();
+    for (const Range& range : live.ranges) {
+      ASSERT_TRUE(std::all_of(at, static_cast<const std::byte*>(range.memory.data), [](std::byte b) { return b == canary; }));
+      at = range.memory.data + range.memory.size_bytes;
+    }
+    const std::byte* end = live.memory->bytes().data() + live.memory->bytes().size();
+    ASSERT_TRUE(std::all_of(at, end, [](std::byte b) { return b == canary; }));
+  }
+
+  // Whether the report vouches for this range.
+  static bool is_right(const Report& report, std::size_t index) {
+    if (report.ok()) return true;
+    if (report.outcome != Outcome::failed || report.failure_count > report.failures.size()) return false;
+    return std::none_of(report.failures.begin(), report.failures.end(),
+                        [&](const Failure& failure) { return failure.range == index; });
+  }
+
+  void check_read(const Live& live, const Report& report) {
+    for (std::size_t i = 0; i < live.ranges.size(); ++i) {
+      const Range& range = live.ranges[i];
+      if (!is_right(report, i)) continue;
+      ASSERT_TRUE(std::equal(range.memory.data, range.memory.data + range.memory.size_bytes,
+                             model_.begin() + static_cast<std::ptrdiff_t>(range.offset)))
+          << "range " << i << " of a read";
+    }
+  }
+
+  void check_write(const Live& live, const Report& report) {
+    const auto file = read_file(folder_.path("file"));
+    const std::size_t begin = live.area * area_bytes;
+    std::size_t at = begin;
+    for (std::size_t i = 0; i < live.ranges.size(); ++i) {
+      const Range& range = live.ranges[i];
+      expect_unchanged(file, at, range.offset);
+      at = range.offset + range.memory.size_bytes;
+      if (is_right(report, i)) {
+        ASSERT_TRUE(std::equal(range.memory.data, range.memory.data + range.memory.size_bytes,
+                               file.begin() + static_cast<std::ptrdiff_t>(range.offset)))
+            << "range " << i << " of a write";
+      }
+    }
+    expect_unchanged(file, at, begin + area_bytes);
+    // What failed or was cancelled may or may not be there: from now on, what is there is right.
+    std::copy_n(file.begin() + static_cast<std::ptrdiff_t>(begin), area_bytes,
+                model_.begin() + static_cast<std::ptrdiff_t>(begin));
+  }
+
+  void expect_unchanged(const std::vector<std::byte>& file, std::size_t begin, std::size_t end) {
+    ASSERT_TRUE(std::equal(file.begin() + static_cast<std::ptrdiff_t>(begin),
+                           file.begin() + static_cast<std::ptrdiff_t>(end),
+                           model_.begin() + static_cast<std::ptrdiff_t>(begin)))
+        << "bytes outside of the ranges of a write";
+  }
+
+  std::mt19937_64 random_;
+  TemporaryFolder folder_;
+  std::vector<std::byte> model_;
+  std::shared_ptr<fault::FaultControl> control_;
+  std::unique_ptr<Context> context_;
+  Store store_;
+  std::vector<Live> live_;
+};
+
+fault::FaultPlan plan_of(std::uint64_t seed) {
+  fault::FaultPlan plan;
+  plan.seed = seed;
+  plan.short_transfer = 100;
+  plan.io_error = seed % 2 == 0 ? 2 : 0;
+  plan.again = 50;
+  plan.interrupted = 50;
+  plan.delay = 50;
+  plan.max_delay = 500us;
+  plan.reorder = true;
+  return plan;
+}
+
+TEST(Seeded, requests_survive_faults_over_posix) {
+  for (const auto seed : seeds()) {
+    SCOPED_TRACE("PENSTOCK_SEED=" + std::to_string(seed));
+    SeededRun(seed, plan_of(seed), posix::make_engine()).go(from_environment("PENSTOCK_OPERATIONS", 30'000));
+  }
+}
+
+TEST(Seeded, requests_survive_faults_over_uring) {
+  if (const auto probe = uring::make_engine()->probe(); !probe.available) GTEST_SKIP() << probe.reason;
+  for (const auto seed : seeds()) {
+    SCOPED_TRACE("PENSTOCK_SEED=" + std::to_string(seed));
+    SeededRun(seed, plan_of(seed), uring::make_engine()).go(from_environment("PENSTOCK_OPERATIONS", 30'000));
+  }
+}
+
+}  // namespace
+}  // namespace penstock::test

@@ -1,0 +1,174 @@
+// Operations that never come back: the request is abandoned in time, its memory is kept from reuse, and the Context
+// goes on working.
+#include <gtest/gtest.h>
+
+#include <sys/mman.h>
+
+#include <thread>
+
+#include "api/context_builder.h"
+#include "engines/fault/engine.h"
+#include "engines/posix/engine.h"
+#include "support/support.h"
+
+namespace penstock::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Stuck : public testing::Test {
+ protected:
+  // Every operation on the first engine gets stuck.
+  explicit Stuck(std::uint32_t never = 1000) {
+    options_.lanes = 2;
+    options_.deadlines.cancel_grace_seconds = 0.05;
+    options_.deadlines.close_seconds = 0.2;
+    plan_.never = never;
+    write_file(folder_.path("file"), content(1, 0, 1 << 20));
+  }
+
+  Context make_context() {
+    engine::Table table;
+    table.push_back(fault::make_engine(posix::make_engine(), plan_, control_));
+    return ContextBuilder::build(std::move(table), options_).value();
+  }
+
+  template <typename Condition>
+  static bool eventually(Condition condition) {
+    for (int i = 0; i < 500 && !condition(); ++i) std::this_thread::sleep_for(10ms);
+    return condition();
+  }
+
+  Options options_;
+  fault::FaultPlan plan_;
+  std::shared_ptr<fault::FaultControl> control_ = std::make_shared<fault::FaultControl>();
+  TemporaryFolder folder_;
+};
+
+TEST_F(Stuck, a_request_past_its_deadline_is_abandoned_and_its_memory_quarantined) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  Buffer memory = context.allocate(Domain::host(), 8192).value();
+  const Report report = context.read(store, 0, memory.region(), {.deadline_seconds = 0.05});
+  EXPECT_EQ(report.outcome, Outcome::abandoned);
+  EXPECT_EQ(report.error->code, Code::abandoned);
+  EXPECT_EQ(context.statistics().quarantined_bytes, 8192U);
+  EXPECT_EQ(context.statistics().lanes_replaced, 1U);
+
+  // The Buffer goes, its pages stay: the late device must not write into memory that is somebody else's by now.
+  std::byte* const address = memory.data();
+  memory = Buffer();
+  unsigned char resident = 0;
+  EXPECT_EQ(::mincore(address, 4096, &resident), 0) << "the pages were given back while the device may write";
+  control_->release_stuck();
+  EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
+  EXPECT_TRUE(eventually([&] { return ::mincore(address, 4096, &resident) != 0; })) << "and are given back after";
+}
+
+TEST_F(Stuck, cancelling_returns_in_time_with_the_truth) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  std::vector<std::byte> memory(4096);
+  const Range range{&store, 0, Region::host(memory.data(), memory.size())};
+  Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+  ASSERT_TRUE(eventually([&] { return control_->stuck() == 1; }));
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_EQ(ticket.cancel(), Outcome::abandoned);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 2s);
+  EXPECT_EQ(ticket.report().error->code, Code::abandoned);
+  control_->release_stuck();
+  EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
+  EXPECT_TRUE(holds_content(memory, 1, 0)) << "the late transfer did happen";
+}
+
+TEST_F(Stuck, a_request_in_which_nothing_moves_ends_by_itself) {
+  options_.deadlines.stall_seconds = 0.05;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  Buffer memory = context.allocate(Domain::host(), 4096).value();
+  const Range range{&store, 0, memory.region()};
+  Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+  ASSERT_TRUE(ticket.wait_for(5s));
+  EXPECT_EQ(ticket.outcome(), Outcome::abandoned);
+  control_->release_stuck();
+}
+
+TEST_F(Stuck, a_deadline_of_a_wait_ends_the_wait_and_nothing_else) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  std::vector<std::byte> memory(4096);
+  const Range range{&store, 0, Region::host(memory.data(), memory.size())};
+  Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+  EXPECT_FALSE(ticket.wait_for(20ms));
+  EXPECT_EQ(ticket.outcome(), Outcome::pending);
+  ASSERT_TRUE(eventually([&] { return control_->stuck() == 1; }));
+  control_->release_stuck();
+  EXPECT_TRUE(ticket.wait().ok());
+  EXPECT_TRUE(holds_content(memory, 1, 0));
+}
+
+TEST_F(Stuck, lanes_are_replaced_a_bounded_number_of_times_and_come_home) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  std::vector<Buffer> memory;
+  for (int i = 0; i < 6; ++i) {
+    memory.push_back(context.allocate(Domain::host(), 4096).value());
+    const Report report = context.read(store, 0, memory.back().region(), {.deadline_seconds = 0.02});
+    EXPECT_EQ(report.outcome, Outcome::abandoned);
+  }
+  EXPECT_EQ(context.statistics().lanes_replaced, 2U) << "no more than there are lanes";
+  control_->release_stuck();
+  EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
+}
+
+TEST_F(Stuck, closing_ends_every_request_and_leaks_what_is_stuck_in_bounded_time) {
+  std::vector<std::byte> memory(4096);
+  Ticket ticket;
+  const auto begun = std::chrono::steady_clock::now();
+  {
+    Context context = make_context();
+    Store store = context.open(folder_.path("file")).value();
+    const Range range{&store, 0, Region::host(memory.data(), memory.size())};
+    ticket = context.submit(Direction::read, {&range, 1}).value();
+    ASSERT_TRUE(eventually([&] { return control_->stuck() == 1; }));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 5s);
+  ASSERT_TRUE(ticket.ended());
+  EXPECT_EQ(ticket.outcome(), Outcome::abandoned);
+  // The lane outlived its Context: it still takes what comes home late.
+  control_->release_stuck();
+  EXPECT_TRUE(eventually([&] { return holds_content(memory, 1, 0); }));
+  ticket = Ticket();
+  EXPECT_TRUE(eventually([&] { return control_.use_count() == 1; })) << "and goes when nothing is left";
+}
+
+class SometimesStuck : public Stuck {
+ protected:
+  SometimesStuck() : Stuck(100) {}
+};
+
+TEST_F(SometimesStuck, other_requests_are_served_by_the_lanes_that_take_over) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  int done = 0;
+  std::vector<Buffer> kept;
+  for (int i = 0; i < 100; ++i) {
+    Buffer memory = context.allocate(Domain::host(), 4096).value();
+    const std::uint64_t offset = static_cast<std::uint64_t>(i) * 4096;
+    const Report report = context.read(store, offset, memory.region(), {.deadline_seconds = 0.03});
+    if (report.ok()) {
+      ++done;
+      EXPECT_TRUE(holds_content(memory.bytes(), 1, offset));
+    } else {
+      EXPECT_EQ(report.outcome, Outcome::abandoned);
+      kept.push_back(std::move(memory));
+    }
+  }
+  EXPECT_GT(done, 50);
+  EXPECT_GT(kept.size(), 0U);
+  control_->release_stuck();
+  EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
+}
+
+}  // namespace
+}  // namespace penstock::test

@@ -1,0 +1,87 @@
+// Everything that parses text from outside, as functions of bytes that must hold whatever the bytes are. Each returns
+// what is wrong, or an empty string. fuzz_main.cc runs one under libFuzzer; replay_test.cc runs all in every build.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "core/cgroup.h"
+#include "core/uri.h"
+#include "files/mount.h"
+#include "penstock/domain.h"
+#include "penstock/options.h"
+
+namespace penstock::fuzz {
+
+inline std::string options(std::string_view text) {
+  const auto parsed = Options::from_json(text);
+  if (!parsed) {
+    if (parsed.error().code != Code::invalid_argument) return "a refusal with another code than invalid_argument";
+    return parsed.error().message.empty() ? "a refusal without a message" : "";
+  }
+  if (!parsed->validate()) return "accepted, but not valid";
+  const auto again = Options::from_json(parsed->to_json());
+  if (!again || *again != *parsed) return "does not come back from JSON";
+  if (!parsed->resolved(Machine{}).validate()) return "resolved, but not valid";
+  return "";
+}
+
+inline std::string uri(std::string_view text) {
+  constexpr std::array<std::string_view, 3> schemes = {"file", "nvme", "s3+http"};
+  const auto parsed = core::parse_uri(text, schemes);
+  if (!parsed) {
+    const Code code = parsed.error().code;
+    if (code != Code::invalid_argument && code != Code::unknown_scheme) return "a refusal with an unexpected code";
+    return parsed.error().hint.empty() ? "a refusal without a hint" : "";
+  }
+  if (parsed->name.empty() || parsed->name.find('\0') != std::string::npos) return "a name that no system call takes";
+  if (parsed->name.size() > text.size()) return "a name longer than its URI";
+  for (const std::string_view scheme : schemes) {
+    if (parsed->scheme == scheme) return "";
+  }
+  return "a scheme that is not registered";
+}
+
+inline std::string domain(std::string_view text) {
+  const auto parsed = Domain::parse(text);
+  if (!parsed) return parsed.error().code == Code::invalid_argument ? "" : "a refusal with an unexpected code";
+  const auto again = Domain::parse(parsed->name());
+  return again && *again == *parsed ? "" : "does not come back from its name";
+}
+
+// The input is the text of /proc/self/cgroup, a zero byte, and the text of /proc/self/mountinfo.
+inline std::string cgroup(std::string_view text) {
+  const std::string_view process = text.substr(0, text.find('\0'));
+  const std::string_view mountinfo = process.size() == text.size() ? text : text.substr(process.size() + 1);
+  for (const char* controller : {"cpu", "memory"}) {
+    for (const std::string& folder : core::cgroup_folders(process, mountinfo, controller)) {
+      if (folder.find("/..") != std::string::npos && mountinfo.find("..") == std::string_view::npos) {
+        return "a folder outside the mount";
+      }
+    }
+  }
+  if (const auto cpus = core::parse_cpu_max(text); cpus && !(*cpus > 0)) return "a limit of no CPUs";
+  if (const auto bytes = core::parse_memory_limit(text); bytes && *bytes == 0) return "a limit of no memory";
+  return "";
+}
+
+inline std::string mounts(std::string_view text) {
+  for (const files::Mount& mount : files::parse_mountinfo(text)) {
+    if (mount.point.empty()) return "a mount without a place";
+  }
+  for (const std::string& swap : files::parse_swaps(text)) {
+    if (swap.empty()) return "a swap without a name";
+  }
+  return "";
+}
+
+struct Target {
+  std::string_view name;  // also of its folder in corpus/
+  std::string (*run)(std::string_view);
+};
+inline constexpr Target targets[] = {
+    {"options", options}, {"uri", uri}, {"domain", domain}, {"cgroup", cgroup}, {"mounts", mounts},
+};
+
+}  // namespace penstock::fuzz

@@ -1,0 +1,48 @@
+"""The style rules find what they look for, and nothing in clean files."""
+
+import pathlib
+import tempfile
+import unittest
+
+import style
+
+
+class Rules(unittest.TestCase):
+    def findings(self, name, text):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / name
+            path.parent.mkdir(parents=True)
+            path.write_text(text)
+            return list(style.rules(pathlib.Path(folder)))
+
+    def test_a_clean_file_has_no_findings(self):
+        self.assertEqual(self.findings("src/cli/main.cc", '#include "penstock/penstock.h"\nint main() {}\n'), [])
+
+    def test_each_violation_is_found_at_its_line(self):
+        violations = {
+            "src/core/CamelCase.cc": "\n",
+            "src/core/tab.cc": "\n\tint x;\n",
+            "src/core/trailing.cc": "int x; \n",
+            "src/core/wide.cc": "//" + "x" * 119 + "\n",
+            "src/core/unfinished.cc": "// TO" + "DO\n",
+            "src/core/upwards.cc": '#include "../base/log.h"\n',
+            "src/core/vendor.cc": "#include <liburing.h>\n",
+            "src/base/vendor.cc": "#include <nlohmann/json.hpp>\n",
+            "src/core/parser.cc": "#include <CLI/CLI.hpp>\n",
+            "src/cli/internal.cc": '#include "core/planner.h"\n',
+            "src/services/internal.cc": '#include "base/log.h"\n',
+            "include/penstock/internal.h": '#include "memory/allocation.h"\n',
+        }
+        for name, text in violations.items():
+            with self.subTest(name):
+                found = self.findings(name, text)
+                self.assertEqual(len(found), 1, found)
+                self.assertTrue(found[0].startswith(name), found)
+
+    def test_vendor_headers_are_fine_at_home(self):
+        self.assertEqual(self.findings("src/engines/uring/queue.cc", "#include <liburing.h>\n"), [])
+        self.assertEqual(self.findings("src/core/options.cc", "#include <nlohmann/json.hpp>\n"), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

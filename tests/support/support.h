@@ -1,0 +1,64 @@
+// What tests of several folders share: temporary folders, bytes that can be checked, memory with guard pages.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "penstock/penstock.h"
+
+namespace penstock::test {
+
+// A folder that vanishes with its contents.
+class TemporaryFolder {
+ public:
+  // Under `parent`, or under the system's temporary folder.
+  explicit TemporaryFolder(const std::filesystem::path& parent = {});
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+// The byte that stands at `offset` of content number `seed`.
+std::byte content_at(std::uint64_t seed, std::uint64_t offset);
+std::vector<std::byte> content(std::uint64_t seed, std::uint64_t offset, std::size_t size);
+// The first byte that differs, or nothing but success.
+testing::AssertionResult holds_content(std::span<const std::byte> bytes, std::uint64_t seed, std::uint64_t offset);
+
+void write_file(const std::string& path, std::span<const std::byte> bytes);
+std::vector<std::byte> read_file(const std::string& path);
+// Syncs the file and lets the page cache forget it.
+void evict(const std::string& path);
+// Reads the first `size` bytes of the file, or all, so that these and no others are in the page cache.
+void warm(const std::string& path, std::uint64_t size = UINT64_MAX);
+
+// Memory that ends (and begins, up to alignment) at pages which can't be touched.
+class GuardedMemory {
+ public:
+  explicit GuardedMemory(std::size_t size);
+  ~GuardedMemory();
+  GuardedMemory(const GuardedMemory&) = delete;
+  GuardedMemory& operator=(const GuardedMemory&) = delete;
+
+  std::span<std::byte> bytes() const { return {data_, size_}; }
+  // The last byte is the last before the guard page, so the address has whatever alignment the size gives it.
+  Region region() const { return Region::host(data_, size_); }
+
+ private:
+  std::byte* mapping_ = nullptr;
+  std::size_t mapped_ = 0;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace penstock::test
