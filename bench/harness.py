@@ -1,0 +1,284 @@
+"""What the rows of the benchmark are made of: programs that answer commands, the page cache, fio, and fair races.
+
+Standard library only. Linux only.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import platform
+import re
+import select
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+# A race is inconclusive if the peer's own rounds differ by more than this: (largest - smallest) / median.
+SPREAD_LIMIT = 0.05
+
+
+class BenchError(Exception):
+    """A measurement that went wrong, with the reason for a person."""
+
+
+class Unavailable(BenchError):
+    """A measurement that this machine has no means for."""
+
+
+class Program:
+    """One of our measuring programs: started once, then asked for rounds through its standard input."""
+
+    def __init__(self, arguments, timeout_s=120):
+        self.arguments = [str(argument) for argument in arguments]
+        self.timeout_s = timeout_s
+        self.started = time.monotonic()
+        self.errors = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(self.arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=self.errors)
+        try:
+            self.ready = self._answer()
+        except BenchError:
+            self.process.kill()
+            raise
+
+    def ask(self, command):
+        try:
+            self.process.stdin.write((command + "\n").encode())
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # It has ended; the answer below says why.
+        return self._answer()
+
+    def _answer(self):
+        if not select.select([self.process.stdout], [], [], self.timeout_s)[0]:
+            self.process.kill()
+            raise BenchError(f"no answer in {self.timeout_s} s: {' '.join(self.arguments)}")
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait()
+            self.errors.seek(0)
+            message = self.errors.read().decode(errors="replace").strip()[-500:]
+            raise BenchError(f"{os.path.basename(self.arguments[0])} ended with {code}: {message}")
+        return json.loads(line)
+
+    def status_bytes(self, *names):
+        """Figures of /proc/PID/status, in bytes: the memory of the program seen from outside."""
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
+            found = dict(re.findall(r"^(\w+):\s+(\d+) kB$", status.read(), re.MULTILINE))
+        return {name: int(found.get(name, 0)) * KIB for name in names}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
+
+
+# The page cache.
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_SYS_CACHESTAT = 451  # the same on every architecture
+
+
+def resident_bytes(path):
+    """How much of a file is in the page cache, from cachestat or, before Linux 6.5, from mincore."""
+    size = os.path.getsize(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        whole = (ctypes.c_uint64 * 2)(0, size)
+        counts = (ctypes.c_uint64 * 5)()
+        if _libc.syscall(_SYS_CACHESTAT, descriptor, whole, counts, 0) == 0:
+            return min(counts[0] * mmap.PAGESIZE, size)
+        return _resident_by_mincore(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _resident_by_mincore(descriptor, size):
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise BenchError(f"can't map the file to ask mincore: {os.strerror(ctypes.get_errno())}")
+    pages = (ctypes.c_ubyte * ((size + mmap.PAGESIZE - 1) // mmap.PAGESIZE))()
+    try:
+        if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages) != 0:
+            raise BenchError(f"mincore: {os.strerror(ctypes.get_errno())}")
+        return min(sum(page & 1 for page in pages) * mmap.PAGESIZE, size)
+    finally:
+        _libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
+
+
+def make_cold(path):
+    """Syncs and evicts a file, and makes sure that nothing of it is left in the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for _ in range(10):
+            try:
+                os.fdatasync(descriptor)
+            except OSError:
+                pass  # A read-only mount has nothing to sync.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            if resident_bytes(path) == 0:
+                return
+            _drop_caches()
+            time.sleep(0.1)
+    finally:
+        os.close(descriptor)
+    raise BenchError(f"{resident_bytes(path)} bytes of {path} stay in the page cache")
+
+
+def _drop_caches():
+    try:
+        with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as control:
+            control.write("1")
+    except OSError:
+        pass  # Not root: fadvise alone has to do, and the caller checks whether it did.
+
+
+def make_cached(path):
+    """Reads a file into the page cache, and makes sure that all of it is there."""
+    for _ in range(3):
+        if resident_bytes(path) == os.path.getsize(path):
+            return
+        with open(path, "rb", buffering=0) as file:
+            while file.read(8 * MIB):
+                pass
+    raise BenchError(f"only {resident_bytes(path)} bytes of {path} stay in the page cache: too little memory?")
+
+
+# fio.
+
+def fio(path, **settings):
+    """One run of fio with the flags that every comparison shares; bytes, seconds, operations and CPU seconds."""
+    arguments = {"name": "bench", "filename": path, "ioengine": "io_uring", "direct": 1, "registerfiles": 1,
+                 "fixedbufs": 1, "numjobs": 1, "output-format": "json", **settings}
+    command = ["fio"] + [f"--{name}" if value is True else f"--{name}={value}" for name, value in arguments.items()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"fio: {(done.stderr or done.stdout).strip()[-300:]}")
+    job = json.loads(done.stdout[done.stdout.index("{"):])["jobs"][0]
+    read = job["read"]
+    return {"bytes": read["io_bytes"], "seconds": read["runtime"] / 1e3, "operations": read["total_ios"],
+            "cpu_seconds": (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3}
+
+
+# Races.
+
+def bytes_per_second(sample):
+    return sample["bytes"] / sample["seconds"]
+
+
+def operations_per_second(sample):
+    return sample["operations"] / sample["seconds"]
+
+
+def cpu_seconds_per_operation(sample):
+    return sample["cpu_seconds"] / sample["operations"]
+
+
+def summary(values):
+    quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return {"median": statistics.median(values), "p25": quartiles[0], "p75": quartiles[2],
+            "spread": (max(values) - min(values)) / statistics.median(values)}
+
+
+def race(contenders, rounds):
+    """Runs every contender once a round, in an order that rotates, so that none is always first."""
+    names = list(contenders)
+    results = []
+    for number in range(rounds):
+        order = names[number % len(names):] + names[:number % len(names)]
+        results.append({name: contenders[name]() for name in order})
+    return results
+
+
+def compare(rounds, comparison):
+    """The ratio of each round, ours to the peer's, and what follows from it."""
+    measure = comparison["measure"]
+    ours = [measure(sample[comparison["ours"]]) for sample in rounds]
+    peer = [measure(sample[comparison["peer"]]) for sample in rounds]
+    ratio = summary([a / b for a, b in zip(ours, peer)])
+    conclusive = summary(peer)["spread"] <= SPREAD_LIMIT
+    met = ratio["median"] <= comparison["target"] if comparison["lower_is_better"] else (
+        ratio["median"] >= comparison["target"])
+    return {"ours": summary(ours), "peer": summary(peer), "ratio": ratio, "conclusive": conclusive, "met": met}
+
+
+def decide(make_rounds, comparisons):
+    """Races, and races once more if the peer was too unsteady; after that such a comparison stays open."""
+    attempts = []
+    for _ in range(2):
+        rounds = make_rounds()
+        results = [compare(rounds, comparison) for comparison in comparisons]
+        attempts.append({"rounds": rounds, "results": results})
+        if all(result["conclusive"] for result in results):
+            break
+    rows = []
+    for index, comparison in enumerate(comparisons):
+        # The first conclusive attempt counts; a later one is not a second chance.
+        attempt = next((a for a in attempts if a["results"][index]["conclusive"]), attempts[-1])
+        result = attempt["results"][index]
+        verdict = "open" if not result["conclusive"] else "met" if result["met"] else "missed"
+        rows.append({"kind": "ratio", "title": comparison["title"], "ours_name": comparison["ours"],
+                     "peer_name": comparison["peer"], "unit": comparison["measure"].__name__,
+                     "target": comparison["target"], "lower_is_better": comparison["lower_is_better"],
+                     "verdict": verdict, "tries": len(attempts), **result})
+    return rows, attempts
+
+
+# The machine.
+
+def _output(*command):
+    if shutil.which(command[0]) is None:
+        return ""
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _first_match(pattern, text, default="unknown"):
+    found = re.search(pattern, text, re.MULTILINE)
+    return found.group(1).strip() if found else default
+
+
+def disk_and_file_system(folder):
+    fields = _output("df", "--output=source,fstype", folder).splitlines()[-1:]
+    return fields[0].split() if fields else ("unknown", "unknown")
+
+
+def available_memory_bytes():
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        return int(_first_match(r"^MemAvailable:\s+(\d+)", meminfo.read(), "0")) * KIB
+
+
+def describe_machine(folder):
+    lscpu = _output("lscpu")
+    disk, file_system = disk_and_file_system(folder)
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        memory = int(_first_match(r"^MemTotal:\s+(\d+)", meminfo.read(), "0")) * KIB
+    disk_is_virtual = os.path.basename(disk).startswith(("vd", "xvd"))
+    # Small hypervisors leave no other trace than their devices.
+    virtual_machine = _output("systemd-detect-virt", "--vm")
+    if virtual_machine in ("", "none"):
+        virtual_machine = "yes, by its disk" if disk_is_virtual else "none seen"
+    return {"cpu": _first_match(r"^Model name:\s*(.+)$", lscpu), "cores": len(os.sched_getaffinity(0)),
+            "architecture": platform.machine(), "memory_bytes": memory, "kernel": platform.release(),
+            "disk": disk, "disk_is_virtual": disk_is_virtual, "file_system": file_system,
+            "virtual_machine": virtual_machine, "load_average": os.getloadavg()[0]}
+
+
+def describe_versions(penstock_version):
+    return {"penstock": penstock_version, "fio": _output("fio", "--version") or "not installed",
+            "liburing": _output("pkg-config", "--modversion", "liburing") or "unknown",
+            "libfuse": _output("pkg-config", "--modversion", "fuse3") or "not installed"}

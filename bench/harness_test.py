@@ -1,0 +1,84 @@
+"""The judge of the benchmark is itself judged: races, verdicts, and the page cache."""
+
+import os
+import tempfile
+import unittest
+
+import harness
+import table
+
+
+def samples(*speeds):
+    return [{"ours": {"bytes": ours, "seconds": 1}, "peer": {"bytes": peer, "seconds": 1}} for ours, peer in speeds]
+
+
+COMPARISON = {"title": "a load", "ours": "ours", "peer": "peer", "target": 0.9, "lower_is_better": False,
+              "measure": harness.bytes_per_second}
+STEADY_AND_FAST = samples((95, 100), (96, 101), (60, 100))
+STEADY_AND_SLOW = samples((80, 100), (80, 101), (99, 100))
+UNSTEADY = samples((95, 100), (99, 110), (95, 90))
+
+
+def verdict(*attempts):
+    supply = iter(attempts)
+    rows, _ = harness.decide(lambda: next(supply), [COMPARISON])
+    return rows[0]["verdict"], rows[0]["tries"]
+
+
+class Verdicts(unittest.TestCase):
+    def test_the_median_round_decides_not_the_best_or_the_worst(self):
+        self.assertEqual(verdict(STEADY_AND_FAST), ("met", 1))
+        self.assertEqual(verdict(STEADY_AND_SLOW), ("missed", 1))
+
+    def test_an_unsteady_peer_is_raced_once_more(self):
+        self.assertEqual(verdict(UNSTEADY, STEADY_AND_SLOW), ("missed", 2))
+
+    def test_a_peer_unsteady_twice_leaves_the_row_open(self):
+        self.assertEqual(verdict(UNSTEADY, UNSTEADY), ("open", 2))
+
+    def test_a_cost_must_not_exceed_its_target(self):
+        comparison = {**COMPARISON, "lower_is_better": True, "target": 1.15}
+        self.assertTrue(harness.compare(samples((110, 100)), comparison)["met"])
+        self.assertFalse(harness.compare(samples((120, 100)), comparison)["met"])
+
+    def test_quartiles_are_of_the_ratios_of_the_rounds(self):
+        ratio = harness.compare(samples((80, 100), (90, 100), (100, 100), (110, 100), (120, 100)), COMPARISON)["ratio"]
+        self.assertEqual([ratio["p25"], ratio["median"], ratio["p75"]], [0.9, 1.0, 1.1])
+
+
+class Races(unittest.TestCase):
+    def test_every_contender_is_first_in_turn(self):
+        order = []
+        contenders = {name: lambda n=name: order.append(n) for name in "abc"}
+        rounds = harness.race(contenders, 3)
+        self.assertEqual("".join(order), "abcbcacab")
+        self.assertEqual([sorted(result) for result in rounds], [["a", "b", "c"]] * 3)
+
+
+class PageCache(unittest.TestCase):
+    def test_cold_and_cached_are_what_the_kernel_says(self):
+        with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.abspath(__file__))) as file:
+            if harness.disk_and_file_system(os.path.dirname(file.name))[1] in ("tmpfs", "overlay"):
+                self.skipTest("files here can't be evicted")
+            file.write(os.urandom(harness.MIB + 1))
+            file.flush()
+            harness.make_cold(file.name)
+            self.assertEqual(harness.resident_bytes(file.name), 0)
+            harness.make_cached(file.name)
+            self.assertEqual(harness.resident_bytes(file.name), harness.MIB + 1)
+
+    def test_mincore_agrees_with_cachestat(self):
+        with open(__file__, "rb") as file:
+            file.read()
+            size = os.path.getsize(__file__)
+            self.assertEqual(harness._resident_by_mincore(file.fileno(), size), size)
+
+
+class Tables(unittest.TestCase):
+    def test_sizes_are_in_binary_units(self):
+        self.assertEqual([table.size(64), table.size(4096), table.size(3 << 19), table.size(1 << 30)],
+                         ["64 bytes", "4 KiB", "1.5 MiB", "1 GiB"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,437 @@
+#!/usr/bin/env python3
+"""Measures Penstock beside its yardsticks on one machine, and prints a table. See docs/performance.md for the method.
+
+Usually started by bench/run.sh, which builds the programs first. Standard library only.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import harness
+import table
+from harness import GIB, KIB, MIB, BenchError, Program, Unavailable
+
+
+class Setup:
+    """Where everything is, how long rounds last, and the files that are read."""
+
+    def __init__(self, arguments):
+        self.programs = arguments.programs
+        self.folder = arguments.dir
+        self.quick = arguments.quick
+        self.rounds = arguments.rounds or (3 if self.quick else 7)
+        self.round_seconds = 0.5 if self.quick else 1.3
+        self.small_file = os.path.join(self.folder, "small.bin")
+        self.large_file = os.path.join(self.folder, "large.bin")
+        self.small_bytes = 256 * MIB if self.quick else GIB
+        self.large_bytes = GIB if self.quick else 4 * GIB
+        self.checks = []
+        self.version = "unknown"  # until the first Penstock program says
+
+    def program(self, name):
+        return os.path.join(self.programs, name)
+
+    def penstock(self, file, *arguments, **options):
+        program = Program([self.program("bench_penstock"), file, "--options", json.dumps(options), *arguments])
+        self.version = program.ready["version"]
+        return program
+
+    def plain_read(self, file, *arguments):
+        return Program([self.program("plain_read"), file, *arguments])
+
+    def make_files(self):
+        os.makedirs(self.folder, exist_ok=True)
+        for path, size in ((self.small_file, self.small_bytes), (self.large_file, self.large_bytes)):
+            if os.path.exists(path) and os.path.getsize(path) == size:
+                continue
+            done = subprocess.run([self.program("make_file"), path, str(size)], capture_output=True, text=True,
+                                  check=False)
+            if done.returncode != 0:
+                raise BenchError(f"can't make {path}: {done.stderr.strip()}")
+
+    def check(self, what, program):
+        """Has a program load once more and compare its bytes."""
+        answer = program.ask("check")
+        self.note(f"{what}: bytes as expected", answer["checksum"] == answer["expected"], answer)
+
+    def note(self, what, passed, detail):
+        self.checks.append({"what": what, "passed": passed, "detail": detail})
+
+
+def need_storage(setup):
+    if harness.disk_and_file_system(setup.folder)[1] in ("tmpfs", "ramfs"):
+        raise Unavailable(f"{setup.folder} is on tmpfs, which is memory, not storage: choose another with --dir")
+
+
+def need_fio():
+    if shutil.which("fio") is None:
+        raise Unavailable("fio is not installed: run scripts/install-deps.sh --bench")
+
+
+def at_least(title, ours, peer, target, measure=harness.bytes_per_second):
+    return {"title": title, "ours": ours, "peer": peer, "target": target, "measure": measure, "lower_is_better": False}
+
+
+def at_most(title, ours, peer, target, measure):
+    return {**at_least(title, ours, peer, target, measure), "lower_is_better": True}
+
+
+# The rows. Each returns {"rows": [...], and whatever raw figures are worth keeping}.
+
+def row_cached(setup):
+    """A file in the page cache to host memory, against as many plain reading threads as there are lanes."""
+    file = setup.small_file
+    harness.make_cached(file)
+    with contextlib.ExitStack() as stack:
+        default = stack.enter_context(setup.penstock(file))
+        posix = stack.enter_context(setup.penstock(file, engine="posix"))
+        lanes, chunk = default.ready["options"]["lanes"], default.ready["options"]["storage_chunk_bytes"]
+        plain = stack.enter_context(setup.plain_read(file, "--threads", lanes, "--chunk", chunk))
+        peer = f"plain pread, {lanes} threads, {table.size(chunk)}"
+
+        def ask(program):
+            harness.make_cached(file)
+            return program.ask(f"run {setup.round_seconds}")
+
+        contenders = {peer: lambda: ask(plain), "penstock": lambda: ask(default), "penstock posix": lambda: ask(posix)}
+        for contender in contenders.values():
+            contender()
+        rows, attempts = harness.decide(
+            lambda: harness.race(contenders, setup.rounds),
+            [at_least(f"cached file, {table.size(setup.small_bytes)}, to host memory", "penstock", peer, 0.9),
+             at_least("the same without io_uring (engine posix)", "penstock posix", peer, 0.9)])
+        setup.check("cached", default)
+        setup.check("cached, posix", posix)
+        return {"rows": rows, "attempts": attempts, "ready": default.ready}
+
+
+def best_of_sweep(samples, measure_again):
+    """The best setting: the three best short runs are run again, so that one lucky sample does not decide."""
+    ranked = sorted(samples, key=harness.bytes_per_second, reverse=True)[:3]
+    return max(ranked, key=lambda sample: harness.bytes_per_second(measure_again(sample)))
+
+
+def sweep_fio(setup):
+    def run(block, depth, seconds):
+        return harness.fio(setup.large_file, rw="read", bs=block, iodepth=depth, size=setup.large_bytes,
+                           time_based=True, runtime=f"{int(seconds * 1000)}ms")
+
+    blocks = (256 * KIB, MIB) if setup.quick else (128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB)
+    depths = (8, 32) if setup.quick else (4, 8, 16, 32, 64)
+    harness.make_cold(setup.large_file)
+    samples = [{"block": block, "depth": depth, **run(block, depth, 0.3)} for block in blocks for depth in depths]
+    return best_of_sweep(samples, lambda sample: run(sample["block"], sample["depth"], setup.round_seconds)), samples
+
+
+def row_cold(setup):
+    """A file that is not in the page cache to host memory, against fio at its best setting."""
+    need_storage(setup)
+    need_fio()
+    file = setup.large_file
+    best, sweep = sweep_fio(setup)
+    loops = max(1, -int(-setup.round_seconds * harness.bytes_per_second(best) // setup.large_bytes))
+    peer = f"fio, {table.size(best['block'])}, depth {best['depth']}"
+    with setup.penstock(file) as program:
+        def cold(measure):
+            harness.make_cold(file)
+            sample = measure()
+            sample["left_in_cache"] = harness.resident_bytes(file)
+            return sample
+
+        contenders = {
+            peer: lambda: cold(lambda: harness.fio(file, rw="read", bs=best["block"], iodepth=best["depth"],
+                                                   size=setup.large_bytes, loops=loops)),
+            "penstock": lambda: cold(lambda: program.ask(f"run {setup.round_seconds}"))}
+        contenders["penstock"]()
+        rows, attempts = harness.decide(
+            lambda: harness.race(contenders, setup.rounds),
+            [at_least(f"cold file, {table.size(setup.large_bytes)}, to host memory", "penstock", peer, 0.95)])
+        left = max(sample["penstock"]["left_in_cache"] for attempt in attempts for sample in attempt["rounds"])
+        setup.note("cold: nothing left behind in the page cache", left == 0, {"left_in_cache": left})
+        setup.check("cold", program)
+        return {"rows": rows, "attempts": attempts, "sweep": sweep, "ready": program.ready}
+
+
+def row_random(setup):
+    """Random direct reads of 4 KiB, 64 at a time, one lane, against fio with the same flags."""
+    need_storage(setup)
+    need_fio()
+    file = setup.large_file
+    options = {"lanes": 1, "operations_in_flight": 64, "cache": "bypass"}
+    runtime = f"{int(setup.round_seconds * 1000)}ms"
+    with contextlib.ExitStack() as stack:
+        request = stack.enter_context(
+            setup.penstock(file, "--mode", "ranges", "--ranges", 16384, "--memory", "pinned", **options))
+        tickets = stack.enter_context(
+            setup.penstock(file, "--mode", "tickets", "--ranges", 64, "--memory", "pinned", **options))
+
+        def ask(program):
+            harness.make_cold(file)
+            return program.ask(f"run {setup.round_seconds}")
+
+        def run_fio():
+            harness.make_cold(file)
+            return harness.fio(file, rw="randread", bs=4096, iodepth=64, norandommap=True, randrepeat=0,
+                               size=setup.large_bytes, time_based=True, runtime=runtime)
+
+        peer, one, live = "fio randread, depth 64", "penstock, one request", "penstock, 64 tickets"
+        contenders = {peer: run_fio, one: lambda: ask(request), live: lambda: ask(tickets)}
+        for contender in contenders.values():
+            contender()
+        operations, cpu = harness.operations_per_second, harness.cpu_seconds_per_operation
+        rows, attempts = harness.decide(
+            lambda: harness.race(contenders, setup.rounds),
+            [at_least("4 KiB random direct reads, one request of 16384 ranges", one, peer, 0.9, operations),
+             at_most("… its CPU time per operation", one, peer, 1.15, cpu),
+             at_least("4 KiB random direct reads, 64 live tickets", live, peer, 0.9, operations),
+             at_most("… its CPU time per operation", live, peer, 1.15, cpu)])
+        setup.check("random, one request", request)
+        setup.check("random, tickets", tickets)
+        return {"rows": rows, "attempts": attempts, "ready": request.ready}
+
+
+@contextlib.contextmanager
+def latency_mount(setup, size_bytes, *flags):
+    """A FUSE mount whose reads take 5 ms; gives the path of its file."""
+    if not os.path.exists("/dev/fuse"):
+        raise Unavailable("there is no /dev/fuse here")
+    if not os.path.exists(setup.program("latency_fuse")):
+        raise Unavailable("built without libfuse3: install libfuse3-dev and build again")
+    mountpoint = os.path.join(setup.folder, "mount")
+    os.makedirs(mountpoint, exist_ok=True)
+    server = Program([setup.program("latency_fuse"), mountpoint, "--size", size_bytes, "--latency-ms", 5, *flags])
+    try:
+        yield os.path.join(mountpoint, "data")
+    finally:
+        server.process.terminate()
+        server.__exit__()
+
+
+def sweep_plain_read(setup, file, flags):
+    thread_counts = (16, 64) if setup.quick else (1, 2, 4, 8, 16, 32, 64)
+    chunks = (128 * KIB, MIB) if setup.quick else [128 * KIB << shift for shift in range(6)]
+
+    def run(threads, chunk, seconds):
+        with setup.plain_read(file, "--threads", threads, "--chunk", chunk, *flags) as program:
+            return program.ask(f"sample {seconds}")
+
+    samples = [{"threads": threads, "chunk": chunk, **run(threads, chunk, 0.2)}
+               for threads in thread_counts for chunk in chunks]
+    return best_of_sweep(samples, lambda sample: run(sample["threads"], sample["chunk"], setup.round_seconds)), samples
+
+
+def race_on_mount(setup, title, mount_flags, read_flags):
+    size_bytes = (256 if setup.quick else 512) * MIB
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(latency_mount(setup, size_bytes, *mount_flags))
+        best, sweep = sweep_plain_read(setup, file, read_flags)
+        peer = f"plain pread, {best['threads']} threads, {table.size(best['chunk'])}"
+        program = stack.enter_context(setup.penstock(file, *read_flags))
+        plain = stack.enter_context(
+            setup.plain_read(file, "--threads", best["threads"], "--chunk", best["chunk"], *read_flags))
+
+        def ask(asked):
+            harness.make_cold(file)
+            return asked.ask(f"run {setup.round_seconds}")
+
+        contenders = {peer: lambda: ask(plain), "penstock": lambda: ask(program)}
+        for contender in contenders.values():
+            contender()
+        rows, attempts = harness.decide(lambda: harness.race(contenders, setup.rounds),
+                                        [at_least(title, "penstock", peer, 0.9)])
+        setup.check(title, program)
+        return {"rows": rows, "attempts": attempts, "sweep": sweep, "ready": program.ready}
+
+
+def row_fuse(setup):
+    """A FUSE mount with 5 ms latency and the page cache, dropped before every load."""
+    return race_on_mount(setup, "FUSE mount, 5 ms a read, page cache dropped before each load", [], ["--evict"])
+
+
+def row_fuse_direct(setup):
+    """The same mount without the page cache (direct_io), where requests are as large as the reader makes them."""
+    return race_on_mount(setup, "FUSE mount, 5 ms a read, direct_io", ["--direct-io"], [])
+
+
+def watch_status(program, names, stop, highest):
+    """Keeps the highest figures of a program's status while it works."""
+    while not stop.wait(0.005):
+        for name, value in program.status_bytes(*names).items():
+            highest[name] = max(highest.get(name, 0), value)
+
+
+def load_and_watch(setup, size_bytes):
+    """Loads [1, size) in a process of its own: at this offset every direct read goes through a bounce buffer."""
+    harness.make_cold(setup.large_file)
+    names = ("VmHWM", "VmPin", "VmLck")
+    with setup.penstock(setup.large_file, "--offset", 1, "--size", size_bytes - 1, "--watch-memory") as program:
+        stop, highest = threading.Event(), {}
+        watcher = threading.Thread(target=watch_status, args=(program, names, stop, highest))
+        watcher.start()
+        try:
+            sample = program.ask("run 0")
+        finally:
+            stop.set()
+            watcher.join()
+        highest["VmHWM"] = program.status_bytes("VmHWM")["VmHWM"]
+        budget = program.ready["options"]["pinned_budget_bytes"]
+        setup.check(f"unaligned load of {table.size(size_bytes)}", program)
+        return {"size_bytes": size_bytes, "budget_bytes": budget, "pinned_bytes": sample["pinned_bytes_highest"],
+                "outside": highest, "extra_bytes": highest["VmHWM"] - program.ready["memory_bytes"],
+                "routes": sample.get("routes")}
+
+
+def row_memory(setup):
+    """Memory beside the destination while files of three sizes are loaded unaligned: bounded, and the same for all."""
+    sizes = [size for size in (256 * MIB, GIB, 4 * GIB) if size <= setup.large_bytes]
+    samples = [load_and_watch(setup, size) for size in sizes]
+    # The process has code and stacks of its own; beyond those, a few MiB of noise are no growth with the file.
+    growth = max(s["extra_bytes"] for s in samples) - min(s["extra_bytes"] for s in samples)
+    within = all(max(s["pinned_bytes"], s["outside"]["VmPin"], s["outside"]["VmLck"]) <= s["budget_bytes"]
+                 for s in samples)
+    bounded = all(s["extra_bytes"] <= s["budget_bytes"] + 64 * MIB for s in samples)
+    met = within and bounded and growth <= 16 * MIB
+    return {"rows": [{"kind": "memory", "title": "memory beside the destination", "samples": samples,
+                      "growth_bytes": growth, "verdict": "met" if met else "missed"}]}
+
+
+def row_ranges(setup):
+    """Cost per range of requests of ten, ten thousand and a million ranges of a cached file."""
+    counts = (10, 10_000, 100_000) if setup.quick else (10, 10_000, 1_000_000)
+    rows = []
+    for range_bytes in (4096, 64):
+        if harness.available_memory_bytes() < counts[-1] * range_bytes + 2 * GIB:
+            raise Unavailable(f"too little memory for {counts[-1]} ranges of {range_bytes} bytes")
+        rows.append(measure_ranges(setup, range_bytes, counts))
+    return {"rows": rows}
+
+
+def measure_ranges(setup, range_bytes, counts):
+    harness.make_cached(setup.small_file)
+    rounds = []
+    for number in range(2 if setup.quick else 3):
+        order = counts if number % 2 == 0 else counts[::-1]
+        rounds.append({count: nanoseconds_per_range(setup, range_bytes, count, counts[-1]) for count in order})
+    medians = {count: statistics.median(sample[count] for sample in rounds) for count in counts}
+    growth = max(medians[b] / medians[a] for i, a in enumerate(counts) for b in counts[i + 1:])
+    return {"kind": "ranges", "title": f"cost per range of {table.size(range_bytes)}, cached", "rounds": rounds,
+            "nanoseconds": medians, "growth": growth, "target": 1.15, "verdict": "met" if growth <= 1.15 else "missed"}
+
+
+def nanoseconds_per_range(setup, range_bytes, count, destinations):
+    """In a process of its own, since the destinations are large; all counts read into equally many."""
+    with setup.penstock(setup.small_file, "--mode", "ranges", "--range-bytes", range_bytes, "--ranges", count,
+                        "--destinations", destinations) as program:
+        program.ask("run 0.1")
+        sample = program.ask(f"run {min(setup.round_seconds, 1)}")
+        if range_bytes == 64:
+            setup.check(f"{count} ranges of {range_bytes} bytes", program)
+        return sample["seconds"] / sample["operations"] * 1e9
+
+
+def row_start(setup):
+    """From the start of a process to the end of its first load, with set-up: nothing is warm but the page cache."""
+    rows = []
+    for state, prepare, plain_flags in (("cached", harness.make_cached, []), ("cold", harness.make_cold, ["--direct"])):
+        if state == "cold":
+            need_storage(setup)
+        threads = len(os.sched_getaffinity(0)) if state == "cached" else 16
+        starters = {"penstock": lambda: setup.penstock(setup.small_file),
+                    f"plain pread, {threads} threads, 1 MiB": lambda t=threads, f=plain_flags: setup.plain_read(
+                        setup.small_file, "--threads", t, "--chunk", MIB, *f)}
+        rounds = harness.race({name: lambda s=starter, p=prepare: start_and_load(setup, s, p)
+                               for name, starter in starters.items()}, 3)
+        rows.append({"kind": "start", "title": f"from process start, {state} file of {table.size(setup.small_bytes)}",
+                     "rounds": rounds, "verdict": "for orientation"})
+    return {"rows": rows}
+
+
+def start_and_load(setup, starter, prepare):
+    prepare(setup.small_file)
+    with starter() as program:
+        load = program.ask("run 0")
+        total = time.monotonic() - program.started
+        return {"total_seconds": total, "setup_seconds": program.ready["setup_seconds"],
+                "load_seconds": load["seconds"]}
+
+
+ROWS = {"cached": row_cached, "cold": row_cold, "random": row_random, "fuse": row_fuse,
+        "fuse-direct": row_fuse_direct, "memory": row_memory, "ranges": row_ranges, "start": row_start}
+
+
+def run_rows(setup, names):
+    results = {}
+    for name in names:
+        print(f"{name}: {ROWS[name].__doc__}", file=sys.stderr, flush=True)
+        started = time.monotonic()
+        try:
+            results[name] = ROWS[name](setup)
+        except (BenchError, OSError, subprocess.SubprocessError) as error:
+            verdict = "skipped" if isinstance(error, Unavailable) else "failed"
+            results[name] = {"rows": [{"kind": "absent", "title": name, "reason": str(error), "verdict": verdict}]}
+            print(f"  {verdict}: {error}", file=sys.stderr)
+        results[name]["measuring_seconds"] = time.monotonic() - started
+    return results
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    build = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "build")
+    parser.add_argument("--json", metavar="FILE", help="write every round's numbers to FILE")
+    parser.add_argument("--dir", default=os.path.normpath(os.path.join(build, "bench-files")),
+                        help="where the files that are read are made; on the storage to be measured")
+    parser.add_argument("--rounds", type=int, default=0, help="of each race (7; with --quick 3)")
+    parser.add_argument("--quick", action="store_true", help="smaller files and shorter rounds: a smoke test")
+    parser.add_argument("--only", metavar="ROW,...", help=f"some of: {', '.join(ROWS)}")
+    parser.add_argument("--programs", default=os.path.normpath(os.path.join(build, "bin")),
+                        help="the folder of the built programs")
+    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: print the table of an earlier --json FILE")
+    arguments = parser.parse_args()
+    unknown = set((arguments.only or "").split(",")) - set(ROWS) - {""}
+    if unknown:
+        parser.error(f"unknown rows: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+    return arguments
+
+
+def main():
+    arguments = parse_arguments()
+    if arguments.markdown:
+        with open(arguments.markdown, encoding="utf-8") as file:
+            print(table.markdown(json.load(file)))
+        return 0
+    setup = Setup(arguments)
+    names = arguments.only.split(",") if arguments.only else list(ROWS)
+    try:
+        setup.make_files()
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    started = time.monotonic()
+    machine = harness.describe_machine(setup.folder)
+    results = run_rows(setup, names)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    report = {"schema": "penstock-bench-1", "date": now.isoformat(" ", "minutes"), "machine": machine,
+              "versions": harness.describe_versions(setup.version),
+              "settings": {"rounds": setup.rounds, "round_seconds": setup.round_seconds, "quick": setup.quick,
+                           "spread_limit": harness.SPREAD_LIMIT},
+              "seconds": time.monotonic() - started, "checks": setup.checks, "results": results}
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=1)
+    print(table.markdown(report))
+    # A speed is a finding, whatever it is. Wrong bytes, or a row that could not be measured, are a failure.
+    failed = any(row["verdict"] == "failed" for result in results.values() for row in result["rows"])
+    return 1 if failed or not all(check["passed"] for check in setup.checks) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

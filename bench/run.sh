@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Builds the release and measures it beside its yardsticks; docs/performance.md explains the method.
+#
+#   bench/run.sh [--json FILE] [--dir DIR] [--rounds N] [--quick] [--only ROW,...]
+#
+# A full run takes about eight minutes, --quick two; --help names the rows. Files of 5 GiB are made in DIR
+# (build/bench-files), which should be on the storage to be measured.
+set -euo pipefail
+caller=$PWD
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
+root=$PWD
+
+if ! command -v fio > /dev/null; then
+  scripts/install-deps.sh --bench >&2 || echo "fio could not be installed: the rows that need it are skipped" >&2
+fi
+build release bench_programs >&2
+cd "$caller"
+exec python3 -B "$root/bench/run.py" --programs "$root/build/bin" "$@"
