@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Collects the third-party packages that Penstock is built with, for a machine without a registry, maybe of another
+# architecture. Copy the folder there, into the repository as ./deps or anywhere with PENSTOCK_DEPS pointing at it.
+# The machine itself must have a C++20 compiler, CMake 3.25, Ninja and Python 3.
+#
+#   scripts/bundle-deps.sh [--arch ARCH] [--out DIR] [--bench]
+#
+#   --arch ARCH   Debian's name of the architecture (default: amd64)
+#   --out DIR     the folder to make anew (default: deps)
+#   --bench       also the sources of fio, which scripts/install-deps.sh --bench builds on the other machine
+#
+# Packages are downloaded from the sources in /etc/apt with a state of their own: nothing of this system changes, and
+# root is not needed.
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+packages=(liburing-dev liburing2 libcli11-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libbenchmark-dev
+  libfuse3-dev libfuse3-3 fuse3)
+limit_mib=40
+arch=amd64
+out=deps
+bench=false
+while (($#)); do
+  case $1 in
+    --help | -h) show_help && exit ;;
+    --bench) bench=true && shift && continue ;;
+    --arch | --out) (($# > 1)) || die "$1 needs a value" ;;&
+    --arch) arch=$2 ;;
+    --out) out=$2 ;;
+    *) die "unknown argument $1; see --help" ;;
+  esac
+  shift 2
+done
+command -v apt-get dpkg-deb > /dev/null || die "apt-get and dpkg-deb are needed: run this on Debian or Ubuntu"
+if [[ -e $out && ! -d $out/usr && -n $(ls -A "$out") ]]; then
+  die "$out is not a bundle: refusing to replace it"
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+
+apt=(-qq -o "APT::Architecture=$arch" -o "APT::Architectures=$arch" -o "Dir::State=$work/state"
+  -o "Dir::State::status=$work/status" -o "Dir::Cache=$work/cache" -o "APT::Sandbox::User=$(id -un)")
+mkdir -p "$work"/{state/lists/partial,cache/archives/partial,download,bundle}
+touch "$work/status"
+
+download_packages() {
+  # The run-time half of libbenchmark has another name in each release.
+  packages+=("$(apt-cache "${apt[@]}" depends libbenchmark-dev | sed -n 's/.*Depends: \(libbenchmark1.*\)/\1/p')")
+  (cd "$work/download" && apt-get "${apt[@]}" download "${packages[@]}")
+}
+
+unpack_packages() {
+  local package folder link
+  for package in "$work"/download/*.deb; do
+    dpkg-deb -x "$package" "$work/bundle"
+  done
+  # One layout whether a package is from before or after /usr was merged, and links that hold wherever it lies.
+  for folder in bin lib; do
+    [[ -d $work/bundle/$folder ]] || continue
+    mkdir -p "$work/bundle/usr/$folder"
+    cp -a "$work/bundle/$folder/." "$work/bundle/usr/$folder"
+    rm -r "${work:?}/bundle/$folder"
+  done
+  find "$work/bundle" -type l -lname '/*' | while read -r link; do
+    ln -sf "$(basename "$(readlink "$link")")" "$link"
+  done
+  find "$work/bundle" -xtype l -delete
+  rm -rf "$work"/bundle/{etc,sbin,usr/sbin} "$work"/bundle/usr/share/{man,doc,initramfs-tools,lintian,bug}
+}
+
+add_fio_sources() {
+  # shellcheck disable=SC2016  # $(...) is apt's own notation here
+  apt-get "${apt[@]}" indextargets --format 'deb-src $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' \
+    > "$work/sources.list"
+  local source_apt=("${apt[@]}" -o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=-)
+  apt-get "${source_apt[@]}" update
+  (cd "$work/download" && apt-get "${source_apt[@]}" source --download-only fio)
+  mkdir -p "$work/bundle/usr/src"
+  tar -xf "$work"/download/fio_*.orig.tar.?z -C "$work/bundle/usr/src"
+}
+
+apt-get "${apt[@]}" update
+download_packages
+unpack_packages
+if $bench; then
+  add_fio_sources
+fi
+
+size_mib=$(du -sm "$work/bundle" | cut -f1)
+((size_mib < limit_mib)) || die "the bundle has $size_mib MiB, more than the $limit_mib that are meant to travel"
+compgen -G "$work/bundle/usr/lib/*/liburing.a" > /dev/null || die "liburing.a is not in liburing-dev for $arch"
+rm -rf "$out"
+mkdir -p "$(dirname "$out")"
+mv "$work/bundle" "$out"
+chmod 755 "$out"
+echo "$out: $size_mib MiB for $arch"

@@ -1,0 +1,50 @@
+# shellcheck shell=bash
+# Sourced by the other scripts: the repository's root as working folder, the offline bundle, builds by preset.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+jobs=${PENSTOCK_JOBS:-$(nproc)}
+
+die() {
+  echo "${0##*/}: $*" >&2
+  exit 1
+}
+
+# A script's help is the comment at its top.
+show_help() {
+  awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "$0"
+}
+
+# The folder of third-party packages for this machine (scripts/bundle-deps.sh), or nothing. A bundle in ./deps that was
+# made for another architecture is on its way elsewhere, not meant for here.
+bundle_folder() {
+  local folder=${PENSTOCK_DEPS:-deps}
+  if [[ -d $folder/usr/lib/$(uname -m)-linux-gnu ]]; then
+    realpath "$folder"
+  elif [[ -n ${PENSTOCK_DEPS:-} ]]; then
+    die "PENSTOCK_DEPS=$folder holds no packages for $(uname -m): make them with scripts/bundle-deps.sh"
+  fi
+}
+
+configure() {
+  local bundle
+  bundle=$(bundle_folder) && cmake --preset "$1" -D PENSTOCK_DEPS="$bundle" --log-level=WARNING > /dev/null
+}
+
+# build PRESET [TARGET...]. In a log, only what goes wrong is worth a line.
+build() {
+  local preset=$1 quiet=()
+  shift
+  [[ -t 1 ]] || quiet=(-- --quiet)
+  configure "$preset" && cmake --build --preset "$preset" --parallel "$jobs" ${1:+--target "$@"} "${quiet[@]}"
+}
+
+# stage NAME COMMAND...: runs it and says how long it took, whether it worked or not. A function run by it must chain
+# its commands with &&: bash ignores `set -e` where the status is looked at.
+stage() {
+  local name=$1 begin=$SECONDS verdict=passed
+  shift
+  printf '== %s\n' "$name"
+  "$@" || verdict=FAILED
+  printf '== %s: %s after %d s\n' "$name" "$verdict" $((SECONDS - begin))
+  [[ $verdict == passed ]]
+}

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Installs what building and testing Penstock needs and this machine lacks. Quick when nothing is missing.
+#
+#   scripts/install-deps.sh            compiler, CMake, libraries, GoogleTest, the pinned clang-format
+#   scripts/install-deps.sh --bench    also fio, the yardstick of bench/run.sh
+#   scripts/install-deps.sh --soak     also clang, clang-tidy, the fuzzer's run-time library, valgrind
+#
+# Packages come from apt (Debian 12, Ubuntu 24.04 and newer), which needs root; without it the missing packages are
+# named and the build goes on with what is there, or with an offline bundle (scripts/bundle-deps.sh).
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+packages=(build-essential cmake ninja-build pkg-config python3 python3-venv liburing-dev libcli11-dev
+  nlohmann-json3-dev libxxhash-dev libgtest-dev libbenchmark-dev fuse3 libfuse3-dev)
+bench=false
+soak=false
+for argument in "$@"; do
+  case $argument in
+    --bench) bench=true ;;
+    --soak) soak=true ;;
+    --help | -h) show_help && exit ;;
+    *) die "unknown argument $argument; see --help" ;;
+  esac
+done
+
+missing_packages() {
+  local package
+  for package in "$@"; do
+    [[ $(dpkg-query -W -f='${db:Status-Status}' "$package" 2> /dev/null) == installed ]] || echo "$package"
+  done
+}
+
+# A bundle stands in for the libraries; the tools must be there in any case.
+missing_tools() {
+  local tool
+  for tool in c++ cmake ninja python3; do
+    command -v "$tool" > /dev/null || echo "$tool"
+  done
+}
+
+install_packages() {
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
+  ((${#missing[@]})) || return 0
+  if [[ -n $(bundle_folder) && -z $(missing_tools) ]]; then
+    echo "Using the offline packages in $(bundle_folder)."
+    return
+  fi
+  if [[ $EUID != 0 ]] || ! command -v apt-get > /dev/null; then
+    echo "Not installed, and not installable without root and apt: ${missing[*]}" >&2
+    echo "To install them: sudo apt-get install ${missing[*]}" >&2
+    return
+  fi
+  echo "Installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -qq update
+  apt-get -qq install --yes --no-install-recommends "${missing[@]}" > /dev/null
+}
+
+# The style check compares with one version of clang-format. It skips itself where this fails.
+install_clang_format() {
+  local version=18.1.8
+  if [[ $(.venv/bin/clang-format --version 2> /dev/null) == *"version $version"* ]]; then
+    return
+  fi
+  if ! { python3 -m venv --clear .venv &&
+    timeout 60 .venv/bin/python -m pip --quiet --disable-pip-version-check --retries 1 --timeout 15 \
+      install "clang-format==$version"; } > /dev/null 2>&1; then
+    rm -rf .venv
+    echo "clang-format $version could not be installed from PyPI: the format check will be skipped." >&2
+  fi
+}
+
+# A bundle carries fio as sources: Debian's binary wants the libraries of every storage system there is.
+build_bundled_fio() {
+  local sources
+  sources=$(find "$(bundle_folder)/usr/src" -maxdepth 1 -name 'fio-*' 2> /dev/null | head -n 1)
+  if [[ -z $sources ]] || command -v fio > /dev/null || [[ -x $(bundle_folder)/usr/bin/fio ]]; then
+    return 0
+  fi
+  echo "Building the bundled fio"
+  (cd "$sources" && ./configure --disable-native > configure.log && make -j "$jobs" fio > make.log 2>&1) ||
+    die "fio did not build; see $sources/make.log"
+  install -D "$sources/fio" "$(bundle_folder)/usr/bin/fio"
+}
+
+if $bench; then
+  packages+=(fio)
+fi
+install_packages "${packages[@]}"
+install_clang_format
+if $bench; then
+  build_bundled_fio
+fi
+if $soak; then
+  install_packages clang clang-tidy valgrind
+  if command -v clang > /dev/null; then
+    install_packages "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
+  fi
+fi

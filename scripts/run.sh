@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Shows Penstock at work: builds it, makes a sample file, asks `penstock doctor` about it, and loads it cold and from
+# the page cache, verified.
+#
+#   scripts/run.sh [--to DOMAIN] [--size-mib N] [--folder DIR]
+#
+#   --to DOMAIN      where the bytes go (default: host)
+#   --size-mib N     size of the sample file (default: 256)
+#   --folder DIR     where the sample file is made, and removed again (default: $TMPDIR or /var/tmp)
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+domain=host
+size_mib=256
+folder=${TMPDIR:-/var/tmp}
+while (($#)); do
+  case $1 in
+    --help | -h) show_help && exit ;;
+    --to | --size-mib | --folder) (($# > 1)) || die "$1 needs a value" ;;&
+    --to) domain=$2 ;;
+    --size-mib) size_mib=$2 ;;
+    --folder) folder=$2 ;;
+    *) die "unknown argument $1; see --help" ;;
+  esac
+  shift 2
+done
+[[ $size_mib =~ ^[1-9][0-9]*$ ]] || die "--size-mib takes a positive number, not $size_mib"
+
+scripts/install-deps.sh
+stage build build release penstock_tool
+
+work=$(mktemp -d "$folder/penstock-run.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+sample=$work/sample.bin
+head -c "${size_mib}M" /dev/urandom > "$sample"
+
+make_cold() {
+  sync "$sample"
+  dd if="$sample" iflag=nocache count=0 status=none
+}
+make_cached() {
+  cat "$sample" > /dev/null
+}
+load() {
+  build/penstock load "$sample" --to "$domain" --verify "$@"
+}
+# One line for a result: where the bytes went, how fast, by which routes, verified or not.
+summarize() {
+  python3 -c '
+import json, sys
+result = json.load(sys.stdin)
+routes = ", ".join(f"{route} {bytes}" for route, bytes in result["routes"].items() if bytes)
+verdict = {True: "verified", False: "DIFFERENT", None: "not verified"}[result["verified"]]
+print(f"{sys.argv[1]:7} to {sys.argv[2]}: {result['\''gb_per_s'\'']:.2f} GB/s  {verdict}  bytes by route: {routes}")
+print(f"        {result['\''reason'\'']}")
+sys.exit(result["verified"] is not True)
+' "$1" "$domain"
+}
+
+printf '\n== penstock doctor\n'
+build/penstock doctor "$sample"
+for state in cold cached; do
+  printf '\n== penstock load, %s\n' "$state"
+  "make_$state"
+  load
+done
+printf '\n== penstock load --json\n'
+for state in cold cached; do
+  "make_$state"
+  load --json | tee "$work/$state.json"
+done
+printf '\n== summary\n'
+for state in cold cached; do
+  summarize "$state" < "$work/$state.json"
+done

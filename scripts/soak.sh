@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# The checks that take too long for every change. Without arguments all stages run, in this order; with arguments those
+# that are named.
+#
+#   scripts/soak.sh [STAGE...]
+#
+#   tidy     clang-tidy over src/ without its tests, warnings are errors
+#   clang    the whole suite, built with clang
+#   dev      the whole suite, with the assertions of the standard library
+#   asan     the whole suite under the address and undefined-behaviour sanitizers
+#   tsan     the whole suite under the thread sanitizer
+#   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
+#   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 2000)
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+all_stages=(tidy clang dev asan tsan fuzz seeds)
+for argument in "$@"; do
+  case " ${all_stages[*]} --help -h " in
+    *" $argument "*) ;;
+    *) die "unknown stage $argument; see --help" ;;
+  esac
+  case $argument in --help | -h) show_help && exit ;; esac
+done
+trap 'exit 130' INT TERM
+
+run_suite() {
+  build "$1" && ctest --preset "$1" --parallel "$jobs" --no-tests=error --timeout 600
+}
+
+# clang-tidy reads the commands of the clang build: those of gcc have options that it doesn't know.
+run_tidy() {
+  configure clang &&
+    find src -name '*.cc' ! -name '*_test.cc' -print0 |
+    xargs -0 -n 1 -P "$jobs" clang-tidy --quiet -p build-clang 2> >(grep -v 'warnings\? generated' >&2)
+}
+
+# New inputs are kept in the build folder, and what breaks a target as build-fuzz/crash-*.
+run_fuzz() {
+  local target name failed=0
+  build fuzz || return
+  for target in build-fuzz/bin/fuzz_*; do
+    name=${target##*/fuzz_}
+    echo "-- $name"
+    mkdir -p "build-fuzz/corpus/$name"
+    "$target" -max_total_time="${PENSTOCK_FUZZ_SECONDS:-60}" -timeout=10 -print_final_stats=1 \
+      -artifact_prefix="build-fuzz/crash-$name-" "build-fuzz/corpus/$name" "tests/fuzz/corpus/$name" 2>&1 |
+      tail -n 20 || failed=1
+  done
+  return "$failed"
+}
+
+run_seeds() {
+  build release fault && PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-2000} build/bin/fault
+}
+
+scripts/install-deps.sh --soak
+stages=("$@")
+((${#stages[@]})) || stages=("${all_stages[@]}")
+broken=()
+for name in "${stages[@]}"; do
+  case $name in
+    tidy | fuzz | seeds) stage "$name" "run_$name" || broken+=("$name") ;;
+    *) stage "$name" run_suite "$name" || broken+=("$name") ;;
+  esac
+done
+if ((${#broken[@]})); then
+  die "failed: ${broken[*]}"
+fi
+echo "all stages passed: ${stages[*]}"

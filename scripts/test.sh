@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Builds everything, runs every test, then the tests that are worth it under the sanitizers. Exits non-zero if one
+# fails; ends with a line that counts passed, failed and skipped tests over all stages.
+#
+#   scripts/test.sh
+#
+#   PENSTOCK_SANITIZERS="asan tsan"   the sanitizer presets to run ("" for none)
+#   PENSTOCK_JOBS=2                   parallel compilations and tests (default: the number of CPUs)
+#   PENSTOCK_DEPS=deps                an offline bundle, used by itself where ./deps exists
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+case ${1:-} in
+  '') ;;
+  --help | -h) show_help && exit ;;
+  *) die "unknown argument $1; see --help" ;;
+esac
+trap 'exit 130' INT TERM
+
+results=build/test-results
+broken=()
+
+# run_tests PRESET [CTEST ARGUMENT...]
+run_tests() {
+  local preset=$1
+  shift
+  ctest --preset "$preset" --parallel "$jobs" --no-tests=error --output-junit "$PWD/$results/$preset.xml" "$@" |
+    grep --line-buffered -vE '^ *Start +[0-9]+:| Passed '
+}
+attempt() {
+  stage "$@" || broken+=("$1")
+}
+
+scripts/install-deps.sh
+mkdir -p "$results"
+rm -f "$results"/*.xml
+stage 'build release' build release
+attempt 'test release' run_tests release
+for sanitizer in ${PENSTOCK_SANITIZERS-asan tsan}; do
+  attempt "build $sanitizer" build "$sanitizer" sanitize_tests
+  attempt "test $sanitizer" run_tests "$sanitizer" --label-regex '^sanitize$'
+done
+
+printf '== %d s in all\n' "$SECONDS"
+python3 scripts/summarize_tests.py "$results"/*.xml || broken+=(tests)
+if ((${#broken[@]})); then
+  die "failed: ${broken[*]}"
+fi
