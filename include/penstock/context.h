@@ -1,4 +1,5 @@
-// Context: everything Penstock owns for its user: engines, lanes, memory, statistics. Make one, open stores, move bytes.
+// Context: everything Penstock owns for its user: engines, lanes, memory, statistics. Make one, open stores, move
+// bytes.
 //
 //   auto context = penstock::Context::create().value();
 //   auto file = context.open("weights.bin").value();

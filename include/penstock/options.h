@@ -22,7 +22,7 @@ PENSTOCK_EXPORT std::string_view cache_name(Cache cache);
 
 struct PENSTOCK_EXPORT Deadlines {
   double request_seconds = 0;         // a request ends by then; 0: no such limit
-  double stall_seconds = 60;          // a request in which nothing completes for so long ends
+  double stall_seconds = 60;          // a request in which nothing completes for so long ends; 0: never
   double cancel_grace_seconds = 0.1;  // how long a cancelled or late request waits for its operations to come home
   double close_seconds = 5;           // how long closing a Context waits before it leaks what is stuck
 
@@ -30,17 +30,17 @@ struct PENSTOCK_EXPORT Deadlines {
 };
 
 struct PENSTOCK_EXPORT Options {
-  std::vector<Route> allowed_routes;              // empty: all
-  std::string engine;                             // empty: the planner chooses; PENSTOCK_ENGINE overrides
+  std::vector<Route> allowed_routes;  // empty: all
+  std::string engine;                 // empty: the planner chooses; PENSTOCK_ENGINE overrides
   Cache cache = Cache::automatic;
-  std::uint32_t lanes = 0;                        // 0: usable CPUs, at most 16
-  std::uint32_t operations_in_flight = 64;        // per lane
-  std::uint64_t storage_chunk_bytes = 1 << 20;    // the largest single storage operation
+  std::uint32_t lanes = 0;                      // 0: usable CPUs, at most 16
+  std::uint32_t operations_in_flight = 64;      // per lane
+  std::uint64_t storage_chunk_bytes = 1 << 20;  // the largest single storage operation
   std::uint64_t staging_slot_bytes = 4 << 20;
   std::uint32_t staging_slots_per_lane = 2;
-  std::uint64_t prefetch_window_bytes = 64 << 20; // the most that one prefetch call starts
-  std::uint64_t alignment_bytes = 0;              // for direct transfers; 0: asked of the store, 4096 at least
-  std::uint64_t pinned_budget_bytes = 256 << 20;  // staging and pinned buffers of one Context together
+  std::uint64_t prefetch_window_bytes = 64 << 20;  // the most that one prefetch call starts
+  std::uint64_t alignment_bytes = 0;               // for direct transfers; 0: asked of the store, 4096 at least
+  std::uint64_t pinned_budget_bytes = 256 << 20;   // staging and pinned buffers of one Context together
   Deadlines deadlines;
 
   // Reads a JSON object; absent keys keep their defaults.

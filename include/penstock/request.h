@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,9 +43,9 @@ PENSTOCK_EXPORT std::string_view outcome_name(Outcome outcome);
 // An operation that failed. Bytes of its range are unspecified; those of all other ranges are right, unless the request
 // was stopped early (Code::timed_out, cancelled, closed or abandoned): then no range is vouched for.
 struct Failure {
-  std::uint64_t range = 0;    // its index in the request
-  std::uint64_t offset = 0;   // in the store: where the failed operation began
-  std::uint64_t bytes = 0;    // of that operation
+  std::uint64_t range = 0;   // its index in the request
+  std::uint64_t offset = 0;  // in the store: where the failed operation began
+  std::uint64_t bytes = 0;   // of that operation
   Code code = Code::internal;
   int system_error = 0;
 };
@@ -55,24 +56,24 @@ PENSTOCK_EXPORT std::string_view limit_name(Limit limit);
 
 struct PENSTOCK_EXPORT Report {
   Outcome outcome = Outcome::pending;
-  std::uint64_t bytes = 0;             // that arrived
-  double seconds = 0;                  // from the call to the end
-  RouteBytes routes{};                 // the way they took
+  std::uint64_t bytes = 0;  // that arrived
+  double seconds = 0;       // from the call to the end
+  RouteBytes routes{};      // the way they took
   std::string engine;
-  std::string reason;                  // why that way
+  std::string reason;  // why that way
   Limit limit = Limit::unknown;
-  double storage_seconds = 0;          // summed over lanes: waiting for storage with nothing else to do
-  double cpu_seconds = 0;              // summed over lanes: submitting, copying, finishing
-  std::vector<Failure> failures;       // the first 64
-  std::uint64_t failure_count = 0;     // all of them
-  std::optional<Error> error;          // set unless done
+  double storage_seconds = 0;       // summed over lanes: waiting for storage with nothing else to do
+  double cpu_seconds = 0;           // summed over lanes: submitting, copying, finishing
+  std::vector<Failure> failures;    // the first 64
+  std::uint64_t failure_count = 0;  // all of them
+  std::optional<Error> error;       // set unless done
 
   bool ok() const { return outcome == Outcome::done; }
 };
 
 struct RequestOptions {
-  bool durable = false;                // writes: synced before the request ends
-  double deadline_seconds = 0;         // overrides the Context's request deadline; 0: the Context's
+  bool durable = false;         // writes: synced before the request ends
+  double deadline_seconds = 0;  // overrides the Context's request deadline; 0: the Context's
   // Runs once, on the Context's completion thread or on `executor`. It may submit; it must not wait.
   std::function<void(const Report&)> on_end;
   std::function<void(std::function<void()>)> executor;
@@ -95,9 +96,13 @@ class PENSTOCK_EXPORT Ticket {
   std::uint64_t bytes_done() const;
   // Waits until the request ends or the time is over; says whether it has ended.
   bool wait_for(std::chrono::nanoseconds time) const;
-  // Waits until the request ends, and tells how. Inside a completion callback: an error at once.
-  Report wait() const;
-  // REQUIRES: ended()
+  // Waits until the request ends, and tells how; report() tells more. Inside a completion callback it does not wait,
+  // and Outcome::pending may come back.
+  Outcome wait() const;
+  // Waits until at least one of the tickets' requests has ended or the time is over; says whether one has.
+  // REQUIRES: all are of one Context.
+  static bool wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds time);
+  // What is known now; complete once the request has ended.
   Report report() const;
   // Asks the request to end; waits until it has, at most the cancel grace and a little. Ends it as cancelled, or as
   // abandoned if operations don't come home, unless it was done first.

@@ -15,14 +15,14 @@ struct RouteStatistics {
   std::string engine;
   Route route = Route::buffered;
   std::uint64_t bytes = 0;
-  std::uint64_t operations = 0;         // completed
+  std::uint64_t operations = 0;  // completed
   std::uint64_t failed = 0;
   double latency_average_seconds = 0;
   double latency_p50_seconds = 0;
   double latency_p99_seconds = 0;
   double latency_p999_seconds = 0;
-  double bandwidth_peak = 0;            // bytes a second, the best tenth of a second
-  double bandwidth_effective = 0;       // bytes a second, over the time in which this route had work
+  double bandwidth_peak = 0;       // bytes a second, the best tenth of a second
+  double bandwidth_effective = 0;  // bytes a second, over the time in which this route had work
 };
 
 struct PENSTOCK_EXPORT Statistics {

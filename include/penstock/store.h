@@ -23,10 +23,10 @@ PENSTOCK_EXPORT std::string_view store_kind_name(StoreKind kind);
 
 // Where the bytes of a Store are, as far as speed is concerned.
 enum class Locality : std::uint8_t {
-  local,   // a disk of this machine
-  memory,  // tmpfs, ramfs, hugetlbfs: always resident
-  network, // NFS, CIFS, Lustre, Ceph, 9p, …
-  fuse,    // a user-space file system
+  local,    // a disk of this machine
+  memory,   // tmpfs, ramfs, hugetlbfs: always resident
+  network,  // NFS, CIFS, Lustre, Ceph, 9p, …
+  fuse,     // a user-space file system
 };
 PENSTOCK_EXPORT std::string_view locality_name(Locality locality);
 
@@ -48,17 +48,17 @@ struct Alignments {
 };
 
 struct StoreInfo {
-  std::string name;          // the path or URI that was opened
+  std::string name;  // the path or URI that was opened
   StoreKind kind = StoreKind::file;
   Locality locality = Locality::local;
-  std::string file_system;   // "ext4", "tmpfs", "nfs", "fuse"; for block devices "block"
+  std::string file_system;  // "ext4", "tmpfs", "nfs", "fuse"; for block devices "block"
   std::uint64_t size_bytes = 0;
   std::uint32_t block_bytes = 0;  // the logical block: what LBAs count
   Identity identity;
   Alignments alignments;
   bool writable = false;
-  bool direct = false;       // reached past the page cache
-  bool page_cache = false;   // reached through it
+  bool direct = false;      // reached past the page cache
+  bool page_cache = false;  // reached through it
   bool mappable = false;
 };
 

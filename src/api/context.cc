@@ -16,8 +16,8 @@ namespace penstock {
 class Context::Impl {
  public:
   Impl(engine::Table table, const Options& options, const Machine& machine)
-      : environment(std::make_shared<core::Environment>(std::make_shared<engine::Table>(std::move(table)), options,
-                                                        machine)),
+      : environment(
+            std::make_shared<core::Environment>(std::make_shared<engine::Table>(std::move(table)), options, machine)),
         lanes(std::make_shared<core::LaneSet>(environment)) {}
 
   ~Impl() {
@@ -43,15 +43,30 @@ class Context::Impl {
                                  {.direction = direction, .lanes = lanes->size(), .options = options});
   }
 
-  // A small request on a store of this machine costs less on the caller's thread than the way to a lane and back. A
-  // deadline needs a lane: the caller's thread can't be called back from the kernel.
-  bool may_drive(std::span<const Range> ranges, const core::Request& request) const {
-    if (ranges.size() != 1 || request.total_bytes > core::LaneSet::driven_bytes_most) return false;
-    if (request.deadline != TimePoint::max()) return false;
-    const core::StoreEntry& entry = *request.stores[0].entry;
-    const Locality locality = entry.info().locality;
-    return (*environment->engines)[entry.engine()]->description().inline_queue &&
-           (locality == Locality::local || locality == Locality::memory);
+  // A small request on a store of this machine costs less on the caller's thread than the way to a lane and back.
+  bool is_small(std::span<const Range> ranges, const core::Request& request) const {
+    if (ranges.size() != 1 || request.total_bytes > core::LaneSet::small_bytes) return false;
+    const Locality locality = request.stores[0].entry->info().locality;
+    return locality == Locality::local || locality == Locality::memory;
+  }
+
+  const engine::Description& engine_of(const core::Request& request) const {
+    return (*environment->engines)[request.stores[0].entry->engine()]->description();
+  }
+
+  void run(std::span<const Range> ranges, const std::shared_ptr<core::Request>& request) {
+    // A deadline needs a lane: a thread inside a system call can't be called back.
+    const bool here = is_small(ranges, *request) && request->deadline == TimePoint::max() &&
+                      engine_of(*request).inline_queue && lanes->drive(request);
+    if (!here) lanes->submit(request);
+    request->wait_until(TimePoint::max());
+  }
+
+  void start(std::span<const Range> ranges, const std::shared_ptr<core::Request>& request) {
+    // A callback must come even if nobody waits, and soon: that is a lane's work.
+    const bool here = is_small(ranges, *request) && !request->has_callback() && engine_of(*request).sleeps_in_kernel &&
+                      lanes->start(request);
+    if (!here) lanes->submit(request);
   }
 
   const std::shared_ptr<core::Environment> environment;  // shared: lanes and tickets may outlive the Context
@@ -120,8 +135,15 @@ Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
   return Buffer(std::move(*allocation));
 }
 
-Status Context::attach(Region memory) { return impl_->environment->memory.attach(memory); }
-Status Context::detach(Region memory) { return impl_->environment->memory.detach(memory); }
+Status Context::attach(Region memory) {
+  if (auto status = impl_->usable(); !status) return status;
+  return impl_->environment->memory.attach(memory);
+}
+
+Status Context::detach(Region memory) {
+  if (auto status = impl_->usable(); !status) return status;
+  return impl_->environment->memory.detach(memory);
+}
 
 Report Context::read(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options) {
   const Range range{&store, offset, memory};
@@ -140,15 +162,14 @@ Report Context::transfer(Direction direction, std::span<const Range> ranges, con
   }
   auto request = impl_->make_request(direction, ranges, options);
   if (!request) return failed_report(std::move(request).error());
-  if (!impl_->may_drive(ranges, **request) || !impl_->lanes->drive(*request)) impl_->lanes->submit(*request);
-  (*request)->wait_until(TimePoint::max());
+  impl_->run(ranges, *request);
   return (*request)->report();
 }
 
 Result<Ticket> Context::submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
   auto request = impl_->make_request(direction, ranges, options);
   if (!request) return std::move(request).error();
-  impl_->lanes->submit(*request);
+  impl_->start(ranges, *request);
   return Ticket(std::move(*request));
 }
 
@@ -187,9 +208,15 @@ std::vector<EngineInfo> Context::engines() const {
   return infos;
 }
 
-std::string Context::explain(const Store& store) const { return store.entry()->engine_reason(); }
-const Options& Context::options() const { return impl_->environment->options; }
-const Machine& Context::machine() const { return impl_->environment->machine; }
+std::string Context::explain(const Store& store) const {
+  return store.entry()->engine_reason();
+}
+const Options& Context::options() const {
+  return impl_->environment->options;
+}
+const Machine& Context::machine() const {
+  return impl_->environment->machine;
+}
 
 Statistics Context::statistics() const {
   Statistics statistics = impl_->environment->statistics.snapshot();
@@ -199,8 +226,12 @@ Statistics Context::statistics() const {
   return statistics;
 }
 
-void Context::reset_statistics() { impl_->environment->statistics.reset(); }
+void Context::reset_statistics() {
+  impl_->environment->statistics.reset();
+}
 
-std::string_view version() { return PENSTOCK_VERSION; }
+std::string_view version() {
+  return PENSTOCK_VERSION;
+}
 
 }  // namespace penstock

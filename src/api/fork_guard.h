@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstddef>
+
 namespace penstock {
 
 // A page that the kernel empties in a forked child: threads and rings don't come along, so nothing may be served there.

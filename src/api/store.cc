@@ -12,7 +12,9 @@ Store& Store::operator=(const Store&) = default;
 Store& Store::operator=(Store&&) noexcept = default;
 Store::~Store() = default;
 
-const StoreInfo& Store::info() const { return entry_->info(); }
+const StoreInfo& Store::info() const {
+  return entry_->info();
+}
 
 Result<std::uint64_t> Store::size_bytes() const {
   const auto identity = entry_->store().identity();

@@ -1,4 +1,6 @@
-#include "core/completion_thread.h"
+#include <algorithm>
+
+#include "core/environment.h"
 #include "core/request.h"
 #include "penstock/request.h"
 
@@ -12,28 +14,59 @@ Ticket& Ticket::operator=(const Ticket&) = default;
 Ticket& Ticket::operator=(Ticket&&) noexcept = default;
 Ticket::~Ticket() = default;
 
-bool Ticket::ended() const { return request_->ended(); }
-Outcome Ticket::outcome() const { return request_->outcome(); }
-std::uint64_t Ticket::bytes_done() const { return request_->bytes_done(); }
+bool Ticket::ended() const {
+  return request_->ended();
+}
+Outcome Ticket::outcome() const {
+  return request_->outcome();
+}
+std::uint64_t Ticket::bytes_done() const {
+  return request_->bytes_done();
+}
+
+namespace {
+
+TimePoint after(std::chrono::nanoseconds time) {
+  const TimePoint now = Clock::now();
+  return time > TimePoint::max() - now ? TimePoint::max() : now + time;
+}
+
+}  // namespace
 
 bool Ticket::wait_for(std::chrono::nanoseconds time) const {
   if (core::CompletionThread::inside_callback()) return ended();
-  const TimePoint now = Clock::now();
-  return request_->wait_until(time > TimePoint::max() - now ? TimePoint::max() : now + time);
+  return request_->wait_until(after(time));
 }
 
-Report Ticket::wait() const {
-  if (!ended() && core::CompletionThread::inside_callback()) {
-    Report report;
-    report.error = Error{Code::would_deadlock, 0, "waiting inside a completion callback",
-                         "submit from the callback and wait elsewhere"};
-    return report;
+bool Ticket::wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds time) {
+  const auto one_ended = [&] {
+    return std::any_of(tickets.begin(), tickets.end(), [](const Ticket& ticket) { return ticket.ended(); });
+  };
+  if (tickets.empty() || core::CompletionThread::inside_callback()) return one_ended();
+  // Requests that nobody works on are worked on here, for a moment each: others may end elsewhere meanwhile.
+  constexpr auto moment = std::chrono::milliseconds(1);
+  const TimePoint deadline = after(time);
+  while (!one_ended()) {
+    const TimePoint now = Clock::now();
+    if (now >= deadline) return false;
+    const TimePoint until = std::min<TimePoint>(deadline, now + moment);
+    const bool helped = std::any_of(tickets.begin(), tickets.end(),
+                                    [&](const Ticket& ticket) { return ticket.request_->help_until(until); });
+    if (!helped) tickets.front().request_->environment().ends.wait_until(until, one_ended);
   }
-  request_->wait_until(TimePoint::max());
+  return true;
+}
+
+Outcome Ticket::wait() const {
+  if (!core::CompletionThread::inside_callback()) request_->wait_until(TimePoint::max());
+  return outcome();
+}
+
+Report Ticket::report() const {
   return request_->report();
 }
-
-Report Ticket::report() const { return request_->report(); }
-Outcome Ticket::cancel() { return request_->cancel(); }
+Outcome Ticket::cancel() {
+  return request_->cancel();
+}
 
 }  // namespace penstock

@@ -22,8 +22,7 @@ inline void futex_wait_until(const std::atomic<std::uint32_t>& word, std::uint32
   until.tv_nsec = since_boot % 1'000'000'000;
   // FUTEX_WAIT_BITSET takes an absolute time of CLOCK_MONOTONIC, which is what steady_clock counts.
   const timespec* limit = deadline == TimePoint::max() ? nullptr : &until;
-  ::syscall(SYS_futex, &word, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, expected, limit, nullptr,
-            FUTEX_BITSET_MATCH_ANY);
+  ::syscall(SYS_futex, &word, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, expected, limit, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
 inline void futex_wake_all(const std::atomic<std::uint32_t>& word) {

@@ -31,7 +31,8 @@ Report await(Ticket ticket, const std::function<void(std::uint64_t)>& on_progres
     if (interrupted()) ticket.cancel();
     if (on_progress) on_progress(ticket.bytes_done());
   }
-  return ticket.wait();
+  ticket.wait();
+  return ticket.report();
 }
 
 }  // namespace penstock::cli

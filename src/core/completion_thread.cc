@@ -8,7 +8,9 @@ namespace {
 thread_local bool inside = false;
 }
 
-bool CompletionThread::inside_callback() { return inside; }
+bool CompletionThread::inside_callback() {
+  return inside;
+}
 
 void CompletionThread::post(std::function<void()> action) {
   {

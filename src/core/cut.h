@@ -21,7 +21,7 @@ struct CutRules {
 // What is left of a range.
 struct Rest {
   std::uint64_t offset = 0;
-  std::uint64_t length = 0;     // not 0
+  std::uint64_t length = 0;  // not 0
   std::uintptr_t address = 0;
 };
 
@@ -41,7 +41,9 @@ struct Cut {
 Cut cut(const CutRules& rules, const Rest& rest);
 
 // Powers of two only.
-constexpr std::uint64_t align_down(std::uint64_t value, std::uint64_t alignment) { return value & ~(alignment - 1); }
+constexpr std::uint64_t align_down(std::uint64_t value, std::uint64_t alignment) {
+  return value & ~(alignment - 1);
+}
 constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) {
   return align_down(value + alignment - 1, alignment);
 }

@@ -25,13 +25,16 @@ Residency compare(std::uint64_t resident, std::uint64_t length) {
 void Lane::cut_work(TimePoint now) {
   while (cutting_first_ != nullptr && !free_.empty() && bytes_in_flight_ < bytes_allowed_) {
     Part& part = *cutting_first_;
-    const CutResult result = cut_next(part, now);
+    CutResult result = cut_next(part, now);
     if (result == CutResult::blocked) return;
+    const bool unit_is_cut = part.unit.count == 0 && !part.flushing;
+    // Known at once, a part that has no more to cut ends with its last operation and not a step later.
+    if (unit_is_cut && !part.hold->has_more_units()) result = CutResult::exhausted;
     if (result == CutResult::exhausted) {
       pop_cutting();
       part.exhausted = true;
       settle(part);
-    } else if (part.unit.count == 0 && part.next_cutting != nullptr) {
+    } else if (unit_is_cut && part.next_cutting != nullptr) {
       // After each unit the next request has its turn: a short one does not wait for a long one to end.
       pop_cutting();
       push_cutting(part);
@@ -57,8 +60,7 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
     return CutResult::cut;
   }
   if (part.plan_each_piece) {
-    plan_window_at(part, entry, rest.offset,
-                   std::min(rest.length, environment_->options.storage_chunk_bytes));
+    plan_window_at(part, entry, rest.offset, std::min(rest.length, environment_->options.storage_chunk_bytes));
   }
 
   if (part.no_route) {
@@ -66,7 +68,8 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
     return CutResult::cut;
   }
   Cut piece = cut(cut_rules(part, entry), rest);
-  const bool edge_in_block = piece.shape == Shape::edge && entry.store().writer()->edges() == engine::Writer::Edges::blocks;
+  const bool edge_in_block =
+      piece.shape == Shape::edge && entry.store().writer()->edges() == engine::Writer::Edges::blocks;
   StagingArena::Block block;
   if (piece.shape == Shape::staged || edge_in_block) {
     StagingArena* arena = staging();
@@ -80,8 +83,7 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
       part.plan = {Path::buffered, Reason::no_direct, false};
     } else {
       const std::uint64_t alignment = entry.alignment(request.direction);
-      const std::uint64_t around =
-          align_up(rest.offset + piece.length, alignment) - align_down(rest.offset, alignment);
+      const std::uint64_t around = align_up(rest.offset + piece.length, alignment) - align_down(rest.offset, alignment);
       const auto taken = arena->take(around);
       if (!taken) return CutResult::blocked;
       block = *taken;
@@ -145,8 +147,7 @@ void Lane::plan_unit(Part& part) {
   if (unit.count == 1) {
     const Span& span = request.spans[unit.first];
     const Residency residency = plan_window_at(part, entry, span.offset + unit.begin, unit.length);
-    part.plan_each_piece =
-        residency == Residency::some && unit.length > environment_->options.storage_chunk_bytes;
+    part.plan_each_piece = residency == Residency::some && unit.length > environment_->options.storage_chunk_bytes;
     return;
   }
   const std::uint32_t stride = std::max(1U, unit.count / residency_samples);
@@ -225,7 +226,13 @@ std::uint32_t Lane::start(Part& part, const Span& span, const Cut& piece, const 
   if (block.data != nullptr) {
     const std::uint64_t alignment = entry.alignment(request.direction);
     flight.lead = flight.offset % alignment;
-    flight.span_bytes = align_up(flight.offset + flight.length, alignment) - (flight.offset - flight.lead);
+    std::uint64_t end = align_up(flight.offset + flight.length, alignment);
+    // A disk may end within what is a block to us. What is past the end of a file is read as nothing.
+    const StoreInfo& info = entry.info();
+    if (info.kind == StoreKind::block_device && flight.offset + flight.length <= info.size_bytes) {
+      end = std::min(end, info.size_bytes);
+    }
+    flight.span_bytes = end - (flight.offset - flight.lead);
     flight.op.memory = block.data;
     flight.op.key = staging_key(entry.engine());
   }
@@ -244,11 +251,15 @@ std::uint32_t Lane::start(Part& part, const Span& span, const Cut& piece, const 
   return index;
 }
 
+// What is left of the unit: each of its ranges fails.
 void Lane::fail_unit(Part& part, Code code) {
-  const Request& request = *part.hold;
-  const Span& span = request.spans[part.unit.first];
-  add_failure(part, {part.unit.first, span.offset + part.unit.begin, part.unit.length, code, 0});
-  part.unit.count = 0;
+  while (part.unit.count != 0) {
+    const Span& span = part.hold->spans[part.range];
+    const std::uint64_t end = part.unit.count == 1 ? part.unit.begin + part.unit.length : span.length;
+    const std::uint64_t left = end - part.position;
+    if (left != 0) add_failure(part, {part.range, span.offset + part.position, left, code, 0});
+    advance(part, left);
+  }
 }
 
 }  // namespace penstock::core

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/completion_thread.h"
+#include "core/end_signal.h"
 #include "core/memory_map.h"
 #include "core/statistics.h"
 #include "engine/engine.h"
@@ -22,13 +23,14 @@ struct Environment {
 
   const std::shared_ptr<const engine::Table> engines;
   const Machine machine;
-  const Options options;  // resolved
+  const Options options;                    // resolved
   const std::vector<engine::Probe> probes;  // by engine
   const std::shared_ptr<memory::Budget> pinned;
   const std::shared_ptr<memory::Quarantine> quarantine;
   MemoryMap memory;
   StatisticsHub statistics;
   CompletionThread completions;
+  EndSignal ends;
   std::atomic<std::uint64_t> lanes_replaced{0};
 };
 

@@ -19,6 +19,10 @@ constexpr Duration longest_sleep = std::chrono::seconds(10);
 // Between two queues that both have work: neither can wake the lane while it sleeps in the other.
 constexpr Duration shared_sleep = std::chrono::microseconds(200);
 
+// Operations that callers start one by one.
+constexpr std::uint32_t sent_at_once_most = 4;
+constexpr std::uint32_t held_back_most = 16;
+
 // Below this the clock costs more than it tells.
 constexpr std::uint64_t timed_from_bytes = 1 << 20;
 
@@ -41,12 +45,15 @@ Lane::Lane(std::shared_ptr<Environment> environment, const LaneSettings& setting
       staging_keys_(environment_->engines->size()),
       done_(settings.depth) {
   active_.reserve(1024);
+  to_wake_.reserve(settings.depth);
   free_.reserve(settings.depth);
   retries_.reserve(settings.depth);
   for (std::uint32_t i = settings.depth; i > 0; --i) free_.push_back(i - 1);
 }
 
-Lane::~Lane() { release_resources(); }
+Lane::~Lane() {
+  release_resources();
+}
 
 bool Lane::post(Part& part) {
   Part* head = mailbox_.load(std::memory_order_relaxed);
@@ -80,25 +87,68 @@ void Lane::wake() {
 }
 
 void Lane::run() {
-  while (!finished()) step();
+  while (!finished()) step(TimePoint::max());
   release_resources();
 }
 
 void Lane::drive(Part& part) {
   accept(part, Clock::now());
-  while (!active_.empty()) step();
+  while (!active_.empty()) step(TimePoint::max());
 }
 
-bool Lane::finished() const { return mailbox_closed_ && active_.empty() && orphans_ == 0; }
+bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {
+  const std::unique_lock lock(worker_mutex_, std::try_to_lock);
+  if (!lock || free_.empty() || cutting_first_ != nullptr || closing_.load(std::memory_order_relaxed)) return false;
+  part.hold = request;
+  busy_.store(true, std::memory_order_relaxed);
+  unattended_.store(false, std::memory_order_relaxed);
+  const TimePoint now = Clock::now();
+  accept(part, now);
+  cut_work(now);
+  submit_batches();
+  // With much in flight, a few more operations lose nothing by going to the kernel together: when there are enough of
+  // them, when someone waits, or when the caretaker comes by.
+  std::uint32_t in_queue = 0;
+  for (const EngineQueue& queue : queues_) in_queue += queue.in_queue;
+  if (++held_back_ >= held_back_most || in_queue <= sent_at_once_most) collect(TimePoint::min());
+  wake_waiters();
+  return true;
+}
 
-void Lane::step() {
+bool Lane::try_step(TimePoint until) {
+  const std::unique_lock lock(worker_mutex_, std::try_to_lock);
+  if (!lock) return false;
+  unattended_.store(false, std::memory_order_relaxed);
+  step(until);
+  busy_.store(!active_.empty() || orphans_ != 0, std::memory_order_relaxed);
+  return true;
+}
+
+void Lane::take_care() {
+  if (busy() && unattended_.exchange(true, std::memory_order_relaxed)) try_step(TimePoint::min());
+}
+
+bool Lane::finish(TimePoint until) {
+  const std::scoped_lock lock(worker_mutex_);
+  while (!finished() && Clock::now() < until) step(until);
+  if (!finished()) return false;
+  release_resources();
+  return true;
+}
+
+bool Lane::finished() const {
+  return mailbox_closed_ && active_.empty() && orphans_ == 0;
+}
+
+void Lane::step(TimePoint until) {
   const TimePoint now = Clock::now();
   accept_mail(now);
   if (attention_.exchange(false, std::memory_order_seq_cst) || now >= next_look_) look_after_all(now);
   send_due_retries(now);
   cut_work(now);
+  wake_waiters();
   submit_batches();
-  collect(next_time_to_look(now));
+  collect(std::min(until, next_time_to_look(now)));
 }
 
 bool Lane::has_mail() const {
@@ -130,8 +180,7 @@ void Lane::accept(Part& part, TimePoint now) {
     part.cpu_seconds_at_entry = thread_cpu_seconds();
   }
   push_cutting(part);
-  next_look_ = std::min({next_look_, part.hold->deadline,
-                         now + duration_from_seconds(environment_->options.deadlines.stall_seconds)});
+  next_look_ = std::min({next_look_, part.hold->deadline, stalls_at(now)});
   if (part.hold->stop_code() != Code::ok || closing_.load(std::memory_order_relaxed)) next_look_ = now;
 }
 
@@ -185,7 +234,7 @@ void Lane::collect(TimePoint until) {
     last = i;
   }
   if (busy == 0) {
-    if (!settings_.driven || !retries_.empty()) sleep_idle(until);
+    if (settings_.runner == Runner::own_thread || !retries_.empty()) sleep_idle(until);
   } else if (busy == 1) {
     poll_queue(last, until);
   } else {
@@ -216,13 +265,20 @@ std::size_t Lane::poll_queue(std::size_t engine, TimePoint until) {
   polled_.store(&queue, std::memory_order_relaxed);
   state_.store(State::polling, std::memory_order_seq_cst);
   if (has_mail() || attention_.load(std::memory_order_seq_cst)) until = TimePoint::min();
+  held_back_ = 0;
   const std::size_t count = queue.poll(done_, until);
   state_.store(State::working, std::memory_order_relaxed);
   if (count == 0) return 0;
   const TimePoint now = Clock::now();
   for (std::size_t i = 0; i < count; ++i) on_done(engine, done_[i], now);
   statistics_->publish(now);
+  wake_waiters();
   return count;
+}
+
+TimePoint Lane::stalls_at(TimePoint last_progress) const {
+  const double seconds = environment_->options.deadlines.stall_seconds;
+  return seconds > 0 ? last_progress + duration_from_seconds(seconds) : TimePoint::max();
 }
 
 void Lane::look_after_all(TimePoint now) {
@@ -234,8 +290,7 @@ void Lane::look_after_all(TimePoint now) {
 void Lane::look_after(Part& part, TimePoint now) {
   Request& request = *part.hold;
   if (part.grace_end == TimePoint::max()) {
-    const TimePoint stalled =
-        part.last_progress + duration_from_seconds(environment_->options.deadlines.stall_seconds);
+    const TimePoint stalled = stalls_at(part.last_progress);
     if (closing_.load(std::memory_order_relaxed)) {
       request.stop(Code::closed);
     } else if (now >= request.deadline || now >= stalled) {
@@ -265,8 +320,7 @@ void Lane::withdraw(Part& part, TimePoint now) {
   const auto is_of_part = [&](std::uint32_t index) { return flights_[index].part == &part; };
   std::erase_if(retries_, is_of_part);
   for (EngineQueue& queue : queues_) {
-    std::erase_if(queue.batch,
-                  [&](const engine::Op& op) { return is_of_part(static_cast<std::uint32_t>(op.cookie)); });
+    std::erase_if(queue.batch, [&](const engine::Op& op) { return is_of_part(static_cast<std::uint32_t>(op.cookie)); });
   }
   for (std::uint32_t i = 0; i < flights_.size(); ++i) {
     if (!is_of_part(i)) continue;
@@ -321,7 +375,16 @@ void Lane::leave(Part& part) {
     accept(part, Clock::now());
     return;
   }
-  request->conclude(request);
+  some_ended_ = true;
+  if (request->conclude(request)) to_wake_.push_back(request);
+}
+
+// After a whole batch, so that a caller who keeps many requests alive finds many ended and submits as many at once.
+void Lane::wake_waiters() {
+  if (!std::exchange(some_ended_, false)) return;
+  environment_->ends.announce();
+  for (const auto& request : to_wake_) request->wake_waiters();
+  to_wake_.clear();
 }
 
 void Lane::release_resources() {

@@ -1,7 +1,8 @@
 // Lane: one worker. It has a Queue for each engine in use, its own staging memory and statistics; nothing on its data
 // path is locked or shared with other lanes.
 //
-// A lane is run by a thread of its own (run), or by the caller of a small synchronous request (drive).
+// A lane is run by a thread of its own (run), by the caller of a small synchronous request (drive), or by whoever
+// submits to it and waits (try_start, try_step): then nothing is handed from thread to thread.
 //
 // Invariants:
 //  1. Every operation given to a Queue occupies a Flight until it comes back. The cookie names flight and generation.
@@ -9,8 +10,9 @@
 //     grace become orphans: they belong to no part, their memory is quarantined, their stores are kept open.
 //  3. A lane with orphans never ends; it is retired, and another takes its place.
 //
-// Thread safety: post, attend and close from any thread; the rest is the worker's.
-// Lifetime: shared by its thread, the LaneSet and the requests that may have to wake it.
+// Thread safety: post, attend, close, try_start, try_step, take_care and busy from any thread; the rest is the
+// worker's, whoever that is at the time. Lifetime: shared by its thread, the LaneSet and the requests that may have to
+// wake it.
 #pragma once
 
 #include <array>
@@ -31,8 +33,14 @@
 
 namespace penstock::core {
 
+enum class Runner : std::uint8_t {
+  own_thread,
+  one_caller,  // a synchronous request: queues that work inside submit
+  callers,     // whoever waits
+};
+
 struct LaneSettings {
-  bool driven = false;  // by callers, not by a thread: queues that work inside submit
+  Runner runner = Runner::own_thread;
   std::uint32_t depth = 64;
   std::uint32_t threads = 32;  // for engines that block
   std::uint64_t staging_bytes = 8 << 20;
@@ -54,10 +62,22 @@ class Lane {
   // Takes no more, ends every request with Code::closed, and ends when nothing is in flight.
   void close();
 
+  Runner runner() const { return settings_.runner; }
+
   // The thread's whole life.
   void run();
   // Works on one part until its request has no part of this lane left.
   void drive(Part& part);
+  // Starts a part of one piece here and now, unless another thread is at work or there is no room.
+  bool try_start(Part& part, const std::shared_ptr<Request>& request);
+  // Works until something has ended or the time has come, unless another thread is at work already.
+  bool try_step(TimePoint until);
+  // Called now and then: works a little if nobody has since the last call.
+  void take_care();
+  // Whether requests or orphans are left; may be out of date.
+  bool busy() const { return busy_.load(std::memory_order_relaxed); }
+  // Works until everything has ended or the time has come; says whether it has. REQUIRES: close() was called.
+  bool finish(TimePoint until);
 
  private:
   enum class Phase : std::uint8_t {
@@ -69,25 +89,25 @@ class Lane {
   };
   // A piece of a range on its way.
   struct Flight {
-    Part* part = nullptr;        // null: free, or an orphan
+    Part* part = nullptr;  // null: free, or an orphan
     Phase phase = Phase::transfer;
-    bool in_queue = false;       // given to the engine and not yet back
+    bool in_queue = false;  // given to the engine and not yet back
     bool orphan = false;
     bool drop_after = false;
-    bool holds_block = false;    // in the store's BlockLocks
+    bool holds_block = false;  // in the store's BlockLocks
     std::uint8_t attempts = 0;
     Reason reason = Reason::in_memory;
     std::uint32_t generation = 0;
     std::uint32_t range = 0;
-    std::byte* user = nullptr;   // the caller's memory: `length` bytes
+    std::byte* user = nullptr;  // the caller's memory: `length` bytes
     std::uint64_t offset = 0;
     std::uint64_t length = 0;
-    std::uint64_t lead = 0;      // bytes of the operation before `offset`
-    std::uint64_t moved = 0;     // bytes of the operation that are there, from its start
+    std::uint64_t lead = 0;        // bytes of the operation before `offset`
+    std::uint64_t moved = 0;       // bytes of the operation that are there, from its start
     std::uint64_t span_bytes = 0;  // of the whole operation: lead, length and what alignment adds
-    RouteBytes routes{};         // of the piece's own bytes
+    RouteBytes routes{};           // of the piece's own bytes
     StagingArena::Block staging;
-    engine::Op op;               // as given to the queue last
+    engine::Op op;  // as given to the queue last
     TimePoint submitted;
     TimePoint retry_at;
     memory::Quarantine::Token quarantine = 0;
@@ -101,7 +121,7 @@ class Lane {
   enum class State : std::uint32_t { working, idle, polling };
 
   // The loop (lane.cc).
-  void step();
+  void step(TimePoint until);
   bool finished() const;
   void accept_mail(TimePoint now);
   void accept(Part& part, TimePoint now);
@@ -111,12 +131,14 @@ class Lane {
   std::size_t poll_queue(std::size_t engine, TimePoint until);
   void wake();
   bool has_mail() const;
+  TimePoint stalls_at(TimePoint last_progress) const;
   void look_after_all(TimePoint now);
   void look_after(Part& part, TimePoint now);
   void withdraw(Part& part, TimePoint now);
   void abandon(Part& part);
   void settle(Part& part);
   void leave(Part& part);
+  void wake_waiters();
   void release_resources();
   TimePoint next_time_to_look(TimePoint now) const;
 
@@ -166,6 +188,9 @@ class Lane {
   const std::shared_ptr<LaneStatistics> statistics_;
 
   // Shared with other threads.
+  std::mutex worker_mutex_;  // held by whoever works, where that changes
+  std::atomic<bool> busy_{false};
+  std::atomic<bool> unattended_{false};
   std::atomic<Part*> mailbox_{nullptr};  // newest first; a mark when closed
   std::atomic<State> state_{State::working};
   std::atomic<engine::Queue*> polled_{nullptr};
@@ -179,12 +204,15 @@ class Lane {
   bool retired_ = false;
   bool tried_to_retire_ = false;
   std::vector<Part*> active_;
+  bool some_ended_ = false;                        // requests, since waiters were last woken
+  std::vector<std::shared_ptr<Request>> to_wake_;  // ended; someone sleeps until then
   Part* cutting_first_ = nullptr;
   Part* cutting_last_ = nullptr;
   std::vector<Flight> flights_;
   std::vector<std::uint32_t> free_;
   std::vector<std::uint32_t> retries_;
   std::uint32_t orphans_ = 0;
+  std::uint32_t held_back_ = 0;  // operations that the kernel has not seen yet
   std::uint64_t bytes_in_flight_ = 0;
   std::uint64_t bytes_allowed_;
   TimePoint depth_changed_;

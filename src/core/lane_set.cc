@@ -15,9 +15,17 @@ constexpr std::uint64_t bytes_in_flight_total = 64 << 20;
 constexpr std::uint32_t threads_total = 64;
 constexpr std::uint32_t driven_most = 16;
 constexpr std::uint64_t driven_staging_bytes = 4 * StagingArena::granule_bytes;
+constexpr std::uint32_t callers_lanes_most = 16;
+// How long a request that nobody waits for may lie before the caretaker looks at it.
+constexpr auto caretaker_period = std::chrono::milliseconds(1);
+// Without work for so long, the caretaker goes to sleep.
+constexpr int caretaker_idle_periods = 100;
+
+constexpr std::string_view leaked_message =
+    "a lane still waits for operations that never came back; it and its memory are left behind";
 
 LaneSettings lane_settings(const Options& options) {
-  return {.driven = false,
+  return {.runner = Runner::own_thread,
           .depth = options.operations_in_flight,
           .threads = std::max(1U, threads_total / options.lanes),
           .staging_bytes = options.staging_slot_bytes * options.staging_slots_per_lane,
@@ -27,9 +35,14 @@ LaneSettings lane_settings(const Options& options) {
 }  // namespace
 
 LaneSet::LaneSet(std::shared_ptr<Environment> environment)
-    : environment_(std::move(environment)), size_(environment_->options.lanes), workers_(size_) {}
+    : environment_(std::move(environment)),
+      size_(environment_->options.lanes),
+      workers_(size_),
+      callers_lanes_(std::min(size_, callers_lanes_most)) {}
 
-LaneSet::~LaneSet() { close(); }
+LaneSet::~LaneSet() {
+  close();
+}
 
 LaneSet::Worker LaneSet::start_lane(std::uint32_t slot) {
   Worker worker;
@@ -53,8 +66,9 @@ void LaneSet::submit(const std::shared_ptr<Request>& request) {
   if (closed_) {
     request->stop(Code::closed);
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (request->leave()) request->conclude(request);
+      if (request->leave() && request->conclude(request)) request->wake_waiters();
     }
+    environment_->ends.announce();
     return;
   }
   for (Part& part : parts) {
@@ -65,6 +79,61 @@ void LaneSet::submit(const std::shared_ptr<Request>& request) {
   }
   // A lane stays open while it has a slot, and it can't lose that while the lock is held.
   for (Part& part : parts) part.lane->post(part);
+}
+
+std::shared_ptr<Lane> LaneSet::callers_lane() {
+  const std::size_t slot = std::hash<std::thread::id>()(std::this_thread::get_id()) % callers_lanes_.size();
+  const std::scoped_lock lock(mutex_);
+  if (closed_) return nullptr;
+  auto& lane = callers_lanes_[slot];
+  if (!lane) {
+    LaneSettings settings = lane_settings(environment_->options);
+    settings.runner = Runner::callers;
+    settings.staging_bytes = driven_staging_bytes;
+    lane = std::make_shared<Lane>(environment_, settings, nullptr);
+    if (!caretaker_.joinable()) {
+      caretaker_ = std::jthread([this](const std::stop_token& stop) { look_after_callers_lanes(stop); });
+    }
+  }
+  return lane;
+}
+
+bool LaneSet::start(const std::shared_ptr<Request>& request) {
+  auto lane = callers_lane();
+  if (!lane) return false;
+  Part& part = request->parts[0];
+  part.lane = std::move(lane);
+  if (!part.lane->try_start(part, request)) {
+    part.lane = nullptr;
+    return false;
+  }
+  if (caretaker_sleeps_.load(std::memory_order_relaxed) && caretaker_sleeps_.exchange(false)) {
+    const std::scoped_lock lock(mutex_);
+    caretaker_wakes_.notify_one();
+  }
+  return true;
+}
+
+void LaneSet::look_after_callers_lanes(const std::stop_token& stop) {
+  int idle = 0;
+  std::unique_lock lock(mutex_);
+  while (!stop.stop_requested()) {
+    if (idle > caretaker_idle_periods) {
+      caretaker_sleeps_ = true;
+      caretaker_wakes_.wait(lock, stop, [this] { return !caretaker_sleeps_.load(); });
+      idle = 0;
+    }
+    caretaker_wakes_.wait_for(lock, stop, caretaker_period, [] { return false; });
+    const auto lanes = callers_lanes_;
+    lock.unlock();
+    ++idle;
+    for (const auto& lane : lanes) {
+      if (!lane || !lane->busy()) continue;
+      lane->take_care();
+      idle = 0;
+    }
+    lock.lock();
+  }
 }
 
 bool LaneSet::drive(const std::shared_ptr<Request>& request) {
@@ -83,7 +152,7 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request) {
   }
   if (!lane) {
     LaneSettings settings = lane_settings(environment_->options);
-    settings.driven = true;
+    settings.runner = Runner::one_caller;
     settings.depth = 4;
     settings.staging_bytes = driven_staging_bytes;
     lane = std::make_unique<Lane>(environment_, settings, nullptr);
@@ -98,8 +167,8 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request) {
 
 bool LaneSet::replace(std::uint32_t slot) {
   const std::scoped_lock lock(mutex_);
-  if (closed_ || replaced_ == size_) return false;
   collect_ended();
+  if (closed_ || replaced_ == size_) return false;
   ++replaced_;
   environment_->lanes_replaced.fetch_add(1, std::memory_order_relaxed);
   retired_.push_back(std::exchange(workers_[slot], start_lane(slot)));
@@ -117,9 +186,11 @@ void LaneSet::collect_ended() {
 
 void LaneSet::close() {
   std::vector<Worker> workers;
+  std::jthread caretaker;
   {
     const std::scoped_lock lock(mutex_);
     if (std::exchange(closed_, true)) return;
+    caretaker = std::move(caretaker_);
     for (Worker& worker : workers_) {
       if (worker.lane) workers.push_back(std::move(worker));
     }
@@ -127,8 +198,20 @@ void LaneSet::close() {
     retired_.clear();
     driven_.clear();
   }
+  if (caretaker.joinable()) {
+    caretaker.request_stop();
+    caretaker.join();
+  }
   for (const Worker& worker : workers) worker.lane->close();
+  for (const auto& lane : callers_lanes_) {
+    if (lane) lane->close();
+  }
   const TimePoint deadline = Clock::now() + duration_from_seconds(environment_->options.deadlines.close_seconds);
+  for (const auto& lane : callers_lanes_) {
+    if (!lane || lane->finish(deadline)) continue;
+    log(LogLevel::warning, leaked_message);
+    std::thread([lane] { lane->finish(TimePoint::max()); }).detach();
+  }
   for (Worker& worker : workers) {
     while (worker.ended->load(std::memory_order_acquire) == 0 && Clock::now() < deadline) {
       futex_wait_until(*worker.ended, 0, deadline);
@@ -136,8 +219,7 @@ void LaneSet::close() {
     if (worker.ended->load(std::memory_order_acquire) != 0) {
       worker.thread.join();
     } else {
-      log(LogLevel::warning,
-          "a lane still waits for operations that never came back; it and its memory are left behind");
+      log(LogLevel::warning, leaked_message);
       worker.thread.detach();
     }
   }

@@ -4,9 +4,12 @@
 // Thread safety: any thread. Lifetime: ended by close(); a lane that is stuck in the kernel is leaked, with a message.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -16,8 +19,8 @@ namespace penstock::core {
 
 class LaneSet : public std::enable_shared_from_this<LaneSet> {
  public:
-  // The most that a lane driven by its caller is asked to move.
-  static constexpr std::uint64_t driven_bytes_most = 128 << 10;
+  // The most that a request may move on a caller's thread.
+  static constexpr std::uint64_t small_bytes = 128 << 10;
 
   explicit LaneSet(std::shared_ptr<Environment> environment);
   ~LaneSet();
@@ -27,7 +30,10 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   std::uint32_t size() const { return size_; }
   // Gives every part of the request a lane. After close, the request ends at once.
   void submit(const std::shared_ptr<Request>& request);
-  // Runs the request on the caller's thread; false if too many do so already.
+  // Starts a small request on the caller's thread, where whoever waits for it carries it on. False if that is not
+  // possible now: submit it.
+  bool start(const std::shared_ptr<Request>& request);
+  // Runs a small request to its end on the caller's thread; false if too many do so already.
   bool drive(const std::shared_ptr<Request>& request);
   // Ends all lanes; waits as long as the options say and leaks the rest.
   void close();
@@ -41,6 +47,8 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   Worker start_lane(std::uint32_t slot);
   bool replace(std::uint32_t slot);
   void collect_ended();
+  std::shared_ptr<Lane> callers_lane();
+  void look_after_callers_lanes(const std::stop_token& stop);
 
   const std::shared_ptr<Environment> environment_;
   const std::uint32_t size_;
@@ -48,10 +56,16 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   bool closed_ = false;
   std::uint32_t next_ = 0;
   std::uint32_t replaced_ = 0;
-  std::vector<Worker> workers_;   // by slot; no lane: not started yet
-  std::vector<Worker> retired_;   // replaced, waiting for their operations
+  std::vector<Worker> workers_;                // by slot; no lane: not started yet
+  std::vector<Worker> retired_;                // replaced, waiting for their operations
   std::vector<std::unique_ptr<Lane>> driven_;  // free ones
   std::uint32_t driven_made_ = 0;
+
+  // Lanes that callers run, found by the caller's thread; and the thread that carries on what nobody waits for.
+  std::vector<std::shared_ptr<Lane>> callers_lanes_;
+  std::atomic<bool> caretaker_sleeps_{true};
+  std::condition_variable_any caretaker_wakes_;
+  std::jthread caretaker_;
 };
 
 }  // namespace penstock::core

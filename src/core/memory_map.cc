@@ -12,8 +12,9 @@ std::shared_ptr<const MemoryMap::Snapshot> MemoryMap::snapshot() const {
 }
 
 const MemoryMap::Entry* MemoryMap::find(const Snapshot& snapshot, const std::byte* data, std::size_t size) {
-  const auto after = std::upper_bound(snapshot.begin(), snapshot.end(), data,
-                                      [](const std::byte* address, const Entry& entry) { return address < entry.begin; });
+  const auto after =
+      std::upper_bound(snapshot.begin(), snapshot.end(), data,
+                       [](const std::byte* address, const Entry& entry) { return address < entry.begin; });
   if (after == snapshot.begin()) return nullptr;
   const Entry& entry = *std::prev(after);
   return data < entry.end && size <= static_cast<std::size_t>(entry.end - data) ? &entry : nullptr;
@@ -28,8 +29,8 @@ std::vector<engine::MemoryKey> MemoryMap::attach_to_engines(Region memory) {
     if (key) {
       keys[i] = *key;
     } else {
-      log(LogLevel::info, "memory not attached to " + std::string(engines_[i]->description().name) + ": " +
-                              key.error().message);
+      log(LogLevel::info,
+          "memory not attached to " + std::string(engines_[i]->description().name) + ": " + key.error().message);
     }
   }
   return keys;
@@ -42,7 +43,8 @@ Status MemoryMap::attach(Region memory) {
   const std::scoped_lock changing(change_mutex_);
   auto next = std::make_shared<Snapshot>(*snapshot());
   const auto* end = memory.data + memory.size_bytes;
-  const auto place = std::find_if(next->begin(), next->end(), [&](const Entry& entry) { return entry.end > memory.data; });
+  const auto place =
+      std::find_if(next->begin(), next->end(), [&](const Entry& entry) { return entry.end > memory.data; });
   if (place != next->end() && place->begin < end) {
     return Error{Code::invalid_argument, 0, "attach: the memory overlaps memory that is attached already",
                  "detach that first"};

@@ -38,7 +38,7 @@ class MemoryMap {
   std::vector<engine::MemoryKey> attach_to_engines(Region memory);
 
   const std::vector<engine::Engine*> engines_;
-  std::mutex change_mutex_;          // held while engines are asked
+  std::mutex change_mutex_;            // held while engines are asked
   mutable std::mutex snapshot_mutex_;  // held for a moment
   std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<Snapshot>();
 };

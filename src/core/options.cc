@@ -81,8 +81,7 @@ auto find_key(const Fields& fields, std::string_view key) {
 std::string shown(std::string_view key) {
   constexpr std::size_t most_characters = 64;
   std::string text(key.substr(0, most_characters));
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  std::replace_if(text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   return "\"" + text + (key.size() > most_characters ? "...\"" : "\"");
 }
 
@@ -200,6 +199,10 @@ Status check_deadlines(const Deadlines& deadlines) {
   }
   if (deadlines.cancel_grace_seconds == 0) {
     return invalid("deadlines.cancel_grace_seconds is 0", "operations need some time to come home: 0.1 is usual");
+  }
+  if (deadlines.cancel_grace_seconds >= deadlines.close_seconds) {
+    return invalid("deadlines.close_seconds is not longer than deadlines.cancel_grace_seconds",
+                   "closing waits for requests to end, which may take the whole grace");
   }
   return {};
 }

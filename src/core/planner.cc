@@ -8,7 +8,9 @@ using engine::Path;
 
 namespace {
 
-bool is_remote(Locality locality) { return locality == Locality::network || locality == Locality::fuse; }
+bool is_remote(Locality locality) {
+  return locality == Locality::network || locality == Locality::fuse;
+}
 
 std::string known_names(std::span<const EngineFacts> engines) {
   std::string names;
@@ -42,7 +44,7 @@ std::string choice_reason(const EngineFacts& engine, bool remote) {
   std::string reason(engine.name);
   if (remote) return reason + ": a network or user-space mount, read by many threads at once";
   if (engine.sleeps_in_kernel) return reason + ": deep queues without a thread for each operation";
-  return reason + ": works everywhere";
+  return reason + ": a thread for each operation in flight";
 }
 
 }  // namespace
@@ -105,7 +107,8 @@ bool wants_residency(const WindowFacts& facts) {
 namespace {
 
 WindowPlan preferred_write(const WindowFacts& facts) {
-  if (!facts.direct) return {Path::buffered, facts.locality == Locality::memory ? Reason::in_memory : Reason::no_direct};
+  if (!facts.direct)
+    return {Path::buffered, facts.locality == Locality::memory ? Reason::in_memory : Reason::no_direct};
   if (facts.cache == Cache::keep && facts.page_cache) return {Path::buffered, Reason::keep_asked};
   return {Path::direct, Reason::write_through};
 }
@@ -126,9 +129,12 @@ WindowPlan preferred_read(const WindowFacts& facts) {
 
 Route route_of(Path path) {
   switch (path) {
-    case Path::cached: return Route::cached;
-    case Path::direct: return Route::direct;
-    case Path::buffered: break;
+    case Path::cached:
+      return Route::cached;
+    case Path::direct:
+      return Route::direct;
+    case Path::buffered:
+      break;
   }
   return Route::buffered;
 }

@@ -36,12 +36,14 @@ Result<EnginePlan> plan_engine(std::span<const EngineFacts> engines, std::string
 
 // Routes as a set of bits.
 using RouteSet = std::uint32_t;
-constexpr RouteSet route_bit(Route route) { return RouteSet{1} << static_cast<unsigned>(route); }
+constexpr RouteSet route_bit(Route route) {
+  return RouteSet{1} << static_cast<unsigned>(route);
+}
 RouteSet route_set(std::span<const Route> routes);  // empty: all
 
 // Why a window went the way it went.
 enum class Reason : std::uint8_t {
-  in_memory,          // the file system keeps everything in memory
+  in_memory,  // the file system keeps everything in memory
   in_page_cache,
   not_in_page_cache,  // read past the cache, nothing left behind
   keep_asked,         // cache=keep
@@ -61,9 +63,9 @@ enum class Residency : std::uint8_t {
   all,
   none,
   some,
-  unknown,       // not asked, or the kernel won't tell
-  likely_all,    // unknown, and a timed sample was fast
-  likely_none,   // unknown, and a timed sample was slow
+  unknown,      // not asked, or the kernel won't tell
+  likely_all,   // unknown, and a timed sample was fast
+  likely_none,  // unknown, and a timed sample was slow
 };
 
 struct WindowFacts {

@@ -20,6 +20,9 @@ constexpr std::uint32_t unit_ranges_most = 512;
 // Shorter requests are over before a file can be replaced under them; asking twice would cost more than the read.
 constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
 
+// How soon a caller that waits takes over from one that stopped working.
+constexpr Duration turn = std::chrono::milliseconds(1);
+
 Error invalid_range(std::size_t index, std::string what, std::string hint) {
   return {Code::invalid_argument, 0, "range " + std::to_string(index) + ": " + std::move(what), std::move(hint)};
 }
@@ -73,13 +76,13 @@ void for_each_unit(const SmallArray<Span>& spans, std::uint64_t unit_bytes, Visi
 
 }  // namespace
 
-Request::Request(std::shared_ptr<Environment> environment)
+Request::Request(Private, std::shared_ptr<Environment> environment)
     : environment_(std::move(environment)),
       cancel_wait_(duration_from_seconds(environment_->options.deadlines.cancel_grace_seconds + 0.08)) {}
 
-Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environment>& environment, std::span<const Range> ranges,
-                                                 const RequestSettings& settings) {
-  const std::shared_ptr<Request> request(new Request(environment));
+Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environment>& environment,
+                                                 std::span<const Range> ranges, const RequestSettings& settings) {
+  auto request = std::make_shared<Request>(Private{}, environment);
   request->begun = Clock::now();
   request->direction = settings.direction;
   request->options_ = settings.options;
@@ -94,40 +97,54 @@ Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environme
   return request;
 }
 
+// Every store that is named, once; and for each span, which one.
+void Request::add_stores(std::span<const Range> ranges) {
+  const auto& first = ranges.front().store->entry();
+  const bool only_one =
+      std::all_of(ranges.begin(), ranges.end(), [&](const Range& range) { return range.store->entry() == first; });
+  if (only_one) {
+    stores.resize(1);
+    stores[0].entry = first;
+    return;
+  }
+  std::unordered_map<const StoreEntry*, std::uint32_t> index_of;
+  std::vector<StoreUse> uses;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const auto& entry = ranges[i].store->entry();
+    const auto [place, added] = index_of.try_emplace(entry.get(), static_cast<std::uint32_t>(uses.size()));
+    if (added) uses.emplace_back().entry = entry;
+    spans[i].store = place->second;
+  }
+  stores.resize(uses.size());
+  std::move(uses.begin(), uses.end(), stores.begin());
+}
+
 Status Request::add_ranges(std::span<const Range> ranges) {
   if (ranges.size() > std::numeric_limits<std::uint32_t>::max()) {
     return Error{Code::invalid_argument, 0, "more than 2^32 - 1 ranges in a request", "split it"};
   }
+  if (ranges.empty()) return {};
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    if (auto status = check_range(i, ranges[i]); !status) return status;
+  }
+  spans.resize(ranges.size());
+  add_stores(ranges);
   const auto attached = environment_->memory.snapshot();
   const MemoryMap::Entry* known = nullptr;
-  std::vector<StoreUse> uses;
-  std::unordered_map<const StoreEntry*, std::uint32_t> index_of;
-  const StoreEntry* last = nullptr;
-  std::uint32_t last_index = 0;
-
-  spans.resize(ranges.size());
   for (std::size_t i = 0; i < ranges.size(); ++i) {
-    const Range& range = ranges[i];
-    if (auto status = check_range(i, range); !status) return status;
-    const auto& entry = range.store->entry();
-    if (entry.get() != last) {
-      last = entry.get();
-      const auto [place, added] = index_of.try_emplace(last, static_cast<std::uint32_t>(uses.size()));
-      if (added) uses.emplace_back().entry = entry;
-      last_index = place->second;
-    }
     Span& span = spans[i];
-    span = {range.offset, range.memory.size_bytes, range.memory.data, last_index, {}};
+    StoreUse& use = stores[span.store];
+    span.offset = ranges[i].offset;
+    span.length = ranges[i].memory.size_bytes;
+    span.memory = ranges[i].memory.data;
     if (!attached->empty() && span.length != 0) {
       const bool same = known != nullptr && span.memory >= known->begin && span.memory + span.length <= known->end;
       if (!same) known = MemoryMap::find(*attached, span.memory, span.length);
-      if (known != nullptr) span.key = known->keys[entry->engine()];
+      if (known != nullptr) span.key = known->keys[use.entry->engine()];
     }
-    uses[last_index].end = std::max(uses[last_index].end, span.offset + span.length);
+    use.end = std::max(use.end, span.offset + span.length);
     total_bytes += span.length;
   }
-  stores.resize(uses.size());
-  std::move(uses.begin(), uses.end(), stores.begin());
   return {};
 }
 
@@ -170,7 +187,7 @@ void Request::make_units(std::uint32_t lanes) {
 }
 
 const Unit* Request::take_unit() {
-  if (next_unit_.load(std::memory_order_relaxed) >= units.size()) return nullptr;
+  if (!has_more_units()) return nullptr;
   const std::uint32_t index = next_unit_.fetch_add(1, std::memory_order_relaxed);
   return index < units.size() ? &units[index] : nullptr;
 }
@@ -190,7 +207,11 @@ bool Request::wants_flush() const {
          });
 }
 
-void Request::conclude(const std::shared_ptr<Request>& self) {
+void Request::wake_waiters() const {
+  futex_wake_all(wait_word_);
+}
+
+bool Request::conclude(const std::shared_ptr<Request>& self) {
   add_up_parts();
   const Outcome outcome = judge();
   summary_.outcome = outcome;
@@ -201,15 +222,16 @@ void Request::conclude(const std::shared_ptr<Request>& self) {
   auto& completions = environment_->completions;
 
   outcome_.store(outcome, std::memory_order_release);
-  if (wait_word_.exchange(2, std::memory_order_acq_rel) == 1) futex_wake_all(wait_word_);
+  const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_acq_rel) == 1;
 
-  if (!on_end) return;
+  if (!on_end) return someone_sleeps;
   auto call = [self, on_end = std::move(on_end)] { on_end(self->report()); };
   if (executor) {
     completions.post([call = std::move(call), executor = std::move(executor)] { executor(call); });
   } else {
     completions.post(std::move(call));
   }
+  return someone_sleeps;
 }
 
 void Request::add_up_parts() {
@@ -287,7 +309,8 @@ Error Request::describe(Outcome outcome) const {
     case Outcome::cancelled:
       return {stop_code(), 0,
               (stop_code() == Code::closed ? "the Context was closed; " : "cancelled by the caller; ") + progress, ""};
-    default: break;
+    default:
+      break;
   }
   if (!stopped_short_) return describe_failures();
   return {Code::timed_out, 0, "the deadline passed; " + progress, "allow more time, or find out why storage is slow"};
@@ -310,23 +333,39 @@ std::string Request::explain() const {
 }
 
 Report Request::report() const {
-  Report report = summary_;
+  Report report;
+  if (ended()) {
+    report = summary_;
+  } else {
+    report.bytes = bytes_done();
+    report.seconds = seconds_between(begun, Clock::now());
+  }
   for (const StoreUse& use : stores) {
     const std::string name(environment_->engines->at(use.entry->engine())->description().name);
     if (report.engine.find(name) == std::string::npos) report.engine += (report.engine.empty() ? "" : ",") + name;
   }
+  if (report.outcome == Outcome::pending) return report;
   report.reason = explain();
   if (report.outcome != Outcome::done) report.error = describe(report.outcome);
   return report;
 }
 
+bool Request::help_until(TimePoint time) const {
+  Lane* lane = parts[0].lane.get();
+  return lane != nullptr && lane->runner() == Runner::callers && lane->try_step(time);
+}
+
 bool Request::wait_until(TimePoint time) const {
+  const bool callers_work = parts[0].lane && parts[0].lane->runner() == Runner::callers;
   while (true) {
     std::uint32_t word = wait_word_.load(std::memory_order_acquire);
     if (word == 2) return true;
-    if (Clock::now() >= time) return false;
+    const TimePoint now = Clock::now();
+    if (now >= time) return false;
+    if (callers_work && help_until(time)) continue;
     if (word == 0 && !wait_word_.compare_exchange_weak(word, 1, std::memory_order_acq_rel)) continue;
-    futex_wait_until(wait_word_, 1, time);
+    // Whoever works now may stop as soon as what it waits for has ended; then it is our turn.
+    futex_wait_until(wait_word_, 1, callers_work ? std::min(time, now + turn) : time);
   }
 }
 

@@ -57,17 +57,17 @@ struct Part {
   std::shared_ptr<Lane> lane;     // set before post, then only read: cancelling wakes it
 
   // Where the lane is.
-  Unit unit;                      // being cut; count 0: none
-  std::uint32_t range = 0;        // of the unit
-  std::uint64_t position = 0;     // within that range
-  WindowPlan plan;                // of the unit
-  bool plan_each_piece = false;   // the unit is neither wholly cached nor wholly not
-  bool no_route = false;          // none that is allowed can carry the window
-  bool exhausted = false;         // no more units
-  bool flushing = false;          // every byte is written; syncing
-  std::uint32_t next_flush = 0;   // store
+  Unit unit;                     // being cut; count 0: none
+  std::uint32_t range = 0;       // of the unit
+  std::uint64_t position = 0;    // within that range
+  WindowPlan plan;               // of the unit
+  bool plan_each_piece = false;  // the unit is neither wholly cached nor wholly not
+  bool no_route = false;         // none that is allowed can carry the window
+  bool exhausted = false;        // no more units
+  bool flushing = false;         // every byte is written; syncing
+  std::uint32_t next_flush = 0;  // store
   std::uint32_t stores_flushed = 0;
-  Part* next_cutting = nullptr;   // in the lane's list of parts with work to cut
+  Part* next_cutting = nullptr;  // in the lane's list of parts with work to cut
   bool in_cutting = false;
   Residency sampled = Residency::unknown;  // where the kernel won't tell: what a timed sample said, and of which store
   std::uint32_t sampled_store = 0;
@@ -82,7 +82,7 @@ struct Part {
   std::array<std::uint64_t, reason_count> reasons{};
   std::vector<Failure> failures;  // the first few
   std::uint64_t failure_count = 0;
-  bool withdrawn = false;         // the request was stopped while this part had work
+  bool withdrawn = false;  // the request was stopped while this part had work
   bool abandoned = false;
   TimePoint entered;
   double cpu_seconds_at_entry = 0;
@@ -97,12 +97,17 @@ struct RequestSettings {
 };
 
 class Request {
+  struct Private {};
+
  public:
   static constexpr std::size_t failures_kept = 64;
 
+  // For create alone.
+  Request(Private, std::shared_ptr<Environment> environment);
+
   // Checks everything that can be checked before a byte moves.
-  static Result<std::shared_ptr<Request>> create(const std::shared_ptr<Environment>& environment, std::span<const Range> ranges,
-                                                 const RequestSettings& settings);
+  static Result<std::shared_ptr<Request>> create(const std::shared_ptr<Environment>& environment,
+                                                 std::span<const Range> ranges, const RequestSettings& settings);
 
   // Fixed at creation, but for the parts' contents.
   Direction direction = Direction::read;
@@ -116,6 +121,7 @@ class Request {
   SmallArray<Unit> units;
   SmallArray<Part> parts;
 
+  bool has_more_units() const { return next_unit_.load(std::memory_order_relaxed) < units.size(); }
   // The next unit, for whichever lane asks; null when there are no more.
   const Unit* take_unit();
   // Asks the lanes to end the request with this code; the first reason stays.
@@ -127,22 +133,29 @@ class Request {
   bool wants_flush() const;
   // The lane that concludes takes its part up again, to sync what was written.
   void rejoin() { parts_left_.store(1, std::memory_order_relaxed); }
-  // REQUIRES: every part has left. Adds up the parts and tells whoever waits. `self` keeps it alive meanwhile.
-  void conclude(const std::shared_ptr<Request>& self);
+  // REQUIRES: every part has left. Adds up the parts and ends the request. True if someone sleeps until then: call
+  // wake_waiters, at once or a little later. `self` is the request.
+  [[nodiscard]] bool conclude(const std::shared_ptr<Request>& self);
+  void wake_waiters() const;
+
+  bool has_callback() const { return options_.on_end != nullptr; }
+  Environment& environment() const { return *environment_; }
 
   // Any thread.
   Outcome outcome() const { return outcome_.load(std::memory_order_acquire); }
   bool ended() const { return outcome() != Outcome::pending; }
+  // Works on the request meanwhile, where nobody else does.
   bool wait_until(TimePoint time) const;
+  // One step of the same; false where that can't be done.
+  bool help_until(TimePoint time) const;
   std::uint64_t bytes_done() const;
-  // REQUIRES: ended()
   Report report() const;
   // Stops the request and wakes its lanes; waits until it has ended, within reason.
   Outcome cancel();
 
  private:
-  explicit Request(std::shared_ptr<Environment> environment);
   Status add_ranges(std::span<const Range> ranges);
+  void add_stores(std::span<const Range> ranges);
   Status prepare_stores();
   void make_units(std::uint32_t lanes);
   void add_up_parts();
@@ -159,8 +172,8 @@ class Request {
   std::atomic<Code> stop_code_{Code::ok};
   std::atomic<Outcome> outcome_{Outcome::pending};
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
-  bool stopped_short_ = false;  // it was stopped before all of it was done
-  Report summary_;  // complete but for its texts; written before outcome_
+  bool stopped_short_ = false;                       // it was stopped before all of it was done
+  Report summary_;                                   // complete but for its texts; written before outcome_
   std::array<std::uint64_t, reason_count> reasons_{};
 };
 

@@ -98,7 +98,7 @@ Residency StoreEntry::sample_residency(std::uint64_t offset, std::uint64_t lengt
   if (cache == nullptr) return Residency::likely_none;
   int slow = 0;
   for (const std::uint64_t at : {offset, offset + length / 2, offset + length - std::min(length, sample_bytes)}) {
-    const auto seconds = cache->timed_read_seconds(at, std::min(length, sample_bytes));
+    const auto seconds = cache->timed_read_seconds(at, std::min(offset + length - at, sample_bytes));
     if (!seconds || *seconds > cached_below_seconds) ++slow;
   }
   return slow == 0 ? Residency::likely_all : Residency::likely_none;

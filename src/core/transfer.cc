@@ -23,8 +23,12 @@ constexpr Duration block_wait = std::chrono::microseconds(100);
 constexpr Duration slow_operation = std::chrono::milliseconds(80);
 constexpr Duration quick_operation = std::chrono::milliseconds(40);
 
-bool is_transient(const Done& done) { return done.system_error == EAGAIN || done.system_error == EINTR; }
-bool refuses_direct(const Done& done) { return done.system_error == EINVAL || done.system_error == EOPNOTSUPP; }
+bool is_transient(const Done& done) {
+  return done.system_error == EAGAIN || done.system_error == EINTR;
+}
+bool refuses_direct(const Done& done) {
+  return done.system_error == EINVAL || done.system_error == EOPNOTSUPP;
+}
 
 // How many of the bytes [from, to) of an operation are bytes of the piece that begins at `lead`.
 std::uint64_t overlap(std::uint64_t from, std::uint64_t to, std::uint64_t lead, std::uint64_t length) {
@@ -48,7 +52,8 @@ Lane::EngineQueue* Lane::queue_of(std::size_t engine) {
   if (queue.queue) return &queue;
   engine::Engine& maker = *(*environment_->engines)[engine];
   const bool can_inline = maker.description().inline_queue;
-  engine::QueueOptions options{settings_.depth, settings_.threads, settings_.driven && can_inline};
+  engine::QueueOptions options{settings_.depth, settings_.threads,
+                               settings_.runner == Runner::one_caller && can_inline};
   auto made = maker.make_queue(options);
   if (!made && can_inline && !options.run_inline) {
     log(LogLevel::warning, made.error().message + "; operations run one after another instead");
@@ -168,8 +173,7 @@ void Lane::on_moved(std::uint32_t index, const Done& done, TimePoint now) {
   const bool whole_block = flight.phase == Phase::read_block || flight.phase == Phase::write_block;
   const std::uint64_t needed = whole_block ? flight.span_bytes : flight.lead + flight.length;
   if (flight.phase != Phase::read_block) {
-    flight.routes[static_cast<std::size_t>(done.route)] +=
-        overlap(before, flight.moved, flight.lead, flight.length);
+    flight.routes[static_cast<std::size_t>(done.route)] += overlap(before, flight.moved, flight.lead, flight.length);
   }
   if (flight.moved >= needed && flight.phase != Phase::read_block) {
     finish_piece(index);
@@ -189,7 +193,6 @@ void Lane::on_moved(std::uint32_t index, const Done& done, TimePoint now) {
     fail_piece(index, flight.op.kind == OpKind::read ? Code::truncated : Code::no_space, 0);
     return;
   }
-  flight.attempts = 0;
   StoreEntry& entry = entry_of(flight);
   const std::uint64_t alignment = entry.alignment(flight.part->hold->direction);
   if (flight.op.path == Path::direct && flight.moved % alignment != 0) {
@@ -202,6 +205,12 @@ void Lane::on_moved(std::uint32_t index, const Done& done, TimePoint now) {
       flight.routes = {};
       flight.routes[static_cast<std::size_t>(done.route)] = overlap(0, flight.moved, flight.lead, flight.length);
     }
+  }
+  if (flight.moved > before) {
+    flight.attempts = 0;
+  } else if (++flight.attempts == most_attempts) {
+    fail_piece(index, flight.op.kind == OpKind::read ? Code::truncated : Code::no_space, 0);
+    return;
   }
   send(index, now);
 }

@@ -22,8 +22,8 @@ struct Description {
   std::string_view name;
   std::string_view summary;
   std::vector<std::string_view> schemes;  // URI schemes; plain paths are the scheme "file"
-  bool sleeps_in_kernel = false;  // deep queues without a thread each: the planner's choice for local disks
-  bool inline_queue = false;      // can make a Queue that does its work inside submit, on the caller's thread
+  bool sleeps_in_kernel = false;          // deep queues without a thread each: the planner's choice for local disks
+  bool inline_queue = false;              // can make a Queue that does its work inside submit, on the caller's thread
 };
 
 // Whether an engine works on this machine.

@@ -29,19 +29,19 @@ struct MemoryKey {
 struct Op {
   OpKind kind = OpKind::read;
   Path path = Path::buffered;
-  Store* store = nullptr;        // of the same engine as the Queue; outlives the Op
+  Store* store = nullptr;  // of the same engine as the Queue; outlives the Op
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
-  std::byte* memory = nullptr;   // null for flush, zero, deallocate
-  MemoryKey key;                 // covers all of memory, if set
-  std::uint64_t cookie = 0;      // the caller's; unique among the Ops in flight on a Queue
+  std::byte* memory = nullptr;  // null for flush, zero, deallocate
+  MemoryKey key;                // covers all of memory, if set
+  std::uint64_t cookie = 0;     // the caller's; unique among the Ops in flight on a Queue
 };
 
 struct Done {
   std::uint64_t cookie = 0;
-  std::uint64_t bytes = 0;       // may be fewer than asked for; with an error: 0
+  std::uint64_t bytes = 0;  // may be fewer than asked for; with an error: 0
   Code code = Code::ok;
-  std::int32_t system_error = 0; // errno or a vendor's number; EAGAIN and EINTR are for core to retry
+  std::int32_t system_error = 0;  // errno or a vendor's number; EAGAIN and EINTR are for core to retry
   Route route = Route::buffered;
 };
 

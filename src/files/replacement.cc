@@ -87,6 +87,8 @@ Result<std::unique_ptr<Replacement>> Replacement::create(const std::string& targ
 }
 
 Replacement::~Replacement() {
+  // A forked child drops its copy; the file is still its parent's.
+  if (::getpid() != process_) return;
   if (state_ == State::unfinished && !temporary_.empty()) ::unlinkat(folder_.get(), temporary_.c_str(), 0);
 }
 

@@ -255,10 +255,78 @@ TEST_P(EveryEngine, ends_each_of_many_live_tickets_once) {
     request.on_end = [&](const Report& report) { ended += report.ok() ? 1 : 1000; };
     tickets.push_back(context.submit(Direction::read, {&range, 1}, request).value());
   }
-  for (const Ticket& ticket : tickets) EXPECT_TRUE(ticket.wait().ok());
+  for (const Ticket& ticket : tickets) EXPECT_EQ(ticket.wait(), Outcome::done);
   EXPECT_TRUE(holds_content(memory, 1, 0));
   { const Context closing = std::move(context); }
   EXPECT_EQ(ended, 256);
+}
+
+TEST_P(EveryEngine, ends_small_tickets_that_nobody_waits_for) {
+  Context context = make_context(small_lanes());
+  const std::string path = make_file("file", 1 << 20);
+  evict(path);
+  Store store = context.open(path).value();
+  std::vector<std::byte> memory(200 * 4096);
+  std::vector<Ticket> tickets;
+  for (std::size_t i = 0; i < 200; ++i) {
+    const Range range{&store, i * 4096, Region::host(&memory[i * 4096], 4096)};
+    tickets.push_back(context.submit(Direction::read, {&range, 1}).value());
+  }
+  for (int i = 0; i < 1000; ++i) {
+    if (std::all_of(tickets.begin(), tickets.end(), [](const Ticket& ticket) { return ticket.ended(); })) break;
+    std::this_thread::sleep_for(10ms);
+  }
+  for (const Ticket& ticket : tickets) EXPECT_EQ(ticket.outcome(), Outcome::done);
+  EXPECT_TRUE(holds_content(memory, 1, 0));
+}
+
+TEST_P(EveryEngine, lets_any_thread_wait_for_any_ticket) {
+  Context context = make_context(small_lanes());
+  const std::string path = make_file("file", 4 << 20);
+  evict(path);
+  Store store = context.open(path).value();
+  constexpr std::size_t threads = 4;
+  constexpr std::size_t each = 64;
+  std::vector<std::byte> memory(threads * each * 4096);
+  std::vector<std::vector<Ticket>> tickets(threads, std::vector<Ticket>(each));
+  std::atomic<std::size_t> submitted{0};
+  std::vector<std::thread> running;
+  for (std::size_t t = 0; t < threads; ++t) {
+    running.emplace_back([&, t] {
+      for (std::size_t i = 0; i < each; ++i) {
+        const std::uint64_t at = (t * each + i) * 4096;
+        const Range range{&store, at, Region::host(&memory[at], 4096)};
+        tickets[t][i] = context.submit(Direction::read, {&range, 1}).value();
+      }
+      ++submitted;
+      while (submitted != threads) std::this_thread::yield();
+      for (const Ticket& ticket : tickets[(t + 1) % threads]) EXPECT_EQ(ticket.wait(), Outcome::done);
+    });
+  }
+  for (auto& thread : running) thread.join();
+  EXPECT_TRUE(holds_content(memory, 1, 0));
+}
+
+TEST_P(EveryEngine, waits_for_whichever_ticket_ends_first) {
+  Context context = make_context(small_lanes());
+  const std::string path = make_file("file", 4 << 20);
+  evict(path);
+  Store store = context.open(path).value();
+  std::vector<std::byte> memory(4 << 20);
+  std::vector<Ticket> tickets;
+  // Long and short ones: those that lanes work on, and those that the waiting thread works on.
+  std::size_t at = 0;
+  for (const std::size_t length : {1 << 20, 4096, 8192, 1 << 20, 100}) {
+    const Range range{&store, 0, Region::host(&memory[at], length)};
+    tickets.push_back(context.submit(Direction::read, {&range, 1}).value());
+    at += length;
+  }
+  while (!tickets.empty()) {
+    ASSERT_TRUE(Ticket::wait_any(tickets, 60s));
+    const auto ended = std::erase_if(tickets, [](const Ticket& ticket) { return ticket.ended(); });
+    EXPECT_GT(ended, 0U);
+  }
+  EXPECT_FALSE(Ticket::wait_any({}, 1ms));
 }
 
 TEST_P(EveryEngine, cancels_soon_and_stays_usable) {
@@ -387,8 +455,7 @@ TEST_P(EveryEngine, leaves_nothing_behind_in_the_page_cache_unless_asked_to) {
     std::vector<std::byte> memory(4 << 20);
     EXPECT_TRUE(context.read(store, 0, Region::host(memory.data(), memory.size())).ok());
     Context looking = make_context(small_lanes());
-    const Report report =
-        looking.read(looking.open(path).value(), 0, Region::host(memory.data(), memory.size()));
+    const Report report = looking.read(looking.open(path).value(), 0, Region::host(memory.data(), memory.size()));
     for (std::size_t i = 0; i < route_count; ++i) {
       if (report.routes[i] == memory.size()) return std::optional(static_cast<Route>(i));
     }

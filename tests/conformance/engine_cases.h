@@ -29,6 +29,8 @@ inline std::vector<EngineCase> engine_cases() {
   };
 }
 
-inline void PrintTo(const EngineCase& engine_case, std::ostream* out) { *out << engine_case.name; }
+inline void PrintTo(const EngineCase& engine_case, std::ostream* out) {
+  *out << engine_case.name;
+}
 
 }  // namespace penstock::test

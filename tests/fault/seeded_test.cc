@@ -118,7 +118,8 @@ class SeededRun {
     for (std::size_t at = below(5000); at < area_bytes && extents.size() < 40;) {
       const std::size_t most = below(3) == 0 ? area_bytes : 9000;
       const std::size_t aligned = below(3) == 0 ? 4096 : 1;
-      const std::size_t begin = at / aligned * aligned == at ? at : std::min(area_bytes, at / aligned * aligned + aligned);
+      const std::size_t begin =
+          at / aligned * aligned == at ? at : std::min(area_bytes, at / aligned * aligned + aligned);
       const std::size_t length = std::min(area_bytes - begin, (1 + below(most)) / aligned * aligned);
       extents.push_back({begin, length});
       memory_bytes += length + 1 + below(16);
@@ -156,7 +157,8 @@ class SeededRun {
   void check_canaries(const Live& live) {
     const std::byte* at = live.memory->bytes().data();
     for (const Range& range : live.ranges) {
-      ASSERT_TRUE(std::all_of(at, static_cast<const std::byte*>(range.memory.data), [](std::byte b) { return b == canary; }));
+      ASSERT_TRUE(
+          std::all_of(at, static_cast<const std::byte*>(range.memory.data), [](std::byte b) { return b == canary; }));
       at = range.memory.data + range.memory.size_bytes;
     }
     const std::byte* end = live.memory->bytes().data() + live.memory->bytes().size();

@@ -9,6 +9,7 @@
 #include "api/context_builder.h"
 #include "engines/fault/engine.h"
 #include "engines/posix/engine.h"
+#include "engines/uring/engine.h"
 #include "support/support.h"
 
 namespace penstock::test {
@@ -16,9 +17,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-class Stuck : public testing::Test {
+using MakeEngine = std::unique_ptr<engine::Engine> (*)();
+
+struct InnerEngine {
+  const char* name;
+  MakeEngine make;
+};
+
+class Stuck : public testing::TestWithParam<InnerEngine> {
  protected:
-  // Every operation on the first engine gets stuck.
   explicit Stuck(std::uint32_t never = 1000) {
     options_.lanes = 2;
     options_.deadlines.cancel_grace_seconds = 0.05;
@@ -27,9 +34,14 @@ class Stuck : public testing::Test {
     write_file(folder_.path("file"), content(1, 0, 1 << 20));
   }
 
+  void SetUp() override {
+    const auto probe = GetParam().make()->probe();
+    if (!probe.available) GTEST_SKIP() << probe.reason;
+  }
+
   Context make_context() {
     engine::Table table;
-    table.push_back(fault::make_engine(posix::make_engine(), plan_, control_));
+    table.push_back(fault::make_engine(GetParam().make(), plan_, control_));
     return ContextBuilder::build(std::move(table), options_).value();
   }
 
@@ -45,7 +57,12 @@ class Stuck : public testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(Stuck, a_request_past_its_deadline_is_abandoned_and_its_memory_quarantined) {
+const InnerEngine inner_engines[] = {{"posix", [] { return posix::make_engine(); }},
+                                     {"uring", [] { return uring::make_engine(); }}};
+const auto name_of = [](const auto& instance) { return std::string(instance.param.name); };
+INSTANTIATE_TEST_SUITE_P(Over, Stuck, testing::ValuesIn(inner_engines), name_of);
+
+TEST_P(Stuck, a_request_past_its_deadline_is_abandoned_and_its_memory_quarantined) {
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   Buffer memory = context.allocate(Domain::host(), 8192).value();
@@ -65,7 +82,7 @@ TEST_F(Stuck, a_request_past_its_deadline_is_abandoned_and_its_memory_quarantine
   EXPECT_TRUE(eventually([&] { return ::mincore(address, 4096, &resident) != 0; })) << "and are given back after";
 }
 
-TEST_F(Stuck, cancelling_returns_in_time_with_the_truth) {
+TEST_P(Stuck, cancelling_returns_in_time_with_the_truth) {
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   std::vector<std::byte> memory(4096);
@@ -81,7 +98,7 @@ TEST_F(Stuck, cancelling_returns_in_time_with_the_truth) {
   EXPECT_TRUE(holds_content(memory, 1, 0)) << "the late transfer did happen";
 }
 
-TEST_F(Stuck, a_request_in_which_nothing_moves_ends_by_itself) {
+TEST_P(Stuck, a_request_in_which_nothing_moves_ends_by_itself) {
   options_.deadlines.stall_seconds = 0.05;
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
@@ -93,7 +110,7 @@ TEST_F(Stuck, a_request_in_which_nothing_moves_ends_by_itself) {
   control_->release_stuck();
 }
 
-TEST_F(Stuck, a_deadline_of_a_wait_ends_the_wait_and_nothing_else) {
+TEST_P(Stuck, a_deadline_of_a_wait_ends_the_wait_and_nothing_else) {
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   std::vector<std::byte> memory(4096);
@@ -103,11 +120,11 @@ TEST_F(Stuck, a_deadline_of_a_wait_ends_the_wait_and_nothing_else) {
   EXPECT_EQ(ticket.outcome(), Outcome::pending);
   ASSERT_TRUE(eventually([&] { return control_->stuck() == 1; }));
   control_->release_stuck();
-  EXPECT_TRUE(ticket.wait().ok());
+  EXPECT_EQ(ticket.wait(), Outcome::done);
   EXPECT_TRUE(holds_content(memory, 1, 0));
 }
 
-TEST_F(Stuck, lanes_are_replaced_a_bounded_number_of_times_and_come_home) {
+TEST_P(Stuck, lanes_are_replaced_a_bounded_number_of_times_and_come_home) {
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   std::vector<Buffer> memory;
@@ -121,7 +138,7 @@ TEST_F(Stuck, lanes_are_replaced_a_bounded_number_of_times_and_come_home) {
   EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
 }
 
-TEST_F(Stuck, closing_ends_every_request_and_leaks_what_is_stuck_in_bounded_time) {
+TEST_P(Stuck, closing_ends_every_request_and_leaks_what_is_stuck_in_bounded_time) {
   std::vector<std::byte> memory(4096);
   Ticket ticket;
   const auto begun = std::chrono::steady_clock::now();
@@ -147,7 +164,9 @@ class SometimesStuck : public Stuck {
   SometimesStuck() : Stuck(100) {}
 };
 
-TEST_F(SometimesStuck, other_requests_are_served_by_the_lanes_that_take_over) {
+INSTANTIATE_TEST_SUITE_P(Over, SometimesStuck, testing::ValuesIn(inner_engines), name_of);
+
+TEST_P(SometimesStuck, other_requests_are_served_by_the_lanes_that_take_over) {
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   int done = 0;

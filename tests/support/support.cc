@@ -85,8 +85,8 @@ void warm(const std::string& path, std::uint64_t size) {
   if (fd < 0 || ::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM) != 0) give_up(path.c_str());
   std::vector<char> bytes(1 << 20);
   for (std::uint64_t at = 0; at < size;) {
-    const ssize_t got = ::pread(fd, bytes.data(), std::min<std::uint64_t>(bytes.size(), size - at),
-                                static_cast<off_t>(at));
+    const ssize_t got =
+        ::pread(fd, bytes.data(), std::min<std::uint64_t>(bytes.size(), size - at), static_cast<off_t>(at));
     if (got < 0) give_up(path.c_str());
     if (got == 0) break;
     at += static_cast<std::uint64_t>(got);
@@ -105,6 +105,8 @@ GuardedMemory::GuardedMemory(std::size_t size) : size_(size) {
   data_ = mapping_ + page + body - size;
 }
 
-GuardedMemory::~GuardedMemory() { ::munmap(mapping_, mapped_); }
+GuardedMemory::~GuardedMemory() {
+  ::munmap(mapping_, mapped_);
+}
 
 }  // namespace penstock::test

@@ -1,5 +1,7 @@
 #include "engines/uring/registry.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 namespace penstock::uring {
@@ -15,6 +17,10 @@ std::optional<std::uint32_t> take_run(std::array<bool, size>& taken, std::uint32
 }
 
 }  // namespace
+
+Registry::Registry() : process_(::getpid()) {}
+
+bool Registry::in_child() const { return ::getpid() != process_; }
 
 void Registry::join(Registered& ring) {
   const std::lock_guard lock(mutex_);
@@ -33,7 +39,7 @@ Slot Registry::add_store() {
 }
 
 void Registry::remove_store(Slot slot) {
-  if (slot.registration == 0) return;
+  if (slot.registration == 0 || in_child()) return;
   const std::lock_guard lock(mutex_);
   for (Registered* ring : rings_) ring->forget_store(slot.index);
   store_taken_[slot.index] = false;
@@ -51,7 +57,7 @@ engine::MemoryKey Registry::add_memory(Region memory) {
 }
 
 void Registry::remove_memory(engine::MemoryKey key) {
-  if (!key || key.id > buffer_slots) return;
+  if (!key || key.id > buffer_slots || in_child()) return;
   const std::uint32_t first = key.id - 1;
   const std::lock_guard lock(mutex_);
   for (std::uint32_t index = first; index < first + memory_[first].pieces(); ++index) {

@@ -71,6 +71,7 @@ class Registered {
 
 class Registry {
  public:
+  Registry();
   void join(Registered& ring);
   void leave(Registered& ring);
 
@@ -91,6 +92,10 @@ class Registry {
     std::uint32_t pieces() const { return static_cast<std::uint32_t>((size_bytes + piece_bytes - 1) / piece_bytes); }
   };
 
+  // A forked child has the descriptors of its parent's rings: it must not clear what the parent goes on using.
+  bool in_child() const;
+
+  const int process_;
   std::mutex mutex_;  // guards all but memory_, whose entries are written only while nobody has their key
   std::vector<Registered*> rings_;
   std::uint64_t next_registration_ = 1;

@@ -1,0 +1,145 @@
+#include "core/memory_map.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <set>
+#include <thread>
+
+namespace penstock::core {
+namespace {
+
+// Gives keys and remembers which are in use; refuses memory larger than it likes.
+class KeyEngine : public engine::Engine {
+ public:
+  const engine::Description& description() const override { return description_; }
+  engine::Probe probe() const override { return {.available = true}; }
+  Result<std::unique_ptr<engine::Store>> open(const std::string&, const OpenOptions&) override {
+    return Error{Code::unsupported};
+  }
+  Result<engine::MemoryKey> attach(Region memory) override {
+    if (memory.size_bytes > most_bytes) return Error{Code::out_of_memory, 0, "too large", ""};
+    keys.insert(++last_);
+    return engine::MemoryKey{last_};
+  }
+  void detach(engine::MemoryKey key) override { EXPECT_EQ(keys.erase(key.id), 1U); }
+  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions&) override {
+    return Error{Code::unsupported};
+  }
+
+  std::set<std::uint32_t> keys;
+  std::size_t most_bytes = SIZE_MAX;
+
+ private:
+  const engine::Description description_{.name = "keys"};
+  std::uint32_t last_ = 0;
+};
+
+class MemoryMapTest : public testing::Test {
+ protected:
+  Region part(std::size_t offset, std::size_t size) { return Region::host(&memory_[offset], size); }
+  const MemoryMap::Entry* find(std::size_t offset, std::size_t size) {
+    snapshot_ = map_.snapshot();
+    return MemoryMap::find(*snapshot_, &memory_[offset], size);
+  }
+
+  std::array<std::byte, 1000> memory_{};
+  KeyEngine first_;
+  KeyEngine second_;
+  MemoryMap map_{{&first_, nullptr, &second_}};
+  std::shared_ptr<const MemoryMap::Snapshot> snapshot_;
+};
+
+TEST_F(MemoryMapTest, attaches_to_every_engine_that_works) {
+  ASSERT_TRUE(map_.attach(part(100, 200)).ok());
+  const MemoryMap::Entry* entry = find(100, 200);
+  ASSERT_NE(entry, nullptr);
+  ASSERT_EQ(entry->keys.size(), 3U);
+  EXPECT_TRUE(entry->keys[0]);
+  EXPECT_FALSE(entry->keys[1]);
+  EXPECT_TRUE(entry->keys[2]);
+}
+
+TEST_F(MemoryMapTest, finds_only_what_lies_wholly_inside) {
+  ASSERT_TRUE(map_.attach(part(500, 100)).ok());
+  ASSERT_TRUE(map_.attach(part(100, 200)).ok());
+  EXPECT_NE(find(100, 200), nullptr);
+  EXPECT_NE(find(299, 1), nullptr);
+  EXPECT_NE(find(550, 50), nullptr);
+  EXPECT_EQ(find(99, 2), nullptr);
+  EXPECT_EQ(find(299, 2), nullptr);
+  EXPECT_EQ(find(300, 1), nullptr);
+  EXPECT_EQ(find(600, 0), nullptr);
+  EXPECT_EQ(find(0, 10), nullptr);
+}
+
+TEST_F(MemoryMapTest, does_not_join_neighbours) {
+  ASSERT_TRUE(map_.attach(part(100, 100)).ok());
+  ASSERT_TRUE(map_.attach(part(200, 100)).ok()) << "touching is not overlapping";
+  EXPECT_EQ(find(150, 100), nullptr) << "two registrations are not one";
+}
+
+TEST_F(MemoryMapTest, refuses_overlaps_and_leaves_no_key_behind) {
+  ASSERT_TRUE(map_.attach(part(100, 100)).ok());
+  for (const auto& [offset, size] : {std::pair(100, 100), {50, 51}, {199, 10}, {120, 10}, {0, 500}}) {
+    const Status status = map_.attach(part(static_cast<std::size_t>(offset), static_cast<std::size_t>(size)));
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code, Code::invalid_argument);
+  }
+  EXPECT_EQ(first_.keys.size(), 1U);
+  EXPECT_EQ(map_.attach(part(0, 0)).error().code, Code::invalid_argument);
+  EXPECT_EQ(map_.attach(Region{}).error().code, Code::invalid_argument);
+}
+
+TEST_F(MemoryMapTest, detaches_exactly_what_was_attached) {
+  ASSERT_TRUE(map_.attach(part(100, 100)).ok());
+  EXPECT_EQ(map_.detach(part(100, 99)).error().code, Code::invalid_argument);
+  EXPECT_EQ(map_.detach(part(101, 99)).error().code, Code::invalid_argument);
+  EXPECT_TRUE(map_.detach(part(100, 100)).ok());
+  EXPECT_EQ(find(100, 100), nullptr);
+  EXPECT_TRUE(first_.keys.empty());
+  EXPECT_TRUE(second_.keys.empty());
+  EXPECT_FALSE(map_.detach(part(100, 100)).ok());
+  EXPECT_TRUE(map_.attach(part(100, 100)).ok());
+}
+
+TEST_F(MemoryMapTest, goes_on_without_an_engine_that_refuses) {
+  first_.most_bytes = 10;
+  ASSERT_TRUE(map_.attach(part(0, 100)).ok());
+  const MemoryMap::Entry* entry = find(0, 100);
+  ASSERT_NE(entry, nullptr);
+  EXPECT_FALSE(entry->keys[0]);
+  EXPECT_TRUE(entry->keys[2]);
+  EXPECT_TRUE(map_.detach(part(0, 100)).ok());
+}
+
+TEST_F(MemoryMapTest, leaves_a_snapshot_as_it_was) {
+  ASSERT_TRUE(map_.attach(part(0, 100)).ok());
+  const auto before = map_.snapshot();
+  ASSERT_TRUE(map_.detach(part(0, 100)).ok());
+  EXPECT_EQ(before->size(), 1U);
+  EXPECT_TRUE(map_.snapshot()->empty());
+}
+
+TEST_F(MemoryMapTest, is_searched_while_it_changes) {
+  std::atomic<bool> stop{false};
+  std::thread searcher([&] {
+    while (!stop) {
+      const auto snapshot = map_.snapshot();
+      const MemoryMap::Entry* entry = MemoryMap::find(*snapshot, &memory_[10], 5);
+      if (entry != nullptr) {
+        EXPECT_EQ(entry->keys.size(), 3U);
+      }
+    }
+  });
+  for (int i = 0; i < 500; ++i) {
+    ASSERT_TRUE(map_.attach(part(0, 100)).ok());
+    ASSERT_TRUE(map_.detach(part(0, 100)).ok());
+  }
+  stop = true;
+  searcher.join();
+}
+
+}  // namespace
+}  // namespace penstock::core
