@@ -27,7 +27,7 @@ void Lane::cut_work(TimePoint now) {
     Part& part = *cutting_first_;
     CutResult result = cut_next(part, now);
     if (result == CutResult::blocked) return;
-    const bool unit_is_cut = part.unit.count == 0 && !part.flushing;
+    const bool unit_is_cut = part.unit.count == 0 && part.stage == Stage::transfer;
     // Known at once, a part that has no more to cut ends with its last operation and not a step later.
     if (unit_is_cut && !part.hold->has_more_units()) result = CutResult::exhausted;
     if (result == CutResult::exhausted) {
@@ -43,7 +43,8 @@ void Lane::cut_work(TimePoint now) {
 }
 
 Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
-  if (part.flushing) return cut_flush(part, now);
+  if (part.stage == Stage::edges) return cut_edge(part, now);
+  if (part.stage == Stage::flush) return cut_flush(part, now);
   if (part.unit.count == 0 && !next_unit(part)) return CutResult::exhausted;
   const Request& request = *part.hold;
   const Span& span = request.spans[part.range];
@@ -70,12 +71,17 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
   Cut piece = cut(cut_rules(part, entry), rest);
   const bool edge_in_block =
       piece.shape == Shape::edge && entry.store().writer()->edges() == engine::Writer::Edges::blocks;
+  if (piece.shape == Shape::edge && !edge_in_block) {
+    part.edges.push_back({part.range, part.position, piece.length});
+    advance(part, piece.length);
+    return CutResult::cut;
+  }
   StagingArena::Block block;
   if (piece.shape == Shape::staged || edge_in_block) {
     StagingArena* arena = staging();
     if (arena == nullptr) {
       // Without staging memory the page cache can still take what the device can't.
-      if (!entry.info().page_cache) {
+      if (!entry.info().page_cache || (request.allowed & route_bit(Route::buffered)) == 0) {
         fail_unit(part, Code::over_budget);
         return CutResult::cut;
       }
@@ -91,6 +97,24 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
   }
   send(start(part, span, piece, block), now);
   advance(part, piece.length);
+  return CutResult::cut;
+}
+
+Lane::CutResult Lane::cut_edge(Part& part, TimePoint now) {
+  const Request& request = *part.hold;
+  while (part.next_edge == request.parts[part.next_edge_part].edges.size()) {
+    part.next_edge = 0;
+    if (++part.next_edge_part == request.parts.size()) return CutResult::exhausted;
+  }
+  const Edge& edge = request.parts[part.next_edge_part].edges[part.next_edge++];
+  const Span& span = request.spans[edge.range];
+  if (queue_of(request.stores[span.store].entry->engine()) == nullptr) {
+    add_failure(part, {edge.range, span.offset + edge.position, edge.length, Code::engine_unavailable, 0});
+    return CutResult::cut;
+  }
+  part.range = edge.range;
+  part.position = edge.position;
+  send(start(part, span, {edge.length, Shape::edge}, {}), now);
   return CutResult::cut;
 }
 

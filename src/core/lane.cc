@@ -367,10 +367,10 @@ void Lane::leave(Part& part) {
   }
   const std::shared_ptr<Request> request = std::move(part.hold);
   if (!request->leave()) return;
-  if (!part.flushing && request->wants_flush()) {
+  if (const auto stage = request->next_stage(part.stage)) {
     request->rejoin();
     part.hold = request;
-    part.flushing = true;
+    part.stage = *stage;
     part.exhausted = false;
     accept(part, Clock::now());
     return;

@@ -151,6 +151,7 @@ class Lane {
   enum class CutResult : std::uint8_t { cut, blocked, exhausted };
   void cut_work(TimePoint now);
   CutResult cut_next(Part& part, TimePoint now);
+  CutResult cut_edge(Part& part, TimePoint now);
   CutResult cut_flush(Part& part, TimePoint now);
   bool next_unit(Part& part);
   void advance(Part& part, std::uint64_t bytes);
@@ -181,6 +182,8 @@ class Lane {
   EngineQueue* queue_of(std::size_t engine);
   static std::uint32_t store_of(const Flight& flight);
   static StoreEntry& entry_of(const Flight& flight);
+  // Whether what the device can't take may go through the page cache.
+  static bool may_buffer(const Flight& flight);
 
   const std::shared_ptr<Environment> environment_;
   const LaneSettings settings_;

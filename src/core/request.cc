@@ -200,11 +200,12 @@ void Request::stop(Code code) {
   }
 }
 
-bool Request::wants_flush() const {
+std::optional<Stage> Request::next_stage(Stage done) const {
+  if (stop_code() != Code::ok) return std::nullopt;
+  const bool has_edges = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.edges.empty(); });
+  if (done == Stage::transfer && has_edges) return Stage::edges;
   const bool whole = bytes_done() == total_bytes;
-  return durable && whole && stop_code() == Code::ok && std::all_of(parts.begin(), parts.end(), [](const Part& part) {
-           return part.failure_count == 0 && !part.abandoned;
-         });
+  return durable && whole && done != Stage::flush ? std::optional(Stage::flush) : std::nullopt;
 }
 
 void Request::wake_waiters() const {
@@ -248,9 +249,11 @@ void Request::add_up_parts() {
     wall_seconds += part.wall_seconds;
   }
   summary_.storage_seconds = std::max(0.0, wall_seconds - summary_.cpu_seconds);
-  if (wall_seconds > 0) {
-    summary_.limit = summary_.cpu_seconds > 0.6 * wall_seconds ? Limit::cpu : Limit::storage;
-  }
+  if (wall_seconds == 0) return;
+  // Copying out of the page cache is the CPU's work even where a lane had to wait for a CPU.
+  const bool mostly_copied = summary_.routes[static_cast<std::size_t>(Route::cached)] > summary_.bytes / 2;
+  const bool mostly_busy = summary_.cpu_seconds > 0.6 * wall_seconds;
+  summary_.limit = mostly_copied || mostly_busy ? Limit::cpu : Limit::storage;
 }
 
 Outcome Request::judge() {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,6 +51,20 @@ struct Unit {
   std::uint32_t count = 0;   // of ranges
 };
 
+// An end of a write that fills no whole block.
+struct Edge {
+  std::uint32_t range = 0;
+  std::uint64_t position = 0;  // within the range
+  std::uint64_t length = 0;
+};
+
+// What is done to a request, in order. The last lane to finish one stage does the next ones alone.
+enum class Stage : std::uint8_t {
+  transfer,
+  edges,  // of writes, through the page cache, when no direct write is in flight that could leave stale pages there
+  flush,
+};
+
 // One lane's share in a request. Only that lane touches it between post and the end, but for the atomics.
 struct Part {
   Part* next_in_mailbox = nullptr;
@@ -64,7 +79,10 @@ struct Part {
   bool plan_each_piece = false;  // the unit is neither wholly cached nor wholly not
   bool no_route = false;         // none that is allowed can carry the window
   bool exhausted = false;        // no more units
-  bool flushing = false;         // every byte is written; syncing
+  Stage stage = Stage::transfer;
+  std::vector<Edge> edges;  // put off to their stage
+  std::uint32_t next_edge_part = 0;
+  std::size_t next_edge = 0;
   std::uint32_t next_flush = 0;  // store
   std::uint32_t stores_flushed = 0;
   Part* next_cutting = nullptr;  // in the lane's list of parts with work to cut
@@ -129,9 +147,9 @@ class Request {
   Code stop_code() const { return stop_code_.load(std::memory_order_acquire); }
   // Each lane calls it once when its part is over; true for the last one, which must then conclude.
   bool leave() { return parts_left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
-  // REQUIRES: every part has left. Whether everything is written and must now be synced.
-  bool wants_flush() const;
-  // The lane that concludes takes its part up again, to sync what was written.
+  // REQUIRES: every part has left. The stage to go on with, if there is one left to do.
+  std::optional<Stage> next_stage(Stage done) const;
+  // The lane that left last takes its part up again, for the next stage.
   void rejoin() { parts_left_.store(1, std::memory_order_relaxed); }
   // REQUIRES: every part has left. Adds up the parts and ends the request. True if someone sleeps until then: call
   // wake_waiters, at once or a little later. `self` is the request.

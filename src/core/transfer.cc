@@ -47,6 +47,10 @@ StoreEntry& Lane::entry_of(const Flight& flight) {
   return flight.orphan ? *flight.kept : *flight.part->hold->stores[store_of(flight)].entry;
 }
 
+bool Lane::may_buffer(const Flight& flight) {
+  return entry_of(flight).info().page_cache && (flight.part->hold->allowed & route_bit(Route::buffered)) != 0;
+}
+
 Lane::EngineQueue* Lane::queue_of(std::size_t engine) {
   EngineQueue& queue = queues_[engine];
   if (queue.queue) return &queue;
@@ -197,7 +201,7 @@ void Lane::on_moved(std::uint32_t index, const Done& done, TimePoint now) {
   const std::uint64_t alignment = entry.alignment(flight.part->hold->direction);
   if (flight.op.path == Path::direct && flight.moved % alignment != 0) {
     // A direct operation can't go on in the middle of a block; the page cache can. Without one, the block is redone.
-    if (entry.info().page_cache && !whole_block) {
+    if (may_buffer(flight) && !whole_block) {
       flight.op.path = Path::buffered;
       flight.span_bytes = needed;
     } else {
@@ -237,8 +241,7 @@ void Lane::on_failed(std::uint32_t index, const Done& done, TimePoint now) {
     return;
   }
   StoreEntry& entry = entry_of(flight);
-  if (flight.op.path == Path::direct && flight.phase == Phase::transfer && refuses_direct(done) &&
-      entry.info().page_cache) {
+  if (flight.op.path == Path::direct && flight.phase == Phase::transfer && refuses_direct(done) && may_buffer(flight)) {
     entry.refuse_direct();
     flight.reason = Reason::refused;
     flight.op.path = Path::buffered;

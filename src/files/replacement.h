@@ -3,6 +3,8 @@
 // Thread safety: none of its own.
 #pragma once
 
+#include <unistd.h>
+
 #include <memory>
 #include <string>
 
@@ -35,6 +37,7 @@ class Replacement {
   std::string temporary_;  // the same, until committed
   std::string path_;       // of the target, for messages
   State state_ = State::unfinished;
+  const int process_ = ::getpid();  // that made it
 };
 
 }  // namespace penstock::files

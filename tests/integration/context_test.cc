@@ -566,6 +566,24 @@ TEST_F(PinnedMemory, that_is_spent_leaves_unaligned_reads_the_page_cache) {
   EXPECT_TRUE(holds_content(std::span(memory).subspan(1, 1'000'001), 1, 1));
 }
 
+TEST_F(PinnedMemory, that_is_spent_is_an_error_where_only_the_device_is_allowed) {
+  options_.allowed_routes = {Route::direct};
+  Context context = make_context();
+  const Store store = context.open(make_file("file")).value();
+  if (!store.info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+  std::vector<std::byte> memory(size_bytes);
+  const Region unaligned = Region::host(memory.data() + 1, 1'000'001);
+  EXPECT_EQ(bytes_by(context.read(store, 1, unaligned), Route::direct), 1'000'001U);
+
+  Context poor = make_context();
+  const auto all = poor.allocate(Domain::pinned(), 2 << 20);
+  if (!all && all.error().code == Code::out_of_memory) GTEST_SKIP() << all.error().message;
+  const Store other = poor.open(folder_.path("file")).value();
+  const Report report = poor.read(other, 1, unaligned);
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error->code, Code::over_budget);
+}
+
 class FullDisk : public ContextTest {
  protected:
   // Fills the file system's room with a file that is longer than the rest.

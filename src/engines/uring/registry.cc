@@ -20,7 +20,9 @@ std::optional<std::uint32_t> take_run(std::array<bool, size>& taken, std::uint32
 
 Registry::Registry() : process_(::getpid()) {}
 
-bool Registry::in_child() const { return ::getpid() != process_; }
+bool Registry::in_child() const {
+  return ::getpid() != process_;
+}
 
 void Registry::join(Registered& ring) {
   const std::lock_guard lock(mutex_);
