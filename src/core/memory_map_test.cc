@@ -16,7 +16,7 @@ class KeyEngine : public engine::Engine {
   const engine::Description& description() const override { return description_; }
   engine::Probe probe() const override { return {.available = true}; }
   Result<std::unique_ptr<engine::Store>> open(const std::string&, const OpenOptions&) override {
-    return Error{Code::unsupported};
+    return Error{Code::unsupported, 0, "not here", ""};
   }
   Result<engine::MemoryKey> attach(Region memory) override {
     if (memory.size_bytes > most_bytes) return Error{Code::out_of_memory, 0, "too large", ""};
@@ -25,7 +25,7 @@ class KeyEngine : public engine::Engine {
   }
   void detach(engine::MemoryKey key) override { EXPECT_EQ(keys.erase(key.id), 1U); }
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions&) override {
-    return Error{Code::unsupported};
+    return Error{Code::unsupported, 0, "not here", ""};
   }
 
   std::set<std::uint32_t> keys;

@@ -54,7 +54,7 @@ class ScriptedEngine : public engine::Engine {
   Result<engine::MemoryKey> attach(Region) override { return engine::MemoryKey{}; }
   void detach(engine::MemoryKey) override {}
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions&) override {
-    return Error{Code::unsupported};
+    return Error{Code::unsupported, 0, "not here", ""};
   }
 
  private:

@@ -14,7 +14,12 @@
 
 namespace {
 std::atomic<std::uint64_t> allocations{0};
+
+// Not inlined: the compiler would see free() given what came from operator new, and warn.
+[[gnu::noinline]] void give_back(void* memory) {
+  std::free(memory);
 }
+}  // namespace
 
 void* operator new(std::size_t size) {
   allocations.fetch_add(1, std::memory_order_relaxed);
@@ -34,28 +39,28 @@ void* operator new[](std::size_t size, std::align_val_t alignment) {
   return operator new(size, alignment);
 }
 void operator delete(void* memory) noexcept {
-  std::free(memory);
+  give_back(memory);
 }
 void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
+  give_back(memory);
 }
 void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
+  give_back(memory);
 }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
+  give_back(memory);
 }
 void operator delete[](void* memory) noexcept {
-  std::free(memory);
+  give_back(memory);
 }
 void operator delete[](void* memory, std::size_t) noexcept {
-  std::free(memory);
+  give_back(memory);
 }
 void operator delete[](void* memory, std::align_val_t) noexcept {
-  std::free(memory);
+  give_back(memory);
 }
 void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
+  give_back(memory);
 }
 
 namespace penstock::test {
