@@ -72,7 +72,11 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
   const bool edge_in_block =
       piece.shape == Shape::edge && entry.store().writer()->edges() == engine::Writer::Edges::blocks;
   if (piece.shape == Shape::edge && !edge_in_block) {
-    part.edges.push_back({part.range, part.position, piece.length});
+    if ((request.allowed & route_bit(Route::buffered)) != 0) {
+      part.edges.push_back({part.range, part.position, piece.length});
+    } else {
+      add_failure(part, {part.range, rest.offset, piece.length, Code::no_route, 0});
+    }
     advance(part, piece.length);
     return CutResult::cut;
   }

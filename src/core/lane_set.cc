@@ -61,24 +61,28 @@ LaneSet::Worker LaneSet::start_lane(std::uint32_t slot) {
 }
 
 void LaneSet::submit(const std::shared_ptr<Request>& request) {
-  const std::scoped_lock lock(mutex_);
   auto& parts = request->parts;
-  if (closed_) {
-    request->stop(Code::closed);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (request->leave() && request->conclude(request)) request->wake_waiters();
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!closed_) {
+      for (Part& part : parts) {
+        const std::uint32_t slot = next_++ % size_;
+        if (!workers_[slot].lane) workers_[slot] = start_lane(slot);
+        part.lane = workers_[slot].lane;
+        part.hold = request;
+      }
+      // A lane stays open while it has a slot, and it can't lose that while the lock is held.
+      for (Part& part : parts) part.lane->post(part);
+      return;
     }
-    environment_->ends.announce();
-    return;
   }
+  // Nobody is left to work on it. Without the lock: its callback may run here, and submit again.
+  request->stop(Code::closed);
   for (Part& part : parts) {
-    const std::uint32_t slot = next_++ % size_;
-    if (!workers_[slot].lane) workers_[slot] = start_lane(slot);
-    part.lane = workers_[slot].lane;
-    part.hold = request;
+    part.withdrawn = true;
+    if (request->leave() && request->conclude(request)) request->wake_waiters();
   }
-  // A lane stays open while it has a slot, and it can't lose that while the lock is held.
-  for (Part& part : parts) part.lane->post(part);
+  environment_->ends.announce();
 }
 
 std::shared_ptr<Lane> LaneSet::callers_lane() {

@@ -36,7 +36,7 @@ Options random_options(std::mt19937_64& random) {
   options.pinned_budget_bytes =
       options.staging_slots_per_lane * options.staging_slot_bytes + pick<std::uint64_t>(random, 0, 1024 * mib);
   std::uniform_real_distribution<double> seconds(0, 1000);
-  options.deadlines = {seconds(random), seconds(random), seconds(random) / 100 + 1e-9, seconds(random)};
+  options.deadlines = {seconds(random), seconds(random), seconds(random) / 100 + 1e-9, seconds(random) + 11};
   return options;
 }
 
@@ -51,6 +51,10 @@ void expect_refused(std::string_view json, std::string_view part_of_message) {
 TEST(Options, defaults_are_valid_and_an_empty_object_means_them) {
   EXPECT_TRUE(Options().validate().ok());
   EXPECT_EQ(Options::from_json("{}").value(), Options());
+}
+
+TEST(Options, closing_must_outlast_the_grace) {
+  expect_refused(R"({"deadlines": {"cancel_grace_seconds": 2, "close_seconds": 2}})", "close_seconds");
 }
 
 TEST(Options, come_back_from_json_exactly) {

@@ -266,7 +266,7 @@ Outcome Request::judge() {
   }
   if (abandoned) return Outcome::abandoned;
   const bool whole = summary_.bytes == total_bytes && (!durable || flushed == stores.size());
-  stopped_short_ &= !whole;
+  stopped_short_ = !whole && (stopped_short_ || summary_.failure_count == 0);
   if (stopped_short_) return stop_code() == Code::timed_out ? Outcome::failed : Outcome::cancelled;
   if (summary_.failure_count != 0) return Outcome::failed;
   for (std::size_t i = 0; i < stores.size(); ++i) {

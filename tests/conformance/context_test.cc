@@ -503,6 +503,23 @@ TEST_P(EveryEngine, obeys_the_allowed_routes) {
   EXPECT_EQ(refused.error->code, Code::no_route);
 }
 
+TEST_P(EveryEngine, does_not_write_unaligned_ends_where_the_page_cache_is_not_allowed) {
+  const std::string path = make_file("file", 1 << 20);
+  Options options;
+  options.allowed_routes = {Route::direct};
+  Context context = make_context(options);
+  Store store = context.open(path, {.access = Access::write}).value();
+  if (!store.info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+  auto bytes = content(2, 0, 100'000);
+  const Report whole = context.write(store, 0, Region::host(bytes.data(), 8192));
+  EXPECT_TRUE(whole.ok()) << whole.error->message;
+  const Report ragged = context.write(store, 0, Region::host(bytes.data(), bytes.size()));
+  ASSERT_FALSE(ragged.ok());
+  EXPECT_EQ(ragged.error->code, Code::no_route);
+  ASSERT_EQ(ragged.failures.size(), 1U);
+  EXPECT_EQ(ragged.failures[0].offset, 98'304U);
+}
+
 TEST_P(EveryEngine, serves_files_in_memory) {
   if (!std::filesystem::is_directory("/dev/shm") || ::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
   const TemporaryFolder memory_folder("/dev/shm");
