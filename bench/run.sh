@@ -9,6 +9,8 @@ set -euo pipefail
 caller=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
 root=$PWD
+bundle=$(bundle_folder)
+[[ -z $bundle ]] || PATH=$bundle/usr/bin:$PATH
 
 if ! command -v fio > /dev/null; then
   scripts/install-deps.sh --bench >&2 || echo "fio could not be installed: the rows that need it are skipped" >&2

@@ -15,6 +15,9 @@ namespace {
 // costs speed, never bytes.
 constexpr std::uint32_t residency_samples = 8;
 
+// Each operation on a network or FUSE mount costs a thread its whole latency, so it should be worth it.
+constexpr std::uint64_t remote_chunks = 4;
+
 Residency compare(std::uint64_t resident, std::uint64_t length) {
   if (resident >= length) return Residency::all;
   return resident == 0 ? Residency::none : Residency::some;
@@ -220,7 +223,9 @@ Residency Lane::residency_of(Part& part, StoreEntry& entry, std::uint64_t offset
 
 CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry) const {
   const std::uint64_t alignment = entry.alignment(part.hold->direction);
-  const std::uint64_t chunk = align_up(environment_->options.storage_chunk_bytes, alignment);
+  const bool remote = is_remote(entry.info().locality);
+  const std::uint64_t chunk =
+      align_up(environment_->options.storage_chunk_bytes * (remote ? remote_chunks : 1), alignment);
   return {.direction = part.hold->direction,
           .path = part.plan.path,
           .chunk_bytes = chunk,
@@ -239,7 +244,6 @@ std::uint32_t Lane::start(Part& part, const Span& span, const Cut& piece, const 
   flight.phase = Phase::transfer;
   flight.range = part.range;
   flight.reason = part.plan.reason;
-  flight.drop_after = part.plan.drop_after;
   flight.user = span.memory + part.position;
   flight.offset = span.offset + part.position;
   flight.length = piece.length;
@@ -251,6 +255,7 @@ std::uint32_t Lane::start(Part& part, const Span& span, const Cut& piece, const 
                .store = &entry.store(),
                .memory = flight.user,
                .key = span.key};
+  if (part.plan.drop_after) part.to_drop.push_back({span.store, flight.offset, flight.length});
   if (block.data != nullptr) {
     const std::uint64_t alignment = entry.alignment(request.direction);
     flight.lead = flight.offset % alignment;
@@ -274,7 +279,8 @@ std::uint32_t Lane::start(Part& part, const Span& span, const Cut& piece, const 
   } else if (piece.shape == Shape::staged && request.direction == Direction::write) {
     std::memcpy(block.data, flight.user, flight.length);
   }
-  bytes_in_flight_ += flight.length;
+  flight.weight_bytes = is_remote(entry.info().locality) ? flight.length / remote_chunks : flight.length;
+  bytes_in_flight_ += flight.weight_bytes;
   ++part.in_flight;
   return index;
 }

@@ -21,7 +21,9 @@ constexpr Duration shared_sleep = std::chrono::microseconds(200);
 
 // Operations that callers start one by one.
 constexpr std::uint32_t sent_at_once_most = 4;
-constexpr std::uint32_t held_back_most = 16;
+constexpr std::uint32_t held_back_most = 4;
+// Completions that are looked at before new operations are sent, so that the device is not idle meanwhile.
+constexpr std::size_t done_at_once = 8;
 
 // Below this the clock costs more than it tells.
 constexpr std::uint64_t timed_from_bytes = 1 << 20;
@@ -43,7 +45,7 @@ Lane::Lane(std::shared_ptr<Environment> environment, const LaneSettings& setting
       bytes_allowed_(settings.bytes_in_flight),
       queues_(environment_->engines->size()),
       staging_keys_(environment_->engines->size()),
-      done_(settings.depth) {
+      done_(done_at_once) {
   active_.reserve(1024);
   to_wake_.reserve(settings.depth);
   free_.reserve(settings.depth);

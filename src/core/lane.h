@@ -93,7 +93,6 @@ class Lane {
     Phase phase = Phase::transfer;
     bool in_queue = false;  // given to the engine and not yet back
     bool orphan = false;
-    bool drop_after = false;
     bool holds_block = false;  // in the store's BlockLocks
     std::uint8_t attempts = 0;
     Reason reason = Reason::in_memory;
@@ -102,10 +101,11 @@ class Lane {
     std::byte* user = nullptr;  // the caller's memory: `length` bytes
     std::uint64_t offset = 0;
     std::uint64_t length = 0;
-    std::uint64_t lead = 0;        // bytes of the operation before `offset`
-    std::uint64_t moved = 0;       // bytes of the operation that are there, from its start
-    std::uint64_t span_bytes = 0;  // of the whole operation: lead, length and what alignment adds
-    RouteBytes routes{};           // of the piece's own bytes
+    std::uint64_t weight_bytes = 0;  // what it counts towards the lane's limit: as much as one chunk on a local disk
+    std::uint64_t lead = 0;          // bytes of the operation before `offset`
+    std::uint64_t moved = 0;         // bytes of the operation that are there, from its start
+    std::uint64_t span_bytes = 0;    // of the whole operation: lead, length and what alignment adds
+    RouteBytes routes{};             // of the piece's own bytes
     StagingArena::Block staging;
     engine::Op op;  // as given to the queue last
     TimePoint submitted;

@@ -8,10 +8,6 @@ using engine::Path;
 
 namespace {
 
-bool is_remote(Locality locality) {
-  return locality == Locality::network || locality == Locality::fuse;
-}
-
 std::string known_names(std::span<const EngineFacts> engines) {
   std::string names;
   for (const auto& engine : engines) {

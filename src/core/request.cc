@@ -225,6 +225,9 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   outcome_.store(outcome, std::memory_order_release);
   const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_acq_rel) == 1;
 
+  const bool has_leftovers =
+      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.to_drop.empty(); });
+  if (has_leftovers) completions.post([self] { self->drop_leftovers(); });
   if (!on_end) return someone_sleeps;
   auto call = [self, on_end = std::move(on_end)] { on_end(self->report()); };
   if (executor) {
@@ -233,6 +236,21 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
     completions.post(std::move(call));
   }
   return someone_sleeps;
+}
+
+// When the request has ended, so that nobody waits for it; and all at once, since each call makes the kernel look
+// through the lists of every CPU.
+void Request::drop_leftovers() {
+  std::vector<Leftover> all;
+  for (const Part& part : parts) all.insert(all.end(), part.to_drop.begin(), part.to_drop.end());
+  std::sort(all.begin(), all.end());
+  for (std::size_t i = 0; i < all.size();) {
+    Leftover run = all[i++];
+    while (i < all.size() && all[i].store == run.store && all[i].offset == run.offset + run.length) {
+      run.length += all[i++].length;
+    }
+    stores[run.store].entry->store().page_cache()->drop(run.offset, run.length);
+  }
 }
 
 void Request::add_up_parts() {

@@ -58,6 +58,15 @@ struct Edge {
   std::uint64_t length = 0;
 };
 
+// Bytes that a read brought into the page cache and that nobody asked to keep there.
+struct Leftover {
+  std::uint32_t store = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+
+  friend auto operator<=>(const Leftover&, const Leftover&) = default;
+};
+
 // What is done to a request, in order. The last lane to finish one stage does the next ones alone.
 enum class Stage : std::uint8_t {
   transfer,
@@ -102,6 +111,7 @@ struct Part {
   std::uint64_t failure_count = 0;
   bool withdrawn = false;  // the request was stopped while this part had work
   bool abandoned = false;
+  std::vector<Leftover> to_drop;
   TimePoint entered;
   double cpu_seconds_at_entry = 0;
   double cpu_seconds = 0;
@@ -176,6 +186,7 @@ class Request {
   void add_stores(std::span<const Range> ranges);
   Status prepare_stores();
   void make_units(std::uint32_t lanes);
+  void drop_leftovers();
   void add_up_parts();
   Outcome judge();
   Error describe(Outcome outcome) const;

@@ -19,7 +19,8 @@ constexpr Duration first_backoff = std::chrono::microseconds(50);
 constexpr Duration longest_backoff = std::chrono::milliseconds(10);
 constexpr Duration block_wait = std::chrono::microseconds(100);
 
-// Cancelling can't recall what a disk has in its queue, so the queue is kept as short as the disk is slow.
+// Cancelling can't recall what a disk has in its queue, so the queue is kept as short as the disk is slow. (What
+// waits for a thread of a blocking engine can be recalled.)
 constexpr Duration slow_operation = std::chrono::milliseconds(80);
 constexpr Duration quick_operation = std::chrono::milliseconds(40);
 
@@ -141,7 +142,7 @@ void Lane::on_done(std::size_t engine, const Done& done, TimePoint now) {
     statistics_->record(engine, done.route, done.bytes,
                         static_cast<std::uint64_t>(std::chrono::nanoseconds(latency).count()), done.code == Code::ok);
   }
-  adapt_depth(latency, now);
+  if (flight.op.path == Path::direct) adapt_depth(latency, now);
   if (flight.orphan) {
     on_orphan_home(index);
     return;
@@ -277,7 +278,6 @@ void Lane::finish_piece(std::uint32_t index) {
   if (flight.staging.data != nullptr && flight.op.kind == OpKind::read) {
     std::memcpy(flight.user, flight.staging.data + flight.lead, flight.length);
   }
-  if (flight.drop_after) entry_of(flight).store().page_cache()->drop(flight.offset, flight.length);
   for (std::size_t i = 0; i < route_count; ++i) part.routes[i] += flight.routes[i];
   part.reasons[static_cast<std::size_t>(flight.reason)] += flight.length;
   part.bytes.store(part.bytes.load(std::memory_order_relaxed) + flight.length, std::memory_order_relaxed);
@@ -301,7 +301,7 @@ void Lane::free_flight(std::uint32_t index) {
   Flight& flight = flights_[index];
   if (flight.holds_block) entry_of(flight).blocks().unlock(flight.offset - flight.lead);
   if (flight.staging.data != nullptr) staging_->give_back(flight.staging);
-  bytes_in_flight_ -= flight.length;
+  bytes_in_flight_ -= flight.weight_bytes;
   const std::uint32_t generation = flight.generation + 1;
   flight = Flight{};
   flight.generation = generation;

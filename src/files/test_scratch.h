@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -18,7 +19,10 @@ class ScratchFolder {
  public:
   explicit ScratchFolder(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
     std::string name = (parent / "penstock-test-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) std::abort();
+    if (::mkdtemp(name.data()) == nullptr) {
+      std::perror(name.c_str());
+      std::abort();
+    }
     path_ = name;
   }
   ~ScratchFolder() {

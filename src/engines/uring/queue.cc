@@ -27,6 +27,7 @@ constexpr std::uint64_t wake_tag = 1;
 constexpr std::uint64_t cancel_tag = 2;
 
 constexpr std::uint32_t max_depth = 32768;  // the kernel's
+constexpr unsigned group_size = 4;          // operations that are handed over together, at the most
 // When the kernel is short of memory for requests.
 constexpr auto back_off_time = std::chrono::microseconds(100);
 constexpr auto longest_wait = std::chrono::hours(1);
@@ -112,7 +113,11 @@ void Queue::forget_buffer(std::uint32_t index) {
 
 std::size_t Queue::submit(std::span<const Op> ops) {
   std::size_t taken = 0;
-  while (taken < ops.size() && start(ops[taken])) ++taken;
+  while (taken < ops.size() && start(ops[taken])) {
+    ++taken;
+    // The device works on the first while the next are prepared.
+    if (io_uring_sq_ready(&ring_) >= group_size) io_uring_submit(&ring_);
+  }
   return taken;
 }
 
