@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 
 #include <algorithm>
@@ -240,6 +241,12 @@ bool beyond_process_limit(std::uint64_t end) {
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && end > limit.rlim_cur;
 }
 
+// Asked first: fallocate takes all the room there is before it gives up, and leaves none to others meanwhile.
+bool beyond_free_space(int fd, std::uint64_t bytes) {
+  struct statvfs system = {};
+  return ::fstatvfs(fd, &system) == 0 && system.f_frsize != 0 && bytes / system.f_frsize > system.f_bfree;
+}
+
 // 0 or the error number.
 int grow(int fd, off_t size, off_t end) {
   for (int i = 0; i < max_interruptions; ++i) {
@@ -291,6 +298,7 @@ Status reserve_space(int fd, const std::string& name, std::uint64_t end) {
   }
   // The kernel would answer with a signal that ends the process.
   if (end > std::numeric_limits<off_t>::max() || beyond_process_limit(end)) return no_space(EFBIG, name, end);
+  if (beyond_free_space(fd, end - identity->size_bytes)) return no_space(ENOSPC, name, end);
   const auto size = static_cast<off_t>(identity->size_bytes);
   const int error = grow(fd, size, static_cast<off_t>(end));
   if (error == 0) return {};
