@@ -123,18 +123,6 @@ WindowPlan preferred_read(const WindowFacts& facts) {
   return {Path::buffered, is_remote(facts.locality) ? Reason::remote : Reason::no_direct, drop};
 }
 
-Route route_of(Path path) {
-  switch (path) {
-    case Path::cached:
-      return Route::cached;
-    case Path::direct:
-      return Route::direct;
-    case Path::buffered:
-      break;
-  }
-  return Route::buffered;
-}
-
 }  // namespace
 
 std::optional<WindowPlan> plan_window(const WindowFacts& facts) {

@@ -44,10 +44,6 @@ std::string describe(const WindowFacts& facts) {
          std::to_string(facts.allowed) + " residency " + std::to_string(static_cast<int>(facts.residency));
 }
 
-Route route_of(Path path) {
-  return path == Path::cached ? Route::cached : path == Path::direct ? Route::direct : Route::buffered;
-}
-
 TEST(PlanWindow, never_takes_a_route_that_is_not_allowed) {
   for (const WindowFacts& facts : all_facts()) {
     const auto plan = plan_window(facts);

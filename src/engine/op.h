@@ -20,6 +20,19 @@ enum class Path : std::uint8_t {
   buffered,  // through the page cache, may wait
 };
 
+// The way that bytes take on a path, for engines that know only these.
+constexpr Route route_of(Path path) {
+  switch (path) {
+    case Path::cached:
+      return Route::cached;
+    case Path::direct:
+      return Route::direct;
+    case Path::buffered:
+      break;
+  }
+  return Route::buffered;
+}
+
 // Names memory that was attached to an engine (Engine::attach). Zero: not attached.
 struct MemoryKey {
   std::uint32_t id = 0;

@@ -79,18 +79,6 @@ std::int64_t run(int fd, const Op& op) {
   return -EINVAL;
 }
 
-Route route_of(Path path) {
-  switch (path) {
-    case Path::cached:
-      return Route::cached;
-    case Path::direct:
-      return Route::direct;
-    case Path::buffered:
-      return Route::buffered;
-  }
-  return Route::buffered;
-}
-
 // Core tells by the number that these two are worth another try.
 Code code_of(int error) {
   if (error == EAGAIN || error == EINTR) return Code::io_error;
