@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
 
 #include "api/context_builder.h"
 #include "api/fork_guard.h"
@@ -23,8 +24,8 @@ class Context::Impl {
   ~Impl() {
     if (fork_guard.in_child()) {
       // The threads stayed with the parent: nothing can be waited for, so everything is left as it is.
-      new std::shared_ptr<core::LaneSet>(lanes);
-      new std::shared_ptr<core::Environment>(environment);
+      new (std::nothrow) std::shared_ptr<core::LaneSet>(lanes);
+      new (std::nothrow) std::shared_ptr<core::Environment>(environment);
       return;
     }
     lanes->close();

@@ -12,7 +12,7 @@ namespace penstock::core {
 namespace {
 
 // Never dereferenced: stands in the mailbox of a lane that takes no more.
-Part* const closed_mark = reinterpret_cast<Part*>(std::uintptr_t{1});
+Part* const closed_mark = reinterpret_cast<Part*>(std::uintptr_t{1});  // NOLINT(performance-no-int-to-ptr)
 
 // So long at most, whatever a queue's idea of sleeping is.
 constexpr Duration longest_sleep = std::chrono::seconds(10);

@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/clock.h"
@@ -64,7 +65,9 @@ struct Leftover {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
 
-  friend auto operator<=>(const Leftover&, const Leftover&) = default;
+  friend bool operator<(const Leftover& a, const Leftover& b) {
+    return std::tie(a.store, a.offset) < std::tie(b.store, b.offset);
+  }
 };
 
 // What is done to a request, in order. The last lane to finish one stage does the next ones alone.

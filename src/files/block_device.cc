@@ -131,7 +131,7 @@ Result<Geometry> block_device_geometry(int fd, const std::string& name) {
 std::optional<std::uint32_t> queue_limit(DeviceNumber device, const std::string& limit, const SystemRoots& roots) {
   const std::string folder = roots.sys + "/dev/block/" + device.name();
   for (const char* queue : {"/queue/", "/../queue/"}) {
-    std::ifstream file(folder + queue + limit);
+    std::ifstream file((folder + queue).append(limit));
     std::uint32_t value = 0;
     if (file >> value) return value;
   }

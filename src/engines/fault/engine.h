@@ -42,7 +42,7 @@ class FaultControl {
   friend class Queue;
   friend class Engine;
   struct Stuck {
-    Queue* queue;
+    Queue* queue = nullptr;
     engine::Op op;
   };
   void add(Queue& queue, const engine::Op& op);
