@@ -66,7 +66,7 @@ bool FileStore::mincore_is_honest() const {
 }
 
 std::optional<double> FileStore::timed_read_seconds(std::uint64_t offset, std::uint64_t length) const {
-  std::array<std::byte, max_sample_bytes> sample;
+  std::array<std::byte, max_sample_bytes> sample{};
   if (!addressable(offset, length)) return std::nullopt;
   const TimePoint begin = Clock::now();
   const std::size_t bytes = std::min<std::uint64_t>(length, sample.size());

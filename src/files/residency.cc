@@ -52,7 +52,7 @@ std::optional<std::uint64_t> resident_pages(int fd, PageSpan window) {
   const std::size_t bytes = window.count * page_bytes();
   void* mapping = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, static_cast<off_t>(window.first * page_bytes()));
   if (mapping == MAP_FAILED) return std::nullopt;
-  std::array<unsigned char, window_pages> resident;
+  std::array<unsigned char, window_pages> resident{};
   const bool known = ::mincore(mapping, bytes, resident.data()) == 0;
   ::munmap(mapping, bytes);
   if (!known) return std::nullopt;
