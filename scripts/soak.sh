@@ -10,7 +10,7 @@
 #   asan     the whole suite under the address and undefined-behaviour sanitizers
 #   tsan     the whole suite under the thread sanitizer
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
-#   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 2000)
+#   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes)
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
@@ -51,7 +51,7 @@ run_fuzz() {
 }
 
 run_seeds() {
-  build release fault && PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-2000} build/bin/fault
+  build release fault && PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} build/bin/fault
 }
 
 scripts/install-deps.sh --soak

@@ -24,7 +24,8 @@ struct PENSTOCK_EXPORT Deadlines {
   double request_seconds = 0;         // a request ends by then; 0: no such limit
   double stall_seconds = 60;          // a request in which nothing completes for so long ends; 0: never
   double cancel_grace_seconds = 0.1;  // how long a cancelled or late request waits for its operations to come home
-  double close_seconds = 5;           // how long closing a Context waits before it leaks what is stuck
+  double stream_seconds = 5;  // copies that make no progress for so long while streams wait for us can't get past them
+  double close_seconds = 5;   // how long closing a Context waits before it leaks what is stuck
 
   friend bool operator==(const Deadlines&, const Deadlines&) = default;
 };
@@ -41,6 +42,7 @@ struct PENSTOCK_EXPORT Options {
   std::uint64_t prefetch_window_bytes = 64 << 20;  // the most that one prefetch call starts
   std::uint64_t alignment_bytes = 0;               // for direct transfers; 0: asked of the store, 4096 at least
   std::uint64_t pinned_budget_bytes = 256 << 20;   // staging and pinned buffers of one Context together
+  std::uint64_t device_budget_bytes = 0;           // GPU memory allocated through one Context; 0: no such limit
   Deadlines deadlines;
 
   // Reads a JSON object; absent keys keep their defaults.

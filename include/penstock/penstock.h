@@ -7,6 +7,7 @@
 #include "penstock/domain.h"
 #include "penstock/engine_info.h"
 #include "penstock/error.h"
+#include "penstock/gpu.h"
 #include "penstock/machine.h"
 #include "penstock/options.h"
 #include "penstock/region.h"
@@ -15,3 +16,4 @@
 #include "penstock/route.h"
 #include "penstock/statistics.h"
 #include "penstock/store.h"
+#include "penstock/topology.h"

@@ -51,7 +51,7 @@ struct Failure {
 };
 
 // What the time went into, as far as it can be told.
-enum class Limit : std::uint8_t { unknown, storage, cpu };
+enum class Limit : std::uint8_t { unknown, storage, copy, cpu };
 PENSTOCK_EXPORT std::string_view limit_name(Limit limit);
 
 struct PENSTOCK_EXPORT Report {
@@ -63,6 +63,7 @@ struct PENSTOCK_EXPORT Report {
   std::string reason;  // why that way
   Limit limit = Limit::unknown;
   double storage_seconds = 0;       // summed over lanes: waiting for storage with nothing else to do
+  double copy_seconds = 0;          // summed over lanes: waiting for copies to or from a GPU with nothing else to do
   double cpu_seconds = 0;           // summed over lanes: submitting, copying, finishing
   std::vector<Failure> failures;    // the first 64
   std::uint64_t failure_count = 0;  // all of them
@@ -71,12 +72,21 @@ struct PENSTOCK_EXPORT Report {
   bool ok() const { return outcome == Outcome::done; }
 };
 
+// A stream of CUDA's (a CUstream or cudaStream_t; null is the legacy null stream).
+struct CudaStream {
+  void* handle = nullptr;
+};
+
 struct RequestOptions {
   bool durable = false;         // writes: synced before the request ends
   double deadline_seconds = 0;  // overrides the Context's request deadline; 0: the Context's
   // Runs once, on the Context's completion thread or on `executor`. It may submit; it must not wait.
   std::function<void(const Report&)> on_end;
   std::function<void(std::function<void()>)> executor;
+  // Stream order: the request begins when work that is on the stream already is done, and what is put on the stream
+  // later begins when the request has ended, also by failure or cancellation: look at the ticket. All memory must be of
+  // the stream's device. Asynchronous requests only.
+  std::optional<CudaStream> stream;
 };
 
 class PENSTOCK_EXPORT Ticket {

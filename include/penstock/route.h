@@ -16,11 +16,32 @@ enum class Route : std::uint8_t {
   direct,    // from the device past the page cache
   buffered,  // through the page cache, residency unknown or absent; network and FUSE mounts
   mapped,    // copied out of a read-only mapping
+
+  // To and from a GPU. Staged: through pinned memory of ours.
+  cached_staged,
+  direct_staged,
+  buffered_staged,
+  gds,             // GPUDirect Storage by nvidia-fs: the disk writes into the GPU's memory
+  p2pdma,          // the same by the kernel's P2PDMA
+  cufile_compat,   // cuFile's own staging; only on request
+  cufile_unknown,  // cuFile carried them and does not tell how
 };
-inline constexpr std::size_t route_count = 4;
+inline constexpr std::size_t route_count = 11;
 
 PENSTOCK_EXPORT std::string_view route_name(Route route);
 PENSTOCK_EXPORT std::optional<Route> route_from_name(std::string_view name);
+
+// The way that bytes take to a GPU when they reach host memory by `route`.
+constexpr Route staged(Route route) {
+  switch (route) {
+    case Route::cached:
+      return Route::cached_staged;
+    case Route::direct:
+      return Route::direct_staged;
+    default:
+      return Route::buffered_staged;
+  }
+}
 
 // Bytes by route, indexed by Route.
 using RouteBytes = std::array<std::uint64_t, route_count>;

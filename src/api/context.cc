@@ -28,6 +28,7 @@ class Context::Impl {
       new (std::nothrow) std::shared_ptr<core::Environment>(environment);
       return;
     }
+    environment->streams.close();
     lanes->close();
     environment->completions.close();
   }
@@ -53,6 +54,35 @@ class Context::Impl {
 
   const engine::Description& engine_of(const core::Request& request) const {
     return (*environment->engines)[request.stores[0].entry->engine()]->description();
+  }
+
+  Result<Ticket> submit_in_order(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
+    if (ranges.empty() || ranges[0].memory.domain.host_accessible()) {
+      return Error{Code::invalid_argument, 0, "stream order: there is no memory of a GPU to order",
+                   "leave stream unset"};
+    }
+    const Domain domain = ranges[0].memory.domain;
+    const auto differs = [&](const Range& range) { return range.memory.domain != domain; };
+    if (std::any_of(ranges.begin(), ranges.end(), differs)) {
+      return Error{Code::invalid_argument, 0, "stream order: memory of more than one domain",
+                   "split the request: all memory must be of the stream's device"};
+    }
+    auto gpu = device(domain);
+    if (!gpu) return gpu.error();
+    if (auto status = lanes->prepare(**gpu); !status) return status.error();
+    auto request = make_request(direction, ranges, options);
+    if (!request) return std::move(request).error();
+    auto order = cuda::StreamOrder::begin(**gpu, options.stream->handle);
+    if (!order) return std::move(order).error();
+    (*request)->order = std::move(*order);
+    lanes->submit_in_order(*request);
+    return Ticket(std::move(*request));
+  }
+
+  static Result<cuda::Device*> device(Domain domain) {
+    const auto driver = cuda::Driver::get();
+    if (!driver) return driver.error();
+    return (*driver)->device(domain.device());
   }
 
   void run(std::span<const Range> ranges, const std::shared_ptr<core::Request>& request) {
@@ -122,18 +152,41 @@ Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
   if (auto status = impl_->usable(); !status) return status.error();
   const auto& environment = impl_->environment;
   const bool pinned = domain == Domain::pinned();
-  auto allocation = memory::Allocation::create({.domain = domain,
-                                                .size_bytes = size_bytes,
-                                                .lock = pinned,
-                                                .budget = pinned ? environment->pinned : nullptr,
-                                                .quarantine = environment->quarantine});
+  memory::AllocationOptions options{.domain = domain,
+                                    .size_bytes = size_bytes,
+                                    .lock = pinned,
+                                    .budget = pinned ? environment->pinned : nullptr,
+                                    .quarantine = environment->quarantine};
+  cuda::Device* gpu = nullptr;
+  if (domain.kind() == Domain::Kind::cuda) {
+    auto pool = environment->device_memory.pool(domain);
+    if (!pool) return pool.error();
+    options.pool = std::move(*pool);
+  } else if (pinned) {
+    // CUDA locks what it registers; without a GPU the kernel does.
+    if (auto found = impl_->device(Domain::cuda(0))) gpu = *found;
+    options.lock = gpu == nullptr;
+  }
+  auto allocation = memory::Allocation::create(options);
   if (!allocation) return allocation.error();
   const Region region = (*allocation)->region();
-  if (pinned && size_bytes != 0) {
+  if (gpu != nullptr) {
+    if (auto status = (*allocation)->register_with(*gpu); !status) return status.error();
+  }
+  const bool attach = pinned || domain.kind() == Domain::Kind::cuda;
+  if (attach && size_bytes != 0) {
     if (auto status = environment->memory.attach(region); !status) return status.error();
     (*allocation)->on_free([environment, region] { (void)environment->memory.detach(region); });
   }
   return Buffer(std::move(*allocation));
+}
+
+Status Context::prepare(Domain domain) {
+  if (auto status = impl_->usable(); !status) return status;
+  if (domain.host_accessible()) return {};
+  auto gpu = impl_->device(domain);
+  if (!gpu) return gpu.error();
+  return impl_->lanes->prepare(**gpu);
 }
 
 Status Context::attach(Region memory) {
@@ -161,6 +214,9 @@ Report Context::transfer(Direction direction, std::span<const Range> ranges, con
     return failed_report({Code::would_deadlock, 0, "a synchronous transfer inside a completion callback",
                           "submit it and go on from its own callback"});
   }
+  if (options.stream) {
+    return failed_report({Code::invalid_argument, 0, "a synchronous transfer in stream order", "submit it instead"});
+  }
   auto request = impl_->make_request(direction, ranges, options);
   if (!request) return failed_report(std::move(request).error());
   impl_->run(ranges, *request);
@@ -168,6 +224,7 @@ Report Context::transfer(Direction direction, std::span<const Range> ranges, con
 }
 
 Result<Ticket> Context::submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
+  if (options.stream) return impl_->submit_in_order(direction, ranges, options);
   auto request = impl_->make_request(direction, ranges, options);
   if (!request) return std::move(request).error();
   impl_->start(ranges, *request);
@@ -204,7 +261,7 @@ std::vector<EngineInfo> Context::engines() const {
     const auto& probe = environment.probes[i];
     infos.push_back({std::string(description.name), std::string(description.summary),
                      std::vector<std::string>(description.schemes.begin(), description.schemes.end()), probe.available,
-                     probe.reason, probe.remedy});
+                     probe.reason, probe.remedy, probe.conditions, description.reaches_device, probe.device_route});
   }
   return infos;
 }

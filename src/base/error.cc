@@ -9,14 +9,14 @@ namespace penstock {
 namespace {
 
 // Indexed by Code.
-constexpr std::array<std::string_view, 25> names = {
+constexpr std::array<std::string_view, 28> names = {
     "ok",           "invalid_argument", "not_found",      "permission_denied",
     "is_directory", "out_of_range",     "read_only",      "in_use",
     "no_space",     "changed",          "truncated",      "io_error",
     "unsupported",  "unknown_scheme",   "unknown_engine", "engine_unavailable",
     "no_route",     "out_of_memory",    "over_budget",    "timed_out",
-    "cancelled",    "abandoned",        "would_deadlock", "closed",
-    "internal",
+    "cancelled",    "abandoned",        "no_device",      "device_error",
+    "device_lost",  "would_deadlock",   "closed",         "internal",
 };
 static_assert(names.size() == static_cast<std::size_t>(Code::internal) + 1);
 

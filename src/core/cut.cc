@@ -12,14 +12,14 @@ Cut cut_direct_write(const CutRules& rules, const Rest& rest, std::uint64_t to_b
     return {std::min(rest.length, rules.alignment - into_block), Shape::edge};
   }
   const std::uint64_t body = align_down(std::min(rest.length, to_boundary), rules.alignment);
-  if (rest.address % rules.memory_alignment == 0) return {body, Shape::plain};
+  if (rest.address % rules.memory_alignment == 0 && !rules.staged_only) return {body, Shape::plain};
   return {std::min(body, rules.staging_bytes), Shape::staged};
 }
 
 Cut cut_direct_read(const CutRules& rules, const Rest& rest, std::uint64_t to_boundary) {
   const std::uint64_t into_block = rest.offset % rules.alignment;
   const std::uint64_t block_left = into_block == 0 ? 0 : rules.alignment - into_block;
-  const bool body_is_plain = (rest.address + block_left) % rules.memory_alignment == 0;
+  const bool body_is_plain = !rules.staged_only && (rest.address + block_left) % rules.memory_alignment == 0;
   if (into_block == 0 && body_is_plain && rest.length >= rules.alignment) {
     return {align_down(std::min(rest.length, to_boundary), rules.alignment), Shape::plain};
   }
@@ -35,7 +35,10 @@ Cut cut_direct_read(const CutRules& rules, const Rest& rest, std::uint64_t to_bo
 
 Cut cut(const CutRules& rules, const Rest& rest) {
   const std::uint64_t to_boundary = rules.chunk_bytes - rest.offset % rules.chunk_bytes;
-  if (rules.path != engine::Path::direct) return {std::min(rest.length, to_boundary), Shape::plain};
+  if (rules.path == engine::Path::cached || rules.path == engine::Path::buffered) {
+    if (!rules.staged_only) return {std::min(rest.length, to_boundary), Shape::plain};
+    return {std::min({rest.length, to_boundary, rules.staging_bytes}), Shape::staged};
+  }
   return rules.direction == Direction::write ? cut_direct_write(rules, rest, to_boundary)
                                              : cut_direct_read(rules, rest, to_boundary);
 }

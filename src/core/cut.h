@@ -15,6 +15,7 @@ struct CutRules {
   std::uint64_t chunk_bytes = 1 << 20;    // operations end at multiples of this; a multiple of the alignment
   std::uint64_t alignment = 4096;         // of offsets and lengths on the direct path; a power of two
   std::uint64_t memory_alignment = 512;   // of addresses there; a power of two
+  bool staged_only = false;               // the memory is a GPU's, out of the engine's reach
   std::uint64_t staging_bytes = 1 << 20;  // the most that one staged operation may take; a multiple of the alignment
 };
 

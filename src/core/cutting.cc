@@ -1,6 +1,5 @@
 // The lane's first half: taking units, choosing their way, cutting them into pieces.
 #include <algorithm>
-#include <cstring>
 
 #include "core/lane.h"
 
@@ -14,6 +13,11 @@ namespace {
 // Of a group of short ranges, so many are asked about; if they agree, the rest is taken to be alike. A wrong guess
 // costs speed, never bytes.
 constexpr std::uint32_t residency_samples = 8;
+
+// GPUDirect Storage moves whole blocks between aligned places.
+constexpr std::uint64_t device_alignment = 4096;
+
+constexpr std::uint64_t slot_worth_bytes = 256 << 10;
 
 // Each operation on a network or FUSE mount costs a thread its whole latency, so it should be worth it.
 constexpr std::uint64_t remote_chunks = 4;
@@ -59,10 +63,6 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
     advance(part, 0);
     return CutResult::cut;
   }
-  if (queue_of(entry.engine()) == nullptr) {
-    fail_unit(part, Code::engine_unavailable);
-    return CutResult::cut;
-  }
   if (part.plan_each_piece) {
     plan_window_at(part, entry, rest.offset, std::min(rest.length, environment_->options.storage_chunk_bytes));
   }
@@ -71,11 +71,43 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
     fail_unit(part, Code::no_route);
     return CutResult::cut;
   }
-  Cut piece = cut(cut_rules(part, entry), rest);
+  Cut piece = cut(cut_rules(part, entry, span), rest);
+  if (part.plan.path == Path::device) {
+    StoreEntry& direct = *entry.for_device(*environment_);
+    if (queue_of(direct.engine()) == nullptr) {
+      fail_unit(part, Code::engine_unavailable);
+      return CutResult::cut;
+    }
+    // Where there is no way around, the engine has to see to alignment itself.
+    if (piece.shape == Shape::plain || !entry.from_host()) {
+      begin(start(part, direct, {piece.length, Shape::plain}, {}), now);
+      advance(part, piece.length);
+      return CutResult::cut;
+    }
+    // Ends and places that aren't aligned go through the host; what comes after may go straight again.
+    if (!plan_around_device(part, entry, rest)) {
+      fail_unit(part, Code::no_route);
+      return CutResult::cut;
+    }
+    piece = cut(cut_rules(part, entry, span), rest);
+  }
+  if (queue_of(entry.engine()) == nullptr) {
+    fail_unit(part, Code::engine_unavailable);
+    return CutResult::cut;
+  }
+  const CutResult result = cut_from_host(part, entry, rest, piece, now);
+  if (result == CutResult::cut && part.goes_straight) part.plan = {Path::device, Reason::straight};
+  return result;
+}
+
+// One piece between the store and host memory: the caller's, or staging.
+Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& rest, Cut piece, TimePoint now) {
+  const Request& request = *part.hold;
+  const Span& span = request.spans[part.range];
   const bool edge_in_block =
       piece.shape == Shape::edge && entry.store().writer()->edges() == engine::Writer::Edges::blocks;
   if (piece.shape == Shape::edge && !edge_in_block) {
-    if ((request.allowed & route_bit(Route::buffered)) != 0) {
+    if (may_be_buffered(request, entry, span)) {
       part.edges.push_back({part.range, part.position, piece.length});
     } else {
       add_failure(part, {part.range, rest.offset, piece.length, Code::no_route, 0});
@@ -83,28 +115,46 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
     advance(part, piece.length);
     return CutResult::cut;
   }
+  // A ring copies cached bytes inside poll: the next slot has to wait, or the first would not be on its way meanwhile.
+  const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= slot_worth_bytes &&
+                          (*environment_->engines)[entry.engine()]->description().sleeps_in_kernel;
+  if (fills_slot && slots_filling_ != 0) return CutResult::blocked;
   StagingArena::Block block;
   if (piece.shape == Shape::staged || edge_in_block) {
     StagingArena* arena = staging();
     if (arena == nullptr) {
       // Without staging memory the page cache can still take what the device can't.
-      if (!entry.info().page_cache || (request.allowed & route_bit(Route::buffered)) == 0) {
+      if (span.gpu != nullptr || !may_be_buffered(request, entry, span)) {
         fail_unit(part, Code::over_budget);
         return CutResult::cut;
       }
       piece.shape = Shape::plain;
       part.plan = {Path::buffered, Reason::no_direct, false};
     } else {
-      const std::uint64_t alignment = entry.alignment(request.direction);
+      const std::uint64_t alignment = part.plan.path == Path::direct ? entry.alignment(request.direction) : 1;
       const std::uint64_t around = align_up(rest.offset + piece.length, alignment) - align_down(rest.offset, alignment);
       const auto taken = arena->take(around);
       if (!taken) return CutResult::blocked;
       block = *taken;
     }
   }
-  send(start(part, span, piece, block), now);
+  const std::uint32_t index = start(part, entry, piece, block);
+  flights_[index].fills_slot = fills_slot;
+  if (fills_slot) ++slots_filling_;
+  begin(index, now);
   advance(part, piece.length);
   return CutResult::cut;
+}
+
+bool Lane::plan_around_device(Part& part, StoreEntry& entry, const Rest& rest) {
+  part.goes_straight = true;
+  plan_window_at(part, entry, rest.offset, std::min(rest.length, environment_->options.storage_chunk_bytes), true);
+  return !part.no_route;
+}
+
+bool Lane::may_be_buffered(const Request& request, const StoreEntry& entry, const Span& span) const {
+  const Route route = span.gpu != nullptr ? Route::buffered_staged : Route::buffered;
+  return entry.info().page_cache && (request.allowed & route_bit(route)) != 0;
 }
 
 Lane::CutResult Lane::cut_edge(Part& part, TimePoint now) {
@@ -113,15 +163,27 @@ Lane::CutResult Lane::cut_edge(Part& part, TimePoint now) {
     part.next_edge = 0;
     if (++part.next_edge_part == request.parts.size()) return CutResult::exhausted;
   }
-  const Edge& edge = request.parts[part.next_edge_part].edges[part.next_edge++];
+  const Edge& edge = request.parts[part.next_edge_part].edges[part.next_edge];
   const Span& span = request.spans[edge.range];
-  if (queue_of(request.stores[span.store].entry->engine()) == nullptr) {
-    add_failure(part, {edge.range, span.offset + edge.position, edge.length, Code::engine_unavailable, 0});
+  StoreEntry& entry = *request.stores[span.store].entry;
+  StagingArena::Block block;
+  const bool has_queue = queue_of(entry.engine()) != nullptr;
+  if (has_queue && span.gpu != nullptr) {
+    StagingArena* arena = staging();
+    const auto taken = arena != nullptr ? arena->take(edge.length) : std::nullopt;
+    if (arena != nullptr && !taken) return CutResult::blocked;
+    if (taken) block = *taken;
+  }
+  ++part.next_edge;
+  if (!has_queue || (span.gpu != nullptr && block.data == nullptr)) {
+    const Code code = has_queue ? Code::over_budget : Code::engine_unavailable;
+    add_failure(part, {edge.range, span.offset + edge.position, edge.length, code, 0});
     return CutResult::cut;
   }
   part.range = edge.range;
   part.position = edge.position;
-  send(start(part, span, {edge.length, Shape::edge}, {}), now);
+  part.plan.path = Path::buffered;
+  begin(start(part, entry, {edge.length, Shape::edge}, block), now);
   return CutResult::cut;
 }
 
@@ -138,6 +200,7 @@ Lane::CutResult Lane::cut_flush(Part& part, TimePoint now) {
   free_.pop_back();
   Flight& flight = flights_[index];
   flight.part = &part;
+  flight.entry = &entry;
   flight.phase = Phase::flush;
   flight.range = part.next_flush++;
   flight.op.kind = OpKind::flush;
@@ -175,6 +238,7 @@ void Lane::plan_unit(Part& part) {
   const Unit& unit = part.unit;
   StoreEntry& entry = *request.stores[request.spans[unit.first].store].entry;
   part.plan_each_piece = false;
+  part.goes_straight = false;
   if (unit.count == 1) {
     const Span& span = request.spans[unit.first];
     const Residency residency = plan_window_at(part, entry, span.offset + unit.begin, unit.length);
@@ -196,13 +260,19 @@ void Lane::plan_unit(Part& part) {
   }
 }
 
-Residency Lane::plan_window_at(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length) {
+Residency Lane::plan_window_at(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length,
+                               bool around_device) {
+  const bool gpu = part.hold->spans[part.range].gpu != nullptr;
   WindowFacts facts{.direction = part.hold->direction,
                     .locality = entry.info().locality,
-                    .direct = entry.direct(),
-                    .page_cache = entry.info().page_cache,
+                    .direct = entry.from_host() && entry.direct(),
+                    .page_cache = entry.from_host() && entry.info().page_cache,
                     .cache = environment_->options.cache,
-                    .allowed = part.hold->allowed};
+                    .allowed = part.hold->allowed,
+                    .gpu = gpu};
+  if (gpu && !around_device) {
+    if (const StoreEntry* direct = entry.for_device(*environment_)) facts.device_route = direct->store().device_route();
+  }
   if (wants_residency(facts)) facts.residency = residency_of(part, entry, offset, length);
   const auto plan = plan_window(facts);
   part.no_route = !plan;
@@ -221,26 +291,38 @@ Residency Lane::residency_of(Part& part, StoreEntry& entry, std::uint64_t offset
   return part.sampled;
 }
 
-CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry) const {
+CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry, const Span& span) const {
   const std::uint64_t alignment = entry.alignment(part.hold->direction);
   const bool remote = is_remote(entry.info().locality);
-  const std::uint64_t chunk =
-      align_up(environment_->options.storage_chunk_bytes * (remote ? remote_chunks : 1), alignment);
+  const Options& options = environment_->options;
+  const bool straight = part.plan.path == Path::device;
+  // A copy engine is at its best from a whole slot at a time; a disk is content with less.
+  const bool whole_slots = straight || (span.gpu != nullptr && part.plan.path == Path::cached);
+  // The first piece is short: the sooner it is there, the sooner the bus has something to do.
+  const bool is_first = part.in_flight == 0 && part.bytes.load(std::memory_order_relaxed) == 0;
+  const std::uint64_t wanted = whole_slots && !is_first ? options.staging_slot_bytes
+                                                        : options.storage_chunk_bytes * (remote ? remote_chunks : 1);
+  const std::uint64_t chunk = align_up(wanted, alignment);
+  // Half of a short arena: the other half is filled meanwhile.
+  const std::uint64_t slot = std::min(options.staging_slot_bytes, settings_.staging_bytes / 2);
   return {.direction = part.hold->direction,
           .path = part.plan.path,
           .chunk_bytes = chunk,
           .alignment = alignment,
-          .memory_alignment = entry.info().alignments.memory,
-          .staging_bytes = align_down(std::min(chunk, settings_.staging_bytes / 2), alignment)};
+          .memory_alignment = straight ? device_alignment : entry.info().alignments.memory,
+          .staged_only = span.gpu != nullptr && !straight,
+          .staging_bytes = align_down(std::min(chunk, slot), alignment)};
 }
 
-std::uint32_t Lane::start(Part& part, const Span& span, const Cut& piece, const StagingArena::Block& block) {
+std::uint32_t Lane::start(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block) {
   const std::uint32_t index = free_.back();
   free_.pop_back();
   Flight& flight = flights_[index];
   const Request& request = *part.hold;
-  StoreEntry& entry = *request.stores[span.store].entry;
+  const Span& span = request.spans[part.range];
   flight.part = &part;
+  flight.entry = &entry;
+  flight.gpu = span.gpu;
   flight.phase = Phase::transfer;
   flight.range = part.range;
   flight.reason = part.plan.reason;
@@ -257,6 +339,10 @@ std::uint32_t Lane::start(Part& part, const Span& span, const Cut& piece, const 
                .key = span.key};
   if (part.plan.drop_after) part.to_drop.push_back({span.store, flight.offset, flight.length});
   if (block.data != nullptr) {
+    flight.op.memory = block.data;
+    flight.op.key = staging_key(entry.engine());
+  }
+  if (block.data != nullptr && part.plan.path == Path::direct) {
     const std::uint64_t alignment = entry.alignment(request.direction);
     flight.lead = flight.offset % alignment;
     std::uint64_t end = align_up(flight.offset + flight.length, alignment);
@@ -266,18 +352,14 @@ std::uint32_t Lane::start(Part& part, const Span& span, const Cut& piece, const 
       end = std::min(end, info.size_bytes);
     }
     flight.span_bytes = end - (flight.offset - flight.lead);
-    flight.op.memory = block.data;
-    flight.op.key = staging_key(entry.engine());
   }
   if (piece.shape == Shape::edge) {
     flight.reason = Reason::edge;
-    if (block.data != nullptr) {
+    if (block.data != nullptr && part.plan.path == Path::direct) {
       flight.phase = Phase::lock_block;
     } else {
       flight.op.path = Path::buffered;
     }
-  } else if (piece.shape == Shape::staged && request.direction == Direction::write) {
-    std::memcpy(block.data, flight.user, flight.length);
   }
   flight.weight_bytes = is_remote(entry.info().locality) ? flight.length / remote_chunks : flight.length;
   bytes_in_flight_ += flight.weight_bytes;

@@ -10,9 +10,15 @@ std::vector<engine::Probe> probe_all(const engine::Table& table) {
   return probes;
 }
 
-std::vector<engine::Engine*> working(const engine::Table& table, const std::vector<engine::Probe>& probes) {
+// Those that memory is attached to. An engine that reaches GPUs by a route that isn't allowed is left alone.
+std::vector<engine::Engine*> in_use(const engine::Table& table, const std::vector<engine::Probe>& probes,
+                                    RouteSet allowed) {
   std::vector<engine::Engine*> engines;
-  for (std::size_t i = 0; i < table.size(); ++i) engines.push_back(probes[i].available ? table[i].get() : nullptr);
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const auto& route = probes[i].device_route;
+    const bool wanted = !table[i]->description().reaches_device || (route && (allowed & route_bit(*route)) != 0);
+    engines.push_back(probes[i].available && wanted ? table[i].get() : nullptr);
+  }
   return engines;
 }
 
@@ -31,7 +37,8 @@ Environment::Environment(std::shared_ptr<const engine::Table> table, const Optio
       probes(probe_all(*engines)),
       pinned(std::make_shared<memory::Budget>(options.pinned_budget_bytes)),
       quarantine(std::make_shared<memory::Quarantine>()),
-      memory(working(*engines, probes)),
+      memory(in_use(*engines, probes, route_set(options.allowed_routes))),
+      device_memory(options.device_budget_bytes),
       statistics(names(*engines)) {}
 
 }  // namespace penstock::core

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "core/completion_thread.h"
+#include "core/device_memory.h"
 #include "core/end_signal.h"
 #include "core/memory_map.h"
 #include "core/statistics.h"
+#include "core/stream_gate.h"
 #include "engine/engine.h"
 #include "memory/allocation.h"
 #include "penstock/machine.h"
@@ -28,9 +30,11 @@ struct Environment {
   const std::shared_ptr<memory::Budget> pinned;
   const std::shared_ptr<memory::Quarantine> quarantine;
   MemoryMap memory;
+  DeviceMemory device_memory;
   StatisticsHub statistics;
   CompletionThread completions;
   EndSignal ends;
+  StreamGate streams;
   std::atomic<std::uint64_t> lanes_replaced{0};
 };
 

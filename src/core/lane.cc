@@ -1,5 +1,6 @@
 #include "core/lane.h"
 
+#include <sys/prctl.h>
 #include <time.h>
 
 #include <algorithm>
@@ -45,7 +46,8 @@ Lane::Lane(std::shared_ptr<Environment> environment, const LaneSettings& setting
       bytes_allowed_(settings.bytes_in_flight),
       queues_(environment_->engines->size()),
       staging_keys_(environment_->engines->size()),
-      done_(done_at_once) {
+      done_(done_at_once),
+      copied_(settings.depth) {
   active_.reserve(1024);
   to_wake_.reserve(settings.depth);
   free_.reserve(settings.depth);
@@ -89,6 +91,8 @@ void Lane::wake() {
 }
 
 void Lane::run() {
+  // Waits for copies are a few microseconds long; the default slack would make each fifty more.
+  ::prctl(PR_SET_TIMERSLACK, 1000);
   while (!finished()) step(TimePoint::max());
   release_resources();
 }
@@ -145,11 +149,16 @@ bool Lane::finished() const {
 void Lane::step(TimePoint until) {
   const TimePoint now = Clock::now();
   accept_mail(now);
-  if (attention_.exchange(false, std::memory_order_seq_cst) || now >= next_look_) look_after_all(now);
+  if (attention_.exchange(false, std::memory_order_seq_cst) || now >= next_look_) {
+    prepare_gpus();
+    look_after_all(now);
+  }
+  if (copying_ != 0) collect_copies();
   send_due_retries(now);
   cut_work(now);
   wake_waiters();
   submit_batches();
+  issue_copies(false);
   collect(std::min(until, next_time_to_look(now)));
 }
 
@@ -180,6 +189,7 @@ void Lane::accept(Part& part, TimePoint now) {
   if (part.hold->total_bytes >= timed_from_bytes) {
     part.entered = now;
     part.cpu_seconds_at_entry = thread_cpu_seconds();
+    part.copy_seconds_at_entry = copy_seconds_;
   }
   push_cutting(part);
   next_look_ = std::min({next_look_, part.hold->deadline, stalls_at(now)});
@@ -228,6 +238,14 @@ TimePoint Lane::next_time_to_look(TimePoint now) const {
 }
 
 void Lane::collect(TimePoint until) {
+  if (copying_ != 0) {
+    wait_for_copies(until);
+    return;
+  }
+  collect_from_engines(until);
+}
+
+std::size_t Lane::collect_from_engines(TimePoint until) {
   std::size_t busy = 0;
   std::size_t last = 0;
   for (std::size_t i = 0; i < queues_.size(); ++i) {
@@ -236,19 +254,18 @@ void Lane::collect(TimePoint until) {
     last = i;
   }
   if (busy == 0) {
-    if (settings_.runner == Runner::own_thread || !retries_.empty()) sleep_idle(until);
-  } else if (busy == 1) {
-    poll_queue(last, until);
-  } else {
-    std::size_t found = 0;
-    for (std::size_t i = 0; i < queues_.size(); ++i) {
-      if (queues_[i].in_queue != 0) found += poll_queue(i, TimePoint::min());
-    }
-    if (found != 0) return;
-    do poll_first_ = (poll_first_ + 1) % queues_.size();
-    while (queues_[poll_first_].in_queue == 0);
-    poll_queue(poll_first_, std::min(until, Clock::now() + shared_sleep));
+    if (settings_.runner == Runner::own_thread || !retries_.empty() || copying_ != 0) sleep_idle(until);
+    return 0;
   }
+  if (busy == 1) return poll_queue(last, until);
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < queues_.size(); ++i) {
+    if (queues_[i].in_queue != 0) found += poll_queue(i, TimePoint::min());
+  }
+  if (found != 0) return found;
+  do poll_first_ = (poll_first_ + 1) % queues_.size();
+  while (queues_[poll_first_].in_queue == 0);
+  return poll_queue(poll_first_, std::min(until, Clock::now() + shared_sleep));
 }
 
 void Lane::sleep_idle(TimePoint until) {
@@ -327,8 +344,8 @@ void Lane::withdraw(Part& part, TimePoint now) {
   for (std::uint32_t i = 0; i < flights_.size(); ++i) {
     if (!is_of_part(i)) continue;
     if (flights_[i].in_queue) {
-      queues_[entry_of(flights_[i]).engine()].queue->cancel(flights_[i].op.cookie);
-    } else {
+      queues_[flights_[i].entry->engine()].queue->cancel(flights_[i].op.cookie);
+    } else if (!flights_[i].copying) {  // a copy can't be called back, but it does not take long
       --part.in_flight;
       free_flight(i);
     }
@@ -339,7 +356,9 @@ void Lane::abandon(Part& part) {
   for (Flight& flight : flights_) {
     if (flight.part != &part) continue;
     flight.kept = part.hold->stores[store_of(flight)].entry;
-    if (flight.op.memory != nullptr) {
+    if (flight.copying) {
+      flight.quarantine = environment_->quarantine->add(flight.user, flight.length);
+    } else if (flight.op.memory != nullptr) {
       flight.quarantine = environment_->quarantine->add(flight.op.memory, flight.op.length);
     }
     flight.part = nullptr;
@@ -365,6 +384,7 @@ void Lane::leave(Part& part) {
   active_.pop_back();
   if (part.hold->total_bytes >= timed_from_bytes) {
     part.cpu_seconds += thread_cpu_seconds() - part.cpu_seconds_at_entry;
+    part.copy_seconds += copy_seconds_ - part.copy_seconds_at_entry;
     part.wall_seconds += seconds_between(part.entered, Clock::now());
   }
   const std::shared_ptr<Request> request = std::move(part.hold);
@@ -399,6 +419,7 @@ void Lane::release_resources() {
     staging_keys_[i].reset();
   }
   for (EngineQueue& queue : queues_) queue.queue.reset();
+  gpus_.clear();
   staging_.reset();
 }
 

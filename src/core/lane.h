@@ -30,6 +30,7 @@
 #include "core/environment.h"
 #include "core/request.h"
 #include "core/staging.h"
+#include "cuda/copy_queue.h"
 
 namespace penstock::core {
 
@@ -59,6 +60,8 @@ class Lane {
   bool post(Part& part);
   // Makes the lane look at its requests' stop codes soon.
   void attend();
+  // Makes what copies to and from the GPU need; `left` is counted down, and woken, when that is done.
+  void prepare(cuda::Device& gpu, std::shared_ptr<std::atomic<std::uint32_t>> left);
   // Takes no more, ends every request with Code::closed, and ends when nothing is in flight.
   void close();
 
@@ -89,16 +92,10 @@ class Lane {
   };
   // A piece of a range on its way.
   struct Flight {
-    Part* part = nullptr;  // null: free, or an orphan
-    Phase phase = Phase::transfer;
-    bool in_queue = false;  // given to the engine and not yet back
-    bool orphan = false;
-    bool holds_block = false;  // in the store's BlockLocks
-    std::uint8_t attempts = 0;
-    Reason reason = Reason::in_memory;
-    std::uint32_t generation = 0;
-    std::uint32_t range = 0;
-    std::byte* user = nullptr;  // the caller's memory: `length` bytes
+    Part* part = nullptr;         // null: free, or an orphan
+    StoreEntry* entry = nullptr;  // that serves it
+    cuda::Device* gpu = nullptr;  // whose memory `user` is; null: the host's
+    std::byte* user = nullptr;    // the caller's memory: `length` bytes
     std::uint64_t offset = 0;
     std::uint64_t length = 0;
     std::uint64_t weight_bytes = 0;  // what it counts towards the lane's limit: as much as one chunk on a local disk
@@ -112,6 +109,22 @@ class Lane {
     TimePoint retry_at;
     memory::Quarantine::Token quarantine = 0;
     std::shared_ptr<StoreEntry> kept;  // an orphan's store
+    std::uint32_t generation = 0;
+    std::uint32_t range = 0;
+    Phase phase = Phase::transfer;
+    Reason reason = Reason::in_memory;
+    std::uint8_t attempts = 0;
+    bool in_queue = false;  // given to the engine and not yet back
+    bool copying = false;   // between staging memory and the GPU's
+    bool orphan = false;
+    bool holds_block = false;  // in the store's BlockLocks
+    bool fills_slot = false;   // of a GPU's bytes, from the page cache, while poll lasts
+  };
+  // The lane's copies to and from one GPU.
+  struct GpuCopies {
+    cuda::Device* gpu = nullptr;
+    std::unique_ptr<cuda::CopyQueue> to_device;
+    std::unique_ptr<cuda::CopyQueue> to_host;
   };
   struct EngineQueue {
     std::unique_ptr<engine::Queue> queue;
@@ -127,6 +140,7 @@ class Lane {
   void accept(Part& part, TimePoint now);
   void submit_batches();
   void collect(TimePoint until);
+  std::size_t collect_from_engines(TimePoint until);
   void sleep_idle(TimePoint until);
   std::size_t poll_queue(std::size_t engine, TimePoint until);
   void wake();
@@ -147,6 +161,17 @@ class Lane {
   void pop_cutting();
   void remove_cutting(Part& part);
 
+  // Copies between staging memory and GPUs (copying.cc).
+  cuda::CopyQueue* copies_of(cuda::Device& gpu, cuda::Toward toward);
+  bool copy(std::uint32_t index, cuda::Toward toward);
+  void on_copied(const cuda::CopyDone& done, TimePoint now);
+  std::size_t collect_copies();
+  void issue_copies(bool all);
+  std::size_t copies_added() const;
+  void wait_for_copies(TimePoint until);
+  void watch_streams(TimePoint now);
+  void prepare_gpus();
+
   // Cutting (cutting.cc).
   enum class CutResult : std::uint8_t { cut, blocked, exhausted };
   void cut_work(TimePoint now);
@@ -156,23 +181,31 @@ class Lane {
   bool next_unit(Part& part);
   void advance(Part& part, std::uint64_t bytes);
   void plan_unit(Part& part);
-  Residency plan_window_at(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length);
+  CutResult cut_from_host(Part& part, StoreEntry& entry, const Rest& rest, Cut piece, TimePoint now);
+  // `around_device`: as if no engine reached GPU memory by itself.
+  Residency plan_window_at(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length,
+                           bool around_device = false);
+  bool plan_around_device(Part& part, StoreEntry& entry, const Rest& rest);
   Residency residency_of(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length);
-  CutRules cut_rules(const Part& part, const StoreEntry& entry) const;
-  std::uint32_t start(Part& part, const Span& span, const Cut& piece, const StagingArena::Block& block);
+  CutRules cut_rules(const Part& part, const StoreEntry& entry, const Span& span) const;
+  bool may_be_buffered(const Request& request, const StoreEntry& entry, const Span& span) const;
+  std::uint32_t start(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block);
   void fail_unit(Part& part, Code code);
 
   // Operations and their ends (transfer.cc).
+  void begin(std::uint32_t index, TimePoint now);
   void send(std::uint32_t index, TimePoint now);
   void on_done(std::size_t engine, const engine::Done& done, TimePoint now);
-  void on_moved(std::uint32_t index, const engine::Done& done, TimePoint now);
+  void on_moved(std::uint32_t index, std::uint64_t bytes, Route route, TimePoint now);
   void on_failed(std::uint32_t index, const engine::Done& done, TimePoint now);
   void on_orphan_home(std::uint32_t index);
   void begin_block(std::uint32_t index, TimePoint now);
   void write_back_block(std::uint32_t index, TimePoint now);
+  void write_block(std::uint32_t index);
   void retry_later(std::uint32_t index, TimePoint at);
   void send_due_retries(TimePoint now);
   void finish_piece(std::uint32_t index);
+  void account_piece(std::uint32_t index);
   void fail_piece(std::uint32_t index, Code code, std::int32_t system_error);
   void add_failure(Part& part, const Failure& failure);
   void free_flight(std::uint32_t index);
@@ -181,9 +214,8 @@ class Lane {
   engine::MemoryKey staging_key(std::size_t engine);
   EngineQueue* queue_of(std::size_t engine);
   static std::uint32_t store_of(const Flight& flight);
-  static StoreEntry& entry_of(const Flight& flight);
   // Whether what the device can't take may go through the page cache.
-  static bool may_buffer(const Flight& flight);
+  bool may_buffer(const Flight& flight) const;
 
   const std::shared_ptr<Environment> environment_;
   const LaneSettings settings_;
@@ -199,6 +231,12 @@ class Lane {
   std::atomic<engine::Queue*> polled_{nullptr};
   std::atomic<bool> attention_{false};
   std::atomic<bool> closing_{false};
+  struct ToPrepare {
+    cuda::Device* gpu;
+    std::shared_ptr<std::atomic<std::uint32_t>> left;
+  };
+  std::mutex prepare_mutex_;
+  std::vector<ToPrepare> to_prepare_;
   std::mutex idle_mutex_;
   std::condition_variable idle_;
 
@@ -226,6 +264,13 @@ class Lane {
   bool staging_refused_ = false;
   std::vector<std::optional<engine::MemoryKey>> staging_keys_;  // by engine
   std::vector<engine::Done> done_;
+  std::vector<GpuCopies> gpus_;
+  std::vector<cuda::CopyDone> copied_;
+  std::uint32_t copying_ = 0;  // flights
+  TimePoint copies_moved_;     // when a copy last ended, or the first of those pending began
+  Duration between_looks_{};   // at copies that are on their way
+  std::uint32_t slots_filling_ = 0;
+  double copy_seconds_ = 0;  // waited for copies with nothing else to do, in all
 };
 
 }  // namespace penstock::core

@@ -21,6 +21,8 @@ constexpr auto caretaker_period = std::chrono::milliseconds(1);
 // Without work for so long, the caretaker goes to sleep.
 constexpr int caretaker_idle_periods = 100;
 
+constexpr Duration prepare_time = std::chrono::seconds(30);
+
 constexpr std::string_view leaked_message =
     "a lane still waits for operations that never came back; it and its memory are left behind";
 
@@ -60,6 +62,37 @@ LaneSet::Worker LaneSet::start_lane(std::uint32_t slot) {
   return worker;
 }
 
+Status LaneSet::prepare(cuda::Device& gpu) {
+  auto left = std::make_shared<std::atomic<std::uint32_t>>(size_);
+  {
+    const std::scoped_lock lock(mutex_);
+    if (closed_) return Error{Code::closed, 0, "the Context is closing", ""};
+    if (std::find(prepared_.begin(), prepared_.end(), &gpu) != prepared_.end()) return {};
+    for (std::uint32_t slot = 0; slot < size_; ++slot) {
+      if (!workers_[slot].lane) workers_[slot] = start_lane(slot);
+      workers_[slot].lane->prepare(gpu, left);
+    }
+  }
+  const TimePoint deadline = Clock::now() + prepare_time;
+  for (std::uint32_t now = left->load(); now != 0; now = left->load(std::memory_order_acquire)) {
+    if (Clock::now() >= deadline) {
+      return Error{Code::timed_out, 0, "preparing " + gpu.info().domain.name() + " took too long",
+                   "is the GPU busy, or are all lanes stuck?"};
+    }
+    futex_wait_until(*left, now, deadline);
+  }
+  const std::scoped_lock lock(mutex_);
+  prepared_.push_back(&gpu);
+  return {};
+}
+
+void LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
+  const auto start = [self = shared_from_this(), request] { self->submit(request); };
+  if (environment_->streams.add(request, start)) return;
+  request->stop(Code::closed);
+  Request::end_unstarted(request);
+}
+
 void LaneSet::submit(const std::shared_ptr<Request>& request) {
   auto& parts = request->parts;
   {
@@ -71,6 +104,7 @@ void LaneSet::submit(const std::shared_ptr<Request>& request) {
         part.lane = workers_[slot].lane;
         part.hold = request;
       }
+      request->lanes_are_set();
       // A lane stays open while it has a slot, and it can't lose that while the lock is held.
       for (Part& part : parts) part.lane->post(part);
       return;
@@ -78,11 +112,7 @@ void LaneSet::submit(const std::shared_ptr<Request>& request) {
   }
   // Nobody is left to work on it. Without the lock: its callback may run here, and submit again.
   request->stop(Code::closed);
-  for (Part& part : parts) {
-    part.withdrawn = true;
-    if (request->leave() && request->conclude(request)) request->wake_waiters();
-  }
-  environment_->ends.announce();
+  Request::end_unstarted(request);
 }
 
 std::shared_ptr<Lane> LaneSet::callers_lane() {
@@ -111,6 +141,7 @@ bool LaneSet::start(const std::shared_ptr<Request>& request) {
     part.lane = nullptr;
     return false;
   }
+  request->lanes_are_set();
   if (caretaker_sleeps_.load(std::memory_order_relaxed) && caretaker_sleeps_.exchange(false)) {
     const std::scoped_lock lock(mutex_);
     caretaker_wakes_.notify_one();

@@ -28,6 +28,10 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   LaneSet& operator=(const LaneSet&) = delete;
 
   std::uint32_t size() const { return size_; }
+  // Makes what requests to and from a GPU need, on every lane, so that none of it is made while a stream waits.
+  Status prepare(cuda::Device& gpu);
+  // Submits the request when its stream has come to it.
+  void submit_in_order(const std::shared_ptr<Request>& request);
   // Gives every part of the request a lane. After close, the request ends at once.
   void submit(const std::shared_ptr<Request>& request);
   // Starts a small request on the caller's thread, where whoever waits for it carries it on. False if that is not
@@ -55,6 +59,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   std::mutex mutex_;
   bool closed_ = false;
   std::uint32_t next_ = 0;
+  std::vector<cuda::Device*> prepared_;
   std::uint32_t replaced_ = 0;
   std::vector<Worker> workers_;                // by slot; no lane: not started yet
   std::vector<Worker> retired_;                // replaced, waiting for their operations

@@ -48,6 +48,7 @@ constexpr Number numbers[] = {
     {"prefetch_window_bytes", &Options::prefetch_window_bytes, 0, 1024 * gib},
     {"alignment_bytes", &Options::alignment_bytes, 0, mib},
     {"pinned_budget_bytes", &Options::pinned_budget_bytes, slot_granule, 1024 * 1024 * gib},
+    {"device_budget_bytes", &Options::device_budget_bytes, 0, 1024 * 1024 * gib},
 };
 
 struct Seconds {
@@ -59,6 +60,7 @@ constexpr Seconds seconds[] = {
     {"request_seconds", &Deadlines::request_seconds},
     {"stall_seconds", &Deadlines::stall_seconds},
     {"cancel_grace_seconds", &Deadlines::cancel_grace_seconds, 10},
+    {"stream_seconds", &Deadlines::stream_seconds},
     {"close_seconds", &Deadlines::close_seconds},
 };
 

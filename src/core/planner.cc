@@ -36,9 +36,10 @@ Result<EnginePlan> plan_wanted(std::span<const EngineFacts> engines, std::string
                "engines: " + known_names(engines)};
 }
 
-std::string choice_reason(const EngineFacts& engine, bool remote) {
+std::string choice_reason(const EngineFacts& engine, std::optional<Locality> locality) {
   std::string reason(engine.name);
-  if (remote) return reason + ": a network or user-space mount, read by many threads at once";
+  if (locality && is_remote(*locality)) return reason + ": a network or user-space mount, read by many threads at once";
+  if (locality == Locality::memory) return reason + ": a file system in memory, copied by plain threads";
   if (engine.sleeps_in_kernel) return reason + ": deep queues without a thread for each operation";
   return reason + ": a thread for each operation in flight";
 }
@@ -48,30 +49,30 @@ std::string choice_reason(const EngineFacts& engine, bool remote) {
 Result<EnginePlan> plan_engine(std::span<const EngineFacts> engines, std::string_view wanted,
                                std::optional<Locality> locality) {
   if (!wanted.empty()) return plan_wanted(engines, wanted);
-  const bool remote = locality && is_remote(*locality);
+  // Reads of such stores run inside the kernel from end to end; a ring would hand them to the kernel's few workers.
+  const bool wants_threads = locality && (is_remote(*locality) || locality == Locality::memory);
   std::optional<std::size_t> fallback;
   std::string passed_over;
   for (std::size_t i = 0; i < engines.size(); ++i) {
     const auto& engine = engines[i];
-    if (!engine.serves_scheme) continue;
+    if (!engine.serves_scheme || engine.only_device) continue;
     if (!engine.available) {
       passed_over += "; " + std::string(engine.name) + " not used: " + std::string(engine.unavailable_because);
       continue;
     }
-    // Buffered reads of such mounts block inside the kernel; a ring would hand them to the kernel's few workers.
-    if (remote && engine.sleeps_in_kernel) {
+    if (wants_threads && engine.sleeps_in_kernel) {
       if (!fallback) fallback = i;
       continue;
     }
-    return EnginePlan{i, choice_reason(engine, remote) + passed_over};
+    return EnginePlan{i, choice_reason(engine, locality) + passed_over};
   }
-  if (fallback) return EnginePlan{*fallback, choice_reason(engines[*fallback], false) + passed_over};
+  if (fallback) return EnginePlan{*fallback, choice_reason(engines[*fallback], std::nullopt) + passed_over};
   return Error{Code::engine_unavailable, 0, "no engine that works here serves this store" + passed_over,
                "run `penstock engines` to see what each one needs"};
 }
 
 RouteSet route_set(std::span<const Route> routes) {
-  if (routes.empty()) return ~RouteSet{0};
+  if (routes.empty()) return ~route_bit(Route::cufile_compat);
   RouteSet set = 0;
   for (const Route route : routes) set |= route_bit(route);
   return set;
@@ -91,6 +92,7 @@ std::string_view reason_text(Reason reason) {
       "ends that fill no whole block",
       "the kernel refused direct transfers on this store",
       "the route that fits better is not among the allowed ones",
+      "straight between the disk and the GPU",
   };
   return texts[static_cast<std::size_t>(reason)];
 }
@@ -126,12 +128,21 @@ WindowPlan preferred_read(const WindowFacts& facts) {
 }  // namespace
 
 std::optional<WindowPlan> plan_window(const WindowFacts& facts) {
+  const auto is_allowed = [&](Path path) {
+    const Route route = route_of(path);
+    return (facts.allowed & route_bit(facts.gpu ? staged(route) : route)) != 0;
+  };
   const WindowPlan plan = facts.direction == Direction::write ? preferred_write(facts) : preferred_read(facts);
-  if (facts.allowed & route_bit(route_of(plan.path))) return plan;
-  if (facts.direct && (facts.allowed & route_bit(Route::direct))) return WindowPlan{Path::direct, Reason::not_allowed};
-  if (facts.page_cache && (facts.allowed & route_bit(Route::buffered))) {
-    return WindowPlan{Path::buffered, Reason::not_allowed};
+  const bool reachable = facts.direct || facts.page_cache;
+  // What is in memory already comes faster from there than from the disk.
+  const bool in_memory = reachable && plan.path == Path::cached && is_allowed(Path::cached);
+  if (facts.device_route && (facts.allowed & route_bit(*facts.device_route)) != 0 && !in_memory) {
+    return WindowPlan{Path::device, Reason::straight};
   }
+  if (!reachable) return std::nullopt;
+  if (is_allowed(plan.path)) return plan;
+  if (facts.direct && is_allowed(Path::direct)) return WindowPlan{Path::direct, Reason::not_allowed};
+  if (facts.page_cache && is_allowed(Path::buffered)) return WindowPlan{Path::buffered, Reason::not_allowed};
   return std::nullopt;
 }
 

@@ -28,6 +28,7 @@ struct EngineFacts {
   bool available = false;
   std::string_view unavailable_because;
   bool sleeps_in_kernel = false;
+  bool only_device = false;  // reaches GPU memory and nothing else: chosen for that, or if it is asked for
 };
 
 struct EnginePlan {
@@ -44,7 +45,8 @@ using RouteSet = std::uint32_t;
 constexpr RouteSet route_bit(Route route) {
   return RouteSet{1} << static_cast<unsigned>(route);
 }
-RouteSet route_set(std::span<const Route> routes);  // empty: all
+// Empty: all but cuFile's compat mode, which is slower than our staging.
+RouteSet route_set(std::span<const Route> routes);
 
 // Why a window went the way it went.
 enum class Reason : std::uint8_t {
@@ -60,8 +62,9 @@ enum class Reason : std::uint8_t {
   edge,               // ends of a write that fill no whole block
   refused,            // the kernel refused a direct transfer that should have worked
   not_allowed,        // the better route is not among the allowed ones
+  straight,           // between the disk and the GPU, without us
 };
-inline constexpr std::size_t reason_count = 12;
+inline constexpr std::size_t reason_count = 13;
 std::string_view reason_text(Reason reason);
 
 enum class Residency : std::uint8_t {
@@ -81,6 +84,8 @@ struct WindowFacts {
   Cache cache = Cache::automatic;
   RouteSet allowed = ~RouteSet{0};
   Residency residency = Residency::unknown;
+  bool gpu = false;                   // the memory is a GPU's: host routes are staged
+  std::optional<Route> device_route;  // and the store can be reached from there without staging
 };
 
 struct WindowPlan {

@@ -19,6 +19,9 @@ constexpr std::array residencies = {Residency::all,     Residency::none,       R
                                     Residency::unknown, Residency::likely_all, Residency::likely_none};
 
 // Every combination of facts, with every set of allowed routes; a store is reached one way at least.
+constexpr RouteSet host_routes =
+    route_bit(Route::cached) | route_bit(Route::direct) | route_bit(Route::buffered) | route_bit(Route::mapped);
+
 std::vector<WindowFacts> all_facts() {
   std::vector<WindowFacts> all;
   for (const Direction direction : directions) {
@@ -26,7 +29,7 @@ std::vector<WindowFacts> all_facts() {
       for (const auto& [direct, page_cache] : {std::pair(true, true), {true, false}, {false, true}}) {
         for (const Cache cache : caches) {
           for (const Residency residency : residencies) {
-            for (RouteSet allowed = 0; allowed < RouteSet{1} << route_count; ++allowed) {
+            for (RouteSet allowed = 0; allowed <= host_routes; ++allowed) {
               all.push_back({direction, locality, direct, page_cache, cache, allowed, residency});
             }
           }
@@ -94,6 +97,37 @@ TEST(PlanWindow, drops_only_what_it_brought_in_itself) {
   }
 }
 
+TEST(PlanWindow, goes_straight_to_a_gpu_where_that_is_possible_and_allowed) {
+  for (WindowFacts facts : all_facts()) {
+    facts.gpu = true;
+    facts.allowed = ~RouteSet{0};
+    facts.device_route = Route::gds;
+    const auto plan = plan_window(facts);
+    ASSERT_TRUE(plan) << describe(facts);
+    const bool in_memory = (facts.direct || facts.page_cache) && plan->path == Path::cached;
+    EXPECT_TRUE(plan->path == Path::device || in_memory) << describe(facts);
+    facts.allowed = ~route_bit(Route::gds);
+    const auto around = plan_window(facts);
+    EXPECT_TRUE(!around || around->path != Path::device) << describe(facts);
+  }
+}
+
+TEST(PlanWindow, to_a_gpu_asks_for_the_staged_routes) {
+  WindowFacts facts{.direct = true, .page_cache = true, .residency = Residency::none, .gpu = true};
+  facts.allowed = route_bit(Route::direct) | route_bit(Route::cached) | route_bit(Route::buffered);
+  EXPECT_FALSE(plan_window(facts)) << "routes to the host say nothing about a GPU";
+  facts.allowed = route_bit(Route::buffered_staged);
+  EXPECT_EQ(plan_window(facts)->path, Path::buffered);
+  facts.allowed = route_bit(Route::direct_staged);
+  EXPECT_EQ(plan_window(facts)->path, Path::direct);
+}
+
+TEST(PlanWindow, cufiles_compat_mode_is_taken_only_if_it_is_named) {
+  EXPECT_EQ(route_set({}) & route_bit(Route::cufile_compat), 0U);
+  const Route named[] = {Route::cufile_compat};
+  EXPECT_NE(route_set(named) & route_bit(Route::cufile_compat), 0U);
+}
+
 TEST(PlanWindow, gives_reasons_that_are_true) {
   for (const WindowFacts& facts : all_facts()) {
     const auto plan = plan_window(facts);
@@ -129,7 +163,10 @@ TEST(PlanWindow, gives_reasons_that_are_true) {
         fits = facts.direction == Direction::write && plan->path == Path::direct;
         break;
       case Reason::not_allowed:
-        fits = facts.allowed != (RouteSet{1} << route_count) - 1;
+        fits = facts.allowed != host_routes;
+        break;
+      case Reason::straight:
+        fits = facts.device_route.has_value() && plan->path == Path::device;
         break;
       case Reason::edge:
       case Reason::refused:
@@ -201,7 +238,7 @@ TEST(Reasons, each_have_a_text_of_their_own) {
 }
 
 TEST(RouteSets, hold_what_was_put_in_and_everything_when_nothing_was) {
-  EXPECT_EQ(route_set({}), ~RouteSet{0});
+  EXPECT_EQ(route_set({}), ~route_bit(Route::cufile_compat));
   const Route some[] = {Route::cached, Route::mapped};
   EXPECT_EQ(route_set(some), route_bit(Route::cached) | route_bit(Route::mapped));
 }

@@ -27,13 +27,13 @@ Error invalid_range(std::size_t index, std::string what, std::string hint) {
   return {Code::invalid_argument, 0, "range " + std::to_string(index) + ": " + std::move(what), std::move(hint)};
 }
 
+Error invalid_memory(std::size_t index, Error error) {
+  error.message = "range " + std::to_string(index) + ": " + error.message;
+  return error;
+}
+
 Status check_range(std::size_t index, const Range& range) {
   if (range.store == nullptr || !*range.store) return invalid_range(index, "no store", "open one first");
-  if (!range.memory.domain.host_accessible()) {
-    return Error{Code::unsupported, 0,
-                 "range " + std::to_string(index) + ": memory of " + range.memory.domain.name() + " can't be reached",
-                 "no CUDA driver support is present; use host or pinned memory"};
-  }
   if (range.memory.size_bytes != 0 && range.memory.data == nullptr) {
     return invalid_range(index, "memory at address 0", "give memory of the size to transfer");
   }
@@ -42,6 +42,16 @@ Status check_range(std::size_t index, const Range& range) {
     return invalid_range(index, "offset plus size overflows", "offsets and sizes are bytes, below 2^63 together");
   }
   return {};
+}
+
+constexpr const char* device_lost_hint =
+    "this process can't use the GPU any more: start a new one, and look for the kernel that failed";
+
+std::string describe_cause(const Failure& failure) {
+  const bool of_cuda = failure.code == Code::device_error || failure.code == Code::device_lost;
+  if (failure.system_error == 0) return std::string(code_name(failure.code));
+  if (of_cuda) return "CUDA error " + std::to_string(failure.system_error);
+  return std::strerror(failure.system_error);
 }
 
 // Calls `visit(Unit)` for every unit of the spans, in order.
@@ -92,6 +102,9 @@ Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environme
                                                              : environment->options.deadlines.request_seconds;
   if (limit > 0) request->deadline = request->begun + duration_from_seconds(std::min(limit, 1e9));
   if (auto status = request->add_ranges(ranges); !status) return status.error();
+  if (request->has_gpu) {
+    if (auto status = request->find_gpus(ranges); !status) return status.error();
+  }
   if (auto status = request->prepare_stores(); !status) return status.error();
   request->make_units(settings.lanes);
   return request;
@@ -137,7 +150,14 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     span.offset = ranges[i].offset;
     span.length = ranges[i].memory.size_bytes;
     span.memory = ranges[i].memory.data;
-    if (!attached->empty() && span.length != 0) {
+    if (!ranges[i].memory.domain.host_accessible()) {
+      has_gpu = true;
+    } else if (!use.entry->from_host()) {
+      return Error{Code::unsupported, 0,
+                   "range " + std::to_string(i) + ": engine " + engine_name(use.entry->engine()) +
+                       " moves bytes to and from GPU memory only",
+                   "leave the engine unset"};
+    } else if (!attached->empty() && span.length != 0) {
       const bool same = known != nullptr && span.memory >= known->begin && span.memory + span.length <= known->end;
       if (!same) known = MemoryMap::find(*attached, span.memory, span.length);
       if (known != nullptr) span.key = known->keys[use.entry->engine()];
@@ -146,6 +166,49 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     total_bytes += span.length;
   }
   return {};
+}
+
+// The device of each range in GPU memory. The driver is asked once for each allocation, not for each range.
+Status Request::find_gpus(std::span<const Range> ranges) {
+  const auto driver = cuda::Driver::get();
+  if (!driver) return driver.error();
+  const auto attached = environment_->memory.snapshot();
+  Region known;
+  cuda::Device* gpu = nullptr;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    Span& span = spans[i];
+    const Domain domain = ranges[i].memory.domain;
+    if (domain.host_accessible() || span.length == 0) continue;
+    const auto covers = [&](const Region& region) {
+      return span.memory >= region.data && span.length <= region.size_bytes &&
+             static_cast<std::size_t>(span.memory - region.data) <= region.size_bytes - span.length;
+    };
+    if (gpu == nullptr || domain != known.domain || !covers(known)) {
+      auto device = (*driver)->device(domain.device());
+      if (!device) return device.error();
+      gpu = *device;
+      auto found = (*driver)->find(span.memory);
+      if (!found) return invalid_memory(i, std::move(found).error());
+      known = *found;
+      if (known.domain != domain) {
+        return invalid_range(i, "the memory is of " + known.domain.name() + ", not of " + domain.name(),
+                             "find_cuda_region tells the device of a pointer");
+      }
+      if (!covers(known)) {
+        return invalid_range(i, "reaches past the end of the allocation on " + domain.name(),
+                             "give memory of the size to transfer");
+      }
+    }
+    span.gpu = gpu;
+    StoreEntry* direct = stores[span.store].entry->for_device(*environment_);
+    const auto* entry = MemoryMap::find(*attached, span.memory, span.length);
+    if (direct != nullptr && entry != nullptr) span.key = entry->keys[direct->engine()];
+  }
+  return {};
+}
+
+std::string Request::engine_name(std::size_t engine) const {
+  return std::string((*environment_->engines)[engine]->description().name);
 }
 
 Status Request::prepare_stores() {
@@ -194,10 +257,12 @@ const Unit* Request::take_unit() {
 
 void Request::stop(Code code) {
   Code none = Code::ok;
-  if (!stop_code_.compare_exchange_strong(none, code, std::memory_order_acq_rel)) return;
-  for (const Part& part : parts) {
-    if (part.lane) part.lane->attend();
-  }
+  // Sequentially consistent with lanes_are_set: either the lanes are seen here, or they see the code when they begin.
+  if (!stop_code_.compare_exchange_strong(none, code, std::memory_order_seq_cst)) return;
+  // Our copies stand behind the stream that waits for them.
+  if (code == Code::would_deadlock && order) order->release();
+  if (!has_lanes()) return;
+  for (const Part& part : parts) part.lane->attend();
 }
 
 std::optional<Stage> Request::next_stage(Stage done) const {
@@ -206,6 +271,14 @@ std::optional<Stage> Request::next_stage(Stage done) const {
   if (done == Stage::transfer && has_edges) return Stage::edges;
   const bool whole = bytes_done() == total_bytes;
   return durable && whole && done != Stage::flush ? std::optional(Stage::flush) : std::nullopt;
+}
+
+void Request::end_unstarted(const std::shared_ptr<Request>& request) {
+  for (Part& part : request->parts) {
+    part.withdrawn = true;
+    if (request->leave() && request->conclude(request)) request->wake_waiters();
+  }
+  request->environment_->ends.announce();
 }
 
 void Request::wake_waiters() const {
@@ -218,6 +291,7 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   summary_.outcome = outcome;
   summary_.seconds = seconds_between(begun, Clock::now());
   environment_->statistics.request_ended(outcome == Outcome::done);
+  if (order) order->release();
   auto on_end = std::move(options_.on_end);
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;
@@ -264,12 +338,18 @@ void Request::add_up_parts() {
       if (summary_.failures.size() < failures_kept) summary_.failures.push_back(failure);
     }
     summary_.cpu_seconds += part.cpu_seconds;
+    summary_.copy_seconds += part.copy_seconds;
     wall_seconds += part.wall_seconds;
   }
-  summary_.storage_seconds = std::max(0.0, wall_seconds - summary_.cpu_seconds);
+  summary_.storage_seconds = std::max(0.0, wall_seconds - summary_.cpu_seconds - summary_.copy_seconds);
   if (wall_seconds == 0) return;
+  if (summary_.copy_seconds > std::max(summary_.storage_seconds, summary_.cpu_seconds)) {
+    summary_.limit = Limit::copy;
+    return;
+  }
   // Copying out of the page cache is the CPU's work even where a lane had to wait for a CPU.
-  const bool mostly_copied = summary_.routes[static_cast<std::size_t>(Route::cached)] > summary_.bytes / 2;
+  const auto bytes_by = [&](Route route) { return summary_.routes[static_cast<std::size_t>(route)]; };
+  const bool mostly_copied = bytes_by(Route::cached) + bytes_by(Route::cached_staged) > summary_.bytes / 2;
   const bool mostly_busy = summary_.cpu_seconds > 0.6 * wall_seconds;
   summary_.limit = mostly_copied || mostly_busy ? Limit::cpu : Limit::storage;
 }
@@ -283,9 +363,14 @@ Outcome Request::judge() {
     stopped_short_ |= part.withdrawn;
   }
   if (abandoned) return Outcome::abandoned;
-  const bool whole = summary_.bytes == total_bytes && (!durable || flushed == stores.size());
+  // A stream that was let go before its request had ended has gone on without the bytes.
+  const bool in_order = stop_code() != Code::would_deadlock;
+  const bool whole = in_order && summary_.bytes == total_bytes && (!durable || flushed == stores.size());
   stopped_short_ = !whole && (stopped_short_ || summary_.failure_count == 0);
-  if (stopped_short_) return stop_code() == Code::timed_out ? Outcome::failed : Outcome::cancelled;
+  if (stopped_short_) {
+    const bool asked_for = stop_code() == Code::cancelled || stop_code() == Code::closed;
+    return asked_for ? Outcome::cancelled : Outcome::failed;
+  }
   if (summary_.failure_count != 0) return Outcome::failed;
   for (std::size_t i = 0; i < stores.size(); ++i) {
     if (!stores[i].check_identity) continue;
@@ -308,7 +393,7 @@ Error Request::describe_failures() const {
             "read it again when nothing writes to it"};
   }
   message += " of " + std::to_string(first.bytes) + " bytes at offset " + std::to_string(first.offset) + " failed: ";
-  message += first.system_error != 0 ? std::strerror(first.system_error) : std::string(code_name(first.code));
+  message += describe_cause(first);
   if (summary_.failure_count > 1) {
     message += " (the first of " + std::to_string(summary_.failure_count) + " failed operations)";
   }
@@ -316,7 +401,11 @@ Error Request::describe_failures() const {
   if (first.code == Code::truncated) hint = "the file became shorter while it was read; read it again";
   if (first.code == Code::no_space) hint = "free room on the file system";
   if (first.code == Code::io_error) hint = "look at the kernel's log for the device";
-  if (first.code == Code::no_route) hint = "allow more routes, or leave allowed_routes empty";
+  if (first.code == Code::no_route) {
+    hint = stores[store].entry->from_host() ? "allow more routes, or leave allowed_routes empty"
+                                            : "name the engine's route in allowed_routes, or leave the engine unset";
+  }
+  if (first.code == Code::device_lost) hint = device_lost_hint;
   return {first.code, first.system_error, std::move(message), std::move(hint)};
 }
 
@@ -334,14 +423,26 @@ Error Request::describe(Outcome outcome) const {
       break;
   }
   if (!stopped_short_) return describe_failures();
+  if (stop_code() == Code::would_deadlock) {
+    return {Code::would_deadlock, 0, "copies could not get past a stream that waits for them; " + progress,
+            "use fewer streams, raise CUDA_DEVICE_MAX_CONNECTIONS, or give the streams a lower priority than ours"};
+  }
+  if (stop_code() != Code::timed_out) {
+    return {stop_code(), 0, "the stream that the request is ordered by has failed; " + progress, device_lost_hint};
+  }
   return {Code::timed_out, 0, "the deadline passed; " + progress, "allow more time, or find out why storage is slow"};
 }
 
 std::string Request::explain() const {
   std::string text;
+  const auto add = [&](const std::string& reason) {
+    if (!reason.empty() && text.find(reason) == std::string::npos) text += (text.empty() ? "" : "; ") + reason;
+  };
   for (const StoreUse& use : stores) {
-    if (text.find(use.entry->engine_reason()) != std::string::npos) continue;
-    text += (text.empty() ? "" : "; ") + use.entry->engine_reason();
+    add(use.entry->engine_reason());
+    if (!has_gpu) continue;
+    const StoreEntry* direct = use.entry->for_device(*environment_);
+    add(direct != nullptr ? direct->engine_reason() : use.entry->device_reason());
   }
   const auto used = std::count_if(reasons_.begin(), reasons_.end(), [](std::uint64_t bytes) { return bytes != 0; });
   for (std::size_t i = 0; i < reason_count; ++i) {
@@ -362,7 +463,7 @@ Report Request::report() const {
     report.seconds = seconds_between(begun, Clock::now());
   }
   for (const StoreUse& use : stores) {
-    const std::string name(environment_->engines->at(use.entry->engine())->description().name);
+    const std::string name = engine_name(use.entry->engine());
     if (report.engine.find(name) == std::string::npos) report.engine += (report.engine.empty() ? "" : ",") + name;
   }
   if (report.outcome == Outcome::pending) return report;
@@ -371,13 +472,16 @@ Report Request::report() const {
   return report;
 }
 
+bool Request::is_run_by_callers() const {
+  return has_lanes() && parts[0].lane->runner() == Runner::callers;
+}
+
 bool Request::help_until(TimePoint time) const {
-  Lane* lane = parts[0].lane.get();
-  return lane != nullptr && lane->runner() == Runner::callers && lane->try_step(time);
+  return is_run_by_callers() && parts[0].lane->try_step(time);
 }
 
 bool Request::wait_until(TimePoint time) const {
-  const bool callers_work = parts[0].lane && parts[0].lane->runner() == Runner::callers;
+  const bool callers_work = is_run_by_callers();
   while (true) {
     std::uint32_t word = wait_word_.load(std::memory_order_acquire);
     if (word == 2) return true;

@@ -20,6 +20,7 @@
 #include "base/small_array.h"
 #include "core/planner.h"
 #include "core/store_entry.h"
+#include "cuda/stream_order.h"
 #include "penstock/request.h"
 
 namespace penstock::core {
@@ -33,8 +34,9 @@ struct Span {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
   std::byte* memory = nullptr;
-  std::uint32_t store = 0;  // index into Request::stores
-  engine::MemoryKey key;
+  std::uint32_t store = 0;      // index into Request::stores
+  engine::MemoryKey key;        // for the engine that reaches the memory, if one does
+  cuda::Device* gpu = nullptr;  // whose memory it is; null: the host's
 };
 
 struct StoreUse {
@@ -81,13 +83,14 @@ enum class Stage : std::uint8_t {
 struct Part {
   Part* next_in_mailbox = nullptr;
   std::shared_ptr<Request> hold;  // from post until the lane has left
-  std::shared_ptr<Lane> lane;     // set before post, then only read: cancelling wakes it
+  std::shared_ptr<Lane> lane;     // set before has_lanes(), then only read: cancelling wakes it
 
   // Where the lane is.
   Unit unit;                     // being cut; count 0: none
   std::uint32_t range = 0;       // of the unit
   std::uint64_t position = 0;    // within that range
   WindowPlan plan;               // of the unit
+  bool goes_straight = false;    // Path::device is the plan; what can't take it goes around
   bool plan_each_piece = false;  // the unit is neither wholly cached nor wholly not
   bool no_route = false;         // none that is allowed can carry the window
   bool exhausted = false;        // no more units
@@ -117,7 +120,9 @@ struct Part {
   std::vector<Leftover> to_drop;
   TimePoint entered;
   double cpu_seconds_at_entry = 0;
+  double copy_seconds_at_entry = 0;
   double cpu_seconds = 0;
+  double copy_seconds = 0;
   double wall_seconds = 0;
 };
 
@@ -151,13 +156,15 @@ class Request {
   SmallArray<StoreUse> stores;
   SmallArray<Unit> units;
   SmallArray<Part> parts;
+  bool has_gpu = false;                      // some memory is a GPU's
+  std::unique_ptr<cuda::StreamOrder> order;  // set before anyone else knows the request
 
   bool has_more_units() const { return next_unit_.load(std::memory_order_relaxed) < units.size(); }
   // The next unit, for whichever lane asks; null when there are no more.
   const Unit* take_unit();
   // Asks the lanes to end the request with this code; the first reason stays.
   void stop(Code code);
-  Code stop_code() const { return stop_code_.load(std::memory_order_acquire); }
+  Code stop_code() const { return stop_code_.load(std::memory_order_seq_cst); }
   // Each lane calls it once when its part is over; true for the last one, which must then conclude.
   bool leave() { return parts_left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
   // REQUIRES: every part has left. The stage to go on with, if there is one left to do.
@@ -168,6 +175,12 @@ class Request {
   // wake_waiters, at once or a little later. `self` is the request.
   [[nodiscard]] bool conclude(const std::shared_ptr<Request>& self);
   void wake_waiters() const;
+  // Ends a request that no lane has seen. REQUIRES: it was stopped.
+  static void end_unstarted(const std::shared_ptr<Request>& request);
+
+  // Every part has its lane: they may be looked at. Before anything is posted.
+  void lanes_are_set() { lanes_set_.store(true, std::memory_order_seq_cst); }
+  bool has_lanes() const { return lanes_set_.load(std::memory_order_seq_cst); }
 
   bool has_callback() const { return options_.on_end != nullptr; }
   Environment& environment() const { return *environment_; }
@@ -179,6 +192,7 @@ class Request {
   bool wait_until(TimePoint time) const;
   // One step of the same; false where that can't be done.
   bool help_until(TimePoint time) const;
+  bool is_run_by_callers() const;
   std::uint64_t bytes_done() const;
   Report report() const;
   // Stops the request and wakes its lanes; waits until it has ended, within reason.
@@ -188,10 +202,12 @@ class Request {
   Status add_ranges(std::span<const Range> ranges);
   void add_stores(std::span<const Range> ranges);
   Status prepare_stores();
+  Status find_gpus(std::span<const Range> ranges);
   void make_units(std::uint32_t lanes);
   void drop_leftovers();
   void add_up_parts();
   Outcome judge();
+  std::string engine_name(std::size_t engine) const;
   Error describe(Outcome outcome) const;
   Error describe_failures() const;
   std::string explain() const;
@@ -199,6 +215,7 @@ class Request {
   const std::shared_ptr<Environment> environment_;  // shared: tickets may outlive their Context
   RequestOptions options_;
   const Duration cancel_wait_;  // the grace, and time to notice
+  std::atomic<bool> lanes_set_{false};
   std::atomic<std::uint32_t> next_unit_{0};
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};

@@ -30,6 +30,8 @@ class StagingArena {
   void give_back(const Block& block);
 
   Region region() const { return allocation_->region(); }
+  Status register_with(cuda::Device& gpu) { return allocation_->register_with(gpu); }
+  std::optional<std::ptrdiff_t> host_to_device() const { return allocation_->host_to_device(); }
   std::size_t largest_bytes() const { return used_.size() * granule_bytes; }
 
  private:

@@ -18,7 +18,8 @@ std::vector<EngineFacts> engine_facts(const Environment& environment, std::strin
                      .serves_scheme = std::find(schemes.begin(), schemes.end(), scheme) != schemes.end(),
                      .available = environment.probes[i].available,
                      .unavailable_because = environment.probes[i].reason,
-                     .sleeps_in_kernel = description.sleeps_in_kernel});
+                     .sleeps_in_kernel = description.sleeps_in_kernel,
+                     .only_device = description.reaches_device});
   }
   return facts;
 }
@@ -33,10 +34,11 @@ std::vector<std::string_view> all_schemes(const engine::Table& table) {
 
 }  // namespace
 
-StoreEntry::StoreEntry(std::shared_ptr<const engine::Table> engines, EnginePlan plan,
-                       std::unique_ptr<engine::Store> store, const Environment& environment)
-    : engines_(std::move(engines)),
+StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan plan, std::unique_ptr<engine::Store> store)
+    : engines_(environment.engines),
+      name_(std::move(name)),
       engine_(plan.engine),
+      from_host_(!(*engines_)[plan.engine]->description().reaches_device),
       engine_reason_(std::move(plan.reason)),
       store_(std::move(store)),
       read_alignment_(std::max<std::uint32_t>(store_->info().alignments.offset,
@@ -65,7 +67,58 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
     plan = std::move(better);
   }
   return std::shared_ptr<StoreEntry>(
-      new StoreEntry(environment.engines, std::move(*plan), std::move(*store), environment));
+      new StoreEntry(environment, {uri->scheme, uri->name, options}, std::move(*plan), std::move(*store)));
+}
+
+StoreEntry* StoreEntry::for_device(const Environment& environment) {
+  if (!from_host_) return this;
+  std::call_once(device_once_, [&] { device_ = open_for_device(environment); });
+  return device_.get();
+}
+
+std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& environment) {
+  const auto pass_over = [&](std::string_view engine, std::string_view reason) {
+    device_reason_ += (device_reason_.empty() ? "" : "; ") + std::string(engine) + " not used: " + std::string(reason);
+  };
+  const RouteSet allowed = route_set(environment.options.allowed_routes);
+  const auto is_allowed = [&](std::optional<Route> route) { return route && (allowed & route_bit(*route)) != 0; };
+  for (std::size_t i = 0; i < engines_->size(); ++i) {
+    engine::Engine& engine = *(*engines_)[i];
+    const auto& description = engine.description();
+    const auto& probe = environment.probes[i];
+    const auto& schemes = description.schemes;
+    if (!description.reaches_device || std::find(schemes.begin(), schemes.end(), name_.scheme) == schemes.end())
+      continue;
+    if (!probe.available || !is_allowed(probe.device_route)) {
+      pass_over(description.name, probe.reason.empty() ? "its route is not among the allowed ones" : probe.reason);
+      continue;
+    }
+    if (name_.options.access == Access::replace) {
+      pass_over(description.name, "the file has no name yet that it could be opened by");
+      continue;
+    }
+    OpenOptions options = name_.options;
+    if (options.access == Access::create) options.access = Access::write;
+    options.size_bytes = 0;
+    auto store = engine.open(name_.name, options);
+    if (!store) {
+      pass_over(description.name, store.error().message);
+      continue;
+    }
+    const Identity& here = info().identity;
+    const Identity& there = (*store)->info().identity;
+    if (here.device != there.device || here.inode != there.inode) {
+      pass_over(description.name, "the name means another file by now");
+      continue;
+    }
+    if (!is_allowed((*store)->device_route())) {
+      pass_over(description.name, "it would not reach this file without a detour through host memory");
+      continue;
+    }
+    EnginePlan plan{i, std::string(description.name) + ": reaches GPU memory by itself"};
+    return std::shared_ptr<StoreEntry>(new StoreEntry(environment, name_, std::move(plan), std::move(*store)));
+  }
+  return nullptr;
 }
 
 std::uint32_t StoreEntry::alignment(Direction direction) const {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "core/block_locks.h"
@@ -27,6 +28,13 @@ class StoreEntry {
   std::size_t engine() const { return engine_; }  // its index in the table
   const std::string& engine_reason() const { return engine_reason_; }
 
+  // The same store, opened by an engine that moves bytes between it and GPU memory by itself (it may be this one), or
+  // null: device_reason tells why. Opened on the first call.
+  StoreEntry* for_device(const Environment& environment);
+  const std::string& device_reason() const { return device_reason_; }
+  // Whether it can be reached from the host at all.
+  bool from_host() const { return from_host_; }
+
   // Offsets and lengths of direct transfers are multiples of this. Writes to files keep whole pages apart from
   // buffered edges: the kernel drops cached pages by the page.
   std::uint32_t alignment(Direction direction) const;
@@ -44,11 +52,20 @@ class StoreEntry {
   Residency sample_residency(std::uint64_t offset, std::uint64_t length);
 
  private:
-  StoreEntry(std::shared_ptr<const engine::Table> engines, EnginePlan plan, std::unique_ptr<engine::Store> store,
-             const Environment& environment);
+  // How a store was asked for.
+  struct Name {
+    std::string scheme;
+    std::string name;
+    OpenOptions options;
+  };
+
+  StoreEntry(const Environment& environment, Name name, EnginePlan plan, std::unique_ptr<engine::Store> store);
+  std::shared_ptr<StoreEntry> open_for_device(const Environment& environment);
 
   const std::shared_ptr<const engine::Table> engines_;  // shared: the engine must outlive its store
+  const Name name_;
   const std::size_t engine_;
+  const bool from_host_;
   const std::string engine_reason_;
   const std::unique_ptr<engine::Store> store_;
   const std::uint32_t read_alignment_;
@@ -56,6 +73,9 @@ class StoreEntry {
   std::atomic<std::uint64_t> size_bytes_;
   std::atomic<bool> direct_refused_{false};
   BlockLocks blocks_;
+  std::once_flag device_once_;
+  std::shared_ptr<StoreEntry> device_;
+  std::string device_reason_;
 };
 
 }  // namespace penstock::core

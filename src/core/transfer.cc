@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/log.h"
 #include "core/lane.h"
@@ -44,12 +45,9 @@ std::uint32_t Lane::store_of(const Flight& flight) {
   return flight.phase == Phase::flush ? flight.range : flight.part->hold->spans[flight.range].store;
 }
 
-StoreEntry& Lane::entry_of(const Flight& flight) {
-  return flight.orphan ? *flight.kept : *flight.part->hold->stores[store_of(flight)].entry;
-}
-
-bool Lane::may_buffer(const Flight& flight) {
-  return entry_of(flight).info().page_cache && (flight.part->hold->allowed & route_bit(Route::buffered)) != 0;
+bool Lane::may_buffer(const Flight& flight) const {
+  const Request& request = *flight.part->hold;
+  return may_be_buffered(request, *flight.entry, request.spans[flight.range]);
 }
 
 Lane::EngineQueue* Lane::queue_of(std::size_t engine) {
@@ -97,6 +95,19 @@ engine::MemoryKey Lane::staging_key(std::size_t engine) {
   return *staging_keys_[engine];
 }
 
+// Bytes to be written are fetched into staging memory first, where they go through it.
+void Lane::begin(std::uint32_t index, TimePoint now) {
+  const Flight& flight = flights_[index];
+  const bool fetch =
+      flight.phase == Phase::transfer && flight.staging.data != nullptr && flight.op.kind == OpKind::write;
+  if (fetch && flight.gpu != nullptr) {
+    copy(index, cuda::Toward::host);
+    return;
+  }
+  if (fetch) std::memcpy(flight.staging.data, flight.user, flight.length);
+  send(index, now);
+}
+
 void Lane::send(std::uint32_t index, TimePoint now) {
   Flight& flight = flights_[index];
   if (flight.phase == Phase::lock_block) {
@@ -112,12 +123,12 @@ void Lane::send(std::uint32_t index, TimePoint now) {
   }
   op.cookie = std::uint64_t{flight.generation} << 32 | index;
   flight.submitted = now;
-  queues_[entry_of(flight).engine()].batch.push_back(op);
+  queues_[flight.entry->engine()].batch.push_back(op);
 }
 
 void Lane::begin_block(std::uint32_t index, TimePoint now) {
   Flight& flight = flights_[index];
-  StoreEntry& entry = entry_of(flight);
+  StoreEntry& entry = *flight.entry;
   if (!entry.blocks().try_lock(flight.offset - flight.lead)) {
     retry_later(index, now + block_wait);
     return;
@@ -138,8 +149,10 @@ void Lane::on_done(std::size_t engine, const Done& done, TimePoint now) {
   flight.in_queue = false;
   --queues_[engine].in_queue;
   const Duration latency = now - flight.submitted;
+  const bool is_staged = flight.gpu != nullptr && flight.op.path != Path::device;
+  const Route route = is_staged ? staged(done.route) : done.route;
   if (flight.phase != Phase::flush) {
-    statistics_->record(engine, done.route, done.bytes,
+    statistics_->record(engine, route, done.bytes,
                         static_cast<std::uint64_t>(std::chrono::nanoseconds(latency).count()), done.code == Code::ok);
   }
   if (flight.op.path == Path::direct) adapt_depth(latency, now);
@@ -150,7 +163,7 @@ void Lane::on_done(std::size_t engine, const Done& done, TimePoint now) {
   Part& part = *flight.part;
   part.last_progress = now;
   if (done.code == Code::ok) {
-    on_moved(index, done, now);
+    on_moved(index, done.bytes, route, now);
   } else {
     on_failed(index, done, now);
   }
@@ -165,7 +178,7 @@ void Lane::on_orphan_home(std::uint32_t index) {
   free_flight(index);
 }
 
-void Lane::on_moved(std::uint32_t index, const Done& done, TimePoint now) {
+void Lane::on_moved(std::uint32_t index, std::uint64_t bytes, Route route, TimePoint now) {
   Flight& flight = flights_[index];
   if (flight.phase == Phase::flush) {
     ++flight.part->stores_flushed;
@@ -174,11 +187,11 @@ void Lane::on_moved(std::uint32_t index, const Done& done, TimePoint now) {
     return;
   }
   const std::uint64_t before = flight.moved;
-  flight.moved = std::min(before + done.bytes, flight.span_bytes);
+  flight.moved = std::min(before + bytes, flight.span_bytes);
   const bool whole_block = flight.phase == Phase::read_block || flight.phase == Phase::write_block;
   const std::uint64_t needed = whole_block ? flight.span_bytes : flight.lead + flight.length;
   if (flight.phase != Phase::read_block) {
-    flight.routes[static_cast<std::size_t>(done.route)] += overlap(before, flight.moved, flight.lead, flight.length);
+    flight.routes[static_cast<std::size_t>(route)] += overlap(before, flight.moved, flight.lead, flight.length);
   }
   if (flight.moved >= needed && flight.phase != Phase::read_block) {
     finish_piece(index);
@@ -194,21 +207,22 @@ void Lane::on_moved(std::uint32_t index, const Done& done, TimePoint now) {
     write_back_block(index, now);
     return;
   }
-  if (done.bytes == 0) {
+  if (bytes == 0) {
     fail_piece(index, flight.op.kind == OpKind::read ? Code::truncated : Code::no_space, 0);
     return;
   }
-  StoreEntry& entry = entry_of(flight);
+  StoreEntry& entry = *flight.entry;
   const std::uint64_t alignment = entry.alignment(flight.part->hold->direction);
-  if (flight.op.path == Path::direct && flight.moved % alignment != 0) {
+  const bool whole_blocks = flight.op.path == Path::direct || flight.op.path == Path::device;
+  if (whole_blocks && flight.moved % alignment != 0) {
     // A direct operation can't go on in the middle of a block; the page cache can. Without one, the block is redone.
-    if (may_buffer(flight) && !whole_block) {
+    if (flight.op.path == Path::direct && may_buffer(flight) && !whole_block) {
       flight.op.path = Path::buffered;
       flight.span_bytes = needed;
     } else {
       flight.moved = align_down(flight.moved, alignment);
       flight.routes = {};
-      flight.routes[static_cast<std::size_t>(done.route)] = overlap(0, flight.moved, flight.lead, flight.length);
+      flight.routes[static_cast<std::size_t>(route)] = overlap(0, flight.moved, flight.lead, flight.length);
     }
   }
   if (flight.moved > before) {
@@ -221,12 +235,21 @@ void Lane::on_moved(std::uint32_t index, const Done& done, TimePoint now) {
 }
 
 void Lane::write_back_block(std::uint32_t index, TimePoint now) {
-  Flight& flight = flights_[index];
+  const Flight& flight = flights_[index];
+  if (flight.gpu != nullptr) {
+    copy(index, cuda::Toward::host);
+    return;
+  }
   std::memcpy(flight.staging.data + flight.lead, flight.user, flight.length);
+  write_block(index);
+  send(index, now);
+}
+
+void Lane::write_block(std::uint32_t index) {
+  Flight& flight = flights_[index];
   flight.phase = Phase::write_block;
   flight.op.kind = OpKind::write;
   flight.moved = 0;
-  send(index, now);
 }
 
 void Lane::on_failed(std::uint32_t index, const Done& done, TimePoint now) {
@@ -241,7 +264,7 @@ void Lane::on_failed(std::uint32_t index, const Done& done, TimePoint now) {
     retry_later(index, done.system_error == EINTR ? now : now + backoff);
     return;
   }
-  StoreEntry& entry = entry_of(flight);
+  StoreEntry& entry = *flight.entry;
   if (flight.op.path == Path::direct && flight.phase == Phase::transfer && refuses_direct(done) && may_buffer(flight)) {
     entry.refuse_direct();
     flight.reason = Reason::refused;
@@ -272,12 +295,25 @@ void Lane::send_due_retries(TimePoint now) {
   }
 }
 
+// Storage has done its part.
 void Lane::finish_piece(std::uint32_t index) {
   Flight& flight = flights_[index];
-  Part& part = *flight.part;
+  // From here on the slot is what limits, not the disk.
+  bytes_in_flight_ -= std::exchange(flight.weight_bytes, 0);
+  if (std::exchange(flight.fills_slot, false)) --slots_filling_;
   if (flight.staging.data != nullptr && flight.op.kind == OpKind::read) {
+    if (flight.gpu != nullptr) {
+      copy(index, cuda::Toward::device);
+      return;
+    }
     std::memcpy(flight.user, flight.staging.data + flight.lead, flight.length);
   }
+  account_piece(index);
+}
+
+void Lane::account_piece(std::uint32_t index) {
+  Flight& flight = flights_[index];
+  Part& part = *flight.part;
   for (std::size_t i = 0; i < route_count; ++i) part.routes[i] += flight.routes[i];
   part.reasons[static_cast<std::size_t>(flight.reason)] += flight.length;
   part.bytes.store(part.bytes.load(std::memory_order_relaxed) + flight.length, std::memory_order_relaxed);
@@ -299,9 +335,10 @@ void Lane::add_failure(Part& part, const Failure& failure) {
 
 void Lane::free_flight(std::uint32_t index) {
   Flight& flight = flights_[index];
-  if (flight.holds_block) entry_of(flight).blocks().unlock(flight.offset - flight.lead);
+  if (flight.holds_block) flight.entry->blocks().unlock(flight.offset - flight.lead);
   if (flight.staging.data != nullptr) staging_->give_back(flight.staging);
   bytes_in_flight_ -= flight.weight_bytes;
+  if (flight.fills_slot) --slots_filling_;
   const std::uint32_t generation = flight.generation + 1;
   flight = Flight{};
   flight.generation = generation;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 
 #include "engine/queue.h"
 #include "engine/store.h"
+#include "penstock/engine_info.h"
 #include "penstock/region.h"
 #include "penstock/result.h"
 
@@ -24,13 +26,16 @@ struct Description {
   std::vector<std::string_view> schemes;  // URI schemes; plain paths are the scheme "file"
   bool sleeps_in_kernel = false;          // deep queues without a thread each: the planner's choice for local disks
   bool inline_queue = false;              // can make a Queue that does its work inside submit, on the caller's thread
+  bool reaches_device = false;            // Path::device: between a store and GPU memory, without staging
 };
 
 // Whether an engine works on this machine.
 struct Probe {
   bool available = false;
-  std::string reason;  // why not
-  std::string remedy;  // what would help
+  std::string reason;                 // why not
+  std::string remedy;                 // what would help
+  std::optional<Route> device_route;  // the best that device memory can get from this engine here
+  std::vector<Condition> conditions;
 };
 
 struct QueueOptions {

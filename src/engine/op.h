@@ -18,6 +18,7 @@ enum class Path : std::uint8_t {
   cached,    // the bytes are thought to be in the page cache: copy them, don't expect to wait
   direct,    // past the page cache; offset, length and memory are aligned
   buffered,  // through the page cache, may wait
+  device,    // straight between the store and GPU memory (Description::reaches_device); offset and length are aligned
 };
 
 // The way that bytes take on a path, for engines that know only these.
@@ -28,6 +29,7 @@ constexpr Route route_of(Path path) {
     case Path::direct:
       return Route::direct;
     case Path::buffered:
+    case Path::device:  // the engine knows better
       break;
   }
   return Route::buffered;

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "penstock/result.h"
+#include "penstock/route.h"
 #include "penstock/store.h"
 
 namespace penstock::engine {
@@ -62,6 +63,8 @@ class Store {
   // As of now. Code::changed if the name now means another file.
   virtual Result<Identity> identity() const = 0;
 
+  // The way that Path::device takes; nothing where there is none.
+  virtual std::optional<Route> device_route() const { return std::nullopt; }
   virtual PageCache* page_cache() { return nullptr; }
   virtual Mapping* mapping() { return nullptr; }
   virtual Writer* writer() { return nullptr; }

@@ -1,5 +1,6 @@
 #include "engines/table.h"
 
+#include "engines/cufile/engine.h"
 #include "engines/posix/engine.h"
 #include "engines/uring/engine.h"
 
@@ -8,6 +9,7 @@ namespace penstock::engines {
 engine::Table default_table() {
   engine::Table table;
   table.push_back(uring::make_engine());
+  table.push_back(cufile::make_engine());
   table.push_back(posix::make_engine());
   return table;
 }

@@ -24,6 +24,8 @@ class Ring {
     at(size_++) = item;
   }
   // REQUIRES: !empty()
+  const T& front() const { return items_[first_]; }
+  // REQUIRES: !empty()
   T pop() {
     if (empty()) std::abort();
     const T item = at(0);

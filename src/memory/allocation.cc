@@ -63,18 +63,6 @@ std::byte* map_aligned(std::size_t size, std::size_t alignment, std::size_t page
 
 }  // namespace
 
-bool Budget::charge(std::uint64_t bytes) {
-  std::uint64_t used = used_bytes_.load(std::memory_order_relaxed);
-  do {
-    if (bytes > limit_bytes_ - used) return false;
-  } while (!used_bytes_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
-  return true;
-}
-
-void Budget::refund(std::uint64_t bytes) {
-  used_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-}
-
 Quarantine::Token Quarantine::add(const std::byte* data, std::size_t size) {
   const std::lock_guard lock(mutex_);
   intervals_.push_back({next_token_, data, size});
@@ -121,15 +109,18 @@ std::uint64_t Quarantine::bytes() const {
 }
 
 Result<std::unique_ptr<Allocation>> Allocation::create(const AllocationOptions& options) {
-  if (options.domain.kind() == Domain::Kind::cuda) {
-    return Error{Code::unsupported, 0,
-                 "memory of " + options.domain.name() + " can't be allocated: no CUDA driver support is present",
-                 "use host or pinned"};
-  }
   std::unique_ptr<Allocation> allocation(new Allocation);
   allocation->quarantine_ = options.quarantine;
   allocation->region_.domain = options.domain;
   if (options.size_bytes == 0) return allocation;
+  if (options.domain.kind() == Domain::Kind::cuda) {
+    auto block = options.pool->take(options.size_bytes);
+    if (!block) return block.error();
+    allocation->pool_ = options.pool;
+    allocation->block_ = *block;
+    allocation->region_ = {block->data, options.size_bytes, options.domain};
+    return allocation;
+  }
 
   const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const std::size_t size = round_up(options.size_bytes, page_bytes);
@@ -151,8 +142,30 @@ Result<std::unique_ptr<Allocation>> Allocation::create(const AllocationOptions& 
   return allocation;
 }
 
+Status Allocation::register_with(cuda::Device& device) {
+  if (registered_with_ != nullptr || mapped_bytes_ == 0) return {};
+  // Pages that are there already are registered several times faster than those that the driver must ask for.
+  ::madvise(region_.data, mapped_bytes_, MADV_POPULATE_WRITE);
+  const cuda::Current current(device);
+  constexpr unsigned flags = cuda::cu_host_register_portable | cuda::cu_host_register_device_map;
+  auto result = device.api().host_register(region_.data, mapped_bytes_, flags);
+  const std::string what = "register " + std::to_string(mapped_bytes_) + " bytes with CUDA";
+  if (result != cuda::cu_success) return device.driver().error(result, what);
+  registered_with_ = &device;
+  cuda::CuDevicePtr address = 0;
+  result = device.api().host_get_device_pointer(&address, region_.data, 0);
+  if (result != cuda::cu_success) return device.driver().error(result, what);
+  host_to_device_ = reinterpret_cast<std::byte*>(address) - region_.data;
+  return {};
+}
+
 Allocation::~Allocation() {
   if (on_free_) on_free_();
+  if (pool_) pool_->give_back(block_);
+  if (registered_with_ != nullptr) {
+    const cuda::Current current(*registered_with_);
+    registered_with_->api().host_unregister(region_.data);
+  }
   if (mapped_bytes_ > 0) ::munmap(region_.data, mapped_bytes_);  // unlocks too
   if (budget_) budget_->refund(charged_bytes_);
 }

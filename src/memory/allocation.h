@@ -1,9 +1,9 @@
 // Allocation: memory taken from the system, and the rules under which it goes back.
 //
-// Budget: a hard limit shared by everything that charges against it. Quarantine: intervals that an abandoned operation
-// may still touch; memory that overlaps one is kept until it is released.
+// Quarantine: intervals that an abandoned operation may still touch; memory that overlaps one is kept until it is
+// released. Addresses of GPUs and of the host are of one space, so one Quarantine serves both.
 //
-// Thread safety: Budget and Quarantine from any thread; an Allocation is owned by one.
+// Thread safety: a Quarantine from any thread; an Allocation is owned by one.
 // Lifetime: allocations keep their Budget and Quarantine alive (they may outlive the Context, hence shared_ptr). A
 // kept allocation and its Quarantine hold each other: memory that is never released stays for the process's life.
 #pragma once
@@ -14,27 +14,17 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "cuda/driver.h"
+#include "memory/budget.h"
+#include "memory/device_pool.h"
 #include "penstock/region.h"
 #include "penstock/result.h"
 
 namespace penstock::memory {
-
-class Budget {
- public:
-  explicit Budget(std::uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
-  // Takes the bytes, or takes nothing and says no.
-  bool charge(std::uint64_t bytes);
-  void refund(std::uint64_t bytes);
-  std::uint64_t limit_bytes() const { return limit_bytes_; }
-  std::uint64_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }
-
- private:
-  const std::uint64_t limit_bytes_;
-  std::atomic<std::uint64_t> used_bytes_{0};
-};
 
 class Allocation;
 
@@ -66,12 +56,13 @@ class Quarantine {
 };
 
 struct AllocationOptions {
-  Domain domain;  // host or pinned
+  Domain domain;
   std::size_t size_bytes = 0;
   bool huge_pages = true;                  // where allowed; only for sizes worth it
   bool lock = false;                       // mlock, or fail with the reason
   std::shared_ptr<Budget> budget;          // charged if set
   std::shared_ptr<Quarantine> quarantine;  // never null
+  std::shared_ptr<DevicePool> pool;        // for cuda domains, which it is of
 };
 
 class Allocation {
@@ -82,6 +73,10 @@ class Allocation {
   Allocation& operator=(const Allocation&) = delete;
 
   Region region() const { return region_; }
+  // Makes host memory known to CUDA, so that GPUs copy to and from it by themselves. Its bytes stay.
+  Status register_with(cuda::Device& device);
+  // What to add to an address of it to get the GPU's, if it is registered.
+  std::optional<std::ptrdiff_t> host_to_device() const { return host_to_device_; }
   const std::shared_ptr<Quarantine>& quarantine() const { return quarantine_; }
   // Runs once, just before the memory goes back to the system: detaching from engines.
   void on_free(std::function<void()> action) { on_free_ = std::move(action); }
@@ -92,6 +87,10 @@ class Allocation {
   std::size_t mapped_bytes_ = 0;
   std::uint64_t charged_bytes_ = 0;
   std::shared_ptr<Budget> budget_;
+  std::shared_ptr<DevicePool> pool_;
+  DevicePool::Block block_;  // of the pool
+  cuda::Device* registered_with_ = nullptr;
+  std::optional<std::ptrdiff_t> host_to_device_;
   std::shared_ptr<Quarantine> quarantine_;
   std::function<void()> on_free_;
 };

@@ -65,16 +65,6 @@ TEST(Allocation, of_too_much_is_an_error) {
   }
 }
 
-TEST(Allocation, of_cuda_memory_says_what_is_missing) {
-  AllocationOptions options = host_options(4096);
-  options.domain = Domain::cuda(2);
-  const auto allocation = Allocation::create(options);
-  ASSERT_FALSE(allocation.ok());
-  EXPECT_EQ(allocation.error().code, Code::unsupported);
-  EXPECT_NE(allocation.error().message.find("cuda:2"), std::string::npos);
-  EXPECT_EQ(allocation.error().hint, "use host or pinned");
-}
-
 TEST(Allocation, unmaps_its_memory) {
   auto allocation = Allocation::create(host_options(3 * mib)).value();
   const Region region = allocation->region();

@@ -1,63 +1,30 @@
 // What every engine must do when core drives it, seen through the public API.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
-#include <fstream>
+#include <chrono>
 #include <numeric>
 #include <thread>
 
-#include "api/context_builder.h"
-#include "conformance/engine_cases.h"
-#include "support/support.h"
+#include "conformance/every_engine.h"
 
 namespace penstock::test {
 namespace {
 
 using namespace std::chrono_literals;
 
-class EveryEngine : public testing::TestWithParam<EngineCase> {
- protected:
-  void SetUp() override {
-    const auto probe = GetParam().make()->probe();
-    if (!probe.available) GTEST_SKIP() << probe.reason;
-  }
-
-  Context make_context(Options options = {}) const {
-    engine::Table table;
-    table.push_back(GetParam().make());
-    return ContextBuilder::build(std::move(table), options).value();
-  }
-
-  // A file of `size` bytes of content 1.
-  std::string make_file(const std::string& name, std::size_t size) const {
-    write_file(folder_.path(name), content(1, 0, size));
-    return folder_.path(name);
-  }
-
-  TemporaryFolder folder_;
-};
-
-INSTANTIATE_TEST_SUITE_P(Engines, EveryEngine, testing::ValuesIn(engine_cases()),
-                         [](const auto& instance) { return instance.param.name; });
-
-Options small_lanes() {
-  Options options;
-  options.lanes = 2;
-  return options;
-}
+INSTANTIATE_TEST_SUITE_P(Engines, EveryEngine, testing::ValuesIn(engine_cases()), testing::PrintToStringParamName());
 
 TEST_P(EveryEngine, reads_what_it_wrote) {
   Context context = make_context();
   const std::size_t size = (5 << 20) + 123;
   auto bytes = content(7, 0, size);
-  Store store = context.open(folder_.path("new"), {.access = Access::create}).value();
+  Store store = context.open(make_store("file", size), {.access = Access::write}).value();
   const Report written = context.write(store, 0, Region::host(bytes.data(), size), {.durable = true});
   ASSERT_TRUE(written.ok()) << written.error->message;
   EXPECT_EQ(written.bytes, size);
-  EXPECT_TRUE(holds_content(read_file(folder_.path("new")), 7, 0));
+  EXPECT_TRUE(holds_content(bytes_in("file"), 7, 0));
 
   GuardedMemory memory(size);
   const Report read = context.read(store, 0, memory.region());
@@ -67,17 +34,17 @@ TEST_P(EveryEngine, reads_what_it_wrote) {
 
 TEST_P(EveryEngine, reads_every_alignment_cold_and_cached) {
   const std::size_t size = (3 << 20) + 1000;
-  const std::string path = make_file("file", size);
+  const std::string name = make_store("file", size);
   for (const Cache cache : {Cache::automatic, Cache::keep, Cache::bypass}) {
     Options options = small_lanes();
     options.cache = cache;
     Context context = make_context(options);
-    Store store = context.open(path).value();
+    Store store = context.open(name).value();
     for (const bool cold : {true, false}) {
       for (const std::uint64_t offset : {0, 1, 511, 512, 4095, 4096, 4097, 65537, 1048575}) {
         for (const std::size_t length : {1, 100, 512, 4095, 4096, 4097, 8192, 70000, 1 << 20, (2 << 20) + 3}) {
           if (offset + length > size) continue;
-          cold ? evict(path) : warm(path);
+          cold ? make_cold("file") : make_cached("file");
           GuardedMemory memory(length);
           const Report report = context.read(store, offset, memory.region());
           ASSERT_TRUE(report.ok()) << report.error->message;
@@ -95,15 +62,15 @@ TEST_P(EveryEngine, writes_every_alignment_and_touches_nothing_else) {
   const std::size_t size = (2 << 20) + 777;
   for (const std::uint64_t offset : {0, 1, 512, 4095, 4096, 5000, 1 << 20}) {
     for (const std::size_t length : {1, 511, 4096, 4097, 10000, 1 << 20}) {
-      const std::string path = make_file("file", size);
-      Store store = context.open(path, {.access = Access::write}).value();
+      const std::string name = make_store("file", size);
+      Store store = context.open(name, {.access = Access::write}).value();
       auto bytes = content(2, offset, length + 1);
       // An odd address: direct operations can't take it as it is.
       std::vector<std::byte> shifted(length + 1);
       std::copy_n(bytes.begin(), length, shifted.begin() + 1);
       const Report report = context.write(store, offset, Region::host(shifted.data() + 1, length));
       ASSERT_TRUE(report.ok()) << report.error->message;
-      const auto now = read_file(path);
+      const auto now = bytes_in("file");
       const std::span<const std::byte> all(now);
       ASSERT_EQ(all.size(), std::max(size, static_cast<std::size_t>(offset) + length));
       ASSERT_TRUE(holds_content(all.first(offset), 1, 0));
@@ -116,10 +83,9 @@ TEST_P(EveryEngine, writes_every_alignment_and_touches_nothing_else) {
 TEST_P(EveryEngine, moves_many_ranges_of_several_stores_in_one_request) {
   Context context = make_context(small_lanes());
   const std::size_t size = 1 << 20;
-  write_file(folder_.path("a"), content(1, 0, size));
-  write_file(folder_.path("b"), content(2, 0, size));
-  evict(folder_.path("a"));
-  const Store stores[] = {context.open(folder_.path("a")).value(), context.open(folder_.path("b")).value()};
+  const Store stores[] = {context.open(make_store("a", size, 1)).value(),
+                          context.open(make_store("b", size, 2)).value()};
+  make_cold("a");
   std::vector<std::byte> memory(10'000 * 100);
   std::vector<Range> ranges;
   for (std::size_t i = 0; i < 10'000; ++i) {
@@ -134,16 +100,16 @@ TEST_P(EveryEngine, moves_many_ranges_of_several_stores_in_one_request) {
 
 TEST_P(EveryEngine, moves_nothing_when_asked_for_nothing) {
   Context context = make_context();
-  Store store = context.open(make_file("file", 10)).value();
+  Store store = context.open(make_store("file", 10)).value();
   EXPECT_TRUE(context.read(store, 10, Region::host(nullptr, 0)).ok());
   EXPECT_TRUE(context.transfer(Direction::read, {}).ok());
-  Store empty = context.open(make_file("empty", 0)).value();
+  Store empty = context.open(make_store("empty", 0)).value();
   EXPECT_TRUE(context.read(empty, 0, Region::host(nullptr, 0)).ok());
 }
 
 TEST_P(EveryEngine, refuses_ranges_past_the_end_before_a_byte_moves) {
   Context context = make_context();
-  Store store = context.open(make_file("file", 1000)).value();
+  Store store = context.open(make_store("file", 1000)).value();
   std::vector<std::byte> memory(1001, std::byte{0xaa});
   const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
   ASSERT_FALSE(report.ok());
@@ -153,25 +119,15 @@ TEST_P(EveryEngine, refuses_ranges_past_the_end_before_a_byte_moves) {
   EXPECT_EQ(overflow.error->code, Code::invalid_argument);
 }
 
-TEST_P(EveryEngine, reads_what_was_appended_after_opening) {
-  Context context = make_context();
-  const std::string path = make_file("file", 1000);
-  Store store = context.open(path).value();
-  std::ofstream(path, std::ios::app) << "more";
-  std::vector<std::byte> memory(4);
-  ASSERT_TRUE(context.read(store, 1000, Region::host(memory.data(), 4)).ok());
-  EXPECT_EQ(memory[0], std::byte{'m'});
-}
-
 TEST_P(EveryEngine, keeps_more_operations_than_its_queue_holds) {
   Options options;
   options.lanes = 1;
   options.operations_in_flight = 2;
   options.storage_chunk_bytes = 4096;
   Context context = make_context(options);
-  const std::string path = make_file("file", 1 << 20);
-  evict(path);
-  Store store = context.open(path).value();
+  const std::string name = make_store("file", 1 << 20);
+  make_cold("file");
+  Store store = context.open(name).value();
   GuardedMemory memory(1 << 20);
   const Report report = context.read(store, 0, memory.region());
   ASSERT_TRUE(report.ok()) << report.error->message;
@@ -179,14 +135,11 @@ TEST_P(EveryEngine, keeps_more_operations_than_its_queue_holds) {
 }
 
 TEST_P(EveryEngine, reads_a_range_far_into_a_huge_file) {
-  const std::string path = folder_.path("sparse");
-  write_file(path, {});
   const std::uint64_t size = std::uint64_t{1} << 40;
-  std::error_code error;
-  std::filesystem::resize_file(path, size, error);
-  if (error) GTEST_SKIP() << "no file of 1 TiB here: " << error.message();
+  const auto name = make_zeros("sparse", size);
+  if (!name) GTEST_SKIP() << "no store of 1 TiB here";
   Context context = make_context();
-  Store store = context.open(path).value();
+  Store store = context.open(*name).value();
   GuardedMemory memory(5000);
   std::fill(memory.bytes().begin(), memory.bytes().end(), std::byte{1});
   ASSERT_TRUE(context.read(store, size - 5000, memory.region()).ok());
@@ -196,23 +149,23 @@ TEST_P(EveryEngine, reads_a_range_far_into_a_huge_file) {
 TEST_P(EveryEngine, serves_attached_and_unattached_memory_alike) {
   Context context = make_context();
   const std::size_t size = 300'000;
-  const std::string path = make_file("file", size);
-  Store store = context.open(path).value();
+  const std::string name = make_store("file", size);
+  Store store = context.open(name).value();
   GuardedMemory own(size);
   ASSERT_TRUE(context.attach(own.region()).ok());
-  evict(path);
+  make_cold("file");
   EXPECT_TRUE(context.read(store, 0, own.region()).ok());
   EXPECT_TRUE(holds_content(own.bytes(), 1, 0));
   ASSERT_TRUE(context.detach(own.region()).ok());
   EXPECT_EQ(context.detach(own.region()).error().code, Code::invalid_argument);
   std::fill(own.bytes().begin(), own.bytes().end(), std::byte{0});
-  evict(path);
+  make_cold("file");
   EXPECT_TRUE(context.read(store, 0, own.region()).ok());
   EXPECT_TRUE(holds_content(own.bytes(), 1, 0));
 
   auto pinned = context.allocate(Domain::pinned(), size);
   if (!pinned) GTEST_SKIP() << "no pinned memory: " << pinned.error().message;
-  evict(path);
+  make_cold("file");
   EXPECT_TRUE(context.read(store, 0, pinned->region()).ok());
   EXPECT_TRUE(holds_content(pinned->bytes(), 1, 0));
 }
@@ -220,9 +173,9 @@ TEST_P(EveryEngine, serves_attached_and_unattached_memory_alike) {
 TEST_P(EveryEngine, serves_many_threads_at_once) {
   Context context = make_context(small_lanes());
   const std::size_t size = 4 << 20;
-  const std::string path = make_file("file", size);
-  evict(path);
-  Store store = context.open(path).value();
+  const std::string name = make_store("file", size);
+  make_cold("file");
+  Store store = context.open(name).value();
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < 8; ++t) {
@@ -244,8 +197,8 @@ TEST_P(EveryEngine, ends_each_of_many_live_tickets_once) {
   Options options;
   options.lanes = 1;
   Context context = make_context(options);
-  const std::string path = make_file("file", 1 << 20);
-  Store store = context.open(path).value();
+  const std::string name = make_store("file", 1 << 20);
+  Store store = context.open(name).value();
   std::vector<std::byte> memory(256 * 4096);
   std::vector<Ticket> tickets;
   std::atomic<int> ended{0};
@@ -263,9 +216,9 @@ TEST_P(EveryEngine, ends_each_of_many_live_tickets_once) {
 
 TEST_P(EveryEngine, ends_small_tickets_that_nobody_waits_for) {
   Context context = make_context(small_lanes());
-  const std::string path = make_file("file", 1 << 20);
-  evict(path);
-  Store store = context.open(path).value();
+  const std::string name = make_store("file", 1 << 20);
+  make_cold("file");
+  Store store = context.open(name).value();
   std::vector<std::byte> memory(200 * 4096);
   std::vector<Ticket> tickets;
   for (std::size_t i = 0; i < 200; ++i) {
@@ -282,9 +235,9 @@ TEST_P(EveryEngine, ends_small_tickets_that_nobody_waits_for) {
 
 TEST_P(EveryEngine, lets_any_thread_wait_for_any_ticket) {
   Context context = make_context(small_lanes());
-  const std::string path = make_file("file", 4 << 20);
-  evict(path);
-  Store store = context.open(path).value();
+  const std::string name = make_store("file", 4 << 20);
+  make_cold("file");
+  Store store = context.open(name).value();
   constexpr std::size_t threads = 4;
   constexpr std::size_t each = 64;
   std::vector<std::byte> memory(threads * each * 4096);
@@ -309,9 +262,9 @@ TEST_P(EveryEngine, lets_any_thread_wait_for_any_ticket) {
 
 TEST_P(EveryEngine, waits_for_whichever_ticket_ends_first) {
   Context context = make_context(small_lanes());
-  const std::string path = make_file("file", 4 << 20);
-  evict(path);
-  Store store = context.open(path).value();
+  const std::string name = make_store("file", 4 << 20);
+  make_cold("file");
+  Store store = context.open(name).value();
   std::vector<std::byte> memory(4 << 20);
   std::vector<Ticket> tickets;
   // Long and short ones: those that lanes work on, and those that the waiting thread works on.
@@ -333,11 +286,10 @@ TEST_P(EveryEngine, cancels_soon_and_stays_usable) {
   Options options = small_lanes();
   options.cache = Cache::bypass;
   Context context = make_context(options);
-  const std::string path = folder_.path("sparse");
-  write_file(path, {});
   const std::size_t size = std::size_t{2} << 30;
-  std::filesystem::resize_file(path, size);
-  Store store = context.open(path).value();
+  const auto name = make_zeros("sparse", size);
+  if (!name) GTEST_SKIP() << "no store of " << size << " bytes here";
+  Store store = context.open(*name).value();
   Buffer memory = context.allocate(Domain::host(), size).value();
   const Range range{&store, 0, memory.region()};
   Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
@@ -356,189 +308,28 @@ TEST_P(EveryEngine, ends_by_its_deadline) {
   Options options = small_lanes();
   options.cache = Cache::bypass;
   Context context = make_context(options);
-  const std::string path = folder_.path("sparse");
-  write_file(path, {});
   const std::size_t size = std::size_t{4} << 30;
-  std::filesystem::resize_file(path, size);
-  Store store = context.open(path).value();
+  const auto name = make_zeros("sparse", size);
+  if (!name) GTEST_SKIP() << "no store of " << size << " bytes here";
+  Store store = context.open(*name).value();
   Buffer memory = context.allocate(Domain::host(), size).value();
   const Report report = context.read(store, 0, memory.region(), {.deadline_seconds = 0.001});
   ASSERT_FALSE(report.ok());
   EXPECT_EQ(report.error->code, Code::timed_out) << report.error->message;
 }
 
-TEST_P(EveryEngine, tells_when_the_file_changes_during_a_read) {
-  Context context = make_context(small_lanes());
-  const std::string path = make_file("file", 8 << 20);
-  Store store = context.open(path).value();
-  std::vector<std::byte> memory(8 << 20);
-  std::atomic<bool> stop{false};
-  std::thread writer([&] {
-    while (!stop) {
-      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-      file << "changed";
-      file.close();
-      std::this_thread::sleep_for(1ms);
-    }
-  });
-  bool noticed = false;
-  for (int i = 0; i < 200 && !noticed; ++i) {
-    const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
-    if (!report.ok()) {
-      EXPECT_EQ(report.error->code, Code::changed) << report.error->message;
-      noticed = true;
-    }
-  }
-  stop = true;
-  writer.join();
-  EXPECT_TRUE(noticed);
-}
-
-TEST_P(EveryEngine, tells_when_the_file_was_replaced) {
-  Context context = make_context();
-  const std::string path = make_file("file", 2 << 20);
-  Store store = context.open(path).value();
-  std::filesystem::rename(make_file("other", 2 << 20), path);
-  std::vector<std::byte> memory(2 << 20);
-  const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
-  ASSERT_FALSE(report.ok());
-  EXPECT_EQ(report.error->code, Code::changed) << report.error->message;
-}
-
-TEST_P(EveryEngine, tells_when_the_file_was_truncated) {
-  Context context = make_context();
-  const std::string path = make_file("file", 100'000);
-  Store store = context.open(path).value();
-  std::filesystem::resize_file(path, 50'000);
-  std::vector<std::byte> memory(100'000);
-  const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
-  ASSERT_FALSE(report.ok());
-  EXPECT_TRUE(report.error->code == Code::truncated || report.error->code == Code::out_of_range)
-      << report.error->message;
-}
-
 TEST_P(EveryEngine, refuses_to_write_what_was_opened_for_reading) {
   Context context = make_context();
-  Store store = context.open(make_file("file", 100)).value();
+  Store store = context.open(make_store("file", 100)).value();
   std::byte byte{};
   const Report report = context.write(store, 0, Region::host(&byte, 1));
   ASSERT_FALSE(report.ok());
   EXPECT_EQ(report.error->code, Code::read_only);
 }
 
-TEST_P(EveryEngine, replaces_a_file_only_when_committed) {
-  Context context = make_context();
-  const std::string path = make_file("file", 100);
-  auto bytes = content(9, 0, 5000);
-  {
-    Store store = context.open(path, {.access = Access::replace}).value();
-    ASSERT_TRUE(context.write(store, 0, Region::host(bytes.data(), bytes.size())).ok());
-    EXPECT_TRUE(holds_content(read_file(path), 1, 0)) << "the old content stays until commit";
-  }
-  EXPECT_TRUE(holds_content(read_file(path), 1, 0)) << "nothing was committed";
-  Store store = context.open(path, {.access = Access::replace}).value();
-  ASSERT_TRUE(context.write(store, 0, Region::host(bytes.data(), bytes.size())).ok());
-  ASSERT_TRUE(store.commit().ok());
-  EXPECT_TRUE(holds_content(read_file(path), 9, 0));
-  EXPECT_EQ(read_file(path).size(), 5000U);
-}
-
-TEST_P(EveryEngine, leaves_nothing_behind_in_the_page_cache_unless_asked_to) {
-  const std::string path = make_file("file", 4 << 20);
-  const auto route_of_second_read = [&](Cache cache) {
-    Options options = small_lanes();
-    options.cache = cache;
-    Context context = make_context(options);
-    evict(path);
-    Store store = context.open(path).value();
-    if (!store.info().direct) return std::optional<Route>();
-    std::vector<std::byte> memory(4 << 20);
-    EXPECT_TRUE(context.read(store, 0, Region::host(memory.data(), memory.size())).ok());
-    Context looking = make_context(small_lanes());
-    const Report report = looking.read(looking.open(path).value(), 0, Region::host(memory.data(), memory.size()));
-    for (std::size_t i = 0; i < route_count; ++i) {
-      if (report.routes[i] == memory.size()) return std::optional(static_cast<Route>(i));
-    }
-    return std::optional<Route>();
-  };
-  const auto after_auto = route_of_second_read(Cache::automatic);
-  if (!after_auto) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
-  EXPECT_EQ(*after_auto, Route::direct);
-  EXPECT_EQ(route_of_second_read(Cache::keep), Route::cached);
-  EXPECT_EQ(route_of_second_read(Cache::bypass), Route::direct);
-}
-
-TEST_P(EveryEngine, uses_cache_and_device_in_one_request_over_a_half_cached_file) {
-  const std::size_t size = 16 << 20;
-  const std::string path = make_file("file", size);
-  evict(path);
-  warm(path, size / 2);
-  Context context = make_context(small_lanes());
-  Store store = context.open(path).value();
-  if (!store.info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
-  GuardedMemory memory(size);
-  const Report report = context.read(store, 0, memory.region());
-  ASSERT_TRUE(report.ok());
-  EXPECT_TRUE(holds_content(memory.bytes(), 1, 0));
-  EXPECT_GE(report.routes[static_cast<std::size_t>(Route::cached)], size / 2);
-  EXPECT_GE(report.routes[static_cast<std::size_t>(Route::direct)], size / 4);
-}
-
-TEST_P(EveryEngine, obeys_the_allowed_routes) {
-  const std::string path = make_file("file", 1 << 20);
-  warm(path);
-  Options options;
-  options.allowed_routes = {Route::buffered};
-  Context context = make_context(options);
-  Store store = context.open(path).value();
-  std::vector<std::byte> memory(1 << 20);
-  const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
-  ASSERT_TRUE(report.ok());
-  EXPECT_EQ(report.routes[static_cast<std::size_t>(Route::buffered)], memory.size());
-  options.allowed_routes = {Route::mapped};
-  Context none = make_context(options);
-  Store other = none.open(path).value();
-  const Report refused = none.read(other, 0, Region::host(memory.data(), memory.size()));
-  ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.error->code, Code::no_route);
-}
-
-TEST_P(EveryEngine, does_not_write_unaligned_ends_where_the_page_cache_is_not_allowed) {
-  const std::string path = make_file("file", 1 << 20);
-  Options options;
-  options.allowed_routes = {Route::direct};
-  Context context = make_context(options);
-  Store store = context.open(path, {.access = Access::write}).value();
-  if (!store.info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
-  auto bytes = content(2, 0, 100'000);
-  const Report whole = context.write(store, 0, Region::host(bytes.data(), 8192));
-  EXPECT_TRUE(whole.ok()) << whole.error->message;
-  const Report ragged = context.write(store, 0, Region::host(bytes.data(), bytes.size()));
-  ASSERT_FALSE(ragged.ok());
-  EXPECT_EQ(ragged.error->code, Code::no_route);
-  ASSERT_EQ(ragged.failures.size(), 1U);
-  EXPECT_EQ(ragged.failures[0].offset, 98'304U);
-}
-
-TEST_P(EveryEngine, serves_files_in_memory) {
-  if (!std::filesystem::is_directory("/dev/shm") || ::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
-  const TemporaryFolder memory_folder("/dev/shm");
-  const std::size_t size = (3 << 20) + 17;
-  write_file(memory_folder.path("file"), content(1, 0, size));
-  Context context = make_context(small_lanes());
-  Store store = context.open(memory_folder.path("file")).value();
-  EXPECT_EQ(store.info().locality, Locality::memory);
-  GuardedMemory memory(size);
-  ASSERT_TRUE(context.read(store, 0, memory.region()).ok());
-  EXPECT_TRUE(holds_content(memory.bytes(), 1, 0));
-  Store out = context.open(memory_folder.path("out"), {.access = Access::create}).value();
-  ASSERT_TRUE(context.write(out, 0, memory.region(), {.durable = true}).ok());
-  EXPECT_TRUE(holds_content(read_file(memory_folder.path("out")), 1, 0));
-}
-
 TEST_P(EveryEngine, counts_what_it_moves) {
   Context context = make_context();
-  Store store = context.open(make_file("file", 3 << 20)).value();
+  Store store = context.open(make_store("file", 3 << 20)).value();
   std::vector<std::byte> memory(3 << 20);
   ASSERT_TRUE(context.read(store, 0, Region::host(memory.data(), memory.size())).ok());
   const Statistics statistics = context.statistics();

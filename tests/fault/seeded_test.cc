@@ -74,7 +74,7 @@ class SeededRun {
       finish(live_.begin() + static_cast<std::ptrdiff_t>(random_() % live_.size()));
     }
     while (!live_.empty() && !testing::Test::HasFailure()) finish(live_.begin());
-    EXPECT_TRUE(std::equal(model_.begin(), model_.end(), read_file(folder_.path("file")).begin()));
+    EXPECT_TRUE(same_bytes(model_, read_file(folder_.path("file"))));
   }
 
   std::uint64_t operations_done() const {
@@ -133,7 +133,8 @@ class SeededRun {
       const std::uint64_t offset = live.area * area_bytes + extent.offset;
       const auto part = bytes.subspan(used, extent.length);
       if (live.direction == Direction::write) {
-        for (auto& byte : part) byte = static_cast<std::byte>(random_());
+        const auto written = content(random_(), 0, part.size());
+        std::copy(written.begin(), written.end(), part.begin());
       }
       live.ranges.push_back({&store_, offset, Region::host(part.data(), part.size())});
       used += extent.length + 1;
@@ -177,37 +178,40 @@ class SeededRun {
     for (std::size_t i = 0; i < live.ranges.size(); ++i) {
       const Range& range = live.ranges[i];
       if (!is_right(report, i)) continue;
-      ASSERT_TRUE(std::equal(range.memory.data, range.memory.data + range.memory.size_bytes,
-                             model_.begin() + static_cast<std::ptrdiff_t>(range.offset)))
+      ASSERT_TRUE(same_bytes(bytes_of(range), model(range.offset, range.memory.size_bytes)))
           << "range " << i << " of a read";
     }
   }
 
   void check_write(const Live& live, const Report& report) {
-    const auto file = read_file(folder_.path("file"));
-    const std::size_t begin = live.area * area_bytes;
-    std::size_t at = begin;
+    const std::uint64_t begin = live.area * area_bytes;
+    const auto area = read_file(folder_.path("file"), begin, area_bytes);
+    const auto now = [&](std::uint64_t offset, std::size_t length) {
+      return std::span(area).subspan(offset - begin, length);
+    };
+    const auto expect_unchanged = [&](std::uint64_t from, std::uint64_t to) {
+      ASSERT_TRUE(same_bytes(now(from, to - from), model(from, to - from))) << "bytes outside of the ranges of a write";
+    };
+    std::uint64_t at = begin;
     for (std::size_t i = 0; i < live.ranges.size(); ++i) {
       const Range& range = live.ranges[i];
-      expect_unchanged(file, at, range.offset);
+      expect_unchanged(at, range.offset);
       at = range.offset + range.memory.size_bytes;
       if (is_right(report, i)) {
-        ASSERT_TRUE(std::equal(range.memory.data, range.memory.data + range.memory.size_bytes,
-                               file.begin() + static_cast<std::ptrdiff_t>(range.offset)))
+        ASSERT_TRUE(same_bytes(bytes_of(range), now(range.offset, range.memory.size_bytes)))
             << "range " << i << " of a write";
       }
     }
-    expect_unchanged(file, at, begin + area_bytes);
+    expect_unchanged(at, begin + area_bytes);
     // What failed or was cancelled may or may not be there: from now on, what is there is right.
-    std::copy_n(file.begin() + static_cast<std::ptrdiff_t>(begin), area_bytes,
-                model_.begin() + static_cast<std::ptrdiff_t>(begin));
+    std::copy(area.begin(), area.end(), model_.begin() + static_cast<std::ptrdiff_t>(begin));
   }
 
-  void expect_unchanged(const std::vector<std::byte>& file, std::size_t begin, std::size_t end) {
-    ASSERT_TRUE(std::equal(file.begin() + static_cast<std::ptrdiff_t>(begin),
-                           file.begin() + static_cast<std::ptrdiff_t>(end),
-                           model_.begin() + static_cast<std::ptrdiff_t>(begin)))
-        << "bytes outside of the ranges of a write";
+  static std::span<const std::byte> bytes_of(const Range& range) {
+    return {range.memory.data, range.memory.size_bytes};
+  }
+  std::span<const std::byte> model(std::uint64_t offset, std::size_t length) const {
+    return std::span(model_).subspan(offset, length);
   }
 
   std::mt19937_64 random_;

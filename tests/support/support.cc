@@ -5,9 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <optional>
 
 namespace penstock::test {
 
@@ -26,6 +29,21 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 33);
 }
 
+// Calls `use(at, bytes)` for one page of content after the other. Whole words in little memory: byte by byte, or all at
+// once, the sanitizers would take most of a test's time.
+template <typename Use>
+void for_each_block(std::uint64_t seed, std::uint64_t offset, std::size_t size, Use use) {
+  std::array<std::uint64_t, 512> words{};
+  for (std::size_t at = 0; at < size;) {
+    const std::size_t skipped = (offset + at) % sizeof words[0];
+    const std::size_t length = std::min(size - at, sizeof words - skipped);
+    const std::uint64_t first = seed * 0x9e3779b97f4a7c15ULL + (offset + at) / sizeof words[0];
+    for (std::size_t i = 0; i * sizeof words[0] < skipped + length; ++i) words[i] = mix(first + i);
+    use(at, std::as_bytes(std::span(words)).subspan(skipped, length));
+    at += length;
+  }
+}
+
 }  // namespace
 
 TemporaryFolder::TemporaryFolder(const std::filesystem::path& parent) {
@@ -39,23 +57,29 @@ TemporaryFolder::~TemporaryFolder() {
   std::filesystem::remove_all(folder_, ignored);
 }
 
-std::byte content_at(std::uint64_t seed, std::uint64_t offset) {
-  return static_cast<std::byte>(mix(seed * 0x9e3779b97f4a7c15ULL + offset / 8) >> (offset % 8 * 8));
-}
-
 std::vector<std::byte> content(std::uint64_t seed, std::uint64_t offset, std::size_t size) {
   std::vector<std::byte> bytes(size);
-  for (std::size_t i = 0; i < size; ++i) bytes[i] = content_at(seed, offset + i);
+  for_each_block(seed, offset, size, [&](std::size_t at, std::span<const std::byte> block) {
+    std::memcpy(&bytes[at], block.data(), block.size());
+  });
   return bytes;
 }
 
+bool same_bytes(std::span<const std::byte> some, std::span<const std::byte> others) {
+  return some.size() == others.size() && (some.empty() || std::memcmp(some.data(), others.data(), some.size()) == 0);
+}
+
 testing::AssertionResult holds_content(std::span<const std::byte> bytes, std::uint64_t seed, std::uint64_t offset) {
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (bytes[i] != content_at(seed, offset + i)) {
-      return testing::AssertionFailure() << "byte " << i << " of " << bytes.size() << ", at offset " << offset + i;
-    }
-  }
-  return testing::AssertionSuccess();
+  std::optional<std::size_t> differs;
+  for_each_block(seed, offset, bytes.size(), [&](std::size_t at, std::span<const std::byte> block) {
+    const auto part = bytes.subspan(at, block.size());
+    if (differs || same_bytes(part, block)) return;
+    const auto found = std::mismatch(part.begin(), part.end(), block.begin()).first - part.begin();
+    differs = at + static_cast<std::size_t>(found);
+  });
+  if (!differs) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "byte " << *differs << " of " << bytes.size() << ", at offset "
+                                     << offset + *differs;
 }
 
 void write_file(const std::string& path, std::span<const std::byte> bytes) {
@@ -65,9 +89,21 @@ void write_file(const std::string& path, std::span<const std::byte> bytes) {
   if (!file) give_up(path.c_str());
 }
 
+bool write_sparse_file(const std::string& path, std::uint64_t size_bytes) {
+  write_file(path, {});
+  std::error_code error;
+  std::filesystem::resize_file(path, size_bytes, error);
+  return !error;
+}
+
 std::vector<std::byte> read_file(const std::string& path) {
-  std::vector<std::byte> bytes(std::filesystem::file_size(path));
+  return read_file(path, 0, std::filesystem::file_size(path));
+}
+
+std::vector<std::byte> read_file(const std::string& path, std::uint64_t offset, std::size_t size) {
+  std::vector<std::byte> bytes(size);
   std::ifstream file(path, std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(offset));
   file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   if (!file) give_up(path.c_str());
   return bytes;
@@ -83,7 +119,7 @@ void warm(const std::string& path, std::uint64_t size) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   // Without this the kernel would read ahead of us.
   if (fd < 0 || ::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM) != 0) give_up(path.c_str());
-  std::vector<char> bytes(1 << 20);
+  std::array<char, 64 << 10> bytes;
   for (std::uint64_t at = 0; at < size;) {
     const ssize_t got =
         ::pread(fd, bytes.data(), std::min<std::uint64_t>(bytes.size(), size - at), static_cast<off_t>(at));

@@ -29,14 +29,18 @@ class TemporaryFolder {
   std::filesystem::path folder_;
 };
 
-// The byte that stands at `offset` of content number `seed`.
-std::byte content_at(std::uint64_t seed, std::uint64_t offset);
+// The bytes that stand at `offset` of content number `seed`.
 std::vector<std::byte> content(std::uint64_t seed, std::uint64_t offset, std::size_t size);
-// The first byte that differs, or nothing but success.
+// As std::equal, which goes byte by byte here.
+bool same_bytes(std::span<const std::byte> some, std::span<const std::byte> others);
+// Names the first byte that differs.
 testing::AssertionResult holds_content(std::span<const std::byte> bytes, std::uint64_t seed, std::uint64_t offset);
 
 void write_file(const std::string& path, std::span<const std::byte> bytes);
+// Zeros that take no room. False where the file system has no file of this size.
+bool write_sparse_file(const std::string& path, std::uint64_t size_bytes);
 std::vector<std::byte> read_file(const std::string& path);
+std::vector<std::byte> read_file(const std::string& path, std::uint64_t offset, std::size_t size);
 // Syncs the file and lets the page cache forget it.
 void evict(const std::string& path);
 // Reads the first `size` bytes of the file, or all, so that these and no others are in the page cache.

@@ -10,7 +10,7 @@
 
 #include "engines/fault/engine.h"
 #include "engines/posix/engine.h"
-#include "files/test_scratch.h"
+#include "files/test_queue.h"
 
 namespace penstock::fault {
 namespace {
@@ -26,45 +26,29 @@ constexpr std::size_t operations = 200;
 
 class Faults : public testing::Test {
  protected:
-  Faults() : name_(folder_.write_pattern("a", length * operations)), memory_(length * operations) {}
-
   void make(const FaultPlan& plan, const OpenOptions& options = {}) {
     store_.reset();
     engine_ = make_engine(posix::make_engine(), plan, control_);
-    store_ = std::move(engine_->open(name_, options).value());
+    store_ = std::move(engine_->open(file_.name(), options).value());
   }
   std::unique_ptr<engine::Queue> queue(std::uint32_t depth = operations) {
     return std::move(engine_->make_queue({.depth = depth, .threads = 2}).value());
   }
-  Op op(std::size_t index, OpKind kind = OpKind::read) {
-    return {.kind = kind,
-            .path = Path::buffered,
-            .store = store_.get(),
-            .offset = index * length,
-            .length = length,
-            .memory = memory_.data() + index * length,
-            .cookie = index};
-  }
+  Op op(std::size_t index) { return file_.read(*store_, index, Path::buffered); }
   // What became of `count` reads, by cookie.
   std::map<std::uint64_t, Done> run(engine::Queue& queue, std::size_t count = operations) {
     std::vector<Op> ops;
     for (std::size_t i = 0; i < count; ++i) ops.push_back(op(i));
     EXPECT_EQ(queue.submit(ops), count);
     std::map<std::uint64_t, Done> outcome;
-    std::array<Done, 16> done{};
-    const TimePoint deadline = Clock::now() + 20s;
-    while (outcome.size() < count && Clock::now() < deadline) {
-      for (const Done& one : std::span(done).first(queue.poll(done, deadline))) {
-        EXPECT_TRUE(outcome.emplace(one.cookie, one).second) << "came home twice";
-        order_.push_back(one.cookie);
-      }
+    for (const Done& one : files::collect(queue, count)) {
+      EXPECT_TRUE(outcome.emplace(one.cookie, one).second) << "came home twice";
+      order_.push_back(one.cookie);
     }
     return outcome;
   }
 
-  files::ScratchFolder folder_;
-  std::string name_;
-  files::AlignedMemory memory_;
+  const files::BlockFile file_{length, operations};
   std::shared_ptr<FaultControl> control_ = std::make_shared<FaultControl>();
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<engine::Store> store_;
@@ -120,7 +104,7 @@ TEST_F(Faults, come_as_planned) {
     }
     EXPECT_GT(done.bytes, 0U);
     if (done.bytes < length) ++short_transfers;
-    EXPECT_TRUE(files::has_pattern(memory_.data() + cookie * length, cookie * length, done.bytes));
+    EXPECT_TRUE(files::has_pattern(file_.memory() + cookie * length, cookie * length, done.bytes));
   }
   EXPECT_GT(short_transfers, 20);
   EXPECT_GT(errors[EIO], 0);
@@ -163,20 +147,21 @@ TEST_F(Faults, none_leave_everything_as_it_is) {
   EXPECT_EQ(engine_->description().name, "fault");
   EXPECT_FALSE(engine_->description().inline_queue);
   EXPECT_EQ(run(*queue()).size(), operations);
-  EXPECT_TRUE(files::has_pattern(memory_.data(), 0, length * operations));
+  EXPECT_TRUE(file_.all_read());
 }
 
 TEST_F(Faults, that_never_end_can_not_be_cancelled_and_come_home_late) {
   make({.never = 1000}, {.access = Access::write});
   const auto lane = queue(4);
   std::array<Done, 4> done{};
-  const Op write = op(1, OpKind::write);
+  Op write = op(1);
+  write.kind = OpKind::write;
   std::fill_n(write.memory, length, std::byte{5});
   ASSERT_EQ(lane->submit({&write, 1}), 1U);
   lane->cancel(write.cookie);
   EXPECT_EQ(lane->poll(done, Clock::now() + 10ms), 0U);
   EXPECT_EQ(control_->stuck(), 1U);
-  EXPECT_EQ(static_cast<std::byte>(folder_.read("a")[length]), files::pattern_at(length));
+  EXPECT_EQ(static_cast<std::byte>(file_.folder().read("a")[length]), files::pattern_at(length));
 
   std::thread device([&] { control_->release_stuck(); });
   EXPECT_EQ(lane->poll(done, Clock::now() + 10s), 1U);
@@ -184,7 +169,7 @@ TEST_F(Faults, that_never_end_can_not_be_cancelled_and_come_home_late) {
   EXPECT_EQ(done[0].cookie, write.cookie);
   EXPECT_EQ(done[0].bytes, length);
   EXPECT_EQ(control_->stuck(), 0U);
-  EXPECT_EQ(folder_.read("a")[length], 5);
+  EXPECT_EQ(file_.folder().read("a")[length], 5);
 }
 
 TEST_F(Faults, that_never_end_count_as_in_flight) {

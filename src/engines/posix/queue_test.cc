@@ -9,7 +9,7 @@
 
 #include "engines/posix/engine.h"
 #include "files/file_store.h"
-#include "files/test_scratch.h"
+#include "files/test_queue.h"
 
 namespace penstock::posix {
 namespace {
@@ -24,35 +24,19 @@ constexpr std::size_t blocks = 256;
 
 class PosixQueue : public testing::Test {
  protected:
-  PosixQueue()
-      : store_(files::open_file(folder_.write_pattern("a", block * blocks), {}).value()), memory_(block * blocks) {}
-
-  Op read(std::size_t index, Path path) {
-    return {.path = path,
-            .store = &store_,
-            .offset = index * block,
-            .length = block,
-            .memory = memory_.data() + index * block,
-            .cookie = index};
-  }
-  // Polls until `count` completions came, each once and whole; says which.
-  std::set<std::uint64_t> collect(Queue& queue, std::size_t count) {
+  Op read(std::size_t index, Path path) { return file_.read(store_, index, path); }
+  // Waits for `count` completions, each once and whole; says which.
+  static std::set<std::uint64_t> collect(Queue& queue, std::size_t count) {
     std::set<std::uint64_t> cookies;
-    std::array<Done, 16> done{};
-    const TimePoint deadline = Clock::now() + 10s;
-    while (cookies.size() < count && Clock::now() < deadline) {
-      const std::size_t got = queue.poll(done, deadline);
-      for (const Done& one : std::span(done).first(got)) {
-        EXPECT_TRUE(cookies.insert(one.cookie).second);
-        EXPECT_EQ(one.bytes, block);
-      }
+    for (const Done& one : files::collect(queue, count)) {
+      EXPECT_TRUE(cookies.insert(one.cookie).second);
+      EXPECT_EQ(one.bytes, block);
     }
     return cookies;
   }
 
-  files::ScratchFolder folder_;
-  files::FileStore store_;
-  files::AlignedMemory memory_;
+  const files::BlockFile file_{block, blocks};
+  files::FileStore store_{files::open_file(file_.name(), {}).value()};
 };
 
 TEST_F(PosixQueue, reads_by_every_path_at_once) {
@@ -68,7 +52,7 @@ TEST_F(PosixQueue, reads_by_every_path_at_once) {
     }
     collected += collect(queue, 1).size();
   }
-  EXPECT_TRUE(files::has_pattern(memory_.data(), 0, block * blocks));
+  EXPECT_TRUE(file_.all_read());
   EXPECT_LE(queue.thread_count(), 4U);
 }
 
@@ -125,17 +109,13 @@ TEST_F(PosixQueue, brings_a_cancelled_operation_back_exactly_once) {
   for (std::size_t i = 0; i < 64; ++i) queue.cancel(i);
   queue.cancel(1000);
   std::set<std::uint64_t> cookies;
-  std::array<Done, 16> done{};
   std::size_t cancelled = 0;
-  while (cookies.size() < 64) {
-    const std::size_t got = queue.poll(done, Clock::now() + 10s);
-    ASSERT_GT(got, 0U);
-    for (const Done& one : std::span(done).first(got)) {
-      EXPECT_TRUE(cookies.insert(one.cookie).second);
-      EXPECT_TRUE(one.code == Code::cancelled || one.bytes == block);
-      cancelled += one.code == Code::cancelled ? 1 : 0;
-    }
+  for (const Done& one : files::collect(queue, 64)) {
+    EXPECT_TRUE(cookies.insert(one.cookie).second);
+    EXPECT_TRUE(one.code == Code::cancelled || one.bytes == block);
+    cancelled += one.code == Code::cancelled ? 1 : 0;
   }
+  EXPECT_EQ(cookies.size(), 64U);
   EXPECT_GE(cancelled, 32U);  // those for the polling thread had not begun
 }
 

@@ -13,7 +13,7 @@
 
 #include "engines/uring/engine.h"
 #include "engines/uring/store.h"
-#include "files/test_scratch.h"
+#include "files/test_queue.h"
 
 namespace penstock::uring {
 namespace {
@@ -32,7 +32,6 @@ class UringQueue : public testing::Test {
   void SetUp() override {
     const engine::Probe probe = engine_->probe();
     if (!probe.available) GTEST_SKIP() << probe.reason;
-    name_ = folder_.write_pattern("a", block * blocks);
   }
 
   std::unique_ptr<engine::Store> open(const std::string& name, const OpenOptions& options = {}) {
@@ -42,12 +41,7 @@ class UringQueue : public testing::Test {
     return std::move(engine_->make_queue(options).value());
   }
   Op read(engine::Store& store, std::size_t index, Path path = Path::buffered) {
-    return {.path = path,
-            .store = &store,
-            .offset = index * block,
-            .length = block,
-            .memory = memory_.data() + index * block,
-            .cookie = index};
+    return file_.read(store, index, path);
   }
   static Done run(engine::Queue& queue, const Op& op) {
     EXPECT_EQ(queue.submit({&op, 1}), 1U);
@@ -58,8 +52,7 @@ class UringQueue : public testing::Test {
   }
   // Reads the whole file, block by block, as deep as the queue lets us.
   void read_all(engine::Queue& queue, engine::Store& store, Path path, engine::MemoryKey key = {}) {
-    std::fill_n(memory_.data(), block * blocks, std::byte{});
-    std::array<Done, 16> done{};
+    std::fill_n(file_.memory(), file_.size_bytes(), std::byte{});
     std::set<std::uint64_t> cookies;
     std::size_t next = 0;
     while (cookies.size() < blocks) {
@@ -68,27 +61,25 @@ class UringQueue : public testing::Test {
         op.key = key;
         if (queue.submit({&op, 1}) == 0) break;
       }
-      const std::size_t got = queue.poll(done, Clock::now() + 10s);
-      ASSERT_GT(got, 0U);
-      for (const Done& one : std::span(done).first(got)) {
+      const auto got = files::collect(queue, 1);
+      ASSERT_FALSE(got.empty());
+      for (const Done& one : got) {
         ASSERT_TRUE(cookies.insert(one.cookie).second);
         ASSERT_EQ(one.code, Code::ok) << one.system_error;
         ASSERT_EQ(one.bytes, block);
       }
     }
-    EXPECT_TRUE(files::has_pattern(memory_.data(), 0, block * blocks));
+    EXPECT_TRUE(file_.all_read());
   }
 
   std::unique_ptr<engine::Engine> engine_ = make_engine();
-  files::ScratchFolder folder_;
-  files::AlignedMemory memory_{block * blocks};
-  std::string name_;
+  const files::BlockFile file_{block, blocks};
 };
 
 TEST_F(UringQueue, reads_by_every_path_with_and_without_a_key) {
-  const auto store = open(name_);
+  const auto store = open(file_.name());
   const auto lane = queue({.depth = 32});
-  const auto key = engine_->attach(Region::host(memory_.data(), block * blocks)).value();
+  const auto key = engine_->attach(Region::host(file_.memory(), file_.size_bytes())).value();
   ASSERT_TRUE(key);
   for (const Path path : {Path::cached, Path::buffered, Path::direct}) {
     if (path == Path::direct && !store->info().direct) continue;
@@ -100,7 +91,7 @@ TEST_F(UringQueue, reads_by_every_path_with_and_without_a_key) {
 }
 
 TEST_F(UringQueue, works_with_a_depth_that_is_no_power_of_two) {
-  const auto store = open(name_);
+  const auto store = open(file_.name());
   for (const std::uint32_t depth : {1U, 3U, 5U}) {
     const auto lane = queue({.depth = depth});
     std::vector<Op> ops;
@@ -117,7 +108,7 @@ TEST_F(UringQueue, reuses_slots_of_stores_and_memory_for_the_next_owner) {
   const auto first_lane = queue();
   const auto second_lane = queue();
   for (int round = 0; round < 5; ++round) {
-    const std::string name = folder_.write("b", std::string(block, static_cast<char>('a' + round)));
+    const std::string name = file_.folder().write("b", std::string(block, static_cast<char>('a' + round)));
     const auto store = open(name);
     files::AlignedMemory memory(block);
     const auto key = engine_->attach(Region::host(memory.data(), block)).value();
@@ -133,10 +124,10 @@ TEST_F(UringQueue, reuses_slots_of_stores_and_memory_for_the_next_owner) {
 
 TEST_F(UringQueue, holds_no_file_open_once_its_store_is_gone) {
   const auto lane = queue();
-  auto store = open(name_, {.access = Access::write});
+  auto store = open(file_.name(), {.access = Access::write});
   run(*lane, read(*store, 0));
   // A lease to write is granted only while nobody else has the file open.
-  const UniqueFd other(::open(name_.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd other(::open(file_.name().c_str(), O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(other);
   if (::fcntl(other.get(), F_SETLEASE, F_RDLCK) == 0) GTEST_SKIP() << "leases don't tell who has a file open here";
   if (errno != EAGAIN) GTEST_SKIP() << "leases don't work on this file system";
@@ -158,7 +149,7 @@ TEST_F(UringQueue, serves_more_stores_than_there_are_slots) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   const auto lane = queue();
   std::vector<std::unique_ptr<engine::Store>> stores;
-  for (std::uint32_t i = 0; i < store_slots + 10; ++i) stores.push_back(open(name_));
+  for (std::uint32_t i = 0; i < store_slots + 10; ++i) stores.push_back(open(file_.name()));
   EXPECT_EQ(run(*lane, read(*stores.front(), 1)).bytes, block);
   EXPECT_EQ(run(*lane, read(*stores.back(), 2)).bytes, block);
 }
@@ -170,7 +161,7 @@ TEST_F(UringQueue, opens_and_closes_stores_while_lanes_run) {
       const auto lane = queue({.depth = 4});
       files::AlignedMemory memory(block);
       for (std::size_t i = 0; i < 50; ++i) {
-        const auto store = open(name_);
+        const auto store = open(file_.name());
         const auto key = engine_->attach(Region::host(memory.data(), block)).value();
         const Op op{.path = Path::buffered,
                     .store = store.get(),
@@ -209,7 +200,7 @@ TEST_F(UringQueue, sleeps_until_the_deadline_or_a_wake) {
 
 TEST_F(UringQueue, does_not_lose_a_wake_that_meets_completions) {
   const auto lane = queue();
-  const auto store = open(name_);
+  const auto store = open(file_.name());
   std::array<Done, 4> done{};
   EXPECT_EQ(lane->poll(done, Clock::now() + 1ms), 0U);  // the wake is armed now
   lane->wake();
@@ -222,7 +213,7 @@ TEST_F(UringQueue, does_not_lose_a_wake_that_meets_completions) {
 // An operation that waits for somebody: a read of an empty pipe, through a store whose descriptor was exchanged.
 TEST_F(UringQueue, brings_a_cancelled_operation_home) {
   const auto lane = queue();
-  const auto store = open(name_);
+  const auto store = open(file_.name());
   std::array<int, 2> pipe{};
   ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
   const UniqueFd out(pipe[0]);
@@ -243,8 +234,8 @@ TEST_F(UringQueue, brings_a_cancelled_operation_home) {
 
 TEST_F(UringQueue, writes_flushes_zeros_and_digs_holes) {
   const auto lane = queue();
-  const auto store = open(name_, {.access = Access::write});
-  std::fill_n(memory_.data(), block, std::byte{9});
+  const auto store = open(file_.name(), {.access = Access::write});
+  std::fill_n(file_.memory(), block, std::byte{9});
   Op op = read(*store, 0);
   op.kind = OpKind::write;
   EXPECT_EQ(run(*lane, op).bytes, block);
@@ -254,7 +245,7 @@ TEST_F(UringQueue, writes_flushes_zeros_and_digs_holes) {
   const Done hole = run(*lane, op);
   op = {.kind = OpKind::flush, .store = store.get()};
   EXPECT_EQ(run(*lane, op).code, Code::ok);
-  const std::string content = folder_.read("a");
+  const std::string content = file_.folder().read("a");
   EXPECT_EQ(content[99], 9);
   EXPECT_EQ(content[100], 0);
   EXPECT_EQ(content[150], 9);
@@ -273,7 +264,7 @@ TEST_F(UringQueue, answers_what_it_can_not_do_with_a_code) {
   std::array<Done, 1> done{};
   EXPECT_EQ(lane->poll(done, Clock::now() + 10s), 1U);
   EXPECT_EQ(done[0].system_error, EINVAL);
-  const auto read_only = open(name_);
+  const auto read_only = open(file_.name());
   Op write = read(*read_only, 0);
   write.kind = OpKind::write;
   EXPECT_NE(run(*lane, write).code, Code::ok);
@@ -281,9 +272,9 @@ TEST_F(UringQueue, answers_what_it_can_not_do_with_a_code) {
 
 TEST_F(UringQueue, goes_on_where_memory_can_not_be_registered) {
   const auto lane = queue();
-  const auto store = open(name_);
+  const auto store = open(file_.name());
   // Registering fails for memory that is not there; the key is then worth nothing, on this ring, for good.
-  const auto key = engine_->attach(Region::host(memory_.data(), std::size_t{1} << 30)).value();
+  const auto key = engine_->attach(Region::host(file_.memory(), std::size_t{1} << 30)).value();
   ASSERT_TRUE(key);
   read_all(*lane, *store, Path::buffered, key);
   engine_->detach(key);

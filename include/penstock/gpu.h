@@ -1,0 +1,40 @@
+// Gpu: what is known of a GPU without making a CUDA context on it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "penstock/region.h"
+#include "penstock/result.h"
+
+namespace penstock {
+
+struct Gpu {
+  Domain domain;
+  std::string name;         // "NVIDIA H200"
+  std::string pci_address;  // "0000:01:00.0", as in /sys/bus/pci/devices
+  std::uint64_t memory_bytes = 0;
+  int compute_major = 0;
+  int compute_minor = 0;
+  int copy_engines = 0;
+  int numa_node = -1;  // of the host memory next to it; -1: unknown
+  bool gpu_direct_rdma = false;
+  bool dma_buf = false;
+  int driver_cuda_version = 0;  // 13000 for CUDA 13.0
+  bool kernels = false;         // ours are built in and fit; without them small scattered copies take longer
+};
+
+// The GPUs that this process may use, in CUDA's order. Loads and initializes the CUDA driver; Code::no_device with the
+// reason where there is none.
+PENSTOCK_EXPORT Result<std::vector<Gpu>> list_gpus();
+
+// Where memory of the caller's lives: finds the device of a pointer from any of CUDA's allocators. Code::device_error
+// for memory that CUDA does not know, that was freed, or that has no `size_bytes` left.
+PENSTOCK_EXPORT Result<Region> find_cuda_region(const void* pointer, std::size_t size_bytes);
+
+// Copies between host and GPU memory, or within either, and waits until it is done. For set-up and checks: transfers of
+// a Context don't need it. REQUIRES: both are of the same size.
+PENSTOCK_EXPORT Status copy(Region to, Region from);
+
+}  // namespace penstock

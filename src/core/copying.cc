@@ -1,0 +1,188 @@
+// The lane's third part: copies between staging memory and GPUs. Storage fills one slot while a copy engine empties
+// another.
+#include <algorithm>
+#include <cstring>
+
+#include "base/futex.h"
+#include "base/log.h"
+#include "core/lane.h"
+
+namespace penstock::core {
+
+using cuda::CopyQueue;
+using cuda::Toward;
+
+namespace {
+
+// Small copies are given to the GPU many together; from this size on, each by itself, so that its slot is free as soon
+// as it has been copied.
+constexpr std::size_t worth_issuing_copies = 32;
+constexpr std::size_t worth_issuing_bytes = 256 << 10;
+
+// A caller who waits for one small copy looks again at once; a lane sleeps in between.
+constexpr Duration spin_time = std::chrono::microseconds(50);
+constexpr Duration shortest_look = std::chrono::microseconds(20);
+constexpr Duration longest_look = std::chrono::microseconds(100);
+
+}  // namespace
+
+void Lane::prepare(cuda::Device& gpu, std::shared_ptr<std::atomic<std::uint32_t>> left) {
+  {
+    const std::scoped_lock lock(prepare_mutex_);
+    to_prepare_.push_back({&gpu, std::move(left)});
+  }
+  attend();
+}
+
+void Lane::prepare_gpus() {
+  std::vector<ToPrepare> all;
+  {
+    const std::scoped_lock lock(prepare_mutex_);
+    all.swap(to_prepare_);
+  }
+  for (const ToPrepare& one : all) {
+    copies_of(*one.gpu, Toward::device);
+    copies_of(*one.gpu, Toward::host);
+    if (one.left->fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(*one.left);
+  }
+}
+
+CopyQueue* Lane::copies_of(cuda::Device& gpu, Toward toward) {
+  auto found = std::find_if(gpus_.begin(), gpus_.end(), [&](const GpuCopies& copies) { return copies.gpu == &gpu; });
+  if (found == gpus_.end()) found = gpus_.insert(found, GpuCopies{&gpu});
+  auto& queue = toward == Toward::device ? found->to_device : found->to_host;
+  if (queue) return queue.get();
+  StagingArena* arena = staging();
+  if (arena == nullptr) return nullptr;
+  if (auto status = arena->register_with(gpu); !status) {
+    log(LogLevel::warning, status.error().message + "; copies to and from the GPU are slower");
+  }
+  auto made =
+      CopyQueue::create(gpu, {.toward = toward, .depth = settings_.depth, .host_to_device = arena->host_to_device()});
+  if (!made) {
+    log(LogLevel::error, made.error().message);
+    return nullptr;
+  }
+  queue = std::move(*made);
+  return queue.get();
+}
+
+// Between the piece's place in staging memory and the GPU's; on_copied goes on. False: it can't be done.
+bool Lane::copy(std::uint32_t index, Toward toward) {
+  Flight& flight = flights_[index];
+  CopyQueue* queue = copies_of(*flight.gpu, toward);
+  if (queue == nullptr) {
+    fail_piece(index, Code::device_error, 0);
+    return false;
+  }
+  if (copying_++ == 0) copies_moved_ = Clock::now();
+  flight.copying = true;
+  queue->add({.host = flight.staging.data + flight.lead,
+              .device = flight.user,
+              .bytes = flight.length,
+              .cookie = std::uint64_t{flight.generation} << 32 | index});
+  if (flight.length >= worth_issuing_bytes) queue->issue();
+  return true;
+}
+
+void Lane::issue_copies(bool all) {
+  if (copying_ == 0) return;
+  for (GpuCopies& copies : gpus_) {
+    for (CopyQueue* queue : {copies.to_device.get(), copies.to_host.get()}) {
+      if (queue == nullptr) continue;
+      const bool worth_it = queue->added() >= worth_issuing_copies || queue->added_bytes() >= worth_issuing_bytes;
+      if (worth_it || all) queue->issue();
+    }
+  }
+}
+
+std::size_t Lane::copies_added() const {
+  std::size_t count = 0;
+  for (const GpuCopies& copies : gpus_) {
+    for (const CopyQueue* queue : {copies.to_device.get(), copies.to_host.get()}) {
+      if (queue != nullptr) count += queue->added();
+    }
+  }
+  return count;
+}
+
+std::size_t Lane::collect_copies() {
+  std::size_t found = 0;
+  for (GpuCopies& copies : gpus_) {
+    for (CopyQueue* queue : {copies.to_device.get(), copies.to_host.get()}) {
+      if (queue == nullptr || queue->pending() == 0) continue;
+      const std::size_t count = queue->collect(copied_);
+      if (count == 0) continue;
+      found += count;
+      const TimePoint now = Clock::now();
+      // Copies of other lanes go over the same bus: the more there are, the longer each takes.
+      between_looks_ = std::clamp<Duration>((now - copies_moved_) / 8, shortest_look, longest_look);
+      copies_moved_ = now;
+      for (std::size_t i = 0; i < count; ++i) on_copied(copied_[i], copies_moved_);
+    }
+  }
+  if (found != 0) wake_waiters();
+  return found;
+}
+
+void Lane::on_copied(const cuda::CopyDone& done, TimePoint now) {
+  const auto index = static_cast<std::uint32_t>(done.cookie);
+  Flight& flight = flights_[index];
+  flight.copying = false;
+  --copying_;
+  if (flight.orphan) {
+    on_orphan_home(index);
+    return;
+  }
+  Part& part = *flight.part;
+  part.last_progress = now;
+  if (done.result != cuda::cu_success) {
+    fail_piece(index, cuda::code_from_result(done.result), done.result);
+  } else if (part.hold->direction == Direction::read) {
+    account_piece(index);
+  } else if (part.grace_end != TimePoint::max()) {
+    // The request was stopped: what is not written is not begun.
+    --part.in_flight;
+    free_flight(index);
+  } else {
+    if (flight.phase == Phase::read_block) write_block(index);
+    send(index, now);
+  }
+  settle(part);
+}
+
+// Sleeps no longer than the copies may take. What storage brings meanwhile is collected too.
+void Lane::wait_for_copies(TimePoint until) {
+  const TimePoint begun = Clock::now();
+  std::uint32_t in_queue = 0;
+  for (const EngineQueue& queue : queues_) in_queue += queue.in_queue;
+  if (in_queue != 0) {
+    // Small copies wait for more of their kind while storage has some at hand.
+    if (copies_added() != 0 && collect_from_engines(TimePoint::min()) != 0) return;
+    issue_copies(true);
+    collect_from_engines(std::min(until, begun + between_looks_));
+    return;
+  }
+  issue_copies(true);
+  const bool spins = settings_.runner != Runner::own_thread;
+  TimePoint now = begun;
+  while (collect_copies() == 0 && spins && now < std::min(until, begun + spin_time)) now = Clock::now();
+  if (copying_ != 0 && copies_moved_ < begun) sleep_idle(std::min(until, Clock::now() + between_looks_));
+  now = Clock::now();
+  copy_seconds_ += seconds_between(begun, now);
+  watch_streams(now);
+}
+
+// A stream that waits for us may stand in the hardware's queue before our copies; then neither ever moves.
+void Lane::watch_streams(TimePoint now) {
+  const double limit = environment_->options.deadlines.stream_seconds;
+  if (limit <= 0 || copying_ == 0 || now - copies_moved_ < duration_from_seconds(limit)) return;
+  const bool streams_wait =
+      std::any_of(gpus_.begin(), gpus_.end(), [](const GpuCopies& copies) { return copies.gpu->stream_waits() != 0; });
+  if (!streams_wait) return;
+  log(LogLevel::warning, "copies make no progress while streams wait for them; requests in stream order are ended");
+  environment_->streams.break_all();
+  copies_moved_ = now;
+}
+
+}  // namespace penstock::core

@@ -1,0 +1,86 @@
+#include "core/stream_gate.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace penstock::core {
+
+namespace {
+
+// Between two looks at the streams: short at first, and longer the longer nothing happens.
+constexpr Duration shortest_pause = std::chrono::microseconds(10);
+constexpr Duration longest_pause = std::chrono::microseconds(200);
+
+}  // namespace
+
+StreamGate::~StreamGate() {
+  close();
+}
+
+bool StreamGate::add(std::shared_ptr<Request> request, std::function<void()> start) {
+  const std::scoped_lock lock(mutex_);
+  if (closed_) return false;
+  std::erase_if(ordered_, [](const auto& known) { return known.expired(); });
+  ordered_.push_back(request);
+  waiting_.push_back({std::move(request), std::move(start)});
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  changed_.notify_one();
+  return true;
+}
+
+void StreamGate::run() {
+  Duration pause = shortest_pause;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return closed_ || !waiting_.empty(); });
+    if (closed_) return;
+    auto looked_at = std::exchange(waiting_, {});
+    lock.unlock();
+    const bool moved = std::erase_if(looked_at, look_at) != 0;
+    pause = moved ? shortest_pause : std::min(longest_pause, pause + pause / 4);
+    lock.lock();
+    // In the order in which they came: those that were added meanwhile are younger.
+    waiting_.insert(waiting_.begin(), std::make_move_iterator(looked_at.begin()),
+                    std::make_move_iterator(looked_at.end()));
+    if (!waiting_.empty()) changed_.wait_for(lock, pause, [this] { return closed_; });
+  }
+}
+
+bool StreamGate::look_at(const Waiting& waiting) {
+  Request& request = *waiting.request;
+  if (Clock::now() >= request.deadline) request.stop(Code::timed_out);
+  if (request.stop_code() == Code::ok) {
+    const cuda::CuResult state = request.order->reached();
+    if (state == cuda::cu_not_ready) return false;
+    if (state == cuda::cu_success) {
+      waiting.start();
+      return true;
+    }
+    request.stop(cuda::code_from_result(state));
+  }
+  Request::end_unstarted(waiting.request);
+  return true;
+}
+
+void StreamGate::break_all() {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& known : ordered_) {
+    if (const auto request = known.lock()) request->stop(Code::would_deadlock);
+  }
+}
+
+void StreamGate::close() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+    changed_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+  for (const Waiting& waiting : waiting_) {
+    waiting.request->stop(Code::closed);
+    Request::end_unstarted(waiting.request);
+  }
+  waiting_.clear();
+}
+
+}  // namespace penstock::core

@@ -1,0 +1,46 @@
+// StreamGate: requests in stream order wait here, outside the lanes, until their stream has come to them. So a request
+// that waits holds no staging memory and no lane, and others can't wait for it in turn.
+//
+// Thread safety: any thread. Lifetime: ended by close(), which ends what waits.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/request.h"
+
+namespace penstock::core {
+
+class StreamGate {
+ public:
+  ~StreamGate();
+
+  // `start` is called on the gate's thread when the stream has come to the request; if it never does, the request ends
+  // with the reason. False after close.
+  bool add(std::shared_ptr<Request> request, std::function<void()> start);
+  // Ends every request in stream order, waiting or running, and lets their streams go on: copies can't get past them.
+  void break_all();
+  void close();
+
+ private:
+  struct Waiting {
+    std::shared_ptr<Request> request;
+    std::function<void()> start;
+  };
+  void run();
+  // Whether the request has left the gate.
+  static bool look_at(const Waiting& waiting);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closed_ = false;
+  std::vector<Waiting> waiting_;
+  std::vector<std::weak_ptr<Request>> ordered_;  // those, and those that run
+  std::thread thread_;                           // started by the first request
+};
+
+}  // namespace penstock::core

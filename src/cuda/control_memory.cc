@@ -1,0 +1,63 @@
+#include "cuda/control_memory.h"
+
+#include <sys/mman.h>
+
+#include <bit>
+#include <cerrno>
+
+namespace penstock::cuda {
+
+namespace {
+
+std::size_t size_class(std::size_t size_bytes) {
+  const std::size_t cells = (size_bytes + ControlMemory::smallest_bytes - 1) / ControlMemory::smallest_bytes;
+  return static_cast<std::size_t>(std::bit_width(std::bit_ceil(cells)) - 1);
+}
+
+}  // namespace
+
+ControlMemory& ControlMemory::of_process() {
+  static auto* memory = new ControlMemory;
+  return *memory;
+}
+
+Result<ControlMemory::Cell> ControlMemory::take(Device& device, std::size_t size_bytes) {
+  if (size_bytes == 0 || size_bytes > largest_bytes) {
+    return Error{Code::internal, 0, "a cell of control memory of " + std::to_string(size_bytes) + " bytes", ""};
+  }
+  const std::size_t which = size_class(size_bytes);
+  const std::scoped_lock lock(mutex_);
+  auto& free = free_.at(which);
+  if (free.empty()) {
+    if (auto status = add_page(device, smallest_bytes << which, free); !status) return status.error();
+  }
+  const Cell cell = free.back();
+  free.pop_back();
+  return cell;
+}
+
+void ControlMemory::give_back(const Cell& cell) {
+  const std::scoped_lock lock(mutex_);
+  free_.at(size_class(cell.size_bytes)).push_back(cell);
+}
+
+Status ControlMemory::add_page(Device& device, std::size_t cell_bytes, std::vector<Cell>& free) {
+  void* page = ::mmap(nullptr, largest_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return system_error(errno, "allocate control memory");
+  const Current current(device);
+  const Api& api = device.api();
+  CuDevicePtr address = 0;
+  CuResult result = api.host_register(page, largest_bytes, cu_host_register_portable | cu_host_register_device_map);
+  if (result != cu_success) {
+    ::munmap(page, largest_bytes);
+    return device.driver().error(result, "register control memory with CUDA");
+  }
+  result = api.host_get_device_pointer(&address, page, 0);
+  if (result != cu_success) return device.driver().error(result, "map control memory for the GPU");
+  for (std::size_t offset = 0; offset < largest_bytes; offset += cell_bytes) {
+    free.push_back({static_cast<std::byte*>(page) + offset, address + offset, cell_bytes});
+  }
+  return {};
+}
+
+}  // namespace penstock::cuda

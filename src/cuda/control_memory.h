@@ -1,0 +1,40 @@
+// ControlMemory: small pinned cells that GPUs see: words that streams wait on, tables for kernels.
+//
+// Pages are never freed: a stream may look at its word long after the request, or the Context, has ended.
+//
+// Thread safety: any thread. Lifetime: the process's.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include "cuda/driver.h"
+
+namespace penstock::cuda {
+
+class ControlMemory {
+ public:
+  static constexpr std::size_t smallest_bytes = 64;  // a cache line: two users should not poll one
+  static constexpr std::size_t largest_bytes = 64 << 10;
+
+  static ControlMemory& of_process();
+
+  struct Cell {
+    std::byte* host = nullptr;
+    CuDevicePtr device = 0;  // the same cell, as GPUs see it
+    std::size_t size_bytes = 0;
+  };
+  // Zeros, or what the last user left. `size_bytes` at most `largest_bytes`.
+  Result<Cell> take(Device& device, std::size_t size_bytes);
+  void give_back(const Cell& cell);
+
+ private:
+  Status add_page(Device& device, std::size_t cell_bytes, std::vector<Cell>& free);
+
+  std::mutex mutex_;
+  std::array<std::vector<Cell>, 11> free_;  // by size: 64 bytes, 128, … 64 KiB
+};
+
+}  // namespace penstock::cuda

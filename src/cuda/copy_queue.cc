@@ -1,0 +1,167 @@
+#include "cuda/copy_queue.h"
+
+#include <algorithm>
+
+namespace penstock::cuda {
+
+namespace {
+
+// Longer ones are worth a copy engine of their own.
+constexpr std::size_t small_bytes = 32 << 10;
+// Fewer are cheaper by a call each.
+constexpr std::size_t worth_a_batch = 4;
+
+CuDevicePtr address_of(const std::byte* pointer) {
+  return reinterpret_cast<CuDevicePtr>(pointer);
+}
+
+}  // namespace
+
+CopyQueue::CopyQueue(Device& device, const CopyQueueOptions& options)
+    : device_(device), options_(options), ring_(options.depth), groups_(groups_most) {
+  batch_to_.reserve(options.depth);
+  batch_from_.reserve(options.depth);
+  batch_bytes_.reserve(options.depth);
+}
+
+Result<std::unique_ptr<CopyQueue>> CopyQueue::create(Device& device, const CopyQueueOptions& options) {
+  std::unique_ptr<CopyQueue> queue(new CopyQueue(device, options));
+  const Current current(device);
+  int least = 0;
+  int greatest = 0;
+  device.api().context_get_stream_priority_range(&least, &greatest);
+  const CuResult result = device.api().stream_create(&queue->stream_, cu_stream_non_blocking, greatest);
+  if (result != cu_success) return device.driver().error(result, "make a stream on " + device.info().domain.name());
+  for (Group& group : queue->groups_) {
+    auto event = device.take_event();
+    if (!event) return event.error();
+    group.event = *event;
+  }
+  if (device.scatter() != nullptr && options.host_to_device) {
+    const std::size_t entries = std::min(options.depth, ControlMemory::largest_bytes / sizeof(ScatterEntry));
+    auto table = ControlMemory::of_process().take(device, entries * sizeof(ScatterEntry));
+    if (!table) return table.error();
+    queue->table_ = *table;
+  }
+  return queue;
+}
+
+CopyQueue::~CopyQueue() {
+  for (const Group& group : groups_) {
+    if (group.event != nullptr) device_.give_back_event(group.event);
+  }
+  if (table_.host != nullptr) ControlMemory::of_process().give_back(table_);
+  if (stream_ == nullptr) return;
+  const Current current(device_);
+  device_.api().stream_destroy(stream_);
+}
+
+void CopyQueue::add(const Copy& copy) {
+  ring_[(first_ + pending_) % ring_.size()] = copy;
+  ++pending_;
+  added_bytes_ += copy.bytes;
+}
+
+void CopyQueue::issue() {
+  // Without a free event the copies stay until a group has ended.
+  if (added() == 0 || group_count_ == groups_.size()) return;
+  const Current current(device_);
+  Group& group = groups_[(first_group_ + group_count_) % groups_.size()];
+  group.count = added();
+  group.result = issue_copies(first_ + issued_, group.count);
+  const CuResult recorded = device_.api().event_record(group.event, stream_);
+  if (group.result == cu_success) group.result = recorded;
+  ++group_count_;
+  issued_ = pending_;
+  added_bytes_ = 0;
+}
+
+CuResult CopyQueue::issue_copies(std::size_t first, std::size_t count) {
+  CuResult result = cu_success;
+  for (std::size_t i = 0; i < count && result == cu_success;) {
+    // Runs of small ones go together. Rings and tables wrap, so a run ends at the ring's end.
+    std::size_t run = 0;
+    const std::size_t to_end = ring_.size() - (first + i) % ring_.size();
+    while (i + run < count && run < to_end && ring_[(first + i + run) % ring_.size()].bytes <= small_bytes) ++run;
+    if (run >= worth_a_batch) {
+      result = issue_small((first + i) % ring_.size(), run);
+      i += run;
+    } else {
+      result = issue_one(ring_[(first + i) % ring_.size()]);
+      ++i;
+    }
+  }
+  return result;
+}
+
+CuResult CopyQueue::issue_small(std::size_t first, std::size_t count) {
+  if ((first + count) * sizeof(ScatterEntry) <= table_.size_bytes) return issue_by_kernel(first, count);
+  if (device_.api().copy_batch != nullptr) return issue_by_batch(first, count);
+  CuResult result = cu_success;
+  for (std::size_t i = 0; i < count && result == cu_success; ++i) result = issue_one(ring_[first + i]);
+  return result;
+}
+
+CuResult CopyQueue::issue_by_kernel(std::size_t first, std::size_t count) {
+  const bool to_device = options_.toward == Toward::device;
+  auto* const table = reinterpret_cast<ScatterEntry*>(table_.host);
+  for (std::size_t i = first; i < first + count; ++i) {
+    const CuDevicePtr host = address_of(ring_[i].host + *options_.host_to_device);
+    const CuDevicePtr device = address_of(ring_[i].device);
+    table[i] = {to_device ? host : device, to_device ? device : host, ring_[i].bytes};
+  }
+  CuDevicePtr entries = table_.device + first * sizeof(ScatterEntry);
+  auto blocks = static_cast<unsigned>(count);
+  void* parameters[] = {&entries, &blocks};
+  return device_.api().launch_kernel(device_.scatter(), blocks, 1, 1, scatter_threads, 1, 1, 0, stream_, parameters,
+                                     nullptr);
+}
+
+CuResult CopyQueue::issue_by_batch(std::size_t first, std::size_t count) {
+  const bool to_device = options_.toward == Toward::device;
+  batch_to_.clear();
+  batch_from_.clear();
+  batch_bytes_.clear();
+  for (std::size_t i = first; i < first + count; ++i) {
+    const Copy& copy = ring_[i];
+    batch_to_.push_back(address_of(to_device ? copy.device : copy.host));
+    batch_from_.push_back(address_of(to_device ? copy.host : copy.device));
+    batch_bytes_.push_back(copy.bytes);
+  }
+  CuMemcpyAttributes attributes{};
+  attributes.source_access_order = cu_source_access_order_stream;
+  std::size_t from_start = 0;
+  return device_.api().copy_batch(batch_to_.data(), batch_from_.data(), batch_bytes_.data(), count, &attributes,
+                                  &from_start, 1, stream_);
+}
+
+CuResult CopyQueue::issue_one(const Copy& copy) {
+  const CuDevicePtr device = address_of(copy.device);
+  return options_.toward == Toward::device ? device_.api().copy_to_device(device, copy.host, copy.bytes, stream_)
+                                           : device_.api().copy_from_device(copy.host, device, copy.bytes, stream_);
+}
+
+std::size_t CopyQueue::collect(std::span<CopyDone> done) {
+  std::size_t found = 0;
+  while (group_count_ != 0) {
+    Group& group = groups_[first_group_];
+    // What failed to start has nothing to wait for but what started before it; the event follows all of that.
+    const CuResult state = device_.api().event_query(group.event);
+    if (state == cu_not_ready) break;
+    const CuResult result = group.result != cu_success ? group.result : state;
+    while (group.count != 0 && found < done.size()) {
+      done[found++] = {ring_[first_].cookie, result};
+      first_ = (first_ + 1) % ring_.size();
+      --group.count;
+      --pending_;
+      --issued_;
+    }
+    if (group.count != 0) break;
+    group.result = cu_success;
+    first_group_ = (first_group_ + 1) % groups_.size();
+    --group_count_;
+  }
+  return found;
+}
+
+}  // namespace penstock::cuda

@@ -1,0 +1,333 @@
+#include "cuda/driver.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/log.h"
+#include "cuda/kernels.h"
+
+namespace penstock::cuda {
+
+namespace {
+
+constexpr const char* library_name = "libcuda.so.1";
+constexpr int oldest_version = 11000;
+
+Error no_driver(std::string reason, std::string hint) {
+  return {Code::no_device, 0, "no CUDA driver: " + std::move(reason), std::move(hint)};
+}
+
+template <typename Function>
+bool look_up(void* library, const char* symbol, Function*& function) {
+  function = reinterpret_cast<Function*>(::dlsym(library, symbol));
+  return function != nullptr;
+}
+
+std::string pci_address(int domain, int bus, int device) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%04x:%02x:%02x.0", static_cast<unsigned>(domain), static_cast<unsigned>(bus),
+                static_cast<unsigned>(device));
+  return text.data();
+}
+
+}  // namespace
+
+Code code_from_result(CuResult result) {
+  switch (result) {
+    case cu_success:
+      return Code::ok;
+    case cu_out_of_memory:
+      return Code::out_of_memory;
+    case cu_no_device:
+    case cu_invalid_device:
+    case cu_not_initialized:
+    case cu_system_driver_mismatch:
+      return Code::no_device;
+    case cu_not_supported:
+      return Code::unsupported;
+    case cu_deinitialized:
+    case cu_ecc_uncorrectable:
+      return Code::device_lost;
+    default:
+      // Errors of running work leave the context unusable: illegal addresses, traps, failed launches, dead links.
+      const bool sticky = (result >= cu_illegal_address && result <= 703) || (result >= 710 && result <= 711) ||
+                          (result >= 714 && result <= cu_launch_failed);
+      return sticky ? Code::device_lost : Code::device_error;
+  }
+}
+
+Error Driver::error(CuResult result, std::string what, std::string hint) const {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  api_.get_error_name(result, &name);
+  api_.get_error_string(result, &text);
+  const Code code = code_from_result(result);
+  if (code == Code::device_lost) {
+    hint = "this process can't use the GPU any more: start a new one, and look for the kernel that failed";
+  } else if (code == Code::out_of_memory && hint.empty()) {
+    hint = "free memory on the GPU, or ask for less";
+  }
+  return {code, result,
+          std::move(what) + ": " + (text != nullptr ? text : "unknown CUDA error") + " (" +
+              (name != nullptr ? name : std::to_string(result)) + ")",
+          std::move(hint)};
+}
+
+Device::Device(Driver& driver, CuDevice handle, Gpu info) : driver_(driver), handle_(handle), info_(std::move(info)) {}
+
+const Api& Device::api() const {
+  return driver_.api();
+}
+
+Status Device::activate() {
+  if (active_.load(std::memory_order_acquire)) return {};
+  const std::scoped_lock lock(mutex_);
+  if (active_.load(std::memory_order_relaxed)) return {};
+  if (const CuResult result = api().primary_context_retain(&context_, handle_); result != cu_success) {
+    return driver_.error(result, "make a context on " + info_.domain.name());
+  }
+  const Current current(*this);
+  scatter_ = load_scatter(api());
+  warm_up();
+  active_.store(true, std::memory_order_release);
+  return {};
+}
+
+// The driver loads a kernel when it is first launched, and may wait for the whole device then. Later a stream may be
+// waiting for us.
+void Device::warm_up() {
+  CuStream stream = nullptr;
+  if (scatter_ == nullptr || api().stream_create(&stream, cu_stream_non_blocking, 0) != cu_success) return;
+  CuDevicePtr entries = 0;
+  unsigned count = 0;
+  void* parameters[] = {&entries, &count};
+  CuResult result = api().launch_kernel(scatter_, 1, 1, 1, scatter_threads, 1, 1, 0, stream, parameters, nullptr);
+  if (result == cu_success) result = api().stream_synchronize(stream);
+  api().stream_destroy(stream);
+  if (result == cu_success) return;
+  log(LogLevel::warning, driver_.error(result, "run the scatter kernel").message + "; it is not used");
+  scatter_ = nullptr;
+}
+
+Status Device::copy_and_wait(Region to, Region from) {
+  const Current current(*this);
+  CuStream stream = nullptr;
+  CuResult result = api().stream_create(&stream, cu_stream_non_blocking, 0);
+  const auto target = reinterpret_cast<CuDevicePtr>(to.data);
+  const auto source = reinterpret_cast<CuDevicePtr>(from.data);
+  if (result == cu_success) {
+    if (to.domain.host_accessible()) {
+      result = api().copy_from_device(to.data, source, to.size_bytes, stream);
+    } else if (from.domain.host_accessible()) {
+      result = api().copy_to_device(target, from.data, to.size_bytes, stream);
+    } else {
+      result = api().copy_between_devices(target, source, to.size_bytes, stream);
+    }
+    const CuResult finished = api().stream_synchronize(stream);
+    if (result == cu_success) result = finished;
+    api().stream_destroy(stream);
+  }
+  if (result == cu_success) return {};
+  return driver_.error(result, "copy " + std::to_string(to.size_bytes) + " bytes from " + from.domain.name() + " to " +
+                                   to.domain.name());
+}
+
+Result<CuEvent> Device::take_event() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!free_events_.empty()) {
+      CuEvent event = free_events_.back();
+      free_events_.pop_back();
+      return event;
+    }
+  }
+  CuEvent event = nullptr;
+  if (const CuResult result = api().event_create(&event, cu_event_disable_timing); result != cu_success) {
+    return driver_.error(result, "make an event on " + info_.domain.name());
+  }
+  return event;
+}
+
+void Device::give_back_event(CuEvent event) {
+  const std::scoped_lock lock(mutex_);
+  free_events_.push_back(event);
+}
+
+Current::Current(const Device& device)
+    : device_(device), pushed_(device.api().context_push(device.context()) == cu_success) {}
+
+Current::~Current() {
+  CuContext popped = nullptr;
+  if (pushed_) device_.api().context_pop(&popped);
+}
+
+Result<Driver*> Driver::get() {
+  static std::mutex mutex;
+  static Driver* driver = nullptr;  // never freed: see above
+  const std::scoped_lock lock(mutex);
+  if (driver == nullptr) {
+    auto loaded = load();
+    if (!loaded) return loaded.error();
+    driver = loaded->release();
+  }
+  if (driver->process_ != ::getpid()) {
+    return no_driver("CUDA was initialized before this process was forked", "start workers by spawning, not forking");
+  }
+  return driver;
+}
+
+Result<std::unique_ptr<Driver>> Driver::load() {
+  void* library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* reason = ::dlerror();
+    return no_driver(reason != nullptr ? reason : library_name,
+                     "install NVIDIA's driver; in a container, start it with GPU support (--gpus all)");
+  }
+  std::unique_ptr<Driver> driver(new Driver);
+  Api& api = driver->api_;
+  std::string missing;
+#define PENSTOCK_CUDA_LOOK_UP(member, symbol, arguments) \
+  if (!look_up(library, #symbol, api.member) && missing.empty()) missing = #symbol;
+  PENSTOCK_CUDA_REQUIRED(PENSTOCK_CUDA_LOOK_UP)
+#undef PENSTOCK_CUDA_LOOK_UP
+#define PENSTOCK_CUDA_LOOK_UP(member, symbol, arguments) look_up(library, #symbol, api.member);
+  PENSTOCK_CUDA_OPTIONAL(PENSTOCK_CUDA_LOOK_UP)
+#undef PENSTOCK_CUDA_LOOK_UP
+  const std::string update = "update NVIDIA's driver to one for CUDA 11 or newer";
+  if (!missing.empty()) return no_driver("it has no " + missing + ", so it is too old", update);
+  if (const CuResult result = api.init(0); result != cu_success) {
+    Error error =
+        driver->error(result, "initialize CUDA", "run nvidia-smi: if that fails too, the driver is not in order");
+    error.code = Code::no_device;
+    if (result == cu_no_device) error.hint = "look at CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU";
+    return error;
+  }
+  api.driver_get_version(&driver->version_);
+  if (driver->version_ < oldest_version) {
+    return no_driver("it is for CUDA " + std::to_string(driver->version_ / 1000) + ", which is too old", update);
+  }
+  driver->process_ = ::getpid();
+  if (auto status = driver->find_devices(); !status) return status.error();
+  return driver;
+}
+
+Status Driver::find_devices() {
+  int count = 0;
+  if (const CuResult result = api_.device_get_count(&count); result != cu_success) {
+    return error(result, "count the GPUs");
+  }
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    CuDevice handle = 0;
+    if (const CuResult result = api_.device_get(&handle, ordinal); result != cu_success) {
+      return error(result, "look at GPU " + std::to_string(ordinal));
+    }
+    const auto attribute = [&](int which) {
+      int value = 0;
+      return api_.device_get_attribute(&value, which, handle) == cu_success ? value : 0;
+    };
+    std::array<char, 128> name{};
+    api_.device_get_name(name.data(), static_cast<int>(name.size()) - 1, handle);
+    std::size_t memory = 0;
+    api_.device_total_mem(&memory, handle);
+    Gpu info;
+    info.domain = Domain::cuda(static_cast<std::uint16_t>(ordinal));
+    info.name = name.data();
+    info.pci_address = pci_address(attribute(cu_attribute_pci_domain_id), attribute(cu_attribute_pci_bus_id),
+                                   attribute(cu_attribute_pci_device_id));
+    info.memory_bytes = memory;
+    info.compute_major = attribute(cu_attribute_compute_capability_major);
+    info.compute_minor = attribute(cu_attribute_compute_capability_minor);
+    info.copy_engines = attribute(cu_attribute_async_engine_count);
+    info.gpu_direct_rdma = attribute(cu_attribute_gpu_direct_rdma_supported) != 0;
+    info.dma_buf = attribute(cu_attribute_dma_buf_supported) != 0;
+    info.driver_cuda_version = version_;
+    info.kernels = has_kernels_for(info.compute_major, info.compute_minor);
+    int node = -1;
+    if (api_.device_get_attribute(&node, cu_attribute_host_numa_id, handle) == cu_success) info.numa_node = node;
+    devices_.push_back(std::make_unique<Device>(*this, handle, std::move(info)));
+  }
+  return {};
+}
+
+Result<Device*> Driver::device(int ordinal) {
+  if (ordinal < 0 || static_cast<std::size_t>(ordinal) >= devices_.size()) {
+    const std::size_t count = devices_.size();
+    return Error{Code::no_device, 0,
+                 "there is no cuda:" + std::to_string(ordinal) + ": this process sees " + std::to_string(count) +
+                     (count == 1 ? " GPU" : " GPUs"),
+                 count == 0 ? "look at CUDA_VISIBLE_DEVICES and nvidia-smi"
+                            : "use cuda:0 to cuda:" + std::to_string(count - 1) + "; look at CUDA_VISIBLE_DEVICES"};
+  }
+  Device* device = devices_[static_cast<std::size_t>(ordinal)].get();
+  if (auto status = device->activate(); !status) return status.error();
+  return device;
+}
+
+Result<Region> Driver::find(const void* pointer) {
+  const auto address = reinterpret_cast<CuDevicePtr>(pointer);
+  unsigned type = 0;
+  int ordinal = -1;
+  CuResult result = api_.pointer_get_attribute(&type, cu_pointer_memory_type, address);
+  if (result == cu_success) result = api_.pointer_get_attribute(&ordinal, cu_pointer_device_ordinal, address);
+  if (result != cu_success || type != cu_memory_type_device || ordinal < 0) {
+    if (code_from_result(result) == Code::device_lost) return error(result, "look up a pointer");
+    return Error{Code::device_error, result, "the pointer is not memory of a GPU that CUDA knows",
+                 "was it freed, or is it memory of the host?"};
+  }
+  CuDevicePtr start = 0;
+  std::size_t size = 0;
+  const bool has_range = api_.pointer_get_attribute(&start, cu_pointer_range_start, address) == cu_success &&
+                         api_.pointer_get_attribute(&size, cu_pointer_range_size, address) == cu_success;
+  const Domain domain = Domain::cuda(static_cast<std::uint16_t>(ordinal));
+  if (!has_range || start > address) return Region{reinterpret_cast<std::byte*>(address), SIZE_MAX - address, domain};
+  return Region{reinterpret_cast<std::byte*>(start), size, domain};
+}
+
+}  // namespace penstock::cuda
+
+namespace penstock {
+
+Result<std::vector<Gpu>> list_gpus() {
+  const auto driver = cuda::Driver::get();
+  if (!driver) return driver.error();
+  std::vector<Gpu> gpus;
+  for (const auto& device : (*driver)->devices()) gpus.push_back(device->info());
+  return gpus;
+}
+
+Result<Region> find_cuda_region(const void* pointer, std::size_t size_bytes) {
+  const auto driver = cuda::Driver::get();
+  if (!driver) return driver.error();
+  const auto whole = (*driver)->find(pointer);
+  if (!whole) return whole.error();
+  auto* const data = const_cast<std::byte*>(static_cast<const std::byte*>(pointer));
+  if (size_bytes > whole->size_bytes - static_cast<std::size_t>(data - whole->data)) {
+    return Error{Code::out_of_range, 0,
+                 std::to_string(size_bytes) + " bytes reach past the end of the allocation on " + whole->domain.name(),
+                 "give a pointer and a size within one allocation"};
+  }
+  return Region{data, size_bytes, whole->domain};
+}
+
+Status copy(Region to, Region from) {
+  if (to.size_bytes != from.size_bytes) {
+    return Error{Code::invalid_argument, 0, "copy: regions of different sizes", "give two of the same size"};
+  }
+  if (to.size_bytes == 0) return {};
+  if (to.domain.host_accessible() && from.domain.host_accessible()) {
+    std::memmove(to.data, from.data, to.size_bytes);
+    return {};
+  }
+  const auto driver = cuda::Driver::get();
+  if (!driver) return driver.error();
+  const auto device = (*driver)->device((to.domain.host_accessible() ? from : to).domain.device());
+  if (!device) return device.error();
+  return (*device)->copy_and_wait(to, from);
+}
+
+}  // namespace penstock

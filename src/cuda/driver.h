@@ -1,0 +1,109 @@
+// Driver: the CUDA driver of this process, loaded at run time. Device: one GPU and its primary context, which the CUDA
+// runtime and PyTorch use too.
+//
+// Thread safety: any thread. Lifetime: the process's. CUDA can't be unloaded, and memory that streams wait on must stay
+// whatever becomes of a Context.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda/api.h"
+#include "penstock/gpu.h"
+#include "penstock/region.h"
+#include "penstock/result.h"
+
+namespace penstock::cuda {
+
+class Driver;
+
+class Device {
+ public:
+  Device(Driver& driver, CuDevice handle, Gpu info);
+
+  Driver& driver() const { return driver_; }
+  const Api& api() const;
+  const Gpu& info() const { return info_; }
+  int ordinal() const { return info_.domain.device(); }
+
+  // Makes the primary context, unless that was done. Everything that needs it comes after.
+  Status activate();
+  CuContext context() const { return context_; }
+
+  // The scatter kernel, loaded with the context; null where it was not built or does not fit the GPU.
+  CuFunction scatter() const { return scatter_; }
+
+  Status copy_and_wait(Region to, Region from);
+
+  // Streams of the user's that wait for requests of ours now. Meanwhile calls that may wait for the whole device (free,
+  // register, load) could wait for ever.
+  std::atomic<std::uint32_t>& stream_waits() { return stream_waits_; }
+
+  // Events without timing. Those given back are used again.
+  Result<CuEvent> take_event();
+  void give_back_event(CuEvent event);
+
+ private:
+  void warm_up();
+
+  Driver& driver_;
+  const CuDevice handle_;
+  const Gpu info_;
+  std::mutex mutex_;
+  std::atomic<bool> active_{false};
+  std::atomic<std::uint32_t> stream_waits_{0};
+  CuContext context_ = nullptr;
+  CuFunction scatter_ = nullptr;
+  std::vector<CuEvent> free_events_;
+};
+
+// Makes a device's primary context current on this thread, for a scope. REQUIRES: the device is active.
+class Current {
+ public:
+  explicit Current(const Device& device);
+  ~Current();
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  const Device& device_;
+  const bool pushed_;
+};
+
+class Driver {
+ public:
+  // Loads and initializes it on the first call. Code::no_device with the reason where that fails.
+  static Result<Driver*> get();
+
+  const Api& api() const { return api_; }
+  int version() const { return version_; }
+  const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
+  // Code::no_device for a number that is not there. The device is active.
+  Result<Device*> device(int ordinal);
+
+  // Finds the device of a pointer, and the whole allocation around it.
+  Result<Region> find(const void* pointer);
+
+  Error error(CuResult result, std::string what, std::string hint = {}) const;
+
+ private:
+  Driver() = default;
+  static Result<std::unique_ptr<Driver>> load();
+  Status find_devices();
+
+  Api api_;
+  int version_ = 0;
+  pid_t process_ = 0;
+  std::vector<std::unique_ptr<Device>> devices_;
+};
+
+// What a CUDA result means in our list.
+Code code_from_result(CuResult result);
+
+}  // namespace penstock::cuda

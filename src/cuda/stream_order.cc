@@ -1,0 +1,63 @@
+#include "cuda/stream_order.h"
+
+namespace penstock::cuda {
+
+Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* stream) {
+  const Api& api = device.api();
+  const std::string what = "order a request with a stream of " + device.info().domain.name();
+  if (api.stream_wait_value == nullptr) {
+    return Error{Code::unsupported, 0, what + ": the driver has no cuStreamWaitValue32",
+                 "update NVIDIA's driver to one for CUDA 12, or wait for the ticket instead"};
+  }
+  const Current current(device);
+  auto* const handle = static_cast<CuStream>(stream);
+  int capturing = cu_capture_status_none;
+  if (const CuResult result = api.stream_is_capturing(handle, &capturing);
+      result == cu_stream_capture_implicit || capturing != cu_capture_status_none) {
+    return Error{Code::unsupported, result, what + ": the stream is being captured into a graph",
+                 "submit before or after the capture"};
+  } else if (result != cu_success) {
+    return device.driver().error(result, what);
+  }
+  CuContext context = nullptr;
+  if (const CuResult result = api.stream_get_context(handle, &context); result != cu_success) {
+    return device.driver().error(result, what, "give a stream that has not been destroyed");
+  }
+  if (context != device.context()) {
+    return Error{
+        Code::invalid_argument, 0, what + ": the stream belongs to another device or context",
+        "use a stream of the device that the memory is on, made by the CUDA runtime or in its primary context"};
+  }
+  auto event = device.take_event();
+  if (!event) return event.error();
+  std::unique_ptr<StreamOrder> order(new StreamOrder(device, *event));
+  auto cell = ControlMemory::of_process().take(device, sizeof(Word));
+  if (!cell) return cell.error();
+  order->cell_ = *cell;
+  device.stream_waits().fetch_add(1);
+  order->generation_ = order->word().load(std::memory_order_relaxed) + 1;
+  CuResult result = api.event_record(*event, handle);
+  if (result == cu_success) {
+    result = api.stream_wait_value(handle, cell->device, order->generation_, cu_wait_value_geq);
+  }
+  if (result != cu_success) return device.driver().error(result, what);
+  return order;
+}
+
+StreamOrder::~StreamOrder() {
+  release();
+  device_.give_back_event(event_);
+}
+
+CuResult StreamOrder::reached() const {
+  return device_.api().event_query(event_);
+}
+
+void StreamOrder::release() {
+  if (cell_.host == nullptr || released_.exchange(true)) return;
+  word().store(generation_, std::memory_order_release);
+  device_.stream_waits().fetch_sub(1);
+  ControlMemory::of_process().give_back(cell_);
+}
+
+}  // namespace penstock::cuda

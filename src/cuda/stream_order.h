@@ -1,0 +1,47 @@
+// StreamOrder: a request's place in a stream of the user's. The request begins when the stream's earlier work is done;
+// the stream's later work begins when the request has ended, however it has ended.
+//
+// The stream waits for a word in pinned memory, because an event that is not recorded yet would order nothing. Words
+// are used again at once: a wait is for a generation or any later one.
+//
+// Thread safety: reached and release from any thread. Lifetime: released by its destructor.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "cuda/control_memory.h"
+#include "cuda/driver.h"
+
+namespace penstock::cuda {
+
+class StreamOrder {
+ public:
+  // Marks where the stream stands, and makes it wait. `stream` as CUDA's APIs take it; null is the legacy null stream.
+  // Nothing of ours that could wait for the device may happen from here to the release. A stream that is being
+  // captured, or is of another context, is refused.
+  static Result<std::unique_ptr<StreamOrder>> begin(Device& device, void* stream);
+  ~StreamOrder();
+  StreamOrder(const StreamOrder&) = delete;
+  StreamOrder& operator=(const StreamOrder&) = delete;
+
+  // cu_success: the stream's earlier work is done; cu_not_ready; or why it never will be.
+  CuResult reached() const;
+  // Lets the stream go on.
+  void release();
+
+ private:
+  using Word = std::atomic<std::uint32_t>;
+
+  Word& word() const { return *reinterpret_cast<Word*>(cell_.host); }
+  StreamOrder(Device& device, CuEvent event) : device_(device), event_(event) {}
+
+  Device& device_;
+  const CuEvent event_;
+  ControlMemory::Cell cell_;
+  std::uint32_t generation_ = 0;
+  std::atomic<bool> released_{false};
+};
+
+}  // namespace penstock::cuda

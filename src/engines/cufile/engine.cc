@@ -1,0 +1,153 @@
+#include "engines/cufile/engine.h"
+
+#include <sys/stat.h>
+
+#include "cuda/driver.h"
+#include "engines/cufile/diagnosis.h"
+#include "engines/cufile/queue.h"
+#include "engines/cufile/store.h"
+#include "files/block_device.h"
+
+namespace penstock::cufile {
+namespace {
+
+bool can_batch(const Library& library) {
+  return library.api().has_batches() && (library.state().properties.feature_flags >> cf_feature_batch & 1) != 0;
+}
+
+class Engine : public engine::Engine {
+ public:
+  explicit Engine(const Settings& settings) : settings_(settings) {}
+
+  const engine::Description& description() const override { return description_; }
+  engine::Probe probe() const override;
+  Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override;
+
+  Result<engine::MemoryKey> attach(Region memory) override {
+    return memory.domain.host_accessible() ? engine::MemoryKey{} : buffers_.add(memory);
+  }
+  void detach(engine::MemoryKey key) override { buffers_.remove(key); }
+
+  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
+    if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for 1 at least"};
+    auto library = acquire();
+    if (!library) return std::move(library).error();
+    return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(options, Lending{**library, buffers_, batches_}));
+  }
+
+ private:
+  // Held from the first use on: queues and registrations stand on it.
+  Result<std::shared_ptr<Library>> acquire() {
+    const std::lock_guard lock(mutex_);
+    if (library_ == nullptr) {
+      auto library = Library::acquire();
+      if (!library) return library;
+      library_ = std::move(*library);
+    }
+    return library_;
+  }
+  Result<std::shared_ptr<Library>> open_driver();
+  Route hoped_for();
+  Error explain(Error error, const files::OpenedFile& file) const;
+
+  const Settings settings_;
+  const engine::Description description_{
+      .name = "cufile",
+      .summary = "between files and GPU memory by NVIDIA's cuFile (GPUDirect Storage)",
+      .schemes = {"file"},
+      .reaches_device = true,
+  };
+  std::mutex mutex_;
+  std::shared_ptr<Library> library_;  // shared: there is one in the process
+  std::optional<Route> hoped_for_;
+  Buffers buffers_;
+  BatchSwitch batches_;
+};
+
+engine::Probe Engine::probe() const {
+  const auto library = Library::acquire();
+  engine::Probe probe;
+  if (!library) {
+    probe.reason = library.error().message;
+    probe.remedy = library.error().hint;
+    probe.conditions.push_back({"libcufile", Condition::State::missing, probe.reason, probe.remedy});
+  } else {
+    const int version = (*library)->version();
+    const std::string number = std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+    probe.conditions.push_back(
+        {"libcufile", Condition::State::met, (version > 0 ? number + ", " : "") + (*library)->path(), {}});
+  }
+  Diagnosis diagnosis = diagnose(gather_facts(settings_.root));
+  probe.conditions.insert(probe.conditions.end(), diagnosis.conditions.begin(), diagnosis.conditions.end());
+  if (!library) return probe;
+  probe.available = true;
+  probe.device_route = diagnosis.route;
+  probe.reason = std::move(diagnosis.reason);
+  probe.remedy = std::move(diagnosis.remedy);
+  return probe;
+}
+
+// Compatibility mode is allowed where there is nothing better to hope for, and whoever goes on there has asked for it.
+// Elsewhere cuFile shall refuse rather than fall back.
+Result<std::shared_ptr<Library>> Engine::open_driver() {
+  auto library = acquire();
+  if (!library) return library;
+  if (const auto driver = cuda::Driver::get(); !driver) return driver.error();
+  const Route hope = hoped_for();
+  Status opened = (*library)->open({.compat = hope == Route::cufile_compat, .p2pdma = hope == Route::p2pdma});
+  if (!opened) return std::move(opened).error();
+  if (!can_batch(**library)) batches_.on = false;
+  buffers_.use(**library);
+  return library;
+}
+
+Route Engine::hoped_for() {
+  const std::lock_guard lock(mutex_);
+  if (!hoped_for_) hoped_for_ = diagnose(gather_facts(settings_.root)).route;
+  return *hoped_for_;
+}
+
+// cuFile's number says little: what is known of the file's disk says more.
+Error Engine::explain(Error error, const files::OpenedFile& file) const {
+  struct stat status = {};
+  if (::fstat(file.direct.get(), &status) != 0) return error;
+  const dev_t device = S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev;
+  const auto volume = find_volume(gather_facts(settings_.root), files::device_number(device));
+  if (!volume) return error;
+  for (const Condition& condition : diagnose_volume(*volume)) {
+    if (condition.state != Condition::State::missing) continue;
+    error.message += "; " + condition.name + ": " + condition.detail;
+    error.hint = condition.remedy;
+    // The cure of this number is known; others have several.
+    if (error.system_error != cf_handle_not_registered || condition.name == udev_condition_name) break;
+  }
+  return error;
+}
+
+Result<std::unique_ptr<engine::Store>> Engine::open(const std::string& name, const OpenOptions& options) {
+  auto library = open_driver();
+  if (!library) return std::move(library).error();
+  const auto route = route_from_state((*library)->state());
+  if (!route) {
+    return Error{Code::unsupported, 0, "cuFile's driver has no way to GPU memory on this machine",
+                 "`penstock engines` lists what is missing; let Penstock choose the engine, and it stages instead"};
+  }
+  auto file = files::open_file(name, options);
+  if (!file) return std::move(file).error();
+  if (!file->direct) {
+    return Error{Code::unsupported, 0,
+                 "cuFile can't reach " + name + ": " + file->info.file_system + " has no O_DIRECT",
+                 "let Penstock choose the engine: it stages through pinned memory"};
+  }
+  auto handle = (*library)->register_file(file->direct.get(), name);
+  if (!handle) return explain(std::move(handle).error(), *file);
+  return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*file), *library, *handle, *route));
+}
+
+}  // namespace
+
+std::unique_ptr<engine::Engine> make_engine(const Settings& settings) {
+  return std::make_unique<Engine>(settings);
+}
+
+}  // namespace penstock::cufile

@@ -1,0 +1,100 @@
+// Library: libcufile in this process. cuFile's driver and its settings belong to the process, so there is one object
+// for all engines, counted by those who hold it; the driver is opened at first need, never by looking.
+//
+// cuFile falls back to reading through host memory without a word. What it really does is told from three things, in
+// this order: the statistics that newer releases keep, which count operations by their way; the settings, which may
+// forbid the fallback (ours do, where the machine can do better, unless somebody else opened the driver before); and
+// what the driver says the machine can do. Where they leave it open, the route is `cufile_unknown`.
+//
+// Thread safety: every call from any thread. A forked child gets errors.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "engines/cufile/api.h"
+#include "penstock/result.h"
+#include "penstock/route.h"
+
+namespace penstock::cufile {
+
+// What cuFile's driver says about itself once it is open.
+struct DriverState {
+  CfProperties properties{};
+  bool compat_allowed = true;  // cuFile may take bytes through host memory
+  bool compat_forced = false;
+  bool prefers_p2pdma = false;
+};
+// The way to a file that could be registered; nothing where there is none. A pure function.
+std::optional<Route> route_from_state(const DriverState& state);
+
+// Operations by the way they took.
+struct Counts {
+  std::uint64_t p2pdma = 0;
+  std::uint64_t nvidia_fs = 0;
+  std::uint64_t posix = 0;
+};
+// What the counts, of which an operation is one, make of the way that it was expected to take. A pure function.
+Route route_from_counts(Route expected, const Counts& counts);
+
+class Library : public std::enable_shared_from_this<Library> {
+ public:
+  // Loads libcufile, unless somebody holds it already. Code::engine_unavailable where there is none.
+  static Result<std::shared_ptr<Library>> acquire();
+  ~Library();
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  const Api& api() const { return api_; }
+  int version() const { return version_; }  // 1150 is 1.15.0; 0 if it does not tell
+  const std::string& path() const { return path_; }
+
+  struct Wishes {
+    bool compat = false;  // let cuFile go through host memory
+    bool p2pdma = false;  // let it use the kernel's P2PDMA
+  };
+  // Opens the driver, which may take seconds. The first call decides, also for how it ended: a driver that failed to
+  // open is not tried again in this process, because newer releases never return from a second attempt.
+  Status open(const Wishes& wishes);
+  // REQUIRES: open() succeeded.
+  const DriverState& state() const { return state_; }
+  // Whether somebody else had opened the driver before, with settings that are not ours.
+  bool opened_by_others() const { return foreign_; }
+
+  // Operations since the driver was opened here; nothing where cuFile does not count them.
+  std::optional<Counts> counts() const;
+  // The way of an operation that has just ended.
+  Route judge(Route expected) const;
+
+  // An O_DIRECT descriptor as a handle; `name` is for messages.
+  Result<CfHandle> register_file(int fd, const std::string& name) const;
+
+ private:
+  Library() = default;
+  static Result<std::shared_ptr<Library>> load();
+  Status check_process() const;
+  Status try_open(const Wishes& wishes);
+  void set_wishes(const Wishes& wishes);
+  Status read_state();
+  void start_statistics();
+  Counts read_counts() const;
+
+  Api api_;
+  int version_ = 0;
+  std::string path_;
+  pid_t process_ = 0;
+
+  std::mutex mutex_;
+  std::optional<Status> opening_;  // how it ended
+  std::shared_ptr<Library> kept_;  // itself, so that a failure is remembered
+  bool foreign_ = false;
+  DriverState state_;
+  bool counting_ = false;
+  Counts baseline_;
+};
+
+}  // namespace penstock::cufile

@@ -1,0 +1,29 @@
+// Store of the cufile engine: a FileStore whose O_DIRECT descriptor is registered with cuFile.
+#pragma once
+
+#include <memory>
+
+#include "engines/cufile/library.h"
+#include "files/file_store.h"
+
+namespace penstock::cufile {
+
+class Store : public files::FileStore {
+ public:
+  // REQUIRES: `handle` is of file.direct.
+  Store(files::OpenedFile file, std::shared_ptr<Library> library, CfHandle handle, Route route)
+      : FileStore(std::move(file)), library_(std::move(library)), handle_(handle), route_(route) {}
+  ~Store() override { library_->api().handle_deregister(handle_); }
+
+  CfHandle handle() const { return handle_; }
+  // As expected from the settings: what the statistics have seen since may know better.
+  Route expected_route() const { return route_; }
+  std::optional<Route> device_route() const override { return library_->judge(route_); }
+
+ private:
+  const std::shared_ptr<Library> library_;  // shared: the driver must stay open as long as a handle
+  const CfHandle handle_;
+  const Route route_;
+};
+
+}  // namespace penstock::cufile

@@ -1,0 +1,158 @@
+#include "files/threaded_queue.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <system_error>
+
+#include "base/log.h"
+#include "files/transfer.h"
+
+namespace penstock::files {
+namespace {
+
+// So many copies are made before a poll looks for what the threads have done.
+constexpr std::size_t copies_per_poll = 4;
+
+}  // namespace
+
+ThreadedQueue::ThreadedQueue(const engine::QueueOptions& options, MakeWorker make_worker)
+    : depth_(options.depth),
+      max_threads_(std::clamp<std::size_t>(options.threads, 1, options.depth)),
+      make_worker_(std::move(make_worker)),
+      own_worker_(make_worker_()),
+      cached_(depth_),
+      pending_(depth_),
+      done_(depth_) {
+  threads_.reserve(max_threads_);
+}
+
+ThreadedQueue::~ThreadedQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  work_arrived_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+std::size_t ThreadedQueue::submit(std::span<const engine::Op> ops) {
+  const std::size_t taken = std::min(ops.size(), depth_ - in_flight_);
+  std::size_t handed_over = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const engine::Op& op : ops.first(taken)) {
+      if (op.path == engine::Path::cached) {
+        cached_.push(op);
+      } else {
+        pending_.push(op);
+        ++handed_over;
+      }
+    }
+  }
+  in_flight_ += taken;
+  for (std::size_t i = 0; i < std::min(handed_over, threads_.size()); ++i) work_arrived_.notify_one();
+  if (handed_over > 0) start_threads();
+  return taken;
+}
+
+std::size_t ThreadedQueue::poll(std::span<engine::Done> done, TimePoint deadline) {
+  if (done.empty()) return 0;
+  std::size_t count = collect(done);
+  count += copy_cached(done.subspan(count));
+  if (count == 0) {
+    std::unique_lock lock(mutex_);
+    const auto ended = [this] { return !done_.empty() || woken_; };
+    if (Clock::now() < deadline && poll_ends_.wait_until(lock, deadline, ended) && done_.empty()) woken_ = false;
+    lock.unlock();
+    count = collect(done);
+  }
+  in_flight_ -= count;
+  return count;
+}
+
+std::size_t ThreadedQueue::collect(std::span<engine::Done> done) {
+  const std::lock_guard lock(mutex_);
+  std::size_t count = 0;
+  while (count < done.size() && !done_.empty()) done[count++] = done_.pop();
+  return count;
+}
+
+std::size_t ThreadedQueue::copy_cached(std::span<engine::Done> done) {
+  const std::size_t count = std::min({copies_per_poll, done.size(), cached_.size()});
+  for (engine::Done& copied : done.first(count)) copied = own_worker_->run(cached_.pop());
+  return count;
+}
+
+void ThreadedQueue::wake() {
+  const std::lock_guard lock(mutex_);
+  woken_ = true;
+  poll_ends_.notify_one();
+}
+
+void ThreadedQueue::cancel(std::uint64_t cookie) {
+  const auto is_meant = [cookie](const engine::Op& op) { return op.cookie == cookie; };
+  const std::lock_guard lock(mutex_);
+  engine::Op op;
+  if (pending_.take(is_meant, op) || cached_.take(is_meant, op)) done_.push(finish(op, -ECANCELED));
+}
+
+void ThreadedQueue::complete(const engine::Done& done) {
+  const std::lock_guard lock(mutex_);
+  done_.push(done);
+  poll_ends_.notify_one();
+}
+
+void ThreadedQueue::start_threads() {
+  std::size_t wanted = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    wanted = pending_.size() - std::min(pending_.size(), idle_threads_);
+  }
+  for (; wanted > 0 && threads_.size() < max_threads_; --wanted) {
+    try {
+      threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+      if (!threads_.empty()) return;  // fewer threads are slower, not wrong
+      log(LogLevel::warning, std::string("no thread can be started, work is done while polling: ") + error.what());
+      const std::lock_guard lock(mutex_);
+      while (!pending_.empty()) cached_.push(pending_.pop());
+      return;
+    }
+  }
+}
+
+// REQUIRES: the lock, and something pending. Leaves their share to threads that have nothing to do.
+std::size_t ThreadedQueue::take_group(const Worker& worker, std::span<engine::Op> group) {
+  const std::size_t share = std::min(group.size(), pending_.size() / (idle_threads_ + 1));
+  std::size_t count = 0;
+  group[count++] = pending_.pop();
+  if (!worker.joins_group(group.front())) return count;
+  while (count < share && worker.joins_group(pending_.front())) group[count++] = pending_.pop();
+  return count;
+}
+
+void ThreadedQueue::work() {
+  const std::unique_ptr<Worker> worker = make_worker_();
+  std::array<engine::Op, max_group> group;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    ++idle_threads_;
+    work_arrived_.wait(lock, [this] { return stopping_ || !pending_.empty(); });
+    --idle_threads_;
+    if (stopping_) return;
+    const std::size_t count = take_group(*worker, group);
+    lock.unlock();
+    if (count > 1) {
+      worker->run_group(std::span(group).first(count), *this);
+      lock.lock();
+      continue;
+    }
+    const engine::Done done = worker->run(group.front());
+    lock.lock();
+    done_.push(done);
+    poll_ends_.notify_one();
+  }
+}
+
+}  // namespace penstock::files

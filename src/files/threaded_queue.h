@@ -1,0 +1,84 @@
+// ThreadedQueue: for engines whose calls block. A few threads of its own that make them, and one list of completions.
+//
+// Operations on cached bytes are copies, so the polling thread does them itself; a hand-off would cost more. The others
+// go to threads, which are started when there is work for them and live as long as the queue.
+//
+// Thread safety and lifetime: as engine::Queue. Nothing is allocated for an operation.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+#include "files/ring.h"
+
+namespace penstock::files {
+
+// Takes the ends of operations, from any thread.
+class Completions {
+ public:
+  virtual ~Completions() = default;
+  virtual void complete(const engine::Done& done) = 0;
+};
+
+// What one thread does with operations; made and used by that thread alone.
+class Worker {
+ public:
+  virtual ~Worker() = default;
+  virtual engine::Done run(const engine::Op& op) = 0;
+  // Whether the operation may be part of a group; neighbours in the queue for which this holds go to run_group
+  // together.
+  virtual bool joins_group(const engine::Op&) const { return false; }
+  virtual void run_group(std::span<const engine::Op> ops, Completions& completions) {
+    for (const engine::Op& op : ops) completions.complete(run(op));
+  }
+};
+
+class ThreadedQueue : public engine::Queue, private Completions {
+ public:
+  using MakeWorker = std::function<std::unique_ptr<Worker>()>;
+  static constexpr std::size_t max_group = 64;
+
+  ThreadedQueue(const engine::QueueOptions& options, MakeWorker make_worker);
+  ~ThreadedQueue() override;
+
+  std::size_t submit(std::span<const engine::Op> ops) override;
+  std::size_t poll(std::span<engine::Done> done, TimePoint deadline) override;
+  void wake() override;
+  void cancel(std::uint64_t cookie) override;
+
+  // For tests.
+  std::size_t thread_count() const { return threads_.size(); }
+
+ private:
+  void complete(const engine::Done& done) override;
+  std::size_t collect(std::span<engine::Done> done);
+  std::size_t copy_cached(std::span<engine::Done> done);
+  void start_threads();
+  void work();
+  std::size_t take_group(const Worker& worker, std::span<engine::Op> group);
+
+  // Of the thread that uses the queue.
+  const std::size_t depth_;
+  const std::size_t max_threads_;
+  const MakeWorker make_worker_;
+  const std::unique_ptr<Worker> own_worker_;
+  std::size_t in_flight_ = 0;
+  Ring<engine::Op> cached_;
+  std::vector<std::thread> threads_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable work_arrived_;
+  std::condition_variable poll_ends_;
+  Ring<engine::Op> pending_;
+  Ring<engine::Done> done_;
+  std::size_t idle_threads_ = 0;
+  bool woken_ = false;
+  bool stopping_ = false;
+};
+
+}  // namespace penstock::files

@@ -1,0 +1,209 @@
+// What every engine that serves files must do with those that grow, shrink, are replaced, or sit in the page cache.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <thread>
+
+#include "conformance/every_engine.h"
+
+namespace penstock::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+INSTANTIATE_TEST_SUITE_P(Engines, EveryFileEngine, testing::ValuesIn(file_engine_cases()),
+                         testing::PrintToStringParamName());
+
+TEST_P(EveryFileEngine, reads_what_it_wrote_into_a_new_file) {
+  Context context = make_context();
+  const std::size_t size = (5 << 20) + 123;
+  auto bytes = content(7, 0, size);
+  Store store = context.open(folder_.path("new"), {.access = Access::create}).value();
+  const Report written = context.write(store, 0, Region::host(bytes.data(), size), {.durable = true});
+  ASSERT_TRUE(written.ok()) << written.error->message;
+  EXPECT_EQ(written.bytes, size);
+  EXPECT_TRUE(holds_content(read_file(folder_.path("new")), 7, 0));
+
+  GuardedMemory memory(size);
+  const Report read = context.read(store, 0, memory.region());
+  ASSERT_TRUE(read.ok()) << read.error->message;
+  EXPECT_TRUE(holds_content(memory.bytes(), 7, 0));
+}
+
+TEST_P(EveryFileEngine, reads_what_was_appended_after_opening) {
+  Context context = make_context();
+  const std::string path = make_file("file", 1000);
+  Store store = context.open(path).value();
+  std::ofstream(path, std::ios::app) << "more";
+  std::vector<std::byte> memory(4);
+  ASSERT_TRUE(context.read(store, 1000, Region::host(memory.data(), 4)).ok());
+  EXPECT_EQ(memory[0], std::byte{'m'});
+}
+
+TEST_P(EveryFileEngine, tells_when_the_file_changes_during_a_read) {
+  Context context = make_context(small_lanes());
+  const std::string path = make_file("file", 8 << 20);
+  Store store = context.open(path).value();
+  std::vector<std::byte> memory(8 << 20);
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    while (!stop) {
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      file << "changed";
+      file.close();
+      std::this_thread::sleep_for(1ms);
+    }
+  });
+  bool noticed = false;
+  for (int i = 0; i < 200 && !noticed; ++i) {
+    const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
+    if (!report.ok()) {
+      EXPECT_EQ(report.error->code, Code::changed) << report.error->message;
+      noticed = true;
+    }
+  }
+  stop = true;
+  writer.join();
+  EXPECT_TRUE(noticed);
+}
+
+TEST_P(EveryFileEngine, tells_when_the_file_was_replaced) {
+  Context context = make_context();
+  const std::string path = make_file("file", 2 << 20);
+  Store store = context.open(path).value();
+  std::filesystem::rename(make_file("other", 2 << 20), path);
+  std::vector<std::byte> memory(2 << 20);
+  const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error->code, Code::changed) << report.error->message;
+}
+
+TEST_P(EveryFileEngine, tells_when_the_file_was_truncated) {
+  Context context = make_context();
+  const std::string path = make_file("file", 100'000);
+  Store store = context.open(path).value();
+  std::filesystem::resize_file(path, 50'000);
+  std::vector<std::byte> memory(100'000);
+  const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
+  ASSERT_FALSE(report.ok());
+  EXPECT_TRUE(report.error->code == Code::truncated || report.error->code == Code::out_of_range)
+      << report.error->message;
+}
+
+TEST_P(EveryFileEngine, replaces_a_file_only_when_committed) {
+  Context context = make_context();
+  const std::string path = make_file("file", 100);
+  auto bytes = content(9, 0, 5000);
+  {
+    Store store = context.open(path, {.access = Access::replace}).value();
+    ASSERT_TRUE(context.write(store, 0, Region::host(bytes.data(), bytes.size())).ok());
+    EXPECT_TRUE(holds_content(read_file(path), 1, 0)) << "the old content stays until commit";
+  }
+  EXPECT_TRUE(holds_content(read_file(path), 1, 0)) << "nothing was committed";
+  Store store = context.open(path, {.access = Access::replace}).value();
+  ASSERT_TRUE(context.write(store, 0, Region::host(bytes.data(), bytes.size())).ok());
+  ASSERT_TRUE(store.commit().ok());
+  EXPECT_TRUE(holds_content(read_file(path), 9, 0));
+  EXPECT_EQ(read_file(path).size(), 5000U);
+}
+
+TEST_P(EveryFileEngine, leaves_nothing_behind_in_the_page_cache_unless_asked_to) {
+  const std::string path = make_file("file", 4 << 20);
+  const auto route_of_second_read = [&](Cache cache) {
+    Options options = small_lanes();
+    options.cache = cache;
+    Context context = make_context(options);
+    evict(path);
+    Store store = context.open(path).value();
+    if (!store.info().direct) return std::optional<Route>();
+    std::vector<std::byte> memory(4 << 20);
+    EXPECT_TRUE(context.read(store, 0, Region::host(memory.data(), memory.size())).ok());
+    Context looking = make_context(small_lanes());
+    const Report report = looking.read(looking.open(path).value(), 0, Region::host(memory.data(), memory.size()));
+    for (std::size_t i = 0; i < route_count; ++i) {
+      if (report.routes[i] == memory.size()) return std::optional(static_cast<Route>(i));
+    }
+    return std::optional<Route>();
+  };
+  const auto after_auto = route_of_second_read(Cache::automatic);
+  if (!after_auto) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+  EXPECT_EQ(*after_auto, Route::direct);
+  EXPECT_EQ(route_of_second_read(Cache::keep), Route::cached);
+  EXPECT_EQ(route_of_second_read(Cache::bypass), Route::direct);
+}
+
+TEST_P(EveryFileEngine, uses_cache_and_device_in_one_request_over_a_half_cached_file) {
+  const std::size_t size = 16 << 20;
+  const std::string path = make_file("file", size);
+  evict(path);
+  warm(path, size / 2);
+  Context context = make_context(small_lanes());
+  Store store = context.open(path).value();
+  if (!store.info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+  GuardedMemory memory(size);
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok());
+  EXPECT_TRUE(holds_content(memory.bytes(), 1, 0));
+  EXPECT_GE(report.routes[static_cast<std::size_t>(Route::cached)], size / 2);
+  EXPECT_GE(report.routes[static_cast<std::size_t>(Route::direct)], size / 4);
+}
+
+TEST_P(EveryFileEngine, obeys_the_allowed_routes) {
+  const std::string path = make_file("file", 1 << 20);
+  warm(path);
+  Options options;
+  options.allowed_routes = {Route::buffered};
+  Context context = make_context(options);
+  Store store = context.open(path).value();
+  std::vector<std::byte> memory(1 << 20);
+  const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report.routes[static_cast<std::size_t>(Route::buffered)], memory.size());
+  options.allowed_routes = {Route::mapped};
+  Context none = make_context(options);
+  Store other = none.open(path).value();
+  const Report refused = none.read(other, 0, Region::host(memory.data(), memory.size()));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error->code, Code::no_route);
+}
+
+TEST_P(EveryFileEngine, does_not_write_unaligned_ends_where_the_page_cache_is_not_allowed) {
+  const std::string path = make_file("file", 1 << 20);
+  Options options;
+  options.allowed_routes = {Route::direct};
+  Context context = make_context(options);
+  Store store = context.open(path, {.access = Access::write}).value();
+  if (!store.info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+  auto bytes = content(2, 0, 100'000);
+  const Report whole = context.write(store, 0, Region::host(bytes.data(), 8192));
+  EXPECT_TRUE(whole.ok()) << whole.error->message;
+  const Report ragged = context.write(store, 0, Region::host(bytes.data(), bytes.size()));
+  ASSERT_FALSE(ragged.ok());
+  EXPECT_EQ(ragged.error->code, Code::no_route);
+  ASSERT_EQ(ragged.failures.size(), 1U);
+  EXPECT_EQ(ragged.failures[0].offset, 98'304U);
+}
+
+TEST_P(EveryFileEngine, serves_files_in_memory) {
+  if (!std::filesystem::is_directory("/dev/shm") || ::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
+  const TemporaryFolder memory_folder("/dev/shm");
+  const std::size_t size = (3 << 20) + 17;
+  write_file(memory_folder.path("file"), content(1, 0, size));
+  Context context = make_context(small_lanes());
+  Store store = context.open(memory_folder.path("file")).value();
+  EXPECT_EQ(store.info().locality, Locality::memory);
+  GuardedMemory memory(size);
+  ASSERT_TRUE(context.read(store, 0, memory.region()).ok());
+  EXPECT_TRUE(holds_content(memory.bytes(), 1, 0));
+  Store out = context.open(memory_folder.path("out"), {.access = Access::create}).value();
+  ASSERT_TRUE(context.write(out, 0, memory.region(), {.durable = true}).ok());
+  EXPECT_TRUE(holds_content(read_file(memory_folder.path("out")), 1, 0));
+}
+
+}  // namespace
+}  // namespace penstock::test

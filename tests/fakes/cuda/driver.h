@@ -1,0 +1,252 @@
+// The fake driver's model: devices, memory, streams and the channels that run them. One lock guards all of it; the
+// bytes of a copy move outside that lock. Everything here is used with the lock held, unless it says otherwise.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "control.h"
+#include "cuda/api.h"
+#include "tsan.h"
+
+namespace fake_cuda {
+
+using namespace penstock::cuda;
+using Clock = std::chrono::steady_clock;
+using Lock = std::unique_lock<std::mutex>;
+
+// Results that the library has no name for.
+inline constexpr CuResult cu_invalid_handle = 400;
+inline constexpr CuResult cu_host_memory_not_registered = 713;
+inline constexpr CuResult cu_stream_capture_unsupported = 900;
+inline constexpr CuResult cu_stream_capture_invalidated = 901;
+
+inline constexpr int least_priority = 0;
+inline constexpr int greatest_priority = -5;
+
+struct Device;
+struct Stream;
+
+// A range of the one address space: device memory, whose address no CPU can use, or registered host memory.
+struct Memory {
+  Device* device;
+  CuDevicePtr start;
+  std::size_t bytes;
+  std::byte* data;  // where the fake itself reaches the bytes
+  bool on_device;
+  bool is_portable;
+  std::uint64_t buffer_id;
+  int in_use = 0;  // copies that are moving its bytes now
+
+  bool holds(CuDevicePtr address, std::size_t count) const {
+    return address >= start && address - start <= bytes && count <= bytes - (address - start);
+  }
+};
+
+// A place in a stream's work: all that was queued there up to it.
+struct Point {
+  std::shared_ptr<Stream> stream;
+  std::uint64_t number;
+};
+
+struct Operation {
+  std::shared_ptr<Stream> stream;
+  std::vector<Point> after;
+  std::size_t bytes_to_device = 0;  // what the bandwidth limit counts
+  std::size_t bytes_from_device = 0;
+  bool waits_for_value = false;
+  std::function<bool()> ready = [] { return true; };
+  std::function<CuResult(Lock&)> run = [](Lock&) { return cu_success; };
+};
+
+// A hardware connection: runs the operations of its streams strictly in the order of their queueing, so that one that
+// waits holds up all behind it, of whatever stream.
+struct Channel {
+  std::deque<std::unique_ptr<Operation>> operations;
+  std::condition_variable wake;
+  bool is_shared = false;   // by the streams of a priority; else a stream's own
+  bool is_closing = false;  // ends when it has run what it holds
+};
+
+struct Stream {
+  Device* device;
+  CuStream handle;
+  bool is_legacy;
+  bool is_blocking;
+  std::shared_ptr<Channel> channel;
+  std::uint64_t queued = 0;
+  std::uint64_t completed = 0;
+  int capture = cu_capture_status_none;
+};
+
+struct Event {
+  Device* device;
+  std::optional<Point> recorded;
+};
+
+struct Module {
+  Device* device;
+};
+
+struct Function {
+  CuModule module;
+  Device* device;
+};
+
+struct Device {
+  int ordinal = 0;
+  int board = 0;  // which of the machine's: CUDA_VISIBLE_DEVICES chooses and orders them
+  std::map<int, int> attributes;
+
+  CuContext context = nullptr;
+  unsigned references = 0;
+  CuResult error = cu_success;  // sticky: what every later call returns
+
+  std::size_t used_bytes = 0;
+  std::shared_ptr<Stream> legacy;
+  std::map<std::uint64_t, std::shared_ptr<Stream>> per_thread;
+  std::vector<std::weak_ptr<Stream>> streams;                     // all, with those destroyed that still have work
+  std::map<int, std::vector<std::shared_ptr<Channel>>> channels;  // of each priority, where connections are limited
+  std::map<int, std::size_t> next_channel;
+
+  unsigned waits_for_values = 0;
+  bool is_hung = false;
+  std::uint64_t bytes_per_s = 0;
+  Clock::time_point to_device_free_at;
+  Clock::time_point from_device_free_at;
+  unsigned copies_until_failure = 0;
+  CuResult copy_failure = cu_success;
+};
+
+struct Injection {
+  unsigned calls_left;
+  CuResult result;
+  bool always;
+};
+
+struct Driver {
+  std::mutex mutex;
+  std::condition_variable changed;  // something ended, broke, or was released
+  std::atomic<int> owner{0};        // the process that initialized; a forked child gets nothing
+  bool is_stopping = false;
+  unsigned waiters = 0;
+
+  // What a test asked for; else the environment says, when the driver is initialized.
+  std::optional<int> wanted_devices;
+  std::optional<std::uint64_t> wanted_device_bytes;
+  std::optional<unsigned> wanted_connections;
+  std::uint64_t device_bytes = 0;
+  unsigned connections = 0;
+  bool synchronizing_calls_block = true;
+  std::chrono::milliseconds synchronizing_limit{0};
+  std::mt19937_64 random;
+  unsigned max_delay_us = 0;
+  std::map<std::string, Injection, std::less<>> injections;
+  std::map<std::string, std::uint64_t, std::less<>> calls;
+  FakeCudaCounters counters{};
+  std::string last_breach;
+
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<std::shared_ptr<Channel>> working;  // the channels with a worker
+  std::map<CuDevicePtr, std::shared_ptr<Memory>> memory;
+  std::map<CuStream, std::shared_ptr<Stream>> streams;
+  std::map<CuEvent, Event> events;
+  std::map<CuModule, Module> modules;
+  std::map<CuFunction, Function> functions;
+  // Neither handles nor buffer ids are ever used again, so a stale one is always noticed.
+  std::uint64_t last_handle = 0x1000;
+  std::uint64_t last_buffer_id = 0;
+
+  Driver() { clear_injections(); }
+
+  template <typename Handle>
+  Handle new_handle() {
+    return reinterpret_cast<Handle>(last_handle += 16);
+  }
+  template <typename Map>
+  static typename Map::mapped_type* find(Map& map, typename Map::key_type handle) {
+    const auto found = map.find(handle);
+    return found == map.end() ? nullptr : &found->second;
+  }
+
+  CuResult initialize();
+  void reset(Lock& lock);
+  void clear_injections();
+  Device* device(int ordinal);
+  Device* device_of(CuContext context);
+  void end_context(Lock& lock, Device& device);
+  void breach(std::string text);
+
+  // Memory.
+  CuResult allocate(Device& device, std::size_t bytes, CuDevicePtr& address);
+  CuResult free(Lock& lock, CuDevicePtr address);
+  CuResult register_host(Device& device, void* address, std::size_t bytes, unsigned flags);
+  CuResult unregister_host(Lock& lock, void* address);
+  std::shared_ptr<Memory> memory_at(CuDevicePtr address);
+  // Whether any part of the range is device or registered memory.
+  bool overlaps(CuDevicePtr address, std::size_t bytes);
+  // For checks from the CPU: where the fake keeps these bytes of device memory; null where there are none such.
+  std::byte* device_bytes_at(CuDevicePtr address, std::size_t bytes);
+  void remove(Lock& lock, const std::shared_ptr<Memory>& range);
+
+  // Streams.
+  std::shared_ptr<Stream> new_stream(Device& device, unsigned flags, int priority);
+  // The stream behind a handle, also the default ones of `current`; null where there is none.
+  std::shared_ptr<Stream> stream_of(CuStream handle, Device* current);
+  CuResult enqueue(std::unique_ptr<Operation> operation);
+  bool reached(const Point& point) const { return point.stream->completed >= point.number; }
+  // Until all points are reached, the device breaks, or the limit has passed (cu_not_ready).
+  CuResult wait(Lock& lock, Device& device, const std::vector<Point>& points,
+                std::optional<std::chrono::milliseconds> limit = std::nullopt);
+  // What the driver may do before it changes mappings: wait for all earlier work of the device.
+  CuResult synchronizing_call(Lock& lock, Device& device, const char* function);
+  // All that the device's streams were given so far; of the blocking ones alone, where only those matter.
+  std::vector<Point> all_work(const Device& device, bool blocking_alone = false) const;
+  void destroy_stream(CuStream handle);
+  void close(Channel& channel);
+  void announce();
+
+ private:
+  void work(std::shared_ptr<Channel> channel);
+  CuResult execute(Lock& lock, Channel& channel, Operation& operation);
+  bool pause(Lock& lock, Channel& channel, Device& device, Clock::time_point until);
+  Clock::time_point start_of_run(Device& device, const Operation& operation);
+  std::shared_ptr<Channel> channel_for(Device& device, int priority);
+  std::vector<Point> implied_order(const Stream& stream);
+};
+
+// The one driver of the process. Never destroyed: workers may outlive main().
+Driver& driver();
+
+// Whether the process has memory there at all.
+bool is_mapped(void* address, std::size_t bytes);
+
+// A copy, as the channel's worker does it. Addresses are looked up when the copy runs, as a device does, except for the
+// caller's pageable memory.
+struct Copy {
+  CuDevicePtr to;
+  CuDevicePtr from;
+  std::size_t bytes;
+  std::byte* pageable_to = nullptr;
+  std::shared_ptr<std::vector<std::byte>> staged_from;
+};
+
+// Moves the bytes of all copies; the lock is open meanwhile. `only` keeps kernels from other devices' memory.
+CuResult run_copies(Lock& lock, Device& device, const std::vector<Copy>& copies, const Device* only);
+
+// The kernel penstock_scatter: copies every entry, as the table of entries says when the kernel runs.
+CuResult run_scatter(Lock& lock, Device& device, CuDevicePtr entries, unsigned count);
+
+}  // namespace fake_cuda

@@ -1,0 +1,229 @@
+#include <pthread.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "driver.h"
+
+namespace fake_cuda {
+
+namespace {
+
+constexpr std::chrono::microseconds first_poll{20};
+constexpr std::chrono::microseconds longest_poll{2000};
+
+// Names the thread that asks, once and for all: an id of the system's could come back.
+std::uint64_t this_thread() {
+  static std::atomic<std::uint64_t> last{0};
+  thread_local const std::uint64_t own = ++last;
+  return own;
+}
+
+}  // namespace
+
+std::shared_ptr<Channel> Driver::channel_for(Device& device, int priority) {
+  if (connections == 0) return std::make_shared<Channel>();
+  auto& channels = device.channels[priority];
+  if (channels.size() < connections) {
+    channels.push_back(std::make_shared<Channel>());
+    channels.back()->is_shared = true;
+    return channels.back();
+  }
+  return channels[device.next_channel[priority]++ % connections];
+}
+
+std::shared_ptr<Stream> Driver::new_stream(Device& device, unsigned flags, int priority) {
+  auto stream = std::make_shared<Stream>(Stream{.device = &device,
+                                                .handle = new_handle<CuStream>(),
+                                                .is_legacy = false,
+                                                .is_blocking = (flags & cu_stream_non_blocking) == 0,
+                                                .channel = channel_for(device, priority)});
+  std::erase_if(device.streams, [](const std::weak_ptr<Stream>& old) { return old.expired(); });
+  device.streams.push_back(stream);
+  return stream;
+}
+
+std::shared_ptr<Stream> Driver::stream_of(CuStream handle, Device* current) {
+  const auto number = reinterpret_cast<std::uintptr_t>(handle);
+  if (number > 2) {
+    const auto* const stream = find(streams, handle);
+    return stream == nullptr ? nullptr : *stream;
+  }
+  if (current == nullptr) return nullptr;
+  auto& stream = number == 2 ? current->per_thread[this_thread()] : current->legacy;
+  if (stream == nullptr) {
+    stream = new_stream(*current, 0, least_priority);
+    stream->is_legacy = number != 2;
+  }
+  return stream;
+}
+
+// The legacy null stream follows all blocking streams of its context, and they follow it.
+std::vector<Point> Driver::implied_order(const Stream& stream) {
+  std::vector<Point> points;
+  if (!stream.is_blocking) return points;
+  for (const auto& weak : stream.device->streams) {
+    auto other = weak.lock();
+    if (other == nullptr || other.get() == &stream || !other->is_blocking) continue;
+    if (!stream.is_legacy && !other->is_legacy) continue;
+    if (other->completed < other->queued) points.push_back({other, other->queued});
+  }
+  return points;
+}
+
+CuResult Driver::enqueue(std::unique_ptr<Operation> operation) {
+  Stream& stream = *operation->stream;
+  if (stream.capture != cu_capture_status_none) {
+    breach("work was given to a stream that is being captured");
+    return cu_stream_capture_invalidated;
+  }
+  const auto implied = implied_order(stream);
+  operation->after.insert(operation->after.end(), implied.begin(), implied.end());
+  ++stream.queued;
+  if (operation->waits_for_value) ++stream.device->waits_for_values;
+  happens_before(operation.get());
+
+  const auto channel = stream.channel;
+  channel->operations.push_back(std::move(operation));
+  if (std::find(working.begin(), working.end(), channel) == working.end()) {
+    working.push_back(channel);
+    std::thread(&Driver::work, this, channel).detach();
+  }
+  channel->wake.notify_one();
+  return cu_success;
+}
+
+void Driver::work(std::shared_ptr<Channel> channel) {
+  ::pthread_setname_np(::pthread_self(), "fake-cuda");
+  stop_watching();
+  {
+    Lock lock(mutex);
+    for (;;) {
+      channel->wake.wait(lock, [&] { return !channel->operations.empty() || channel->is_closing || is_stopping; });
+      if (is_stopping || channel->operations.empty()) break;
+      const std::unique_ptr<Operation> operation = std::move(channel->operations.front());
+      channel->operations.pop_front();
+      Stream& stream = *operation->stream;
+      const CuResult result = execute(lock, *channel, *operation);
+      if (result != cu_success && stream.device->error == cu_success) stream.device->error = result;
+      if (operation->waits_for_value) --stream.device->waits_for_values;
+      ++stream.completed;
+      start_watching();
+      happens_before(&stream);
+      stop_watching();
+      announce();
+    }
+    channel->operations.clear();
+    std::erase(working, channel);
+    channel.reset();
+    announce();
+  }
+  start_watching();
+}
+
+CuResult Driver::execute(Lock& lock, Channel& channel, Operation& operation) {
+  Device& device = *operation.stream->device;
+  auto poll = first_poll;
+  const auto may_run = [&] {
+    return !device.is_hung && operation.ready() &&
+           std::all_of(operation.after.begin(), operation.after.end(),
+                       [&](const Point& point) { return reached(point); });
+  };
+  while (!may_run()) {
+    if (is_stopping || device.error != cu_success) return cu_success;
+    if (operation.waits_for_value) {
+      channel.wake.wait_for(lock, poll);
+      poll = std::min(poll * 2, longest_poll);
+    } else {
+      channel.wake.wait(lock);
+    }
+  }
+  if (!pause(lock, channel, device, start_of_run(device, operation))) return cu_success;
+
+  start_watching();
+  happens_after(&operation);
+  for (const Point& point : operation.after) happens_after(point.stream.get());
+  stop_watching();
+  return operation.run(lock);
+}
+
+// False when there is nothing more to do: the driver ends or the device broke.
+bool Driver::pause(Lock& lock, Channel& channel, Device& device, Clock::time_point until) {
+  for (;;) {
+    if (is_stopping || device.error != cu_success) return false;
+    if (device.is_hung) {
+      channel.wake.wait(lock);
+    } else if (Clock::now() < until) {
+      channel.wake.wait_until(lock, until);
+    } else {
+      return true;
+    }
+  }
+}
+
+// Copies take their time before the bytes move, so that a slot that is reused too early gives wrong bytes.
+Clock::time_point Driver::start_of_run(Device& device, const Operation& operation) {
+  auto start = Clock::now();
+  if (max_delay_us > 0) start += std::chrono::microseconds(random() % max_delay_us);
+  const auto occupy = [&](Clock::time_point& free_at, std::size_t bytes) {
+    if (device.bytes_per_s == 0 || bytes == 0) return;
+    const double seconds = static_cast<double>(bytes) / static_cast<double>(device.bytes_per_s);
+    free_at =
+        std::max(free_at, start) + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    start = free_at;
+  };
+  occupy(device.to_device_free_at, operation.bytes_to_device);
+  occupy(device.from_device_free_at, operation.bytes_from_device);
+  return start;
+}
+
+CuResult Driver::wait(Lock& lock, Device& device, const std::vector<Point>& points,
+                      std::optional<std::chrono::milliseconds> limit) {
+  const auto all_reached = [&] {
+    return std::all_of(points.begin(), points.end(), [&](const Point& point) { return reached(point); });
+  };
+  const auto is_over = [&] { return is_stopping || device.error != cu_success || all_reached(); };
+  ++waiters;
+  const bool ended = limit ? changed.wait_for(lock, *limit, is_over) : (changed.wait(lock, is_over), true);
+  const CuResult broken = is_stopping ? cu_deinitialized : device.error;
+  if (--waiters == 0) changed.notify_all();
+  if (!ended) return cu_not_ready;
+  if (broken != cu_success) return broken;
+  for (const Point& point : points) happens_after(point.stream.get());
+  return cu_success;
+}
+
+CuResult Driver::synchronizing_call(Lock& lock, Device& device, const char* function) {
+  if (!synchronizing_calls_block || device.waits_for_values == 0) return cu_success;
+  const CuResult result = wait(lock, device, all_work(device), synchronizing_limit);
+  if (result != cu_not_ready) return result;
+  breach(std::string(function) + " was called while a stream waited for a value, and the wait did not end");
+  return cu_unknown;
+}
+
+std::vector<Point> Driver::all_work(const Device& device, bool blocking_alone) const {
+  std::vector<Point> points;
+  for (const auto& weak : device.streams) {
+    auto stream = weak.lock();
+    if (stream != nullptr && (stream->is_blocking || !blocking_alone)) points.push_back({stream, stream->queued});
+  }
+  return points;
+}
+
+void Driver::destroy_stream(CuStream handle) {
+  const auto stream = streams.extract(handle).mapped();
+  if (!stream->channel->is_shared) close(*stream->channel);
+}
+
+void Driver::close(Channel& channel) {
+  channel.is_closing = true;
+  channel.wake.notify_all();
+}
+
+void Driver::announce() {
+  changed.notify_all();
+  for (const auto& channel : working) channel->wake.notify_all();
+}
+
+}  // namespace fake_cuda

@@ -1,0 +1,26 @@
+// PENSTOCK_TEST_GPU=real: the machine's own driver, or exit status 77 with the reason; otherwise the fake driver.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string_view>
+
+#include "fakes/cuda/control.h"
+#include "penstock/gpu.h"
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  const char* which = std::getenv("PENSTOCK_TEST_GPU");
+  if (which != nullptr && std::string_view(which) == "real") {
+    constexpr int skipped = 77;
+    const auto gpus = penstock::list_gpus();
+    if (!gpus || gpus->empty()) {
+      std::cout << "skipped: " << (gpus ? "no GPU" : gpus.error().message) << '\n';
+      return skipped;
+    }
+  } else if (!FakeCuda::load(FAKE_CUDA_LIBRARY)) {
+    std::cerr << "the fake CUDA driver does not load\n";
+    return 1;
+  }
+  return RUN_ALL_TESTS();
+}

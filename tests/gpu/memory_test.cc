@@ -1,0 +1,120 @@
+// GPU memory: ours, and that of others.
+#include "gpu/gpu_test.h"
+
+namespace penstock::test {
+namespace {
+
+constexpr std::uint64_t mib = 1 << 20;
+
+class GpuMemory : public GpuTest {};
+
+TEST_F(GpuMemory, the_device_is_found_from_a_pointer) {
+  Context context = make_context();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  const Region found = find_cuda_region(memory.data() + 100, 1000).value();
+  EXPECT_EQ(found.domain, Domain::cuda(0));
+  EXPECT_EQ(found.data, memory.data() + 100);
+  EXPECT_EQ(find_cuda_region(memory.data(), 1ULL << 40).error().code, Code::out_of_range);
+  int on_the_host = 0;
+  EXPECT_EQ(find_cuda_region(&on_the_host, 4).error().code, Code::device_error);
+}
+
+TEST_F(GpuMemory, memory_that_was_freed_is_refused_by_name) {
+  write_file(folder_.path("file"), content(1, 0, mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const cuda::Current current(gpu());
+  cuda::CuDevicePtr address = 0;
+  ASSERT_EQ(driver_->api().memory_allocate(&address, 64 * mib), cuda::cu_success);
+  const Region memory{reinterpret_cast<std::byte*>(address), mib, Domain::cuda(0)};
+  EXPECT_TRUE(context.read(store, 0, memory).ok()) << "memory of somebody else is as good as ours";
+  EXPECT_TRUE(holds_content(bytes_of(memory), 1, 0));
+  ASSERT_EQ(driver_->api().memory_free(address), cuda::cu_success);
+  const Report report = context.read(store, 0, memory);
+  ASSERT_EQ(report.outcome, Outcome::failed);
+  EXPECT_EQ(report.error->code, Code::device_error);
+  EXPECT_NE(report.error->hint.find("freed"), std::string::npos);
+}
+
+TEST_F(GpuMemory, a_range_past_the_end_of_its_allocation_is_refused) {
+  write_file(folder_.path("file"), content(1, 0, 8 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const cuda::Current current(gpu());
+  cuda::CuDevicePtr address = 0;
+  ASSERT_EQ(driver_->api().memory_allocate(&address, 2 * mib), cuda::cu_success);
+  const Region memory{reinterpret_cast<std::byte*>(address), 8 * mib, Domain::cuda(0)};
+  EXPECT_EQ(context.read(store, 0, memory).error->code, Code::invalid_argument);
+  ASSERT_EQ(driver_->api().memory_free(address), cuda::cu_success);
+}
+
+TEST_F(GpuMemory, a_device_that_is_not_there_is_named) {
+  Context context = make_context();
+  const auto missing = context.allocate(Domain::cuda(77), mib);
+  ASSERT_FALSE(missing.ok());
+  EXPECT_EQ(missing.error().code, Code::no_device);
+  EXPECT_NE(missing.error().message.find("cuda:77"), std::string::npos);
+}
+
+TEST_F(GpuMemory, memory_of_another_device_is_refused) {
+  if (driver_->devices().size() < 2) GTEST_SKIP() << "one GPU";
+  write_file(folder_.path("file"), content(1, 0, mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(1), mib).value();
+  const Region wrong{memory.data(), mib, Domain::cuda(0)};
+  const Report report = context.read(store, 0, wrong);
+  EXPECT_EQ(report.error->code, Code::invalid_argument);
+  EXPECT_NE(report.error->message.find("cuda:1"), std::string::npos);
+}
+
+TEST_F(GpuMemory, more_than_the_gpu_has_is_a_clear_error) {
+  Context context = make_context();
+  const auto result = context.allocate(Domain::cuda(0), 1ULL << 45);
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().code, Code::out_of_memory);
+  EXPECT_FALSE(result.error().hint.empty());
+}
+
+TEST_F(GpuMemory, small_freed_blocks_are_used_again_and_large_ones_go_back) {
+  PENSTOCK_NEEDS_FAKE();
+  Context context = make_context();
+  std::byte* const first = context.allocate(Domain::cuda(0), mib).value().data();
+  EXPECT_EQ(context.allocate(Domain::cuda(0), mib).value().data(), first);
+  const auto before = fake_->counters().allocations;
+  { const Buffer large = context.allocate(Domain::cuda(0), 64 * mib).value(); }
+  EXPECT_LE(fake_->counters().allocations, before);
+}
+
+TEST_F(GpuMemory, pinned_memory_is_registered_with_cuda) {
+  Context context = make_context();
+  const Buffer pinned = context.allocate(Domain::pinned(), mib).value();
+  unsigned type = 0;
+  const auto address = reinterpret_cast<cuda::CuDevicePtr>(pinned.data());
+  ASSERT_EQ(driver_->api().pointer_get_attribute(&type, cuda::cu_pointer_memory_type, address), cuda::cu_success);
+  EXPECT_EQ(type, cuda::cu_memory_type_host);
+}
+
+TEST_F(GpuMemory, nothing_is_left_behind_by_a_context) {
+  PENSTOCK_NEEDS_FAKE();
+  write_file(folder_.path("file"), content(1, 0, 8 * mib));
+  const auto use = [&] {
+    Context context = make_context();
+    Store store = context.open(folder_.path("file")).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), 8 * mib).value();
+    ASSERT_TRUE(context.read(store, 0, memory.region()).ok());
+  };
+  use();
+  const FakeCudaCounters once = fake_->counters();
+  use();
+  const FakeCudaCounters twice = fake_->counters();
+  EXPECT_EQ(once.streams, twice.streams);
+  EXPECT_EQ(once.allocations, twice.allocations);
+  EXPECT_EQ(once.registrations, twice.registrations);
+  EXPECT_EQ(once.events, twice.events);
+  EXPECT_EQ(twice.streams, 0U);
+  EXPECT_EQ(twice.allocations, 0U);
+}
+
+}  // namespace
+}  // namespace penstock::test

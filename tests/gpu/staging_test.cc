@@ -1,0 +1,319 @@
+// Bytes between files and GPU memory, through staging.
+#include "gpu/gpu_test.h"
+
+namespace penstock::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t mib = 1 << 20;
+
+std::uint64_t bytes_by(const Report& report, Route route) {
+  return report.routes[static_cast<std::size_t>(route)];
+}
+
+class Staging : public GpuTest, public testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    options_.engine = GetParam();
+    options_.lanes = 2;
+    for (const EngineInfo& engine : make_context().engines()) {
+      if (engine.name == options_.engine && !engine.available) GTEST_SKIP() << engine.reason;
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Over, Staging, testing::Values("uring", "posix"),
+                         [](const auto& instance) { return std::string(instance.param); });
+
+TEST_P(Staging, a_cold_file_arrives_past_the_page_cache) {
+  const auto bytes = content(1, 0, 11 * mib + 777);
+  write_file(folder_.path("file"), bytes);
+  evict(folder_.path("file"));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), bytes.size()).value();
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+  EXPECT_EQ(report.bytes, bytes.size());
+  if (store.info().direct) {
+    EXPECT_EQ(bytes_by(report, Route::direct_staged), bytes.size()) << report.reason;
+  }
+  EXPECT_EQ(bytes_by(report, Route::direct) + bytes_by(report, Route::cached), 0U) << "those are routes to the host";
+  EXPECT_GT(report.cpu_seconds, 0);
+}
+
+TEST_P(Staging, a_cached_file_arrives_from_the_page_cache) {
+  const auto bytes = content(2, 0, 9 * mib + 1);
+  write_file(folder_.path("file"), bytes);
+  warm(folder_.path("file"));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), bytes.size()).value();
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 2, 0));
+  EXPECT_EQ(bytes_by(report, Route::cached_staged), bytes.size()) << report.reason;
+}
+
+TEST_P(Staging, a_half_cached_file_takes_both_ways) {
+  const auto bytes = content(3, 0, 16 * mib);
+  write_file(folder_.path("file"), bytes);
+  evict(folder_.path("file"));
+  warm(folder_.path("file"), 8 * mib);
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), bytes.size()).value();
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 3, 0));
+  if (store.info().direct && context.machine().cachestat) {
+    EXPECT_GE(bytes_by(report, Route::cached_staged), 7 * mib) << report.reason;
+    EXPECT_GE(bytes_by(report, Route::direct_staged), 7 * mib) << report.reason;
+  }
+}
+
+TEST_P(Staging, every_alignment_of_file_and_memory_is_read_and_nothing_else_is_touched) {
+  const auto bytes = content(4, 0, 3 * mib);
+  write_file(folder_.path("file"), bytes);
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
+  const std::vector<std::byte> background(memory.size_bytes(), std::byte{0x5a});
+  for (const bool cold : {false, true}) {
+    for (const std::uint64_t offset : {0U, 1U, 511U, 4095U, 4097U, 1048575U}) {
+      for (const std::uint64_t size : {1U, 2U, 512U, 4096U, 65537U, 1048577U}) {
+        for (const std::uint64_t place : {0U, 1U, 255U}) {
+          fill(memory.region(), background);
+          if (cold) evict(folder_.path("file"));
+          const Report report = context.read(store, offset, memory.region().part(place, size));
+          ASSERT_TRUE(report.ok()) << report.error->message;
+          auto after = bytes_of(memory.region());
+          const auto from = after.begin() + static_cast<std::ptrdiff_t>(place);
+          const auto to = from + static_cast<std::ptrdiff_t>(size);
+          ASSERT_TRUE(holds_content({from, to}, 4, offset)) << offset << " " << size << " " << place << " " << cold;
+          std::fill(from, to, std::byte{0x5a});
+          ASSERT_TRUE(same_bytes(after, background)) << offset << " " << size << " " << place << " " << cold;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Staging, what_is_written_from_a_gpu_is_in_the_file) {
+  Context context = make_context();
+  const Buffer memory = context.allocate(Domain::cuda(0), 6 * mib).value();
+  fill(memory.region(), content(5, 0, memory.size_bytes()));
+  for (const std::uint64_t offset : {0U, 1U, 4096U, 12345U}) {
+    for (const std::uint64_t size : std::array<std::uint64_t, 6>{1, 4095, 4096, 8192, 2 * mib, 5 * mib + 3}) {
+      write_file(folder_.path("file"), content(6, 0, 6 * mib));
+      Store store = context.open(folder_.path("file"), {.access = Access::write}).value();
+      const Report report = context.write(store, offset, memory.region().part(7, size), {.durable = true});
+      ASSERT_TRUE(report.ok()) << report.error->message;
+      EXPECT_EQ(report.bytes, size);
+      ASSERT_TRUE(holds_content(read_file(folder_.path("file"), offset, size), 5, 7)) << offset << " " << size;
+      ASSERT_TRUE(holds_content(read_file(folder_.path("file"), 0, offset), 6, 0));
+      ASSERT_TRUE(
+          holds_content(read_file(folder_.path("file"), offset + size, 6 * mib - offset - size), 6, offset + size));
+    }
+  }
+}
+
+TEST_P(Staging, thousands_of_small_ranges_land_where_they_belong) {
+  constexpr std::size_t count = 5000;
+  constexpr std::size_t size = 1000;
+  const auto bytes = content(7, 0, count * 4096);
+  write_file(folder_.path("file"), bytes);
+  warm(folder_.path("file"));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), count * size).value();
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t from = i * 7919 % count;
+    ranges.push_back({&store, from * 4096, memory.region().part(i * size, size)});
+  }
+  const Report report = context.transfer(Direction::read, ranges);
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  const auto after = bytes_of(memory.region());
+  for (std::size_t i = 0; i < count; ++i) {
+    ASSERT_TRUE(holds_content({after.data() + i * size, size}, 7, i * 7919 % count * 4096)) << i;
+  }
+  if (fake_) {
+    const std::uint64_t launches = fake_->calls("cuLaunchKernel") + fake_->calls("cuMemcpyBatchAsync_v2");
+    EXPECT_LT(launches, count / 2) << "many go in one call";
+    EXPECT_LT(fake_->calls("cuMemcpyHtoDAsync_v2"), count / 2);
+  }
+}
+
+TEST_P(Staging, without_kernels_and_batches_every_range_is_copied_by_itself) {
+  PENSTOCK_NEEDS_FAKE();
+  write_file(folder_.path("file"), content(8, 0, mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  fake_->fail_call("cuLaunchKernel", 1, cuda::cu_invalid_value, 1);
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < 64; ++i) ranges.push_back({&store, i * 4096, memory.region().part(i * 4096, 100)});
+  const Report report = context.transfer(Direction::read, ranges);
+  EXPECT_FALSE(report.ok());
+  EXPECT_EQ(report.error->code, Code::device_error);
+  fake_->clear_injections();
+  EXPECT_TRUE(context.transfer(Direction::read, ranges).ok()) << "and the Context goes on";
+}
+
+TEST_P(Staging, host_and_gpu_ranges_share_a_request) {
+  write_file(folder_.path("file"), content(9, 0, 4 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer there = context.allocate(Domain::cuda(0), 2 * mib).value();
+  std::vector<std::byte> here(2 * mib);
+  const std::array ranges = {Range{&store, 0, there.region()},
+                             Range{&store, 2 * mib, Region::host(here.data(), here.size())}};
+  const Report report = context.transfer(Direction::read, ranges);
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(holds_content(bytes_of(there.region()), 9, 0));
+  EXPECT_TRUE(holds_content(here, 9, 2 * mib));
+}
+
+TEST_P(Staging, several_gpus_are_filled_at_once) {
+  if (driver_->devices().size() < 2) GTEST_SKIP() << "one GPU";
+  write_file(folder_.path("file"), content(10, 0, 4 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer first = context.allocate(Domain::cuda(0), 2 * mib).value();
+  const Buffer second = context.allocate(Domain::cuda(1), 2 * mib).value();
+  const std::array ranges = {Range{&store, 0, first.region()}, Range{&store, 2 * mib, second.region()}};
+  const Report report = context.transfer(Direction::read, ranges);
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(holds_content(bytes_of(first.region()), 10, 0));
+  EXPECT_TRUE(holds_content(bytes_of(second.region()), 10, 2 * mib));
+}
+
+TEST_P(Staging, many_requests_at_once_with_delays_everywhere) {
+  if (fake_) fake_->set_delays(11, 300);
+  const auto bytes = content(11, 0, 8 * mib);
+  write_file(folder_.path("file"), bytes);
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 8 * mib).value();
+  std::vector<Ticket> tickets;
+  for (std::size_t i = 0; i < 64; ++i) {
+    const Range range{&store, i * 128 * 1024, memory.region().part(i * 128 * 1024, 128 * 1024 - i)};
+    tickets.push_back(context.submit(Direction::read, {&range, 1}).value());
+  }
+  for (const Ticket& ticket : tickets) EXPECT_EQ(ticket.wait(), Outcome::done);
+  const auto after = bytes_of(memory.region());
+  for (std::size_t i = 0; i < 64; ++i) {
+    ASSERT_TRUE(holds_content({after.data() + i * 128 * 1024, 128 * 1024 - i}, 11, i * 128 * 1024)) << i;
+  }
+}
+
+TEST_P(Staging, a_small_request_runs_on_the_callers_thread) {
+  write_file(folder_.path("file"), content(12, 0, mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4096).value();
+  for (std::uint64_t i = 0; i < 50; ++i) {
+    ASSERT_TRUE(context.read(store, i * 4096 + i, memory.region()).ok());
+    ASSERT_TRUE(holds_content(bytes_of(memory.region()), 12, i * 4096 + i));
+  }
+}
+
+TEST_P(Staging, memory_stays_within_its_budgets) {
+  options_.lanes = 4;
+  options_.device_budget_bytes = 32 * mib;
+  write_file(folder_.path("file"), content(13, 0, 32 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const auto too_much = context.allocate(Domain::cuda(0), 33 * mib);
+  ASSERT_FALSE(too_much.ok());
+  EXPECT_EQ(too_much.error().code, Code::over_budget);
+  const Buffer memory = context.allocate(Domain::cuda(0), 32 * mib).value();
+  ASSERT_TRUE(context.read(store, 0, memory.region()).ok());
+  EXPECT_LE(context.statistics().pinned_bytes, options_.pinned_budget_bytes);
+  EXPECT_LE(context.statistics().pinned_bytes, 4 * 8 * mib);
+}
+
+TEST_P(Staging, a_copy_that_fails_ends_the_request_with_the_gpus_error) {
+  PENSTOCK_NEEDS_FAKE();
+  write_file(folder_.path("file"), content(14, 0, 4 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  fake_->fail_call("cuMemcpyHtoDAsync_v2", 2, cuda::cu_invalid_value, 0);
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_EQ(report.outcome, Outcome::failed);
+  EXPECT_EQ(report.error->code, Code::device_error);
+  EXPECT_TRUE(context.read(store, 0, memory.region()).ok()) << "and the Context goes on";
+}
+
+TEST_P(Staging, after_a_sticky_error_everything_says_so_and_the_host_is_served_on) {
+  PENSTOCK_NEEDS_FAKE();
+  write_file(folder_.path("file"), content(15, 0, 4 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  {
+    const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+    fake_->fail_copy(0, 1, cuda::cu_illegal_address);
+    const Report report = context.read(store, 0, memory.region());
+    ASSERT_EQ(report.outcome, Outcome::failed);
+    EXPECT_EQ(report.error->code, Code::device_lost);
+    EXPECT_NE(report.error->hint.find("new one"), std::string::npos) << report.error->hint;
+    EXPECT_EQ(context.read(store, 0, memory.region()).error->code, Code::device_lost);
+    std::vector<std::byte> host(4 * mib);
+    EXPECT_TRUE(context.read(store, 0, Region::host(host.data(), host.size())).ok());
+    fake_->clear_injections();
+  }
+}
+
+TEST_P(Staging, a_gpu_that_hangs_costs_its_request_not_the_context) {
+  PENSTOCK_NEEDS_FAKE();
+  write_file(folder_.path("file"), content(16, 0, 2 * mib));
+  options_.deadlines.cancel_grace_seconds = 0.05;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  fake_->hang(0, 1);
+  const Report report = context.read(store, 0, memory.region(), {.deadline_seconds = 0.2});
+  EXPECT_EQ(report.outcome, Outcome::abandoned);
+  EXPECT_GT(context.statistics().quarantined_bytes, 0U);
+  const auto used = fake_->counters().allocations;
+  memory = Buffer();
+  EXPECT_EQ(fake_->counters().allocations, used) << "the late copy must not land in somebody else's memory";
+  std::vector<std::byte> host(2 * mib);
+  EXPECT_TRUE(context.read(store, 0, Region::host(host.data(), host.size())).ok());
+  fake_->hang(0, 0);
+  EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
+}
+
+TEST_P(Staging, cancelling_ends_a_long_load_soon) {
+  if (fake_) fake_->set_bandwidth(0, 20 * mib);
+  write_file(folder_.path("file"), content(17, 0, 64 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 64 * mib).value();
+  const Range range{&store, 0, memory.region()};
+  Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+  const auto begun = std::chrono::steady_clock::now();
+  const Outcome outcome = ticket.cancel();
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 2s);
+  EXPECT_NE(outcome, Outcome::pending);
+  if (fake_) fake_->set_bandwidth(0, 0);
+}
+
+TEST_P(Staging, a_file_that_shrinks_under_the_read_is_reported) {
+  write_file(folder_.path("file"), content(18, 0, 4 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  std::filesystem::resize_file(folder_.path("file"), 3 * mib);
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_EQ(report.outcome, Outcome::failed);
+  EXPECT_EQ(report.error->code, Code::truncated);
+}
+
+}  // namespace
+}  // namespace penstock::test

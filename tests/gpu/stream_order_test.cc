@@ -1,0 +1,233 @@
+// Requests in the order of a CUDA stream.
+#include "cuda/stream_order.h"
+
+#include "gpu/gpu_test.h"
+
+namespace penstock::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t mib = 1 << 20;
+
+// A stream that does nothing until it is let go: work of the user's that takes long.
+class Blocker {
+ public:
+  Blocker(cuda::Device& gpu, cuda::CuStream stream) : order_(cuda::StreamOrder::begin(gpu, stream).value()) {}
+  void let_go() { order_->release(); }
+
+ private:
+  std::unique_ptr<cuda::StreamOrder> order_;
+};
+
+class InStreamOrder : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    options_.lanes = 2;
+    write_file(folder_.path("file"), content(1, 0, 4 * mib));
+  }
+
+  cuda::CuResult wait_for(cuda::CuStream stream) {
+    const cuda::Current current(gpu());
+    return driver_->api().stream_synchronize(stream);
+  }
+
+  Result<Ticket> read_in_order(Context& context, const Store& store, Region memory, cuda::CuStream stream,
+                               double deadline = 0) {
+    const Range range{&store, 0, memory};
+    RequestOptions options;
+    options.stream = CudaStream{stream};
+    options.deadline_seconds = deadline;
+    return context.submit(Direction::read, {&range, 1}, options);
+  }
+};
+
+TEST_F(InStreamOrder, what_follows_on_the_stream_sees_the_bytes) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  const Buffer back = context.allocate(Domain::pinned(), 4 * mib).value();
+  for (cuda::CuStream stream : {make_stream(), make_stream(cuda::cu_stream_non_blocking), cuda::CuStream{}}) {
+    const auto zeros = std::vector<std::byte>(4 * mib);
+    fill(memory.region(), zeros);
+    Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
+    const cuda::Current current(gpu());
+    const auto from = reinterpret_cast<cuda::CuDevicePtr>(memory.data());
+    ASSERT_EQ(driver_->api().copy_from_device(back.data(), from, 4 * mib, stream), cuda::cu_success);
+    ASSERT_EQ(wait_for(stream), cuda::cu_success);
+    EXPECT_TRUE(holds_content(back.bytes(), 1, 0));
+    EXPECT_EQ(ticket.wait(), Outcome::done);
+  }
+}
+
+TEST_F(InStreamOrder, the_call_returns_while_earlier_work_runs_and_the_request_begins_after_it) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream stream = make_stream();
+  Blocker earlier(gpu(), stream);
+  Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
+  EXPECT_FALSE(ticket.wait_for(50ms));
+  EXPECT_EQ(ticket.bytes_done(), 0U);
+  earlier.let_go();
+  EXPECT_EQ(ticket.wait(), Outcome::done);
+  EXPECT_EQ(wait_for(stream), cuda::cu_success);
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+}
+
+TEST_F(InStreamOrder, writes_take_what_earlier_work_has_made) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("out"), {.access = Access::create, .size_bytes = 4 * mib}).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  const Buffer source = context.allocate(Domain::pinned(), 4 * mib).value();
+  const auto bytes = content(2, 0, 4 * mib);
+  std::copy(bytes.begin(), bytes.end(), source.data());
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream stream = make_stream();
+  Blocker earlier(gpu(), stream);
+  {
+    const cuda::Current current(gpu());
+    const auto to = reinterpret_cast<cuda::CuDevicePtr>(memory.data());
+    ASSERT_EQ(driver_->api().copy_to_device(to, source.data(), 4 * mib, stream), cuda::cu_success);
+  }
+  const Range range{&store, 0, memory.region()};
+  RequestOptions options;
+  options.stream = CudaStream{stream};
+  Ticket ticket = context.submit(Direction::write, {&range, 1}, options).value();
+  earlier.let_go();
+  EXPECT_EQ(ticket.wait(), Outcome::done);
+  EXPECT_TRUE(holds_content(read_file(folder_.path("out")), 2, 0));
+  EXPECT_EQ(wait_for(stream), cuda::cu_success);
+}
+
+TEST_F(InStreamOrder, the_stream_runs_on_after_failure_deadline_cancellation_and_close) {
+  cuda::CuStream stream = make_stream();
+  {
+    Context context = make_context();
+    Store store = context.open(folder_.path("file")).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+    ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+    std::filesystem::resize_file(folder_.path("file"), mib);
+    Ticket failed = read_in_order(context, store, memory.region(), stream).value();
+    EXPECT_EQ(failed.wait(), Outcome::failed);
+    EXPECT_EQ(failed.report().error->code, Code::truncated);
+    EXPECT_EQ(wait_for(stream), cuda::cu_success);
+
+    cuda::CuStream busy = make_stream();
+    Blocker earlier(gpu(), busy);
+    Ticket late = read_in_order(context, store, memory.region().part(0, mib), busy, 0.05).value();
+    EXPECT_EQ(late.wait(), Outcome::failed);
+    EXPECT_EQ(late.report().error->code, Code::timed_out);
+    Ticket cancelled = read_in_order(context, store, memory.region().part(0, mib), busy).value();
+    EXPECT_EQ(cancelled.cancel(), Outcome::cancelled);
+    Ticket closed = read_in_order(context, store, memory.region().part(0, mib), busy).value();
+    // Closing gives pinned memory back, and the driver may wait for the busy stream before it takes it.
+    std::thread closing([gone = std::move(context)] {});
+    EXPECT_EQ(closed.wait(), Outcome::cancelled);
+    EXPECT_EQ(closed.report().error->code, Code::closed);
+    earlier.let_go();
+    closing.join();
+    EXPECT_EQ(wait_for(busy), cuda::cu_success);
+  }
+}
+
+TEST_F(InStreamOrder, what_can_t_be_ordered_is_refused) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  cuda::CuStream stream = make_stream();
+  std::vector<std::byte> host(mib);
+  EXPECT_EQ(read_in_order(context, store, Region::host(host.data(), mib), stream).error().code, Code::invalid_argument);
+  RequestOptions options;
+  options.stream = CudaStream{stream};
+  EXPECT_EQ(context.read(store, 0, memory.region(), options).error->code, Code::invalid_argument);
+  if (fake_) {
+    ASSERT_EQ(fake_->set_capture(stream, 1), 0);
+    EXPECT_EQ(read_in_order(context, store, memory.region(), stream).error().code, Code::unsupported);
+    fake_->set_capture(stream, 0);
+  }
+  if (driver_->devices().size() > 1) {
+    const Buffer other = context.allocate(Domain::cuda(1), mib).value();
+    EXPECT_EQ(read_in_order(context, store, other.region(), stream).error().code, Code::invalid_argument);
+  }
+}
+
+// 64 streams that each wait for a request, then do work of their own that the next request on them waits for.
+void use_many_streams(GpuTest& /*test*/, Context& context, const Store& store, const Buffer& memory,
+                      const std::vector<cuda::CuStream>& streams, std::vector<Ticket>& tickets) {
+  for (int round = 0; round < 3; ++round) {
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      const Range range{&store, i * 16384, memory.region().part(i * 16384, 16384)};
+      RequestOptions options;
+      options.stream = CudaStream{streams[i]};
+      auto ticket = context.submit(Direction::read, {&range, 1}, options);
+      ASSERT_TRUE(ticket.ok()) << ticket.error().message;
+      tickets.push_back(std::move(*ticket));
+    }
+  }
+}
+
+TEST_F(InStreamOrder, sixty_four_streams_and_sixteen_lanes_get_past_each_other) {
+  options_.lanes = 16;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  std::vector<cuda::CuStream> streams;
+  for (int i = 0; i < 64; ++i) streams.push_back(make_stream(i % 2 == 0 ? 0 : cuda::cu_stream_non_blocking));
+  std::vector<Ticket> tickets;
+  use_many_streams(*this, context, store, memory, streams, tickets);
+  for (const Ticket& ticket : tickets) {
+    ASSERT_TRUE(ticket.wait_for(30s));
+    EXPECT_EQ(ticket.outcome(), Outcome::done);
+  }
+  for (cuda::CuStream stream : streams) EXPECT_EQ(wait_for(stream), cuda::cu_success);
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+}
+
+TEST_F(InStreamOrder, one_hardware_queue_is_enough_because_ours_has_a_priority_of_its_own) {
+  PENSTOCK_NEEDS_FAKE();
+  fake_->set_connections(1);
+  options_.lanes = 4;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  std::vector<cuda::CuStream> streams;
+  for (int i = 0; i < 16; ++i) streams.push_back(make_stream());
+  std::vector<Ticket> tickets;
+  use_many_streams(*this, context, store, memory, streams, tickets);
+  for (const Ticket& ticket : tickets) {
+    ASSERT_TRUE(ticket.wait_for(30s));
+    EXPECT_EQ(ticket.outcome(), Outcome::done);
+  }
+}
+
+TEST_F(InStreamOrder, streams_that_stand_in_the_way_of_our_copies_end_with_a_named_error) {
+  PENSTOCK_NEEDS_FAKE();
+  fake_->set_connections(1);
+  options_.deadlines.stream_seconds = 0.2;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream rival = nullptr;
+  {
+    const cuda::Current current(gpu());
+    int least = 0;
+    int greatest = 0;
+    driver_->api().context_get_stream_priority_range(&least, &greatest);
+    ASSERT_EQ(driver_->api().stream_create(&rival, cuda::cu_stream_non_blocking, greatest), cuda::cu_success);
+  }
+  Ticket ticket = read_in_order(context, store, memory.region(), rival).value();
+  ASSERT_TRUE(ticket.wait_for(20s));
+  EXPECT_NE(ticket.outcome(), Outcome::done);
+  EXPECT_EQ(ticket.report().error->code, Code::would_deadlock);
+  EXPECT_EQ(wait_for(rival), cuda::cu_success) << "the stream runs on";
+  EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
+  EXPECT_TRUE(context.read(store, 0, memory.region()).ok()) << "and the Context goes on";
+}
+
+}  // namespace
+}  // namespace penstock::test

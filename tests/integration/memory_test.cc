@@ -1,0 +1,79 @@
+// The memory of requests: what none can use, and the budget of pinned memory.
+#include <gtest/gtest.h>
+
+#include <span>
+#include <vector>
+
+#include "integration/context_fixture.h"
+
+namespace penstock::test {
+namespace {
+
+TEST_F(ContextTest, refuses_memory_that_no_request_can_use) {
+  Context context = make_context();
+  const Store store = context.open(make_file("file")).value();
+  std::byte byte{};
+  EXPECT_EQ(context.read(store, 0, Region::host(nullptr, 10)).error->code, Code::invalid_argument);
+  EXPECT_EQ(context.read(Store(), 0, Region::host(&byte, 1)).error->code, Code::invalid_argument);
+  EXPECT_EQ(context.read(store, 0, Region{&byte, 1, Domain::cuda(999)}).error->code, Code::no_device);
+  EXPECT_EQ(context.allocate(Domain::cuda(999), 10).error().code, Code::no_device);
+}
+
+class PinnedMemory : public ContextTest {
+ protected:
+  PinnedMemory() {
+    options_.pinned_budget_bytes = 2 << 20;
+    options_.staging_slot_bytes = 256 << 10;
+    options_.lanes = 1;
+  }
+};
+
+TEST_F(PinnedMemory, stays_within_its_budget_and_comes_back) {
+  Context context = make_context();
+  auto first = context.allocate(Domain::pinned(), 1 << 20);
+  if (!first && first.error().code == Code::out_of_memory) GTEST_SKIP() << first.error().message;
+  ASSERT_TRUE(first.ok()) << first.error().message;
+  EXPECT_EQ(context.statistics().pinned_bytes, 1U << 20);
+  const auto refused = context.allocate(Domain::pinned(), (1 << 20) + 1);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::over_budget);
+  EXPECT_FALSE(refused.error().hint.empty());
+  *first = Buffer();
+  EXPECT_EQ(context.statistics().pinned_bytes, 0U);
+  EXPECT_TRUE(context.allocate(Domain::pinned(), 2 << 20).ok());
+}
+
+TEST_F(PinnedMemory, that_is_spent_leaves_unaligned_reads_the_page_cache) {
+  options_.cache = Cache::bypass;
+  Context context = make_context();
+  const auto all = context.allocate(Domain::pinned(), 2 << 20);
+  if (!all && all.error().code == Code::out_of_memory) GTEST_SKIP() << all.error().message;
+  const std::string path = make_file("file");
+  evict(path);
+  const Store store = context.open(path).value();
+  std::vector<std::byte> memory(size_bytes);
+  const Report report = context.read(store, 1, Region::host(memory.data() + 1, 1'000'001));
+  ASSERT_TRUE(report.ok()) << message_of(report);
+  EXPECT_TRUE(holds_content(std::span(memory).subspan(1, 1'000'001), 1, 1));
+}
+
+TEST_F(PinnedMemory, that_is_spent_is_an_error_where_only_the_device_is_allowed) {
+  options_.allowed_routes = {Route::direct};
+  Context context = make_context();
+  const Store store = context.open(make_file("file")).value();
+  if (!store.info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+  std::vector<std::byte> memory(size_bytes);
+  const Region unaligned = Region::host(memory.data() + 1, 1'000'001);
+  EXPECT_EQ(bytes_by(context.read(store, 1, unaligned), Route::direct), 1'000'001U);
+
+  Context poor = make_context();
+  const auto all = poor.allocate(Domain::pinned(), 2 << 20);
+  if (!all && all.error().code == Code::out_of_memory) GTEST_SKIP() << all.error().message;
+  const Store other = poor.open(folder_.path("file")).value();
+  const Report report = poor.read(other, 1, unaligned);
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error->code, Code::over_budget);
+}
+
+}  // namespace
+}  // namespace penstock::test

@@ -1,0 +1,124 @@
+// Requests of every size and shape: ahead of time, over several files, by the million, and none of them possible.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "integration/context_fixture.h"
+
+namespace penstock::test {
+namespace {
+
+TEST_F(ContextTest, prefetches_no_more_than_the_window_and_the_next_read_is_cached) {
+  options_.prefetch_window_bytes = 1 << 20;
+  Context context = make_context();
+  const std::string path = make_file("file");
+  evict(path);
+  const Store store = context.open(path).value();
+  if (!store.info().direct) GTEST_SKIP() << "without direct transfers, reading itself fills the page cache";
+  std::vector<std::byte> memory(1 << 20);
+  const Region region = Region::host(memory.data(), memory.size());
+  const Range all[] = {{&store, 0, Region::host(nullptr, 512 << 10)},
+                       {&store, 512 << 10, Region::host(nullptr, 3 << 20)}};
+  EXPECT_EQ(context.prefetch(all).value(), 1U << 20);
+  EXPECT_TRUE(eventually([&] { return bytes_by(context.read(store, 0, region), Route::cached) == memory.size(); }));
+  EXPECT_EQ(bytes_by(context.read(store, 3 << 20, region), Route::direct), memory.size()) << "past the window";
+
+  const Range beyond{&store, size_bytes, Region::host(nullptr, 1)};
+  EXPECT_EQ(context.prefetch({&beyond, 1}).error().code, Code::out_of_range);
+  const Range overflow{&store, UINT64_MAX, Region::host(nullptr, 2)};
+  EXPECT_EQ(context.prefetch({&overflow, 1}).error().code, Code::invalid_argument);
+  const Range nowhere{nullptr, 0, region};
+  EXPECT_EQ(context.prefetch({&nowhere, 1}).error().code, Code::invalid_argument);
+}
+
+TEST_F(ContextTest, syncs_durable_writes_of_several_files) {
+  Context context = make_context();
+  const Store stores[] = {context.open(folder_.path("a"), {.access = Access::create}).value(),
+                          context.open(folder_.path("b"), {.access = Access::create}).value()};
+  auto bytes = content(3, 0, 300'000);
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < 6; ++i) {
+    ranges.push_back({&stores[i % 2], i / 2 * 100'000, Region::host(&bytes[i / 2 * 100'000], 100'000)});
+  }
+  const Report report = context.transfer(Direction::write, ranges, {.durable = true});
+  ASSERT_TRUE(report.ok()) << message_of(report);
+  EXPECT_EQ(report.bytes, 600'000U);
+  for (const char* name : {"a", "b"}) EXPECT_TRUE(holds_content(read_file(folder_.path(name)), 3, 0));
+}
+
+TEST_F(ContextTest, counts_and_forgets_while_others_work) {
+  Context context = make_context();
+  const Store store = context.open(make_file("file")).value();
+  std::atomic<bool> stop{false};
+  std::thread watcher([&] {
+    while (!stop) {
+      const Statistics statistics = context.statistics();
+      for (const RouteStatistics& route : statistics.routes) EXPECT_EQ(route.failed, 0U);
+      EXPECT_EQ(statistics.requests_failed, 0U);
+      context.reset_statistics();
+    }
+  });
+  std::vector<std::thread> readers;
+  for (int t = 0; t < 3; ++t) {
+    readers.emplace_back([&] {
+      std::vector<std::byte> memory(size_bytes);
+      for (int i = 0; i < 30; ++i) {
+        EXPECT_TRUE(context.read(store, 0, Region::host(memory.data(), memory.size())).ok());
+        EXPECT_TRUE(context.read(store, 0, Region::host(memory.data(), 100)).ok());
+      }
+    });
+  }
+  for (auto& reader : readers) reader.join();
+  stop = true;
+  watcher.join();
+  context.reset_statistics();
+  std::vector<std::byte> memory(size_bytes);
+  ASSERT_TRUE(context.read(store, 0, Region::host(memory.data(), memory.size())).ok());
+  std::uint64_t bytes = 0;
+  for (const RouteStatistics& route : context.statistics().routes) bytes += route.bytes;
+  EXPECT_EQ(bytes, size_bytes);
+}
+
+TEST_F(ContextTest, moves_a_million_ranges_in_one_request) {
+  constexpr std::size_t count = 1'000'000;
+  constexpr std::size_t length = 5;
+  Context context = make_context();
+  const Store store = context.open(make_file("file")).value();
+  std::vector<std::byte> memory(count * length);
+  std::vector<Range> ranges(count);
+  const auto offset_of = [](std::size_t i) { return i * 7919 % (size_bytes - length); };
+  for (std::size_t i = 0; i < count; ++i) {
+    ranges[i] = {&store, offset_of(i), Region::host(&memory[i * length], length)};
+  }
+  const Report report = context.transfer(Direction::read, ranges);
+  ASSERT_TRUE(report.ok()) << message_of(report);
+  EXPECT_EQ(report.bytes, memory.size());
+  const auto file = content(1, 0, size_bytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    ASSERT_TRUE(std::equal(&memory[i * length], &memory[i * length] + length, &file[offset_of(i)])) << "range " << i;
+  }
+}
+
+TEST_F(ContextTest, fails_each_of_many_ranges_that_no_allowed_route_can_carry) {
+  options_.allowed_routes = {Route::mapped};
+  Context context = make_context();
+  const Store store = context.open(make_file("file")).value();
+  std::vector<std::byte> memory(20 * 100);
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < 20; ++i) ranges.push_back({&store, i * 100, Region::host(&memory[i * 100], 100)});
+  const Report report = context.transfer(Direction::read, ranges);
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error->code, Code::no_route);
+  EXPECT_EQ(report.failure_count, 20U);
+  for (std::size_t i = 0; i < report.failures.size(); ++i) {
+    EXPECT_EQ(report.failures[i].range, i);
+    EXPECT_EQ(report.failures[i].offset, i * 100);
+    EXPECT_EQ(report.failures[i].bytes, 100U);
+  }
+}
+
+}  // namespace
+}  // namespace penstock::test
