@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Shows Penstock at work: builds it, makes a sample file, asks `penstock doctor` about it, and loads it cold and from
-# the page cache, verified.
+# the page cache, verified: into GPU memory if there is a GPU, else into host memory.
 #
 #   scripts/run.sh [--to DOMAIN] [--size-mib N] [--folder DIR]
 #
-#   --to DOMAIN      where the bytes go (default: host)
+#   --to DOMAIN      where the bytes go (default: cuda:0 if there is a GPU, else host)
 #   --size-mib N     size of the sample file (default: 256)
 #   --folder DIR     where the sample file is made, and removed again (default: $TMPDIR or /var/tmp)
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-domain=host
+domain=
 size_mib=256
 folder=${TMPDIR:-/var/tmp}
 while (($#)); do
@@ -25,6 +25,13 @@ while (($#)); do
   shift 2
 done
 [[ $size_mib =~ ^[1-9][0-9]*$ ]] || die "--size-mib takes a positive number, not $size_mib"
+
+has_gpu() {
+  [[ -e /dev/nvidia0 ]] || nvidia-smi -L > /dev/null 2>&1
+}
+if [[ -z $domain ]]; then
+  if has_gpu; then domain=cuda:0; else domain=host; fi
+fi
 
 scripts/install-deps.sh
 stage build build release penstock_tool
@@ -52,14 +59,15 @@ import json, sys
 result = json.load(sys.stdin)
 routes = ", ".join(f"{route} {bytes}" for route, bytes in result["routes"].items() if bytes)
 verdict = {True: "verified", False: "DIFFERENT", None: "not verified"}[result["verified"]]
-print(f"{sys.argv[1]:7} to {sys.argv[2]}: {result['\''gb_per_s'\'']:.2f} GB/s  {verdict}  bytes by route: {routes}")
+speed = f"{result['\''gb_per_s'\'']:.2f} GB/s, steady {result['\''steady_gb_per_s'\'']:.2f} GB/s"
+print(f"{sys.argv[1]:7} to {sys.argv[2]}: {speed}  {verdict}  bytes by route: {routes}")
 print(f"        {result['\''reason'\'']}")
 sys.exit(result["verified"] is not True)
 ' "$1" "$domain"
 }
 
 printf '\n== penstock doctor\n'
-build/penstock doctor "$sample"
+build/penstock doctor "$sample" --to "$domain"
 for state in cold cached; do
   printf '\n== penstock load, %s\n' "$state"
   "make_$state"
@@ -68,7 +76,7 @@ done
 printf '\n== penstock load --json\n'
 for state in cold cached; do
   "make_$state"
-  load --json | tee "$work/$state.json"
+  load --repeat 5 --json | tee "$work/$state.json"
 done
 printf '\n== summary\n'
 for state in cold cached; do

@@ -156,6 +156,12 @@ Result<Options> make_options(const ContextFlags& flags) {
   return options;
 }
 
+Result<Context> make_context(const ContextFlags& flags) {
+  const Result<Options> options = make_options(flags);
+  if (!options.ok()) return options.error();
+  return Context::create(*options);
+}
+
 std::string local_path(const std::string& name) {
   std::string_view rest = name;
   if (!rest.starts_with("file:")) return name;

@@ -52,6 +52,7 @@ struct ContextFlags {
 };
 void add_context_flags(CLI::App& parser, ContextFlags& flags);
 Result<Options> make_options(const ContextFlags& flags);
+Result<Context> make_context(const ContextFlags& flags);
 
 // The path behind the name of a file store: "file:" and percent-encoding undone.
 std::string local_path(const std::string& name);

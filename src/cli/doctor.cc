@@ -1,74 +1,48 @@
 // penstock doctor: what this machine offers, what it lacks and what would help; for a path, how it is served and how
 // fast. The verdict comes first.
+#include "doctor.h"
+
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <sstream>
-#include <vector>
+#include <iterator>
 
-#include "common.h"
 #include "engine_list.h"
-#include "interrupt.h"
-#include "output.h"
 
 namespace penstock::cli {
 
 namespace {
 
-constexpr std::uint64_t sample_bytes = 256 << 20;
-constexpr double sample_seconds = 1;
-
 struct DoctorFlags {
   std::string path;
+  std::string to = "host";
+  std::string sysfs = "/sys";
   ContextFlags context;
   OutputFlags output;
 };
 
-// Something that costs speed here, and what would help.
-struct Finding {
-  std::string what;
-  std::string remedy;
-};
-
-struct Patient {
-  StoreInfo info;
-  std::string explanation;
-  std::optional<Report> sample;  // none of an empty store
-};
-
 struct Diagnosis {
   std::string verdict;
-  std::vector<Finding> findings;
+  Findings findings;
   Machine machine;
+  Gpus gpus;
   std::vector<EngineInfo> engines;
   Options options;
   std::optional<Patient> patient;
+  Place place;  // of the patient
 };
 
-std::vector<Finding> findings_of(const Machine& machine, const Options& options,
-                                 const std::vector<EngineInfo>& engines) {
-  std::vector<Finding> findings;
+// An engine made for GPUs is not missed where there are none; where there are, less than the best costs speed.
+Findings engine_findings(const std::vector<EngineInfo>& engines, const Gpus& gpus) {
+  Findings findings;
   for (const EngineInfo& engine : engines) {
-    if (!engine.available) findings.push_back({"engine " + engine.name + ": " + engine.reason, engine.remedy});
-  }
-  if (machine.lockable_bytes < options.pinned_budget_bytes) {
-    findings.push_back({"only " + format_bytes(machine.lockable_bytes) + " of memory may be locked, less than the " +
-                            format_bytes(options.pinned_budget_bytes) + " of pinned_budget_bytes",
-                        "raise the limit: ulimit -l, or --ulimit memlock=-1 for a container"});
-  }
-  if (!machine.cachestat) {
-    findings.push_back({"the kernel does not tell what is in the page cache of files of others",
-                        "a kernel from 6.5 on has cachestat; containers may have to allow it"});
-  }
-  if (!machine.transparent_huge_pages) {
-    findings.push_back({"transparent huge pages are off, so large buffers cost more to set up",
-                        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"});
+    const bool lacks = engine.reaches_device ? !gpus.seen.empty() && !engine.reason.empty() : !engine.available;
+    if (lacks) findings.push_back({"engine " + engine.name + ": " + engine.reason, engine.remedy});
   }
   return findings;
 }
 
 // An override from the environment that can't be honoured is a finding, not the end of the examination.
-Result<Context> make_context(const Options& options, std::vector<Finding>& findings) {
+Result<Context> create_context(const Options& options, Findings& findings) {
   Result<Context> context = Context::create(options);
   const char* engine = std::getenv("PENSTOCK_ENGINE");
   if (context.ok() || engine == nullptr) return context;
@@ -76,43 +50,6 @@ Result<Context> make_context(const Options& options, std::vector<Finding>& findi
                       "unset PENSTOCK_ENGINE; it is left out here"});
   unsetenv("PENSTOCK_ENGINE");
   return Context::create(options);
-}
-
-Result<Report> measure(Context& context, const Store& store) {
-  const std::uint64_t size =
-      std::min({sample_bytes, store.info().size_bytes, std::max<std::uint64_t>(context.machine().memory_bytes / 4, 1)});
-  Result<Buffer> buffer = context.allocate(Domain::host(), size);
-  if (!buffer.ok()) return buffer.error();
-  // The first touch of fresh memory is the kernel's cost, not the store's.
-  std::memset(buffer->data(), 0, buffer->size_bytes());
-
-  const Range range{.store = &store, .offset = 0, .memory = buffer->region()};
-  Result<Ticket> ticket = context.submit(Direction::read, {&range, 1});
-  if (!ticket.ok()) return ticket.error();
-  const Stopwatch stopwatch;
-  while (!ticket->wait_for(std::chrono::milliseconds(50))) {
-    if (interrupted() || stopwatch.seconds() > sample_seconds) ticket->cancel();
-  }
-  Report report = ticket->report();
-  if (interrupted()) return interrupted_error();
-  if (report.outcome == Outcome::failed) return *report.error;
-  return report;
-}
-
-Result<Patient> examine(Context& context, const std::string& path) {
-  Result<Store> store = context.open(path);
-  if (!store.ok()) return store.error();
-  Patient patient{.info = store->info(), .explanation = context.explain(*store)};
-  if (patient.info.size_bytes == 0) return patient;
-  Result<Report> sample = measure(context, *store);
-  if (!sample.ok()) return sample.error();
-  patient.sample = std::move(*sample);
-  return patient;
-}
-
-std::string main_route(const Report& sample) {
-  const auto most = std::max_element(sample.routes.begin(), sample.routes.end()) - sample.routes.begin();
-  return std::string(route_name(static_cast<Route>(most)));
 }
 
 std::string verdict_on(const Diagnosis& diagnosis) {
@@ -125,7 +62,8 @@ std::string verdict_on(const Diagnosis& diagnosis) {
   const std::string& name = patient.info.name;
   if (!patient.sample) return name + " is empty";
   std::string verdict = name + " is read at " + format_rate(rate(patient.sample->bytes, patient.sample->seconds)) +
-                        " by " + patient.sample->engine + ", " + main_route(*patient.sample);
+                        (patient.to.host_accessible() ? "" : " into " + patient.to.name()) + " by " +
+                        patient.sample->engine + ", " + std::string(route_name(main_route(*patient.sample)));
   if (patient.sample->limit != Limit::unknown) {
     verdict += "; the limit is " + std::string(limit_name(patient.sample->limit));
   }
@@ -133,63 +71,47 @@ std::string verdict_on(const Diagnosis& diagnosis) {
 }
 
 Result<Diagnosis> diagnose(const DoctorFlags& flags) {
+  const Result<Domain> to = Domain::parse(flags.to);
+  if (!to.ok()) return to.error();
   const Result<Options> options = make_options(flags.context);
   if (!options.ok()) return options.error();
   Diagnosis diagnosis;
-  Result<Context> context = make_context(*options, diagnosis.findings);
+  Result<Context> context = create_context(*options, diagnosis.findings);
   if (!context.ok()) return context.error();
   diagnosis.machine = context->machine();
   diagnosis.engines = context->engines();
   diagnosis.options = context->options();
-  std::ranges::move(findings_of(diagnosis.machine, diagnosis.options, diagnosis.engines),
-                    std::back_inserter(diagnosis.findings));
+  diagnosis.gpus = look_for_gpus(flags.sysfs);
+  const auto add = [&](Findings more) { std::ranges::move(more, std::back_inserter(diagnosis.findings)); };
+  add(engine_findings(diagnosis.engines, diagnosis.gpus));
+  add(machine_findings(diagnosis.machine, diagnosis.options));
+  add(gpu_findings(diagnosis.gpus));
   if (!flags.path.empty()) {
-    Result<Patient> patient = examine(*context, flags.path);
+    Result<Patient> patient = examine(*context, flags.path, *to);
     if (!patient.ok()) return patient.error();
     diagnosis.patient = std::move(*patient);
+    diagnosis.place = find_place({.path = local_path(flags.path),
+                                  .sysfs = flags.sysfs,
+                                  .patient = *diagnosis.patient,
+                                  .gpus = diagnosis.gpus,
+                                  .engines = diagnosis.engines});
+    add(place_findings(diagnosis.place));
   }
   diagnosis.verdict = verdict_on(diagnosis);
   return diagnosis;
 }
 
-Json machine_json(const Machine& machine) {
-  const bool limited = machine.lockable_bytes != UINT64_MAX;
-  return {{"kernel", machine.kernel},
-          {"architecture", machine.architecture},
-          {"usable_cpus", machine.usable_cpus},
-          {"page_bytes", machine.page_bytes},
-          {"memory_bytes", machine.memory_bytes},
-          {"lockable_bytes", limited ? Json(machine.lockable_bytes) : Json()},
-          {"transparent_huge_pages", machine.transparent_huge_pages},
-          {"cachestat", machine.cachestat}};
+Json store_json(const Diagnosis& diagnosis) {
+  if (!diagnosis.patient) return {};
+  Json store = patient_json(*diagnosis.patient);
+  store["place"] = place_json(diagnosis.place);
+  store["gpu_routes"] = gpu_routes_json(diagnosis.place);
+  return store;
 }
 
-Json sample_json(const Report& sample) {
-  return {{"bytes", sample.bytes},
-          {"seconds", sample.seconds},
-          {"gb_per_s", rate(sample.bytes, sample.seconds) / 1e9},
-          {"routes", routes_json(sample.routes)},
-          {"engine", sample.engine},
-          {"reason", sample.reason},
-          {"limit", limit_name(sample.limit)}};
-}
-
-Json store_json(const Patient& patient) {
-  const StoreInfo& info = patient.info;
-  return {
-      {"name", info.name},
-      {"kind", store_kind_name(info.kind)},
-      {"locality", locality_name(info.locality)},
-      {"file_system", info.file_system},
-      {"size_bytes", info.size_bytes},
-      {"block_bytes", info.block_bytes},
-      {"alignments",
-       {{"offset", info.alignments.offset}, {"memory", info.alignments.memory}, {"optimal", info.alignments.optimal}}},
-      {"direct", info.direct},
-      {"page_cache", info.page_cache},
-      {"mappable", info.mappable},
-      {"explanation", patient.explanation},
-      {"sample", patient.sample ? sample_json(*patient.sample) : Json()}};
+Json no_gpu_json(const Gpus& gpus) {
+  if (!gpus.none) return {};
+  return {{"reason", gpus.none->message}, {"remedy", gpus.none->hint}};
 }
 
 Json diagnosis_json(const Diagnosis& diagnosis) {
@@ -201,45 +123,11 @@ Json diagnosis_json(const Diagnosis& diagnosis) {
           {"verdict", diagnosis.verdict},
           {"findings", std::move(findings)},
           {"machine", machine_json(diagnosis.machine)},
+          {"gpus", gpus_json(diagnosis.gpus)},
+          {"no_gpu", no_gpu_json(diagnosis.gpus)},
           {"engines", engines_json(diagnosis.engines)},
           {"options", Json::parse(diagnosis.options.to_json())},
-          {"store", diagnosis.patient ? store_json(*diagnosis.patient) : Json()}};
-}
-
-void print_machine(const Output& output, const Machine& machine) {
-  const bool limited = machine.lockable_bytes != UINT64_MAX;
-  output.section("machine");
-  output.field("kernel", machine.kernel + ", " + machine.architecture);
-  output.field("usable CPUs", std::to_string(machine.usable_cpus));
-  output.field("memory", format_bytes(machine.memory_bytes) + ", pages of " + std::to_string(machine.page_bytes));
-  output.field("lockable", limited ? format_bytes(machine.lockable_bytes) : "no limit");
-  output.field("huge pages", machine.transparent_huge_pages ? "yes" : "no");
-  output.field("cachestat", machine.cachestat ? "yes" : "no");
-}
-
-// As JSON, so that it can be changed and handed to --options.
-void print_options(const Output& output, const Options& options) {
-  output.section("options");
-  std::istringstream text(options.to_json(2));
-  for (std::string line; std::getline(text, line);) output.heading(line);
-}
-
-void print_store(const Output& output, const Patient& patient) {
-  const StoreInfo& info = patient.info;
-  output.section(info.name);
-  output.field("kind", std::string(store_kind_name(info.kind)) + " on " + info.file_system + " (" +
-                           std::string(locality_name(info.locality)) + ")");
-  output.field("size", format_bytes(info.size_bytes) + ", blocks of " + std::to_string(info.block_bytes));
-  output.field("direct", info.direct ? "yes, offsets aligned to " + std::to_string(info.alignments.offset) +
-                                           ", memory to " + std::to_string(info.alignments.memory)
-                                     : "no");
-  output.field("page cache", info.page_cache ? "yes" : "no");
-  output.field("mappable", info.mappable ? "yes" : "no");
-  output.field("served", patient.explanation);
-  if (!patient.sample) return;
-  output.field("sample", format_bytes(patient.sample->bytes) + " in " + format_seconds(patient.sample->seconds) + ": " +
-                             format_routes(patient.sample->routes));
-  output.field("reason", patient.sample->reason);
+          {"store", store_json(diagnosis)}};
 }
 
 void print_diagnosis(const Output& output, const Diagnosis& diagnosis) {
@@ -248,8 +136,12 @@ void print_diagnosis(const Output& output, const Diagnosis& diagnosis) {
     output.field(output.mark(false), finding.what);
     if (!finding.remedy.empty()) output.field("", finding.remedy);
   }
-  if (diagnosis.patient) print_store(output, *diagnosis.patient);
+  if (diagnosis.patient) {
+    print_patient(output, *diagnosis.patient);
+    print_place(output, diagnosis.place, diagnosis.gpus);
+  }
   print_machine(output, diagnosis.machine);
+  print_gpus(output, diagnosis.gpus);
   output.section("engines");
   print_engines(output, diagnosis.engines);
   print_options(output, diagnosis.options);
@@ -272,13 +164,22 @@ Exit run(const DoctorFlags& flags) {
 Command add_doctor(CLI::App& tool) {
   auto flags = std::make_shared<DoctorFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("doctor", "Say what this machine offers, and how a path is served");
-  parser->add_option("PATH", flags->path, "a store to examine: up to 256 MiB of it are read, for a second at most");
+  auto* path =
+      parser->add_option("PATH", flags->path, "a store to examine: up to 256 MiB of it are read, for a second at most");
+  parser->add_option("--to", flags->to, "into which memory PATH is read: host, pinned or cuda:N")
+      ->type_name("DOMAIN")
+      ->capture_default_str()
+      ->needs(path);
+  parser->add_option("--sysfs", flags->sysfs, "where to look for the bus: a copy of another machine's /sys")
+      ->type_name("DIR")
+      ->capture_default_str();
   add_context_flags(*parser, flags->context);
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->footer(
       "Examples:\n"
       "  penstock doctor\n"
-      "  penstock doctor weights.bin --json");
+      "  penstock doctor weights.bin --json\n"
+      "  penstock doctor weights.bin --to cuda:0");
   return {parser, [flags] { return run(*flags); }};
 }
 

@@ -9,6 +9,36 @@ namespace penstock::cli {
 
 namespace {
 
+std::string_view state_name(Condition::State state) {
+  switch (state) {
+    case Condition::State::met:
+      return "met";
+    case Condition::State::missing:
+      return "missing";
+    case Condition::State::unknown:
+      break;
+  }
+  return "unknown";
+}
+
+Json conditions_json(const std::vector<Condition>& conditions) {
+  Json list = Json::array();
+  for (const Condition& condition : conditions) {
+    list.push_back({{"name", condition.name},
+                    {"state", state_name(condition.state)},
+                    {"detail", condition.detail},
+                    {"remedy", condition.remedy}});
+  }
+  return list;
+}
+
+void print_condition(const Output& output, const Condition& condition) {
+  const bool unknown = condition.state == Condition::State::unknown;
+  output.field(unknown ? "?" : output.mark(condition.state == Condition::State::met),
+               condition.name + (condition.detail.empty() ? "" : ": " + condition.detail));
+  if (!condition.remedy.empty()) output.field("", condition.remedy);
+}
+
 Exit run(const OutputFlags& flags) {
   const Output output(flags);
   // An override that names an engine which does not work here must not keep the list from saying so.
@@ -33,7 +63,9 @@ Json engines_json(const std::vector<EngineInfo>& engines) {
                     {"summary", engine.summary},
                     {"schemes", engine.schemes},
                     {"reason", engine.reason},
-                    {"remedy", engine.remedy}});
+                    {"remedy", engine.remedy},
+                    {"device_route", engine.device_route ? Json(route_name(*engine.device_route)) : Json()},
+                    {"conditions", conditions_json(engine.conditions)}});
   }
   return list;
 }
@@ -46,6 +78,12 @@ void print_engines(const Output& output, const std::vector<EngineInfo>& engines)
     output.field("schemes", schemes);
     if (!engine.reason.empty()) output.field(engine.available ? "note" : "why not", engine.reason);
     if (!engine.remedy.empty()) output.field("remedy", engine.remedy);
+    if (engine.device_route) {
+      const bool by_request = engine.device_route == Route::cufile_compat;
+      output.field("to GPUs",
+                   std::string(route_name(*engine.device_route)) + (by_request ? ", only if asked for" : ""));
+    }
+    for (const Condition& condition : engine.conditions) print_condition(output, condition);
   }
 }
 

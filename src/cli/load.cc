@@ -5,27 +5,21 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <vector>
 
-#include "common.h"
 #include "interrupt.h"
-#include "output.h"
+#include "transfer.h"
 
 namespace penstock::cli {
 
 namespace {
 
-constexpr std::size_t verify_window_bytes = 1 << 20;
+constexpr unsigned repeat_limit = 1000;
 
-struct LoadFlags {
+struct LoadFlags : TransferFlags {
   std::vector<std::string> paths;
-  std::string to = "host";
-  std::optional<std::uint64_t> offset, size;
   std::optional<std::uint64_t> lba, count;
-  bool verify = false;
-  ContextFlags context;
-  OutputFlags output;
+  unsigned repeat = 1;
 };
 
 // Everything that is open and allocated before the first byte moves.
@@ -72,33 +66,10 @@ Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
   return slice;
 }
 
-// What could be allocated now without pushing others out; all of memory where the kernel does not say.
-std::uint64_t available_memory_bytes(const Machine& machine) {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key, unit;
-  std::uint64_t kilobytes = 0;
-  while (meminfo >> key >> kilobytes) {
-    if (key == "MemAvailable:") return std::min<std::uint64_t>(machine.memory_bytes, kilobytes * 1024);
-    std::getline(meminfo, unit);
-  }
-  return machine.memory_bytes;
-}
-
-Status check_memory(std::uint64_t bytes, const Machine& machine) {
-  const std::uint64_t available = available_memory_bytes(machine);
-  if (bytes <= available) return {};
-  return Error{.code = Code::out_of_memory,
-               .message = "loading " + format_bytes(bytes) + " needs more memory than the " + format_bytes(available) +
-                          " that are available",
-               .hint = "load it in parts, with --offset and --size"};
-}
-
 Result<Job> prepare(const LoadFlags& flags) {
-  const Result<Domain> domain = Domain::parse(flags.to);
+  const Result<Domain> domain = Domain::parse(flags.domain);
   if (!domain.ok()) return domain.error();
-  const Result<Options> options = make_options(flags.context);
-  if (!options.ok()) return options.error();
-  Result<Context> context = Context::create(*options);
+  Result<Context> context = make_context(flags.context);
   if (!context.ok()) return context.error();
 
   Job job{.context = std::move(*context)};
@@ -112,7 +83,10 @@ Result<Job> prepare(const LoadFlags& flags) {
     job.stores.push_back(std::move(*store));
     slices.push_back(*slice);
   }
-  if (Status enough = check_memory(job.bytes, job.context.machine()); !enough.ok()) return enough.error();
+  if (Status room = check_room(*domain, job.bytes, job.context.machine()); !room.ok()) return room.error();
+  if (!domain->host_accessible()) {
+    if (Status ready = job.context.prepare(*domain); !ready.ok()) return ready.error();
+  }
 
   for (std::size_t i = 0; i < slices.size(); ++i) {
     Region memory{.domain = *domain};
@@ -161,7 +135,8 @@ Status add_range(const Range& range, const std::string& path, Verification& sums
   } const file{open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.fd < 0) return system_error(errno, "open " + path + " to verify");
 
-  std::vector<std::byte> window(verify_window_bytes);
+  Lens lens;
+  std::vector<std::byte> window(Lens::piece_bytes);
   for (std::size_t done = 0; done < range.memory.size_bytes;) {
     if (interrupted()) return interrupted_error();
     const std::size_t wanted = std::min(window.size(), range.memory.size_bytes - done);
@@ -169,9 +144,12 @@ Status add_range(const Range& range, const std::string& path, Verification& sums
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return system_error(errno, "read " + path + " to verify");
     if (got == 0) return mismatch(info, file.fd);
-    sums.file.add({window.data(), static_cast<std::size_t>(got)});
-    sums.memory.add({range.memory.data + done, static_cast<std::size_t>(got)});
-    done += static_cast<std::size_t>(got);
+    const auto bytes = static_cast<std::size_t>(got);
+    const Result<std::span<const std::byte>> loaded = lens.look(range.memory.part(done, bytes));
+    if (!loaded.ok()) return loaded.error();
+    sums.file.add({window.data(), bytes});
+    sums.memory.add(*loaded);
+    done += bytes;
   }
   if (sums.file.value() != sums.memory.value()) return mismatch(info, file.fd);
   return {};
@@ -186,46 +164,81 @@ Verified verify(const Job& job, const std::vector<std::string>& names) {
   return {sums.memory.hex(), std::nullopt};
 }
 
+Report load_once(Job& job, const OutputFlags& flags) {
+  Result<Ticket> ticket = job.context.submit(Direction::read, job.ranges);
+  if (!ticket.ok()) return {.outcome = Outcome::failed, .error = ticket.error()};
+  Progress progress(job.bytes, flags);
+  return await(std::move(*ticket), [&](std::uint64_t bytes) { progress.update(bytes); });
+}
+
+// The middle of all rounds but the first, which finds nothing warm.
+double steady_rate(const std::vector<Report>& rounds) {
+  std::vector<double> rates;
+  for (const Report& round : std::span(rounds).subspan(1)) rates.push_back(rate(round.bytes, round.seconds));
+  std::ranges::sort(rates);
+  return rates.empty() ? 0 : rates[(rates.size() - 1) / 2];
+}
+
+void add_rounds(const std::vector<Report>& rounds, Transfer& transfer) {
+  Json list = Json::array();
+  std::string text;
+  for (const Report& round : rounds) {
+    const double speed = rate(round.bytes, round.seconds);
+    list.push_back({{"seconds", round.seconds},
+                    {"gb_per_s", speed / 1e9},
+                    {"routes", routes_json(round.routes)},
+                    {"limit", limit_name(round.limit)}});
+    text += (text.empty() ? "" : ", ") + format_rate(speed);
+  }
+  const bool repeated = rounds.size() > 1;
+  transfer.head["rounds"] = std::move(list);
+  transfer.head["steady_gb_per_s"] = repeated ? Json(steady_rate(rounds) / 1e9) : Json();
+  if (!repeated) return;
+  transfer.own.push_back({"rounds", text});
+  transfer.own.push_back({"steady", format_rate(steady_rate(rounds)) + ", the middle of all rounds but the first"});
+}
+
 Exit run(const LoadFlags& flags) {
   const Output output(flags.output);
   const Stopwatch setup;
   Result<Job> job = prepare(flags);
   if (!job.ok()) return output.fail(job.error());
-  const double setup_seconds = setup.seconds();
+  Transfer transfer{.head = {{"schema", "penstock.load/1"}, {"paths", flags.paths}, {"to", flags.domain}},
+                    .setup_seconds = setup.seconds()};
 
-  Result<Ticket> ticket = job->context.submit(Direction::read, job->ranges);
-  if (!ticket.ok()) return output.fail(ticket.error());
-  const Report report = [&] {
-    Progress progress(job->bytes, flags.output);
-    return await(std::move(*ticket), [&](std::uint64_t bytes) { progress.update(bytes); });
-  }();
-  if (!report.ok()) return output.fail(report);
-
-  std::optional<Verified> verified;
-  if (flags.verify) verified = verify(*job, flags.paths);
-  return output.transfer({{"schema", "penstock.load/1"}, {"paths", flags.paths}, {"to", flags.to}}, report,
-                         setup_seconds, verified);
+  std::vector<Report> rounds;
+  while (rounds.size() < flags.repeat) {
+    rounds.push_back(load_once(*job, flags.output));
+    if (!rounds.back().ok()) return output.fail(rounds.back());
+  }
+  transfer.report = rounds.front();
+  add_rounds(rounds, transfer);
+  if (flags.verify) transfer.verified = verify(*job, flags.paths);
+  return output.transfer(transfer);
 }
 
 }  // namespace
 
 Command add_load(CLI::App& tool) {
   auto flags = std::make_shared<LoadFlags>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("load", "Bring files or devices into memory");
+  CLI::App* parser = tool.add_subcommand("load", "Bring files or devices into memory of the host or a GPU");
   parser->add_option("PATH", flags->paths, "files, block devices or URIs, loaded as one request")->required();
-  parser->add_option("--to", flags->to, "where to: host or pinned")->type_name("DOMAIN")->capture_default_str();
-  auto* offset = add_size(*parser, "--offset", flags->offset, "where to begin, in each PATH");
-  auto* size = add_size(*parser, "--size", flags->size, "how much to load of each PATH; default: to its end");
+  const TransferOptions shared = add_transfer_flags(*parser, *flags,
+                                                    {.domain_name = "--to",
+                                                     .domain = "where to: host, pinned or cuda:N",
+                                                     .offset = "where to begin, in each PATH",
+                                                     .size = "how much to load of each PATH; default: to its end",
+                                                     .verify = "compare with an independent, plain read"});
   auto* lba = add_size(*parser, "--lba", flags->lba, "where to begin, in blocks of the store")->type_name("N");
   auto* count = add_size(*parser, "--count", flags->count, "how many blocks")->type_name("N");
-  for (CLI::Option* in_blocks : {lba, count}) in_blocks->excludes(offset)->excludes(size);
-  parser->add_flag("--verify", flags->verify, "compare with an independent, plain read");
-  add_context_flags(*parser, flags->context);
-  parser->add_flag("--json", flags->output.json, "print one JSON object");
-  parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");
+  for (CLI::Option* in_blocks : {lba, count}) in_blocks->excludes(shared.offset)->excludes(shared.size);
+  parser->add_option("--repeat", flags->repeat, "load so many times into the same memory, and tell the steady speed")
+      ->type_name("N")
+      ->check(CLI::Range(1u, repeat_limit));
   parser->footer(
       "Examples:\n"
       "  penstock load weights.bin --verify\n"
+      "  penstock load weights.bin --to cuda:0 --repeat 5\n"
       "  penstock load shard-*.bin --json\n"
       "  penstock load weights.bin --offset 1GiB --size 64MiB --cache bypass\n"
       "  penstock load /dev/nvme0n1 --lba 2048 --count 8");

@@ -137,6 +137,13 @@ Json routes_json(const RouteBytes& routes) {
   return object;
 }
 
+std::string format_limit(const Report& report) {
+  std::string text(limit_name(report.limit));
+  text += "; waiting for storage " + format_seconds(report.storage_seconds);
+  if (report.copy_seconds > 0) text += ", for copies " + format_seconds(report.copy_seconds);
+  return text + ", working " + format_seconds(report.cpu_seconds) + ", summed over lanes";
+}
+
 double rate(std::uint64_t bytes, double seconds) {
   return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
 }
@@ -172,24 +179,36 @@ std::string_view Output::mark(bool good) const {
   return good ? "ok" : "no";
 }
 
-Exit Output::transfer(Json head, const Report& report, double setup_seconds,
-                      const std::optional<Verified>& verified) const {
+std::string_view Output::branch(bool is_last) const {
+  if (utf8_) return is_last ? "\u2514\u2500 " : "\u251c\u2500 ";
+  return is_last ? "`- " : "|- ";
+}
+
+std::string_view Output::branch_gap(bool is_last) const {
+  if (is_last) return "   ";
+  return utf8_ ? "\u2502  " : "|  ";
+}
+
+Exit Output::transfer(const Transfer& transfer) const {
+  const auto& [head, own, report, setup_seconds, verified] = transfer;
   const bool wrong = verified && verified->error;
   if (flags_.json) {
-    head.update({{"bytes", report.bytes},
-                 {"seconds", report.seconds},
-                 {"gb_per_s", rate(report.bytes, report.seconds) / 1e9},
-                 {"routes", routes_json(report.routes)},
-                 {"engine", report.engine},
-                 {"reason", report.reason},
-                 {"limit", limit_name(report.limit)},
-                 {"storage_seconds", report.storage_seconds},
-                 {"cpu_seconds", report.cpu_seconds},
-                 {"setup_seconds", setup_seconds},
-                 {"verified", verified ? Json(!wrong) : Json()},
-                 {"checksum", verified ? Json(verified->checksum) : Json()}});
-    if (wrong) head["error"] = error_json(*verified->error);
-    object(head);
+    Json whole = head;
+    whole.update({{"bytes", report.bytes},
+                  {"seconds", report.seconds},
+                  {"gb_per_s", rate(report.bytes, report.seconds) / 1e9},
+                  {"routes", routes_json(report.routes)},
+                  {"engine", report.engine},
+                  {"reason", report.reason},
+                  {"limit", limit_name(report.limit)},
+                  {"storage_seconds", report.storage_seconds},
+                  {"copy_seconds", report.copy_seconds},
+                  {"cpu_seconds", report.cpu_seconds},
+                  {"setup_seconds", setup_seconds},
+                  {"verified", verified ? Json(!wrong) : Json()},
+                  {"checksum", verified ? Json(verified->checksum) : Json()}});
+    if (wrong) whole["error"] = error_json(*verified->error);
+    object(whole);
     return wrong ? exit_for(verified->error->code) : Exit::ok;
   }
   heading(format_bytes(report.bytes) + " in " + format_seconds(report.seconds) + ": " +
@@ -197,7 +216,9 @@ Exit Output::transfer(Json head, const Report& report, double setup_seconds,
   field("routes", format_routes(report.routes));
   field("engine", report.engine);
   field("reason", report.reason);
-  field("limit", limit_name(report.limit));
+  field("limit", format_limit(report));
+  field("set-up", format_seconds(setup_seconds) + ", not counted above");
+  for (const Fact& fact : own) field(fact.label, fact.value);
   if (wrong) return fail(*verified->error);
   if (verified) field("verified", "yes, xxh3 " + verified->checksum);
   return Exit::ok;

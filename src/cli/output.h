@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common.h"
 #include "penstock/penstock.h"
@@ -26,6 +27,9 @@ Json routes_json(const RouteBytes& routes);
 // Bytes a second; 0 where no time passed.
 double rate(std::uint64_t bytes, double seconds);
 
+// "copy; waiting for storage 12 ms, for copies 130 ms, working 40 ms, summed over lanes"
+std::string format_limit(const Report& report);
+
 struct OutputFlags {
   bool json = false;
   bool quiet = false;
@@ -35,6 +39,17 @@ struct OutputFlags {
 struct Verified {
   std::string checksum;  // xxh3
   std::optional<Error> error;
+};
+
+struct Fact {
+  std::string label, value;
+};
+struct Transfer {
+  Json head;              // what is the command's own in its JSON
+  std::vector<Fact> own;  // and in its text
+  Report report;
+  double setup_seconds = 0;
+  std::optional<Verified> verified;
 };
 
 class Output {
@@ -50,9 +65,12 @@ class Output {
   void field(std::string_view label, std::string_view value) const;
   // A check mark or a cross, as far as the locale can show them.
   std::string_view mark(bool good) const;
+  // What joins a line of a tree to its parent, and what stands in that place in the lines below it.
+  std::string_view branch(bool is_last) const;
+  std::string_view branch_gap(bool is_last) const;
 
-  // The end of a command that moved bytes. `head` holds what is the command's own in its JSON.
-  Exit transfer(Json head, const Report& report, double setup_seconds, const std::optional<Verified>& verified) const;
+  // The end of a command that moved bytes.
+  Exit transfer(const Transfer& transfer) const;
 
   // Say what went wrong, and which exit code that is.
   Exit fail(const Error& error) const;

@@ -1,34 +1,25 @@
-// penstock write: copies a store, standard input or a pattern into a store. Two windows take turns: one is filled from
-// the source while the other is written, so the size is not limited by memory.
+// penstock write: copies a store, standard input or a pattern into a store, from host memory or from that of a GPU.
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <filesystem>
 
-#include "common.h"
-#include "interrupt.h"
-#include "output.h"
+#include "copying.h"
 #include "source.h"
+#include "transfer.h"
 
 namespace penstock::cli {
 
 namespace {
 
-constexpr std::uint64_t window_bytes = 64 << 20;
-
-struct WriteFlags {
+struct WriteFlags : TransferFlags {
   std::string source, destination;
   std::optional<Pattern> pattern;  // instead of a source
-  std::optional<std::uint64_t> offset, size;
   bool durable = true;
   bool replace = false;
   bool in_place = false;
   bool allow_device_write = false;
-  bool verify = false;
-  ContextFlags context;
-  OutputFlags output;
 };
 
 Error usage(std::string message, std::string hint) {
@@ -127,74 +118,6 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, std::o
   return store;
 }
 
-// Adds one window's report to the whole.
-class Total {
- public:
-  void add(const Report& window) {
-    if (report_.engine.empty()) {
-      report_.engine = window.engine;
-      report_.reason = window.reason;
-    }
-    report_.bytes += window.bytes;
-    report_.storage_seconds += window.storage_seconds;
-    report_.cpu_seconds += window.cpu_seconds;
-    for (std::size_t i = 0; i < route_count; ++i) report_.routes[i] += window.routes[i];
-    // The limit of the whole is the one under which most of the time was spent.
-    double& seconds = limit_seconds_[static_cast<std::size_t>(window.limit)];
-    seconds += window.seconds;
-    if (seconds > limit_seconds_[static_cast<std::size_t>(report_.limit)]) report_.limit = window.limit;
-    report_.outcome = window.outcome;
-    report_.failures = window.failures;
-    report_.failure_count = window.failure_count;
-    report_.error = window.error;
-  }
-  void fail(const Error& error) {
-    report_.outcome = Outcome::failed;
-    report_.error = error;
-  }
-  Report& report() { return report_; }
-
- private:
-  Report report_{.outcome = Outcome::done};
-  std::array<double, 3> limit_seconds_{};
-};
-
-struct Copy {
-  Context& context;
-  Source& source;
-  const Store& destination;
-  std::uint64_t offset = 0;
-  Checksum* checksum = nullptr;  // of what was written, if wanted
-};
-
-Report copy(const Copy& job, Progress& progress) {
-  Total total;
-  const std::uint64_t size = std::clamp<std::uint64_t>(job.source.size_bytes().value_or(window_bytes), 1, window_bytes);
-  std::array<Buffer, 2> windows;
-  for (Buffer& window : windows) {
-    Result<Buffer> buffer = job.context.allocate(Domain::host(), size);
-    if (!buffer.ok()) return total.fail(buffer.error()), total.report();
-    window = std::move(*buffer);
-  }
-
-  Result<std::uint64_t> filled = job.source.fill(windows[0].region());
-  for (std::size_t turn = 0; filled.ok() && *filled != 0 && !interrupted(); ++turn) {
-    const Region memory = windows[turn % 2].region().part(0, *filled);
-    const std::uint64_t before = total.report().bytes;
-    const Range range{.store = &job.destination, .offset = job.offset + before, .memory = memory};
-    Result<Ticket> ticket = job.context.submit(Direction::write, {&range, 1});
-    if (!ticket.ok()) return total.fail(ticket.error()), total.report();
-    if (job.checksum) job.checksum->add({memory.data, memory.size_bytes});
-    filled = job.source.fill(windows[(turn + 1) % 2].region());
-    total.add(await(std::move(*ticket), [&](std::uint64_t bytes) { progress.update(before + bytes); }));
-    if (!total.report().ok()) return total.report();
-    progress.update(total.report().bytes);
-  }
-  if (interrupted()) filled = interrupted_error();
-  if (!filled.ok()) total.fail(filled.error());
-  return total.report();
-}
-
 // The checksum of what the destination holds, read past the page cache as far as the store can.
 Result<Checksum> read_back(const WriteFlags& flags, std::uint64_t size_bytes) {
   Result<Options> options = make_options(flags.context);
@@ -204,7 +127,8 @@ Result<Checksum> read_back(const WriteFlags& flags, std::uint64_t size_bytes) {
   if (!context.ok()) return context.error();
   Result<Store> store = context->open(flags.destination);
   if (!store.ok()) return store.error();
-  Result<Buffer> window = context->allocate(Domain::host(), std::clamp<std::uint64_t>(size_bytes, 1, window_bytes));
+  Result<Buffer> window =
+      context->allocate(Domain::host(), std::clamp<std::uint64_t>(size_bytes, 1, copy_window_bytes));
   if (!window.ok()) return window.error();
 
   Checksum checksum;
@@ -229,11 +153,11 @@ Verified verify(const WriteFlags& flags, std::uint64_t size_bytes, const Checksu
 }
 
 // Moves the bytes and makes them final; a file that was to be replaced is untouched unless all went well.
-Report write_all(const Copy& job, Store& destination, bool commit, const OutputFlags& flags) {
+Report write_all(const CopyJob& job, Store& destination, bool commit, const OutputFlags& flags) {
   const Stopwatch stopwatch;
   Report report = [&] {
-    Progress progress(job.source.size_bytes(), flags);
-    return copy(job, progress);
+    Progress progress(job.memory ? job.memory->size_bytes : job.source.size_bytes(), flags);
+    return job.memory ? write_memory(job, progress) : copy_windows(job, progress);
   }();
   if (report.ok() && commit) {
     if (Status status = destination.commit(); !status.ok()) {
@@ -247,15 +171,32 @@ Report write_all(const Copy& job, Store& destination, bool commit, const OutputF
   return report;
 }
 
+// With a GPU as the domain, all of the source is brought into its memory before the first byte is written.
+Result<std::optional<Buffer>> fill_memory(CopyJob& job) {
+  const Domain domain = job.domain;
+  if (domain.host_accessible()) return std::optional<Buffer>();
+  const std::optional<std::uint64_t> size = job.source.size_bytes();
+  if (!size) return usage("the size of the source must be known to put it into GPU memory", "add --size");
+  if (Status room = check_room(domain, *size, job.context.machine()); !room.ok()) return room.error();
+  if (Status ready = job.context.prepare(domain); !ready.ok()) return ready.error();
+  job.memory = Region{.domain = domain};
+  if (*size == 0) return std::optional<Buffer>();
+  Result<Buffer> memory = job.context.allocate(domain, *size);
+  if (!memory.ok()) return memory.error();
+  job.memory = memory->region();
+  if (Status filled = fill_gpu(job); !filled.ok()) return filled.error();
+  return std::optional<Buffer>(std::move(*memory));
+}
+
 Exit run(const WriteFlags& given) {
   const Output output(given.output);
   const Stopwatch setup;
   const Result<WriteFlags> settled = settle_names(given);
   if (!settled.ok()) return output.fail(settled.error());
   const WriteFlags& flags = *settled;
-  const Result<Options> options = make_options(flags.context);
-  if (!options.ok()) return output.fail(options.error());
-  Result<Context> context = Context::create(*options);
+  const Result<Domain> domain = Domain::parse(flags.domain);
+  if (!domain.ok()) return output.fail(domain.error());
+  Result<Context> context = make_context(flags.context);
   if (!context.ok()) return output.fail(context.error());
 
   Result<std::optional<StoreSlice>> slice = open_source(*context, flags);
@@ -263,33 +204,34 @@ Exit run(const WriteFlags& given) {
   const auto source = *slice          ? store_source(*context, std::move(**slice))
                       : flags.pattern ? pattern_source(*flags.pattern)
                                       : standard_input(flags.size);
+  Checksum checksum;
+  CopyJob job{.context = *context,
+              .source = *source,
+              .domain = *domain,
+              .offset = flags.offset.value_or(0),
+              .checksum = flags.verify ? &checksum : nullptr};
+  const Result<std::optional<Buffer>> memory = fill_memory(job);
+  if (!memory.ok()) return output.fail(memory.error());
   Result<Store> destination = open_destination(*context, flags, source->size_bytes());
   if (!destination.ok()) return output.fail(destination.error());
-  const double setup_seconds = setup.seconds();
+  job.destination = &*destination;
 
   // A replaced file is always synced before it takes its name: anything else could lose both versions in a crash.
   const bool replaces = !flags.in_place && !is_block_device(flags.destination);
   const bool durable = flags.durable || replaces;
-  Checksum checksum;
-  const Copy job{.context = *context,
-                 .source = *source,
-                 .destination = *destination,
-                 .offset = flags.offset.value_or(0),
-                 .checksum = flags.verify ? &checksum : nullptr};
-  const Report report = write_all(job, *destination, durable, flags.output);
-  if (!report.ok()) return output.fail(report);
-
-  std::optional<Verified> verified;
-  if (flags.verify) verified = verify(flags, report.bytes, checksum);
-  const Exit exit = output.transfer({{"schema", "penstock.write/1"},
-                                     {"source", flags.source},
-                                     {"destination", flags.destination},
-                                     {"offset", flags.offset.value_or(0)},
-                                     {"durable", durable},
-                                     {"replaced", replaces}},
-                                    report, setup_seconds, verified);
-  if (exit == Exit::ok) output.field("durable", durable ? "yes" : "no: a crash of the system may lose it");
-  return exit;
+  Transfer transfer{.head = {{"schema", "penstock.write/1"},
+                             {"source", flags.source},
+                             {"from", flags.domain},
+                             {"destination", flags.destination},
+                             {"offset", flags.offset.value_or(0)},
+                             {"durable", durable},
+                             {"replaced", replaces}},
+                    .own = {{"durable", durable ? "yes" : "no: a crash of the system may lose it"}},
+                    .setup_seconds = setup.seconds()};
+  transfer.report = write_all(job, *destination, durable, flags.output);
+  if (!transfer.report.ok()) return output.fail(transfer.report);
+  if (flags.verify) transfer.verified = verify(flags, transfer.report.bytes, checksum);
+  return output.transfer(transfer);
 }
 
 }  // namespace
@@ -306,22 +248,22 @@ Command add_write(CLI::App& tool) {
   };
   parser->add_option_function<std::string>("--pattern", read_pattern, "write generated bytes instead of a SOURCE")
       ->type_name("SIZE[,SEED]");
-  add_size(*parser, "--offset", flags->offset, "where in DEST to begin; needs --in-place for files");
-  add_size(*parser, "--size", flags->size, "how much of SOURCE to write; default: all");
+  add_transfer_flags(*parser, *flags,
+                     {.domain_name = "--from",
+                      .domain = "from which memory: host, pinned, or cuda:N, where the source is brought first",
+                      .offset = "where in DEST to begin; needs --in-place for files",
+                      .size = "how much of SOURCE to write; default: all",
+                      .verify = "read back past the page cache and compare"});
   parser->add_flag("--durable,!--no-durable", flags->durable, "sync before success is reported (default)");
   auto* replace = parser->add_flag("--replace", flags->replace, "write a new file, then give it the name (default)");
   parser->add_flag("--in-place", flags->in_place, "write into DEST; bytes around stay as they are")->excludes(replace);
   parser->add_flag("--allow-device-write", flags->allow_device_write, "yes, overwrite the block device DEST");
-  parser->add_flag("--verify", flags->verify, "read back past the page cache and compare");
-  add_context_flags(*parser, flags->context);
-  parser->add_flag("--json", flags->output.json, "print one JSON object");
-  parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");
   parser->footer(
       "Examples:\n"
       "  penstock write weights.bin /mnt/fast/weights.bin --verify\n"
       "  tar c model | penstock write - model.tar\n"
       "  penstock write patch.bin disk.img --in-place --offset 1MiB\n"
-      "  penstock write --pattern 4GiB,7 test.bin --json");
+      "  penstock write --pattern 4GiB,7 test.bin --from cuda:0 --json");
   return {parser, [flags] { return run(*flags); }};
 }
 

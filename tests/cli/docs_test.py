@@ -36,8 +36,10 @@ class Docs(unittest.TestCase):
         self.assertLessEqual({int(row[3]) for row in table("docs/errors.md", 4)}, set(codes))
 
     def test_list_every_route(self):
-        routes = [name for name, _ in enumerators("include/penstock/route.h", "Route")]
-        self.assertEqual(list(schema.load("load")["$defs"]["routes"]["properties"]), routes)
+        routes = [name.replace("_", "-") for name, _ in enumerators("include/penstock/route.h", "Route")]
+        definitions = schema.load("load")["$defs"]
+        self.assertEqual(list(definitions["routes"]["properties"]), routes)
+        self.assertEqual(definitions["route"]["enum"], routes)
 
     def test_schemas_are_strict_and_refer_to_what_exists(self):
         def walk(node, file):

@@ -1,0 +1,169 @@
+#include <algorithm>
+
+#include "doctor.h"
+
+namespace penstock::cli {
+
+namespace {
+
+// A tree of names, drawn with a line for each.
+struct Tree {
+  std::string label;
+  std::vector<Tree> branches;
+
+  Tree& branch(const std::string& name) {
+    const auto same = std::ranges::find(branches, name, &Tree::label);
+    if (same != branches.end()) return *same;
+    return branches.emplace_back(Tree{.label = name, .branches = {}});
+  }
+};
+
+void draw(const Output& output, const Tree& tree, const std::string& indent) {
+  for (const Tree& branch : tree.branches) {
+    const bool is_last = &branch == &tree.branches.back();
+    output.heading(indent + std::string(output.branch(is_last)) + branch.label);
+    draw(output, branch, indent + std::string(output.branch_gap(is_last)));
+  }
+}
+
+void add_leaf(Tree& tree, const PciDevice& device, const std::string& label) {
+  const std::string node = device.numa_node >= 0 ? ", node " + std::to_string(device.numa_node) : "";
+  Tree* at = &tree.branch(device.root + node);
+  for (const std::string& bridge : device.bridges) at = &at->branch(bridge);
+  at->branch(label);
+}
+
+std::string disk_label(const Disk& disk) {
+  if (disk.is_virtual) return disk.name + ", a virtual disk" + (disk.pci ? " at " + disk.pci->address : "");
+  return disk.name + " at " + disk.pci->address + ", " + format_link(disk.pci->link);
+}
+
+// What sums up several disks is the one that is farthest away.
+Relation farthest(const std::vector<Disk>& disks, const PciDevice& gpu) {
+  Relation worst = disks.empty() ? Relation::unknown : Relation::same_switch;
+  for (const Disk& disk : disks) worst = std::max(worst, relate(disk, gpu));
+  return worst;
+}
+
+// An engine that carries bytes to a GPU without staging, if one works here.
+const EngineInfo* direct_engine(const std::vector<EngineInfo>& engines) {
+  const auto carries = [](const EngineInfo& engine) {
+    return engine.available && (engine.device_route == Route::gds || engine.device_route == Route::p2pdma);
+  };
+  const auto found = std::ranges::find_if(engines, carries);
+  return found != engines.end() ? &*found : nullptr;
+}
+
+std::string why_staged(const std::vector<EngineInfo>& engines) {
+  std::string why = "through pinned memory of ours";
+  for (const EngineInfo& engine : engines) {
+    if (engine.reaches_device && !engine.reason.empty()) why += "; " + engine.name + ": " + engine.reason;
+  }
+  return why;
+}
+
+// A measurement into a GPU knows; otherwise what the engines say of themselves has to do.
+void choose_route(const PlaceFacts& facts, GpuRoute& choice) {
+  const Patient& patient = facts.patient;
+  const EngineInfo* direct = direct_engine(facts.engines);
+  if (patient.sample && !patient.to.host_accessible()) {
+    choice.route = main_route(*patient.sample);
+    choice.reason = "as measured into " + patient.to.name();
+  } else if (direct && patient.info.direct && patient.info.locality == Locality::local) {
+    choice.route = *direct->device_route;
+    choice.reason = direct->name + " says that it reaches GPU memory here; --to " + choice.gpu.name() + " would try it";
+  } else {
+    choice.route = staged(patient.sample ? main_route(*patient.sample) : Route::buffered);
+    choice.reason = why_staged(facts.engines);
+  }
+}
+
+std::string relation_text(Relation relation) {
+  switch (relation) {
+    case Relation::same_switch:
+      return "below one PCI switch";
+    case Relation::same_root_complex:
+      return "below one host bridge";
+    case Relation::same_node:
+      return "at one CPU";
+    case Relation::across_nodes:
+      return "at different CPUs";
+    case Relation::virtual_disk:
+      return "the disk is virtual: it has no place on the bus";
+    case Relation::unknown:
+      break;
+  }
+  return "how disk and GPU are connected is unknown";
+}
+
+}  // namespace
+
+Place find_place(const PlaceFacts& facts) {
+  Place place;
+  Result<StoragePlace> storage = describe_path(facts.path, facts.sysfs);
+  if (storage.ok()) {
+    place.storage = std::move(*storage);
+  } else {
+    place.unplaced_because = storage.error().message;
+  }
+  for (const SeenGpu& seen : facts.gpus.seen) {
+    GpuRoute choice{.gpu = seen.gpu.domain};
+    if (place.storage && seen.bus) choice.relation = farthest(place.storage->disks, *seen.bus);
+    choose_route(facts, choice);
+    place.routes.push_back(std::move(choice));
+  }
+  return place;
+}
+
+Findings place_findings(const Place& place) {
+  Findings findings;
+  for (const GpuRoute& choice : place.routes) {
+    if (choice.relation != Relation::across_nodes) continue;
+    findings.push_back({place.storage->device + " and " + choice.gpu.name() + " hang at different CPUs",
+                        "keep the file on a disk of the GPU's own CPU, or use a GPU of the disk's"});
+  }
+  return findings;
+}
+
+Json place_json(const Place& place) {
+  if (!place.storage) return {};
+  Json disks = Json::array();
+  for (const Disk& disk : place.storage->disks) {
+    disks.push_back(
+        {{"name", disk.name}, {"virtual", disk.is_virtual}, {"bus", disk.pci ? bus_json(*disk.pci) : Json()}});
+  }
+  return {{"device", place.storage->device}, {"disks", std::move(disks)}};
+}
+
+Json gpu_routes_json(const Place& place) {
+  Json list = Json::array();
+  for (const GpuRoute& choice : place.routes) {
+    list.push_back({{"gpu", choice.gpu.name()},
+                    {"relation", relation_name(choice.relation)},
+                    {"route", route_name(choice.route)},
+                    {"reason", choice.reason}});
+  }
+  return list;
+}
+
+void print_place(const Output& output, const Place& place, const Gpus& gpus) {
+  output.section("bus");
+  Tree tree;
+  if (!place.storage) output.heading(place.unplaced_because);
+  for (const Disk& disk : place.storage ? place.storage->disks : std::vector<Disk>()) {
+    if (disk.is_virtual) tree.branch(disk_label(disk));
+    if (!disk.is_virtual) add_leaf(tree, *disk.pci, disk_label(disk));
+  }
+  for (const auto& [gpu, bus] : gpus.seen) {
+    const std::string label = gpu.domain.name() + " at " + gpu.pci_address;
+    if (bus) add_leaf(tree, *bus, label + ", " + format_link(awake_link(*bus)));
+    if (!bus) tree.branch(label);
+  }
+  draw(output, tree, "  ");
+  for (const GpuRoute& choice : place.routes) {
+    output.field("to " + choice.gpu.name(), std::string(route_name(choice.route)) + ": " + choice.reason);
+    output.field("", relation_text(choice.relation));
+  }
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,52 @@
+// What load and write share: their flags, the GPU that one of them names, and a look at its memory from the CPU.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common.h"
+#include "output.h"
+
+namespace penstock::cli {
+
+struct TransferFlags {
+  std::string domain = "host";
+  std::optional<std::uint64_t> offset, size;
+  bool verify = false;
+  ContextFlags context;
+  OutputFlags output;
+};
+
+// An option's name where it differs from command to command, and what it means there.
+struct TransferHelp {
+  const char* domain_name;
+  const char* domain;
+  const char* offset;
+  const char* size;
+  const char* verify;
+};
+struct TransferOptions {
+  CLI::Option *offset, *size;
+};
+TransferOptions add_transfer_flags(CLI::App& parser, TransferFlags& flags, const TransferHelp& help);
+
+// Code::no_device if there is no GPU of that number, or none at all.
+Result<Gpu> find_gpu(Domain domain);
+
+// Code::out_of_memory, before anything is allocated, for what can't fit into a GPU or into the host's free memory.
+Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine);
+
+// Shows memory of any domain to the CPU, a piece at a time.
+class Lens {
+ public:
+  static constexpr std::size_t piece_bytes = 8 << 20;
+  // Valid until the next call. REQUIRES: piece.size_bytes <= piece_bytes
+  Result<std::span<const std::byte>> look(Region piece);
+
+ private:
+  std::vector<std::byte> window_;
+};
+
+}  // namespace penstock::cli
