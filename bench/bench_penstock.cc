@@ -16,14 +16,16 @@
 
 #include "content.h"
 #include "rounds.h"
+#include "tally.h"
 
 namespace {
 
 using bench::Json;
+using bench::Tally;
+using bench::value_of;
 using penstock::Direction;
 using penstock::Range;
 using penstock::Region;
-using penstock::Report;
 
 struct Settings {
   std::string file;
@@ -37,62 +39,6 @@ struct Settings {
   std::uint64_t destinations = 0;  // places in memory that requests take turns with
   bool evict = false;
   bool watch_memory = false;
-};
-
-template <typename T>
-T value_of(penstock::Result<T> result) {
-  if (!result.ok()) bench::fail(result.error().message + " (" + result.error().hint + ")");
-  return std::move(result).value();
-}
-
-// Time, CPU time and routes of the requests of one round.
-class Tally {
- public:
-  Tally() : cpu_start_(bench::cpu_seconds()) {}
-
-  void add(const Report& report) {
-    if (!report.ok()) {
-      bench::fail("a request ended as " + std::string(penstock::outcome_name(report.outcome)) + ": " +
-                  (report.error ? report.error->message : "no error given"));
-    }
-    bytes_ += report.bytes;
-    ++requests_;
-    for (std::size_t i = 0; i < penstock::route_count; ++i) routes_[i] += report.routes[i];
-    if (requests_ == 1) {
-      description_ = {{"engine", report.engine},
-                      {"reason", report.reason},
-                      {"limit", std::string(penstock::limit_name(report.limit))}};
-    }
-  }
-
-  // For many small requests: waits, and looks no closer than a caller in a hurry would.
-  void add_bytes_of(const penstock::Ticket& ticket) {
-    if (ticket.wait() != penstock::Outcome::done) add(ticket.report());
-    bytes_ += ticket.bytes_done();
-    ++unreported_requests_;
-  }
-
-  Json json(double seconds, std::uint64_t operations) const {
-    Json result = description_;
-    result["bytes"] = bytes_;
-    result["requests"] = requests_ + unreported_requests_;
-    result["operations"] = operations;
-    result["seconds"] = seconds;
-    result["cpu_seconds"] = bench::cpu_seconds() - cpu_start_;
-    for (std::size_t i = 0; i < penstock::route_count; ++i) {
-      if (routes_[i] == 0) continue;
-      result["routes"][std::string(penstock::route_name(static_cast<penstock::Route>(i)))] = routes_[i];
-    }
-    return result;
-  }
-
- private:
-  double cpu_start_;
-  std::uint64_t bytes_ = 0;
-  std::uint64_t requests_ = 0;
-  std::uint64_t unreported_requests_ = 0;
-  penstock::RouteBytes routes_{};
-  Json description_;
 };
 
 // Samples the pinned bytes of a Context while it works, and keeps the highest.

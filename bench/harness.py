@@ -3,6 +3,7 @@
 Standard library only. Linux only.
 """
 
+import concurrent.futures
 import ctypes
 import json
 import mmap
@@ -28,6 +29,10 @@ class BenchError(Exception):
 
 class Unavailable(BenchError):
     """A measurement that this machine has no means for."""
+
+
+class OutOfTime(BenchError):
+    """A measurement that there was too little time for."""
 
 
 class Program:
@@ -86,30 +91,84 @@ class Program:
         self.errors.close()
 
 
+class Setup:
+    """What all benchmarks share: where the programs and files are, how long rounds last, what was checked."""
+
+    def __init__(self, arguments):
+        self.programs = arguments.programs
+        self.folder = arguments.dir
+        self.quick = arguments.quick
+        self.rounds = arguments.rounds or (3 if self.quick else 7)
+        self.checks = []
+        self.version = "unknown"  # until the first Penstock program says
+        self.end = None  # when all rows must have ended; None: whenever they do
+        self.deadline = None  # the same for the row that is being measured
+
+    def program(self, name):
+        return os.path.join(self.programs, name)
+
+    def clean_up(self):
+        """Removes what would be in the way of others; large files stay for the next run."""
+
+    def need_storage(self):
+        if disk_and_file_system(self.folder)[1] in ("tmpfs", "ramfs"):
+            raise Unavailable(f"{self.folder} is on tmpfs, which is memory, not storage: choose another with --dir")
+
+    def plain_read(self, file, *arguments):
+        return Program([self.program("plain_read"), file, *arguments])
+
+    def make_files(self, sizes):
+        """Makes files by path and size, all at once, unless they are there already."""
+        missing = {path: size for path, size in sizes.items()
+                   if not os.path.exists(path) or os.path.getsize(path) != size}
+        for path in missing:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        makers = {path: subprocess.Popen([self.program("make_file"), path, str(size)], stderr=subprocess.PIPE,
+                                         text=True) for path, size in missing.items()}
+        errors = {path: maker.communicate()[1].strip() for path, maker in makers.items()}
+        for path, maker in makers.items():
+            if maker.returncode != 0:
+                raise BenchError(f"can't make {path}: {errors[path]}")
+
+    def check(self, what, program):
+        """Has a program load once more and compare its bytes."""
+        answer = program.ask("check")
+        self.note(f"{what}: bytes as expected", answer["checksum"] == answer["expected"], answer)
+
+    def note(self, what, passed, detail):
+        self.checks.append({"what": what, "passed": passed, "detail": detail})
+
+    def race(self, contenders, rounds=None):
+        return race(contenders, rounds or self.rounds, self.deadline)
+
+    def decide(self, make_rounds, comparisons):
+        return decide(make_rounds, comparisons, self.deadline)
+
+
 # The page cache.
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _SYS_CACHESTAT = 451  # the same on every architecture
 
 
-def resident_bytes(path):
-    """How much of a file is in the page cache, from cachestat or, before Linux 6.5, from mincore."""
-    size = os.path.getsize(path)
+def resident_bytes(path, offset=0, size=None):
+    """How much of a file, or of a part, is in the page cache, from cachestat or, before Linux 6.5, from mincore."""
+    size = os.path.getsize(path) - offset if size is None else size
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        whole = (ctypes.c_uint64 * 2)(0, size)
+        part = (ctypes.c_uint64 * 2)(offset, size)
         counts = (ctypes.c_uint64 * 5)()
-        if _libc.syscall(_SYS_CACHESTAT, descriptor, whole, counts, 0) == 0:
+        if _libc.syscall(_SYS_CACHESTAT, descriptor, part, counts, 0) == 0:
             return min(counts[0] * mmap.PAGESIZE, size)
-        return _resident_by_mincore(descriptor, size)
+        return _resident_by_mincore(descriptor, size, offset)
     finally:
         os.close(descriptor)
 
 
-def _resident_by_mincore(descriptor, size):
+def _resident_by_mincore(descriptor, size, offset=0):
     _libc.mmap.restype = ctypes.c_void_p
     _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, offset)
     if address == ctypes.c_void_p(-1).value:
         raise BenchError(f"can't map the file to ask mincore: {os.strerror(ctypes.get_errno())}")
     pages = (ctypes.c_ubyte * ((size + mmap.PAGESIZE - 1) // mmap.PAGESIZE))()
@@ -148,15 +207,50 @@ def _drop_caches():
         pass  # Not root: fadvise alone has to do, and the caller checks whether it did.
 
 
-def make_cached(path):
-    """Reads a file into the page cache, and makes sure that all of it is there."""
+def make_cached(path, size=None):
+    """Reads a file, or its beginning, into the page cache, and makes sure that all of it is there."""
+    size = os.path.getsize(path) if size is None else size
     for _ in range(3):
-        if resident_bytes(path) == os.path.getsize(path):
+        if resident_bytes(path, 0, size) == size:
             return
-        with open(path, "rb", buffering=0) as file:
-            while file.read(8 * MIB):
-                pass
-    raise BenchError(f"only {resident_bytes(path)} bytes of {path} stay in the page cache: too little memory?")
+        _read_in_parallel(path, size)
+    raise BenchError(f"only {resident_bytes(path, 0, size)} of {size} bytes of {path} stay in the page cache: too little "
+                     "memory?")
+
+
+def _read_in_parallel(path, size):
+    piece = 64 * MIB
+    descriptor = os.open(path, os.O_RDONLY)
+
+    def read(begin):
+        buffer = bytearray(4 * MIB)
+        for offset in range(begin, min(begin + piece, size), len(buffer)):
+            os.preadv(descriptor, [memoryview(buffer)[:min(len(buffer), size - offset)]], offset)
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            list(pool.map(read, range(0, size, piece)))
+    finally:
+        os.close(descriptor)
+
+
+def make_half_cached(path, size):
+    """Of the first `size` bytes, the first half is in the page cache and the second is not."""
+    half = size // 2
+    if resident_bytes(path, half, size - half) != 0:
+        make_cold(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for _ in range(10):
+            make_cached(path, half)
+            # Reading ahead goes past the middle, and pages that are being read can't be evicted yet.
+            os.posix_fadvise(descriptor, half, size - half, os.POSIX_FADV_DONTNEED)
+            if resident_bytes(path, 0, half) == half and resident_bytes(path, half, size - half) == 0:
+                return
+            time.sleep(0.02)
+    finally:
+        os.close(descriptor)
+    raise BenchError(f"the page cache does not hold the first half of {path} alone")
 
 
 # fio.
@@ -189,17 +283,58 @@ def cpu_seconds_per_operation(sample):
     return sample["cpu_seconds"] / sample["operations"]
 
 
+def seconds(sample):
+    return sample["seconds"]
+
+
+def p50_seconds(sample):
+    return sample["p50_seconds"]
+
+
+def p99_seconds(sample):
+    return sample["p99_seconds"]
+
+
+def cpu_seconds_per_gigabyte(rounds, name):
+    """The median of a contender's rounds; nothing where it was not counted."""
+    samples = [sample[name] for sample in rounds]
+    if not all("cpu_seconds" in sample and sample.get("bytes") for sample in samples):
+        return None
+    return statistics.median(sample["cpu_seconds"] / sample["bytes"] * 1e9 for sample in samples)
+
+
+def at_least(title, ours, peer, target, measure=bytes_per_second):
+    return {"title": title, "ours": ours, "peer": peer, "target": target, "measure": measure, "lower_is_better": False}
+
+
+def at_most(title, ours, peer, target, measure):
+    return {**at_least(title, ours, peer, target, measure), "lower_is_better": True}
+
+
 def summary(values):
     quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return {"median": statistics.median(values), "p25": quartiles[0], "p75": quartiles[2],
             "spread": (max(values) - min(values)) / statistics.median(values)}
 
 
-def race(contenders, rounds):
-    """Runs every contender once a round, in an order that rotates, so that none is always first."""
+def best_of_sweep(samples, measure_again):
+    """The best setting: the three best short runs are run again, so that one lucky sample does not decide."""
+    ranked = sorted(samples, key=bytes_per_second, reverse=True)[:3]
+    return max(ranked, key=lambda sample: bytes_per_second(measure_again(sample)))
+
+
+def race(contenders, rounds, deadline=None):
+    """Runs every contender once a round, in an order that rotates, so that none is always first.
+
+    Past the deadline, three rounds have to do; with fewer there is no result.
+    """
     names = list(contenders)
     results = []
     for number in range(rounds):
+        if deadline is not None and time.monotonic() > deadline:
+            if number >= 3:
+                break
+            raise OutOfTime(f"time ran out after {number} rounds")
         order = names[number % len(names):] + names[:number % len(names)]
         results.append({name: contenders[name]() for name in order})
     return results
@@ -214,13 +349,21 @@ def compare(rounds, comparison):
     conclusive = summary(peer)["spread"] <= SPREAD_LIMIT
     met = ratio["median"] <= comparison["target"] if comparison["lower_is_better"] else (
         ratio["median"] >= comparison["target"])
-    return {"ours": summary(ours), "peer": summary(peer), "ratio": ratio, "conclusive": conclusive, "met": met}
+    return {"ours": summary(ours), "peer": summary(peer), "ratio": ratio, "conclusive": conclusive, "met": met,
+            "rounds": len(rounds), "ours_cpu_per_gigabyte": cpu_seconds_per_gigabyte(rounds, comparison["ours"]),
+            "peer_cpu_per_gigabyte": cpu_seconds_per_gigabyte(rounds, comparison["peer"])}
 
 
-def decide(make_rounds, comparisons):
-    """Races, and races once more if the peer was too unsteady; after that such a comparison stays open."""
+def decide(make_rounds, comparisons, deadline=None):
+    """Races, and races once more if the peer was too unsteady; after that such a comparison stays open.
+
+    Where a second race would not end before the deadline, there is none.
+    """
     attempts = []
+    started = time.monotonic()
     for _ in range(2):
+        if attempts and deadline is not None and 2 * time.monotonic() - started > deadline:
+            break
         rounds = make_rounds()
         results = [compare(rounds, comparison) for comparison in comparisons]
         attempts.append({"rounds": rounds, "results": results})

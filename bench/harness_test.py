@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 import unittest
 
 import harness
@@ -55,6 +56,23 @@ class Races(unittest.TestCase):
         self.assertEqual([sorted(result) for result in rounds], [["a", "b", "c"]] * 3)
 
 
+    def test_past_the_deadline_three_rounds_have_to_do(self):
+        made = []
+
+        def contender():
+            made.append(1)
+            time.sleep(0.02)
+
+        soon = time.monotonic() + 0.05
+        self.assertEqual(len(harness.race({"a": contender}, 7, soon)), 3)
+        with self.assertRaisesRegex(harness.OutOfTime, "after 0 rounds"):
+            harness.race({"a": contender}, 7, time.monotonic() - 1)
+
+    def test_there_is_no_second_race_that_would_end_too_late(self):
+        rows, attempts = harness.decide(lambda: UNSTEADY, [COMPARISON], time.monotonic() - 1)
+        self.assertEqual((rows[0]["verdict"], len(attempts)), ("open", 1))
+
+
 class PageCache(unittest.TestCase):
     def test_cold_and_cached_are_what_the_kernel_says(self):
         with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.abspath(__file__))) as file:
@@ -66,6 +84,16 @@ class PageCache(unittest.TestCase):
             self.assertEqual(harness.resident_bytes(file.name), 0)
             harness.make_cached(file.name)
             self.assertEqual(harness.resident_bytes(file.name), harness.MIB + 1)
+
+    def test_half_a_file_can_be_cached_alone(self):
+        with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.abspath(__file__))) as file:
+            if harness.disk_and_file_system(os.path.dirname(file.name))[1] in ("tmpfs", "overlay"):
+                self.skipTest("files here can't be evicted")
+            file.write(os.urandom(4 * harness.MIB))
+            file.flush()
+            harness.make_half_cached(file.name, 2 * harness.MIB)
+            self.assertEqual(harness.resident_bytes(file.name, 0, harness.MIB), harness.MIB)
+            self.assertEqual(harness.resident_bytes(file.name, harness.MIB, harness.MIB), 0)
 
     def test_mincore_agrees_with_cachestat(self):
         with open(__file__, "rb") as file:

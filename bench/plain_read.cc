@@ -1,5 +1,6 @@
 // plain_read: what a careful program does without a library: threads that take chunks of a file in order and pread
-// them to their place in memory. The yardstick for cached files and for mounts with latency.
+// them to their place in memory, or each into one buffer again and again. The yardstick for cached files, for mounts
+// with latency, and for disks.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,12 +27,15 @@ struct Settings {
   std::uint64_t chunk_bytes = 1 << 20;
   bool direct = false;
   bool evict = false;
+  bool reuse_memory = false;
 };
 
 class Reader {
  public:
   Reader(const Settings& settings, int descriptor)
-      : settings_(settings), descriptor_(descriptor), memory_(settings.size_bytes) {}
+      : settings_(settings),
+        descriptor_(descriptor),
+        memory_(settings.reuse_memory ? settings.threads * settings.chunk_bytes : settings.size_bytes) {}
 
   // Loads until `seconds` were spent loading; whole loads, or `partial` ones that stop where the time is over. The
   // threads live as long as the round, and wait for each other between loads.
@@ -47,9 +51,9 @@ class Reader {
     std::barrier between_loads(static_cast<std::ptrdiff_t>(settings_.threads), [this]() noexcept { end_load(); });
     std::vector<std::jthread> threads;
     for (std::uint32_t i = 0; i < settings_.threads; ++i) {
-      threads.emplace_back([&] {
+      threads.emplace_back([&, i] {
         while (running_) {
-          read_chunks();
+          read_chunks(i);
           between_loads.arrive_and_wait();
         }
       });
@@ -76,27 +80,29 @@ class Reader {
     if (running_) begin_load();
   }
 
-  void read_chunks() {
+  void read_chunks(std::uint32_t thread) {
     std::uint64_t done = 0;
     for (;;) {
       if (end_ != 0 && bench::now() > end_) break;
       const std::uint64_t offset = next_.fetch_add(settings_.chunk_bytes, std::memory_order_relaxed);
       if (offset >= settings_.size_bytes) break;
-      done += read_chunk(offset, std::min(settings_.chunk_bytes, settings_.size_bytes - offset));
+      const std::uint64_t length = std::min(settings_.chunk_bytes, settings_.size_bytes - offset);
+      const std::uint64_t place = settings_.reuse_memory ? thread * settings_.chunk_bytes : offset;
+      done += read_chunk(offset, memory_.bytes().subspan(place, length));
     }
     bytes_ += done;
   }
 
-  std::uint64_t read_chunk(std::uint64_t offset, std::uint64_t length) {
-    for (std::uint64_t done = 0; done < length;) {
+  std::uint64_t read_chunk(std::uint64_t offset, std::span<std::byte> chunk) {
+    for (std::size_t done = 0; done < chunk.size();) {
       const ssize_t got =
-          pread(descriptor_, memory_.bytes().data() + offset + done, length - done, static_cast<off_t>(offset + done));
+          pread(descriptor_, chunk.data() + done, chunk.size() - done, static_cast<off_t>(offset + done));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) bench::fail_errno("read " + settings_.file);
       if (got == 0) bench::fail("read " + settings_.file + ": the file has become shorter");
-      done += static_cast<std::uint64_t>(got);
+      done += static_cast<std::size_t>(got);
     }
-    return length;
+    return chunk.size();
   }
 
   const Settings settings_;
@@ -123,6 +129,7 @@ int main(int argc, char** argv) {
   app.add_option("--chunk", settings.chunk_bytes)->check(CLI::PositiveNumber);
   app.add_flag("--direct", settings.direct, "with O_DIRECT");
   app.add_flag("--evict", settings.evict, "drop the file from the page cache before every load, outside the time");
+  app.add_flag("--reuse-memory", settings.reuse_memory, "each thread reads into one chunk of memory of its own");
   CLI11_PARSE(app, argc, argv);
 
   const double start = bench::now();

@@ -58,6 +58,16 @@ void evict(const std::string& path) {
   close(descriptor);
 }
 
+void preallocate(const std::string& path, std::uint64_t size_bytes) {
+  const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (descriptor < 0) fail_errno("open " + path);
+  errno = posix_fallocate(descriptor, 0, static_cast<off_t>(size_bytes));
+  if (errno != 0) fail_errno("reserve " + std::to_string(size_bytes) + " bytes for " + path);
+  if (fsync(descriptor) != 0) fail_errno("sync " + path);
+  posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
+  close(descriptor);
+}
+
 void converse(const Json& ready, const std::map<std::string, Command>& commands) {
   std::cout << ready.dump() << std::endl;
   std::string line;

@@ -3,7 +3,7 @@
 // A program sets itself up, prints one line of JSON, and then answers each line of its standard input with one line of
 // JSON, so that a round measures neither the start of a process nor the first touch of memory. The lines are
 // "run SECONDS" (whole loads until that much time was spent in them), "sample SECONDS" (may stop inside a load) and
-// "check" (one more load, whose bytes are compared).
+// "check" (one more load, whose bytes are compared); some programs know more.
 //
 // Thread safety: one thread talks. Lifetime: a Memory owns its mapping.
 #pragma once
@@ -44,6 +44,9 @@ class Memory {
 
 // Drops the file's clean pages from the page cache.
 void evict(const std::string& path);
+
+// Makes the file anew: empty, of that size, all blocks reserved and synced, nothing of it in the page cache.
+void preallocate(const std::string& path, std::uint64_t size_bytes);
 
 using Command = std::function<Json(double seconds)>;
 

@@ -16,73 +16,35 @@ import sys
 import threading
 import time
 
+import gpu_rows
 import harness
 import table
-from harness import GIB, KIB, MIB, BenchError, Program, Unavailable
+from harness import GIB, KIB, MIB, BenchError, OutOfTime, Program, Unavailable, at_least, at_most
 
 
-class Setup:
-    """Where everything is, how long rounds last, and the files that are read."""
+class HostSetup(harness.Setup):
+    """The files that are read into host memory."""
 
     def __init__(self, arguments):
-        self.programs = arguments.programs
-        self.folder = arguments.dir
-        self.quick = arguments.quick
-        self.rounds = arguments.rounds or (3 if self.quick else 7)
+        super().__init__(arguments)
         self.round_seconds = 0.5 if self.quick else 1.3
         self.small_file = os.path.join(self.folder, "small.bin")
         self.large_file = os.path.join(self.folder, "large.bin")
         self.small_bytes = 256 * MIB if self.quick else GIB
         self.large_bytes = GIB if self.quick else 4 * GIB
-        self.checks = []
-        self.version = "unknown"  # until the first Penstock program says
-
-    def program(self, name):
-        return os.path.join(self.programs, name)
 
     def penstock(self, file, *arguments, **options):
         program = Program([self.program("bench_penstock"), file, "--options", json.dumps(options), *arguments])
         self.version = program.ready["version"]
         return program
 
-    def plain_read(self, file, *arguments):
-        return Program([self.program("plain_read"), file, *arguments])
-
-    def make_files(self):
-        os.makedirs(self.folder, exist_ok=True)
-        for path, size in ((self.small_file, self.small_bytes), (self.large_file, self.large_bytes)):
-            if os.path.exists(path) and os.path.getsize(path) == size:
-                continue
-            done = subprocess.run([self.program("make_file"), path, str(size)], capture_output=True, text=True,
-                                  check=False)
-            if done.returncode != 0:
-                raise BenchError(f"can't make {path}: {done.stderr.strip()}")
-
-    def check(self, what, program):
-        """Has a program load once more and compare its bytes."""
-        answer = program.ask("check")
-        self.note(f"{what}: bytes as expected", answer["checksum"] == answer["expected"], answer)
-
-    def note(self, what, passed, detail):
-        self.checks.append({"what": what, "passed": passed, "detail": detail})
-
-
-def need_storage(setup):
-    if harness.disk_and_file_system(setup.folder)[1] in ("tmpfs", "ramfs"):
-        raise Unavailable(f"{setup.folder} is on tmpfs, which is memory, not storage: choose another with --dir")
+    def prepare(self):
+        self.make_files({self.small_file: self.small_bytes, self.large_file: self.large_bytes})
 
 
 def need_fio():
     if shutil.which("fio") is None:
         raise Unavailable("fio is not installed: run scripts/install-deps.sh --bench")
-
-
-def at_least(title, ours, peer, target, measure=harness.bytes_per_second):
-    return {"title": title, "ours": ours, "peer": peer, "target": target, "measure": measure, "lower_is_better": False}
-
-
-def at_most(title, ours, peer, target, measure):
-    return {**at_least(title, ours, peer, target, measure), "lower_is_better": True}
 
 
 # The rows. Each returns {"rows": [...], and whatever raw figures are worth keeping}.
@@ -114,12 +76,6 @@ def row_cached(setup):
         return {"rows": rows, "attempts": attempts, "ready": default.ready}
 
 
-def best_of_sweep(samples, measure_again):
-    """The best setting: the three best short runs are run again, so that one lucky sample does not decide."""
-    ranked = sorted(samples, key=harness.bytes_per_second, reverse=True)[:3]
-    return max(ranked, key=lambda sample: harness.bytes_per_second(measure_again(sample)))
-
-
 def sweep_fio(setup):
     def run(block, depth, seconds):
         return harness.fio(setup.large_file, rw="read", bs=block, iodepth=depth, size=setup.large_bytes,
@@ -129,12 +85,12 @@ def sweep_fio(setup):
     depths = (8, 32) if setup.quick else (4, 8, 16, 32, 64)
     harness.make_cold(setup.large_file)
     samples = [{"block": block, "depth": depth, **run(block, depth, 0.3)} for block in blocks for depth in depths]
-    return best_of_sweep(samples, lambda sample: run(sample["block"], sample["depth"], setup.round_seconds)), samples
+    return harness.best_of_sweep(samples, lambda sample: run(sample["block"], sample["depth"], setup.round_seconds)), samples
 
 
 def row_cold(setup):
     """A file that is not in the page cache to host memory, against fio at its best setting."""
-    need_storage(setup)
+    setup.need_storage()
     need_fio()
     file = setup.large_file
     best, sweep = sweep_fio(setup)
@@ -163,7 +119,7 @@ def row_cold(setup):
 
 def row_random(setup):
     """Random direct reads of 4 KiB, 64 at a time, one lane, against fio with the same flags."""
-    need_storage(setup)
+    setup.need_storage()
     need_fio()
     file = setup.large_file
     options = {"lanes": 1, "operations_in_flight": 64, "cache": "bypass"}
@@ -226,7 +182,7 @@ def sweep_plain_read(setup, file, flags):
 
     samples = [{"threads": threads, "chunk": chunk, **run(threads, chunk, 0.2)}
                for threads in thread_counts for chunk in chunks]
-    return best_of_sweep(samples, lambda sample: run(sample["threads"], sample["chunk"], setup.round_seconds)), samples
+    return harness.best_of_sweep(samples, lambda sample: run(sample["threads"], sample["chunk"], setup.round_seconds)), samples
 
 
 def race_on_mount(setup, title, mount_flags, read_flags):
@@ -343,7 +299,7 @@ def row_start(setup):
     rows = []
     for state, prepare, plain_flags in (("cached", harness.make_cached, []), ("cold", harness.make_cold, ["--direct"])):
         if state == "cold":
-            need_storage(setup)
+            setup.need_storage()
         threads = len(os.sched_getaffinity(0)) if state == "cached" else 16
         starters = {"penstock": lambda: setup.penstock(setup.small_file),
                     f"plain pread, {threads} threads, 1 MiB": lambda t=threads, f=plain_flags: setup.plain_read(
@@ -364,22 +320,37 @@ def start_and_load(setup, starter, prepare):
                 "load_seconds": load["seconds"]}
 
 
-ROWS = {"cached": row_cached, "cold": row_cold, "random": row_random, "fuse": row_fuse,
-        "fuse-direct": row_fuse_direct, "memory": row_memory, "ranges": row_ranges, "start": row_start}
+# Each with the seconds that it is expected to take, where that matters: with a time limit.
+ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "random": (row_random, 0), "fuse": (row_fuse, 0),
+        "fuse-direct": (row_fuse_direct, 0), "memory": (row_memory, 0), "ranges": (row_ranges, 0),
+        "start": (row_start, 0)}
 
 
-def run_rows(setup, names):
+def share_of_time(setup, later):
+    """When a row must end, so that those after it have time as well."""
+    if setup.end is None:
+        return None
+    left = setup.end - time.monotonic()
+    return setup.end - min(sum(seconds for _, seconds in later) / (3 if setup.quick else 1), left)
+
+
+def run_rows(setup, table_of_rows, names):
     results = {}
-    for name in names:
-        print(f"{name}: {ROWS[name].__doc__}", file=sys.stderr, flush=True)
+    for index, name in enumerate(names):
+        row = table_of_rows[name][0]
+        print(f"{name}: {row.__doc__}", file=sys.stderr, flush=True)
         started = time.monotonic()
+        setup.deadline = share_of_time(setup, [table_of_rows[later] for later in names[index + 1:]])
         try:
-            results[name] = ROWS[name](setup)
+            if setup.end is not None and started > setup.end:
+                raise OutOfTime("time ran out before it began")
+            results[name] = row(setup)
         except (BenchError, OSError, subprocess.SubprocessError) as error:
-            verdict = "skipped" if isinstance(error, Unavailable) else "failed"
+            verdict = {Unavailable: "skipped", OutOfTime: "not measured"}.get(type(error), "failed")
             results[name] = {"rows": [{"kind": "absent", "title": name, "reason": str(error), "verdict": verdict}]}
             print(f"  {verdict}: {error}", file=sys.stderr)
         results[name]["measuring_seconds"] = time.monotonic() - started
+        print(f"  took {results[name]['measuring_seconds']:.1f} s", file=sys.stderr, flush=True)
     return results
 
 
@@ -391,14 +362,22 @@ def parse_arguments():
                         help="where the files that are read are made; on the storage to be measured")
     parser.add_argument("--rounds", type=int, default=0, help="of each race (7; with --quick 3)")
     parser.add_argument("--quick", action="store_true", help="smaller files and shorter rounds: a smoke test")
-    parser.add_argument("--only", metavar="ROW,...", help=f"some of: {', '.join(ROWS)}")
+    parser.add_argument("--only", "--rows", metavar="ROW,...",
+                        help=f"some of: {', '.join(ROWS)}; with --gpu: {', '.join(gpu_rows.ROWS)}")
+    parser.add_argument("--gpu", action="store_true", help="measure the rows of the first GPU instead")
+    parser.add_argument("--seconds", type=float, default=0, help="with --gpu: the time for all (165; with --quick 55)")
+    parser.add_argument("--scale", type=int, default=1,
+                        help="with --gpu: divide every size by this, to try the programs out; says nothing about speed")
     parser.add_argument("--programs", default=os.path.normpath(os.path.join(build, "bin")),
                         help="the folder of the built programs")
     parser.add_argument("--markdown", metavar="FILE", help="measure nothing: print the table of an earlier --json FILE")
     arguments = parser.parse_args()
-    unknown = set((arguments.only or "").split(",")) - set(ROWS) - {""}
+    rows = gpu_rows.ROWS if arguments.gpu else ROWS
+    unknown = set((arguments.only or "").split(",")) - set(rows) - {""}
     if unknown:
-        parser.error(f"unknown rows: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+        parser.error(f"unknown rows: {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
+    if not 1 <= arguments.scale <= 256:
+        parser.error("--scale takes 1 to 256")
     return arguments
 
 
@@ -408,21 +387,25 @@ def main():
         with open(arguments.markdown, encoding="utf-8") as file:
             print(table.markdown(json.load(file)))
         return 0
-    setup = Setup(arguments)
-    names = arguments.only.split(",") if arguments.only else list(ROWS)
+    table_of_rows = gpu_rows.ROWS if arguments.gpu else ROWS
+    names = arguments.only.split(",") if arguments.only else list(table_of_rows)
+    started = time.monotonic()
+    setup = gpu_rows.GpuSetup(arguments) if arguments.gpu else HostSetup(arguments)
     try:
-        setup.make_files()
+        setup.prepare()
+        print(f"files made after {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+        machine = harness.describe_machine(setup.folder)
+        results = run_rows(setup, table_of_rows, names)
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1
-    started = time.monotonic()
-    machine = harness.describe_machine(setup.folder)
-    results = run_rows(setup, names)
+    finally:
+        setup.clean_up()
     now = datetime.datetime.now(datetime.timezone.utc)
     report = {"schema": "penstock-bench-1", "date": now.isoformat(" ", "minutes"), "machine": machine,
-              "versions": harness.describe_versions(setup.version),
+              "gpu": getattr(setup, "gpu", None), "versions": harness.describe_versions(setup.version),
               "settings": {"rounds": setup.rounds, "round_seconds": setup.round_seconds, "quick": setup.quick,
-                           "spread_limit": harness.SPREAD_LIMIT},
+                           "scale": arguments.scale, "spread_limit": harness.SPREAD_LIMIT},
               "seconds": time.monotonic() - started, "checks": setup.checks, "results": results}
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:

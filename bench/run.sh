@@ -2,9 +2,11 @@
 # Builds the release and measures it beside its yardsticks; docs/performance.md explains the method.
 #
 #   bench/run.sh [--json FILE] [--dir DIR] [--rounds N] [--quick] [--only ROW,...]
+#   bench/run.sh --gpu [--seconds N] ...      the rows of the first GPU
 #
-# A full run takes about eight minutes, --quick two; --help names the rows. Files of 5 GiB are made in DIR
-# (build/bench-files), which should be on the storage to be measured.
+# A full run takes about eight minutes, --quick two; with --gpu under three, and one. --help names the rows. Files of
+# 5 GiB (--gpu: 10 GiB, and 8 GiB in /dev/shm for a while) are made in DIR (build/bench-files), which should be on the
+# storage to be measured.
 set -euo pipefail
 caller=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
@@ -12,7 +14,7 @@ root=$PWD
 bundle=$(bundle_folder)
 [[ -z $bundle ]] || PATH=$bundle/usr/bin:$PATH
 
-if ! command -v fio > /dev/null; then
+if [[ " $* " != *" --gpu "* ]] && ! command -v fio > /dev/null; then
   scripts/install-deps.sh --bench >&2 || echo "fio could not be installed: the rows that need it are skipped" >&2
 fi
 build release bench_programs >&2

@@ -10,7 +10,11 @@ def size(count):
 
 _UNITS = {"bytes_per_second": lambda value: f"{value / 1e9:.2f} GB/s",
           "operations_per_second": lambda value: f"{value / 1e3:.1f} k/s",
-          "cpu_seconds_per_operation": lambda value: f"{value * 1e6:.2f} µs"}
+          "cpu_seconds_per_operation": lambda value: f"{value * 1e6:.2f} µs",
+          "p50_seconds": lambda value: f"{value * 1e6:.1f} µs",
+          "microseconds": lambda value: f"{value * 1e6:.1f} µs",
+          "seconds": lambda value: f"{value:.3f} s",
+          "plain": lambda value: f"{value:.3f}"}
 
 
 def markdown(report):
@@ -19,6 +23,9 @@ def markdown(report):
              _memory([row for row in rows if row["kind"] == "memory"]),
              _ranges([row for row in rows if row["kind"] == "ranges"]),
              _starts([row for row in rows if row["kind"] == "start"]),
+             _figures([row for row in rows if row["kind"] == "figure"]),
+             _gpu_memory([row for row in rows if row["kind"] == "gpu-memory"]),
+             _gpu_starts([row for row in rows if row["kind"] == "gpu-start"]),
              _absent([row for row in rows if row["kind"] == "absent"]), _checks(report["checks"])]
     return "\n\n".join(part for part in parts if part)
 
@@ -34,9 +41,22 @@ def _machine(report):
              f"- Disk: {disk}",
              f"- Versions: penstock {versions['penstock']}, {versions['fio']}, liburing {versions['liburing']}, "
              f"libfuse {versions['libfuse']}",
-             f"- {report['date']}; {settings['rounds']} rounds of {settings['round_seconds']} s or more, "
+             f"- {report['date']}; {settings['rounds']} rounds of {settings['round_seconds']:g} s or more, "
              f"{report['seconds'] / 60:.1f} minutes in all{'; a quick run' if settings['quick'] else ''}"]
+    if report.get("gpu"):
+        lines[2:3] = _gpu(report["gpu"], versions)
+    if settings.get("scale", 1) > 1:
+        lines.append(f"- Every size divided by {settings['scale']}: the programs were tried out, not measured")
     return "\n".join(lines)
+
+
+def _gpu(gpu, versions):
+    kernels = "with" if gpu["kernels"] else "without"
+    cuda = f"{gpu['cuda_version'] // 1000}.{gpu['cuda_version'] % 1000 // 10}"
+    return [f"- GPU: {gpu['name']}, {gpu['memory_bytes'] / 2**30:.0f} GiB, PCIe {gpu['link']}, "
+            f"{gpu['copy_engines']} copy engines",
+            f"- Versions: penstock {versions['penstock']} {kernels} kernels, NVIDIA driver {gpu['driver']}, CUDA {cuda}, "
+            f"liburing {versions['liburing']}"]
 
 
 def _grid(heads, rows):
@@ -47,7 +67,13 @@ def _grid(heads, rows):
 def _verdict(row):
     if row["verdict"] != "open":
         return row["verdict"]
-    return f"open: inconclusive twice, the peer's rounds differ by {row['peer']['spread']:.1%}"
+    tries = "inconclusive twice" if row["tries"] > 1 else "inconclusive, no time for a second try"
+    return f"open: {tries}, the peer's rounds differ by {row['peer']['spread']:.1%}"
+
+
+def _cpu(row):
+    figures = [row.get("ours_cpu_per_gigabyte"), row.get("peer_cpu_per_gigabyte")]
+    return " / ".join("–" if figure is None else f"{figure:.3f}" for figure in figures)
 
 
 def _ratios(rows):
@@ -56,9 +82,10 @@ def _ratios(rows):
         ratio = row["ratio"]
         return [row["title"], show(row["ours"]["median"]), f"{show(row['peer']['median'])} ({row['peer_name']})",
                 f"{ratio['median']:.3f} ({ratio['p25']:.3f}–{ratio['p75']:.3f})",
-                f"{'≤' if row['lower_is_better'] else '≥'} {row['target']}", _verdict(row)]
+                _target(row), _verdict(row), str(row.get("rounds", "")), f"{row['peer']['spread']:.1%}", _cpu(row)]
 
-    heads = ["what", "Penstock", "yardstick", "ratio: median (quartiles)", "target", "verdict"]
+    heads = ["what", "Penstock", "yardstick", "ratio: median (quartiles)", "target", "verdict", "rounds",
+             "spread of the yardstick", "CPU s/GB: ours / yardstick"]
     return _grid(heads, map(line, rows)) if rows else ""
 
 
@@ -103,6 +130,45 @@ def _starts(rows):
 
     heads = ["what (for orientation, no target)", "program", "in all", "set-up and memory", "load"]
     return _grid(heads, lines()) if rows else ""
+
+
+def _target(row, show=str):
+    return "" if row["target"] is None else f"{'≤' if row['lower_is_better'] else '≥'} {show(row['target'])}"
+
+
+def _figures(rows):
+    def line(row):
+        show = _UNITS[row["unit"]]
+        return [row["title"], f"{show(row['median'])} ({show(row['p25'])}–{show(row['p75'])})",
+                str(len(row["samples"])), _target(row, show), row["verdict"]]
+
+    return _grid(["what", "median (quartiles)", "samples", "target", "verdict"], map(line, rows)) if rows else ""
+
+
+def _gpu_memory(rows):
+    def lines(row):
+        for sample in row["samples"]:
+            yield [size(sample["size_bytes"]), size_mib(sample["pinned_bytes"]), size_mib(sample["extra_device_bytes"]),
+                   size_mib(sample["host_bytes"])]
+
+    heads = ["load to the GPU of", "pinned, by Penstock's count", "GPU memory beside the destination",
+             "host memory beyond that of the CUDA context, by the kernel's count"]
+    return "\n\n".join(_grid(heads, lines(row)) + "\n\nPinned memory at most 256 MiB, GPU memory beside the destination at "
+                       f"most 16 MiB: {row['verdict']}." for row in rows)
+
+
+def _gpu_starts(rows):
+    keys = ("total_seconds", "ready_seconds", "open_seconds", "allocate_seconds", "request_seconds")
+
+    def line(row):
+        samples = sorted(row["samples"], key=lambda sample: sample["total_seconds"])
+        middle = samples[len(samples) // 2]
+        speed = _UNITS["bytes_per_second"](middle["size_bytes"] / middle["total_seconds"])
+        return [row["title"], speed, *(f"{middle[key]:.3f} s" for key in keys)]
+
+    heads = ["from process start (for orientation)", "speed over all", "in all", "process, CUDA driver and context",
+             "Penstock's Context and file", "GPU memory", "first request"]
+    return _grid(heads, map(line, rows)) if rows else ""
 
 
 def _absent(rows):

@@ -1,0 +1,330 @@
+"""The rows of bench/run.py --gpu: files to and from the memory of the first GPU. docs/performance.md explains them.
+
+The whole must fit a short lease of a GPU machine, so every row has its share of the time: a race stops early when its
+share is over, and a row that could not make three rounds is reported as not measured.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+
+import harness
+import table
+from harness import GIB, MIB, Program, Unavailable, at_least, at_most
+
+FIRST_REQUEST_BYTES = 64 * MIB
+DEVICE_PAGE_BYTES = 2 * MIB
+
+
+class GpuSetup(harness.Setup):
+    """The files, their sizes, and the time that there is."""
+
+    def __init__(self, arguments):
+        super().__init__(arguments)
+        scale = arguments.scale
+        self.end = time.monotonic() + (arguments.seconds or (55 if self.quick else 165))
+        self.round_seconds = (0.4 if self.quick else 1.0) / scale
+        # Rounds on the disk take several seconds, whatever is measured.
+        self.disk_rounds = min(self.rounds, 5)
+        self.file = os.path.join(self.folder, "gpu.bin")
+        self.written_file = os.path.join(self.folder, "gpu-written.bin")
+        self.memory_file = f"/dev/shm/penstock-bench-{os.getpid()}.bin"
+        self.file_bytes = (2 if self.quick else 8) * GIB // scale
+        self.cold_bytes = self.file_bytes // 2
+        self.written_bytes = self.file_bytes // 4
+        self.memory_file_bytes = self._memory_file_bytes()
+        self.range_count = (100_000 if self.quick else 1_000_000) // scale
+        self.gpu = None
+
+    def _memory_file_bytes(self):
+        """As large as the file, or as much of that as leaves half of tmpfs free; 0 where there is none."""
+        if not os.path.isdir("/dev/shm"):
+            return 0
+        return min(self.file_bytes, shutil.disk_usage("/dev/shm").free // 2 // MIB * MIB)
+
+    def prepare(self):
+        with self.bench("describe") as program:
+            self.gpu = {**program.ready, **describe_link(program.ready["pci_address"])}
+            self.version = program.ready["version"]
+        self.make_files({self.file: self.file_bytes})
+
+    def clean_up(self):
+        for path in (self.memory_file, self.written_file):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+
+    def bench(self, what, *arguments):
+        return Program([self.program("bench_gpu"), what, *arguments], timeout_s=60)
+
+    def penstock(self, what, file, size, *arguments, **options):
+        return self.bench(what, file, "--size", size, "--options", json.dumps(options), *arguments)
+
+    def plain_write(self, size, setting):
+        return Program([self.program("plain_write"), self.written_file, "--size", size,
+                        "--threads", setting["threads"], "--chunk", setting["chunk"]])
+
+    def plain_direct_read(self, size, setting):
+        return self.plain_read(self.file, "--size", size, "--threads", setting["threads"], "--chunk", setting["chunk"],
+                               "--direct", "--reuse-memory")
+
+    def sweep(self, run):
+        """The best of threads × chunks, by short runs on the disk; `run` takes a setting and seconds."""
+        settings = [{"threads": threads, "chunk": chunk}
+                    for threads in ((8, 32) if self.quick else (4, 8, 16, 32)) for chunk in (MIB, 4 * MIB)]
+        samples = [{**setting, **run(setting, self.round_seconds / 2)} for setting in settings]
+        return harness.best_of_sweep(samples, lambda sample: run(sample, self.round_seconds)), samples
+
+    def ask_cold(self, program, command):
+        harness.make_cold(self.file)
+        sample = program.ask(command)
+        sample["left_in_cache"] = harness.resident_bytes(self.file)
+        return sample
+
+    def note_nothing_left(self, what, attempts, contender):
+        left = max(sample[contender]["left_in_cache"] for attempt in attempts for sample in attempt["rounds"])
+        self.note(f"{what}: nothing left behind in the page cache", left == 0, {"left_in_cache": left})
+
+
+def describe_link(pci_address):
+    """The driver of the GPU and its place on the bus, as far as the system tells."""
+    found = {"driver": "unknown", "link": "unknown"}
+    with contextlib.suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
+        version = re.search(r"Kernel Module.*?(\d+\.\d+(\.\d+)?)", file.read())
+        found["driver"] = version.group(1) if version else "unknown"
+    folder = f"/sys/bus/pci/devices/{pci_address}"
+    with contextlib.suppress(OSError):
+        values = []
+        for name in ("max_link_speed", "max_link_width"):
+            with open(os.path.join(folder, name), encoding="ascii") as file:
+                values.append(file.read().strip())
+        found["link"] = f"{values[0]}, x{values[1]}"
+    return found
+
+
+def figure(title, values, unit, target=None, lower_is_better=False):
+    """A row without a yardstick: the median of several samples, with a target or for orientation."""
+    summary = harness.summary(values)
+    if target is None:
+        verdict = "for orientation"
+    else:
+        met = summary["median"] <= target if lower_is_better else summary["median"] >= target
+        verdict = "met" if met else "missed"
+    return {"kind": "figure", "title": title, "samples": values, "unit": unit, "target": target,
+            "lower_is_better": lower_is_better, "verdict": verdict, **summary}
+
+
+def row_cached(setup):
+    """A file in the page cache, and one in tmpfs, to the GPU, against copies from pinned memory."""
+    harness.make_cached(setup.file)
+    with contextlib.ExitStack() as stack:
+        copies = stack.enter_context(setup.bench("copies", "--size", setup.file_bytes))
+        cached = stack.enter_context(setup.penstock("load", setup.file, setup.file_bytes))
+        peer = "pinned copies, 256 MiB buffer, 64 MiB each"
+
+        def ask_cached():
+            harness.make_cached(setup.file)
+            return cached.ask(f"run {setup.round_seconds}")
+
+        contenders = {peer: lambda: copies.ask(f"run {setup.round_seconds}"), "penstock": ask_cached}
+        comparisons = [at_least(f"cached file, {table.size(setup.file_bytes)}, to the GPU", "penstock", peer, 0.93)]
+        if setup.memory_file_bytes:
+            setup.make_files({setup.memory_file: setup.memory_file_bytes})
+            in_memory = stack.enter_context(setup.penstock("load", setup.memory_file, setup.memory_file_bytes))
+            contenders["penstock, tmpfs"] = lambda: in_memory.ask(f"run {setup.round_seconds}")
+            comparisons.append(at_least(f"tmpfs file, {table.size(setup.memory_file_bytes)}, to the GPU",
+                                        "penstock, tmpfs", peer, 0.93))
+        for contender in contenders.values():
+            contender()
+        rows, attempts = setup.decide(lambda: setup.race(contenders), comparisons)
+        setup.check("cached file to the GPU", cached)
+        if setup.memory_file_bytes:
+            setup.check("tmpfs file to the GPU", in_memory)
+        else:
+            rows.append({"kind": "absent", "title": "tmpfs file to the GPU", "verdict": "skipped",
+                         "reason": "there is no /dev/shm"})
+        return {"rows": rows, "attempts": attempts, "ready": cached.ready}
+
+
+def row_lanes(setup):
+    """Four lanes, as on a small machine, against four plain threads that read, and that read and copy."""
+    harness.make_cached(setup.file)
+    with contextlib.ExitStack() as stack:
+        threads = stack.enter_context(
+            setup.bench("staged-threads", setup.file, "--size", setup.file_bytes, "--threads", 4))
+        lanes = stack.enter_context(setup.penstock("load", setup.file, setup.file_bytes, lanes=4))
+        reading, copying = "4 threads reading into pinned slots", "4 threads reading and copying"
+        contenders = {"penstock": lambda: lanes.ask(f"run {setup.round_seconds}"),
+                      reading: lambda: threads.ask(f"read {setup.round_seconds}"),
+                      copying: lambda: threads.ask(f"run {setup.round_seconds}")}
+        contenders["penstock"]()
+        title = "four lanes, cached file, to the GPU"
+        rows, attempts = setup.decide(lambda: setup.race(contenders, setup.disk_rounds),
+                                      [at_least(title, "penstock", reading, 0.95),
+                                       at_least(title, "penstock", copying, 0.95)])
+        setup.check("four lanes to the GPU", lanes)
+        setup.check("four plain threads to the GPU", threads)
+        return {"rows": rows, "attempts": attempts, "ready": lanes.ready}
+
+
+def row_scatter(setup):
+    """One request of a million random ranges of 4 KiB of a cached file, to scattered places of GPU memory."""
+    harness.make_cached(setup.file)
+    rows, samples = [], {}
+    for name, flags in (("", []), (", without kernels", ["--without-kernels"])):
+        title = f"random ranges of 4 KiB a second, cached, {setup.range_count:,} in one request{name}"
+        if flags and time.monotonic() > setup.deadline:
+            rows.append({"kind": "absent", "title": title, "verdict": "not measured", "reason": "time ran out"})
+            break
+        with setup.penstock("scatter", setup.file, setup.file_bytes, "--ranges", setup.range_count, *flags) as program:
+            program.ask("run 0")
+            sample = program.ask(f"run {2.5 * setup.round_seconds}")
+            setup.check(f"scattered ranges{name}", program)
+        samples[name] = sample
+        target = None if flags else 1e6
+        rows.append(figure(title, [setup.range_count / seconds for seconds in sample["request_seconds"]],
+                           "operations_per_second", target))
+        rows.append(figure("… its CPU seconds per GB", [sample["cpu_seconds"] / sample["bytes"] * 1e9], "plain"))
+    return {"rows": rows, "samples": samples}
+
+
+def start_and_load(setup, size, *flags):
+    """A new process that makes its first request; what it took from outside and from inside."""
+    harness.make_cached(setup.file, size)
+    with setup.penstock("first", setup.file, size, *flags) as program:
+        ready_seconds = time.monotonic() - program.started
+        before = program.status_bytes("VmHWM")["VmHWM"]
+        answer = program.ask("run 0")
+        host_bytes = program.status_bytes("VmHWM")["VmHWM"] - before
+        setup.check(f"first request of a process, {table.size(size)}", program)
+        return {"size_bytes": size, "total_seconds": ready_seconds + answer["beyond_context_seconds"],
+                "ready_seconds": ready_seconds, "host_bytes": host_bytes, **program.ready, **answer}
+
+
+def row_start(setup):
+    """New processes: the first request, and a whole file from process start."""
+    first_bytes = min(FIRST_REQUEST_BYTES, setup.file_bytes)
+    sizes = {first_bytes: 5, setup.file_bytes: 3}
+    samples = {size: [start_and_load(setup, size) for _ in range(3 if setup.quick else count)]
+               for size, count in sizes.items()}
+    rows = [figure(f"first request of a process ({table.size(first_bytes)}, cached), beyond making the CUDA context",
+                   [sample["beyond_context_seconds"] for sample in samples[first_bytes]], "seconds", 0.1, True)]
+    rows += [{"kind": "gpu-start", "title": f"cached file, {table.size(size)}", "samples": taken,
+              "verdict": "for orientation"} for size, taken in samples.items()]
+    return {"rows": rows}
+
+
+def row_memory(setup):
+    """Memory beside the destination, of the host and of the GPU, for loads of two sizes."""
+    samples = [start_and_load(setup, size, "--watch-memory") for size in (setup.file_bytes // 8, setup.file_bytes)]
+    for sample in samples:
+        destination = -(-sample["size_bytes"] // DEVICE_PAGE_BYTES) * DEVICE_PAGE_BYTES
+        sample["extra_device_bytes"] = sample["device_bytes"] - destination
+    met = all(sample["pinned_bytes"] <= 256 * MIB and sample["extra_device_bytes"] <= 16 * MIB for sample in samples)
+    return {"rows": [{"kind": "gpu-memory", "samples": samples, "verdict": "met" if met else "missed"}]}
+
+
+def row_cold(setup):
+    """A file that is not in the page cache to the GPU, against the best plain direct reads of that disk."""
+    setup.need_storage()
+    size = setup.cold_bytes
+    harness.make_cold(setup.file)
+
+    def sample_read(setting, seconds):
+        with setup.plain_direct_read(size, setting) as program:
+            return program.ask(f"sample {seconds}")
+
+    best, sweep = setup.sweep(sample_read)
+    peer = f"plain direct reads, {best['threads']} threads, {table.size(best['chunk'])}"
+    with setup.plain_direct_read(size, best) as plain, setup.penstock("load", setup.file, size) as program:
+        command = f"run {setup.round_seconds}"
+        contenders = {peer: lambda: setup.ask_cold(plain, command),
+                      "penstock": lambda: setup.ask_cold(program, command)}
+        contenders["penstock"]()
+        rows, attempts = setup.decide(
+            lambda: setup.race(contenders, setup.disk_rounds),
+            [at_least(f"cold file, {table.size(size)}, to the GPU", "penstock", peer, 0.95)])
+        setup.note_nothing_left("cold file to the GPU", attempts, "penstock")
+        setup.check("cold file to the GPU", program)
+        return {"rows": rows, "attempts": attempts, "sweep": sweep, "ready": program.ready}
+
+
+def row_half(setup):
+    """A file whose first half is in the page cache to the GPU, against the longer of the two halves alone."""
+    setup.need_storage()
+    size = setup.cold_bytes
+    with setup.penstock("load", setup.file, size) as program:
+        def ask(command):
+            harness.make_half_cached(setup.file, size)
+            return program.ask(command)
+
+        contenders = {"penstock": lambda: ask("run 0"), "cached half": lambda: ask("first-half 0"),
+                      "cold half": lambda: ask("second-half 0")}
+
+        def make_rounds():
+            rounds = setup.race(contenders, setup.rounds)
+            for taken in rounds:
+                taken["longer half"] = max(taken["cached half"], taken["cold half"], key=harness.seconds)
+            return rounds
+
+        contenders["penstock"]()
+        rows, attempts = setup.decide(make_rounds, [
+            at_most(f"half cached file, {table.size(size)}, to the GPU", "penstock", "longer half", 1.15,
+                    harness.seconds)])
+        harness.make_half_cached(setup.file, size)
+        setup.check("half cached file to the GPU", program)
+        return {"rows": rows, "attempts": attempts, "ready": program.ready}
+
+
+def row_latency(setup):
+    """Single reads of 4 KiB into the GPU, against a direct read into pinned memory and a copy by hand."""
+    setup.need_storage()
+    harness.make_cold(setup.file)
+    seconds = setup.round_seconds / 3
+    with setup.penstock("latency", setup.file, setup.file_bytes, cache="bypass") as program:
+        peer = "direct read and copy by hand"
+        contenders = {peer: lambda: program.ask(f"hand {seconds}"), "penstock": lambda: program.ask(f"penstock {seconds}")}
+        for contender in contenders.values():
+            contender()
+        title = "4 KiB direct read into the GPU"
+        rows, attempts = setup.decide(lambda: setup.race(contenders), [
+            at_most(f"{title}, p50", "penstock", peer, 1.2, harness.p50_seconds)])
+        last = attempts[-1]["rounds"]
+        rows.append(figure(f"{title}, p99", [sample["penstock"]["p99_seconds"] for sample in last], "microseconds"))
+        rows.append(figure("… by hand, p99", [sample[peer]["p99_seconds"] for sample in last], "microseconds"))
+        streamed = [program.ask(f"stream {seconds}") for _ in range(3)]
+        rows.append(figure("4 KiB direct read in the order of a stream, p50",
+                           [sample["p50_seconds"] for sample in streamed], "microseconds"))
+        return {"rows": rows, "attempts": attempts, "streamed": streamed, "ready": program.ready}
+
+
+def row_write(setup):
+    """GPU memory to a preallocated file, synced, against the best plain direct writes likewise."""
+    setup.need_storage()
+
+    def sample_write(setting, _):
+        with setup.plain_write(setup.written_bytes // 2, setting) as program:
+            return program.ask("run 0")
+
+    best, sweep = setup.sweep(sample_write)
+    peer = f"plain direct writes, {best['threads']} threads, {table.size(best['chunk'])}"
+    with setup.penstock("store", setup.written_file, setup.written_bytes) as program:
+        with setup.plain_write(setup.written_bytes, best) as plain:
+            contenders = {peer: lambda: plain.ask(f"run {setup.round_seconds}"),
+                          "penstock": lambda: program.ask(f"run {setup.round_seconds}")}
+            contenders["penstock"]()
+            rows, attempts = setup.decide(
+                lambda: setup.race(contenders, setup.disk_rounds),
+                [at_least(f"GPU to a file, {table.size(setup.written_bytes)}, preallocated and synced", "penstock", peer,
+                          0.95)])
+            setup.check("GPU to a file", program)
+            return {"rows": rows, "attempts": attempts, "sweep": sweep, "ready": program.ready}
+
+
+# In this order, so that the file, which is in the page cache once it is made, has to leave it only once. The seconds are
+# what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third.
+ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 18), "scatter": (row_scatter, 12), "start": (row_start, 10),
+        "memory": (row_memory, 5), "cold": (row_cold, 24), "half": (row_half, 11), "latency": (row_latency, 7),
+        "write": (row_write, 22)}
