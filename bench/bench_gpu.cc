@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "content.h"
+#include "cuda/stream_order.h"
 #include "gpu_by_hand.h"
 #include "rounds.h"
 #include "tally.h"
@@ -298,8 +299,31 @@ class Latency {
     });
   }
 
+  // How long the call alone takes while the stream is busy with work that came before.
+  Json call_behind_work(double seconds) {
+    auto& device = *value_of(value_of(penstock::cuda::Driver::get())->device(0));
+    penstock::RequestOptions options;
+    options.stream = penstock::CudaStream{stream_.handle()};
+    std::vector<double> calls;
+    for (const double end = bench::now() + seconds; bench::now() < end || calls.empty();) {
+      const auto work = value_of(penstock::cuda::StreamOrder::begin(device, stream_.handle()));
+      const penstock::Range range{&session_.store, 0, session_.buffer.region()};
+      const double begin = bench::now();
+      const penstock::Ticket ticket =
+          value_of(session_.context.submit(penstock::Direction::read, {&range, 1}, options));
+      calls.push_back(bench::now() - begin);
+      work->release();
+      if (ticket.wait() != penstock::Outcome::done) bench::fail(ticket.report().error->message);
+    }
+    std::ranges::sort(calls);
+    return {{"operations", calls.size()},
+            {"p50_seconds", calls[calls.size() / 2]},
+            {"p99_seconds", calls[calls.size() * 99 / 100]}};
+  }
+
   void converse(double start) {
     bench::converse(session_.ready(start), {{"penstock", [&](double seconds) { return by_penstock(seconds); }},
+                                            {"call", [&](double seconds) { return call_behind_work(seconds); }},
                                             {"hand", [&](double seconds) { return by_hand(seconds); }},
                                             {"stream", [&](double seconds) { return in_stream_order(seconds); }}});
   }

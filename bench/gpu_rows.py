@@ -297,7 +297,10 @@ def row_latency(setup):
         streamed = [program.ask(f"stream {seconds}") for _ in range(3)]
         rows.append(figure("4 KiB direct read in the order of a stream, p50",
                            [sample["p50_seconds"] for sample in streamed], "microseconds"))
-        return {"rows": rows, "attempts": attempts, "streamed": streamed, "ready": program.ready}
+        calls = [program.ask(f"call {seconds}") for _ in range(3)]
+        rows.append(figure("the call alone, in the order of a stream that is busy, p99",
+                           [sample["p99_seconds"] for sample in calls], "microseconds", 200e-6, lower_is_better=True))
+        return {"rows": rows, "attempts": attempts, "streamed": streamed, "calls": calls, "ready": program.ready}
 
 
 def row_write(setup):

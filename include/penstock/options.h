@@ -43,6 +43,7 @@ struct PENSTOCK_EXPORT Options {
   std::uint64_t alignment_bytes = 0;               // for direct transfers; 0: asked of the store, 4096 at least
   std::uint64_t pinned_budget_bytes = 256 << 20;   // staging and pinned buffers of one Context together
   std::uint64_t device_budget_bytes = 0;           // GPU memory allocated through one Context; 0: no such limit
+  bool nvtx = false;                               // every request is a range in NVIDIA's profilers
   Deadlines deadlines;
 
   // Reads a JSON object; absent keys keep their defaults.

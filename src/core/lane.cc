@@ -152,6 +152,8 @@ void Lane::step(TimePoint until) {
   if (attention_.exchange(false, std::memory_order_seq_cst) || now >= next_look_) {
     prepare_gpus();
     look_after_all(now);
+    // What a caller waits for may have ended; orphans alone are no reason for it to stay.
+    if (settings_.runner == Runner::callers) until = TimePoint::min();
   }
   if (copying_ != 0) collect_copies();
   send_due_retries(now);

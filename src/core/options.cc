@@ -180,6 +180,11 @@ Status read_key(const std::string& key, const Json& value, Options& options) {
   if (key == "allowed_routes") return read_routes(value, options.allowed_routes);
   if (key == "cache") return read_cache(value, options.cache);
   if (key == "deadlines") return read_deadlines(value, options.deadlines);
+  if (key == "nvtx") {
+    if (!value.is_boolean()) return invalid("nvtx must be true or false");
+    options.nvtx = value.get<bool>();
+    return {};
+  }
   if (key == "engine") {
     if (!value.is_string()) return invalid("engine must be the name of an engine, or \"\"");
     options.engine = value.get<std::string>();
@@ -188,7 +193,7 @@ Status read_key(const std::string& key, const Json& value, Options& options) {
   const auto number = find_key(numbers, key);
   if (number != std::end(numbers)) return read_number(*number, value, options);
   return invalid("unknown key " + shown(key),
-                 "known keys: " + keys_of(numbers, "allowed_routes, engine, cache, deadlines"));
+                 "known keys: " + keys_of(numbers, "allowed_routes, engine, cache, nvtx, deadlines"));
 }
 
 Status check_deadlines(const Deadlines& deadlines) {
@@ -238,6 +243,7 @@ std::string Options::to_json(int indent) const {
   for (const Route route : allowed_routes) json["allowed_routes"].push_back(route_name(route));
   json["engine"] = engine;
   json["cache"] = cache_name(cache);
+  json["nvtx"] = nvtx;
   for (const Number& number : numbers) json[std::string(number.key)] = number.get(*this);
   for (const Seconds& field : seconds) json["deadlines"][std::string(field.key)] = deadlines.*(field.member);
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);

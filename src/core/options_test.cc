@@ -35,6 +35,7 @@ Options random_options(std::mt19937_64& random) {
   options.alignment_bytes = pick(random, 0, 3) == 0 ? 0 : std::uint64_t{512} << pick(random, 0, 11);
   options.pinned_budget_bytes =
       options.staging_slots_per_lane * options.staging_slot_bytes + pick<std::uint64_t>(random, 0, 1024 * mib);
+  options.nvtx = pick(random, 0, 1) == 1;
   options.device_budget_bytes = pick<std::uint64_t>(random, 0, 1024 * mib);
   std::uniform_real_distribution<double> seconds(0, 1000);
   options.deadlines = {seconds(random), seconds(random), seconds(random) / 100 + 1e-9, seconds(random),
@@ -75,7 +76,7 @@ TEST(Options, keys_are_the_names_of_the_members) {
       "cache": "keep", "lanes": 3, "operations_in_flight": 7, "storage_chunk_bytes": 65536,
       "staging_slot_bytes": 131072, "staging_slots_per_lane": 4, "prefetch_window_bytes": 1, "alignment_bytes": 8192,
       "pinned_budget_bytes": 1048576, "deadlines": {"request_seconds": 1, "stall_seconds": 2.5,
-      "cancel_grace_seconds": 0.25, "stream_seconds": 3, "close_seconds": 4}, "device_budget_bytes": 5})");
+      "cancel_grace_seconds": 0.25, "stream_seconds": 3, "close_seconds": 4}, "device_budget_bytes": 5, "nvtx": true})");
   ASSERT_TRUE(options.ok()) << options.error().message;
   Options expected;
   expected.allowed_routes = {Route::direct, Route::cached};
@@ -90,6 +91,7 @@ TEST(Options, keys_are_the_names_of_the_members) {
   expected.alignment_bytes = 8192;
   expected.pinned_budget_bytes = mib;
   expected.device_budget_bytes = 5;
+  expected.nvtx = true;
   expected.deadlines = {1, 2.5, 0.25, 3, 4};
   EXPECT_EQ(*options, expected);
 }

@@ -9,6 +9,7 @@
 #include "core/cut.h"
 #include "core/environment.h"
 #include "core/lane.h"
+#include "cuda/ranges.h"
 
 namespace penstock::core {
 
@@ -107,7 +108,15 @@ Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environme
   }
   if (auto status = request->prepare_stores(); !status) return status.error();
   request->make_units(settings.lanes);
+  if (environment->options.nvtx) request->nvtx_range_ = cuda::begin_range(request->title());
   return request;
+}
+
+std::string Request::title() const {
+  std::string text = direction == Direction::read ? "penstock read of " : "penstock write of ";
+  text += std::to_string(total_bytes) + " bytes";
+  if (stores.size() == 1) text += ", " + stores[0].entry->info().name;
+  return text;
 }
 
 // Every store that is named, once; and for each span, which one.
@@ -292,6 +301,7 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   summary_.seconds = seconds_between(begun, Clock::now());
   environment_->statistics.request_ended(outcome == Outcome::done);
   if (order) order->release();
+  cuda::end_range(nvtx_range_);
   auto on_end = std::move(options_.on_end);
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;

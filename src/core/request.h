@@ -204,6 +204,7 @@ class Request {
   Status prepare_stores();
   Status find_gpus(std::span<const Range> ranges);
   void make_units(std::uint32_t lanes);
+  std::string title() const;
   void drop_leftovers();
   void add_up_parts();
   Outcome judge();
@@ -221,8 +222,9 @@ class Request {
   std::atomic<Code> stop_code_{Code::ok};
   std::atomic<Outcome> outcome_{Outcome::pending};
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
-  bool stopped_short_ = false;                       // it was stopped before all of it was done
-  Report summary_;                                   // complete but for its texts; written before outcome_
+  std::uint64_t nvtx_range_ = 0;
+  bool stopped_short_ = false;  // it was stopped before all of it was done
+  Report summary_;              // complete but for its texts; written before outcome_
   std::array<std::uint64_t, reason_count> reasons_{};
 };
 

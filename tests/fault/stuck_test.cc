@@ -117,8 +117,9 @@ TEST_P(Stuck, a_request_in_which_nothing_moves_ends_by_itself) {
   Buffer memory = context.allocate(Domain::host(), 4096).value();
   const Range range{&store, 0, memory.region()};
   Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
-  ASSERT_TRUE(ticket.wait_for(5s));
-  EXPECT_EQ(ticket.outcome(), Outcome::abandoned);
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_EQ(ticket.wait(), Outcome::abandoned);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 2s);
   control_->release_stuck();
 }
 

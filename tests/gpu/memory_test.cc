@@ -1,4 +1,6 @@
 // GPU memory: ours, and that of others.
+#include <dlfcn.h>
+
 #include "gpu/gpu_test.h"
 
 namespace penstock::test {
@@ -46,6 +48,76 @@ TEST_F(GpuMemory, a_range_past_the_end_of_its_allocation_is_refused) {
   const Region memory{reinterpret_cast<std::byte*>(address), 8 * mib, Domain::cuda(0)};
   EXPECT_EQ(context.read(store, 0, memory).error->code, Code::invalid_argument);
   ASSERT_EQ(driver_->api().memory_free(address), cuda::cu_success);
+}
+
+// The parts of the driver that only foreign memory needs, as in CUDA's manual.
+struct ForeignAllocators {
+  struct Location {
+    int type;  // 1: a device
+    int id;
+  };
+  struct Properties {
+    int type;  // 1: pinned to its place
+    int handle_types;
+    Location location;
+    void* windows;
+    unsigned char flags[8];
+  };
+  struct Access {
+    Location location;
+    int flags;  // 3: read and write
+  };
+  template <typename Function>
+  static bool find(const char* symbol, Function*& function) {
+    void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    function = reinterpret_cast<Function*>(::dlsym(library, symbol));
+    return function != nullptr;
+  }
+
+  int (*allocate_async)(cuda::CuDevicePtr*, std::size_t, cuda::CuStream) = nullptr;
+  int (*free_async)(cuda::CuDevicePtr, cuda::CuStream) = nullptr;
+  int (*reserve)(cuda::CuDevicePtr*, std::size_t, std::size_t, cuda::CuDevicePtr, unsigned long long) = nullptr;
+  int (*create)(unsigned long long*, std::size_t, const Properties*, unsigned long long) = nullptr;
+  int (*map)(cuda::CuDevicePtr, std::size_t, std::size_t, unsigned long long, unsigned long long) = nullptr;
+  int (*set_access)(cuda::CuDevicePtr, std::size_t, const Access*, std::size_t) = nullptr;
+
+  bool load() {
+    return find("cuMemAllocAsync", allocate_async) && find("cuMemFreeAsync", free_async) &&
+           find("cuMemAddressReserve", reserve) && find("cuMemCreate", create) && find("cuMemMap", map) &&
+           find("cuMemSetAccess", set_access);
+  }
+};
+
+TEST_F(GpuMemory, memory_of_every_allocator_is_read_into) {
+  ForeignAllocators foreign;
+  if (!foreign.load()) GTEST_SKIP() << "the driver has no stream-ordered or virtual memory";
+  write_file(folder_.path("file"), content(3, 0, 4 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const cuda::Current current(gpu());
+
+  cuda::CuStream stream = make_stream();
+  cuda::CuDevicePtr ordered = 0;
+  ASSERT_EQ(foreign.allocate_async(&ordered, 4 * mib, stream), cuda::cu_success);
+  ASSERT_EQ(driver_->api().stream_synchronize(stream), cuda::cu_success);
+
+  cuda::CuDevicePtr mapped = 0;
+  unsigned long long handle = 0;
+  const ForeignAllocators::Properties properties{1, 0, {1, 0}, nullptr, {}};
+  const ForeignAllocators::Access access{{1, 0}, 3};
+  ASSERT_EQ(foreign.reserve(&mapped, 4 * mib, 0, 0, 0), cuda::cu_success);
+  ASSERT_EQ(foreign.create(&handle, 4 * mib, &properties, 0), cuda::cu_success);
+  ASSERT_EQ(foreign.map(mapped, 4 * mib, 0, handle, 0), cuda::cu_success);
+  ASSERT_EQ(foreign.set_access(mapped, 4 * mib, &access, 1), cuda::cu_success);
+
+  for (const cuda::CuDevicePtr address : {ordered, mapped}) {
+    const Region memory = find_cuda_region(reinterpret_cast<void*>(address), 4 * mib).value();
+    EXPECT_EQ(memory.domain, Domain::cuda(0));
+    const Report report = context.read(store, 0, memory);
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(holds_content(bytes_of(memory), 3, 0));
+  }
+  EXPECT_EQ(foreign.free_async(ordered, stream), cuda::cu_success);
 }
 
 TEST_F(GpuMemory, a_device_that_is_not_there_is_named) {

@@ -1,0 +1,16 @@
+// Ranges that NVIDIA's profilers show (NVTX). Where the build found no NVTX header they are nothing, and without a
+// profiler they cost next to nothing.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace penstock::cuda {
+
+// Whether the build has them.
+bool has_ranges();
+// Ranges may begin on one thread and end on another. 0: none.
+std::uint64_t begin_range(const std::string& text);
+void end_range(std::uint64_t range);
+
+}  // namespace penstock::cuda
