@@ -17,3 +17,4 @@
 #include "penstock/statistics.h"
 #include "penstock/store.h"
 #include "penstock/topology.h"
+#include "penstock/tuning.h"

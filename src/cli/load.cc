@@ -25,6 +25,7 @@ struct LoadFlags : TransferFlags {
 // Everything that is open and allocated before the first byte moves.
 struct Job {
   Context context;
+  std::optional<std::string> tuning;
   std::vector<Store> stores;
   std::vector<Buffer> buffers;
   std::vector<Range> ranges;  // one for each store
@@ -69,10 +70,10 @@ Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
 Result<Job> prepare(const LoadFlags& flags) {
   const Result<Domain> domain = Domain::parse(flags.domain);
   if (!domain.ok()) return domain.error();
-  Result<Context> context = make_context(flags.context);
-  if (!context.ok()) return context.error();
+  Result<TunedContext> tuned = make_tuned_context(flags, flags.paths, *domain);
+  if (!tuned.ok()) return tuned.error();
 
-  Job job{.context = std::move(*context)};
+  Job job{.context = std::move(tuned->context), .tuning = std::move(tuned->tuning)};
   std::vector<Slice> slices;
   for (const std::string& path : flags.paths) {
     Result<Store> store = job.context.open(path);
@@ -205,6 +206,8 @@ Exit run(const LoadFlags& flags) {
   if (!job.ok()) return output.fail(job.error());
   Transfer transfer{.head = {{"schema", "penstock.load/1"}, {"paths", flags.paths}, {"to", flags.domain}},
                     .setup_seconds = setup.seconds()};
+
+  add_tuning(job->tuning, transfer);
 
   std::vector<Report> rounds;
   while (rounds.size() < flags.repeat) {

@@ -62,7 +62,7 @@ Exit run(int argc, char** argv) {
       "  penstock load weights.bin --verify\n"
       "  penstock write weights.bin /mnt/fast/weights.bin\n"
       "  penstock doctor weights.bin");
-  const std::array commands = {add_load(tool), add_write(tool), add_engines(tool), add_doctor(tool)};
+  const std::array commands = {add_load(tool), add_write(tool), add_engines(tool), add_doctor(tool), add_tune(tool)};
   try {
     tool.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help and --version

@@ -264,11 +264,8 @@ Progress::~Progress() {
 }
 
 void Progress::update(std::uint64_t bytes) {
-  const double now = since_start_.seconds();
-  if (!visible_ || (drawn_at_seconds_ && now - *drawn_at_seconds_ < 0.1)) return;
-  drawn_at_seconds_ = now;
-
-  const double bytes_per_second = rate(bytes, now);
+  if (!visible_) return;
+  const double bytes_per_second = rate(bytes, since_start_.seconds());
   std::string line = format_bytes(bytes);
   if (total_bytes_) line += " of " + format_bytes(*total_bytes_);
   line += ", " + format_rate(bytes_per_second);
@@ -276,6 +273,13 @@ void Progress::update(std::uint64_t bytes) {
     const std::uint64_t left = *total_bytes_ - std::min(bytes, *total_bytes_);
     line += format(", %.0f s left", static_cast<double>(left) / bytes_per_second);
   }
+  say(std::move(line));
+}
+
+void Progress::say(std::string line) {
+  const double now = since_start_.seconds();
+  if (!visible_ || (drawn_at_seconds_ && now - *drawn_at_seconds_ < 0.1)) return;
+  drawn_at_seconds_ = now;
   const std::size_t room = terminal_columns(STDERR_FILENO).value_or(80) - 1;
   line.resize(room, ' ');
   std::fprintf(stderr, "\r%s", line.c_str());

@@ -91,6 +91,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void update(std::uint64_t bytes);
+  // The same line for work that is not counted in bytes.
+  void say(std::string line);
 
  private:
   std::optional<std::uint64_t> total_bytes_;

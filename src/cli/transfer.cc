@@ -1,5 +1,7 @@
 #include "transfer.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <fstream>
 
@@ -19,6 +21,19 @@ std::uint64_t available_memory_bytes(const Machine& machine) {
   return machine.memory_bytes;
 }
 
+// Files on different file systems have no options that are best for all.
+bool on_one_device(std::span<const std::string> names) {
+  std::optional<dev_t> first;
+  for (const std::string& name : names) {
+    struct stat status {};
+    if (stat(local_path(name).c_str(), &status) != 0) continue;
+    const dev_t device = S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev;
+    if (first.value_or(device) != device) return false;
+    first = device;
+  }
+  return true;
+}
+
 }  // namespace
 
 TransferOptions add_transfer_flags(CLI::App& parser, TransferFlags& flags, const TransferHelp& help) {
@@ -27,9 +42,32 @@ TransferOptions add_transfer_flags(CLI::App& parser, TransferFlags& flags, const
   auto* size = add_size(parser, "--size", flags.size, help.size);
   parser.add_flag("--verify", flags.verify, help.verify);
   add_context_flags(parser, flags.context);
+  parser.add_flag("--no-tuning{false}", flags.tuning, "don't use what `penstock tune` found");
   parser.add_flag("--json", flags.output.json, "print one JSON object");
   parser.add_flag("--quiet", flags.output.quiet, "print nothing but errors");
   return {offset, size};
+}
+
+Result<TunedContext> make_tuned_context(const TransferFlags& flags, std::span<const std::string> names, Domain domain) {
+  Result<Options> options = make_options(flags.context);
+  if (!options.ok()) return options.error();
+  std::optional<std::string> used;
+  const std::string file = flags.tuning && on_one_device(names) ? default_tuning_file() : "";
+  const Result<std::optional<Tuning>> tuning = find_tuning(local_path(names.front()), domain, file);
+  if (!tuning.ok()) return tuning.error();
+  if (*tuning) {
+    const Options tuned = (*tuning)->apply(*options);
+    if (tuned != *options) used = file;
+    options = tuned;
+  }
+  Result<Context> context = Context::create(*options);
+  if (!context.ok()) return context.error();
+  return TunedContext{std::move(*context), std::move(used)};
+}
+
+void add_tuning(const std::optional<std::string>& tuning, Transfer& transfer) {
+  transfer.head["tuning"] = tuning ? Json(*tuning) : Json();
+  if (tuning) transfer.own.push_back({"tuning", "options from " + *tuning});
 }
 
 Result<Gpu> find_gpu(Domain domain) {

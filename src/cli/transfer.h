@@ -15,6 +15,7 @@ struct TransferFlags {
   std::string domain = "host";
   std::optional<std::uint64_t> offset, size;
   bool verify = false;
+  bool tuning = true;
   ContextFlags context;
   OutputFlags output;
 };
@@ -31,6 +32,15 @@ struct TransferOptions {
   CLI::Option *offset, *size;
 };
 TransferOptions add_transfer_flags(CLI::App& parser, TransferFlags& flags, const TransferHelp& help);
+
+// A Context with what `penstock tune` found, if it found something for the stores of that name and the domain.
+struct TunedContext {
+  Context context;
+  std::optional<std::string> tuning;  // the file that changed its options
+};
+Result<TunedContext> make_tuned_context(const TransferFlags& flags, std::span<const std::string> names, Domain domain);
+// Names that file in the report.
+void add_tuning(const std::optional<std::string>& tuning, Transfer& transfer);
 
 // Code::no_device if there is no GPU of that number, or none at all.
 Result<Gpu> find_gpu(Domain domain);

@@ -196,8 +196,9 @@ Exit run(const WriteFlags& given) {
   const WriteFlags& flags = *settled;
   const Result<Domain> domain = Domain::parse(flags.domain);
   if (!domain.ok()) return output.fail(domain.error());
-  Result<Context> context = make_context(flags.context);
-  if (!context.ok()) return output.fail(context.error());
+  Result<TunedContext> tuned = make_tuned_context(flags, {&flags.destination, 1}, *domain);
+  if (!tuned.ok()) return output.fail(tuned.error());
+  Context* context = &tuned->context;
 
   Result<std::optional<StoreSlice>> slice = open_source(*context, flags);
   if (!slice.ok()) return output.fail(slice.error());
@@ -228,6 +229,7 @@ Exit run(const WriteFlags& given) {
                              {"replaced", replaces}},
                     .own = {{"durable", durable ? "yes" : "no: a crash of the system may lose it"}},
                     .setup_seconds = setup.seconds()};
+  add_tuning(tuned->tuning, transfer);
   transfer.report = write_all(job, *destination, durable, flags.output);
   if (!transfer.report.ok()) return output.fail(transfer.report);
   if (flags.verify) transfer.verified = verify(flags, transfer.report.bytes, checksum);

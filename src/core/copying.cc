@@ -41,19 +41,19 @@ void Lane::prepare_gpus() {
     all.swap(to_prepare_);
   }
   for (const ToPrepare& one : all) {
-    copies_of(*one.gpu, Toward::device);
-    copies_of(*one.gpu, Toward::host);
+    (void)copies_of(*one.gpu, Toward::device);
+    (void)copies_of(*one.gpu, Toward::host);
     if (one.left->fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(*one.left);
   }
 }
 
-CopyQueue* Lane::copies_of(cuda::Device& gpu, Toward toward) {
+Result<CopyQueue*> Lane::copies_of(cuda::Device& gpu, Toward toward) {
   auto found = std::find_if(gpus_.begin(), gpus_.end(), [&](const GpuCopies& copies) { return copies.gpu == &gpu; });
   if (found == gpus_.end()) found = gpus_.insert(found, GpuCopies{&gpu});
   auto& queue = toward == Toward::device ? found->to_device : found->to_host;
   if (queue) return queue.get();
   StagingArena* arena = staging();
-  if (arena == nullptr) return nullptr;
+  if (arena == nullptr) return Error{Code::over_budget, 0, "no staging memory", "raise pinned_budget_bytes"};
   if (auto status = arena->register_with(gpu); !status) {
     log(LogLevel::warning, status.error().message + "; copies to and from the GPU are slower");
   }
@@ -61,20 +61,21 @@ CopyQueue* Lane::copies_of(cuda::Device& gpu, Toward toward) {
       CopyQueue::create(gpu, {.toward = toward, .depth = settings_.depth, .host_to_device = arena->host_to_device()});
   if (!made) {
     log(LogLevel::error, made.error().message);
-    return nullptr;
+    return made.error();
   }
   queue = std::move(*made);
   return queue.get();
 }
 
-// Between the piece's place in staging memory and the GPU's; on_copied goes on. False: it can't be done.
-bool Lane::copy(std::uint32_t index, Toward toward) {
+// Between the piece's place in staging memory and the GPU's; on_copied goes on.
+void Lane::copy(std::uint32_t index, Toward toward) {
   Flight& flight = flights_[index];
-  CopyQueue* queue = copies_of(*flight.gpu, toward);
-  if (queue == nullptr) {
-    fail_piece(index, Code::device_error, 0);
-    return false;
+  const auto found = copies_of(*flight.gpu, toward);
+  if (!found) {
+    fail_piece(index, found.error().code, found.error().system_error);
+    return;
   }
+  CopyQueue* queue = *found;
   if (copying_++ == 0) copies_moved_ = Clock::now();
   flight.copying = true;
   queue->add({.host = flight.staging.data + flight.lead,
@@ -82,7 +83,6 @@ bool Lane::copy(std::uint32_t index, Toward toward) {
               .bytes = flight.length,
               .cookie = std::uint64_t{flight.generation} << 32 | index});
   if (flight.length >= worth_issuing_bytes) queue->issue();
-  return true;
 }
 
 void Lane::issue_copies(bool all) {

@@ -34,7 +34,7 @@ Cut cut_direct_read(const CutRules& rules, const Rest& rest, std::uint64_t to_bo
 }  // namespace
 
 Cut cut(const CutRules& rules, const Rest& rest) {
-  const std::uint64_t to_boundary = rules.chunk_bytes - rest.offset % rules.chunk_bytes;
+  const std::uint64_t to_boundary = rules.longest_bytes - (rest.offset + rules.longest_bytes) % rules.chunk_bytes;
   if (rules.path == engine::Path::cached || rules.path == engine::Path::buffered) {
     if (!rules.staged_only) return {std::min(rest.length, to_boundary), Shape::plain};
     return {std::min({rest.length, to_boundary, rules.staging_bytes}), Shape::staged};

@@ -13,6 +13,7 @@ struct CutRules {
   Direction direction = Direction::read;
   engine::Path path = engine::Path::buffered;
   std::uint64_t chunk_bytes = 1 << 20;    // operations end at multiples of this; a multiple of the alignment
+  std::uint64_t longest_bytes = 1 << 20;  // and have at most this many bytes; a multiple of chunk_bytes
   std::uint64_t alignment = 4096;         // of offsets and lengths on the direct path; a power of two
   std::uint64_t memory_alignment = 512;   // of addresses there; a power of two
   bool staged_only = false;               // the memory is a GPU's, out of the engine's reach

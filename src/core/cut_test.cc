@@ -24,6 +24,21 @@ TEST(Cut, ends_pieces_through_the_cache_at_chunk_boundaries) {
   EXPECT_EQ(cut(rules, {.offset = 100, .length = 5, .address = 1}), (Cut{5, Shape::plain}));
 }
 
+TEST(Cut, makes_long_pieces_that_still_end_at_chunk_boundaries) {
+  const CutRules rules{.path = Path::buffered, .chunk_bytes = 1 << 20, .longest_bytes = 4 << 20};
+  EXPECT_EQ(cut(rules, {.offset = 0, .length = 9 << 20, .address = 1}), (Cut{4 << 20, Shape::plain}));
+  EXPECT_EQ(cut(rules, {.offset = 3 << 20, .length = 9 << 20, .address = 1}), (Cut{4 << 20, Shape::plain}));
+  EXPECT_EQ(cut(rules, {.offset = 100, .length = 9 << 20, .address = 1}), (Cut{(4 << 20) - 100, Shape::plain}));
+}
+
+TEST(Cut, stages_everything_that_goes_to_a_gpu) {
+  CutRules rules{.path = Path::cached, .chunk_bytes = 1 << 20, .longest_bytes = 4 << 20, .staged_only = true};
+  rules.staging_bytes = 4 << 20;
+  EXPECT_EQ(cut(rules, {.offset = 0, .length = 9 << 20, .address = 4096}), (Cut{4 << 20, Shape::staged}));
+  rules.path = Path::direct;
+  EXPECT_EQ(cut(rules, {.offset = 4096, .length = 8192, .address = 4096}), (Cut{8192, Shape::staged}));
+}
+
 TEST(Cut, reads_aligned_bytes_straight_into_aligned_memory) {
   const CutRules rules{.path = Path::direct};
   EXPECT_EQ(cut(rules, {.offset = 4096, .length = 8192, .address = 512}), (Cut{8192, Shape::plain}));
@@ -70,6 +85,7 @@ Sample random_sample(std::mt19937_64& random) {
   rules.alignment = std::uint64_t{512} << below(8);
   rules.memory_alignment = std::uint64_t{4} << below(11);
   rules.chunk_bytes = rules.alignment * (1 + below(64));
+  rules.longest_bytes = rules.chunk_bytes * (1 + below(4));
   rules.staging_bytes = rules.alignment * (1 + below(16));
   const auto somewhere = [&](std::uint64_t limit) {
     return below(3) == 0 ? align_down(below(limit), rules.alignment) : below(limit);
@@ -83,7 +99,7 @@ void check_piece(const CutRules& rules, const Rest& rest, const Cut& piece) {
   ASSERT_LE(piece.length, rest.length);
   if (rules.path != Path::direct) {
     ASSERT_EQ(piece.shape, Shape::plain);
-    ASSERT_LE(piece.length, rules.chunk_bytes);
+    ASSERT_LE(piece.length, rules.longest_bytes);
     return;
   }
   const std::uint64_t first = align_down(rest.offset, rules.alignment);
@@ -93,7 +109,7 @@ void check_piece(const CutRules& rules, const Rest& rest, const Cut& piece) {
       ASSERT_EQ(rest.offset % rules.alignment, 0U);
       ASSERT_EQ(piece.length % rules.alignment, 0U);
       ASSERT_EQ(rest.address % rules.memory_alignment, 0U);
-      ASSERT_LE(piece.length, rules.chunk_bytes);
+      ASSERT_LE(piece.length, rules.longest_bytes);
       break;
     case Shape::staged:
       ASSERT_LE(around, rules.staging_bytes);
@@ -126,7 +142,7 @@ TEST(Cut, takes_any_range_apart_into_pieces_that_fit_and_nothing_else) {
       ++pieces;
     }
     ASSERT_EQ(moved, sample.rest.length);
-    const std::uint64_t largest = std::min(rules.chunk_bytes, rules.staging_bytes);
+    const std::uint64_t largest = std::min(rules.longest_bytes, rules.staging_bytes);
     ASSERT_LE(pieces, 2 * (sample.rest.length / largest + 2)) << "sample " << i << " was cut into crumbs";
   }
 }

@@ -22,6 +22,11 @@ constexpr std::uint64_t slot_worth_bytes = 256 << 10;
 // Each operation on a network or FUSE mount costs a thread its whole latency, so it should be worth it.
 constexpr std::uint64_t remote_chunks = 4;
 
+// Whether `next` is the same long range, from where `unit` ends.
+bool continues(const Unit& unit, const Unit& next) {
+  return unit.count == 1 && next.count == 1 && next.first == unit.first && next.begin == unit.begin + unit.length;
+}
+
 Residency compare(std::uint64_t resident, std::uint64_t length) {
   if (resident >= length) return Residency::all;
   return resident == 0 ? Residency::none : Residency::some;
@@ -36,7 +41,8 @@ void Lane::cut_work(TimePoint now) {
     if (result == CutResult::blocked) return;
     const bool unit_is_cut = part.unit.count == 0 && part.stage == Stage::transfer;
     // Known at once, a part that has no more to cut ends with its last operation and not a step later.
-    if (unit_is_cut && !part.hold->has_more_units()) result = CutResult::exhausted;
+    const bool was_last = part.claimed == part.claimed_end && !part.hold->has_more_units();
+    if (unit_is_cut && was_last) result = CutResult::exhausted;
     if (result == CutResult::exhausted) {
       pop_cutting();
       part.exhausted = true;
@@ -115,9 +121,8 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
     advance(part, piece.length);
     return CutResult::cut;
   }
-  // A ring copies cached bytes inside poll: the next slot has to wait, or the first would not be on its way meanwhile.
-  const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= slot_worth_bytes &&
-                          (*environment_->engines)[entry.engine()]->description().sleeps_in_kernel;
+  // Cached bytes are copied inside poll: the next slot has to wait, or the first would not be on its way meanwhile.
+  const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= slot_worth_bytes;
   if (fills_slot && slots_filling_ != 0) return CutResult::blocked;
   StagingArena::Block block;
   if (piece.shape == Shape::staged || edge_in_block) {
@@ -211,12 +216,21 @@ Lane::CutResult Lane::cut_flush(Part& part, TimePoint now) {
 }
 
 bool Lane::next_unit(Part& part) {
-  const Unit* unit = part.hold->take_unit();
-  if (unit == nullptr) return false;
-  part.unit = *unit;
-  part.range = unit->first;
-  part.position = unit->begin;
+  Request& request = *part.hold;
+  if (part.claimed == part.claimed_end) {
+    const auto claim = request.claim_units();
+    if (claim.begin == claim.end) return false;
+    part.claimed = claim.begin;
+    part.claimed_end = claim.end;
+  }
+  part.unit = request.units[part.claimed++];
+  while (part.claimed != part.claimed_end && continues(part.unit, request.units[part.claimed])) {
+    part.unit.length += request.units[part.claimed++].length;
+  }
+  part.range = part.unit.first;
+  part.position = part.unit.begin;
   plan_unit(part);
+  request.prefer_long(part.plan.path != Path::direct);
   return true;
 }
 
@@ -296,22 +310,25 @@ CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry, const Span& 
   const bool remote = is_remote(entry.info().locality);
   const Options& options = environment_->options;
   const bool straight = part.plan.path == Path::device;
-  // A copy engine is at its best from a whole slot at a time; a disk is content with less.
-  const bool whole_slots = straight || (span.gpu != nullptr && part.plan.path == Path::cached);
-  // The first piece is short: the sooner it is there, the sooner the bus has something to do.
-  const bool is_first = part.in_flight == 0 && part.bytes.load(std::memory_order_relaxed) == 0;
-  const std::uint64_t wanted = whole_slots && !is_first ? options.staging_slot_bytes
-                                                        : options.storage_chunk_bytes * (remote ? remote_chunks : 1);
-  const std::uint64_t chunk = align_up(wanted, alignment);
+  const std::uint64_t chunk = align_up(options.storage_chunk_bytes, alignment);
+  // A copy engine is at its best from a whole slot at a time, and each operation on a distant mount should be worth its
+  // latency; a disk is content with less.
+  std::uint64_t longest = chunk;
+  if (straight || (span.gpu != nullptr && part.plan.path == Path::cached)) {
+    longest = std::max(chunk, options.staging_slot_bytes / chunk * chunk);
+  } else if (remote) {
+    longest = chunk * remote_chunks;
+  }
   // Half of a short arena: the other half is filled meanwhile.
   const std::uint64_t slot = std::min(options.staging_slot_bytes, settings_.staging_bytes / 2);
   return {.direction = part.hold->direction,
           .path = part.plan.path,
           .chunk_bytes = chunk,
+          .longest_bytes = longest,
           .alignment = alignment,
           .memory_alignment = straight ? device_alignment : entry.info().alignments.memory,
           .staged_only = span.gpu != nullptr && !straight,
-          .staging_bytes = align_down(std::min(chunk, slot), alignment)};
+          .staging_bytes = align_down(std::min(longest, slot), alignment)};
 }
 
 std::uint32_t Lane::start(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block) {

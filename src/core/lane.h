@@ -162,8 +162,8 @@ class Lane {
   void remove_cutting(Part& part);
 
   // Copies between staging memory and GPUs (copying.cc).
-  cuda::CopyQueue* copies_of(cuda::Device& gpu, cuda::Toward toward);
-  bool copy(std::uint32_t index, cuda::Toward toward);
+  Result<cuda::CopyQueue*> copies_of(cuda::Device& gpu, cuda::Toward toward);
+  void copy(std::uint32_t index, cuda::Toward toward);
   void on_copied(const cuda::CopyDone& done, TimePoint now);
   std::size_t collect_copies();
   void issue_copies(bool all);

@@ -76,7 +76,8 @@ TEST(Options, keys_are_the_names_of_the_members) {
       "cache": "keep", "lanes": 3, "operations_in_flight": 7, "storage_chunk_bytes": 65536,
       "staging_slot_bytes": 131072, "staging_slots_per_lane": 4, "prefetch_window_bytes": 1, "alignment_bytes": 8192,
       "pinned_budget_bytes": 1048576, "deadlines": {"request_seconds": 1, "stall_seconds": 2.5,
-      "cancel_grace_seconds": 0.25, "stream_seconds": 3, "close_seconds": 4}, "device_budget_bytes": 5, "nvtx": true})");
+      "cancel_grace_seconds": 0.25, "stream_seconds": 3, "close_seconds": 4}, "device_budget_bytes": 5,
+      "nvtx": true})");
   ASSERT_TRUE(options.ok()) << options.error().message;
   Options expected;
   expected.allowed_routes = {Route::direct, Route::cached};

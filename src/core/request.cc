@@ -1,6 +1,7 @@
 #include "core/request.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <unordered_map>
@@ -16,8 +17,9 @@ namespace penstock::core {
 namespace {
 
 constexpr std::uint64_t unit_bytes_least = 1 << 20;
-constexpr std::uint64_t unit_bytes_most = 4 << 20;
+constexpr std::uint64_t units_most = 1 << 16;  // of one long range
 constexpr std::uint32_t unit_ranges_most = 512;
+constexpr std::uint32_t units_claimed_most = 4;
 // Shorter requests are over before a file can be replaced under them; asking twice would cost more than the read.
 constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
 
@@ -245,10 +247,9 @@ Status Request::prepare_stores() {
 }
 
 void Request::make_units(std::uint32_t lanes) {
-  // Enough units that lanes end together, each long enough to be worth a question to the page cache.
-  std::uint64_t unit_bytes = align_down(total_bytes / (std::uint64_t{lanes} * 4), unit_bytes_least);
-  unit_bytes = std::clamp(unit_bytes, unit_bytes_least, unit_bytes_most);
-  unit_bytes = std::max(unit_bytes, environment_->options.storage_chunk_bytes);
+  // As long as one operation, so that lanes together read a disk in order; more only where there would be very many.
+  const std::uint64_t unit_bytes =
+      std::max({unit_bytes_least, environment_->options.storage_chunk_bytes, std::bit_ceil(total_bytes / units_most)});
   std::size_t count = 0;
   for_each_unit(spans, unit_bytes, [&](const Unit&) { ++count; });
   units.resize(count);
@@ -258,10 +259,12 @@ void Request::make_units(std::uint32_t lanes) {
   parts_left_.store(static_cast<std::uint32_t>(parts.size()), std::memory_order_relaxed);
 }
 
-const Unit* Request::take_unit() {
-  if (!has_more_units()) return nullptr;
-  const std::uint32_t index = next_unit_.fetch_add(1, std::memory_order_relaxed);
-  return index < units.size() ? &units[index] : nullptr;
+Request::Claim Request::claim_units() {
+  const auto count = static_cast<std::uint32_t>(units.size());
+  if (!has_more_units()) return {count, count};
+  const std::uint32_t wanted = prefer_long_.load(std::memory_order_relaxed) ? units_claimed_most : 1;
+  const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
+  return {std::min(begin, count), std::min(begin + wanted, count)};
 }
 
 void Request::stop(Code code) {

@@ -86,14 +86,16 @@ struct Part {
   std::shared_ptr<Lane> lane;     // set before has_lanes(), then only read: cancelling wakes it
 
   // Where the lane is.
-  Unit unit;                     // being cut; count 0: none
-  std::uint32_t range = 0;       // of the unit
-  std::uint64_t position = 0;    // within that range
-  WindowPlan plan;               // of the unit
-  bool goes_straight = false;    // Path::device is the plan; what can't take it goes around
-  bool plan_each_piece = false;  // the unit is neither wholly cached nor wholly not
-  bool no_route = false;         // none that is allowed can carry the window
-  bool exhausted = false;        // no more units
+  std::uint32_t claimed = 0;      // units that are the lane's and not begun: from here
+  std::uint32_t claimed_end = 0;  // to here
+  Unit unit;                      // being cut; count 0: none
+  std::uint32_t range = 0;        // of the unit
+  std::uint64_t position = 0;     // within that range
+  WindowPlan plan;                // of the unit
+  bool goes_straight = false;     // Path::device is the plan; what can't take it goes around
+  bool plan_each_piece = false;   // the unit is neither wholly cached nor wholly not
+  bool no_route = false;          // none that is allowed can carry the window
+  bool exhausted = false;         // no more units
   Stage stage = Stage::transfer;
   std::vector<Edge> edges;  // put off to their stage
   std::uint32_t next_edge_part = 0;
@@ -160,8 +162,15 @@ class Request {
   std::unique_ptr<cuda::StreamOrder> order;  // set before anyone else knows the request
 
   bool has_more_units() const { return next_unit_.load(std::memory_order_relaxed) < units.size(); }
-  // The next unit, for whichever lane asks; null when there are no more.
-  const Unit* take_unit();
+  // The next units, for whichever lane asks: indices from `begin` to `end`, the same when there are no more. One at a
+  // time, so that all lanes together read a disk in order; several where long pieces are better than order.
+  struct Claim {
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+  };
+  Claim claim_units();
+  // What the last window was like is what the next one is expected to be.
+  void prefer_long(bool yes) { prefer_long_.store(yes, std::memory_order_relaxed); }
   // Asks the lanes to end the request with this code; the first reason stays.
   void stop(Code code);
   Code stop_code() const { return stop_code_.load(std::memory_order_seq_cst); }
@@ -218,6 +227,7 @@ class Request {
   const Duration cancel_wait_;  // the grace, and time to notice
   std::atomic<bool> lanes_set_{false};
   std::atomic<std::uint32_t> next_unit_{0};
+  std::atomic<bool> prefer_long_{false};
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};
   std::atomic<Outcome> outcome_{Outcome::pending};

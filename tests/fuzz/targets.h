@@ -11,6 +11,7 @@
 #include "files/mount.h"
 #include "penstock/domain.h"
 #include "penstock/options.h"
+#include "services/tuning/text.h"
 
 namespace penstock::fuzz {
 
@@ -76,12 +77,27 @@ inline std::string mounts(std::string_view text) {
   return "";
 }
 
+inline std::string tuning(std::string_view text) {
+  const auto parsed = penstock::tuning::parse(text);
+  if (!parsed) {
+    if (parsed.error().code != Code::invalid_argument) return "a refusal with another code than invalid_argument";
+    return parsed.error().message.empty() ? "a refusal without a message" : "";
+  }
+  for (const Tuning& each : *parsed) {
+    if (!each.options.validate()) return "accepted, but not valid";
+  }
+  const auto written = penstock::tuning::format(*parsed);
+  if (!written) return "can't be written again";
+  const auto again = penstock::tuning::parse(*written);
+  return again && *again == *parsed ? "" : "does not come back";
+}
+
 struct Target {
   std::string_view name;  // also of its folder in corpus/
   std::string (*run)(std::string_view);
 };
 inline constexpr Target targets[] = {
-    {"options", options}, {"uri", uri}, {"domain", domain}, {"cgroup", cgroup}, {"mounts", mounts},
+    {"options", options}, {"uri", uri}, {"domain", domain}, {"cgroup", cgroup}, {"mounts", mounts}, {"tuning", tuning},
 };
 
 }  // namespace penstock::fuzz

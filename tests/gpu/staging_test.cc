@@ -69,8 +69,9 @@ TEST_P(Staging, a_half_cached_file_takes_both_ways) {
   ASSERT_TRUE(report.ok()) << report.error->message;
   EXPECT_TRUE(holds_content(bytes_of(memory.region()), 3, 0));
   if (store.info().direct && context.machine().cachestat) {
+    // Read-ahead may have brought in some more.
     EXPECT_GE(bytes_by(report, Route::cached_staged), 7 * mib) << report.reason;
-    EXPECT_GE(bytes_by(report, Route::direct_staged), 7 * mib) << report.reason;
+    EXPECT_GE(bytes_by(report, Route::direct_staged), 4 * mib) << report.reason;
   }
 }
 

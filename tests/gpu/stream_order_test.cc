@@ -179,12 +179,19 @@ TEST_F(InStreamOrder, sixty_four_streams_and_sixteen_lanes_get_past_each_other) 
   for (int i = 0; i < 64; ++i) streams.push_back(make_stream(i % 2 == 0 ? 0 : cuda::cu_stream_non_blocking));
   std::vector<Ticket> tickets;
   use_many_streams(*this, context, store, memory, streams, tickets);
+  // A driver may still put our copies behind streams that wait for them: then it is said, and nobody waits for ever.
+  bool all_done = true;
   for (const Ticket& ticket : tickets) {
     ASSERT_TRUE(ticket.wait_for(30s));
-    EXPECT_EQ(ticket.outcome(), Outcome::done);
+    if (ticket.outcome() == Outcome::done) continue;
+    all_done = false;
+    EXPECT_FALSE(fake_) << "the fake has a queue for every stream";
+    EXPECT_EQ(ticket.report().error->code, Code::would_deadlock);
   }
   for (cuda::CuStream stream : streams) EXPECT_EQ(wait_for(stream), cuda::cu_success);
-  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+  if (all_done) {
+    EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+  }
 }
 
 TEST_F(InStreamOrder, one_hardware_queue_is_enough_because_ours_has_a_priority_of_its_own) {

@@ -26,7 +26,7 @@ UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 VENDORS = {
     re.compile(r"liburing.*|linux/io_uring\.h"): ["src/engines/uring/"],
     re.compile(r"CLI/.*"): ["src/cli/", "bench/"],
-    re.compile(r"nlohmann/.*"): ["src/core/", "src/cli/", "tests/", "bench/"],
+    re.compile(r"nlohmann/.*"): ["src/core/", "src/cli/", "src/services/", "tests/", "bench/"],
     re.compile(r"xxhash\.h"): ["src/base/", "tests/", "bench/"],
     re.compile(r"gtest/.*|gmock/.*"): ["src/", "tests/"],
     re.compile(r"benchmark/.*"): ["bench/"],

@@ -1,0 +1,159 @@
+// A Context over the fakes of CUDA and cuFile: which bytes go straight between the file and the GPU, and which don't.
+#include "api/context_builder.h"
+#include "engines/posix/engine.h"
+#include "fakes/cufile/support.h"
+#include "support/support.h"
+
+namespace penstock::cufile {
+namespace {
+
+constexpr std::uint64_t mib = 1 << 20;
+
+std::uint64_t bytes_by(const Report& report, Route route) {
+  return report.routes[static_cast<std::size_t>(route)];
+}
+
+class StraightToTheGpu : public WithFakes {
+ protected:
+  void SetUp() override {
+    WithFakes::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    FakeCuda::loaded()->clear_injections();
+    name_ = folder_.path("weights");
+    test::write_file(name_, test::content(1, 0, 9 * mib + 100));
+    test::evict(name_);
+    cufile_.set_mode(fake_cufile_gds);
+    machine_.with_nvidia_fs();
+    options_.lanes = 2;
+  }
+
+  Context make_context() { return make_context(machine_); }
+  Context make_context(const MachineTree& machine) {
+    engine::Table table;
+    table.push_back(posix::make_engine());
+    table.push_back(make_engine({machine.root()}));
+    return ContextBuilder::build(std::move(table), options_).value();
+  }
+  static std::vector<std::byte> bytes_of(Region memory) {
+    std::vector<std::byte> bytes(memory.size_bytes);
+    EXPECT_TRUE(copy(Region::host(bytes.data(), bytes.size()), memory).ok());
+    return bytes;
+  }
+
+  Options options_;
+  std::string name_;
+};
+
+TEST_F(StraightToTheGpu, goes_what_is_aligned_and_the_rest_is_staged) {
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 9 * mib + 100).value();
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(test::holds_content(bytes_of(memory.region()), 1, 0));
+  EXPECT_EQ(bytes_by(report, Route::gds), 9 * mib) << report.reason;
+  EXPECT_EQ(bytes_by(report, Route::direct_staged), 100U) << report.reason;
+  EXPECT_EQ(cufile_.counters().interior_pointers, 0U) << "memory is named by its registration";
+  EXPECT_NE(report.reason.find("cufile"), std::string::npos);
+}
+
+TEST_F(StraightToTheGpu, goes_nothing_that_is_in_memory_already) {
+  test::warm(name_);
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 9 * mib).value();
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(test::holds_content(bytes_of(memory.region()), 1, 0));
+  EXPECT_EQ(bytes_by(report, Route::cached_staged), 9 * mib) << report.reason;
+}
+
+TEST_F(StraightToTheGpu, goes_nothing_whose_places_do_not_line_up) {
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  const Report report = context.read(store, 4096, memory.region().part(512, 3 * mib));
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(test::holds_content(bytes_of(memory.region().part(512, 3 * mib)), 1, 4096));
+  EXPECT_EQ(bytes_by(report, Route::direct_staged), 3 * mib) << report.reason;
+}
+
+TEST_F(StraightToTheGpu, come_writes_too) {
+  Context context = make_context();
+  const Store store = context.open(name_, {.access = Access::write}).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  auto bytes = test::content(2, 0, 4 * mib);
+  ASSERT_TRUE(copy(memory.region(), Region::host(bytes.data(), bytes.size())).ok());
+  const Report report = context.write(store, mib, memory.region().part(0, 3 * mib + 7), {.durable = true});
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_EQ(bytes_by(report, Route::gds), 3 * mib) << report.reason;
+  EXPECT_TRUE(test::holds_content(test::read_file(name_, 0, mib), 1, 0));
+  EXPECT_TRUE(test::holds_content(test::read_file(name_, mib, 3 * mib + 7), 2, 0));
+  EXPECT_TRUE(test::holds_content(test::read_file(name_, 4 * mib + 7, 5 * mib), 1, 4 * mib + 7));
+}
+
+TEST_F(StraightToTheGpu, short_transfers_are_continued) {
+  cufile_.set_part(64 << 10);
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(test::holds_content(bytes_of(memory.region()), 1, 0));
+}
+
+TEST_F(StraightToTheGpu, failures_carry_cufiles_number) {
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  cufile_.fail("cuFileRead", 1, 5030, 1);
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_EQ(report.outcome, Outcome::failed);
+  EXPECT_EQ(report.failures.front().system_error, 5030);
+  cufile_.fail("cuFileRead", 1, 0, 0);
+}
+
+TEST_F(StraightToTheGpu, a_call_that_hangs_is_abandoned_in_time) {
+  options_.deadlines.cancel_grace_seconds = 0.05;
+  options_.deadlines.close_seconds = 2;
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  cufile_.set_hang(1);
+  const Report report = context.read(store, 0, memory.region(), {.deadline_seconds = 0.2});
+  EXPECT_EQ(report.outcome, Outcome::abandoned);
+  EXPECT_EQ(context.statistics().quarantined_bytes, mib);
+  std::vector<std::byte> host(mib);
+  EXPECT_TRUE(context.read(store, 0, Region::host(host.data(), host.size())).ok()) << "the Context goes on";
+  cufile_.set_hang(0);
+}
+
+TEST_F(StraightToTheGpu, compat_mode_is_taken_only_if_it_is_named) {
+  cufile_.set_mode(fake_cufile_compat);
+  const MachineTree without;
+  for (const bool named : {false, true}) {
+    if (named) options_.allowed_routes = {Route::cufile_compat, Route::direct_staged, Route::buffered_staged};
+    Context context = make_context(without);
+    const Store store = context.open(name_).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+    const Report report = context.read(store, 0, memory.region());
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_EQ(bytes_by(report, Route::cufile_compat), named ? 4 * mib : 0U) << report.reason;
+    EXPECT_EQ(bytes_by(report, Route::direct_staged), named ? 0U : 4 * mib) << report.reason;
+  }
+}
+
+TEST_F(StraightToTheGpu, the_engine_alone_takes_any_offset_and_no_host_memory) {
+  options_.engine = "cufile";
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
+  const Report report = context.read(store, 100, memory.region().part(7, mib + 3));
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(test::holds_content(bytes_of(memory.region().part(7, mib + 3)), 1, 100));
+  std::byte byte{};
+  EXPECT_EQ(context.read(store, 0, Region::host(&byte, 1)).error->code, Code::unsupported);
+}
+
+}  // namespace
+}  // namespace penstock::cufile
