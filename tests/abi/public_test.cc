@@ -159,7 +159,7 @@ TEST(SharedLibrary, exports_the_public_api_and_nothing_of_its_inside) {
   // Weak symbols are templates of the standard library, which every C++ library has; names of ours among their
   // arguments are no exports.
   const std::regex standard("^\\S+ [WVu] .*");
-  const std::regex ours("^\\S+ [TDBR] penstock::([a-z_0-9]+\\(|[A-Z]\\w*::).*\n");
+  const std::regex ours("^\\S+ [TDBR] penstock::([a-z_0-9]+(\\[abi:cxx11\\])?\\(|[A-Z]\\w*::).*\n");
   int exported = 0;
   for (const std::string& line : lines) {
     if (std::regex_match(line.substr(0, line.find('\n')), standard)) {
