@@ -78,7 +78,7 @@ void for_each_unit(const SmallArray<Span>& spans, std::uint64_t unit_bytes, Visi
       continue;
     }
     const bool fits = group.count != 0 && group.count < unit_ranges_most && group.length + span.length <= unit_bytes &&
-                      spans[group.first].store == span.store;
+                      spans[group.first].store == span.store && spans[group.first].gpu == span.gpu;
     if (!fits) flush_group();
     if (group.count == 0) group.first = i;
     group.length += span.length;

@@ -46,7 +46,8 @@ struct StoreUse {
   Identity before;
 };
 
-// The least that a lane takes at once: part of a long range, or several whole short ranges of one store.
+// The least that a lane takes at once: part of a long range, or several whole short ranges of one store, all
+// in memory of the same device.
 struct Unit {
   std::uint64_t begin = 0;   // within the range, if there is only one
   std::uint64_t length = 0;  // all bytes of the unit

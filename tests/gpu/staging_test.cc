@@ -178,6 +178,28 @@ TEST_P(Staging, host_and_gpu_ranges_share_a_request) {
   EXPECT_TRUE(holds_content(here, 9, 2 * mib));
 }
 
+TEST_P(Staging, small_ranges_of_the_host_and_of_a_gpu_take_turns) {
+  constexpr std::size_t size = 1000;
+  write_file(folder_.path("file"), content(19, 0, mib));
+  evict(folder_.path("file"));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer there = context.allocate(Domain::cuda(0), 64 * size).value();
+  std::vector<std::byte> here(64 * size);
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < 128; ++i) {
+    const Region memory = i % 2 == 0 ? there.region() : Region::host(here.data(), here.size());
+    ranges.push_back({&store, i * 4096, memory.part(i / 2 * size, size)});
+  }
+  const Report report = context.transfer(Direction::read, ranges);
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  const auto on_gpu = bytes_of(there.region());
+  for (std::size_t i = 0; i < 128; ++i) {
+    const std::byte* const from = (i % 2 == 0 ? on_gpu.data() : here.data()) + i / 2 * size;
+    ASSERT_TRUE(holds_content({from, size}, 19, i * 4096)) << i;
+  }
+}
+
 TEST_P(Staging, several_gpus_are_filled_at_once) {
   if (driver_->devices().size() < 2) GTEST_SKIP() << "one GPU";
   write_file(folder_.path("file"), content(10, 0, 4 * mib));
