@@ -27,9 +27,9 @@ class [[nodiscard]] Result {
   bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }
 
-  T& value() & { return check(), *std::get_if<0>(&state_); }
-  const T& value() const& { return check(), *std::get_if<0>(&state_); }
-  T&& value() && { return check(), std::move(*std::get_if<0>(&state_)); }
+  T& value() & { return check(), std::get<0>(state_); }
+  const T& value() const& { return check(), std::get<0>(state_); }
+  T&& value() && { return check(), std::get<0>(std::move(state_)); }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T&& operator*() && { return std::move(*this).value(); }

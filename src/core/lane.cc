@@ -45,8 +45,8 @@ Lane::Lane(std::shared_ptr<Environment> environment, const LaneSettings& setting
       flights_(settings.depth),
       bytes_allowed_(settings.bytes_in_flight),
       queues_(environment_->engines->size()),
-      staging_keys_(environment_->engines->size()),
       done_(done_at_once),
+      staging_keys_(environment_->engines->size()),
       copied_(settings.depth) {
   active_.reserve(1024);
   to_wake_.reserve(settings.depth);

@@ -223,54 +223,54 @@ class Lane {
   const std::shared_ptr<LaneStatistics> statistics_;
 
   // Shared with other threads.
-  std::mutex worker_mutex_;  // held by whoever works, where that changes
-  std::atomic<bool> busy_{false};
-  std::atomic<bool> unattended_{false};
-  std::atomic<Part*> mailbox_{nullptr};  // newest first; a mark when closed
-  std::atomic<State> state_{State::working};
-  std::atomic<engine::Queue*> polled_{nullptr};
-  std::atomic<bool> attention_{false};
-  std::atomic<bool> closing_{false};
   struct ToPrepare {
     cuda::Device* gpu;
     std::shared_ptr<std::atomic<std::uint32_t>> left;
   };
-  std::mutex prepare_mutex_;
-  std::vector<ToPrepare> to_prepare_;
+  std::mutex worker_mutex_;  // held by whoever works, where that changes
   std::mutex idle_mutex_;
   std::condition_variable idle_;
+  std::mutex prepare_mutex_;
+  std::vector<ToPrepare> to_prepare_;
+  std::atomic<Part*> mailbox_{nullptr};  // newest first; a mark when closed
+  std::atomic<engine::Queue*> polled_{nullptr};
+  std::atomic<State> state_{State::working};
+  std::atomic<bool> busy_{false};
+  std::atomic<bool> unattended_{false};
+  std::atomic<bool> attention_{false};
+  std::atomic<bool> closing_{false};
 
   // The worker's own.
-  bool mailbox_closed_ = false;
-  bool retired_ = false;
-  bool tried_to_retire_ = false;
   std::vector<Part*> active_;
-  bool some_ended_ = false;                        // requests, since waiters were last woken
   std::vector<std::shared_ptr<Request>> to_wake_;  // ended; someone sleeps until then
   Part* cutting_first_ = nullptr;
   Part* cutting_last_ = nullptr;
   std::vector<Flight> flights_;
   std::vector<std::uint32_t> free_;
   std::vector<std::uint32_t> retries_;
-  std::uint32_t orphans_ = 0;
-  std::uint32_t held_back_ = 0;  // operations that the kernel has not seen yet
   std::uint64_t bytes_in_flight_ = 0;
   std::uint64_t bytes_allowed_;
   TimePoint depth_changed_;
   TimePoint next_look_ = TimePoint::max();
   std::vector<EngineQueue> queues_;  // by engine
   std::size_t poll_first_ = 0;
-  std::unique_ptr<StagingArena> staging_;
-  bool staging_refused_ = false;
-  std::vector<std::optional<engine::MemoryKey>> staging_keys_;  // by engine
   std::vector<engine::Done> done_;
+  std::unique_ptr<StagingArena> staging_;
+  std::vector<std::optional<engine::MemoryKey>> staging_keys_;  // by engine
   std::vector<GpuCopies> gpus_;
   std::vector<cuda::CopyDone> copied_;
-  std::uint32_t copying_ = 0;  // flights
-  TimePoint copies_moved_;     // when a copy last ended, or the first of those pending began
-  Duration between_looks_{};   // at copies that are on their way
-  std::uint32_t slots_filling_ = 0;
-  double copy_seconds_ = 0;  // waited for copies with nothing else to do, in all
+  TimePoint copies_moved_;           // when a copy last ended, or the first of those pending began
+  Duration between_looks_{};         // at copies that are on their way
+  double copy_seconds_ = 0;          // waited for copies with nothing else to do, in all
+  std::uint32_t copying_ = 0;        // flights
+  std::uint32_t slots_filling_ = 0;  // from the page cache
+  std::uint32_t orphans_ = 0;
+  std::uint32_t held_back_ = 0;  // operations that the kernel has not seen yet
+  bool mailbox_closed_ = false;
+  bool retired_ = false;
+  bool tried_to_retire_ = false;
+  bool staging_refused_ = false;
+  bool some_ended_ = false;  // requests, since waiters were last woken
 };
 
 }  // namespace penstock::core

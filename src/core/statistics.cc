@@ -58,7 +58,7 @@ void BandwidthMeter::forget_peak() {
   peak_bytes_.store(0, std::memory_order_relaxed);
 }
 
-LaneStatistics::LaneStatistics(std::size_t engine_count, std::shared_ptr<BandwidthMeter[]> meters)
+LaneStatistics::LaneStatistics(std::size_t engine_count, std::shared_ptr<std::vector<BandwidthMeter>> meters)
     : cells_(std::make_unique<Cell[]>(engine_count * route_count)), meters_(std::move(meters)) {
   batch_.reserve(engine_count * route_count);
 }
@@ -83,7 +83,7 @@ void LaneStatistics::record(std::size_t engine, Route route, std::uint64_t bytes
 void LaneStatistics::publish(TimePoint now) {
   for (const std::size_t index : batch_) {
     Cell& cell = cells_[index];
-    meters_[index].add(cell.batch_bytes, cell.batch_longest_ns, now);
+    (*meters_)[index].add(cell.batch_bytes, cell.batch_longest_ns, now);
     cell.batch_bytes = 0;
     cell.batch_longest_ns = 0;
     cell.in_batch = false;
@@ -92,7 +92,9 @@ void LaneStatistics::publish(TimePoint now) {
 }
 
 StatisticsHub::StatisticsHub(std::vector<std::string> engine_names)
-    : engine_names_(std::move(engine_names)), meters_(new BandwidthMeter[cell_count()]), baseline_(cell_count()) {}
+    : engine_names_(std::move(engine_names)),
+      meters_(std::make_shared<std::vector<BandwidthMeter>>(cell_count())),
+      baseline_(cell_count()) {}
 
 std::shared_ptr<LaneStatistics> StatisticsHub::add_lane() {
   const std::lock_guard lock(mutex_);
@@ -124,7 +126,7 @@ void StatisticsHub::Totals::subtract(const Totals& earlier) {
 
 StatisticsHub::Totals StatisticsHub::totals_locked(std::size_t cell) const {
   Totals totals;
-  totals.busy_ns = meters_[cell].busy_ns();
+  totals.busy_ns = (*meters_)[cell].busy_ns();
   for (const auto& lane : lanes_) {
     const LaneStatistics::Cell& counted = lane->cells_[cell];
     totals.bytes += counted.bytes.get();
@@ -166,7 +168,7 @@ Statistics StatisticsHub::snapshot() const {
           static_cast<double>(totals.bytes) / (static_cast<double>(totals.busy_ns) * seconds_per_ns);
     }
     // Work that was over before a window was full has no better tenth of a second than all of it.
-    route.bandwidth_peak = std::max(meters_[cell].peak(), route.bandwidth_effective);
+    route.bandwidth_peak = std::max((*meters_)[cell].peak(), route.bandwidth_effective);
     result.routes.push_back(std::move(route));
   }
   return result;
@@ -176,7 +178,7 @@ void StatisticsHub::reset() {
   const std::lock_guard lock(mutex_);
   for (std::size_t cell = 0; cell < cell_count(); ++cell) {
     baseline_[cell] = totals_locked(cell);
-    meters_[cell].forget_peak();
+    (*meters_)[cell].forget_peak();
   }
   baseline_requests_ = requests_.load(std::memory_order_relaxed);
   baseline_requests_failed_ = requests_failed_.load(std::memory_order_relaxed);

@@ -43,7 +43,7 @@ class BandwidthMeter {
 
 class LaneStatistics {
  public:
-  LaneStatistics(std::size_t engine_count, std::shared_ptr<BandwidthMeter[]> meters);
+  LaneStatistics(std::size_t engine_count, std::shared_ptr<std::vector<BandwidthMeter>> meters);
 
   // REQUIRES: engine < the number of engines of the hub.
   void record(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns, bool ok);
@@ -74,10 +74,10 @@ class LaneStatistics {
     bool in_batch = false;
   };
 
-  std::unique_ptr<Cell[]> cells_;             // by engine, then route
-  std::vector<std::size_t> batch_;            // cells touched since the last publish; never grows past its reserve
-  std::shared_ptr<BandwidthMeter[]> meters_;  // shared with the hub and its other lanes
-  std::atomic<bool> taken_{false};            // a lane records here
+  std::unique_ptr<Cell[]> cells_;   // by engine, then route
+  std::vector<std::size_t> batch_;  // cells touched since the last publish; never grows past its reserve
+  std::shared_ptr<std::vector<BandwidthMeter>> meters_;  // shared with the hub and its other lanes
+  std::atomic<bool> taken_{false};                       // a lane records here
 };
 
 class StatisticsHub {
@@ -106,7 +106,7 @@ class StatisticsHub {
   Totals totals_locked(std::size_t cell) const;
 
   const std::vector<std::string> engine_names_;
-  const std::shared_ptr<BandwidthMeter[]> meters_;
+  const std::shared_ptr<std::vector<BandwidthMeter>> meters_;
   std::atomic<std::uint64_t> requests_{0};
   std::atomic<std::uint64_t> requests_failed_{0};
 

@@ -36,6 +36,14 @@ using CuEvent = struct CuEventTag*;
 using CuModule = struct CuModuleTag*;
 using CuFunction = struct CuFunctionTag*;
 
+// Addresses of GPUs are numbers to the driver, and pointers to everyone else.
+inline CuDevicePtr device_address(const std::byte* pointer) {
+  return reinterpret_cast<CuDevicePtr>(pointer);
+}
+inline std::byte* device_pointer(CuDevicePtr address) {
+  return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
 // Flags.
 inline constexpr unsigned cu_stream_non_blocking = 1;
 inline constexpr unsigned cu_event_blocking_sync = 1;
@@ -136,6 +144,7 @@ inline constexpr int cu_source_access_order_stream = 1;
      std::size_t * attribute_starts, std::size_t attribute_count, CuStream stream))
 
 struct Api {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
 #define PENSTOCK_CUDA_MEMBER(member, symbol, arguments) CuResult(*member) arguments = nullptr;
   PENSTOCK_CUDA_REQUIRED(PENSTOCK_CUDA_MEMBER)
   PENSTOCK_CUDA_OPTIONAL(PENSTOCK_CUDA_MEMBER)

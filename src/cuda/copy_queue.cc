@@ -11,10 +11,6 @@ constexpr std::size_t small_bytes = 32 << 10;
 // Fewer are cheaper by a call each.
 constexpr std::size_t worth_a_batch = 4;
 
-CuDevicePtr address_of(const std::byte* pointer) {
-  return reinterpret_cast<CuDevicePtr>(pointer);
-}
-
 }  // namespace
 
 CopyQueue::CopyQueue(Device& device, const CopyQueueOptions& options)
@@ -106,8 +102,8 @@ CuResult CopyQueue::issue_by_kernel(std::size_t first, std::size_t count) {
   const bool to_device = options_.toward == Toward::device;
   auto* const table = reinterpret_cast<ScatterEntry*>(table_.host);
   for (std::size_t i = first; i < first + count; ++i) {
-    const CuDevicePtr host = address_of(ring_[i].host + *options_.host_to_device);
-    const CuDevicePtr device = address_of(ring_[i].device);
+    const CuDevicePtr host = device_address(ring_[i].host + *options_.host_to_device);
+    const CuDevicePtr device = device_address(ring_[i].device);
     table[i] = {to_device ? host : device, to_device ? device : host, ring_[i].bytes};
   }
   CuDevicePtr entries = table_.device + first * sizeof(ScatterEntry);
@@ -124,8 +120,8 @@ CuResult CopyQueue::issue_by_batch(std::size_t first, std::size_t count) {
   batch_bytes_.clear();
   for (std::size_t i = first; i < first + count; ++i) {
     const Copy& copy = ring_[i];
-    batch_to_.push_back(address_of(to_device ? copy.device : copy.host));
-    batch_from_.push_back(address_of(to_device ? copy.host : copy.device));
+    batch_to_.push_back(device_address(to_device ? copy.device : copy.host));
+    batch_from_.push_back(device_address(to_device ? copy.host : copy.device));
     batch_bytes_.push_back(copy.bytes);
   }
   CuMemcpyAttributes attributes{};
@@ -136,7 +132,7 @@ CuResult CopyQueue::issue_by_batch(std::size_t first, std::size_t count) {
 }
 
 CuResult CopyQueue::issue_one(const Copy& copy) {
-  const CuDevicePtr device = address_of(copy.device);
+  const CuDevicePtr device = device_address(copy.device);
   return options_.toward == Toward::device ? device_.api().copy_to_device(device, copy.host, copy.bytes, stream_)
                                            : device_.api().copy_from_device(copy.host, device, copy.bytes, stream_);
 }

@@ -118,8 +118,8 @@ Status Device::copy_and_wait(Region to, Region from) {
   const Current current(*this);
   CuStream stream = nullptr;
   CuResult result = api().stream_create(&stream, cu_stream_non_blocking, 0);
-  const auto target = reinterpret_cast<CuDevicePtr>(to.data);
-  const auto source = reinterpret_cast<CuDevicePtr>(from.data);
+  const CuDevicePtr target = device_address(to.data);
+  const CuDevicePtr source = device_address(from.data);
   if (result == cu_success) {
     if (to.domain.host_accessible()) {
       result = api().copy_from_device(to.data, source, to.size_bytes, stream);
@@ -269,7 +269,7 @@ Result<Device*> Driver::device(int ordinal) {
 }
 
 Result<Region> Driver::find(const void* pointer) {
-  const auto address = reinterpret_cast<CuDevicePtr>(pointer);
+  const CuDevicePtr address = device_address(static_cast<const std::byte*>(pointer));
   unsigned type = 0;
   int ordinal = -1;
   CuResult result = api_.pointer_get_attribute(&type, cu_pointer_memory_type, address);
@@ -284,8 +284,8 @@ Result<Region> Driver::find(const void* pointer) {
   const bool has_range = api_.pointer_get_attribute(&start, cu_pointer_range_start, address) == cu_success &&
                          api_.pointer_get_attribute(&size, cu_pointer_range_size, address) == cu_success;
   const Domain domain = Domain::cuda(static_cast<std::uint16_t>(ordinal));
-  if (!has_range || start > address) return Region{reinterpret_cast<std::byte*>(address), SIZE_MAX - address, domain};
-  return Region{reinterpret_cast<std::byte*>(start), size, domain};
+  if (!has_range || start > address) return Region{device_pointer(address), SIZE_MAX - address, domain};
+  return Region{device_pointer(start), size, domain};
 }
 
 }  // namespace penstock::cuda

@@ -155,7 +155,7 @@ Status Allocation::register_with(cuda::Device& device) {
   cuda::CuDevicePtr address = 0;
   result = device.api().host_get_device_pointer(&address, region_.data, 0);
   if (result != cuda::cu_success) return device.driver().error(result, what);
-  host_to_device_ = reinterpret_cast<std::byte*>(address) - region_.data;
+  host_to_device_ = cuda::device_pointer(address) - region_.data;
   return {};
 }
 

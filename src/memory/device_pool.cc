@@ -17,7 +17,7 @@ constexpr std::size_t granularity = 64 << 10;
 DevicePool::~DevicePool() {
   for (const Block& block : kept_) budget_->refund(block.size_bytes);
   const cuda::Current current(device_);
-  for (const Block& block : kept_) device_.api().memory_free(reinterpret_cast<cuda::CuDevicePtr>(block.data));
+  for (const Block& block : kept_) device_.api().memory_free(cuda::device_address(block.data));
 }
 
 Result<DevicePool::Block> DevicePool::take(std::size_t size_bytes) {
@@ -53,7 +53,7 @@ Result<DevicePool::Block> DevicePool::allocate(std::size_t size_bytes) {
     budget_->refund(size_bytes);
     return device_.driver().error(result, what);
   }
-  return Block{reinterpret_cast<std::byte*>(address), size_bytes};
+  return Block{cuda::device_pointer(address), size_bytes};
 }
 
 void DevicePool::give_back(const Block& block) {
@@ -71,7 +71,7 @@ void DevicePool::trim(std::uint64_t bytes) {
     kept_.erase(kept_.begin());
     kept_bytes_ -= block.size_bytes;
     budget_->refund(block.size_bytes);
-    const auto result = device_.api().memory_free(reinterpret_cast<cuda::CuDevicePtr>(block.data));
+    const auto result = device_.api().memory_free(cuda::device_address(block.data));
     if (result != cuda::cu_success) log(LogLevel::warning, device_.driver().error(result, "free GPU memory").message);
   }
 }

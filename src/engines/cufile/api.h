@@ -175,6 +175,7 @@ constexpr std::size_t cf_gpu_count_offset(int version) {
   X(get_statistics, cuFileGetStatsL3, CfError, (void* statistics))
 
 struct Api {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
 #define PENSTOCK_CUFILE_MEMBER(member, symbol, result, arguments) result(*member) arguments = nullptr;
   PENSTOCK_CUFILE_REQUIRED(PENSTOCK_CUFILE_MEMBER)
   PENSTOCK_CUFILE_OPTIONAL(PENSTOCK_CUFILE_MEMBER)

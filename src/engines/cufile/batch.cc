@@ -68,7 +68,7 @@ bool Batch::run(std::span<const Transfer> transfers, files::Completions& complet
                                .size = transfer.op.length},
                   .handle = transfer.handle,
                   .opcode = transfer.op.kind == engine::OpKind::read ? cf_read : cf_write,
-                  .cookie = reinterpret_cast<void*>(i)};
+                  .cookie = reinterpret_cast<void*>(i)};  // NOLINT(performance-no-int-to-ptr): a number to cuFile
   }
   const auto count = static_cast<unsigned>(transfers.size());
   if (library_.api().batch_submit(handle_, count, entries.data(), 0).number != cf_success) return false;

@@ -68,7 +68,8 @@ std::optional<NvidiaDriver> read_driver(const fs::path& root) {
 std::optional<std::uint64_t> read_bar1_bytes(const fs::path& root, const std::string& bus) {
   std::ifstream file(root / "sys/bus/pci/devices" / bus / "resource");
   std::string line;
-  if (!std::getline(file, line) || !std::getline(file, line)) return std::nullopt;
+  std::getline(file, line);
+  if (!std::getline(file, line)) return std::nullopt;
   unsigned long long first = 0;
   unsigned long long last = 0;
   if (std::sscanf(line.c_str(), "%llx %llx", &first, &last) != 2 || last <= first) return std::nullopt;

@@ -1,6 +1,7 @@
 #include "engines/cufile/streams.h"
 
 #include <cerrno>
+#include <new>
 
 #include "engines/cufile/errors.h"
 
@@ -38,7 +39,7 @@ Result<std::uint64_t> StreamTransfer::bytes() const {
 
 StreamTransfers::~StreamTransfers() {
   forget_finished();
-  for (auto& state : pending_) new std::shared_ptr(std::move(state));
+  for (auto& state : pending_) new (std::nothrow) std::shared_ptr(std::move(state));
 }
 
 Status StreamTransfers::register_stream(cuda::CuStream stream) const {

@@ -28,7 +28,7 @@ constexpr Knob knobs[] = {
 };
 
 double at(const std::vector<double>& sorted, double part) {
-  return sorted[static_cast<std::size_t>(part * static_cast<double>(sorted.size() - 1) + 0.5)];
+  return sorted[static_cast<std::size_t>(std::lround(part * static_cast<double>(sorted.size() - 1)))];
 }
 
 double median(std::vector<double> values) {

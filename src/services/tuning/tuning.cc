@@ -69,8 +69,7 @@ Status write_file(const std::vector<Tuning>& tunings, const std::string& file) {
   Result<Store> store =
       context->open((folder / std::filesystem::path(file).filename()).string(), {.access = Access::replace});
   if (!store) return store.error();
-  const Region memory = Region::host(reinterpret_cast<std::byte*>(text->data()), text->size());
-  const Report report = context->write(*store, 0, memory);
+  const Report report = context->write(*store, 0, Region::host(text->data(), text->size()));
   if (!report.ok()) return *report.error;
   return store->commit();
 }
