@@ -1,7 +1,8 @@
 // Buffer: owned memory of a Domain, page-aligned. Made by Context::allocate.
 //
 // Thread safety: a handle; the bytes are the user's to guard. Lifetime: may outlive the Context. Memory that an
-// abandoned request may still touch is not returned to the system until the device has let go of it.
+// abandoned request may still touch is not returned to the system until the device has let go of it. GPU memory goes to
+// whoever allocates next: let kernels that use it end first.
 #pragma once
 
 #include <cstddef>

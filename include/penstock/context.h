@@ -39,8 +39,8 @@ class PENSTOCK_EXPORT Context {
   // `name` is a path, or a URI with the scheme of an engine. "./x" and "file:x" are always paths.
   Result<Store> open(std::string_view name, const OpenOptions& options = {});
 
-  // Page-aligned memory. Pinned memory counts against the budget and is attached to every engine; with a GPU it is
-  // registered with CUDA too. GPU memory counts against a budget of its own.
+  // Page-aligned memory. Pinned memory counts against the budget and is attached to every engine; once a GPU is
+  // in use it is registered with CUDA too. GPU memory counts against a budget of its own.
   Result<Buffer> allocate(Domain domain, std::size_t size_bytes);
   // Makes all that requests to and from a GPU need: context, streams, pinned slots. The first request would do it, and
   // take the longer; with stream order it would wait for what the GPU is doing then.

@@ -163,16 +163,19 @@ Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
     if (!pool) return pool.error();
     options.pool = std::move(*pool);
   } else if (pinned) {
-    // CUDA locks what it registers; without a GPU the kernel does.
-    if (auto found = impl_->device(Domain::cuda(0))) gpu = *found;
+    // CUDA locks what it registers; where no GPU is in use the kernel does.
+    gpu = cuda::Driver::device_in_use();
     options.lock = gpu == nullptr;
   }
   auto allocation = memory::Allocation::create(options);
   if (!allocation) return allocation.error();
-  const Region region = (*allocation)->region();
-  if (gpu != nullptr) {
-    if (auto status = (*allocation)->register_with(*gpu); !status) return status.error();
+  if (gpu != nullptr && !(*allocation)->register_with(*gpu)) {
+    options.lock = true;
+    allocation->reset();  // refunds the budget
+    allocation = memory::Allocation::create(options);
+    if (!allocation) return allocation.error();
   }
+  const Region region = (*allocation)->region();
   const bool attach = pinned || domain.kind() == Domain::Kind::cuda;
   if (attach && size_bytes != 0) {
     if (auto status = environment->memory.attach(region); !status) return status.error();

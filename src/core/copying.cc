@@ -72,7 +72,7 @@ void Lane::copy(std::uint32_t index, Toward toward) {
   Flight& flight = flights_[index];
   const auto found = copies_of(*flight.gpu, toward);
   if (!found) {
-    fail_piece(index, found.error().code, found.error().system_error);
+    fail_copy(index, found.error().code, found.error().system_error);
     return;
   }
   CopyQueue* queue = *found;
@@ -83,6 +83,12 @@ void Lane::copy(std::uint32_t index, Toward toward) {
               .bytes = flight.length,
               .cookie = std::uint64_t{flight.generation} << 32 | index});
   if (flight.length >= worth_issuing_bytes) queue->issue();
+}
+
+// The numbers of CUDA go with its own codes only: elsewhere they would be read as the system's.
+void Lane::fail_copy(std::uint32_t index, Code code, int number) {
+  const bool of_cuda = code == Code::device_error || code == Code::device_lost;
+  fail_piece(index, code, of_cuda ? number : 0);
 }
 
 void Lane::issue_copies(bool all) {
@@ -137,7 +143,7 @@ void Lane::on_copied(const cuda::CopyDone& done, TimePoint now) {
   Part& part = *flight.part;
   part.last_progress = now;
   if (done.result != cuda::cu_success) {
-    fail_piece(index, cuda::code_from_result(done.result), done.result);
+    fail_copy(index, cuda::code_from_result(done.result), done.result);
   } else if (part.hold->direction == Direction::read) {
     account_piece(index);
   } else if (part.grace_end != TimePoint::max()) {
@@ -158,9 +164,12 @@ void Lane::wait_for_copies(TimePoint until) {
   for (const EngineQueue& queue : queues_) in_queue += queue.in_queue;
   if (in_queue != 0) {
     // Small copies wait for more of their kind while storage has some at hand.
-    if (copies_added() != 0 && collect_from_engines(TimePoint::min()) != 0) return;
+    const std::size_t added = copies_added();
+    const bool found = added != 0 && collect_from_engines(TimePoint::min()) != 0;
+    if (found && copies_added() > added) return;
     issue_copies(true);
-    collect_from_engines(std::min(until, begun + between_looks_));
+    if (!found) collect_from_engines(std::min(until, begun + between_looks_));
+    watch_streams(Clock::now());
     return;
   }
   issue_copies(true);

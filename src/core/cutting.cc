@@ -63,14 +63,16 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
   const Span& span = request.spans[part.range];
   StoreEntry& entry = *request.stores[span.store].entry;
   const std::uint64_t end = part.unit.count == 1 ? part.unit.begin + part.unit.length : span.length;
-  const Rest rest{span.offset + part.position, end - part.position,
-                  reinterpret_cast<std::uintptr_t>(span.memory) + part.position};
+  Rest rest{span.offset + part.position, end - part.position,
+            reinterpret_cast<std::uintptr_t>(span.memory) + part.position};
   if (rest.length == 0) {
     advance(part, 0);
     return CutResult::cut;
   }
   if (part.plan_each_piece) {
-    plan_window_at(part, entry, rest.offset, std::min(rest.length, environment_->options.storage_chunk_bytes));
+    // What was asked about is what the plan is for.
+    rest.length = std::min(rest.length, environment_->options.storage_chunk_bytes);
+    plan_window_at(part, entry, rest.offset, rest.length);
   }
 
   if (part.no_route) {
@@ -91,6 +93,7 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
       return CutResult::cut;
     }
     // Ends and places that aren't aligned go through the host; what comes after may go straight again.
+    rest.length = std::min(rest.length, environment_->options.storage_chunk_bytes);
     if (!plan_around_device(part, entry, rest)) {
       fail_unit(part, Code::no_route);
       return CutResult::cut;
@@ -153,7 +156,7 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
 
 bool Lane::plan_around_device(Part& part, StoreEntry& entry, const Rest& rest) {
   part.goes_straight = true;
-  plan_window_at(part, entry, rest.offset, std::min(rest.length, environment_->options.storage_chunk_bytes), true);
+  plan_window_at(part, entry, rest.offset, rest.length, true);
   return !part.no_route;
 }
 

@@ -358,6 +358,8 @@ void Lane::abandon(Part& part) {
   for (Flight& flight : flights_) {
     if (flight.part != &part) continue;
     flight.kept = part.hold->stores[store_of(flight)].entry;
+    bytes_in_flight_ -= std::exchange(flight.weight_bytes, 0);
+    if (std::exchange(flight.fills_slot, false)) --slots_filling_;
     if (flight.copying) {
       flight.quarantine = environment_->quarantine->add(flight.user, flight.length);
     } else if (flight.op.memory != nullptr) {

@@ -77,6 +77,8 @@ class Lane {
   bool try_step(TimePoint until);
   // Called now and then: works a little if nobody has since the last call.
   void take_care();
+  // REQUIRES: nobody works on it.
+  bool has_orphans() const { return orphans_ != 0; }
   // Whether requests or orphans are left; may be out of date.
   bool busy() const { return busy_.load(std::memory_order_relaxed); }
   // Works until everything has ended or the time has come; says whether it has. REQUIRES: close() was called.
@@ -165,6 +167,7 @@ class Lane {
   Result<cuda::CopyQueue*> copies_of(cuda::Device& gpu, cuda::Toward toward);
   void copy(std::uint32_t index, cuda::Toward toward);
   void on_copied(const cuda::CopyDone& done, TimePoint now);
+  void fail_copy(std::uint32_t index, Code code, int number);
   std::size_t collect_copies();
   void issue_copies(bool all);
   std::size_t copies_added() const;
@@ -259,11 +262,11 @@ class Lane {
   std::vector<std::optional<engine::MemoryKey>> staging_keys_;  // by engine
   std::vector<GpuCopies> gpus_;
   std::vector<cuda::CopyDone> copied_;
-  TimePoint copies_moved_;           // when a copy last ended, or the first of those pending began
-  Duration between_looks_{};         // at copies that are on their way
-  double copy_seconds_ = 0;          // waited for copies with nothing else to do, in all
-  std::uint32_t copying_ = 0;        // flights
-  std::uint32_t slots_filling_ = 0;  // from the page cache
+  TimePoint copies_moved_;  // when a copy last ended, or the first of those pending began
+  Duration between_looks_ = std::chrono::microseconds(20);  // at copies that are on their way
+  double copy_seconds_ = 0;                                 // waited for copies with nothing else to do, in all
+  std::uint32_t copying_ = 0;                               // flights
+  std::uint32_t slots_filling_ = 0;                         // from the page cache
   std::uint32_t orphans_ = 0;
   std::uint32_t held_back_ = 0;  // operations that the kernel has not seen yet
   bool mailbox_closed_ = false;

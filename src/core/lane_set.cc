@@ -87,7 +87,10 @@ Status LaneSet::prepare(cuda::Device& gpu) {
 }
 
 void LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
-  const auto start = [self = shared_from_this(), request] { self->submit(request); };
+  const auto start = [self = shared_from_this(), request] {
+    if (!request->note_identities()) request->stop(Code::changed);
+    self->submit(request);
+  };
   if (environment_->streams.add(request, start)) return;
   request->stop(Code::closed);
   Request::end_unstarted(request);
@@ -172,7 +175,7 @@ void LaneSet::look_after_callers_lanes(const std::stop_token& stop) {
 }
 
 bool LaneSet::drive(const std::shared_ptr<Request>& request) {
-  std::unique_ptr<Lane> lane;
+  std::shared_ptr<Lane> lane;
   {
     const std::scoped_lock lock(mutex_);
     if (closed_) return false;
@@ -190,13 +193,13 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request) {
     settings.runner = Runner::one_caller;
     settings.depth = 4;
     settings.staging_bytes = driven_staging_bytes;
-    lane = std::make_unique<Lane>(environment_, settings, nullptr);
+    lane = std::make_shared<Lane>(environment_, settings, nullptr);
   }
   Part& part = request->parts[0];
   part.hold = request;
   lane->drive(part);
   const std::scoped_lock lock(mutex_);
-  driven_.push_back(std::move(lane));
+  (lane->has_orphans() ? stuck_ : driven_).push_back(std::move(lane));
   return true;
 }
 
@@ -221,6 +224,7 @@ void LaneSet::collect_ended() {
 
 void LaneSet::close() {
   std::vector<Worker> workers;
+  std::vector<std::shared_ptr<Lane>> without_thread;
   std::jthread caretaker;
   {
     const std::scoped_lock lock(mutex_);
@@ -232,6 +236,7 @@ void LaneSet::close() {
     std::move(retired_.begin(), retired_.end(), std::back_inserter(workers));
     retired_.clear();
     driven_.clear();
+    without_thread = std::move(stuck_);
   }
   if (caretaker.joinable()) {
     caretaker.request_stop();
@@ -239,11 +244,12 @@ void LaneSet::close() {
   }
   for (const Worker& worker : workers) worker.lane->close();
   for (const auto& lane : callers_lanes_) {
-    if (lane) lane->close();
+    if (lane) without_thread.push_back(lane);
   }
+  for (const auto& lane : without_thread) lane->close();
   const TimePoint deadline = Clock::now() + duration_from_seconds(environment_->options.deadlines.close_seconds);
-  for (const auto& lane : callers_lanes_) {
-    if (!lane || lane->finish(deadline)) continue;
+  for (const auto& lane : without_thread) {
+    if (lane->finish(deadline)) continue;
     log(LogLevel::warning, leaked_message);
     std::thread([lane] { lane->finish(TimePoint::max()); }).detach();
   }

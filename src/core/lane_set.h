@@ -63,7 +63,8 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   std::uint32_t replaced_ = 0;
   std::vector<Worker> workers_;                // by slot; no lane: not started yet
   std::vector<Worker> retired_;                // replaced, waiting for their operations
-  std::vector<std::unique_ptr<Lane>> driven_;  // free ones
+  std::vector<std::shared_ptr<Lane>> driven_;  // free ones
+  std::vector<std::shared_ptr<Lane>> stuck_;   // driven ones whose operations did not come back
   std::uint32_t driven_made_ = 0;
 
   // Lanes that callers run, found by the caller's thread; and the thread that carries on what nobody waits for.

@@ -72,7 +72,7 @@ Result<EnginePlan> plan_engine(std::span<const EngineFacts> engines, std::string
 }
 
 RouteSet route_set(std::span<const Route> routes) {
-  if (routes.empty()) return ~route_bit(Route::cufile_compat);
+  if (routes.empty()) return ~(route_bit(Route::cufile_compat) | route_bit(Route::cufile_unknown));
   RouteSet set = 0;
   for (const Route route : routes) set |= route_bit(route);
   return set;
@@ -136,7 +136,8 @@ std::optional<WindowPlan> plan_window(const WindowFacts& facts) {
   const bool reachable = facts.direct || facts.page_cache;
   // What is in memory already comes faster from there than from the disk.
   const bool in_memory = reachable && plan.path == Path::cached && is_allowed(Path::cached);
-  if (facts.device_route && (facts.allowed & route_bit(*facts.device_route)) != 0 && !in_memory) {
+  const bool keeps = facts.cache == Cache::keep && facts.page_cache;
+  if (facts.device_route && !keeps && (facts.allowed & route_bit(*facts.device_route)) != 0 && !in_memory) {
     return WindowPlan{Path::device, Reason::straight};
   }
   if (!reachable) return std::nullopt;

@@ -45,7 +45,7 @@ using RouteSet = std::uint32_t;
 constexpr RouteSet route_bit(Route route) {
   return RouteSet{1} << static_cast<unsigned>(route);
 }
-// Empty: all but cuFile's compat mode, which is slower than our staging.
+// Empty: all but cuFile's compat mode, which is slower than our staging, and what may be that.
 RouteSet route_set(std::span<const Route> routes);
 
 // Why a window went the way it went.

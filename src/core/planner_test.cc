@@ -105,7 +105,8 @@ TEST(PlanWindow, goes_straight_to_a_gpu_where_that_is_possible_and_allowed) {
     const auto plan = plan_window(facts);
     ASSERT_TRUE(plan) << describe(facts);
     const bool in_memory = (facts.direct || facts.page_cache) && plan->path == Path::cached;
-    EXPECT_TRUE(plan->path == Path::device || in_memory) << describe(facts);
+    const bool keeps = facts.cache == Cache::keep && facts.page_cache;
+    EXPECT_TRUE(plan->path == Path::device || in_memory || keeps) << describe(facts);
     facts.allowed = ~route_bit(Route::gds);
     const auto around = plan_window(facts);
     EXPECT_TRUE(!around || around->path != Path::device) << describe(facts);
@@ -238,7 +239,7 @@ TEST(Reasons, each_have_a_text_of_their_own) {
 }
 
 TEST(RouteSets, hold_what_was_put_in_and_everything_when_nothing_was) {
-  EXPECT_EQ(route_set({}), ~route_bit(Route::cufile_compat));
+  EXPECT_EQ(route_set({}), ~(route_bit(Route::cufile_compat) | route_bit(Route::cufile_unknown)));
   const Route some[] = {Route::cached, Route::mapped};
   EXPECT_EQ(route_set(some), route_bit(Route::cached) | route_bit(Route::mapped));
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <unordered_map>
+#include <utility>
 
 #include "base/futex.h"
 #include "core/cut.h"
@@ -109,9 +110,14 @@ Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environme
     if (auto status = request->find_gpus(ranges); !status) return status.error();
   }
   if (auto status = request->prepare_stores(); !status) return status.error();
+  if (auto status = request->note_identities(); !status) return status.error();
   request->make_units(settings.lanes);
   if (environment->options.nvtx) request->nvtx_range_ = cuda::begin_range(request->title());
   return request;
+}
+
+Request::~Request() {
+  cuda::end_range(nvtx_range_);
 }
 
 std::string Request::title() const {
@@ -228,11 +234,6 @@ Status Request::prepare_stores() {
     if (direction == Direction::read) {
       if (auto status = entry.check_end(use.end); !status) return status;
       use.check_identity = total_bytes >= identity_checked_from_bytes && !entry.info().writable;
-      if (use.check_identity) {
-        auto identity = entry.store().identity();
-        if (!identity) return identity.error();
-        use.before = *identity;
-      }
       continue;
     }
     engine::Writer* writer = entry.store().writer();
@@ -242,6 +243,16 @@ Status Request::prepare_stores() {
     }
     if (auto status = writer->reserve(use.end); !status) return status;
     entry.grown_to(use.end);
+  }
+  return {};
+}
+
+Status Request::note_identities() {
+  for (StoreUse& use : stores) {
+    if (!use.check_identity) continue;
+    auto identity = use.entry->store().identity();
+    if (!identity) return identity.error();
+    use.before = *identity;
   }
   return {};
 }
@@ -304,7 +315,7 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   summary_.seconds = seconds_between(begun, Clock::now());
   environment_->statistics.request_ended(outcome == Outcome::done);
   if (order) order->release();
-  cuda::end_range(nvtx_range_);
+  cuda::end_range(std::exchange(nvtx_range_, 0));
   auto on_end = std::move(options_.on_end);
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;
@@ -440,6 +451,9 @@ Error Request::describe(Outcome outcome) const {
     return {Code::would_deadlock, 0, "copies could not get past a stream that waits for them; " + progress,
             "use fewer streams, raise CUDA_DEVICE_MAX_CONNECTIONS, or give the streams a lower priority than ours"};
   }
+  if (stop_code() == Code::changed) {
+    return {Code::changed, 0, "the file was replaced before its turn on the stream came", "open it again"};
+  }
   if (stop_code() != Code::timed_out) {
     return {stop_code(), 0, "the stream that the request is ordered by has failed; " + progress, device_lost_hint};
   }
@@ -475,9 +489,18 @@ Report Request::report() const {
     report.bytes = bytes_done();
     report.seconds = seconds_between(begun, Clock::now());
   }
-  for (const StoreUse& use : stores) {
-    const std::string name = engine_name(use.entry->engine());
+  const auto add_engine = [&](std::size_t engine) {
+    const std::string name = engine_name(engine);
     if (report.engine.find(name) == std::string::npos) report.engine += (report.engine.empty() ? "" : ",") + name;
+  };
+  const auto bytes_by = [&](Route route) { return report.routes[static_cast<std::size_t>(route)]; };
+  const bool went_straight = bytes_by(Route::gds) + bytes_by(Route::p2pdma) + bytes_by(Route::cufile_compat) +
+                                 bytes_by(Route::cufile_unknown) !=
+                             0;
+  for (const StoreUse& use : stores) {
+    add_engine(use.entry->engine());
+    const StoreEntry* direct = has_gpu ? use.entry->for_device(*environment_) : nullptr;
+    if (direct != nullptr && went_straight) add_engine(direct->engine());
   }
   if (report.outcome == Outcome::pending) return report;
   report.reason = explain();

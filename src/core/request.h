@@ -143,6 +143,9 @@ class Request {
 
   // For create alone.
   Request(Private, std::shared_ptr<Environment> environment);
+  ~Request();
+  Request(const Request&) = delete;
+  Request& operator=(const Request&) = delete;
 
   // Checks everything that can be checked before a byte moves.
   static Result<std::shared_ptr<Request>> create(const std::shared_ptr<Environment>& environment,
@@ -172,6 +175,9 @@ class Request {
   Claim claim_units();
   // What the last window was like is what the next one is expected to be.
   void prefer_long(bool yes) { prefer_long_.store(yes, std::memory_order_relaxed); }
+  // What stores that are only read are like, to be compared with what they are like at the end. Again when a request in
+  // stream order begins: what came before it on its stream may have written to them.
+  Status note_identities();
   // Asks the lanes to end the request with this code; the first reason stays.
   void stop(Code code);
   Code stop_code() const { return stop_code_.load(std::memory_order_seq_cst); }

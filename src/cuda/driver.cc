@@ -166,10 +166,25 @@ Current::~Current() {
   if (pushed_) device_.api().context_pop(&popped);
 }
 
+namespace {
+
+std::mutex process_mutex;
+Driver* process_driver = nullptr;  // never freed: see above
+
+}  // namespace
+
+Device* Driver::device_in_use() {
+  const std::scoped_lock lock(process_mutex);
+  if (process_driver == nullptr || process_driver->process_ != ::getpid()) return nullptr;
+  for (const auto& device : process_driver->devices_) {
+    if (device->is_active()) return device.get();
+  }
+  return nullptr;
+}
+
 Result<Driver*> Driver::get() {
-  static std::mutex mutex;
-  static Driver* driver = nullptr;  // never freed: see above
-  const std::scoped_lock lock(mutex);
+  const std::scoped_lock lock(process_mutex);
+  Driver*& driver = process_driver;
   if (driver == nullptr) {
     auto loaded = load();
     if (!loaded) return loaded.error();

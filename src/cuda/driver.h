@@ -34,6 +34,7 @@ class Device {
 
   // Makes the primary context, unless that was done. Everything that needs it comes after.
   Status activate();
+  bool is_active() const { return active_.load(std::memory_order_acquire); }
   CuContext context() const { return context_; }
 
   // The scatter kernel, loaded with the context; null where it was not built or does not fit the GPU.
@@ -80,6 +81,9 @@ class Driver {
  public:
   // Loads and initializes it on the first call. Code::no_device with the reason where that fails.
   static Result<Driver*> get();
+
+  // A GPU that this process uses already, or null. Loads nothing.
+  static Device* device_in_use();
 
   const Api& api() const { return api_; }
   int version() const { return version_; }

@@ -158,8 +158,9 @@ TEST_F(GpuMemory, small_freed_blocks_are_used_again_and_large_ones_go_back) {
   EXPECT_LE(fake_->counters().allocations, before);
 }
 
-TEST_F(GpuMemory, pinned_memory_is_registered_with_cuda) {
+TEST_F(GpuMemory, pinned_memory_is_registered_with_cuda_once_a_gpu_is_in_use) {
   Context context = make_context();
+  ASSERT_TRUE(gpu().is_active());
   const Buffer pinned = context.allocate(Domain::pinned(), mib).value();
   unsigned type = 0;
   const auto address = reinterpret_cast<cuda::CuDevicePtr>(pinned.data());

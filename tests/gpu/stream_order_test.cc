@@ -103,6 +103,24 @@ TEST_F(InStreamOrder, writes_take_what_earlier_work_has_made) {
   EXPECT_EQ(wait_for(stream), cuda::cu_success);
 }
 
+TEST_F(InStreamOrder, a_read_sees_what_a_write_before_it_on_the_stream_has_written) {
+  Context context = make_context();
+  Store written = context.open(folder_.path("file"), {.access = Access::write}).value();
+  Store read = context.open(folder_.path("file")).value();
+  const Buffer source = context.allocate(Domain::cuda(0), 2 * mib).value();
+  const Buffer target = context.allocate(Domain::cuda(0), 2 * mib).value();
+  fill(source.region(), content(3, 0, 2 * mib));
+  cuda::CuStream stream = make_stream();
+  const Range range{&written, 0, source.region()};
+  RequestOptions options;
+  options.stream = CudaStream{stream};
+  Ticket first = context.submit(Direction::write, {&range, 1}, options).value();
+  Ticket second = read_in_order(context, read, target.region(), stream).value();
+  EXPECT_EQ(first.wait(), Outcome::done);
+  ASSERT_EQ(second.wait(), Outcome::done) << second.report().error->message;
+  EXPECT_TRUE(holds_content(bytes_of(target.region()), 3, 0));
+}
+
 TEST_F(InStreamOrder, the_stream_runs_on_after_failure_deadline_cancellation_and_close) {
   cuda::CuStream stream = make_stream();
   {

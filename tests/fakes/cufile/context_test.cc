@@ -55,6 +55,7 @@ TEST_F(StraightToTheGpu, goes_what_is_aligned_and_the_rest_is_staged) {
   EXPECT_EQ(bytes_by(report, Route::direct_staged), 100U) << report.reason;
   EXPECT_EQ(cufile_.counters().interior_pointers, 0U) << "memory is named by its registration";
   EXPECT_NE(report.reason.find("cufile"), std::string::npos);
+  EXPECT_EQ(report.engine, "posix,cufile");
 }
 
 TEST_F(StraightToTheGpu, goes_nothing_that_is_in_memory_already) {
