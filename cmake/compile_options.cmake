@@ -2,7 +2,8 @@
 add_library(penstock_compile_options INTERFACE)
 target_compile_options(penstock_compile_options INTERFACE
   -Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wno-sign-conversion
-  -Wnon-virtual-dtor -Woverloaded-virtual $<$<CXX_COMPILER_ID:GNU>:-Wno-missing-field-initializers>
+  # Members that an initializer leaves out have defaults of their own.
+  -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
   # GCC 12 sees overlaps in "literal" + std::string that aren't there (GCC bug 105651).
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
 if(PENSTOCK_SANITIZE)
