@@ -31,7 +31,7 @@ struct PENSTOCK_EXPORT Deadlines {
 };
 
 struct PENSTOCK_EXPORT Options {
-  std::vector<Route> allowed_routes;  // empty: all
+  std::vector<Route> allowed_routes;  // empty: all but cufile_compat and cufile_unknown
   std::string engine;                 // empty: the planner chooses; PENSTOCK_ENGINE overrides
   Cache cache = Cache::automatic;
   std::uint32_t lanes = 0;                      // 0: usable CPUs, at most 16

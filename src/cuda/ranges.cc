@@ -8,9 +8,6 @@ namespace penstock::cuda {
 
 #if PENSTOCK_HAS_NVTX
 
-bool has_ranges() {
-  return true;
-}
 std::uint64_t begin_range(const std::string& text) {
   return nvtxRangeStartA(text.c_str());
 }
@@ -20,9 +17,6 @@ void end_range(std::uint64_t range) {
 
 #else
 
-bool has_ranges() {
-  return false;
-}
 std::uint64_t begin_range(const std::string& /*text*/) {
   return 0;
 }

@@ -7,8 +7,6 @@
 
 namespace penstock::cuda {
 
-// Whether the build has them.
-bool has_ranges();
 // Ranges may begin on one thread and end on another. 0: none.
 std::uint64_t begin_range(const std::string& text);
 void end_range(std::uint64_t range);

@@ -148,7 +148,7 @@ TEST_P(Staging, thousands_of_small_ranges_land_where_they_belong) {
   }
 }
 
-TEST_P(Staging, without_kernels_and_batches_every_range_is_copied_by_itself) {
+TEST_P(Staging, a_kernel_that_does_not_start_fails_its_request_and_no_other) {
   PENSTOCK_NEEDS_FAKE();
   write_file(folder_.path("file"), content(8, 0, mib));
   Context context = make_context();
