@@ -1,0 +1,201 @@
+// Models: named tensors in files, read into the places where they belong by one request, and written back.
+//
+//   auto model = penstock::Model::open("models/llama/").value();
+//   std::vector<penstock::TensorPart> parts;
+//   for (std::uint32_t i = 0; i < model.tensors().size(); ++i) parts.push_back({.tensor = i, .memory = place_for(i)});
+//   auto loading = penstock::load(context, model, parts).value();
+//   loading.wait();
+//
+// Formats: safetensors (a file, several, a directory, an index, a snapshot of the Hugging Face cache) and GGUF (one
+// file). Headers are checked completely before any tensor is read: what is open is valid.
+//
+// Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model
+// outlives its Context; memory must outlive the Loading.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "penstock/context.h"
+
+namespace penstock {
+
+// The types of safetensors. GGUF's plain types are among them; its quantized ones are rows of u8.
+enum class DType : std::uint8_t {
+  boolean,
+  f4,
+  f6_e2m3,
+  f6_e3m2,
+  u8,
+  i8,
+  f8_e5m2,
+  f8_e4m3,
+  f8_e8m0,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  i64,
+  u64,
+  f64,
+  c64,
+};
+PENSTOCK_EXPORT std::string_view dtype_name(DType dtype);  // as safetensors writes it: "BF16"
+PENSTOCK_EXPORT std::optional<DType> dtype_from_name(std::string_view name);
+PENSTOCK_EXPORT std::uint32_t dtype_bits(DType dtype);
+
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::u8;
+  std::vector<std::uint64_t> shape;  // slowest dimension first; none: a scalar
+  std::string quantization;          // GGUF's name of a quantized type, as "Q4_K"; empty otherwise
+  std::uint32_t file = 0;            // its index in Model::files()
+  std::uint64_t offset = 0;          // in that file
+  std::uint64_t size_bytes = 0;
+};
+
+enum class ModelFormat : std::uint8_t { safetensors, gguf };
+PENSTOCK_EXPORT std::string_view model_format_name(ModelFormat format);
+
+struct ModelFile {
+  std::string path;
+  ModelFormat format = ModelFormat::safetensors;
+  std::uint64_t size_bytes = 0;
+  std::uint64_t data_offset = 0;  // where tensors begin
+  // Strings as they are. GGUF's other values as JSON.
+  std::map<std::string, std::string> metadata;
+};
+
+class PENSTOCK_EXPORT Model {
+ public:
+  // A file, a directory or an index.
+  static Result<Model> open(const std::string& path);
+  // Several files that are one model: no tensor may be in two of them.
+  static Result<Model> open(std::span<const std::string> files);
+
+  const std::vector<ModelFile>& files() const { return files_; }
+  // In the order of files, and of offsets within each.
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  std::optional<std::uint32_t> find(std::string_view name) const;
+  std::uint64_t size_bytes() const;  // of all tensors
+
+ private:
+  friend class ModelBuilder;
+  std::vector<ModelFile> files_;
+  std::vector<TensorInfo> tensors_;
+  std::map<std::string, std::uint32_t, std::less<>> by_name_;
+};
+
+struct Interval {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;  // past the last
+};
+
+// A tensor, or intervals of it along one dimension, one after the other in the result: rows of a fused matrix for one
+// rank, say. Memory is as large as that, and contiguous.
+struct TensorPart {
+  std::uint32_t tensor = 0;  // its index in Model::tensors()
+  std::uint32_t dimension = 0;
+  std::vector<Interval> intervals;  // none: the whole tensor
+  Region memory;
+};
+// The shape of a part. Fails for intervals that are empty backwards or past the end, and for those that would cut
+// through a byte or a quantized block.
+PENSTOCK_EXPORT Result<std::vector<std::uint64_t>> part_shape(const TensorInfo& tensor, std::uint32_t dimension,
+                                                              std::span<const Interval> intervals);
+PENSTOCK_EXPORT Result<std::uint64_t> part_bytes(const TensorInfo& tensor, std::uint32_t dimension,
+                                                 std::span<const Interval> intervals);
+
+// How intervals of an inner dimension are read: each piece by itself, or whole rows, of which the pieces are copied.
+enum class Columns : std::uint8_t { automatic, pieces, whole };
+
+struct LoadOptions {
+  Columns columns = Columns::automatic;
+  RequestOptions request;  // `stream` only where nothing is read as whole rows
+};
+
+struct LoadReport {
+  Report transfer;
+  std::uint64_t wanted_bytes = 0;  // of all parts
+  std::uint64_t read_bytes = 0;    // from storage: with what was read beside them
+  double seconds = 0;              // from the call to the end
+
+  bool ok() const { return transfer.ok(); }
+};
+
+class PENSTOCK_EXPORT Loading {
+ public:
+  Loading(Loading&&) noexcept;
+  Loading& operator=(Loading&&) noexcept;
+  ~Loading();  // cancels what has not ended
+
+  bool ended() const;
+  std::uint64_t bytes_done() const;
+  std::uint64_t bytes_wanted() const;
+  bool wait_for(std::chrono::nanoseconds time) const;
+  void wait() const;
+  // Within 200 ms, also in the middle of a tensor.
+  void cancel();
+  LoadReport report() const;
+
+ private:
+  class Impl;
+  friend class LoadingBuilder;
+  explicit Loading(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+// One request for everything, in the order of the files. Files that have changed since the model was opened are
+// refused.
+PENSTOCK_EXPORT Result<Loading> load(Context& context, const Model& model, std::span<const TensorPart> parts,
+                                     const LoadOptions& options = {});
+
+// Where tensors go in one piece of memory: at multiples of 256 bytes.
+struct Placement {
+  std::vector<std::uint64_t> offsets;  // by tensor
+  std::uint64_t size_bytes = 0;
+};
+PENSTOCK_EXPORT Placement place(const Model& model);
+
+struct TensorToSave {
+  std::string name;
+  DType dtype = DType::u8;
+  std::vector<std::uint64_t> shape;
+  Region memory;  // contiguous, of any domain
+};
+struct SaveOptions {
+  std::map<std::string, std::string> metadata;
+  bool durable = true;
+  bool checksums = false;  // recorded in the metadata, for check_model
+  // At most twenty times a second; false cancels, and leaves what was there before.
+  std::function<bool(std::uint64_t done, std::uint64_t all)> progress;
+};
+// A safetensors file whose data begins at a multiple of 4096, in place of what was there, or not at all.
+PENSTOCK_EXPORT Result<Report> save_safetensors(Context& context, const std::string& path,
+                                                std::span<const TensorToSave> tensors, const SaveOptions& options = {});
+
+// What is known about the bytes of a model, compared with what is there.
+struct CheckedFile {
+  std::string path;
+  enum class Verdict : std::uint8_t { right, wrong, unknown } verdict = Verdict::unknown;
+  std::string how;  // "xxh3 of 291 tensors", "sha256 of the blob", or why nothing is known
+  std::vector<std::string> wrong_tensors;
+};
+// Against checksums recorded by save_safetensors, and the digest in the name of a blob of the Hugging Face cache.
+PENSTOCK_EXPORT Result<std::vector<CheckedFile>> check_model(
+    Context& context, const Model& model,
+    const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress = {});
+
+}  // namespace penstock
