@@ -127,6 +127,8 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
   // Cached bytes are copied inside poll: the next slot has to wait, or the first would not be on its way meanwhile.
   const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= slot_worth_bytes;
   if (fills_slot && slots_filling_ != 0) return CutResult::blocked;
+  const bool in_window = goes_through_window(part, span);
+  if (in_window && !window_.has_room()) return CutResult::blocked;
   StagingArena::Block block;
   if (piece.shape == Shape::staged || edge_in_block) {
     StagingArena* arena = staging();
@@ -149,9 +151,15 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
   const std::uint32_t index = start(part, entry, piece, block);
   flights_[index].fills_slot = fills_slot;
   if (fills_slot) ++slots_filling_;
+  flights_[index].in_window = in_window;
+  if (in_window) window_.begin(piece.length);
   begin(index, now);
   advance(part, piece.length);
   return CutResult::cut;
+}
+
+bool Lane::goes_through_window(const Part& part, const Span& span) {
+  return span.gpu != nullptr && part.plan.path == Path::direct && part.hold->direction == Direction::read;
 }
 
 bool Lane::plan_around_device(Part& part, StoreEntry& entry, const Rest& rest) {
@@ -313,7 +321,8 @@ CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry, const Span& 
   const bool remote = is_remote(entry.info().locality);
   const Options& options = environment_->options;
   const bool straight = part.plan.path == Path::device;
-  const std::uint64_t chunk = align_up(options.storage_chunk_bytes, alignment);
+  const bool in_window = goes_through_window(part, span);
+  const std::uint64_t chunk = align_up(in_window ? window_.piece_bytes() : options.storage_chunk_bytes, alignment);
   // A copy engine is at its best from a whole slot at a time, and each operation on a distant mount should be worth its
   // latency; a disk is content with less.
   std::uint64_t longest = chunk;

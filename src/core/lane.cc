@@ -44,6 +44,7 @@ Lane::Lane(std::shared_ptr<Environment> environment, const LaneSettings& setting
       statistics_(environment_->statistics.add_lane()),
       flights_(settings.depth),
       bytes_allowed_(settings.bytes_in_flight),
+      window_(environment_->options.storage_chunk_bytes, settings.least_staged_bytes, settings.bytes_in_flight),
       queues_(environment_->engines->size()),
       done_(done_at_once),
       staging_keys_(environment_->engines->size()),
@@ -360,6 +361,7 @@ void Lane::abandon(Part& part) {
     flight.kept = part.hold->stores[store_of(flight)].entry;
     bytes_in_flight_ -= std::exchange(flight.weight_bytes, 0);
     if (std::exchange(flight.fills_slot, false)) --slots_filling_;
+    leave_window(flight);
     if (flight.copying) {
       flight.quarantine = environment_->quarantine->add(flight.user, flight.length);
     } else if (flight.op.memory != nullptr) {

@@ -29,6 +29,7 @@
 #include "core/cut.h"
 #include "core/environment.h"
 #include "core/request.h"
+#include "core/staged_window.h"
 #include "core/staging.h"
 #include "cuda/copy_queue.h"
 
@@ -46,6 +47,7 @@ struct LaneSettings {
   std::uint32_t threads = 32;  // for engines that block
   std::uint64_t staging_bytes = 8 << 20;
   std::uint64_t bytes_in_flight = 32 << 20;
+  std::uint64_t least_staged_bytes = 8 << 20;  // in flight on the way through staging memory
 };
 
 class Lane {
@@ -121,6 +123,7 @@ class Lane {
     bool orphan = false;
     bool holds_block = false;  // in the store's BlockLocks
     bool fills_slot = false;   // of a GPU's bytes, from the page cache, while poll lasts
+    bool in_window = false;    // of those that come past the page cache
   };
   // The lane's copies to and from one GPU.
   struct GpuCopies {
@@ -190,6 +193,7 @@ class Lane {
                            bool around_device = false);
   bool plan_around_device(Part& part, StoreEntry& entry, const Rest& rest);
   Residency residency_of(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length);
+  static bool goes_through_window(const Part& part, const Span& span);
   CutRules cut_rules(const Part& part, const StoreEntry& entry, const Span& span) const;
   bool may_be_buffered(const Request& request, const StoreEntry& entry, const Span& span) const;
   std::uint32_t start(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block);
@@ -212,6 +216,7 @@ class Lane {
   void fail_piece(std::uint32_t index, Code code, std::int32_t system_error);
   void add_failure(Part& part, const Failure& failure);
   void free_flight(std::uint32_t index);
+  void leave_window(Flight& flight);
   void adapt_depth(Duration latency, TimePoint now);
   StagingArena* staging();
   engine::MemoryKey staging_key(std::size_t engine);
@@ -253,6 +258,7 @@ class Lane {
   std::vector<std::uint32_t> retries_;
   std::uint64_t bytes_in_flight_ = 0;
   std::uint64_t bytes_allowed_;
+  StagedWindow window_;  // of reads past the page cache to GPUs
   TimePoint depth_changed_;
   TimePoint next_look_ = TimePoint::max();
   std::vector<EngineQueue> queues_;  // by engine

@@ -12,6 +12,8 @@ namespace {
 
 // Spread over the lanes: enough to keep a fast disk or a distant server busy, little enough to cancel quickly.
 constexpr std::uint64_t bytes_in_flight_total = 64 << 20;
+// So much in flight keeps any local disk busy, and stays in the caches of processors.
+constexpr std::uint64_t staged_bytes_total = 8 << 20;
 constexpr std::uint32_t threads_total = 64;
 constexpr std::uint32_t driven_most = 16;
 constexpr std::uint64_t driven_staging_bytes = 4 * StagingArena::granule_bytes;
@@ -31,7 +33,8 @@ LaneSettings lane_settings(const Options& options) {
           .depth = options.operations_in_flight,
           .threads = std::max(1U, threads_total / options.lanes),
           .staging_bytes = options.staging_slot_bytes * options.staging_slots_per_lane,
-          .bytes_in_flight = std::max(options.storage_chunk_bytes * 2, bytes_in_flight_total / options.lanes)};
+          .bytes_in_flight = std::max(options.storage_chunk_bytes * 2, bytes_in_flight_total / options.lanes),
+          .least_staged_bytes = staged_bytes_total / options.lanes};
 }
 
 }  // namespace

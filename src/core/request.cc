@@ -449,7 +449,7 @@ Error Request::describe(Outcome outcome) const {
   if (!stopped_short_) return describe_failures();
   if (stop_code() == Code::would_deadlock) {
     return {Code::would_deadlock, 0, "copies could not get past a stream that waits for them; " + progress,
-            "use fewer streams, raise CUDA_DEVICE_MAX_CONNECTIONS, or give the streams a lower priority than ours"};
+            "set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts, or put no copies on a stream behind a request"};
   }
   if (stop_code() == Code::changed) {
     return {Code::changed, 0, "the file was replaced before its turn on the stream came", "open it again"};

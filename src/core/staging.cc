@@ -1,5 +1,7 @@
 #include "core/staging.h"
 
+#include <algorithm>
+
 namespace penstock::core {
 
 StagingArena::StagingArena(std::unique_ptr<memory::Allocation> allocation)
@@ -26,6 +28,7 @@ std::optional<StagingArena::Block> StagingArena::take(std::size_t bytes) {
 
 void StagingArena::give_back(const Block& block) {
   for (std::uint32_t i = block.first; i < block.first + block.count; ++i) used_[i] = false;
+  next_ = std::min(next_, block.first);
 }
 
 }  // namespace penstock::core

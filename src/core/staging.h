@@ -37,7 +37,8 @@ class StagingArena {
  private:
   std::unique_ptr<memory::Allocation> allocation_;
   std::vector<bool> used_;
-  std::uint32_t next_ = 0;  // where the last search ended: freed blocks rest a while, searches stay short
+  // Where searches begin: what was freed last is used first, because processors still have it in their caches.
+  std::uint32_t next_ = 0;
 };
 
 }  // namespace penstock::core

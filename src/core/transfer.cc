@@ -156,6 +156,7 @@ void Lane::on_done(std::size_t engine, const Done& done, TimePoint now) {
                         static_cast<std::uint64_t>(std::chrono::nanoseconds(latency).count()), done.code == Code::ok);
   }
   if (flight.op.path == Path::direct) adapt_depth(latency, now);
+  if (flight.in_window && done.bytes >= flight.length) window_.note(flight.length, latency);
   if (flight.orphan) {
     on_orphan_home(index);
     return;
@@ -301,6 +302,7 @@ void Lane::finish_piece(std::uint32_t index) {
   // From here on the slot is what limits, not the disk.
   bytes_in_flight_ -= std::exchange(flight.weight_bytes, 0);
   if (std::exchange(flight.fills_slot, false)) --slots_filling_;
+  leave_window(flight);
   if (flight.staging.data != nullptr && flight.op.kind == OpKind::read) {
     if (flight.gpu != nullptr) {
       copy(index, cuda::Toward::device);
@@ -339,10 +341,15 @@ void Lane::free_flight(std::uint32_t index) {
   if (flight.staging.data != nullptr) staging_->give_back(flight.staging);
   bytes_in_flight_ -= flight.weight_bytes;
   if (flight.fills_slot) --slots_filling_;
+  leave_window(flight);
   const std::uint32_t generation = flight.generation + 1;
   flight = Flight{};
   flight.generation = generation;
   free_.push_back(index);
+}
+
+void Lane::leave_window(Flight& flight) {
+  if (std::exchange(flight.in_window, false)) window_.end(flight.length);
 }
 
 void Lane::adapt_depth(Duration latency, TimePoint now) {

@@ -115,6 +115,20 @@ static_assert(offsetof(CuMemcpyAttributes, source_hint) == offsetof(CUmemcpyAttr
 static_assert(offsetof(CuMemcpyAttributes, destination_hint) == offsetof(CUmemcpyAttributes, dstLocHint));
 static_assert(offsetof(CuMemcpyAttributes, flags) == offsetof(CUmemcpyAttributes, flags));
 
+static_assert(sizeof(CuMemcpy2d) == sizeof(CUDA_MEMCPY2D));
+static_assert(offsetof(CuMemcpy2d, source_y) == offsetof(CUDA_MEMCPY2D, srcY));
+static_assert(offsetof(CuMemcpy2d, source_type) == offsetof(CUDA_MEMCPY2D, srcMemoryType));
+static_assert(offsetof(CuMemcpy2d, source_host) == offsetof(CUDA_MEMCPY2D, srcHost));
+static_assert(offsetof(CuMemcpy2d, source_device) == offsetof(CUDA_MEMCPY2D, srcDevice));
+static_assert(offsetof(CuMemcpy2d, source_pitch) == offsetof(CUDA_MEMCPY2D, srcPitch));
+static_assert(offsetof(CuMemcpy2d, destination_x) == offsetof(CUDA_MEMCPY2D, dstXInBytes));
+static_assert(offsetof(CuMemcpy2d, destination_type) == offsetof(CUDA_MEMCPY2D, dstMemoryType));
+static_assert(offsetof(CuMemcpy2d, destination_host) == offsetof(CUDA_MEMCPY2D, dstHost));
+static_assert(offsetof(CuMemcpy2d, destination_device) == offsetof(CUDA_MEMCPY2D, dstDevice));
+static_assert(offsetof(CuMemcpy2d, destination_pitch) == offsetof(CUDA_MEMCPY2D, dstPitch));
+static_assert(offsetof(CuMemcpy2d, width_bytes) == offsetof(CUDA_MEMCPY2D, WidthInBytes));
+static_assert(offsetof(CuMemcpy2d, rows) == offsetof(CUDA_MEMCPY2D, Height));
+
 TEST(CudaApi, is_declared_as_in_cuda_h) {
   SUCCEED() << "compiled against CUDA " << CUDA_VERSION;
 }

@@ -8,6 +8,8 @@ namespace {
 
 // Longer ones are worth a copy engine of their own.
 constexpr std::size_t small_bytes = 32 << 10;
+// Shorter ones to the device are sent through a queue for computing; measured: 24 KiB are, 28 are not.
+constexpr std::size_t copy_engine_bytes = 32 << 10;
 // Fewer are cheaper by a call each.
 constexpr std::size_t worth_a_batch = 4;
 
@@ -23,10 +25,7 @@ CopyQueue::CopyQueue(Device& device, const CopyQueueOptions& options)
 Result<std::unique_ptr<CopyQueue>> CopyQueue::create(Device& device, const CopyQueueOptions& options) {
   std::unique_ptr<CopyQueue> queue(new CopyQueue(device, options));
   const Current current(device);
-  int least = 0;
-  int greatest = 0;
-  device.api().context_get_stream_priority_range(&least, &greatest);
-  const CuResult result = device.api().stream_create(&queue->stream_, cu_stream_non_blocking, greatest);
+  const CuResult result = device.api().stream_create(&queue->stream_, cu_stream_non_blocking, 0);
   if (result != cu_success) return device.driver().error(result, "make a stream on " + device.info().domain.name());
   for (Group& group : queue->groups_) {
     auto event = device.take_event();
@@ -79,7 +78,7 @@ CuResult CopyQueue::issue_copies(std::size_t first, std::size_t count) {
     std::size_t run = 0;
     const std::size_t to_end = ring_.size() - (first + i) % ring_.size();
     while (i + run < count && run < to_end && ring_[(first + i + run) % ring_.size()].bytes <= small_bytes) ++run;
-    if (run >= worth_a_batch) {
+    if (run >= worth_a_batch && device_.stream_waits().load(std::memory_order_relaxed) == 0) {
       result = issue_small((first + i) % ring_.size(), run);
       i += run;
     } else {
@@ -133,8 +132,29 @@ CuResult CopyQueue::issue_by_batch(std::size_t first, std::size_t count) {
 
 CuResult CopyQueue::issue_one(const Copy& copy) {
   const CuDevicePtr device = device_address(copy.device);
-  return options_.toward == Toward::device ? device_.api().copy_to_device(device, copy.host, copy.bytes, stream_)
-                                           : device_.api().copy_from_device(copy.host, device, copy.bytes, stream_);
+  if (options_.toward == Toward::host) return device_.api().copy_from_device(copy.host, device, copy.bytes, stream_);
+  const bool is_for_copy_engine = copy.bytes >= copy_engine_bytes || copy.bytes == 1;
+  if (is_for_copy_engine || device_.stream_waits().load(std::memory_order_relaxed) == 0) {
+    return device_.api().copy_to_device(device, copy.host, copy.bytes, stream_);
+  }
+  return issue_by_copy_engine(copy);
+}
+
+// To the device, as two rows. Of an odd number of bytes the last but one goes twice; a single byte has no two rows.
+CuResult CopyQueue::issue_by_copy_engine(const Copy& copy) {
+  const auto copy_rows = [&](std::size_t first, std::size_t row_bytes) {
+    const CuMemcpy2d rows{.source_type = cu_memory_type_host,
+                          .source_host = copy.host + first,
+                          .source_pitch = row_bytes,
+                          .destination_type = cu_memory_type_device,
+                          .destination_device = device_address(copy.device + first),
+                          .destination_pitch = row_bytes,
+                          .width_bytes = row_bytes,
+                          .rows = 2};
+    return device_.api().copy_2d(&rows, stream_);
+  };
+  const CuResult result = copy_rows(0, copy.bytes / 2);
+  return result != cu_success || copy.bytes % 2 == 0 ? result : copy_rows(copy.bytes - 2, 1);
 }
 
 std::size_t CopyQueue::collect(std::span<CopyDone> done) {

@@ -3,8 +3,12 @@
 // Copies are added one by one and given to the GPU in groups; a group has one event. Many small ones go by one kernel
 // or one batched call instead of a call each. They end in the order in which they were added.
 //
-// The stream is non-blocking: it must not wait for the legacy null stream, which may wait for us. It has the highest
-// priority, which keeps it out of the hardware queues of ordinary streams, where it could stand behind one that waits.
+// The stream is non-blocking: it must not wait for the legacy null stream, which may wait for us.
+//
+// The driver puts the work of all streams into a few hardware queues of each kind (CUDA_DEVICE_MAX_CONNECTIONS), where
+// one that waits holds up those behind it, whatever their priorities. A stream that waits for us stands in the queues
+// for computing. Kernels, batches and short copies to the device go there too; long copies, those from the device and
+// those of several rows go to the copy engines. So while a stream waits for us, everything goes as one of these.
 //
 // Thread safety: one thread at a time. Lifetime: destroyed only when nothing is pending.
 #pragma once
@@ -76,6 +80,7 @@ class CopyQueue {
   CuResult issue_by_kernel(std::size_t first, std::size_t count);
   CuResult issue_by_batch(std::size_t first, std::size_t count);
   CuResult issue_one(const Copy& copy);
+  CuResult issue_by_copy_engine(const Copy& copy);
 
   Device& device_;
   const CopyQueueOptions options_;

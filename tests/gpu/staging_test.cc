@@ -29,19 +29,22 @@ INSTANTIATE_TEST_SUITE_P(Over, Staging, testing::Values("uring", "posix"),
 TEST_P(Staging, a_cold_file_arrives_past_the_page_cache) {
   const auto bytes = content(1, 0, 11 * mib + 777);
   write_file(folder_.path("file"), bytes);
-  evict(folder_.path("file"));
-  Context context = make_context();
-  Store store = context.open(folder_.path("file")).value();
-  const Buffer memory = context.allocate(Domain::cuda(0), bytes.size()).value();
-  const Report report = context.read(store, 0, memory.region());
-  ASSERT_TRUE(report.ok()) << report.error->message;
-  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
-  EXPECT_EQ(report.bytes, bytes.size());
-  if (store.info().direct) {
-    EXPECT_EQ(bytes_by(report, Route::direct_staged), bytes.size()) << report.reason;
+  for (const std::uint32_t lanes : {1U, 2U, 16U}) {
+    evict(folder_.path("file"));
+    options_.lanes = lanes;
+    Context context = make_context();
+    Store store = context.open(folder_.path("file")).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), bytes.size()).value();
+    const Report report = context.read(store, 0, memory.region());
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+    EXPECT_EQ(report.bytes, bytes.size());
+    if (store.info().direct) {
+      EXPECT_EQ(bytes_by(report, Route::direct_staged), bytes.size()) << report.reason;
+    }
+    EXPECT_EQ(bytes_by(report, Route::direct) + bytes_by(report, Route::cached), 0U) << "those are routes to the host";
+    EXPECT_GT(report.cpu_seconds, 0);
   }
-  EXPECT_EQ(bytes_by(report, Route::direct) + bytes_by(report, Route::cached), 0U) << "those are routes to the host";
-  EXPECT_GT(report.cpu_seconds, 0);
 }
 
 TEST_P(Staging, a_cached_file_arrives_from_the_page_cache) {

@@ -108,11 +108,16 @@ bool is_pageable(Driver& d, const Device& device, CuDevicePtr address) {
   return range == nullptr || (!range->on_device && !range->is_portable && range->device != &device);
 }
 
+// Short copies to the device are carried by the commands themselves.
+constexpr std::size_t most_bytes_to_compute = 24 << 10;
+
 // Registered memory is read and written when the copy runs. Of pageable memory, the bytes are taken before the call
 // returns, or the call returns when they have arrived.
-CuResult enqueue_copies(Driver& d, Lock& lock, const std::shared_ptr<Stream>& stream, std::vector<Copy> copies) {
+CuResult enqueue_copies(Driver& d, Lock& lock, const std::shared_ptr<Stream>& stream, std::vector<Copy> copies,
+                        Unit unit = Unit::compute) {
   Device& device = *stream->device;
   auto operation = operation_on(stream);
+  operation->unit = unit;
   bool is_synchronous = false;
   for (Copy& copy : copies) {
     if (is_pageable(d, device, copy.from)) {
@@ -307,14 +312,6 @@ FAKE_CUDA_EXPORT CuResult cuCtxPopCurrent_v2(CuContext* context) {
   });
 }
 
-FAKE_CUDA_EXPORT CuResult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
-  return call_in_context(__func__, [&](Driver&, Lock&, Device&) {
-    if (least != nullptr) *least = least_priority;
-    if (greatest != nullptr) *greatest = greatest_priority;
-    return cu_success;
-  });
-}
-
 FAKE_CUDA_EXPORT CuResult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
   return call_in_context(__func__, [&](Driver& d, Lock&, Device& device) {
     if (free_bytes == nullptr || total_bytes == nullptr) return cu_invalid_value;
@@ -396,7 +393,9 @@ FAKE_CUDA_EXPORT CuResult cuMemcpyHtoDAsync_v2(CuDevicePtr to, const void* from,
     if (from == nullptr || to == 0) return cu_invalid_value;
     const auto range = d.memory_at(to);
     if (range == nullptr || !range->on_device) return break_device(d, *found->device, cu_illegal_address);
-    return enqueue_copies(d, lock, found, {{.to = to, .from = reinterpret_cast<CuDevicePtr>(from), .bytes = bytes}});
+    const Unit unit = bytes > most_bytes_to_compute ? Unit::copy_to_device : Unit::compute;
+    return enqueue_copies(d, lock, found, {{.to = to, .from = reinterpret_cast<CuDevicePtr>(from), .bytes = bytes}},
+                          unit);
   });
 }
 
@@ -406,7 +405,8 @@ FAKE_CUDA_EXPORT CuResult cuMemcpyDtoHAsync_v2(void* to, CuDevicePtr from, std::
     if (to == nullptr || from == 0) return cu_invalid_value;
     const auto range = d.memory_at(from);
     if (range == nullptr || !range->on_device) return break_device(d, *found->device, cu_illegal_address);
-    return enqueue_copies(d, lock, found, {{.to = reinterpret_cast<CuDevicePtr>(to), .from = from, .bytes = bytes}});
+    return enqueue_copies(d, lock, found, {{.to = reinterpret_cast<CuDevicePtr>(to), .from = from, .bytes = bytes}},
+                          Unit::copy_from_device);
   });
 }
 
@@ -415,6 +415,26 @@ FAKE_CUDA_EXPORT CuResult cuMemcpyAsync(CuDevicePtr to, CuDevicePtr from, std::s
     if (bytes == 0) return cu_success;
     if (to == 0 || from == 0) return cu_invalid_value;
     return enqueue_copies(d, lock, found, {{.to = to, .from = from, .bytes = bytes}});
+  });
+}
+
+// Rows from the host to a device, as the library has them copied.
+FAKE_CUDA_EXPORT CuResult cuMemcpy2DAsync_v2(const CuMemcpy2d* copy, CuStream stream) {
+  return call_on_stream(__func__, stream, [&](Driver& d, Lock& lock, const std::shared_ptr<Stream>& found) {
+    if (copy == nullptr || copy->source_type != cu_memory_type_host || copy->destination_type != cu_memory_type_device)
+      return cu_invalid_value;
+    if (copy->width_bytes > copy->source_pitch || copy->width_bytes > copy->destination_pitch) return cu_invalid_value;
+    if (copy->source_x != 0 || copy->source_y != 0 || copy->destination_x != 0 || copy->destination_y != 0)
+      return cu_invalid_value;
+    const auto range = d.memory_at(copy->destination_device);
+    if (range == nullptr || !range->on_device) return break_device(d, *found->device, cu_illegal_address);
+    std::vector<Copy> rows;
+    for (std::size_t row = 0; row < copy->rows; ++row) {
+      rows.push_back({.to = copy->destination_device + row * copy->destination_pitch,
+                      .from = reinterpret_cast<CuDevicePtr>(copy->source_host) + row * copy->source_pitch,
+                      .bytes = copy->width_bytes});
+    }
+    return enqueue_copies(d, lock, found, std::move(rows), copy->rows > 1 ? Unit::copy_to_device : Unit::compute);
   });
 }
 
@@ -443,10 +463,10 @@ FAKE_CUDA_EXPORT CuResult cuMemcpyBatchAsync_v2(CuDevicePtr* to, CuDevicePtr* fr
   });
 }
 
-FAKE_CUDA_EXPORT CuResult cuStreamCreateWithPriority(CuStream* stream, unsigned flags, int priority) {
+FAKE_CUDA_EXPORT CuResult cuStreamCreateWithPriority(CuStream* stream, unsigned flags, int /*priority*/) {
   return call_in_context(__func__, [&](Driver& d, Lock&, Device& device) {
     if (stream == nullptr || (flags & ~cu_stream_non_blocking) != 0) return cu_invalid_value;
-    const auto made = d.new_stream(device, flags, std::clamp(priority, greatest_priority, least_priority));
+    const auto made = d.new_stream(device, flags);
     d.streams[made->handle] = made;
     *stream = made->handle;
     return cu_success;
@@ -614,6 +634,7 @@ FAKE_CUDA_EXPORT CuResult cuLaunchKernel(CuFunction function, unsigned grid_x, u
     std::memcpy(&entries, parameters[0], sizeof entries);
     std::memcpy(&count, parameters[1], sizeof count);
     auto operation = operation_on(found);
+    operation->unit = Unit::compute;
     // A block an entry: a grid that is too small leaves entries out.
     operation->run = [entries, count = std::min(count, grid_x), device = found->device](Lock& lock) {
       return run_scatter(lock, *device, entries, count);

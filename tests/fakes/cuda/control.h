@@ -30,21 +30,25 @@ struct FakeCudaCounters {
 
 // X(member, result, arguments) for every function fake_cuda_<member>. Devices are counted as the caller sees them.
 //
-// reset               the driver as in a new process: nothing initialized, settings from the environment, all handles
-// dead clear_injections    takes back all that set_*, fail_* and hang did, heals broken devices, zeroes the counts of
-// calls,
-//                     bytes and breaches; handles stay alive
-// set_devices         takes effect at the next cuInit
-// set_connections     how many channels the streams of a priority share, from the next stream on; 0: one for each
-// stream set_attribute       of a device, from now on set_delays          every operation of a stream waits a random
-// time before it runs; 0 for none set_bandwidth       of a device's copies, in each direction; 0 for no limit
+// clang-format off
+// reset              the driver as in a new process: nothing initialized, settings from the environment, handles dead
+// clear_injections   takes back all that set_*, fail_* and hang did, heals broken devices, zeroes the counts of calls,
+//                    bytes and breaches; handles stay alive
+// set_devices        takes effect at the next cuInit
+// set_connections    how many channels each unit has for all streams, from the next stream on; 0: one for each stream
+// set_attribute      of a device, from now on
+// set_delays         every operation of a stream waits a random time before it runs; 0 for none
+// set_bandwidth      of a device's copies, in each direction; 0 for no limit
 // set_synchronizing_calls_block   whether allocation, registration and loading of modules wait while a wait-value is
-//                     pending, and how long until they give up with cu_unknown and a breach
-// fail_call           the nth call from now of the function of that name (1: the next) returns `result`; always: all
-// after fail_copy           the nth copy from now on the device breaks it hang                the device's streams stop
-// until hang(device, 0) set_capture         what cuStreamIsCapturing reports; returns the driver's result calls how
-// often the function of that name was called last_breach         its text, cut to `size`; returns the whole length
-// peek, poke          device memory, from the CPU; return cu_success or cu_invalid_value
+//                    pending, and how long until they give up with cu_unknown and a breach
+// fail_call          the nth call from now of the function of that name (1: the next) returns `result`; always: all after
+// fail_copy          the nth copy from now on the device breaks it
+// hang               the device's streams stop until hang(device, 0)
+// set_capture        what cuStreamIsCapturing reports; returns the driver's result
+// calls              how often the function of that name was called
+// last_breach        its text, cut to `size`; returns the whole length
+// peek, poke         device memory, from the CPU; return cu_success or cu_invalid_value
+// clang-format on
 #define FAKE_CUDA_CONTROL(X)                                                       \
   X(reset, void, ())                                                               \
   X(clear_injections, void, ())                                                    \

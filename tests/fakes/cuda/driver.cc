@@ -141,9 +141,9 @@ void Driver::end_context(Lock& lock, Device& device) {
   for (const CuStream handle : handles) destroy_stream(handle);
   for (const auto& range : ranges) remove(lock, range);
 
-  for (const auto& [thread, stream] : device.per_thread) close(*stream->channel);
-  if (device.legacy != nullptr) close(*device.legacy->channel);
-  for (const auto& [priority, channels] : device.channels) {
+  for (const auto& [thread, stream] : device.per_thread) close_own_channels(*stream);
+  if (device.legacy != nullptr) close_own_channels(*device.legacy);
+  for (const auto& [unit, channels] : device.channels) {
     for (const auto& channel : channels) close(*channel);
   }
   device.per_thread.clear();

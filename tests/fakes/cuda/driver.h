@@ -33,9 +33,6 @@ inline constexpr CuResult cu_host_memory_not_registered = 713;
 inline constexpr CuResult cu_stream_capture_unsupported = 900;
 inline constexpr CuResult cu_stream_capture_invalidated = 901;
 
-inline constexpr int least_priority = 0;
-inline constexpr int greatest_priority = -5;
-
 struct Device;
 struct Stream;
 
@@ -61,8 +58,12 @@ struct Point {
   std::uint64_t number;
 };
 
+// Where the hardware does it.
+enum class Unit { compute, copy_to_device, copy_from_device };
+
 struct Operation {
   std::shared_ptr<Stream> stream;
+  std::optional<Unit> unit;  // none: where the stream's last one went
   std::vector<Point> after;
   std::size_t bytes_to_device = 0;  // what the bandwidth limit counts
   std::size_t bytes_from_device = 0;
@@ -76,7 +77,7 @@ struct Operation {
 struct Channel {
   std::deque<std::unique_ptr<Operation>> operations;
   std::condition_variable wake;
-  bool is_shared = false;   // by the streams of a priority; else a stream's own
+  bool is_shared = false;   // by streams; else a stream's own
   bool is_closing = false;  // ends when it has run what it holds
 };
 
@@ -85,7 +86,8 @@ struct Stream {
   CuStream handle;
   bool is_legacy;
   bool is_blocking;
-  std::shared_ptr<Channel> channel;
+  std::map<Unit, std::shared_ptr<Channel>> channels;  // those used so far; without a limit one for all units
+  Unit last_unit = Unit::compute;
   std::uint64_t queued = 0;
   std::uint64_t completed = 0;
   int capture = cu_capture_status_none;
@@ -117,9 +119,9 @@ struct Device {
   std::size_t used_bytes = 0;
   std::shared_ptr<Stream> legacy;
   std::map<std::uint64_t, std::shared_ptr<Stream>> per_thread;
-  std::vector<std::weak_ptr<Stream>> streams;                     // all, with those destroyed that still have work
-  std::map<int, std::vector<std::shared_ptr<Channel>>> channels;  // of each priority, where connections are limited
-  std::map<int, std::size_t> next_channel;
+  std::vector<std::weak_ptr<Stream>> streams;                      // all, with those destroyed that still have work
+  std::map<Unit, std::vector<std::shared_ptr<Channel>>> channels;  // where connections are limited
+  std::map<Unit, std::size_t> next_channel;
 
   unsigned waits_for_values = 0;
   bool is_hung = false;
@@ -202,7 +204,7 @@ struct Driver {
   void remove(Lock& lock, const std::shared_ptr<Memory>& range);
 
   // Streams.
-  std::shared_ptr<Stream> new_stream(Device& device, unsigned flags, int priority);
+  std::shared_ptr<Stream> new_stream(Device& device, unsigned flags);
   // The stream behind a handle, also the default ones of `current`; null where there is none.
   std::shared_ptr<Stream> stream_of(CuStream handle, Device* current);
   CuResult enqueue(std::unique_ptr<Operation> operation);
@@ -216,6 +218,7 @@ struct Driver {
   std::vector<Point> all_work(const Device& device, bool blocking_alone = false) const;
   void destroy_stream(CuStream handle);
   void close(Channel& channel);
+  void close_own_channels(const Stream& stream);
   void announce();
 
  private:
@@ -223,7 +226,7 @@ struct Driver {
   CuResult execute(Lock& lock, Channel& channel, Operation& operation);
   bool pause(Lock& lock, Channel& channel, Device& device, Clock::time_point until);
   Clock::time_point start_of_run(Device& device, const Operation& operation);
-  std::shared_ptr<Channel> channel_for(Device& device, int priority);
+  std::shared_ptr<Channel> channel_for(Stream& stream, Unit unit);
   std::vector<Point> implied_order(const Stream& stream);
 };
 

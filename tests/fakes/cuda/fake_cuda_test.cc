@@ -502,12 +502,19 @@ TEST_F(FakeCudaDriver, holds_up_streams_that_share_a_connection_with_one_that_wa
   const CuStream waiting = stream();
   const CuStream behind = stream();
   const CuStream urgent = stream(cu_stream_non_blocking, -5);
+  const CuStream copying = stream();
+  const CuDevicePtr address = device_memory();
+  void* const slot = pinned(7);
   ASSERT_EQ(wait_for(waiting, gate, 1), cu_success);
   const CuEvent held_up = recorded(behind);
-  EXPECT_EQ(query_for(recorded(urgent), 10s), cu_success) << "another priority has other connections";
+  const CuEvent held_up_too = recorded(urgent);
+  ASSERT_EQ(cu.copy_to_device(address, slot, slot_bytes, copying), cu_success);
+  EXPECT_EQ(query_for(recorded(copying), 10s), cu_success) << "copy engines have other connections";
   EXPECT_EQ(query_for(held_up, 20ms), cu_not_ready);
+  EXPECT_EQ(cu.event_query(held_up_too), cu_not_ready) << "priorities don't help";
   release(gate, 1);
   EXPECT_EQ(query_for(held_up, 10s), cu_success);
+  EXPECT_EQ(query_for(held_up_too, 10s), cu_success);
 
   fake.set_connections(2);
   const CuStream own = stream();

@@ -22,23 +22,26 @@ std::uint64_t this_thread() {
 
 }  // namespace
 
-std::shared_ptr<Channel> Driver::channel_for(Device& device, int priority) {
-  if (connections == 0) return std::make_shared<Channel>();
-  auto& channels = device.channels[priority];
+// As a real driver was seen to do it: each unit has so many channels, whatever the priorities of streams.
+std::shared_ptr<Channel> Driver::channel_for(Stream& stream, Unit unit) {
+  auto& own = stream.channels[connections == 0 ? Unit::compute : unit];
+  if (own != nullptr) return own;
+  if (connections == 0) return own = std::make_shared<Channel>();
+  Device& device = *stream.device;
+  auto& channels = device.channels[unit];
   if (channels.size() < connections) {
     channels.push_back(std::make_shared<Channel>());
     channels.back()->is_shared = true;
-    return channels.back();
+    return own = channels.back();
   }
-  return channels[device.next_channel[priority]++ % connections];
+  return own = channels[device.next_channel[unit]++ % connections];
 }
 
-std::shared_ptr<Stream> Driver::new_stream(Device& device, unsigned flags, int priority) {
+std::shared_ptr<Stream> Driver::new_stream(Device& device, unsigned flags) {
   auto stream = std::make_shared<Stream>(Stream{.device = &device,
                                                 .handle = new_handle<CuStream>(),
                                                 .is_legacy = false,
-                                                .is_blocking = (flags & cu_stream_non_blocking) == 0,
-                                                .channel = channel_for(device, priority)});
+                                                .is_blocking = (flags & cu_stream_non_blocking) == 0});
   std::erase_if(device.streams, [](const std::weak_ptr<Stream>& old) { return old.expired(); });
   device.streams.push_back(stream);
   return stream;
@@ -53,7 +56,7 @@ std::shared_ptr<Stream> Driver::stream_of(CuStream handle, Device* current) {
   if (current == nullptr) return nullptr;
   auto& stream = number == 2 ? current->per_thread[this_thread()] : current->legacy;
   if (stream == nullptr) {
-    stream = new_stream(*current, 0, least_priority);
+    stream = new_stream(*current, 0);
     stream->is_legacy = number != 2;
   }
   return stream;
@@ -80,11 +83,15 @@ CuResult Driver::enqueue(std::unique_ptr<Operation> operation) {
   }
   const auto implied = implied_order(stream);
   operation->after.insert(operation->after.end(), implied.begin(), implied.end());
+  // What went to another unit must be done first.
+  const Unit unit = operation->unit.value_or(stream.last_unit);
+  if (unit != stream.last_unit) operation->after.push_back({operation->stream, stream.queued});
+  stream.last_unit = unit;
   ++stream.queued;
   if (operation->waits_for_value) ++stream.device->waits_for_values;
   happens_before(operation.get());
 
-  const auto channel = stream.channel;
+  const auto channel = channel_for(stream, unit);
   channel->operations.push_back(std::move(operation));
   if (std::find(working.begin(), working.end(), channel) == working.end()) {
     working.push_back(channel);
@@ -213,7 +220,13 @@ std::vector<Point> Driver::all_work(const Device& device, bool blocking_alone) c
 
 void Driver::destroy_stream(CuStream handle) {
   const auto stream = streams.extract(handle).mapped();
-  if (!stream->channel->is_shared) close(*stream->channel);
+  close_own_channels(*stream);
+}
+
+void Driver::close_own_channels(const Stream& stream) {
+  for (const auto& [unit, channel] : stream.channels) {
+    if (!channel->is_shared) close(*channel);
+  }
 }
 
 void Driver::close(Channel& channel) {
