@@ -268,7 +268,8 @@ class Lane {
   std::vector<std::optional<engine::MemoryKey>> staging_keys_;  // by engine
   std::vector<GpuCopies> gpus_;
   std::vector<cuda::CopyDone> copied_;
-  TimePoint copies_moved_;  // when a copy last ended, or the first of those pending began
+  TimePoint staging_refused_until_;  // then the budget is asked again
+  TimePoint copies_moved_;           // when a copy last ended, or the first of those pending began
   Duration between_looks_ = std::chrono::microseconds(20);  // at copies that are on their way
   double copy_seconds_ = 0;                                 // waited for copies with nothing else to do, in all
   std::uint32_t copying_ = 0;                               // flights
@@ -278,7 +279,6 @@ class Lane {
   bool mailbox_closed_ = false;
   bool retired_ = false;
   bool tried_to_retire_ = false;
-  bool staging_refused_ = false;
   bool some_ended_ = false;  // requests, since waiters were last woken
 };
 

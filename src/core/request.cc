@@ -204,7 +204,7 @@ Status Request::find_gpus(std::span<const Range> ranges) {
       auto device = (*driver)->device(domain.device());
       if (!device) return device.error();
       gpu = *device;
-      auto found = (*driver)->find(span.memory);
+      auto found = (*driver)->find(span.memory, span.length);
       if (!found) return invalid_memory(i, std::move(found).error());
       known = *found;
       if (known.domain != domain) {

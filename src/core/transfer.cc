@@ -19,6 +19,8 @@ constexpr std::uint8_t most_attempts = 32;
 constexpr Duration first_backoff = std::chrono::microseconds(50);
 constexpr Duration longest_backoff = std::chrono::milliseconds(10);
 constexpr Duration block_wait = std::chrono::microseconds(100);
+// The caller may have freed pinned memory meanwhile.
+constexpr Duration staging_refused_for = std::chrono::seconds(1);
 
 // Cancelling can't recall what a disk has in its queue, so the queue is kept as short as the disk is slow. (What
 // waits for a thread of a blocking engine can be recalled.)
@@ -73,7 +75,7 @@ Lane::EngineQueue* Lane::queue_of(std::size_t engine) {
 }
 
 StagingArena* Lane::staging() {
-  if (staging_ || staging_refused_) return staging_.get();
+  if (staging_ || Clock::now() < staging_refused_until_) return staging_.get();
   auto allocation = memory::Allocation::create({.domain = Domain::host(),
                                                 .size_bytes = settings_.staging_bytes,
                                                 .budget = environment_->pinned,
@@ -81,7 +83,7 @@ StagingArena* Lane::staging() {
   if (allocation) {
     staging_ = std::make_unique<StagingArena>(std::move(*allocation));
   } else {
-    staging_refused_ = true;
+    staging_refused_until_ = Clock::now() + staging_refused_for;
     log(LogLevel::warning, "no staging memory: " + allocation.error().message);
   }
   return staging_.get();

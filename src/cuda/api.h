@@ -75,6 +75,8 @@ inline constexpr int cu_pointer_is_managed = 8;
 inline constexpr int cu_pointer_device_ordinal = 9;
 inline constexpr int cu_pointer_range_start = 11;
 inline constexpr int cu_pointer_range_size = 12;
+inline constexpr int cu_pointer_is_legacy_ipc_capable = 10;
+inline constexpr int cu_pointer_mempool_handle = 17;
 inline constexpr unsigned cu_memory_type_host = 1;
 inline constexpr unsigned cu_memory_type_device = 2;
 

@@ -103,6 +103,8 @@ static_assert(cu_pointer_is_managed == CU_POINTER_ATTRIBUTE_IS_MANAGED);
 static_assert(cu_pointer_device_ordinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 static_assert(cu_pointer_range_start == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR);
 static_assert(cu_pointer_range_size == CU_POINTER_ATTRIBUTE_RANGE_SIZE);
+static_assert(cu_pointer_is_legacy_ipc_capable == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE);
+static_assert(cu_pointer_mempool_handle == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE);
 static_assert(cu_memory_type_host == CU_MEMORYTYPE_HOST);
 static_assert(cu_memory_type_device == CU_MEMORYTYPE_DEVICE);
 

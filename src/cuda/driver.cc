@@ -283,7 +283,7 @@ Result<Device*> Driver::device(int ordinal) {
   return device;
 }
 
-Result<Region> Driver::find(const void* pointer) {
+Result<Region> Driver::find(const void* pointer, std::size_t bytes) {
   const CuDevicePtr address = device_address(static_cast<const std::byte*>(pointer));
   unsigned type = 0;
   int ordinal = -1;
@@ -294,13 +294,38 @@ Result<Region> Driver::find(const void* pointer) {
     return Error{Code::device_error, result, "the pointer is not memory of a GPU that CUDA knows",
                  "was it freed, or is it memory of the host?"};
   }
+  const Domain domain = Domain::cuda(static_cast<std::uint16_t>(ordinal));
+  auto range = range_at(address);
+  if (!range) return Region{device_pointer(address), SIZE_MAX - address, domain};
+  while (is_mapped(address) && range->end - address < bytes) {
+    int next_ordinal = -1;
+    const bool is_same_device =
+        api_.pointer_get_attribute(&next_ordinal, cu_pointer_device_ordinal, range->end) == cu_success &&
+        next_ordinal == ordinal && is_mapped(range->end);
+    const auto next = is_same_device ? range_at(range->end) : std::nullopt;
+    if (!next || next->end <= range->end) break;
+    range->end = next->end;
+  }
+  return Region{device_pointer(range->start), range->end - range->start, domain};
+}
+
+std::optional<Driver::AddressRange> Driver::range_at(CuDevicePtr address) const {
   CuDevicePtr start = 0;
   std::size_t size = 0;
-  const bool has_range = api_.pointer_get_attribute(&start, cu_pointer_range_start, address) == cu_success &&
-                         api_.pointer_get_attribute(&size, cu_pointer_range_size, address) == cu_success;
-  const Domain domain = Domain::cuda(static_cast<std::uint16_t>(ordinal));
-  if (!has_range || start > address) return Region{device_pointer(address), SIZE_MAX - address, domain};
-  return Region{device_pointer(start), size, domain};
+  if (api_.pointer_get_attribute(&start, cu_pointer_range_start, address) != cu_success ||
+      api_.pointer_get_attribute(&size, cu_pointer_range_size, address) != cu_success || start > address) {
+    return std::nullopt;
+  }
+  return AddressRange{start, start + size};
+}
+
+bool Driver::is_mapped(CuDevicePtr address) const {
+  bool is_allocated = true;
+  void* pool = nullptr;
+  return api_.pointer_get_attribute(&is_allocated, cu_pointer_is_legacy_ipc_capable, address) == cu_success &&
+         !is_allocated &&
+         api_.pointer_get_attribute(static_cast<void*>(&pool), cu_pointer_mempool_handle, address) == cu_success &&
+         pool == nullptr;
 }
 
 }  // namespace penstock::cuda
@@ -318,7 +343,7 @@ Result<std::vector<Gpu>> list_gpus() {
 Result<Region> find_cuda_region(const void* pointer, std::size_t size_bytes) {
   const auto driver = cuda::Driver::get();
   if (!driver) return driver.error();
-  const auto whole = (*driver)->find(pointer);
+  const auto whole = (*driver)->find(pointer, size_bytes);
   if (!whole) return whole.error();
   auto* const data = const_cast<std::byte*>(static_cast<const std::byte*>(pointer));
   if (size_bytes > whole->size_bytes - static_cast<std::size_t>(data - whole->data)) {

@@ -91,8 +91,9 @@ class Driver {
   // Code::no_device for a number that is not there. The device is active.
   Result<Device*> device(int ordinal);
 
-  // Finds the device of a pointer, and the whole allocation around it.
-  Result<Region> find(const void* pointer);
+  // Finds the device of a pointer, and the whole allocation around it. Virtual memory may be mapped in pieces: those
+  // that follow each other count as one, as far as `bytes` reach.
+  Result<Region> find(const void* pointer, std::size_t bytes);
 
   Error error(CuResult result, std::string what, std::string hint = {}) const;
 
@@ -100,6 +101,13 @@ class Driver {
   Driver() = default;
   static Result<std::unique_ptr<Driver>> load();
   Status find_devices();
+  struct AddressRange {
+    CuDevicePtr start;
+    CuDevicePtr end;
+  };
+  std::optional<AddressRange> range_at(CuDevicePtr address) const;
+  // Virtual memory: not allocated as a whole, alone or from a pool.
+  bool is_mapped(CuDevicePtr address) const;
 
   Api api_;
   int version_ = 0;

@@ -106,8 +106,10 @@ TEST_F(GpuMemory, memory_of_every_allocator_is_read_into) {
   const ForeignAllocators::Properties properties{1, 0, {1, 0}, nullptr, {}};
   const ForeignAllocators::Access access{{1, 0}, 3};
   ASSERT_EQ(foreign.reserve(&mapped, 4 * mib, 0, 0, 0), cuda::cu_success);
-  ASSERT_EQ(foreign.create(&handle, 4 * mib, &properties, 0), cuda::cu_success);
-  ASSERT_EQ(foreign.map(mapped, 4 * mib, 0, handle, 0), cuda::cu_success);
+  for (const std::uint64_t place : {0 * mib, 2 * mib}) {
+    ASSERT_EQ(foreign.create(&handle, 2 * mib, &properties, 0), cuda::cu_success);
+    ASSERT_EQ(foreign.map(mapped + place, 2 * mib, 0, handle, 0), cuda::cu_success);
+  }
   ASSERT_EQ(foreign.set_access(mapped, 4 * mib, &access, 1), cuda::cu_success);
 
   for (const cuda::CuDevicePtr address : {ordered, mapped}) {
@@ -118,6 +120,26 @@ TEST_F(GpuMemory, memory_of_every_allocator_is_read_into) {
     EXPECT_TRUE(holds_content(bytes_of(memory), 3, 0));
   }
   EXPECT_EQ(foreign.free_async(ordered, stream), cuda::cu_success);
+}
+
+TEST_F(GpuMemory, virtual_memory_of_several_pieces_is_one_and_ordinary_memory_ends_where_it_ends) {
+  PENSTOCK_NEEDS_FAKE();
+  write_file(folder_.path("file"), content(3, 0, 4 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const cuda::Current current(gpu());
+  for (const bool is_virtual : {true, false}) {
+    fake_->set_pieces(is_virtual ? mib : 0);
+    cuda::CuDevicePtr address = 0;
+    ASSERT_EQ(driver_->api().memory_allocate(&address, 3 * mib), cuda::cu_success);
+    auto* const data = cuda::device_pointer(address);
+    const auto inner = find_cuda_region(data + mib / 2, 2 * mib);
+    ASSERT_TRUE(inner.ok()) << inner.error().message;
+    EXPECT_TRUE(context.read(store, mib / 2, *inner).ok());
+    EXPECT_TRUE(holds_content(bytes_of(*inner), 3, mib / 2));
+    EXPECT_EQ(find_cuda_region(data + mib / 2, 3 * mib).error().code, Code::out_of_range);
+    ASSERT_EQ(driver_->api().memory_free(address), cuda::cu_success);
+  }
 }
 
 TEST_F(GpuMemory, a_device_that_is_not_there_is_named) {

@@ -70,7 +70,7 @@ Result<Place> Buffers::find(const engine::Op& op) const {
   }
   const auto driver = cuda::Driver::get();
   if (!driver) return driver.error();
-  const auto memory = (*driver)->find(op.memory);
+  const auto memory = (*driver)->find(op.memory, 1);
   if (!memory) return memory.error();
   return Place{op.memory, 0, memory->domain.device()};
 }

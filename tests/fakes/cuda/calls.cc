@@ -368,6 +368,8 @@ FAKE_CUDA_EXPORT CuResult cuPointerGetAttribute(void* value, int attribute, CuDe
       std::memcpy(value, &answer, sizeof answer);
       return cu_success;
     };
+    const CuDevicePtr into_range = address - range->start;
+    const CuDevicePtr before_piece = range->piece_bytes == 0 ? 0 : into_range - into_range % range->piece_bytes;
     switch (attribute) {
       case cu_pointer_memory_type:
         return put(range->on_device ? cu_memory_type_device : cu_memory_type_host);
@@ -378,9 +380,13 @@ FAKE_CUDA_EXPORT CuResult cuPointerGetAttribute(void* value, int attribute, CuDe
       case cu_pointer_device_ordinal:
         return put(range->device->ordinal);
       case cu_pointer_range_start:
-        return put(range->start);
+        return put(range->start + before_piece);
       case cu_pointer_range_size:
-        return put(range->bytes);
+        return put(range->piece_bytes == 0 ? range->bytes : std::min(range->piece_bytes, range->bytes - before_piece));
+      case cu_pointer_is_legacy_ipc_capable:
+        return put(range->on_device && range->piece_bytes == 0);
+      case cu_pointer_mempool_handle:
+        return put(static_cast<void*>(nullptr));
       default:
         return cu_invalid_value;
     }

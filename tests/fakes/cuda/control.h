@@ -39,9 +39,11 @@ struct FakeCudaCounters {
 // set_attribute      of a device, from now on
 // set_delays         every operation of a stream waits a random time before it runs; 0 for none
 // set_bandwidth      of a device's copies, in each direction; 0 for no limit
+// set_pieces         memory allocated from now on is virtual memory, mapped in pieces of so many bytes; 0: ordinary
 // set_synchronizing_calls_block   whether allocation, registration and loading of modules wait while a wait-value is
 //                    pending, and how long until they give up with cu_unknown and a breach
-// fail_call          the nth call from now of the function of that name (1: the next) returns `result`; always: all after
+// fail_call          the nth call from now of the function of that name (1: the next) returns `result`; always: and
+//                    all after it
 // fail_copy          the nth copy from now on the device breaks it
 // hang               the device's streams stop until hang(device, 0)
 // set_capture        what cuStreamIsCapturing reports; returns the driver's result
@@ -57,6 +59,7 @@ struct FakeCudaCounters {
   X(set_attribute, void, (int device, int attribute, int value))                   \
   X(set_delays, void, (std::uint64_t seed, unsigned max_us))                       \
   X(set_bandwidth, void, (int device, std::uint64_t bytes_per_s))                  \
+  X(set_pieces, void, (std::size_t bytes))                                         \
   X(set_synchronizing_calls_block, void, (int block, unsigned limit_ms))           \
   X(fail_call, void, (const char* function, unsigned nth, int result, int always)) \
   X(fail_copy, void, (int device, unsigned nth, int result))                       \

@@ -44,6 +44,11 @@ FAKE_CUDA_EXPORT void fake_cuda_set_delays(std::uint64_t seed, unsigned max_us) 
   driver().max_delay_us = max_us;
 }
 
+FAKE_CUDA_EXPORT void fake_cuda_set_pieces(std::size_t bytes) {
+  const Lock lock(driver().mutex);
+  driver().piece_bytes = bytes;
+}
+
 FAKE_CUDA_EXPORT void fake_cuda_set_bandwidth(int device, std::uint64_t bytes_per_s) {
   const Lock lock(driver().mutex);
   if (Device* const found = driver().device(device)) found->bytes_per_s = bytes_per_s;

@@ -83,6 +83,7 @@ CuResult Driver::initialize() {
 
 void Driver::clear_injections() {
   max_delay_us = 0;
+  piece_bytes = 0;
   synchronizing_calls_block = true;
   synchronizing_limit = default_synchronizing_limit;
   injections.clear();

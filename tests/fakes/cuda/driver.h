@@ -45,7 +45,8 @@ struct Memory {
   bool on_device;
   bool is_portable;
   std::uint64_t buffer_id;
-  int in_use = 0;  // copies that are moving its bytes now
+  std::size_t piece_bytes = 0;  // not 0: virtual memory, mapped in pieces of this size
+  int in_use = 0;               // copies that are moving its bytes now
 
   bool holds(CuDevicePtr address, std::size_t count) const {
     return address >= start && address - start <= bytes && count <= bytes - (address - start);
@@ -155,6 +156,7 @@ struct Driver {
   std::chrono::milliseconds synchronizing_limit{0};
   std::mt19937_64 random;
   unsigned max_delay_us = 0;
+  std::size_t piece_bytes = 0;
   std::map<std::string, Injection, std::less<>> injections;
   std::map<std::string, std::uint64_t, std::less<>> calls;
   FakeCudaCounters counters{};

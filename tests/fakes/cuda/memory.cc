@@ -54,7 +54,8 @@ CuResult Driver::allocate(Device& device, std::size_t bytes, CuDevicePtr& addres
                                                     .data = static_cast<std::byte*>(data),
                                                     .on_device = true,
                                                     .is_portable = true,
-                                                    .buffer_id = ++last_buffer_id});
+                                                    .buffer_id = ++last_buffer_id,
+                                                    .piece_bytes = piece_bytes});
   return cu_success;
 }
 
