@@ -25,7 +25,7 @@ class GpuSetup(harness.Setup):
     def __init__(self, arguments):
         super().__init__(arguments)
         scale = arguments.scale
-        self.end = time.monotonic() + (arguments.seconds or (55 if self.quick else 165))
+        self.end = time.monotonic() + (arguments.seconds or (55 if self.quick else 195))
         self.round_seconds = (0.4 if self.quick else 1.0) / scale
         # Rounds on the disk take several seconds, whatever is measured.
         self.disk_rounds = min(self.rounds, 5)
