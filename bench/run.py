@@ -367,7 +367,7 @@ def parse_arguments():
     parser.add_argument("--only", "--rows", metavar="ROW,...",
                         help=f"some of: {', '.join(ROWS)}; with --gpu: {', '.join(gpu_rows.ROWS)}")
     parser.add_argument("--gpu", action="store_true", help="measure the rows of the first GPU instead")
-    parser.add_argument("--seconds", type=float, default=0, help="with --gpu: the time for all (165; with --quick 55)")
+    parser.add_argument("--seconds", type=float, default=0, help="with --gpu: the time for all (195; with --quick 55)")
     parser.add_argument("--scale", type=int, default=1,
                         help="with --gpu: divide every size by this, to try the programs out; says nothing about speed")
     parser.add_argument("--programs", default=os.path.normpath(os.path.join(build, "bin")),

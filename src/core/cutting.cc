@@ -159,7 +159,7 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
 }
 
 bool Lane::goes_through_window(const Part& part, const Span& span) {
-  return span.gpu != nullptr && part.plan.path == Path::direct && part.hold->direction == Direction::read;
+  return span.gpu != nullptr && part.plan.path == Path::direct;
 }
 
 bool Lane::plan_around_device(Part& part, StoreEntry& entry, const Rest& rest) {

@@ -258,7 +258,7 @@ class Lane {
   std::vector<std::uint32_t> retries_;
   std::uint64_t bytes_in_flight_ = 0;
   std::uint64_t bytes_allowed_;
-  StagedWindow window_;  // of reads past the page cache to GPUs
+  StagedWindow window_;  // of what goes past the page cache to or from GPUs
   TimePoint depth_changed_;
   TimePoint next_look_ = TimePoint::max();
   std::vector<EngineQueue> queues_;  // by engine

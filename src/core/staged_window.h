@@ -1,7 +1,7 @@
-// StagedWindow: how much a lane reads ahead of its copies. What is read past the page cache on its way elsewhere should
-// pass through as little memory as keeps the disk busy: memory that is used again soon is still in the processor's
-// caches, and writing it anew costs bandwidth that the disk or its host needs. (On a virtual disk of 4.5 GB/s, 128 MiB
-// in turn cost a fifth of the speed, and 4 GiB more than half.)
+// StagedWindow: how much of what passes through staging memory a lane has at the disk. What goes past the page cache on
+// its way elsewhere should take as little memory as keeps the disk busy: memory that is used again soon is still in the
+// processor's caches, and writing it anew costs bandwidth that the disk or its host needs. (On a virtual disk of 4.5
+// GB/s, 128 MiB in turn cost a fifth of the speed of reading, and 4 GiB more than half.)
 //
 // It looks for the shortest queue: latency well above the shortest that was seen means that operations wait for each
 // other, and the window shrinks; latency close to it means that the disk could do more, and the window grows.
