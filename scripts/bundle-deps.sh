@@ -3,11 +3,14 @@
 # architecture. Copy the folder there, into the repository as ./deps or anywhere with PENSTOCK_DEPS pointing at it.
 # The machine itself must have a C++20 compiler, CMake 3.25, Ninja and Python 3.
 #
-#   scripts/bundle-deps.sh [--arch ARCH] [--out DIR] [--bench]
+#   scripts/bundle-deps.sh [--arch ARCH] [--out DIR] [--bench] [--peers [--python VERSION]]
 #
 #   --arch ARCH   Debian's name of the architecture (default: amd64)
 #   --out DIR     the folder to make anew (default: deps)
 #   --bench       also the sources of fio, which scripts/install-deps.sh --bench builds on the other machine
+#   --peers       also the loaders that bench/peers compares, as wheels: install them there with
+#                 pip install --no-index --no-deps --find-links deps/wheels deps/wheels/*.whl
+#   --python V    the version of Python that the wheels are for (default: 3.12)
 #
 # Packages are downloaded from the sources in /etc/apt with a state of their own: nothing of this system changes, and
 # root is not needed.
@@ -20,11 +23,19 @@ limit_mib=40
 arch=amd64
 out=deps
 bench=false
+peers=()
+python=3.12
 while (($#)); do
   case $1 in
     --help | -h) show_help && exit ;;
     --bench) bench=true && shift && continue ;;
-    --arch | --out) (($# > 1)) || die "$1 needs a value" ;;&
+    --peers)
+      peers=(safetensors fastsafetensors instanttensor runai-model-streamer humanize kvikio-cu13 libkvikio-cu13
+        rapids-logger)
+      shift && continue
+      ;;
+    --arch | --out | --python) (($# > 1)) || die "$1 needs a value" ;;&
+    --python) python=$2 ;;
     --arch) arch=$2 ;;
     --out) out=$2 ;;
     *) die "unknown argument $1; see --help" ;;
@@ -81,11 +92,29 @@ add_fio_sources() {
   tar -xf "$work"/download/fio_*.orig.tar.?z -C "$work/bundle/usr/src"
 }
 
+# What a wheel needs beside itself (torch, CuPy, NumPy) is far too large to travel. A loader without a wheel for that
+# machine is left out, and bench/peers names it.
+add_peers() {
+  local machine peer tag platforms=()
+  case $arch in amd64) machine=x86_64 ;; arm64) machine=aarch64 ;; *) machine=$arch ;; esac
+  for tag in manylinux2014 manylinux_2_24 manylinux_2_27 manylinux_2_28 manylinux_2_34; do
+    platforms+=(--platform "${tag}_$machine")
+  done
+  for peer in "${peers[@]}"; do
+    python3 -m pip download --quiet --no-deps --only-binary=:all: "${platforms[@]}" --platform any \
+      --python-version "$python" --dest "$work/bundle/wheels" "$peer" ||
+      echo "$peer: no wheel for Python $python on $machine" >&2
+  done
+}
+
 apt-get "${apt[@]}" update
 download_packages
 unpack_packages
 if $bench; then
   add_fio_sources
+fi
+if ((${#peers[@]})); then
+  add_peers
 fi
 
 size_mib=$(du -sm "$work/bundle" | cut -f1)

@@ -1,0 +1,95 @@
+"""Models of several layouts, made of random bytes without any library that reads them."""
+
+import json
+import os
+import struct
+
+KIB, MIB = 1 << 10, 1 << 20
+_BITS = {"BF16": 16, "F32": 32, "F8_E4M3": 8, "U8": 8}
+
+
+def _tensors(count, size, dtype, name="layers.{}.weight"):
+    """`count` matrices of about `size` bytes in all, with rows of 4096 or fewer elements."""
+    elements = max(1, size * 8 // _BITS[dtype] // count)
+    columns = min(4096, elements)
+    return [(name.format(index), dtype, [elements // columns, columns]) for index in range(count)]
+
+
+def _dense(size):
+    return [_tensors(max(1, size // (64 * MIB)), size, "BF16")]
+
+
+def _experts(size):
+    return [_tensors(20_000, size, "BF16", "layers.experts.{}.weight")]
+
+
+def _fp8(size):
+    tensors = []
+    for weight in _tensors(max(1, size // (16 * MIB)), size, "F8_E4M3"):
+        rows, columns = weight[2]
+        tensors += [weight, (weight[0] + "_scale", "F32", [max(1, rows // 128), max(1, columns // 128)])]
+    return [tensors]
+
+
+def _misaligned(size):
+    return [[("a", "U8", [3]), *_tensors(max(1, size // (64 * MIB)), size, "BF16")]]
+
+
+def _sharded(size):
+    tensors = _dense(size)[0]
+    shards = [tensors[index::4] for index in range(4)]
+    return [shard for shard in shards if shard]
+
+
+LAYOUTS = {"dense": _dense, "experts": _experts, "fp8": _fp8, "misaligned": _misaligned, "sharded": _sharded}
+
+
+def make(folder, layout, size):
+    """The files of a model, made unless they are there; a name says what is in them."""
+    shards = LAYOUTS[layout](size)
+    folder = os.path.join(folder, f"{layout}-{size // MIB}")
+    os.makedirs(folder, exist_ok=True)
+    paths = []
+    for number, tensors in enumerate(shards):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
+        paths.append(os.path.join(folder, name))
+        if not os.path.exists(paths[-1]):
+            _write(paths[-1], tensors, odd=layout == "misaligned")
+    if len(shards) > 1:
+        weights = {name: os.path.basename(path) for path, tensors in zip(paths, shards) for name, _, _ in tensors}
+        with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
+            json.dump({"metadata": {"total_size": sum(os.path.getsize(path) for path in paths)},
+                       "weight_map": weights}, file)
+    return paths
+
+
+def _write(path, tensors, odd):
+    header, place = {}, 0
+    for name, dtype, shape in tensors:
+        end = place + shape[0] * (shape[1] if len(shape) > 1 else 1) * _BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 4096 + (1 if odd else 0))
+    block = os.urandom(16 * MIB + 4099)
+    with open(path + ".part", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        written = 0
+        while written < place:
+            # From another place each time, so that no two parts of the file are alike.
+            begin = written // (16 * MIB) * 61 % 4099
+            piece = block[begin:begin + min(16 * MIB, place - written)]
+            file.write(piece)
+            written += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(path + ".part", path)
+
+
+def header_of(path):
+    """Where a file's tensors are, read in the plainest way: name to (begin, end) in the file."""
+    with open(path, "rb") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {name: tuple(8 + length + offset for offset in entry["data_offsets"]) for name, entry in header.items()}

@@ -1,0 +1,348 @@
+"""One loader in a process of its own: loads the files it was given whenever it is asked to, and says how long it took.
+
+    loaders.py NAME DEVICE SETTINGS FILE...
+
+Commands on standard input: `load`, `check` (compares what was loaded last with the files), `drop`.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import random
+import resource
+import sys
+import time
+
+import layouts
+
+
+def _torch():
+    import torch
+    return torch
+
+
+class Loader:
+    """`load` returns tensors by name; all of them are where they belong when it returns."""
+
+    package = "torch"
+    settings = [{}]  # those that are tried for the best; the first is the default
+    needs_gpu = False
+
+    def __init__(self, device, files, **settings):
+        self.device, self.files, self.setting = device, files, settings
+        self.start()
+
+    def start(self):
+        _torch()
+
+
+class Penstock(Loader):
+    package = "penstock"
+
+    def start(self):
+        import penstock.torch
+        self.load_file = penstock.torch.load_file
+
+    def load(self):
+        source = self.files[0] if len(self.files) == 1 else os.path.dirname(self.files[0])
+        return self.load_file(source, device=self.device)
+
+
+class PenstockNumpy(Penstock):
+    def start(self):
+        import penstock.numpy
+        self.load_file = lambda source, device: penstock.numpy.load_file(source)
+
+
+class Safetensors(Loader):
+    """Maps the file."""
+
+    package = "safetensors"
+
+    def start(self):
+        import safetensors.torch
+        self.load_file = safetensors.torch.load_file
+
+    def load(self):
+        tensors = {}
+        for path in self.files:
+            tensors.update(self.load_file(path, device=self.device))
+        return tensors
+
+
+class SafetensorsRead(Safetensors):
+    """Reads the file into memory first."""
+
+    def start(self):
+        import safetensors.torch
+        self.parse = safetensors.torch.load
+
+    def load(self):
+        tensors = {}
+        for path in self.files:
+            with open(path, "rb") as file:
+                tensors.update({name: tensor.to(self.device) for name, tensor in self.parse(file.read()).items()})
+        return tensors
+
+
+class SafetensorsPrefetch(Safetensors):
+    def start(self):
+        import safetensors
+        self.open = safetensors.safe_open
+        if not hasattr(self.open, "prefetch"):
+            raise ImportError("this version of safetensors has no prefetch")
+
+    def load(self):
+        tensors = {}
+        for path in self.files:
+            with self.open(path, framework="pt", device=self.device) as file:
+                file.prefetch()
+                tensors.update({name: file.get_tensor(name) for name in file.keys()})
+        return tensors
+
+
+class SafetensorsNumpy(Safetensors):
+    def start(self):
+        import safetensors.numpy
+        self.load_file = lambda path, device: safetensors.numpy.load_file(path)
+
+
+class TorchLoad(Loader):
+    """torch.load of the same tensors, saved by torch.save beside the model."""
+
+    settings = [{"mmap": False}, {"mmap": True}]
+
+    def start(self):
+        import safetensors.torch
+        torch = _torch()
+        self.saved = []
+        for path in self.files:
+            self.saved.append(path + ".pt")
+            if not os.path.exists(self.saved[-1]):
+                torch.save(safetensors.torch.load_file(path), self.saved[-1])
+
+    def load(self):
+        tensors = {}
+        for path in self.saved:
+            tensors.update(_torch().load(path, map_location=self.device, weights_only=True, **self.setting))
+        return tensors
+
+
+class Staged(Loader):
+    """What a careful engineer writes by hand: threads, pinned memory, copies that overlap."""
+
+    needs_gpu = True
+    settings = [{"threads": 4, "chunk": 4 << 20}, {"threads": 16, "chunk": 4 << 20}]
+
+    def start(self):
+        import concurrent.futures
+        torch = _torch()
+        self.pool = concurrent.futures.ThreadPoolExecutor(self.setting["threads"])
+        chunk = self.setting["chunk"]
+        self.slots = [[torch.empty(chunk, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+                      for _ in range(self.setting["threads"])]
+
+    def load(self):
+        torch = _torch()
+        chunk, threads, tensors = self.setting["chunk"], self.setting["threads"], {}
+
+        def work(descriptor, target, size, number):
+            stream, busy = torch.cuda.Stream(self.device), [None, None]
+            with torch.cuda.stream(stream):
+                for turn, offset in enumerate(range(number * chunk, size, threads * chunk)):
+                    slot, length = self.slots[number][turn % 2], min(chunk, size - offset)
+                    if busy[turn % 2]:
+                        busy[turn % 2].synchronize()
+                    os.preadv(descriptor, [memoryview(slot.numpy())[:length]], offset)
+                    target[offset:offset + length].copy_(slot[:length], non_blocking=True)
+                    busy[turn % 2] = stream.record_event()
+            stream.synchronize()
+
+        for path in self.files:
+            size = os.path.getsize(path)
+            target = torch.empty(size, dtype=torch.uint8, device=self.device)
+            torch.cuda.current_stream().synchronize()
+            descriptor = os.open(path, os.O_RDONLY)
+            list(self.pool.map(lambda number: work(descriptor, target, size, number), range(threads)))
+            os.close(descriptor)
+            tensors.update({name: target[begin:end] for name, (begin, end) in layouts.header_of(path).items()})
+        return tensors
+
+
+class TorchGds(Loader):
+    needs_gpu = True
+
+    def start(self):
+        self.file = _torch().cuda.gds.GdsFile
+
+    def load(self):
+        torch = _torch()
+        tensors = {}
+        for path in self.files:
+            size = os.path.getsize(path)
+            target = torch.empty(size, dtype=torch.uint8, device=self.device)
+            self.file(path, os.O_RDONLY).load_storage(target.untyped_storage(), 0)
+            tensors.update({name: target[begin:end] for name, (begin, end) in layouts.header_of(path).items()})
+        return tensors
+
+
+class FastSafetensors(Loader):
+    package = "fastsafetensors"
+    needs_gpu = True
+    settings = [{}, {"nogds": True}, {"nogds": True, "bbuf_size_kb": 163840, "max_threads": 16}]
+
+    def start(self):
+        import fastsafetensors
+        self.module = fastsafetensors
+
+    def load(self):
+        self.loader = self.module.SafeTensorsFileLoader(None, self.device, **self.setting)
+        self.loader.add_filenames({0: self.files})
+        self.buffer = self.loader.copy_files_to_device()
+        return {name: self.buffer.get_tensor(name) for path in self.files for name in layouts.header_of(path)}
+
+    def drop(self):
+        self.buffer.close()
+        self.loader.close()
+
+
+class InstantTensor(Loader):
+    package = "instanttensor"
+    needs_gpu = True
+    settings = [{}, {"backend": "BUFFERED"}, {"backend": "MMAP"}]
+
+    def start(self):
+        import instanttensor
+        self.module = instanttensor
+
+    def load(self):
+        backend = {"BUFFERED": lambda: self.module.BackendPolicy.BUFFERED, "MMAP": lambda: self.module.Backend.MMAP,
+                   None: lambda: None}[self.setting.get("backend")]()
+        number = _torch().device(self.device).index or 0
+        with self.module.safe_open(self.files, framework="pt", device=number, backend=backend) as file:
+            return dict(file.tensors())
+
+
+class RunaiStreamer(Loader):
+    package = "runai-model-streamer"
+    needs_gpu = True
+    settings = [{"concurrency": 16}, {"concurrency": 8}, {"concurrency": 32}]
+
+    def start(self):
+        os.environ["RUNAI_STREAMER_CONCURRENCY"] = str(self.setting["concurrency"])
+        import runai_model_streamer
+        self.streamer = runai_model_streamer.SafetensorsStreamer
+
+    def load(self):
+        with self.streamer() as streamer:
+            streamer.stream_files(self.files)
+            return {name: tensor.to(self.device) for name, tensor in streamer.get_tensors()}
+
+
+class KvikIO(Loader):
+    """Whole files into one buffer: it knows nothing of tensors."""
+
+    package = "kvikio-cu13"
+    needs_gpu = True
+    settings = [{}, {"num_threads": 16, "task_size": 4 << 20}, {"num_threads": 8, "task_size": 16 << 20}]
+
+    def start(self):
+        import kvikio
+        import kvikio.defaults
+        self.kvikio = kvikio
+        if self.setting:
+            kvikio.defaults.set(self.setting)
+
+    def load(self):
+        torch = _torch()
+        tensors = {}
+        for path in self.files:
+            size = os.path.getsize(path)
+            target = torch.empty(size, dtype=torch.uint8, device=self.device)
+            with self.kvikio.CuFile(path, "r") as file:
+                file.pread(target, size).get()
+            tensors.update({name: target[begin:end] for name, (begin, end) in layouts.header_of(path).items()})
+        return tensors
+
+
+LOADERS = {"penstock": Penstock, "penstock, NumPy": PenstockNumpy, "safetensors": Safetensors,
+           "safetensors, read": SafetensorsRead, "safetensors, prefetch": SafetensorsPrefetch,
+           "safetensors, NumPy": SafetensorsNumpy, "torch.load": TorchLoad, "pinned loop by hand": Staged,
+           "torch.cuda.gds": TorchGds, "fastsafetensors": FastSafetensors, "InstantTensor": InstantTensor,
+           "Run:ai streamer": RunaiStreamer, "KvikIO": KvikIO}
+ON_CPU_ONLY = {"penstock, NumPy", "safetensors, NumPy"}
+
+
+def _bytes_of(tensor, begin, end):
+    if hasattr(tensor, "detach"):
+        torch = _torch()
+        return bytes(tensor.reshape(-1).view(torch.uint8)[begin:end].cpu().numpy())
+    import numpy
+    return bytes(tensor.reshape(-1).view(numpy.uint8)[begin:end])
+
+
+def wrong_tensors(files, tensors):
+    """Both ends of every tensor and 200 random places, compared with what the files hold."""
+    wrong = []
+    for path in files:
+        places = layouts.header_of(path)
+        names = list(places)
+        spots = [(name, end) for name in names for end in (False, True)]
+        spots += [(random.choice(names), None) for _ in range(200)]
+        with open(path, "rb") as file:
+            for name, end in spots:
+                first, last = places[name]
+                size = last - first
+                begin = 0 if end is False else max(0, size - 64) if end else random.randrange(max(1, size - 4096))
+                length = min(64 if end is not None else 4096, size - begin)
+                file.seek(first + begin)
+                if name not in tensors or _bytes_of(tensors[name], begin, begin + length) != file.read(length):
+                    wrong.append(name)
+    return sorted(set(wrong))
+
+
+def _cpu_seconds():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def main():
+    name, device, settings, *files = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not be taken for an answer
+
+    def answer(**fields):
+        print(json.dumps(fields), file=answers, flush=True)
+
+    kind = LOADERS[name]
+    if kind.needs_gpu and device == "cpu":
+        return answer(missing="needs a GPU")
+    try:
+        loader = kind(device, files, **json.loads(settings))
+        version = "unknown"
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(kind.package)
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
+        return answer(missing=f"{type(error).__name__}: {error}"[:200])
+    answer(version=version, settings=kind.settings)
+    size = sum(os.path.getsize(path) for path in files)
+    tensors = None
+    for command in sys.stdin:
+        if command.strip() == "load":
+            tensors = None
+            if hasattr(loader, "buffer"):
+                loader.drop()
+                del loader.buffer
+            cpu, start = _cpu_seconds(), time.monotonic()
+            tensors = loader.load()
+            if device != "cpu":
+                _torch().cuda.synchronize()
+            answer(bytes=size, seconds=time.monotonic() - start, cpu_seconds=_cpu_seconds() - cpu)
+        elif command.strip() == "check":
+            answer(wrong=wrong_tensors(files, tensors))
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+"""Penstock beside every other loader that is installed: each in a process of its own, in turns, cold and cached.
+
+    bench/peers/run.py [--device cuda:0] [--layouts dense,experts] [--size MIB] [--rounds N] [--json FILE]
+
+Loaders that are not installed are named with the reason. docs/benchmarks-peers.md explains the columns.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import datetime
+import json
+import os
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import harness  # noqa: E402
+import layouts  # noqa: E402
+import loaders  # noqa: E402
+from harness import MIB, BenchError, Program  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CEILING = "ceiling"
+
+
+class DeviceMemory:
+    """How much of the GPU's memory is in use, by all processes: seen from outside those that load."""
+
+    def __init__(self):
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        for result in (self.cuda.cuInit(0), self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+                       self.cuda.cuCtxSetCurrent(context)):
+            if result != 0:
+                raise BenchError(f"the CUDA driver answers {result}")
+        self.context = context
+
+    def used(self):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.cuda.cuCtxSetCurrent(self.context)
+        self.cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        return total.value - free.value
+
+
+class Sampler:
+    """The largest memory of a process, and of the GPU, while something runs."""
+
+    def __init__(self, program, device_memory):
+        self.program, self.device_memory = program, device_memory
+        self.host = self.device = 0
+        self.running = True
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        while self.running:
+            with contextlib.suppress(OSError):
+                self.host = max(self.host, own_memory(self.program))
+            if self.device_memory:
+                self.device = max(self.device, self.device_memory.used())
+            time.sleep(0.002)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.running = False
+        self.thread.join()
+
+
+def own_memory(program):
+    """Without pages of files, which the kernel takes back when it likes."""
+    figures = program.status_bytes("RssAnon", "RssShmem")
+    return figures["RssAnon"] + figures["RssShmem"]
+
+
+class Peers:
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.device = arguments.device
+        self.on_gpu = self.device != "cpu"
+        self.device_memory = DeviceMemory() if self.on_gpu else None
+        self.end = time.monotonic() + arguments.seconds
+        self.names = [name for name in loaders.LOADERS
+                      if (not self.on_gpu or name not in loaders.ON_CPU_ONLY)
+                      and (not arguments.only or name in arguments.only or name.startswith("penstock"))]
+
+    def start(self, name, setting, files):
+        program = Program([self.arguments.python, os.path.join(HERE, "loaders.py"), name, self.device,
+                           json.dumps(setting), *files], timeout_s=180)
+        if "missing" in program.ready:
+            program.__exit__()
+            raise harness.Unavailable(program.ready["missing"])
+        return program
+
+    def ceiling(self, state, files):
+        """The bus for cached files on a GPU, plain parallel reads without one, plain direct reads for cold files."""
+        programs = self.arguments.programs
+        largest = max(files, key=os.path.getsize)
+        size = os.path.getsize(largest) // MIB * MIB
+        if state == "cached" and self.on_gpu:
+            return Program([os.path.join(programs, "bench_gpu"), "copies", "--size", size]), "run 0.5"
+        threads = min(16, len(os.sched_getaffinity(0)))
+        flags = ["--direct"] if state == "cold" else []
+        return Program([os.path.join(programs, "plain_read"), largest, "--size", size, "--threads", threads,
+                        "--chunk", MIB, "--reuse-memory", *flags]), "sample 0.5" if flags else "run 0.5"
+
+    def from_start(self, name, setting, files):
+        """A process that loads once: the time that a user waits, and the memory it takes beside the model."""
+        size = sum(os.path.getsize(path) for path in files)
+        before = self.device_memory.used() if self.on_gpu else 0
+        started = time.monotonic()
+        with self.start(name, setting, files) as program:
+            ready = own_memory(program)
+            with Sampler(program, self.device_memory) as sampler:
+                sample = program.ask("load")
+                from_start = time.monotonic() - started
+            check = program.ask("check")
+            destination = 0 if self.on_gpu else size
+            return {"seconds": from_start, "load_seconds": sample["seconds"], "wrong": check["wrong"],
+                    "version": program.ready["version"], "settings": program.ready["settings"],
+                    "extra_host": max(0, sampler.host - ready - destination),
+                    "device": max(0, sampler.device - before) if self.on_gpu else 0}
+
+    def best_setting(self, name, settings, files):
+        """The fastest of a loader's settings for cached files, each in a process of its own, the second load."""
+        samples = []
+        for setting in settings:
+            with contextlib.suppress(BenchError), self.start(name, setting, files) as program:
+                program.ask("load")
+                samples.append((program.ask("load")["seconds"], json.dumps(setting)))
+        return json.loads(min(samples)[1]) if samples else settings[0]
+
+    def measure(self, layout):
+        files = layouts.make(self.arguments.dir, layout, self.arguments.size * MIB)
+        result = {"layout": layout, "bytes": sum(map(os.path.getsize, files)), "files": len(files), "loaders": {},
+                  "missing": {}, "rounds": {}}
+        self.set_state("cached", files)
+        contenders = {}
+        for name in self.names:
+            default = loaders.LOADERS[name].settings[0]
+            try:
+                start = self.from_start(name, default, files)
+                settings = start.pop("settings")
+                best = default
+                if len(settings) > 1 and not self.arguments.defaults_only and time.monotonic() < self.end:
+                    best = self.best_setting(name, settings, files)
+                contenders[name] = best
+                result["loaders"][name] = {**start, "setting": best, "default": default}
+            except BenchError as error:
+                result["missing"][name] = str(error)
+        baseline = self.bare_context(files) if self.on_gpu else 0
+        for loader in result["loaders"].values():
+            loader["extra_device"] = max(0, loader.pop("device") - baseline - result["bytes"]) if self.on_gpu else 0
+        for state in self.arguments.states:
+            try:
+                result["rounds"][state] = self.race(state, contenders, files)
+            except BenchError as error:
+                result["missing"][f"all, {state}"] = str(error)
+        return result
+
+    def bare_context(self, files):
+        """What a process that uses torch on the GPU takes there before it loads anything."""
+        before = self.device_memory.used()
+        with Program([self.arguments.python, "-c",
+                      "import torch, sys; torch.zeros(1, device='cuda'); torch.cuda.synchronize(); "
+                      "print('{}', flush=True); sys.stdin.read()"]):
+            return self.device_memory.used() - before
+
+    def set_state(self, state, files):
+        for path in files:
+            (harness.make_cached if state == "cached" else harness.make_cold)(path)
+
+    def race(self, state, contenders, files):
+        with contextlib.ExitStack() as stack:
+            ceiling, command = self.ceiling(state, files)
+            stack.enter_context(ceiling)
+            programs = {name: stack.enter_context(self.start(name, setting, files))
+                        for name, setting in contenders.items()}
+            for program in programs.values():
+                program.ask("load")
+
+            def load(program):
+                self.set_state(state, files)
+                return program.ask("load")
+
+            runners = {CEILING: lambda: ceiling.ask(command)}
+            runners.update({name: lambda program=program: load(program) for name, program in programs.items()})
+            if state == "cold":
+                runners[CEILING] = lambda: self.set_state(state, files) or ceiling.ask(command)
+            return harness.race(runners, self.arguments.rounds, self.end)
+
+
+def table(results):
+    lines = []
+    for result in results:
+        lines.append(f"### {result['layout']}: {result['bytes'] / 1e9:.2f} GB in {result['files']} "
+                     f"{'files' if result['files'] > 1 else 'file'}\n")
+        lines.append("| loader | version | " + " | ".join(
+            f"{state}, GB/s: median (quartiles) | of the ceiling" for state in result["rounds"])
+            + " | CPU s/GB | from process start | extra device / host memory | bytes | setting |")
+        lines.append("|---" * (7 + 2 * len(result["rounds"])) + "|")
+        speeds = {state: {name: harness.summary([harness.bytes_per_second(sample[name]) for sample in rounds])
+                          for name in rounds[0]} for state, rounds in result["rounds"].items()}
+        cells = [f"{speed[CEILING]['median'] / 1e9:.2f} (rounds differ by {speed[CEILING]['spread']:.0%}) | 1"
+                 for speed in speeds.values()]
+        lines.append(f"| *ceiling* | | {' | '.join(cells)} | | | | | |")
+        by_speed = sorted(result["loaders"], key=lambda name: -max(
+            [speed[name]["median"] for speed in speeds.values() if name in speed] or [0]))
+        for name in by_speed:
+            loader = result["loaders"][name]
+            cells = []
+            for state, speed in speeds.items():
+                ratios = harness.summary([harness.bytes_per_second(sample[name]) /
+                                          harness.bytes_per_second(sample[CEILING])
+                                          for sample in result["rounds"][state]])
+                own = speed[name]
+                cells.append(f"{own['median'] / 1e9:.2f} ({own['p25'] / 1e9:.2f}–{own['p75'] / 1e9:.2f}) | "
+                             f"{ratios['median']:.3f}")
+            cpu = [harness.cpu_seconds_per_gigabyte(rounds, name) for rounds in result["rounds"].values()]
+            lines.append(f"| {name} | {loader['version']} | {' | '.join(cells)} | "
+                         f"{' / '.join(f'{value:.2f}' for value in cpu)} | {loader['seconds']:.2f} s | "
+                         f"{loader['extra_device'] / MIB:.0f} / {loader['extra_host'] / MIB:.0f} MiB | "
+                         f"{'wrong: ' + loader['wrong'][0] if loader['wrong'] else 'right'} | "
+                         f"{json.dumps(loader['setting']) if loader['setting'] else 'default'} |")
+        for name, reason in result["missing"].items():
+            lines.append(f"\n{name}: not measured: {reason}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main():
+    build = os.path.join(HERE, "..", "..", "build")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda:0 (default: cpu)")
+    parser.add_argument("--layouts", default="dense", help=f"of {', '.join(layouts.LAYOUTS)} (default: dense)")
+    parser.add_argument("--size", type=int, default=8192, metavar="MIB", help="of each model (default: 8192)")
+    parser.add_argument("--states", default="cached,cold", help="cached, cold or both (default: both)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="loaders by name, separated by commas; Penstock always runs")
+    parser.add_argument("--defaults-only", action="store_true", help="don't look for the best setting of each loader")
+    parser.add_argument("--seconds", type=float, default=3600, help="after that, three rounds have to do")
+    parser.add_argument("--dir", default=os.path.join(build, "bench-files"), help="where models are made and kept")
+    parser.add_argument("--programs", default=os.path.join(build, "bin"), help="where bench_programs were built")
+    parser.add_argument("--python", default=sys.executable, help="the Python whose packages are compared")
+    parser.add_argument("--json", metavar="FILE", help="write all samples")
+    arguments = parser.parse_args()
+    for name in ("layouts", "states", "only"):
+        setattr(arguments, name, [part for part in getattr(arguments, name).split(",") if part])
+    unknown = set(arguments.layouts) - set(layouts.LAYOUTS) | set(arguments.states) - {"cached", "cold"}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    try:
+        peers = Peers(arguments)
+        results = []
+        for layout in arguments.layouts:
+            print(f"{layout} …", file=sys.stderr, flush=True)
+            results.append(peers.measure(layout))
+    except (BenchError, OSError) as error:
+        sys.exit(f"bench/peers: {error}")
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump({"schema": "penstock.peers/1", "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+                       "machine": harness.describe_machine(arguments.dir), "device": arguments.device,
+                       "results": results}, file, indent=1)
+    print(table(results))
+    if any(loader["wrong"] for result in results for loader in result["loaders"].values()):
+        sys.exit("a loader gave wrong bytes")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
