@@ -19,7 +19,7 @@ Result<Checksums> parse_checksums(std::string_view json) {
   const Status walked = walk_json(json, [&](const JsonEvent& event) -> std::string {
     if (event.path.empty()) return event.kind == Kind::object || event.kind == Kind::object_end ? "" : "not an object";
     if (event.path.size() > 1 || event.kind != Kind::string || event.in_array) return "not an object of strings";
-    sums.emplace(event.path[0], event.text);
+    sums.emplace(std::string(event.path[0]), std::string(event.text));
     return "";
   });
   if (!walked) return walked.error();
