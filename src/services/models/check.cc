@@ -7,6 +7,7 @@
 #include "penstock/models.h"
 #include "services/models/contents.h"
 #include "services/models/json_walk.h"
+#include "services/models/open_store.h"
 #include "services/models/sha256.h"
 
 namespace penstock {
@@ -138,13 +139,8 @@ class Checking {
   using Visit = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
 
   Status read_all(const ModelFile& file, std::uint64_t offset, const Visit& visit) {
-    std::error_code failed;
-    Result<Store> store = context_.open(std::filesystem::absolute(file.path, failed).string());
+    Result<Store> store = models::open_store(context_, file);
     if (!store) return std::move(store).error();
-    if (store->info().identity != file.identity) {
-      return Error{Code::changed, 0, file.path + ": the file was modified or replaced since the model was opened",
-                   "open the model again"};
-    }
     Ticket tickets[2];
     const auto length_at = [&](std::uint64_t at) { return std::min(window_bytes, file.size_bytes - at); };
     const auto begin = [&](std::size_t window, std::uint64_t at) -> Status {

@@ -1,6 +1,7 @@
 #include "services/models/resolve.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <set>
