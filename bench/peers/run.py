@@ -151,7 +151,7 @@ class Peers:
                 contenders[name] = best
                 result["loaders"][name] = {**start, "setting": best, "default": default}
             except BenchError as error:
-                result["missing"][name] = str(error)
+                result["missing"][name] = str(error).splitlines()[-1]
         baseline = self.bare_context(files) if self.on_gpu else 0
         for loader in result["loaders"].values():
             loader["extra_device"] = max(0, loader.pop("device") - baseline - result["bytes"]) if self.on_gpu else 0
