@@ -5,7 +5,7 @@ import os
 import struct
 
 KIB, MIB = 1 << 10, 1 << 20
-_BITS = {"BF16": 16, "F32": 32, "F8_E4M3": 8, "U8": 8}
+_BITS = {"F16": 16, "F32": 32, "F8_E4M3": 8, "U8": 8}
 
 
 def _tensors(count, size, dtype, name="layers.{}.weight"):
@@ -16,11 +16,11 @@ def _tensors(count, size, dtype, name="layers.{}.weight"):
 
 
 def _dense(size):
-    return [_tensors(max(1, size // (64 * MIB)), size, "BF16")]
+    return [_tensors(max(1, size // (64 * MIB)), size, "F16")]
 
 
 def _experts(size):
-    return [_tensors(20_000, size, "BF16", "layers.experts.{}.weight")]
+    return [_tensors(20_000, size, "F16", "layers.experts.{}.weight")]
 
 
 def _fp8(size):
@@ -32,7 +32,7 @@ def _fp8(size):
 
 
 def _misaligned(size):
-    return [[("a", "U8", [3]), *_tensors(max(1, size // (64 * MIB)), size, "BF16")]]
+    return [[("a", "U8", [3]), *_tensors(max(1, size // (64 * MIB)), size, "F16")]]
 
 
 def _sharded(size):

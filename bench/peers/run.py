@@ -183,14 +183,15 @@ class Peers:
             for program in programs.values():
                 program.ask("load")
 
-            def load(program):
+            def ask(program, what):
+                # Pages that a process has mapped can't be evicted.
+                for other in programs.values() if state == "cold" else ():
+                    other.ask("drop")
                 self.set_state(state, files)
-                return program.ask("load")
+                return program.ask(what)
 
-            runners = {CEILING: lambda: ceiling.ask(command)}
-            runners.update({name: lambda program=program: load(program) for name, program in programs.items()})
-            if state == "cold":
-                runners[CEILING] = lambda: self.set_state(state, files) or ceiling.ask(command)
+            runners = {CEILING: lambda: ask(ceiling, command)}
+            runners.update({name: lambda program=program: ask(program, "load") for name, program in programs.items()})
             return harness.race(runners, self.arguments.rounds, self.end)
 
 
