@@ -75,6 +75,7 @@ struct ModelFile {
   ModelFormat format = ModelFormat::safetensors;
   std::uint64_t size_bytes = 0;
   std::uint64_t data_offset = 0;  // where tensors begin
+  Identity identity;              // when it was opened
   // Strings as they are. GGUF's other values as JSON.
   std::map<std::string, std::string> metadata;
 };

@@ -9,6 +9,7 @@
 #include "penstock/error.h"
 #include "penstock/gpu.h"
 #include "penstock/machine.h"
+#include "penstock/models.h"
 #include "penstock/options.h"
 #include "penstock/region.h"
 #include "penstock/request.h"

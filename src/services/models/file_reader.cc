@@ -1,0 +1,50 @@
+#include "services/models/file_reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "services/models/contents.h"
+
+namespace penstock::models {
+
+Result<FileReader> FileReader::open(const std::string& path) {
+  // Without O_NONBLOCK, opening a FIFO would wait for somebody to write.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return system_error(errno, "open " + path);
+  FileReader file(fd, path);
+  struct stat status = {};
+  if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + path);
+  if (S_ISDIR(status.st_mode)) {
+    return Error{Code::is_directory, EISDIR, path + " is a directory", "name a file, or the directory alone"};
+  }
+  if (!S_ISREG(status.st_mode)) return Error{Code::unsupported, 0, path + " is not a regular file", "name a file"};
+  constexpr std::int64_t ns_per_s = 1'000'000'000;
+  file.identity_ = {status.st_dev, status.st_ino, status.st_mtim.tv_sec * ns_per_s + status.st_mtim.tv_nsec,
+                    static_cast<std::uint64_t>(status.st_size)};
+  return file;
+}
+
+FileReader::FileReader(FileReader&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)), identity_(other.identity_) {}
+
+FileReader::~FileReader() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Result<std::string> FileReader::read(std::uint64_t offset, std::uint64_t size_bytes) const {
+  std::string bytes(size_bytes, '\0');
+  for (std::size_t done = 0; done < bytes.size();) {
+    const ssize_t got = ::pread(fd_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return system_error(errno, "read " + path_);
+    if (got == 0) return in_file(path_, ends_early("it has become shorter while it was read"));
+    done += static_cast<std::size_t>(got);
+  }
+  return bytes;
+}
+
+}  // namespace penstock::models

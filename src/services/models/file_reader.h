@@ -1,0 +1,34 @@
+// FileReader: the beginning of a file, for its header. Tensors are read by a Context.
+//
+// Thread safety: const calls from any thread. Lifetime: owns a descriptor.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "penstock/result.h"
+#include "penstock/store.h"
+
+namespace penstock::models {
+
+class FileReader {
+ public:
+  // Only regular files; opening never waits.
+  static Result<FileReader> open(const std::string& path);
+  FileReader(FileReader&& other) noexcept;
+  FileReader& operator=(FileReader&&) = delete;
+  ~FileReader();
+
+  const Identity& identity() const { return identity_; }  // as a Store of the file has it
+  // Code::truncated where the file has become shorter.
+  Result<std::string> read(std::uint64_t offset, std::uint64_t size_bytes) const;
+
+ private:
+  FileReader(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+
+  int fd_ = -1;
+  std::string path_;
+  Identity identity_;
+};
+
+}  // namespace penstock::models

@@ -1,0 +1,37 @@
+// Walks over JSON without building it: a header of 100 MB costs what its visitor keeps, and the keys of the objects
+// that are open. Refuses what readers disagree about (a key twice, a zero byte) and what only an attack needs (depth).
+//
+// Thread safety: a function of its arguments.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "penstock/result.h"
+
+namespace penstock::models {
+
+struct JsonEvent {
+  enum class Kind : std::uint8_t {
+    object,      // begins
+    object_end,  // `path` is the object's own again
+    array,       // begins
+    string,
+    number,  // whole, from 0 to 2^64 - 1
+    other,   // any other number, a boolean, or null
+  };
+  Kind kind;
+  std::span<const std::string> path;  // keys, from the outermost object's to the value's own
+  bool in_array;                      // the value is an element; the path is the array's
+  std::string_view text;
+  std::uint64_t number;
+};
+// Returns what is wrong with the value, to end the walk; nothing to go on.
+using JsonVisitor = std::function<std::string(const JsonEvent&)>;
+
+Status walk_json(std::string_view json, const JsonVisitor& visit);
+
+}  // namespace penstock::models

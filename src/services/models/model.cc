@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include "services/models/contents.h"
+#include "services/models/file_reader.h"
+#include "services/models/resolve.h"
+#include "services/models/safetensors.h"
+
+namespace penstock {
+
+using models::broken;
+using models::Contents;
+using models::FileReader;
+using models::in_file;
+using models::in_quotes;
+
+namespace {
+
+Result<Contents> read_safetensors(const FileReader& file, std::string_view first_bytes) {
+  const std::uint64_t file_bytes = file.identity().size_bytes;
+  const Result<std::uint64_t> length = models::safetensors_header_bytes(first_bytes, file_bytes);
+  if (!length) return length.error();
+  const Result<std::string> json = file.read(models::safetensors_length_bytes, *length);
+  if (!json) return json.error();
+  return models::parse_safetensors(*json, file_bytes);
+}
+
+}  // namespace
+
+class ModelBuilder {
+ public:
+  Status add_file(const std::string& path) {
+    const Result<FileReader> file = FileReader::open(path);
+    if (!file) return file.error();
+    const std::uint64_t file_bytes = file->identity().size_bytes;
+    const Result<std::string> first_bytes =
+        file->read(0, std::min<std::uint64_t>(file_bytes, models::safetensors_length_bytes));
+    if (!first_bytes) return first_bytes.error();
+    Result<Contents> contents = read_safetensors(*file, *first_bytes);
+    if (!contents) return in_file(path, std::move(contents).error());
+    model_.files_.push_back({.path = path,
+                             .format = ModelFormat::safetensors,
+                             .size_bytes = file_bytes,
+                             .data_offset = contents->data_offset,
+                             .identity = file->identity(),
+                             .metadata = std::move(contents->metadata)});
+    return add_tensors(std::move(contents->tensors));
+  }
+
+  // The index and the shards say the same.
+  Status check_index(const std::string& index, const models::WeightMap& weight_map) const {
+    for (const TensorInfo& tensor : model_.tensors_) {
+      const std::string& path = model_.files_[tensor.file].path;
+      const auto said = weight_map.find(tensor.name);
+      if (said == weight_map.end()) {
+        return in_file(index,
+                       broken("tensor " + in_quotes(tensor.name) + " is in " + path + ", but not in the weight_map"));
+      }
+      if (said->second != std::filesystem::path(path).filename()) {
+        return in_file(index, broken("tensor " + in_quotes(tensor.name) + " is in " + path + ", not in " +
+                                     in_quotes(said->second) + " as the weight_map says"));
+      }
+    }
+    for (const auto& [name, file] : weight_map) {
+      if (model_.by_name_.contains(name)) continue;
+      return in_file(index,
+                     broken("tensor " + in_quotes(name) + " is not in " + in_quotes(file) + " as the weight_map says"));
+    }
+    return {};
+  }
+
+  Model build() { return std::move(model_); }
+
+ private:
+  Status add_tensors(std::vector<TensorInfo> tensors) {
+    const auto file = static_cast<std::uint32_t>(model_.files_.size() - 1);
+    for (TensorInfo& tensor : tensors) {
+      tensor.file = file;
+      const auto index = static_cast<std::uint32_t>(model_.tensors_.size());
+      const auto [place, is_new] = model_.by_name_.try_emplace(tensor.name, index);
+      if (!is_new) {
+        const std::string& other = model_.files_[model_.tensors_[place->second].file].path;
+        return in_file(model_.files_[file].path,
+                       broken("tensor " + in_quotes(tensor.name) + " is in " + other + " too"));
+      }
+      model_.tensors_.push_back(std::move(tensor));
+    }
+    return {};
+  }
+
+  Model model_;
+};
+
+Result<Model> Model::open(const std::string& path) {
+  const Result<models::Resolved> resolved = models::resolve(path);
+  if (!resolved) return resolved.error();
+  ModelBuilder builder;
+  for (const std::string& file : resolved->files) {
+    if (Status status = builder.add_file(file); !status) return std::move(status).error();
+  }
+  if (resolved->weight_map) {
+    if (Status status = builder.check_index(resolved->index, *resolved->weight_map); !status) {
+      return std::move(status).error();
+    }
+  }
+  return builder.build();
+}
+
+Result<Model> Model::open(std::span<const std::string> files) {
+  if (files.empty()) return Error{Code::invalid_argument, 0, "a model of no files", "name one at least"};
+  ModelBuilder builder;
+  for (const std::string& file : files) {
+    if (Status status = builder.add_file(file); !status) return std::move(status).error();
+  }
+  return builder.build();
+}
+
+std::optional<std::uint32_t> Model::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::uint64_t Model::size_bytes() const {
+  // Within the sizes of files, so it can't overflow.
+  return std::accumulate(tensors_.begin(), tensors_.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const TensorInfo& tensor) { return sum + tensor.size_bytes; });
+}
+
+}  // namespace penstock

@@ -1,0 +1,223 @@
+#include "services/models/resolve.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <set>
+
+#include "services/models/contents.h"
+#include "services/models/file_reader.h"
+#include "services/models/json_walk.h"
+
+namespace penstock::models {
+namespace {
+
+namespace fs = std::filesystem;
+using Kind = JsonEvent::Kind;
+
+constexpr std::string_view usual_index = "model.safetensors.index.json";
+constexpr std::string_view index_ending = ".safetensors.index.json";
+constexpr std::string_view consolidated = "consolidated.safetensors";
+constexpr std::size_t names_shown = 8;
+
+Error unclear(std::string message, std::string hint) {
+  return {.code = Code::invalid_argument, .message = std::move(message), .hint = std::move(hint)};
+}
+
+std::string list_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), names_shown); ++i) text += (i == 0 ? "" : ", ") + names[i];
+  return names.size() <= names_shown ? text : text + " and " + std::to_string(names.size() - names_shown) + " more";
+}
+
+// A name in the same directory, and nothing else.
+std::string check_file_name(std::string_view name) {
+  if (name.empty()) return "is empty";
+  if (name.front() == '/') return "is absolute";
+  if (name == "." || name == "..") return "leaves the directory";
+  if (name.find('/') != std::string_view::npos) return "leaves the directory: it has a / in it";
+  if (name.find('\0') != std::string_view::npos) return "has a zero byte in it";
+  return "";
+}
+
+std::string visit_index(const JsonEvent& event, WeightMap& weight_map, bool& has_map) {
+  const bool begins_or_ends = event.kind == Kind::object || event.kind == Kind::object_end;
+  if (event.path.empty()) return begins_or_ends ? "" : "the index is no object";
+  if (event.path[0] != "weight_map") return "";
+  if (event.path.size() == 1) {
+    has_map = true;
+    return begins_or_ends && !event.in_array ? "" : "its weight_map is no object";
+  }
+  const std::string tensor = "tensor " + in_quotes(event.path[1]) + ": ";
+  if (event.kind != Kind::string || event.in_array) return tensor + "its file in the weight_map is not a string";
+  if (const std::string problem = check_file_name(event.text); !problem.empty()) {
+    return tensor + "the name of its file, " + in_quotes(event.text) + ", " + problem;
+  }
+  weight_map.emplace(event.path[1], event.text);
+  return "";
+}
+
+Result<Resolved> resolve_index(const std::string& path) {
+  Result<std::string> text = read_whole(path, header_limit_bytes);
+  if (!text) return std::move(text).error();
+  Result<WeightMap> weight_map = parse_index(*text);
+  if (!weight_map) return in_file(path, std::move(weight_map).error());
+
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : *weight_map) names.insert(file);
+  Resolved resolved{.files = {}, .index = path, .weight_map = std::move(*weight_map)};
+  std::vector<std::string> missing;
+  std::error_code failed;
+  for (const std::string& name : names) {
+    const fs::path file = fs::path(path).parent_path() / name;
+    if (!fs::exists(file, failed)) missing.push_back(name);
+    resolved.files.push_back(file.string());
+  }
+  if (missing.empty()) return resolved;
+  return Error{.code = Code::not_found,
+               .message = path + ": " + std::to_string(missing.size()) + " of the " + std::to_string(names.size()) +
+                          " files that it names are missing: " + list_of(missing),
+               .hint = "fetch the rest of the model"};
+}
+
+struct Split {
+  std::string stem;
+  std::uint32_t number = 0;
+  std::uint32_t count = 0;
+};
+
+// "model-00002-of-00005.safetensors"
+std::optional<Split> split_of(std::string_view name, std::string_view ending) {
+  constexpr std::size_t digits = 5;
+  constexpr std::string_view middle = "-of-";
+  constexpr std::size_t tail = 1 + digits + middle.size() + digits;
+  if (!name.ends_with(ending) || name.size() < ending.size() + tail) return std::nullopt;
+  name.remove_suffix(ending.size());
+  const std::string_view end = name.substr(name.size() - tail);
+  if (end[0] != '-' || end.substr(1 + digits, middle.size()) != middle) return std::nullopt;
+  Split split{.stem = std::string(name.substr(0, name.size() - tail))};
+  const auto read = [&](std::size_t at, std::uint32_t& value) {
+    const char* const begin = end.data() + at;
+    const auto [stopped, error] = std::from_chars(begin, begin + digits, value);
+    return error == std::errc() && stopped == begin + digits;
+  };
+  if (!read(1, split.number) || !read(1 + digits + middle.size(), split.count)) return std::nullopt;
+  return split;
+}
+
+// Without an index, the names of the files are all that tells how many there should be.
+Status check_complete(const std::string& directory, const std::vector<std::string>& names) {
+  std::map<std::pair<std::string, std::uint32_t>, std::set<std::uint32_t>> found;
+  for (const std::string& name : names) {
+    if (const auto split = split_of(name, ".safetensors")) found[{split->stem, split->count}].insert(split->number);
+  }
+  for (const auto& [set, numbers] : found) {
+    std::vector<std::string> missing;
+    for (std::uint32_t number = 1; number <= set.second; ++number) {
+      if (!numbers.contains(number)) missing.push_back("number " + std::to_string(number));
+    }
+    if (missing.empty()) continue;
+    return Error{.code = Code::not_found,
+                 .message = directory + ": of the " + std::to_string(set.second) + " files " + set.first +
+                            "-*.safetensors, " + list_of(missing) + " are missing",
+                 .hint = "fetch the rest of the model, or name the files that you want"};
+  }
+  return {};
+}
+
+std::vector<std::string> ending_in(const std::vector<std::string>& names, std::string_view ending) {
+  std::vector<std::string> found;
+  std::ranges::copy_if(names, std::back_inserter(found),
+                       [&](const std::string& name) { return name.ends_with(ending) && !name.starts_with("."); });
+  return found;
+}
+
+Result<std::vector<std::string>> names_in(const std::string& directory) {
+  std::error_code failed;
+  std::vector<std::string> names;
+  for (fs::directory_iterator entry(directory, failed), end; !failed && entry != end; entry.increment(failed)) {
+    names.push_back(entry->path().filename().string());
+  }
+  if (failed) return system_error(failed.value(), "list " + directory);
+  std::ranges::sort(names);
+  return names;
+}
+
+Result<Resolved> in_directory(const std::string& directory, const std::vector<std::string>& names) {
+  Resolved resolved;
+  for (const std::string& name : names) resolved.files.push_back((fs::path(directory) / name).string());
+  return resolved;
+}
+
+Result<Resolved> resolve_directory(const std::string& directory) {
+  const Result<std::vector<std::string>> names = names_in(directory);
+  if (!names) return names.error();
+  const std::vector<std::string> indices = ending_in(*names, index_ending);
+  const bool has_usual = std::ranges::find(indices, usual_index) != indices.end();
+  if (has_usual || indices.size() == 1) {
+    return resolve_index((fs::path(directory) / (has_usual ? std::string(usual_index) : indices[0])).string());
+  }
+  if (indices.size() > 1) {
+    return unclear(directory + " has several indices: " + list_of(indices), "name the one that you want");
+  }
+  const std::vector<std::string> tensors = ending_in(*names, ".safetensors");
+  if (tensors.size() > 1 && std::ranges::find(tensors, consolidated) != tensors.end()) {
+    const auto other = std::ranges::find_if(tensors, [](const std::string& name) { return name != consolidated; });
+    return unclear(directory + " has both " + std::string(consolidated) + " and " + *other +
+                       ", and no index: they are the same model twice",
+                   "name the file or the files that you want");
+  }
+  if (!tensors.empty()) {
+    if (Status status = check_complete(directory, tensors); !status) return std::move(status).error();
+    return in_directory(directory, tensors);
+  }
+  const std::vector<std::string> ggufs = ending_in(*names, ".gguf");
+  if (ggufs.size() == 1) return in_directory(directory, ggufs);
+  if (!ggufs.empty())
+    return unclear(directory + " has several models: " + list_of(ggufs), "name the one that you want");
+  return Error{.code = Code::not_found,
+               .message = directory + " has no *.safetensors, no *.gguf and no index in it",
+               .hint = "name the directory that the files of the model are in"};
+}
+
+}  // namespace
+
+Result<WeightMap> parse_index(std::string_view json) {
+  WeightMap weight_map;
+  bool has_map = false;
+  const Status walked =
+      walk_json(json, [&](const JsonEvent& event) { return visit_index(event, weight_map, has_map); });
+  if (!walked) return walked.error();
+  if (!has_map) return broken("the index has no weight_map");
+  if (weight_map.empty()) return broken("the weight_map of the index is empty");
+  return weight_map;
+}
+
+Result<Resolved> resolve(const std::string& path) {
+  std::error_code failed;
+  const fs::file_status status = fs::status(path, failed);
+  if (!fs::exists(status)) {
+    return system_error(failed ? failed.value() : ENOENT, "open the model " + path, "check the name");
+  }
+  if (fs::is_directory(status)) return resolve_directory(path);
+  const std::string name = fs::path(path).filename().string();
+  if (name.ends_with(".json")) return resolve_index(path);
+  if (const auto split = split_of(name, ".gguf"); split && split->count > 1) {
+    return Error{.code = Code::unsupported,
+                 .message = path + " is number " + std::to_string(split->number) + " of " +
+                            std::to_string(split->count) + " files of a split GGUF model",
+                 .hint = "merge them first: llama-gguf-split --merge"};
+  }
+  return Resolved{.files = {path}, .index = {}, .weight_map = {}};
+}
+
+Result<std::string> read_whole(const std::string& path, std::uint64_t limit_bytes) {
+  const Result<FileReader> file = FileReader::open(path);
+  if (!file) return file.error();
+  if (file->identity().size_bytes > limit_bytes) {
+    return in_file(path, broken("it has more than " + std::to_string(limit_bytes) + " bytes"));
+  }
+  return file->read(0, file->identity().size_bytes);
+}
+
+}  // namespace penstock::models

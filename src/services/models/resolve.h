@@ -1,0 +1,32 @@
+// What a path means: the files of a model. Names that an index gives are checked as text, before any is looked up;
+// links are followed, as the snapshots of the Hugging Face cache need it.
+//
+// Thread safety: functions of the file system and of text.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "penstock/result.h"
+
+namespace penstock::models {
+
+// Which file holds a tensor, by the names in the index.
+using WeightMap = std::map<std::string, std::string, std::less<>>;
+// A pure function: the text of model.safetensors.index.json.
+Result<WeightMap> parse_index(std::string_view json);
+
+struct Resolved {
+  std::vector<std::string> files;
+  std::string index;                    // its path, if there is one
+  std::optional<WeightMap> weight_map;  // of it
+};
+Result<Resolved> resolve(const std::string& path);
+
+// At most `limit_bytes` of a regular file. Never waits for somebody to write to a pipe.
+Result<std::string> read_whole(const std::string& path, std::uint64_t limit_bytes);
+
+}  // namespace penstock::models
