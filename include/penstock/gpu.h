@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,5 +37,18 @@ PENSTOCK_EXPORT Result<Region> find_cuda_region(const void* pointer, std::size_t
 // Copies between host and GPU memory, or within either, and waits until it is done. For set-up and checks: transfers of
 // a Context don't need it. REQUIRES: both are of the same size.
 PENSTOCK_EXPORT Status copy(Region to, Region from);
+
+// Rows that don't touch each other.
+struct Rows {
+  Region memory;                // from the first byte of the first row to the last byte of the last
+  std::size_t row_bytes = 0;    // not 0
+  std::size_t pitch_bytes = 0;  // from the beginning of a row to that of the next; not less
+};
+struct RowsCopy {
+  Rows to;
+  Rows from;  // as many, of the same size
+};
+// The same for rows: a part of each row of a matrix, say. Waits once for all of them.
+PENSTOCK_EXPORT Status copy_rows(std::span<const RowsCopy> copies);
 
 }  // namespace penstock

@@ -9,8 +9,8 @@
 // Formats: safetensors (a file, several, a directory, an index, a snapshot of the Hugging Face cache) and GGUF (one
 // file). Headers are checked completely before any tensor is read: what is open is valid.
 //
-// Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model
-// outlives its Context; memory must outlive the Loading.
+// Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model needs
+// no Context; a Loading must have ended before its Context is gone, and before the memory is.
 #pragma once
 
 #include <chrono>

@@ -113,8 +113,9 @@ class PENSTOCK_EXPORT Store {
   Result<std::uint64_t> size_bytes() const;
   // Maps the whole store read-only; Code::unsupported where a store can't.
   Result<View> view() const;
-  // Access::replace: syncs and takes the name. Otherwise: syncs.
-  Status commit();
+  // Access::replace: syncs and takes the name. Otherwise: syncs. Without `durable` nothing is synced, and a crash soon
+  // after may leave a file that is not complete.
+  Status commit(bool durable = true);
   // Access::replace: removes the unfinished file. Otherwise nothing.
   Status abort();
 

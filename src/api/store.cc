@@ -30,12 +30,12 @@ Result<View> Store::view() const {
   return mapping->map();
 }
 
-Status Store::commit() {
+Status Store::commit(bool durable) {
   engine::Writer* writer = entry_->store().writer();
   if (writer == nullptr) {
     return Error{Code::read_only, 0, info().name + " was opened for reading only", "there is nothing to commit"};
   }
-  return writer->commit();
+  return writer->commit(durable);
 }
 
 Status Store::abort() {

@@ -90,6 +90,26 @@ struct CuMemcpyAttributes {
 };
 inline constexpr int cu_source_access_order_stream = 1;
 
+// Rows of `width_bytes`, each `pitch` after the one before.
+struct CuMemcpy2d {
+  std::size_t source_x = 0;
+  std::size_t source_y = 0;
+  unsigned source_type = 0;
+  const void* source_host = nullptr;
+  CuDevicePtr source_device = 0;
+  void* source_array = nullptr;
+  std::size_t source_pitch = 0;
+  std::size_t destination_x = 0;
+  std::size_t destination_y = 0;
+  unsigned destination_type = 0;
+  void* destination_host = nullptr;
+  CuDevicePtr destination_device = 0;
+  void* destination_array = nullptr;
+  std::size_t destination_pitch = 0;
+  std::size_t width_bytes = 0;
+  std::size_t rows = 0;
+};
+
 // Every function by the name of its symbol, in a table of pointers: X(member, symbol, arguments).
 // Required: present in every driver since CUDA 11.
 #define PENSTOCK_CUDA_REQUIRED(X)                                                                                 \
@@ -118,6 +138,7 @@ inline constexpr int cu_source_access_order_stream = 1;
   X(copy_to_device, cuMemcpyHtoDAsync_v2, (CuDevicePtr to, const void* from, std::size_t bytes, CuStream stream)) \
   X(copy_from_device, cuMemcpyDtoHAsync_v2, (void* to, CuDevicePtr from, std::size_t bytes, CuStream stream))     \
   X(copy_between_devices, cuMemcpyAsync, (CuDevicePtr to, CuDevicePtr from, std::size_t bytes, CuStream stream))  \
+  X(copy_2d, cuMemcpy2DAsync_v2, (const CuMemcpy2d* copy, CuStream stream))                                       \
   X(stream_create, cuStreamCreateWithPriority, (CuStream * stream, unsigned flags, int priority))                 \
   X(stream_destroy, cuStreamDestroy_v2, (CuStream stream))                                                        \
   X(stream_get_context, cuStreamGetCtx, (CuStream stream, CuContext * context))                                   \

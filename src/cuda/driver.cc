@@ -114,27 +114,66 @@ void Device::warm_up() {
   scatter_ = nullptr;
 }
 
+namespace {
+
+std::size_t count_rows(const Rows& rows) {
+  return (rows.memory.size_bytes - rows.row_bytes) / rows.pitch_bytes + 1;
+}
+
+CuMemcpy2d describe(const RowsCopy& copy) {
+  const auto type_of = [](const Rows& rows) {
+    return rows.memory.domain.host_accessible() ? cu_memory_type_host : cu_memory_type_device;
+  };
+  CuMemcpy2d rows;
+  rows.source_type = type_of(copy.from);
+  rows.source_host = copy.from.memory.data;
+  rows.source_device = device_address(copy.from.memory.data);
+  rows.source_pitch = copy.from.pitch_bytes;
+  rows.destination_type = type_of(copy.to);
+  rows.destination_host = copy.to.memory.data;
+  rows.destination_device = device_address(copy.to.memory.data);
+  rows.destination_pitch = copy.to.pitch_bytes;
+  rows.width_bytes = copy.to.row_bytes;
+  rows.rows = count_rows(copy.to);
+  return rows;
+}
+
+}  // namespace
+
 Status Device::copy_and_wait(Region to, Region from) {
-  const Current current(*this);
-  CuStream stream = nullptr;
-  CuResult result = api().stream_create(&stream, cu_stream_non_blocking, 0);
   const CuDevicePtr target = device_address(to.data);
   const CuDevicePtr source = device_address(from.data);
-  if (result == cu_success) {
-    if (to.domain.host_accessible()) {
-      result = api().copy_from_device(to.data, source, to.size_bytes, stream);
-    } else if (from.domain.host_accessible()) {
-      result = api().copy_to_device(target, from.data, to.size_bytes, stream);
-    } else {
-      result = api().copy_between_devices(target, source, to.size_bytes, stream);
-    }
-    const CuResult finished = api().stream_synchronize(stream);
-    if (result == cu_success) result = finished;
-    api().stream_destroy(stream);
-  }
+  const CuResult result = on_own_stream([&](CuStream stream) {
+    if (to.domain.host_accessible()) return api().copy_from_device(to.data, source, to.size_bytes, stream);
+    if (from.domain.host_accessible()) return api().copy_to_device(target, from.data, to.size_bytes, stream);
+    return api().copy_between_devices(target, source, to.size_bytes, stream);
+  });
   if (result == cu_success) return {};
   return driver_.error(result, "copy " + std::to_string(to.size_bytes) + " bytes from " + from.domain.name() + " to " +
                                    to.domain.name());
+}
+
+Status Device::copy_rows_and_wait(std::span<const RowsCopy> copies) {
+  const CuResult result = on_own_stream([&](CuStream stream) {
+    for (const RowsCopy& copy : copies) {
+      const CuMemcpy2d rows = describe(copy);
+      if (const CuResult issued = api().copy_2d(&rows, stream); issued != cu_success) return issued;
+    }
+    return cu_success;
+  });
+  if (result == cu_success) return {};
+  return driver_.error(result, "copy rows to or from " + info_.domain.name());
+}
+
+CuResult Device::on_own_stream(const std::function<CuResult(CuStream)>& work) {
+  const Current current(*this);
+  CuStream stream = nullptr;
+  CuResult result = api().stream_create(&stream, cu_stream_non_blocking, 0);
+  if (result != cu_success) return result;
+  result = work(stream);
+  const CuResult finished = api().stream_synchronize(stream);
+  api().stream_destroy(stream);
+  return result == cu_success ? finished : result;
 }
 
 Result<CuEvent> Device::take_event() {
@@ -343,6 +382,52 @@ Status copy(Region to, Region from) {
   const auto device = (*driver)->device((to.domain.host_accessible() ? from : to).domain.device());
   if (!device) return device.error();
   return (*device)->copy_and_wait(to, from);
+}
+
+namespace {
+
+bool is_valid(const Rows& rows) {
+  return rows.row_bytes != 0 && rows.pitch_bytes >= rows.row_bytes && rows.memory.size_bytes >= rows.row_bytes &&
+         (rows.memory.size_bytes - rows.row_bytes) % rows.pitch_bytes == 0;
+}
+
+// The one whose GPU does the copy; the host's where none does.
+Domain domain_of(const RowsCopy& copy) {
+  return (copy.to.memory.domain.host_accessible() ? copy.from : copy.to).memory.domain;
+}
+
+void copy_rows_on_host(const RowsCopy& copy) {
+  for (std::size_t row = 0; row < cuda::count_rows(copy.to); ++row) {
+    std::memcpy(copy.to.memory.data + row * copy.to.pitch_bytes, copy.from.memory.data + row * copy.from.pitch_bytes,
+                copy.to.row_bytes);
+  }
+}
+
+}  // namespace
+
+Status copy_rows(std::span<const RowsCopy> copies) {
+  for (const RowsCopy& copy : copies) {
+    const bool fit = is_valid(copy.to) && is_valid(copy.from) && copy.to.row_bytes == copy.from.row_bytes &&
+                     cuda::count_rows(copy.to) == cuda::count_rows(copy.from);
+    if (fit) continue;
+    return Error{Code::invalid_argument, 0, "copy_rows: not the same rows on both sides",
+                 "give memory that ends with the last row"};
+  }
+  for (std::size_t i = 0; i < copies.size();) {
+    const Domain domain = domain_of(copies[i]);
+    if (domain.host_accessible()) {
+      copy_rows_on_host(copies[i++]);
+      continue;
+    }
+    const std::size_t first = i;
+    while (i < copies.size() && domain_of(copies[i]) == domain) ++i;
+    const auto driver = cuda::Driver::get();
+    if (!driver) return driver.error();
+    const auto device = (*driver)->device(domain.device());
+    if (!device) return device.error();
+    if (Status status = (*device)->copy_rows_and_wait(copies.subspan(first, i - first)); !status) return status;
+  }
+  return {};
 }
 
 }  // namespace penstock

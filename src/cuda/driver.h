@@ -9,8 +9,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +43,8 @@ class Device {
   CuFunction scatter() const { return scatter_; }
 
   Status copy_and_wait(Region to, Region from);
+  // REQUIRES: checked by copy_rows, and with memory of this device on one side each.
+  Status copy_rows_and_wait(std::span<const RowsCopy> copies);
 
   // Streams of the user's that wait for requests of ours now. Meanwhile calls that may wait for the whole device (free,
   // register, load) could wait for ever.
@@ -51,6 +55,8 @@ class Device {
   void give_back_event(CuEvent event);
 
  private:
+  // Waits for the work, on a stream that nobody else uses.
+  CuResult on_own_stream(const std::function<CuResult(CuStream)>& work);
   void warm_up();
 
   Driver& driver_;

@@ -45,8 +45,8 @@ class Writer {
   virtual Edges edges() const = 0;
   // Makes room so that writes up to `end` don't change the size; undoes itself on failure (Code::no_space).
   virtual Status reserve(std::uint64_t end) = 0;
-  // Makes the content durable and, for Access::replace, gives it its name.
-  virtual Status commit() = 0;
+  // Makes the content durable, if that is asked for, and for Access::replace gives it its name.
+  virtual Status commit(bool durable = true) = 0;
   // For Access::replace: removes the unfinished file. Nothing after commit.
   virtual Status abort() = 0;
 };

@@ -108,9 +108,10 @@ Status FileStore::reserve(std::uint64_t end) {
   return reserve_space(buffered_fd(), info_.name, end);
 }
 
-Status FileStore::commit() {
+Status FileStore::commit(bool durable) {
   const std::lock_guard lock(writer_mutex_);
-  if (replacement_) return replacement_->commit(buffered_fd());
+  if (replacement_) return replacement_->commit(buffered_fd(), durable);
+  if (!durable) return {};
   return ::fdatasync(buffered_fd()) == 0 ? Status() : Status(system_error(errno, "sync " + info_.name));
 }
 

@@ -35,7 +35,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
 
   Edges edges() const override;
   Status reserve(std::uint64_t end) override;
-  Status commit() override;
+  Status commit(bool durable = true) override;
   Status abort() override;
 
   bool mincore_is_honest() const;

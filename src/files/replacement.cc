@@ -96,17 +96,17 @@ int Replacement::open(int flags) const {
   return ::openat(folder_.get(), temporary_.c_str(), flags | O_CLOEXEC);
 }
 
-Status Replacement::commit(int fd) {
+Status Replacement::commit(int fd, bool durable) {
   if (state_ == State::aborted) {
     return Error{Code::invalid_argument, 0, "commit " + path_ + ": it was aborted", "open it again"};
   }
-  if (::fsync(fd) != 0) return system_error(errno, "sync " + path_);
+  if (durable && ::fsync(fd) != 0) return system_error(errno, "sync " + path_);
   if (state_ == State::committed) return {};
   if (::renameat(folder_.get(), temporary_.c_str(), folder_.get(), target_.c_str()) != 0) {
     return system_error(errno, "give the new file the name " + path_);
   }
   state_ = State::committed;
-  if (::fsync(folder_.get()) != 0) return system_error(errno, "sync the folder of " + path_);
+  if (durable && ::fsync(folder_.get()) != 0) return system_error(errno, "sync the folder of " + path_);
   return {};
 }
 

@@ -24,8 +24,9 @@ class Replacement {
 
   // Opens the temporary file again, with flags of open(2).
   int open(int flags) const;
-  // Makes the content that was written through `fd` durable, gives it the name, and makes the name durable.
-  Status commit(int fd);
+  // Makes the content that was written through `fd` durable, gives it the name, and makes the name durable. Without
+  // `durable` only the name is given: what is there after a crash is the old file, the new one, or a part of it.
+  Status commit(int fd, bool durable = true);
   Status abort();
 
  private:

@@ -4,6 +4,7 @@
 
 #include "services/models/contents.h"
 #include "services/models/file_reader.h"
+#include "services/models/gguf.h"
 #include "services/models/resolve.h"
 #include "services/models/safetensors.h"
 
@@ -26,6 +27,21 @@ Result<Contents> read_safetensors(const FileReader& file, std::string_view first
   return models::parse_safetensors(*json, file_bytes);
 }
 
+// How long a header is, only its end tells.
+Result<Contents> read_gguf(const FileReader& file) {
+  constexpr std::uint64_t first_read_bytes = 1 << 20;
+  const std::uint64_t file_bytes = file.identity().size_bytes;
+  for (std::uint64_t size = first_read_bytes;; size *= 4) {
+    const std::uint64_t length = std::min({size, file_bytes, models::header_limit_bytes});
+    const Result<std::string> front = file.read(0, length);
+    if (!front) return front.error();
+    Result<std::optional<Contents>> contents = models::parse_gguf(*front, file_bytes);
+    if (!contents) return std::move(contents).error();
+    if (*contents) return std::move(**contents);
+    if (length == models::header_limit_bytes) return broken("its header has more than 100,000,000 bytes");
+  }
+}
+
 }  // namespace
 
 class ModelBuilder {
@@ -37,10 +53,11 @@ class ModelBuilder {
     const Result<std::string> first_bytes =
         file->read(0, std::min<std::uint64_t>(file_bytes, models::safetensors_length_bytes));
     if (!first_bytes) return first_bytes.error();
-    Result<Contents> contents = read_safetensors(*file, *first_bytes);
+    const bool is_gguf = first_bytes->starts_with(models::gguf_magic);
+    Result<Contents> contents = is_gguf ? read_gguf(*file) : read_safetensors(*file, *first_bytes);
     if (!contents) return in_file(path, std::move(contents).error());
     model_.files_.push_back({.path = path,
-                             .format = ModelFormat::safetensors,
+                             .format = is_gguf ? ModelFormat::gguf : ModelFormat::safetensors,
                              .size_bytes = file_bytes,
                              .data_offset = contents->data_offset,
                              .identity = file->identity(),

@@ -418,6 +418,26 @@ FAKE_CUDA_EXPORT CuResult cuMemcpyAsync(CuDevicePtr to, CuDevicePtr from, std::s
   });
 }
 
+// Rows from the host to a device, as the library has them copied.
+FAKE_CUDA_EXPORT CuResult cuMemcpy2DAsync_v2(const CuMemcpy2d* copy, CuStream stream) {
+  return call_on_stream(__func__, stream, [&](Driver& d, Lock& lock, const std::shared_ptr<Stream>& found) {
+    if (copy == nullptr || copy->source_type != cu_memory_type_host || copy->destination_type != cu_memory_type_device)
+      return cu_invalid_value;
+    if (copy->width_bytes > copy->source_pitch || copy->width_bytes > copy->destination_pitch) return cu_invalid_value;
+    if (copy->source_x != 0 || copy->source_y != 0 || copy->destination_x != 0 || copy->destination_y != 0)
+      return cu_invalid_value;
+    const auto range = d.memory_at(copy->destination_device);
+    if (range == nullptr || !range->on_device) return break_device(d, *found->device, cu_illegal_address);
+    std::vector<Copy> rows;
+    for (std::size_t row = 0; row < copy->rows; ++row) {
+      rows.push_back({.to = copy->destination_device + row * copy->destination_pitch,
+                      .from = reinterpret_cast<CuDevicePtr>(copy->source_host) + row * copy->source_pitch,
+                      .bytes = copy->width_bytes});
+    }
+    return enqueue_copies(d, lock, found, std::move(rows));
+  });
+}
+
 FAKE_CUDA_EXPORT CuResult cuMemcpyBatchAsync_v2(CuDevicePtr* to, CuDevicePtr* from, std::size_t* bytes,
                                                 std::size_t count, CuMemcpyAttributes* attributes,
                                                 std::size_t* attribute_starts, std::size_t attribute_count,

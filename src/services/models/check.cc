@@ -1,0 +1,208 @@
+#include "services/models/check.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "penstock/checksum.h"
+#include "penstock/models.h"
+#include "services/models/contents.h"
+#include "services/models/json_walk.h"
+#include "services/models/sha256.h"
+
+namespace penstock {
+
+namespace models {
+
+Result<Checksums> parse_checksums(std::string_view json) {
+  using Kind = JsonEvent::Kind;
+  Checksums sums;
+  const Status walked = walk_json(json, [&](const JsonEvent& event) -> std::string {
+    if (event.path.empty()) return event.kind == Kind::object || event.kind == Kind::object_end ? "" : "not an object";
+    if (event.path.size() > 1 || event.kind != Kind::string || event.in_array) return "not an object of strings";
+    sums.emplace(event.path[0], event.text);
+    return "";
+  });
+  if (!walked) return walked.error();
+  return sums;
+}
+
+std::optional<std::string> blob_digest(const std::string& path) {
+  constexpr std::size_t digest_digits = 64;
+  std::error_code failed;
+  const std::filesystem::path blob = std::filesystem::canonical(path, failed);
+  const std::string name = blob.filename().string();
+  const bool is_digest =
+      name.size() == digest_digits && name.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (failed || !is_digest || blob.parent_path().filename() != "blobs") return std::nullopt;
+  return name;
+}
+
+}  // namespace models
+
+namespace {
+
+using Verdict = CheckedFile::Verdict;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t window_bytes = 16 << 20;
+constexpr auto turn = std::chrono::milliseconds(50);
+
+// Reads the files of a model one after the other, the next window while the last one is added up.
+class Checking {
+ public:
+  Checking(Context& context, const Model& model,
+           const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress)
+      : context_(context), model_(model), progress_(progress), tensors_(model.files().size()) {
+    for (const TensorInfo& tensor : model.tensors()) tensors_[tensor.file].push_back(&tensor);
+  }
+
+  Result<std::vector<CheckedFile>> run() {
+    for (Buffer& window : windows_) {
+      Result<Buffer> memory = context_.allocate(Domain::host(), window_bytes);
+      if (!memory) return std::move(memory).error();
+      window = std::move(*memory);
+    }
+    for (std::size_t i = 0; i < model_.files().size(); ++i) all_bytes_ += model_.files()[i].size_bytes;
+    std::vector<CheckedFile> checked;
+    for (std::size_t i = 0; i < model_.files().size(); ++i) {
+      const ModelFile& file = model_.files()[i];
+      checked.push_back({.path = file.path});
+      if (Status status = check_file(file, tensors_[i], checked.back()); !status) return std::move(status).error();
+      bytes_before_ += file.size_bytes;
+    }
+    if (progress_) (void)progress_(all_bytes_, all_bytes_);
+    return checked;
+  }
+
+ private:
+  using Tensors = std::vector<const TensorInfo*>;
+
+  Status check_file(const ModelFile& file, const Tensors& tensors, CheckedFile& checked) {
+    const auto recorded = file.metadata.find(std::string(models::checksums_key));
+    if (const auto digest = models::blob_digest(file.path)) {
+      Result<models::Sha256> sha256 = models::Sha256::create();
+      if (sha256) return check_blob(file, *digest, std::move(*sha256), checked);
+      checked.how = sha256.error().message;
+      if (recorded == file.metadata.end()) return {};
+    }
+    if (recorded != file.metadata.end()) return check_tensors(file, recorded->second, tensors, checked);
+    if (checked.how.empty())
+      checked.how = "no checksums are recorded in it, and it is no blob of the Hugging Face cache";
+    return {};
+  }
+
+  Status check_blob(const ModelFile& file, const std::string& digest, models::Sha256 sha256, CheckedFile& checked) {
+    Status read = read_all(file, 0, [&](std::uint64_t, std::span<const std::byte> bytes) { sha256.add(bytes); });
+    if (!read) return read;
+    checked.verdict = sha256.hex() == digest ? Verdict::right : Verdict::wrong;
+    checked.how = "sha256 of the blob";
+    return {};
+  }
+
+  Status check_tensors(const ModelFile& file, const std::string& recorded, const Tensors& tensors,
+                       CheckedFile& checked) {
+    const Result<models::Checksums> sums = models::parse_checksums(recorded);
+    const bool complete =
+        sums && sums->size() == tensors.size() &&
+        std::ranges::all_of(tensors, [&](const auto* tensor) { return sums->contains(tensor->name); });
+    if (!complete) {
+      checked.how = "the checksums that are recorded in it are not of its tensors";
+      return {};
+    }
+    std::size_t next = 0;
+    Checksum sum;
+    const auto finish = [&](std::uint64_t end) {
+      for (; next < tensors.size() && tensors[next]->offset + tensors[next]->size_bytes <= end; ++next) {
+        if (sum.hex() != sums->find(tensors[next]->name)->second) checked.wrong_tensors.push_back(tensors[next]->name);
+        sum = Checksum();
+      }
+    };
+    // Tensors lie one after the other, so each byte belongs to the next that is not finished.
+    finish(file.data_offset);
+    Status read = read_all(file, file.data_offset, [&](std::uint64_t offset, std::span<const std::byte> bytes) {
+      while (!bytes.empty() && next < tensors.size()) {
+        const std::uint64_t left = tensors[next]->offset + tensors[next]->size_bytes - offset;
+        const std::size_t length = std::min<std::uint64_t>(left, bytes.size());
+        sum.add(bytes.first(length));
+        bytes = bytes.subspan(length);
+        offset += length;
+        finish(offset);
+      }
+    });
+    if (!read) return read;
+    checked.verdict = checked.wrong_tensors.empty() ? Verdict::right : Verdict::wrong;
+    checked.how = "xxh3 of " + std::to_string(tensors.size()) + " tensors";
+    return {};
+  }
+
+  using Visit = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
+
+  Status read_all(const ModelFile& file, std::uint64_t offset, const Visit& visit) {
+    std::error_code failed;
+    Result<Store> store = context_.open(std::filesystem::absolute(file.path, failed).string());
+    if (!store) return std::move(store).error();
+    if (store->info().identity != file.identity) {
+      return Error{Code::changed, 0, file.path + ": the file was modified or replaced since the model was opened",
+                   "open the model again"};
+    }
+    Ticket tickets[2];
+    const auto length_at = [&](std::uint64_t at) { return std::min(window_bytes, file.size_bytes - at); };
+    const auto begin = [&](std::size_t window, std::uint64_t at) -> Status {
+      if (at >= file.size_bytes) return {};
+      const Range range{&*store, at, windows_[window].region().part(0, length_at(at))};
+      Result<Ticket> ticket = context_.submit(Direction::read, {&range, 1});
+      if (!ticket) return std::move(ticket).error();
+      tickets[window] = std::move(*ticket);
+      return {};
+    };
+    Status status = begin(0, offset);
+    for (std::size_t window = 0; status && offset < file.size_bytes; window = 1 - window) {
+      status = begin(1 - window, offset + window_bytes);
+      if (status) status = await(tickets[window], offset);
+      if (!status) break;
+      const std::uint64_t length = length_at(offset);
+      visit(offset, windows_[window].bytes().first(length));
+      offset += length;
+    }
+    if (!status) {
+      for (Ticket& ticket : tickets) {
+        if (ticket && !ticket.ended()) ticket.cancel();
+      }
+    }
+    return status;
+  }
+
+  Status await(const Ticket& ticket, std::uint64_t offset) {
+    do {
+      if (Status status = tell(offset); !status) return status;
+    } while (!ticket.wait_for(turn));
+    const Report report = ticket.report();
+    return report.ok() ? Status() : Status(*report.error);
+  }
+
+  Status tell(std::uint64_t offset) {
+    const Clock::time_point now = Clock::now();
+    if (!progress_ || now - told_ < turn) return {};
+    told_ = now;
+    if (progress_(bytes_before_ + offset, all_bytes_)) return {};
+    return Error{Code::cancelled, 0, "checking was cancelled", ""};
+  }
+
+  Context& context_;
+  const Model& model_;
+  const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress_;
+  std::vector<Tensors> tensors_;  // by file
+  Buffer windows_[2];
+  std::uint64_t all_bytes_ = 0;
+  std::uint64_t bytes_before_ = 0;
+  Clock::time_point told_ = Clock::now();
+};
+
+}  // namespace
+
+Result<std::vector<CheckedFile>> check_model(
+    Context& context, const Model& model, const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress) {
+  return Checking(context, model, progress).run();
+}
+
+}  // namespace penstock

@@ -1,0 +1,203 @@
+#include "services/models/gguf.h"
+
+#include <gtest/gtest.h>
+
+#include "penstock/models.h"
+#include "services/models/ggml_types.h"
+#include "services/models/test_model.h"
+
+namespace penstock::models {
+namespace {
+
+std::string text(std::string_view value) {
+  return little_endian(value.size()) + std::string(value);
+}
+std::string u32(std::uint64_t value) {
+  return little_endian(value, 4);
+}
+std::string pair(std::string_view key, std::uint32_t type, const std::string& value) {
+  return text(key) + u32(type) + value;
+}
+
+struct File {
+  std::uint32_t version = 3;
+  std::vector<std::string> pairs;
+  std::vector<std::string> tensors;
+  std::size_t alignment = 32;
+  std::string data;
+
+  std::string bytes() const {
+    std::string all = "GGUF" + u32(version) + little_endian(tensors.size()) + little_endian(pairs.size());
+    for (const std::string& each : pairs) all += each;
+    for (const std::string& each : tensors) all += each;
+    if (!data.empty()) all.resize((all.size() + alignment - 1) / alignment * alignment, '\0');
+    return all + data;
+  }
+};
+
+std::string tensor(std::string_view name, const std::vector<std::uint64_t>& dimensions, std::uint32_t type,
+                   std::uint64_t offset) {
+  std::string all = text(name) + u32(dimensions.size());
+  for (const std::uint64_t length : dimensions) all += little_endian(length);
+  return all + u32(type) + little_endian(offset);
+}
+
+Result<Contents> parse(const std::string& bytes) {
+  Result<std::optional<Contents>> contents = parse_gguf(bytes, bytes.size());
+  if (!contents) return contents.error();
+  EXPECT_TRUE(contents->has_value()) << "the whole file is there";
+  return std::move(**contents);
+}
+
+TEST(Gguf, a_file_says_what_is_in_it) {
+  File file;
+  file.pairs = {pair("general.architecture", 8, text("llama")),
+                pair("general.alignment", 4, u32(64)),
+                pair("a.number", 5, u32(0xffffffff)),
+                pair("a.float", 6, u32(0x3fc00000)),
+                pair("a.truth", 7, "\1"),
+                pair("a.large", 10, little_endian(UINT64_MAX)),
+                pair("words", 9, u32(8) + little_endian(2) + text("a\"b") + text("plain")),
+                pair("nested", 9, u32(9) + little_endian(1) + u32(0) + little_endian(3) + "\1\2\3")};
+  file.tensors = {tensor("quantized", {512, 3}, 12, 64), tensor("plain", {5, 2}, 0, 0)};
+  file.alignment = 64;
+  file.data = std::string(64 + 3 * 2 * 144, 'x');
+  for (const std::uint32_t version : {2U, 3U}) {
+    file.version = version;
+    const Result<Contents> contents = parse(file.bytes());
+    ASSERT_TRUE(contents.ok()) << contents.error().message;
+    EXPECT_EQ(contents->metadata.at("general.architecture"), "llama");
+    EXPECT_EQ(contents->metadata.at("a.number"), "-1");
+    EXPECT_EQ(contents->metadata.at("a.float"), "1.5");
+    EXPECT_EQ(contents->metadata.at("a.truth"), "true");
+    EXPECT_EQ(contents->metadata.at("a.large"), "18446744073709551615");
+    EXPECT_EQ(contents->metadata.at("words"), R"(["a\"b","plain"])");
+    EXPECT_EQ(contents->metadata.at("nested"), "[[1,2,3]]");
+    EXPECT_EQ(contents->data_offset % 64, 0U);
+    ASSERT_EQ(contents->tensors.size(), 2U);
+    EXPECT_EQ(contents->tensors[0].name, "plain");
+    EXPECT_EQ(contents->tensors[0].dtype, DType::f32);
+    EXPECT_EQ(contents->tensors[0].shape, (std::vector<std::uint64_t>{2, 5})) << "slowest first";
+    EXPECT_EQ(contents->tensors[1].dtype, DType::u8);
+    EXPECT_EQ(contents->tensors[1].quantization, "Q4_K");
+    EXPECT_EQ(contents->tensors[1].shape, (std::vector<std::uint64_t>{3, 288})) << "rows of bytes";
+    EXPECT_EQ(contents->tensors[1].offset, contents->data_offset + 64);
+    EXPECT_EQ(contents->tensors[1].size_bytes, 3U * 288);
+  }
+}
+
+TEST(Gguf, a_file_without_tensors_is_legal) {
+  EXPECT_TRUE(parse(File{}.bytes()).ok());
+}
+
+TEST(Gguf, more_is_wanted_until_the_header_is_there) {
+  File file;
+  file.pairs = {pair("words", 9, u32(8) + little_endian(2) + text("a") + text("b"))};
+  file.tensors = {tensor("a", {4}, 0, 0)};
+  file.data = std::string(16, 'x');
+  const std::string all = file.bytes();
+  bool was_complete = false;
+  for (std::size_t size = 0; size <= all.size(); ++size) {
+    const auto contents = parse_gguf(std::string_view(all).substr(0, size), all.size());
+    ASSERT_TRUE(contents.ok()) << size << ": " << contents.error().message;
+    EXPECT_TRUE(contents->has_value() || !was_complete);
+    was_complete = contents->has_value();
+  }
+  EXPECT_TRUE(was_complete);
+  for (std::size_t size = 0; size < all.size(); ++size) {
+    const auto contents = parse_gguf(std::string_view(all).substr(0, size), size);
+    ASSERT_FALSE(contents.ok()) << size;
+    EXPECT_EQ(contents.error().code, Code::truncated) << contents.error().message;
+  }
+}
+
+struct Broken {
+  std::string bytes;
+  std::string message;
+};
+
+TEST(Gguf, every_rule_has_a_message_of_its_own) {
+  const std::string sixteen(16, 'x');
+  const auto with_pairs = [](std::vector<std::string> pairs) { return File{.pairs = std::move(pairs)}.bytes(); };
+  const auto with_tensors = [&](std::vector<std::string> tensors) {
+    return File{.tensors = std::move(tensors), .data = sixteen}.bytes();
+  };
+  std::string deep = u32(0) + little_endian(0);
+  for (int i = 0; i < 10; ++i) deep = u32(9) + little_endian(1) + deep;
+  const std::string start = "GGUF" + u32(3);
+  const Broken cases[] = {
+      {"GGUX" + File{}.bytes().substr(4), "does not begin with GGUF"},
+      {File{.version = 1}.bytes(), "GGUF version 1; 2 and 3 are known"},
+      {File{.version = 4}.bytes(), "GGUF version 4; 2 and 3 are known"},
+      {File{.version = 0x03000000}.bytes(), "big-endian"},
+      {start + little_endian(UINT64_MAX) + little_endian(0), "tensors are more than the file has room for"},
+      {start + little_endian(0) + little_endian(UINT64_MAX), "metadata are more than the file has room for"},
+      {with_pairs({pair("", 0, "1")}), "a key of the metadata has 0 bytes"},
+      {with_pairs({pair(std::string(65'536, 'k'), 0, "1")}), "a key of the metadata has 65536 bytes"},
+      {with_pairs({little_endian(UINT64_MAX) + "12345"}), "the file ends within a key of the metadata"},
+      {with_pairs({pair("k", 13, "12345678")}), R"(the metadata "k" is of the unknown type 13)"},
+      {with_pairs({pair("k", 8, little_endian(UINT64_MAX))}), R"(the file ends within the metadata "k")"},
+      {with_pairs({pair("k", 7, "\2")}), R"(the metadata "k": a boolean that is neither 0 nor 1)"},
+      {with_pairs({pair("k", 10, "1234")}), "the file ends within a value of the metadata"},
+      {with_pairs({pair("k", 9, u32(13) + little_endian(0))}), R"("k": an array of the unknown type 13)"},
+      {with_pairs({pair("k", 9, u32(0) + little_endian(UINT64_MAX))}), "is longer than the file"},
+      {with_pairs({pair("k", 9, u32(8) + little_endian(1) + little_endian(9))}),
+       "ends within a string of the metadata"},
+      {with_pairs({pair("k", 9, deep)}), "nested too deeply"},
+      {with_pairs({pair("k", 0, "1"), pair("k", 0, "1")}), R"(the metadata "k" is there twice)"},
+      {with_pairs({pair("general.alignment", 4, u32(48))}), "general.alignment is not a power of two"},
+      {with_pairs({pair("general.alignment", 4, u32(0))}), "general.alignment is not a power of two"},
+      {with_pairs({pair("general.alignment", 10, little_endian(32))}),
+       "general.alignment is not a power of two, as u32"},
+      {with_pairs({pair("split.count", 2, std::string("\5\0", 2))}), "one of 5 files of a split GGUF model"},
+      {with_tensors({tensor("", {4}, 0, 0)}), "the name of a tensor has 0 bytes; 1 to 63"},
+      {with_tensors({tensor(std::string(64, 'n'), {4}, 0, 0)}), "the name of a tensor has 64 bytes; 1 to 63"},
+      {with_tensors({tensor("a", {1}, 24, 0), tensor("a", {1}, 24, 0)}), R"(tensor "a" is there twice)"},
+      {with_tensors({tensor("a", {1, 1, 1, 1, 1}, 0, 0)}), R"(tensor "a": it has 5 dimensions; 4 are allowed)"},
+      {with_tensors({tensor("a", {1}, 4, 0)}), R"(tensor "a": its type 4 is not known)"},
+      {with_tensors({tensor("a", {1ULL << 40, 1ULL << 40}, 0, 0)}), R"(tensor "a": its shape has more elements)"},
+      {with_tensors({tensor("a", {UINT64_MAX / 32 * 32}, 2, 0)}), "more elements than can be counted"},
+      {with_tensors({tensor("a", {33}, 2, 0)}), "rows of 33 elements are no whole blocks of 32 of Q4_0"},
+      {with_tensors({tensor("a", {}, 2, 0)}), "rows of 1 elements are no whole blocks"},
+      {with_tensors({tensor("a", {1}, 0, 8)}), R"(tensor "a": its offset 8 is no multiple of the alignment 32)"},
+      {with_tensors({tensor("a", {5}, 0, 0)}), "its 20 bytes at 0 reach past the end of the data"},
+      {with_tensors({tensor("a", {1}, 0, UINT64_MAX / 32 * 32)}), "reach past the end of the data"},
+      {with_tensors({tensor("a", {2}, 0, 0), tensor("b", {1}, 0, 0)}), R"(tensor "a": it overlaps the one before it)"},
+      {File{.tensors = {tensor("a", {4}, 0, 0)}}.bytes(), "the file ends before its data begins"},
+  };
+  for (const Broken& each : cases) {
+    const Result<Contents> contents = parse(each.bytes);
+    ASSERT_FALSE(contents.ok()) << each.message;
+    EXPECT_NE(contents.error().message.find(each.message), std::string::npos)
+        << each.message << ": " << contents.error().message;
+    EXPECT_FALSE(contents.error().hint.empty());
+  }
+}
+
+TEST(Gguf, the_table_of_types_has_each_once) {
+  for (const GgmlType& type : ggml_types) {
+    EXPECT_EQ(find_ggml_type(type.id), &type);
+    EXPECT_EQ(find_ggml_type(type.name), &type);
+    EXPECT_TRUE(!type.plain || dtype_bits(*type.plain) == 8 * type.block_bytes) << type.name;
+  }
+}
+
+class GgufModel : public ModelTest {};
+
+TEST_F(GgufModel, opens_also_with_a_header_longer_than_the_first_read) {
+  File file;
+  const std::string words(3 << 20, 'w');
+  file.pairs = {pair("words", 8, text(words))};
+  file.tensors = {tensor("a", {4}, 0, 0)};
+  file.data = std::string(16, 'x');
+  const Result<Model> model = Model::open(write("x.gguf", file.bytes()));
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  EXPECT_EQ(model->files()[0].format, ModelFormat::gguf);
+  EXPECT_TRUE(model->files()[0].metadata.at("words") == words);
+  EXPECT_EQ(Model::open(folder_.string())->tensors().size(), 1U) << "a directory with one GGUF file is a model";
+  write("y.gguf", file.bytes());
+  EXPECT_NE(Model::open(folder_.string()).error().message.find("several models: x.gguf, y.gguf"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace penstock::models

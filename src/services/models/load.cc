@@ -1,0 +1,248 @@
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "services/models/contents.h"
+#include "services/models/parts.h"
+#include "services/models/row_reader.h"
+
+namespace penstock {
+
+using models::FilePiece;
+using models::in_quotes;
+using models::Layout;
+using models::RowJob;
+using models::RowReader;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// More ranges than this in a request cost more memory than reading rows as a whole.
+constexpr std::uint64_t pieces_most = 1 << 22;
+
+double seconds_since(Clock::time_point time) {
+  return std::chrono::duration<double>(Clock::now() - time).count();
+}
+
+// Most of the file is in the page cache, as far as the kernel tells (Linux 6.5).
+bool is_in_page_cache(const StoreInfo& info) {
+  constexpr long cachestat = 451;
+  struct {
+    std::uint64_t offset, length;
+  } const range = {0, info.size_bytes};
+  struct {
+    std::uint64_t cached, dirty, writeback, evicted, recently_evicted;
+  } pages = {};
+  const int fd = ::open(info.name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return false;
+  const bool told = ::syscall(cachestat, fd, &range, &pages, 0) == 0;
+  ::close(fd);
+  const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  return told && pages.cached > info.size_bytes / page_bytes / 2;
+}
+
+bool reads_from_memory(const Context& context, const Store& store) {
+  const StoreInfo& info = store.info();
+  if (info.locality == Locality::memory) return true;
+  return context.options().cache != Cache::bypass && info.locality == Locality::local && is_in_page_cache(info);
+}
+
+}  // namespace
+
+class Loading::Impl {
+ public:
+  Clock::time_point begun = Clock::now();
+  double begin_seconds = 0;  // until the request was submitted
+  std::uint64_t wanted_bytes = 0;
+  std::vector<Store> stores;        // by file; empty where nothing is read
+  Ticket ticket;                    // of all that is read where it belongs; null: nothing is
+  std::unique_ptr<RowReader> rows;  // of the rest, if there is any; it has ended when both have
+};
+
+// Turns parts into one request, and what is better read as rows into a RowReader.
+class LoadingBuilder {
+ public:
+  LoadingBuilder(Context& context, const Model& model, const LoadOptions& options)
+      : context_(context), model_(model), options_(options) {
+    impl_->stores.resize(model.files().size());
+    cached_.resize(model.files().size());
+  }
+
+  Status add(const TensorPart& part) {
+    if (part.tensor >= model_.tensors().size()) {
+      return Error{
+          Code::invalid_argument, 0,
+          "part of tensor number " + std::to_string(part.tensor) + " of " + std::to_string(model_.tensors().size()),
+          "tensors are counted from 0, as in Model::tensors()"};
+    }
+    const TensorInfo& tensor = model_.tensors()[part.tensor];
+    const Result<std::uint64_t> bytes = part_bytes(tensor, part.dimension, part.intervals);
+    if (!bytes) return bytes.error();
+    if (*bytes != part.memory.size_bytes) {
+      return Error{Code::invalid_argument, 0,
+                   "tensor " + in_quotes(tensor.name) + ": memory of " + std::to_string(part.memory.size_bytes) +
+                       " bytes for a part of " + std::to_string(*bytes),
+                   "give memory of the size that part_bytes tells"};
+    }
+    if (*bytes == 0) return {};
+    impl_->wanted_bytes += *bytes;
+    if (Status status = open(tensor.file); !status) return status;
+    return add_bytes(tensor, models::lay_out(tensor, part.dimension, part.intervals).value(), part.memory);
+  }
+
+  Result<Loading> start() {
+    models::sort_and_merge(pieces_);
+    std::vector<Range> ranges;
+    ranges.reserve(pieces_.size());
+    for (const FilePiece& piece : pieces_) {
+      ranges.push_back({&impl_->stores[piece.file], piece.offset, piece.memory});
+    }
+    RequestOptions request = options_.request;
+    if (!jobs_.empty()) request.on_end = nullptr;
+    if (ranges.empty()) request.stream.reset();  // nothing will be there later than it is now
+    if (!ranges.empty() || jobs_.empty()) {
+      Result<Ticket> ticket = context_.submit(Direction::read, ranges, request);
+      if (!ticket) return std::move(ticket).error();
+      impl_->ticket = std::move(*ticket);
+    }
+    impl_->begin_seconds = seconds_since(impl_->begun);
+    if (!jobs_.empty()) {
+      if (Status status = start_rows(); !status) return std::move(status).error();
+    }
+    return Loading(std::move(impl_));
+  }
+
+ private:
+  Status open(std::uint32_t file) {
+    Store& store = impl_->stores[file];
+    if (store) return {};
+    const ModelFile& known = model_.files()[file];
+    // An absolute path is a path whatever it looks like.
+    std::error_code failed;
+    Result<Store> opened = context_.open(std::filesystem::absolute(known.path, failed).string());
+    if (!opened) return std::move(opened).error();
+    if (opened->info().identity != known.identity) {
+      return Error{Code::changed, 0, known.path + ": the file was modified or replaced since the model was opened",
+                   "open the model again"};
+    }
+    store = std::move(*opened);
+    cached_[file] = reads_from_memory(context_, store);
+    return {};
+  }
+
+  Status add_bytes(const TensorInfo& tensor, Layout layout, Region memory) {
+    if (choose(tensor, layout) == Columns::whole) {
+      if (options_.request.stream) {
+        return Error{Code::invalid_argument, 0,
+                     "tensor " + in_quotes(tensor.name) + ": stream order where rows are read as a whole",
+                     "use Columns::pieces, or no stream"};
+      }
+      jobs_.push_back({&impl_->stores[tensor.file], tensor.offset, std::move(layout), memory});
+      return {};
+    }
+    if (layout.piece_count() > pieces_most - std::min<std::uint64_t>(pieces_most, pieces_.size())) {
+      return Error{
+          Code::invalid_argument, 0,
+          "tensor " + in_quotes(tensor.name) + ": more than " + std::to_string(pieces_most) + " pieces in one request",
+          "use Columns::automatic, or load fewer tensors at once"};
+    }
+    models::append_pieces(tensor, layout, memory, pieces_);
+    return {};
+  }
+
+  Columns choose(const TensorInfo& tensor, const Layout& layout) const {
+    if (layout.rows == 1 || layout.bounds().length > models::row_bounds_most) return Columns::pieces;
+    if (options_.columns != Columns::automatic) return options_.columns;
+    if (options_.request.stream) return Columns::pieces;
+    return models::choose_columns(models::column_facts(layout, cached_[tensor.file]));
+  }
+
+  Status start_rows() {
+    std::ranges::sort(jobs_, [](const RowJob& a, const RowJob& b) {
+      return std::tie(a.store, a.offset) < std::tie(b.store, b.offset);
+    });
+    Result<std::unique_ptr<RowReader>> rows =
+        RowReader::start(context_, {.jobs = std::move(jobs_), .beside = impl_->ticket, .options = options_.request});
+    if (!rows) {
+      if (impl_->ticket) impl_->ticket.cancel();
+      return std::move(rows).error();
+    }
+    impl_->rows = std::move(*rows);
+    return {};
+  }
+
+  Context& context_;
+  const Model& model_;
+  const LoadOptions& options_;
+  std::unique_ptr<Loading::Impl> impl_ = std::make_unique<Loading::Impl>();
+  std::vector<char> cached_;  // by file
+  std::vector<FilePiece> pieces_;
+  std::vector<RowJob> jobs_;
+};
+
+Loading::Loading(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Loading::Loading(Loading&&) noexcept = default;
+
+Loading& Loading::operator=(Loading&& other) noexcept {
+  if (impl_) cancel();
+  impl_ = std::move(other.impl_);
+  return *this;
+}
+
+Loading::~Loading() {
+  if (impl_) cancel();
+}
+
+bool Loading::ended() const {
+  return impl_->rows ? impl_->rows->ended() : impl_->ticket.ended();
+}
+
+std::uint64_t Loading::bytes_done() const {
+  return (impl_->ticket ? impl_->ticket.bytes_done() : 0) + (impl_->rows ? impl_->rows->bytes_done() : 0);
+}
+
+std::uint64_t Loading::bytes_wanted() const {
+  return impl_->wanted_bytes;
+}
+
+bool Loading::wait_for(std::chrono::nanoseconds time) const {
+  return impl_->rows ? impl_->rows->wait_for(time) : impl_->ticket.wait_for(time);
+}
+
+void Loading::wait() const {
+  if (impl_->rows) {
+    impl_->rows->wait();
+  } else {
+    impl_->ticket.wait();
+  }
+}
+
+void Loading::cancel() {
+  if (ended()) return;
+  if (impl_->rows) impl_->rows->stop();
+  if (impl_->ticket) impl_->ticket.cancel();
+  if (impl_->rows) impl_->rows->wait();
+}
+
+LoadReport Loading::report() const {
+  LoadReport report{.transfer = impl_->rows ? impl_->rows->report() : impl_->ticket.report(),
+                    .wanted_bytes = impl_->wanted_bytes};
+  report.read_bytes = report.transfer.bytes;
+  report.seconds = impl_->begin_seconds + report.transfer.seconds;
+  return report;
+}
+
+Result<Loading> load(Context& context, const Model& model, std::span<const TensorPart> parts,
+                     const LoadOptions& options) {
+  LoadingBuilder builder(context, model, options);
+  for (const TensorPart& part : parts) {
+    if (Status status = builder.add(part); !status) return std::move(status).error();
+  }
+  return builder.start();
+}
+
+}  // namespace penstock

@@ -1,0 +1,194 @@
+#include <chrono>
+#include <cstring>
+#include <numeric>
+
+#include "penstock/models.h"
+#include "services/models/test_model.h"
+
+namespace penstock::models {
+namespace {
+
+// Tensors of bytes that count from 0 on, in the order of the file.
+class ModelLoad : public ModelTest {
+ protected:
+  struct Shaped {
+    std::string name;
+    std::vector<std::uint64_t> shape;
+  };
+
+  std::string write_model(const std::string& name, const std::vector<Shaped>& tensors) {
+    std::string json, data;
+    for (const Shaped& tensor : tensors) {
+      std::uint64_t size = 1;
+      std::string shape;
+      for (const std::uint64_t length : tensor.shape) {
+        size *= length;
+        shape += (shape.empty() ? "" : ",") + std::to_string(length);
+      }
+      json += (json.empty() ? "{\"" : ",\"") + tensor.name + R"(":{"dtype":"U8","shape":[)" + shape +
+              R"(],"data_offsets":[)" + std::to_string(data.size()) + "," + std::to_string(data.size() + size) + "]}";
+      for (std::uint64_t i = 0; i < size; ++i) data += static_cast<char>((i * 7 + tensor.name.size()) ^ (i >> 8));
+    }
+    data_ = data;
+    return write(name, safetensors_file(json + "}", data));
+  }
+
+  // What stands in the file for a part, byte by byte.
+  std::string expected(const Model& model, const TensorPart& part) const {
+    const TensorInfo& tensor = model.tensors()[part.tensor];
+    const std::string all = data_.substr(tensor.offset - model.files()[0].data_offset, tensor.size_bytes);
+    if (part.intervals.empty()) return all;
+    std::uint64_t inner = 1, outer = 1;
+    for (std::size_t i = 0; i < part.dimension; ++i) outer *= tensor.shape[i];
+    for (std::size_t i = part.dimension + 1; i < tensor.shape.size(); ++i) inner *= tensor.shape[i];
+    std::string wanted;
+    for (std::uint64_t row = 0; row < outer; ++row) {
+      for (const Interval& interval : part.intervals) {
+        for (std::uint64_t i = interval.begin; i < interval.end; ++i) {
+          wanted += all.substr((row * tensor.shape[part.dimension] + i) * inner, inner);
+        }
+      }
+    }
+    return wanted;
+  }
+
+  // Loads the parts into strings that are as large as they should be, and compares.
+  LoadReport check(const Model& model, std::vector<TensorPart> parts, const LoadOptions& options = {}) {
+    std::vector<std::string> places;
+    for (const TensorPart& part : parts) {
+      places.emplace_back(part_bytes(model.tensors()[part.tensor], part.dimension, part.intervals).value(), '\0');
+    }
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      parts[i].memory = Region::host(places[i].data(), places[i].size());
+    }
+    Result<Loading> loading = load(context_, model, parts, options);
+    EXPECT_TRUE(loading.ok()) << loading.error().message;
+    loading->wait();
+    EXPECT_TRUE(loading->ended());
+    const LoadReport report = loading->report();
+    EXPECT_TRUE(report.ok()) << (report.transfer.error ? report.transfer.error->message : "");
+    EXPECT_EQ(loading->bytes_done(), loading->bytes_wanted());
+    for (std::size_t i = 0; i < parts.size(); ++i) EXPECT_TRUE(places[i] == expected(model, parts[i])) << "part " << i;
+    return report;
+  }
+
+  Context context_ = Context::create({.lanes = 2}).value();
+  std::string data_;
+};
+
+TEST_F(ModelLoad, every_tensor_goes_to_its_place) {
+  const Model model =
+      Model::open(write_model("m", {{"a", {}}, {"bb", {1000, 3}}, {"c", {0}}, {"d", {3 << 20}}})).value();
+  std::vector<TensorPart> parts;
+  for (std::uint32_t i = 0; i < model.tensors().size(); ++i) parts.push_back({.tensor = i});
+  const LoadReport report = check(model, parts);
+  EXPECT_EQ(report.wanted_bytes, data_.size());
+  EXPECT_EQ(report.read_bytes, data_.size());
+  EXPECT_GT(report.seconds, 0);
+}
+
+TEST_F(ModelLoad, nothing_is_a_load_too) {
+  const Model model = Model::open(write_model("m", {{"a", {0}}})).value();
+  check(model, {});
+  check(model, {{.tensor = 0}});
+}
+
+TEST_F(ModelLoad, several_files_are_one_load) {
+  const std::string files[] = {write("x", one_tensor("a", 5000, 'a')), write("y", one_tensor("b", 70'000, 'b'))};
+  const Model model = Model::open(files).value();
+  const Placement placement = place(model);
+  EXPECT_EQ(placement.offsets, (std::vector<std::uint64_t>{0, 5120}));
+  std::string memory(placement.size_bytes, '\0');
+  std::vector<TensorPart> parts;
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    parts.push_back(
+        {.tensor = i, .memory = Region::host(memory.data() + placement.offsets[i], model.tensors()[i].size_bytes)});
+  }
+  const Loading loading = load(context_, model, parts).value();
+  loading.wait();
+  ASSERT_TRUE(loading.report().ok());
+  EXPECT_TRUE(memory.substr(0, 5000) == std::string(5000, 'a'));
+  EXPECT_TRUE(memory.substr(5120, 70'000) == std::string(70'000, 'b'));
+}
+
+TEST_F(ModelLoad, intervals_of_rows_are_read_exactly) {
+  const Model model = Model::open(write_model("m", {{"a", {100, 30, 7}}})).value();
+  const LoadReport report = check(model, {{.tensor = 0, .dimension = 0, .intervals = {{90, 99}, {3, 20}, {20, 21}}}});
+  EXPECT_EQ(report.read_bytes, report.wanted_bytes);
+}
+
+TEST_F(ModelLoad, columns_are_the_same_however_they_are_read) {
+  const Model model = Model::open(write_model("m", {{"a", {300, 40, 9}}, {"bb", {1000, 64}}, {"ccc", {5000}}})).value();
+  const std::vector<TensorPart> parts = {{.tensor = 0, .dimension = 1, .intervals = {{30, 40}, {0, 3}, {2, 5}}},
+                                         {.tensor = 0, .dimension = 2, .intervals = {{8, 9}}},
+                                         {.tensor = 1, .dimension = 1, .intervals = {{16, 32}}},
+                                         {.tensor = 2}};
+  const LoadReport pieces = check(model, parts, {.columns = Columns::pieces});
+  EXPECT_EQ(pieces.read_bytes, pieces.wanted_bytes);
+  const LoadReport whole = check(model, parts, {.columns = Columns::whole});
+  EXPECT_GT(whole.read_bytes, whole.wanted_bytes);
+  EXPECT_LT(whole.read_bytes, data_.size() + 300 * 40 * 9) << "each part reads its tensor at most once";
+  check(model, parts, {.columns = Columns::automatic});
+}
+
+TEST_F(ModelLoad, columns_of_more_than_a_window_go_through_it) {
+  const Model model = Model::open(write_model("m", {{"a", {1400, 1000, 60}}})).value();
+  const LoadReport report =
+      check(model, {{.tensor = 0, .dimension = 1, .intervals = {{10, 15}, {700, 701}}}}, {.columns = Columns::whole});
+  EXPECT_GT(report.read_bytes, 64U << 20);
+}
+
+TEST_F(ModelLoad, an_end_is_announced_once_also_for_columns) {
+  const Model model = Model::open(write_model("m", {{"a", {100, 100}}, {"b", {100}}})).value();
+  for (const Columns columns : {Columns::pieces, Columns::whole}) {
+    std::atomic<int> ends = 0;
+    LoadOptions options{.columns = columns};
+    options.request.on_end = [&](const Report& report) { ends += report.ok() ? 1 : 100; };
+    check(model, {{.tensor = 0, .dimension = 1, .intervals = {{5, 6}}}, {.tensor = 1}}, options);
+    for (int i = 0; i < 500 && ends == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_EQ(ends, 1);
+  }
+}
+
+TEST_F(ModelLoad, a_file_that_has_changed_is_refused_by_name) {
+  const std::string file = write_model("m", {{"a", {100}}});
+  const Model model = Model::open(file).value();
+  std::string memory(100, '\0');
+  const TensorPart part{.tensor = 0, .memory = Region::host(memory.data(), memory.size())};
+  write_model("m", {{"a", {100}}, {"b", {100}}});
+  const Result<Loading> loading = load(context_, model, {&part, 1});
+  ASSERT_FALSE(loading.ok());
+  EXPECT_EQ(loading.error().code, Code::changed);
+  EXPECT_NE(loading.error().message.find(file), std::string::npos);
+  std::filesystem::remove(file);
+  EXPECT_EQ(load(context_, model, {&part, 1}).error().code, Code::not_found);
+}
+
+TEST_F(ModelLoad, memory_of_another_size_is_refused_by_name) {
+  const Model model = Model::open(write_model("m", {{"a", {100}}})).value();
+  std::string memory(100, '\0');
+  const TensorPart large{.tensor = 0, .memory = Region::host(memory.data(), 99)};
+  EXPECT_NE(load(context_, model, {&large, 1}).error().message.find("memory of 99 bytes for a part of 100"),
+            std::string::npos);
+  const TensorPart missing{.tensor = 1, .memory = Region::host(memory.data(), 100)};
+  EXPECT_EQ(load(context_, model, {&missing, 1}).error().code, Code::invalid_argument);
+}
+
+TEST_F(ModelLoad, is_cancelled_within_200_ms_however_it_reads) {
+  const Model model = Model::open(write_model("m", {{"a", {4096, 8192}}})).value();
+  std::string memory(4096 * 100, '\0');
+  for (const Columns columns : {Columns::pieces, Columns::whole}) {
+    const TensorPart part{
+        .tensor = 0, .dimension = 1, .intervals = {{0, 100}}, .memory = Region::host(memory.data(), memory.size())};
+    Loading loading = load(context_, model, {&part, 1}, {.columns = columns}).value();
+    const auto begun = std::chrono::steady_clock::now();
+    loading.cancel();
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(200));
+    EXPECT_TRUE(loading.ended());
+    const LoadReport report = loading.report();
+    EXPECT_TRUE(report.ok() || report.transfer.error->code == Code::cancelled);
+  }
+}
+
+}  // namespace
+}  // namespace penstock::models
