@@ -3,8 +3,10 @@
 
 #include "context.h"
 #include "memory.h"
+#include "models.h"
 
 NB_MODULE(_core, module) {
   penstock::python::define_memory(module);
   penstock::python::define_context(module);
+  penstock::python::define_models(module);
 }

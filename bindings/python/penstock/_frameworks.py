@@ -1,0 +1,269 @@
+"""Tensors of torch and arrays of NumPy: their types by the names of safetensors, and memory for them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any, Callable, NamedTuple, Sequence
+
+from ._errors import UnsupportedError, invalid
+from ._memory import Memory, memory_of
+
+# A tensor of this size has memory of its own, which goes with it. Smaller ones share slabs.
+OWN_BYTES = 1 << 20
+SLAB_BYTES = 32 << 20
+ALIGNMENT = 256
+
+# Types of less than a byte: bits of an element, by name.
+PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+
+class Spec(NamedTuple):
+    """A tensor to be made."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int]
+    size_bytes: int
+
+
+class Destination(NamedTuple):
+    """Memory for tensors. `finish` makes them; until then nobody sees it."""
+
+    pointers: list[int]
+    owners: list[Any]
+    finish: Callable[[], list[Any]]
+
+
+def packed_shape(spec: Spec) -> tuple[int, ...]:
+    """The shape in bytes of a type of less than a byte: the last dimension counts bytes."""
+    bits = PACKED_BITS.get(spec.dtype)
+    if bits is None:
+        return tuple(spec.shape)
+    if not spec.shape or spec.shape[-1] * bits % 8 != 0:
+        raise unsupported(spec.name, spec.dtype, "its rows are no whole bytes")
+    return (*spec.shape[:-1], spec.shape[-1] * bits // 8)
+
+
+def unpacked_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The inverse of packed_shape."""
+    bits = PACKED_BITS.get(dtype)
+    return tuple(shape) if bits is None else (*shape[:-1], shape[-1] * 8 // bits)
+
+
+def unsupported(name: str, dtype: str, why: str) -> UnsupportedError:
+    return UnsupportedError(f"tensor {name!r} is {dtype}: {why}", "unsupported", 0,
+                            "leave it out with select=, or load with another framework")
+
+
+def pack(sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Where sizes go in slabs: (slab, offset) for each, and the size of each slab."""
+    places: list[tuple[int, int]] = []
+    slabs: list[int] = []
+    for size in sizes:
+        room = (size + ALIGNMENT - 1) & -ALIGNMENT
+        if not slabs or slabs[-1] + room > SLAB_BYTES:
+            slabs.append(0)
+        places.append((len(slabs) - 1, slabs[-1]))
+        slabs[-1] += room
+    return places, slabs
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        strides[i - 1] = strides[i] * shape[i]
+    return tuple(strides)
+
+
+class Torch:
+    name = "pt"
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        names = {
+            "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16",
+            "BF16": "bfloat16", "I32": "int32", "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64",
+            "F64": "float64", "C64": "complex64", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn",
+            "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+            "F4": "float4_e2m1fn_x2",
+        }
+        self.types = {key: getattr(torch, name) for key, name in names.items() if hasattr(torch, name)}
+        self.names = {type_: key for key, type_ in self.types.items()}
+        self.types.update({"F6_E2M3": torch.uint8, "F6_E3M2": torch.uint8})
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, self.torch.Tensor)
+
+    def check(self, spec: Spec) -> None:
+        if spec.dtype not in self.types:
+            raise unsupported(spec.name, spec.dtype, f"torch {self.torch.__version__} has no such type")
+        packed_shape(spec)
+
+    def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
+        """From torch's allocator, so from the pool that is in force."""
+        torch, types = self.torch, self.types
+        device = "cpu" if domain == "host" else domain
+        for spec in specs:
+            self.check(spec)
+        places, slab_sizes = pack([spec.size_bytes for spec in specs if spec.size_bytes < OWN_BYTES])
+        try:
+            slabs = [torch.empty(size, dtype=torch.uint8, device=device) for size in slab_sizes]
+            large = [torch.empty(packed_shape(spec), dtype=types[spec.dtype], device=device)
+                     for spec in specs if spec.size_bytes >= OWN_BYTES]
+        except RuntimeError as error:  # torch has no other for memory of the host
+            if type(error) is RuntimeError and "allocat" in str(error):
+                raise MemoryError(str(error)) from None
+            raise
+        slab_pointers = [slab.data_ptr() for slab in slabs]
+        next_large, next_place = iter(large), iter(places)
+        pointers = []
+        for spec in specs:
+            if spec.size_bytes >= OWN_BYTES:
+                pointers.append(next(next_large).data_ptr())
+            else:
+                slab, offset = next(next_place)
+                pointers.append(slab_pointers[slab] + offset)
+
+        def finish() -> list[Any]:
+            views: dict[tuple[int, str], Any] = {}
+            next_large, next_place = iter(large), iter(places)
+            tensors = []
+            for spec in specs:
+                if spec.size_bytes >= OWN_BYTES:
+                    tensors.append(next(next_large))
+                    continue
+                slab, offset = next(next_place)
+                view = views.get((slab, spec.dtype))
+                if view is None:
+                    view = views[slab, spec.dtype] = slabs[slab].view(types[spec.dtype])
+                shape = packed_shape(spec)
+                # `data` has a version counter of its own: what autograd knows of one tensor is not mixed up with what
+                # happens to its neighbours.
+                tensors.append(torch.as_strided(view, shape, contiguous_strides(shape),
+                                                offset // view.element_size()).data)
+            return tensors
+
+        return Destination(pointers, [*slabs, *large], finish)
+
+    def settle(self, domain: str) -> None:
+        """Memory from torch's allocator may still be in use by earlier work on the current stream: that ends first."""
+        if domain != "host":
+            self.torch.cuda.current_stream(domain).synchronize()
+
+    def to_save(self, name: str, tensor: Any) -> tuple[str, tuple[int, ...], Memory]:
+        torch = self.torch
+        dtype = self.names.get(tensor.dtype)
+        if dtype is None:
+            raise unsupported(name, str(tensor.dtype), "safetensors has no such type")
+        if tensor.layout != torch.strided:
+            raise invalid(f"tensor {name!r} is sparse", "safetensors knows dense tensors only: save tensor.to_dense()")
+        if not tensor.is_contiguous():
+            raise invalid(f"tensor {name!r} is not contiguous", "save tensor.contiguous()")
+        return dtype, unpacked_shape(dtype, tensor.shape), memory_of(tensor)
+
+    def copy(self, tensor: Any) -> Any:
+        return tensor.clone(memory_format=self.torch.contiguous_format)
+
+    def copy_bytes(self, tensor: Any) -> bytes:
+        if tensor.numel() == 0:
+            return b""
+        # NumPy is optional beside torch, and knows fewer types.
+        flat = tensor.detach().cpu().reshape(-1).view(self.torch.uint8)
+        content = bytearray(flat.numel())
+        self.torch.frombuffer(content, dtype=self.torch.uint8).copy_(flat)
+        return bytes(content)
+
+
+class Numpy:
+    name = "np"
+
+    def __init__(self) -> None:
+        import numpy
+
+        self.numpy = numpy
+        names = {
+            "BOOL": "bool_", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16",
+            "I32": "int32", "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64", "F64": "float64",
+            "C64": "complex64",
+        }
+        self.types = {key: numpy.dtype(getattr(numpy, name)) for key, name in names.items()}
+        if importlib.util.find_spec("ml_dtypes") is not None:
+            import ml_dtypes
+
+            more = {
+                "BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
+                "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+            }
+            self.types.update({key: numpy.dtype(getattr(ml_dtypes, name)) for key, name in more.items()
+                               if hasattr(ml_dtypes, name)})
+        self.names = {type_: key for key, type_ in self.types.items()}
+        self.types.update({"F6_E2M3": self.types["U8"], "F6_E3M2": self.types["U8"], "F4": self.types["U8"]})
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, (self.numpy.ndarray, self.numpy.generic))
+
+    def check(self, spec: Spec) -> None:
+        if spec.dtype not in self.types:
+            raise unsupported(spec.name, spec.dtype, "NumPy has no such type without the package ml_dtypes")
+        packed_shape(spec)
+
+    def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
+        numpy = self.numpy
+        if domain != "host":
+            raise invalid(f"NumPy has no memory on {domain}", "load to device='cpu', or with framework='pt'")
+        for spec in specs:
+            self.check(spec)
+        buffers = [numpy.empty(spec.size_bytes + ALIGNMENT, numpy.uint8) for spec in specs]
+        pointers = [-(-buffer.ctypes.data // ALIGNMENT) * ALIGNMENT for buffer in buffers]
+
+        def finish() -> list[Any]:
+            return [numpy.ndarray(packed_shape(spec), self.types[spec.dtype], buffer, pointer - buffer.ctypes.data)
+                    for spec, buffer, pointer in zip(specs, buffers, pointers)]
+
+        return Destination(pointers, buffers, finish)
+
+    def settle(self, domain: str) -> None:
+        pass
+
+    def to_save(self, name: str, array: Any) -> tuple[str, tuple[int, ...], Memory]:
+        array = self.numpy.asarray(array)
+        if array.dtype.byteorder not in ("=", "|") and not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        dtype = self.names.get(array.dtype)
+        if dtype is None:
+            raise unsupported(name, str(array.dtype), "safetensors has no such type")
+        array = self.numpy.ascontiguousarray(array).reshape(array.shape)
+        return dtype, array.shape, Memory(array.__array_interface__["data"][0], array.nbytes, "host", array)
+
+    def copy(self, array: Any) -> Any:
+        return self.numpy.array(array, order="C")
+
+    def copy_bytes(self, array: Any) -> bytes:
+        return array.tobytes()
+
+
+_made: dict[type, Any] = {}
+_classes = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy": Numpy}
+
+
+def framework(name: Any = None) -> Any:
+    """By safetensors' name; none: torch where it is installed, else NumPy."""
+    if name is None:
+        name = "pt" if "torch" in sys.modules or importlib.util.find_spec("torch") is not None else "np"
+    class_ = _classes.get(name)
+    if class_ is None:
+        raise invalid(f"there is no framework {name!r}", "give 'pt' or 'np'")
+    if class_ not in _made:
+        _made[class_] = class_()
+    return _made[class_]
+
+
+def framework_of(value: Any) -> Any:
+    """The framework that a tensor is of; nothing if it is none."""
+    for module, name in (("torch", "pt"), ("numpy", "np")):
+        if module in sys.modules and framework(name).is_tensor(value):
+            return framework(name)
+    return None
