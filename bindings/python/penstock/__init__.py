@@ -12,6 +12,7 @@ from ._context import Context, default_context, read_into, read_into_async
 from ._errors import (DeniedError, DirectoryError, Error, InvalidError, NoMemoryError, NotFoundError, StateError,
                       TimedOutError, TransferError, UnsupportedError)
 from ._models import Tensors, load_file, load_into, save_file, stream, verify
+from ._patch import patch, unpatch
 from ._report import Report
 from ._safe_open import safe_open
 
@@ -20,7 +21,7 @@ __version__: str = _core.version()
 __all__ = [
     "Context", "DeniedError", "DirectoryError", "Error", "InvalidError", "NoMemoryError", "NotFoundError", "Report",
     "StateError", "Tensors", "TimedOutError", "TransferError", "UnsupportedError", "default_context", "load_file",
-    "load_into", "read_into", "read_into_async", "safe_open", "save_file", "stream", "verify",
+    "load_into", "patch", "read_into", "read_into_async", "safe_open", "save_file", "stream", "unpatch", "verify",
 ]
 
 

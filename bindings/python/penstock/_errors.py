@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Optional
+
 
 class Error(Exception):
     """What Penstock refuses or fails to do. `code` is a name from the closed list in docs/errors.md."""
@@ -9,9 +11,10 @@ class Error(Exception):
     code: str
     system_error: int
     hint: str
-    report: object  # what is known of the request that failed; None if there was none
+    report: Any  # what is known of the request that failed; None if there was none
 
-    def __init__(self, message: str, code: str = "internal", system_error: int = 0, hint: str = "", report=None):
+    def __init__(self, message: str, code: str = "internal", system_error: int = 0, hint: str = "",
+                 report: Any = None):
         # OSError takes two arguments for `errno` and `strerror`; all others take one.
         super().__init__(*((system_error, message) if isinstance(self, OSError) else (message,)))
         self.message = message
@@ -24,7 +27,7 @@ class Error(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __reduce__(self):
-        return type(self), (self.message, self.code, self.system_error, self.hint, self.report)
+        return make, (self.code, self.system_error, self.message, self.hint, self.report)
 
 
 class InvalidError(Error, ValueError):
@@ -86,13 +89,22 @@ _CLASSES = {
 }
 
 
-def make(code: str, system_error: int, message: str, hint: str, report=None) -> Error:
-    """What the extension raises."""
-    from ._report import Report
-
-    report = None if report is None else Report(**report)
-    return _CLASSES.get(code, StateError)(message, code, system_error, hint, report)
+# Another family that errors belong to as well, while it is patched; see _patch.py.
+also: Optional[type] = None
+_joined: dict[tuple[type, type], type] = {}
 
 
-def invalid(message: str, hint: str = "") -> InvalidError:
-    return InvalidError(message, "invalid_argument", 0, hint)
+def make(code: str, system_error: int, message: str, hint: str, report: Any = None) -> Error:
+    """The error of a code; what the extension raises."""
+    class_ = _CLASSES.get(code, StateError)
+    if also is not None:
+        class_ = _joined.setdefault((class_, also), type(class_.__name__, (class_, also), {}))
+    if isinstance(report, dict):
+        from ._report import Report
+
+        report = Report(**report)
+    return class_(message, code, system_error, hint, report)
+
+
+def invalid(message: str, hint: str = "") -> Error:
+    return make("invalid_argument", 0, message, hint)

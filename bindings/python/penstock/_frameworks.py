@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from typing import Any, Callable, NamedTuple, Sequence
 
-from ._errors import UnsupportedError, invalid
+from ._errors import Error, invalid, make
 from ._memory import Memory, memory_of
 
 # A tensor of this size has memory of its own, which goes with it. Smaller ones share slabs.
@@ -51,9 +51,9 @@ def unpacked_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape) if bits is None else (*shape[:-1], shape[-1] * 8 // bits)
 
 
-def unsupported(name: str, dtype: str, why: str) -> UnsupportedError:
-    return UnsupportedError(f"tensor {name!r} is {dtype}: {why}", "unsupported", 0,
-                            "leave it out with select=, or load with another framework")
+def unsupported(name: str, dtype: str, why: str) -> Error:
+    return make("unsupported", 0, f"tensor {name!r} is {dtype}: {why}",
+                "leave it out with select=, or take another framework")
 
 
 def pack(sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:

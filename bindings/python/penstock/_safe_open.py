@@ -6,7 +6,7 @@ import threading
 from typing import Any, Optional, Sequence
 
 from ._context import Context, default_context
-from ._errors import StateError, invalid
+from ._errors import invalid, make
 from ._frameworks import PACKED_BITS, Spec
 from ._frameworks import framework as framework_named
 from ._models import Load, Model, Wanted, domains_of, rounded, wanted
@@ -151,7 +151,7 @@ class safe_open:
 
     def _check_open(self) -> None:
         if self._reader is None:
-            raise StateError("the file is closed", "closed", 0, "use it inside its with block")
+            raise make("closed", 0, "the file is closed", "use it inside its with block")
 
     def _load_part(self, index: int, dimension: int, interval: tuple[int, int]) -> Any:
         shape, size_bytes = self._model.core.describe_part(index, dimension, [interval])
