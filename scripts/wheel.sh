@@ -37,7 +37,7 @@ trap 'exit 130' INT TERM
 build_wheel() {
   local bundle
   bundle=$(bundle_folder) && CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$python" -m pip --disable-pip-version-check wheel --quiet \
-    --no-build-isolation --no-deps --no-index --wheel-dir "$work/wheel" --config-settings=build-dir=build-wheel \
+    --no-build-isolation --no-deps --no-index --wheel-dir "$work/wheel" --config-settings=build-dir="$PWD/build-wheel" \
     --config-settings=cmake.define.PENSTOCK_DEPS="$bundle" bindings/python
 }
 

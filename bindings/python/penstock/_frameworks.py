@@ -113,10 +113,11 @@ class Torch:
             slabs = [torch.empty(size, dtype=torch.uint8, device=device) for size in slab_sizes]
             large = [torch.empty(packed_shape(spec), dtype=types[spec.dtype], device=device)
                      for spec in specs if spec.size_bytes >= OWN_BYTES]
-        except RuntimeError as error:  # torch has no other for memory of the host
-            if type(error) is RuntimeError and "allocat" in str(error):
-                raise MemoryError(str(error)) from None
-            raise
+        except RuntimeError as error:  # torch has no class of its own for memory of the host
+            if "memory" not in str(error):
+                raise
+            raise make("out_of_memory", 0, f"no room for {len(specs)} tensors on {device}: {error}",
+                       "load less, or slices, or stream with a window") from None
         slab_pointers = [slab.data_ptr() for slab in slabs]
         next_large, next_place = iter(large), iter(places)
         pointers = []
