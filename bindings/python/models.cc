@@ -44,10 +44,12 @@ nb::object file_name(const std::string& path) {
   return nb::steal(PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
 }
 
-nb::tuple to_tuple(const std::vector<std::uint64_t>& numbers) {
-  nb::list list;
-  for (const std::uint64_t number : numbers) list.append(number);
-  return nb::tuple(list);
+nb::object to_tuple(const std::vector<std::uint64_t>& numbers) {
+  nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromUnsignedLongLong(numbers[i]));
+  }
+  return tuple;
 }
 
 Model open_model(const std::vector<nb::bytes>& paths) {
@@ -69,11 +71,30 @@ nb::list files_of(const Model& model) {
   return files;
 }
 
+// One object for each different value: there may be tens of thousands of tensors, of few types and shapes.
+template <typename Key>
+class Shared {
+ public:
+  template <typename Make>
+  nb::object get(const Key& key, Make make) {
+    const auto [place, is_new] = objects_.try_emplace(key);
+    if (is_new) place->second = make(key);
+    return place->second;
+  }
+
+ private:
+  std::map<Key, nb::object> objects_;
+};
+
 nb::list tensors_of(const Model& model) {
+  const auto text = [](std::string_view value) { return nb::object(nb::str(value.data(), value.size())); };
+  Shared<std::string_view> texts;
+  Shared<std::vector<std::uint64_t>> shapes;
   nb::list tensors;
   for (const TensorInfo& tensor : model.tensors()) {
-    tensors.append(nb::make_tuple(tensor.name, std::string(dtype_name(tensor.dtype)), to_tuple(tensor.shape),
-                                  tensor.size_bytes, tensor.file, tensor.offset, tensor.quantization));
+    tensors.append(nb::make_tuple(tensor.name, texts.get(dtype_name(tensor.dtype), text),
+                                  shapes.get(tensor.shape, to_tuple), tensor.size_bytes, tensor.file, tensor.offset,
+                                  texts.get(tensor.quantization, text)));
   }
   return tensors;
 }

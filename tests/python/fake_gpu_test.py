@@ -105,8 +105,8 @@ class DeviceFrame:
         self.settled = []
 
     def allocate(self, specs, domain):
-        places = [self.driver.allocate(max(1, spec.size_bytes)) for spec in specs]
-        return Destination(places, [], lambda: [(place, spec.size_bytes) for place, spec in zip(places, specs)])
+        places = [self.driver.allocate(max(1, spec[3])) for spec in specs]
+        return Destination(places, [], lambda: [(place, spec[3]) for place, spec in zip(places, specs)])
 
     def settle(self, domain):
         self.settled.append(domain)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import Any, Callable, NamedTuple, Sequence
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from ._errors import Error, invalid, make
 from ._memory import Memory, memory_of
@@ -17,14 +19,9 @@ ALIGNMENT = 256
 # Types of less than a byte: bits of an element, by name.
 PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
-
-class Spec(NamedTuple):
-    """A tensor to be made."""
-
-    name: str
-    dtype: str
-    shape: Sequence[int]
-    size_bytes: int
+# A tensor to be made: (name, dtype, shape, size in bytes, …), the beginning of what a model says of it. A plain tuple:
+# there may be tens of thousands, and nothing is loaded before all are looked at.
+Spec = tuple
 
 
 class Destination(NamedTuple):
@@ -35,14 +32,12 @@ class Destination(NamedTuple):
     finish: Callable[[], list[Any]]
 
 
-def packed_shape(spec: Spec) -> tuple[int, ...]:
+def packed_shape(name: str, dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape in bytes of a type of less than a byte: the last dimension counts bytes."""
-    bits = PACKED_BITS.get(spec.dtype)
-    if bits is None:
-        return tuple(spec.shape)
-    if not spec.shape or spec.shape[-1] * bits % 8 != 0:
-        raise unsupported(spec.name, spec.dtype, "its rows are no whole bytes")
-    return (*spec.shape[:-1], spec.shape[-1] * bits // 8)
+    bits = PACKED_BITS[dtype]
+    if not shape or shape[-1] * bits % 8 != 0:
+        raise unsupported(name, dtype, "its rows are no whole bytes")
+    return (*shape[:-1], shape[-1] * bits // 8)
 
 
 def unpacked_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -56,17 +51,47 @@ def unsupported(name: str, dtype: str, why: str) -> Error:
                 "leave it out with select=, or take another framework")
 
 
-def pack(sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Where sizes go in slabs: (slab, offset) for each, and the size of each slab."""
-    places: list[tuple[int, int]] = []
-    slabs: list[int] = []
-    for size in sizes:
-        room = (size + ALIGNMENT - 1) & -ALIGNMENT
-        if not slabs or slabs[-1] + room > SLAB_BYTES:
-            slabs.append(0)
-        places.append((len(slabs) - 1, slabs[-1]))
-        slabs[-1] += room
-    return places, slabs
+class Slab(NamedTuple):
+    """Tensors `begin` to `end` of those that are packed, and where they begin in a row of all."""
+
+    begin: int
+    end: int
+    offset: int
+    size_bytes: int
+
+
+def pack(sizes: Sequence[int]) -> tuple[list[int], list[Slab]]:
+    """Cuts a row of tensors into slabs: where each begins in the row, and the slabs."""
+    ends = list(accumulate((size + ALIGNMENT - 1) & -ALIGNMENT for size in sizes))
+    slabs: list[Slab] = []
+    begin = offset = 0
+    while begin < len(sizes):
+        end = bisect_right(ends, offset + SLAB_BYTES, begin)
+        slabs.append(Slab(begin, end, offset, ends[end - 1] - offset))
+        begin, offset = end, ends[end - 1]
+    return [0, *ends[:-1]], slabs
+
+
+class Framework:
+    """What torch and NumPy have in common here."""
+
+    types: dict[str, Any]
+
+    def check(self, specs: Sequence[Spec]) -> None:
+        """Refuses what the framework has no type for, by the name of the first such tensor."""
+        dtypes = {spec[1] for spec in specs}
+        if dtypes <= self.types.keys() - PACKED_BITS.keys():
+            return
+        for spec in specs:
+            if spec[1] not in self.types:
+                raise unsupported(spec[0], spec[1], self.lack())
+            self.shape_of(spec)
+
+    def shape_of(self, spec: Spec) -> Sequence[int]:
+        return packed_shape(*spec[:3]) if spec[1] in PACKED_BITS else spec[2]
+
+    def lack(self) -> str:
+        raise NotImplementedError
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -76,7 +101,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-class Torch:
+class Torch(Framework):
     name = "pt"
 
     def __init__(self) -> None:
@@ -97,57 +122,62 @@ class Torch:
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, self.torch.Tensor)
 
-    def check(self, spec: Spec) -> None:
-        if spec.dtype not in self.types:
-            raise unsupported(spec.name, spec.dtype, f"torch {self.torch.__version__} has no such type")
-        packed_shape(spec)
+    def lack(self) -> str:
+        return f"torch {self.torch.__version__} has no such type"
 
     def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
         """From torch's allocator, so from the pool that is in force."""
-        torch, types = self.torch, self.types
+        self.check(specs)
         device = "cpu" if domain == "host" else domain
-        for spec in specs:
-            self.check(spec)
-        places, slab_sizes = pack([spec.size_bytes for spec in specs if spec.size_bytes < OWN_BYTES])
+        small = [place for place, spec in enumerate(specs) if spec[3] < OWN_BYTES]
+        large = [place for place, spec in enumerate(specs) if spec[3] >= OWN_BYTES]
+        starts, cuts = pack([specs[place][3] for place in small])
+        empty = self.torch.empty
         try:
-            slabs = [torch.empty(size, dtype=torch.uint8, device=device) for size in slab_sizes]
-            large = [torch.empty(packed_shape(spec), dtype=types[spec.dtype], device=device)
-                     for spec in specs if spec.size_bytes >= OWN_BYTES]
+            slabs = [empty(cut.size_bytes, dtype=self.torch.uint8, device=device) for cut in cuts]
+            tensors = [empty(self.shape_of(specs[place]), dtype=self.types[specs[place][1]], device=device)
+                       for place in large]
         except RuntimeError as error:  # torch has no class of its own for memory of the host
             if "memory" not in str(error):
                 raise
             raise make("out_of_memory", 0, f"no room for {len(specs)} tensors on {device}: {error}",
                        "load less, or slices, or stream with a window") from None
-        slab_pointers = [slab.data_ptr() for slab in slabs]
-        next_large, next_place = iter(large), iter(places)
-        pointers = []
-        for spec in specs:
-            if spec.size_bytes >= OWN_BYTES:
-                pointers.append(next(next_large).data_ptr())
-            else:
-                slab, offset = next(next_place)
-                pointers.append(slab_pointers[slab] + offset)
+        pointers = [0] * len(specs)
+        for place, tensor in zip(large, tensors):
+            pointers[place] = tensor.data_ptr()
+        for cut, slab in zip(cuts, slabs):
+            base = slab.data_ptr() - cut.offset
+            for place, start in zip(small[cut.begin:cut.end], starts[cut.begin:cut.end]):
+                pointers[place] = base + start
 
         def finish() -> list[Any]:
-            views: dict[tuple[int, str], Any] = {}
-            next_large, next_place = iter(large), iter(places)
-            tensors = []
-            for spec in specs:
-                if spec.size_bytes >= OWN_BYTES:
-                    tensors.append(next(next_large))
-                    continue
-                slab, offset = next(next_place)
-                view = views.get((slab, spec.dtype))
-                if view is None:
-                    view = views[slab, spec.dtype] = slabs[slab].view(types[spec.dtype])
-                shape = packed_shape(spec)
-                # `data` has a version counter of its own: what autograd knows of one tensor is not mixed up with what
-                # happens to its neighbours.
-                tensors.append(torch.as_strided(view, shape, contiguous_strides(shape),
-                                                offset // view.element_size()).data)
-            return tensors
+            made: list[Any] = [None] * len(specs)
+            for place, tensor in zip(large, tensors):
+                made[place] = tensor
+            for cut, slab in zip(cuts, slabs):
+                places = small[cut.begin:cut.end]
+                offsets = [start - cut.offset for start in starts[cut.begin:cut.end]]
+                for place, tensor in zip(places, self.views(slab, [specs[place] for place in places], offsets)):
+                    made[place] = tensor
+            return made
 
-        return Destination(pointers, [*slabs, *large], finish)
+        return Destination(pointers, [*slabs, *tensors], finish)
+
+    def views(self, slab: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> Iterator[Any]:
+        """The tensors in a slab."""
+        as_strided = self.torch.as_strided
+        typed = {dtype: slab.view(self.types[dtype]) for dtype in {spec[1] for spec in specs}}
+        item_bytes = {dtype: view.element_size() for dtype, view in typed.items()}
+        strides: dict[Sequence[int], tuple[int, ...]] = {}  # shapes repeat
+        for spec, offset in zip(specs, offsets):
+            dtype = spec[1]
+            shape = spec[2] if dtype not in PACKED_BITS else self.shape_of(spec)
+            stride = strides.get(shape)
+            if stride is None:
+                stride = strides[shape] = contiguous_strides(shape)
+            # `data` has a version counter of its own: what autograd knows of one tensor is not mixed up with what
+            # happens to its neighbours.
+            yield as_strided(typed[dtype], shape, stride, offset // item_bytes[dtype]).data
 
     def settle(self, domain: str) -> None:
         """Memory from torch's allocator may still be in use by earlier work on the current stream: that ends first."""
@@ -178,7 +208,7 @@ class Torch:
         return bytes(content)
 
 
-class Numpy:
+class Numpy(Framework):
     name = "np"
 
     def __init__(self) -> None:
@@ -206,23 +236,21 @@ class Numpy:
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, (self.numpy.ndarray, self.numpy.generic))
 
-    def check(self, spec: Spec) -> None:
-        if spec.dtype not in self.types:
-            raise unsupported(spec.name, spec.dtype, "NumPy has no such type without the package ml_dtypes")
-        packed_shape(spec)
+    def lack(self) -> str:
+        return "NumPy has no such type without the package ml_dtypes"
 
     def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
         numpy = self.numpy
         if domain != "host":
             raise invalid(f"NumPy has no memory on {domain}", "load to device='cpu', or with framework='pt'")
-        for spec in specs:
-            self.check(spec)
-        buffers = [numpy.empty(spec.size_bytes + ALIGNMENT, numpy.uint8) for spec in specs]
-        pointers = [-(-buffer.ctypes.data // ALIGNMENT) * ALIGNMENT for buffer in buffers]
+        self.check(specs)
+        buffers = [numpy.empty(spec[3] + ALIGNMENT, numpy.uint8) for spec in specs]
+        addresses = [buffer.__array_interface__["data"][0] for buffer in buffers]
+        pointers = [(address + ALIGNMENT - 1) & -ALIGNMENT for address in addresses]
 
         def finish() -> list[Any]:
-            return [numpy.ndarray(packed_shape(spec), self.types[spec.dtype], buffer, pointer - buffer.ctypes.data)
-                    for spec, buffer, pointer in zip(specs, buffers, pointers)]
+            return [numpy.ndarray(self.shape_of(spec), self.types[spec[1]], buffer, pointer - address)
+                    for spec, buffer, pointer, address in zip(specs, buffers, pointers, addresses)]
 
         return Destination(pointers, buffers, finish)
 

@@ -97,7 +97,7 @@ class Wanted(NamedTuple):
     """Tensors of a model, or parts of them."""
 
     indices: list[int]
-    specs: list[Spec]
+    specs: Sequence[Spec]  # of each
     parts: dict[int, tuple[int, list[Interval]]]
 
 
@@ -105,15 +105,16 @@ def wanted(model: Model, indices: list[int], slices: Slices) -> Wanted:
     if slices is not None and not callable(slices):
         for name in slices:
             model.find(name)
-    specs, parts = [], {}
-    for index in indices:
-        name, dtype, shape, size_bytes = model.tensors[index][:4]
-        if slices is not None:
-            part = slices(name, shape) if callable(slices) else slices.get(name)
-            if part is not None:
-                parts[index] = normal_part(name, shape, part)
-                shape, size_bytes = model.core.describe_part(index, *parts[index])
-        specs.append(Spec(name, dtype, shape, size_bytes))
+    specs = [model.tensors[index] for index in indices]
+    parts: dict[int, tuple[int, list[Interval]]] = {}
+    if slices is None:
+        return Wanted(indices, specs, parts)
+    for place, index in enumerate(indices):
+        name, dtype, shape = specs[place][:3]
+        part = slices(name, shape) if callable(slices) else slices.get(name)
+        if part is not None:
+            parts[index] = normal_part(name, shape, part)
+            specs[place] = (name, dtype, *model.core.describe_part(index, *parts[index]))
     return Wanted(indices, specs, parts)
 
 
@@ -121,16 +122,13 @@ class Load:
     """A load under way. Its tensors are seen by nobody before `finish`; forgetting it cancels it."""
 
     def __init__(self, context: Context, model: Model, what: Wanted, frame: Any, device: Device, columns: str = "auto"):
-        by_domain: dict[str, list[int]] = {}
-        for position, domain in enumerate(domains_of(what.specs, device)):
-            by_domain.setdefault(domain, []).append(position)
-        self._places = []
+        self._places: list[tuple[Sequence[int], Any]] = []
         groups, owners = [], []
-        for domain, positions in by_domain.items():
-            made = frame.allocate([what.specs[position] for position in positions], domain)
+        for domain, places in domains_of(what.specs, device).items():
+            made = frame.allocate([what.specs[place] for place in places], domain)
             frame.settle(domain)
-            self._places.append((positions, made.finish))
-            groups.append((domain, [what.indices[position] for position in positions], made.pointers))
+            self._places.append((places, made.finish))
+            groups.append((domain, [what.indices[place] for place in places], made.pointers))
             owners.append(made.owners)
         self._specs = what.specs
         self._loading = _core.load(context._core, model.core, groups, what.parts, columns, owners)
@@ -139,25 +137,31 @@ class Load:
     def finish(self, progress: Progress = None) -> Report:
         # Tensors are made while the bytes come.
         tensors: list[Any] = [None] * len(self._specs)
-        for positions, finish in self._places:
-            for position, tensor in zip(positions, finish()):
-                tensors[position] = tensor
-        report = Report(**self._loading.wait(progress))
-        self._places, self._loading = [], None
+        for places, finish in self._places:
+            for place, tensor in zip(places, finish()):
+                tensors[place] = tensor
+        try:
+            report = Report(**self._loading.wait(progress))
+        finally:
+            # Also when it failed: a traceback that somebody keeps must not keep the memory.
+            self._places, self._loading = [], None
         self.tensors = tensors
         return report
 
 
-def domains_of(specs: Sequence[Spec], device: Device) -> list[str]:
-    """`device` is one for all, or a mapping or function of names."""
-    if callable(device):
-        return [device_domain(device(spec.name)) for spec in specs]
+def domains_of(specs: Sequence[Spec], device: Device) -> dict[str, Sequence[int]]:
+    """Which tensors go where. `device` is one for all, or a mapping or function of names."""
     if isinstance(device, Mapping):
-        missing = [spec.name for spec in specs if spec.name not in device]
+        missing = [spec[0] for spec in specs if spec[0] not in device]
         if missing:
             raise invalid(f"no device is given for {missing[:5]}", "name one for every tensor")
-        return [device_domain(device[spec.name]) for spec in specs]
-    return [device_domain(device)] * len(specs)
+        device = device.__getitem__
+    if not callable(device):
+        return {device_domain(device): range(len(specs))}
+    places: dict[str, list[int]] = {}
+    for place, spec in enumerate(specs):
+        places.setdefault(device_domain(device(spec[0])), []).append(place)
+    return places
 
 
 def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = None, *, select: Select = None,
@@ -177,7 +181,7 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     load = Load(context or default_context(), model, what, frame, device, columns)
     result = Tensors()
     result.report = load.finish(progress)
-    result.update(zip((spec.name for spec in what.specs), load.tensors))
+    result.update(zip((spec[0] for spec in what.specs), load.tensors))
     result.metadata = model.metadata
     result.quantization = {tensor[0]: tensor[6] for tensor in model.tensors if tensor[6]}
     log(f"{model}: {len(result)} tensors", result.report)
@@ -203,11 +207,11 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
             continue
         frame = framework_of(value)
         index = model.by_name[name]
-        spec = Spec(*model.tensors[index][:4])
+        tensor = model.tensor(index)
         dtype, shape, _ = frame.to_save(name, value)
-        if tuple(shape) != tuple(spec.shape) or dtype != spec.dtype:
-            raise invalid(f"tensor {name!r} is {dtype} {list(shape)} here, {spec.dtype} {list(spec.shape)} in the file",
-                          "make it as it is in the file")
+        if tuple(shape) != tensor.shape or dtype != tensor.dtype:
+            raise invalid(f"tensor {name!r} is {dtype} {list(shape)} here, {tensor.dtype} {list(tensor.shape)} in the "
+                          "file", "make it as it is in the file")
         memory = memory_of(value)
         indices, pointers = groups.setdefault(memory.domain, ([], []))
         indices.append(index)
@@ -309,14 +313,13 @@ def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB",
 
 
 def enlarged(window: int, specs: Sequence[Spec]) -> int:
-    largest = max(specs, key=lambda spec: spec.size_bytes, default=None)
-    if largest is None or rounded(largest.size_bytes) <= window:
+    name, size_bytes = max(((spec[0], rounded(spec[3])) for spec in specs), key=lambda each: each[1], default=("", 0))
+    if size_bytes <= window:
         return window
     import warnings
 
-    warnings.warn(f"the window of {window} bytes is enlarged to the {rounded(largest.size_bytes)} of {largest.name!r}",
-                  stacklevel=3)
-    return rounded(largest.size_bytes)
+    warnings.warn(f"the window of {window} bytes is enlarged to the {size_bytes} of {name!r}", stacklevel=3)
+    return size_bytes
 
 
 def rounded(size_bytes: int) -> int:
@@ -333,7 +336,7 @@ def batches(what: Wanted, limit: int) -> Iterator[Batch]:
     """Cut into pieces of at most `limit` bytes, or of one tensor."""
     begin, size_bytes = 0, 0
     for position, spec in enumerate(what.specs):
-        taken = rounded(spec.size_bytes)
+        taken = rounded(spec[3])
         if position > begin and size_bytes + taken > limit:
             yield Batch(part_of(what, begin, position), size_bytes)
             begin, size_bytes = position, 0
@@ -370,12 +373,12 @@ def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: De
         tensors = load.tensors[::-1]
         load.tensors = []
         for spec in batch.what.specs[:-1]:
-            yield spec.name, tensors.pop()
+            yield spec[0], tensors.pop()
             held = 0
             top_up()
         del ahead[0], load
         used -= batch.size_bytes
-        last = batch.what.specs[-1]
-        yield last.name, tensors.pop()
-        held = rounded(last.size_bytes) if last.size_bytes >= OWN_BYTES else min(batch.size_bytes, SLAB_BYTES)
+        name, _, _, size_bytes, *_ = batch.what.specs[-1]
+        yield name, tensors.pop()
+        held = rounded(size_bytes) if size_bytes >= OWN_BYTES else min(batch.size_bytes, SLAB_BYTES)
         top_up()

@@ -7,7 +7,7 @@ from typing import Any, Optional, Sequence
 
 from ._context import Context, default_context
 from ._errors import invalid, make
-from ._frameworks import PACKED_BITS, Spec
+from ._frameworks import PACKED_BITS
 from ._frameworks import framework as framework_named
 from ._models import Load, Model, Wanted, domains_of, rounded, wanted
 
@@ -44,7 +44,11 @@ class ReadAhead:
             self._top_up()
         load, place = entry
         if not load.tensors:
-            load.finish()
+            try:
+                load.finish()
+            except BaseException:
+                self._forget()  # a load that failed has no other tensors either
+                raise
         tensor, load.tensors[place] = load.tensors[place], None
         return tensor
 
@@ -143,7 +147,7 @@ class safe_open:
         what = wanted(self._model, self._model.select(None), None)
         load = Load(self._context, self._model, what, self._frame, self._device)
         load.finish()
-        return dict(zip((spec.name for spec in what.specs), load.tensors))
+        return dict(zip((spec[0] for spec in what.specs), load.tensors))
 
     def get_slice(self, name: str) -> Slice:
         self._check_open()
@@ -156,15 +160,16 @@ class safe_open:
     def _load_part(self, index: int, dimension: int, interval: tuple[int, int]) -> Any:
         shape, size_bytes = self._model.core.describe_part(index, dimension, [interval])
         name, dtype = self._model.tensors[index][:2]
-        what = Wanted([index], [Spec(name, dtype, shape, size_bytes)], {index: (dimension, [interval])})
+        what = Wanted([index], [(name, dtype, shape, size_bytes)], {index: (dimension, [interval])})
         load = Load(self._context, self._model, what, self._frame, self._device)
         load.finish()
         return load.tensors[0]
 
     def _empty(self, index: int, shape: Sequence[int]) -> Any:
         name, dtype = self._model.tensors[index][:2]
-        spec = Spec(name, dtype, shape, 0)
-        return self._frame.allocate([spec], domains_of([spec], self._device)[0]).finish()[0]
+        spec = (name, dtype, tuple(shape), 0)
+        [domain] = domains_of([spec], self._device)
+        return self._frame.allocate([spec], domain).finish()[0]
 
 
 class Slice:
