@@ -135,18 +135,23 @@ class Load:
         self.tensors: list[Any] = []
 
     def finish(self, progress: Progress = None) -> Report:
-        # Tensors are made while the bytes come.
+        tensors = self._make()  # while the bytes come
+        try:
+            report = Report(**self._loading.wait(progress))
+        except BaseException:
+            tensors.clear()  # a traceback that somebody keeps must not keep the memory
+            raise
+        finally:
+            self._places, self._loading = [], None
+        self.tensors = tensors
+        return report
+
+    def _make(self) -> list[Any]:
         tensors: list[Any] = [None] * len(self._specs)
         for places, finish in self._places:
             for place, tensor in zip(places, finish()):
                 tensors[place] = tensor
-        try:
-            report = Report(**self._loading.wait(progress))
-        finally:
-            # Also when it failed: a traceback that somebody keeps must not keep the memory.
-            self._places, self._loading = [], None
-        self.tensors = tensors
-        return report
+        return tensors
 
 
 def domains_of(specs: Sequence[Spec], device: Device) -> dict[str, Sequence[int]]:
