@@ -78,7 +78,7 @@ class Context:
         loop = asyncio.get_running_loop()
         reading = self._start(target, path, offset, size, lba, count, True)
         ended = loop.create_future()
-        loop.add_reader(reading.fileno(), lambda: ended.done() or ended.set_result(None))
+        loop.add_reader(reading.fileno(), _set, ended)
         try:
             await ended
         except BaseException:
@@ -109,6 +109,11 @@ class Context:
             path=name, offset=offset or 0 if lba is None else lba, in_blocks=lba is not None, pointer=memory.pointer,
             size_bytes=memory.size_bytes if size is None else size, domain=memory.domain, stream=memory.stream,
             memory=memory.owner, signal_end=signal_end)
+
+
+def _set(future: Any) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 _default: Optional[Context] = None

@@ -96,7 +96,7 @@ _joined: dict[tuple[type, type], type] = {}
 
 def make(code: str, system_error: int, message: str, hint: str, report: Any = None) -> Error:
     """The error of a code; what the extension raises."""
-    class_ = _CLASSES.get(code, StateError)
+    class_: Any = _CLASSES.get(code, StateError)
     if also is not None:
         class_ = _joined.setdefault((class_, also), type(class_.__name__, (class_, also), {}))
     if isinstance(report, dict):

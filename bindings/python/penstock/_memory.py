@@ -47,13 +47,15 @@ def memory_of(target: Any) -> Memory:
     if hasattr(target, "__cuda_array_interface__"):
         return _of_cuda_array(target, target.__cuda_array_interface__)
     if hasattr(target, "__dlpack__"):
-        lent = _core.LentTensor(target)
-        return Memory(lent.pointer, lent.size_bytes, lent.domain, (target, lent))
+        return _of_lent(target, _core.LentTensor(target))
     try:
-        lent = _core.LentBuffer(target)
+        return _of_lent(target, _core.LentBuffer(target))
     except (TypeError, BufferError) as error:
         raise invalid(f"{type(target).__name__} has no contiguous memory that may be written: {error}",
                       "give a tensor, an array, a writable buffer, or (pointer, size, device)") from None
+
+
+def _of_lent(target: Any, lent: Any) -> Memory:
     return Memory(lent.pointer, lent.size_bytes, lent.domain, (target, lent))
 
 
@@ -90,7 +92,7 @@ def _of_cuda_array(target: Any, interface: dict) -> Memory:
         raise invalid("the array may only be read", "give one that may be written")
     item_bytes = int(interface["typestr"][2:])
     size_bytes = item_bytes
-    strides = []
+    strides: list[int] = []
     for length in reversed(interface["shape"]):
         strides.insert(0, size_bytes)
         size_bytes *= length

@@ -131,7 +131,7 @@ class Load:
             groups.append((domain, [what.indices[place] for place in places], made.pointers))
             owners.append(made.owners)
         self._specs = what.specs
-        self._loading = _core.load(context._core, model.core, groups, what.parts, columns, owners)
+        self._loading: Any = _core.load(context._core, model.core, groups, what.parts, columns, owners)
         self.tensors: list[Any] = []
 
     def finish(self, progress: Progress = None) -> Report:
@@ -154,7 +154,7 @@ class Load:
         return tensors
 
 
-def domains_of(specs: Sequence[Spec], device: Device) -> dict[str, Sequence[int]]:
+def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[int]]:
     """Which tensors go where. `device` is one for all, or a mapping or function of names."""
     if isinstance(device, Mapping):
         missing = [spec[0] for spec in specs if spec[0] not in device]

@@ -139,8 +139,7 @@ class safe_open:
 
     def get_tensor(self, name: str) -> Any:
         with self._lock:
-            self._check_open()
-            return self._reader.get(self._model.find(name))
+            return self._check_open().get(self._model.find(name))
 
     def get_tensors(self) -> dict[str, Any]:
         self._check_open()
@@ -153,9 +152,10 @@ class safe_open:
         self._check_open()
         return Slice(self, self._model.find(name))
 
-    def _check_open(self) -> None:
+    def _check_open(self) -> ReadAhead:
         if self._reader is None:
             raise make("closed", 0, "the file is closed", "use it inside its with block")
+        return self._reader
 
     def _load_part(self, index: int, dimension: int, interval: tuple[int, int]) -> Any:
         shape, size_bytes = self._model.core.describe_part(index, dimension, [interval])
@@ -218,7 +218,8 @@ class Slice:
         at = dots[0] if dots else len(given)
         missing = len(shape) - (len(given) - len(dots))
         given[at:at + 1] = [slice(None)] * missing
-        ranges, rest = [], []
+        ranges: list[tuple[int, int]] = []
+        rest: list[Any] = []
         for each, length in zip(given, shape):
             if isinstance(each, slice):
                 places = range(*each.indices(length))
