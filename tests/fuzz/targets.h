@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -11,6 +12,9 @@
 #include "files/mount.h"
 #include "penstock/domain.h"
 #include "penstock/options.h"
+#include "services/models/gguf.h"
+#include "services/models/resolve.h"
+#include "services/models/safetensors.h"
 #include "services/tuning/text.h"
 
 namespace penstock::fuzz {
@@ -92,12 +96,76 @@ inline std::string tuning(std::string_view text) {
   return again && *again == *parsed ? "" : "does not come back";
 }
 
+// What both parsers of models promise: tensors in order, within the file, on no other, as large as their shapes.
+inline std::string check_contents(const models::Contents& contents, std::uint64_t file_bytes) {
+  std::uint64_t end = contents.data_offset;
+  for (const TensorInfo& tensor : contents.tensors) {
+    if (tensor.offset < end) return "a tensor on another, or on the header";
+    if (tensor.offset > file_bytes || tensor.size_bytes > file_bytes - tensor.offset) return "a tensor past the end";
+    const auto bytes = models::tensor_bytes(tensor.dtype, tensor.shape);
+    if (!bytes || *bytes != tensor.size_bytes) return "a tensor of another size than its shape";
+    end = tensor.offset + tensor.size_bytes;
+  }
+  return "";
+}
+
+inline std::string check_refusal(const Error& error) {
+  if (error.code != Code::invalid_argument && error.code != Code::truncated && error.code != Code::unsupported) {
+    return "a refusal with an unexpected code";
+  }
+  return error.message.empty() || error.hint.empty() ? "a refusal without a message or a hint" : "";
+}
+
+inline std::string safetensors_header(std::string_view json, std::uint64_t file_bytes) {
+  const auto contents = models::parse_safetensors(json, file_bytes);
+  return contents ? check_contents(*contents, file_bytes) : check_refusal(contents.error());
+}
+
+// The input is a file. A change in its header nearly always makes its length wrong, so that is mended too.
+inline std::string safetensors(std::string_view file) {
+  const auto length = models::safetensors_header_bytes(file, file.size());
+  const std::string problem =
+      length ? safetensors_header(file.substr(models::safetensors_length_bytes, *length), file.size())
+             : check_refusal(length.error());
+  const std::size_t last = file.rfind('}');
+  if (!problem.empty() || last == std::string_view::npos || last < models::safetensors_length_bytes) return problem;
+  return safetensors_header(file.substr(models::safetensors_length_bytes, last + 1 - models::safetensors_length_bytes),
+                            file.size());
+}
+
+inline std::string gguf(std::string_view file) {
+  const auto contents = models::parse_gguf(file, file.size());
+  if (!contents) return check_refusal(contents.error());
+  if (!*contents) return "the whole file is there, and more is wanted";
+  return check_contents(**contents, file.size());
+}
+
+inline std::string model_index(std::string_view text) {
+  const auto weight_map = models::parse_index(text);
+  if (!weight_map) return check_refusal(weight_map.error());
+  // Another parser reads the same, unless it fails for a number that it can't hold.
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const bool has_large_number = text.find_first_of("eE") != std::string_view::npos || text.size() > 300;
+  if (json.is_discarded()) return has_large_number ? "" : "accepted, but not valid JSON";
+  for (const auto& [tensor, file] : *weight_map) {
+    if (json["weight_map"][tensor] != file) return "another file than the text says";
+  }
+  for (const auto& [tensor, file] : *weight_map) {
+    const bool stays = !file.empty() && file != "." && file != ".." &&
+                       file.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
+    if (!stays) return "a name that leaves the directory";
+  }
+  return weight_map->empty() ? "an index of nothing" : "";
+}
+
 struct Target {
   std::string_view name;  // also of its folder in corpus/
   std::string (*run)(std::string_view);
 };
 inline constexpr Target targets[] = {
-    {"options", options}, {"uri", uri}, {"domain", domain}, {"cgroup", cgroup}, {"mounts", mounts}, {"tuning", tuning},
+    {"options", options},         {"uri", uri},       {"domain", domain},
+    {"cgroup", cgroup},           {"mounts", mounts}, {"tuning", tuning},
+    {"safetensors", safetensors}, {"gguf", gguf},     {"model_index", model_index},
 };
 
 }  // namespace penstock::fuzz
