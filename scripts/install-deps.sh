@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what building and testing Penstock needs and this machine lacks. Quick when nothing is missing.
 #
-#   scripts/install-deps.sh            compiler, CMake, libraries, GoogleTest, the pinned clang-format
+#   scripts/install-deps.sh            compiler, CMake, libraries, GoogleTest, NumPy and PyTorch, and in .venv the pinned
+#                                      clang-format and what the Python package is built and tested with
 #   scripts/install-deps.sh --bench    also fio, the yardstick of bench/run.sh
 #   scripts/install-deps.sh --soak     also clang, clang-tidy, the fuzzer's run-time library, valgrind
 #
@@ -11,7 +12,10 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 packages=(build-essential cmake ninja-build pkg-config python3 python3-venv liburing-dev libcli11-dev
-  nlohmann-json3-dev libxxhash-dev libgtest-dev libbenchmark-dev fuse3 libfuse3-dev)
+  nlohmann-json3-dev libxxhash-dev libgtest-dev libbenchmark-dev fuse3 libfuse3-dev
+  python3-dev)
+# What the Python package is tested with; not every release has them for every architecture.
+frameworks=(python3-numpy python3-torch)
 bench=false
 soak=false
 for argument in "$@"; do
@@ -57,17 +61,23 @@ install_packages() {
   apt-get -qq install --yes --no-install-recommends "${missing[@]}" > /dev/null
 }
 
-# The style check compares with one version of clang-format. It skips itself where this fails.
-install_clang_format() {
-  local version=18.1.8
-  if [[ $(.venv/bin/clang-format --version 2> /dev/null) == *"version $version"* ]]; then
+# What PyPI has: the one version of clang-format that the style check compares with, what the Python package is built
+# with, and what its tests compare it with. Whatever needs what is missing skips itself.
+install_from_pypi() {
+  local wanted=(clang-format==18.1.8 nanobind==3.1.0 scikit-build-core==1.1.1 pytest==9.2.0 safetensors==0.8.0)
+  if [[ $(cat .venv/wanted 2> /dev/null) == "${wanted[*]}" ]]; then
     return
   fi
-  if ! { python3 -m venv --clear .venv &&
-    timeout 60 .venv/bin/python -m pip --quiet --disable-pip-version-check --retries 1 --timeout 15 \
-      install "clang-format==$version"; } > /dev/null 2>&1; then
+  # apt's NumPy and PyTorch are those of apt's Python.
+  local python=/usr/bin/python3
+  [[ -x $python ]] || python=python3
+  if { "$python" -m venv --clear --system-site-packages .venv &&
+    timeout 120 .venv/bin/python -m pip --quiet --disable-pip-version-check --retries 1 --timeout 15 \
+      install "${wanted[@]}"; } > /dev/null 2>&1; then
+    echo "${wanted[*]}" > .venv/wanted
+  else
     rm -rf .venv
-    echo "clang-format $version could not be installed from PyPI: the format check will be skipped." >&2
+    echo "Not installable from PyPI: ${wanted[*]}. What needs them will be skipped." >&2
   fi
 }
 
@@ -88,7 +98,8 @@ if $bench; then
   packages+=(fio)
 fi
 install_packages "${packages[@]}"
-install_clang_format
+install_packages "${frameworks[@]}" || echo "${frameworks[*]}: tests that need them will be skipped." >&2
+install_from_pypi
 if $bench; then
   build_bundled_fio
 fi

@@ -18,6 +18,7 @@ TEXTS = SOURCES | {".py", ".sh", ".cmake", ".in", ".txt", ".md", ".json"}
 MAX_COLUMNS = 120
 
 SNAKE_CASE = re.compile(r"[a-z][a-z0-9_]*(\.[a-z]+)+")
+PYTHON_PRIVATE = re.compile(r"_{1,2}[a-z][a-z0-9_]*\.py")  # what a package keeps to itself, and __init__.py
 INCLUDE = re.compile(r'\s*#\s*include\s+([<"])([^>"]+)[>"]')
 # Split, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
@@ -30,9 +31,10 @@ VENDORS = {
     re.compile(r"xxhash\.h"): ["src/base/", "tests/", "bench/"],
     re.compile(r"gtest/.*|gmock/.*"): ["src/", "tests/"],
     re.compile(r"benchmark/.*"): ["bench/"],
+    re.compile(r"nanobind/.*"): ["bindings/python/"],
 }
 # Built on the public API alone.
-USERS = ["src/cli/", "src/services/", "src/daemon/", "src/capi/"]
+USERS = ["src/cli/", "src/services/", "src/daemon/", "src/capi/", "bindings/"]
 
 
 def files(root, suffixes):
@@ -69,7 +71,7 @@ def include_findings(name, quote, header, own_folder):
 
 def rules(root):
     for path, name in files(root, TEXTS):
-        if path.suffix in SOURCES | {".py"} and not SNAKE_CASE.fullmatch(path.name):
+        if path.suffix in SOURCES | {".py"} and not (SNAKE_CASE.fullmatch(path.name) or PYTHON_PRIVATE.fullmatch(path.name)):
             yield f"{name}: is not named in snake_case"
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
             findings = list(line_findings(name, line))

@@ -1,0 +1,171 @@
+#include "context.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "errors.h"
+#include "waiting.h"
+
+namespace nb = nanobind;
+
+namespace penstock::python {
+namespace {
+
+// Becomes readable when a request has ended. Completion threads write to it instead of calling Python: they never need
+// the GIL, and can't meet an interpreter that is shutting down.
+class EndSignal {
+ public:
+  EndSignal() : descriptor_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  EndSignal(const EndSignal&) = delete;
+  EndSignal& operator=(const EndSignal&) = delete;
+  ~EndSignal() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+
+  int descriptor() const { return descriptor_; }
+  void set() const {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(descriptor_, &one, sizeof one);
+  }
+
+ private:
+  int descriptor_;
+};
+
+// A read under way, with a reference to the object whose memory it fills.
+class Reading {
+ public:
+  Reading(Ticket ticket, std::uint64_t all_bytes, nb::object memory, std::shared_ptr<EndSignal> end)
+      : ticket_(std::move(ticket)), all_bytes_(all_bytes), memory_(std::move(memory)), end_(std::move(end)) {}
+  Reading(Reading&&) = default;
+  Reading& operator=(Reading&&) = delete;
+  ~Reading() {
+    if (!ticket_) return;
+    if (!ticket_.ended()) cancel();
+    // The kernel or a device may still write there, at any time: the memory is never given back.
+    if (ticket_.outcome() == Outcome::abandoned) memory_.inc_ref();
+  }
+
+  bool ended() const { return ticket_.ended(); }
+  int descriptor() const { return end_ ? end_->descriptor() : -1; }
+  nb::dict wait(nb::handle progress) {
+    wait_or_cancel(ticket_, all_bytes_, progress);
+    const Report report = ticket_.report();
+    if (!report.ok()) raise(*report.error, to_dict(report));
+    return to_dict(report);
+  }
+  void cancel() {
+    const nb::gil_scoped_release released;
+    ticket_.cancel();
+  }
+
+ private:
+  Ticket ticket_;
+  std::uint64_t all_bytes_;
+  nb::object memory_;
+  std::shared_ptr<EndSignal> end_;  // shared: with the callback, which may come later than the object goes
+};
+
+struct Place {
+  std::uint64_t offset = 0;
+  bool in_blocks = false;  // `offset` counts blocks of the store
+};
+
+std::uint64_t offset_in(const StoreInfo& info, Place place) {
+  if (!place.in_blocks) return place.offset;
+  std::uint64_t bytes = 0;
+  if (__builtin_mul_overflow(place.offset, std::uint64_t{info.block_bytes}, &bytes)) {
+    raise({Code::invalid_argument, 0, info.name + ": lba " + std::to_string(place.offset) + " overflows",
+           "give one within the store"});
+  }
+  return bytes;
+}
+
+Reading read(PythonContext& self, const nb::bytes& path, std::uint64_t offset, bool in_blocks, std::uintptr_t pointer,
+             std::size_t size_bytes, const std::string& domain, std::optional<std::uintptr_t> stream, nb::object memory,
+             bool signal_end) {
+  const auto context = self.get();
+  const Domain where = value_or_raise(Domain::parse(domain));
+  const Store store = value_or_raise(context->open(to_string(path)));
+  const Range range{
+      &store, offset_in(store.info(), {offset, in_blocks}), {reinterpret_cast<std::byte*>(pointer), size_bytes, where}};
+  RequestOptions options;
+  std::shared_ptr<EndSignal> end;
+  if (signal_end) {
+    end = std::make_shared<EndSignal>();
+    if (end->descriptor() < 0) raise(system_error(errno, "eventfd", "close some files"));
+    options.on_end = [end](const Report&) { end->set(); };
+  }
+  if (stream && size_bytes != 0) options.stream = CudaStream{reinterpret_cast<void*>(*stream)};
+  auto ticket = [&] {
+    const nb::gil_scoped_release released;
+    return context->submit(Direction::read, {&range, 1}, options);
+  }();
+  return {value_or_raise(std::move(ticket)), size_bytes, std::move(memory), std::move(end)};
+}
+
+std::uint64_t prefetch(PythonContext& self, const nb::bytes& path,
+                       const std::vector<std::pair<std::uint64_t, std::uint64_t>>& ranges) {
+  const auto context = self.get();
+  const Store store = value_or_raise(context->open(to_string(path)));
+  std::vector<Range> wanted;
+  for (const auto& [offset, size_bytes] : ranges) wanted.push_back({&store, offset, Region::host(nullptr, size_bytes)});
+  if (ranges.empty()) wanted.push_back({&store, 0, Region::host(nullptr, store.info().size_bytes)});
+  auto started = [&] {
+    const nb::gil_scoped_release released;
+    return context->prefetch(wanted);
+  }();
+  return value_or_raise(std::move(started));
+}
+
+std::uint32_t block_bytes(PythonContext& self, const nb::bytes& path) {
+  return value_or_raise(self.get()->open(to_string(path))).info().block_bytes;
+}
+
+}  // namespace
+
+PythonContext::PythonContext(const std::string& options_json) {
+  const Options options = value_or_raise(Options::from_json(options_json));
+  context_ = std::make_shared<Context>(value_or_raise(Context::create(options)));
+}
+
+std::shared_ptr<Context> PythonContext::get() const {
+  if (!context_) raise({Code::closed, 0, "this Context is closed", "make another one"});
+  return context_;
+}
+
+void PythonContext::close() {
+  auto closing = std::move(context_);
+  const nb::gil_scoped_release released;
+  closing.reset();
+}
+
+void define_context(nb::module_& module) {
+  nb::class_<Reading>(module, "Reading")
+      .def_prop_ro("ended", &Reading::ended)
+      .def("fileno", &Reading::descriptor)
+      .def("wait", &Reading::wait, nb::arg("progress").none() = nb::none())
+      .def("cancel", &Reading::cancel);
+  nb::class_<PythonContext>(module, "Context")
+      .def(nb::init<const std::string&>(), nb::arg("options_json"))
+      .def("close", &PythonContext::close)
+      .def("options_json", [](PythonContext& self) { return self.get()->options().to_json(); })
+      .def("statistics_json", [](PythonContext& self) { return self.get()->statistics().to_json(); })
+      .def("reset_statistics", [](PythonContext& self) { self.get()->reset_statistics(); })
+      .def("read", &read, nb::arg("path"), nb::arg("offset"), nb::arg("in_blocks"), nb::arg("pointer"),
+           nb::arg("size_bytes"), nb::arg("domain"), nb::arg("stream").none(), nb::arg("memory").none(),
+           nb::arg("signal_end"))
+      .def("prefetch", &prefetch, nb::arg("path"), nb::arg("ranges"))
+      .def("block_bytes", &block_bytes, nb::arg("path"));
+  module.def("version", [] { return std::string(version()); });
+}
+
+}  // namespace penstock::python

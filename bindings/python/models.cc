@@ -1,0 +1,278 @@
+#include "penstock/models.h"
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "context.h"
+#include "errors.h"
+#include "models.h"
+#include "waiting.h"
+
+namespace nb = nanobind;
+
+namespace penstock::python {
+namespace {
+
+using Intervals = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+// By tensor: the dimension, and what is wanted along it.
+using Slices = std::map<std::uint32_t, std::pair<std::uint32_t, Intervals>>;
+// Whole or sliced tensors that go to one domain, and where.
+using Group = std::tuple<std::string, std::vector<std::uint32_t>, std::vector<std::uintptr_t>>;
+// Name, dtype, shape, pointer, size, domain.
+using Saved =
+    std::tuple<std::string, std::string, std::vector<std::uint64_t>, std::uintptr_t, std::size_t, std::string>;
+
+std::vector<Interval> to_intervals(const Intervals& pairs) {
+  std::vector<Interval> intervals;
+  for (const auto& [begin, end] : pairs) intervals.push_back({begin, end});
+  return intervals;
+}
+
+nb::object file_name(const std::string& path) {
+  return nb::steal(PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
+}
+
+nb::object to_tuple(const std::vector<std::uint64_t>& numbers) {
+  nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromUnsignedLongLong(numbers[i]));
+  }
+  return tuple;
+}
+
+Model open_model(const std::vector<nb::bytes>& paths) {
+  std::vector<std::string> names;
+  for (const nb::bytes& path : paths) names.push_back(to_string(path));
+  auto model = [&] {
+    const nb::gil_scoped_release released;
+    return names.size() == 1 ? Model::open(names[0]) : Model::open(names);
+  }();
+  return value_or_raise(std::move(model));
+}
+
+nb::list files_of(const Model& model) {
+  nb::list files;
+  for (const ModelFile& file : model.files()) {
+    files.append(nb::make_tuple(file_name(file.path), std::string(model_format_name(file.format)), file.size_bytes,
+                                file.data_offset, file.metadata));
+  }
+  return files;
+}
+
+// One object for each different value: there may be tens of thousands of tensors, of few types and shapes.
+template <typename Key>
+class Shared {
+ public:
+  template <typename Make>
+  nb::object get(const Key& key, Make make) {
+    const auto [place, is_new] = objects_.try_emplace(key);
+    if (is_new) place->second = make(key);
+    return place->second;
+  }
+
+ private:
+  std::map<Key, nb::object> objects_;
+};
+
+nb::list tensors_of(const Model& model) {
+  const auto text = [](std::string_view value) { return nb::object(nb::str(value.data(), value.size())); };
+  Shared<std::string_view> texts;
+  Shared<std::vector<std::uint64_t>> shapes;
+  nb::list tensors;
+  for (const TensorInfo& tensor : model.tensors()) {
+    tensors.append(nb::make_tuple(tensor.name, texts.get(dtype_name(tensor.dtype), text),
+                                  shapes.get(tensor.shape, to_tuple), tensor.size_bytes, tensor.file, tensor.offset,
+                                  texts.get(tensor.quantization, text)));
+  }
+  return tensors;
+}
+
+const TensorInfo& tensor_at(const Model& model, std::uint32_t index) {
+  if (index >= model.tensors().size()) throw nb::index_error("there is no such tensor");
+  return model.tensors()[index];
+}
+
+// Shape and size of a part.
+nb::tuple describe_part(const Model& model, std::uint32_t index, std::uint32_t dimension, const Intervals& pairs) {
+  const TensorInfo& tensor = tensor_at(model, index);
+  const std::vector<Interval> intervals = to_intervals(pairs);
+  return nb::make_tuple(to_tuple(value_or_raise(part_shape(tensor, dimension, intervals))),
+                        value_or_raise(part_bytes(tensor, dimension, intervals)));
+}
+
+// A load under way, with references to all whose memory it fills.
+class PythonLoading {
+ public:
+  PythonLoading(std::shared_ptr<Context> context, Loading loading, nb::object memory)
+      : context_(std::move(context)), loading_(std::move(loading)), memory_(std::move(memory)) {}
+  PythonLoading(PythonLoading&&) = default;
+  PythonLoading& operator=(PythonLoading&&) = delete;
+  ~PythonLoading() {
+    if (!context_) return;
+    if (!loading_.ended()) cancel();
+    // The kernel or a device may still write there, at any time: the memory is never given back.
+    if (loading_.report().transfer.outcome == Outcome::abandoned) memory_.inc_ref();
+  }
+
+  bool ended() const { return loading_.ended(); }
+  nb::dict wait(nb::handle progress) {
+    wait_or_cancel(loading_, loading_.bytes_wanted(), progress);
+    const LoadReport report = loading_.report();
+    nb::dict result = to_dict(report.transfer);
+    result["seconds"] = report.seconds;
+    result["wanted_bytes"] = report.wanted_bytes;
+    result["read_bytes"] = report.read_bytes;
+    if (!report.ok()) raise(*report.transfer.error, result);
+    return result;
+  }
+  void cancel() {
+    const nb::gil_scoped_release released;
+    loading_.cancel();
+  }
+
+ private:
+  std::shared_ptr<Context> context_;  // shared: a load goes on while Python forgets its Context; none: moved from
+  Loading loading_;
+  nb::object memory_;
+};
+
+std::vector<TensorPart> parts_of(const Model& model, const std::vector<Group>& groups, const Slices& slices) {
+  std::vector<TensorPart> parts;
+  for (const auto& [domain_name, tensors, pointers] : groups) {
+    const Domain domain = value_or_raise(Domain::parse(domain_name));
+    if (tensors.size() != pointers.size()) throw nb::value_error("as many pointers as tensors");
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      TensorPart part{.tensor = tensors[i]};
+      std::uint64_t size_bytes = tensor_at(model, tensors[i]).size_bytes;
+      if (const auto slice = slices.find(tensors[i]); slice != slices.end()) {
+        part.dimension = slice->second.first;
+        part.intervals = to_intervals(slice->second.second);
+        size_bytes = value_or_raise(part_bytes(model.tensors()[tensors[i]], part.dimension, part.intervals));
+      }
+      part.memory = {reinterpret_cast<std::byte*>(pointers[i]), size_bytes, domain};
+      parts.push_back(std::move(part));
+    }
+  }
+  return parts;
+}
+
+Columns columns_from(const std::string& name) {
+  if (name == "auto") return Columns::automatic;
+  if (name == "pieces") return Columns::pieces;
+  if (name == "whole") return Columns::whole;
+  raise({Code::invalid_argument, 0, "columns: " + name, "give auto, pieces or whole"});
+}
+
+PythonLoading start_load(PythonContext& self, const Model& model, const std::vector<Group>& groups,
+                         const Slices& slices, const std::string& columns, nb::object memory) {
+  auto context = self.get();
+  const std::vector<TensorPart> parts = parts_of(model, groups, slices);
+  const LoadOptions options{.columns = columns_from(columns)};
+  auto loading = [&] {
+    const nb::gil_scoped_release released;
+    return load(*context, model, parts, options);
+  }();
+  return {std::move(context), value_or_raise(std::move(loading)), std::move(memory)};
+}
+
+// Calls back into Python from a thread without the GIL. What that raises, or a signal, ends the work; `rethrow` passes
+// it on once the work has ended.
+class ProgressCall {
+ public:
+  explicit ProgressCall(nb::object progress) : progress_(std::move(progress)) {}
+
+  bool operator()(std::uint64_t done, std::uint64_t all) {
+    const nb::gil_scoped_acquire acquired;
+    try {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      if (!progress_.is_none()) progress_(done, all);
+    } catch (...) {
+      raised_ = std::current_exception();
+    }
+    return raised_ == nullptr;
+  }
+  void rethrow() const {
+    if (raised_ != nullptr) std::rethrow_exception(raised_);
+  }
+
+ private:
+  nb::object progress_;
+  std::exception_ptr raised_;
+};
+
+nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Saved>& tensors,
+              const std::map<std::string, std::string>& metadata, bool durable, bool checksums, nb::object progress) {
+  const auto context = self.get();
+  std::vector<TensorToSave> wanted;
+  for (const auto& [name, dtype, shape, pointer, size_bytes, domain] : tensors) {
+    const auto type = dtype_from_name(dtype);
+    if (!type) raise({Code::invalid_argument, 0, "there is no dtype " + dtype, "see DType"});
+    wanted.push_back({name,
+                      *type,
+                      shape,
+                      {reinterpret_cast<std::byte*>(pointer), size_bytes, value_or_raise(Domain::parse(domain))}});
+  }
+  ProgressCall call(std::move(progress));
+  const SaveOptions options{.metadata = metadata,
+                            .durable = durable,
+                            .checksums = checksums,
+                            .progress = [&](std::uint64_t done, std::uint64_t all) { return call(done, all); }};
+  const std::string name = to_string(path);
+  auto report = [&] {
+    const nb::gil_scoped_release released;
+    return save_safetensors(*context, name, wanted, options);
+  }();
+  call.rethrow();
+  return to_dict(value_or_raise(std::move(report)));
+}
+
+nb::list verify(PythonContext& self, const Model& model, nb::object progress) {
+  const auto context = self.get();
+  ProgressCall call(std::move(progress));
+  auto checked = [&] {
+    const nb::gil_scoped_release released;
+    return check_model(*context, model, [&](std::uint64_t done, std::uint64_t all) { return call(done, all); });
+  }();
+  call.rethrow();
+  nb::list files;
+  for (const CheckedFile& file : value_or_raise(std::move(checked))) {
+    const char* const verdict = file.verdict == CheckedFile::Verdict::right   ? "right"
+                                : file.verdict == CheckedFile::Verdict::wrong ? "wrong"
+                                                                              : "unknown";
+    files.append(nb::make_tuple(file_name(file.path), verdict, file.how, file.wrong_tensors));
+  }
+  return files;
+}
+
+}  // namespace
+
+void define_models(nb::module_& module) {
+  nb::class_<Model>(module, "Model")
+      .def_prop_ro("files", &files_of)
+      .def_prop_ro("tensors", &tensors_of)
+      .def("describe_part", &describe_part, nb::arg("tensor"), nb::arg("dimension"), nb::arg("intervals"));
+  module.def("open_model", &open_model, nb::arg("paths"));
+  nb::class_<PythonLoading>(module, "Loading")
+      .def_prop_ro("ended", &PythonLoading::ended)
+      .def("wait", &PythonLoading::wait, nb::arg("progress").none() = nb::none())
+      .def("cancel", &PythonLoading::cancel);
+  module.def("load", &start_load, nb::arg("context"), nb::arg("model"), nb::arg("groups"), nb::arg("slices"),
+             nb::arg("columns"), nb::arg("memory").none());
+  module.def("save", &save, nb::arg("context"), nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),
+             nb::arg("durable"), nb::arg("checksums"), nb::arg("progress").none());
+  module.def("verify", &verify, nb::arg("context"), nb::arg("model"), nb::arg("progress").none());
+}
+
+}  // namespace penstock::python

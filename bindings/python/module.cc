@@ -1,0 +1,12 @@
+// penstock._core: the library as Python sees it. The package around it is what users import.
+#include <nanobind/nanobind.h>
+
+#include "context.h"
+#include "memory.h"
+#include "models.h"
+
+NB_MODULE(_core, module) {
+  penstock::python::define_memory(module);
+  penstock::python::define_context(module);
+  penstock::python::define_models(module);
+}

@@ -1,0 +1,34 @@
+"""Penstock moves bytes between storage and memory, of the host or of GPUs, by the fastest route.
+
+Importing it starts no thread, calls nothing of CUDA, and imports neither torch nor NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _core
+from ._context import Context, default_context, read_into, read_into_async
+from ._errors import (DeniedError, DirectoryError, Error, InvalidError, NoMemoryError, NotFoundError, StateError,
+                      TimedOutError, TransferError, UnsupportedError)
+from ._models import Tensors, load_file, load_into, save_file, stream, verify
+from ._patch import patch, unpatch
+from ._report import Report
+from ._safe_open import safe_open
+
+__version__: str = _core.version()
+
+__all__ = [
+    "Context", "DeniedError", "DirectoryError", "Error", "InvalidError", "NoMemoryError", "NotFoundError", "Report",
+    "StateError", "Tensors", "TimedOutError", "TransferError", "UnsupportedError", "default_context", "load_file",
+    "load_into", "patch", "read_into", "read_into_async", "safe_open", "save_file", "stream", "unpatch", "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # These import torch or NumPy, so they come when they are asked for.
+    if name in ("torch", "numpy"):
+        import importlib
+
+        return importlib.import_module(f"penstock.{name}")
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -1,0 +1,110 @@
+"""Exceptions: one family of our own, whose members are also the exceptions that Python programs already catch."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+
+class Error(Exception):
+    """What Penstock refuses or fails to do. `code` is a name from the closed list in docs/errors.md."""
+
+    code: str
+    system_error: int
+    hint: str
+    report: Any  # what is known of the request that failed; None if there was none
+
+    def __init__(self, message: str, code: str = "internal", system_error: int = 0, hint: str = "",
+                 report: Any = None):
+        # OSError takes two arguments for `errno` and `strerror`; all others take one.
+        super().__init__(*((system_error, message) if isinstance(self, OSError) else (message,)))
+        self.message = message
+        self.code = code
+        self.system_error = system_error
+        self.hint = hint
+        self.report = report
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def __reduce__(self):
+        return make, (self.code, self.system_error, self.message, self.hint, self.report)
+
+
+class InvalidError(Error, ValueError):
+    """A value that can't be right: an argument, an option, a range, a malformed file."""
+
+
+class NotFoundError(Error, FileNotFoundError):
+    pass
+
+
+class DeniedError(Error, PermissionError):
+    pass
+
+
+class DirectoryError(Error, IsADirectoryError):
+    pass
+
+
+class TransferError(Error, OSError):
+    """Storage failed, is full, in use, or changed while it was read."""
+
+
+class TimedOutError(Error, TimeoutError):
+    pass
+
+
+class NoMemoryError(Error, MemoryError):
+    pass
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """This machine, this store or this build can't do that."""
+
+
+class StateError(Error, RuntimeError):
+    """Closed, cancelled, out of order, or a device that failed."""
+
+
+_CLASSES = {
+    "invalid_argument": InvalidError,
+    "not_found": NotFoundError,
+    "permission_denied": DeniedError,
+    "is_directory": DirectoryError,
+    "out_of_range": InvalidError,
+    "read_only": DeniedError,
+    "in_use": TransferError,
+    "no_space": TransferError,
+    "changed": TransferError,
+    "truncated": TransferError,
+    "io_error": TransferError,
+    "unsupported": UnsupportedError,
+    "unknown_scheme": InvalidError,
+    "unknown_engine": InvalidError,
+    "engine_unavailable": UnsupportedError,
+    "no_route": UnsupportedError,
+    "out_of_memory": NoMemoryError,
+    "over_budget": NoMemoryError,
+    "timed_out": TimedOutError,
+}
+
+
+# Another family that errors belong to as well, while it is patched; see _patch.py.
+also: Optional[type] = None
+_joined: dict[tuple[type, type], type] = {}
+
+
+def make(code: str, system_error: int, message: str, hint: str, report: Any = None) -> Error:
+    """The error of a code; what the extension raises."""
+    class_: Any = _CLASSES.get(code, StateError)
+    if also is not None:
+        class_ = _joined.setdefault((class_, also), type(class_.__name__, (class_, also), {}))
+    if isinstance(report, dict):
+        from ._report import Report
+
+        report = Report(**report)
+    return class_(message, code, system_error, hint, report)
+
+
+def invalid(message: str, hint: str = "") -> Error:
+    return make("invalid_argument", 0, message, hint)

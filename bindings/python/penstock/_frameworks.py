@@ -1,0 +1,298 @@
+"""Tensors of torch and arrays of NumPy: their types by the names of safetensors, and memory for them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
+
+from ._errors import Error, invalid, make
+from ._memory import Memory, memory_of
+
+# A tensor of this size has memory of its own, which goes with it. Smaller ones share slabs.
+OWN_BYTES = 1 << 20
+SLAB_BYTES = 32 << 20
+ALIGNMENT = 256
+
+# Types of less than a byte: bits of an element, by name.
+PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+# A tensor to be made: (name, dtype, shape, size in bytes, …), the beginning of what a model says of it. A plain tuple:
+# there may be tens of thousands, and nothing is loaded before all are looked at.
+Spec = tuple
+
+
+class Destination(NamedTuple):
+    """Memory for tensors. `finish` makes them; until then nobody sees it."""
+
+    pointers: list[int]
+    owners: list[Any]
+    finish: Callable[[], list[Any]]
+
+
+def packed_shape(name: str, dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape in bytes of a type of less than a byte: the last dimension counts bytes."""
+    bits = PACKED_BITS[dtype]
+    if not shape or shape[-1] * bits % 8 != 0:
+        raise unsupported(name, dtype, "its rows are no whole bytes")
+    return (*shape[:-1], shape[-1] * bits // 8)
+
+
+def unpacked_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The inverse of packed_shape."""
+    bits = PACKED_BITS.get(dtype)
+    return tuple(shape) if bits is None else (*shape[:-1], shape[-1] * 8 // bits)
+
+
+def unsupported(name: str, dtype: str, why: str) -> Error:
+    return make("unsupported", 0, f"tensor {name!r} is {dtype}: {why}",
+                "leave it out with select=, or take another framework")
+
+
+class Slab(NamedTuple):
+    """Tensors `begin` to `end` of those that are packed, and where they begin in a row of all."""
+
+    begin: int
+    end: int
+    offset: int
+    size_bytes: int
+
+
+def pack(sizes: Sequence[int]) -> tuple[list[int], list[Slab]]:
+    """Cuts a row of tensors into slabs: where each begins in the row, and the slabs."""
+    ends = list(accumulate((size + ALIGNMENT - 1) & -ALIGNMENT for size in sizes))
+    slabs: list[Slab] = []
+    begin = offset = 0
+    while begin < len(sizes):
+        end = bisect_right(ends, offset + SLAB_BYTES, begin)
+        slabs.append(Slab(begin, end, offset, ends[end - 1] - offset))
+        begin, offset = end, ends[end - 1]
+    return [0, *ends[:-1]], slabs
+
+
+class Framework:
+    """What torch and NumPy have in common here."""
+
+    types: dict[str, Any]
+
+    def check(self, specs: Sequence[Spec]) -> None:
+        """Refuses what the framework has no type for, by the name of the first such tensor."""
+        dtypes = {spec[1] for spec in specs}
+        if dtypes <= self.types.keys() - PACKED_BITS.keys():
+            return
+        for spec in specs:
+            if spec[1] not in self.types:
+                raise unsupported(spec[0], spec[1], self.lack())
+            self.shape_of(spec)
+
+    def shape_of(self, spec: Spec) -> Sequence[int]:
+        return packed_shape(*spec[:3]) if spec[1] in PACKED_BITS else spec[2]
+
+    def lack(self) -> str:
+        raise NotImplementedError
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        strides[i - 1] = strides[i] * shape[i]
+    return tuple(strides)
+
+
+class Torch(Framework):
+    name = "pt"
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        names = {
+            "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16",
+            "BF16": "bfloat16", "I32": "int32", "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64",
+            "F64": "float64", "C64": "complex64", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn",
+            "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+            "F4": "float4_e2m1fn_x2",
+        }
+        self.types = {key: getattr(torch, name) for key, name in names.items() if hasattr(torch, name)}
+        self.names = {type_: key for key, type_ in self.types.items()}
+        self.types.update({"F6_E2M3": torch.uint8, "F6_E3M2": torch.uint8})
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, self.torch.Tensor)
+
+    def lack(self) -> str:
+        return f"torch {self.torch.__version__} has no such type"
+
+    def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
+        """From torch's allocator, so from the pool that is in force."""
+        self.check(specs)
+        device = "cpu" if domain == "host" else domain
+        small = [place for place, spec in enumerate(specs) if spec[3] < OWN_BYTES]
+        large = [place for place, spec in enumerate(specs) if spec[3] >= OWN_BYTES]
+        starts, cuts = pack([specs[place][3] for place in small])
+        empty = self.torch.empty
+        try:
+            slabs = [empty(cut.size_bytes, dtype=self.torch.uint8, device=device) for cut in cuts]
+            tensors = [empty(self.shape_of(specs[place]), dtype=self.types[specs[place][1]], device=device)
+                       for place in large]
+        except RuntimeError as error:  # torch has no class of its own for memory of the host
+            if "memory" not in str(error):
+                raise
+            raise make("out_of_memory", 0, f"no room for {len(specs)} tensors on {device}: {error}",
+                       "load less, or slices, or stream with a window") from None
+        pointers = [0] * len(specs)
+        for place, tensor in zip(large, tensors):
+            pointers[place] = tensor.data_ptr()
+        for cut, slab in zip(cuts, slabs):
+            base = slab.data_ptr() - cut.offset
+            for place, start in zip(small[cut.begin:cut.end], starts[cut.begin:cut.end]):
+                pointers[place] = base + start
+
+        def finish() -> list[Any]:
+            made: list[Any] = [None] * len(specs)
+            for place, tensor in zip(large, tensors):
+                made[place] = tensor
+            for cut, slab in zip(cuts, slabs):
+                places = small[cut.begin:cut.end]
+                offsets = [start - cut.offset for start in starts[cut.begin:cut.end]]
+                for place, tensor in zip(places, self.views(slab, [specs[place] for place in places], offsets)):
+                    made[place] = tensor
+            return made
+
+        return Destination(pointers, [*slabs, *tensors], finish)
+
+    def views(self, slab: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> Iterator[Any]:
+        """The tensors in a slab."""
+        as_strided = self.torch.as_strided
+        typed = {dtype: slab.view(self.types[dtype]) for dtype in {spec[1] for spec in specs}}
+        item_bytes = {dtype: view.element_size() for dtype, view in typed.items()}
+        strides: dict[Sequence[int], tuple[int, ...]] = {}  # shapes repeat
+        for spec, offset in zip(specs, offsets):
+            dtype = spec[1]
+            shape = spec[2] if dtype not in PACKED_BITS else self.shape_of(spec)
+            stride = strides.get(shape)
+            if stride is None:
+                stride = strides[shape] = contiguous_strides(shape)
+            # `data` has a version counter of its own: what autograd knows of one tensor is not mixed up with what
+            # happens to its neighbours.
+            yield as_strided(typed[dtype], shape, stride, offset // item_bytes[dtype]).data
+
+    def settle(self, domain: str) -> None:
+        """Memory from torch's allocator may still be in use by earlier work on the current stream: that ends first."""
+        if domain != "host":
+            self.torch.cuda.current_stream(domain).synchronize()
+
+    def to_save(self, name: str, tensor: Any) -> tuple[str, tuple[int, ...], Memory]:
+        torch = self.torch
+        dtype = self.names.get(tensor.dtype)
+        if dtype is None:
+            raise unsupported(name, str(tensor.dtype), "safetensors has no such type")
+        if tensor.layout != torch.strided:
+            raise invalid(f"tensor {name!r} is sparse", "safetensors knows dense tensors only: save tensor.to_dense()")
+        if not tensor.is_contiguous():
+            raise invalid(f"tensor {name!r} is not contiguous", "save tensor.contiguous()")
+        return dtype, unpacked_shape(dtype, tensor.shape), memory_of(tensor)
+
+    def copy(self, tensor: Any) -> Any:
+        return tensor.clone(memory_format=self.torch.contiguous_format)
+
+    def copy_bytes(self, tensor: Any) -> bytes:
+        if tensor.numel() == 0:
+            return b""
+        # NumPy is optional beside torch, and knows fewer types.
+        flat = tensor.detach().cpu().reshape(-1).view(self.torch.uint8)
+        content = bytearray(flat.numel())
+        self.torch.frombuffer(content, dtype=self.torch.uint8).copy_(flat)
+        return bytes(content)
+
+
+class Numpy(Framework):
+    name = "np"
+
+    def __init__(self) -> None:
+        import numpy
+
+        self.numpy = numpy
+        names = {
+            "BOOL": "bool_", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16",
+            "I32": "int32", "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64", "F64": "float64",
+            "C64": "complex64",
+        }
+        self.types = {key: numpy.dtype(getattr(numpy, name)) for key, name in names.items()}
+        if importlib.util.find_spec("ml_dtypes") is not None:
+            import ml_dtypes
+
+            more = {
+                "BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
+                "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+            }
+            self.types.update({key: numpy.dtype(getattr(ml_dtypes, name)) for key, name in more.items()
+                               if hasattr(ml_dtypes, name)})
+        self.names = {type_: key for key, type_ in self.types.items()}
+        self.types.update({"F6_E2M3": self.types["U8"], "F6_E3M2": self.types["U8"], "F4": self.types["U8"]})
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, (self.numpy.ndarray, self.numpy.generic))
+
+    def lack(self) -> str:
+        return "NumPy has no such type without the package ml_dtypes"
+
+    def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
+        numpy = self.numpy
+        if domain != "host":
+            raise invalid(f"NumPy has no memory on {domain}", "load to device='cpu', or with framework='pt'")
+        self.check(specs)
+        buffers = [numpy.empty(spec[3] + ALIGNMENT, numpy.uint8) for spec in specs]
+        addresses = [buffer.__array_interface__["data"][0] for buffer in buffers]
+        pointers = [(address + ALIGNMENT - 1) & -ALIGNMENT for address in addresses]
+
+        def finish() -> list[Any]:
+            return [numpy.ndarray(self.shape_of(spec), self.types[spec[1]], buffer, pointer - address)
+                    for spec, buffer, pointer, address in zip(specs, buffers, pointers, addresses)]
+
+        return Destination(pointers, buffers, finish)
+
+    def settle(self, domain: str) -> None:
+        pass
+
+    def to_save(self, name: str, array: Any) -> tuple[str, tuple[int, ...], Memory]:
+        array = self.numpy.asarray(array)
+        if array.dtype.byteorder not in ("=", "|") and not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        dtype = self.names.get(array.dtype)
+        if dtype is None:
+            raise unsupported(name, str(array.dtype), "safetensors has no such type")
+        array = self.numpy.ascontiguousarray(array).reshape(array.shape)
+        return dtype, array.shape, Memory(array.__array_interface__["data"][0], array.nbytes, "host", array)
+
+    def copy(self, array: Any) -> Any:
+        return self.numpy.array(array, order="C")
+
+    def copy_bytes(self, array: Any) -> bytes:
+        return array.tobytes()
+
+
+_made: dict[type, Any] = {}
+_classes = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy": Numpy}
+
+
+def framework(name: Any = None) -> Any:
+    """By safetensors' name; none: torch where it is installed, else NumPy."""
+    if name is None:
+        name = "pt" if "torch" in sys.modules or importlib.util.find_spec("torch") is not None else "np"
+    class_ = _classes.get(name)
+    if class_ is None:
+        raise invalid(f"there is no framework {name!r}", "give 'pt' or 'np'")
+    if class_ not in _made:
+        _made[class_] = class_()
+    return _made[class_]
+
+
+def framework_of(value: Any) -> Any:
+    """The framework that a tensor is of; nothing if it is none."""
+    for module, name in (("torch", "pt"), ("numpy", "np")):
+        if module in sys.modules and framework(name).is_tensor(value):
+            return framework(name)
+    return None

@@ -1,0 +1,106 @@
+"""Where the bytes go: memory of arrays and tensors of any library, without importing one."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple, Optional
+
+from . import _core
+from ._errors import invalid
+
+
+class Memory(NamedTuple):
+    """Contiguous memory, and what keeps it alive."""
+
+    pointer: int
+    size_bytes: int
+    domain: str  # "host" or "cuda:N"
+    owner: Any
+    stream: Optional[int] = None  # of CUDA: work on it comes first, and what is put there later comes after
+
+
+def device_domain(device: Any) -> str:
+    """The library's name of a device: of "cpu", "cuda:0", 0, or a torch.device."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        device = f"cuda:{device}"
+    name = str(device)
+    if name in ("cpu", "host"):
+        return "host"
+    if name == "cuda":
+        torch = sys.modules.get("torch")
+        return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_available() else "cuda:0"
+    if name.startswith("cuda:") and name[5:].isdecimal():
+        return name
+    raise invalid(f"there is no device {device!r}", "give 'cpu', 'cuda' or 'cuda:N'")
+
+
+def memory_of(target: Any) -> Memory:
+    """Memory that may be written, of whatever has some."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(target, torch.Tensor):
+        return _of_torch(torch, target)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(target, numpy.ndarray):
+        return _of_numpy(target)
+    if isinstance(target, tuple):
+        return _of_pointer(target)
+    if hasattr(target, "__cuda_array_interface__"):
+        return _of_cuda_array(target, target.__cuda_array_interface__)
+    if hasattr(target, "__dlpack__"):
+        return _of_lent(target, _core.LentTensor(target))
+    try:
+        return _of_lent(target, _core.LentBuffer(target))
+    except (TypeError, BufferError) as error:
+        raise invalid(f"{type(target).__name__} has no contiguous memory that may be written: {error}",
+                      "give a tensor, an array, a writable buffer, or (pointer, size, device)") from None
+
+
+def _of_lent(target: Any, lent: Any) -> Memory:
+    return Memory(lent.pointer, lent.size_bytes, lent.domain, (target, lent))
+
+
+def _of_torch(torch: Any, tensor: Any) -> Memory:
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        raise invalid("the tensor is not contiguous", "give a contiguous one, and copy from it")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise invalid(f"the tensor is on {tensor.device}", "give one on the CPU or a CUDA device")
+    stream = None
+    if tensor.device.type == "cuda":
+        stream = torch.cuda.current_stream(tensor.device).cuda_stream
+    return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), device_domain(tensor.device), tensor, stream)
+
+
+def _of_numpy(array: Any) -> Memory:
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        what = "contiguous" if array.flags.writeable else "writable"
+        raise invalid(f"the array is not {what}", f"give a {what} one, and copy from it")
+    return Memory(array.__array_interface__["data"][0], array.nbytes, "host", array)
+
+
+def _of_pointer(target: tuple) -> Memory:
+    if len(target) != 3 or not isinstance(target[0], int) or not isinstance(target[1], int):
+        raise invalid(f"a tuple of {len(target)} is no memory", "give (pointer, size, device)")
+    pointer, size_bytes, device = target
+    if pointer < 0 or size_bytes < 0 or (pointer == 0 and size_bytes != 0) or pointer + size_bytes >= 1 << 64:
+        raise invalid(f"{size_bytes} bytes at {pointer:#x} are no memory", "give (pointer, size, device)")
+    return Memory(pointer, size_bytes, device_domain(device), None)
+
+
+def _of_cuda_array(target: Any, interface: dict) -> Memory:
+    pointer, read_only = interface["data"]
+    if read_only:
+        raise invalid("the array may only be read", "give one that may be written")
+    item_bytes = int(interface["typestr"][2:])
+    size_bytes = item_bytes
+    strides: list[int] = []
+    for length in reversed(interface["shape"]):
+        strides.insert(0, size_bytes)
+        size_bytes *= length
+    given = interface.get("strides")
+    if given is not None and size_bytes != 0 and tuple(given) != tuple(strides):
+        raise invalid("the array is not contiguous", "give a contiguous one, and copy from it")
+    if size_bytes == 0:
+        return Memory(0, 0, "host", target)
+    # Version 3: the stream that the exporter works on; none: there is nothing to wait for.
+    stream = interface.get("stream")
+    return Memory(pointer, size_bytes, _core.find_cuda_domain(pointer, size_bytes), target, stream)

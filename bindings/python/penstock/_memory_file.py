@@ -1,0 +1,42 @@
+"""Models that are bytes in memory: loaded from them, and saved as them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Mapping, Optional
+
+from ._frameworks import framework_of
+from ._models import Tensors, load_file, text_metadata
+from ._errors import invalid
+
+
+def load_bytes(data: Any, framework: str, device: Any = "cpu") -> Tensors:
+    # A file without a name is checked and read as any other.
+    descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[os.write(descriptor, view):]
+        return load_file(f"/proc/self/fd/{descriptor}", device, framework)
+    finally:
+        os.close(descriptor)
+
+
+def save_bytes(tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> bytes:
+    header: dict[str, Any] = {}
+    if metadata:
+        header["__metadata__"] = text_metadata(metadata)
+    contents = []
+    end = 0
+    for name, value in tensors.items():
+        frame = framework_of(value)
+        if frame is None or not isinstance(name, str):
+            raise invalid(f"{name!r} is a {type(value).__name__}", "give tensors of torch or NumPy by their names")
+        dtype, shape, memory = frame.to_save(name, value)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + memory.size_bytes]}
+        end += memory.size_bytes
+        contents.append(frame.copy_bytes(memory.owner))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *contents])

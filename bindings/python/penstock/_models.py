@@ -1,0 +1,389 @@
+"""Models: named tensors in files, loaded by one request, streamed, and saved."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+
+from . import _core
+from ._context import Context, Progress, default_context
+from ._errors import invalid
+from ._frameworks import OWN_BYTES, SLAB_BYTES, Spec, framework_of
+from ._frameworks import framework as framework_named
+from ._memory import device_domain, memory_of
+from ._report import Report, log
+
+Select = Union[None, Iterable[str], Callable[[str], bool]]
+Interval = tuple[int, int]
+# A slice of rows, or (dimension, slice), or (dimension, [(begin, end), ...]).
+Part = Union[slice, tuple[int, Union[slice, Sequence[Interval]]]]
+Slices = Union[None, Mapping[str, Part], Callable[[str, tuple[int, ...]], Optional[Part]]]
+Device = Any
+
+
+class Tensor(NamedTuple):
+    """What a file says of a tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    file: int
+    offset: int
+    quantization: str
+
+
+class Tensors(dict):
+    """Tensors by name, with what is known about the load that brought them."""
+
+    report: Report
+    metadata: dict[str, str]
+    quantization: dict[str, str]  # GGUF: the type of those that are quantized, as rows of bytes
+
+
+class Model:
+    """The tensors of a file, of several, of a directory or an index; none is read yet."""
+
+    def __init__(self, path: Any):
+        self.paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
+        self.core = _core.open_model([os.fsencode(each) for each in self.paths])
+        self.tensors: list[tuple] = self.core.tensors  # each as Tensor; made one only where it is looked at
+        self.by_name: dict[str, int] = {tensor[0]: index for index, tensor in enumerate(self.tensors)}
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return {key: value for file in self.core.files for key, value in file[4].items()}
+
+    def __str__(self) -> str:
+        return ", ".join(os.fsdecode(path) for path in self.paths)
+
+    def tensor(self, index: int) -> Tensor:
+        return Tensor._make(self.tensors[index])
+
+    def find(self, name: str) -> int:
+        index = self.by_name.get(name)
+        if index is None:
+            raise invalid(f"{self} has no tensor {name!r}", "see keys()")
+        return index
+
+    def select(self, select: Select) -> list[int]:
+        """In the order of the file."""
+        if select is None:
+            return list(range(len(self.tensors)))
+        if callable(select):
+            return [index for index, tensor in enumerate(self.tensors) if select(tensor[0])]
+        return sorted({self.find(name) for name in select})
+
+
+def normal_part(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, list[Interval]]:
+    """(dimension, intervals), with everything counted from the start."""
+    dimension, wanted = (0, part) if isinstance(part, slice) else part
+    dimension = dimension + len(shape) if dimension < 0 else dimension
+    if not 0 <= dimension < len(shape):
+        raise invalid(f"tensor {name!r} of shape {list(shape)} has no dimension {dimension}", "count from 0")
+    if isinstance(wanted, slice):
+        begin, end, step = wanted.indices(shape[dimension])
+        if step != 1:
+            raise invalid(f"a slice of tensor {name!r} with step {step}", "give intervals, or slice after loading")
+        wanted = [(begin, max(begin, end))]
+    intervals = [(int(begin), int(end)) for begin, end in wanted]
+    if not intervals or any(begin < 0 or end < 0 for begin, end in intervals):
+        raise invalid(f"tensor {name!r}: intervals {intervals}", "give some, counted from 0")
+    return dimension, intervals
+
+
+class Wanted(NamedTuple):
+    """Tensors of a model, or parts of them."""
+
+    indices: list[int]
+    specs: Sequence[Spec]  # of each
+    parts: dict[int, tuple[int, list[Interval]]]
+
+
+def wanted(model: Model, indices: list[int], slices: Slices) -> Wanted:
+    if slices is not None and not callable(slices):
+        for name in slices:
+            model.find(name)
+    specs = [model.tensors[index] for index in indices]
+    parts: dict[int, tuple[int, list[Interval]]] = {}
+    if slices is None:
+        return Wanted(indices, specs, parts)
+    for place, index in enumerate(indices):
+        name, dtype, shape = specs[place][:3]
+        part = slices(name, shape) if callable(slices) else slices.get(name)
+        if part is not None:
+            parts[index] = normal_part(name, shape, part)
+            specs[place] = (name, dtype, *model.core.describe_part(index, *parts[index]))
+    return Wanted(indices, specs, parts)
+
+
+class Load:
+    """A load under way. Its tensors are seen by nobody before `finish`; forgetting it cancels it."""
+
+    def __init__(self, context: Context, model: Model, what: Wanted, frame: Any, device: Device, columns: str = "auto"):
+        self._places: list[tuple[Sequence[int], Any]] = []
+        groups, owners = [], []
+        for domain, places in domains_of(what.specs, device).items():
+            made = frame.allocate([what.specs[place] for place in places], domain)
+            frame.settle(domain)
+            self._places.append((places, made.finish))
+            groups.append((domain, [what.indices[place] for place in places], made.pointers))
+            owners.append(made.owners)
+        self._specs = what.specs
+        self._loading: Any = _core.load(context._core, model.core, groups, what.parts, columns, owners)
+        self.tensors: list[Any] = []
+
+    def finish(self, progress: Progress = None) -> Report:
+        tensors = self._make()  # while the bytes come
+        try:
+            report = Report(**self._loading.wait(progress))
+        except BaseException:
+            tensors.clear()  # a traceback that somebody keeps must not keep the memory
+            raise
+        finally:
+            self._places, self._loading = [], None
+        self.tensors = tensors
+        return report
+
+    def _make(self) -> list[Any]:
+        tensors: list[Any] = [None] * len(self._specs)
+        for places, finish in self._places:
+            for place, tensor in zip(places, finish()):
+                tensors[place] = tensor
+        return tensors
+
+
+def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[int]]:
+    """Which tensors go where. `device` is one for all, or a mapping or function of names."""
+    if isinstance(device, Mapping):
+        missing = [spec[0] for spec in specs if spec[0] not in device]
+        if missing:
+            raise invalid(f"no device is given for {missing[:5]}", "name one for every tensor")
+        device = device.__getitem__
+    if not callable(device):
+        return {device_domain(device): range(len(specs))}
+    places: dict[str, list[int]] = {}
+    for place, spec in enumerate(specs):
+        places.setdefault(device_domain(device(spec[0])), []).append(place)
+    return places
+
+
+def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = None, *, select: Select = None,
+              slices: Slices = None, columns: str = "auto", context: Optional[Context] = None,
+              progress: Progress = None) -> Tensors:
+    """Loads a model into a dict of tensors, by one request.
+
+    `filename` is a safetensors or GGUF file, several, a directory, an index, or a snapshot of the Hugging Face cache.
+    `device` is one for all tensors, or a mapping or function of their names. `framework` is "pt" or "np"; torch if it
+    is installed. `select` names tensors, or tells by name. `slices` gives parts by name, or by name and shape: a slice
+    of rows, (dimension, slice) or (dimension, [(begin, end), ...]). `progress(done, all)` is called at most twenty
+    times a second; what it raises ends the load.
+    """
+    frame = framework_named(framework)
+    model = Model(filename)
+    what = wanted(model, model.select(select), slices)
+    load = Load(context or default_context(), model, what, frame, device, columns)
+    result = Tensors()
+    result.report = load.finish(progress)
+    result.update(zip((spec[0] for spec in what.specs), load.tensors))
+    result.metadata = model.metadata
+    result.quantization = {tensor[0]: tensor[6] for tensor in model.tensors if tensor[6]}
+    log(f"{model}: {len(result)} tensors", result.report)
+    return result
+
+
+def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optional[Context] = None,
+              progress: Progress = None) -> Report:
+    """Fills the parameters and buffers of a torch module, or the tensors of a dict, where they are.
+
+    Names, shapes and types are compared before a byte moves. With `strict`, both sides have the same names; otherwise
+    those that both have are filled. Tensors that a failed load was to fill are not as they were.
+    """
+    model = Model(filename)
+    tensors = target.state_dict() if hasattr(target, "state_dict") else dict(target)
+    tensors = {name: tensor for name, tensor in tensors.items() if framework_of(tensor) is not None}
+    if strict:
+        check_names(model, tensors)
+    groups: dict[str, tuple[list[int], list[int]]] = {}
+    owners = []
+    for name, value in tensors.items():
+        if name not in model.by_name:
+            continue
+        frame = framework_of(value)
+        index = model.by_name[name]
+        tensor = model.tensor(index)
+        dtype, shape, _ = frame.to_save(name, value)
+        if tuple(shape) != tensor.shape or dtype != tensor.dtype:
+            raise invalid(f"tensor {name!r} is {dtype} {list(shape)} here, {tensor.dtype} {list(tensor.shape)} in the "
+                          "file", "make it as it is in the file")
+        memory = memory_of(value)
+        indices, pointers = groups.setdefault(memory.domain, ([], []))
+        indices.append(index)
+        pointers.append(memory.pointer)
+        owners.append(memory.owner)
+        if memory.domain != "host" and len(pointers) == 1:
+            framework_named("pt").settle(memory.domain)
+    loading = _core.load((context or default_context())._core, model.core,
+                         [(domain, *lists) for domain, lists in groups.items()], {}, "auto", owners)
+    report = Report(**loading.wait(progress))
+    log(f"{model}: {len(owners)} tensors", report)
+    return report
+
+
+def check_names(model: Model, names: Iterable[str]) -> None:
+    names = set(names)
+    missing = sorted(names - model.by_name.keys())
+    unexpected = sorted(model.by_name.keys() - names)
+    if missing or unexpected:
+        raise invalid(f"{model}: missing are {missing[:5]} ({len(missing)}), unexpected {unexpected[:5]} "
+                      f"({len(unexpected)})", "give strict=False to fill what both have")
+
+
+def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None, *,
+              durable: bool = True, checksums: bool = False, context: Optional[Context] = None,
+              progress: Progress = None) -> Report:
+    """Saves tensors of torch or NumPy as a safetensors file: all of it, synced if `durable`, or what was there before.
+
+    With `checksums`, `verify` can tell later whether the bytes are still right.
+    """
+    saved, owners = [], []
+    for name, value in tensors.items():
+        if not isinstance(name, str):
+            raise invalid(f"the name of a tensor is {name!r}", "give strings")
+        frame = framework_of(value)
+        if frame is None:
+            raise invalid(f"{name!r} is a {type(value).__name__}", "give tensors of torch or NumPy")
+        dtype, shape, memory = frame.to_save(name, value)
+        saved.append((name, dtype, list(shape), memory.pointer, memory.size_bytes, memory.domain))
+        owners.append(memory.owner)
+    for domain in {each[5] for each in saved} - {"host"}:
+        framework_named("pt").settle(domain)
+    report = Report(**_core.save((context or default_context())._core, os.fsencode(filename), saved,
+                                 text_metadata(metadata), durable, checksums, progress))
+    log(f"saved {os.fsdecode(filename)}: {len(saved)} tensors", report)
+    return report
+
+
+def text_metadata(metadata: Optional[Mapping[str, str]]) -> dict[str, str]:
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise invalid(f"metadata: {key!r}: {value!r}", "give strings for strings")
+    return dict(metadata or {})
+
+
+class Checked(NamedTuple):
+    path: str
+    verdict: str  # "right", "wrong" or "unknown"
+    how: str
+    wrong_tensors: list[str]
+
+
+def verify(filename: Any, *, context: Optional[Context] = None, progress: Progress = None) -> list[Checked]:
+    """Compares a model with the checksums that were recorded when it was saved, or with the digest in the name of a
+    blob of the Hugging Face cache."""
+    checked = _core.verify((context or default_context())._core, Model(filename).core, progress)
+    return [Checked._make(each) for each in checked]
+
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K": 1 << 10, "KIB": 1 << 10,
+         "M": 1 << 20, "MIB": 1 << 20, "G": 1 << 30, "GIB": 1 << 30, "T": 1 << 40, "TIB": 1 << 40}
+
+
+def size_in_bytes(size: Union[int, str]) -> int:
+    if isinstance(size, int):
+        count = size
+    else:
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", size)
+        if match is None or match[2].upper() not in UNITS:
+            raise invalid(f"{size!r} is no size", "give bytes, or as in '1GiB'")
+        count = int(float(match[1]) * UNITS[match[2].upper()])
+    if count <= 0:
+        raise invalid(f"a size of {count}", "give one of at least a byte")
+    return count
+
+
+def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB", *, select: Select = None,
+           slices: Slices = None, framework: Optional[str] = None,
+           context: Optional[Context] = None) -> Iterator[tuple[str, Any]]:
+    """Yields (name, tensor) in the order of the files; the next ones are read while the caller works.
+
+    What is read ahead and the tensor that was yielded last take at most `window` together. Tensors are the caller's
+    own: those that it keeps come on top. A window smaller than the largest tensor is enlarged, with a warning.
+    """
+    model = Model(paths)
+    what = wanted(model, model.select(select), slices)
+    return _stream(context or default_context(), model, what, framework_named(framework), device,
+                   enlarged(size_in_bytes(window), what.specs))
+
+
+def enlarged(window: int, specs: Sequence[Spec]) -> int:
+    name, size_bytes = max(((spec[0], rounded(spec[3])) for spec in specs), key=lambda each: each[1], default=("", 0))
+    if size_bytes <= window:
+        return window
+    import warnings
+
+    warnings.warn(f"the window of {window} bytes is enlarged to the {size_bytes} of {name!r}", stacklevel=3)
+    return size_bytes
+
+
+def rounded(size_bytes: int) -> int:
+    """What an allocator takes for it, about."""
+    return -(-size_bytes // (2 << 20)) * (2 << 20) if size_bytes >= 1 << 20 else -(-size_bytes // 512) * 512
+
+
+class Batch(NamedTuple):
+    what: Wanted
+    size_bytes: int
+
+
+def batches(what: Wanted, limit: int) -> Iterator[Batch]:
+    """Cut into pieces of at most `limit` bytes, or of one tensor."""
+    begin, size_bytes = 0, 0
+    for position, spec in enumerate(what.specs):
+        taken = rounded(spec[3])
+        if position > begin and size_bytes + taken > limit:
+            yield Batch(part_of(what, begin, position), size_bytes)
+            begin, size_bytes = position, 0
+        size_bytes += taken
+    if begin < len(what.specs):
+        yield Batch(part_of(what, begin, len(what.specs)), size_bytes)
+
+
+def part_of(what: Wanted, begin: int, end: int) -> Wanted:
+    indices = what.indices[begin:end]
+    parts = {index: what.parts[index] for index in indices if index in what.parts} if what.parts else {}
+    return Wanted(indices, what.specs[begin:end], parts)
+
+
+def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: Device,
+            window: int) -> Iterator[tuple[str, Any]]:
+    waiting = batches(what, min(window // 4, 256 << 20))
+    coming = next(waiting, None)
+    ahead: list[tuple[Batch, Load]] = []  # oldest first
+    used = 0  # by what is ahead
+    held = 0  # by what was yielded last: the caller may still look at it
+
+    def top_up() -> None:
+        nonlocal coming, used
+        while coming is not None and (not ahead or used + held + coming.size_bytes <= window):
+            ahead.append((coming, Load(context, model, coming.what, frame, device)))
+            used += coming.size_bytes
+            coming = next(waiting, None)
+
+    top_up()
+    while ahead:
+        batch, load = ahead[0]
+        load.finish()
+        tensors = load.tensors[::-1]
+        load.tensors = []
+        for spec in batch.what.specs[:-1]:
+            yield spec[0], tensors.pop()
+            held = 0
+            top_up()
+        del ahead[0], load
+        used -= batch.size_bytes
+        name, _, _, size_bytes, *_ = batch.what.specs[-1]
+        yield name, tensors.pop()
+        held = rounded(size_bytes) if size_bytes >= OWN_BYTES else min(batch.size_bytes, SLAB_BYTES)
+        top_up()

@@ -1,0 +1,237 @@
+"""safe_open: tensors of a file one by one, as with safetensors. A loop over them is read ahead of."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Optional, Sequence
+
+from ._context import Context, default_context
+from ._errors import invalid, make
+from ._frameworks import PACKED_BITS
+from ._frameworks import framework as framework_named
+from ._models import Load, Model, Wanted, domains_of, rounded, wanted
+
+# How far a loop is read ahead of, at most. It begins with less and doubles, so that a look at a few tensors stays one.
+AHEAD_BYTES = 256 << 20
+FIRST_AHEAD_BYTES = 8 << 20
+
+
+class ReadAhead:
+    """Gives tensors in any order. Where they are asked for in an order that is known, the next ones are on their way.
+
+    Thread safety: the caller's.
+    """
+
+    def __init__(self, context: Context, model: Model, frame: Any, device: Any, orders: Sequence[list[int]]):
+        self._context, self._model, self._frame, self._device = context, model, frame, device
+        self._orders = orders
+        self._places = [{index: place for place, index in enumerate(order)} for order in orders]
+        self._order = 0  # the one that is followed
+        self._streak = 0  # how long
+        self._next = 0  # in that order: the first that was not asked for yet
+        self._started = 0  # in that order: the first that is not on its way
+        self._ahead: dict[int, tuple[Load, int]] = {}  # by tensor: its load, and its place in it
+        self._ahead_bytes = 0
+
+    def get(self, index: int) -> Any:
+        self._follow(index)
+        entry = self._ahead.pop(index, None)
+        if entry is None:
+            entry = self._start([index]), 0
+        else:
+            self._ahead_bytes -= rounded(self._model.tensors[index][3])
+        if self._streak > 1:
+            self._top_up()
+        load, place = entry
+        if not load.tensors:
+            try:
+                load.finish()
+            except BaseException:
+                self._forget()  # a load that failed has no other tensors either
+                raise
+        tensor, load.tensors[place] = load.tensors[place], None
+        return tensor
+
+    def _follow(self, index: int) -> None:
+        for number in (self._order, *range(len(self._orders))):
+            place = self._places[number][index]
+            if place == (self._next if number == self._order else 0):
+                if number != self._order:
+                    self._forget()
+                self._order, self._next, self._streak = number, place + 1, self._streak + 1
+                self._started = max(self._started, place + 1)
+                return
+        self._forget()
+        # Whoever goes on from here follows the order that was followed before.
+        self._next = self._started = self._places[self._order][index] + 1
+
+    def _forget(self) -> None:
+        self._ahead.clear()
+        self._ahead_bytes = self._streak = self._started = 0
+
+    def _top_up(self) -> None:
+        limit = min(AHEAD_BYTES, FIRST_AHEAD_BYTES << min(self._streak, 16))
+        if self._ahead_bytes > limit // 2:
+            return
+        order = self._orders[self._order]
+        batch: list[int] = []
+        while self._started < len(order):
+            index = order[self._started]
+            size_bytes = rounded(self._model.tensors[index][3])
+            if self._ahead_bytes + size_bytes > limit and self._ahead_bytes:
+                break
+            batch.append(index)
+            self._ahead_bytes += size_bytes
+            self._started += 1
+        if not batch:
+            return
+        try:
+            load = self._start(batch)
+        except Exception:  # no memory, or a type that the framework lacks: who asks for those tensors will be told
+            self._forget()
+            return
+        self._ahead.update((index, (load, place)) for place, index in enumerate(batch))
+
+    def _start(self, indices: list[int]) -> Load:
+        return Load(self._context, self._model, wanted(self._model, indices, None), self._frame, self._device)
+
+
+class safe_open:
+    """Opens a safetensors or GGUF file, a directory or an index, and gives its tensors as they are asked for.
+
+        with safe_open("model.safetensors", framework="pt", device="cuda:0") as file:
+            for name in file.keys():
+                tensor = file.get_tensor(name)
+    """
+
+    def __init__(self, filename: Any, framework: Optional[str] = None, device: Any = "cpu", *,
+                 backend: Optional[str] = None, context: Optional[Context] = None):
+        # `backend` is how safetensors would read; the route is chosen here by what is fastest.
+        self._frame = framework_named(framework)
+        self._model = Model(filename)
+        self._context = context or default_context()
+        self._device = device
+        self._lock = threading.Lock()
+        by_name = sorted(range(len(self._model.tensors)), key=lambda index: self._model.tensors[index][0])
+        orders = [by_name, list(range(len(self._model.tensors)))]
+        self._reader: Optional[ReadAhead] = ReadAhead(self._context, self._model, self._frame, device, orders)
+        self._names = [self._model.tensors[index][0] for index in by_name]
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        with self._lock:
+            self._reader = None
+
+    def keys(self) -> list[str]:
+        self._check_open()
+        return list(self._names)
+
+    def offset_keys(self) -> list[str]:
+        """In the order of the file."""
+        self._check_open()
+        return [tensor[0] for tensor in self._model.tensors]
+
+    def metadata(self) -> Optional[dict[str, str]]:
+        self._check_open()
+        return self._model.metadata or None
+
+    def get_tensor(self, name: str) -> Any:
+        with self._lock:
+            return self._check_open().get(self._model.find(name))
+
+    def get_tensors(self) -> dict[str, Any]:
+        self._check_open()
+        what = wanted(self._model, self._model.select(None), None)
+        load = Load(self._context, self._model, what, self._frame, self._device)
+        load.finish()
+        return dict(zip((spec[0] for spec in what.specs), load.tensors))
+
+    def get_slice(self, name: str) -> Slice:
+        self._check_open()
+        return Slice(self, self._model.find(name))
+
+    def _check_open(self) -> ReadAhead:
+        if self._reader is None:
+            raise make("closed", 0, "the file is closed", "use it inside its with block")
+        return self._reader
+
+    def _load_part(self, index: int, dimension: int, interval: tuple[int, int]) -> Any:
+        shape, size_bytes = self._model.core.describe_part(index, dimension, [interval])
+        name, dtype = self._model.tensors[index][:2]
+        what = Wanted([index], [(name, dtype, shape, size_bytes)], {index: (dimension, [interval])})
+        load = Load(self._context, self._model, what, self._frame, self._device)
+        load.finish()
+        return load.tensors[0]
+
+    def _empty(self, index: int, shape: Sequence[int]) -> Any:
+        name, dtype = self._model.tensors[index][:2]
+        spec = (name, dtype, tuple(shape), 0)
+        [domain] = domains_of([spec], self._device)
+        return self._frame.allocate([spec], domain).finish()[0]
+
+
+class Slice:
+    """A tensor in a file, of which indexing loads a part: what lies before and behind it is not read."""
+
+    def __init__(self, file: safe_open, index: int):
+        self._file = file
+        self._index = index
+        self._tensor = file._model.tensor(index)
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return self._tensor.dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        self._file._check_open()
+        ranges, rest = self._parse(index)
+        shape = self._tensor.shape
+        cut = [dimension for dimension, (begin, end) in enumerate(ranges) if end - begin != shape[dimension]]
+        if self._tensor.dtype in PACKED_BITS and (cut[1:] or any(each != slice(None) for each in rest)):
+            raise invalid(f"tensor {self._tensor.name!r} is {self._tensor.dtype}: only one dimension can be sliced",
+                          "slice the tensor itself")
+        if any(begin == end for begin, end in ranges):
+            loaded = self._file._empty(self._index, [end - begin for begin, end in ranges])
+            return loaded[rest] if any(each == 0 for each in rest) else loaded
+        if not cut:
+            loaded = self._file.get_tensor(self._tensor.name)
+        else:
+            loaded = self._file._load_part(self._index, cut[0], ranges[cut[0]])
+        # What one cut could not do is done in memory.
+        bounds = tuple(slice(*ranges[dimension]) if dimension in cut[1:] else slice(None)
+                       for dimension in range(len(shape)))
+        if not cut[1:] and all(each == slice(None) for each in rest):
+            return loaded
+        return self._file._frame.copy(loaded[bounds][rest])
+
+    def _parse(self, index: Any) -> tuple[list[tuple[int, int]], tuple]:
+        """What is needed of each dimension, and the index that is left to apply to that."""
+        shape, name = self._tensor.shape, self._tensor.name
+        given = list(index) if isinstance(index, tuple) else [index]
+        dots = [place for place, each in enumerate(given) if each is Ellipsis]
+        if len(dots) > 1 or len(given) - len(dots) > len(shape):
+            raise invalid(f"tensor {name!r} of shape {list(shape)} has no {index!r}", "index its dimensions")
+        at = dots[0] if dots else len(given)
+        missing = len(shape) - (len(given) - len(dots))
+        given[at:at + 1] = [slice(None)] * missing
+        ranges: list[tuple[int, int]] = []
+        rest: list[Any] = []
+        for each, length in zip(given, shape):
+            if isinstance(each, slice):
+                places = range(*each.indices(length))
+                ranges.append((min(places[0], places[-1]), max(places[0], places[-1]) + 1) if places else (0, 0))
+                rest.append(slice(None) if places.step == 1 else slice(None, None, places.step))
+            elif hasattr(each, "__index__"):
+                place = each.__index__()
+                place = place + length if place < 0 else place
+                if not 0 <= place < length:
+                    raise invalid(f"tensor {name!r} of shape {list(shape)} has no {index!r}", "it ends before that")
+                ranges.append((place, place + 1))
+                rest.append(0)
+            else:
+                raise invalid(f"tensor {name!r} can't be indexed by {each!r}", "give numbers, slices or an ellipsis")
+        return ranges, tuple(rest)

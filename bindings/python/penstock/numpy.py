@@ -1,0 +1,32 @@
+"""As safetensors.numpy: models as dicts of NumPy's arrays."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional
+
+from . import _models
+from ._memory_file import load_bytes, save_bytes
+from ._models import Tensors
+from ._report import Report
+
+
+def load_file(filename: Any, *, backend: Optional[str] = None, **options: Any) -> Tensors:
+    """Arrays by name. `options` are those of penstock.load_file; `backend`, safetensors' way of reading, has no effect."""
+    return _models.load_file(filename, "cpu", "np", **options)
+
+
+def load(data: bytes) -> Tensors:
+    return load_bytes(data, "np")
+
+
+def save_file(tensor_dict: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None,
+              **options: Any) -> Report:
+    """`options` are those of penstock.save_file."""
+    return _models.save_file(tensor_dict, filename, metadata, **options)
+
+
+def save(tensor_dict: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> bytes:
+    return save_bytes(tensor_dict, metadata)
+
+
+__all__ = ["load", "load_file", "save", "save_file"]

@@ -1,0 +1,107 @@
+"""As safetensors.torch: models as dicts of torch's tensors, and modules."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional
+
+from . import _models
+from ._errors import invalid
+from ._memory_file import load_bytes, save_bytes
+from ._models import Tensors
+from ._report import Report
+
+
+def load_file(filename: Any, device: Any = "cpu", *, backend: Optional[str] = None, **options: Any) -> Tensors:
+    """Tensors by name. `options` are those of penstock.load_file; `backend`, safetensors' way of reading, has no effect."""
+    return _models.load_file(filename, device, "pt", **options)
+
+
+def load(data: bytes) -> Tensors:
+    return load_bytes(data, "pt")
+
+
+def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None,
+              **options: Any) -> Report:
+    """`options` are those of penstock.save_file. Tensors that share memory are refused: save_model knows them."""
+    check_no_sharing(tensors)
+    return _models.save_file(tensors, filename, metadata, **options)
+
+
+def save(tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> bytes:
+    check_no_sharing(tensors)
+    return save_bytes(tensors, metadata)
+
+
+def save_model(model: Any, filename: str, metadata: Optional[Mapping[str, str]] = None, force_contiguous: bool = True,
+               **options: Any) -> Report:
+    """Saves a module. Of names for the same tensor the first is saved; the metadata says which the others are."""
+    state = model.state_dict()
+    aliases = {}
+    for names in shared_groups(state):
+        if len({layout_of(state[name]) for name in names}) != 1:
+            raise RuntimeError(f"{sorted(names)} overlap in memory and are not the same tensor: clone what is to be "
+                               "saved")
+        kept, *others = sorted(names)
+        aliases.update(dict.fromkeys(others, kept))
+    saved = {name: tensor for name, tensor in state.items() if name not in aliases}
+    if force_contiguous:
+        saved = {name: tensor.contiguous() for name, tensor in saved.items()}
+    return _models.save_file(saved, filename, {**(metadata or {}), **aliases}, **options)
+
+
+def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cpu", *, backend: Optional[str] = None,
+               **options: Any) -> tuple[set[str], list[str]]:
+    """Fills a module; says which of its names the file has not, and which names of the file it has not.
+
+    A name that stands for the same tensor as one that the file has is not missing.
+    """
+    tensors = load_file(filename, device, **options)
+    state = model.state_dict()
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    present = {layout_of(state[name]) for name in tensors if name in state}
+    missing = {name for name in missing if name not in state or layout_of(state[name]) not in present}
+    if strict and (missing or unexpected):
+        raise RuntimeError(f"{filename}: missing are {sorted(missing)}, unexpected {sorted(unexpected)}")
+    return missing, unexpected
+
+
+def check_no_sharing(tensors: Mapping[str, Any]) -> None:
+    import torch
+
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise invalid(f"{name!r} is a {type(tensor).__name__}", "give tensors of torch")
+    groups = shared_groups(tensors)
+    if groups:
+        raise RuntimeError(f"tensors share memory: {[sorted(names) for names in groups]}. Save a module with "
+                           "save_model, or clone them")
+
+
+def layout_of(tensor: Any) -> tuple:
+    """Equal for two names of the same tensor."""
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def span_of(tensor: Any) -> tuple[int, int]:
+    """The memory between its first and last element."""
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def shared_groups(tensors: Mapping[str, Any]) -> list[list[str]]:
+    """Names of tensors that overlap, group by group."""
+    spans = sorted(((str(tensor.device), *span_of(tensor), name) for name, tensor in tensors.items()
+                    if str(tensor.layout) == "torch.strided" and tensor.numel() and tensor.device.type != "meta"))
+    groups: list[list[str]] = []
+    device, reach = "", 0
+    for where, begin, end, name in spans:
+        if where == device and begin < reach:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+            reach = 0
+        device, reach = where, max(reach, end)
+    return [names for names in groups if len(names) > 1]
+
+
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]

@@ -1,0 +1,40 @@
+"""The examples in docs/python.md run, one after the other, as a reader would type them."""
+
+import pathlib
+import re
+
+import pytest
+
+import penstock
+from penstock import _errors
+
+pytest.importorskip("torch")
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md"
+
+
+def test_the_examples_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(examples) >= 9
+    for example in examples:
+        if "patch()" in example and not _has_safetensors():
+            continue
+        exec(compile(example, str(PAGE), "exec"), names)
+    assert names["report"].bytes == 4000
+
+
+def _has_safetensors():
+    try:
+        import safetensors  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def test_the_table_of_errors_is_complete():
+    table = PAGE.read_text(encoding="utf-8").partition("| code | is also |")[2]
+    for code, class_ in _errors._CLASSES.items():
+        row = next(line for line in table.splitlines() if f"`{code}`" in line)
+        assert any(base.__name__ in row for base in class_.__mro__ if base.__module__ == "builtins"), code
+    assert penstock.StateError.__mro__[2] is RuntimeError

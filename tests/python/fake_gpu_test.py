@@ -1,0 +1,129 @@
+"""GPU memory over the fake CUDA driver: pointers, the CUDA array interface, models."""
+
+import ctypes
+import os
+import pathlib
+
+import numpy
+import pytest
+
+import penstock
+from models import write_model
+from penstock import _models
+from penstock._frameworks import Destination
+
+FAKE = pathlib.Path(os.environ.get("PENSTOCK_FAKE_CUDA", "nowhere")) / "libcuda.so.1"
+if not FAKE.exists():
+    pytest.skip("PENSTOCK_FAKE_CUDA does not name the folder of the fake driver", allow_module_level=True)
+if "libcuda.so" in pathlib.Path("/proc/self/maps").read_text():
+    pytest.skip("a CUDA driver is loaded already", allow_module_level=True)
+
+MIB = 1 << 20
+
+
+class Driver:
+    """The fake driver, with a context of the test's own."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(str(FAKE), ctypes.RTLD_GLOBAL)
+        self.library.fake_cuda_reset()
+        self.call("cuInit", 0)
+        context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxPushCurrent_v2", context)
+
+    def call(self, name, *arguments):
+        result = getattr(self.library, name)(*arguments)
+        assert result == 0, (name, result)
+
+    def allocate(self, size):
+        pointer = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        return pointer.value
+
+    def stream(self):
+        stream = ctypes.c_void_p()
+        self.call("cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)
+        return stream.value
+
+    def peek(self, pointer, size):
+        content = ctypes.create_string_buffer(size)
+        self.call("fake_cuda_peek", ctypes.c_uint64(pointer), content, ctypes.c_size_t(size))
+        return content.raw
+
+
+@pytest.fixture(scope="module")
+def driver():
+    return Driver()
+
+
+class CudaArray:
+    def __init__(self, pointer, shape, strides=None, read_only=False, **more):
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (pointer, read_only), "version": 3,
+                                         "strides": strides, **more}
+
+
+def test_a_pointer_to_device_memory_is_filled(driver, file, content):
+    pointer = driver.allocate(4 * MIB)
+    report = penstock.read_into((pointer, len(content), "cuda:0"), file)
+    assert driver.peek(pointer, len(content)) == content
+    assert all(route.endswith("-staged") for route in report.routes)
+    penstock.read_into((pointer + 5, 1000, 0), file, 77)
+    assert driver.peek(pointer + 5, 1000) == content[77:1077]
+
+
+def test_the_cuda_array_interface_names_memory_and_its_stream(driver, file, content):
+    pointer = driver.allocate(4 * MIB)
+    arrays = [CudaArray(pointer, (500, 250)), CudaArray(pointer, (500, 250), strides=(1000, 4)),
+              CudaArray(pointer, (500, 250), stream=None), CudaArray(pointer, (500, 250), stream=driver.stream()),
+              CudaArray(pointer, (500, 250), stream=1), CudaArray(pointer, (500, 250), stream=2)]
+    for number, array in enumerate(arrays):
+        penstock.read_into(array, file, number)
+        assert driver.peek(pointer, 500000) == content[number:number + 500000], number
+    for wrong in (CudaArray(pointer, (500, 250), strides=(4, 2000)), CudaArray(pointer, (500, 250), read_only=True)):
+        with pytest.raises(ValueError):
+            penstock.read_into(wrong, file)
+    assert penstock.read_into(CudaArray(0, (0, 250)), file).bytes == 0
+
+
+def test_memory_that_cuda_does_not_know_is_refused(driver, file):
+    host = numpy.zeros(1000, numpy.float32)
+    with pytest.raises(penstock.Error):
+        penstock.read_into(CudaArray(host.ctypes.data, (1000,)), file)
+    with pytest.raises(penstock.Error) as caught:
+        penstock.read_into((4096, 100, "cuda:99"), file)
+    assert caught.value.code == "no_device"
+
+
+class DeviceFrame:
+    """A framework whose tensors are (pointer, size) in the memory of the fake GPU."""
+
+    name = "fake"
+
+    def __init__(self, driver):
+        self.driver = driver
+        self.settled = []
+
+    def allocate(self, specs, domain):
+        places = [self.driver.allocate(max(1, spec[3])) for spec in specs]
+        return Destination(places, [], lambda: [(place, spec[3]) for place, spec in zip(places, specs)])
+
+    def settle(self, domain):
+        self.settled.append(domain)
+
+
+def test_a_model_goes_to_the_gpu_whole_and_in_parts(driver, tmp_path):
+    contents = write_model(tmp_path / "model", [("odd", "U8", (3,)), ("a", "F32", (300, 1000)), ("b", "F16", (7, 5))])
+    model = _models.Model(tmp_path / "model")
+    frame = DeviceFrame(driver)
+    whole = _models.wanted(model, model.select(None), None)
+    load = _models.Load(penstock.default_context(), model, whole, frame, "cuda:0")
+    report = load.finish()
+    assert frame.settled == ["cuda:0"] and report.bytes == sum(map(len, contents.values()))
+    assert [driver.peek(*place) for place in load.tensors] == list(contents.values())
+    for columns in ("auto", "pieces", "whole"):
+        part = _models.wanted(model, [1], {"a": (1, slice(100, 350))})
+        load = _models.Load(penstock.default_context(), model, part, frame, "cuda:0", columns)
+        load.finish()
+        expected = numpy.frombuffer(contents["a"], numpy.uint32).reshape(300, 1000)[:, 100:350].tobytes()
+        assert driver.peek(*load.tensors[0]) == expected

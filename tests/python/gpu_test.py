@@ -1,0 +1,202 @@
+"""Memory of a GPU, as torch and CuPy have it."""
+
+import os
+import threading
+
+import pytest
+
+import penstock
+from models import write_model
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU that torch can use", allow_module_level=True)
+
+MIB = 1 << 20
+
+
+def raw(tensor):
+    return tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Small and large tensors, misaligned: (path, bytes)."""
+    path = tmp_path / "model.safetensors"
+    tensors = [("odd", "U8", (3,))]
+    tensors += [(f"{i:03}.small", "F32", (i, 7)) for i in range(300)]
+    tensors += [(f"{i:03}.large", "BF16", (512, 1024 + i)) for i in range(20)]
+    return path, write_model(path, tensors)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", 0])
+def test_a_model_is_loaded(model, device):
+    path, contents = model
+    tensors = penstock.load_file(path, device)
+    assert all(tensor.device == torch.device("cuda:0") for tensor in tensors.values())
+    assert {name: raw(tensor) for name, tensor in tensors.items()} == contents
+    assert all(tensor.data_ptr() % 256 == 0 for tensor in tensors.values())
+
+
+def test_a_file_is_opened_on_the_gpu(model):
+    path, contents = model
+    with penstock.safe_open(path, "pt", 0) as file:
+        assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
+        whole = file.get_tensor("007.large")
+        for index in (slice(5, 9), (slice(None), slice(10, 100)), (3, slice(None, None, 2)), (slice(4, 4),)):
+            part = file.get_slice("007.large")[index]
+            assert part.is_cuda and torch.equal(part.view(torch.int16), whole[index].contiguous().view(torch.int16))
+
+
+def test_tensors_go_to_host_and_gpu_by_one_call(model):
+    path, contents = model
+    tensors = penstock.load_file(path, lambda name: "cuda:0" if "large" in name else "cpu")
+    assert {name: raw(tensor) for name, tensor in tensors.items()} == contents
+    assert {tensor.is_cuda for name, tensor in tensors.items() if "small" in name} == {False}
+
+
+def test_saving_from_the_gpu_gives_the_same_file(model, tmp_path):
+    path, contents = model
+    tensors = penstock.load_file(path, "cuda")
+    doubled = {name: tensor + tensor for name, tensor in tensors.items()}  # still being computed when saving begins
+    penstock.torch.save_file(doubled, tmp_path / "saved")
+    for name, tensor in penstock.load_file(tmp_path / "saved").items():
+        assert raw(tensor) == raw(doubled[name])
+
+
+def test_a_module_on_the_gpu_is_filled_where_it_is(tmp_path):
+    module, other = torch.nn.Linear(300, 400).cuda(), torch.nn.Linear(300, 400).cuda()
+    penstock.torch.save_model(module, tmp_path / "module")
+    places = [tensor.data_ptr() for tensor in other.parameters()]
+    penstock.load_into(other, tmp_path / "module")
+    assert [tensor.data_ptr() for tensor in other.parameters()] == places
+    assert torch.equal(module.weight, other.weight) and torch.equal(module.bias, other.bias)
+
+
+def test_deleting_tensors_frees_device_memory(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i}", "U8", (32 * MIB,)) for i in range(4)] + [("s", "U8", (100,))], content=None)
+    before = torch.cuda.memory_allocated()
+    tensors = penstock.load_file(path, "cuda")
+    assert torch.cuda.memory_allocated() - before <= 130 * MIB
+    del tensors["t1"]
+    assert torch.cuda.memory_allocated() - before <= 98 * MIB
+    del tensors
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_a_stream_keeps_to_its_window(tmp_path):
+    path = tmp_path / "model"
+    contents = write_model(path, [(f"t{i:03}", "U8", (8 * MIB + i,)) for i in range(40)])
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for name, tensor in penstock.stream(path, "cuda", "64MiB"):
+        assert raw(tensor) == contents[name]
+    assert torch.cuda.max_memory_allocated() - before <= 64 * MIB + 16 * MIB  # the comparison's own copies
+    del tensor
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_no_room_on_the_device_is_a_memory_error_and_the_next_load_works(model, tmp_path):
+    path = tmp_path / "huge"
+    write_model(path, [("small", "U8", (10,)), ("huge", "U8", (1 << 40,))], content=None)
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(MemoryError):
+        penstock.load_file(path, "cuda")
+    assert torch.cuda.memory_allocated() == before
+    assert len(penstock.load_file(model[0], "cuda")) == len(model[1])
+
+
+def test_memory_that_torch_has_freed_is_not_written_before_its_last_use(model):
+    """Work that is still waiting on the stream reads memory that the allocator gives to the next load."""
+    path, contents = model
+    for turn in range(20):
+        old = torch.full((16 * MIB,), turn, dtype=torch.int32, device="cuda")
+        torch.cuda._sleep(20_000_000)
+        copies = [old.clone() for _ in range(3)]
+        del old
+        tensors = penstock.load_file(path, "cuda")
+        assert all(bool((copy == turn).all()) for copy in copies)
+        assert raw(tensors["007.large"]) == contents["007.large"]
+
+
+def test_memory_freed_by_another_thread_is_not_written(model):
+    path, contents = model
+    wrong = []
+
+    def churn():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for turn in range(100):
+                tensor = torch.full((MIB,), turn, device="cuda")
+                if not bool((tensor * 2 == 2 * turn).all()):
+                    wrong.append(turn)
+
+    threads = [threading.Thread(target=churn) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        tensors = penstock.load_file(path, "cuda")
+        wrong += [name for name in ("odd", "299.small", "019.large") if raw(tensors[name]) != contents[name]]
+    assert not wrong
+
+
+def test_a_read_takes_its_place_in_the_current_stream(tmp_path):
+    content = os.urandom(4 * MIB)
+    path = tmp_path / "data"
+    path.write_bytes(content)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        target = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
+        torch.cuda._sleep(20_000_000)
+        target.fill_(7)  # comes before the read, though it runs much later than the call
+        report = penstock.read_into(target, path)
+        copy = target.clone()
+    assert raw(copy) == content
+    assert all("staged" in route or route in ("gds", "p2pdma") for route in report.routes)
+
+
+def test_arrays_of_cupy_are_filled(tmp_path):
+    cupy = pytest.importorskip("cupy")
+    content = os.urandom(3 * MIB)
+    path = tmp_path / "data"
+    path.write_bytes(content)
+    array = cupy.zeros((3, MIB), cupy.uint8)
+    penstock.read_into(array, path)
+    assert array.tobytes() == content
+    with cupy.cuda.Stream(non_blocking=True):
+        other = cupy.zeros(MIB, cupy.float32)
+        penstock.read_into(other[:1000], path, 8)
+        assert other[:1000].tobytes() == content[8:4008]
+    penstock.read_into((array.data.ptr, 100, "cuda:0"), path, 50)
+    assert array[0, :100].tobytes() == content[50:150]
+    with pytest.raises(ValueError, match="not contiguous"):
+        penstock.read_into(array[:, ::2], path)
+    penstock.read_into(cupy.zeros((0, 5)), path)
+
+
+class OnlyDlpack:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **how):
+        return self.tensor.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_dlpack_memory_of_the_gpu_is_filled(tmp_path):
+    content = os.urandom(MIB)
+    path = tmp_path / "data"
+    path.write_bytes(content)
+    target = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+    penstock.read_into(OnlyDlpack(target), path)
+    assert raw(target) == content
+
+
+def test_the_host_is_not_gpu_memory(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(penstock.Error):
+        penstock.read_into((torch.zeros(100).data_ptr(), 100, "cuda:0"), path)
+    with pytest.raises(penstock.Error):
+        penstock.read_into((4096, 100, "cuda:77"), path)

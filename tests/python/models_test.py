@@ -1,0 +1,633 @@
+"""Models, loaded and streamed: every way gives the bytes of the file, and what safetensors gives."""
+
+import gc
+import logging
+import os
+import pickle
+import random
+import signal
+import struct
+import threading
+import time
+import warnings
+import weakref
+
+import numpy
+import pytest
+
+import penstock
+import penstock._frameworks
+from models import header, write_gguf, write_model
+
+torch = pytest.importorskip("torch")
+
+PLAIN = ["BOOL", "U8", "I8", "I16", "F16", "I32", "F32", "I64", "F64", "C64"]
+
+
+def raw(tensor):
+    """The bytes of a tensor or an array."""
+    if isinstance(tensor, numpy.ndarray):
+        return tensor.tobytes()
+    if tensor.numel() == 0:
+        return b""
+    return tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A file of tensors of every plain type, misaligned, small, large, empty and without dimensions: (path, bytes)."""
+    tensors = [("odd", "U8", (3,))]
+    tensors += [(f"layers.{i}.{dtype}", dtype, (i + 1, 7)) for i in range(3) for dtype in PLAIN]
+    tensors += [("scalar", "F32", ()), ("empty", "F16", (0, 5)), ("large", "F32", (600, 1000)),
+                ("larger", "F16", (3, 500, 1000)), ("last", "I8", (5,))]
+    path = tmp_path / "mixed.safetensors"
+    return path, write_model(path, tensors, {"about": "a test", "größe": "1"}, as_booleans)
+
+
+def as_booleans(size):
+    """Bytes that are also true or false, as a type of the mix needs it."""
+    return numpy.random.default_rng(size).integers(0, 2, size, numpy.uint8).tobytes()
+
+
+def test_every_tensor_has_the_bytes_of_the_file(mixed):
+    path, contents = mixed
+    for framework in ("pt", "np"):
+        tensors = penstock.load_file(path, framework=framework)
+        assert {name: raw(tensor) for name, tensor in tensors.items()} == contents
+    assert tensors.metadata == {"about": "a test", "größe": "1"}
+    assert tensors.report.outcome == "done"
+    assert tensors.report.wanted_bytes == sum(map(len, contents.values()))
+    assert tensors.report.read_bytes >= tensors.report.wanted_bytes
+
+
+def test_all_is_one_request(mixed):
+    with penstock.Context() as context:
+        penstock.load_file(mixed[0], context=context)
+        assert context.statistics()["requests"] == 1
+
+
+def test_what_safetensors_gives_we_give(mixed):
+    safetensors = pytest.importorskip("safetensors")
+    import safetensors.numpy
+    import safetensors.torch
+
+    path, _ = mixed
+    data = path.read_bytes()
+    for theirs, ours in [
+        (safetensors.torch.load_file(path), penstock.torch.load_file(path)),
+        (safetensors.torch.load_file(path), penstock.torch.load_file(str(path), device="cpu", backend="mmap")),
+        (safetensors.torch.load(data), penstock.torch.load(data)),
+        (safetensors.numpy.load_file(path), penstock.numpy.load_file(path)),
+        (safetensors.numpy.load(data), penstock.numpy.load(data)),
+    ]:
+        assert theirs.keys() == ours.keys()
+        for name, tensor in theirs.items():
+            assert type(tensor) is type(ours[name])
+            assert (tensor.dtype, tuple(tensor.shape)) == (ours[name].dtype, tuple(ours[name].shape)), name
+            assert raw(tensor) == raw(ours[name])
+    for framework in ("pt", "np"):
+        with safetensors.safe_open(path, framework) as their, penstock.safe_open(path, framework) as our:
+            assert their.keys() == our.keys()
+            assert their.offset_keys() == our.offset_keys()
+            assert their.metadata() == our.metadata()
+            assert their.get_tensors().keys() == our.get_tensors().keys()
+            for name in their.keys():
+                assert raw(their.get_tensor(name)) == raw(our.get_tensor(name))
+                assert their.get_slice(name).get_shape() == our.get_slice(name).get_shape()
+                assert their.get_slice(name).get_dtype() == our.get_slice(name).get_dtype()
+
+
+README = '''
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+tensors = {
+   "weight1": torch.zeros((1024, 1024)),
+   "weight2": torch.zeros((1024, 1024))
+}
+save_file(tensors, "model.safetensors")
+
+tensors = {}
+with safe_open("model.safetensors", framework="pt", device="cpu") as f:
+   for key in f.keys():
+       tensors[key] = f.get_tensor(key)
+'''
+
+
+def test_the_example_of_safetensors_runs_with_the_import_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(README.replace("safetensors import", "penstock import").replace("from safetensors.", "from penstock."), names)
+    assert sorted(names["tensors"]) == ["weight1", "weight2"]
+    assert all(torch.equal(tensor, torch.zeros(1024, 1024)) for tensor in names["tensors"].values())
+
+
+def test_small_tensors_share_slabs_and_large_ones_have_storages_of_their_own(tmp_path):
+    path = tmp_path / "model"
+    tensors = [(f"small.{i}", "F32", (100 + i,)) for i in range(50)]
+    tensors += [("large.0", "U8", (1 << 20,)), ("large.1", "U8", ((1 << 20) + 1,)), ("below", "U8", ((1 << 20) - 1,))]
+    tensors += [(f"medium.{i}", "U8", (1 << 19,)) for i in range(80)]
+    write_model(path, tensors, content=None)
+    loaded = penstock.load_file(path)
+    storages = {}
+    for name, tensor in loaded.items():
+        storage = tensor.storage()
+        storages.setdefault(storage.data_ptr(), [0, storage.nbytes()])[0] += 1
+        assert (tensor.data_ptr() - storage.data_ptr()) % 256 == 0
+        assert storage.nbytes() == tensor.numel() if "large" in name else storage.nbytes() <= 32 << 20
+    assert sorted(count for count, _ in storages.values())[:2] == [1, 1]
+    assert len(storages) == 4  # two large ones, and 41 MiB in two slabs
+
+
+def test_arrays_of_numpy_are_aligned(mixed):
+    for array in penstock.load_file(mixed[0], framework="np").values():
+        assert array.ctypes.data % 256 == 0 and array.flags.writeable and array.flags.c_contiguous
+
+
+def test_neighbours_in_a_slab_are_independent_for_autograd(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [("a", "F32", (4,)), ("b", "F32", (4,))], content=bytes)
+    tensors = penstock.load_file(path)
+    weight = tensors["a"].requires_grad_()
+    product = (weight * tensors["b"]).sum()
+    with torch.no_grad():
+        weight.detach()
+    before = tensors["b"]._version
+    with torch.no_grad():
+        weight.add_(1)
+    assert tensors["b"]._version == before and not weight._is_view()
+    del product
+
+
+def test_deleting_tensors_frees_their_memory(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i}", "U8", (64 << 20,)) for i in range(3)], content=None)
+    arrays = penstock.load_file(path, framework="np")
+    references = {name: weakref.ref(array.base) for name, array in arrays.items()}
+    del arrays["t1"]
+    assert references["t1"]() is None and references["t0"]() is not None
+    del arrays
+    assert all(reference() is None for reference in references.values())
+
+    tensors = penstock.load_file(path)
+    held = resident_bytes()
+    del tensors["t1"]
+    assert resident_bytes() < held - (60 << 20)
+    del tensors
+    assert resident_bytes() < held - (180 << 20)
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_tensors_are_selected_by_name(mixed):
+    path, contents = mixed
+    chosen = penstock.load_file(path, select=["large", "scalar"])
+    assert {name: raw(tensor) for name, tensor in chosen.items()} == {name: contents[name] for name in chosen}
+    assert sorted(chosen) == ["large", "scalar"]
+    assert set(penstock.load_file(path, select=lambda name: name.endswith("F16"))) == {f"layers.{i}.F16" for i in range(3)}
+    assert penstock.load_file(path, select=[]) == {}
+    with pytest.raises(ValueError, match="'nowhere'"):
+        penstock.load_file(path, select=["nowhere"])
+
+
+def test_parts_are_what_slicing_gives(mixed):
+    path, _ = mixed
+    whole = penstock.load_file(path)
+    large, larger = whole["large"], whole["larger"]
+    parts = penstock.load_file(path, slices={"large": slice(100, 200), "larger": (2, slice(-250, None))})
+    assert torch.equal(parts["large"], large[100:200]) and torch.equal(parts["larger"], larger[:, :, -250:])
+    for ranks in (2, 4, 8):
+        for rank in range(ranks):
+            rows, columns = 600 // ranks, 1000 // ranks
+            part = penstock.load_file(path, select=["large"], slices=lambda name, shape: slice(rank * rows, (rank + 1) * rows))
+            assert torch.equal(part["large"], large[rank * rows:(rank + 1) * rows])
+            assert part.report.read_bytes <= 1.05 * part.report.wanted_bytes
+            for how in ("auto", "pieces", "whole"):
+                part = penstock.load_file(path, select=["large"], columns=how,
+                                          slices={"large": (1, [(rank * columns, (rank + 1) * columns)])})
+                assert torch.equal(part["large"], large[:, rank * columns:(rank + 1) * columns])
+    fused = penstock.load_file(path, slices={"large": (0, [(0, 10), (200, 210), (400, 420)])})["large"]
+    assert torch.equal(fused, torch.cat([large[:10], large[200:210], large[400:420]]))
+
+
+@pytest.mark.parametrize("wrong", [
+    {"nowhere": slice(1)}, {"large": (2, slice(1))}, {"large": (-3, slice(1))}, {"large": slice(None, None, 2)},
+    {"large": (0, [])}, {"large": (0, [(5, 601)])}, {"large": (0, [(5, 4)])}, {"large": (0, [(-5, 4)])},
+])
+def test_parts_that_make_no_sense_are_refused(mixed, wrong):
+    with pytest.raises(ValueError):
+        penstock.load_file(mixed[0], slices=wrong)
+
+
+SLICES = numpy.s_[3:9], numpy.s_[:, 5:100], numpy.s_[2:4, 3:5], numpy.s_[7], numpy.s_[-1], numpy.s_[...], numpy.s_[:], \
+    numpy.s_[::3], numpy.s_[-1, ::2], numpy.s_[-5:], numpy.s_[4:4], numpy.s_[:, 3], numpy.s_[5:2, 1:3], numpy.s_[3:3, 1], \
+    numpy.s_[1:500:7, 3:900:11], numpy.s_[..., 4], numpy.s_[2, ...], numpy.s_[10:10000], numpy.s_[3, 4], \
+    numpy.s_[:, :], numpy.s_[0:600], numpy.s_[numpy.int64(5)]
+
+
+@pytest.mark.parametrize("framework", ["pt", "np"])
+def test_slices_are_what_indexing_the_tensor_gives(mixed, framework):
+    whole = penstock.load_file(mixed[0], framework=framework)["large"]
+    with penstock.safe_open(mixed[0], framework) as file:
+        part = file.get_slice("large")
+        for index in SLICES + ((numpy.s_[::-1], numpy.s_[400:7:-3, 5]) if framework == "np" else ()):
+            got = part[index]
+            assert tuple(got.shape) == tuple(whole[index].shape), index
+            assert raw(got) == raw(numpy.ascontiguousarray(whole[index])) if framework == "np" else \
+                torch.equal(got, whole[index]), index
+        for wrong in (600, -601, (0, 0, 0), None, "x", [1, 2], (..., ...), 1.5):
+            with pytest.raises(ValueError):
+                part[wrong]
+        assert raw(file.get_slice("scalar")[...]) == raw(file.get_tensor("scalar"))
+
+
+def test_rows_are_read_and_not_the_whole_tensor(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [("a", "F32", (4096, 1024))], content=None)
+    with penstock.Context() as context, penstock.safe_open(path, "pt", context=context) as file:
+        file.get_slice("a")[10:20]
+        assert sum(route["bytes"] for route in context.statistics()["routes"]) < 1 << 20
+
+
+@pytest.mark.parametrize("order", ["keys", "offset_keys", "reversed", "shuffled", "twice", "strided"])
+def test_tensors_come_in_any_order(mixed, order):
+    path, contents = mixed
+    with penstock.safe_open(path, "pt") as file:
+        names = file.offset_keys() if order == "offset_keys" else file.keys()
+        if order == "reversed":
+            names = names[::-1]
+        elif order == "shuffled":
+            random.Random(1).shuffle(names)
+        elif order == "twice":
+            names = [name for name in names for _ in range(2)] + names[5:] + names[5:]
+        elif order == "strided":
+            names = names[::2] + names[1::2]
+        for name in names:
+            assert raw(file.get_tensor(name)) == contents[name], name
+    with pytest.raises(penstock.StateError, match="closed"):
+        file.get_tensor(names[0])
+    with pytest.raises(penstock.StateError, match="closed"):
+        file.keys()
+
+
+def test_a_loop_is_read_ahead_of(tmp_path):
+    path = tmp_path / "model"
+    contents = write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
+    for keys in (lambda file: file.keys(), lambda file: file.offset_keys()):
+        with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+            for name in keys(file):
+                assert raw(file.get_tensor(name)) == contents[name]
+            assert context.statistics()["requests"] < 10
+
+
+def test_a_look_at_one_tensor_reads_one_tensor(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
+    with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+        file.get_tensor("t000")
+        assert context.statistics()["requests"] == 1
+        assert sum(route["bytes"] for route in context.statistics()["routes"]) < 100000
+
+
+def test_threads_share_an_open_file(mixed):
+    path, contents = mixed
+    wrong = []
+    with penstock.safe_open(path, "np") as file:
+        def read(seed):
+            names = file.keys()
+            random.Random(seed).shuffle(names)
+            wrong.extend(name for name in names if raw(file.get_tensor(name)) != contents[name])
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+@pytest.fixture
+def live_bytes(monkeypatch):
+    """How much memory tensors have now, and had at most, counted where it is allocated."""
+    live = {"now": 0, "most": 0}
+
+    def allocate(self, specs, domain, before=penstock._frameworks.Numpy.allocate):
+        made = before(self, specs, domain)
+        for owner in made.owners:
+            live["now"] += owner.nbytes
+            weakref.finalize(owner, lambda size=owner.nbytes: live.update(now=live["now"] - size))
+        live["most"] = max(live["most"], live["now"])
+        return made
+
+    monkeypatch.setattr(penstock._frameworks.Numpy, "allocate", allocate)
+    return live
+
+
+def test_a_stream_gives_all_tensors_in_the_order_of_the_file(mixed):
+    path, contents = mixed
+    for window in ("64KiB", "3 MB", 1 << 30):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            got = [(name, raw(tensor)) for name, tensor in penstock.stream(path, window=window)]
+        assert got == list(contents.items())
+    part = dict(penstock.stream(path, select=["large"], slices={"large": slice(5)}))
+    assert raw(part["large"]) == contents["large"][:20000]
+
+
+def test_a_stream_keeps_to_its_window(tmp_path, live_bytes):
+    path = tmp_path / "model"
+    sizes = [random.Random(i).choice([1000, 300000, 2 << 20, 5 << 20]) for i in range(60)]
+    write_model(path, [(f"t{i:03}", "U8", (size,)) for i, size in enumerate(sizes)], content=None)
+    window = 24 << 20
+    count = 0
+    for name, array in penstock.stream(path, "cpu", window, framework="np"):
+        count += 1
+        assert live_bytes["now"] <= window
+    assert count == 60 and live_bytes["most"] <= window
+    assert live_bytes["most"] > window // 2  # read ahead of, and not one by one
+    del array
+    assert live_bytes["now"] == 0
+
+
+def test_a_window_too_small_is_enlarged_with_a_warning(tmp_path, live_bytes):
+    path = tmp_path / "model"
+    write_model(path, [("a", "U8", (100,)), ("b", "U8", (9 << 20,)), ("c", "U8", (100,))], content=None)
+    with pytest.warns(UserWarning, match="'b'"):
+        for name, array in penstock.stream(path, window="1MiB", framework="np"):
+            del array
+    assert live_bytes["most"] <= 12 << 20
+
+
+def test_a_stream_that_is_left_early_leaves_nothing(tmp_path, live_bytes):
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i}", "U8", (1 << 20,)) for i in range(50)], content=None)
+    for name, array in penstock.stream(path, window="8MiB", framework="np"):
+        break
+    del array
+    gc.collect()
+    assert live_bytes["now"] == 0
+
+
+@pytest.mark.parametrize("window", [0, -5, "", "many", "1XB", "-1GiB", "0GiB"])
+def test_windows_that_make_no_sense_are_refused(mixed, window):
+    with pytest.raises(ValueError):
+        penstock.stream(mixed[0], window=window)
+
+
+def test_a_module_is_filled_where_it_is(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.BatchNorm1d(40))
+    path = tmp_path / "module.safetensors"
+    path.write_bytes(penstock.torch.save(module.state_dict()))
+    other = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.BatchNorm1d(40))
+    places = [tensor.data_ptr() for tensor in other.state_dict().values()]
+    report = penstock.load_into(other, path)
+    assert report.bytes >= sum(tensor.numel() for tensor in module.state_dict().values())
+    assert [tensor.data_ptr() for tensor in other.state_dict().values()] == places
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name])
+    arrays = {"0.weight": numpy.zeros((40, 30), numpy.float32)}
+    penstock.load_into(arrays, path, strict=False)
+    assert (arrays["0.weight"] == module[0].weight.detach().numpy()).all()
+
+
+@pytest.mark.parametrize("target, words", [
+    ({"a": numpy.zeros((2, 3), numpy.float32)}, "missing are .*unexpected"),
+    ({"a": numpy.zeros((2, 3), numpy.float32), "b": numpy.zeros(2, numpy.int8), "c": numpy.zeros(2)}, "missing are"),
+    ({"a": numpy.zeros((3, 2), numpy.float32), "b": numpy.zeros(2, numpy.int8)}, "'a'"),
+    ({"a": numpy.zeros((2, 3), numpy.float16), "b": numpy.zeros(2, numpy.int8)}, "'a'"),
+])
+def test_what_does_not_fit_is_refused_before_a_byte_moves(tmp_path, target, words):
+    path = tmp_path / "model"
+    write_model(path, [("b", "I8", (2,)), ("a", "F32", (2, 3))], content=lambda size: b"\1" * size)
+    with pytest.raises(ValueError, match=words):
+        penstock.load_into(target, path)
+    assert not any(array.any() for array in target.values())
+
+
+def test_several_files_and_directories_are_one_model(tmp_path):
+    contents = {}
+    for shard in (1, 2, 3):
+        contents.update(write_model(tmp_path / f"model-0000{shard}-of-00003.safetensors",
+                                    [(f"t{shard}.{i}", "U8", (1000 * shard,)) for i in range(5)]))
+    files = sorted(tmp_path.iterdir())
+    for path in (tmp_path, files):
+        assert {name: raw(tensor) for name, tensor in penstock.load_file(path).items()} == contents
+        with penstock.safe_open(path, "np") as file:
+            assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
+    with pytest.raises(FileNotFoundError):
+        os.unlink(files[1])
+        penstock.load_file(tmp_path)
+
+
+def test_devices_are_given_by_name_too(mixed):
+    path, contents = mixed
+    for device in ({name: "cpu" for name in contents}, lambda name: "cpu", torch.device("cpu")):
+        assert {name: raw(tensor) for name, tensor in penstock.load_file(path, device).items()} == contents
+    with pytest.raises(ValueError, match="no device is given"):
+        penstock.load_file(path, {"large": "cpu"})
+    for wrong in ("warp", "cuda:x", "meta", 1.5):
+        with pytest.raises(ValueError, match="no device"):
+            penstock.load_file(path, wrong)
+    with pytest.raises(ValueError, match="NumPy has no memory"):
+        penstock.load_file(path, "cuda:0", "np")
+    with pytest.raises(ValueError, match="no framework"):
+        penstock.load_file(path, framework="abacus")
+
+
+@pytest.mark.parametrize("dtype, name", [
+    ("BF16", "bfloat16"), ("U16", "uint16"), ("U32", "uint32"), ("U64", "uint64"), ("F8_E5M2", "float8_e5m2"),
+    ("F8_E4M3", "float8_e4m3fn"), ("F8_E8M0", "float8_e8m0fnu"), ("F8_E4M3FNUZ", "float8_e4m3fnuz"),
+    ("F8_E5M2FNUZ", "float8_e5m2fnuz"), ("F4", "float4_e2m1fn_x2"), ("F6_E2M3", "uint8"), ("F6_E3M2", "uint8"),
+])
+def test_newer_types_are_torchs_own_or_refused_by_name(tmp_path, dtype, name):
+    path = tmp_path / "model"
+    contents = write_model(path, [("small", dtype, (4, 8)), ("big", dtype, (2048, 2048))])
+    if not hasattr(torch, name):
+        with pytest.raises(penstock.UnsupportedError, match=f"'small' is {dtype}: torch .* has no such type"):
+            penstock.load_file(path, framework="pt")
+        return
+    tensors = penstock.load_file(path, framework="pt")
+    assert tensors["small"].dtype == getattr(torch, name)
+    last = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}.get(dtype, 8)
+    assert tuple(tensors["small"].shape) == (4, last)
+    assert {name: raw(tensor) for name, tensor in tensors.items()} == contents
+    with penstock.safe_open(path, "pt") as file:
+        assert raw(file.get_slice("big")[100:101]) == contents["big"][100 * len(contents["big"]) // 2048:][:len(contents["big"]) // 2048]
+        assert file.get_slice("big").get_shape() == [2048, 2048]
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E5M2", "F8_E4M3"])
+def test_numpy_refuses_what_it_lacks_by_name(tmp_path, dtype):
+    path = tmp_path / "model"
+    write_model(path, [("fine", "F32", (2,)), ("odd", dtype, (4, 8))])
+    try:
+        import ml_dtypes  # noqa: F401
+    except ImportError:
+        with pytest.raises(NotImplementedError, match=f"'odd' is {dtype}: .*ml_dtypes"):
+            penstock.load_file(path, framework="np")
+        assert list(penstock.load_file(path, framework="np", select=["fine"])) == ["fine"]
+        with penstock.safe_open(path, "np") as file:
+            assert file.get_tensor("fine").shape == (2,)
+            with pytest.raises(penstock.UnsupportedError, match="'odd'"):
+                file.get_tensor("odd")
+        return
+    assert penstock.load_file(path, framework="np")["odd"].itemsize in (1, 2)
+
+
+def spoiled(path, change):
+    head, size = header([("a", "F32", (2, 3)), ("b", "I8", (2,))])
+    path.write_bytes(change(head, bytes(size)))
+    return path
+
+
+def entry(**changes):
+    """The file with one entry of its header changed."""
+    def change(head, data):
+        entries = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+                   "b": {"dtype": "I8", "shape": [2], "data_offsets": [24, 26]}}
+        entries["a"].update(changes)
+        return header([], **entries)[0] + data
+
+    return change
+
+
+BAD = {
+    "nothing": lambda head, data: b"",
+    "a length cut short": lambda head, data: head[:5],
+    "a header cut short": lambda head, data: head[:30],
+    "no data": lambda head, data: head,
+    "data cut short": lambda head, data: head + data[:-1],
+    "data left over": lambda head, data: head + data + b"x",
+    "a header bomb": lambda head, data: struct.pack("<Q", 1 << 40) + head[8:] + data,
+    "a header as large as a number": lambda head, data: struct.pack("<Q", (1 << 64) - 1) + head[8:] + data,
+    "no JSON": lambda head, data: struct.pack("<Q", 9) + b"{not json" + data,
+    "a list": lambda head, data: struct.pack("<Q", 2) + b"[]",
+    "a key twice": lambda head, data: head.replace(b'"b"', b'"a"') + data,
+    "bytes that are no text": lambda head, data: head.replace(b'"b"', b'"\xff"') + data,
+    "an unknown type": entry(dtype="F99"),
+    "a type that is a number": entry(dtype=7),
+    "a negative shape": entry(shape=[-2, 3]),
+    "a shape that overflows": entry(shape=[1 << 63, 1 << 63]),
+    "a shape of another size": entry(shape=[2, 4]),
+    "a hole": entry(data_offsets=[4, 28]),
+    "an overlap": entry(data_offsets=[0, 25]),
+    "offsets backwards": entry(data_offsets=[24, 0]),
+    "one offset": entry(data_offsets=[0]),
+    "offsets past the end": entry(data_offsets=[0, 1 << 50]),
+    "metadata that is no text": lambda head, data: header([("a", "U8", (1,))], {"a": 5})[0] + b"x",
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_broken_file_is_refused_and_the_next_load_works(tmp_path, mixed, what):
+    path = spoiled(tmp_path / "bad.safetensors", BAD[what])
+    for call in (penstock.load_file, lambda path: penstock.safe_open(path, "pt"), penstock.stream,
+                 lambda path: penstock.load_into({}, path), lambda path: penstock.torch.load(path.read_bytes())):
+        with pytest.raises(penstock.Error) as caught:
+            call(path)
+        assert isinstance(caught.value, (ValueError, OSError)), caught.value
+    assert len(penstock.load_file(mixed[0], select=["scalar"])) == 1
+
+
+def test_broken_files_are_refused_where_safetensors_refuses_them(tmp_path):
+    safetensors = pytest.importorskip("safetensors")
+    for what, change in BAD.items():
+        with pytest.raises(Exception):
+            safetensors.safe_open(spoiled(tmp_path / "bad", change), "np")
+
+
+@pytest.mark.parametrize("framework", ["pt", "np"])
+def test_no_room_is_a_memory_error(tmp_path, mixed, framework):
+    path = tmp_path / "huge"
+    try:
+        write_model(path, [("small", "U8", (10,)), ("huge", "U8", (8 << 40,))], content=None)
+    except OSError as error:
+        pytest.skip(f"no sparse file of 8 TiB here: {error}")
+    with pytest.raises(MemoryError):
+        penstock.load_file(path, framework=framework)
+    assert len(penstock.load_file(mixed[0], framework=framework, select=["scalar"])) == 1
+
+
+@pytest.fixture
+def slow_model(tmp_path):
+    path = tmp_path / "slow"
+    write_model(path, [(f"t{i}", "U8", (1 << 28,)) for i in range(4)], content=None)
+    return path
+
+
+def test_ctrl_c_ends_a_load_and_leaves_nothing(slow_context, slow_model, live_bytes):
+    pressed = []
+
+    def press():
+        pressed.append(time.monotonic())
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Timer(0.3, press).start()
+    tensors = None
+    with pytest.raises(KeyboardInterrupt) as caught:
+        tensors = penstock.load_file(slow_model, framework="np", context=slow_context)
+    assert time.monotonic() - pressed[0] < 2  # 200 ms are meant; a busy machine takes longer
+    assert tensors is None
+    gc.collect()
+    assert live_bytes["now"] == 0 and caught.tb is not None
+
+
+def test_progress_is_told_at_most_twenty_times_a_second_and_may_end_the_load(slow_context, slow_model):
+    calls = []
+
+    def progress(done, all_bytes):
+        calls.append((time.monotonic(), done, all_bytes))
+        if len(calls) == 6:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        penstock.load_file(slow_model, context=slow_context, progress=progress)
+    assert calls[-1][2] == 1 << 30 and 0 < calls[-1][1] < 1 << 30
+    assert calls[-1][0] - calls[0][0] >= 5 * 0.05
+
+
+def test_progress_ends_with_everything(mixed):
+    calls = []
+    penstock.load_file(mixed[0], progress=lambda done, all_bytes: calls.append((done, all_bytes)))
+    assert calls[-1][0] == calls[-1][1] > 0
+
+
+def test_one_line_is_logged_for_a_load(mixed, caplog):
+    with caplog.at_level(logging.INFO, "penstock"):
+        penstock.load_file(mixed[0])
+    assert len(caplog.records) == 1
+    assert str(mixed[0]) in caplog.text and "tensors" in caplog.text and "/s" in caplog.text
+
+
+def test_a_file_that_changed_is_refused(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [("a", "U8", (1000,)), ("b", "U8", (1000,))])
+    with penstock.safe_open(path, "np") as file:
+        file.get_tensor("a")
+        time.sleep(0.02)
+        write_model(path, [("a", "U8", (2000,)), ("b", "U8", (1000,))])
+        with pytest.raises(penstock.Error) as caught:
+            file.get_tensor("b")
+        assert caught.value.code == "changed"
+
+
+def test_results_can_be_pickled_with_their_report(mixed):
+    tensors = penstock.load_file(mixed[0], framework="np")
+    copy = pickle.loads(pickle.dumps(tensors))
+    assert copy.keys() == tensors.keys() and copy.report.bytes == tensors.report.bytes
+
+
+def test_gguf_is_loaded_with_quantized_tensors_as_rows_of_bytes(tmp_path):
+    path = tmp_path / "model.gguf"
+    plain, quantized = os.urandom(4 * 6), os.urandom(2 * 2 * 34)
+    write_gguf(path, {"general.name": "tiny"}, [("plain", 0, (3, 2), plain), ("quantized", 8, (64, 2), quantized)])
+    tensors = penstock.load_file(path)
+    assert tensors["plain"].dtype == torch.float32 and tuple(tensors["plain"].shape) == (2, 3)
+    assert raw(tensors["plain"]) == plain and raw(tensors["quantized"]) == quantized
+    assert tensors["quantized"].dtype == torch.uint8 and tuple(tensors["quantized"].shape) == (2, 68)
+    assert tensors.quantization == {"quantized": "Q8_0"}
+    assert tensors.metadata["general.name"] == "tiny"

@@ -1,0 +1,159 @@
+"""Saving, and what safetensors reads of it; modules; checksums."""
+
+import os
+
+import numpy
+import pytest
+
+import penstock
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def tensors():
+    return {"w": torch.randn(300, 1000), "half": torch.randn(7).half(), "bf": torch.randn(5, 5).bfloat16(),
+            "scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "flags": torch.tensor([True, False]),
+            "numbers": torch.arange(7), "complex": torch.randn(3, dtype=torch.complex64)}
+
+
+def same(first, second):
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert tensor.dtype == second[name].dtype and tensor.shape == second[name].shape, name
+        assert torch.equal(tensor, second[name]), name
+
+
+def test_what_is_saved_is_loaded_again_and_by_safetensors_too(tmp_path, tensors):
+    path = tmp_path / "model.safetensors"
+    report = penstock.torch.save_file(tensors, path, {"about": "ä test"})
+    assert report.outcome == "done" and report.bytes >= sum(t.numel() * t.element_size() for t in tensors.values())
+    loaded = penstock.load_file(path)
+    same(loaded, tensors)
+    assert loaded.metadata == {"about": "ä test"}
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+    safetensors = pytest.importorskip("safetensors.torch")
+    same(safetensors.load_file(path), tensors)
+
+
+def test_the_data_begins_at_a_page(tmp_path, tensors):
+    path = tmp_path / "model"
+    penstock.save_file(tensors, path)
+    with open(path, "rb") as file:
+        assert (8 + int.from_bytes(file.read(8), "little")) % 4096 == 0
+
+
+def test_bytes_are_read_by_safetensors_and_safetensors_bytes_by_us(tensors):
+    safetensors = pytest.importorskip("safetensors.torch")
+    same(safetensors.load(penstock.torch.save(tensors, {"a": "b"})), tensors)
+    same(penstock.torch.load(safetensors.save(tensors, {"a": "b"})), tensors)
+    same(penstock.torch.load(penstock.torch.save(tensors)), tensors)
+    assert penstock.torch.load(penstock.torch.save({})) == {}
+
+
+def test_arrays_of_numpy_are_saved(tmp_path):
+    arrays = {"a": numpy.arange(12, dtype=numpy.float32).reshape(3, 4), "turned": numpy.arange(12).reshape(3, 4).T,
+              "swapped": numpy.arange(5, dtype=">i4"), "scalar": numpy.float64(2.5), "empty": numpy.empty((0, 3))}
+    path = tmp_path / "model"
+    penstock.numpy.save_file(arrays, path)
+    for loaded in (penstock.numpy.load_file(path), penstock.numpy.load(penstock.numpy.save(arrays))):
+        for name, array in arrays.items():
+            assert (loaded[name] == array).all() and loaded[name].shape == numpy.shape(array), name
+    safetensors = pytest.importorskip("safetensors.numpy")
+    for name, array in safetensors.load_file(path).items():
+        assert (array == arrays[name]).all()
+
+
+def test_a_failed_save_leaves_what_was_there(tmp_path, tensors, slow_context):
+    path = tmp_path / "model"
+    penstock.save_file(tensors, path)
+    before = path.read_bytes()
+
+    def stop(done, all_bytes):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        penstock.save_file({"large": torch.zeros(64 << 20, dtype=torch.uint8)}, path, progress=stop,
+                           context=slow_context)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["model"]
+    penstock.save_file({}, path)
+    assert penstock.load_file(path) == {}
+
+
+@pytest.mark.parametrize("wrong, error, words", [
+    (lambda: {"a": torch.zeros(4, 4).t()}, ValueError, "'a' is not contiguous"),
+    (lambda: {"a": torch.zeros(4, 4).to_sparse()}, ValueError, "'a' is sparse"),
+    (lambda: {"a": [1, 2]}, ValueError, "'a' is a list"),
+    (lambda: {"a": torch.zeros(2, dtype=torch.complex128)}, NotImplementedError, "'a' is torch.complex128"),
+    (lambda: (lambda base: {"a": base, "b": base})(torch.zeros(9)), RuntimeError, "share memory"),
+    (lambda: (lambda base: {"a": base[:5], "b": base[4:]})(torch.zeros(9)), RuntimeError, "share memory"),
+])
+def test_what_can_not_be_saved_is_refused_by_name(tmp_path, wrong, error, words):
+    with pytest.raises(error, match=words):
+        penstock.torch.save_file(wrong(), tmp_path / "model")
+    with pytest.raises(error, match=words):
+        penstock.torch.save(wrong())
+    assert os.listdir(tmp_path) == []
+
+
+def test_names_and_metadata_are_text(tmp_path):
+    for tensors, metadata in [({1: torch.zeros(1)}, None), ({}, {"a": 1}), ({}, {2: "a"})]:
+        with pytest.raises(ValueError):
+            penstock.save_file(tensors, tmp_path / "model", metadata)
+    with pytest.raises(FileNotFoundError):
+        penstock.save_file({}, tmp_path / "missing" / "model")
+
+
+def test_halves_of_one_storage_are_no_sharing(tmp_path):
+    base = torch.arange(10)
+    penstock.torch.save_file({"a": base[:5], "b": base[5:]}, tmp_path / "model")
+    same(penstock.load_file(tmp_path / "model"), {"a": base[:5], "b": base[5:]})
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(10, 6)
+        self.head = torch.nn.Linear(6, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.turned = torch.nn.Parameter(torch.randn(3, 4).t())
+
+
+def test_modules_with_tied_weights_are_saved_once_and_loaded_whole(tmp_path):
+    module, other = Tied(), Tied()
+    path = tmp_path / "module"
+    penstock.torch.save_model(module, path)
+    assert sorted(penstock.load_file(path)) == ["embedding.weight", "turned"]
+    missing, unexpected = penstock.torch.load_model(other, path)
+    assert (missing, unexpected) == (set(), [])
+    same(dict(other.state_dict()), dict(module.state_dict()))
+    safetensors = pytest.importorskip("safetensors.torch")
+    third = Tied()
+    safetensors.load_model(third, path)
+    same(dict(third.state_dict()), dict(module.state_dict()))
+    safetensors.save_model(module, str(path))
+    penstock.torch.load_model(other, path)
+
+
+def test_a_module_of_other_names_is_refused_or_told(tmp_path):
+    path = tmp_path / "module"
+    penstock.torch.save_model(Tied(), path)
+    with pytest.raises(RuntimeError, match="missing are .*'bias', 'weight'"):
+        penstock.torch.load_model(torch.nn.Linear(2, 3), path)
+    missing, unexpected = penstock.torch.load_model(torch.nn.Linear(2, 3), path, strict=False)
+    assert missing == {"weight", "bias"} and sorted(unexpected) == ["embedding.weight", "turned"]
+
+
+def test_checksums_tell_what_was_spoiled(tmp_path, tensors):
+    path = tmp_path / "model"
+    penstock.save_file(tensors, path)
+    assert [each.verdict for each in penstock.verify(path)] == ["unknown"]
+    penstock.save_file(tensors, path, checksums=True)
+    assert [each.verdict for each in penstock.verify(path)] == ["right"]
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    [checked] = penstock.verify(path)
+    assert checked.verdict == "wrong" and len(checked.wrong_tensors) == 1 and checked.path == str(path)
