@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "penstock/context.h"
@@ -97,7 +98,11 @@ class PENSTOCK_EXPORT Model {
   friend class ModelBuilder;
   std::vector<ModelFile> files_;
   std::vector<TensorInfo> tensors_;
-  std::map<std::string, std::uint32_t, std::less<>> by_name_;
+  struct NameHash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view name) const { return std::hash<std::string_view>()(name); }
+  };
+  std::unordered_map<std::string, std::uint32_t, NameHash, std::equal_to<>> by_name_;
 };
 
 struct Interval {
@@ -125,7 +130,8 @@ enum class Columns : std::uint8_t { automatic, pieces, whole };
 
 struct LoadOptions {
   Columns columns = Columns::automatic;
-  RequestOptions request;  // `stream` only where nothing is read as whole rows
+  // `stream` only where nothing is read as whole rows; `on_end` must not destroy the Loading.
+  RequestOptions request;
 };
 
 struct LoadReport {

@@ -7,6 +7,7 @@
 #include "penstock/models.h"
 #include "services/models/contents.h"
 #include "services/models/json_walk.h"
+#include "services/models/open_store.h"
 #include "services/models/sha256.h"
 
 namespace penstock {
@@ -19,7 +20,7 @@ Result<Checksums> parse_checksums(std::string_view json) {
   const Status walked = walk_json(json, [&](const JsonEvent& event) -> std::string {
     if (event.path.empty()) return event.kind == Kind::object || event.kind == Kind::object_end ? "" : "not an object";
     if (event.path.size() > 1 || event.kind != Kind::string || event.in_array) return "not an object of strings";
-    sums.emplace(event.path[0], event.text);
+    sums.emplace(std::string(event.path[0]), std::string(event.text));
     return "";
   });
   if (!walked) return walked.error();
@@ -138,13 +139,8 @@ class Checking {
   using Visit = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
 
   Status read_all(const ModelFile& file, std::uint64_t offset, const Visit& visit) {
-    std::error_code failed;
-    Result<Store> store = context_.open(std::filesystem::absolute(file.path, failed).string());
+    Result<Store> store = models::open_store(context_, file);
     if (!store) return std::move(store).error();
-    if (store->info().identity != file.identity) {
-      return Error{Code::changed, 0, file.path + ": the file was modified or replaced since the model was opened",
-                   "open the model again"};
-    }
     Ticket tickets[2];
     const auto length_at = [&](std::uint64_t at) { return std::min(window_bytes, file.size_bytes - at); };
     const auto begin = [&](std::size_t window, std::uint64_t at) -> Status {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "penstock/models.h"
 #include "services/models/ggml_types.h"
 #include "services/models/test_model.h"

@@ -1,5 +1,7 @@
-// Walks over JSON without building it: a header of 100 MB costs what its visitor keeps, and the keys of the objects
-// that are open. Refuses what readers disagree about (a key twice, a zero byte) and what only an attack needs (depth).
+// Walks over JSON (RFC 8259) without building it: a header of 100 MB costs what its visitor keeps, and the keys of the
+// objects that are open. Refuses what readers disagree about (a key twice, text that is not UTF-8) and what only an
+// attack needs (depth). Headers of models with many tensors are megabytes, and nothing can be read before they are: a
+// general parser takes longer over them than the tensors take.
 //
 // Thread safety: a function of its arguments.
 #pragma once
@@ -23,9 +25,10 @@ struct JsonEvent {
     number,  // whole, from 0 to 2^64 - 1
     other,   // any other number, a boolean, or null
   };
+  // What it points to lives as long as the walk.
   Kind kind;
-  std::span<const std::string> path;  // keys, from the outermost object's to the value's own
-  bool in_array;                      // the value is an element; the path is the array's
+  std::span<const std::string_view> path;  // keys, from the outermost object's to the value's own
+  bool in_array;                           // the value is an element; the path is the array's
   std::string_view text;
   std::uint64_t number;
 };

@@ -3,9 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <tuple>
 
 #include "services/models/contents.h"
+#include "services/models/open_store.h"
 #include "services/models/parts.h"
 #include "services/models/row_reader.h"
 
@@ -120,17 +121,9 @@ class LoadingBuilder {
   Status open(std::uint32_t file) {
     Store& store = impl_->stores[file];
     if (store) return {};
-    const ModelFile& known = model_.files()[file];
-    // An absolute path is a path whatever it looks like.
-    std::error_code failed;
-    Result<Store> opened = context_.open(std::filesystem::absolute(known.path, failed).string());
+    Result<Store> opened = models::open_store(context_, model_.files()[file]);
     if (!opened) return std::move(opened).error();
-    if (opened->info().identity != known.identity) {
-      return Error{Code::changed, 0, known.path + ": the file was modified or replaced since the model was opened",
-                   "open the model again"};
-    }
     store = std::move(*opened);
-    cached_[file] = reads_from_memory(context_, store);
     return {};
   }
 
@@ -154,11 +147,13 @@ class LoadingBuilder {
     return {};
   }
 
-  Columns choose(const TensorInfo& tensor, const Layout& layout) const {
+  Columns choose(const TensorInfo& tensor, const Layout& layout) {
     if (layout.rows == 1 || layout.bounds().length > models::row_bounds_most) return Columns::pieces;
     if (options_.columns != Columns::automatic) return options_.columns;
     if (options_.request.stream) return Columns::pieces;
-    return models::choose_columns(models::column_facts(layout, cached_[tensor.file]));
+    std::optional<bool>& cached = cached_[tensor.file];
+    if (!cached) cached = reads_from_memory(context_, impl_->stores[tensor.file]);
+    return models::choose_columns(models::column_facts(layout, *cached));
   }
 
   Status start_rows() {
@@ -179,7 +174,7 @@ class LoadingBuilder {
   const Model& model_;
   const LoadOptions& options_;
   std::unique_ptr<Loading::Impl> impl_ = std::make_unique<Loading::Impl>();
-  std::vector<char> cached_;  // by file
+  std::vector<std::optional<bool>> cached_;  // by file; nothing: not asked yet
   std::vector<FilePiece> pieces_;
   std::vector<RowJob> jobs_;
 };

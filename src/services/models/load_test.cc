@@ -1,6 +1,7 @@
+#include <atomic>
 #include <chrono>
-#include <cstring>
-#include <numeric>
+#include <thread>
+#include <vector>
 
 #include "penstock/models.h"
 #include "services/models/test_model.h"

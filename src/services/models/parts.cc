@@ -171,8 +171,8 @@ Columns choose_columns(const ColumnFacts& facts) {
   const double whole_rows = static_cast<double>(facts.rows - 1) / static_cast<double>(facts.rows);
   const double read =
       static_cast<double>(facts.row_bytes) * whole_rows + static_cast<double>(facts.bounds_bytes) * (1 - whole_rows);
-  // From memory, copying the wanted bytes once more counts; from a disk it is done meanwhile.
-  const double as_whole = facts.cached ? read + wanted : read;
+  // Copying the wanted bytes out is done while more is read; from memory that takes long enough to count.
+  const double as_whole = facts.cached ? read + wanted / 2 : read;
   const double as_pieces =
       wanted + pieces * (facts.cached ? cached_operation_bytes : direct_operation_bytes + block_bytes);
   return as_pieces <= as_whole ? Columns::pieces : Columns::whole;

@@ -1,6 +1,7 @@
 #include "services/models/resolve.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <set>
@@ -53,7 +54,7 @@ std::string visit_index(const JsonEvent& event, WeightMap& weight_map, bool& has
   if (const std::string problem = check_file_name(event.text); !problem.empty()) {
     return tensor + "the name of its file, " + in_quotes(event.text) + ", " + problem;
   }
-  weight_map.emplace(event.path[1], event.text);
+  weight_map.emplace(std::string(event.path[1]), std::string(event.text));
   return "";
 }
 

@@ -4,6 +4,7 @@
 // Thread safety: functions of the file system and of text.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>

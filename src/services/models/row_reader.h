@@ -66,7 +66,7 @@ class RowReader {
   void wait() const;
   std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }  // of the wanted ones
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
-  // What has been read so far, with `beside`.
+  // What has been read; with what `beside` has, once both have ended.
   Report report() const;
 
  private:

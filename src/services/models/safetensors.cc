@@ -33,7 +33,7 @@ class Header {
     if (event.kind != Kind::string || event.in_array) {
       return "the metadata " + in_quotes(event.path.back()) + " is not a string";
     }
-    contents_.metadata.emplace(event.path[1], event.text);
+    contents_.metadata.emplace(std::string(event.path[1]), std::string(event.text));
     return "";
   }
 
@@ -70,7 +70,7 @@ class Header {
 
   std::string visit_field(const JsonEvent& event) {
     if (event.path.size() > 2 || event.kind == Kind::object) return in_quotes(event.path[1]) + " is an object";
-    const std::string& field = event.path[1];
+    const std::string_view field = event.path[1];
     if (field == "dtype") return visit_dtype(event);
     if (field == "shape") return visit_shape(event);
     if (field == "data_offsets") return visit_offsets(event);
@@ -168,9 +168,11 @@ Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_byt
     error.message = "header: " + error.message;
     return error;
   }
-  std::ranges::sort(contents.tensors, [](const TensorInfo& a, const TensorInfo& b) {
+  const auto by_place = [](const TensorInfo& a, const TensorInfo& b) {
     return std::tie(a.offset, a.size_bytes, a.name) < std::tie(b.offset, b.size_bytes, b.name);
-  });
+  };
+  // Most writers write them in order.
+  if (!std::ranges::is_sorted(contents.tensors, by_place)) std::ranges::sort(contents.tensors, by_place);
   contents.data_offset = safetensors_length_bytes + json.size();
   if (Status status = check_layout(contents.tensors, file_bytes - contents.data_offset); !status) {
     return std::move(status).error();

@@ -1,8 +1,8 @@
-#include <unistd.h>
-
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <span>
+#include <vector>
 
 #include "penstock/models.h"
 #include "services/models/check.h"
