@@ -76,10 +76,7 @@ Exit run(const LoadFlags& flags) {
 Command add_load(CLI::App& tool) {
   auto flags = std::make_shared<LoadFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("load", "Bring models, files or devices into memory of the host or a GPU");
-  parser
-      ->add_option("PATH", flags->paths,
-                   "a model (a directory, *.safetensors, *.gguf, *.safetensors.index.json), or files, block devices or "
-                   "URIs, loaded as one request")
+  parser->add_option("PATH", flags->paths, "a model (directory, *.safetensors, *.gguf, index), files, devices or URIs")
       ->required();
   const TransferOptions shared = add_transfer_flags(*parser, *flags,
                                                     {.domain_name = "--to",

@@ -422,6 +422,12 @@ class Interrupted(ModelTest):
         wait_until(lambda: resident_bytes(process) > 32 * MIB)
         self.check(process)
 
+    def test_sample_and_leaves_nothing(self):
+        process = self.start("sample", self.folder / "x.safetensors", "--size", "512M", *SLOW, "--json")
+        wait_until(lambda: any(self.folder.iterdir()))
+        self.check(process)
+        self.assertEqual(self.names(), [])
+
 
 class Progress(ModelTest):
     def test_is_drawn_on_a_terminal_and_fits(self):
