@@ -40,6 +40,15 @@ TEST_F(Replace, takes_the_name_when_committed) {
   EXPECT_EQ(folder_.file_count(), 1U);
 }
 
+TEST_F(Replace, takes_the_name_also_without_a_sync) {
+  auto store = open(folder_.write("a", "old"));
+  put(*store, "new content");
+  ASSERT_TRUE(store->writer()->commit(false).ok());
+  EXPECT_EQ(folder_.read("a"), "new content");
+  EXPECT_TRUE(store->writer()->commit().ok()) << "which may come later";
+  EXPECT_EQ(folder_.file_count(), 1U);
+}
+
 TEST_F(Replace, makes_a_file_where_there_was_none) {
   auto store = open(folder_.path("new"), 4096);
   EXPECT_EQ(store->info().size_bytes, 4096U);
