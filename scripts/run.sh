@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Shows Penstock at work: builds it, makes a sample file, asks `penstock doctor` about it, and loads it cold and from
-# the page cache, verified: into GPU memory if there is a GPU, else into host memory.
+# Shows Penstock at work: builds it, makes a sample model, says what is in it and whether its bytes are right, asks
+# `penstock doctor` about it, and loads it cold and from the page cache, verified: into GPU memory if there is a GPU,
+# else into host memory.
 #
 #   scripts/run.sh [--to DOMAIN] [--size-mib N] [--folder DIR]
 #
 #   --to DOMAIN      where the bytes go (default: cuda:0 if there is a GPU, else host)
-#   --size-mib N     size of the sample file (default: 256)
-#   --folder DIR     where the sample file is made, and removed again (default: $TMPDIR or /var/tmp)
+#   --size-mib N     size of the sample model (default: 256)
+#   --folder DIR     where the sample model is made, and removed again (default: $TMPDIR or /var/tmp)
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
@@ -39,8 +40,7 @@ stage build build release penstock_tool
 work=$(mktemp -d "$folder/penstock-run.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
-sample=$work/sample.bin
-head -c "${size_mib}M" /dev/urandom > "$sample"
+sample=$work/sample.safetensors
 
 make_cold() {
   sync "$sample"
@@ -60,12 +60,18 @@ result = json.load(sys.stdin)
 routes = ", ".join(f"{route} {bytes}" for route, bytes in result["routes"].items() if bytes)
 verdict = {True: "verified", False: "DIFFERENT", None: "not verified"}[result["verified"]]
 speed = f"{result['\''gb_per_s'\'']:.2f} GB/s, steady {result['\''steady_gb_per_s'\'']:.2f} GB/s"
-print(f"{sys.argv[1]:7} to {sys.argv[2]}: {speed}  {verdict}  bytes by route: {routes}")
+tensors = result["model"]["tensors"]
+print(f"{sys.argv[1]:7} to {sys.argv[2]}: {speed}  {tensors} tensors {verdict}  bytes by route: {routes}")
 print(f"        {result['\''reason'\'']}")
 sys.exit(result["verified"] is not True)
 ' "$1" "$domain"
 }
 
+printf '\n== a sample model\n'
+build/penstock sample "$sample" --size "${size_mib}MiB"
+build/penstock inspect "$sample"
+printf '\n== penstock verify\n'
+build/penstock verify "$sample"
 printf '\n== penstock doctor\n'
 build/penstock doctor "$sample" --to "$domain"
 for state in cold cached; do

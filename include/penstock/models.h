@@ -171,10 +171,12 @@ PENSTOCK_EXPORT Result<Loading> load(Context& context, const Model& model, std::
 
 // Where tensors go in one piece of memory: at multiples of 256 bytes.
 struct Placement {
-  std::vector<std::uint64_t> offsets;  // by tensor
+  std::vector<std::uint64_t> offsets;  // of each tensor
   std::uint64_t size_bytes = 0;
 };
 PENSTOCK_EXPORT Placement place(const Model& model);
+// Of those alone, named by their indices, in that order.
+PENSTOCK_EXPORT Placement place(const Model& model, std::span<const std::uint32_t> tensors);
 
 struct TensorToSave {
   std::string name;

@@ -59,10 +59,12 @@ Exit run(int argc, char** argv) {
   tool.require_subcommand(1);
   tool.footer(
       "Examples:\n"
-      "  penstock load weights.bin --verify\n"
+      "  penstock load models/llama/ --to cuda:0 --verify\n"
+      "  penstock inspect models/llama/\n"
       "  penstock write weights.bin /mnt/fast/weights.bin\n"
       "  penstock doctor weights.bin");
-  const std::array commands = {add_load(tool), add_write(tool), add_engines(tool), add_doctor(tool), add_tune(tool)};
+  const std::array commands = {add_load(tool),    add_write(tool),  add_inspect(tool), add_verify(tool),
+                               add_engines(tool), add_doctor(tool), add_tune(tool),    add_sample(tool)};
   try {
     tool.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help and --version

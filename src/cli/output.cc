@@ -8,6 +8,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 
 namespace penstock::cli {
 
@@ -41,10 +42,13 @@ std::optional<std::size_t> terminal_columns(int fd) {
   return size.ws_col;
 }
 
-// File names may hold control characters, which a terminal would obey.
+// Names of files and tensors may hold control characters, also those of two bytes, which a terminal would obey.
 std::string printable(std::string_view text) {
   std::string result(text);
   std::replace_if(result.begin(), result.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, '?');
+  for (std::size_t at = 0; (at = result.find('\xc2', at)) != std::string::npos; ++at) {
+    if (at + 1 < result.size() && static_cast<unsigned char>(result[at + 1]) < 0xa0) result.replace(at, 2, "?");
+  }
   return result;
 }
 
@@ -96,10 +100,6 @@ Json failures_json(const Report& report) {
   return list;
 }
 
-Json error_json(const Error& error) {
-  return {{"code", code_name(error.code)}, {"message", error.message}, {"hint", error.hint}};
-}
-
 void print_error(const Error& error) {
   print(stderr, "penstock: " + printable(error.message));
   if (!error.hint.empty()) print(stderr, "hint: " + printable(error.hint));
@@ -148,6 +148,10 @@ double rate(std::uint64_t bytes, double seconds) {
   return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
 }
 
+Json error_json(const Error& error) {
+  return {{"code", code_name(error.code)}, {"message", error.message}, {"hint", error.hint}};
+}
+
 Output::Output(const OutputFlags& flags)
     : flags_(flags),
       columns_(terminal_columns(STDOUT_FILENO).value_or(unlimited_columns)),
@@ -172,6 +176,29 @@ void Output::field(std::string_view label, std::string_view value) const {
   std::string line = "  " + std::string(label);
   line.append(label_columns > columns_of(line) ? label_columns - columns_of(line) : 1, ' ');
   print(stdout, line + wrap(printable(value), label_columns, columns_));
+}
+
+void Output::table(const std::vector<std::vector<std::string>>& rows) const {
+  if (flags_.json || flags_.quiet) return;
+  constexpr std::size_t gap = 2;
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns_of(row[i]));
+  }
+  const bool fits = std::accumulate(widths.begin(), widths.end(), gap * widths.size()) <= columns_;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      if (i + 1 < row.size()) line.append(fits ? widths[i] - columns_of(row[i]) + gap : 1, ' ');
+    }
+    print(stdout, "  " + wrap(printable(line), 2 * gap, columns_));
+  }
+}
+
+bool Output::on_terminal() const {
+  return columns_ != unlimited_columns;
 }
 
 std::string_view Output::mark(bool good) const {

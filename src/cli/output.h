@@ -52,6 +52,8 @@ struct Transfer {
   std::optional<Verified> verified;
 };
 
+Json error_json(const Error& error);
+
 class Output {
  public:
   explicit Output(const OutputFlags& flags);
@@ -63,6 +65,9 @@ class Output {
   void heading(std::string_view text) const;
   void section(std::string_view title) const;
   void field(std::string_view label, std::string_view value) const;
+  // Rows in columns, as far as they fit; else each row is wrapped by itself.
+  void table(const std::vector<std::vector<std::string>>& rows) const;
+  bool on_terminal() const;
   // A check mark or a cross, as far as the locale can show them.
   std::string_view mark(bool good) const;
   // What joins a line of a tree to its parent, and what stands in that place in the lines below it.

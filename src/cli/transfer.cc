@@ -83,7 +83,7 @@ Result<Gpu> find_gpu(Domain domain) {
                .hint = "GPUs are counted from cuda:0; CUDA_VISIBLE_DEVICES chooses which ones; see penstock doctor"};
 }
 
-Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine) {
+Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine, std::string hint) {
   std::uint64_t room = available_memory_bytes(machine);
   std::string where = "that are available";
   if (domain.kind() == Domain::Kind::cuda) {
@@ -95,7 +95,7 @@ Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine) {
   if (bytes <= room) return {};
   return Error{.code = Code::out_of_memory,
                .message = format_bytes(bytes) + " are more than the " + format_bytes(room) + " of memory " + where,
-               .hint = "take it in parts, with --offset and --size"};
+               .hint = std::move(hint)};
 }
 
 Result<std::span<const std::byte>> Lens::look(Region piece) {

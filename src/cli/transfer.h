@@ -46,7 +46,8 @@ void add_tuning(const std::optional<std::string>& tuning, Transfer& transfer);
 Result<Gpu> find_gpu(Domain domain);
 
 // Code::out_of_memory, before anything is allocated, for what can't fit into a GPU or into the host's free memory.
-Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine);
+Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine,
+                  std::string hint = "take it in parts, with --offset and --size");
 
 // Shows memory of any domain to the CPU, a piece at a time.
 class Lens {

@@ -130,7 +130,7 @@ class LoadRefuses(ToolTest):
         self.fails("not_found", 3, "load", self.file("there", b"x"), self.folder / "missing")
 
     def test_what_is_not_a_store(self):
-        self.fails("is_directory", 1, "load", self.folder)
+        self.fails("is_directory", 1, "load", self.folder, "--raw")
         fifo = self.folder / "fifo"
         os.mkfifo(fifo)
         self.fails("unsupported", 1, "load", fifo)

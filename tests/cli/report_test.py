@@ -7,7 +7,7 @@ import unittest
 from tool import ToolTest, refuse_io_uring
 
 MIB = 1 << 20
-COMMANDS = ["load", "write", "engines", "doctor"]
+COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "sample"]
 
 
 class Usage(ToolTest):

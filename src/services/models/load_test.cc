@@ -99,6 +99,9 @@ TEST_F(ModelLoad, several_files_are_one_load) {
   const Model model = Model::open(files).value();
   const Placement placement = place(model);
   EXPECT_EQ(placement.offsets, (std::vector<std::uint64_t>{0, 5120}));
+  const Placement other = place(model, std::vector<std::uint32_t>{1, 0});
+  EXPECT_EQ(other.offsets, (std::vector<std::uint64_t>{0, 70'144}));
+  EXPECT_EQ(other.size_bytes, placement.size_bytes);
   std::string memory(placement.size_bytes, '\0');
   std::vector<TensorPart> parts;
   for (std::uint32_t i = 0; i < 2; ++i) {

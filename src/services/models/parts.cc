@@ -1,6 +1,7 @@
 #include "services/models/parts.h"
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 #include "services/models/contents.h"
@@ -209,11 +210,17 @@ Result<std::uint64_t> part_bytes(const TensorInfo& tensor, std::uint32_t dimensi
 }
 
 Placement place(const Model& model) {
+  std::vector<std::uint32_t> all(model.tensors().size());
+  std::iota(all.begin(), all.end(), 0U);
+  return place(model, all);
+}
+
+Placement place(const Model& model, std::span<const std::uint32_t> tensors) {
   constexpr std::uint64_t alignment = 256;
   Placement placement;
-  for (const TensorInfo& tensor : model.tensors()) {
+  for (const std::uint32_t tensor : tensors) {
     placement.offsets.push_back(placement.size_bytes);
-    placement.size_bytes += (tensor.size_bytes + alignment - 1) / alignment * alignment;
+    placement.size_bytes += (model.tensors()[tensor].size_bytes + alignment - 1) / alignment * alignment;
   }
   return placement;
 }

@@ -1,0 +1,123 @@
+// penstock load, of stores or parts of them.
+#include "interrupt.h"
+#include "load.h"
+
+namespace penstock::cli {
+
+namespace {
+
+struct Slice {
+  std::uint64_t offset = 0;
+  std::uint64_t size_bytes = 0;
+};
+
+Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
+  const bool in_blocks = flags.lba || flags.count;
+  const std::uint64_t unit = in_blocks ? info.block_bytes : 1;
+  if (unit == 0) {
+    return Error{.code = Code::unsupported,
+                 .message = info.name + " does not tell its block size",
+                 .hint = "use --offset and --size instead of --lba and --count"};
+  }
+  const std::uint64_t start = (in_blocks ? flags.lba : flags.offset).value_or(0);
+  const std::optional<std::uint64_t> length = in_blocks ? flags.count : flags.size;
+
+  Slice slice;
+  std::uint64_t end = 0;
+  if (__builtin_mul_overflow(start, unit, &slice.offset) ||
+      (length && __builtin_mul_overflow(*length, unit, &slice.size_bytes)) ||
+      __builtin_add_overflow(slice.offset, slice.size_bytes, &end)) {
+    return Error{.code = Code::invalid_argument,
+                 .message = "the range ends beyond 2^64 bytes",
+                 .hint = info.name + " has " + std::to_string(info.size_bytes) + " bytes"};
+  }
+  if (end > info.size_bytes) {
+    return Error{.code = Code::out_of_range,
+                 .message = "bytes " + std::to_string(slice.offset) + " to " + std::to_string(end) +
+                            " reach past the end of " + info.name,
+                 .hint = "it has " + std::to_string(info.size_bytes) + " bytes"};
+  }
+  if (!length) slice.size_bytes = info.size_bytes - slice.offset;
+  return slice;
+}
+
+class ByteCargo final : public Cargo {
+ public:
+  ByteCargo(TunedContext tuned, OutputFlags output) : tuned_(std::move(tuned)), output_(output) {}
+
+  Status prepare(const LoadFlags& flags, Domain domain) {
+    Context& context = tuned_.context;
+    std::vector<Slice> slices;
+    for (const std::string& path : flags.paths) {
+      Result<Store> store = context.open(path);
+      if (!store.ok()) return store.error();
+      const Result<Slice> slice = choose_slice(store->info(), flags);
+      if (!slice.ok()) return slice.error();
+      if (__builtin_add_overflow(bytes_, slice->size_bytes, &bytes_)) bytes_ = UINT64_MAX;
+      stores_.push_back(std::move(*store));
+      slices.push_back(*slice);
+    }
+    if (Status room = check_room(domain, bytes_, context.machine()); !room.ok()) return room;
+    if (!domain.host_accessible()) {
+      if (Status ready = context.prepare(domain); !ready.ok()) return ready;
+    }
+    for (std::size_t i = 0; i < slices.size(); ++i) {
+      Region memory{.domain = domain};
+      if (slices[i].size_bytes != 0) {
+        Result<Buffer> buffer = context.allocate(domain, slices[i].size_bytes);
+        if (!buffer.ok()) return buffer.error();
+        memory = buffer->region();
+        buffers_.push_back(std::move(*buffer));
+      }
+      ranges_.push_back({.store = &stores_[i], .offset = slices[i].offset, .memory = memory});
+    }
+    return {};
+  }
+
+  Report load() override {
+    Result<Ticket> ticket = tuned_.context.submit(Direction::read, ranges_);
+    if (!ticket.ok()) return {.outcome = Outcome::failed, .error = ticket.error()};
+    Progress progress(bytes_, output_);
+    return await(std::move(*ticket), [&](std::uint64_t bytes) { progress.update(bytes); });
+  }
+
+  std::vector<Loaded> loaded() const override {
+    std::vector<Loaded> pieces;
+    for (const Range& range : ranges_) {
+      const StoreInfo& info = range.store->info();
+      pieces.push_back({.what = info.name,
+                        .path = local_path(info.name),
+                        .identity = info.kind == StoreKind::file ? std::optional(info.identity) : std::nullopt,
+                        .offset = range.offset,
+                        .memory = range.memory});
+    }
+    return pieces;
+  }
+
+  void describe(Transfer& transfer) const override {
+    transfer.head["model"] = Json();
+    add_tuning(tuned_.tuning, transfer);
+  }
+
+ private:
+  TunedContext tuned_;
+  OutputFlags output_;
+  std::vector<Store> stores_;
+  std::vector<Buffer> buffers_;
+  std::vector<Range> ranges_;  // one for each store
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Cargo>> prepare_bytes(const LoadFlags& flags) {
+  const Result<Domain> domain = Domain::parse(flags.domain);
+  if (!domain.ok()) return domain.error();
+  Result<TunedContext> tuned = make_tuned_context(flags, flags.paths, *domain);
+  if (!tuned.ok()) return tuned.error();
+  auto cargo = std::make_unique<ByteCargo>(std::move(*tuned), flags.output);
+  if (Status ready = cargo->prepare(flags, *domain); !ready.ok()) return ready.error();
+  return std::unique_ptr<Cargo>(std::move(cargo));
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,146 @@
+// penstock load, of the tensors of a model.
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "interrupt.h"
+#include "load.h"
+#include "model_names.h"
+
+namespace penstock::cli {
+
+namespace {
+
+using Indices = std::vector<std::uint32_t>;
+
+// All tensors, or those that one of the patterns fits. One that fits none is a mistake.
+Result<Indices> select_tensors(const Model& model, const LoadFlags& flags) {
+  std::vector<bool> used(flags.select.size());
+  Indices chosen;
+  for (std::uint32_t i = 0; i < model.tensors().size(); ++i) {
+    bool fits = flags.select.empty();
+    for (std::size_t k = 0; k < flags.select.size(); ++k) {
+      if (fnmatch(flags.select[k].c_str(), model.tensors()[i].name.c_str(), 0) == 0) fits = used[k] = true;
+    }
+    if (fits) chosen.push_back(i);
+  }
+  const auto unused = std::ranges::find(used, false);
+  if (unused == used.end()) return chosen;
+  return Error{.code = Code::not_found,
+               .message = "no tensor of " + flags.paths.front() + " fits --select " +
+                          flags.select[static_cast<std::size_t>(unused - used.begin())],
+               .hint = "penstock inspect " + flags.paths.front() + " --tensors lists their names"};
+}
+
+// A file that is broken as a model can still be loaded as bytes.
+Error with_way_out(Error error, const std::string& path) {
+  const bool broken =
+      error.code == Code::invalid_argument || error.code == Code::truncated || error.code == Code::unsupported;
+  std::error_code failed;
+  const bool is_file = std::filesystem::is_regular_file(local_path(path), failed);
+  if (broken && is_file) error.hint += std::string(error.hint.empty() ? "" : "; ") + "--raw loads it as bytes";
+  return error;
+}
+
+class ModelCargo final : public Cargo {
+ public:
+  ModelCargo(TunedContext tuned, Model model, Indices chosen, OutputFlags output)
+      : tuned_(std::move(tuned)), model_(std::move(model)), chosen_(std::move(chosen)), output_(output) {}
+
+  Status prepare(Domain domain) {
+    const Placement placement = place(model_, chosen_);
+    const Status room =
+        check_room(domain, placement.size_bytes, tuned_.context.machine(), "load fewer of its tensors, with --select");
+    if (!room.ok()) return room;
+    if (!domain.host_accessible()) {
+      if (Status ready = tuned_.context.prepare(domain); !ready.ok()) return ready;
+    }
+    Region all{.domain = domain};
+    if (placement.size_bytes != 0) {
+      Result<Buffer> memory = tuned_.context.allocate(domain, placement.size_bytes);
+      if (!memory.ok()) return memory.error();
+      memory_ = std::move(*memory);
+      all = memory_.region();
+    }
+    for (std::size_t i = 0; i < chosen_.size(); ++i) {
+      const std::uint64_t size_bytes = model_.tensors()[chosen_[i]].size_bytes;
+      parts_.push_back({.tensor = chosen_[i], .memory = all.part(placement.offsets[i], size_bytes)});
+    }
+    return {};
+  }
+
+  Report load() override {
+    Result<Loading> loading = penstock::load(tuned_.context, model_, parts_);
+    if (!loading.ok()) return {.outcome = Outcome::failed, .error = loading.error()};
+    Progress progress(loading->bytes_wanted(), output_);
+    while (!loading->wait_for(std::chrono::milliseconds(100))) {
+      if (interrupted()) loading->cancel();
+      progress.update(loading->bytes_done());
+    }
+    LoadReport report = loading->report();
+    over_read_bytes_ = report.read_bytes - std::min(report.read_bytes, report.wanted_bytes);
+    report.transfer.seconds = report.seconds;
+    return std::move(report.transfer);
+  }
+
+  std::vector<Loaded> loaded() const override {
+    std::vector<Loaded> pieces;
+    for (const TensorPart& part : parts_) {
+      const TensorInfo& tensor = model_.tensors()[part.tensor];
+      const ModelFile& file = model_.files()[tensor.file];
+      pieces.push_back({.what = "tensor " + tensor.name + " of " + file.path,
+                        .path = file.path,
+                        .identity = file.identity,
+                        .offset = tensor.offset,
+                        .memory = part.memory});
+    }
+    return pieces;
+  }
+
+  void describe(Transfer& transfer) const override {
+    std::set<std::uint32_t> files;
+    for (const std::uint32_t i : chosen_) files.insert(model_.tensors()[i].file);
+    transfer.head["model"] = {{"formats", formats(model_)},
+                              {"files", files.size()},
+                              {"tensors", chosen_.size()},
+                              {"tensors_in_model", model_.tensors().size()},
+                              {"over_read_bytes", over_read_bytes_}};
+    const bool all = chosen_.size() == model_.tensors().size();
+    transfer.own.push_back(
+        {"model", list_of(formats(model_)) + ", " + (all ? "" : std::to_string(chosen_.size()) + " of ") +
+                      count_of(model_.tensors().size(), "tensor") + " from " + count_of(files.size(), "file")});
+    transfer.own.push_back({"over-read", over_read_bytes_ == 0 ? "none" : format_bytes(over_read_bytes_)});
+    add_tuning(tuned_.tuning, transfer);
+  }
+
+ private:
+  TunedContext tuned_;
+  Model model_;
+  Indices chosen_;
+  OutputFlags output_;
+  Buffer memory_;  // of all tensors
+  std::vector<TensorPart> parts_;
+  std::uint64_t over_read_bytes_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Cargo>> prepare_model(const LoadFlags& flags) {
+  const Result<Domain> domain = Domain::parse(flags.domain);
+  if (!domain.ok()) return domain.error();
+  Result<Model> model = open_model(flags.paths);
+  if (!model.ok()) return with_way_out(model.error(), flags.paths.front());
+  Result<Indices> chosen = select_tensors(*model, flags);
+  if (!chosen.ok()) return chosen.error();
+  std::vector<std::string> files;
+  for (const ModelFile& file : model->files()) files.push_back(file.path);
+  Result<TunedContext> tuned = make_tuned_context(flags, files, *domain);
+  if (!tuned.ok()) return tuned.error();
+  auto cargo = std::make_unique<ModelCargo>(std::move(*tuned), std::move(*model), std::move(*chosen), flags.output);
+  if (Status ready = cargo->prepare(*domain); !ready.ok()) return ready.error();
+  return std::unique_ptr<Cargo>(std::move(cargo));
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,49 @@
+#include "model_names.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+namespace penstock::cli {
+
+bool names_model(const std::string& name) {
+  constexpr std::array<std::string_view, 3> endings = {".safetensors", ".gguf", ".safetensors.index.json"};
+  std::error_code failed;  // what is not there is no directory
+  return std::ranges::any_of(endings, [&](std::string_view ending) { return name.ends_with(ending); }) ||
+         std::filesystem::is_directory(local_path(name), failed);
+}
+
+Result<Model> open_model(std::span<const std::string> names) {
+  std::vector<std::string> paths;
+  for (const std::string& name : names) paths.push_back(local_path(name));
+  return paths.size() == 1 ? Model::open(paths.front()) : Model::open(paths);
+}
+
+std::vector<std::string> formats(const Model& model) {
+  std::vector<std::string> names;
+  for (const ModelFile& file : model.files()) {
+    const std::string name(model_format_name(file.format));
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  }
+  return names;
+}
+
+std::string type_name(const TensorInfo& tensor) {
+  return tensor.quantization.empty() ? std::string(dtype_name(tensor.dtype)) : tensor.quantization;
+}
+
+std::string count_of(std::size_t count, const std::string& thing) {
+  return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
+}
+
+std::string list_of(std::span<const std::string> names) {
+  constexpr std::size_t names_shown = 8;
+  std::string text;
+  for (const std::string& name : names.first(std::min(names.size(), names_shown))) {
+    text += (text.empty() ? "" : ", ") + name;
+  }
+  if (names.size() > names_shown) text += " and " + std::to_string(names.size() - names_shown) + " more";
+  return text;
+}
+
+}  // namespace penstock::cli
