@@ -122,10 +122,12 @@ void print_overview(const Output& output, const Model& model, const InspectFlags
   }
   for (const std::uint64_t alignment : {256, 4096}) {
     const std::vector<std::string> names = misaligned(model, alignment);
-    const std::string multiple = "at a multiple of " + std::to_string(alignment);
+    const std::string place = "at a multiple of " + std::to_string(alignment);
+    const bool none = !names.empty() && names.size() == model.tensors().size();
     output.field(alignment == 256 ? "alignment" : "",
-                 names.empty() ? "all begin " + multiple
-                               : std::to_string(names.size()) + " don't begin " + multiple + ": " + list_of(names));
+                 names.empty() ? "every tensor begins " + place
+                 : none        ? "no tensor begins " + place
+                               : std::to_string(names.size()) + " don't begin " + place + ": " + list_of(names));
   }
 }
 

@@ -274,8 +274,10 @@ class Inspect(ModelTest):
     def test_tells_a_person(self):
         text = self.run_tool("inspect", self.shards()).stdout.decode()
         for word in ["3 tensors in 2 files", "model-00002-of-00002.safetensors", "F32", "200 kB in 1 tensor", "1000 x 3",
-                     "file 2 at", "don't begin at a multiple of 256: a, b, c"]:
+                     "file 2 at", "no tensor begins at a multiple of 256"]:
             self.assertIn(word, text)
+        some = self.run_tool("inspect", self.small_model()).stdout.decode()
+        self.assertIn("4 don't begin at a multiple of 256: a, b.0, b.1, scalar", some)
         self.assertEqual(text.count("format  pt"), 1, "both files have the same metadata")
         self.assertNotIn("1000 x 3", self.run_tool("inspect", self.folder / "model", "--no-tensors").stdout.decode())
 
