@@ -63,10 +63,9 @@ try_bare() {
 
 # The tests need pytest, NumPy, torch and safetensors: those of the interpreter that built the wheel.
 run_tests() {
-  local libraries
+  local libraries tests=("$PWD"/tests/python/*_test.py)
   libraries=$("$python" -c 'import sys; print(":".join(path for path in sys.path if path.endswith("-packages")))') &&
-    (cd "$work" && PYTHONPATH="$libraries" "$work/venv/bin/python" -B "$OLDPWD/tests/python/run.py" \
-      $(cd "$OLDPWD/tests/python" && echo *_test.py))
+    (cd "$work" && PYTHONPATH=$libraries "$work/venv/bin/python" -B "${tests[0]%/*}/run.py" "${tests[@]}")
 }
 
 stage 'build the wheel' build_wheel

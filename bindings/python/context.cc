@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "gil.h"
 #include "waiting.h"
 
 namespace nb = nanobind;
@@ -63,7 +64,7 @@ class Reading {
     return to_dict(report);
   }
   void cancel() {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     ticket_.cancel();
   }
 
@@ -106,7 +107,7 @@ Reading read(PythonContext& self, const nb::bytes& path, std::uint64_t offset, b
   }
   if (stream && size_bytes != 0) options.stream = CudaStream{reinterpret_cast<void*>(*stream)};
   auto ticket = [&] {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     return context->submit(Direction::read, {&range, 1}, options);
   }();
   return {value_or_raise(std::move(ticket)), size_bytes, std::move(memory), std::move(end)};
@@ -120,7 +121,7 @@ std::uint64_t prefetch(PythonContext& self, const nb::bytes& path,
   for (const auto& [offset, size_bytes] : ranges) wanted.push_back({&store, offset, Region::host(nullptr, size_bytes)});
   if (ranges.empty()) wanted.push_back({&store, 0, Region::host(nullptr, store.info().size_bytes)});
   auto started = [&] {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     return context->prefetch(wanted);
   }();
   return value_or_raise(std::move(started));
@@ -144,7 +145,7 @@ std::shared_ptr<Context> PythonContext::get() const {
 
 void PythonContext::close() {
   auto closing = std::move(context_);
-  const nb::gil_scoped_release released;
+  const WithoutGil released;
   closing.reset();
 }
 

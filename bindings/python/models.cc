@@ -17,6 +17,7 @@
 
 #include "context.h"
 #include "errors.h"
+#include "gil.h"
 #include "models.h"
 #include "waiting.h"
 
@@ -56,7 +57,7 @@ Model open_model(const std::vector<nb::bytes>& paths) {
   std::vector<std::string> names;
   for (const nb::bytes& path : paths) names.push_back(to_string(path));
   auto model = [&] {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     return names.size() == 1 ? Model::open(names[0]) : Model::open(names);
   }();
   return value_or_raise(std::move(model));
@@ -138,7 +139,7 @@ class PythonLoading {
     return result;
   }
   void cancel() {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     loading_.cancel();
   }
 
@@ -181,7 +182,7 @@ PythonLoading start_load(PythonContext& self, const Model& model, const std::vec
   const std::vector<TensorPart> parts = parts_of(model, groups, slices);
   const LoadOptions options{.columns = columns_from(columns)};
   auto loading = [&] {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     return load(*context, model, parts, options);
   }();
   return {std::move(context), value_or_raise(std::move(loading)), std::move(memory)};
@@ -194,6 +195,7 @@ class ProgressCall {
   explicit ProgressCall(nb::object progress) : progress_(std::move(progress)) {}
 
   bool operator()(std::uint64_t done, std::uint64_t all) {
+    sleep_if_shut_down();
     const nb::gil_scoped_acquire acquired;
     try {
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -231,7 +233,7 @@ nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Save
                             .progress = [&](std::uint64_t done, std::uint64_t all) { return call(done, all); }};
   const std::string name = to_string(path);
   auto report = [&] {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     return save_safetensors(*context, name, wanted, options);
   }();
   call.rethrow();
@@ -242,7 +244,7 @@ nb::list verify(PythonContext& self, const Model& model, nb::object progress) {
   const auto context = self.get();
   ProgressCall call(std::move(progress));
   auto checked = [&] {
-    const nb::gil_scoped_release released;
+    const WithoutGil released;
     return check_model(*context, model, [&](std::uint64_t done, std::uint64_t all) { return call(done, all); });
   }();
   call.rethrow();

@@ -2,10 +2,12 @@
 #include <nanobind/nanobind.h>
 
 #include "context.h"
+#include "gil.h"
 #include "memory.h"
 #include "models.h"
 
 NB_MODULE(_core, module) {
+  module.def("shut_down", &penstock::python::shut_down);
   penstock::python::define_memory(module);
   penstock::python::define_context(module);
   penstock::python::define_models(module);

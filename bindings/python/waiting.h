@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "gil.h"
+
 namespace penstock::python {
 
 // Short enough for a person who presses ctrl-C, long enough for at most twenty calls of `progress` a second.
@@ -16,7 +18,7 @@ inline constexpr std::chrono::milliseconds wait_slice(60);
 template <typename Request>
 void wait_or_cancel(Request& request, std::uint64_t all_bytes, nanobind::handle progress) {
   const auto ended = [&] {
-    const nanobind::gil_scoped_release released;
+    const WithoutGil released;
     return request.wait_for(wait_slice);
   };
   try {
@@ -26,7 +28,7 @@ void wait_or_cancel(Request& request, std::uint64_t all_bytes, nanobind::handle 
     }
     if (!progress.is_none()) progress(request.bytes_done(), all_bytes);
   } catch (...) {
-    const nanobind::gil_scoped_release released;
+    const WithoutGil released;
     request.cancel();
     throw;
   }

@@ -77,10 +77,17 @@ def test_a_forked_child_is_refused_the_context_of_its_parent(file):
         context.read_into(bytearray(1 << 20), file)
 
 
-def test_a_process_may_end_while_a_read_runs(large_file):
+@pytest.mark.parametrize("how", ["reading = start()", "daemon = threading.Thread(target=read, daemon=True)"])
+def test_a_process_may_end_while_a_read_runs(large_file, how):
     run(f"""
-import asyncio, mmap, penstock
+import mmap, penstock, threading, time
 context = penstock.Context(engine="posix", lanes=1, storage_chunk_bytes=4096, operations_in_flight=1)
 target = mmap.mmap(-1, 1 << 30)
-reading = context._start(target, {str(large_file)!r}, 0, None, None, None, True)
+path = {str(large_file)!r}
+start = lambda: context._start(target, path, 0, None, None, None, True)
+read = lambda: context.read_into(target, path)
+{how}
+if "daemon" in globals():
+    daemon.start()
+    time.sleep(0.2)
 """)

@@ -97,7 +97,8 @@ def test_what_safetensors_gives_we_give(mixed):
                 assert their.get_slice(name).get_dtype() == our.get_slice(name).get_dtype()
 
 
-README = '''
+# The README and the documentation of safetensors, in their own words.
+EXAMPLES = ['''
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -112,15 +113,58 @@ tensors = {}
 with safe_open("model.safetensors", framework="pt", device="cpu") as f:
    for key in f.keys():
        tensors[key] = f.get_tensor(key)
-'''
+assert sorted(tensors) == ["weight1", "weight2"] and not tensors["weight1"].any()
+''', '''
+import torch
+from safetensors.torch import save_file
+save_file({"embedding": torch.arange(60.).reshape(10, 6)}, "model.safetensors")
+
+from safetensors import safe_open
+
+with safe_open("model.safetensors", framework="pt", device="cpu") as f:
+    tensor_slice = f.get_slice("embedding")
+    vocab_size, hidden_dim = tensor_slice.get_shape()
+    tensor = tensor_slice[:, :hidden_dim]
+    tensor_part = f.get_slice("embedding")[:, ::8]
+assert tensor.shape == (10, 6) and tensor_part.shape == (10, 1)
+''', '''
+from safetensors.torch import save, load
+import torch
+
+tensors = {"embedding": torch.zeros((512, 1024)), "attention": torch.zeros((256, 256))}
+byte_data = save(tensors)
+open("bert.safetensors", "wb").write(byte_data)
+
+with open("bert.safetensors", "rb") as f:
+    data = f.read()
+loaded = load(data)
+assert loaded["attention"].shape == (256, 256)
+''', '''
+from safetensors.numpy import save_file, load_file, save, load
+import numpy as np
+
+tensors = {"embedding": np.zeros((512, 1024)), "attention": np.zeros((256, 256))}
+save_file(tensors, "model.safetensors")
+loaded = load_file("model.safetensors")
+assert load(save(loaded))["embedding"].shape == (512, 1024)
+''', '''
+import torch
+from safetensors.torch import load_model, save_model
+
+model = torch.nn.Linear(3, 4)
+save_model(model, "model.safetensors")
+# Instead of save_file(model.state_dict(), "model.safetensors")
+load_model(model, "model.safetensors")
+# Instead of model.load_state_dict(load_file("model.safetensors"))
+''']
 
 
-def test_the_example_of_safetensors_runs_with_the_import_changed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_safetensors_run_with_the_import_changed(tmp_path, monkeypatch, example):
     monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(README.replace("safetensors import", "penstock import").replace("from safetensors.", "from penstock."), names)
-    assert sorted(names["tensors"]) == ["weight1", "weight2"]
-    assert all(torch.equal(tensor, torch.zeros(1024, 1024)) for tensor in names["tensors"].values())
+    changed = example.replace("from safetensors", "from penstock")
+    assert changed != example
+    exec(changed, {})
 
 
 def test_small_tensors_share_slabs_and_large_ones_have_storages_of_their_own(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from typing import Any, Callable, Iterable, Optional
@@ -137,6 +138,7 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_core.shut_down)
 
 
 def read_into(target: Any, path: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
