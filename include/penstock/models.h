@@ -98,11 +98,7 @@ class PENSTOCK_EXPORT Model {
   friend class ModelBuilder;
   std::vector<ModelFile> files_;
   std::vector<TensorInfo> tensors_;
-  struct NameHash {
-    using is_transparent = void;
-    std::size_t operator()(std::string_view name) const { return std::hash<std::string_view>()(name); }
-  };
-  std::unordered_map<std::string, std::uint32_t, NameHash, std::equal_to<>> by_name_;
+  std::unordered_map<std::string, std::uint32_t> by_name_;
 };
 
 struct Interval {

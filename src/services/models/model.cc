@@ -134,7 +134,7 @@ Result<Model> Model::open(std::span<const std::string> files) {
 }
 
 std::optional<std::uint32_t> Model::find(std::string_view name) const {
-  const auto found = by_name_.find(name);
+  const auto found = by_name_.find(std::string(name));
   return found == by_name_.end() ? std::nullopt : std::optional(found->second);
 }
 
