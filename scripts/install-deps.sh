@@ -61,6 +61,11 @@ install_packages() {
   apt-get -qq install --yes --no-install-recommends "${missing[@]}" > /dev/null
 }
 
+pip_install() {
+  timeout 120 .venv/bin/python -m pip --quiet --disable-pip-version-check --retries 1 --timeout 15 install "$@" \
+    > /dev/null 2>&1
+}
+
 # What PyPI has: the one version of clang-format that the style check compares with, what the Python package is built
 # with, and what its tests compare it with. Whatever needs what is missing skips itself.
 install_from_pypi() {
@@ -71,14 +76,12 @@ install_from_pypi() {
   # apt's NumPy and PyTorch are those of apt's Python.
   local python=/usr/bin/python3
   [[ -x $python ]] || python=python3
-  if { "$python" -m venv --clear --system-site-packages .venv &&
-    timeout 120 .venv/bin/python -m pip --quiet --disable-pip-version-check --retries 1 --timeout 15 \
-      install "${wanted[@]}"; } > /dev/null 2>&1; then
+  if "$python" -m venv --clear --system-site-packages .venv > /dev/null 2>&1 && pip_install "${wanted[@]}"; then
     echo "${wanted[*]}" > .venv/wanted
-  else
-    rm -rf .venv
-    echo "Not installable from PyPI: ${wanted[*]}. What needs them will be skipped." >&2
+    return
   fi
+  echo "Not installable from PyPI, all together: ${wanted[*]}. What needs them will be skipped." >&2
+  pip_install "${wanted[0]}" || rm -rf .venv
 }
 
 # A bundle carries fio as sources: Debian's binary wants the libraries of every storage system there is.

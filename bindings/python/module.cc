@@ -7,6 +7,8 @@
 #include "models.h"
 
 NB_MODULE(_core, module) {
+  // A daemon thread that still waits when the process ends is no mistake of the binding.
+  nanobind::set_leak_warnings(false);
   module.def("shut_down", &penstock::python::shut_down);
   penstock::python::define_memory(module);
   penstock::python::define_context(module);

@@ -443,6 +443,7 @@ def test_a_module_is_filled_where_it_is(tmp_path):
     ({"a": numpy.zeros((2, 3), numpy.float32), "b": numpy.zeros(2, numpy.int8), "c": numpy.zeros(2)}, "missing are"),
     ({"a": numpy.zeros((3, 2), numpy.float32), "b": numpy.zeros(2, numpy.int8)}, "'a'"),
     ({"a": numpy.zeros((2, 3), numpy.float16), "b": numpy.zeros(2, numpy.int8)}, "'a'"),
+    ({"a": numpy.zeros((2, 3), numpy.float32), "b": numpy.zeros(4, numpy.int8)[::2]}, "not contiguous"),
 ])
 def test_what_does_not_fit_is_refused_before_a_byte_moves(tmp_path, target, words):
     path = tmp_path / "model"
@@ -450,6 +451,8 @@ def test_what_does_not_fit_is_refused_before_a_byte_moves(tmp_path, target, word
     with pytest.raises(ValueError, match=words):
         penstock.load_into(target, path)
     assert not any(array.any() for array in target.values())
+    with pytest.raises(ValueError, match="'a' is a bytearray"):
+        penstock.load_into({"a": bytearray(24)}, path, strict=False)
 
 
 def test_several_files_and_directories_are_one_model(tmp_path):

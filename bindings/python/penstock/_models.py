@@ -201,8 +201,7 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
     those that both have are filled. Tensors that a failed load was to fill are not as they were.
     """
     model = Model(filename)
-    tensors = target.state_dict() if hasattr(target, "state_dict") else dict(target)
-    tensors = {name: tensor for name, tensor in tensors.items() if framework_of(tensor) is not None}
+    tensors = tensors_in(target)
     if strict:
         check_names(model, tensors)
     groups: dict[str, tuple[list[int], list[int]]] = {}
@@ -229,6 +228,16 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
     report = Report(**loading.wait(progress))
     log(f"{model}: {len(owners)} tensors", report)
     return report
+
+
+def tensors_in(target: Any) -> dict[str, Any]:
+    if hasattr(target, "state_dict"):
+        # Modules may have a state that is no tensor: it is not in the file.
+        return {name: value for name, value in target.state_dict().items() if framework_of(value) is not None}
+    for name, value in target.items():
+        if framework_of(value) is None:
+            raise invalid(f"{name!r} is a {type(value).__name__}", "give tensors of torch or NumPy")
+    return dict(target)
 
 
 def check_names(model: Model, names: Iterable[str]) -> None:
