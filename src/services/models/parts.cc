@@ -139,9 +139,10 @@ void sort_and_merge(std::vector<FilePiece>& pieces) {
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const FilePiece& piece = pieces[i];
     FilePiece* const last = kept == 0 ? nullptr : &pieces[kept - 1];
-    const bool continues =
-        last != nullptr && last->file == piece.file && last->offset + last->memory.size_bytes == piece.offset &&
-        last->memory.domain == piece.memory.domain && last->memory.data + last->memory.size_bytes == piece.memory.data;
+    const bool continues = last != nullptr && last->file == piece.file &&
+                           last->offset + last->memory.size_bytes == piece.offset &&
+                           last->memory.domain == piece.memory.domain && piece.memory.domain.host_accessible() &&
+                           last->memory.data + last->memory.size_bytes == piece.memory.data;
     if (continues) {
       last->memory.size_bytes += piece.memory.size_bytes;
     } else {

@@ -36,7 +36,8 @@ struct FilePiece {
 };
 // Every piece of every row, in the order of the memory.
 void append_pieces(const TensorInfo& tensor, const Layout& layout, Region memory, std::vector<FilePiece>& pieces);
-// In the order of files and offsets; what is adjacent in a file and in memory is one.
+// In the order of files and offsets; what is adjacent in a file and in the host's memory is one. Adjacent memory of a
+// GPU may be of two allocations, which no copy may span.
 void sort_and_merge(std::vector<FilePiece>& pieces);
 
 // How intervals of an inner dimension are read, where the caller leaves it open.

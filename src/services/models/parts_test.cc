@@ -101,6 +101,9 @@ TEST(Parts, pieces_that_are_neighbours_in_the_file_and_in_memory_are_one) {
   EXPECT_EQ(pieces[0].memory.size_bytes, 20U);
   EXPECT_EQ(pieces[1].offset, 20U) << "its memory is elsewhere";
   EXPECT_EQ(pieces[2].memory.size_bytes, 8U);
+  std::vector<FilePiece> on_gpu = {{0, 0, {memory, 10, Domain::cuda(0)}}, {0, 10, {memory + 10, 10, Domain::cuda(0)}}};
+  sort_and_merge(on_gpu);
+  EXPECT_EQ(on_gpu.size(), 2U) << "they may be of two allocations";
 }
 
 TEST(Columns, small_pieces_are_read_as_rows_and_large_ones_by_themselves) {
