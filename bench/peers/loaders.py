@@ -130,62 +130,79 @@ class TorchLoad(Loader):
         return tensors
 
 
-class Staged(Loader):
-    """What a careful engineer writes by hand: threads, pinned memory, copies that overlap."""
+class WholeFiles(Loader):
+    """What knows nothing of tensors: a file goes into one piece of the GPU's memory, and tensors are views of it."""
 
     needs_gpu = True
+
+    def load(self):
+        torch = _torch()
+        tensors = {}
+        for path in self.files:
+            target = torch.empty(os.path.getsize(path), dtype=torch.uint8, device=self.device)
+            self.fill(path, target)
+            tensors.update({name: target[begin:end] for name, (begin, end) in layouts.header_of(path).items()})
+        return tensors
+
+
+class Staged(WholeFiles):
+    """What a careful engineer writes by hand: threads, pinned memory, copies that overlap."""
+
     settings = [{"threads": 4, "chunk": 4 << 20}, {"threads": 16, "chunk": 4 << 20}]
 
     def start(self):
         import concurrent.futures
         torch = _torch()
         self.pool = concurrent.futures.ThreadPoolExecutor(self.setting["threads"])
-        chunk = self.setting["chunk"]
-        self.slots = [[torch.empty(chunk, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self.slots = [[torch.empty(self.setting["chunk"], dtype=torch.uint8, pin_memory=True) for _ in range(2)]
                       for _ in range(self.setting["threads"])]
 
-    def load(self):
-        torch = _torch()
-        chunk, threads, tensors = self.setting["chunk"], self.setting["threads"], {}
-
-        def work(descriptor, target, size, number):
-            stream, busy = torch.cuda.Stream(self.device), [None, None]
-            with torch.cuda.stream(stream):
-                for turn, offset in enumerate(range(number * chunk, size, threads * chunk)):
-                    slot, length = self.slots[number][turn % 2], min(chunk, size - offset)
-                    if busy[turn % 2]:
-                        busy[turn % 2].synchronize()
-                    os.preadv(descriptor, [memoryview(slot.numpy())[:length]], offset)
-                    target[offset:offset + length].copy_(slot[:length], non_blocking=True)
-                    busy[turn % 2] = stream.record_event()
-            stream.synchronize()
-
-        for path in self.files:
-            size = os.path.getsize(path)
-            target = torch.empty(size, dtype=torch.uint8, device=self.device)
-            torch.cuda.current_stream().synchronize()
-            descriptor = os.open(path, os.O_RDONLY)
-            list(self.pool.map(lambda number: work(descriptor, target, size, number), range(threads)))
+    def fill(self, path, target):
+        _torch().cuda.current_stream().synchronize()
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            list(self.pool.map(lambda number: self.fill_share(descriptor, target, number),
+                               range(self.setting["threads"])))
+        finally:
             os.close(descriptor)
-            tensors.update({name: target[begin:end] for name, (begin, end) in layouts.header_of(path).items()})
-        return tensors
+
+    def fill_share(self, descriptor, target, number):
+        torch = _torch()
+        chunk, threads = self.setting["chunk"], self.setting["threads"]
+        stream, busy = torch.cuda.Stream(self.device), [None, None]
+        with torch.cuda.stream(stream):
+            for turn, offset in enumerate(range(number * chunk, len(target), threads * chunk)):
+                slot, length = self.slots[number][turn % 2], min(chunk, len(target) - offset)
+                if busy[turn % 2]:
+                    busy[turn % 2].synchronize()
+                os.preadv(descriptor, [memoryview(slot.numpy())[:length]], offset)
+                target[offset:offset + length].copy_(slot[:length], non_blocking=True)
+                busy[turn % 2] = stream.record_event()
+        stream.synchronize()
 
 
-class TorchGds(Loader):
-    needs_gpu = True
-
+class TorchGds(WholeFiles):
     def start(self):
         self.file = _torch().cuda.gds.GdsFile
 
-    def load(self):
-        torch = _torch()
-        tensors = {}
-        for path in self.files:
-            size = os.path.getsize(path)
-            target = torch.empty(size, dtype=torch.uint8, device=self.device)
-            self.file(path, os.O_RDONLY).load_storage(target.untyped_storage(), 0)
-            tensors.update({name: target[begin:end] for name, (begin, end) in layouts.header_of(path).items()})
-        return tensors
+    def fill(self, path, target):
+        self.file(path, os.O_RDONLY).load_storage(target.untyped_storage(), 0)
+
+
+class KvikIO(WholeFiles):
+    package = "kvikio-cu13"
+    settings = [{}, {"num_threads": 16, "task_size": 4 << 20}, {"num_threads": 8, "task_size": 16 << 20}]
+
+    def start(self):
+        import kvikio
+        import kvikio.defaults
+        self.kvikio = kvikio
+        if self.setting:
+            kvikio.defaults.set(self.setting)
+
+    def fill(self, path, target):
+        with self.kvikio.CuFile(path, "r") as file:
+            file.pread(target, len(target)).get()
 
 
 class FastSafetensors(Loader):
@@ -239,32 +256,6 @@ class RunaiStreamer(Loader):
         with self.streamer() as streamer:
             streamer.stream_files(self.files)
             return {name: tensor.to(self.device) for name, tensor in streamer.get_tensors()}
-
-
-class KvikIO(Loader):
-    """Whole files into one buffer: it knows nothing of tensors."""
-
-    package = "kvikio-cu13"
-    needs_gpu = True
-    settings = [{}, {"num_threads": 16, "task_size": 4 << 20}, {"num_threads": 8, "task_size": 16 << 20}]
-
-    def start(self):
-        import kvikio
-        import kvikio.defaults
-        self.kvikio = kvikio
-        if self.setting:
-            kvikio.defaults.set(self.setting)
-
-    def load(self):
-        torch = _torch()
-        tensors = {}
-        for path in self.files:
-            size = os.path.getsize(path)
-            target = torch.empty(size, dtype=torch.uint8, device=self.device)
-            with self.kvikio.CuFile(path, "r") as file:
-                file.pread(target, size).get()
-            tensors.update({name: target[begin:end] for name, (begin, end) in layouts.header_of(path).items()})
-        return tensors
 
 
 LOADERS = {"penstock": Penstock, "penstock, NumPy": PenstockNumpy, "safetensors": Safetensors,

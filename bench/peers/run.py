@@ -3,7 +3,7 @@
 
     bench/peers/run.py [--device cuda:0] [--layouts dense,experts] [--size MIB] [--rounds N] [--json FILE]
 
-Loaders that are not installed are named with the reason. docs/benchmarks-peers.md explains the columns.
+Loaders that are not installed are named with the reason. docs/performance.md explains the columns.
 """
 
 import argparse
