@@ -65,7 +65,7 @@ class Reading {
   }
   void cancel() {
     const WithoutGil released;
-    ticket_.cancel();
+    while (!ticket_.ended()) ticket_.cancel();  // on a starved machine one may not be enough
   }
 
  private:
@@ -82,6 +82,9 @@ struct Place {
 
 std::uint64_t offset_in(const StoreInfo& info, Place place) {
   if (!place.in_blocks) return place.offset;
+  if (info.block_bytes == 0) {
+    raise({Code::invalid_argument, 0, info.name + ": has no blocks to count", "give offset and size in bytes"});
+  }
   std::uint64_t bytes = 0;
   if (__builtin_mul_overflow(place.offset, std::uint64_t{info.block_bytes}, &bytes)) {
     raise({Code::invalid_argument, 0, info.name + ": lba " + std::to_string(place.offset) + " overflows",

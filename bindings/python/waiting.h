@@ -29,7 +29,7 @@ void wait_or_cancel(Request& request, std::uint64_t all_bytes, nanobind::handle 
     if (!progress.is_none()) progress(request.bytes_done(), all_bytes);
   } catch (...) {
     const WithoutGil released;
-    request.cancel();
+    while (!request.ended()) request.cancel();
     throw;
   }
 }

@@ -10,7 +10,7 @@
 // file). Headers are checked completely before any tensor is read: what is open is valid.
 //
 // Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model needs
-// no Context; a Loading must have ended before its Context is gone, and before the memory is.
+// no Context; a Loading must have ended before its Context is moved or gone, and before the memory is.
 #pragma once
 
 #include <chrono>

@@ -455,6 +455,13 @@ def test_what_does_not_fit_is_refused_before_a_byte_moves(tmp_path, target, word
         penstock.load_into({"a": bytearray(24)}, path, strict=False)
 
 
+def test_loading_into_memory_of_another_byte_order_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    penstock.numpy.save_file({"a": numpy.arange(4, dtype=numpy.int32)}, path)
+    with pytest.raises(ValueError, match="not in memory as the file has it"):
+        penstock.load_into({"a": numpy.zeros(4, dtype=">i4")}, path)
+
+
 def test_several_files_and_directories_are_one_model(tmp_path):
     contents = {}
     for shard in (1, 2, 3):

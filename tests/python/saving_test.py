@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import penstock
+import penstock.torch
 
 torch = pytest.importorskip("torch")
 
@@ -102,6 +103,16 @@ def test_names_and_metadata_are_text(tmp_path):
             penstock.save_file(tensors, tmp_path / "model", metadata)
     with pytest.raises(FileNotFoundError):
         penstock.save_file({}, tmp_path / "missing" / "model")
+
+
+def test_what_is_only_marked_as_conjugated_or_negated_is_saved_as_it_reads(tmp_path):
+    torch = pytest.importorskip("torch")
+    numbers = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
+    path = tmp_path / "model.safetensors"
+    penstock.torch.save_file({"conjugated": numbers.conj(), "negated": numbers.conj().imag.contiguous()}, path)
+    loaded = penstock.torch.load_file(path)
+    assert loaded["conjugated"].tolist() == [1 - 2j, 3 + 4j]
+    assert loaded["negated"].tolist() == [-2, 4]
 
 
 def test_halves_of_one_storage_are_no_sharing(tmp_path):

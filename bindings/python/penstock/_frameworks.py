@@ -138,7 +138,7 @@ class Torch(Framework):
             tensors = [empty(self.shape_of(specs[place]), dtype=self.types[specs[place][1]], device=device)
                        for place in large]
         except RuntimeError as error:  # torch has no class of its own for memory of the host
-            if "memory" not in str(error):
+            if "out of memory" not in str(error) and "allocate memory" not in str(error):
                 raise
             raise make("out_of_memory", 0, f"no room for {len(specs)} tensors on {device}: {error}",
                        "load less, or slices, or stream with a window") from None
@@ -193,6 +193,7 @@ class Torch(Framework):
             raise invalid(f"tensor {name!r} is sparse", "safetensors knows dense tensors only: save tensor.to_dense()")
         if not tensor.is_contiguous():
             raise invalid(f"tensor {name!r} is not contiguous", "save tensor.contiguous()")
+        tensor = tensor.resolve_conj().resolve_neg()  # what is only marked as such has other bytes in memory
         return dtype, unpacked_shape(dtype, tensor.shape), memory_of(tensor)
 
     def copy(self, tensor: Any) -> Any:

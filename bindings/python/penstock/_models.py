@@ -212,11 +212,14 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
         frame = framework_of(value)
         index = model.by_name[name]
         tensor = model.tensor(index)
-        dtype, shape, _ = frame.to_save(name, value)
+        dtype, shape, as_saved = frame.to_save(name, value)
         if tuple(shape) != tensor.shape or dtype != tensor.dtype:
             raise invalid(f"tensor {name!r} is {dtype} {list(shape)} here, {tensor.dtype} {list(tensor.shape)} in the "
                           "file", "make it as it is in the file")
         memory = memory_of(value)
+        if memory.pointer != as_saved.pointer:
+            raise invalid(f"tensor {name!r} is not in memory as the file has it", "give a contiguous one of this "
+                          "machine's byte order, neither conjugated nor negated")
         indices, pointers = groups.setdefault(memory.domain, ([], []))
         indices.append(index)
         pointers.append(memory.pointer)

@@ -196,7 +196,7 @@ class Slice:
                           "slice the tensor itself")
         if any(begin == end for begin, end in ranges):
             loaded = self._file._empty(self._index, [end - begin for begin, end in ranges])
-            return loaded[rest] if any(each == 0 for each in rest) else loaded
+            return loaded[rest]
         if not cut:
             loaded = self._file.get_tensor(self._tensor.name)
         else:

@@ -6,6 +6,7 @@
 #include "penstock/checksum.h"
 #include "penstock/models.h"
 #include "services/models/contents.h"
+#include "services/models/ending.h"
 #include "services/models/json_walk.h"
 #include "services/models/open_store.h"
 #include "services/models/sha256.h"
@@ -162,7 +163,7 @@ class Checking {
     }
     if (!status) {
       for (Ticket& ticket : tickets) {
-        if (ticket && !ticket.ended()) ticket.cancel();
+        if (ticket) models::end(ticket);
       }
     }
     return status;

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "services/models/contents.h"
+#include "services/models/ending.h"
 #include "services/models/open_store.h"
 #include "services/models/parts.h"
 #include "services/models/row_reader.h"
@@ -103,16 +104,22 @@ class LoadingBuilder {
       ranges.push_back({&impl_->stores[piece.file], piece.offset, piece.memory});
     }
     RequestOptions request = options_.request;
-    if (!jobs_.empty()) request.on_end = nullptr;
     if (ranges.empty()) request.stream.reset();  // nothing will be there later than it is now
-    if (!ranges.empty() || jobs_.empty()) {
+    if (!jobs_.empty()) {
+      request.on_end = nullptr;
+      if (Status status = prepare_rows(); !status) return std::move(status).error();
+    }
+    if (!ranges.empty() || !impl_->rows) {
       Result<Ticket> ticket = context_.submit(Direction::read, ranges, request);
       if (!ticket) return std::move(ticket).error();
       impl_->ticket = std::move(*ticket);
     }
     impl_->begin_seconds = seconds_since(impl_->begun);
-    if (!jobs_.empty()) {
-      if (Status status = start_rows(); !status) return std::move(status).error();
+    if (impl_->rows) {
+      if (Status status = impl_->rows->start(impl_->ticket); !status) {
+        if (impl_->ticket) models::end(impl_->ticket);
+        return std::move(status).error();
+      }
     }
     return Loading(std::move(impl_));
   }
@@ -137,7 +144,7 @@ class LoadingBuilder {
       jobs_.push_back({&impl_->stores[tensor.file], tensor.offset, std::move(layout), memory});
       return {};
     }
-    if (layout.piece_count() > pieces_most - std::min<std::uint64_t>(pieces_most, pieces_.size())) {
+    if (!fits(layout)) {
       return Error{
           Code::invalid_argument, 0,
           "tensor " + in_quotes(tensor.name) + ": more than " + std::to_string(pieces_most) + " pieces in one request",
@@ -147,25 +154,28 @@ class LoadingBuilder {
     return {};
   }
 
+  // Into one request, piece by piece.
+  bool fits(const Layout& layout) const {
+    return layout.piece_count() <= pieces_most - std::min<std::uint64_t>(pieces_most, pieces_.size());
+  }
+
   Columns choose(const TensorInfo& tensor, const Layout& layout) {
     if (layout.rows == 1 || layout.bounds().length > models::row_bounds_most) return Columns::pieces;
     if (options_.columns != Columns::automatic) return options_.columns;
     if (options_.request.stream) return Columns::pieces;
     std::optional<bool>& cached = cached_[tensor.file];
     if (!cached) cached = reads_from_memory(context_, impl_->stores[tensor.file]);
+    if (!fits(layout)) return Columns::whole;
     return models::choose_columns(models::column_facts(layout, *cached));
   }
 
-  Status start_rows() {
+  // Before anything is written to memory of the caller's.
+  Status prepare_rows() {
     std::ranges::sort(jobs_, [](const RowJob& a, const RowJob& b) {
       return std::tie(a.store, a.offset) < std::tie(b.store, b.offset);
     });
-    Result<std::unique_ptr<RowReader>> rows =
-        RowReader::start(context_, {.jobs = std::move(jobs_), .beside = impl_->ticket, .options = options_.request});
-    if (!rows) {
-      if (impl_->ticket) impl_->ticket.cancel();
-      return std::move(rows).error();
-    }
+    Result<std::unique_ptr<RowReader>> rows = RowReader::create(context_, std::move(jobs_), options_.request);
+    if (!rows) return std::move(rows).error();
     impl_->rows = std::move(*rows);
     return {};
   }
@@ -217,9 +227,8 @@ void Loading::wait() const {
 }
 
 void Loading::cancel() {
-  if (ended()) return;
   if (impl_->rows) impl_->rows->stop();
-  if (impl_->ticket) impl_->ticket.cancel();
+  if (impl_->ticket) models::end(impl_->ticket);
   if (impl_->rows) impl_->rows->wait();
 }
 

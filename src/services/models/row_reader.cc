@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <system_error>
 
+#include "services/models/ending.h"
+
 namespace penstock::models {
 namespace {
 
@@ -65,15 +67,21 @@ void add_report(Report& sum, const Report& report) {
   if (report.outcome != Outcome::pending) sum.outcome = std::max(sum.outcome, report.outcome);
 }
 
-Result<std::unique_ptr<RowReader>> RowReader::start(Context& context, Work work) {
-  std::unique_ptr<RowReader> reader(new RowReader(context, std::move(work)));
+Result<std::unique_ptr<RowReader>> RowReader::create(Context& context, std::vector<RowJob> jobs,
+                                                     RequestOptions options) {
+  std::unique_ptr<RowReader> reader(new RowReader(context, {std::move(jobs), {}, std::move(options)}));
   if (Status status = reader->allocate(); !status) return std::move(status).error();
+  return reader;
+}
+
+Status RowReader::start(const Ticket& beside) {
+  work_.beside = beside;
   try {
-    reader->thread_ = std::thread([raw = reader.get()] { raw->run(); });
+    thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& error) {
     return system_error(error.code().value(), "start a thread", "raise the limit of threads");
   }
-  return reader;
+  return {};
 }
 
 RowReader::~RowReader() {
@@ -117,7 +125,7 @@ Status RowReader::read_all() {
     Status read = await(windows_[turn_of]);
     if (begun && read) read = copy_out(windows_[turn_of]);
     if (begun && read) continue;
-    if (windows_[1 - turn_of].ticket) windows_[1 - turn_of].ticket.cancel();
+    if (windows_[1 - turn_of].ticket) end(windows_[1 - turn_of].ticket);
     return begun ? read : begun;
   }
   return {};
@@ -195,7 +203,11 @@ void RowReader::finish(const Status& status) {
   {
     const std::scoped_lock lock(mutex_);
     report_.outcome = Outcome::done;
-    if (!status) {
+    // Windows that were cancelled because the request beside them failed are not what went wrong.
+    const bool beside_failed = work_.beside && work_.beside.outcome() != Outcome::done && !stopped_.load();
+    if (beside_failed && !status && status.error().code == Code::cancelled) {
+      report_.error.reset();
+    } else if (!status) {
       report_.error = status.error();
       report_.outcome = status.error().code == Code::cancelled   ? Outcome::cancelled
                         : status.error().code == Code::abandoned ? Outcome::abandoned

@@ -50,13 +50,10 @@ std::vector<Segment> fill_window(std::span<const RowJob> jobs, std::uint64_t win
 
 class RowReader {
  public:
-  // `beside` is what else is being read: its failure ends this too, and this has ended only when it has.
-  struct Work {
-    std::vector<RowJob> jobs;  // in the order of files and offsets
-    Ticket beside;
-    RequestOptions options;
-  };
-  static Result<std::unique_ptr<RowReader>> start(Context& context, Work work);
+  // Takes the memory that it needs, and does nothing yet. `jobs`: in the order of files and offsets.
+  static Result<std::unique_ptr<RowReader>> create(Context& context, std::vector<RowJob> jobs, RequestOptions options);
+  // `beside` is what else is being read, if anything: its failure ends this too, and this has ended only when it has.
+  Status start(const Ticket& beside);
   ~RowReader();
   RowReader(const RowReader&) = delete;
   RowReader& operator=(const RowReader&) = delete;
@@ -77,6 +74,11 @@ class RowReader {
   };
   using Clock = std::chrono::steady_clock;
 
+  struct Work {
+    std::vector<RowJob> jobs;
+    Ticket beside;
+    RequestOptions options;
+  };
   RowReader(Context& context, Work work) : context_(context), work_(std::move(work)) {}
   Status allocate();
   void run();

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -8,6 +9,7 @@
 #include "penstock/gpu.h"
 #include "services/models/check.h"
 #include "services/models/contents.h"
+#include "services/models/ending.h"
 #include "services/models/safetensors.h"
 
 namespace penstock {
@@ -132,7 +134,10 @@ class Saving {
   Result<Report> write(const Store& store) {
     std::vector<Range> ranges;
     // With checksums the header is known last; its length is known before.
-    if (!options_.checksums) ranges.push_back({&store, 0, Region::host(header_.data(), header_.size())});
+    if (!options_.checksums) {
+      if (Status status = put_header_into_memory(); !status) return std::move(status).error();
+      ranges.push_back({&store, 0, header_memory_.region()});
+    }
     std::uint64_t offset = header_.size();
     for (const TensorToSave* tensor : order_) {
       if (tensor->memory.size_bytes != 0) ranges.push_back({&store, offset, tensor->memory});
@@ -143,7 +148,8 @@ class Saving {
     Status summed = options_.checksums ? add_up(*ticket) : Status();
     while (summed && !ticket->wait_for(progress_interval)) summed = tell(*ticket);
     if (!summed) {
-      if (ticket->cancel() == Outcome::abandoned) return *ticket->report().error;
+      models::end(*ticket);
+      if (ticket->outcome() == Outcome::abandoned) return *ticket->report().error;
       return std::move(summed).error();
     }
     Report report = ticket->report();
@@ -153,11 +159,21 @@ class Saving {
     return options_.checksums ? write_header(store, std::move(report)) : report;
   }
 
+  // Into a Buffer, which outlives a request that is abandoned.
+  Status put_header_into_memory() {
+    Result<Buffer> memory = context_.allocate(Domain::host(), header_.size());
+    if (!memory) return std::move(memory).error();
+    header_memory_ = std::move(*memory);
+    std::memcpy(header_memory_.data(), header_.data(), header_.size());
+    return {};
+  }
+
   Result<Report> write_header(const Store& store, Report report) {
     const std::size_t length = header_.size();
     if (Status status = make_header(); !status) return std::move(status).error();
     if (header_.size() != length) return Error{Code::internal, 0, "the header changed its length", ""};
-    const Report written = context_.write(store, 0, Region::host(header_.data(), header_.size()));
+    if (Status status = put_header_into_memory(); !status) return std::move(status).error();
+    const Report written = context_.write(store, 0, header_memory_.region());
     if (!written.ok()) return written;
     report.bytes += written.bytes;
     report.seconds += written.seconds;
@@ -181,6 +197,7 @@ class Saving {
           piece = here;
         }
         sum.add({piece.data, piece.size_bytes});
+        if (ticket.ended() && ticket.outcome() != Outcome::done) return {};
         if (Status status = tell(ticket); !status) return status;
       }
       sums_[i] = sum.hex();
@@ -202,6 +219,7 @@ class Saving {
   std::vector<std::string> sums_;  // in that order
   std::uint64_t data_bytes_ = 0;
   std::string header_;
+  Buffer header_memory_;
   Clock::time_point told_ = Clock::now();
 };
 
