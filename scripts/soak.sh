@@ -6,7 +6,7 @@
 #
 #   tidy     clang-tidy over src/ without its tests, warnings are errors
 #   clang    the whole suite, built with clang
-#   dev      the whole suite, with the assertions of the standard library
+#   dev      the whole suite, with the assertions of the standard library, and every header by itself
 #   asan     the whole suite under the address and undefined-behaviour sanitizers
 #   tsan     the whole suite under the thread sanitizer
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)

@@ -32,6 +32,7 @@ class Loader:
 
     def __init__(self, device, files, **settings):
         self.device, self.files, self.setting = device, files, settings
+        self.reads = files
         self.start()
 
     def start(self):
@@ -117,15 +118,14 @@ class TorchLoad(Loader):
     def start(self):
         import safetensors.torch
         torch = _torch()
-        self.saved = []
-        for path in self.files:
-            self.saved.append(path + ".pt")
-            if not os.path.exists(self.saved[-1]):
-                torch.save(safetensors.torch.load_file(path), self.saved[-1])
+        self.reads = [path + ".pt" for path in self.files]
+        for path, saved in zip(self.files, self.reads):
+            if not os.path.exists(saved):
+                torch.save(safetensors.torch.load_file(path), saved)
 
     def load(self):
         tensors = {}
-        for path in self.saved:
+        for path in self.reads:
             tensors.update(_torch().load(path, map_location=self.device, weights_only=True, **self.setting))
         return tensors
 
@@ -326,7 +326,7 @@ def main():
             version = importlib.metadata.version(kind.package)
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         return answer(missing=f"{type(error).__name__}: {error}"[:200])
-    answer(version=version, settings=kind.settings)
+    answer(version=version, settings=kind.settings, reads=loader.reads)
     size = sum(os.path.getsize(path) for path in files)
     tensors = None
     for command in sys.stdin:

@@ -29,10 +29,11 @@ CEILING = "ceiling"
 class DeviceMemory:
     """How much of the GPU's memory is in use, by all processes: seen from outside those that load."""
 
-    def __init__(self):
+    def __init__(self, device):
         self.cuda = ctypes.CDLL("libcuda.so.1")
         context = ctypes.c_void_p()
-        for result in (self.cuda.cuInit(0), self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+        number = int(device.partition(":")[2] or 0)
+        for result in (self.cuda.cuInit(0), self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number),
                        self.cuda.cuCtxSetCurrent(context)):
             if result != 0:
                 raise BenchError(f"the CUDA driver answers {result}")
@@ -82,7 +83,7 @@ class Peers:
         self.arguments = arguments
         self.device = arguments.device
         self.on_gpu = self.device != "cpu"
-        self.device_memory = DeviceMemory() if self.on_gpu else None
+        self.device_memory = DeviceMemory(self.device) if self.on_gpu else None
         self.end = time.monotonic() + arguments.seconds
         self.names = [name for name in loaders.LOADERS
                       if (not self.on_gpu or name not in loaders.ON_CPU_ONLY)
@@ -109,21 +110,28 @@ class Peers:
                         "--chunk", MIB, "--reuse-memory", *flags]), "sample 0.5" if flags else "run 0.5"
 
     def from_start(self, name, setting, files):
-        """A process that loads once: the time that a user waits, and the memory it takes beside the model."""
+        """Processes that load once: the time that a user waits, and the memory it takes beside the model."""
         size = sum(os.path.getsize(path) for path in files)
-        before = self.device_memory.used() if self.on_gpu else 0
-        started = time.monotonic()
-        with self.start(name, setting, files) as program:
-            ready = own_memory(program)
-            with Sampler(program, self.device_memory) as sampler:
-                sample = program.ask("load")
-                from_start = time.monotonic() - started
-            check = program.ask("check")
-            destination = 0 if self.on_gpu else size
-            return {"seconds": from_start, "load_seconds": sample["seconds"], "wrong": check["wrong"],
-                    "version": program.ready["version"], "settings": program.ready["settings"],
-                    "extra_host": max(0, sampler.host - ready - destination),
-                    "device": max(0, sampler.device - before) if self.on_gpu else 0}
+        with self.start(name, setting, files) as program:  # makes what it reads, where that is no model of ours
+            facts = program.ready
+        self.set_state("cached", facts["reads"])
+        samples = []
+        for _ in range(self.arguments.starts):
+            before = self.device_memory.used() if self.on_gpu else 0
+            started = time.monotonic()
+            with self.start(name, setting, files) as program:
+                ready = own_memory(program)
+                with Sampler(program, self.device_memory) as sampler:
+                    program.ask("load")
+                    seconds = time.monotonic() - started
+                samples.append({"seconds": seconds, "wrong": program.ask("check")["wrong"],
+                                "host": max(0, sampler.host - ready - (0 if self.on_gpu else size)),
+                                "device": max(0, sampler.device - before) if self.on_gpu else 0})
+        return {"version": facts["version"], "settings": facts["settings"], "samples": samples,
+                "seconds": harness.summary([sample["seconds"] for sample in samples]),
+                "extra_host": max(sample["host"] for sample in samples),
+                "device": max(sample["device"] for sample in samples),
+                "wrong": sorted({name for sample in samples for name in sample["wrong"]})}
 
     def best_setting(self, name, settings, files):
         """The fastest of a loader's settings for cached files, each in a process of its own, the second load."""
@@ -139,17 +147,16 @@ class Peers:
         result = {"layout": layout, "bytes": sum(map(os.path.getsize, files)), "files": len(files), "loaders": {},
                   "missing": {}, "rounds": {}}
         self.set_state("cached", files)
-        contenders = {}
         for name in self.names:
             default = loaders.LOADERS[name].settings[0]
             try:
                 start = self.from_start(name, default, files)
                 settings = start.pop("settings")
-                best = default
+                result["loaders"][name] = {**start, "name": name, "setting": default}
                 if len(settings) > 1 and not self.arguments.defaults_only and time.monotonic() < self.end:
                     best = self.best_setting(name, settings, files)
-                contenders[name] = best
-                result["loaders"][name] = {**start, "setting": best, "default": default}
+                    if best != default:
+                        result["loaders"][f"{name}, tuned"] = {**start, "name": name, "setting": best}
             except BenchError as error:
                 result["missing"][name] = str(error).splitlines()[-1]
         baseline = self.bare_context(files) if self.on_gpu else 0
@@ -157,16 +164,16 @@ class Peers:
             loader["extra_device"] = max(0, loader.pop("device") - baseline - result["bytes"]) if self.on_gpu else 0
         for state in self.arguments.states:
             try:
-                result["rounds"][state] = self.race(state, contenders, files)
+                result["rounds"][state] = self.race(state, result["loaders"], files)
             except BenchError as error:
-                result["missing"][f"all, {state}"] = str(error)
+                result["missing"][f"all, {state}"] = str(error).splitlines()[-1]
         return result
 
     def bare_context(self, files):
         """What a process that uses torch on the GPU takes there before it loads anything."""
         before = self.device_memory.used()
         with Program([self.arguments.python, "-c",
-                      "import torch, sys; torch.zeros(1, device='cuda'); torch.cuda.synchronize(); "
+                      f"import torch, sys; torch.zeros(1, device='{self.device}'); torch.cuda.synchronize(); "
                       "print('{}', flush=True); sys.stdin.read()"]):
             return self.device_memory.used() - before
 
@@ -178,21 +185,26 @@ class Peers:
         with contextlib.ExitStack() as stack:
             ceiling, command = self.ceiling(state, files)
             stack.enter_context(ceiling)
-            programs = {name: stack.enter_context(self.start(name, setting, files))
-                        for name, setting in contenders.items()}
+            programs = {label: stack.enter_context(self.start(contender["name"], contender["setting"], files))
+                        for label, contender in contenders.items()}
             for program in programs.values():
                 program.ask("load")
 
-            def ask(program, what):
+            def ask(program, what, reads):
                 # Pages that a process has mapped can't be evicted.
                 for other in programs.values() if state == "cold" else ():
                     other.ask("drop")
-                self.set_state(state, files)
+                self.set_state(state, reads)
                 return program.ask(what)
 
-            runners = {CEILING: lambda: ask(ceiling, command)}
-            runners.update({name: lambda program=program: ask(program, "load") for name, program in programs.items()})
-            return harness.race(runners, self.arguments.rounds, self.end)
+            runners = {CEILING: lambda: ask(ceiling, command, files)}
+            runners.update({label: lambda program=program: ask(program, "load", program.ready["reads"])
+                            for label, program in programs.items()})
+            rounds = harness.race(runners, self.arguments.rounds, self.end)
+            for label, program in programs.items():
+                program.ask("load")
+                contenders[label]["wrong"] += program.ask("check")["wrong"]
+            return rounds
 
 
 def table(results):
@@ -223,7 +235,7 @@ def table(results):
                              f"{ratios['median']:.3f}")
             cpu = [harness.cpu_seconds_per_gigabyte(rounds, name) for rounds in result["rounds"].values()]
             lines.append(f"| {name} | {loader['version']} | {' | '.join(cells)} | "
-                         f"{' / '.join(f'{value:.2f}' for value in cpu)} | {loader['seconds']:.2f} s | "
+                         f"{' / '.join(f'{value:.2f}' for value in cpu)} | {loader['seconds']['median']:.2f} s | "
                          f"{loader['extra_device'] / MIB:.0f} / {loader['extra_host'] / MIB:.0f} MiB | "
                          f"{'wrong: ' + loader['wrong'][0] if loader['wrong'] else 'right'} | "
                          f"{json.dumps(loader['setting']) if loader['setting'] else 'default'} |")
@@ -241,6 +253,7 @@ def main():
     parser.add_argument("--size", type=int, default=8192, metavar="MIB", help="of each model (default: 8192)")
     parser.add_argument("--states", default="cached,cold", help="cached, cold or both (default: both)")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=3, help="new processes of each loader (default: 3)")
     parser.add_argument("--only", default="", help="loaders by name, separated by commas; Penstock always runs")
     parser.add_argument("--defaults-only", action="store_true", help="don't look for the best setting of each loader")
     parser.add_argument("--seconds", type=float, default=3600, help="after that, three rounds have to do")

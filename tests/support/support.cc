@@ -102,10 +102,16 @@ std::vector<std::byte> read_file(const std::string& path) {
 
 std::vector<std::byte> read_file(const std::string& path, std::uint64_t offset, std::size_t size) {
   std::vector<std::byte> bytes(size);
-  std::ifstream file(path, std::ios::binary);
-  file.seekg(static_cast<std::streamoff>(offset));
-  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  if (!file) give_up(path.c_str());
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Read-ahead could bring into the page cache what a direct write elsewhere in the file is just replacing, and the old
+  // bytes would stay there.
+  if (fd < 0 || ::posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM) != 0) give_up(path.c_str());
+  for (std::size_t done = 0; done < size;) {
+    const ssize_t got = ::pread(fd, bytes.data() + done, size - done, static_cast<off_t>(offset + done));
+    if (got <= 0) give_up(path.c_str());
+    done += static_cast<std::size_t>(got);
+  }
+  ::close(fd);
   return bytes;
 }
 
