@@ -75,7 +75,9 @@ Result<std::unique_ptr<Replacement>> Replacement::create(const std::string& targ
     return std::move(status).error();
   }
   std::string temporary = temporary_name(made->target_);
-  const UniqueFd fd(::openat(made->folder_.get(), temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  // Until it has the old file's mode, nobody else may open it and read later what is written then.
+  const mode_t mode = S_ISREG(old.st_mode) ? 0600 : 0666;
+  const UniqueFd fd(::openat(made->folder_.get(), temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (!fd) return system_error(errno, "make a temporary file in " + folder, "check that the folder can be written to");
   made->temporary_ = std::move(temporary);
   if (S_ISREG(old.st_mode)) {

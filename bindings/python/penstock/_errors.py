@@ -98,7 +98,10 @@ def make(code: str, system_error: int, message: str, hint: str, report: Any = No
     """The error of a code; what the extension raises."""
     class_: Any = _CLASSES.get(code, StateError)
     if also is not None:
-        class_ = _joined.setdefault((class_, also), type(class_.__name__, (class_, also), {}))
+        key = (class_, also)
+        if key not in _joined:
+            _joined[key] = type(class_.__name__, key, {})
+        class_ = _joined[key]
     if isinstance(report, dict):
         from ._report import Report
 

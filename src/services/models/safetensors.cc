@@ -10,8 +10,6 @@ namespace {
 
 using Kind = JsonEvent::Kind;
 
-constexpr std::string_view metadata_key = "__metadata__";
-
 // Collects the entries of a header while its JSON is walked over.
 class Header {
  public:

@@ -11,6 +11,7 @@
 namespace penstock::models {
 
 inline constexpr std::size_t safetensors_length_bytes = 8;
+inline constexpr std::string_view metadata_key = "__metadata__";
 
 // How many bytes of JSON follow the first 8.
 Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std::uint64_t file_bytes);

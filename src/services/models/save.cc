@@ -22,7 +22,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t data_alignment = 4096;
 constexpr auto progress_interval = std::chrono::milliseconds(50);
-constexpr std::string_view metadata_key = "__metadata__";
 
 Error wrong_tensor(const TensorToSave& tensor, const std::string& what) {
   return {.code = Code::invalid_argument,
@@ -33,7 +32,7 @@ Error wrong_tensor(const TensorToSave& tensor, const std::string& what) {
 Status check_tensors(std::span<const TensorToSave> tensors) {
   std::set<std::string_view> names;
   for (const TensorToSave& tensor : tensors) {
-    if (tensor.name == metadata_key) return wrong_tensor(tensor, "the format keeps this name for itself");
+    if (tensor.name == models::metadata_key) return wrong_tensor(tensor, "the format keeps this name for itself");
     if (!names.insert(tensor.name).second) return wrong_tensor(tensor, "the name is there twice");
     const Result<std::uint64_t> bytes = models::tensor_bytes(tensor.dtype, tensor.shape);
     if (!bytes) return wrong_tensor(tensor, bytes.error().message);
@@ -108,7 +107,7 @@ class Saving {
     metadata.erase(std::string(models::checksums_key));  // those of other bytes
     if (options_.checksums) metadata.emplace(models::checksums_key, checksums_json());
     std::string text;
-    if (!metadata.empty()) text = json_of(metadata_key) + ":" + nlohmann::json(metadata).dump();
+    if (!metadata.empty()) text = json_of(models::metadata_key) + ":" + nlohmann::json(metadata).dump();
     std::uint64_t offset = 0;
     for (const TensorToSave* tensor : order_) {
       const std::uint64_t end = offset + tensor->memory.size_bytes;
