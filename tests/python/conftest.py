@@ -2,14 +2,21 @@
 
 import os
 import threading
+import weakref
 
+import numpy
 import pytest
 
 import penstock
+import penstock._frameworks
+from models import write_model
 
 # What the machine's owner has set must not change what a test sees.
 for name in ("PENSTOCK_ENGINE", "PENSTOCK_LOG"):
     os.environ.pop(name, None)
+
+
+PLAIN = ["BOOL", "U8", "I8", "I16", "F16", "I32", "F32", "I64", "F64", "C64"]
 
 
 @pytest.fixture
@@ -38,6 +45,39 @@ def large_file(tmp_path):
     with open(path, "wb") as file:
         file.truncate(8 << 30)
     return path
+
+
+def as_booleans(size):
+    """Bytes that are also true or false, as a type of the mix needs it."""
+    return numpy.random.default_rng(size).integers(0, 2, size, numpy.uint8).tobytes()
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A file of tensors of every plain type, misaligned, small, large, empty and without dimensions: (path, bytes)."""
+    tensors = [("odd", "U8", (3,))]
+    tensors += [(f"layers.{i}.{dtype}", dtype, (i + 1, 7)) for i in range(3) for dtype in PLAIN]
+    tensors += [("scalar", "F32", ()), ("empty", "F16", (0, 5)), ("large", "F32", (600, 1000)),
+                ("larger", "F16", (3, 500, 1000)), ("last", "I8", (5,))]
+    path = tmp_path / "mixed.safetensors"
+    return path, write_model(path, tensors, {"about": "a test", "größe": "1"}, as_booleans)
+
+
+@pytest.fixture
+def live_bytes(monkeypatch):
+    """How much memory tensors have now, and had at most, counted where it is allocated."""
+    live = {"now": 0, "most": 0}
+
+    def allocate(self, specs, domain, before=penstock._frameworks.Numpy.allocate):
+        made = before(self, specs, domain)
+        for owner in made.owners:
+            live["now"] += owner.nbytes
+            weakref.finalize(owner, lambda size=owner.nbytes: live.update(now=live["now"] - size))
+        live["most"] = max(live["most"], live["now"])
+        return made
+
+    monkeypatch.setattr(penstock._frameworks.Numpy, "allocate", allocate)
+    return live
 
 
 def os_threads():

@@ -58,3 +58,11 @@ def write_gguf(path, metadata, tensors):
         out += text(name) + struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, kind, len(data))
         data += content + bytes(-len(content) % 32)
     path.write_bytes(out + bytes(-len(out) % 32) + data)
+
+
+def raw(tensor):
+    """The bytes of a tensor of torch or an array of NumPy."""
+    if not hasattr(tensor, "detach"):
+        return tensor.tobytes()
+    import torch
+    return b"" if tensor.numel() == 0 else tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()

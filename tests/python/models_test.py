@@ -1,52 +1,21 @@
-"""Models, loaded and streamed: every way gives the bytes of the file, and what safetensors gives."""
+"""Models, loaded: every way gives the bytes of the file, and what safetensors gives."""
 
 import gc
 import logging
 import os
 import pickle
-import random
 import signal
-import struct
 import threading
 import time
-import warnings
 import weakref
 
 import numpy
 import pytest
 
 import penstock
-import penstock._frameworks
-from models import header, write_gguf, write_model
+from models import raw, write_gguf, write_model
 
 torch = pytest.importorskip("torch")
-
-PLAIN = ["BOOL", "U8", "I8", "I16", "F16", "I32", "F32", "I64", "F64", "C64"]
-
-
-def raw(tensor):
-    """The bytes of a tensor or an array."""
-    if isinstance(tensor, numpy.ndarray):
-        return tensor.tobytes()
-    if tensor.numel() == 0:
-        return b""
-    return tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-@pytest.fixture
-def mixed(tmp_path):
-    """A file of tensors of every plain type, misaligned, small, large, empty and without dimensions: (path, bytes)."""
-    tensors = [("odd", "U8", (3,))]
-    tensors += [(f"layers.{i}.{dtype}", dtype, (i + 1, 7)) for i in range(3) for dtype in PLAIN]
-    tensors += [("scalar", "F32", ()), ("empty", "F16", (0, 5)), ("large", "F32", (600, 1000)),
-                ("larger", "F16", (3, 500, 1000)), ("last", "I8", (5,))]
-    path = tmp_path / "mixed.safetensors"
-    return path, write_model(path, tensors, {"about": "a test", "größe": "1"}, as_booleans)
-
-
-def as_booleans(size):
-    """Bytes that are also true or false, as a type of the mix needs it."""
-    return numpy.random.default_rng(size).integers(0, 2, size, numpy.uint8).tobytes()
 
 
 def test_every_tensor_has_the_bytes_of_the_file(mixed):
@@ -267,161 +236,6 @@ def test_parts_that_make_no_sense_are_refused(mixed, wrong):
         penstock.load_file(mixed[0], slices=wrong)
 
 
-SLICES = numpy.s_[3:9], numpy.s_[:, 5:100], numpy.s_[2:4, 3:5], numpy.s_[7], numpy.s_[-1], numpy.s_[...], numpy.s_[:], \
-    numpy.s_[::3], numpy.s_[-1, ::2], numpy.s_[-5:], numpy.s_[4:4], numpy.s_[:, 3], numpy.s_[5:2, 1:3], numpy.s_[3:3, 1], \
-    numpy.s_[1:500:7, 3:900:11], numpy.s_[..., 4], numpy.s_[2, ...], numpy.s_[10:10000], numpy.s_[3, 4], \
-    numpy.s_[:, :], numpy.s_[0:600], numpy.s_[numpy.int64(5)]
-
-
-@pytest.mark.parametrize("framework", ["pt", "np"])
-def test_slices_are_what_indexing_the_tensor_gives(mixed, framework):
-    whole = penstock.load_file(mixed[0], framework=framework)["large"]
-    with penstock.safe_open(mixed[0], framework) as file:
-        part = file.get_slice("large")
-        for index in SLICES + ((numpy.s_[::-1], numpy.s_[400:7:-3, 5]) if framework == "np" else ()):
-            got = part[index]
-            assert tuple(got.shape) == tuple(whole[index].shape), index
-            assert raw(got) == raw(numpy.ascontiguousarray(whole[index])) if framework == "np" else \
-                torch.equal(got, whole[index]), index
-        for wrong in (600, -601, (0, 0, 0), None, "x", [1, 2], (..., ...), 1.5):
-            with pytest.raises(ValueError):
-                part[wrong]
-        assert raw(file.get_slice("scalar")[...]) == raw(file.get_tensor("scalar"))
-
-
-def test_rows_are_read_and_not_the_whole_tensor(tmp_path):
-    path = tmp_path / "model"
-    write_model(path, [("a", "F32", (4096, 1024))], content=None)
-    with penstock.Context() as context, penstock.safe_open(path, "pt", context=context) as file:
-        file.get_slice("a")[10:20]
-        assert sum(route["bytes"] for route in context.statistics()["routes"]) < 1 << 20
-
-
-@pytest.mark.parametrize("order", ["keys", "offset_keys", "reversed", "shuffled", "twice", "strided"])
-def test_tensors_come_in_any_order(mixed, order):
-    path, contents = mixed
-    with penstock.safe_open(path, "pt") as file:
-        names = file.offset_keys() if order == "offset_keys" else file.keys()
-        if order == "reversed":
-            names = names[::-1]
-        elif order == "shuffled":
-            random.Random(1).shuffle(names)
-        elif order == "twice":
-            names = [name for name in names for _ in range(2)] + names[5:] + names[5:]
-        elif order == "strided":
-            names = names[::2] + names[1::2]
-        for name in names:
-            assert raw(file.get_tensor(name)) == contents[name], name
-    with pytest.raises(penstock.StateError, match="closed"):
-        file.get_tensor(names[0])
-    with pytest.raises(penstock.StateError, match="closed"):
-        file.keys()
-
-
-def test_a_loop_is_read_ahead_of(tmp_path):
-    path = tmp_path / "model"
-    contents = write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
-    for keys in (lambda file: file.keys(), lambda file: file.offset_keys()):
-        with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
-            for name in keys(file):
-                assert raw(file.get_tensor(name)) == contents[name]
-            assert context.statistics()["requests"] < 10
-
-
-def test_a_look_at_one_tensor_reads_one_tensor(tmp_path):
-    path = tmp_path / "model"
-    write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
-    with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
-        file.get_tensor("t000")
-        assert context.statistics()["requests"] == 1
-        assert sum(route["bytes"] for route in context.statistics()["routes"]) < 100000
-
-
-def test_threads_share_an_open_file(mixed):
-    path, contents = mixed
-    wrong = []
-    with penstock.safe_open(path, "np") as file:
-        def read(seed):
-            names = file.keys()
-            random.Random(seed).shuffle(names)
-            wrong.extend(name for name in names if raw(file.get_tensor(name)) != contents[name])
-
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-
-
-@pytest.fixture
-def live_bytes(monkeypatch):
-    """How much memory tensors have now, and had at most, counted where it is allocated."""
-    live = {"now": 0, "most": 0}
-
-    def allocate(self, specs, domain, before=penstock._frameworks.Numpy.allocate):
-        made = before(self, specs, domain)
-        for owner in made.owners:
-            live["now"] += owner.nbytes
-            weakref.finalize(owner, lambda size=owner.nbytes: live.update(now=live["now"] - size))
-        live["most"] = max(live["most"], live["now"])
-        return made
-
-    monkeypatch.setattr(penstock._frameworks.Numpy, "allocate", allocate)
-    return live
-
-
-def test_a_stream_gives_all_tensors_in_the_order_of_the_file(mixed):
-    path, contents = mixed
-    for window in ("64KiB", "3 MB", 1 << 30):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            got = [(name, raw(tensor)) for name, tensor in penstock.stream(path, window=window)]
-        assert got == list(contents.items())
-    part = dict(penstock.stream(path, select=["large"], slices={"large": slice(5)}))
-    assert raw(part["large"]) == contents["large"][:20000]
-
-
-def test_a_stream_keeps_to_its_window(tmp_path, live_bytes):
-    path = tmp_path / "model"
-    sizes = [random.Random(i).choice([1000, 300000, 2 << 20, 5 << 20]) for i in range(60)]
-    write_model(path, [(f"t{i:03}", "U8", (size,)) for i, size in enumerate(sizes)], content=None)
-    window = 24 << 20
-    count = 0
-    for name, array in penstock.stream(path, "cpu", window, framework="np"):
-        count += 1
-        assert live_bytes["now"] <= window
-    assert count == 60 and live_bytes["most"] <= window
-    assert live_bytes["most"] > window // 2  # read ahead of, and not one by one
-    del array
-    assert live_bytes["now"] == 0
-
-
-def test_a_window_too_small_is_enlarged_with_a_warning(tmp_path, live_bytes):
-    path = tmp_path / "model"
-    write_model(path, [("a", "U8", (100,)), ("b", "U8", (9 << 20,)), ("c", "U8", (100,))], content=None)
-    with pytest.warns(UserWarning, match="'b'"):
-        for name, array in penstock.stream(path, window="1MiB", framework="np"):
-            del array
-    assert live_bytes["most"] <= 12 << 20
-
-
-def test_a_stream_that_is_left_early_leaves_nothing(tmp_path, live_bytes):
-    path = tmp_path / "model"
-    write_model(path, [(f"t{i}", "U8", (1 << 20,)) for i in range(50)], content=None)
-    for name, array in penstock.stream(path, window="8MiB", framework="np"):
-        break
-    del array
-    gc.collect()
-    assert live_bytes["now"] == 0
-
-
-@pytest.mark.parametrize("window", [0, -5, "", "many", "1XB", "-1GiB", "0GiB"])
-def test_windows_that_make_no_sense_are_refused(mixed, window):
-    with pytest.raises(ValueError):
-        penstock.stream(mixed[0], window=window)
-
-
 def test_a_module_is_filled_where_it_is(tmp_path):
     module = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.BatchNorm1d(40))
     path = tmp_path / "module.safetensors"
@@ -530,68 +344,6 @@ def test_numpy_refuses_what_it_lacks_by_name(tmp_path, dtype):
                 file.get_tensor("odd")
         return
     assert penstock.load_file(path, framework="np")["odd"].itemsize in (1, 2)
-
-
-def spoiled(path, change):
-    head, size = header([("a", "F32", (2, 3)), ("b", "I8", (2,))])
-    path.write_bytes(change(head, bytes(size)))
-    return path
-
-
-def entry(**changes):
-    """The file with one entry of its header changed."""
-    def change(head, data):
-        entries = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
-                   "b": {"dtype": "I8", "shape": [2], "data_offsets": [24, 26]}}
-        entries["a"].update(changes)
-        return header([], **entries)[0] + data
-
-    return change
-
-
-BAD = {
-    "nothing": lambda head, data: b"",
-    "a length cut short": lambda head, data: head[:5],
-    "a header cut short": lambda head, data: head[:30],
-    "no data": lambda head, data: head,
-    "data cut short": lambda head, data: head + data[:-1],
-    "data left over": lambda head, data: head + data + b"x",
-    "a header bomb": lambda head, data: struct.pack("<Q", 1 << 40) + head[8:] + data,
-    "a header as large as a number": lambda head, data: struct.pack("<Q", (1 << 64) - 1) + head[8:] + data,
-    "no JSON": lambda head, data: struct.pack("<Q", 9) + b"{not json" + data,
-    "a list": lambda head, data: struct.pack("<Q", 2) + b"[]",
-    "a key twice": lambda head, data: head.replace(b'"b"', b'"a"') + data,
-    "bytes that are no text": lambda head, data: head.replace(b'"b"', b'"\xff"') + data,
-    "an unknown type": entry(dtype="F99"),
-    "a type that is a number": entry(dtype=7),
-    "a negative shape": entry(shape=[-2, 3]),
-    "a shape that overflows": entry(shape=[1 << 63, 1 << 63]),
-    "a shape of another size": entry(shape=[2, 4]),
-    "a hole": entry(data_offsets=[4, 28]),
-    "an overlap": entry(data_offsets=[0, 25]),
-    "offsets backwards": entry(data_offsets=[24, 0]),
-    "one offset": entry(data_offsets=[0]),
-    "offsets past the end": entry(data_offsets=[0, 1 << 50]),
-    "metadata that is no text": lambda head, data: header([("a", "U8", (1,))], {"a": 5})[0] + b"x",
-}
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_a_broken_file_is_refused_and_the_next_load_works(tmp_path, mixed, what):
-    path = spoiled(tmp_path / "bad.safetensors", BAD[what])
-    for call in (penstock.load_file, lambda path: penstock.safe_open(path, "pt"), penstock.stream,
-                 lambda path: penstock.load_into({}, path), lambda path: penstock.torch.load(path.read_bytes())):
-        with pytest.raises(penstock.Error) as caught:
-            call(path)
-        assert isinstance(caught.value, (ValueError, OSError)), caught.value
-    assert len(penstock.load_file(mixed[0], select=["scalar"])) == 1
-
-
-def test_broken_files_are_refused_where_safetensors_refuses_them(tmp_path):
-    safetensors = pytest.importorskip("safetensors")
-    for what, change in BAD.items():
-        with pytest.raises(Exception):
-            safetensors.safe_open(spoiled(tmp_path / "bad", change), "np")
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])

@@ -1,0 +1,72 @@
+"""Files that break the rules of their format: each is refused, and loses nothing."""
+
+import struct
+
+import pytest
+
+import penstock
+from models import header
+
+torch = pytest.importorskip("torch")
+
+
+def spoiled(path, change):
+    head, size = header([("a", "F32", (2, 3)), ("b", "I8", (2,))])
+    path.write_bytes(change(head, bytes(size)))
+    return path
+
+
+def entry(**changes):
+    """The file with one entry of its header changed."""
+    def change(head, data):
+        entries = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+                   "b": {"dtype": "I8", "shape": [2], "data_offsets": [24, 26]}}
+        entries["a"].update(changes)
+        return header([], **entries)[0] + data
+
+    return change
+
+
+BAD = {
+    "nothing": lambda head, data: b"",
+    "a length cut short": lambda head, data: head[:5],
+    "a header cut short": lambda head, data: head[:30],
+    "no data": lambda head, data: head,
+    "data cut short": lambda head, data: head + data[:-1],
+    "data left over": lambda head, data: head + data + b"x",
+    "a header bomb": lambda head, data: struct.pack("<Q", 1 << 40) + head[8:] + data,
+    "a header as large as a number": lambda head, data: struct.pack("<Q", (1 << 64) - 1) + head[8:] + data,
+    "no JSON": lambda head, data: struct.pack("<Q", 9) + b"{not json" + data,
+    "a list": lambda head, data: struct.pack("<Q", 2) + b"[]",
+    "a key twice": lambda head, data: head.replace(b'"b"', b'"a"') + data,
+    "bytes that are no text": lambda head, data: head.replace(b'"b"', b'"\xff"') + data,
+    "an unknown type": entry(dtype="F99"),
+    "a type that is a number": entry(dtype=7),
+    "a negative shape": entry(shape=[-2, 3]),
+    "a shape that overflows": entry(shape=[1 << 63, 1 << 63]),
+    "a shape of another size": entry(shape=[2, 4]),
+    "a hole": entry(data_offsets=[4, 28]),
+    "an overlap": entry(data_offsets=[0, 25]),
+    "offsets backwards": entry(data_offsets=[24, 0]),
+    "one offset": entry(data_offsets=[0]),
+    "offsets past the end": entry(data_offsets=[0, 1 << 50]),
+    "metadata that is no text": lambda head, data: header([("a", "U8", (1,))], {"a": 5})[0] + b"x",
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_broken_file_is_refused_and_the_next_load_works(tmp_path, mixed, what):
+    path = spoiled(tmp_path / "bad.safetensors", BAD[what])
+    for call in (penstock.load_file, lambda path: penstock.safe_open(path, "pt"), penstock.stream,
+                 lambda path: penstock.load_into({}, path), lambda path: penstock.torch.load(path.read_bytes())):
+        with pytest.raises(penstock.Error) as caught:
+            call(path)
+        assert isinstance(caught.value, (ValueError, OSError)), caught.value
+    assert len(penstock.load_file(mixed[0], select=["scalar"])) == 1
+
+
+def test_broken_files_are_refused_where_safetensors_refuses_them(tmp_path):
+    safetensors = pytest.importorskip("safetensors")
+    for what, change in BAD.items():
+        with pytest.raises(Exception):
+            safetensors.safe_open(spoiled(tmp_path / "bad", change), "np")

@@ -1,0 +1,98 @@
+"""Files that are open: tensors in any order, parts of them, read ahead of a loop."""
+
+import random
+import threading
+
+import numpy
+import pytest
+
+import penstock
+from models import raw, write_model
+
+torch = pytest.importorskip("torch")
+
+SLICES = numpy.s_[3:9], numpy.s_[:, 5:100], numpy.s_[2:4, 3:5], numpy.s_[7], numpy.s_[-1], numpy.s_[...], numpy.s_[:], \
+    numpy.s_[::3], numpy.s_[-1, ::2], numpy.s_[-5:], numpy.s_[4:4], numpy.s_[:, 3], numpy.s_[5:2, 1:3], numpy.s_[3:3, 1], \
+    numpy.s_[1:500:7, 3:900:11], numpy.s_[..., 4], numpy.s_[2, ...], numpy.s_[10:10000], numpy.s_[3, 4], \
+    numpy.s_[:, :], numpy.s_[0:600], numpy.s_[numpy.int64(5)], numpy.s_[0:0, ::2]
+
+
+@pytest.mark.parametrize("framework", ["pt", "np"])
+def test_slices_are_what_indexing_the_tensor_gives(mixed, framework):
+    whole = penstock.load_file(mixed[0], framework=framework)["large"]
+    with penstock.safe_open(mixed[0], framework) as file:
+        part = file.get_slice("large")
+        for index in SLICES + ((numpy.s_[::-1], numpy.s_[400:7:-3, 5]) if framework == "np" else ()):
+            got = part[index]
+            assert tuple(got.shape) == tuple(whole[index].shape), index
+            assert raw(got) == raw(numpy.ascontiguousarray(whole[index])) if framework == "np" else \
+                torch.equal(got, whole[index]), index
+        for wrong in (600, -601, (0, 0, 0), None, "x", [1, 2], (..., ...), 1.5):
+            with pytest.raises(ValueError):
+                part[wrong]
+        assert raw(file.get_slice("scalar")[...]) == raw(file.get_tensor("scalar"))
+
+
+def test_rows_are_read_and_not_the_whole_tensor(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [("a", "F32", (4096, 1024))], content=None)
+    with penstock.Context() as context, penstock.safe_open(path, "pt", context=context) as file:
+        file.get_slice("a")[10:20]
+        assert sum(route["bytes"] for route in context.statistics()["routes"]) < 1 << 20
+
+
+@pytest.mark.parametrize("order", ["keys", "offset_keys", "reversed", "shuffled", "twice", "strided"])
+def test_tensors_come_in_any_order(mixed, order):
+    path, contents = mixed
+    with penstock.safe_open(path, "pt") as file:
+        names = file.offset_keys() if order == "offset_keys" else file.keys()
+        if order == "reversed":
+            names = names[::-1]
+        elif order == "shuffled":
+            random.Random(1).shuffle(names)
+        elif order == "twice":
+            names = [name for name in names for _ in range(2)] + names[5:] + names[5:]
+        elif order == "strided":
+            names = names[::2] + names[1::2]
+        for name in names:
+            assert raw(file.get_tensor(name)) == contents[name], name
+    with pytest.raises(penstock.StateError, match="closed"):
+        file.get_tensor(names[0])
+    with pytest.raises(penstock.StateError, match="closed"):
+        file.keys()
+
+
+def test_a_loop_is_read_ahead_of(tmp_path):
+    path = tmp_path / "model"
+    contents = write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
+    for keys in (lambda file: file.keys(), lambda file: file.offset_keys()):
+        with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+            for name in keys(file):
+                assert raw(file.get_tensor(name)) == contents[name]
+            assert context.statistics()["requests"] < 10
+
+
+def test_a_look_at_one_tensor_reads_one_tensor(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
+    with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+        file.get_tensor("t000")
+        assert context.statistics()["requests"] == 1
+        assert sum(route["bytes"] for route in context.statistics()["routes"]) < 100000
+
+
+def test_threads_share_an_open_file(mixed):
+    path, contents = mixed
+    wrong = []
+    with penstock.safe_open(path, "np") as file:
+        def read(seed):
+            names = file.keys()
+            random.Random(seed).shuffle(names)
+            wrong.extend(name for name in names if raw(file.get_tensor(name)) != contents[name])
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong

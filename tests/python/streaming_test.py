@@ -1,0 +1,61 @@
+"""Models that pass through a window of memory."""
+
+import gc
+import random
+import warnings
+
+import pytest
+
+import penstock
+from models import raw, write_model
+
+
+def test_a_stream_gives_all_tensors_in_the_order_of_the_file(mixed):
+    path, contents = mixed
+    for window in ("64KiB", "3 MB", 1 << 30):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            got = [(name, raw(tensor)) for name, tensor in penstock.stream(path, window=window)]
+        assert got == list(contents.items())
+    part = dict(penstock.stream(path, select=["large"], slices={"large": slice(5)}))
+    assert raw(part["large"]) == contents["large"][:20000]
+
+
+def test_a_stream_keeps_to_its_window(tmp_path, live_bytes):
+    path = tmp_path / "model"
+    sizes = [random.Random(i).choice([1000, 300000, 2 << 20, 5 << 20]) for i in range(60)]
+    write_model(path, [(f"t{i:03}", "U8", (size,)) for i, size in enumerate(sizes)], content=None)
+    window = 24 << 20
+    count = 0
+    for name, array in penstock.stream(path, "cpu", window, framework="np"):
+        count += 1
+        assert live_bytes["now"] <= window
+    assert count == 60 and live_bytes["most"] <= window
+    assert live_bytes["most"] > window // 2  # read ahead of, and not one by one
+    del array
+    assert live_bytes["now"] == 0
+
+
+def test_a_window_too_small_is_enlarged_with_a_warning(tmp_path, live_bytes):
+    path = tmp_path / "model"
+    write_model(path, [("a", "U8", (100,)), ("b", "U8", (9 << 20,)), ("c", "U8", (100,))], content=None)
+    with pytest.warns(UserWarning, match="'b'"):
+        for name, array in penstock.stream(path, window="1MiB", framework="np"):
+            del array
+    assert live_bytes["most"] <= 12 << 20
+
+
+def test_a_stream_that_is_left_early_leaves_nothing(tmp_path, live_bytes):
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i}", "U8", (1 << 20,)) for i in range(50)], content=None)
+    for name, array in penstock.stream(path, window="8MiB", framework="np"):
+        break
+    del array
+    gc.collect()
+    assert live_bytes["now"] == 0
+
+
+@pytest.mark.parametrize("window", [0, -5, "", "many", "1XB", "-1GiB", "0GiB"])
+def test_windows_that_make_no_sense_are_refused(mixed, window):
+    with pytest.raises(ValueError):
+        penstock.stream(mixed[0], window=window)
