@@ -46,10 +46,13 @@ class GpuSetup(harness.Setup):
         return min(self.file_bytes, shutil.disk_usage("/dev/shm").free // 2 // MIB * MIB)
 
     def prepare(self):
+        self.describe_gpu()
+        self.make_files({self.file: self.file_bytes})
+
+    def describe_gpu(self):
         with self.bench("describe") as program:
             self.gpu = {**program.ready, **describe_link(program.ready["pci_address"])}
             self.version = program.ready["version"]
-        self.make_files({self.file: self.file_bytes})
 
     def clean_up(self):
         for path in (self.memory_file, self.written_file):

@@ -18,6 +18,7 @@ import time
 
 import gpu_rows
 import harness
+import model_rows
 import table
 from harness import GIB, KIB, MIB, BenchError, OutOfTime, Program, Unavailable, at_least, at_most
 
@@ -365,19 +366,28 @@ def parse_arguments():
     parser.add_argument("--rounds", type=int, default=0, help="of each race (7; with --quick 3)")
     parser.add_argument("--quick", action="store_true", help="smaller files and shorter rounds: a smoke test")
     parser.add_argument("--only", "--rows", metavar="ROW,...",
-                        help=f"some of: {', '.join(ROWS)}; with --gpu: {', '.join(gpu_rows.ROWS)}")
+                        help=f"some of: {', '.join(ROWS)}; with --gpu: {', '.join(gpu_rows.ROWS)}; with --models: "
+                             f"{', '.join(model_rows.ROWS)}")
     parser.add_argument("--gpu", action="store_true", help="measure the rows of the first GPU instead")
-    parser.add_argument("--seconds", type=float, default=0, help="with --gpu: the time for all (195; with --quick 55)")
+    parser.add_argument("--models", action="store_true", help="measure models to torch on the first GPU instead")
+    parser.add_argument("--python", default=sys.executable, help="with --models: a Python that has torch and penstock")
+    parser.add_argument("--seconds", type=float, default=0,
+                        help="with --gpu or --models: the time for all (195 or 300; with --quick 55 or 100)")
     parser.add_argument("--scale", type=int, default=1,
-                        help="with --gpu: divide every size by this, to try the programs out; says nothing about speed")
+                        help="with --gpu or --models: divide every size by this, to try the programs out; says nothing "
+                             "about speed")
     parser.add_argument("--programs", default=os.path.normpath(os.path.join(build, "bin")),
                         help="the folder of the built programs")
     parser.add_argument("--markdown", metavar="FILE", help="measure nothing: print the table of an earlier --json FILE")
     arguments = parser.parse_args()
-    rows = gpu_rows.ROWS if arguments.gpu else ROWS
-    unknown = set((arguments.only or "").split(",")) - set(rows) - {""}
+    arguments.setup, arguments.table = HostSetup, ROWS
+    if arguments.gpu:
+        arguments.setup, arguments.table = gpu_rows.GpuSetup, gpu_rows.ROWS
+    if arguments.models:
+        arguments.setup, arguments.table = model_rows.ModelSetup, model_rows.ROWS
+    unknown = set((arguments.only or "").split(",")) - set(arguments.table) - {""}
     if unknown:
-        parser.error(f"unknown rows: {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
+        parser.error(f"unknown rows: {', '.join(sorted(unknown))}; there are {', '.join(arguments.table)}")
     if not 1 <= arguments.scale <= 256:
         parser.error("--scale takes 1 to 256")
     return arguments
@@ -389,15 +399,14 @@ def main():
         with open(arguments.markdown, encoding="utf-8") as file:
             print(table.markdown(json.load(file)))
         return 0
-    table_of_rows = gpu_rows.ROWS if arguments.gpu else ROWS
-    names = arguments.only.split(",") if arguments.only else list(table_of_rows)
+    names = arguments.only.split(",") if arguments.only else list(arguments.table)
     started = time.monotonic()
-    setup = gpu_rows.GpuSetup(arguments) if arguments.gpu else HostSetup(arguments)
+    setup = arguments.setup(arguments)
     try:
         setup.prepare()
         print(f"files made after {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
         machine = harness.describe_machine(setup.folder)
-        results = run_rows(setup, table_of_rows, names)
+        results = run_rows(setup, arguments.table, names)
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1

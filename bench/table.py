@@ -13,6 +13,7 @@ _UNITS = {"bytes_per_second": lambda value: f"{value / 1e9:.2f} GB/s",
           "cpu_seconds_per_operation": lambda value: f"{value * 1e6:.2f} µs",
           "p50_seconds": lambda value: f"{value * 1e6:.1f} µs",
           "microseconds": lambda value: f"{value * 1e6:.1f} µs",
+          "seconds_per_gigabyte": lambda value: f"{value:.3f} s/GB",
           "seconds": lambda value: f"{value:.3f} s",
           "plain": lambda value: f"{value:.3f}"}
 

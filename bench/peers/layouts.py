@@ -8,15 +8,19 @@ KIB, MIB = 1 << 10, 1 << 20
 _BITS = {"F16": 16, "F32": 32, "F8_E4M3": 8, "U8": 8}
 
 
-def _tensors(count, size, dtype, name="layers.{}.weight"):
-    """`count` matrices of about `size` bytes in all, with rows of 4096 or fewer elements."""
+def _tensors(count, size, dtype, name="layers.{}.weight", columns=4096):
+    """`count` matrices of about `size` bytes in all, with rows of `columns` or fewer elements."""
     elements = max(1, size * 8 // _BITS[dtype] // count)
-    columns = min(4096, elements)
+    columns = min(columns, elements)
     return [(name.format(index), dtype, [elements // columns, columns]) for index in range(count)]
 
 
 def _dense(size):
     return [_tensors(max(1, size // (64 * MIB)), size, "F16")]
+
+
+def _wide(size):
+    return [_tensors(max(1, size // (64 * MIB)), size, "F16", columns=28_672)]
 
 
 def _experts(size):
@@ -41,7 +45,7 @@ def _sharded(size):
     return [shard for shard in shards if shard]
 
 
-LAYOUTS = {"dense": _dense, "experts": _experts, "fp8": _fp8, "misaligned": _misaligned, "sharded": _sharded}
+LAYOUTS = {"dense": _dense, "wide": _wide, "experts": _experts, "fp8": _fp8, "misaligned": _misaligned, "sharded": _sharded}
 
 
 def make(folder, layout, size):
@@ -71,17 +75,18 @@ def _write(path, tensors, odd):
         place = end
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 4096 + (1 if odd else 0))
+    head = struct.pack("<Q", len(text)) + text
     block = os.urandom(16 * MIB + 4099)
-    with open(path + ".part", "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        written = 0
-        while written < place:
+    size = len(head) + place
+    with open(path + ".part", "wb", buffering=0) as file:
+        # At multiples of the block: the page cache keeps what is written in pieces that begin anywhere in smaller pages,
+        # which are slower to read.
+        for offset in range(0, size, 16 * MIB):
             # From another place each time, so that no two parts of the file are alike.
-            begin = written // (16 * MIB) * 61 % 4099
-            piece = block[begin:begin + min(16 * MIB, place - written)]
-            file.write(piece)
-            written += len(piece)
-        file.flush()
+            begin = offset // (16 * MIB) * 61 % 4099
+            piece = memoryview(block)[begin:begin + min(16 * MIB, size - offset)]
+            front = head[offset:offset + 16 * MIB]
+            file.write(front + bytes(piece[len(front):]) if front else piece)
         os.fsync(file.fileno())
     os.rename(path + ".part", path)
 

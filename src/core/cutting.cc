@@ -321,7 +321,8 @@ CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry, const Span& 
   const bool remote = is_remote(entry.info().locality);
   const Options& options = environment_->options;
   const bool straight = part.plan.path == Path::device;
-  const bool in_window = goes_through_window(part, span);
+  // Written in long pieces: a file system has to note the extents of each.
+  const bool in_window = goes_through_window(part, span) && part.hold->direction == Direction::read;
   const std::uint64_t chunk = align_up(in_window ? window_.piece_bytes() : options.storage_chunk_bytes, alignment);
   // A copy engine is at its best from a whole slot at a time, and each operation on a distant mount should be worth its
   // latency; a disk is content with less.

@@ -220,6 +220,7 @@ class Request {
   Status prepare_stores();
   Status find_gpus(std::span<const Range> ranges);
   void make_units(std::uint32_t lanes);
+  bool writes_past_cache() const;
   std::string title() const;
   void drop_leftovers();
   void add_up_parts();

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <memory>
 #include <random>
+#include <sstream>
 #include <thread>
 
 #include "api/context_builder.h"
@@ -199,12 +200,31 @@ class SeededRun {
       at = range.offset + range.memory.size_bytes;
       if (is_right(report, i)) {
         ASSERT_TRUE(same_bytes(bytes_of(range), now(range.offset, range.memory.size_bytes)))
-            << "range " << i << " of a write";
+            << "range " << i << " of a write: " << describe(range, now(range.offset, range.memory.size_bytes));
       }
     }
     expect_unchanged(at, begin + area_bytes);
     // What failed or was cancelled may or may not be there: from now on, what is there is right.
     std::copy(area.begin(), area.end(), model_.begin() + static_cast<std::ptrdiff_t>(begin));
+  }
+
+  // Which bytes are wrong, whether they are those of before, and what is on the disk: the page cache may keep old ones.
+  std::string describe(const Range& range, std::span<const std::byte> found) const {
+    const auto wanted = bytes_of(range);
+    const auto first = std::mismatch(wanted.begin(), wanted.end(), found.begin()).first - wanted.begin();
+    const auto last = wanted.rend() - std::mismatch(wanted.rbegin(), wanted.rend(), found.rbegin()).first;
+    const auto part = [&](std::span<const std::byte> bytes) {
+      return bytes.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
+    };
+    const std::uint64_t begin = range.offset / 4096 * 4096;
+    const auto on_disk = read_past_cache(folder_.path("file"), begin, area_bytes);
+    const bool disk_is_right =
+        same_bytes(part(std::span(on_disk).subspan(range.offset - begin, wanted.size())), part(wanted));
+    std::ostringstream text;
+    text << "bytes " << first << " to " << last << " of " << wanted.size() << " at " << range.offset << "; "
+         << (same_bytes(part(found), part(model(range.offset, wanted.size()))) ? "those of before" : "others") << "; "
+         << (disk_is_right ? "right on the disk" : "wrong on the disk too");
+    return text.str();
   }
 
   static std::span<const std::byte> bytes_of(const Range& range) {

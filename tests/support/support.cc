@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <optional>
 
 namespace penstock::test {
@@ -113,6 +114,20 @@ std::vector<std::byte> read_file(const std::string& path, std::uint64_t offset, 
   }
   ::close(fd);
   return bytes;
+}
+
+std::vector<std::byte> read_past_cache(const std::string& path, std::uint64_t offset, std::size_t size) {
+  constexpr std::size_t block_bytes = 4096;
+  const std::size_t whole = (size + block_bytes - 1) / block_bytes * block_bytes;
+  const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(block_bytes, whole), &std::free);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+  const ssize_t got = fd < 0 ? -1 : ::pread(fd, memory.get(), whole, static_cast<off_t>(offset));
+  if (got < 0) give_up(path.c_str());
+  ::close(fd);
+  const auto* bytes = static_cast<const std::byte*>(memory.get());
+  std::vector<std::byte> found(bytes, bytes + std::min(static_cast<std::size_t>(got), size));
+  found.resize(size);
+  return found;
 }
 
 void evict(const std::string& path) {

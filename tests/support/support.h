@@ -41,6 +41,8 @@ void write_file(const std::string& path, std::span<const std::byte> bytes);
 bool write_sparse_file(const std::string& path, std::uint64_t size_bytes);
 std::vector<std::byte> read_file(const std::string& path);
 std::vector<std::byte> read_file(const std::string& path, std::uint64_t offset, std::size_t size);
+// From a multiple of 4096; bytes past the end of the file are zero.
+std::vector<std::byte> read_past_cache(const std::string& path, std::uint64_t offset, std::size_t size);
 // Syncs the file and lets the page cache forget it.
 void evict(const std::string& path);
 // Reads the first `size` bytes of the file, or all, so that these and no others are in the page cache.

@@ -162,9 +162,10 @@ ColumnFacts column_facts(const Layout& layout, bool cached) {
 }
 
 Columns choose_columns(const ColumnFacts& facts) {
-  // What an operation costs beside its bytes, as bytes that could be moved in that time.
+  // What an operation costs beside its bytes, as bytes that could be moved in that time: measured with 16 cores, from
+  // memory at 30 GB/s and from a disk of 3 GB/s.
   constexpr double cached_operation_bytes = 12 << 10;
-  constexpr double direct_operation_bytes = 48 << 10;
+  constexpr double direct_operation_bytes = 12 << 10;
   constexpr double block_bytes = 4096;  // half of one is read in vain at both ends
   const auto wanted = static_cast<double>(facts.piece_bytes * facts.pieces);
   const auto pieces = static_cast<double>(facts.pieces);

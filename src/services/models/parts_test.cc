@@ -115,8 +115,8 @@ TEST(Columns, small_pieces_are_read_as_rows_and_large_ones_by_themselves) {
     EXPECT_EQ(chosen(64, 1024, cached), Columns::whole);
     EXPECT_EQ(chosen(1 << 20, 8 << 20, cached), Columns::pieces);
   }
-  EXPECT_EQ(chosen(8 << 10, 32 << 10, true), Columns::pieces) << "an operation costs little where bytes are in memory";
-  EXPECT_EQ(chosen(8 << 10, 32 << 10, false), Columns::whole) << "and much on a disk";
+  EXPECT_EQ(chosen(2 << 10, 16 << 10, true), Columns::pieces) << "bytes in memory are read exactly";
+  EXPECT_EQ(chosen(2 << 10, 16 << 10, false), Columns::whole) << "from a disk come whole blocks";
   EXPECT_EQ(chosen(2 << 10, 4 << 10, true), Columns::whole);
 }
 

@@ -1,0 +1,180 @@
+"""The rows of bench/run.py --models: models to tensors of torch on the first GPU. docs/performance.md explains them;
+bench/peers compares with other loaders.
+"""
+
+import os
+import statistics
+import time
+
+import harness
+import table
+from gpu_rows import GpuSetup, figure
+from harness import Program, at_least, at_most
+from peers import layouts
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class ModelSetup(GpuSetup):
+    """Models instead of files; sizes, time and yardsticks are the same."""
+
+    def __init__(self, arguments):
+        super().__init__(arguments)
+        self.end = time.monotonic() + (arguments.seconds or (100 if self.quick else 300))
+        self.python = arguments.python
+
+    def prepare(self):
+        self.describe_gpu()
+
+    def model(self, layout, size):
+        return layouts.make(self.folder, layout, size)[0]
+
+    def worker(self, model):
+        program = Program([self.python, "-B", os.path.join(HERE, "model_worker.py"), "cuda:0", model,
+                           self.written_file], timeout_s=180)
+        self.version = program.ready["version"]
+        return program
+
+    def check_tensors(self, what, program):
+        wrong = program.ask("check")["wrong"]
+        self.note(f"{what}: bytes as expected", not wrong, {"wrong": wrong[:5]})
+
+
+def race_with_copies(setup, layout, target):
+    """A model in the page cache to tensors of torch, against copies from pinned memory."""
+    model = setup.model(layout, setup.file_bytes)
+    harness.make_cached(model)
+    peer = "pinned copies, 256 MiB buffer, 64 MiB each"
+    with setup.bench("copies", "--size", setup.file_bytes) as copies, setup.worker(model) as worker:
+        contenders = {peer: lambda: copies.ask(f"run {setup.round_seconds}"),
+                      "load_file": lambda: worker.ask(f"load {setup.round_seconds}")}
+        contenders["load_file"]()
+        rows, attempts = setup.decide(lambda: setup.race(contenders), [
+            at_least(f"{layout}, {table.size(setup.file_bytes)}, cached, to tensors", "load_file", peer, target)])
+        setup.check_tensors(layout, worker)
+        return {"rows": rows, "attempts": attempts, "ready": worker.ready}
+
+
+def row_dense(setup):
+    """Large tensors in the page cache to a dict of torch tensors, against copies from pinned memory."""
+    return race_with_copies(setup, "dense", 0.9)
+
+
+def row_experts(setup):
+    """20,000 small tensors in the page cache to a dict of torch tensors, against copies from pinned memory."""
+    return race_with_copies(setup, "experts", 0.8)
+
+
+def row_ways(setup):
+    """A loop over safe_open, and a stream with a window of 1 GiB, against load_file."""
+    model = setup.model("dense", setup.file_bytes)
+    harness.make_cached(model)
+    with setup.worker(model) as worker:
+        contenders = {name: lambda name=name: worker.ask(f"{name} {setup.round_seconds}")
+                      for name in ("load", "loop", "stream")}
+        for contender in contenders.values():
+            contender()
+        rows, attempts = setup.decide(lambda: setup.race(contenders), [
+            at_least("a loop over safe_open, cached", "loop", "load", 0.85),
+            at_least("stream, window of 1 GiB, cached", "stream", "load", 0.9)])
+        worker.ask("loop 0")
+        setup.check_tensors("a loop over safe_open", worker)
+        return {"rows": rows, "attempts": attempts}
+
+
+def row_cold(setup):
+    """A model that is not in the page cache to tensors of torch, against the best plain direct reads of its file."""
+    setup.need_storage()
+    setup.file = setup.model("dense", setup.cold_bytes)
+    harness.make_cold(setup.file)
+    size = os.path.getsize(setup.file) // harness.MIB * harness.MIB
+
+    def sample_read(setting, seconds):
+        with setup.plain_direct_read(size, setting) as program:
+            return program.ask(f"sample {seconds}")
+
+    best, sweep = setup.sweep(sample_read)
+    peer = f"plain direct reads, {best['threads']} threads, {table.size(best['chunk'])}"
+    with setup.plain_direct_read(size, best) as plain, setup.worker(setup.file) as worker:
+        contenders = {peer: lambda: setup.ask_cold(plain, f"run {setup.round_seconds}"),
+                      "load_file": lambda: setup.ask_cold(worker, f"load {setup.round_seconds}")}
+        contenders["load_file"]()
+        rows, attempts = setup.decide(
+            lambda: setup.race(contenders, setup.disk_rounds),
+            [at_least(f"dense, {table.size(setup.cold_bytes)}, cold, to tensors", "load_file", peer, 0.93)])
+        setup.check_tensors("cold", worker)
+        return {"rows": rows, "attempts": attempts, "sweep": sweep}
+
+
+def row_save(setup):
+    """Tensors on the GPU to a new file, synced, against plain direct writes and against safetensors."""
+    setup.need_storage()
+    model = setup.model("dense", setup.written_bytes)
+
+    def sample_write(setting, _):
+        with setup.plain_write(setup.written_bytes // 2, setting) as program:
+            return program.ask("run 0")
+
+    best, sweep = setup.sweep(sample_write)
+    peer, other = f"plain direct writes, {best['threads']} threads, {table.size(best['chunk'])}", "safetensors and fsync"
+    with setup.worker(model) as worker, setup.plain_write(setup.written_bytes, best) as plain:
+        contenders = {peer: lambda: plain.ask(f"run {setup.round_seconds}"),
+                      "save_file": lambda: worker.ask(f"save {setup.round_seconds}"),
+                      other: lambda: worker.ask(f"safetensors {setup.round_seconds}")}
+        contenders["save_file"]()
+        title = f"save from the GPU, {table.size(setup.written_bytes)}, synced"
+        rows, attempts = setup.decide(lambda: setup.race(contenders, setup.disk_rounds),
+                                      [at_least(title, "save_file", peer, 0.93), at_least(title, "save_file", other, 1)])
+        worker.ask("save 0")
+        setup.check_tensors("save", worker)
+        return {"rows": rows, "attempts": attempts, "sweep": sweep}
+
+
+def row_slices(setup):
+    """A rank's share of every tensor: columns against the better way to read them, and the bytes read for rows."""
+    setup.need_storage()
+    rows, attempts = [], []
+    for layout in ("dense", "wide"):
+        more_rows, more_attempts = race_slices(setup, layout)
+        rows += more_rows
+        attempts += more_attempts
+    return {"rows": rows, "attempts": attempts}
+
+
+def race_slices(setup, layout):
+    model = setup.model(layout, setup.written_bytes)
+    rows, attempts = [], []
+    with setup.worker(model) as worker:
+        for state, prepare, seconds in (("cached", harness.make_cached, setup.round_seconds / 2),
+                                        ("cold", harness.make_cold, 0)):
+            for ranks in (2, 4, 8):
+                def ask(command):
+                    prepare(model)
+                    return worker.ask(f"{command} {seconds}")
+
+                title = f"1 of {ranks} ranks, {layout}, {state}"
+                taken = race_columns(setup, ask, ranks, f"columns, {title}")
+                rows += taken[0]
+                attempts += taken[1]
+                share = ask(f"rows auto {ranks}")["read_share"]
+                rows.append(figure(f"rows, {title}: bytes read for a byte", [share], "plain", 1.05, True))
+    return rows, attempts
+
+
+def seconds_per_gigabyte(sample):
+    return sample["seconds"] / sample["bytes"] * 1e9
+
+
+def race_columns(setup, ask, ranks, title):
+    def make_rounds():
+        rounds = setup.race({way: lambda way=way: ask(f"columns {way} {ranks}") for way in ("auto", "pieces", "whole")},
+                            setup.disk_rounds)
+        better = min(("pieces", "whole"),
+                     key=lambda way: statistics.median(seconds_per_gigabyte(taken[way]) for taken in rounds))
+        return [{**taken, "the better way": taken[better], "way": better} for taken in rounds]
+
+    return setup.decide(make_rounds, [at_most(title, "auto", "the better way", 1.05, seconds_per_gigabyte)])
+
+
+ROWS = {"dense": (row_dense, 30), "experts": (row_experts, 30), "ways": (row_ways, 35), "cold": (row_cold, 50),
+        "slices": (row_slices, 60), "save": (row_save, 60)}
