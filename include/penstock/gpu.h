@@ -33,6 +33,8 @@ PENSTOCK_EXPORT Result<std::vector<Gpu>> list_gpus();
 // Where memory of the caller's lives: finds the device of a pointer from any of CUDA's allocators. Code::device_error
 // for memory that CUDA does not know, that was freed, or that has no `size_bytes` left.
 PENSTOCK_EXPORT Result<Region> find_cuda_region(const void* pointer, std::size_t size_bytes);
+// The whole allocation around such memory.
+PENSTOCK_EXPORT Result<Region> find_cuda_allocation(const void* pointer, std::size_t size_bytes);
 
 // Copies between host and GPU memory, or within either, and waits until it is done. For set-up and checks: transfers of
 // a Context don't need it. REQUIRES: both are of the same size.

@@ -379,18 +379,23 @@ Result<std::vector<Gpu>> list_gpus() {
   return gpus;
 }
 
-Result<Region> find_cuda_region(const void* pointer, std::size_t size_bytes) {
+Result<Region> find_cuda_allocation(const void* pointer, std::size_t size_bytes) {
   const auto driver = cuda::Driver::get();
   if (!driver) return driver.error();
-  const auto whole = (*driver)->find(pointer, size_bytes);
-  if (!whole) return whole.error();
-  auto* const data = const_cast<std::byte*>(static_cast<const std::byte*>(pointer));
-  if (size_bytes > whole->size_bytes - static_cast<std::size_t>(data - whole->data)) {
+  auto whole = (*driver)->find(pointer, size_bytes);
+  if (!whole) return whole;
+  if (size_bytes > whole->size_bytes - static_cast<std::size_t>(static_cast<const std::byte*>(pointer) - whole->data)) {
     return Error{Code::out_of_range, 0,
                  std::to_string(size_bytes) + " bytes reach past the end of the allocation on " + whole->domain.name(),
                  "give a pointer and a size within one allocation"};
   }
-  return Region{data, size_bytes, whole->domain};
+  return whole;
+}
+
+Result<Region> find_cuda_region(const void* pointer, std::size_t size_bytes) {
+  const auto whole = find_cuda_allocation(pointer, size_bytes);
+  if (!whole) return whole.error();
+  return Region{const_cast<std::byte*>(static_cast<const std::byte*>(pointer)), size_bytes, whole->domain};
 }
 
 Status copy(Region to, Region from) {

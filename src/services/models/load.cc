@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "penstock/gpu.h"
 #include "services/models/contents.h"
 #include "services/models/ending.h"
 #include "services/models/open_store.h"
@@ -97,7 +98,7 @@ class LoadingBuilder {
   }
 
   Result<Loading> start() {
-    models::sort_and_merge(pieces_);
+    models::sort_and_merge(pieces_, &find_cuda_allocation);
     std::vector<Range> ranges;
     ranges.reserve(pieces_.size());
     for (const FilePiece& piece : pieces_) {

@@ -76,6 +76,11 @@ void simplify(Layout& layout) {
   layout.pieces[0].length = layout.row_bytes;
 }
 
+bool holds(const Region& region, const std::byte* data, std::size_t size_bytes) {
+  return data >= region.data && size_bytes <= region.size_bytes &&
+         static_cast<std::size_t>(data - region.data) <= region.size_bytes - size_bytes;
+}
+
 }  // namespace
 
 std::uint64_t Layout::wanted_row_bytes() const {
@@ -131,18 +136,27 @@ void append_pieces(const TensorInfo& tensor, const Layout& layout, Region memory
   }
 }
 
-void sort_and_merge(std::vector<FilePiece>& pieces) {
+void sort_and_merge(std::vector<FilePiece>& pieces, FindAllocation find_allocation) {
   std::ranges::sort(pieces, [](const FilePiece& a, const FilePiece& b) {
     return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
   });
+  Region allocation;  // the last that was found: there may be many pieces in it
+  const auto are_of_one_allocation = [&](const Region& memory, std::size_t size_bytes) {
+    if (memory.domain.host_accessible()) return true;
+    if (holds(allocation, memory.data, size_bytes)) return true;
+    const Result<Region> found = find_allocation(memory.data, size_bytes);
+    if (found) allocation = *found;
+    return found.ok();
+  };
   std::size_t kept = 0;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const FilePiece& piece = pieces[i];
     FilePiece* const last = kept == 0 ? nullptr : &pieces[kept - 1];
     const bool continues = last != nullptr && last->file == piece.file &&
                            last->offset + last->memory.size_bytes == piece.offset &&
-                           last->memory.domain == piece.memory.domain && piece.memory.domain.host_accessible() &&
-                           last->memory.data + last->memory.size_bytes == piece.memory.data;
+                           last->memory.domain == piece.memory.domain &&
+                           last->memory.data + last->memory.size_bytes == piece.memory.data &&
+                           are_of_one_allocation(last->memory, last->memory.size_bytes + piece.memory.size_bytes);
     if (continues) {
       last->memory.size_bytes += piece.memory.size_bytes;
     } else {

@@ -96,14 +96,28 @@ TEST(Parts, pieces_that_are_neighbours_in_the_file_and_in_memory_are_one) {
   };
   std::vector<FilePiece> pieces = {piece(1, 0, 60, 4), piece(0, 10, 10, 10), piece(0, 0, 0, 10), piece(0, 20, 30, 5),
                                    piece(1, 4, 64, 4)};
-  sort_and_merge(pieces);
+  sort_and_merge(pieces, nullptr);
   ASSERT_EQ(pieces.size(), 3U);
   EXPECT_EQ(pieces[0].memory.size_bytes, 20U);
   EXPECT_EQ(pieces[1].offset, 20U) << "its memory is elsewhere";
   EXPECT_EQ(pieces[2].memory.size_bytes, 8U);
-  std::vector<FilePiece> on_gpu = {{0, 0, {memory, 10, Domain::cuda(0)}}, {0, 10, {memory + 10, 10, Domain::cuda(0)}}};
-  sort_and_merge(on_gpu);
-  EXPECT_EQ(on_gpu.size(), 2U) << "they may be of two allocations";
+}
+
+TEST(Parts, neighbours_in_memory_of_a_gpu_are_one_only_within_an_allocation) {
+  alignas(64) static std::byte memory[64];
+  // Two allocations of 32 bytes.
+  const auto find = [](const void* data, std::size_t size_bytes) -> Result<Region> {
+    const auto place = static_cast<std::size_t>(static_cast<const std::byte*>(data) - memory);
+    if (place / 32 != (place + size_bytes - 1) / 32) return Error{Code::out_of_range, 0, "two", ""};
+    return Region{memory + place / 32 * 32, 32, Domain::cuda(0)};
+  };
+  std::vector<FilePiece> pieces;
+  for (std::size_t place = 0; place < 64; place += 8)
+    pieces.push_back({0, place, {memory + place, 8, Domain::cuda(0)}});
+  sort_and_merge(pieces, find);
+  ASSERT_EQ(pieces.size(), 2U);
+  EXPECT_EQ(pieces[0].memory.size_bytes, 32U);
+  EXPECT_EQ(pieces[1].memory.data, memory + 32);
 }
 
 TEST(Columns, small_pieces_are_read_as_rows_and_large_ones_by_themselves) {
