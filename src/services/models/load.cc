@@ -83,17 +83,25 @@ class LoadingBuilder {
           "tensors are counted from 0, as in Model::tensors()"};
     }
     const TensorInfo& tensor = model_.tensors()[part.tensor];
-    const Result<std::uint64_t> bytes = part_bytes(tensor, part.dimension, part.intervals);
-    if (!bytes) return bytes.error();
-    if (*bytes != part.memory.size_bytes) {
+    std::uint64_t bytes = tensor.size_bytes;
+    if (!part.intervals.empty()) {
+      const Result<std::uint64_t> wanted = part_bytes(tensor, part.dimension, part.intervals);
+      if (!wanted) return wanted.error();
+      bytes = *wanted;
+    }
+    if (bytes != part.memory.size_bytes) {
       return Error{Code::invalid_argument, 0,
                    "tensor " + in_quotes(tensor.name) + ": memory of " + std::to_string(part.memory.size_bytes) +
-                       " bytes for a part of " + std::to_string(*bytes),
+                       " bytes for a part of " + std::to_string(bytes),
                    "give memory of the size that part_bytes tells"};
     }
-    if (*bytes == 0) return {};
-    impl_->wanted_bytes += *bytes;
+    if (bytes == 0) return {};
+    impl_->wanted_bytes += bytes;
     if (Status status = open(tensor.file); !status) return status;
+    if (part.intervals.empty()) {
+      pieces_.push_back({tensor.file, tensor.offset, part.memory});
+      return {};
+    }
     return add_bytes(tensor, models::lay_out(tensor, part.dimension, part.intervals).value(), part.memory);
   }
 

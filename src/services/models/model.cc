@@ -92,6 +92,8 @@ class ModelBuilder {
  private:
   Status add_tensors(std::vector<TensorInfo> tensors) {
     const auto file = static_cast<std::uint32_t>(model_.files_.size() - 1);
+    model_.tensors_.reserve(model_.tensors_.size() + tensors.size());
+    model_.by_name_.reserve(model_.by_name_.size() + tensors.size());
     for (TensorInfo& tensor : tensors) {
       tensor.file = file;
       const auto index = static_cast<std::uint32_t>(model_.tensors_.size());
