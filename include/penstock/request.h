@@ -5,7 +5,8 @@
 // the Context. Memory of a penstock::Buffer is kept back automatically.
 //
 // Thread safety: a Ticket may be used from any thread. Lifetime: tickets may be dropped at any time; the request runs
-// on. Tickets outlive their Context: closing ends every request.
+// on. Tickets outlive their Context: closing ends every request. In a forked child, what had not ended before the fork
+// counts as cancelled, and nothing waits for it.
 #pragma once
 
 #include <chrono>

@@ -63,6 +63,16 @@ class Loading::Impl {
   std::vector<Store> stores;        // by file; empty where nothing is read
   Ticket ticket;                    // of all that is read where it belongs; null: nothing is
   std::unique_ptr<RowReader> rows;  // of the rest, if there is any; it has ended when both have
+
+  ~Impl() {
+    if (in_child()) (void)rows.release();  // its thread stayed with the parent, and can't be waited for
+  }
+  // Of a fork, after which nobody is there who would end it.
+  bool is_left_behind() const { return rows && !rows->ended() && in_child(); }
+
+ private:
+  bool in_child() const { return ::getpid() != process_; }
+  const pid_t process_ = ::getpid();
 };
 
 // Turns parts into one request, and what is better read as rows into a RowReader.
@@ -203,7 +213,7 @@ Loading::~Loading() {
 }
 
 bool Loading::ended() const {
-  return impl_->rows ? impl_->rows->ended() : impl_->ticket.ended();
+  return impl_->rows ? impl_->rows->ended() || impl_->is_left_behind() : impl_->ticket.ended();
 }
 
 std::uint64_t Loading::bytes_done() const {
@@ -215,10 +225,12 @@ std::uint64_t Loading::bytes_wanted() const {
 }
 
 bool Loading::wait_for(std::chrono::nanoseconds time) const {
+  if (impl_->is_left_behind()) return true;
   return impl_->rows ? impl_->rows->wait_for(time) : impl_->ticket.wait_for(time);
 }
 
 void Loading::wait() const {
+  if (impl_->is_left_behind()) return;
   if (impl_->rows) {
     impl_->rows->wait();
   } else {
@@ -227,14 +239,21 @@ void Loading::wait() const {
 }
 
 void Loading::cancel() {
+  if (impl_->is_left_behind()) return;
   if (impl_->rows) impl_->rows->stop();
   if (impl_->ticket) models::end(impl_->ticket);
   if (impl_->rows) impl_->rows->wait();
 }
 
 LoadReport Loading::report() const {
-  LoadReport report{.transfer = impl_->rows ? impl_->rows->report() : impl_->ticket.report(),
-                    .wanted_bytes = impl_->wanted_bytes};
+  LoadReport report{.wanted_bytes = impl_->wanted_bytes};
+  if (impl_->is_left_behind()) {
+    report.transfer.outcome = Outcome::cancelled;
+    report.transfer.error =
+        Error{Code::closed, 0, "the load belongs to the parent of a fork", "load again in the child"};
+    return report;
+  }
+  report.transfer = impl_->rows ? impl_->rows->report() : impl_->ticket.report();
   report.read_bytes = report.transfer.bytes;
   report.seconds = impl_->begin_seconds + report.transfer.seconds;
   return report;

@@ -215,8 +215,8 @@ void RowReader::finish(const Status& status) {
     }
     if (work_.beside) add_report(report_, work_.beside.report());
     report_.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
-    ended_ = true;
     report = report_;
+    ended_.store(true, std::memory_order_release);
     has_ended_.notify_all();
   }
   if (!work_.options.on_end) return;
@@ -227,23 +227,21 @@ void RowReader::finish(const Status& status) {
   }
 }
 
-bool RowReader::ended() const {
-  const std::scoped_lock lock(mutex_);
-  return ended_;
-}
-
 bool RowReader::wait_for(std::chrono::nanoseconds time) const {
   constexpr std::chrono::nanoseconds long_enough = std::chrono::hours(24 * 365);
+  if (ended()) return true;
   std::unique_lock lock(mutex_);
-  return has_ended_.wait_for(lock, std::min(time, long_enough), [&] { return ended_; });
+  return has_ended_.wait_for(lock, std::min(time, long_enough), [&] { return ended(); });
 }
 
 void RowReader::wait() const {
+  if (ended()) return;
   std::unique_lock lock(mutex_);
-  has_ended_.wait(lock, [&] { return ended_; });
+  has_ended_.wait(lock, [&] { return ended(); });
 }
 
 Report RowReader::report() const {
+  if (ended()) return report_;
   const std::scoped_lock lock(mutex_);
   return report_;
 }
