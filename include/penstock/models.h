@@ -10,7 +10,8 @@
 // file). Headers are checked completely before any tensor is read: what is open is valid.
 //
 // Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model needs
-// no Context; a Loading must have ended before its Context is moved or gone, and before the memory is.
+// no Context; a Loading must have ended before its Context is moved or gone, and before the memory is. In a forked child
+// a Loading of the parent counts as cancelled, as its requests do.
 #pragma once
 
 #include <chrono>
@@ -72,7 +73,7 @@ enum class ModelFormat : std::uint8_t { safetensors, gguf };
 PENSTOCK_EXPORT std::string_view model_format_name(ModelFormat format);
 
 struct ModelFile {
-  std::string path;
+  std::string path;  // absolute: it stays right when the process changes its directory
   ModelFormat format = ModelFormat::safetensors;
   std::uint64_t size_bytes = 0;
   std::uint64_t data_offset = 0;  // where tensors begin

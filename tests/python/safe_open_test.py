@@ -81,6 +81,17 @@ def test_a_look_at_one_tensor_reads_one_tensor(tmp_path):
         assert sum(route["bytes"] for route in context.statistics()["routes"]) < 100000
 
 
+def test_a_file_named_relatively_stays_open_when_the_directory_changes(mixed, tmp_path, monkeypatch):
+    path, contents = mixed
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with penstock.safe_open(path.name, "np") as file:
+        stream = penstock.stream(path.name, framework="np")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
+        assert {name: raw(tensor) for name, tensor in stream} == contents
+
+
 def test_threads_share_an_open_file(mixed):
     path, contents = mixed
     wrong = []

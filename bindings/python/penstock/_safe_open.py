@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from typing import Any, Optional, Sequence
 
 from ._context import Context, default_context
@@ -22,7 +24,7 @@ class ReadAhead:
     Thread safety: the caller's.
     """
 
-    def __init__(self, context: Context, model: Model, frame: Any, device: Any, orders: Sequence[list[int]]):
+    def __init__(self, context: Optional[Context], model: Model, frame: Any, device: Any, orders: Sequence[list[int]]):
         self._context, self._model, self._frame, self._device = context, model, frame, device
         self._orders = orders
         self._places = [{index: place for place, index in enumerate(order)} for order in orders]
@@ -47,7 +49,7 @@ class ReadAhead:
             try:
                 load.finish()
             except BaseException:
-                self._forget()  # a load that failed has no other tensors either
+                self.forget()  # a load that failed has no other tensors either
                 raise
         tensor, load.tensors[place] = load.tensors[place], None
         return tensor
@@ -57,15 +59,16 @@ class ReadAhead:
             place = self._places[number][index]
             if place == (self._next if number == self._order else 0):
                 if number != self._order:
-                    self._forget()
+                    self.forget()
                 self._order, self._next, self._streak = number, place + 1, self._streak + 1
                 self._started = max(self._started, place + 1)
                 return
-        self._forget()
+        self.forget()
         # Whoever goes on from here follows the order that was followed before.
         self._next = self._started = self._places[self._order][index] + 1
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Lets go of what is on its way."""
         self._ahead.clear()
         self._ahead_bytes = self._streak = self._started = 0
 
@@ -88,12 +91,13 @@ class ReadAhead:
         try:
             load = self._start(batch)
         except Exception:  # no memory, or a type that the framework lacks: who asks for those tensors will be told
-            self._forget()
+            self.forget()
             return
         self._ahead.update((index, (load, place)) for place, index in enumerate(batch))
 
     def _start(self, indices: list[int]) -> Load:
-        return Load(self._context, self._model, wanted(self._model, indices, None), self._frame, self._device)
+        return Load(self._context or default_context(), self._model, wanted(self._model, indices, None), self._frame,
+                    self._device)
 
 
 class safe_open:
@@ -109,13 +113,14 @@ class safe_open:
         # `backend` is how safetensors would read; the route is chosen here by what is fastest.
         self._frame = framework_named(framework)
         self._model = Model(filename)
-        self._context = context or default_context()
+        self._context = context  # none: the default one, which after a fork is another
         self._device = device
         self._lock = threading.Lock()
         by_name = sorted(range(len(self._model.tensors)), key=lambda index: self._model.tensors[index][0])
         orders = [by_name, list(range(len(self._model.tensors)))]
-        self._reader: Optional[ReadAhead] = ReadAhead(self._context, self._model, self._frame, device, orders)
+        self._reader: Optional[ReadAhead] = ReadAhead(context, self._model, self._frame, device, orders)
         self._names = [self._model.tensors[index][0] for index in by_name]
+        _open_files.add(self)
 
     def __enter__(self) -> safe_open:
         return self
@@ -144,8 +149,7 @@ class safe_open:
     def get_tensors(self) -> dict[str, Any]:
         self._check_open()
         what = wanted(self._model, self._model.select(None), None)
-        load = Load(self._context, self._model, what, self._frame, self._device)
-        load.finish()
+        load = self._load(what)
         return dict(zip((spec[0] for spec in what.specs), load.tensors))
 
     def get_slice(self, name: str) -> Slice:
@@ -161,15 +165,35 @@ class safe_open:
         shape, size_bytes = self._model.core.describe_part(index, dimension, [interval])
         name, dtype = self._model.tensors[index][:2]
         what = Wanted([index], [(name, dtype, shape, size_bytes)], {index: (dimension, [interval])})
-        load = Load(self._context, self._model, what, self._frame, self._device)
+        return self._load(what).tensors[0]
+
+    def _load(self, what: Wanted) -> Load:
+        load = Load(self._context or default_context(), self._model, what, self._frame, self._device)
         load.finish()
-        return load.tensors[0]
+        return load
+
+    def _after_fork(self) -> None:
+        # Whoever held the lock stayed with the parent, as did those who bring what is on its way.
+        self._lock = threading.Lock()
+        if self._reader is not None:
+            self._reader.forget()
 
     def _empty(self, index: int, shape: Sequence[int]) -> Any:
         name, dtype = self._model.tensors[index][:2]
         spec = (name, dtype, tuple(shape), 0)
         [domain] = domains_of([spec], self._device)
         return self._frame.allocate([spec], domain).finish()[0]
+
+
+_open_files: weakref.WeakSet[safe_open] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for file in _open_files:
+        file._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Slice:

@@ -49,6 +49,9 @@ class ModelBuilder {
   Status add_file(const std::string& path) {
     const Result<FileReader> file = FileReader::open(path);
     if (!file) return file.error();
+    std::error_code failed;
+    const std::filesystem::path absolute = std::filesystem::absolute(path, failed);
+    if (failed) return system_error(failed.value(), "find the directory of " + path, "give an absolute path");
     const std::uint64_t file_bytes = file->identity().size_bytes;
     const Result<std::string> first_bytes =
         file->read(0, std::min<std::uint64_t>(file_bytes, models::safetensors_length_bytes));
@@ -56,7 +59,7 @@ class ModelBuilder {
     const bool is_gguf = first_bytes->starts_with(models::gguf_magic);
     Result<Contents> contents = is_gguf ? read_gguf(*file) : read_safetensors(*file, *first_bytes);
     if (!contents) return in_file(path, std::move(contents).error());
-    model_.files_.push_back({.path = path,
+    model_.files_.push_back({.path = absolute.string(),
                              .format = is_gguf ? ModelFormat::gguf : ModelFormat::safetensors,
                              .size_bytes = file_bytes,
                              .data_offset = contents->data_offset,
