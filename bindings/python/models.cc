@@ -56,11 +56,7 @@ nb::object to_tuple(const std::vector<std::uint64_t>& numbers) {
 Model open_model(const std::vector<nb::bytes>& paths) {
   std::vector<std::string> names;
   for (const nb::bytes& path : paths) names.push_back(to_string(path));
-  auto model = [&] {
-    const WithoutGil released;
-    return names.size() == 1 ? Model::open(names[0]) : Model::open(names);
-  }();
-  return value_or_raise(std::move(model));
+  return value_or_raise(without_gil([&] { return names.size() == 1 ? Model::open(names[0]) : Model::open(names); }));
 }
 
 nb::list files_of(const Model& model) {
@@ -181,10 +177,7 @@ PythonLoading start_load(PythonContext& self, const Model& model, const std::vec
   auto context = self.get();
   const std::vector<TensorPart> parts = parts_of(model, groups, slices);
   const LoadOptions options{.columns = columns_from(columns)};
-  auto loading = [&] {
-    const WithoutGil released;
-    return load(*context, model, parts, options);
-  }();
+  auto loading = without_gil([&] { return load(*context, model, parts, options); });
   return {std::move(context), value_or_raise(std::move(loading)), std::move(memory)};
 }
 
@@ -232,10 +225,7 @@ nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Save
                             .checksums = checksums,
                             .progress = [&](std::uint64_t done, std::uint64_t all) { return call(done, all); }};
   const std::string name = to_string(path);
-  auto report = [&] {
-    const WithoutGil released;
-    return save_safetensors(*context, name, wanted, options);
-  }();
+  auto report = without_gil([&] { return save_safetensors(*context, name, wanted, options); });
   call.rethrow();
   return to_dict(value_or_raise(std::move(report)));
 }
@@ -243,10 +233,9 @@ nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Save
 nb::list verify(PythonContext& self, const Model& model, nb::object progress) {
   const auto context = self.get();
   ProgressCall call(std::move(progress));
-  auto checked = [&] {
-    const WithoutGil released;
+  auto checked = without_gil([&] {
     return check_model(*context, model, [&](std::uint64_t done, std::uint64_t all) { return call(done, all); });
-  }();
+  });
   call.rethrow();
   nb::list files;
   for (const CheckedFile& file : value_or_raise(std::move(checked))) {

@@ -13,8 +13,9 @@ from models import raw, write_model
 from penstock import _models
 
 
-def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+def run(code, **environment):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30,
+                          env={**os.environ, **environment})
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -139,3 +140,48 @@ if "daemon" in globals():
     daemon.start()
     time.sleep(0.2)
 """)
+
+
+HELD_OPEN = os.environ.get("PENSTOCK_HELD_OPEN", "")
+HOLD = """
+import asyncio, os, socket, threading, penstock
+here, there = socket.socketpair()
+os.environ["HELD_SOCKET"] = str(there.fileno())
+def hold(path):
+    os.environ["HELD_OPEN"] = path
+"""
+
+
+@pytest.mark.skipif(not os.path.exists(HELD_OPEN), reason="PENSTOCK_HELD_OPEN does not name the library of that name")
+@pytest.mark.parametrize("path, call", [
+    ("file", "penstock.default_context(); hold({file!r}); penstock.read_into(bytearray(9), {file!r})"),
+    ("file", "hold({file!r}); penstock.load_file({file!r}, framework='np')"),
+    ("file", "penstock.default_context(); hold({file!r}); penstock.default_context().prefetch({file!r})"),
+    ("machine", "hold('/proc/self/mountinfo'); penstock.Context()"),
+])
+def test_other_threads_run_while_one_opens(tmp_path, path, call):
+    write_model(tmp_path / path, [("a", "U8", (100,))])
+    run(f"""{HOLD}
+def work():
+    {call.format(file=str(tmp_path / path))}
+thread = threading.Thread(target=work)
+thread.start()
+here.recv(1)
+here.send(b"x")
+thread.join()
+""", LD_PRELOAD=HELD_OPEN)
+
+
+@pytest.mark.skipif(not os.path.exists(HELD_OPEN), reason="PENSTOCK_HELD_OPEN does not name the library of that name")
+@pytest.mark.parametrize("held", ["the file", "/proc/self/mountinfo"])
+def test_the_event_loop_runs_while_an_awaited_read_opens(file, held):
+    run(f"""{HOLD}
+async def main():
+    here.setblocking(False)
+    hold({str(file) if held == "the file" else held!r})
+    reading = asyncio.ensure_future(penstock.read_into_async(bytearray(9), {str(file)!r}))
+    await asyncio.get_running_loop().sock_recv(here, 1)
+    here.send(b"x")
+    assert (await reading).bytes == 9
+asyncio.run(main())
+""", LD_PRELOAD=HELD_OPEN)
