@@ -72,6 +72,20 @@ def test_a_loop_is_read_ahead_of(tmp_path):
             assert context.statistics()["requests"] < 10
 
 
+@pytest.mark.parametrize("keys", ["keys", "offset_keys"])
+@pytest.mark.parametrize("begin", [0, 50])
+def test_a_loop_is_read_ahead_of_where_orders_begin_alike(tmp_path, keys, begin):
+    """The names of the first tensors are in order, those of the others are not."""
+    path = tmp_path / "model"
+    numbers = [*range(3), *range(99, 2, -1)]
+    contents = write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in numbers])
+    with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+        names = getattr(file, keys)()
+        for name in [*names[begin:], *names[begin:]]:
+            assert raw(file.get_tensor(name)) == contents[name]
+        assert context.statistics()["requests"] < 20
+
+
 def test_a_look_at_one_tensor_reads_one_tensor(tmp_path):
     path = tmp_path / "model"
     write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])

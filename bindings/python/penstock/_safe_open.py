@@ -28,9 +28,9 @@ class ReadAhead:
         self._context, self._model, self._frame, self._device = context, model, frame, device
         self._orders = orders
         self._places = [{index: place for place, index in enumerate(order)} for order in orders]
-        self._order = 0  # the one that is followed
-        self._streak = 0  # how long
-        self._next = 0  # in that order: the first that was not asked for yet
+        self._streaks = [0] * len(orders)  # how long each has been followed
+        self._order = 0  # the one that is followed, if any is
+        self._last: Optional[int] = None  # the tensor that was asked for before
         self._started = 0  # in that order: the first that is not on its way
         self._ahead: dict[int, tuple[Load, int]] = {}  # by tensor: its load, and its place in it
         self._ahead_bytes = 0
@@ -42,7 +42,7 @@ class ReadAhead:
             entry = self._start([index]), 0
         else:
             self._ahead_bytes -= rounded(self._model.tensors[index][3])
-        if self._streak > 1:
+        if self._streaks[self._order] > 1:
             self._top_up()
         load, place = entry
         if not load.tensors:
@@ -55,25 +55,26 @@ class ReadAhead:
         return tensor
 
     def _follow(self, index: int) -> None:
-        for number in (self._order, *range(len(self._orders))):
-            place = self._places[number][index]
-            if place == (self._next if number == self._order else 0):
-                if number != self._order:
-                    self.forget()
-                self._order, self._next, self._streak = number, place + 1, self._streak + 1
-                self._started = max(self._started, place + 1)
-                return
-        self.forget()
-        # Whoever goes on from here follows the order that was followed before.
-        self._next = self._started = self._places[self._order][index] + 1
+        if index == self._last:
+            return
+        for number, places in enumerate(self._places):
+            goes_on = self._last is not None and places[index] == places[self._last] + 1
+            self._streaks[number] = self._streaks[number] + 1 if goes_on else int(places[index] == 0)
+        self._last = index
+        # Orders may begin alike: what was read ahead by one that the caller has left is of no use.
+        longest = max(self._streaks)
+        if self._streaks[self._order] < longest or longest < 2:
+            self.forget()
+            self._order = self._streaks.index(longest)
+        self._started = max(self._started, self._places[self._order][index] + 1)
 
     def forget(self) -> None:
         """Lets go of what is on its way."""
         self._ahead.clear()
-        self._ahead_bytes = self._streak = self._started = 0
+        self._ahead_bytes = self._started = 0
 
     def _top_up(self) -> None:
-        limit = min(AHEAD_BYTES, FIRST_AHEAD_BYTES << min(self._streak, 16))
+        limit = min(AHEAD_BYTES, FIRST_AHEAD_BYTES << min(self._streaks[self._order], 16))
         if self._ahead_bytes > limit // 2:
             return
         order = self._orders[self._order]
