@@ -1,5 +1,6 @@
 """Files that are open: tensors in any order, parts of them, read ahead of a loop."""
 
+import logging
 import random
 import threading
 
@@ -104,6 +105,21 @@ def test_a_file_named_relatively_stays_open_when_the_directory_changes(mixed, tm
         monkeypatch.chdir(tmp_path / "elsewhere")
         assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
         assert {name: raw(tensor) for name, tensor in stream} == contents
+
+
+def test_an_open_file_has_a_report_and_one_line_in_the_log_when_it_is_closed(mixed, caplog):
+    path, contents = mixed
+    with caplog.at_level(logging.INFO, "penstock"):
+        with penstock.safe_open(path, "pt") as file:
+            assert file.report is None
+            for name in file.keys():
+                file.get_tensor(name)
+            file.get_slice("large")[:2]
+        assert len(caplog.records) == 1 and str(path) in caplog.text
+        assert file.report.bytes == sum(map(len, contents.values())) + 8000
+        with penstock.safe_open(path, "pt") as file:
+            file.keys()
+    assert len(caplog.records) == 1  # nothing was read
 
 
 def test_threads_share_an_open_file(mixed):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+import sys
+import time
+import weakref
+from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
 from ._context import Context, Progress, default_context
@@ -12,7 +15,7 @@ from ._errors import invalid
 from ._frameworks import OWN_BYTES, SLAB_BYTES, Spec, framework_of
 from ._frameworks import framework as framework_named
 from ._memory import device_domain, memory_of
-from ._report import Report, log
+from ._report import Report, Total, log
 
 Select = Union[None, Iterable[str], Callable[[str], bool]]
 Interval = tuple[int, int]
@@ -131,10 +134,11 @@ class Load:
             groups.append((domain, [what.indices[place] for place in places], made.pointers))
             owners.append(made.owners)
         self._specs = what.specs
+        self._begun = time.monotonic()
         self._loading: Any = _core.load(context._core, model.core, groups, what.parts, columns, owners)
         self.tensors: list[Any] = []
 
-    def finish(self, progress: Progress = None) -> Report:
+    def finish(self, progress: Progress = None, total: Optional[Total] = None) -> Report:
         tensors = self._make()  # while the bytes come
         try:
             report = Report(**self._loading.wait(progress))
@@ -144,6 +148,8 @@ class Load:
         finally:
             self._places, self._loading = [], None
         self.tensors = tensors
+        if total is not None:
+            total.add(self._begun, report)
         return report
 
     def _make(self) -> list[Any]:
@@ -315,28 +321,53 @@ def size_in_bytes(size: Union[int, str]) -> int:
     return count
 
 
+class Stream:
+    """Gives (name, tensor), one after the other. `report` tells of what was read so far; it is complete at the end."""
+
+    def __init__(self, tensors: Generator[tuple[str, Any], None, None], total: Total):
+        self._tensors, self._total = tensors, total
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> tuple[str, Any]:
+        return next(self._tensors)
+
+    def close(self) -> None:
+        """Cancels what is read ahead."""
+        self._tensors.close()
+
+    @property
+    def report(self) -> Optional[Report]:
+        return self._total.report
+
+
 def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB", *, select: Select = None,
-           slices: Slices = None, framework: Optional[str] = None,
-           context: Optional[Context] = None) -> Iterator[tuple[str, Any]]:
+           slices: Slices = None, framework: Optional[str] = None, context: Optional[Context] = None) -> Stream:
     """Yields (name, tensor) in the order of the files; the next ones are read while the caller works.
 
     What is read ahead and the tensor that was yielded last take at most `window` together. Tensors are the caller's
-    own: those that it keeps come on top. A window smaller than the largest tensor is enlarged, with a warning.
+    own: those that it keeps come on top. The window is enlarged, with a warning, where it is smaller than the largest
+    tensor, or than a tensor beside the last one, if the caller still has that when it asks for the next: `del` it.
     """
     model = Model(paths)
     what = wanted(model, model.select(select), slices)
-    return _stream(context or default_context(), model, what, framework_named(framework), device,
-                   enlarged(size_in_bytes(window), what.specs))
+    total = Total()
+    return Stream(_stream(context or default_context(), model, what, framework_named(framework), device,
+                          enlarged(size_in_bytes(window), what.specs), total), total)
 
 
 def enlarged(window: int, specs: Sequence[Spec]) -> int:
     name, size_bytes = max(((spec[0], rounded(spec[3])) for spec in specs), key=lambda each: each[1], default=("", 0))
-    if size_bytes <= window:
-        return window
+    if size_bytes > window:
+        warn(f"the window of {window} bytes is enlarged to the {size_bytes} of {name!r}", 4)
+    return max(window, size_bytes)
+
+
+def warn(message: str, level: int) -> None:
     import warnings
 
-    warnings.warn(f"the window of {window} bytes is enlarged to the {size_bytes} of {name!r}", stacklevel=3)
-    return size_bytes
+    warnings.warn(message, stacklevel=level)
 
 
 def rounded(size_bytes: int) -> int:
@@ -368,34 +399,69 @@ def part_of(what: Wanted, begin: int, end: int) -> Wanted:
     return Wanted(indices, what.specs[begin:end], parts)
 
 
-def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: Device,
-            window: int) -> Iterator[tuple[str, Any]]:
+class Held:
+    """The tensor that was yielded last, as long as the caller has it."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._size_bytes = 0
+        self._tensor: Callable[[], Any] = lambda: None
+
+    def set(self, name: str, tensor: Any, size_bytes: int) -> None:
+        self.name, self._size_bytes = name, size_bytes
+        try:
+            self._tensor = weakref.ref(tensor)
+        except TypeError:  # nobody can tell
+            self._tensor = lambda: True
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self._tensor() is None else self._size_bytes
+
+
+def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: Device, window: int,
+            total: Total) -> Generator[tuple[str, Any], None, None]:
     waiting = batches(what, min(window // 4, 256 << 20))
     coming = next(waiting, None)
     ahead: list[tuple[Batch, Load]] = []  # oldest first
     used = 0  # by what is ahead
-    held = 0  # by what was yielded last: the caller may still look at it
+    held = Held()
+    warned = False
+    count = 0
 
     def top_up() -> None:
-        nonlocal coming, used
-        while coming is not None and (not ahead or used + held + coming.size_bytes <= window):
+        nonlocal coming, used, warned
+        while coming is not None:
+            needed = used + held.size_bytes + coming.size_bytes
+            if needed > window and ahead:
+                break
+            if needed > window and not warned:
+                warned = True
+                warn(f"the window of {window} bytes is enlarged to {needed}: {coming.what.specs[0][0]!r} is read while "
+                     f"the caller still has {held.name!r}", 5)
             ahead.append((coming, Load(context, model, coming.what, frame, device)))
             used += coming.size_bytes
             coming = next(waiting, None)
 
-    top_up()
-    while ahead:
-        batch, load = ahead[0]
-        load.finish()
-        tensors = load.tensors[::-1]
-        load.tensors = []
-        for spec in batch.what.specs[:-1]:
-            yield spec[0], tensors.pop()
-            held = 0
-            top_up()
-        del ahead[0], load
-        used -= batch.size_bytes
-        name, _, _, size_bytes, *_ = batch.what.specs[-1]
-        yield name, tensors.pop()
-        held = rounded(size_bytes) if size_bytes >= OWN_BYTES else min(batch.size_bytes, SLAB_BYTES)
+    try:
         top_up()
+        while ahead:
+            batch, load = ahead[0]
+            load.finish(total=total)
+            tensors = load.tensors[::-1]
+            load.tensors = []
+            for spec in batch.what.specs[:-1]:
+                count += 1
+                yield spec[0], tensors.pop()
+                top_up()
+            del ahead[0], load
+            used -= batch.size_bytes
+            name, _, _, size_bytes, *_ = batch.what.specs[-1]
+            held.set(name, tensors[0], rounded(size_bytes) if size_bytes >= OWN_BYTES
+                     else min(batch.size_bytes, SLAB_BYTES))
+            count += 1
+            yield name, tensors.pop()
+            top_up()
+    finally:
+        if total.report is not None and not sys.is_finalizing():
+            log(f"{model}: {count} tensors streamed", total.report)

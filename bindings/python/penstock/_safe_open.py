@@ -11,6 +11,7 @@ from ._context import Context, default_context
 from ._errors import invalid, make
 from ._frameworks import PACKED_BITS
 from ._frameworks import framework as framework_named
+from ._report import Report, Total, log
 from ._models import Load, Model, Wanted, domains_of, rounded, wanted
 
 # How far a loop is read ahead of, at most. It begins with less and doubles, so that a look at a few tensors stays one.
@@ -25,6 +26,7 @@ class ReadAhead:
     """
 
     def __init__(self, context: Optional[Context], model: Model, frame: Any, device: Any, orders: Sequence[list[int]]):
+        self.total = Total()
         self._context, self._model, self._frame, self._device = context, model, frame, device
         self._orders = orders
         self._places = [{index: place for place, index in enumerate(order)} for order in orders]
@@ -47,7 +49,7 @@ class ReadAhead:
         load, place = entry
         if not load.tensors:
             try:
-                load.finish()
+                load.finish(total=self.total)
             except BaseException:
                 self.forget()  # a load that failed has no other tensors either
                 raise
@@ -120,6 +122,7 @@ class safe_open:
         by_name = sorted(range(len(self._model.tensors)), key=lambda index: self._model.tensors[index][0])
         orders = [by_name, list(range(len(self._model.tensors)))]
         self._reader: Optional[ReadAhead] = ReadAhead(context, self._model, self._frame, device, orders)
+        self._total = self._reader.total
         self._names = [self._model.tensors[index][0] for index in by_name]
         _open_files.add(self)
 
@@ -128,7 +131,14 @@ class safe_open:
 
     def __exit__(self, *exception: Any) -> None:
         with self._lock:
-            self._reader = None
+            was_open, self._reader = self._reader is not None, None
+        if was_open and self.report is not None:
+            log(f"{self._model}: tensors one by one", self.report)
+
+    @property
+    def report(self) -> Optional[Report]:
+        """Of all that was read so far; none before that."""
+        return self._total.report
 
     def keys(self) -> list[str]:
         self._check_open()
@@ -170,7 +180,7 @@ class safe_open:
 
     def _load(self, what: Wanted) -> Load:
         load = Load(self._context or default_context(), self._model, what, self._frame, self._device)
-        load.finish()
+        load.finish(total=self._total)
         return load
 
     def _after_fork(self) -> None:
