@@ -203,18 +203,17 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
               progress: Progress = None) -> Report:
     """Fills the parameters and buffers of a torch module, or the tensors of a dict, where they are.
 
-    Names, shapes and types are compared before a byte moves. With `strict`, both sides have the same names; otherwise
-    those that both have are filled. Tensors that a failed load was to fill are not as they were.
+    Names, shapes and types are compared before a byte moves. With `strict`, both sides have the same names, but that
+    of names for the same tensor the file may have only some; otherwise those that both have are filled. Tensors that a failed load was to fill are not as they were.
     """
     model = Model(filename)
     tensors = tensors_in(target)
+    filled = without_repeats({name: value for name, value in tensors.items() if name in model.by_name})
     if strict:
-        check_names(model, tensors)
+        check_names(model, tensors, filled)
     groups: dict[str, tuple[list[int], list[int]]] = {}
     owners = []
-    for name, value in tensors.items():
-        if name not in model.by_name:
-            continue
+    for name, value in filled.items():
         frame = framework_of(value)
         index = model.by_name[name]
         tensor = model.tensor(index)
@@ -249,10 +248,27 @@ def tensors_in(target: Any) -> dict[str, Any]:
     return dict(target)
 
 
-def check_names(model: Model, names: Iterable[str]) -> None:
-    names = set(names)
-    missing = sorted(names - model.by_name.keys())
-    unexpected = sorted(model.by_name.keys() - names)
+def layout_of(value: Any) -> tuple:
+    """Equal for two names of the same tensor."""
+    if 0 in value.shape or str(getattr(value, "layout", "torch.strided")) != "torch.strided":
+        return (id(value),)  # no memory, or not in one piece
+    if hasattr(value, "data_ptr"):
+        return value.device, value.data_ptr(), value.dtype, tuple(value.shape), tuple(value.stride())
+    return "cpu", value.__array_interface__["data"][0], value.dtype, value.shape, value.strides
+
+
+def without_repeats(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Of names for the same tensor the last one, which is what remains if all are copied there in turn."""
+    last = {layout_of(value): name for name, value in tensors.items()}
+    return {name: tensors[name] for name in last.values()}
+
+
+def check_names(model: Model, tensors: Mapping[str, Any], filled: Mapping[str, Any]) -> None:
+    """Refuses names that only one side has, unless they mean a tensor that is filled."""
+    done = {layout_of(value) for value in filled.values()}
+    missing = sorted(name for name, value in tensors.items()
+                     if name not in model.by_name and layout_of(value) not in done)
+    unexpected = sorted(model.by_name.keys() - tensors.keys())
     if missing or unexpected:
         raise invalid(f"{model}: missing are {missing[:5]} ({len(missing)}), unexpected {unexpected[:5]} "
                       f"({len(unexpected)})", "give strict=False to fill what both have")

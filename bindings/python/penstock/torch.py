@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional
 from . import _models
 from ._errors import invalid
 from ._memory_file import load_bytes, save_bytes
-from ._models import Tensors
+from ._models import Tensors, layout_of
 from ._report import Report
 
 
@@ -84,11 +84,6 @@ def check_no_sharing(tensors: Mapping[str, Any]) -> None:
     if groups:
         raise RuntimeError(f"tensors share memory: {[sorted(names) for names in groups]}. Save a module with "
                            "save_model, or clone them")
-
-
-def layout_of(tensor: Any) -> tuple:
-    """Equal for two names of the same tensor."""
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
 
 def span_of(tensor: Any) -> tuple[int, int]:
