@@ -239,10 +239,7 @@ nb::list verify(PythonContext& self, const Model& model, nb::object progress) {
   call.rethrow();
   nb::list files;
   for (const CheckedFile& file : value_or_raise(std::move(checked))) {
-    const char* const verdict = file.verdict == CheckedFile::Verdict::right   ? "right"
-                                : file.verdict == CheckedFile::Verdict::wrong ? "wrong"
-                                                                              : "unknown";
-    files.append(nb::make_tuple(file_name(file.path), verdict, file.how, file.wrong_tensors));
+    files.append(nb::make_tuple(file_name(file.path), std::string(verdict_name(file.verdict)), file.how, file.wrong_tensors));
   }
   return files;
 }

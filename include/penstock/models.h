@@ -199,6 +199,7 @@ struct CheckedFile {
   std::string how;  // "xxh3 of 291 tensors", "sha256 of the blob", or why nothing is known
   std::vector<std::string> wrong_tensors;
 };
+PENSTOCK_EXPORT std::string_view verdict_name(CheckedFile::Verdict verdict);  // "right"
 // Against checksums recorded by save_safetensors, and the digest in the name of a blob of the Hugging Face cache.
 PENSTOCK_EXPORT Result<std::vector<CheckedFile>> check_model(
     Context& context, const Model& model,

@@ -71,6 +71,9 @@ struct PENSTOCK_EXPORT Report {
   std::optional<Error> error;       // set unless done
 
   bool ok() const { return outcome == Outcome::done; }
+  // Adds what another request did; the worse outcome and the first error stay. Only `seconds` is the caller's: it
+  // knows whether they ran at the same time.
+  void add(const Report& other);
 };
 
 // A stream of CUDA's (a CUstream or cudaStream_t; null is the legacy null stream).

@@ -14,18 +14,6 @@ struct VerifyFlags {
   OutputFlags output;
 };
 
-std::string_view verdict_name(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::right:
-      return "right";
-    case Verdict::wrong:
-      return "wrong";
-    case Verdict::unknown:
-      break;
-  }
-  return "unknown";
-}
-
 std::vector<std::string> paths_of(const std::vector<CheckedFile>& files, Verdict verdict) {
   std::vector<std::string> paths;
   for (const CheckedFile& file : files) {

@@ -19,16 +19,9 @@ using Kind = JsonEvent::Kind;
 constexpr std::string_view usual_index = "model.safetensors.index.json";
 constexpr std::string_view index_ending = ".safetensors.index.json";
 constexpr std::string_view consolidated = "consolidated.safetensors";
-constexpr std::size_t names_shown = 8;
 
 Error unclear(std::string message, std::string hint) {
   return {.code = Code::invalid_argument, .message = std::move(message), .hint = std::move(hint)};
-}
-
-std::string list_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), names_shown); ++i) text += (i == 0 ? "" : ", ") + names[i];
-  return names.size() <= names_shown ? text : text + " and " + std::to_string(names.size() - names_shown) + " more";
 }
 
 // A name in the same directory, and nothing else.

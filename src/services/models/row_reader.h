@@ -104,7 +104,4 @@ class RowReader {
   std::thread thread_;
 };
 
-// Adds what one request did to what others did.
-void add_report(Report& sum, const Report& report);
-
 }  // namespace penstock::models
