@@ -1,5 +1,3 @@
-#include <fcntl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,27 +28,11 @@ double seconds_since(Clock::time_point time) {
   return std::chrono::duration<double>(Clock::now() - time).count();
 }
 
-// Most of the file is in the page cache, as far as the kernel tells (Linux 6.5).
-bool is_in_page_cache(const StoreInfo& info) {
-  constexpr long cachestat = 451;
-  struct {
-    std::uint64_t offset, length;
-  } const range = {0, info.size_bytes};
-  struct {
-    std::uint64_t cached, dirty, writeback, evicted, recently_evicted;
-  } pages = {};
-  const int fd = ::open(info.name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return false;
-  const bool told = ::syscall(cachestat, fd, &range, &pages, 0) == 0;
-  ::close(fd);
-  const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  return told && pages.cached > info.size_bytes / page_bytes / 2;
-}
-
 bool reads_from_memory(const Context& context, const Store& store) {
   const StoreInfo& info = store.info();
   if (info.locality == Locality::memory) return true;
-  return context.options().cache != Cache::bypass && info.locality == Locality::local && is_in_page_cache(info);
+  if (context.options().cache == Cache::bypass || info.locality != Locality::local) return false;
+  return store.resident_bytes(0, info.size_bytes).value_or(0) > info.size_bytes / 2;
 }
 
 }  // namespace
@@ -115,9 +97,11 @@ class LoadingBuilder {
     }
     RequestOptions request = options_.request;
     if (ranges.empty()) request.stream.reset();  // nothing will be there later than it is now
+    // One deadline for all requests of the load, however many they are.
+    if (request.deadline_seconds <= 0) request.deadline_seconds = context_.options().deadlines.request_seconds;
     if (!jobs_.empty()) {
+      if (Status status = prepare_rows(request); !status) return std::move(status).error();
       request.on_end = nullptr;
-      if (Status status = prepare_rows(); !status) return std::move(status).error();
     }
     if (!ranges.empty() || !impl_->rows) {
       Result<Ticket> ticket = context_.submit(Direction::read, ranges, request);
@@ -180,11 +164,11 @@ class LoadingBuilder {
   }
 
   // Before anything is written to memory of the caller's.
-  Status prepare_rows() {
+  Status prepare_rows(const RequestOptions& request) {
     std::ranges::sort(jobs_, [](const RowJob& a, const RowJob& b) {
       return std::tie(a.store, a.offset) < std::tie(b.store, b.offset);
     });
-    Result<std::unique_ptr<RowReader>> rows = RowReader::create(context_, std::move(jobs_), options_.request);
+    Result<std::unique_ptr<RowReader>> rows = RowReader::create(context_, std::move(jobs_), request);
     if (!rows) return std::move(rows).error();
     impl_->rows = std::move(*rows);
     return {};

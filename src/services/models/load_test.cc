@@ -1,5 +1,6 @@
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <thread>
 #include <vector>
 
@@ -176,6 +177,26 @@ TEST_F(ModelLoad, memory_of_another_size_is_refused_by_name) {
             std::string::npos);
   const TensorPart missing{.tensor = 1, .memory = Region::host(memory.data(), 100)};
   EXPECT_EQ(load(context_, model, {&missing, 1}).error().code, Code::invalid_argument);
+}
+
+TEST_F(ModelLoad, has_one_deadline_for_all_that_it_reads) {
+  // A hundred windows: each takes much less time than all may, and all take much more.
+  constexpr std::uint64_t rows = 8192, row_bytes = 1 << 20;
+  const std::string file = write("m", safetensors_file(R"({"a":{"dtype":"U8","shape":[8192,1048576],"data_offsets":[0,)" +
+                                                           std::to_string(rows * row_bytes) + "]}}",
+                                                       ""));
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) + rows * row_bytes);
+  const Model model = Model::open(file).value();
+  Context context = Context::create({.lanes = 1, .deadlines = {.request_seconds = 0.25}}).value();
+  std::string memory(2 * rows, '\0');
+  const TensorPart part{.tensor = 0,
+                        .dimension = 1,
+                        .intervals = {{0, 1}, {row_bytes - 1, row_bytes}},
+                        .memory = Region::host(memory.data(), memory.size())};
+  Loading loading = load(context, model, {&part, 1}, {.columns = Columns::whole}).value();
+  loading.wait();
+  ASSERT_FALSE(loading.report().ok());
+  EXPECT_EQ(loading.report().transfer.error->code, Code::timed_out);
 }
 
 TEST_F(ModelLoad, is_cancelled_within_200_ms_however_it_reads) {
