@@ -133,10 +133,23 @@ inline std::string safetensors(std::string_view file) {
                             file.size());
 }
 
+// As another parser sees it.
+inline bool is_text(const std::string& text) {
+  const auto replaced = nlohmann::json::parse(
+      nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), nullptr, false);
+  return replaced == text;
+}
+
 inline std::string gguf(std::string_view file) {
   const auto contents = models::parse_gguf(file, file.size());
   if (!contents) return check_refusal(contents.error());
   if (!*contents) return "the whole file is there, and more is wanted";
+  for (const auto& [key, value] : (*contents)->metadata) {
+    if (!is_text(key) || !is_text(value)) return "metadata that is no text";
+  }
+  for (const TensorInfo& tensor : (*contents)->tensors) {
+    if (!is_text(tensor.name)) return "a name that is no text";
+  }
   return check_contents(**contents, file.size());
 }
 

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "services/models/ggml_types.h"
+#include "services/models/utf8.h"
 
 namespace penstock::models {
 namespace {
@@ -68,7 +69,7 @@ class Reader {
     if (Status status = need(length, what); !status) return status;
     text = front_.substr(position_, length);
     position_ += length;
-    return {};
+    return is_utf8(text) ? Status() : broken(std::string(what) + " is not UTF-8");
   }
 
  private:
@@ -82,7 +83,7 @@ std::string json_text(std::string_view text) {
   // Vocabularies have hundreds of thousands of words, nearly all of them plain.
   const bool is_plain = std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
   if (is_plain) return in_quotes(text);
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json(text).dump();
 }
 
 template <typename T>
