@@ -280,10 +280,22 @@ class Parser {
     return {};
   }
 
+  static Error unknown_type(std::uint32_t id) {
+    for (const RemovedType& type : removed_ggml_types) {
+      if (type.id != id) continue;
+      return {.code = Code::unsupported,
+              .message = "its type " + std::string(type.name) + " is none of ggml's any more",
+              .hint = "convert the model with a recent llama.cpp"};
+    }
+    return {.code = Code::unsupported,
+            .message = "its type " + std::to_string(id) + " is not known",
+            .hint = "convert the model to a type of ggml's that is"};
+  }
+
   // A quantized tensor is rows of bytes.
   static Status set_type(TensorInfo& tensor, std::uint32_t id) {
     const GgmlType* const type = find_ggml_type(id);
-    if (type == nullptr) return broken("its type " + std::to_string(id) + " is not known");
+    if (type == nullptr) return unknown_type(id);
     tensor.dtype = type->plain.value_or(DType::u8);
     if (!type->plain) {
       tensor.quantization = type->name;
