@@ -249,6 +249,7 @@ nb::list verify(PythonContext& self, const Model& model, nb::object progress) {
 void define_models(nb::module_& module) {
   nb::class_<Model>(module, "Model")
       .def_prop_ro("files", &files_of)
+      .def_prop_ro("warnings", [](const Model& model) { return model.warnings(); })
       .def_prop_ro("tensors", &tensors_of)
       .def("describe_part", &describe_part, nb::arg("tensor"), nb::arg("dimension"), nb::arg("intervals"));
   module.def("open_model", &open_model, nb::arg("paths"));

@@ -94,11 +94,14 @@ class PENSTOCK_EXPORT Model {
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   std::optional<std::uint32_t> find(std::string_view name) const;
   std::uint64_t size_bytes() const;  // of all tensors
+  // What is wrong in a way that does not matter for loading: an index whose total_size is not that of its tensors.
+  const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
   friend class ModelBuilder;
   std::vector<ModelFile> files_;
   std::vector<TensorInfo> tensors_;
+  std::vector<std::string> warnings_;
   std::unordered_map<std::string, std::uint32_t> by_name_;
 };
 

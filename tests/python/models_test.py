@@ -437,3 +437,12 @@ def test_gguf_is_loaded_with_quantized_tensors_as_rows_of_bytes(tmp_path):
     assert tensors["quantized"].dtype == torch.uint8 and tuple(tensors["quantized"].shape) == (2, 68)
     assert tensors.quantization == {"quantized": "Q8_0"}
     assert tensors.metadata["general.name"] == "tiny"
+
+
+def test_a_wrong_total_in_an_index_is_a_warning_when_it_is_verified(tmp_path):
+    write_model(tmp_path / "x.safetensors", [("a", "U8", (100,))])
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"metadata": {"total_size": 99}, "weight_map": {"a": "x.safetensors"}}')
+    with pytest.warns(UserWarning, match="total_size is 99, and its tensors have 100"):
+        penstock.verify(tmp_path)
+    assert len(penstock.load_file(tmp_path)["a"]) == 100

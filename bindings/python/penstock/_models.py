@@ -315,8 +315,11 @@ class Checked(NamedTuple):
 
 def verify(filename: Any, *, context: Optional[Context] = None, progress: Progress = None) -> list[Checked]:
     """Compares a model with the checksums that were recorded when it was saved, or with the digest in the name of a
-    blob of the Hugging Face cache."""
-    checked = _core.verify((context or default_context())._core, Model(filename).core, progress)
+    blob of the Hugging Face cache. What is odd about the model and does not matter for loading comes as a warning."""
+    model = Model(filename)
+    for warning in model.core.warnings:
+        warn(warning, 3)
+    checked = _core.verify((context or default_context())._core, model.core, progress)
     return [Checked._make(each) for each in checked]
 
 

@@ -68,8 +68,20 @@ class ModelBuilder {
     return add_tensors(std::move(contents->tensors));
   }
 
-  // The index and the shards say the same.
-  Status check_index(const std::string& index, const models::WeightMap& weight_map) const {
+  // The index and the shards say the same. A wrong total is no reason to refuse: many are, and nobody needs it.
+  Status check_index(const std::string& path, const models::Index& index) {
+    const std::uint64_t bytes = model_.size_bytes();
+    if (index.total_bytes.value_or(bytes) != bytes) {
+      model_.warnings_.push_back(path + ": its total_size is " + std::to_string(*index.total_bytes) +
+                                 ", and its tensors have " + std::to_string(bytes) + " bytes");
+    }
+    return check_weight_map(path, index.weight_map);
+  }
+
+  Model build() { return std::move(model_); }
+
+ private:
+  Status check_weight_map(const std::string& index, const models::WeightMap& weight_map) const {
     for (const TensorInfo& tensor : model_.tensors_) {
       const std::string& path = model_.files_[tensor.file].path;
       const auto said = weight_map.find(tensor.name);
@@ -90,9 +102,6 @@ class ModelBuilder {
     return {};
   }
 
-  Model build() { return std::move(model_); }
-
- private:
   Status add_tensors(std::vector<TensorInfo> tensors) {
     const auto file = static_cast<std::uint32_t>(model_.files_.size() - 1);
     for (TensorInfo& tensor : tensors) {
@@ -119,8 +128,8 @@ Result<Model> Model::open(const std::string& path) {
   for (const std::string& file : resolved->files) {
     if (Status status = builder.add_file(file); !status) return std::move(status).error();
   }
-  if (resolved->weight_map) {
-    if (Status status = builder.check_index(resolved->index, *resolved->weight_map); !status) {
+  if (resolved->index) {
+    if (Status status = builder.check_index(resolved->index_path, *resolved->index); !status) {
       return std::move(status).error();
     }
   }
