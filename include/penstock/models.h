@@ -10,8 +10,8 @@
 // file). Headers are checked completely before any tensor is read: what is open is valid.
 //
 // Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model needs
-// no Context; a Loading must have ended before its Context is moved or gone, and before the memory is. In a forked child
-// a Loading of the parent counts as cancelled, as its requests do.
+// no Context; a Loading must have ended before its Context is moved or gone, and before the memory is. In a forked
+// child a Loading of the parent counts as cancelled, as its requests do.
 #pragma once
 
 #include <chrono>
@@ -168,6 +168,33 @@ class PENSTOCK_EXPORT Loading {
 // refused.
 PENSTOCK_EXPORT Result<Loading> load(Context& context, const Model& model, std::span<const TensorPart> parts,
                                      const LoadOptions& options = {});
+
+// A file of a model as memory, without a copy: its pages are those of the page cache until somebody writes to them, and
+// what is written there stays in this process. Touching it after the file was truncated raises SIGBUS.
+class PENSTOCK_EXPORT MappedFile {
+ public:
+  // Nothing where not all of the file is in the page cache, or the options of the Context keep away from that.
+  static Result<std::optional<MappedFile>> map(Context& context, const ModelFile& file);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&&) = delete;
+  ~MappedFile();
+
+  std::byte* data() const { return data_; }
+  std::uint64_t size_bytes() const { return size_bytes_; }
+  struct Piece {
+    std::uint64_t offset = 0;
+    std::uint64_t size_bytes = 0;
+  };
+  // Maps the pages of pieces, in ascending order, by as many threads as the Context has lanes: otherwise whoever
+  // touches a page first has to.
+  void populate(std::span<const Piece> pieces) const;
+
+ private:
+  MappedFile(std::byte* data, std::uint64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
+  std::byte* data_ = nullptr;
+  std::uint64_t size_bytes_ = 0;
+  std::uint32_t threads_ = 1;
+};
 
 // Where tensors go in one piece of memory: at multiples of 256 bytes.
 struct Placement {

@@ -12,7 +12,7 @@ from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedT
 from . import _core
 from ._context import Context, Progress, default_context
 from ._errors import invalid
-from ._frameworks import OWN_BYTES, SLAB_BYTES, Spec, framework_of
+from ._frameworks import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
 from ._memory import device_domain, memory_of
 from ._report import Report, Total, log
@@ -53,6 +53,13 @@ class Model:
         self.core = _core.open_model([os.fsencode(each) for each in self.paths])
         self.tensors: list[tuple] = self.core.tensors  # each as Tensor; made one only where it is looked at
         self.by_name: dict[str, int] = {tensor[0]: index for index, tensor in enumerate(self.tensors)}
+        self._mapped: dict[int, Any] = {}
+
+    def mapped(self, context: Context, file: int) -> Any:
+        """The file as memory, where all of it is in the page cache; else nothing."""
+        if file not in self._mapped:
+            self._mapped[file] = _core.map_file(context._core, self.core, file)
+        return self._mapped[file]
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -122,26 +129,62 @@ def wanted(model: Model, indices: list[int], slices: Slices) -> Wanted:
 
 
 class Load:
-    """A load under way. Its tensors are seen by nobody before `finish`; forgetting it cancels it."""
+    """A load under way. Its tensors are seen by nobody before `finish`; forgetting it cancels it.
 
-    def __init__(self, context: Context, model: Model, what: Wanted, frame: Any, device: Device, columns: str = "auto"):
+    `copy` is whether tensors on the CPU have memory of their own: false, they are mapped wherever their file is in the
+    page cache, as safetensors' are; none, only where that puts them at multiples of 256 bytes.
+    """
+
+    def __init__(self, context: Context, model: Model, what: Wanted, frame: Any, device: Device, columns: str = "auto",
+                 copy: Optional[bool] = None):
         self._places: list[tuple[Sequence[int], Any]] = []
+        self._specs = what.specs
+        self._begun = time.monotonic()
+        self._mapped_bytes = 0
         groups, owners = [], []
         for domain, places in domains_of(what.specs, device).items():
+            if domain == "host" and copy is not True:
+                places = self._map(context, model, what, frame, places, copy is None)
             made = frame.allocate([what.specs[place] for place in places], domain)
             frame.settle(domain)
             self._places.append((places, made.finish))
             groups.append((domain, [what.indices[place] for place in places], made.pointers))
             owners.append(made.owners)
-        self._specs = what.specs
-        self._begun = time.monotonic()
-        self._loading: Any = _core.load(context._core, model.core, groups, what.parts, columns, owners)
+        self._loading: Any = None
+        if self._mapped_bytes == 0 or any(group[1] for group in groups):
+            self._loading = _core.load(context._core, model.core, groups, what.parts, columns, owners)
+        self._mapped_seconds = time.monotonic() - self._begun
         self.tensors: list[Any] = []
+
+    def _map(self, context: Context, model: Model, what: Wanted, frame: Any, places: Sequence[int],
+             aligned: bool) -> Sequence[int]:
+        """Maps what can be; says what is left."""
+        by_file: dict[int, list[int]] = {}
+        left = []
+        for place in places:
+            index = what.indices[place]
+            size_bytes, file, offset = model.tensors[index][3:6]
+            multiple = ALIGNMENT if aligned else item_bytes(what.specs[place][1])
+            fits = size_bytes != 0 and index not in what.parts and offset % multiple == 0
+            (by_file.setdefault(file, []) if fits else left).append(place)
+        for file, mapped in by_file.items():
+            memory = model.mapped(context, file)
+            if memory is None:
+                left += mapped
+                continue
+            specs = [what.specs[place] for place in mapped]
+            frame.check(specs)
+            offsets = [model.tensors[what.indices[place]][5] for place in mapped]
+            memory.populate([(offset, spec[3]) for offset, spec in zip(offsets, specs)])
+            self._mapped_bytes += sum(spec[3] for spec in specs)
+            tensors = frame.view(memory.memory, specs, offsets)
+            self._places.append((mapped, lambda tensors=tensors: tensors))
+        return sorted(left)
 
     def finish(self, progress: Progress = None, total: Optional[Total] = None) -> Report:
         tensors = self._make()  # while the bytes come
         try:
-            report = Report(**self._loading.wait(progress))
+            report = self._wait(progress)
         except BaseException:
             tensors.clear()  # a traceback that somebody keeps must not keep the memory
             raise
@@ -151,6 +194,23 @@ class Load:
         if total is not None:
             total.add(self._begun, report)
         return report
+
+    def _wait(self, progress: Progress) -> Report:
+        count = self._mapped_bytes
+        if count == 0:
+            return Report(**self._loading.wait(progress))
+        report = Report("done", count, self._mapped_seconds, {"mapped": count}, "", "all of the file is in the page "
+                        "cache: it is mapped, not copied", "cpu")
+        if self._loading is None:
+            if progress is not None:
+                progress(count, count)
+            return report
+        both = Total()
+        both.add(self._begun, report)
+        tell = None if progress is None else lambda done, all_bytes: progress(done + count, all_bytes + count)
+        both.add(self._begun, Report(**self._loading.wait(tell)))
+        assert both.report is not None
+        return both.report
 
     def _make(self) -> list[Any]:
         tensors: list[Any] = [None] * len(self._specs)
@@ -176,8 +236,8 @@ def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[i
 
 
 def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = None, *, select: Select = None,
-              slices: Slices = None, columns: str = "auto", context: Optional[Context] = None,
-              progress: Progress = None) -> Tensors:
+              slices: Slices = None, columns: str = "auto", copy: Optional[bool] = None,
+              context: Optional[Context] = None, progress: Progress = None) -> Tensors:
     """Loads a model into a dict of tensors, by one request.
 
     `filename` is a safetensors or GGUF file, several, a directory, an index, or a snapshot of the Hugging Face cache.
@@ -185,11 +245,15 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     is installed. `select` names tensors, or tells by name. `slices` gives parts by name, or by name and shape: a slice
     of rows, (dimension, slice) or (dimension, [(begin, end), ...]). `progress(done, all)` is called at most twenty
     times a second; what it raises ends the load.
+
+    Tensors on the CPU whose file is in the page cache are mapped, not copied, where they lie at multiples of 256 bytes
+    in it: who truncates the file later makes a program that looks at them end with SIGBUS. With `copy` true they are
+    never mapped, with false also at other places, as safetensors does it.
     """
     frame = framework_named(framework)
     model = Model(filename)
     what = wanted(model, model.select(select), slices)
-    load = Load(context or default_context(), model, what, frame, device, columns)
+    load = Load(context or default_context(), model, what, frame, device, columns, copy)
     result = Tensors()
     result.report = load.finish(progress)
     result.update(zip((spec[0] for spec in what.specs), load.tensors))
@@ -362,7 +426,8 @@ class Stream:
 
 
 def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB", *, select: Select = None,
-           slices: Slices = None, framework: Optional[str] = None, context: Optional[Context] = None) -> Stream:
+           slices: Slices = None, framework: Optional[str] = None, copy: Optional[bool] = None,
+           context: Optional[Context] = None) -> Stream:
     """Yields (name, tensor) in the order of the files; the next ones are read while the caller works.
 
     What is read ahead and the tensor that was yielded last take at most `window` together. Tensors are the caller's
@@ -373,7 +438,7 @@ def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB",
     what = wanted(model, model.select(select), slices)
     total = Total()
     return Stream(_stream(context or default_context(), model, what, framework_named(framework), device,
-                          enlarged(size_in_bytes(window), what.specs), total), total)
+                          enlarged(size_in_bytes(window), what.specs), copy, total), total)
 
 
 def enlarged(window: int, specs: Sequence[Spec]) -> int:
@@ -439,7 +504,7 @@ class Held:
 
 
 def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: Device, window: int,
-            total: Total) -> Generator[tuple[str, Any], None, None]:
+            copy: Optional[bool], total: Total) -> Generator[tuple[str, Any], None, None]:
     waiting = batches(what, min(window // 4, 256 << 20))
     coming = next(waiting, None)
     ahead: list[tuple[Batch, Load]] = []  # oldest first
@@ -458,7 +523,7 @@ def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: De
                 warned = True
                 warn(f"the window of {window} bytes is enlarged to {needed}: {coming.what.specs[0][0]!r} is read while "
                      f"the caller still has {held.name!r}", 5)
-            ahead.append((coming, Load(context, model, coming.what, frame, device)))
+            ahead.append((coming, Load(context, model, coming.what, frame, device, copy=copy)))
             used += coming.size_bytes
             coming = next(waiting, None)
 

@@ -25,8 +25,10 @@ class ReadAhead:
     Thread safety: the caller's.
     """
 
-    def __init__(self, context: Optional[Context], model: Model, frame: Any, device: Any, orders: Sequence[list[int]]):
+    def __init__(self, context: Optional[Context], model: Model, frame: Any, device: Any, orders: Sequence[list[int]],
+                 copy: Optional[bool]):
         self.total = Total()
+        self._copy = copy
         self._context, self._model, self._frame, self._device = context, model, frame, device
         self._orders = orders
         self._places = [{index: place for place, index in enumerate(order)} for order in orders]
@@ -100,7 +102,7 @@ class ReadAhead:
 
     def _start(self, indices: list[int]) -> Load:
         return Load(self._context or default_context(), self._model, wanted(self._model, indices, None), self._frame,
-                    self._device)
+                    self._device, copy=self._copy)
 
 
 class safe_open:
@@ -112,16 +114,17 @@ class safe_open:
     """
 
     def __init__(self, filename: Any, framework: Optional[str] = None, device: Any = "cpu", *,
-                 backend: Optional[str] = None, context: Optional[Context] = None):
+                 backend: Optional[str] = None, copy: Optional[bool] = None, context: Optional[Context] = None):
         # `backend` is how safetensors would read; the route is chosen here by what is fastest.
         self._frame = framework_named(framework)
         self._model = Model(filename)
+        self._copy = copy
         self._context = context  # none: the default one, which after a fork is another
         self._device = device
         self._lock = threading.Lock()
         by_name = sorted(range(len(self._model.tensors)), key=lambda index: self._model.tensors[index][0])
         orders = [by_name, list(range(len(self._model.tensors)))]
-        self._reader: Optional[ReadAhead] = ReadAhead(context, self._model, self._frame, device, orders)
+        self._reader: Optional[ReadAhead] = ReadAhead(context, self._model, self._frame, device, orders, copy)
         self._total = self._reader.total
         self._names = [self._model.tensors[index][0] for index in by_name]
         _open_files.add(self)
@@ -179,7 +182,7 @@ class safe_open:
         return self._load(what).tensors[0]
 
     def _load(self, what: Wanted) -> Load:
-        load = Load(self._context or default_context(), self._model, what, self._frame, self._device)
+        load = Load(self._context or default_context(), self._model, what, self._frame, self._device, copy=self._copy)
         load.finish(total=self._total)
         return load
 
