@@ -75,6 +75,10 @@ class Reading {
   std::shared_ptr<EndSignal> end_;  // shared: with the callback, which may come later than the object goes
 };
 
+Store open(Context& context, const nb::bytes& path) {
+  return value_or_raise(without_gil([&, name = to_string(path)] { return context.open(name); }));
+}
+
 struct Place {
   std::uint64_t offset = 0;
   bool in_blocks = false;  // `offset` counts blocks of the store
@@ -98,7 +102,7 @@ Reading read(PythonContext& self, const nb::bytes& path, std::uint64_t offset, b
              bool signal_end) {
   const auto context = self.get();
   const Domain where = value_or_raise(Domain::parse(domain));
-  const Store store = value_or_raise(context->open(to_string(path)));
+  const Store store = open(*context, path);
   const Range range{
       &store, offset_in(store.info(), {offset, in_blocks}), {reinterpret_cast<std::byte*>(pointer), size_bytes, where}};
   RequestOptions options;
@@ -109,36 +113,30 @@ Reading read(PythonContext& self, const nb::bytes& path, std::uint64_t offset, b
     options.on_end = [end](const Report&) { end->set(); };
   }
   if (stream && size_bytes != 0) options.stream = CudaStream{reinterpret_cast<void*>(*stream)};
-  auto ticket = [&] {
-    const WithoutGil released;
-    return context->submit(Direction::read, {&range, 1}, options);
-  }();
+  auto ticket = without_gil([&] { return context->submit(Direction::read, {&range, 1}, options); });
   return {value_or_raise(std::move(ticket)), size_bytes, std::move(memory), std::move(end)};
 }
 
 std::uint64_t prefetch(PythonContext& self, const nb::bytes& path,
                        const std::vector<std::pair<std::uint64_t, std::uint64_t>>& ranges) {
   const auto context = self.get();
-  const Store store = value_or_raise(context->open(to_string(path)));
+  const Store store = open(*context, path);
   std::vector<Range> wanted;
   for (const auto& [offset, size_bytes] : ranges) wanted.push_back({&store, offset, Region::host(nullptr, size_bytes)});
   if (ranges.empty()) wanted.push_back({&store, 0, Region::host(nullptr, store.info().size_bytes)});
-  auto started = [&] {
-    const WithoutGil released;
-    return context->prefetch(wanted);
-  }();
-  return value_or_raise(std::move(started));
+  return value_or_raise(without_gil([&] { return context->prefetch(wanted); }));
 }
 
 std::uint32_t block_bytes(PythonContext& self, const nb::bytes& path) {
-  return value_or_raise(self.get()->open(to_string(path))).info().block_bytes;
+  return open(*self.get(), path).info().block_bytes;
 }
 
 }  // namespace
 
 PythonContext::PythonContext(const std::string& options_json) {
   const Options options = value_or_raise(Options::from_json(options_json));
-  context_ = std::make_shared<Context>(value_or_raise(Context::create(options)));
+  auto context = without_gil([&] { return Context::create(options); });
+  context_ = std::make_shared<Context>(value_or_raise(std::move(context)));
 }
 
 std::shared_ptr<Context> PythonContext::get() const {

@@ -29,4 +29,11 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
+// The result of work that needs no Python.
+template <typename Work>
+auto without_gil(Work work) {
+  const WithoutGil released;
+  return work();
+}
+
 }  // namespace penstock::python

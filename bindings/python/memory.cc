@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "errors.h"
+#include "gil.h"
 #include "penstock/gpu.h"
 
 namespace nb = nanobind;
@@ -36,7 +37,7 @@ class LentBuffer {
   Py_buffer view_{};
 };
 
-// Memory that a library lends by DLPack. Arrays that may not be written are not accepted.
+// Memory that a library lends by DLPack, as a capsule. What may not be written, or is not contiguous, is not accepted.
 class LentTensor {
  public:
   explicit LentTensor(nb::ndarray<nb::c_contig> array) : array_(std::move(array)) {
@@ -63,7 +64,9 @@ class LentTensor {
 };
 
 std::string find_cuda_domain(std::uintptr_t pointer, std::size_t size_bytes) {
-  return value_or_raise(find_cuda_region(reinterpret_cast<const void*>(pointer), size_bytes)).domain.name();
+  // Starts CUDA, if nobody has yet.
+  auto region = without_gil([&] { return find_cuda_region(reinterpret_cast<const void*>(pointer), size_bytes); });
+  return value_or_raise(std::move(region)).domain.name();
 }
 
 }  // namespace
@@ -75,7 +78,7 @@ void define_memory(nb::module_& module) {
       .def_prop_ro("size_bytes", &LentBuffer::size_bytes)
       .def_prop_ro("domain", &LentBuffer::domain);
   nb::class_<LentTensor>(module, "LentTensor")
-      .def(nb::init<nb::ndarray<nb::c_contig>>(), nb::arg("array"))
+      .def(nb::init<nb::ndarray<nb::c_contig>>(), nb::arg("capsule").noconvert())
       .def_prop_ro("pointer", &LentTensor::pointer)
       .def_prop_ro("size_bytes", &LentTensor::size_bytes)
       .def_prop_ro("domain", &LentTensor::domain);

@@ -1,10 +1,13 @@
 #include "penstock/models.h"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/mman.h>
 
 #include <cstdint>
 #include <exception>
@@ -56,11 +59,7 @@ nb::object to_tuple(const std::vector<std::uint64_t>& numbers) {
 Model open_model(const std::vector<nb::bytes>& paths) {
   std::vector<std::string> names;
   for (const nb::bytes& path : paths) names.push_back(to_string(path));
-  auto model = [&] {
-    const WithoutGil released;
-    return names.size() == 1 ? Model::open(names[0]) : Model::open(names);
-  }();
-  return value_or_raise(std::move(model));
+  return value_or_raise(without_gil([&] { return names.size() == 1 ? Model::open(names[0]) : Model::open(names); }));
 }
 
 nb::list files_of(const Model& model) {
@@ -181,11 +180,40 @@ PythonLoading start_load(PythonContext& self, const Model& model, const std::vec
   auto context = self.get();
   const std::vector<TensorPart> parts = parts_of(model, groups, slices);
   const LoadOptions options{.columns = columns_from(columns)};
-  auto loading = [&] {
-    const WithoutGil released;
-    return load(*context, model, parts, options);
-  }();
+  auto loading = without_gil([&] { return load(*context, model, parts, options); });
   return {std::move(context), value_or_raise(std::move(loading)), std::move(memory)};
+}
+
+// None where the file is not to be mapped.
+std::optional<MappedFile> map_file(PythonContext& self, const Model& model, std::uint32_t file) {
+  if (file >= model.files().size()) throw nb::index_error("there is no such file");
+  const auto context = self.get();
+  return value_or_raise(without_gil([&] { return MappedFile::map(*context, model.files()[file]); }));
+}
+
+// Of offset and size.
+using Pieces = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+
+void populate(const MappedFile& file, const Pieces& pieces) {
+  std::vector<MappedFile::Piece> wanted;
+  for (const auto& [offset, size_bytes] : pieces) wanted.push_back({offset, size_bytes});
+  without_gil([&] { file.populate(wanted); });
+}
+
+// The whole file as a memoryview, which keeps the mapping.
+nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>, nb::device::cpu> memory_of(nb::handle_t<MappedFile> self) {
+  const auto& file = nb::cast<const MappedFile&>(self);
+  return {reinterpret_cast<std::uint8_t*>(file.data()), {static_cast<std::size_t>(file.size_bytes())}, self};
+}
+
+// Fresh memory that is about to be filled: in large pages it costs a fraction of the page faults.
+void use_huge_pages(const Pieces& memory) {
+  constexpr std::uint64_t huge_bytes = 2 << 20;
+  for (const auto& [pointer, size_bytes] : memory) {
+    const std::uint64_t begin = (pointer + huge_bytes - 1) / huge_bytes * huge_bytes;
+    const std::uint64_t end = (pointer + size_bytes) / huge_bytes * huge_bytes;
+    if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  }
 }
 
 // Calls back into Python from a thread without the GIL. What that raises, or a signal, ends the work; `rethrow` passes
@@ -232,10 +260,7 @@ nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Save
                             .checksums = checksums,
                             .progress = [&](std::uint64_t done, std::uint64_t all) { return call(done, all); }};
   const std::string name = to_string(path);
-  auto report = [&] {
-    const WithoutGil released;
-    return save_safetensors(*context, name, wanted, options);
-  }();
+  auto report = without_gil([&] { return save_safetensors(*context, name, wanted, options); });
   call.rethrow();
   return to_dict(value_or_raise(std::move(report)));
 }
@@ -243,17 +268,14 @@ nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Save
 nb::list verify(PythonContext& self, const Model& model, nb::object progress) {
   const auto context = self.get();
   ProgressCall call(std::move(progress));
-  auto checked = [&] {
-    const WithoutGil released;
+  auto checked = without_gil([&] {
     return check_model(*context, model, [&](std::uint64_t done, std::uint64_t all) { return call(done, all); });
-  }();
+  });
   call.rethrow();
   nb::list files;
   for (const CheckedFile& file : value_or_raise(std::move(checked))) {
-    const char* const verdict = file.verdict == CheckedFile::Verdict::right   ? "right"
-                                : file.verdict == CheckedFile::Verdict::wrong ? "wrong"
-                                                                              : "unknown";
-    files.append(nb::make_tuple(file_name(file.path), verdict, file.how, file.wrong_tensors));
+    files.append(
+        nb::make_tuple(file_name(file.path), std::string(verdict_name(file.verdict)), file.how, file.wrong_tensors));
   }
   return files;
 }
@@ -263,6 +285,7 @@ nb::list verify(PythonContext& self, const Model& model, nb::object progress) {
 void define_models(nb::module_& module) {
   nb::class_<Model>(module, "Model")
       .def_prop_ro("files", &files_of)
+      .def_prop_ro("warnings", [](const Model& model) { return model.warnings(); })
       .def_prop_ro("tensors", &tensors_of)
       .def("describe_part", &describe_part, nb::arg("tensor"), nb::arg("dimension"), nb::arg("intervals"));
   module.def("open_model", &open_model, nb::arg("paths"));
@@ -272,6 +295,11 @@ void define_models(nb::module_& module) {
       .def("cancel", &PythonLoading::cancel);
   module.def("load", &start_load, nb::arg("context"), nb::arg("model"), nb::arg("groups"), nb::arg("slices"),
              nb::arg("columns"), nb::arg("memory").none());
+  nb::class_<MappedFile>(module, "MappedFile")
+      .def_prop_ro("memory", &memory_of)
+      .def("populate", &populate, nb::arg("pieces"));
+  module.def("map_file", &map_file, nb::arg("context"), nb::arg("model"), nb::arg("file"));
+  module.def("use_huge_pages", &use_huge_pages, nb::arg("memory"));
   module.def("save", &save, nb::arg("context"), nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),
              nb::arg("durable"), nb::arg("checksums"), nb::arg("progress").none());
   module.def("verify", &verify, nb::arg("context"), nb::arg("model"), nb::arg("progress").none());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -55,6 +56,9 @@ struct Error {
   std::string message;   // what happened, to what
   std::string hint;      // what to do about it; may be empty
 };
+
+// Names in a message: "a, b, c and 7 more".
+PENSTOCK_EXPORT std::string list_of(std::span<const std::string> names);
 
 // An error from errno: "open /x: No such file or directory".
 PENSTOCK_EXPORT Error system_error(int error_number, std::string what, std::string hint = {});

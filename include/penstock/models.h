@@ -10,7 +10,8 @@
 // file). Headers are checked completely before any tensor is read: what is open is valid.
 //
 // Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model needs
-// no Context; a Loading must have ended before its Context is moved or gone, and before the memory is.
+// no Context; a Loading must have ended before its Context is moved or gone, and before the memory is. In a forked
+// child a Loading of the parent counts as cancelled, as its requests do.
 #pragma once
 
 #include <chrono>
@@ -72,7 +73,7 @@ enum class ModelFormat : std::uint8_t { safetensors, gguf };
 PENSTOCK_EXPORT std::string_view model_format_name(ModelFormat format);
 
 struct ModelFile {
-  std::string path;
+  std::string path;  // absolute: it stays right when the process changes its directory
   ModelFormat format = ModelFormat::safetensors;
   std::uint64_t size_bytes = 0;
   std::uint64_t data_offset = 0;  // where tensors begin
@@ -93,11 +94,14 @@ class PENSTOCK_EXPORT Model {
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   std::optional<std::uint32_t> find(std::string_view name) const;
   std::uint64_t size_bytes() const;  // of all tensors
+  // What is wrong in a way that does not matter for loading: an index whose total_size is not that of its tensors.
+  const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
   friend class ModelBuilder;
   std::vector<ModelFile> files_;
   std::vector<TensorInfo> tensors_;
+  std::vector<std::string> warnings_;
   std::unordered_map<std::string, std::uint32_t> by_name_;
 };
 
@@ -165,6 +169,33 @@ class PENSTOCK_EXPORT Loading {
 PENSTOCK_EXPORT Result<Loading> load(Context& context, const Model& model, std::span<const TensorPart> parts,
                                      const LoadOptions& options = {});
 
+// A file of a model as memory, without a copy: its pages are those of the page cache until somebody writes to them, and
+// what is written there stays in this process. Touching it after the file was truncated raises SIGBUS.
+class PENSTOCK_EXPORT MappedFile {
+ public:
+  // Nothing where not all of the file is in the page cache, or the options of the Context keep away from that.
+  static Result<std::optional<MappedFile>> map(Context& context, const ModelFile& file);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&&) = delete;
+  ~MappedFile();
+
+  std::byte* data() const { return data_; }
+  std::uint64_t size_bytes() const { return size_bytes_; }
+  struct Piece {
+    std::uint64_t offset = 0;
+    std::uint64_t size_bytes = 0;
+  };
+  // Maps the pages of pieces, in ascending order, by as many threads as the Context has lanes: otherwise whoever
+  // touches a page first has to.
+  void populate(std::span<const Piece> pieces) const;
+
+ private:
+  MappedFile(std::byte* data, std::uint64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
+  std::byte* data_ = nullptr;
+  std::uint64_t size_bytes_ = 0;
+  std::uint32_t threads_ = 1;
+};
+
 // Where tensors go in one piece of memory: at multiples of 256 bytes.
 struct Placement {
   std::vector<std::uint64_t> offsets;  // of each tensor
@@ -198,6 +229,7 @@ struct CheckedFile {
   std::string how;  // "xxh3 of 291 tensors", "sha256 of the blob", or why nothing is known
   std::vector<std::string> wrong_tensors;
 };
+PENSTOCK_EXPORT std::string_view verdict_name(CheckedFile::Verdict verdict);  // "right"
 // Against checksums recorded by save_safetensors, and the digest in the name of a blob of the Hugging Face cache.
 PENSTOCK_EXPORT Result<std::vector<CheckedFile>> check_model(
     Context& context, const Model& model,

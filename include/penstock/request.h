@@ -5,7 +5,8 @@
 // the Context. Memory of a penstock::Buffer is kept back automatically.
 //
 // Thread safety: a Ticket may be used from any thread. Lifetime: tickets may be dropped at any time; the request runs
-// on. Tickets outlive their Context: closing ends every request.
+// on. Tickets outlive their Context: closing ends every request. In a forked child, what had not ended before the fork
+// counts as cancelled, and nothing waits for it.
 #pragma once
 
 #include <chrono>
@@ -70,6 +71,9 @@ struct PENSTOCK_EXPORT Report {
   std::optional<Error> error;       // set unless done
 
   bool ok() const { return outcome == Outcome::done; }
+  // Adds what another request did; the worse outcome and the first error stay. Only `seconds` is the caller's: it
+  // knows whether they ran at the same time.
+  void add(const Report& other);
 };
 
 // A stream of CUDA's (a CUstream or cudaStream_t; null is the legacy null stream).

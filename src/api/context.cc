@@ -5,7 +5,6 @@
 #include <new>
 
 #include "api/context_builder.h"
-#include "api/fork_guard.h"
 #include "core/environment.h"
 #include "core/lane_set.h"
 #include "core/request.h"
@@ -22,7 +21,7 @@ class Context::Impl {
         lanes(std::make_shared<core::LaneSet>(environment)) {}
 
   ~Impl() {
-    if (fork_guard.in_child()) {
+    if (environment->fork_guard.in_child()) {
       // The threads stayed with the parent: nothing can be waited for, so everything is left as it is.
       new (std::nothrow) std::shared_ptr<core::LaneSet>(lanes);
       new (std::nothrow) std::shared_ptr<core::Environment>(environment);
@@ -34,7 +33,7 @@ class Context::Impl {
   }
 
   Status usable() const {
-    if (!fork_guard.in_child()) return {};
+    if (!environment->fork_guard.in_child()) return {};
     return Error{Code::closed, 0, "this Context belongs to the parent of a fork", "create a Context in the child"};
   }
 
@@ -102,7 +101,6 @@ class Context::Impl {
 
   const std::shared_ptr<core::Environment> environment;  // shared: lanes and tickets may outlive the Context
   const std::shared_ptr<core::LaneSet> lanes;            // shared: a stuck lane asks for a successor
-  ForkGuard fork_guard;
 };
 
 namespace {

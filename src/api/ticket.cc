@@ -14,11 +14,20 @@ Ticket& Ticket::operator=(const Ticket&) = default;
 Ticket& Ticket::operator=(Ticket&&) noexcept = default;
 Ticket::~Ticket() = default;
 
+namespace {
+
+// Who would end it stayed with the parent of a fork.
+bool is_left_behind(const core::Request& request) {
+  return !request.ended() && request.environment().fork_guard.in_child();
+}
+
+}  // namespace
+
 bool Ticket::ended() const {
-  return request_->ended();
+  return request_->ended() || is_left_behind(*request_);
 }
 Outcome Ticket::outcome() const {
-  return request_->outcome();
+  return is_left_behind(*request_) ? Outcome::cancelled : request_->outcome();
 }
 std::uint64_t Ticket::bytes_done() const {
   return request_->bytes_done();
@@ -34,7 +43,7 @@ TimePoint after(std::chrono::nanoseconds time) {
 }  // namespace
 
 bool Ticket::wait_for(std::chrono::nanoseconds time) const {
-  if (core::CompletionThread::inside_callback()) return ended();
+  if (core::CompletionThread::inside_callback() || is_left_behind(*request_)) return ended();
   return request_->wait_until(after(time));
 }
 
@@ -58,15 +67,21 @@ bool Ticket::wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds 
 }
 
 Outcome Ticket::wait() const {
-  if (!core::CompletionThread::inside_callback()) request_->wait_until(TimePoint::max());
+  const bool may_wait = !core::CompletionThread::inside_callback() && !is_left_behind(*request_);
+  if (may_wait) request_->wait_until(TimePoint::max());
   return outcome();
 }
 
 Report Ticket::report() const {
-  return request_->report();
+  Report report = request_->report();
+  if (is_left_behind(*request_)) {
+    report.outcome = Outcome::cancelled;
+    report.error = Error{Code::closed, 0, "the request belongs to the parent of a fork", "ask again in the child"};
+  }
+  return report;
 }
 Outcome Ticket::cancel() {
-  return request_->cancel();
+  return is_left_behind(*request_) ? outcome() : request_->cancel();
 }
 
 }  // namespace penstock

@@ -1,5 +1,6 @@
 #include "penstock/error.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -80,6 +81,16 @@ Code code_from_errno(int error_number) {
     default:
       return Code::io_error;
   }
+}
+
+std::string list_of(std::span<const std::string> names) {
+  constexpr std::size_t names_shown = 8;
+  std::string text;
+  for (const std::string& name : names.first(std::min(names.size(), names_shown))) {
+    text += (text.empty() ? "" : ", ") + name;
+  }
+  if (names.size() > names_shown) text += " and " + std::to_string(names.size() - names_shown) + " more";
+  return text;
 }
 
 Error system_error(int error_number, std::string what, std::string hint) {

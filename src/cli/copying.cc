@@ -13,23 +13,11 @@ namespace {
 class Total {
  public:
   void add(const Report& window) {
-    if (report_.engine.empty()) {
-      report_.engine = window.engine;
-      report_.reason = window.reason;
-    }
-    report_.bytes += window.bytes;
-    report_.storage_seconds += window.storage_seconds;
-    report_.copy_seconds += window.copy_seconds;
-    report_.cpu_seconds += window.cpu_seconds;
-    for (std::size_t i = 0; i < route_count; ++i) report_.routes[i] += window.routes[i];
+    report_.add(window);
     // The limit of the whole is the one under which most of the time was spent.
     double& seconds = limit_seconds_[static_cast<std::size_t>(window.limit)];
     seconds += window.seconds;
     if (seconds > limit_seconds_[static_cast<std::size_t>(report_.limit)]) report_.limit = window.limit;
-    report_.outcome = window.outcome;
-    report_.failures = window.failures;
-    report_.failure_count = window.failure_count;
-    report_.error = window.error;
   }
   void fail(const Error& error) {
     report_.outcome = Outcome::failed;

@@ -95,6 +95,7 @@ Json model_json(const Model& model, const InspectFlags& flags) {
           {"bytes", model.size_bytes()},
           {"tensor_count", model.tensors().size()},
           {"types", std::move(types)},
+          {"warnings", model.warnings()},
           {"misaligned_256", misaligned(model, 256)},
           {"misaligned_4096", misaligned(model, 4096)},
           {"files", files_json(model)},
@@ -117,6 +118,7 @@ void print_overview(const Output& output, const Model& model, const InspectFlags
   output.heading(list_of(flags.paths) + ": " + list_of(formats(model)) + ", " +
                  count_of(model.tensors().size(), "tensor") + " in " + count_of(model.files().size(), "file") + ", " +
                  format_bytes(model.size_bytes()));
+  for (const std::string& warning : model.warnings()) output.field("warning", warning);
   for (const auto& [type, total] : totals_by_type(model)) {
     output.field(type, format_bytes(total.bytes) + " in " + count_of(total.tensors, "tensor"));
   }

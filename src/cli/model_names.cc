@@ -36,14 +36,4 @@ std::string count_of(std::size_t count, const std::string& thing) {
   return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
 }
 
-std::string list_of(std::span<const std::string> names) {
-  constexpr std::size_t names_shown = 8;
-  std::string text;
-  for (const std::string& name : names.first(std::min(names.size(), names_shown))) {
-    text += (text.empty() ? "" : ", ") + name;
-  }
-  if (names.size() > names_shown) text += " and " + std::to_string(names.size() - names_shown) + " more";
-  return text;
-}
-
 }  // namespace penstock::cli

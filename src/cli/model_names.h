@@ -22,7 +22,5 @@ std::vector<std::string> formats(const Model& model);
 std::string type_name(const TensorInfo& tensor);
 // "1 tensor", "2 tensors"
 std::string count_of(std::size_t count, const std::string& thing);
-// "a, b, c and 7 more"
-std::string list_of(std::span<const std::string> names);
 
 }  // namespace penstock::cli

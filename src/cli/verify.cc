@@ -14,18 +14,6 @@ struct VerifyFlags {
   OutputFlags output;
 };
 
-std::string_view verdict_name(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::right:
-      return "right";
-    case Verdict::wrong:
-      return "wrong";
-    case Verdict::unknown:
-      break;
-  }
-  return "unknown";
-}
-
 std::vector<std::string> paths_of(const std::vector<CheckedFile>& files, Verdict verdict) {
   std::vector<std::string> paths;
   for (const CheckedFile& file : files) {
@@ -53,7 +41,7 @@ std::optional<Error> problem_of(const std::vector<CheckedFile>& files) {
   return std::nullopt;
 }
 
-Json checked_json(const VerifyFlags& flags, const std::vector<CheckedFile>& files,
+Json checked_json(const Model& model, const VerifyFlags& flags, const std::vector<CheckedFile>& files,
                   const std::optional<Error>& problem) {
   const Verdict whole = !problem ? Verdict::right : problem->code == Code::io_error ? Verdict::wrong : Verdict::unknown;
   Json list = Json::array();
@@ -66,6 +54,7 @@ Json checked_json(const VerifyFlags& flags, const std::vector<CheckedFile>& file
   Json object = {{"schema", "penstock.verify/1"},
                  {"paths", flags.paths},
                  {"verdict", verdict_name(whole)},
+                 {"warnings", model.warnings()},
                  {"files", std::move(list)}};
   if (problem) object["error"] = error_json(*problem);
   return object;
@@ -100,9 +89,10 @@ Exit run(const VerifyFlags& flags) {
 
   const std::optional<Error> problem = problem_of(*files);
   if (output.json()) {
-    output.object(checked_json(flags, *files, problem));
+    output.object(checked_json(*model, flags, *files, problem));
     return problem ? exit_for(problem->code) : Exit::ok;
   }
+  for (const std::string& warning : model->warnings()) output.field("warning", warning);
   print_files(output, *files);
   return problem ? output.fail(*problem) : Exit::ok;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "core/completion_thread.h"
 #include "core/device_memory.h"
 #include "core/end_signal.h"
@@ -23,6 +24,7 @@ namespace penstock::core {
 struct Environment {
   Environment(std::shared_ptr<const engine::Table> table, const Options& chosen, const Machine& detected);
 
+  ForkGuard fork_guard;
   const std::shared_ptr<const engine::Table> engines;
   const Machine machine;
   const Options options;                    // resolved

@@ -85,6 +85,20 @@ class ModelTest(ToolTest):
         return os.environ["PENSTOCK_WRONG_READS"]
 
 
+class OddModels(ModelTest):
+    def test_a_wrong_total_in_an_index_is_told(self):
+        folder = self.shards()
+        path = folder / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        for total, count in ((206077, 0), (7, 1)):
+            index["metadata"]["total_size"] = total
+            path.write_text(json.dumps(index))
+            self.assertEqual(len(self.json_of("inspect", folder)["warnings"]), count)
+            self.assertEqual("total_size is 7" in self.run_tool("inspect", folder).stdout.decode(), count == 1)
+            verified = json.loads(self.run_tool("verify", folder, "--json").stdout)
+            self.assertEqual(len(verified["warnings"]), count)
+
+
 class LoadAModel(ModelTest):
     def test_every_tensor_arrives_and_the_report_says_so(self):
         path = self.small_model()

@@ -133,29 +133,42 @@ inline std::string safetensors(std::string_view file) {
                             file.size());
 }
 
+// As another parser sees it.
+inline bool is_text(const std::string& text) {
+  const auto replaced = nlohmann::json::parse(
+      nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), nullptr, false);
+  return replaced == text;
+}
+
 inline std::string gguf(std::string_view file) {
   const auto contents = models::parse_gguf(file, file.size());
   if (!contents) return check_refusal(contents.error());
   if (!*contents) return "the whole file is there, and more is wanted";
+  for (const auto& [key, value] : (*contents)->metadata) {
+    if (!is_text(key) || !is_text(value)) return "metadata that is no text";
+  }
+  for (const TensorInfo& tensor : (*contents)->tensors) {
+    if (!is_text(tensor.name)) return "a name that is no text";
+  }
   return check_contents(**contents, file.size());
 }
 
 inline std::string model_index(std::string_view text) {
-  const auto weight_map = models::parse_index(text);
-  if (!weight_map) return check_refusal(weight_map.error());
+  const auto index = models::parse_index(text);
+  if (!index) return check_refusal(index.error());
   // Another parser reads the same, unless it fails for a number that it can't hold.
   const auto json = nlohmann::json::parse(text, nullptr, false);
   const bool has_large_number = text.find_first_of("eE") != std::string_view::npos || text.size() > 300;
   if (json.is_discarded()) return has_large_number ? "" : "accepted, but not valid JSON";
-  for (const auto& [tensor, file] : *weight_map) {
+  for (const auto& [tensor, file] : index->weight_map) {
     if (json["weight_map"][tensor] != file) return "another file than the text says";
   }
-  for (const auto& [tensor, file] : *weight_map) {
+  for (const auto& [tensor, file] : index->weight_map) {
     const bool stays = !file.empty() && file != "." && file != ".." &&
                        file.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
     if (!stays) return "a name that leaves the directory";
   }
-  return weight_map->empty() ? "an index of nothing" : "";
+  return index->weight_map.empty() ? "an index of nothing" : "";
 }
 
 struct Target {

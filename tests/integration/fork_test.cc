@@ -66,6 +66,23 @@ TEST_P(Fork, lets_the_child_make_a_context_of_its_own) {
   }));
 }
 
+TEST_P(Fork, leaves_nobody_waiting_in_the_child_for_a_request_of_the_parent) {
+  options_.lanes = 1;
+  options_.storage_chunk_bytes = 4096;
+  options_.operations_in_flight = 1;
+  context_.emplace(ContextBuilder::build(table_of(GetParam()), options_).value());
+  store_ = context_->open(path_).value();
+  const std::vector<Range> ranges(50, Range{&store_, 0, memory_.region()});
+  Ticket ticket = context_->submit(Direction::read, ranges).value();
+  EXPECT_TRUE(holds_in_child([&] {
+    ::alarm(20);
+    const Report report = ticket.report();
+    return ticket.ended() && ticket.outcome() == Outcome::cancelled && ticket.wait() == Outcome::cancelled &&
+           ticket.cancel() == Outcome::cancelled && report.error && report.error->code == Code::closed;
+  }));
+  EXPECT_EQ(ticket.wait(), Outcome::done);
+}
+
 TEST_P(Fork, leaves_the_parent_whole_when_the_child_drops_what_it_inherited) {
   options_.cache = Cache::bypass;
   options_.lanes = 1;  // one ring: the one that the child knows

@@ -80,5 +80,20 @@ def live_bytes(monkeypatch):
     return live
 
 
+@pytest.fixture
+def all_live_bytes(live_bytes, monkeypatch):
+    """The same with torch's tensors."""
+    def allocate(self, specs, domain, before=penstock._frameworks.Torch.allocate):
+        made = before(self, specs, domain)
+        for owner in made.owners:
+            live_bytes["now"] += owner.numel()
+            weakref.finalize(owner, lambda size=owner.numel(): live_bytes.update(now=live_bytes["now"] - size))
+        live_bytes["most"] = max(live_bytes["most"], live_bytes["now"])
+        return made
+
+    monkeypatch.setattr(penstock._frameworks.Torch, "allocate", allocate)
+    return live_bytes
+
+
 def os_threads():
     return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()

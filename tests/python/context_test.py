@@ -51,6 +51,11 @@ class OnlyDlpack:
         return self.array.__dlpack_device__()
 
 
+def test_dlpack_memory_that_is_not_contiguous_is_refused(file):
+    with pytest.raises(ValueError, match="contiguous"):
+        penstock.read_into(OnlyDlpack(numpy.zeros((9, 9)).T[1:]), file)
+
+
 @pytest.mark.parametrize("size", [0, 1, 4096, 1 << 20])
 def test_memory_of_every_kind_is_filled(tmp_path, size):
     content = os.urandom(size)
@@ -290,7 +295,7 @@ def test_the_loop_runs_on_while_a_read_is_awaited_and_cancelling_the_task_cancel
 
 def test_a_target_is_kept_while_it_is_written(slow_context, large_file):
     target = bytearray(1 << 30)
-    reading = slow_context._start(target, large_file, 0, None, None, None, True)
+    reading = slow_context._reader(target, large_file, 0, None, None, None, True)()
     with pytest.raises(BufferError):
         target.extend(b"more")
     reading.cancel()

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pathlib
+import threading
 
 import numpy
 import pytest
@@ -28,9 +29,12 @@ class Driver:
         self.library = ctypes.CDLL(str(FAKE), ctypes.RTLD_GLOBAL)
         self.library.fake_cuda_reset()
         self.call("cuInit", 0)
-        context = ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self.call("cuCtxPushCurrent_v2", context)
+        self.context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.make_current()
+
+    def make_current(self):
+        self.call("cuCtxPushCurrent_v2", self.context)
 
     def call(self, name, *arguments):
         result = getattr(self.library, name)(*arguments)
@@ -45,6 +49,9 @@ class Driver:
         stream = ctypes.c_void_p()
         self.call("cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)
         return stream.value
+
+    def poke(self, pointer, content):
+        self.call("fake_cuda_poke", ctypes.c_uint64(pointer), content, ctypes.c_size_t(len(content)))
 
     def peek(self, pointer, size):
         content = ctypes.create_string_buffer(size)
@@ -93,6 +100,68 @@ def test_memory_that_cuda_does_not_know_is_refused(driver, file):
     with pytest.raises(penstock.Error) as caught:
         penstock.read_into((4096, 100, "cuda:99"), file)
     assert caught.value.code == "no_device"
+
+
+class DlDevice(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("number", ctypes.c_int32)]
+
+
+class DlTensor(ctypes.Structure):
+    """DLPack's DLManagedTensor."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device", DlDevice), ("dimensions", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("offset", ctypes.c_uint64), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class Exporter:
+    """Bytes on the GPU that are still being written by work on a stream of their own, until `let_go`."""
+
+    def __init__(self, driver, size):
+        self.driver, self.size, self.asked = driver, size, []
+        self.pointer, self.word, self.old = driver.allocate(size), driver.allocate(4), ctypes.create_string_buffer(size)
+        driver.poke(self.word, bytes(4))
+        self.event = ctypes.c_void_p()
+        driver.call("cuEventCreate", ctypes.byref(self.event), 2)
+        stream = ctypes.c_void_p(driver.stream())
+        driver.call("cuStreamWaitValue32_v2", stream, ctypes.c_uint64(self.word), 1, 0)
+        driver.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(self.pointer), self.old, ctypes.c_size_t(size), stream)
+        driver.call("cuEventRecord", self.event, stream)
+
+    def let_go(self):
+        self.driver.poke(self.word, b"\1\0\0\0")
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, *, stream=None, **others):
+        self.asked.append(stream)
+        if stream is not None:
+            self.driver.call("cuStreamWaitEvent", ctypes.c_void_p(stream), self.event, 0)
+        self.shape = (ctypes.c_int64 * 1)(self.size)
+        self.tensor = DlTensor(self.pointer, DlDevice(2, 0), 1, 1, 8, 1, self.shape, None, 0, None, None)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+def test_dlpack_memory_is_read_into_after_what_its_exporter_still_does(driver, file, content):
+    penstock.read_into((driver.allocate(4096), 4096, 0), file)  # nothing is made on the GPU while a stream waits
+    exporter = Exporter(driver, len(content))
+
+    def read():
+        driver.make_current()
+        penstock.read_into(exporter, file)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    reading.join(0.2)  # time enough to be too early
+    exporter.let_go()
+    reading.join()
+    assert exporter.asked == [1]  # the legacy default stream
+    driver.call("cuStreamSynchronize", ctypes.c_void_p(1))
+    assert driver.peek(exporter.pointer, len(content)) == content
 
 
 class DeviceFrame:

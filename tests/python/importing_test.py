@@ -2,16 +2,20 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
 import penstock
+from models import raw, write_model
+from penstock import _models
 
 
-def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+def run(code, **environment):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30,
+                          env={**os.environ, **environment})
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -43,6 +47,7 @@ def in_child(check):
     child = os.fork()
     if child == 0:
         try:
+            signal.alarm(20)  # ends a child that waits for somebody who is not there
             check()
             os._exit(0)
         except BaseException as error:
@@ -79,6 +84,43 @@ def test_a_forked_child_is_refused_the_context_of_its_parent(file):
         context.read_into(bytearray(1 << 20), file)
 
 
+def test_an_open_file_goes_on_in_a_forked_child(tmp_path):
+    path = tmp_path / "model"
+    contents = write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(100)])
+    with penstock.safe_open(path, "np") as file:
+        names = file.keys()
+        for name in names[:10]:  # the next ones are on their way now
+            file.get_tensor(name)
+
+        def check():
+            assert {name: raw(file.get_tensor(name)) for name in names} == contents
+            assert raw(file.get_slice("t007")[5:9]) == contents["t007"][5:9]
+
+        with file._lock:  # as another thread of the parent might hold it
+            assert in_child(check) == 0
+        assert {name: raw(file.get_tensor(name)) for name in names} == contents
+
+
+@pytest.mark.parametrize("slices", [None, {"large": (1, [(0, 1), ((1 << 18) - 1, 1 << 18)])}])
+def test_a_child_forked_while_a_load_runs_waits_for_nobody(tmp_path, slices, slow_context):
+    path = tmp_path / "model"
+    write_model(path, [("small", "U8", (100,)), ("large", "U8", (1 << 15, 1 << 18))], content=None)
+    model = _models.Model(path)
+    part = _models.wanted(model, [model.find("large")], slices)
+    load = _models.Load(slow_context, model, part, _models.framework_named("np"), "cpu", "whole")
+
+    def check():
+        nonlocal load
+        assert load._loading.ended
+        with pytest.raises(penstock.StateError, match="parent of a fork"):
+            load.finish()
+        load = None
+        assert len(penstock.load_file(path, framework="np", select=["small"])["small"]) == 100
+        assert penstock.load_file(path, framework="np", slices=lambda name, shape: (0, slice(5)))["large"].any() == 0
+
+    assert in_child(check) == 0
+
+
 @pytest.mark.parametrize("how", ["reading = start()", "daemon = threading.Thread(target=read, daemon=True)"])
 def test_a_process_may_end_while_a_read_runs(large_file, how):
     run(f"""
@@ -86,7 +128,7 @@ import mmap, penstock, sys, threading, time, types
 context = penstock.Context(engine="posix", lanes=1, storage_chunk_bytes=4096, operations_in_flight=1)
 target = mmap.mmap(-1, 1 << 30)
 path = {str(large_file)!r}
-start = lambda: context._start(target, path, 0, None, None, None, True)
+start = lambda: context._reader(target, path, 0, None, None, None, True)()
 read = lambda: context.read_into(target, path)
 {how}
 class TakesLongToGo:
@@ -98,3 +140,48 @@ if "daemon" in globals():
     daemon.start()
     time.sleep(0.2)
 """)
+
+
+HELD_OPEN = os.environ.get("PENSTOCK_HELD_OPEN", "")
+HOLD = """
+import asyncio, os, socket, threading, penstock
+here, there = socket.socketpair()
+os.environ["HELD_SOCKET"] = str(there.fileno())
+def hold(path):
+    os.environ["HELD_OPEN"] = path
+"""
+
+
+@pytest.mark.skipif(not os.path.exists(HELD_OPEN), reason="PENSTOCK_HELD_OPEN does not name the library of that name")
+@pytest.mark.parametrize("path, call", [
+    ("file", "penstock.default_context(); hold({file!r}); penstock.read_into(bytearray(9), {file!r})"),
+    ("file", "hold({file!r}); penstock.load_file({file!r}, framework='np')"),
+    ("file", "penstock.default_context(); hold({file!r}); penstock.default_context().prefetch({file!r})"),
+    ("machine", "hold('/proc/self/mountinfo'); penstock.Context()"),
+])
+def test_other_threads_run_while_one_opens(tmp_path, path, call):
+    write_model(tmp_path / path, [("a", "U8", (100,))])
+    run(f"""{HOLD}
+def work():
+    {call.format(file=str(tmp_path / path))}
+thread = threading.Thread(target=work)
+thread.start()
+here.recv(1)
+here.send(b"x")
+thread.join()
+""", LD_PRELOAD=HELD_OPEN)
+
+
+@pytest.mark.skipif(not os.path.exists(HELD_OPEN), reason="PENSTOCK_HELD_OPEN does not name the library of that name")
+@pytest.mark.parametrize("held", ["the file", "/proc/self/mountinfo"])
+def test_the_event_loop_runs_while_an_awaited_read_opens(file, held):
+    run(f"""{HOLD}
+async def main():
+    here.setblocking(False)
+    hold({str(file) if held == "the file" else held!r})
+    reading = asyncio.ensure_future(penstock.read_into_async(bytearray(9), {str(file)!r}))
+    await asyncio.get_running_loop().sock_recv(here, 1)
+    here.send(b"x")
+    assert (await reading).bytes == 9
+asyncio.run(main())
+""", LD_PRELOAD=HELD_OPEN)

@@ -437,3 +437,60 @@ def test_gguf_is_loaded_with_quantized_tensors_as_rows_of_bytes(tmp_path):
     assert tensors["quantized"].dtype == torch.uint8 and tuple(tensors["quantized"].shape) == (2, 68)
     assert tensors.quantization == {"quantized": "Q8_0"}
     assert tensors.metadata["general.name"] == "tiny"
+
+
+def test_a_wrong_total_in_an_index_is_a_warning_when_it_is_verified(tmp_path):
+    write_model(tmp_path / "x.safetensors", [("a", "U8", (100,))])
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"metadata": {"total_size": 99}, "weight_map": {"a": "x.safetensors"}}')
+    with pytest.warns(UserWarning, match="total_size is 99, and its tensors have 100"):
+        penstock.verify(tmp_path)
+    assert len(penstock.load_file(tmp_path)["a"]) == 100
+
+
+def cached(path):
+    """Reads it, so that the kernel has it in memory."""
+    path.read_bytes()
+    with penstock.Context() as context:
+        model = penstock._models.Model(path)
+        if penstock._core.map_file(context._core, model.core, 0) is None:
+            pytest.skip("the kernel does not tell what is cached, or caches nothing here")
+    return path
+
+
+@pytest.mark.parametrize("framework", ["pt", "np"])
+def test_tensors_of_a_cached_file_are_mapped_and_what_is_written_to_them_stays_here(tmp_path, framework):
+    path = tmp_path / "model"
+    saved = {"a": torch.randn(64 * 5), "b": torch.randn(300, 1024), "c": torch.ones(2, 32), "empty": torch.zeros(0, 3),
+             "odd": torch.ones(3, dtype=torch.uint8), "scalar": torch.tensor(5, dtype=torch.int8)}
+    penstock.save_file(saved, path)
+    contents = {name: raw(tensor) for name, tensor in saved.items()}
+    first, second = (penstock.load_file(cached(path), framework=framework) for _ in range(2))
+    assert first.report.routes["mapped"] >= len(contents["b"]) and first.report.bytes == sum(map(len, contents.values()))
+    assert {name: raw(tensor) for name, tensor in first.items()} == contents
+    address = (lambda tensor: tensor.data_ptr()) if framework == "pt" else (lambda array: array.ctypes.data)
+    assert all(address(tensor) % 256 == 0 for name, tensor in first.items() if name in "abc")
+    first["b"][:] = 7
+    assert raw(second["b"]) == contents["b"] and raw(penstock.load_file(path, copy=True)["b"]) == contents["b"]
+    assert str(path) in open("/proc/self/maps").read()
+    name, tensor = first.popitem()
+    del first, second, name, tensor
+    gc.collect()
+    assert str(path) not in open("/proc/self/maps").read()
+    assert "mapped" not in penstock.load_file(path, copy=True).report.routes
+    with penstock.safe_open(path, framework) as file:
+        assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
+        assert raw(file.get_slice("b")[5:7]) == contents["b"][5 * 4096:7 * 4096]
+    assert {name: raw(tensor) for name, tensor in penstock.stream(path, framework=framework)} == contents
+
+
+def test_tensors_at_odd_places_are_copied_unless_any_place_will_do(mixed):
+    path, contents = mixed
+    cached(path)
+    aligned = penstock.load_file(path)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in aligned.values())
+    calls = []
+    mapped = penstock.load_file(path, copy=False, progress=lambda done, all_bytes: calls.append((done, all_bytes)))
+    assert {name: raw(tensor) for name, tensor in mapped.items()} == contents
+    assert mapped.report.routes["mapped"] > aligned.report.routes.get("mapped", 0)
+    assert mapped.report.bytes == sum(mapped.report.routes.values()) == calls[-1][0] == calls[-1][1]

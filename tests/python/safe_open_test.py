@@ -1,5 +1,6 @@
 """Files that are open: tensors in any order, parts of them, read ahead of a loop."""
 
+import logging
 import random
 import threading
 
@@ -72,6 +73,20 @@ def test_a_loop_is_read_ahead_of(tmp_path):
             assert context.statistics()["requests"] < 10
 
 
+@pytest.mark.parametrize("keys", ["keys", "offset_keys"])
+@pytest.mark.parametrize("begin", [0, 50])
+def test_a_loop_is_read_ahead_of_where_orders_begin_alike(tmp_path, keys, begin):
+    """The names of the first tensors are in order, those of the others are not."""
+    path = tmp_path / "model"
+    numbers = [*range(3), *range(99, 2, -1)]
+    contents = write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in numbers])
+    with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+        names = getattr(file, keys)()
+        for name in [*names[begin:], *names[begin:]]:
+            assert raw(file.get_tensor(name)) == contents[name]
+        assert context.statistics()["requests"] < 20
+
+
 def test_a_look_at_one_tensor_reads_one_tensor(tmp_path):
     path = tmp_path / "model"
     write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
@@ -79,6 +94,32 @@ def test_a_look_at_one_tensor_reads_one_tensor(tmp_path):
         file.get_tensor("t000")
         assert context.statistics()["requests"] == 1
         assert sum(route["bytes"] for route in context.statistics()["routes"]) < 100000
+
+
+def test_a_file_named_relatively_stays_open_when_the_directory_changes(mixed, tmp_path, monkeypatch):
+    path, contents = mixed
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with penstock.safe_open(path.name, "np") as file:
+        stream = penstock.stream(path.name, framework="np")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
+        assert {name: raw(tensor) for name, tensor in stream} == contents
+
+
+def test_an_open_file_has_a_report_and_one_line_in_the_log_when_it_is_closed(mixed, caplog):
+    path, contents = mixed
+    with caplog.at_level(logging.INFO, "penstock"):
+        with penstock.safe_open(path, "pt") as file:
+            assert file.report is None
+            for name in file.keys():
+                file.get_tensor(name)
+            file.get_slice("large")[:2]
+        assert len(caplog.records) == 1 and str(path) in caplog.text
+        assert file.report.bytes == sum(map(len, contents.values())) + 8000
+        with penstock.safe_open(path, "pt") as file:
+            file.keys()
+    assert len(caplog.records) == 1  # nothing was read
 
 
 def test_threads_share_an_open_file(mixed):

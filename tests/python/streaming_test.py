@@ -1,6 +1,7 @@
 """Models that pass through a window of memory."""
 
 import gc
+import logging
 import random
 import warnings
 
@@ -36,6 +37,37 @@ def test_a_stream_keeps_to_its_window(tmp_path, live_bytes):
     assert live_bytes["now"] == 0
 
 
+SIZES = [[6, 6, 6, 6], [9, 2, 9, 2, 9], [1, 9, 1, 1, 4, 4, 4, 9], [3] * 12, [4] * 6, [9, 9]]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("framework", ["np", "pt"])
+def test_a_window_holds_where_tensors_are_larger_than_half_of_it(tmp_path, all_live_bytes, sizes, framework):
+    """A caller that lets go of a tensor before it asks for the next never sees more than the window in use."""
+    if framework == "pt":
+        pytest.importorskip("torch")
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i}", "U8", (size << 20,)) for i, size in enumerate(sizes)], content=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, tensor in penstock.stream(path, window="10MiB", framework=framework):
+            del tensor
+    assert all_live_bytes["most"] <= (10 << 20) + 4096
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_window_is_enlarged_for_a_caller_that_holds_on_and_that_is_told(tmp_path, all_live_bytes, sizes):
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i}", "U8", (size << 20,)) for i, size in enumerate(sizes)], content=None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name, tensor in penstock.stream(path, window="10MiB", framework="np"):
+            pass
+    pairs = max(first + second for first, second in zip(sizes, sizes[1:]))
+    assert all_live_bytes["most"] <= (max(10, pairs + 2) << 20)
+    assert [str(each.message).count("still has") for each in caught] == [1] * (all_live_bytes["most"] > 11 << 20)
+
+
 def test_a_window_too_small_is_enlarged_with_a_warning(tmp_path, live_bytes):
     path = tmp_path / "model"
     write_model(path, [("a", "U8", (100,)), ("b", "U8", (9 << 20,)), ("c", "U8", (100,))], content=None)
@@ -53,6 +85,21 @@ def test_a_stream_that_is_left_early_leaves_nothing(tmp_path, live_bytes):
     del array
     gc.collect()
     assert live_bytes["now"] == 0
+
+
+def test_a_stream_has_a_report_and_one_line_in_the_log(mixed, caplog):
+    path, contents = mixed
+    size = sum(map(len, contents.values()))
+    with caplog.at_level(logging.INFO, "penstock"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensors = penstock.stream(path, window="1MiB")
+        assert tensors.report is None and len(dict(tensors)) == len(contents)
+        assert tensors.report.bytes == sum(tensors.report.routes.values()) == size and tensors.report.seconds > 0
+        assert len(caplog.records) == 1 and str(path) in caplog.text
+        left = penstock.stream(path, window="64KiB")
+        next(left)
+        left.close()
+        assert len(caplog.records) == 2 and left.report.bytes < size
 
 
 @pytest.mark.parametrize("window", [0, -5, "", "many", "1XB", "-1GiB", "0GiB"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from typing import Any, Callable, Iterable, Optional
@@ -67,7 +68,7 @@ class Context:
         interface or a writable buffer, or (pointer, size, device). `size` is the target's own unless it is given.
         `lba` and `count` say the same in logical blocks of the store.
         """
-        report = Report(**self._start(target, path, offset, size, lba, count, False).wait(progress))
+        report = Report(**self._reader(target, path, offset, size, lba, count, False)().wait(progress))
         log(os.fsdecode(path), report)
         return report
 
@@ -77,7 +78,15 @@ class Context:
         import asyncio
 
         loop = asyncio.get_running_loop()
-        reading = self._start(target, path, offset, size, lba, count, True)
+        # Opening a file takes as long as the disk or a server likes.
+        start = self._reader(target, path, offset, size, lba, count, True)
+        starting = asyncio.ensure_future(asyncio.to_thread(start))
+        try:
+            reading = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                (await starting).cancel()
+            raise
         ended = loop.create_future()
         loop.add_reader(reading.fileno(), _set, ended)
         try:
@@ -91,25 +100,34 @@ class Context:
         log(os.fsdecode(path), report)
         return report
 
-    def _start(self, target: Any, path: Any, offset: Optional[int], size: Optional[int], lba: Optional[int],
-               count: Optional[int], signal_end: bool) -> Any:
+    def _reader(self, target: Any, path: Any, offset: Optional[int], size: Optional[int], lba: Optional[int],
+                count: Optional[int], signal_end: bool) -> Callable[[], Any]:
+        """What starts a read, on any thread: the caller's own current stream is known already."""
         if lba is None and count is not None:
             raise invalid("count without lba", "give both, or offset and size")
         if lba is not None and (offset is not None or size is not None):
             raise invalid("lba together with offset or size", "give the place in blocks or in bytes")
         memory = memory_of(target)
         name = os.fsencode(path)
-        if count is not None:
-            size = count * self._core.block_bytes(name)
-        for what, value in (("offset", offset), ("size", size), ("lba", lba)):
+        for what, value in (("offset", offset), ("size", size), ("lba", lba), ("count", count)):
             if value is not None and not 0 <= value < 1 << 64:
                 raise invalid(f"{what} is {value}", "give a number of bytes or blocks")
-        if size is not None and size > memory.size_bytes:
-            raise invalid(f"{size} bytes do not fit into {memory.size_bytes}", "give a larger target")
-        return self._core.read(
-            path=name, offset=offset or 0 if lba is None else lba, in_blocks=lba is not None, pointer=memory.pointer,
-            size_bytes=memory.size_bytes if size is None else size, domain=memory.domain, stream=memory.stream,
-            memory=memory.owner, signal_end=signal_end)
+
+        def start() -> Any:
+            size_bytes = memory.size_bytes if size is None else size
+            if count is not None:
+                size_bytes = count * self._core.block_bytes(name)
+            if size_bytes > memory.size_bytes:
+                raise invalid(f"{size_bytes} bytes do not fit into {memory.size_bytes}", "give a larger target")
+            domain = memory.domain
+            if domain == "cuda":
+                domain = _core.find_cuda_domain(memory.pointer, memory.size_bytes)
+            return self._core.read(
+                path=name, offset=offset or 0 if lba is None else lba, in_blocks=lba is not None,
+                pointer=memory.pointer, size_bytes=size_bytes, domain=domain, stream=memory.stream,
+                memory=memory.owner, signal_end=signal_end)
+
+        return start
 
 
 def _set(future: Any) -> None:
@@ -150,4 +168,7 @@ def read_into(target: Any, path: Any, offset: Optional[int] = None, size: Option
 async def read_into_async(target: Any, path: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
                           lba: Optional[int] = None, count: Optional[int] = None) -> Report:
     """Context.read_into_async of the default Context."""
-    return await default_context().read_into_async(target, path, offset, size, lba=lba, count=count)
+    import asyncio
+
+    context = _default or await asyncio.to_thread(default_context)  # making one looks around on the machine
+    return await context.read_into_async(target, path, offset, size, lba=lba, count=count)

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
+from . import _core
 from ._errors import Error, invalid, make
 from ._memory import Memory, memory_of
 
@@ -49,6 +50,11 @@ def unpacked_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
 def unsupported(name: str, dtype: str, why: str) -> Error:
     return make("unsupported", 0, f"tensor {name!r} is {dtype}: {why}",
                 "leave it out with select=, or take another framework")
+
+
+def item_bytes(dtype: str) -> int:
+    """At multiples of which elements lie: those of "BF16" of 2."""
+    return int(dtype[-2:]) // 8 if dtype[-2:].isdecimal() else 1
 
 
 class Slab(NamedTuple):
@@ -142,6 +148,9 @@ class Torch(Framework):
                 raise
             raise make("out_of_memory", 0, f"no room for {len(specs)} tensors on {device}: {error}",
                        "load less, or slices, or stream with a window") from None
+        if domain == "host":
+            _core.use_huge_pages([(memory.data_ptr(), memory.numel() * memory.element_size())
+                                  for memory in (*slabs, *tensors)])
         pointers = [0] * len(specs)
         for place, tensor in zip(large, tensors):
             pointers[place] = tensor.data_ptr()
@@ -178,6 +187,12 @@ class Torch(Framework):
             # `data` has a version counter of its own: what autograd knows of one tensor is not mixed up with what
             # happens to its neighbours.
             yield as_strided(typed[dtype], shape, stride, offset // item_bytes[dtype]).data
+
+    def view(self, memory: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> list[Any]:
+        """Tensors that lie in memory already."""
+        torch = self.torch
+        return [torch.frombuffer(memory, dtype=torch.uint8, count=spec[3], offset=offset)
+                .view(self.types[spec[1]]).view(self.shape_of(spec)) for spec, offset in zip(specs, offsets)]
 
     def settle(self, domain: str) -> None:
         """Memory from torch's allocator may still be in use by earlier work on the current stream: that ends first."""
@@ -254,6 +269,11 @@ class Numpy(Framework):
                     for spec, buffer, pointer, address in zip(specs, buffers, pointers, addresses)]
 
         return Destination(pointers, buffers, finish)
+
+    def view(self, memory: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> list[Any]:
+        """Arrays that lie in memory already."""
+        return [self.numpy.ndarray(self.shape_of(spec), self.types[spec[1]], memory, offset)
+                for spec, offset in zip(specs, offsets)]
 
     def settle(self, domain: str) -> None:
         pass

@@ -14,7 +14,7 @@ class Memory(NamedTuple):
 
     pointer: int
     size_bytes: int
-    domain: str  # "host" or "cuda:N"
+    domain: str  # "host" or "cuda:N"; "cuda": a GPU's, to be asked which one
     owner: Any
     stream: Optional[int] = None  # of CUDA: work on it comes first, and what is put there later comes after
 
@@ -47,12 +47,29 @@ def memory_of(target: Any) -> Memory:
     if hasattr(target, "__cuda_array_interface__"):
         return _of_cuda_array(target, target.__cuda_array_interface__)
     if hasattr(target, "__dlpack__"):
-        return _of_lent(target, _core.LentTensor(target))
+        return _of_dlpack(target)
     try:
         return _of_lent(target, _core.LentBuffer(target))
     except (TypeError, BufferError) as error:
         raise invalid(f"{type(target).__name__} has no contiguous memory that may be written: {error}",
                       "give a tensor, an array, a writable buffer, or (pointer, size, device)") from None
+
+
+_DLPACK_CUDA = 2  # DLPack's kind of a device of CUDA
+# The stream that reads into such memory take their place in: the legacy default one, by CUDA's and DLPack's number.
+_DLPACK_STREAM = 1
+
+
+def _of_dlpack(target: Any) -> Memory:
+    kind, _ = target.__dlpack_device__()
+    # Told of the stream, the exporter puts on it a wait for what it still does with the memory.
+    stream = _DLPACK_STREAM if int(kind) == _DLPACK_CUDA else None
+    try:
+        lent = _core.LentTensor(target.__dlpack__() if stream is None else target.__dlpack__(stream=stream))
+    except (TypeError, BufferError) as error:
+        raise invalid(f"DLPack: {type(target).__name__} has no contiguous memory that may be written: {error}",
+                      "give a contiguous one, and copy from it") from None
+    return _of_lent(target, lent)._replace(stream=stream)
 
 
 def _of_lent(target: Any, lent: Any) -> Memory:
@@ -103,4 +120,4 @@ def _of_cuda_array(target: Any, interface: dict) -> Memory:
         return Memory(0, 0, "host", target)
     # Version 3: the stream that the exporter works on; none: there is nothing to wait for.
     stream = interface.get("stream")
-    return Memory(pointer, size_bytes, _core.find_cuda_domain(pointer, size_bytes), target, stream)
+    return Memory(pointer, size_bytes, "cuda", target, stream)

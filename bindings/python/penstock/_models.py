@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+import sys
+import time
+import weakref
+from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
 from ._context import Context, Progress, default_context
 from ._errors import invalid
-from ._frameworks import OWN_BYTES, SLAB_BYTES, Spec, framework_of
+from ._frameworks import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
 from ._memory import device_domain, memory_of
-from ._report import Report, log
+from ._report import Report, Total, log
 
 Select = Union[None, Iterable[str], Callable[[str], bool]]
 Interval = tuple[int, int]
@@ -50,6 +53,13 @@ class Model:
         self.core = _core.open_model([os.fsencode(each) for each in self.paths])
         self.tensors: list[tuple] = self.core.tensors  # each as Tensor; made one only where it is looked at
         self.by_name: dict[str, int] = {tensor[0]: index for index, tensor in enumerate(self.tensors)}
+        self._mapped: dict[int, Any] = {}
+
+    def mapped(self, context: Context, file: int) -> Any:
+        """The file as memory, where all of it is in the page cache; else nothing."""
+        if file not in self._mapped:
+            self._mapped[file] = _core.map_file(context._core, self.core, file)
+        return self._mapped[file]
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -119,32 +129,88 @@ def wanted(model: Model, indices: list[int], slices: Slices) -> Wanted:
 
 
 class Load:
-    """A load under way. Its tensors are seen by nobody before `finish`; forgetting it cancels it."""
+    """A load under way. Its tensors are seen by nobody before `finish`; forgetting it cancels it.
 
-    def __init__(self, context: Context, model: Model, what: Wanted, frame: Any, device: Device, columns: str = "auto"):
+    `copy` is whether tensors on the CPU have memory of their own: false, they are mapped wherever their file is in the
+    page cache, as safetensors' are; none, only where that puts them at multiples of 256 bytes.
+    """
+
+    def __init__(self, context: Context, model: Model, what: Wanted, frame: Any, device: Device, columns: str = "auto",
+                 copy: Optional[bool] = None):
         self._places: list[tuple[Sequence[int], Any]] = []
+        self._specs = what.specs
+        self._begun = time.monotonic()
+        self._mapped_bytes = 0
         groups, owners = [], []
         for domain, places in domains_of(what.specs, device).items():
+            if domain == "host" and copy is not True:
+                places = self._map(context, model, what, frame, places, copy is None)
             made = frame.allocate([what.specs[place] for place in places], domain)
             frame.settle(domain)
             self._places.append((places, made.finish))
             groups.append((domain, [what.indices[place] for place in places], made.pointers))
             owners.append(made.owners)
-        self._specs = what.specs
-        self._loading: Any = _core.load(context._core, model.core, groups, what.parts, columns, owners)
+        self._loading: Any = None
+        if self._mapped_bytes == 0 or any(group[1] for group in groups):
+            self._loading = _core.load(context._core, model.core, groups, what.parts, columns, owners)
+        self._mapped_seconds = time.monotonic() - self._begun
         self.tensors: list[Any] = []
 
-    def finish(self, progress: Progress = None) -> Report:
+    def _map(self, context: Context, model: Model, what: Wanted, frame: Any, places: Sequence[int],
+             aligned: bool) -> Sequence[int]:
+        """Maps what can be; says what is left."""
+        by_file: dict[int, list[int]] = {}
+        left = []
+        for place in places:
+            index = what.indices[place]
+            size_bytes, file, offset = model.tensors[index][3:6]
+            multiple = ALIGNMENT if aligned else item_bytes(what.specs[place][1])
+            fits = size_bytes != 0 and index not in what.parts and offset % multiple == 0
+            (by_file.setdefault(file, []) if fits else left).append(place)
+        for file, mapped in by_file.items():
+            memory = model.mapped(context, file)
+            if memory is None:
+                left += mapped
+                continue
+            specs = [what.specs[place] for place in mapped]
+            frame.check(specs)
+            offsets = [model.tensors[what.indices[place]][5] for place in mapped]
+            memory.populate([(offset, spec[3]) for offset, spec in zip(offsets, specs)])
+            self._mapped_bytes += sum(spec[3] for spec in specs)
+            tensors = frame.view(memory.memory, specs, offsets)
+            self._places.append((mapped, lambda tensors=tensors: tensors))
+        return sorted(left)
+
+    def finish(self, progress: Progress = None, total: Optional[Total] = None) -> Report:
         tensors = self._make()  # while the bytes come
         try:
-            report = Report(**self._loading.wait(progress))
+            report = self._wait(progress)
         except BaseException:
             tensors.clear()  # a traceback that somebody keeps must not keep the memory
             raise
         finally:
             self._places, self._loading = [], None
         self.tensors = tensors
+        if total is not None:
+            total.add(self._begun, report)
         return report
+
+    def _wait(self, progress: Progress) -> Report:
+        count = self._mapped_bytes
+        if count == 0:
+            return Report(**self._loading.wait(progress))
+        report = Report("done", count, self._mapped_seconds, {"mapped": count}, "", "all of the file is in the page "
+                        "cache: it is mapped, not copied", "cpu")
+        if self._loading is None:
+            if progress is not None:
+                progress(count, count)
+            return report
+        both = Total()
+        both.add(self._begun, report)
+        tell = None if progress is None else lambda done, all_bytes: progress(done + count, all_bytes + count)
+        both.add(self._begun, Report(**self._loading.wait(tell)))
+        assert both.report is not None
+        return both.report
 
     def _make(self) -> list[Any]:
         tensors: list[Any] = [None] * len(self._specs)
@@ -170,8 +236,8 @@ def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[i
 
 
 def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = None, *, select: Select = None,
-              slices: Slices = None, columns: str = "auto", context: Optional[Context] = None,
-              progress: Progress = None) -> Tensors:
+              slices: Slices = None, columns: str = "auto", copy: Optional[bool] = None,
+              context: Optional[Context] = None, progress: Progress = None) -> Tensors:
     """Loads a model into a dict of tensors, by one request.
 
     `filename` is a safetensors or GGUF file, several, a directory, an index, or a snapshot of the Hugging Face cache.
@@ -179,11 +245,15 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     is installed. `select` names tensors, or tells by name. `slices` gives parts by name, or by name and shape: a slice
     of rows, (dimension, slice) or (dimension, [(begin, end), ...]). `progress(done, all)` is called at most twenty
     times a second; what it raises ends the load.
+
+    Tensors on the CPU whose file is in the page cache are mapped, not copied, where they lie at multiples of 256 bytes
+    in it: who truncates the file later makes a program that looks at them end with SIGBUS. With `copy` true they are
+    never mapped, with false also at other places, as safetensors does it.
     """
     frame = framework_named(framework)
     model = Model(filename)
     what = wanted(model, model.select(select), slices)
-    load = Load(context or default_context(), model, what, frame, device, columns)
+    load = Load(context or default_context(), model, what, frame, device, columns, copy)
     result = Tensors()
     result.report = load.finish(progress)
     result.update(zip((spec[0] for spec in what.specs), load.tensors))
@@ -197,18 +267,17 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
               progress: Progress = None) -> Report:
     """Fills the parameters and buffers of a torch module, or the tensors of a dict, where they are.
 
-    Names, shapes and types are compared before a byte moves. With `strict`, both sides have the same names; otherwise
-    those that both have are filled. Tensors that a failed load was to fill are not as they were.
+    Names, shapes and types are compared before a byte moves. With `strict`, both sides have the same names, but that
+    of names for the same tensor the file may have only some; otherwise those that both have are filled. Tensors that a failed load was to fill are not as they were.
     """
     model = Model(filename)
     tensors = tensors_in(target)
+    filled = without_repeats({name: value for name, value in tensors.items() if name in model.by_name})
     if strict:
-        check_names(model, tensors)
+        check_names(model, tensors, filled)
     groups: dict[str, tuple[list[int], list[int]]] = {}
     owners = []
-    for name, value in tensors.items():
-        if name not in model.by_name:
-            continue
+    for name, value in filled.items():
         frame = framework_of(value)
         index = model.by_name[name]
         tensor = model.tensor(index)
@@ -243,10 +312,27 @@ def tensors_in(target: Any) -> dict[str, Any]:
     return dict(target)
 
 
-def check_names(model: Model, names: Iterable[str]) -> None:
-    names = set(names)
-    missing = sorted(names - model.by_name.keys())
-    unexpected = sorted(model.by_name.keys() - names)
+def layout_of(value: Any) -> tuple:
+    """Equal for two names of the same tensor."""
+    if 0 in value.shape or str(getattr(value, "layout", "torch.strided")) != "torch.strided":
+        return (id(value),)  # no memory, or not in one piece
+    if hasattr(value, "data_ptr"):
+        return value.device, value.data_ptr(), value.dtype, tuple(value.shape), tuple(value.stride())
+    return "cpu", value.__array_interface__["data"][0], value.dtype, value.shape, value.strides
+
+
+def without_repeats(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Of names for the same tensor the last one, which is what remains if all are copied there in turn."""
+    last = {layout_of(value): name for name, value in tensors.items()}
+    return {name: tensors[name] for name in last.values()}
+
+
+def check_names(model: Model, tensors: Mapping[str, Any], filled: Mapping[str, Any]) -> None:
+    """Refuses names that only one side has, unless they mean a tensor that is filled."""
+    done = {layout_of(value) for value in filled.values()}
+    missing = sorted(name for name, value in tensors.items()
+                     if name not in model.by_name and layout_of(value) not in done)
+    unexpected = sorted(model.by_name.keys() - tensors.keys())
     if missing or unexpected:
         raise invalid(f"{model}: missing are {missing[:5]} ({len(missing)}), unexpected {unexpected[:5]} "
                       f"({len(unexpected)})", "give strict=False to fill what both have")
@@ -293,8 +379,11 @@ class Checked(NamedTuple):
 
 def verify(filename: Any, *, context: Optional[Context] = None, progress: Progress = None) -> list[Checked]:
     """Compares a model with the checksums that were recorded when it was saved, or with the digest in the name of a
-    blob of the Hugging Face cache."""
-    checked = _core.verify((context or default_context())._core, Model(filename).core, progress)
+    blob of the Hugging Face cache. What is odd about the model and does not matter for loading comes as a warning."""
+    model = Model(filename)
+    for warning in model.core.warnings:
+        warn(warning, 3)
+    checked = _core.verify((context or default_context())._core, model.core, progress)
     return [Checked._make(each) for each in checked]
 
 
@@ -315,28 +404,54 @@ def size_in_bytes(size: Union[int, str]) -> int:
     return count
 
 
+class Stream:
+    """Gives (name, tensor), one after the other. `report` tells of what was read so far; it is complete at the end."""
+
+    def __init__(self, tensors: Generator[tuple[str, Any], None, None], total: Total):
+        self._tensors, self._total = tensors, total
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> tuple[str, Any]:
+        return next(self._tensors)
+
+    def close(self) -> None:
+        """Cancels what is read ahead."""
+        self._tensors.close()
+
+    @property
+    def report(self) -> Optional[Report]:
+        return self._total.report
+
+
 def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB", *, select: Select = None,
-           slices: Slices = None, framework: Optional[str] = None,
-           context: Optional[Context] = None) -> Iterator[tuple[str, Any]]:
+           slices: Slices = None, framework: Optional[str] = None, copy: Optional[bool] = None,
+           context: Optional[Context] = None) -> Stream:
     """Yields (name, tensor) in the order of the files; the next ones are read while the caller works.
 
     What is read ahead and the tensor that was yielded last take at most `window` together. Tensors are the caller's
-    own: those that it keeps come on top. A window smaller than the largest tensor is enlarged, with a warning.
+    own: those that it keeps come on top. The window is enlarged, with a warning, where it is smaller than the largest
+    tensor, or than a tensor beside the last one, if the caller still has that when it asks for the next: `del` it.
     """
     model = Model(paths)
     what = wanted(model, model.select(select), slices)
-    return _stream(context or default_context(), model, what, framework_named(framework), device,
-                   enlarged(size_in_bytes(window), what.specs))
+    total = Total()
+    return Stream(_stream(context or default_context(), model, what, framework_named(framework), device,
+                          enlarged(size_in_bytes(window), what.specs), copy, total), total)
 
 
 def enlarged(window: int, specs: Sequence[Spec]) -> int:
     name, size_bytes = max(((spec[0], rounded(spec[3])) for spec in specs), key=lambda each: each[1], default=("", 0))
-    if size_bytes <= window:
-        return window
+    if size_bytes > window:
+        warn(f"the window of {window} bytes is enlarged to the {size_bytes} of {name!r}", 4)
+    return max(window, size_bytes)
+
+
+def warn(message: str, level: int) -> None:
     import warnings
 
-    warnings.warn(f"the window of {window} bytes is enlarged to the {size_bytes} of {name!r}", stacklevel=3)
-    return size_bytes
+    warnings.warn(message, stacklevel=level)
 
 
 def rounded(size_bytes: int) -> int:
@@ -368,34 +483,69 @@ def part_of(what: Wanted, begin: int, end: int) -> Wanted:
     return Wanted(indices, what.specs[begin:end], parts)
 
 
-def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: Device,
-            window: int) -> Iterator[tuple[str, Any]]:
+class Held:
+    """The tensor that was yielded last, as long as the caller has it."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._size_bytes = 0
+        self._tensor: Callable[[], Any] = lambda: None
+
+    def set(self, name: str, tensor: Any, size_bytes: int) -> None:
+        self.name, self._size_bytes = name, size_bytes
+        try:
+            self._tensor = weakref.ref(tensor)
+        except TypeError:  # nobody can tell
+            self._tensor = lambda: True
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self._tensor() is None else self._size_bytes
+
+
+def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: Device, window: int,
+            copy: Optional[bool], total: Total) -> Generator[tuple[str, Any], None, None]:
     waiting = batches(what, min(window // 4, 256 << 20))
     coming = next(waiting, None)
     ahead: list[tuple[Batch, Load]] = []  # oldest first
     used = 0  # by what is ahead
-    held = 0  # by what was yielded last: the caller may still look at it
+    held = Held()
+    warned = False
+    count = 0
 
     def top_up() -> None:
-        nonlocal coming, used
-        while coming is not None and (not ahead or used + held + coming.size_bytes <= window):
-            ahead.append((coming, Load(context, model, coming.what, frame, device)))
+        nonlocal coming, used, warned
+        while coming is not None:
+            needed = used + held.size_bytes + coming.size_bytes
+            if needed > window and ahead:
+                break
+            if needed > window and not warned:
+                warned = True
+                warn(f"the window of {window} bytes is enlarged to {needed}: {coming.what.specs[0][0]!r} is read while "
+                     f"the caller still has {held.name!r}", 5)
+            ahead.append((coming, Load(context, model, coming.what, frame, device, copy=copy)))
             used += coming.size_bytes
             coming = next(waiting, None)
 
-    top_up()
-    while ahead:
-        batch, load = ahead[0]
-        load.finish()
-        tensors = load.tensors[::-1]
-        load.tensors = []
-        for spec in batch.what.specs[:-1]:
-            yield spec[0], tensors.pop()
-            held = 0
-            top_up()
-        del ahead[0], load
-        used -= batch.size_bytes
-        name, _, _, size_bytes, *_ = batch.what.specs[-1]
-        yield name, tensors.pop()
-        held = rounded(size_bytes) if size_bytes >= OWN_BYTES else min(batch.size_bytes, SLAB_BYTES)
+    try:
         top_up()
+        while ahead:
+            batch, load = ahead[0]
+            load.finish(total=total)
+            tensors = load.tensors[::-1]
+            load.tensors = []
+            for spec in batch.what.specs[:-1]:
+                count += 1
+                yield spec[0], tensors.pop()
+                top_up()
+            del ahead[0], load
+            used -= batch.size_bytes
+            name, _, _, size_bytes, *_ = batch.what.specs[-1]
+            held.set(name, tensors[0], rounded(size_bytes) if size_bytes >= OWN_BYTES
+                     else min(batch.size_bytes, SLAB_BYTES))
+            count += 1
+            yield name, tensors.pop()
+            top_up()
+    finally:
+        if total.report is not None and not sys.is_finalizing():
+            log(f"{model}: {count} tensors streamed", total.report)

@@ -28,9 +28,13 @@ def patch() -> None:
     from . import numpy as ours_numpy
     from ._safe_open import safe_open
 
+    def mapping(ours: Callable) -> Callable:
+        """As safetensors does it: whatever is cached is mapped, wherever it lies."""
+        return functools.partial(ours, copy=False)
+
     pairs = [
-        (safetensors.safe_open, _fitting(safetensors.safe_open, safe_open)),
-        (theirs_numpy.load_file, _fitting(theirs_numpy.load_file, ours_numpy.load_file)),
+        (safetensors.safe_open, _fitting(safetensors.safe_open, mapping(safe_open))),
+        (theirs_numpy.load_file, _fitting(theirs_numpy.load_file, mapping(ours_numpy.load_file))),
         (theirs_numpy.load, ours_numpy.load),
         (theirs_numpy.save_file, _without_report(theirs_numpy.save_file, ours_numpy.save_file)),
     ]
@@ -40,7 +44,7 @@ def patch() -> None:
         from . import torch as ours_torch
 
         pairs += [
-            (theirs_torch.load_file, _fitting(theirs_torch.load_file, ours_torch.load_file)),
+            (theirs_torch.load_file, _fitting(theirs_torch.load_file, mapping(ours_torch.load_file))),
             (theirs_torch.load, ours_torch.load),
             (theirs_torch.save_file, _without_report(theirs_torch.save_file, ours_torch.save_file)),
         ]

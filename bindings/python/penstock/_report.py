@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 
 def size_text(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
@@ -54,6 +56,29 @@ class Report:
 
     def __reduce__(self):
         return Report, tuple(getattr(self, name) for name in self.__slots__)
+
+
+class Total:
+    """Adds up what loads one after the other say, which overlap in time."""
+
+    def __init__(self) -> None:
+        self.report: Optional[Report] = None  # of none yet
+        self._end = 0.0  # of the last one
+
+    def add(self, begun: float, report: Report) -> None:
+        end = begun + report.seconds
+        seconds = max(0.0, end - max(begun, self._end))  # in which no other one was under way
+        self._end = max(end, self._end)
+        if self.report is None:
+            self.report = Report(*report.__reduce__()[1])
+            self.report.routes = dict(report.routes)
+            return
+        total = self.report
+        total.seconds += seconds
+        for name in ("bytes", "wanted_bytes", "read_bytes"):
+            setattr(total, name, getattr(total, name) + getattr(report, name))
+        for route, count in report.routes.items():
+            total.routes[route] = total.routes.get(route, 0) + count
 
 
 def log(what: str, report: Report) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from typing import Any, Optional, Sequence
 
 from ._context import Context, default_context
 from ._errors import invalid, make
 from ._frameworks import PACKED_BITS
 from ._frameworks import framework as framework_named
+from ._report import Report, Total, log
 from ._models import Load, Model, Wanted, domains_of, rounded, wanted
 
 # How far a loop is read ahead of, at most. It begins with less and doubles, so that a look at a few tensors stays one.
@@ -22,13 +25,16 @@ class ReadAhead:
     Thread safety: the caller's.
     """
 
-    def __init__(self, context: Context, model: Model, frame: Any, device: Any, orders: Sequence[list[int]]):
+    def __init__(self, context: Optional[Context], model: Model, frame: Any, device: Any, orders: Sequence[list[int]],
+                 copy: Optional[bool]):
+        self.total = Total()
+        self._copy = copy
         self._context, self._model, self._frame, self._device = context, model, frame, device
         self._orders = orders
         self._places = [{index: place for place, index in enumerate(order)} for order in orders]
-        self._order = 0  # the one that is followed
-        self._streak = 0  # how long
-        self._next = 0  # in that order: the first that was not asked for yet
+        self._streaks = [0] * len(orders)  # how long each has been followed
+        self._order = 0  # the one that is followed, if any is
+        self._last: Optional[int] = None  # the tensor that was asked for before
         self._started = 0  # in that order: the first that is not on its way
         self._ahead: dict[int, tuple[Load, int]] = {}  # by tensor: its load, and its place in it
         self._ahead_bytes = 0
@@ -40,37 +46,39 @@ class ReadAhead:
             entry = self._start([index]), 0
         else:
             self._ahead_bytes -= rounded(self._model.tensors[index][3])
-        if self._streak > 1:
+        if self._streaks[self._order] > 1:
             self._top_up()
         load, place = entry
         if not load.tensors:
             try:
-                load.finish()
+                load.finish(total=self.total)
             except BaseException:
-                self._forget()  # a load that failed has no other tensors either
+                self.forget()  # a load that failed has no other tensors either
                 raise
         tensor, load.tensors[place] = load.tensors[place], None
         return tensor
 
     def _follow(self, index: int) -> None:
-        for number in (self._order, *range(len(self._orders))):
-            place = self._places[number][index]
-            if place == (self._next if number == self._order else 0):
-                if number != self._order:
-                    self._forget()
-                self._order, self._next, self._streak = number, place + 1, self._streak + 1
-                self._started = max(self._started, place + 1)
-                return
-        self._forget()
-        # Whoever goes on from here follows the order that was followed before.
-        self._next = self._started = self._places[self._order][index] + 1
+        if index == self._last:
+            return
+        for number, places in enumerate(self._places):
+            goes_on = self._last is not None and places[index] == places[self._last] + 1
+            self._streaks[number] = self._streaks[number] + 1 if goes_on else int(places[index] == 0)
+        self._last = index
+        # Orders may begin alike: what was read ahead by one that the caller has left is of no use.
+        longest = max(self._streaks)
+        if self._streaks[self._order] < longest or longest < 2:
+            self.forget()
+            self._order = self._streaks.index(longest)
+        self._started = max(self._started, self._places[self._order][index] + 1)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Lets go of what is on its way."""
         self._ahead.clear()
-        self._ahead_bytes = self._streak = self._started = 0
+        self._ahead_bytes = self._started = 0
 
     def _top_up(self) -> None:
-        limit = min(AHEAD_BYTES, FIRST_AHEAD_BYTES << min(self._streak, 16))
+        limit = min(AHEAD_BYTES, FIRST_AHEAD_BYTES << min(self._streaks[self._order], 16))
         if self._ahead_bytes > limit // 2:
             return
         order = self._orders[self._order]
@@ -88,12 +96,13 @@ class ReadAhead:
         try:
             load = self._start(batch)
         except Exception:  # no memory, or a type that the framework lacks: who asks for those tensors will be told
-            self._forget()
+            self.forget()
             return
         self._ahead.update((index, (load, place)) for place, index in enumerate(batch))
 
     def _start(self, indices: list[int]) -> Load:
-        return Load(self._context, self._model, wanted(self._model, indices, None), self._frame, self._device)
+        return Load(self._context or default_context(), self._model, wanted(self._model, indices, None), self._frame,
+                    self._device, copy=self._copy)
 
 
 class safe_open:
@@ -105,24 +114,34 @@ class safe_open:
     """
 
     def __init__(self, filename: Any, framework: Optional[str] = None, device: Any = "cpu", *,
-                 backend: Optional[str] = None, context: Optional[Context] = None):
+                 backend: Optional[str] = None, copy: Optional[bool] = None, context: Optional[Context] = None):
         # `backend` is how safetensors would read; the route is chosen here by what is fastest.
         self._frame = framework_named(framework)
         self._model = Model(filename)
-        self._context = context or default_context()
+        self._copy = copy
+        self._context = context  # none: the default one, which after a fork is another
         self._device = device
         self._lock = threading.Lock()
         by_name = sorted(range(len(self._model.tensors)), key=lambda index: self._model.tensors[index][0])
         orders = [by_name, list(range(len(self._model.tensors)))]
-        self._reader: Optional[ReadAhead] = ReadAhead(self._context, self._model, self._frame, device, orders)
+        self._reader: Optional[ReadAhead] = ReadAhead(context, self._model, self._frame, device, orders, copy)
+        self._total = self._reader.total
         self._names = [self._model.tensors[index][0] for index in by_name]
+        _open_files.add(self)
 
     def __enter__(self) -> safe_open:
         return self
 
     def __exit__(self, *exception: Any) -> None:
         with self._lock:
-            self._reader = None
+            was_open, self._reader = self._reader is not None, None
+        if was_open and self.report is not None:
+            log(f"{self._model}: tensors one by one", self.report)
+
+    @property
+    def report(self) -> Optional[Report]:
+        """Of all that was read so far; none before that."""
+        return self._total.report
 
     def keys(self) -> list[str]:
         self._check_open()
@@ -144,8 +163,7 @@ class safe_open:
     def get_tensors(self) -> dict[str, Any]:
         self._check_open()
         what = wanted(self._model, self._model.select(None), None)
-        load = Load(self._context, self._model, what, self._frame, self._device)
-        load.finish()
+        load = self._load(what)
         return dict(zip((spec[0] for spec in what.specs), load.tensors))
 
     def get_slice(self, name: str) -> Slice:
@@ -161,15 +179,35 @@ class safe_open:
         shape, size_bytes = self._model.core.describe_part(index, dimension, [interval])
         name, dtype = self._model.tensors[index][:2]
         what = Wanted([index], [(name, dtype, shape, size_bytes)], {index: (dimension, [interval])})
-        load = Load(self._context, self._model, what, self._frame, self._device)
-        load.finish()
-        return load.tensors[0]
+        return self._load(what).tensors[0]
+
+    def _load(self, what: Wanted) -> Load:
+        load = Load(self._context or default_context(), self._model, what, self._frame, self._device, copy=self._copy)
+        load.finish(total=self._total)
+        return load
+
+    def _after_fork(self) -> None:
+        # Whoever held the lock stayed with the parent, as did those who bring what is on its way.
+        self._lock = threading.Lock()
+        if self._reader is not None:
+            self._reader.forget()
 
     def _empty(self, index: int, shape: Sequence[int]) -> Any:
         name, dtype = self._model.tensors[index][:2]
         spec = (name, dtype, tuple(shape), 0)
         [domain] = domains_of([spec], self._device)
         return self._frame.allocate([spec], domain).finish()[0]
+
+
+_open_files: weakref.WeakSet[safe_open] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for file in _open_files:
+        file._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Slice:

@@ -7,7 +7,7 @@ from typing import Any, Mapping, Optional
 from . import _models
 from ._errors import invalid
 from ._memory_file import load_bytes, save_bytes
-from ._models import Tensors
+from ._models import Tensors, layout_of
 from ._report import Report
 
 
@@ -49,9 +49,16 @@ def save_model(model: Any, filename: str, metadata: Optional[Mapping[str, str]] 
     return _models.save_file(saved, filename, {**(metadata or {}), **aliases}, **options)
 
 
+class Loaded(tuple):
+    """(missing, unexpected), as safetensors says it."""
+
+    report: Report
+
+
 def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cpu", *, backend: Optional[str] = None,
-               **options: Any) -> tuple[set[str], list[str]]:
-    """Fills a module; says which of its names the file has not, and which names of the file it has not.
+               **options: Any) -> Loaded:
+    """Fills a module; says which of its names the file has not, and which names of the file it has not. The pair has
+    the report of the load, as `report`.
 
     A name that stands for the same tensor as one that the file has is not missing.
     """
@@ -62,7 +69,9 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     missing = {name for name in missing if name not in state or layout_of(state[name]) not in present}
     if strict and (missing or unexpected):
         raise RuntimeError(f"{filename}: missing are {sorted(missing)}, unexpected {sorted(unexpected)}")
-    return missing, unexpected
+    loaded = Loaded((missing, unexpected))
+    loaded.report = tensors.report
+    return loaded
 
 
 def check_no_sharing(tensors: Mapping[str, Any]) -> None:
@@ -75,11 +84,6 @@ def check_no_sharing(tensors: Mapping[str, Any]) -> None:
     if groups:
         raise RuntimeError(f"tensors share memory: {[sorted(names) for names in groups]}. Save a module with "
                            "save_model, or clone them")
-
-
-def layout_of(tensor: Any) -> tuple:
-    """Equal for two names of the same tensor."""
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
 
 
 def span_of(tensor: Any) -> tuple[int, int]:

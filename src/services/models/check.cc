@@ -197,6 +197,18 @@ class Checking {
 
 }  // namespace
 
+std::string_view verdict_name(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::right:
+      return "right";
+    case Verdict::wrong:
+      return "wrong";
+    case Verdict::unknown:
+      break;
+  }
+  return "unknown";
+}
+
 Result<std::vector<CheckedFile>> check_model(
     Context& context, const Model& model, const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress) {
   return Checking(context, model, progress).run();

@@ -19,6 +19,7 @@ class FileReader {
   FileReader& operator=(FileReader&&) = delete;
   ~FileReader();
 
+  int descriptor() const { return fd_; }
   const Identity& identity() const { return identity_; }  // as a Store of the file has it
   // Code::truncated where the file has become shorter.
   Result<std::string> read(std::uint64_t offset, std::uint64_t size_bytes) const;

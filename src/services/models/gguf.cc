@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "services/models/ggml_types.h"
+#include "services/models/utf8.h"
 
 namespace penstock::models {
 namespace {
@@ -68,7 +69,7 @@ class Reader {
     if (Status status = need(length, what); !status) return status;
     text = front_.substr(position_, length);
     position_ += length;
-    return {};
+    return is_utf8(text) ? Status() : broken(std::string(what) + " is not UTF-8");
   }
 
  private:
@@ -82,7 +83,7 @@ std::string json_text(std::string_view text) {
   // Vocabularies have hundreds of thousands of words, nearly all of them plain.
   const bool is_plain = std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
   if (is_plain) return in_quotes(text);
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return nlohmann::json(text).dump();
 }
 
 template <typename T>
@@ -279,10 +280,22 @@ class Parser {
     return {};
   }
 
+  static Error unknown_type(std::uint32_t id) {
+    for (const RemovedType& type : removed_ggml_types) {
+      if (type.id != id) continue;
+      return {.code = Code::unsupported,
+              .message = "its type " + std::string(type.name) + " is none of ggml's any more",
+              .hint = "convert the model with a recent llama.cpp"};
+    }
+    return {.code = Code::unsupported,
+            .message = "its type " + std::to_string(id) + " is not known",
+            .hint = "convert the model to a type of ggml's that is"};
+  }
+
   // A quantized tensor is rows of bytes.
   static Status set_type(TensorInfo& tensor, std::uint32_t id) {
     const GgmlType* const type = find_ggml_type(id);
-    if (type == nullptr) return broken("its type " + std::to_string(id) + " is not known");
+    if (type == nullptr) return unknown_type(id);
     tensor.dtype = type->plain.value_or(DType::u8);
     if (!type->plain) {
       tensor.quantization = type->name;

@@ -145,6 +145,11 @@ TEST(Gguf, every_rule_has_a_message_of_its_own) {
       {with_pairs({pair("k", 9, u32(0) + little_endian(UINT64_MAX))}), "is longer than the file"},
       {with_pairs({pair("k", 9, u32(8) + little_endian(1) + little_endian(9))}),
        "ends within a string of the metadata"},
+      {with_pairs({pair("k\xff", 0, "1")}), "a key of the metadata is not UTF-8"},
+      {with_pairs({pair("k", 8, text("\xc0\x80"))}), R"(the metadata "k" is not UTF-8)"},
+      {with_pairs({pair("k", 9, u32(8) + little_endian(2) + text("a") + text("\xed\xa0\x80"))}),
+       R"("k": a string of the metadata is not UTF-8)"},
+      {with_tensors({tensor("\xe2\x82", {4}, 0, 0)}), "the name of a tensor is not UTF-8"},
       {with_pairs({pair("k", 9, deep)}), "nested too deeply"},
       {with_pairs({pair("k", 0, "1"), pair("k", 0, "1")}), R"(the metadata "k" is there twice)"},
       {with_pairs({pair("general.alignment", 4, u32(48))}), "general.alignment is not a power of two"},
@@ -156,7 +161,9 @@ TEST(Gguf, every_rule_has_a_message_of_its_own) {
       {with_tensors({tensor(std::string(64, 'n'), {4}, 0, 0)}), "the name of a tensor has 64 bytes; 1 to 63"},
       {with_tensors({tensor("a", {1}, 24, 0), tensor("a", {1}, 24, 0)}), R"(tensor "a" is there twice)"},
       {with_tensors({tensor("a", {1, 1, 1, 1, 1}, 0, 0)}), R"(tensor "a": it has 5 dimensions; 4 are allowed)"},
-      {with_tensors({tensor("a", {1}, 4, 0)}), R"(tensor "a": its type 4 is not known)"},
+      {with_tensors({tensor("a", {1}, 43, 0)}), R"(tensor "a": its type 43 is not known)"},
+      {with_tensors({tensor("a", {1}, 4, 0)}), R"(tensor "a": its type Q4_2 is none of ggml's any more)"},
+      {with_tensors({tensor("a", {1}, 38, 0)}), R"(tensor "a": its type IQ4_NL_8_8 is none of ggml's any more)"},
       {with_tensors({tensor("a", {1ULL << 40, 1ULL << 40}, 0, 0)}), R"(tensor "a": its shape has more elements)"},
       {with_tensors({tensor("a", {UINT64_MAX / 32 * 32}, 2, 0)}), "more elements than can be counted"},
       {with_tensors({tensor("a", {33}, 2, 0)}), "rows of 33 elements are no whole blocks of 32 of Q4_0"},
@@ -176,7 +183,24 @@ TEST(Gguf, every_rule_has_a_message_of_its_own) {
   }
 }
 
+TEST(Gguf, blocks_have_the_size_that_ggml_gives_them) {
+  const struct {
+    std::uint32_t type;
+    std::string name;
+    std::uint64_t elements, bytes;
+  } blocks[] = {{9, "Q8_1", 32, 36}, {40, "NVFP4", 64, 36}, {41, "Q1_0", 128, 18}, {42, "Q2_0", 64, 18}};
+  for (const auto& block : blocks) {
+    const File file{.tensors = {tensor("a", {2 * block.elements, 3}, block.type, 0)},
+                    .data = std::string(6 * block.bytes, 'x')};
+    const Result<Contents> contents = parse(file.bytes());
+    ASSERT_TRUE(contents.ok()) << contents.error().message;
+    EXPECT_EQ(contents->tensors[0].quantization, block.name);
+    EXPECT_EQ(contents->tensors[0].shape, (std::vector<std::uint64_t>{3, 2 * block.bytes}));
+  }
+}
+
 TEST(Gguf, the_table_of_types_has_each_once) {
+  for (const RemovedType& type : removed_ggml_types) EXPECT_EQ(find_ggml_type(type.id), nullptr) << type.name;
   for (const GgmlType& type : ggml_types) {
     EXPECT_EQ(find_ggml_type(type.id), &type);
     EXPECT_EQ(find_ggml_type(type.name), &type);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "services/models/contents.h"
+#include "services/models/utf8.h"
 
 namespace penstock::models {
 namespace {
@@ -212,8 +213,10 @@ class Walker {
         begin = at_;
       } else if (c < 0x80) {
         ++at_;
-      } else if (!utf8()) {
-        return false;
+      } else {
+        const std::size_t length = utf8_length(json_.substr(at_));
+        if (length == 0) return false;
+        at_ += length;
       }
     }
     value = json_.substr(begin, at_ - begin);
@@ -258,23 +261,6 @@ class Walker {
       point = 0x10000 + ((point - 0xd800) << 10) + (low - 0xdc00);
     }
     append_utf8(decoded, point);
-    return true;
-  }
-
-  // One character of several bytes, in the shortest form, and no surrogate (RFC 3629).
-  bool utf8() {
-    const auto lead = static_cast<unsigned char>(json_[at_]);
-    const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-    if (lead < 0xc2 || lead > 0xf4 || json_.size() - at_ < length) return false;
-    std::uint32_t point = lead & (0xffU >> (length + 1));
-    for (std::size_t i = 1; i < length; ++i) {
-      const auto byte = static_cast<unsigned char>(json_[at_ + i]);
-      if ((byte & 0xc0) != 0x80) return false;
-      point = point << 6 | (byte & 0x3fU);
-    }
-    const bool shortest = length == 2 || (length == 3 ? point >= 0x800 : point >= 0x10000);
-    if (!shortest || point > 0x10ffff || (point >= 0xd800 && point < 0xe000)) return false;
-    at_ += length;
     return true;
   }
 

@@ -1,5 +1,3 @@
-#include <fcntl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,27 +29,11 @@ double seconds_since(Clock::time_point time) {
   return std::chrono::duration<double>(Clock::now() - time).count();
 }
 
-// Most of the file is in the page cache, as far as the kernel tells (Linux 6.5).
-bool is_in_page_cache(const StoreInfo& info) {
-  constexpr long cachestat = 451;
-  struct {
-    std::uint64_t offset, length;
-  } const range = {0, info.size_bytes};
-  struct {
-    std::uint64_t cached, dirty, writeback, evicted, recently_evicted;
-  } pages = {};
-  const int fd = ::open(info.name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return false;
-  const bool told = ::syscall(cachestat, fd, &range, &pages, 0) == 0;
-  ::close(fd);
-  const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  return told && pages.cached > info.size_bytes / page_bytes / 2;
-}
-
 bool reads_from_memory(const Context& context, const Store& store) {
   const StoreInfo& info = store.info();
   if (info.locality == Locality::memory) return true;
-  return context.options().cache != Cache::bypass && info.locality == Locality::local && is_in_page_cache(info);
+  if (context.options().cache == Cache::bypass || info.locality != Locality::local) return false;
+  return store.resident_bytes(0, info.size_bytes).value_or(0) > info.size_bytes / 2;
 }
 
 }  // namespace
@@ -64,6 +46,16 @@ class Loading::Impl {
   std::vector<Store> stores;        // by file; empty where nothing is read
   Ticket ticket;                    // of all that is read where it belongs; null: nothing is
   std::unique_ptr<RowReader> rows;  // of the rest, if there is any; it has ended when both have
+
+  ~Impl() {
+    if (in_child()) (void)rows.release();  // its thread stayed with the parent, and can't be waited for
+  }
+  // Of a fork, after which nobody is there who would end it.
+  bool is_left_behind() const { return rows && !rows->ended() && in_child(); }
+
+ private:
+  bool in_child() const { return ::getpid() != process_; }
+  const pid_t process_ = ::getpid();
 };
 
 // Turns parts into one request, and what is better read as rows into a RowReader.
@@ -114,9 +106,11 @@ class LoadingBuilder {
     }
     RequestOptions request = options_.request;
     if (ranges.empty()) request.stream.reset();  // nothing will be there later than it is now
+    // One deadline for all requests of the load, however many they are.
+    if (request.deadline_seconds <= 0) request.deadline_seconds = context_.options().deadlines.request_seconds;
     if (!jobs_.empty()) {
+      if (Status status = prepare_rows(request); !status) return std::move(status).error();
       request.on_end = nullptr;
-      if (Status status = prepare_rows(); !status) return std::move(status).error();
     }
     if (!ranges.empty() || !impl_->rows) {
       Result<Ticket> ticket = context_.submit(Direction::read, ranges, request);
@@ -179,11 +173,11 @@ class LoadingBuilder {
   }
 
   // Before anything is written to memory of the caller's.
-  Status prepare_rows() {
+  Status prepare_rows(const RequestOptions& request) {
     std::ranges::sort(jobs_, [](const RowJob& a, const RowJob& b) {
       return std::tie(a.store, a.offset) < std::tie(b.store, b.offset);
     });
-    Result<std::unique_ptr<RowReader>> rows = RowReader::create(context_, std::move(jobs_), options_.request);
+    Result<std::unique_ptr<RowReader>> rows = RowReader::create(context_, std::move(jobs_), request);
     if (!rows) return std::move(rows).error();
     impl_->rows = std::move(*rows);
     return {};
@@ -212,7 +206,7 @@ Loading::~Loading() {
 }
 
 bool Loading::ended() const {
-  return impl_->rows ? impl_->rows->ended() : impl_->ticket.ended();
+  return impl_->rows ? impl_->rows->ended() || impl_->is_left_behind() : impl_->ticket.ended();
 }
 
 std::uint64_t Loading::bytes_done() const {
@@ -224,10 +218,12 @@ std::uint64_t Loading::bytes_wanted() const {
 }
 
 bool Loading::wait_for(std::chrono::nanoseconds time) const {
+  if (impl_->is_left_behind()) return true;
   return impl_->rows ? impl_->rows->wait_for(time) : impl_->ticket.wait_for(time);
 }
 
 void Loading::wait() const {
+  if (impl_->is_left_behind()) return;
   if (impl_->rows) {
     impl_->rows->wait();
   } else {
@@ -236,14 +232,21 @@ void Loading::wait() const {
 }
 
 void Loading::cancel() {
+  if (impl_->is_left_behind()) return;
   if (impl_->rows) impl_->rows->stop();
   if (impl_->ticket) models::end(impl_->ticket);
   if (impl_->rows) impl_->rows->wait();
 }
 
 LoadReport Loading::report() const {
-  LoadReport report{.transfer = impl_->rows ? impl_->rows->report() : impl_->ticket.report(),
-                    .wanted_bytes = impl_->wanted_bytes};
+  LoadReport report{.wanted_bytes = impl_->wanted_bytes};
+  if (impl_->is_left_behind()) {
+    report.transfer.outcome = Outcome::cancelled;
+    report.transfer.error =
+        Error{Code::closed, 0, "the load belongs to the parent of a fork", "load again in the child"};
+    return report;
+  }
+  report.transfer = impl_->rows ? impl_->rows->report() : impl_->ticket.report();
   report.read_bytes = report.transfer.bytes;
   report.seconds = impl_->begin_seconds + report.transfer.seconds;
   return report;

@@ -1,5 +1,6 @@
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <thread>
 #include <vector>
 
@@ -176,6 +177,52 @@ TEST_F(ModelLoad, memory_of_another_size_is_refused_by_name) {
             std::string::npos);
   const TensorPart missing{.tensor = 1, .memory = Region::host(memory.data(), 100)};
   EXPECT_EQ(load(context_, model, {&missing, 1}).error().code, Code::invalid_argument);
+}
+
+TEST_F(ModelLoad, a_cached_file_is_mapped_and_what_is_written_there_stays_here) {
+  const std::string path = write_model("m", {{"a", {3 << 20}}, {"bb", {20 << 20}}});
+  const Model model = Model::open(path).value();
+  if (!context_.open(path)->resident_bytes(0, 1)) GTEST_SKIP() << "the kernel does not tell what is cached";
+  {
+    const Result<std::optional<MappedFile>> mapped = MappedFile::map(context_, model.files()[0]);
+    ASSERT_TRUE(mapped.ok() && *mapped);
+    const MappedFile& file = **mapped;
+    ASSERT_EQ(file.size_bytes(), model.files()[0].size_bytes);
+    std::vector<MappedFile::Piece> pieces;
+    for (const TensorInfo& tensor : model.tensors()) pieces.push_back({tensor.offset, tensor.size_bytes});
+    file.populate(pieces);
+    file.populate({});
+    char* const data = reinterpret_cast<char*>(file.data()) + model.files()[0].data_offset;
+    EXPECT_TRUE(std::string_view(data, data_.size()) == data_);
+    data[5] ^= 1;
+  }
+  EXPECT_EQ(check(model, {{.tensor = 0}, {.tensor = 1}}).read_bytes, data_.size());
+
+  Context bypassing = Context::create({.cache = Cache::bypass}).value();
+  EXPECT_FALSE(MappedFile::map(bypassing, model.files()[0])->has_value());
+  write_model("m", {{"a", {3 << 20}}});
+  EXPECT_EQ(MappedFile::map(context_, model.files()[0]).error().code, Code::changed);
+}
+
+TEST_F(ModelLoad, has_one_deadline_for_all_that_it_reads) {
+  // A hundred windows: each takes much less time than all may, and all take much more.
+  constexpr std::uint64_t rows = 8192, row_bytes = 1 << 20;
+  const std::string file =
+      write("m", safetensors_file(R"({"a":{"dtype":"U8","shape":[8192,1048576],"data_offsets":[0,)" +
+                                      std::to_string(rows * row_bytes) + "]}}",
+                                  ""));
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) + rows * row_bytes);
+  const Model model = Model::open(file).value();
+  Context context = Context::create({.lanes = 1, .deadlines = {.request_seconds = 0.25}}).value();
+  std::string memory(2 * rows, '\0');
+  const TensorPart part{.tensor = 0,
+                        .dimension = 1,
+                        .intervals = {{0, 1}, {row_bytes - 1, row_bytes}},
+                        .memory = Region::host(memory.data(), memory.size())};
+  Loading loading = load(context, model, {&part, 1}, {.columns = Columns::whole}).value();
+  loading.wait();
+  ASSERT_FALSE(loading.report().ok());
+  EXPECT_EQ(loading.report().transfer.error->code, Code::timed_out);
 }
 
 TEST_F(ModelLoad, is_cancelled_within_200_ms_however_it_reads) {

@@ -49,6 +49,9 @@ class ModelBuilder {
   Status add_file(const std::string& path) {
     const Result<FileReader> file = FileReader::open(path);
     if (!file) return file.error();
+    std::error_code failed;
+    const std::filesystem::path absolute = std::filesystem::absolute(path, failed);
+    if (failed) return system_error(failed.value(), "find the directory of " + path, "give an absolute path");
     const std::uint64_t file_bytes = file->identity().size_bytes;
     const Result<std::string> first_bytes =
         file->read(0, std::min<std::uint64_t>(file_bytes, models::safetensors_length_bytes));
@@ -56,7 +59,7 @@ class ModelBuilder {
     const bool is_gguf = first_bytes->starts_with(models::gguf_magic);
     Result<Contents> contents = is_gguf ? read_gguf(*file) : read_safetensors(*file, *first_bytes);
     if (!contents) return in_file(path, std::move(contents).error());
-    model_.files_.push_back({.path = path,
+    model_.files_.push_back({.path = absolute.string(),
                              .format = is_gguf ? ModelFormat::gguf : ModelFormat::safetensors,
                              .size_bytes = file_bytes,
                              .data_offset = contents->data_offset,
@@ -65,8 +68,20 @@ class ModelBuilder {
     return add_tensors(std::move(contents->tensors));
   }
 
-  // The index and the shards say the same.
-  Status check_index(const std::string& index, const models::WeightMap& weight_map) const {
+  // The index and the shards say the same. A wrong total is no reason to refuse: many are, and nobody needs it.
+  Status check_index(const std::string& path, const models::Index& index) {
+    const std::uint64_t bytes = model_.size_bytes();
+    if (index.total_bytes.value_or(bytes) != bytes) {
+      model_.warnings_.push_back(path + ": its total_size is " + std::to_string(*index.total_bytes) +
+                                 ", and its tensors have " + std::to_string(bytes) + " bytes");
+    }
+    return check_weight_map(path, index.weight_map);
+  }
+
+  Model build() { return std::move(model_); }
+
+ private:
+  Status check_weight_map(const std::string& index, const models::WeightMap& weight_map) const {
     for (const TensorInfo& tensor : model_.tensors_) {
       const std::string& path = model_.files_[tensor.file].path;
       const auto said = weight_map.find(tensor.name);
@@ -87,9 +102,6 @@ class ModelBuilder {
     return {};
   }
 
-  Model build() { return std::move(model_); }
-
- private:
   Status add_tensors(std::vector<TensorInfo> tensors) {
     const auto file = static_cast<std::uint32_t>(model_.files_.size() - 1);
     model_.tensors_.reserve(model_.tensors_.size() + tensors.size());
@@ -118,8 +130,8 @@ Result<Model> Model::open(const std::string& path) {
   for (const std::string& file : resolved->files) {
     if (Status status = builder.add_file(file); !status) return std::move(status).error();
   }
-  if (resolved->weight_map) {
-    if (Status status = builder.check_index(resolved->index, *resolved->weight_map); !status) {
+  if (resolved->index) {
+    if (Status status = builder.check_index(resolved->index_path, *resolved->index); !status) {
       return std::move(status).error();
     }
   }

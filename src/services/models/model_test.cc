@@ -107,6 +107,22 @@ TEST_F(ModelOpen, names_in_an_index_stay_in_the_directory) {
   }
 }
 
+TEST_F(ModelOpen, a_wrong_total_in_an_index_is_a_warning) {
+  write_shards();
+  const Model right = Model::open(folder_.string()).value();
+  const auto warnings_with = [&](const std::string& total) {
+    write("model.safetensors.index.json",
+          R"({"metadata":{"total_size":)" + total +
+              R"(},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})");
+    return Model::open(folder_.string()).value().warnings();
+  };
+  const std::string bytes = std::to_string(right.size_bytes());
+  EXPECT_TRUE(warnings_with(bytes).empty());
+  EXPECT_TRUE(warnings_with("\"" + bytes + "1\"").empty()) << "it is no number";
+  ASSERT_EQ(warnings_with(bytes + "1").size(), 1U);
+  EXPECT_TRUE(has(warnings_with(bytes + "1")[0], "its total_size is " + bytes + "1, and its tensors have " + bytes));
+}
+
 TEST_F(ModelOpen, an_index_agrees_with_its_files) {
   write_shards();
   const auto refused = [&](const std::string& weight_map) {

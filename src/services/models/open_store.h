@@ -6,6 +6,7 @@
 
 namespace penstock::models {
 
+Error changed(const ModelFile& file);
 // Code::changed if it is not the file any more that it was when the model was opened.
 Result<Store> open_store(Context& context, const ModelFile& file);
 

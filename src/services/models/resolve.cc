@@ -19,16 +19,9 @@ using Kind = JsonEvent::Kind;
 constexpr std::string_view usual_index = "model.safetensors.index.json";
 constexpr std::string_view index_ending = ".safetensors.index.json";
 constexpr std::string_view consolidated = "consolidated.safetensors";
-constexpr std::size_t names_shown = 8;
 
 Error unclear(std::string message, std::string hint) {
   return {.code = Code::invalid_argument, .message = std::move(message), .hint = std::move(hint)};
-}
-
-std::string list_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), names_shown); ++i) text += (i == 0 ? "" : ", ") + names[i];
-  return names.size() <= names_shown ? text : text + " and " + std::to_string(names.size() - names_shown) + " more";
 }
 
 // A name in the same directory, and nothing else.
@@ -41,9 +34,11 @@ std::string check_file_name(std::string_view name) {
   return "";
 }
 
-std::string visit_index(const JsonEvent& event, WeightMap& weight_map, bool& has_map) {
+std::string visit_index(const JsonEvent& event, Index& index, bool& has_map) {
   const bool begins_or_ends = event.kind == Kind::object || event.kind == Kind::object_end;
   if (event.path.empty()) return begins_or_ends ? "" : "the index is no object";
+  const bool is_total = event.path.size() == 2 && event.path[0] == "metadata" && event.path[1] == "total_size";
+  if (is_total && event.kind == Kind::number && !event.in_array) index.total_bytes = event.number;
   if (event.path[0] != "weight_map") return "";
   if (event.path.size() == 1) {
     has_map = true;
@@ -54,19 +49,19 @@ std::string visit_index(const JsonEvent& event, WeightMap& weight_map, bool& has
   if (const std::string problem = check_file_name(event.text); !problem.empty()) {
     return tensor + "the name of its file, " + in_quotes(event.text) + ", " + problem;
   }
-  weight_map.emplace(std::string(event.path[1]), std::string(event.text));
+  index.weight_map.emplace(std::string(event.path[1]), std::string(event.text));
   return "";
 }
 
 Result<Resolved> resolve_index(const std::string& path) {
   Result<std::string> text = read_whole(path, header_limit_bytes);
   if (!text) return std::move(text).error();
-  Result<WeightMap> weight_map = parse_index(*text);
-  if (!weight_map) return in_file(path, std::move(weight_map).error());
+  Result<Index> index = parse_index(*text);
+  if (!index) return in_file(path, std::move(index).error());
 
   std::set<std::string> names;
-  for (const auto& [tensor, file] : *weight_map) names.insert(file);
-  Resolved resolved{.files = {}, .index = path, .weight_map = std::move(*weight_map)};
+  for (const auto& [tensor, file] : index->weight_map) names.insert(file);
+  Resolved resolved{.files = {}, .index_path = path, .index = std::move(*index)};
   std::vector<std::string> missing;
   std::error_code failed;
   for (const std::string& name : names) {
@@ -183,15 +178,14 @@ Result<Resolved> resolve_directory(const std::string& directory) {
 
 }  // namespace
 
-Result<WeightMap> parse_index(std::string_view json) {
-  WeightMap weight_map;
+Result<Index> parse_index(std::string_view json) {
+  Index index;
   bool has_map = false;
-  const Status walked =
-      walk_json(json, [&](const JsonEvent& event) { return visit_index(event, weight_map, has_map); });
+  const Status walked = walk_json(json, [&](const JsonEvent& event) { return visit_index(event, index, has_map); });
   if (!walked) return walked.error();
   if (!has_map) return broken("the index has no weight_map");
-  if (weight_map.empty()) return broken("the weight_map of the index is empty");
-  return weight_map;
+  if (index.weight_map.empty()) return broken("the weight_map of the index is empty");
+  return index;
 }
 
 Result<Resolved> resolve(const std::string& path) {
@@ -209,7 +203,7 @@ Result<Resolved> resolve(const std::string& path) {
                             std::to_string(split->count) + " files of a split GGUF model",
                  .hint = "merge them first: llama-gguf-split --merge"};
   }
-  return Resolved{.files = {path}, .index = {}, .weight_map = {}};
+  return Resolved{.files = {path}, .index_path = {}, .index = {}};
 }
 
 Result<std::string> read_whole(const std::string& path, std::uint64_t limit_bytes) {

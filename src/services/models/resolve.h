@@ -17,13 +17,17 @@ namespace penstock::models {
 
 // Which file holds a tensor, by the names in the index.
 using WeightMap = std::map<std::string, std::string, std::less<>>;
+struct Index {
+  WeightMap weight_map;
+  std::optional<std::uint64_t> total_bytes;  // what its metadata say that all tensors have
+};
 // A pure function: the text of model.safetensors.index.json.
-Result<WeightMap> parse_index(std::string_view json);
+Result<Index> parse_index(std::string_view json);
 
 struct Resolved {
   std::vector<std::string> files;
-  std::string index;                    // its path, if there is one
-  std::optional<WeightMap> weight_map;  // of it
+  std::string index_path;  // if there is one
+  std::optional<Index> index;
 };
 Result<Resolved> resolve(const std::string& path);
 

@@ -47,26 +47,6 @@ std::vector<Segment> fill_window(std::span<const RowJob> jobs, std::uint64_t win
   return segments;
 }
 
-void add_report(Report& sum, const Report& report) {
-  sum.bytes += report.bytes;
-  sum.seconds = std::max(sum.seconds, report.seconds);
-  for (std::size_t i = 0; i < route_count; ++i) sum.routes[i] += report.routes[i];
-  if (sum.engine.empty()) sum.engine = report.engine;
-  if (sum.reason.empty()) sum.reason = report.reason;
-  if (sum.limit == Limit::unknown) sum.limit = report.limit;
-  sum.storage_seconds += report.storage_seconds;
-  sum.copy_seconds += report.copy_seconds;
-  sum.cpu_seconds += report.cpu_seconds;
-  constexpr std::size_t failures_kept = 64;
-  for (const Failure& failure : report.failures) {
-    if (sum.failures.size() < failures_kept) sum.failures.push_back(failure);
-  }
-  sum.failure_count += report.failure_count;
-  if (!sum.error) sum.error = report.error;
-  // The worst of both: the list goes from good to bad.
-  if (report.outcome != Outcome::pending) sum.outcome = std::max(sum.outcome, report.outcome);
-}
-
 Result<std::unique_ptr<RowReader>> RowReader::create(Context& context, std::vector<RowJob> jobs,
                                                      RequestOptions options) {
   std::unique_ptr<RowReader> reader(new RowReader(context, {std::move(jobs), {}, std::move(options)}));
@@ -192,9 +172,8 @@ void RowReader::add_copies(const Window& window, const Segment& segment, std::ve
 
 void RowReader::add(const Report& report) {
   const std::scoped_lock lock(mutex_);
-  const double seconds = report_.seconds + report.seconds;
-  add_report(report_, report);
-  report_.seconds = seconds;
+  report_.add(report);
+  report_.seconds += report.seconds;
   report_.outcome = Outcome::pending;
 }
 
@@ -213,10 +192,10 @@ void RowReader::finish(const Status& status) {
                         : status.error().code == Code::abandoned ? Outcome::abandoned
                                                                  : Outcome::failed;
     }
-    if (work_.beside) add_report(report_, work_.beside.report());
+    if (work_.beside) report_.add(work_.beside.report());
     report_.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
-    ended_ = true;
     report = report_;
+    ended_.store(true, std::memory_order_release);
     has_ended_.notify_all();
   }
   if (!work_.options.on_end) return;
@@ -227,23 +206,21 @@ void RowReader::finish(const Status& status) {
   }
 }
 
-bool RowReader::ended() const {
-  const std::scoped_lock lock(mutex_);
-  return ended_;
-}
-
 bool RowReader::wait_for(std::chrono::nanoseconds time) const {
   constexpr std::chrono::nanoseconds long_enough = std::chrono::hours(24 * 365);
+  if (ended()) return true;
   std::unique_lock lock(mutex_);
-  return has_ended_.wait_for(lock, std::min(time, long_enough), [&] { return ended_; });
+  return has_ended_.wait_for(lock, std::min(time, long_enough), [&] { return ended(); });
 }
 
 void RowReader::wait() const {
+  if (ended()) return;
   std::unique_lock lock(mutex_);
-  has_ended_.wait(lock, [&] { return ended_; });
+  has_ended_.wait(lock, [&] { return ended(); });
 }
 
 Report RowReader::report() const {
+  if (ended()) return report_;
   const std::scoped_lock lock(mutex_);
   return report_;
 }

@@ -58,7 +58,7 @@ class RowReader {
   RowReader(const RowReader&) = delete;
   RowReader& operator=(const RowReader&) = delete;
 
-  bool ended() const;
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
   bool wait_for(std::chrono::nanoseconds time) const;
   void wait() const;
   std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }  // of the wanted ones
@@ -99,12 +99,9 @@ class RowReader {
   std::atomic<bool> stopped_{false};
   mutable std::mutex mutex_;
   mutable std::condition_variable has_ended_;
-  bool ended_ = false;
-  Report report_;
+  std::atomic<bool> ended_{false};
+  Report report_;  // guarded until it has ended, then only read
   std::thread thread_;
 };
-
-// Adds what one request did to what others did.
-void add_report(Report& sum, const Report& report);
 
 }  // namespace penstock::models

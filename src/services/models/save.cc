@@ -174,9 +174,8 @@ class Saving {
     if (Status status = put_header_into_memory(); !status) return std::move(status).error();
     const Report written = context_.write(store, 0, header_memory_.region());
     if (!written.ok()) return written;
-    report.bytes += written.bytes;
+    report.add(written);
     report.seconds += written.seconds;
-    for (std::size_t i = 0; i < route_count; ++i) report.routes[i] += written.routes[i];
     return report;
   }
 

@@ -1,0 +1,91 @@
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "penstock/models.h"
+#include "services/models/file_reader.h"
+#include "services/models/open_store.h"
+
+namespace penstock {
+
+namespace {
+
+constexpr int populate_read = 22;  // MADV_POPULATE_READ of Linux 5.14; older headers don't name it
+// What one thread takes at a time: whole pages of page tables.
+constexpr std::uint64_t turn_bytes = 16 << 20;
+
+bool may_map(const Context& context) {
+  const Options& options = context.options();
+  const auto& routes = options.allowed_routes;
+  return options.cache != Cache::bypass && (routes.empty() || std::ranges::find(routes, Route::mapped) != routes.end());
+}
+
+bool is_resident(const Store& store) {
+  const StoreInfo& info = store.info();
+  if (info.locality == Locality::memory) return true;
+  return info.locality == Locality::local && store.resident_bytes(0, info.size_bytes).value_or(0) >= info.size_bytes;
+}
+
+}  // namespace
+
+Result<std::optional<MappedFile>> MappedFile::map(Context& context, const ModelFile& file) {
+  if (file.size_bytes == 0 || !may_map(context)) return std::optional<MappedFile>();
+  const Result<Store> store = models::open_store(context, file);
+  if (!store) return store.error();
+  if (!is_resident(*store)) return std::optional<MappedFile>();
+  const Result<models::FileReader> opened = models::FileReader::open(file.path);
+  if (!opened) return opened.error();
+  if (opened->identity() != file.identity) return models::changed(file);
+  // Writable pages of a private mapping would count as memory that may be needed; hardly any ever is.
+  constexpr int flags = MAP_PRIVATE | MAP_NORESERVE;
+  void* const data = ::mmap(nullptr, file.size_bytes, PROT_READ | PROT_WRITE, flags, opened->descriptor(), 0);
+  if (data == MAP_FAILED) return std::optional<MappedFile>();
+  MappedFile mapped(static_cast<std::byte*>(data), file.size_bytes);
+  mapped.threads_ = context.options().lanes;
+  return std::optional(std::move(mapped));
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_bytes_(other.size_bytes_), threads_(other.threads_) {}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(data_, size_bytes_);
+}
+
+void MappedFile::populate(std::span<const Piece> pieces) const {
+  const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  std::vector<Piece> turns;
+  for (const Piece& piece : pieces) {
+    const std::uint64_t end = std::min<std::uint64_t>(piece.offset + piece.size_bytes, size_bytes_);
+    std::uint64_t at = piece.offset / page_bytes * page_bytes;
+    if (!turns.empty()) at = std::max(at, turns.back().offset + turns.back().size_bytes);  // pieces share pages
+    while (at < end) {
+      const std::uint64_t next =
+          std::min((at / turn_bytes + 1) * turn_bytes, (end + page_bytes - 1) / page_bytes * page_bytes);
+      turns.push_back({at, next - at});
+      at = next;
+    }
+  }
+  std::atomic<std::size_t> taken = 0;
+  const auto work = [&] {
+    for (std::size_t i = taken++; i < turns.size(); i = taken++) {
+      // Where it fails, whoever touches the pages first has that much more to do.
+      ::madvise(data_ + turns[i].offset, turns[i].size_bytes, populate_read);
+    }
+  };
+  std::vector<std::thread> threads;
+  try {
+    while (threads.size() + 1 < std::min<std::size_t>(threads_, turns.size())) threads.emplace_back(work);
+  } catch (const std::system_error&) {
+    // Fewer have to do.
+  }
+  work();
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace penstock
