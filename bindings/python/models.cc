@@ -13,6 +13,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -97,6 +98,22 @@ nb::list tensors_of(const Model& model) {
                                   texts.get(tensor.quantization, text)));
   }
   return tensors;
+}
+
+std::vector<std::uint64_t> sizes_of(const Model& model) {
+  std::vector<std::uint64_t> sizes;
+  sizes.reserve(model.tensors().size());
+  for (const TensorInfo& tensor : model.tensors()) sizes.push_back(tensor.size_bytes);
+  return sizes;
+}
+
+// All that there are, each once.
+std::vector<std::string> dtypes_of(const Model& model) {
+  std::set<DType> dtypes;
+  for (const TensorInfo& tensor : model.tensors()) dtypes.insert(tensor.dtype);
+  std::vector<std::string> names;
+  for (const DType dtype : dtypes) names.emplace_back(dtype_name(dtype));
+  return names;
 }
 
 const TensorInfo& tensor_at(const Model& model, std::uint32_t index) {
@@ -287,6 +304,9 @@ void define_models(nb::module_& module) {
       .def_prop_ro("files", &files_of)
       .def_prop_ro("warnings", [](const Model& model) { return model.warnings(); })
       .def_prop_ro("tensors", &tensors_of)
+      .def_prop_ro("tensor_count", [](const Model& model) { return model.tensors().size(); })
+      .def_prop_ro("sizes", &sizes_of)
+      .def_prop_ro("dtypes", &dtypes_of)
       .def("describe_part", &describe_part, nb::arg("tensor"), nb::arg("dimension"), nb::arg("intervals"));
   module.def("open_model", &open_model, nb::arg("paths"));
   nb::class_<PythonLoading>(module, "Loading")

@@ -5,6 +5,7 @@
 #include "gil.h"
 #include "memory.h"
 #include "models.h"
+#include "packing.h"
 
 NB_MODULE(_core, module) {
   // A daemon thread that still waits when the process ends is no mistake of the binding.
@@ -13,4 +14,5 @@ NB_MODULE(_core, module) {
   penstock::python::define_memory(module);
   penstock::python::define_context(module);
   penstock::python::define_models(module);
+  penstock::python::define_packing(module);
 }

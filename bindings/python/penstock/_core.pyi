@@ -71,7 +71,37 @@ def map_file(context: Context, model: Model, file: int) -> MappedFile | None: ..
 
 def use_huge_pages(memory: Sequence[tuple[int, int]]) -> None: ...
 
+OWN_BYTES: int
+SLAB_BYTES: int
+ALIGNMENT: int
+
+class Packing:
+    def __init__(self, sizes: Sequence[int]) -> None: ...
+
+    @property
+    def alone(self) -> list[int]: ...
+
+    @property
+    def packed(self) -> list[int]: ...
+
+    @property
+    def offsets(self) -> list[int]: ...
+
+    @property
+    def slabs(self) -> list[tuple[int, int, int]]: ...
+
+    def pointers(self, slabs: Sequence[int], alone: Sequence[int]) -> list[int]: ...
+
 class Model:
+    @property
+    def tensor_count(self) -> int: ...
+
+    @property
+    def sizes(self) -> list[int]: ...
+
+    @property
+    def dtypes(self) -> list[str]: ...
+
     @property
     def files(self) -> list: ...
 

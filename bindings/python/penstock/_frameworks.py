@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from bisect import bisect_right
-from itertools import accumulate
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
 from . import _core
 from ._errors import Error, invalid, make
 from ._memory import Memory, memory_of
 
-# A tensor of this size has memory of its own, which goes with it. Smaller ones share slabs.
-OWN_BYTES = 1 << 20
-SLAB_BYTES = 32 << 20
-ALIGNMENT = 256
+OWN_BYTES = _core.OWN_BYTES
+SLAB_BYTES = _core.SLAB_BYTES
+ALIGNMENT = _core.ALIGNMENT
 
 # Types of less than a byte: bits of an element, by name.
 PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
@@ -57,25 +54,22 @@ def item_bytes(dtype: str) -> int:
     return int(dtype[-2:]) // 8 if dtype[-2:].isdecimal() else 1
 
 
-class Slab(NamedTuple):
-    """Tensors `begin` to `end` of those that are packed, and where they begin in a row of all."""
-
-    begin: int
-    end: int
-    offset: int
-    size_bytes: int
+def sizes_of(specs: Sequence[Spec]) -> list[int]:
+    return specs.sizes() if hasattr(specs, "sizes") else [spec[3] for spec in specs]
 
 
-def pack(sizes: Sequence[int]) -> tuple[list[int], list[Slab]]:
-    """Cuts a row of tensors into slabs: where each begins in the row, and the slabs."""
-    ends = list(accumulate((size + ALIGNMENT - 1) & -ALIGNMENT for size in sizes))
-    slabs: list[Slab] = []
-    begin = offset = 0
-    while begin < len(sizes):
-        end = bisect_right(ends, offset + SLAB_BYTES, begin)
-        slabs.append(Slab(begin, end, offset, ends[end - 1] - offset))
-        begin, offset = end, ends[end - 1]
-    return [0, *ends[:-1]], slabs
+def dtypes_of(specs: Sequence[Spec]) -> set[str]:
+    return specs.dtypes() if hasattr(specs, "dtypes") else {spec[1] for spec in specs}
+
+
+def host_room() -> Optional[int]:
+    """Bytes of memory and swap that the system can give, as far as it tells."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return sum(int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "SwapFree"))
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 class Framework:
@@ -85,13 +79,23 @@ class Framework:
 
     def check(self, specs: Sequence[Spec]) -> None:
         """Refuses what the framework has no type for, by the name of the first such tensor."""
-        dtypes = {spec[1] for spec in specs}
-        if dtypes <= self.types.keys() - PACKED_BITS.keys():
+        if dtypes_of(specs) <= self.types.keys() - PACKED_BITS.keys():
             return
         for spec in specs:
             if spec[1] not in self.types:
                 raise unsupported(spec[0], spec[1], self.lack())
             self.shape_of(spec)
+
+    def check_room(self, sizes: Sequence[int]) -> None:
+        """Where the system promises more memory than it has, programs that use all of it are ended without a word."""
+        wanted, room = sum(sizes), host_room()
+        if room is not None and wanted > room:
+            raise make("out_of_memory", 0, f"no room for {wanted} bytes in memory: {room} are available",
+                       "load less, or slices, or stream with a window")
+
+    def room(self, domain: str) -> Optional[int]:
+        """Bytes that are free in a domain; none where that can't be told."""
+        return host_room()
 
     def shape_of(self, spec: Spec) -> Sequence[int]:
         return packed_shape(*spec[:3]) if spec[1] in PACKED_BITS else spec[2]
@@ -135,14 +139,16 @@ class Torch(Framework):
         """From torch's allocator, so from the pool that is in force."""
         self.check(specs)
         device = "cpu" if domain == "host" else domain
-        small = [place for place, spec in enumerate(specs) if spec[3] < OWN_BYTES]
-        large = [place for place, spec in enumerate(specs) if spec[3] >= OWN_BYTES]
-        starts, cuts = pack([specs[place][3] for place in small])
+        sizes = sizes_of(specs)
+        if domain == "host":
+            self.check_room(sizes)
+        packing = _core.Packing(sizes)
+        alone = packing.alone
         empty = self.torch.empty
         try:
-            slabs = [empty(cut.size_bytes, dtype=self.torch.uint8, device=device) for cut in cuts]
+            slabs = [empty(size_bytes, dtype=self.torch.uint8, device=device) for _, _, size_bytes in packing.slabs]
             tensors = [empty(self.shape_of(specs[place]), dtype=self.types[specs[place][1]], device=device)
-                       for place in large]
+                       for place in alone]
         except RuntimeError as error:  # torch has no class of its own for memory of the host
             if "out of memory" not in str(error) and "allocate memory" not in str(error):
                 raise
@@ -151,22 +157,17 @@ class Torch(Framework):
         if domain == "host":
             _core.use_huge_pages([(memory.data_ptr(), memory.numel() * memory.element_size())
                                   for memory in (*slabs, *tensors)])
-        pointers = [0] * len(specs)
-        for place, tensor in zip(large, tensors):
-            pointers[place] = tensor.data_ptr()
-        for cut, slab in zip(cuts, slabs):
-            base = slab.data_ptr() - cut.offset
-            for place, start in zip(small[cut.begin:cut.end], starts[cut.begin:cut.end]):
-                pointers[place] = base + start
+        pointers = packing.pointers([slab.data_ptr() for slab in slabs], [tensor.data_ptr() for tensor in tensors])
 
         def finish() -> list[Any]:
             made: list[Any] = [None] * len(specs)
-            for place, tensor in zip(large, tensors):
+            for place, tensor in zip(alone, tensors):
                 made[place] = tensor
-            for cut, slab in zip(cuts, slabs):
-                places = small[cut.begin:cut.end]
-                offsets = [start - cut.offset for start in starts[cut.begin:cut.end]]
-                for place, tensor in zip(places, self.views(slab, [specs[place] for place in places], offsets)):
+            packed, offsets = packing.packed, packing.offsets
+            for (first, end, _), slab in zip(packing.slabs, slabs):
+                places = packed[first:end]
+                views = self.views(slab, [specs[place] for place in places], offsets[first:end])
+                for place, tensor in zip(places, views):
                     made[place] = tensor
             return made
 
@@ -193,6 +194,12 @@ class Torch(Framework):
         torch = self.torch
         return [torch.frombuffer(memory, dtype=torch.uint8, count=spec[3], offset=offset)
                 .view(self.types[spec[1]]).view(self.shape_of(spec)) for spec, offset in zip(specs, offsets)]
+
+    def room(self, domain: str) -> Optional[int]:
+        if domain == "host":
+            return host_room()
+        cuda = self.torch.cuda
+        return cuda.mem_get_info(domain)[0] + cuda.memory_reserved(domain) - cuda.memory_allocated(domain)
 
     def settle(self, domain: str) -> None:
         """Memory from torch's allocator may still be in use by earlier work on the current stream: that ends first."""
@@ -260,6 +267,7 @@ class Numpy(Framework):
         if domain != "host":
             raise invalid(f"NumPy has no memory on {domain}", "load to device='cpu', or with framework='pt'")
         self.check(specs)
+        self.check_room(sizes_of(specs))
         buffers = [numpy.empty(spec[3] + ALIGNMENT, numpy.uint8) for spec in specs]
         addresses = [buffer.__array_interface__["data"][0] for buffer in buffers]
         pointers = [(address + ALIGNMENT - 1) & -ALIGNMENT for address in addresses]

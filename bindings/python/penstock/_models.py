@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -45,14 +46,42 @@ class Tensors(dict):
     quantization: dict[str, str]  # GGUF: the type of those that are quantized, as rows of bytes
 
 
+class AllTensors(Sequence):
+    """What files say of their tensors, each as in Tensor. There may be tens of thousands: they are made when one is
+    looked at, and a load need not wait for that."""
+
+    def __init__(self, core: Any):
+        self._core = core
+        self._made: Optional[list[tuple]] = None
+
+    def made(self) -> list[tuple]:
+        if self._made is None:
+            self._made = self._core.tensors
+        return self._made
+
+    def __len__(self) -> int:
+        return self._core.tensor_count
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.made()[index]
+
+    def __iter__(self) -> Iterator[tuple]:
+        return iter(self.made())
+
+    def sizes(self) -> list[int]:
+        return self._core.sizes
+
+    def dtypes(self) -> set[str]:
+        return set(self._core.dtypes)
+
+
 class Model:
     """The tensors of a file, of several, of a directory or an index; none is read yet."""
 
     def __init__(self, path: Any):
         self.paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
         self.core = _core.open_model([os.fsencode(each) for each in self.paths])
-        self.tensors: list[tuple] = self.core.tensors  # each as Tensor; made one only where it is looked at
-        self.by_name: dict[str, int] = {tensor[0]: index for index, tensor in enumerate(self.tensors)}
+        self.tensors = AllTensors(self.core)
         self._mapped: dict[int, Any] = {}
 
     def mapped(self, context: Context, file: int) -> Any:
@@ -60,6 +89,10 @@ class Model:
         if file not in self._mapped:
             self._mapped[file] = _core.map_file(context._core, self.core, file)
         return self._mapped[file]
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, int]:
+        return {tensor[0]: index for index, tensor in enumerate(self.tensors)}
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -77,10 +110,10 @@ class Model:
             raise invalid(f"{self} has no tensor {name!r}", "see keys()")
         return index
 
-    def select(self, select: Select) -> list[int]:
+    def select(self, select: Select) -> Sequence[int]:
         """In the order of the file."""
         if select is None:
-            return list(range(len(self.tensors)))
+            return range(len(self.tensors))
         if callable(select):
             return [index for index, tensor in enumerate(self.tensors) if select(tensor[0])]
         return sorted({self.find(name) for name in select})
@@ -106,12 +139,14 @@ def normal_part(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, lis
 class Wanted(NamedTuple):
     """Tensors of a model, or parts of them."""
 
-    indices: list[int]
+    indices: Sequence[int]
     specs: Sequence[Spec]  # of each
     parts: dict[int, tuple[int, list[Interval]]]
 
 
-def wanted(model: Model, indices: list[int], slices: Slices) -> Wanted:
+def wanted(model: Model, indices: Sequence[int], slices: Slices) -> Wanted:
+    if slices is None and isinstance(indices, range):
+        return Wanted(indices, model.tensors, {})
     if slices is not None and not callable(slices):
         for name in slices:
             model.find(name)
@@ -145,10 +180,14 @@ class Load:
         for domain, places in domains_of(what.specs, device).items():
             if domain == "host" and copy is not True:
                 places = self._map(context, model, what, frame, places, copy is None)
-            made = frame.allocate([what.specs[place] for place in places], domain)
+            if len(places) == len(what.specs):
+                specs, indices = what.specs, what.indices
+            else:
+                specs, indices = [what.specs[place] for place in places], [what.indices[place] for place in places]
+            made = frame.allocate(specs, domain)
             frame.settle(domain)
             self._places.append((places, made.finish))
-            groups.append((domain, [what.indices[place] for place in places], made.pointers))
+            groups.append((domain, indices, made.pointers))
             owners.append(made.owners)
         self._loading: Any = None
         if self._mapped_bytes == 0 or any(group[1] for group in groups):
@@ -255,10 +294,11 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     what = wanted(model, model.select(select), slices)
     load = Load(context or default_context(), model, what, frame, device, columns, copy)
     result = Tensors()
-    result.report = load.finish(progress)
-    result.update(zip((spec[0] for spec in what.specs), load.tensors))
     result.metadata = model.metadata
     result.quantization = {tensor[0]: tensor[6] for tensor in model.tensors if tensor[6]}
+    names = [spec[0] for spec in what.specs]
+    result.report = load.finish(progress)
+    result.update(zip(names, load.tensors))
     log(f"{model}: {len(result)} tensors", result.report)
     return result
 

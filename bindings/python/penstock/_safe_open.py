@@ -15,7 +15,9 @@ from ._report import Report, Total, log
 from ._models import Load, Model, Wanted, domains_of, rounded, wanted
 
 # How far a loop is read ahead of, at most. It begins with less and doubles, so that a look at a few tensors stays one.
-AHEAD_BYTES = 256 << 20
+# Several requests, so that the next is at work while the last pieces of one come; each long enough to be worth it.
+AHEAD_BYTES = 1 << 30
+BATCHES_AHEAD = 4
 FIRST_AHEAD_BYTES = 8 << 20
 
 
@@ -38,6 +40,7 @@ class ReadAhead:
         self._started = 0  # in that order: the first that is not on its way
         self._ahead: dict[int, tuple[Load, int]] = {}  # by tensor: its load, and its place in it
         self._ahead_bytes = 0
+        self._most_bytes: Optional[int] = None  # of what is ahead; none: not asked yet
 
     def get(self, index: int) -> Any:
         self._follow(index)
@@ -78,27 +81,35 @@ class ReadAhead:
         self._ahead_bytes = self._started = 0
 
     def _top_up(self) -> None:
-        limit = min(AHEAD_BYTES, FIRST_AHEAD_BYTES << min(self._streaks[self._order], 16))
-        if self._ahead_bytes > limit // 2:
-            return
+        if self._most_bytes is None:
+            domains = domains_of(self._model.tensors, self._device)
+            rooms = [room for room in map(self._frame.room, domains) if room is not None]
+            self._most_bytes = min([AHEAD_BYTES, *(room // 8 for room in rooms)])
+        limit = min(self._most_bytes, FIRST_AHEAD_BYTES << min(self._streaks[self._order], 16))
+        batch_bytes = limit // BATCHES_AHEAD
+        while self._started < len(self._orders[self._order]) and self._ahead_bytes <= limit - batch_bytes:
+            batch = self._next_batch(batch_bytes)
+            try:
+                load = self._start(batch)
+            except Exception:  # no memory, or a type that the framework lacks: who asks for those tensors will be told
+                self.forget()
+                return
+            self._ahead.update((index, (load, place)) for place, index in enumerate(batch))
+
+    def _next_batch(self, limit: int) -> list[int]:
         order = self._orders[self._order]
         batch: list[int] = []
+        batch_bytes = 0
         while self._started < len(order):
             index = order[self._started]
             size_bytes = rounded(self._model.tensors[index][3])
-            if self._ahead_bytes + size_bytes > limit and self._ahead_bytes:
+            if batch and batch_bytes + size_bytes > limit:
                 break
             batch.append(index)
-            self._ahead_bytes += size_bytes
+            batch_bytes += size_bytes
             self._started += 1
-        if not batch:
-            return
-        try:
-            load = self._start(batch)
-        except Exception:  # no memory, or a type that the framework lacks: who asks for those tensors will be told
-            self.forget()
-            return
-        self._ahead.update((index, (load, place)) for place, index in enumerate(batch))
+        self._ahead_bytes += batch_bytes
+        return batch
 
     def _start(self, indices: list[int]) -> Load:
         return Load(self._context or default_context(), self._model, wanted(self._model, indices, None), self._frame,
