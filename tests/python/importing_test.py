@@ -14,7 +14,7 @@ from penstock import _models
 
 
 def run(code, **environment):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30,
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
                           env={**os.environ, **environment})
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
