@@ -145,11 +145,8 @@ Result<Json> measure_all(const BenchFlags& flags) {
   if (!domain.ok()) return domain.error();
   Result<Json> bench = run_measurement(flags, *domain);
   if (!bench.ok() || !flags.peers) return bench;
-  Result<Json> peers = compare_peers({.path = local_path(flags.path),
-                                      .to = *domain,
-                                      .python = flags.python,
-                                      .seconds = 2 * flags.seconds,
-                                      .output = flags.output});
+  Result<Json> peers =
+      compare_peers({.path = local_path(flags.path), .to = *domain, .python = flags.python, .output = flags.output});
   if (!peers.ok()) return peers.error();
   (*bench)["peers"] = std::move(*peers);
   return bench;
@@ -181,6 +178,8 @@ std::optional<Error> find_wrong_bytes(const Json& bench) {
 }
 
 Exit show(const BenchFlags& flags, const Output& output, const Json& bench, std::optional<PageFile>& page) {
+  // Read all of it before the first word: what somebody else wrote may be broken anywhere.
+  print_bench(Output({.quiet = true}), bench);
   if (page) {
     if (Status written = page->write(bench_page(bench)); !written.ok()) return output.fail(written.error());
   }
@@ -207,7 +206,7 @@ Exit run(const BenchFlags& flags) {
   if (!bench.ok()) return output.fail(interrupted() ? interrupted_error() : bench.error());
   try {
     return show(flags, output, *bench, page);
-  } catch (const Json::exception& broken) {  // a result that somebody else wrote
+  } catch (const Json::exception& broken) {
     return output.fail(usage(flags.from + " is not a whole result of penstock bench: " + broken.what(), ""));
   }
 }

@@ -36,7 +36,6 @@ struct PeersJob {
   std::string path;  // a safetensors file, or a directory of them
   Domain to;
   std::string python;
-  double seconds = 60;
   OutputFlags output;
 };
 Result<Json> compare_peers(const PeersJob& job);

@@ -40,7 +40,11 @@ Result<fs::path> find_script() {
 void add_own_package() {
   const fs::path package = tool_folder() / "python";
   std::error_code ignored;
-  if (!fs::is_directory(package / "penstock", ignored)) return;
+  const auto is_core = [](const fs::path& file) {
+    return file.filename().string().starts_with("_core.") && file.extension() == ".so";
+  };
+  const fs::directory_iterator files(package / "penstock", ignored);
+  if (std::none_of(begin(files), end(files), is_core)) return;
   const char* old = getenv("PYTHONPATH");
   setenv("PYTHONPATH", (package.string() + (old != nullptr ? ":" + std::string(old) : "")).c_str(), 1);
 }
@@ -93,8 +97,8 @@ Result<Json> compare_peers(const PeersJob& job) {
   if (table < 0) return system_error(errno, "make room for the table of loaders");
   const std::string device = job.to.host_accessible() ? "cpu" : job.to.name();
   const Result<pid_t> child =
-      start({job.python, "-B", script->string(), "--model", job.path, "--device", device, "--seconds",
-             std::to_string(job.seconds), "--defaults-only", "--table", "/proc/self/fd/" + std::to_string(table)});
+      start({job.python, "-B", script->string(), "--model", job.path, "--device", device, "--seconds", "600",
+             "--defaults-only", "--starts", "1", "--table", "/proc/self/fd/" + std::to_string(table)});
   if (!child.ok()) return close(table), child.error();
   Progress progress(std::nullopt, job.output);
   const Stopwatch stopwatch;

@@ -85,6 +85,7 @@ Result<Contender> make_loader(Session& session, RaceState state, const std::stri
 
 // Plain reads in one setting; past the page cache wherever the store lets them.
 Contender make_plain(Session& session, RaceState state, PlainSetting setting) {
+  setting.chunk_bytes = std::min(setting.chunk_bytes, session.size_bytes());
   const bool direct = state == RaceState::cold && session.direct_fd() >= 0;
   const bool in_place = state == RaceState::cached && !session.on_gpu();
   PlainJob job{.fd = direct ? session.direct_fd() : session.fd(),
@@ -109,7 +110,8 @@ Contender make_plain(Session& session, RaceState state, PlainSetting setting) {
 
 Contender make_copies(Session& session) {
   const Region pinned{session.buffers().data(), session.buffers().size(), Domain::pinned()};
-  return {.row = {.name = "pinned copies", .setting = "128 MiB at a time", .plain = true},
+  const std::uint64_t length = std::min(pinned.size_bytes, session.memory().size_bytes);
+  return {.row = {.name = "pinned copies", .setting = std::to_string(length / mib) + " MiB at a time", .plain = true},
           .round = [&session, pinned](double seconds) {
             return run_copies(session.memory(), pinned, seconds, session.job().keep_going);
           }};
@@ -123,7 +125,7 @@ Result<PlainSetting> sweep(Session& session, double seconds) {
   };
   std::vector<Tried> all;
   for (const std::uint32_t threads : {4U, 8U, 16U, 32U}) {
-    for (const std::uint64_t chunk : {mib, 4 * mib}) all.push_back({{threads, chunk}});
+    for (const std::uint64_t chunk : {mib, largest_chunk_bytes}) all.push_back({{threads, chunk}});
   }
   const double each = seconds / static_cast<double>(all.size() + 3);
   const auto measure_first = [&](std::size_t count) -> Status {

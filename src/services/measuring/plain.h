@@ -22,6 +22,8 @@ double cpu_seconds();
 // Memory of this process's own, without pages of files.
 std::uint64_t own_memory_bytes();
 
+inline constexpr std::uint64_t largest_chunk_bytes = 4 << 20;
+
 struct PlainSetting {
   std::uint32_t threads = 1;
   std::uint64_t chunk_bytes = 1 << 20;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t mib = 1 << 20;
 constexpr double one_read_share = 1.0 / 30;  // of the time: what a plain read of all bytes may take
-constexpr std::size_t buffers_bytes = 128 * mib;
+constexpr std::size_t most_threads = 32;     // of plain reads
 constexpr std::size_t piece_bytes = 8 * mib;
 constexpr int eviction_tries = 50;  // 20 ms each: pages that are just being read can't be evicted yet
 constexpr int warming_tries = 3;
@@ -39,7 +39,7 @@ Session::~Session() {
 
 Result<std::unique_ptr<Session>> Session::create(const MeasuringJob& job) {
   Options options;
-  options.pinned_budget_bytes += job.size_bytes + buffers_bytes;
+  options.pinned_budget_bytes += job.size_bytes + most_threads * largest_chunk_bytes;
   Result<Context> owner = Context::create(options);
   if (!owner) return owner.error();
   Result<Store> store = owner->open(job.path);
@@ -73,7 +73,8 @@ Status Session::allocate(std::uint64_t size_bytes) {
   const std::uint64_t taken = std::max(*size / mib * mib, mib);
   for (const auto& [buffer, domain, bytes] :
        {std::tuple(&memory_, job_.memory, std::size_t{taken}),
-        std::tuple(&buffers_, on_gpu() ? Domain::pinned() : Domain::host(), buffers_bytes)}) {
+        std::tuple(&buffers_, on_gpu() ? Domain::pinned() : Domain::host(),
+                   most_threads * std::min<std::size_t>(taken, largest_chunk_bytes))}) {
     Result<Buffer> made = owner_.allocate(domain, bytes);
     if (!made) return made.error();
     *buffer = std::move(*made);

@@ -67,6 +67,7 @@ Result<Sample> write_for(Session& session, const Target& target, double seconds,
 }
 
 Contender make_plain(Session& session, const TargetPointer& target, PlainSetting setting) {
+  setting.chunk_bytes = std::min(setting.chunk_bytes, session.size_bytes());
   const PlainJob job{
       .fd = target->plain_fd(),
       .direction = Direction::write,
@@ -114,7 +115,8 @@ Result<Contender> make_writer(Session& session, const TargetPointer& target, con
 Result<Contender> best_plain(Session& session, const TargetPointer& target, double seconds) {
   std::optional<Contender> best;
   double best_speed = 0;
-  for (const PlainSetting setting : {PlainSetting{4, mib}, PlainSetting{16, mib}, PlainSetting{16, 4 * mib}}) {
+  for (const PlainSetting setting :
+       {PlainSetting{4, mib}, PlainSetting{16, mib}, PlainSetting{16, largest_chunk_bytes}}) {
     session.say("plain writes with " + setting.text());
     Contender contender = make_plain(session, target, setting);
     const Result<Sample> sample = contender.round(seconds / 3);
