@@ -37,8 +37,9 @@ COLLISIONS = """(() => {
   for (const svg of document.querySelectorAll('figure > svg')) {
     const boxes = [...svg.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()]);
     boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
-      if (Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4)
-        found.push(`${a} over ${b}`);
+      const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+      const down = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      if (across > 1 && down > 4) found.push(`${a} over ${b}`);
     }));
   }
   return found;
@@ -89,8 +90,9 @@ def with_peers(bench):
               {**loader, "name": "safetensors", "cold": None, "wrong": ["layers.0"]}]
     made = copy.deepcopy(bench)
     made["path"] = "/mnt/" + "a-path-without-any-place-to-break-it" * 3 + "/<script>alert(1)</script>"
-    made["peers"] = {"device": "cuda:0", "loaders": [loader, *others], "ceiling": {"cached": figures, "cold": figures},
-                     "missing": [{"name": "KvikIO", "reason": "No module named 'kvikio'"}], "python": "/venv/bin/python"}
+    made["peers"] = {"device": "cuda:0", "python": "/venv/bin/python", "loaders": [loader, *others],
+                     "ceiling": {"cached": figures, "cold": figures},
+                     "missing": [{"name": "KvikIO", "reason": "No module named 'kvikio'"}]}
     return made
 
 
@@ -118,8 +120,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="penstock-browser-", dir=os.environ.get("TMPDIR", "/var/tmp")) as scratch:
         scratch = pathlib.Path(scratch)
         page, result = scratch / "page.html", scratch / "result.json"
-        done = subprocess.run([tool, "bench", scratch, "--size", "64MiB", "--seconds", "6", "--write", "--json", "--html",
-                               page], stdout=subprocess.PIPE, check=True)
+        measure = [tool, "bench", scratch, "--size", "64MiB", "--seconds", "6", "--write", "--json", "--html", page]
+        done = subprocess.run(measure, stdout=subprocess.PIPE, check=True)
         bench = json.loads(done.stdout)
         with chromium.Chromium(name) as browser:
             show(browser, page, bench, folder, "bench")

@@ -1,6 +1,7 @@
 """A headless chromium, driven over its DevTools pipe: no driver, no port, nothing but the standard library."""
 
 import base64
+import fcntl
 import json
 import os
 import pathlib
@@ -25,9 +26,8 @@ class Chromium:
         self.answers, from_browser = os.pipe()
 
         def take_pipes():
-            # The browser reads from 3 and writes to 4. Neither pipe end may be overwritten before it was moved.
-            reading, writing = os.dup(to_browser), os.dup(from_browser)
-            high = [os.fdopen(os.dup(fd), "rb", closefd=False).fileno() for fd in (reading, writing)]
+            # The browser reads from 3 and writes to 4. Copies above those, so that neither overwrites the other.
+            high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (to_browser, from_browser)]
             os.dup2(high[0], 3)
             os.dup2(high[1], 4)
 
