@@ -146,6 +146,17 @@ Json make_notes(const Json& bench) {
     }
   }
   if (bench["store"]["locality"] == "memory") notes.push_back("the file system is memory: nothing here is storage");
+  double shortest = 1;
+  for (const Json& race : bench["races"]) {
+    for (const Json& row : race["rows"]) {
+      shortest = std::min(shortest, bench["bytes"].get<double>() / 1e9 / row["gb_per_s"]["median"].get<double>());
+    }
+  }
+  if (shortest < 0.01) {
+    notes.push_back("a load lasts only " + format_seconds(shortest) +
+                    ": its beginning and end weigh, which plain reads that go on and on don't have; more --seconds or "
+                    "a larger file would help");
+  }
   const double load = bench["machine"]["load_average"];
   if (load > bench["machine"]["cpus"].get<double>() / 2) {
     notes.push_back("the machine is busy: its load average is " + number("%.1f", load) + ", our own work included");
@@ -275,8 +286,31 @@ void print_peers(const Output& output, const Json& peers) {
     row.push_back(loader.at("wrong").empty() ? "right" : "WRONG");
     table.push_back(std::move(row));
   }
-  output.table(table);
+  if (table.size() > 1) output.table(table);
   print_left_out(output, peers.at("missing"));
+}
+
+// What Penstock does by itself: the first engine, in the order it prefers them. Not the luckiest of all.
+void print_summary(const Output& output, const Json& bench) {
+  for (const Json& race : bench.at("races")) {
+    const auto usual =
+        std::ranges::find_if(race.at("rows"), [](const Json& row) { return !row.at("plain").get<bool>(); });
+    if (usual == race.at("rows").end()) {
+      output.field(text_of(race.at("state")), "not measured");
+      continue;
+    }
+    output.field(text_of(race.at("state")), number("%.2f GB/s, ", usual->at("gb_per_s").at("median")) +
+                                                number("%.3f of ", usual->at("ratio").at("median")) +
+                                                text_of(race.at("rows").at(0).at("name")) +
+                                                (race.at("conclusive").get<bool>() ? "" : ", inconclusive"));
+  }
+  for (const Json& curve : bench.at("latency").at("curves")) {
+    if (curve.at("plain").get<bool>()) continue;
+    const Json &first = curve.at("points").front(), &last = curve.at("points").back();
+    output.field("4 KiB", number("%.0f us one at a time, ", first.at("p50_us")) +
+                              number("%.1f k/s with ", last.at("iops").at("median").get<double>() / 1e3) +
+                              std::to_string(last.at("depth").get<int>()));
+  }
 }
 
 std::string storage_text(const Json& store) {
@@ -318,6 +352,7 @@ Json bench_json(const Measured& measured, const BenchFacts& facts) {
 void print_bench(const Output& output, const Json& bench) {
   output.heading(text_of(bench.at("path")) + " to " + text_of(bench.at("to")) + ": " + format_bytes(bench.at("bytes")) +
                  " at a time, for " + format_seconds(bench.at("seconds")));
+  print_summary(output, bench);
   output.field("storage", storage_text(bench.at("store")));
   output.field("machine", machine_text(bench.at("machine")));
   output.field("version", "penstock " + text_of(bench.at("version")) + ", " + text_of(bench.at("when")));
