@@ -194,8 +194,17 @@ Exit show(const BenchFlags& flags, const Output& output, const Json& bench, std:
   return output.json() ? exit_for(wrong->code) : output.fail(*wrong);
 }
 
+// What is read must not be replaced by what is written about it.
+Status check_page_name(const BenchFlags& flags) {
+  const std::string read = flags.from.empty() ? local_path(flags.path) : flags.from;
+  std::error_code different;
+  if (flags.html.empty() || !fs::equivalent(read, flags.html, different) || different) return {};
+  return usage("--html names the file that is read, " + flags.html, "name another");
+}
+
 Exit run(const BenchFlags& flags) {
   const Output output(flags.output);
+  if (Status named = check_page_name(flags); !named.ok()) return output.fail(named.error());
   std::optional<PageFile> page;
   if (!flags.html.empty()) {
     Result<PageFile> made = PageFile::create(flags.html);

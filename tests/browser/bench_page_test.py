@@ -107,6 +107,11 @@ def show(browser, page, data, folder, name):
             assert not found, f"{view}: {what}: {found[:5]}"
         print(f"{view}: {count} figures are those of the data, nothing overflows")
     assert browser.evaluate("document.querySelectorAll('script').length") == 2
+    browser.show(page, 680)
+    browser.call("Emulation.setEmulatedMedia", media="print", features=[])
+    browser.evaluate("drawAll()")
+    browser.screenshot(folder / f"{name}-print.png")
+    assert not browser.evaluate(OVERFLOWS), f"{name}, printed: {browser.evaluate(OVERFLOWS)[:5]}"
     browser.pdf(folder / f"{name}.pdf")
 
 

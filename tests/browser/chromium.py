@@ -90,7 +90,7 @@ class Chromium:
     def show(self, path, width, dark=False):
         """Opens a page at a width, and waits until it has drawn itself."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        self.call("Emulation.setEmulatedMedia", features=[
+        self.call("Emulation.setEmulatedMedia", media="screen", features=[
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self.call("Page.navigate", url=pathlib.Path(path).resolve().as_uri())
         deadline = time.monotonic() + 30
@@ -104,4 +104,5 @@ class Chromium:
         pathlib.Path(path).write_bytes(base64.b64decode(picture["data"]))
 
     def pdf(self, path):
+        self.call("Emulation.setEmulatedMedia", media="", features=[])
         pathlib.Path(path).write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"]))

@@ -175,6 +175,9 @@ class Refusals(ToolTest):
         self.fails("invalid_argument", 2, "bench", data, "--seconds", 3600, "--html", self.folder)
         self.fails("invalid_argument", 2, "bench", data, "--seconds", 3600, "--html", "/dev/null")
         self.assertTrue(pathlib.Path("/dev/null").is_char_device())
+        (self.folder / "link").hardlink_to(data)
+        self.fails("invalid_argument", 2, "bench", data, "--seconds", 3600, "--html", self.folder / "link")
+        self.assertEqual(data.read_bytes(), b"x" * MIB)
 
     def test_a_full_disk_leaves_no_page(self):
         mount = self.mount("size=16k")
