@@ -8,6 +8,9 @@ install(TARGETS penstock EXPORT penstock
 install(DIRECTORY include/penstock DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET penstock_tool)
   install(TARGETS penstock_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  # The comparison with other loaders, for `penstock bench --peers`, which looks for it beside itself.
+  install(FILES bench/harness.py DESTINATION ${CMAKE_INSTALL_DATADIR}/penstock)
+  install(DIRECTORY bench/peers DESTINATION ${CMAKE_INSTALL_DATADIR}/penstock FILES_MATCHING PATTERN "*.py")
 endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 

@@ -4,7 +4,7 @@
 #   scripts/install-deps.sh            compiler, CMake, libraries, GoogleTest, NumPy and PyTorch, and in .venv the pinned
 #                                      clang-format and what the Python package is built and tested with
 #   scripts/install-deps.sh --bench    also fio, the yardstick of bench/run.sh
-#   scripts/install-deps.sh --soak     also clang, clang-tidy, the fuzzer's run-time library, valgrind
+#   scripts/install-deps.sh --soak     also clang, clang-tidy, the fuzzer's run-time library, valgrind, chromium
 #
 # Packages come from apt (Debian 12, Ubuntu 24.04 and newer), which needs root; without it the missing packages are
 # named and the build goes on with what is there, or with an offline bundle (scripts/bundle-deps.sh).
@@ -108,6 +108,7 @@ if $bench; then
 fi
 if $soak; then
   install_packages clang clang-tidy valgrind
+  install_packages chromium fonts-dejavu-core || echo "chromium: the pages will not be looked at in a browser." >&2
   if command -v clang > /dev/null; then
     install_packages "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
   fi

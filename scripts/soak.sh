@@ -11,10 +11,11 @@
 #   tsan     the whole suite under the thread sanitizer
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes)
+#   browser  the page of `penstock bench` in chromium; screenshots are left in build/browser
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-all_stages=(tidy clang dev asan tsan fuzz seeds)
+all_stages=(tidy clang dev asan tsan fuzz seeds browser)
 for argument in "$@"; do
   case " ${all_stages[*]} --help -h " in
     *" $argument "*) ;;
@@ -54,13 +55,21 @@ run_seeds() {
   build release fault && PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} build/bin/fault
 }
 
+# 77: there is no chromium, and that was said.
+run_browser() {
+  build release penstock_tool || return
+  local code=0
+  python3 -B tests/browser/bench_page_test.py build/penstock build/browser || code=$?
+  ((code == 0 || code == 77))
+}
+
 scripts/install-deps.sh --soak
 stages=("$@")
 ((${#stages[@]})) || stages=("${all_stages[@]}")
 broken=()
 for name in "${stages[@]}"; do
   case $name in
-    tidy | fuzz | seeds) stage "$name" "run_$name" || broken+=("$name") ;;
+    tidy | fuzz | seeds | browser) stage "$name" "run_$name" || broken+=("$name") ;;
     *) stage "$name" run_suite "$name" || broken+=("$name") ;;
   esac
 done

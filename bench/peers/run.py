@@ -2,8 +2,10 @@
 """Penstock beside every other loader that is installed: each in a process of its own, in turns, cold and cached.
 
     bench/peers/run.py [--device cuda:0] [--layouts dense,experts] [--size MIB] [--rounds N] [--json FILE]
+    bench/peers/run.py --model FILE_OR_FOLDER [--device cuda:0]
 
-Loaders that are not installed are named with the reason. docs/performance.md explains the columns.
+Loaders that are not installed are named with the reason. docs/performance.md explains the columns. `penstock bench
+--peers` runs this with --model and --table.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import ctypes
 import datetime
 import json
 import os
+import struct
 import sys
 import threading
 import time
@@ -24,6 +27,8 @@ from harness import MIB, BenchError, Program  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CEILING = "ceiling"
+# Beside a model of the user's nothing is written.
+WRITES_BESIDE_THE_MODEL = "torch.load"
 
 
 class DeviceMemory:
@@ -102,8 +107,11 @@ class Peers:
         programs = self.arguments.programs
         largest = max(files, key=os.path.getsize)
         size = os.path.getsize(largest) // MIB * MIB
-        if state == "cached" and self.on_gpu:
+        if state == "cached" and self.on_gpu and os.path.exists(os.path.join(programs, "bench_gpu")):
             return Program([os.path.join(programs, "bench_gpu"), "copies", "--size", size]), "run 0.5"
+        if not os.path.exists(os.path.join(programs, "plain_read")):
+            return Program([self.arguments.python, os.path.join(HERE, "ceiling.py"), state, self.device, largest],
+                           timeout_s=180), "run 0.5"
         threads = min(16, len(os.sched_getaffinity(0)))
         flags = ["--direct"] if state == "cold" else []
         return Program([os.path.join(programs, "plain_read"), largest, "--size", size, "--threads", threads,
@@ -142,12 +150,14 @@ class Peers:
                 samples.append((program.ask("load")["seconds"], json.dumps(setting)))
         return json.loads(min(samples)[1]) if samples else settings[0]
 
-    def measure(self, layout):
-        files = layouts.make(self.arguments.dir, layout, self.arguments.size * MIB)
+    def measure(self, layout, files):
         result = {"layout": layout, "bytes": sum(map(os.path.getsize, files)), "files": len(files), "loaders": {},
                   "missing": {}, "rounds": {}}
         self.set_state("cached", files)
         for name in self.names:
+            if self.arguments.model and name == WRITES_BESIDE_THE_MODEL:
+                result["missing"][name] = "would have to write a copy of its own beside the model"
+                continue
             default = loaders.LOADERS[name].settings[0]
             try:
                 start = self.from_start(name, default, files)
@@ -162,7 +172,7 @@ class Peers:
         baseline = self.bare_context(files) if self.on_gpu else 0
         for loader in result["loaders"].values():
             loader["extra_device"] = max(0, loader.pop("device") - baseline - result["bytes"]) if self.on_gpu else 0
-        for state in self.arguments.states:
+        for state in self.arguments.states if result["loaders"] else ():
             try:
                 result["rounds"][state] = self.race(state, result["loaders"], files)
             except BenchError as error:
@@ -207,48 +217,83 @@ class Peers:
             return rounds
 
 
+def series(values):
+    return {**harness.summary(values), "rounds": values}
+
+
+def figures(rounds, name):
+    """One contender's rounds in one state, beside the ceiling's."""
+    speeds = [harness.bytes_per_second(sample[name]) for sample in rounds]
+    ceilings = [harness.bytes_per_second(sample[CEILING]) for sample in rounds]
+    return {"gb_per_s": series([speed / 1e9 for speed in speeds]),
+            "ratio": series([speed / ceiling for speed, ceiling in zip(speeds, ceilings)]),
+            "cpu_seconds_per_gb": harness.cpu_seconds_per_gigabyte(rounds, name)}
+
+
+def rows(result):
+    """What the table says, as data: loaders by speed, the ceiling, and who is missing."""
+    def in_states(name):
+        return {state: figures(result["rounds"][state], name) if state in result["rounds"] else None
+                for state in ("cached", "cold")}
+
+    loaders_by_speed = [{"name": name, "version": loader["version"], "setting": loader["setting"], **in_states(name),
+                         "start_seconds": loader["seconds"]["median"], "extra_device_bytes": loader["extra_device"],
+                         "extra_host_bytes": loader["extra_host"], "wrong": sorted(set(loader["wrong"]))}
+                        for name, loader in result["loaders"].items()]
+    loaders_by_speed.sort(key=lambda row: -max([row[state]["gb_per_s"]["median"] for state in result["rounds"]] or [0]))
+    return {"loaders": loaders_by_speed, "ceiling": in_states(CEILING),
+            "missing": [{"name": name, "reason": reason} for name, reason in result["missing"].items()]}
+
+
 def table(results):
     lines = []
     for result in results:
         lines.append(f"### {result['layout']}: {result['bytes'] / 1e9:.2f} GB in {result['files']} "
                      f"{'files' if result['files'] > 1 else 'file'}\n")
+        states, data = list(result["rounds"]), rows(result)
         lines.append("| loader | version | " + " | ".join(
-            f"{state}, GB/s: median (quartiles) | of the ceiling" for state in result["rounds"])
+            f"{state}, GB/s: median (quartiles) | of the ceiling" for state in states)
             + " | CPU s/GB | from process start | extra device / host memory | bytes | setting |")
-        lines.append("|---" * (7 + 2 * len(result["rounds"])) + "|")
-        speeds = {state: {name: harness.summary([harness.bytes_per_second(sample[name]) for sample in rounds])
-                          for name in rounds[0]} for state, rounds in result["rounds"].items()}
-        cells = [f"{speed[CEILING]['median'] / 1e9:.2f} (rounds differ by {speed[CEILING]['spread']:.0%}) | 1"
-                 for speed in speeds.values()]
+        lines.append("|---" * (7 + 2 * len(states)) + "|")
+        speeds = [data["ceiling"][state]["gb_per_s"] for state in states]
+        cells = [f"{speed['median']:.2f} (rounds differ by {speed['spread']:.0%}) | 1" for speed in speeds]
         lines.append(f"| *ceiling* | | {' | '.join(cells)} | | | | | |")
-        by_speed = sorted(result["loaders"], key=lambda name: -max(
-            [speed[name]["median"] for speed in speeds.values() if name in speed] or [0]))
-        for name in by_speed:
-            loader = result["loaders"][name]
-            cells = []
-            for state, speed in speeds.items():
-                ratios = harness.summary([harness.bytes_per_second(sample[name]) /
-                                          harness.bytes_per_second(sample[CEILING])
-                                          for sample in result["rounds"][state]])
-                own = speed[name]
-                cells.append(f"{own['median'] / 1e9:.2f} ({own['p25'] / 1e9:.2f}–{own['p75'] / 1e9:.2f}) | "
-                             f"{ratios['median']:.3f}")
-            cpu = [harness.cpu_seconds_per_gigabyte(rounds, name) for rounds in result["rounds"].values()]
-            lines.append(f"| {name} | {loader['version']} | {' | '.join(cells)} | "
-                         f"{' / '.join(f'{value:.2f}' for value in cpu)} | {loader['seconds']['median']:.2f} s | "
-                         f"{loader['extra_device'] / MIB:.0f} / {loader['extra_host'] / MIB:.0f} MiB | "
-                         f"{'wrong: ' + loader['wrong'][0] if loader['wrong'] else 'right'} | "
-                         f"{json.dumps(loader['setting']) if loader['setting'] else 'default'} |")
-        for name, reason in result["missing"].items():
-            lines.append(f"\n{name}: not measured: {reason}")
+        for row in data["loaders"]:
+            own = [row[state] for state in states]
+            cells = [f"{one['gb_per_s']['median']:.2f} ({one['gb_per_s']['p25']:.2f}–{one['gb_per_s']['p75']:.2f}) | "
+                     f"{one['ratio']['median']:.3f}" for one in own]
+            cpu = " / ".join(f"{one['cpu_seconds_per_gb']:.2f}" for one in own)
+            lines.append(f"| {row['name']} | {row['version']} | {' | '.join(cells)} | {cpu} | "
+                         f"{row['start_seconds']:.2f} s | "
+                         f"{row['extra_device_bytes'] / MIB:.0f} / {row['extra_host_bytes'] / MIB:.0f} MiB | "
+                         f"{'wrong: ' + row['wrong'][0] if row['wrong'] else 'right'} | "
+                         f"{json.dumps(row['setting']) if row['setting'] else 'default'} |")
+        for one in data["missing"]:
+            lines.append(f"\n{one['name']}: not measured: {one['reason']}")
         lines.append("")
     return "\n".join(lines)
+
+
+def model_files(path):
+    """The safetensors files of a model, each of which must have a header that can be read."""
+    files = [path]
+    if os.path.isdir(path):
+        files = sorted(os.path.join(path, name) for name in os.listdir(path) if name.endswith(".safetensors"))
+    if not files:
+        raise BenchError(f"{path} holds no safetensors files")
+    for file in files:
+        try:
+            layouts.header_of(file)
+        except (ValueError, KeyError, AttributeError, struct.error, MemoryError, OverflowError) as error:
+            raise BenchError(f"{file} is not a safetensors file: {error}") from error
+    return files
 
 
 def main():
     build = os.path.join(HERE, "..", "..", "build")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu, cuda:0 (default: cpu)")
+    parser.add_argument("--model", metavar="PATH", help="load this model, which is only read, instead of making some")
     parser.add_argument("--layouts", default="dense", help=f"of {', '.join(layouts.LAYOUTS)} (default: dense)")
     parser.add_argument("--size", type=int, default=8192, metavar="MIB", help="of each model (default: 8192)")
     parser.add_argument("--states", default="cached,cold", help="cached, cold or both (default: both)")
@@ -261,6 +306,7 @@ def main():
     parser.add_argument("--programs", default=os.path.join(build, "bin"), help="where bench_programs were built")
     parser.add_argument("--python", default=sys.executable, help="the Python whose packages are compared")
     parser.add_argument("--json", metavar="FILE", help="write all samples")
+    parser.add_argument("--table", metavar="FILE", help="with --model: write what the table says, as JSON")
     arguments = parser.parse_args()
     for name in ("layouts", "states", "only"):
         setattr(arguments, name, [part for part in getattr(arguments, name).split(",") if part])
@@ -270,9 +316,11 @@ def main():
     try:
         peers = Peers(arguments)
         results = []
-        for layout in arguments.layouts:
+        for layout in [arguments.model] if arguments.model else arguments.layouts:
             print(f"{layout} …", file=sys.stderr, flush=True)
-            results.append(peers.measure(layout))
+            files = model_files(layout) if arguments.model else layouts.make(arguments.dir, layout,
+                                                                             arguments.size * MIB)
+            results.append(peers.measure(layout, files))
     except (BenchError, OSError) as error:
         sys.exit(f"bench/peers: {error}")
     if arguments.json:
@@ -280,7 +328,11 @@ def main():
             json.dump({"schema": "penstock.peers/1", "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
                        "machine": harness.describe_machine(arguments.dir), "device": arguments.device,
                        "results": results}, file, indent=1)
-    print(table(results))
+    if arguments.table:
+        with open(arguments.table, "w", encoding="utf-8") as file:
+            json.dump({"device": arguments.device, **rows(results[0])}, file)
+    else:
+        print(table(results))
     if any(loader["wrong"] for result in results for loader in result["loaders"].values()):
         sys.exit("a loader gave wrong bytes")
 

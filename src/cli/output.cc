@@ -206,6 +206,15 @@ std::string_view Output::mark(bool good) const {
   return good ? "ok" : "no";
 }
 
+std::string Output::bar(double share) const {
+  constexpr std::size_t steps = 8;  // of a column, as far as there are characters for them
+  constexpr const char* parts[steps] = {"", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589"};
+  const auto eighths = static_cast<std::size_t>(std::clamp(share, 0.0, 1.0) * 12 * steps + 0.5);
+  std::string text;
+  for (std::size_t i = 0; i < eighths / steps; ++i) text += utf8_ ? "\u2588" : "#";
+  return utf8_ ? text + parts[eighths % steps] : text;
+}
+
 std::string_view Output::branch(bool is_last) const {
   if (utf8_) return is_last ? "\u2514\u2500 " : "\u251c\u2500 ";
   return is_last ? "`- " : "|- ";

@@ -70,6 +70,8 @@ class Output {
   bool on_terminal() const;
   // A check mark or a cross, as far as the locale can show them.
   std::string_view mark(bool good) const;
+  // A bar for a share from 0 to 1, a dozen columns at most.
+  std::string bar(double share) const;
   // What joins a line of a tree to its parent, and what stands in that place in the lines below it.
   std::string_view branch(bool is_last) const;
   std::string_view branch_gap(bool is_last) const;

@@ -1,16 +1,12 @@
 // penstock tune: measures which options load fastest from a file system into a memory, and keeps them for load and
 // write.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
 
 #include "interrupt.h"
-#include "source.h"
+#include "scratch.h"
 #include "transfer.h"
 
 namespace penstock::cli {
@@ -27,52 +23,6 @@ struct TuneFlags {
   bool dry_run = false;
   bool forget = false;
   OutputFlags output;
-};
-
-// A file without a name in the folder of a path: it is gone when closed, however this process ends.
-class Scratch {
- public:
-  static Result<Scratch> create(const std::string& near, std::uint64_t size_bytes) {
-    const std::filesystem::path path(near);
-    std::error_code ignored;
-    const std::filesystem::path folder =
-        std::filesystem::is_directory(path, ignored) ? path : std::filesystem::absolute(path, ignored).parent_path();
-    std::string name = (folder / ".penstock-tune-XXXXXX").string();
-    Scratch scratch(mkostemp(name.data(), O_CLOEXEC));
-    if (scratch.fd_ < 0) return system_error(errno, "make a file in " + folder.string());
-    unlink(name.c_str());
-    if (Status filled = scratch.fill(size_bytes); !filled.ok()) return filled.error();
-    return scratch;
-  }
-  Scratch(Scratch&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Scratch& operator=(Scratch&&) = delete;
-  ~Scratch() {
-    if (fd_ >= 0) close(fd_);
-  }
-  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
-
- private:
-  explicit Scratch(int fd) : fd_(fd) {}
-
-  // Bytes that nothing below can compress or leave out.
-  Status fill(std::uint64_t size_bytes) const {
-    std::vector<std::byte> window(8 << 20);
-    const auto source = pattern_source({.size_bytes = size_bytes, .seed = 1});
-    for (;;) {
-      const Result<std::uint64_t> filled = source->fill(Region::host(window.data(), window.size()));
-      if (!filled.ok()) return filled.error();
-      if (*filled == 0) break;
-      for (std::uint64_t done = 0; done < *filled;) {
-        if (interrupted()) return interrupted_error();
-        const ssize_t put = write(fd_, window.data() + done, *filled - done);
-        if (put < 0 && errno != EINTR) return system_error(errno, "write the scratch file");
-        done += static_cast<std::uint64_t>(std::max<ssize_t>(put, 0));
-      }
-    }
-    return fsync(fd_) == 0 ? Status() : system_error(errno, "sync the scratch file");
-  }
-
-  int fd_;
 };
 
 std::string describe(const Options& options) {

@@ -97,7 +97,7 @@ class Tune(TuneTest):
         for signal_number in [signal.SIGINT, signal.SIGTERM]:
             process = self.start("tune", self.folder, "--scratch", "--size", "64MiB", "--seconds", 600, "--file",
                                  self.tunings)
-            wait_until(lambda: any(".penstock-tune-" in name for name in open_files(process.pid)))
+            wait_until(lambda: any(".penstock-scratch-" in name for name in open_files(process.pid)))
             code, _, stderr, seconds = self.interrupt(process, signal_number)
             self.assertEqual((code, stderr), (130, b"penstock: interrupted\n"))
             self.assertLess(seconds, 5)

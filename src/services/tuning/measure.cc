@@ -23,16 +23,6 @@ constexpr double climbing_share = 0.7;       // of the time
 constexpr double one_read_share = 1.0 / 30;  // of the time: what a plain read of all bytes may take
 constexpr int tries = 3;                     // pages that are just being read can't be evicted yet
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-Error stopped() {
-  return {.code = Code::cancelled, .message = "interrupted"};
-}
-
 // Long enough that a clock tells it well, short enough for many.
 double round_seconds(double all_seconds) {
   return std::clamp(all_seconds / 400, 0.002, 0.2);
@@ -71,7 +61,7 @@ Result<std::unique_ptr<Measurement>> Measurement::create(const TuningSearch& sea
   if (fd < 0) return system_error(errno, "open " + search.path);
   std::unique_ptr<Measurement> made(new Measurement(search, fd, std::move(*owner)));
 
-  made->evict();
+  measuring::evict(fd);
   const Result<std::uint64_t> size = made->warm(most, search.seconds * one_read_share);
   if (!size) return size.error();
   Result<Buffer> memory = made->owner_.allocate(search.memory, std::max(*size / mib * mib, mib));
@@ -82,61 +72,24 @@ Result<std::unique_ptr<Measurement>> Measurement::create(const TuningSearch& sea
   return made;
 }
 
-Result<Measurement::Subject> Measurement::make_subject(const Options& options) {
-  Result<Context> context = Context::create(options);
-  if (!context) return context.error();
-  Result<Store> store = context->open(search_.path);
-  if (!store) return store.error();
-  if (!search_.memory.host_accessible()) {
-    if (Status ready = context->prepare(search_.memory); !ready) return std::move(ready).error();
-  } else if (search_.memory == Domain::pinned()) {
-    if (Status attached = context->attach(memory_.region()); !attached) return std::move(attached).error();
-  }
-  return Subject{std::move(*context), std::move(*store)};
+Result<Subject> Measurement::make_subject(const Options& options) {
+  return measuring::make_subject(search_.path, options, memory_.region());
 }
 
 Result<std::uint64_t> Measurement::warm(std::uint64_t size_bytes, double seconds) {
-  std::vector<char> window(mib);
-  const auto start = Clock::now();
-  std::uint64_t done = 0;
-  while (done < size_bytes && (done < mib || seconds_since(start) < seconds)) {
-    if (!search_.keep_going()) return stopped();
-    const ssize_t got = pread(fd_, window.data(), window.size(), static_cast<off_t>(done));
-    if (got < 0 && errno != EINTR) return system_error(errno, "read " + search_.path);
-    if (got == 0) break;
-    done += static_cast<std::uint64_t>(std::max<ssize_t>(got, 0));
-  }
-  return done;
-}
-
-// What is not written yet can't be evicted. Whether it worked is seen by the route of the next load.
-void Measurement::evict() {
-  static_cast<void>(fdatasync(fd_));
-  static_cast<void>(posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED));
+  return measuring::warm({.fd = fd_, .size_bytes = size_bytes, .seconds = seconds}, search_.keep_going);
 }
 
 Result<Report> Measurement::load(Subject& subject) {
-  const Range range{.store = &subject.store, .offset = 0, .memory = memory_.region()};
-  Result<Ticket> ticket = subject.context.submit(Direction::read, {&range, 1});
-  if (!ticket) return ticket.error();
-  bool go_on = true;
-  while (!ticket->wait_for(std::chrono::milliseconds(100))) {
-    if (go_on && !search_.keep_going()) {
-      go_on = false;
-      ticket->cancel();
-    }
-  }
-  Report report = ticket->report();
-  if (!go_on || !search_.keep_going()) return stopped();
-  if (!report.ok()) return *report.error;
-  return report;
+  return measuring::move_front(subject, Direction::read, memory_.region(), search_.keep_going);
 }
 
 Result<std::optional<double>> Measurement::round(Subject& subject, State state) {
   std::uint64_t bytes = 0;
   double seconds = 0;
   for (int misses = 0; seconds < round_seconds(search_.seconds);) {
-    if (state == State::cold) evict();
+    // Whether it worked is seen by the route of the load.
+    if (state == State::cold) measuring::evict(fd_);
     const Result<Report> report = load(subject);
     if (!report) return report.error();
     const std::uint64_t from_device =
@@ -200,7 +153,7 @@ Result<Comparison> Measurement::compare(const Options& before, const Options& af
 }  // namespace tuning
 
 Result<TuningResult> search_tuning(const TuningSearch& given) {
-  const auto start = tuning::Clock::now();
+  const double start = measuring::now();
   TuningSearch search = given;
   // Absolute, it is a path to everybody, whatever it looks like.
   std::error_code ignored;
@@ -214,7 +167,7 @@ Result<TuningResult> search_tuning(const TuningSearch& given) {
   job.compare = [&](const Options& before, const Options& after) {
     return (*measurement)->compare(before, after, tuning::climbing_rounds);
   };
-  job.in_time = [&] { return tuning::seconds_since(start) < search.seconds * tuning::climbing_share; };
+  job.in_time = [&] { return measuring::now() - start < search.seconds * tuning::climbing_share; };
   job.on_trial = [&](const TuningTrial& trial) {
     result.trials.push_back(trial);
     if (search.on_trial) search.on_trial(trial);
@@ -231,7 +184,7 @@ Result<TuningResult> search_tuning(const TuningSearch& given) {
   result.options = *best;
   result.cached = decision->cached.medians();
   result.cold = decision->cold.medians();
-  result.seconds = tuning::seconds_since(start);
+  result.seconds = measuring::now() - start;
   return result;
 }
 

@@ -4,13 +4,14 @@
 // Thread safety: one thread. Lifetime: owns the memory that is loaded into.
 #pragma once
 
-#include <functional>
 #include <memory>
 
-#include "penstock/context.h"
+#include "services/measuring/subject.h"
 #include "services/tuning/search.h"
 
 namespace penstock::tuning {
+
+using measuring::Subject;
 
 class Measurement {
  public:
@@ -25,16 +26,11 @@ class Measurement {
 
  private:
   enum class State { cached, cold };
-  struct Subject {
-    Context context;
-    Store store;
-  };
 
   Measurement(const TuningSearch& search, int fd, Context owner);
   Result<Subject> make_subject(const Options& options);
   // Reads into the page cache, for a limited time; says how many bytes of the front are there then.
   Result<std::uint64_t> warm(std::uint64_t size_bytes, double seconds);
-  void evict();
   Result<Report> load(Subject& subject);
   // The speed of one round; nothing where the bytes were not where they should have been.
   Result<std::optional<double>> round(Subject& subject, State state);

@@ -1,0 +1,43 @@
+// The parts of `penstock bench`: what is measured becomes one JSON object, and that object becomes text or a page. So
+// an earlier result is shown exactly as a fresh one.
+#pragma once
+
+#include <string>
+
+#include "output.h"
+#include "penstock/measuring.h"
+
+namespace penstock::cli {
+
+struct BenchFlags {
+  std::string path, domain = "host", html, python = "python3", from;
+  std::optional<std::uint64_t> size;
+  double seconds = 30;
+  bool peers = false;
+  bool write = false;
+  OutputFlags output;
+};
+
+// What is known beside what was measured.
+struct BenchFacts {
+  std::string path;  // as it was given
+  Domain to;
+  bool scratch = false;  // measured with a file that was made for it
+  std::string place;     // a path on the same storage, to look for its disks
+};
+Json bench_json(const Measured& measured, const BenchFacts& facts);
+void print_bench(const Output& output, const Json& bench);
+
+// One page that needs nothing else, with the object inside.
+std::string bench_page(const Json& bench);
+
+// Runs the comparison of loaders that comes with the tool on a model, and returns its table.
+struct PeersJob {
+  std::string path;  // a safetensors file, or a directory of them
+  Domain to;
+  std::string python;
+  OutputFlags output;
+};
+Result<Json> compare_peers(const PeersJob& job);
+
+}  // namespace penstock::cli

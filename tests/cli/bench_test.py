@@ -1,0 +1,230 @@
+"""penstock bench: what it measures, checks, leaves behind and refuses. Behaviour, not speed."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import sys
+import unittest
+
+import schema
+from tool import ToolTest, wait_until
+
+MIB = 1 << 20
+FAKE_CUDA = os.environ.get("PENSTOCK_FAKE_CUDA", "")
+QUICK = ["--seconds", 0.2]
+
+
+def embedded(page):
+    return json.loads(re.search(r'<script type="application/json" id="bench">(.*?)</script>', page, re.DOTALL)[1])
+
+
+class Bench(ToolTest):
+    def test_measures_a_file_and_leaves_it_as_it_was(self):
+        content = os.urandom(MIB + 17)
+        path = self.file("data", content)
+        before = path.stat()
+        result = self.json_of("bench", path, *QUICK)
+        after = path.stat()
+        self.assertEqual((path.read_bytes(), after.st_mtime_ns), (content, before.st_mtime_ns))
+        self.assertEqual(self.names(), ["data"])
+        self.assertEqual([race["state"] for race in result["races"]], ["cached", "cold"])
+        for race in result["races"]:
+            if race["refused"]:
+                self.assertIn("page cache", race["refused"])
+                continue
+            yardstick, *others = race["rows"]
+            self.assertTrue(yardstick["plain"])
+            self.assertEqual(yardstick["ratio"]["median"], 1)
+            self.assertTrue(any(row["name"] == "posix, auto" for row in others), race)
+            for row in others:
+                self.assertIs(row["bytes_right"], True)
+                self.assertEqual(sum(row["routes"].values()), result["bytes"])
+                self.assertEqual(len(row["ratio"]["rounds"]), len(yardstick["gb_per_s"]["rounds"]))
+            self.assertEqual(race["conclusive"], yardstick["gb_per_s"]["spread"] <= 0.05)
+            self.assertTrue(all(one["reason"] for one in race["left_out"]), race["left_out"])
+        for curve in result["latency"]["curves"]:
+            self.assertEqual([point["depth"] for point in curve["points"]], [1, 2, 4, 8, 16, 32, 64])
+
+    def test_a_directory_is_measured_with_a_file_that_is_gone_afterwards(self):
+        result = self.json_of("bench", self.folder, "--size", "1MiB", "--write", *QUICK)
+        self.assertIs(result["store"]["scratch"], True)
+        written = result["races"][-1]
+        self.assertEqual((written["state"], written["refused"]), ("written", None))
+        self.assertTrue(all(row["bytes_right"] for row in written["rows"]))
+        self.assertEqual(self.names(), [])
+
+    def test_a_page_holds_the_data_and_needs_nothing_else(self):
+        (self.folder / "<").mkdir()
+        path = self.file("</script><b>&'\"\u00e9", os.urandom(MIB))
+        page_file, json_file = self.folder / "page.html", self.folder / "result.json"
+        result = self.json_of("bench", path, *QUICK, "--html", page_file)
+        page = page_file.read_text()
+        self.assertEqual(embedded(page), result)
+        self.assertEqual(page.count("</script>"), 2)
+        self.assertNotIn("<b>", page)
+        outside = [word for word in re.findall(r"https?:[^\"' ]*|(?:src|href)=|@import", page)
+                   if word != "http://www.w3.org/2000/svg"]
+        self.assertEqual(outside, [])
+
+        json_file.write_text(json.dumps(result))
+        again = self.json_of("bench", "--from", json_file, "--html", self.folder / "again.html")
+        self.assertEqual(again, result)
+        self.assertEqual((self.folder / "again.html").read_text(), page)
+        text = self.run_tool("bench", "--from", json_file).stdout.decode()
+        for word in ["cached:", "cold:", "4 KiB", "plain", "posix, auto", "verdict", "p99.9"]:
+            self.assertIn(word, text)
+        text, code = self.on_terminal(40, "bench", "--from", json_file)
+        self.assertEqual(code, 0)
+        self.assertTrue(all(len(line) <= 40 for line in text.replace("\r", "\n").split("\n")), text)
+
+    def test_wrong_bytes_fail_the_run(self):
+        wrong_reads = os.environ.get("PENSTOCK_WRONG_READS")
+        if os.environ.get("PENSTOCK_SANITIZE") or not wrong_reads:
+            self.skipTest("needs PENSTOCK_WRONG_READS, the library that spoils reads, and no sanitizer")
+        path = self.file("data", os.urandom(MIB))
+        done = self.run_tool("bench", path, "--json", *QUICK, env={"LD_PRELOAD": wrong_reads})
+        result = json.loads(done.stdout)
+        schema.check(result, "bench")
+        self.assertEqual(done.returncode, 1)
+        self.assertFalse(all(row["bytes_right"] for row in result["races"][0]["rows"]))
+
+    def test_memory_is_not_storage(self):
+        mount = self.mount("size=32m")
+        (mount / "data").write_bytes(os.urandom(MIB))
+        result = self.json_of("bench", mount / "data", *QUICK)
+        cached, cold = result["races"]
+        self.assertEqual((cached["refused"], cold["rows"]), (None, []))
+        self.assertIn("tmpfs is memory", cold["refused"])
+        self.assertIn("memory", " ".join(result["notes"]))
+
+    def test_into_a_gpu_the_bus_is_the_yardstick(self):
+        if not (pathlib.Path(FAKE_CUDA) / "libcuda.so.1").exists():
+            self.skipTest("PENSTOCK_FAKE_CUDA does not name the folder of the fake driver")
+        result = self.json_of("bench", self.folder, "--size", "1MiB", "--write", "--to", "cuda:0", *QUICK,
+                              env={"LD_LIBRARY_PATH": FAKE_CUDA})
+        cached = result["races"][0]
+        self.assertEqual(cached["rows"][0]["name"], "pinned copies")
+        self.assertTrue(all(row["bytes_right"] for race in result["races"] for row in race["rows"]))
+        self.assertTrue(result["machine"]["gpu"]["name"])
+
+    def test_interruption_leaves_nothing(self):
+        page = self.folder / "page.html"
+        for signal_number in [signal.SIGINT, signal.SIGTERM]:
+            process = self.start("bench", self.folder, "--size", "4MiB", "--seconds", 600, "--write", "--html", page)
+            wait_until(lambda: len([name for name in open_files(process.pid) if ".penstock-scratch-" in name]) > 2)
+            code, _, stderr, seconds = self.interrupt(process, signal_number)
+            self.assertEqual((code, stderr), (130, b"penstock: interrupted\n"))
+            self.assertLess(seconds, 5)
+            self.assertEqual(self.names(), [])
+
+    def test_a_person_sees_it_work(self):
+        path = self.file("data", os.urandom(MIB))
+        text, code = self.on_terminal(60, "bench", path, "--seconds", 1)
+        self.assertEqual(code, 0, text)
+        self.assertIn("round 2", text)
+        self.assertTrue(all(len(line) <= 60 for line in text.replace("\r", "\n").split("\n")), text)
+
+
+class Refusals(ToolTest):
+    def test_paths_that_cannot_be_measured(self):
+        small = self.file("small", b"x" * 1000)
+        self.assertIn("small", self.fails("invalid_argument", 2, "bench", small)["message"])
+        self.fails("invalid_argument", 2, "bench", self.file("empty"))
+        self.fails("not_found", 3, "bench", self.folder / "missing")
+        os.mkfifo(self.folder / "fifo")
+        for special in [self.folder / "fifo", "/dev/null"]:
+            self.assertNotEqual(self.run_tool("bench", special).returncode, 0)
+        self.assertEqual(self.names(), ["empty", "fifo", "small"])
+
+    def test_paths_of_others(self):
+        self.need_other_user()
+        path = self.file("data", b"x" * MIB)
+        path.chmod(0o600)
+        locked = self.folder / "locked"
+        locked.mkdir(0o755)
+        for place in [path, locked]:
+            done = self.run_tool("bench", place, "--json", user=65534, group=65534, extra_groups=[])
+            self.assertEqual((json.loads(done.stdout)["error"]["code"], done.returncode), ("permission_denied", 4))
+
+    def test_wishes_that_do_not_go_together(self):
+        data = self.file("data", b"x" * MIB)
+        self.assertIn("directory", self.fails("invalid_argument", 2, "bench", data, "--write")["message"])
+        self.fails("invalid_argument", 2, "bench")
+        self.fails("invalid_argument", 2, "bench", data, "--from", data)
+        self.fails("invalid_argument", 2, "bench", data, "--python", "python3")
+        self.fails("invalid_argument", 2, "bench", data, "--to", "mars")
+        self.fails("invalid_argument", 2, "bench", data, "--seconds", 0)
+        self.fails("out_of_memory", 5, "bench", data, "--size", "1000TiB")
+        self.assertIn("safetensors", self.fails("invalid_argument", 2, "bench", self.folder, "--peers")["message"])
+
+    def test_no_gpu(self):
+        data = self.file("data", b"x" * MIB)
+        self.fails("no_device", 1, "bench", data, "--to", "cuda:0", env={"CUDA_VISIBLE_DEVICES": ""})
+
+    def test_results_that_are_none(self):
+        self.fails("not_found", 3, "bench", "--from", self.folder / "missing")
+        whole = {"schema": "penstock.bench/1", "races": []}
+        for text in ["", "{", "[]", "{}", '{"schema": 1}', json.dumps(whole), json.dumps({**whole, "races": 7})]:
+            self.fails("invalid_argument", 2, "bench", "--from", self.file("result", text.encode()))
+
+    def test_a_page_that_cannot_be_written_is_known_before_measuring(self):
+        data = self.file("data", b"x" * MIB)
+        self.fails("not_found", 3, "bench", data, "--seconds", 3600, "--html", self.folder / "no" / "page.html")
+        self.fails("invalid_argument", 2, "bench", data, "--seconds", 3600, "--html", self.folder)
+        self.fails("invalid_argument", 2, "bench", data, "--seconds", 3600, "--html", "/dev/null")
+        self.assertTrue(pathlib.Path("/dev/null").is_char_device())
+        (self.folder / "link").hardlink_to(data)
+        self.fails("invalid_argument", 2, "bench", data, "--seconds", 3600, "--html", self.folder / "link")
+        self.assertEqual(data.read_bytes(), b"x" * MIB)
+
+    def test_a_full_disk_leaves_no_page(self):
+        mount = self.mount("size=16k")
+        data = self.file("data", os.urandom(MIB))
+        self.fails("no_space", 5, "bench", data, *QUICK, "--html", mount / "page.html")
+        self.assertEqual(list(mount.iterdir()), [])
+
+
+class Peers(ToolTest):
+    def test_loaders_that_are_not_installed_are_named(self):
+        # Without its site-packages a Python has none of the loaders, and says so at once.
+        python = self.file("python", f"#!/bin/sh\nexec {sys.executable} -S \"$@\"\n".encode())
+        python.chmod(0o755)
+        model = self.folder / "model.safetensors"
+        self.assertEqual(self.run_tool("sample", model, "--size", "2MiB").returncode, 0)
+        result = self.json_of("bench", model, "--peers", "--python", python, *QUICK)
+        missing = {one["name"]: one["reason"] for one in result["peers"]["missing"]}
+        self.assertIn("No module named", missing["safetensors"])
+        self.assertIn("beside the model", missing["torch.load"])
+        self.assertEqual((result["peers"]["loaders"], result["peers"]["python"]), ([], str(python)))
+        self.assertEqual(self.names(), ["model.safetensors", "python"])
+        self.fails("not_found", 3, "bench", model, "--peers", "--python", self.folder / "no python", *QUICK)
+
+    def test_interruption_ends_all_processes(self):
+        python = self.file("python", b"#!/bin/sh\nsleep 1000 &\necho $! > \"$0.child\"\nwait\n")
+        python.chmod(0o755)
+        model = self.folder / "model.safetensors"
+        self.assertEqual(self.run_tool("sample", model, "--size", "2MiB").returncode, 0)
+        process = self.start("bench", model, "--peers", "--python", python, *QUICK)
+        child = self.folder / "python.child"
+        wait_until(lambda: child.exists() and child.read_text().endswith("\n"))
+        self.assertEqual(self.interrupt(process)[0], 130)
+        # Whoever inherits it may not have looked yet: then it is a zombie.
+        status = pathlib.Path(f"/proc/{child.read_text().strip()}/stat")
+        wait_until(lambda: not status.exists() or status.read_text().split()[2] in "ZX")
+
+
+def open_files(process):
+    folder = pathlib.Path(f"/proc/{process}/fd")
+    names = []
+    for link in folder.iterdir():
+        try:
+            names.append(os.readlink(link))
+        except OSError:
+            continue
+    return names
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
