@@ -12,7 +12,6 @@
 #include "penstock/measuring.h"
 #include "penstock/models.h"
 #include "penstock/options.h"
-#include "penstock/page_cache.h"
 #include "penstock/region.h"
 #include "penstock/request.h"
 #include "penstock/result.h"

@@ -1,7 +1,6 @@
 #include "penstock/store.h"
 
 #include "core/store_entry.h"
-#include "penstock/page_cache.h"
 
 namespace penstock {
 
@@ -47,11 +46,6 @@ Status Store::commit(bool durable) {
 Status Store::abort() {
   engine::Writer* writer = entry_->store().writer();
   return writer == nullptr ? Status{} : writer->abort();
-}
-
-std::optional<std::uint64_t> cached_bytes(const Store& store, std::uint64_t offset, std::uint64_t length) {
-  const engine::PageCache* cache = store.entry()->store().page_cache();
-  return cache != nullptr ? cache->resident_bytes(offset, length) : std::nullopt;
 }
 
 }  // namespace penstock
