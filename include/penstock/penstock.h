@@ -4,6 +4,7 @@
 #include "penstock/buffer.h"
 #include "penstock/checksum.h"
 #include "penstock/context.h"
+#include "penstock/diagnosis.h"
 #include "penstock/domain.h"
 #include "penstock/engine_info.h"
 #include "penstock/error.h"

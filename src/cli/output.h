@@ -1,6 +1,7 @@
 // Output: results for a person or for a program, on standard output; errors and progress on standard error.
 //
-// Text for a person is wrapped to the terminal. JSON is one object on one line. Nothing is ever coloured.
+// Text for a person is wrapped to the terminal, and coloured there unless NO_COLOR is set. JSON is one object on one
+// line.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -54,6 +55,11 @@ struct Transfer {
 
 Json error_json(const Error& error);
 
+// Whether colours and the like are welcome there: a terminal that understands them, and no NO_COLOR.
+bool may_paint(int fd);
+
+enum class Mark { good, bad, unknown };
+
 class Output {
  public:
   explicit Output(const OutputFlags& flags);
@@ -65,14 +71,22 @@ class Output {
   void heading(std::string_view text) const;
   void section(std::string_view title) const;
   void field(std::string_view label, std::string_view value) const;
+  // What matters most.
+  void verdict(std::string_view text) const;
+  // One of a list, with its mark; what more there is to say about it.
+  void item(Mark mark, std::string_view text) const;
+  void detail(std::string_view text) const;
   // Rows in columns, as far as they fit; else each row is wrapped by itself.
   void table(const std::vector<std::vector<std::string>>& rows) const;
   bool on_terminal() const;
   // A check mark or a cross, as far as the locale can show them.
-  std::string_view mark(bool good) const;
+  std::string_view mark(Mark mark) const;
   // What joins a line of a tree to its parent, and what stands in that place in the lines below it.
   std::string_view branch(bool is_last) const;
   std::string_view branch_gap(bool is_last) const;
+  // What joins two lines that follow each other, and what points back at one.
+  std::string_view pipe() const { return utf8_ ? "\u2502" : "|"; }
+  std::string_view pointer() const { return utf8_ ? "\u2190" : "<-"; }
 
   // The end of a command that moved bytes.
   Exit transfer(const Transfer& transfer) const;
@@ -82,9 +96,14 @@ class Output {
   Exit fail(const Report& report) const;
 
  private:
+  bool silent() const { return flags_.json || flags_.quiet; }
+  // `text` as it is, or between the codes that make a terminal show it so.
+  std::string paint(std::string_view text, std::string_view code) const;
+
   OutputFlags flags_;
   std::size_t columns_;
   bool utf8_;
+  bool painted_;
 };
 
 // One line on a terminal that says how far a transfer is. Silent where nobody watches; gone when destroyed.

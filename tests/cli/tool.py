@@ -91,12 +91,12 @@ class ToolTest(unittest.TestCase):
         stdout, stderr = process.communicate(timeout=30)
         return process.returncode, stdout, stderr, time.monotonic() - begin
 
-    def on_terminal(self, columns, *arguments):
+    def on_terminal(self, columns, *arguments, env=None):
         """What appears on a terminal: (text, exit code). Standard output and error are both the terminal."""
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = subprocess.Popen([TOOL, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=follower,
-                                   stderr=follower, env=environment(LC_ALL="C.UTF-8"))
+                                   stderr=follower, env=environment(**{"LC_ALL": "C.UTF-8", "TERM": "xterm", **(env or {})}))
         os.close(follower)
         text = b""
         end = time.monotonic() + 60
