@@ -19,4 +19,5 @@
 #include "penstock/statistics.h"
 #include "penstock/store.h"
 #include "penstock/topology.h"
+#include "penstock/trace.h"
 #include "penstock/tuning.h"

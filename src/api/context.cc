@@ -287,6 +287,10 @@ Statistics Context::statistics() const {
   return statistics;
 }
 
+Trace Context::trace(double since_seconds) const {
+  return impl_->environment->traces.snapshot(since_seconds);
+}
+
 void Context::reset_statistics() {
   impl_->environment->statistics.reset();
 }

@@ -53,6 +53,7 @@ struct ContextFlags {
   std::string engine;
   std::string cache;
   std::optional<std::uint32_t> lanes;
+  std::uint32_t trace_events = 0;  // no flag: what a command itself needs
 };
 void add_context_flags(CLI::App& parser, ContextFlags& flags);
 Result<Options> make_options(const ContextFlags& flags);

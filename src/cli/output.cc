@@ -147,6 +147,22 @@ std::string format_limit(const Report& report) {
   return text + ", working " + format_seconds(report.cpu_seconds) + ", summed over lanes";
 }
 
+std::string format_progress(std::uint64_t bytes, std::optional<std::uint64_t> total_bytes, double seconds) {
+  const double bytes_per_second = rate(bytes, seconds);
+  std::string line = format_bytes(bytes);
+  if (total_bytes) line += " of " + format_bytes(*total_bytes);
+  line += ", " + format_rate(bytes_per_second);
+  if (total_bytes && bytes_per_second > 0) {
+    const std::uint64_t left = *total_bytes - std::min(bytes, *total_bytes);
+    line += format(", %.0f s left", static_cast<double>(left) / bytes_per_second);
+  }
+  return line;
+}
+
+std::string cut_to(std::string_view text, std::size_t columns) {
+  return std::string(text.substr(0, bytes_that_fit(text, columns)));
+}
+
 bool may_paint(int fd) {
   const char* unwanted = std::getenv("NO_COLOR");
   const char* terminal = std::getenv("TERM");
@@ -322,16 +338,7 @@ Progress::~Progress() {
 }
 
 void Progress::update(std::uint64_t bytes) {
-  if (!visible_) return;
-  const double bytes_per_second = rate(bytes, since_start_.seconds());
-  std::string line = format_bytes(bytes);
-  if (total_bytes_) line += " of " + format_bytes(*total_bytes_);
-  line += ", " + format_rate(bytes_per_second);
-  if (total_bytes_ && bytes_per_second > 0) {
-    const std::uint64_t left = *total_bytes_ - std::min(bytes, *total_bytes_);
-    line += format(", %.0f s left", static_cast<double>(left) / bytes_per_second);
-  }
-  say(std::move(line));
+  if (visible_) say(format_progress(bytes, total_bytes_, since_start_.seconds()));
 }
 
 void Progress::say(std::string line) {

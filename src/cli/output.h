@@ -28,6 +28,11 @@ Json routes_json(const RouteBytes& routes);
 // Bytes a second; 0 where no time passed.
 double rate(std::uint64_t bytes, double seconds);
 
+// "1.2 GB of 4.3 GB, 3.1 GB/s, 1 s left"
+std::string format_progress(std::uint64_t bytes, std::optional<std::uint64_t> total_bytes, double seconds);
+// So much of a text as fits into so many columns.
+std::string cut_to(std::string_view text, std::size_t columns);
+
 // "copy; waiting for storage 12 ms, for copies 130 ms, working 40 ms, summed over lanes"
 std::string format_limit(const Report& report);
 

@@ -69,6 +69,14 @@ class LoadIntoAGpu(GpuTest):
         for count in ["0", "-1", "x", "1001"]:
             self.fails("invalid_argument", 2, "load", path, "--repeat", count)
 
+    def test_shows_copies_in_a_timeline(self):
+        path, trace = self.file("data", os.urandom(8 * MIB)), self.folder / "trace.json"
+        result = self.json_of("load", path, "--to", "cuda:0", "--timeline", trace)
+        events = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
+        copied = sum(each["args"]["bytes"] for each in events if each["name"] == "copy")
+        self.assertEqual((copied, result["device_bytes"]), (8 * MIB, 8 * MIB))
+        self.assertGreater(result["pinned_bytes"], 0)
+
     def test_tells_a_person_what_it_waited_for(self):
         text = self.run_tool("load", self.file("data", os.urandom(8 * MIB)), "--to", "cuda:0", "--cache", "bypass").stdout
         for word in [b"-staged", b"limit", b"waiting for storage", b"set-up"]:
