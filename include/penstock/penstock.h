@@ -12,6 +12,7 @@
 #include "penstock/machine.h"
 #include "penstock/models.h"
 #include "penstock/options.h"
+#include "penstock/published.h"
 #include "penstock/region.h"
 #include "penstock/request.h"
 #include "penstock/result.h"

@@ -1,18 +1,44 @@
 #include "penstock/context.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <new>
 
 #include "api/context_builder.h"
 #include "api/fork_guard.h"
+#include "base/log.h"
 #include "core/environment.h"
 #include "core/lane_set.h"
+#include "core/publisher.h"
 #include "core/request.h"
 #include "core/store_entry.h"
 #include "engines/table.h"
 
 namespace penstock {
+
+namespace {
+
+Statistics statistics_of(const core::Environment& environment) {
+  Statistics statistics = environment.statistics.snapshot();
+  statistics.pinned_bytes = environment.pinned->used_bytes();
+  statistics.lanes_replaced = environment.lanes_replaced.load(std::memory_order_relaxed);
+  statistics.quarantined_bytes = environment.quarantine->bytes();
+  return statistics;
+}
+
+// REQUIRES: the name needs no escaping. The command may: what could is left out of it.
+std::string published_text(const std::string& name, const core::Environment& environment) {
+  std::string command;
+  std::ifstream("/proc/self/comm") >> command;
+  std::erase_if(command, [](char c) { return c < ' ' || c > '~' || c == '"' || c == '\\'; });
+  return R"({"name":")" + name + R"(","pid":)" + std::to_string(::getpid()) + R"(,"command":")" + command +
+         R"(","statistics":)" + statistics_of(environment).to_json() + "}";
+}
+
+}  // namespace
 
 class Context::Impl {
  public:
@@ -24,13 +50,27 @@ class Context::Impl {
   ~Impl() {
     if (fork_guard.in_child()) {
       // The threads stayed with the parent: nothing can be waited for, so everything is left as it is.
+      static_cast<void>(publisher.release());
       new (std::nothrow) std::shared_ptr<core::LaneSet>(lanes);
       new (std::nothrow) std::shared_ptr<core::Environment>(environment);
       return;
     }
+    publisher.reset();
     environment->streams.close();
     lanes->close();
     environment->completions.close();
+  }
+
+  // Whoever can't be seen still works.
+  void publish() {
+    const std::string& name = environment->options.publish;
+    if (name.empty()) return;
+    auto made = core::Publisher::create(name, [name, shared = environment] { return published_text(name, *shared); });
+    if (made) {
+      publisher = std::move(*made);
+    } else {
+      log(LogLevel::warning, made.error().message + "; its statistics are not published");
+    }
   }
 
   Status usable() const {
@@ -103,6 +143,7 @@ class Context::Impl {
   const std::shared_ptr<core::Environment> environment;  // shared: lanes and tickets may outlive the Context
   const std::shared_ptr<core::LaneSet> lanes;            // shared: a stuck lane asks for a successor
   ForkGuard fork_guard;
+  std::unique_ptr<core::Publisher> publisher;
 };
 
 namespace {
@@ -121,6 +162,9 @@ Result<Context> Context::create(const Options& options) {
   if (const char* engine = std::getenv("PENSTOCK_ENGINE"); engine != nullptr && *engine != '\0') {
     chosen.engine = engine;
   }
+  if (const char* name = std::getenv("PENSTOCK_PUBLISH"); name != nullptr && chosen.publish.empty()) {
+    chosen.publish = name;
+  }
   return ContextBuilder::build(engines::default_table(), chosen);
 }
 
@@ -133,7 +177,9 @@ Result<Context> ContextBuilder::build(engine::Table table, const Options& option
     return Error{Code::unknown_engine, 0, "there is no engine named " + options.engine,
                  "run `penstock engines` for the list"};
   }
-  return Context(std::make_shared<Context::Impl>(std::move(table), options, Machine::detect()));
+  auto impl = std::make_shared<Context::Impl>(std::move(table), options, Machine::detect());
+  impl->publish();
+  return Context(std::move(impl));
 }
 
 Context::Context(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -280,11 +326,7 @@ const Machine& Context::machine() const {
 }
 
 Statistics Context::statistics() const {
-  Statistics statistics = impl_->environment->statistics.snapshot();
-  statistics.pinned_bytes = impl_->environment->pinned->used_bytes();
-  statistics.lanes_replaced = impl_->environment->lanes_replaced.load(std::memory_order_relaxed);
-  statistics.quarantined_bytes = impl_->environment->quarantine->bytes();
-  return statistics;
+  return statistics_of(*impl_->environment);
 }
 
 Trace Context::trace(double since_seconds) const {

@@ -26,6 +26,32 @@ enum class Exit : int {
 };
 Exit exit_for(Code code);
 
+struct ExitMeaning {
+  Exit code;
+  const char* meaning;
+};
+inline constexpr ExitMeaning exit_meanings[] = {
+    {Exit::ok, "done"},
+    {Exit::failed, "the operation failed"},
+    {Exit::usage, "usage: the arguments or options can't be right"},
+    {Exit::not_found, "not found"},
+    {Exit::refused, "refused: no permission, read-only, or in use"},
+    {Exit::no_room, "no room: on the disk, in memory, or in a budget"},
+    {Exit::deadline, "a deadline passed"},
+    {Exit::interrupted, "interrupted"},
+};
+
+struct EnvironmentVariable {
+  const char *name, *meaning;
+};
+inline constexpr EnvironmentVariable environment_variables[] = {
+    {"PENSTOCK_ENGINE", "the engine to use; wins over --engine"},
+    {"PENSTOCK_PUBLISH", "the name under which penstock top sees the statistics"},
+    {"PENSTOCK_TUNING", "the file of tunings; empty: none"},
+    {"PENSTOCK_LOG", "error, warning or info: what is written to standard error"},
+    {"NO_COLOR", "if it is not empty, nothing is coloured"},
+};
+
 // A command of the tool: its parser, and what to do once that has seen its arguments.
 struct Command {
   CLI::App* parser = nullptr;
@@ -39,6 +65,9 @@ Command add_sample(CLI::App& tool);
 Command add_engines(CLI::App& tool);
 Command add_doctor(CLI::App& tool);
 Command add_tune(CLI::App& tool);
+Command add_top(CLI::App& tool);
+Command add_completion(CLI::App& tool);
+Command add_manual(CLI::App& tool);
 
 // Reads "4096", "64KiB", "64K", "1.5GiB" or "2GB": KiB, MiB, GiB, TiB and K, M, G, T count in 1024s; KB, MB, GB and TB
 // in 1000s.

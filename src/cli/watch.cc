@@ -40,6 +40,10 @@ std::vector<Activity> activities(const Trace& trace, double since) {
     if (event.kind == TraceKind::waits_for_copies) lane.copies += seconds;
     if (event.kind == TraceKind::idle) lane.idle += seconds;
   }
+  // Of a lane that has nothing to do, nothing ends.
+  for (Activity& lane : lanes) {
+    if (lane.bytes == 0 && lane.storage + lane.copies + lane.idle == 0) lane.idle = trace.seconds - since;
+  }
   return lanes;
 }
 

@@ -43,11 +43,17 @@ void LaneTrace::add_wait(TraceKind kind, TimePoint begin, TimePoint end) {
     wait_->end_seconds = event.end_seconds;
     return;
   }
-  if (wait_) append(*wait_);
+  end_wait();
   wait_ = event;
 }
 
+void LaneTrace::end_wait() {
+  if (wait_) append(*wait_);
+  wait_.reset();
+}
+
 void LaneTrace::add_transfer(TraceKind kind, TimePoint begin, TimePoint end, std::uint64_t bytes, Route route) {
+  end_wait();
   append({.begin_seconds = seconds_between(origin_, begin),
           .end_seconds = seconds_between(origin_, end),
           .bytes = bytes,

@@ -21,7 +21,7 @@ class LaneTrace {
  public:
   LaneTrace(std::uint32_t lane, std::uint32_t capacity, TimePoint origin);
 
-  // Waits that follow each other are put together.
+  // Waits that follow each other, with nothing that ended in between, are put together.
   void add_wait(TraceKind kind, TimePoint begin, TimePoint end);
   void add_transfer(TraceKind kind, TimePoint begin, TimePoint end, std::uint64_t bytes, Route route);
 
@@ -30,6 +30,7 @@ class LaneTrace {
 
  private:
   void append(const TraceEvent& event);
+  void end_wait();
 
   const std::uint32_t lane_;
   const std::uint32_t capacity_;

@@ -7,10 +7,11 @@ import subprocess
 import unittest
 
 import schema
-from tool import NOBODY, ToolTest, refuse_io_uring
+from tool import NOBODY, SLOW, ToolTest, refuse_io_uring, wait_until
 
 MIB = 1 << 20
-COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "sample"]
+COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "top", "sample", "completion",
+            "manual"]
 
 
 class Usage(ToolTest):
@@ -191,6 +192,16 @@ class Doctor(ToolTest):
         self.assertIn("\x1b[32m✓\x1b[0m", painted)
         self.assertNotIn("\x1b", self.on_terminal(40, "doctor", path, env={"TERM": "dumb"})[0])
         self.assertNotIn(b"\x1b", self.run_tool("doctor", path).stdout)
+
+
+class Interrupted(ToolTest):
+    def test_leaves_no_bundle_behind(self):
+        path = self.sparse_file("sparse", 1 << 30)
+        process = self.start("doctor", path, "--bundle", self.folder / "report.json", *SLOW)
+        wait_until(lambda: len(self.names()) == 2)
+        code, _, error, _ = self.interrupt(process)
+        self.assertEqual(code, 130, error)
+        self.assertEqual(self.names(), ["sparse"])
 
 
 class Bundle(ToolTest):

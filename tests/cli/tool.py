@@ -91,8 +91,11 @@ class ToolTest(unittest.TestCase):
         stdout, stderr = process.communicate(timeout=30)
         return process.returncode, stdout, stderr, time.monotonic() - begin
 
-    def on_terminal(self, columns, *arguments, env=None):
-        """What appears on a terminal: (text, exit code). Standard output and error are both the terminal."""
+    def on_terminal(self, columns, *arguments, env=None, until=None):
+        """What appears on a terminal: (text, exit code). Standard output and error are both the terminal.
+
+        When the text `until` has appeared, the command is interrupted.
+        """
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = subprocess.Popen([TOOL, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=follower,
@@ -103,6 +106,9 @@ class ToolTest(unittest.TestCase):
         with contextlib.suppress(OSError):  # EIO: the last writer is gone
             while time.monotonic() < end and select.select([leader], [], [], 60)[0]:
                 text += os.read(leader, 65536)
+                if until and until.encode() in text:
+                    process.send_signal(signal.SIGINT)
+                    until = None
         os.close(leader)
         return text.decode(), process.wait(timeout=60)
 
