@@ -1,5 +1,6 @@
 // penstock completion, penstock manual: texts about the tool, made from the definitions that parse its command line, so
 // that they can't say anything else.
+#include <CLI/App.hpp>
 #include <CLI/Option.hpp>
 #include <CLI/Validators.hpp>
 #include <algorithm>

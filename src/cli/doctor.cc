@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
 
 #include "engine_list.h"
@@ -43,6 +44,21 @@ Result<Context> create_context(const Options& options, Findings& findings) {
                       {}});
   unsetenv("PENSTOCK_ENGINE");
   return Context::create(options);
+}
+
+// A model may be a folder: then its largest file stands for it. Everything else is what it is.
+std::string largest_file(const std::string& path) {
+  std::string largest = path;
+  std::uintmax_t most = 0;
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator(local_path(path), failed)) {
+    std::error_code unknown;
+    const std::uintmax_t size = entry.is_regular_file(unknown) ? entry.file_size(unknown) : 0;
+    if (unknown || size <= most) continue;
+    most = size;
+    largest = std::filesystem::absolute(entry.path(), unknown).string();
+  }
+  return largest;
 }
 
 std::string limit_of(const Patient& patient, const Report& report) {
@@ -99,10 +115,11 @@ Result<Diagnosis> diagnose(const DoctorFlags& flags) {
   diagnosis.gpus = look_for_gpus(flags.sysfs);
   diagnosis.limits = find_limits(diagnosis);
   if (!flags.path.empty()) {
-    Result<Patient> patient = examine(*context, flags.path, *to);
+    const std::string path = largest_file(flags.path);
+    Result<Patient> patient = examine(*context, path, *to);
     if (!patient.ok()) return patient.error();
     diagnosis.patient = std::move(*patient);
-    diagnosis.place = find_place(local_path(flags.path), flags.sysfs, diagnosis);
+    diagnosis.place = find_place(local_path(path), flags.sysfs, diagnosis);
   }
   const auto add = [&](Findings more) { std::ranges::move(more, std::back_inserter(diagnosis.findings)); };
   add(limit_findings(diagnosis));

@@ -119,6 +119,11 @@ Result<Patient> examine(Context& context, const std::string& path, Domain to) {
 Findings patient_findings(const Patient& patient) {
   Findings findings;
   const std::uint64_t size = patient.info.size_bytes;
+  if (patient.extents == std::uint64_t{0} && size != 0) {
+    findings.push_back({"nothing of the file is on a disk: it is all holes, or was not written yet",
+                        "measure with a file that has content, as penstock sample makes one",
+                        {}});
+  }
   if (patient.extents.value_or(0) > 1 && size >= fragmented_from_bytes &&
       size / *patient.extents < small_extent_bytes) {
     findings.push_back({"the file lies in " + std::to_string(*patient.extents) + " pieces on its disk, of " +

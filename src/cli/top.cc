@@ -1,7 +1,7 @@
 // penstock top: the statistics that Contexts of running processes publish, live, or as Prometheus wants them.
+#include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
 #include <algorithm>
-#include <map>
 #include <thread>
 
 #include "interrupt.h"

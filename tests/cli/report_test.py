@@ -115,6 +115,17 @@ class Doctor(ToolTest):
         self.assertEqual(result["way"][-1]["to"], "host buffer")
         self.assertLessEqual(sum(edge["limit"] for edge in result["way"]), 1)
 
+    def test_of_a_folder_takes_the_largest_file(self):
+        self.file("small", b"x")
+        large = self.file("large", os.urandom(MIB))
+        self.assertEqual(self.json_of("doctor", self.folder)["store"]["name"], str(large))
+
+    def test_says_when_there_is_nothing_on_the_disk(self):
+        result = self.json_of("doctor", self.sparse_file("sparse", 8 * MIB))
+        if result["store"]["extents"] is None:
+            self.skipTest("the file system does not tell where bytes are")
+        self.assertTrue([each for each in result["findings"] if "holes" in each["what"]], result["findings"])
+
     def test_an_empty_file_has_no_speed(self):
         result = self.json_of("doctor", self.file("empty"))
         self.assertEqual((result["store"]["cold"], result["store"]["cached"], result["way"]), (None, None, []))

@@ -163,7 +163,10 @@ Status measure_cached(const SpeedCheck& check, Region memory, Speeds& speeds) {
   for (Report& round : rounds) {
     Result<Report> report = reader->read(memory.part(0, warm_bytes));
     if (!report) return report.error();
-    if (!went_by(*report, {Route::cached, Route::cached_staged})) {
+    // What comes over a network is read the same way, cached or not.
+    const bool cached = went_by(*report, {Route::cached, Route::cached_staged}) ||
+                        (report->bytes == warm_bytes && reader->cached_bytes(warm_bytes) == warm_bytes);
+    if (!cached) {
       speeds.no_cached_because = "it does not stay in the page cache, or the kernel does not tell";
       return {};
     }
