@@ -24,12 +24,15 @@ struct DoctorFlags {
 };
 
 // An engine made for GPUs is not missed where there are none; where there are, less than the best costs speed.
-Findings engine_findings(const std::vector<EngineInfo>& engines, const Gpus& gpus) {
+Findings engine_findings(const Diagnosis& diagnosis) {
   Findings findings;
-  for (const EngineInfo& engine : engines) {
+  const bool has_gpu = !diagnosis.gpus.seen.empty();
+  for (const EngineInfo& engine : diagnosis.engines) {
     if (engine.name == "uring") continue;  // stands among the limits
-    const bool lacks = engine.reaches_device ? !gpus.seen.empty() && !engine.reason.empty() : !engine.available;
-    if (lacks) findings.push_back({"engine " + engine.name + ": " + engine.reason, engine.remedy, {}});
+    const bool lacks = engine.reaches_device ? has_gpu && !engine.reason.empty() : !engine.available;
+    if (!lacks) continue;
+    findings.push_back({"engine " + engine.name + ": " + engine.reason, engine.remedy,
+                        engine.reaches_device ? gain_without_staging(diagnosis) : Gain{}});
   }
   return findings;
 }
@@ -61,8 +64,8 @@ std::string largest_file(const std::string& path) {
   return largest;
 }
 
-std::string limit_of(const Patient& patient, const Report& report) {
-  switch (report.limit) {
+std::string limit_text(const Patient& patient) {
+  switch (limit_on(patient)) {
     case Limit::storage:
       if (patient.info.locality == Locality::network) return "the network or its server is the limit";
       if (patient.info.locality == Locality::fuse) return "the user-space file system is the limit";
@@ -96,7 +99,7 @@ std::string verdict_on(const Diagnosis& diagnosis) {
     return patient.info.name + (patient.info.size_bytes == 0 ? " is empty" : " could not be measured");
   }
   const std::string into = patient.to.host_accessible() ? "" : " into " + patient.to.name();
-  const std::string limit = limit_of(patient, *report);
+  const std::string limit = limit_text(patient);
   return patient.info.name + ": expect about " + speeds_text(patient.speeds) + into + (limit.empty() ? "" : "; ") +
          limit + (costs.empty() ? "" : "; ") + costs;
 }
@@ -123,7 +126,7 @@ Result<Diagnosis> diagnose(const DoctorFlags& flags) {
   }
   const auto add = [&](Findings more) { std::ranges::move(more, std::back_inserter(diagnosis.findings)); };
   add(limit_findings(diagnosis));
-  add(engine_findings(diagnosis.engines, diagnosis.gpus));
+  add(engine_findings(diagnosis));
   add(gpu_findings(diagnosis.gpus));
   if (diagnosis.patient) add(patient_findings(*diagnosis.patient));
   add(place_findings(diagnosis.place));

@@ -121,6 +121,11 @@ Route main_route(const Report& report);
 // Cold, or else cached, where one of them was measured.
 const Report* measured(const Patient& patient);
 double rate_of(const Report& report);
+// So many times as much is no noise any more.
+inline constexpr double clearly = 1.2;
+// What limits the store: the disk, if all the rest carries clearly more when the file is cached; else what the lanes
+// say.
+Limit limit_on(const Patient& patient);
 
 // Its place on the bus (doctor_place.cc).
 Place find_place(const std::string& path, const std::string& sysfs, const Diagnosis& diagnosis);
@@ -133,6 +138,8 @@ void print_place(const Output& output, const Place& place, const Gpus& gpus);
 std::vector<RouteVerdict> judge_routes(const Diagnosis& diagnosis);
 Json routes_json(const std::vector<RouteVerdict>& routes);
 Json gain_json(const Gain& gain);
+// Straight from disk to GPU saves copying, which is worth as much as copying was in the way.
+Gain gain_without_staging(const Diagnosis& diagnosis);
 void print_routes(const Output& output, const Diagnosis& diagnosis);
 
 // The way of the bytes, with the rate of each edge (doctor_way.cc).

@@ -6,8 +6,6 @@ namespace penstock::cli {
 
 namespace {
 
-constexpr double clearly = 1.2;  // so many times as much is no noise any more
-
 // What the links of all its disks carry together; nothing where one of them is unknown.
 std::optional<double> disk_link(const Diagnosis& diagnosis) {
   double sum = 0;
@@ -30,22 +28,6 @@ std::optional<double> gpu_link(const Diagnosis& diagnosis) {
   return link > 0 ? std::optional(link) : std::nullopt;
 }
 
-// Straight from disk to GPU saves copying, which is worth as much as copying was in the way.
-Gain gain_without_staging(const Diagnosis& diagnosis) {
-  if (!diagnosis.patient || !diagnosis.patient->speeds.cold) return {"penstock doctor FILE estimates it", {}};
-  const Report& cold = *diagnosis.patient->speeds.cold;
-  const bool to_gpu = !diagnosis.patient->to.host_accessible();
-  const std::optional<double> disk = disk_link(diagnosis), gpu = gpu_link(diagnosis);
-  if (to_gpu ? cold.limit == Limit::storage : gpu && rate_of(cold) * clearly < *gpu) {
-    return {"none for this store, whose disk is the limit; CPU time is saved: " +
-                format_seconds(cold.cpu_seconds / static_cast<double>(cold.bytes) * 1e9) + " a GB",
-            1.0};
-  }
-  if (!disk || !gpu) return {};
-  const double most = std::min(*disk, *gpu);
-  return {"at most to " + format_rate(most) + ", which the bus carries", std::max(1.0, most / rate_of(cold))};
-}
-
 const EngineInfo* cufile_of(const Diagnosis& diagnosis) {
   const auto found = std::ranges::find(diagnosis.engines, "cufile", &EngineInfo::name);
   return found != diagnosis.engines.end() ? &*found : nullptr;
@@ -65,6 +47,24 @@ const Condition* obstacle(const EngineInfo& cufile, Route route) {
   return nullptr;
 }
 
+// The machine may be fine and the store not.
+std::optional<Condition> obstacle_of_store(const Diagnosis& diagnosis, Route route) {
+  if (!diagnosis.patient || diagnosis.patient->info.kind != StoreKind::file) return std::nullopt;
+  const std::string& type = diagnosis.patient->info.file_system;
+  if (diagnosis.patient->info.locality == Locality::local && type != "ext4" && type != "xfs") {
+    return Condition{"file system", Condition::State::missing, type,
+                     "keep the file on ext4 or xfs: on local disks, nothing else will do"};
+  }
+  if (route != Route::p2pdma || !diagnosis.place.storage) return std::nullopt;
+  for (const Disk& disk : diagnosis.place.storage->disks) {
+    if (disk.is_virtual || !disk.name.starts_with("nvme") || diagnosis.place.storage->disks.size() > 1) {
+      return Condition{"disk", Condition::State::missing, disk.name + " is no single NVMe disk of this machine",
+                       "keep the file on one, without RAID"};
+    }
+  }
+  return std::nullopt;
+}
+
 RouteVerdict judge_straight(const Diagnosis& diagnosis, Route route) {
   RouteVerdict verdict{.route = route, .gain = gain_without_staging(diagnosis)};
   const EngineInfo* cufile = cufile_of(diagnosis);
@@ -72,13 +72,15 @@ RouteVerdict judge_straight(const Diagnosis& diagnosis, Route route) {
     verdict.cause = "the cufile engine is not built in";
     return verdict;
   }
-  verdict.works = cufile->available && cufile->device_route == route;
+  const std::optional<Condition> of_store = obstacle_of_store(diagnosis, route);
+  verdict.works = cufile->available && cufile->device_route == route && !of_store;
   if (verdict.works) {
     verdict.gain = {};
     verdict.cause = "cuFile says that it works here; --to cuda:N tries it";
     return verdict;
   }
   const Condition* missing = obstacle(*cufile, route);
+  if (missing == nullptr && of_store) missing = &*of_store;
   verdict.cause = missing != nullptr ? missing->name + ": " + missing->detail : cufile->reason;
   verdict.remedy = missing != nullptr ? missing->remedy : cufile->remedy;
   return verdict;
@@ -147,6 +149,21 @@ void print_route(const Output& output, const RouteVerdict& verdict) {
 }
 
 }  // namespace
+
+Gain gain_without_staging(const Diagnosis& diagnosis) {
+  if (!diagnosis.patient || !diagnosis.patient->speeds.cold) return {"penstock doctor FILE estimates it", {}};
+  const Report& cold = *diagnosis.patient->speeds.cold;
+  const bool to_gpu = !diagnosis.patient->to.host_accessible();
+  const std::optional<double> disk = disk_link(diagnosis), gpu = gpu_link(diagnosis);
+  if (to_gpu ? limit_on(*diagnosis.patient) == Limit::storage : gpu && rate_of(cold) * clearly < *gpu) {
+    return {"none for this store, whose disk is the limit; CPU time is saved: " +
+                format_seconds(cold.cpu_seconds / static_cast<double>(cold.bytes) * 1e9) + " a GB",
+            1.0};
+  }
+  if (!disk || !gpu) return {};
+  const double most = std::min(*disk, *gpu);
+  return {"at most to " + format_rate(most) + ", which the bus carries", std::max(1.0, most / rate_of(cold))};
+}
 
 std::vector<RouteVerdict> judge_routes(const Diagnosis& diagnosis) {
   std::vector<RouteVerdict> routes{judge_cached(diagnosis), judge_past_cache(diagnosis)};

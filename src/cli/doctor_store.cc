@@ -97,6 +97,14 @@ const Report* measured(const Patient& patient) {
   return patient.speeds.cached ? &*patient.speeds.cached : nullptr;
 }
 
+Limit limit_on(const Patient& patient) {
+  const std::optional<Report>& cold = patient.speeds.cold;
+  const std::optional<Report>& cached = patient.speeds.cached;
+  if (cold && cached && rate_of(*cached) > rate_of(*cold) * clearly) return Limit::storage;
+  const Report* report = measured(patient);
+  return report != nullptr ? report->limit : Limit::unknown;
+}
+
 Route main_route(const Report& report) {
   return static_cast<Route>(std::max_element(report.routes.begin(), report.routes.end()) - report.routes.begin());
 }
