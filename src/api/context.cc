@@ -38,6 +38,17 @@ std::string published_text(const std::string& name, const core::Environment& env
          R"(","statistics":)" + statistics_of(environment).to_json() + "}";
 }
 
+// Null where nothing is to be published, or can't be: whoever can't be seen still works.
+std::unique_ptr<core::Publisher> publish(const std::shared_ptr<core::Environment>& environment) {
+  const std::string& name = environment->options.publish;
+  if (name.empty()) return nullptr;
+  auto made = core::Publisher::create(
+      name, [environment] { return published_text(environment->options.publish, *environment); });
+  if (made) return std::move(*made);
+  log(LogLevel::warning, made.error().message + "; its statistics are not published");
+  return nullptr;
+}
+
 }  // namespace
 
 class Context::Impl {
@@ -45,7 +56,8 @@ class Context::Impl {
   Impl(engine::Table table, const Options& options, const Machine& machine)
       : environment(
             std::make_shared<core::Environment>(std::make_shared<engine::Table>(std::move(table)), options, machine)),
-        lanes(std::make_shared<core::LaneSet>(environment)) {}
+        lanes(std::make_shared<core::LaneSet>(environment)),
+        publisher(publish(environment)) {}
 
   ~Impl() {
     if (fork_guard.in_child()) {
@@ -59,18 +71,6 @@ class Context::Impl {
     environment->streams.close();
     lanes->close();
     environment->completions.close();
-  }
-
-  // Whoever can't be seen still works.
-  void publish() {
-    const std::string& name = environment->options.publish;
-    if (name.empty()) return;
-    auto made = core::Publisher::create(name, [name, shared = environment] { return published_text(name, *shared); });
-    if (made) {
-      publisher = std::move(*made);
-    } else {
-      log(LogLevel::warning, made.error().message + "; its statistics are not published");
-    }
   }
 
   Status usable() const {
@@ -177,9 +177,7 @@ Result<Context> ContextBuilder::build(engine::Table table, const Options& option
     return Error{Code::unknown_engine, 0, "there is no engine named " + options.engine,
                  "run `penstock engines` for the list"};
   }
-  auto impl = std::make_shared<Context::Impl>(std::move(table), options, Machine::detect());
-  impl->publish();
-  return Context(std::move(impl));
+  return Context(std::make_shared<Context::Impl>(std::move(table), options, Machine::detect()));
 }
 
 Context::Context(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -314,7 +314,7 @@ class Inspect(ModelTest):
         names = {f"layer \x1b[31m \u009b31m {'long' * i}": ("U8", [i + 1]) for i in range(9)}
         path = self.model("x.safetensors", names, {"text": "with\nlines and many words " * 9})
         for command in [["inspect"], ["inspect", "--tensors"], ["verify"], ["load", "--verify"]]:
-            text, _ = self.on_terminal(40, *command, path)
+            text, _ = self.on_terminal(40, *command, path, env={"NO_COLOR": "1"})
             self.assertNotIn("\x1b", text)
             self.assertNotIn("\u009b", text)
             if command[0] == "inspect":
