@@ -18,6 +18,7 @@ class Top(ToolTest):
     def setUp(self):
         super().setUp()
         self.name = f"test-{os.getpid()}-{time.monotonic_ns()}"
+        self.addCleanup(lambda: [file.unlink() for file in self.files() if file.is_file()])
 
     def files(self):
         return sorted(SHARED.glob(f"penstock.{self.name}.*"))
