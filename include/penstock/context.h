@@ -24,6 +24,7 @@
 #include "penstock/request.h"
 #include "penstock/statistics.h"
 #include "penstock/store.h"
+#include "penstock/trace.h"
 
 namespace penstock {
 
@@ -69,6 +70,8 @@ class PENSTOCK_EXPORT Context {
   const Machine& machine() const;
 
   Statistics statistics() const;
+  // What the lanes did, as far as Options::trace_events has it kept; only what ended after `since_seconds`.
+  Trace trace(double since_seconds = 0) const;
   void reset_statistics();
 
  private:

@@ -44,6 +44,8 @@ struct PENSTOCK_EXPORT Options {
   std::uint64_t pinned_budget_bytes = 256 << 20;   // staging and pinned buffers of one Context together
   std::uint64_t device_budget_bytes = 0;           // GPU memory allocated through one Context; 0: no such limit
   bool nvtx = false;                               // every request is a range in NVIDIA's profilers
+  std::uint32_t trace_events = 0;                  // kept of each lane, for Context::trace; 0: none
+  std::string publish;  // a name under which others can see the statistics; empty: nobody can
   Deadlines deadlines;
 
   // Reads a JSON object; absent keys keep their defaults.

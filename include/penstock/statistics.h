@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "penstock/result.h"
 #include "penstock/route.h"
 
 namespace penstock {
@@ -35,6 +37,8 @@ struct PENSTOCK_EXPORT Statistics {
   std::uint64_t quarantined_bytes = 0;  // memory that abandoned operations may still touch, now
 
   std::string to_json(int indent = -1) const;
+  // Code::invalid_argument for anything that to_json would not write.
+  static Result<Statistics> from_json(std::string_view text);
 };
 
 }  // namespace penstock

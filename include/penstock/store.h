@@ -112,8 +112,8 @@ class PENSTOCK_EXPORT Store {
   const StoreInfo& info() const;
   // The size now: a file may have grown since it was opened.
   Result<std::uint64_t> size_bytes() const;
-  // How many bytes of a range are in the page cache now; nothing where the kernel won't tell, or nothing is cached.
-  std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const;
+  // How much of a range is in the page cache; nothing where there is none, or the kernel won't tell.
+  std::optional<std::uint64_t> cached_bytes(std::uint64_t offset, std::uint64_t length) const;
   // Maps the whole store read-only; Code::unsupported where a store can't.
   Result<View> view() const;
   // Access::replace: syncs and takes the name. Otherwise: syncs. Without `durable` nothing is synced, and a crash soon

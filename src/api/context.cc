@@ -1,32 +1,72 @@
 #include "penstock/context.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <new>
 
 #include "api/context_builder.h"
+#include "base/log.h"
 #include "core/environment.h"
 #include "core/lane_set.h"
+#include "core/publisher.h"
 #include "core/request.h"
 #include "core/store_entry.h"
 #include "engines/table.h"
 
 namespace penstock {
 
+namespace {
+
+Statistics statistics_of(const core::Environment& environment) {
+  Statistics statistics = environment.statistics.snapshot();
+  statistics.pinned_bytes = environment.pinned->used_bytes();
+  statistics.lanes_replaced = environment.lanes_replaced.load(std::memory_order_relaxed);
+  statistics.quarantined_bytes = environment.quarantine->bytes();
+  return statistics;
+}
+
+// REQUIRES: the name needs no escaping. The command may: what could is left out of it.
+std::string published_text(const std::string& name, const core::Environment& environment) {
+  std::string command;
+  std::ifstream("/proc/self/comm") >> command;
+  std::erase_if(command, [](char c) { return c < ' ' || c > '~' || c == '"' || c == '\\'; });
+  return R"({"name":")" + name + R"(","pid":)" + std::to_string(::getpid()) + R"(,"command":")" + command +
+         R"(","statistics":)" + statistics_of(environment).to_json() + "}";
+}
+
+// Null where nothing is to be published, or can't be: whoever can't be seen still works.
+std::unique_ptr<core::Publisher> publish(const std::shared_ptr<core::Environment>& environment) {
+  const std::string& name = environment->options.publish;
+  if (name.empty()) return nullptr;
+  auto made = core::Publisher::create(
+      name, [environment] { return published_text(environment->options.publish, *environment); });
+  if (made) return std::move(*made);
+  log(LogLevel::warning, made.error().message + "; its statistics are not published");
+  return nullptr;
+}
+
+}  // namespace
+
 class Context::Impl {
  public:
   Impl(engine::Table table, const Options& options, const Machine& machine)
       : environment(
             std::make_shared<core::Environment>(std::make_shared<engine::Table>(std::move(table)), options, machine)),
-        lanes(std::make_shared<core::LaneSet>(environment)) {}
+        lanes(std::make_shared<core::LaneSet>(environment)),
+        publisher(publish(environment)) {}
 
   ~Impl() {
     if (environment->fork_guard.in_child()) {
       // The threads stayed with the parent: nothing can be waited for, so everything is left as it is.
+      static_cast<void>(publisher.release());
       new (std::nothrow) std::shared_ptr<core::LaneSet>(lanes);
       new (std::nothrow) std::shared_ptr<core::Environment>(environment);
       return;
     }
+    publisher.reset();
     environment->streams.close();
     lanes->close();
     environment->completions.close();
@@ -101,6 +141,7 @@ class Context::Impl {
 
   const std::shared_ptr<core::Environment> environment;  // shared: lanes and tickets may outlive the Context
   const std::shared_ptr<core::LaneSet> lanes;            // shared: a stuck lane asks for a successor
+  std::unique_ptr<core::Publisher> publisher;
 };
 
 namespace {
@@ -118,6 +159,9 @@ Result<Context> Context::create(const Options& options) {
   Options chosen = options;
   if (const char* engine = std::getenv("PENSTOCK_ENGINE"); engine != nullptr && *engine != '\0') {
     chosen.engine = engine;
+  }
+  if (const char* name = std::getenv("PENSTOCK_PUBLISH"); name != nullptr && chosen.publish.empty()) {
+    chosen.publish = name;
   }
   return ContextBuilder::build(engines::default_table(), chosen);
 }
@@ -278,11 +322,11 @@ const Machine& Context::machine() const {
 }
 
 Statistics Context::statistics() const {
-  Statistics statistics = impl_->environment->statistics.snapshot();
-  statistics.pinned_bytes = impl_->environment->pinned->used_bytes();
-  statistics.lanes_replaced = impl_->environment->lanes_replaced.load(std::memory_order_relaxed);
-  statistics.quarantined_bytes = impl_->environment->quarantine->bytes();
-  return statistics;
+  return statistics_of(*impl_->environment);
+}
+
+Trace Context::trace(double since_seconds) const {
+  return impl_->environment->traces.snapshot(since_seconds);
 }
 
 void Context::reset_statistics() {

@@ -22,9 +22,9 @@ Result<std::uint64_t> Store::size_bytes() const {
   return identity->size_bytes;
 }
 
-std::optional<std::uint64_t> Store::resident_bytes(std::uint64_t offset, std::uint64_t length) const {
+std::optional<std::uint64_t> Store::cached_bytes(std::uint64_t offset, std::uint64_t length) const {
   const engine::PageCache* cache = entry_->store().page_cache();
-  return cache == nullptr ? std::nullopt : cache->resident_bytes(offset, length);
+  return cache != nullptr ? cache->resident_bytes(offset, length) : std::nullopt;
 }
 
 Result<View> Store::view() const {

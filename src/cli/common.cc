@@ -2,6 +2,7 @@
 
 #include <CLI/Option.hpp>
 #include <CLI/Validators.hpp>
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -150,6 +151,7 @@ Result<Options> make_options(const ContextFlags& flags) {
   }
   if (!flags.engine.empty()) options.engine = flags.engine;
   if (flags.lanes) options.lanes = *flags.lanes;
+  options.trace_events = std::max(options.trace_events, flags.trace_events);
   for (const Cache cache : {Cache::automatic, Cache::keep, Cache::bypass}) {
     if (flags.cache == cache_name(cache)) options.cache = cache;
   }

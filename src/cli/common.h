@@ -26,6 +26,32 @@ enum class Exit : int {
 };
 Exit exit_for(Code code);
 
+struct ExitMeaning {
+  Exit code;
+  const char* meaning;
+};
+inline constexpr ExitMeaning exit_meanings[] = {
+    {Exit::ok, "done"},
+    {Exit::failed, "the operation failed"},
+    {Exit::usage, "usage: the arguments or options can't be right"},
+    {Exit::not_found, "not found"},
+    {Exit::refused, "refused: no permission, read-only, or in use"},
+    {Exit::no_room, "no room: on the disk, in memory, or in a budget"},
+    {Exit::deadline, "a deadline passed"},
+    {Exit::interrupted, "interrupted"},
+};
+
+struct EnvironmentVariable {
+  const char *name, *meaning;
+};
+inline constexpr EnvironmentVariable environment_variables[] = {
+    {"PENSTOCK_ENGINE", "the engine to use; wins over --engine"},
+    {"PENSTOCK_PUBLISH", "the name under which penstock top sees the statistics"},
+    {"PENSTOCK_TUNING", "the file of tunings; empty: none"},
+    {"PENSTOCK_LOG", "error, warning or info: what is written to standard error"},
+    {"NO_COLOR", "if it is not empty, nothing is coloured"},
+};
+
 // A command of the tool: its parser, and what to do once that has seen its arguments.
 struct Command {
   CLI::App* parser = nullptr;
@@ -40,6 +66,9 @@ Command add_engines(CLI::App& tool);
 Command add_doctor(CLI::App& tool);
 Command add_tune(CLI::App& tool);
 Command add_bench(CLI::App& tool);
+Command add_top(CLI::App& tool);
+Command add_completion(CLI::App& tool);
+Command add_manual(CLI::App& tool);
 
 // Reads "4096", "64KiB", "64K", "1.5GiB" or "2GB": KiB, MiB, GiB, TiB and K, M, G, T count in 1024s; KB, MB, GB and TB
 // in 1000s.
@@ -54,6 +83,7 @@ struct ContextFlags {
   std::string engine;
   std::string cache;
   std::optional<std::uint32_t> lanes;
+  std::uint32_t trace_events = 0;  // no flag: what a command itself needs
 };
 void add_context_flags(CLI::App& parser, ContextFlags& flags);
 Result<Options> make_options(const ContextFlags& flags);

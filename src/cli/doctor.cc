@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
 
 #include "engine_list.h"
+#include "report_file.h"
 
 namespace penstock::cli {
 
@@ -16,27 +18,21 @@ struct DoctorFlags {
   std::string path;
   std::string to = "host";
   std::string sysfs = "/sys";
+  std::string bundle;
   ContextFlags context;
   OutputFlags output;
 };
 
-struct Diagnosis {
-  std::string verdict;
-  Findings findings;
-  Machine machine;
-  Gpus gpus;
-  std::vector<EngineInfo> engines;
-  Options options;
-  std::optional<Patient> patient;
-  Place place;  // of the patient
-};
-
 // An engine made for GPUs is not missed where there are none; where there are, less than the best costs speed.
-Findings engine_findings(const std::vector<EngineInfo>& engines, const Gpus& gpus) {
+Findings engine_findings(const Diagnosis& diagnosis) {
   Findings findings;
-  for (const EngineInfo& engine : engines) {
-    const bool lacks = engine.reaches_device ? !gpus.seen.empty() && !engine.reason.empty() : !engine.available;
-    if (lacks) findings.push_back({"engine " + engine.name + ": " + engine.reason, engine.remedy});
+  const bool has_gpu = !diagnosis.gpus.seen.empty();
+  for (const EngineInfo& engine : diagnosis.engines) {
+    if (engine.name == "uring") continue;  // stands among the limits
+    const bool lacks = engine.reaches_device ? has_gpu && !engine.reason.empty() : !engine.available;
+    if (!lacks) continue;
+    findings.push_back({"engine " + engine.name + ": " + engine.reason, engine.remedy,
+                        engine.reaches_device ? gain_without_staging(diagnosis) : Gain{}});
   }
   return findings;
 }
@@ -47,27 +43,65 @@ Result<Context> create_context(const Options& options, Findings& findings) {
   const char* engine = std::getenv("PENSTOCK_ENGINE");
   if (context.ok() || engine == nullptr) return context;
   findings.push_back({"PENSTOCK_ENGINE=" + std::string(engine) + ": " + context.error().message,
-                      "unset PENSTOCK_ENGINE; it is left out here"});
+                      "unset PENSTOCK_ENGINE; it is left out here",
+                      {}});
   unsetenv("PENSTOCK_ENGINE");
   return Context::create(options);
 }
 
+// A model may be a folder: then its largest file stands for it. Everything else is what it is.
+std::string largest_file(const std::string& path) {
+  std::string largest = path;
+  std::uintmax_t most = 0;
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator(local_path(path), failed)) {
+    std::error_code unknown;
+    const std::uintmax_t size = entry.is_regular_file(unknown) ? entry.file_size(unknown) : 0;
+    if (unknown || size <= most) continue;
+    most = size;
+    largest = std::filesystem::absolute(entry.path(), unknown).string();
+  }
+  return largest;
+}
+
+std::string limit_text(const Patient& patient) {
+  switch (limit_on(patient)) {
+    case Limit::storage:
+      if (patient.info.locality == Locality::network) return "the network or its server is the limit";
+      if (patient.info.locality == Locality::fuse) return "the user-space file system is the limit";
+      return "the disk is the limit";
+    case Limit::copy:
+      return "the bus to the GPU is the limit";
+    case Limit::cpu:
+      return "the CPUs are the limit";
+    case Limit::unknown:
+      break;
+  }
+  return "";
+}
+
+std::string speeds_text(const Speeds& speeds) {
+  if (speeds.cold && speeds.cached) {
+    return format_rate(rate_of(*speeds.cold)) + " cold and " + format_rate(rate_of(*speeds.cached)) + " cached";
+  }
+  return speeds.cold ? format_rate(rate_of(*speeds.cold)) + " cold" : format_rate(rate_of(*speeds.cached)) + " cached";
+}
+
 std::string verdict_on(const Diagnosis& diagnosis) {
-  std::string limits;
-  if (diagnosis.findings.size() == 1) limits = "one thing costs speed";
-  if (diagnosis.findings.size() > 1) limits = std::to_string(diagnosis.findings.size()) + " things cost speed";
-  if (!diagnosis.patient) return limits.empty() ? "Penstock can do all it knows here" : "it works, but " + limits;
+  std::string costs;
+  if (diagnosis.findings.size() == 1) costs = "one thing costs speed";
+  if (diagnosis.findings.size() > 1) costs = std::to_string(diagnosis.findings.size()) + " things cost speed";
+  if (!diagnosis.patient) return costs.empty() ? "Penstock can do all it knows here" : "it works, but " + costs;
 
   const Patient& patient = *diagnosis.patient;
-  const std::string& name = patient.info.name;
-  if (!patient.sample) return name + " is empty";
-  std::string verdict = name + " is read at " + format_rate(rate(patient.sample->bytes, patient.sample->seconds)) +
-                        (patient.to.host_accessible() ? "" : " into " + patient.to.name()) + " by " +
-                        patient.sample->engine + ", " + std::string(route_name(main_route(*patient.sample)));
-  if (patient.sample->limit != Limit::unknown) {
-    verdict += "; the limit is " + std::string(limit_name(patient.sample->limit));
+  const Report* report = measured(patient);
+  if (report == nullptr) {
+    return patient.info.name + (patient.info.size_bytes == 0 ? " is empty" : " could not be measured");
   }
-  return limits.empty() ? verdict : verdict + "; " + limits;
+  const std::string into = patient.to.host_accessible() ? "" : " into " + patient.to.name();
+  const std::string limit = limit_text(patient);
+  return patient.info.name + ": expect about " + speeds_text(patient.speeds) + into + (limit.empty() ? "" : "; ") +
+         limit + (costs.empty() ? "" : "; ") + costs;
 }
 
 Result<Diagnosis> diagnose(const DoctorFlags& flags) {
@@ -82,21 +116,22 @@ Result<Diagnosis> diagnose(const DoctorFlags& flags) {
   diagnosis.engines = context->engines();
   diagnosis.options = context->options();
   diagnosis.gpus = look_for_gpus(flags.sysfs);
-  const auto add = [&](Findings more) { std::ranges::move(more, std::back_inserter(diagnosis.findings)); };
-  add(engine_findings(diagnosis.engines, diagnosis.gpus));
-  add(machine_findings(diagnosis.machine, diagnosis.options));
-  add(gpu_findings(diagnosis.gpus));
+  diagnosis.limits = find_limits(diagnosis);
   if (!flags.path.empty()) {
-    Result<Patient> patient = examine(*context, flags.path, *to);
+    const std::string path = largest_file(flags.path);
+    Result<Patient> patient = examine(*context, path, *to);
     if (!patient.ok()) return patient.error();
     diagnosis.patient = std::move(*patient);
-    diagnosis.place = find_place({.path = local_path(flags.path),
-                                  .sysfs = flags.sysfs,
-                                  .patient = *diagnosis.patient,
-                                  .gpus = diagnosis.gpus,
-                                  .engines = diagnosis.engines});
-    add(place_findings(diagnosis.place));
+    diagnosis.place = find_place(local_path(path), flags.sysfs, diagnosis);
   }
+  const auto add = [&](Findings more) { std::ranges::move(more, std::back_inserter(diagnosis.findings)); };
+  add(limit_findings(diagnosis));
+  add(engine_findings(diagnosis));
+  add(gpu_findings(diagnosis.gpus));
+  if (diagnosis.patient) add(patient_findings(*diagnosis.patient));
+  add(place_findings(diagnosis.place));
+  diagnosis.routes = judge_routes(diagnosis);
+  diagnosis.way = find_way(diagnosis);
   diagnosis.verdict = verdict_on(diagnosis);
   return diagnosis;
 }
@@ -117,12 +152,15 @@ Json no_gpu_json(const Gpus& gpus) {
 Json diagnosis_json(const Diagnosis& diagnosis) {
   Json findings = Json::array();
   for (const Finding& finding : diagnosis.findings) {
-    findings.push_back({{"what", finding.what}, {"remedy", finding.remedy}});
+    findings.push_back({{"what", finding.what}, {"remedy", finding.remedy}, {"gain", gain_json(finding.gain)}});
   }
   return {{"schema", "penstock.doctor/1"},
           {"verdict", diagnosis.verdict},
           {"findings", std::move(findings)},
+          {"routes", routes_json(diagnosis.routes)},
+          {"way", way_json(diagnosis.way)},
           {"machine", machine_json(diagnosis.machine)},
+          {"limits", conditions_json(diagnosis.limits)},
           {"gpus", gpus_json(diagnosis.gpus)},
           {"no_gpu", no_gpu_json(diagnosis.gpus)},
           {"engines", engines_json(diagnosis.engines)},
@@ -131,16 +169,19 @@ Json diagnosis_json(const Diagnosis& diagnosis) {
 }
 
 void print_diagnosis(const Output& output, const Diagnosis& diagnosis) {
-  output.heading(diagnosis.verdict);
+  output.verdict(diagnosis.verdict);
   for (const Finding& finding : diagnosis.findings) {
-    output.field(output.mark(false), finding.what);
-    if (!finding.remedy.empty()) output.field("", finding.remedy);
+    output.item(Mark::bad, finding.what);
+    if (!finding.remedy.empty()) output.detail("try: " + finding.remedy);
+    if (!finding.gain.text.empty()) output.detail("gain: " + finding.gain.text);
   }
+  print_way(output, diagnosis.way);
+  print_routes(output, diagnosis);
   if (diagnosis.patient) {
     print_patient(output, *diagnosis.patient);
     print_place(output, diagnosis.place, diagnosis.gpus);
   }
-  print_machine(output, diagnosis.machine);
+  print_machine(output, diagnosis);
   print_gpus(output, diagnosis.gpus);
   output.section("engines");
   print_engines(output, diagnosis.engines);
@@ -149,12 +190,24 @@ void print_diagnosis(const Output& output, const Diagnosis& diagnosis) {
 
 Exit run(const DoctorFlags& flags) {
   const Output output(flags.output);
+  std::optional<ReportFile> bundle;
+  if (!flags.bundle.empty()) {
+    Result<ReportFile> made = ReportFile::create(flags.bundle);
+    if (!made.ok()) return output.fail(made.error());
+    bundle = std::move(*made);
+  }
   const Result<Diagnosis> diagnosis = diagnose(flags);
   if (!diagnosis.ok()) return output.fail(diagnosis.error());
+  if (bundle) {
+    const Json content = make_bundle(diagnosis_json(*diagnosis));
+    const Status written = bundle->write(content.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    if (!written.ok()) return output.fail(written.error());
+  }
   if (output.json()) {
     output.object(diagnosis_json(*diagnosis));
   } else {
     print_diagnosis(output, *diagnosis);
+    if (!flags.bundle.empty()) output.section("written to " + flags.bundle + ": read it before you send it");
   }
   return Exit::ok;
 }
@@ -164,8 +217,8 @@ Exit run(const DoctorFlags& flags) {
 Command add_doctor(CLI::App& tool) {
   auto flags = std::make_shared<DoctorFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("doctor", "Say what this machine offers, and how a path is served");
-  auto* path =
-      parser->add_option("PATH", flags->path, "a store to examine: up to 256 MiB of it are read, for a second at most");
+  auto* path = parser->add_option("PATH", flags->path,
+                                  "a store to examine: its first 256 MiB are read, a few times, for seconds at most");
   parser->add_option("--to", flags->to, "into which memory PATH is read: host, pinned or cuda:N")
       ->type_name("DOMAIN")
       ->capture_default_str()
@@ -173,13 +226,16 @@ Command add_doctor(CLI::App& tool) {
   parser->add_option("--sysfs", flags->sysfs, "where to look for the bus: a copy of another machine's /sys")
       ->type_name("DIR")
       ->capture_default_str();
+  parser->add_option("--bundle", flags->bundle, "write all of it, without names and secrets, for a bug report")
+      ->type_name("FILE");
   add_context_flags(*parser, flags->context);
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->footer(
       "Examples:\n"
       "  penstock doctor\n"
       "  penstock doctor weights.bin --json\n"
-      "  penstock doctor weights.bin --to cuda:0");
+      "  penstock doctor weights.bin --to cuda:0\n"
+      "  penstock doctor weights.bin --bundle report.json");
   return {parser, [flags] { return run(*flags); }};
 }
 

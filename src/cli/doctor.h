@@ -12,18 +12,19 @@
 
 namespace penstock::cli {
 
+// What a change would gain, as far as that can be told.
+struct Gain {
+  std::string text;              // empty: nothing is known
+  std::optional<double> factor;  // how many times as fast, at most
+};
+
 // Something that costs speed here, and what would help.
 struct Finding {
   std::string what;
   std::string remedy;
+  Gain gain;
 };
 using Findings = std::vector<Finding>;
-
-// The machine and the options that follow from it.
-Findings machine_findings(const Machine& machine, const Options& options);
-Json machine_json(const Machine& machine);
-void print_machine(const Output& output, const Machine& machine);
-void print_options(const Output& output, const Options& options);
 
 // A GPU, and its place on the bus as far as /sys shows it.
 struct SeenGpu {
@@ -34,31 +35,19 @@ struct Gpus {
   std::vector<SeenGpu> seen;
   std::optional<Error> none;  // why there are none
 };
-Gpus look_for_gpus(const std::string& sysfs);
-Findings gpu_findings(const Gpus& gpus);
-Json gpus_json(const Gpus& gpus);
-void print_gpus(const Output& output, const Gpus& gpus);
-Json bus_json(const PciDevice& device);
-// "32 GT/s x 16: 63.0 GB/s"
-std::string format_link(const PciLink& link);
-// An idle GPU slows its link down and wakes it when needed; the lanes stay as they are.
-PciLink awake_link(const PciDevice& gpu);
 
-// A store, and how fast a part of it is read.
+// A store, and how fast it is read.
 struct Patient {
   StoreInfo info;
   std::string explanation;
-  Domain to;                     // where the sample was read to
-  std::optional<Report> sample;  // none of an empty store
+  Domain to;  // where it was read to
+  Speeds speeds;
+  std::optional<std::uint64_t> cached_bytes;  // nothing: the kernel does not tell
+  std::optional<MountFacts> mount;
+  std::optional<std::uint64_t> extents;
 };
-Result<Patient> examine(Context& context, const std::string& path, Domain to);
-Json sample_json(const Patient& patient);
-Json patient_json(const Patient& patient);
-void print_patient(const Output& output, const Patient& patient);
-// The route that carried most.
-Route main_route(const Report& sample);
 
-// Where a store's bytes are, and how they would come into each GPU.
+// How a store's bytes would come into a GPU.
 struct GpuRoute {
   Domain gpu;
   Relation relation = Relation::unknown;  // of the store's disks, that of the farthest
@@ -70,17 +59,95 @@ struct Place {
   std::string unplaced_because;  // if there is no storage
   std::vector<GpuRoute> routes;  // one for each GPU
 };
-struct PlaceFacts {
-  std::string path;
-  std::string sysfs;
-  const Patient& patient;
-  const Gpus& gpus;
-  const std::vector<EngineInfo>& engines;
+
+struct RouteVerdict {
+  Route route = Route::buffered;
+  bool works = false;
+  std::optional<double> bytes_per_second;  // measured
+  std::string cause;                       // why not, or what is worth knowing
+  std::string remedy;
+  Gain gain;
 };
-Place find_place(const PlaceFacts& facts);
+
+// From one thing to the next on the way of the bytes.
+struct Edge {
+  std::string from, to;
+  std::optional<double> bytes_per_second;
+  std::string how;  // it is known
+  bool is_limit = false;
+};
+
+struct Diagnosis {
+  std::string verdict;
+  Findings findings;
+  Machine machine;
+  std::vector<Condition> limits;  // that a container or the system sets
+  Gpus gpus;
+  std::vector<EngineInfo> engines;
+  Options options;
+  std::optional<Patient> patient;
+  Place place;                       // of the patient
+  std::vector<RouteVerdict> routes;  // to the host, then to GPUs
+  std::vector<Edge> way;             // of the patient's bytes
+};
+
+// The machine, and what limits this process (doctor_machine.cc).
+std::vector<Condition> find_limits(const Diagnosis& diagnosis);
+Findings limit_findings(const Diagnosis& diagnosis);
+Json machine_json(const Machine& machine);
+void print_machine(const Output& output, const Diagnosis& diagnosis);
+void print_options(const Output& output, const Options& options);
+
+// GPUs (doctor_gpu.cc).
+Gpus look_for_gpus(const std::string& sysfs);
+Findings gpu_findings(const Gpus& gpus);
+Json gpus_json(const Gpus& gpus);
+void print_gpus(const Output& output, const Gpus& gpus);
+Json bus_json(const PciDevice& device);
+// "32 GT/s x 16: 63.0 GB/s"
+std::string format_link(const PciLink& link);
+// An idle GPU slows its link down and wakes it when needed; the lanes stay as they are.
+PciLink awake_link(const PciDevice& gpu);
+// "cuda:0 runs on 8 of its 16 PCIe lanes"; nothing if it has them all.
+std::optional<Finding> lanes_finding(const std::string& name, const PciDevice& device);
+
+// The store (doctor_store.cc).
+Result<Patient> examine(Context& context, const std::string& path, Domain to);
+Findings patient_findings(const Patient& patient);
+Json patient_json(const Patient& patient);
+void print_patient(const Output& output, const Patient& patient);
+// The route that carried most.
+Route main_route(const Report& report);
+// Cold, or else cached, where one of them was measured.
+const Report* measured(const Patient& patient);
+double rate_of(const Report& report);
+// So many times as much is no noise any more.
+inline constexpr double clearly = 1.2;
+// What limits the store: the disk, if all the rest carries clearly more when the file is cached; else what the lanes
+// say.
+Limit limit_on(const Patient& patient);
+
+// Its place on the bus (doctor_place.cc).
+Place find_place(const std::string& path, const std::string& sysfs, const Diagnosis& diagnosis);
 Findings place_findings(const Place& place);
 Json place_json(const Place& place);
 Json gpu_routes_json(const Place& place);
 void print_place(const Output& output, const Place& place, const Gpus& gpus);
+
+// Every route, and what it would take (doctor_routes.cc).
+std::vector<RouteVerdict> judge_routes(const Diagnosis& diagnosis);
+Json routes_json(const std::vector<RouteVerdict>& routes);
+Json gain_json(const Gain& gain);
+// Straight from disk to GPU saves copying, which is worth as much as copying was in the way.
+Gain gain_without_staging(const Diagnosis& diagnosis);
+void print_routes(const Output& output, const Diagnosis& diagnosis);
+
+// The way of the bytes, with the rate of each edge (doctor_way.cc).
+std::vector<Edge> find_way(const Diagnosis& diagnosis);
+Json way_json(const std::vector<Edge>& way);
+void print_way(const Output& output, const std::vector<Edge>& way);
+
+// What a bug report needs, without names of files, people and machines (doctor_bundle.cc).
+Json make_bundle(Json diagnosis);
 
 }  // namespace penstock::cli

@@ -80,6 +80,18 @@ PciLink awake_link(const PciDevice& gpu) {
           gpu.link.width > 0 ? gpu.link.width : gpu.link_max.width};
 }
 
+std::optional<Finding> lanes_finding(const std::string& name, const PciDevice& device) {
+  const int now = device.link.width, all = device.link_max.width;
+  if (now <= 0 || now >= all) return std::nullopt;
+  const double factor = static_cast<double>(all) / now;
+  return Finding{
+      name + " runs on " + std::to_string(now) + " of its " + std::to_string(all) + " PCIe lanes",
+      "see that it sits in a slot with all lanes, and how the firmware divides them",
+      {"its link would carry " + format_rate(awake_link(device).bytes_per_second() * factor) + " instead of " +
+           format_rate(awake_link(device).bytes_per_second()) + ", which matters where nothing else is slower",
+       factor}};
+}
+
 Gpus look_for_gpus(const std::string& sysfs) {
   Gpus gpus;
   Result<std::vector<Gpu>> listed = list_gpus();
@@ -98,14 +110,13 @@ Findings gpu_findings(const Gpus& gpus) {
   Findings findings;
   for (const auto& [gpu, bus] : gpus.seen) {
     const std::string name = gpu.domain.name();
-    if (bus && bus->link.width > 0 && bus->link.width < bus->link_max.width) {
-      findings.push_back({name + " runs on " + std::to_string(bus->link.width) + " of its " +
-                              std::to_string(bus->link_max.width) + " PCIe lanes",
-                          "see that it sits in a slot with all lanes, and how the firmware divides them"});
+    if (bus) {
+      if (auto finding = lanes_finding(name, *bus)) findings.push_back(std::move(*finding));
     }
     if (!gpu.kernels) {
       findings.push_back({name + ": our kernels are not built in or don't fit, so many small pieces take longer",
-                          "build Penstock where nvcc is; kernels are for compute capability 7.5 and newer"});
+                          "build Penstock where nvcc is; kernels are for compute capability 7.5 and newer",
+                          {"large pieces: none; many small ones: several times", {}}});
     }
   }
   return findings;

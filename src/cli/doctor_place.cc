@@ -63,18 +63,19 @@ std::string why_staged(const std::vector<EngineInfo>& engines) {
 }
 
 // A measurement into a GPU knows; otherwise what the engines say of themselves has to do.
-void choose_route(const PlaceFacts& facts, GpuRoute& choice) {
-  const Patient& patient = facts.patient;
-  const EngineInfo* direct = direct_engine(facts.engines);
-  if (patient.sample && !patient.to.host_accessible()) {
-    choice.route = main_route(*patient.sample);
+void choose_route(const Diagnosis& diagnosis, GpuRoute& choice) {
+  const Patient& patient = *diagnosis.patient;
+  const Report* sample = measured(patient);
+  const EngineInfo* direct = direct_engine(diagnosis.engines);
+  if (sample != nullptr && !patient.to.host_accessible()) {
+    choice.route = main_route(*sample);
     choice.reason = "as measured into " + patient.to.name();
   } else if (direct && patient.info.direct && patient.info.locality == Locality::local) {
     choice.route = *direct->device_route;
     choice.reason = direct->name + " says that it reaches GPU memory here; --to " + choice.gpu.name() + " would try it";
   } else {
-    choice.route = staged(patient.sample ? main_route(*patient.sample) : Route::buffered);
-    choice.reason = why_staged(facts.engines);
+    choice.route = staged(sample != nullptr ? main_route(*sample) : Route::buffered);
+    choice.reason = why_staged(diagnosis.engines);
   }
 }
 
@@ -98,18 +99,18 @@ std::string relation_text(Relation relation) {
 
 }  // namespace
 
-Place find_place(const PlaceFacts& facts) {
+Place find_place(const std::string& path, const std::string& sysfs, const Diagnosis& diagnosis) {
   Place place;
-  Result<StoragePlace> storage = describe_path(facts.path, facts.sysfs);
+  Result<StoragePlace> storage = describe_path(path, sysfs);
   if (storage.ok()) {
     place.storage = std::move(*storage);
   } else {
     place.unplaced_because = storage.error().message;
   }
-  for (const SeenGpu& seen : facts.gpus.seen) {
+  for (const SeenGpu& seen : diagnosis.gpus.seen) {
     GpuRoute choice{.gpu = seen.gpu.domain};
     if (place.storage && seen.bus) choice.relation = farthest(place.storage->disks, *seen.bus);
-    choose_route(facts, choice);
+    choose_route(diagnosis, choice);
     place.routes.push_back(std::move(choice));
   }
   return place;
@@ -117,10 +118,15 @@ Place find_place(const PlaceFacts& facts) {
 
 Findings place_findings(const Place& place) {
   Findings findings;
+  for (const Disk& disk : place.storage ? place.storage->disks : std::vector<Disk>()) {
+    if (disk.is_virtual || !disk.pci) continue;
+    if (auto finding = lanes_finding(disk.name, *disk.pci)) findings.push_back(std::move(*finding));
+  }
   for (const GpuRoute& choice : place.routes) {
     if (choice.relation != Relation::across_nodes) continue;
     findings.push_back({place.storage->device + " and " + choice.gpu.name() + " hang at different CPUs",
-                        "keep the file on a disk of the GPU's own CPU, or use a GPU of the disk's"});
+                        "keep the file on a disk of the GPU's own CPU, or use a GPU of the disk's",
+                        {}});
   }
   return findings;
 }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "doctor.h"
 #include "interrupt.h"
@@ -8,65 +7,140 @@ namespace penstock::cli {
 
 namespace {
 
-constexpr std::uint64_t sample_bytes = 256 << 20;
-constexpr double sample_seconds = 1;
+constexpr std::uint64_t fragmented_from_bytes = 64 << 20;
+constexpr std::uint64_t small_extent_bytes = 1 << 20;
+constexpr std::uint64_t small_rsize_bytes = 1 << 20;
 
-Result<Report> measure(Context& context, const Store& store, Domain to) {
-  const std::uint64_t size =
-      std::min({sample_bytes, store.info().size_bytes, std::max<std::uint64_t>(context.machine().memory_bytes / 4, 1)});
-  Result<Buffer> buffer = context.allocate(to, size);
-  if (!buffer.ok()) return buffer.error();
-  // The first touch of fresh memory is the kernel's cost, not the store's; the first use of a GPU is the driver's.
-  if (to.host_accessible()) {
-    std::memset(buffer->data(), 0, buffer->size_bytes());
-  } else if (Status ready = context.prepare(to); !ready.ok()) {
-    return ready.error();
-  }
+std::string percent(std::uint64_t part, std::uint64_t whole) {
+  const double share = whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+  return std::to_string(static_cast<int>(share * 100)) + " %";
+}
 
-  const Range range{.store = &store, .offset = 0, .memory = buffer->region()};
-  Result<Ticket> ticket = context.submit(Direction::read, {&range, 1});
-  if (!ticket.ok()) return ticket.error();
-  const Stopwatch stopwatch;
-  while (!ticket->wait_for(std::chrono::milliseconds(50))) {
-    if (interrupted() || stopwatch.seconds() > sample_seconds) ticket->cancel();
+// The value of a mount option; empty: it has none, nothing: it is not there.
+std::optional<std::string> mount_option(const MountFacts& mount, const std::string& name) {
+  const std::string all = "," + mount.options + ",";
+  const std::size_t at = all.find("," + name);
+  if (at == std::string::npos) return std::nullopt;
+  const std::size_t end = at + 1 + name.size();
+  if (all[end] == ',') return "";
+  return all[end] == '=' ? std::optional(all.substr(end + 1, all.find(',', end) - end - 1)) : std::nullopt;
+}
+
+void add_mount_findings(const MountFacts& mount, Findings& findings) {
+  const std::string on = " at " + mount.point;
+  if (mount.file_system.starts_with("nfs")) {
+    if (!mount_option(mount, "nconnect")) {
+      findings.push_back({"NFS" + on + " uses one connection",
+                          "umount it, then mount -o nconnect=8 " + mount.source,
+                          {"as many times as one connection is slower than the network, up to 8", 8.0}});
+    }
+    const std::string size = mount_option(mount, "rsize").value_or("");
+    if (!size.empty() && std::strtoull(size.c_str(), nullptr, 10) < small_rsize_bytes) {
+      findings.push_back({"NFS" + on + " reads " + size + " bytes at a time", "mount it with rsize=1048576", {}});
+    }
   }
-  Report report = ticket->report();
-  if (interrupted()) return interrupted_error();
-  if (report.outcome == Outcome::failed) return *report.error;
-  return report;
+  if (mount.file_system == "ext4" && mount_option(mount, "data") == "journal") {
+    findings.push_back({"ext4" + on + " journals data, so nothing is read past the page cache",
+                        "mount it with data=ordered, ext4's default",
+                        {}});
+  }
+  if (mount.file_system == "btrfs" && (mount_option(mount, "compress") || mount_option(mount, "compress-force"))) {
+    findings.push_back({"btrfs" + on + " compresses, so files are unpacked by CPUs and not read past the page cache",
+                        "btrfs property set FILE compression none, then copy the file",
+                        {}});
+  }
+}
+
+Json sample_json(const std::optional<Report>& sample, Domain to) {
+  if (!sample) return {};
+  return {{"to", to.name()},
+          {"bytes", sample->bytes},
+          {"seconds", sample->seconds},
+          {"gb_per_s", rate_of(*sample) / 1e9},
+          {"routes", routes_json(sample->routes)},
+          {"engine", sample->engine},
+          {"reason", sample->reason},
+          {"limit", limit_name(sample->limit)},
+          {"storage_seconds", sample->storage_seconds},
+          {"copy_seconds", sample->copy_seconds},
+          {"cpu_seconds", sample->cpu_seconds}};
+}
+
+Json mount_json(const std::optional<MountFacts>& mount) {
+  if (!mount) return {};
+  return {{"point", mount->point},
+          {"file_system", mount->file_system},
+          {"source", mount->source},
+          {"options", mount->options}};
+}
+
+void print_sample(const Output& output, const char* label, const std::optional<Report>& sample,
+                  const std::string& why_not) {
+  if (!sample) {
+    output.field(label, "not measured: " + why_not);
+    return;
+  }
+  output.field(label, format_rate(rate_of(*sample)) + ", " + format_bytes(sample->bytes) + " in " +
+                          format_seconds(sample->seconds) + " by " + sample->engine + ", " +
+                          format_routes(sample->routes));
+  output.field("", "limit: " + format_limit(*sample));
 }
 
 }  // namespace
 
+double rate_of(const Report& report) {
+  return rate(report.bytes, report.seconds);
+}
+
+const Report* measured(const Patient& patient) {
+  if (patient.speeds.cold) return &*patient.speeds.cold;
+  return patient.speeds.cached ? &*patient.speeds.cached : nullptr;
+}
+
+Limit limit_on(const Patient& patient) {
+  const std::optional<Report>& cold = patient.speeds.cold;
+  const std::optional<Report>& cached = patient.speeds.cached;
+  if (cold && cached && rate_of(*cached) > rate_of(*cold) * clearly) return Limit::storage;
+  const Report* report = measured(patient);
+  return report != nullptr ? report->limit : Limit::unknown;
+}
+
+Route main_route(const Report& report) {
+  return static_cast<Route>(std::max_element(report.routes.begin(), report.routes.end()) - report.routes.begin());
+}
+
 Result<Patient> examine(Context& context, const std::string& path, Domain to) {
   Result<Store> store = context.open(path);
   if (!store.ok()) return store.error();
-  Patient patient{.info = store->info(), .explanation = context.explain(*store), .to = to};
-  if (patient.info.size_bytes == 0) return patient;
-  Result<Report> sample = measure(context, *store, to);
-  if (!sample.ok()) return sample.error();
-  patient.sample = std::move(*sample);
+  const std::string file = local_path(path);
+  Patient patient{.info = store->info(), .explanation = context.explain(*store), .to = to, .speeds = {}};
+  patient.cached_bytes = store->cached_bytes(0, patient.info.size_bytes);
+  if (Result<MountFacts> mount = find_mount(file); mount.ok()) patient.mount = std::move(*mount);
+  if (const Result<std::uint64_t> extents = count_extents(file); extents.ok()) patient.extents = *extents;
+  Result<Speeds> speeds = measure_speeds(
+      {.path = file, .memory = to, .options = context.options(), .keep_going = [] { return !interrupted(); }});
+  if (!speeds.ok()) return speeds.error();
+  patient.speeds = std::move(*speeds);
   return patient;
 }
 
-Route main_route(const Report& sample) {
-  return static_cast<Route>(std::max_element(sample.routes.begin(), sample.routes.end()) - sample.routes.begin());
-}
-
-Json sample_json(const Patient& patient) {
-  if (!patient.sample) return {};
-  const Report& sample = *patient.sample;
-  return {{"to", patient.to.name()},
-          {"bytes", sample.bytes},
-          {"seconds", sample.seconds},
-          {"gb_per_s", rate(sample.bytes, sample.seconds) / 1e9},
-          {"routes", routes_json(sample.routes)},
-          {"engine", sample.engine},
-          {"reason", sample.reason},
-          {"limit", limit_name(sample.limit)},
-          {"storage_seconds", sample.storage_seconds},
-          {"copy_seconds", sample.copy_seconds},
-          {"cpu_seconds", sample.cpu_seconds}};
+Findings patient_findings(const Patient& patient) {
+  Findings findings;
+  const std::uint64_t size = patient.info.size_bytes;
+  if (patient.extents == std::uint64_t{0} && size != 0) {
+    findings.push_back({"nothing of the file is on a disk: it is all holes, or was not written yet",
+                        "measure with a file that has content, as penstock sample makes one",
+                        {}});
+  }
+  if (patient.extents.value_or(0) > 1 && size >= fragmented_from_bytes &&
+      size / *patient.extents < small_extent_bytes) {
+    findings.push_back({"the file lies in " + std::to_string(*patient.extents) + " pieces on its disk, of " +
+                            format_bytes(size / *patient.extents) + " on average",
+                        "cp FILE FILE.new && mv FILE.new FILE, while there is much free space",
+                        {}});
+  }
+  if (patient.mount) add_mount_findings(*patient.mount, findings);
+  return findings;
 }
 
 Json patient_json(const Patient& patient) {
@@ -76,15 +150,21 @@ Json patient_json(const Patient& patient) {
       {"kind", store_kind_name(info.kind)},
       {"locality", locality_name(info.locality)},
       {"file_system", info.file_system},
+      {"mount", mount_json(patient.mount)},
       {"size_bytes", info.size_bytes},
       {"block_bytes", info.block_bytes},
       {"alignments",
        {{"offset", info.alignments.offset}, {"memory", info.alignments.memory}, {"optimal", info.alignments.optimal}}},
+      {"extents", patient.extents ? Json(*patient.extents) : Json()},
+      {"cached_bytes", patient.cached_bytes ? Json(*patient.cached_bytes) : Json()},
       {"direct", info.direct},
       {"page_cache", info.page_cache},
       {"mappable", info.mappable},
       {"explanation", patient.explanation},
-      {"sample", sample_json(patient)}};
+      {"cold", sample_json(patient.speeds.cold, patient.to)},
+      {"no_cold_because", patient.speeds.no_cold_because},
+      {"cached", sample_json(patient.speeds.cached, patient.to)},
+      {"no_cached_because", patient.speeds.no_cached_because}};
 }
 
 void print_patient(const Output& output, const Patient& patient) {
@@ -92,18 +172,26 @@ void print_patient(const Output& output, const Patient& patient) {
   output.section(info.name);
   output.field("kind", std::string(store_kind_name(info.kind)) + " on " + info.file_system + " (" +
                            std::string(locality_name(info.locality)) + ")");
+  if (patient.mount && !patient.mount->point.empty()) {
+    output.field("mount", patient.mount->source + " at " + patient.mount->point + ", " + patient.mount->options);
+  }
   output.field("size", format_bytes(info.size_bytes) + ", blocks of " + std::to_string(info.block_bytes));
+  output.field("layout", !patient.extents ? "not told by the file system"
+                         : *patient.extents == 1
+                             ? "in one piece"
+                             : "in " + std::to_string(*patient.extents) + " pieces of " +
+                                   format_bytes(info.size_bytes / std::max<std::uint64_t>(*patient.extents, 1)) +
+                                   " on average");
+  output.field("cached", patient.cached_bytes
+                             ? format_bytes(*patient.cached_bytes) + ", " +
+                                   percent(*patient.cached_bytes, info.size_bytes) + " of it, before the measurement"
+                             : "not told by the kernel");
   output.field("direct", info.direct ? "yes, offsets aligned to " + std::to_string(info.alignments.offset) +
                                            ", memory to " + std::to_string(info.alignments.memory)
                                      : "no");
-  output.field("page cache", info.page_cache ? "yes" : "no");
-  output.field("mappable", info.mappable ? "yes" : "no");
   output.field("served", patient.explanation);
-  if (!patient.sample) return;
-  output.field("sample", format_bytes(patient.sample->bytes) + " to " + patient.to.name() + " in " +
-                             format_seconds(patient.sample->seconds) + ": " + format_routes(patient.sample->routes));
-  output.field("reason", patient.sample->reason);
-  output.field("limit", format_limit(*patient.sample));
+  print_sample(output, "when cold", patient.speeds.cold, patient.speeds.no_cold_because);
+  print_sample(output, "when cached", patient.speeds.cached, patient.speeds.no_cached_because);
 }
 
 }  // namespace penstock::cli

@@ -9,6 +9,8 @@
 namespace penstock::cli {
 
 Json engines_json(const std::vector<EngineInfo>& engines);
+Json conditions_json(const std::vector<Condition>& conditions);
+void print_condition(const Output& output, const Condition& condition);
 void print_engines(const Output& output, const std::vector<EngineInfo>& engines);
 
 }  // namespace penstock::cli

@@ -21,24 +21,6 @@ std::string_view state_name(Condition::State state) {
   return "unknown";
 }
 
-Json conditions_json(const std::vector<Condition>& conditions) {
-  Json list = Json::array();
-  for (const Condition& condition : conditions) {
-    list.push_back({{"name", condition.name},
-                    {"state", state_name(condition.state)},
-                    {"detail", condition.detail},
-                    {"remedy", condition.remedy}});
-  }
-  return list;
-}
-
-void print_condition(const Output& output, const Condition& condition) {
-  const bool unknown = condition.state == Condition::State::unknown;
-  output.field(unknown ? "?" : output.mark(condition.state == Condition::State::met),
-               condition.name + (condition.detail.empty() ? "" : ": " + condition.detail));
-  if (!condition.remedy.empty()) output.field("", condition.remedy);
-}
-
 Exit run(const OutputFlags& flags) {
   const Output output(flags);
   // An override that names an engine which does not work here must not keep the list from saying so.
@@ -54,6 +36,24 @@ Exit run(const OutputFlags& flags) {
 }
 
 }  // namespace
+
+Json conditions_json(const std::vector<Condition>& conditions) {
+  Json list = Json::array();
+  for (const Condition& condition : conditions) {
+    list.push_back({{"name", condition.name},
+                    {"state", state_name(condition.state)},
+                    {"detail", condition.detail},
+                    {"remedy", condition.remedy}});
+  }
+  return list;
+}
+
+void print_condition(const Output& output, const Condition& condition) {
+  const bool met = condition.state == Condition::State::met;
+  const Mark mark = met ? Mark::good : condition.state == Condition::State::missing ? Mark::bad : Mark::unknown;
+  output.item(mark, condition.name + (condition.detail.empty() ? "" : ": " + condition.detail));
+  output.detail(condition.remedy);
+}
 
 Json engines_json(const std::vector<EngineInfo>& engines) {
   Json list = Json::array();
@@ -72,7 +72,8 @@ Json engines_json(const std::vector<EngineInfo>& engines) {
 
 void print_engines(const Output& output, const std::vector<EngineInfo>& engines) {
   for (const EngineInfo& engine : engines) {
-    output.heading(std::string(output.mark(engine.available)) + " " + engine.name + ": " + engine.summary);
+    output.heading(std::string(output.mark(engine.available ? Mark::good : Mark::bad)) + " " + engine.name + ": " +
+                   engine.summary);
     std::string schemes;
     for (const std::string& scheme : engine.schemes) schemes += (schemes.empty() ? "" : ", ") + scheme;
     output.field("schemes", schemes);

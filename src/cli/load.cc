@@ -2,16 +2,21 @@
 // took.
 #include "load.h"
 
+#include <sys/resource.h>
+
 #include <CLI/Validators.hpp>
 #include <algorithm>
 
 #include "model_names.h"
+#include "report_file.h"
+#include "watch.h"
 
 namespace penstock::cli {
 
 namespace {
 
 constexpr unsigned repeat_limit = 1000;
+constexpr std::uint32_t traced_events = 1 << 18;  // of a lane
 
 Result<std::unique_ptr<Cargo>> prepare(const LoadFlags& flags) {
   if (flags.raw || flags.offset || flags.size || flags.lba || flags.count) return prepare_bytes(flags);
@@ -51,8 +56,34 @@ void add_rounds(const std::vector<Report>& rounds, Transfer& transfer) {
   transfer.own.push_back({"steady", format_rate(steady_rate(rounds)) + ", the middle of all rounds but the first"});
 }
 
-Exit run(const LoadFlags& flags) {
+Report load_watched(Cargo& cargo, const LoadFlags& flags) {
+  if (flags.watch) {
+    Watch watch(cargo.context(), cargo.bytes());
+    return cargo.load([&](std::uint64_t bytes) { watch.update(bytes); });
+  }
+  Progress progress(cargo.bytes(), flags.output);
+  return cargo.load([&](std::uint64_t bytes) { progress.update(bytes); });
+}
+
+double process_cpu_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+Exit run(const LoadFlags& given) {
+  LoadFlags flags = given;
   const Output output(flags.output);
+  std::optional<ReportFile> timeline;
+  if (!flags.timeline.empty()) {
+    Result<ReportFile> made = ReportFile::create(flags.timeline);
+    if (!made.ok()) return output.fail(made.error());
+    timeline = std::move(*made);
+  }
+  if (timeline || flags.watch) flags.context.trace_events = traced_events;
   const Stopwatch setup;
   const Result<std::unique_ptr<Cargo>> cargo = prepare(flags);
   if (!cargo.ok()) return output.fail(cargo.error());
@@ -60,13 +91,22 @@ Exit run(const LoadFlags& flags) {
                     .setup_seconds = setup.seconds()};
 
   std::vector<Report> rounds;
+  LoadCost cost;
   while (rounds.size() < flags.repeat) {
-    rounds.push_back((*cargo)->load());
+    const double before = process_cpu_seconds();
+    rounds.push_back(load_watched(**cargo, flags));
     if (!rounds.back().ok()) return output.fail(rounds.back());
+    if (rounds.size() == 1) cost.cpu_seconds = process_cpu_seconds() - before;
   }
   transfer.report = rounds.front();
+  add_block(flags, (*cargo)->loaded(), (*cargo)->context(), cost, transfer);
   (*cargo)->describe(transfer);
   add_rounds(rounds, transfer);
+  if (timeline) {
+    const Status written = timeline->write((*cargo)->context().trace().to_chrome_json());
+    if (!written.ok()) return output.fail(written.error());
+    transfer.own.push_back({"timeline", flags.timeline + ", for ui.perfetto.dev or chrome://tracing"});
+  }
   if (flags.verify) transfer.verified = compare_with_files((*cargo)->loaded());
   return output.transfer(transfer);
 }
@@ -96,11 +136,15 @@ Command add_load(CLI::App& tool) {
   parser->add_option("--repeat", flags->repeat, "load so many times into the same memory, and tell the steady speed")
       ->type_name("N")
       ->check(CLI::Range(1u, repeat_limit));
+  parser->add_option("--timeline", flags->timeline, "write what each lane did, and when, as a Chrome trace")
+      ->type_name("FILE");
+  parser->add_flag("--watch", flags->watch, "show on the terminal what each lane does");
   parser->footer(
       "Examples:\n"
       "  penstock load models/llama/ --to cuda:0 --verify\n"
       "  penstock load model.gguf --select 'blk.0.*' --json\n"
       "  penstock load weights.bin --to cuda:0 --repeat 5\n"
+      "  penstock load weights.bin --watch --timeline trace.json\n"
       "  penstock load shard-*.bin --json\n"
       "  penstock load model.safetensors --offset 1GiB --size 64MiB --cache bypass\n"
       "  penstock load /dev/nvme0n1 --lba 2048 --count 8");

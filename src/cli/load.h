@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,19 +19,31 @@ struct LoadFlags : TransferFlags {
   std::vector<std::string> select;  // patterns of tensors' names
   bool raw = false;
   unsigned repeat = 1;
+  std::string timeline;
+  bool watch = false;
 };
 
 // Everything that is open and allocated before the first byte moves.
 class Cargo {
  public:
   virtual ~Cargo() = default;
-  // May be called again: the memory stays the same.
-  virtual Report load() = 0;
+  virtual Context& context() = 0;
+  // Of the memory that it is loaded into.
+  virtual std::uint64_t bytes() const = 0;
+  // May be called again: the memory stays the same. Ten times a second `on_progress` is told how many bytes are there.
+  virtual Report load(const std::function<void(std::uint64_t)>& on_progress) = 0;
   virtual std::vector<Loaded> loaded() const = 0;
   // Tells what is its own, once it was loaded.
   virtual void describe(Transfer& transfer) const = 0;
 };
 Result<std::unique_ptr<Cargo>> prepare_bytes(const LoadFlags& flags);
 Result<std::unique_ptr<Cargo>> prepare_model(const LoadFlags& flags);
+
+// What is worth knowing about a load besides its report (load_block.cc).
+struct LoadCost {
+  double cpu_seconds = 0;  // of the whole process
+};
+void add_block(const LoadFlags& flags, const std::vector<Loaded>& loaded, Context& context, const LoadCost& cost,
+               Transfer& transfer);
 
 }  // namespace penstock::cli

@@ -43,7 +43,7 @@ Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
 
 class ByteCargo final : public Cargo {
  public:
-  ByteCargo(TunedContext tuned, OutputFlags output) : tuned_(std::move(tuned)), output_(output) {}
+  explicit ByteCargo(TunedContext tuned) : tuned_(std::move(tuned)) {}
 
   Status prepare(const LoadFlags& flags, Domain domain) {
     Context& context = tuned_.context;
@@ -74,11 +74,13 @@ class ByteCargo final : public Cargo {
     return {};
   }
 
-  Report load() override {
+  Context& context() override { return tuned_.context; }
+  std::uint64_t bytes() const override { return bytes_; }
+
+  Report load(const std::function<void(std::uint64_t)>& on_progress) override {
     Result<Ticket> ticket = tuned_.context.submit(Direction::read, ranges_);
     if (!ticket.ok()) return {.outcome = Outcome::failed, .error = ticket.error()};
-    Progress progress(bytes_, output_);
-    return await(std::move(*ticket), [&](std::uint64_t bytes) { progress.update(bytes); });
+    return await(std::move(*ticket), on_progress);
   }
 
   std::vector<Loaded> loaded() const override {
@@ -101,7 +103,6 @@ class ByteCargo final : public Cargo {
 
  private:
   TunedContext tuned_;
-  OutputFlags output_;
   std::vector<Store> stores_;
   std::vector<Buffer> buffers_;
   std::vector<Range> ranges_;  // one for each store
@@ -115,7 +116,7 @@ Result<std::unique_ptr<Cargo>> prepare_bytes(const LoadFlags& flags) {
   if (!domain.ok()) return domain.error();
   Result<TunedContext> tuned = make_tuned_context(flags, flags.paths, *domain);
   if (!tuned.ok()) return tuned.error();
-  auto cargo = std::make_unique<ByteCargo>(std::move(*tuned), flags.output);
+  auto cargo = std::make_unique<ByteCargo>(std::move(*tuned));
   if (Status ready = cargo->prepare(flags, *domain); !ready.ok()) return ready.error();
   return std::unique_ptr<Cargo>(std::move(cargo));
 }

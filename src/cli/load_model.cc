@@ -46,8 +46,8 @@ Error with_way_out(Error error, const std::string& path) {
 
 class ModelCargo final : public Cargo {
  public:
-  ModelCargo(TunedContext tuned, Model model, Indices chosen, OutputFlags output)
-      : tuned_(std::move(tuned)), model_(std::move(model)), chosen_(std::move(chosen)), output_(output) {}
+  ModelCargo(TunedContext tuned, Model model, Indices chosen)
+      : tuned_(std::move(tuned)), model_(std::move(model)), chosen_(std::move(chosen)) {}
 
   Status prepare(Domain domain) {
     const Placement placement = place(model_, chosen_);
@@ -71,13 +71,15 @@ class ModelCargo final : public Cargo {
     return {};
   }
 
-  Report load() override {
+  Context& context() override { return tuned_.context; }
+  std::uint64_t bytes() const override { return memory_.size_bytes(); }
+
+  Report load(const std::function<void(std::uint64_t)>& on_progress) override {
     Result<Loading> loading = penstock::load(tuned_.context, model_, parts_);
     if (!loading.ok()) return {.outcome = Outcome::failed, .error = loading.error()};
-    Progress progress(loading->bytes_wanted(), output_);
     while (!loading->wait_for(std::chrono::milliseconds(100))) {
       if (interrupted()) loading->cancel();
-      progress.update(loading->bytes_done());
+      on_progress(loading->bytes_done());
     }
     LoadReport report = loading->report();
     over_read_bytes_ = report.read_bytes - std::min(report.read_bytes, report.wanted_bytes);
@@ -119,7 +121,6 @@ class ModelCargo final : public Cargo {
   TunedContext tuned_;
   Model model_;
   Indices chosen_;
-  OutputFlags output_;
   Buffer memory_;  // of all tensors
   std::vector<TensorPart> parts_;
   std::uint64_t over_read_bytes_ = 0;
@@ -138,7 +139,7 @@ Result<std::unique_ptr<Cargo>> prepare_model(const LoadFlags& flags) {
   for (const ModelFile& file : model->files()) files.push_back(file.path);
   Result<TunedContext> tuned = make_tuned_context(flags, files, *domain);
   if (!tuned.ok()) return tuned.error();
-  auto cargo = std::make_unique<ModelCargo>(std::move(*tuned), std::move(*model), std::move(*chosen), flags.output);
+  auto cargo = std::make_unique<ModelCargo>(std::move(*tuned), std::move(*model), std::move(*chosen));
   if (Status ready = cargo->prepare(*domain); !ready.ok()) return ready.error();
   return std::unique_ptr<Cargo>(std::move(cargo));
 }

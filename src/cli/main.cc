@@ -53,19 +53,27 @@ Exit fail_usage(const CLI::App& tool, const CLI::ParseError& error, int argc, ch
              .hint = "see " + command + " --help"});
 }
 
+std::string exit_codes() {
+  std::string text = "Exit codes:\n";
+  for (const ExitMeaning& exit : exit_meanings) {
+    text += "  " + std::to_string(static_cast<int>(exit.code)) + "  " + exit.meaning + "\n";
+  }
+  return text;
+}
+
 Exit run(int argc, char** argv) {
   CLI::App tool(description, "penstock");
   tool.set_version_flag("--version", "penstock " + std::string(version()));
   tool.require_subcommand(1);
-  tool.footer(
-      "Examples:\n"
-      "  penstock load models/llama/ --to cuda:0 --verify\n"
-      "  penstock inspect models/llama/\n"
-      "  penstock write weights.bin /mnt/fast/weights.bin\n"
-      "  penstock doctor weights.bin");
-  const std::array commands = {add_load(tool),   add_write(tool),   add_inspect(tool),
-                               add_verify(tool), add_engines(tool), add_doctor(tool),
-                               add_tune(tool),   add_bench(tool),   add_sample(tool)};
+  tool.footer(std::string("Examples:\n") +
+              "  penstock load models/llama/ --to cuda:0 --verify\n"
+              "  penstock inspect models/llama/\n"
+              "  penstock write weights.bin /mnt/fast/weights.bin\n"
+              "  penstock doctor weights.bin\n" +
+              exit_codes());
+  const std::array commands = {add_load(tool),    add_write(tool),  add_inspect(tool),    add_verify(tool),
+                               add_engines(tool), add_doctor(tool), add_tune(tool),       add_bench(tool),
+                               add_top(tool),     add_sample(tool), add_completion(tool), add_manual(tool)};
   try {
     tool.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help and --version

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 
@@ -16,6 +17,8 @@ namespace {
 
 constexpr std::size_t label_columns = 14;
 constexpr std::size_t unlimited_columns = SIZE_MAX;
+// Select Graphic Rendition, ECMA-48 8.3.117.
+constexpr std::string_view bold = "1", red = "31", green = "32", yellow = "33";
 
 __attribute__((format(printf, 1, 2))) std::string format(const char* pattern, ...) {
   char text[128];
@@ -144,6 +147,29 @@ std::string format_limit(const Report& report) {
   return text + ", working " + format_seconds(report.cpu_seconds) + ", summed over lanes";
 }
 
+std::string format_progress(std::uint64_t bytes, std::optional<std::uint64_t> total_bytes, double seconds) {
+  const double bytes_per_second = rate(bytes, seconds);
+  std::string line = format_bytes(bytes);
+  if (total_bytes) line += " of " + format_bytes(*total_bytes);
+  line += ", " + format_rate(bytes_per_second);
+  if (total_bytes && bytes_per_second > 0) {
+    const std::uint64_t left = *total_bytes - std::min(bytes, *total_bytes);
+    line += format(", %.0f s left", static_cast<double>(left) / bytes_per_second);
+  }
+  return line;
+}
+
+std::string cut_to(std::string_view text, std::size_t columns) {
+  return std::string(text.substr(0, bytes_that_fit(text, columns)));
+}
+
+bool may_paint(int fd) {
+  const char* unwanted = std::getenv("NO_COLOR");
+  const char* terminal = std::getenv("TERM");
+  return isatty(fd) && (unwanted == nullptr || *unwanted == '\0') && terminal != nullptr &&
+         std::strcmp(terminal, "dumb") != 0;
+}
+
 double rate(std::uint64_t bytes, double seconds) {
   return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
 }
@@ -155,31 +181,51 @@ Json error_json(const Error& error) {
 Output::Output(const OutputFlags& flags)
     : flags_(flags),
       columns_(terminal_columns(STDOUT_FILENO).value_or(unlimited_columns)),
-      utf8_(std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0) {}
+      utf8_(std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0),
+      painted_(may_paint(STDOUT_FILENO)) {}
 
 void Output::object(const Json& value) const {
   // File names need not be UTF-8; JSON must be.
   print(stdout, value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
+std::string Output::paint(std::string_view text, std::string_view code) const {
+  return painted_ ? "\x1b[" + std::string(code) + "m" + std::string(text) + "\x1b[0m" : std::string(text);
+}
+
 void Output::heading(std::string_view text) const {
-  if (!flags_.json && !flags_.quiet) print(stdout, wrap(printable(text), 0, columns_));
+  if (!silent()) print(stdout, wrap(printable(text), 0, columns_));
+}
+
+void Output::verdict(std::string_view text) const {
+  if (!silent()) print(stdout, paint(wrap(printable(text), 0, columns_), bold));
 }
 
 void Output::section(std::string_view title) const {
-  if (!flags_.json && !flags_.quiet) print(stdout, "");
-  heading(title);
+  if (!silent()) print(stdout, "");
+  verdict(title);
 }
 
 void Output::field(std::string_view label, std::string_view value) const {
-  if (flags_.json || flags_.quiet) return;
+  if (silent()) return;
   std::string line = "  " + std::string(label);
   line.append(label_columns > columns_of(line) ? label_columns - columns_of(line) : 1, ' ');
   print(stdout, line + wrap(printable(value), label_columns, columns_));
 }
 
+void Output::item(Mark mark, std::string_view text) const {
+  if (silent()) return;
+  const std::string_view sign = this->mark(mark);
+  const std::string_view colour = mark == Mark::good ? green : mark == Mark::bad ? red : yellow;
+  print(stdout, "  " + paint(sign, colour) + " " + wrap(printable(text), 3 + columns_of(sign), columns_));
+}
+
+void Output::detail(std::string_view text) const {
+  if (!silent() && !text.empty()) print(stdout, "    " + wrap(printable(text), 4, columns_));
+}
+
 void Output::table(const std::vector<std::vector<std::string>>& rows) const {
-  if (flags_.json || flags_.quiet) return;
+  if (silent()) return;
   constexpr std::size_t gap = 2;
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {
@@ -201,9 +247,10 @@ bool Output::on_terminal() const {
   return columns_ != unlimited_columns;
 }
 
-std::string_view Output::mark(bool good) const {
-  if (utf8_) return good ? "\u2713" : "\u2717";
-  return good ? "ok" : "no";
+std::string_view Output::mark(Mark mark) const {
+  if (mark == Mark::unknown) return "?";
+  if (utf8_) return mark == Mark::good ? "\u2713" : "\u2717";
+  return mark == Mark::good ? "ok" : "no";
 }
 
 std::string Output::bar(double share) const {
@@ -300,16 +347,7 @@ Progress::~Progress() {
 }
 
 void Progress::update(std::uint64_t bytes) {
-  if (!visible_) return;
-  const double bytes_per_second = rate(bytes, since_start_.seconds());
-  std::string line = format_bytes(bytes);
-  if (total_bytes_) line += " of " + format_bytes(*total_bytes_);
-  line += ", " + format_rate(bytes_per_second);
-  if (total_bytes_ && bytes_per_second > 0) {
-    const std::uint64_t left = *total_bytes_ - std::min(bytes, *total_bytes_);
-    line += format(", %.0f s left", static_cast<double>(left) / bytes_per_second);
-  }
-  say(std::move(line));
+  if (visible_) say(format_progress(bytes, total_bytes_, since_start_.seconds()));
 }
 
 void Progress::say(std::string line) {

@@ -1,6 +1,7 @@
 // Output: results for a person or for a program, on standard output; errors and progress on standard error.
 //
-// Text for a person is wrapped to the terminal. JSON is one object on one line. Nothing is ever coloured.
+// Text for a person is wrapped to the terminal, and coloured there unless NO_COLOR is set. JSON is one object on one
+// line.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -26,6 +27,11 @@ std::string format_routes(const RouteBytes& routes);
 Json routes_json(const RouteBytes& routes);
 // Bytes a second; 0 where no time passed.
 double rate(std::uint64_t bytes, double seconds);
+
+// "1.2 GB of 4.3 GB, 3.1 GB/s, 1 s left"
+std::string format_progress(std::uint64_t bytes, std::optional<std::uint64_t> total_bytes, double seconds);
+// So much of a text as fits into so many columns.
+std::string cut_to(std::string_view text, std::size_t columns);
 
 // "copy; waiting for storage 12 ms, for copies 130 ms, working 40 ms, summed over lanes"
 std::string format_limit(const Report& report);
@@ -54,6 +60,11 @@ struct Transfer {
 
 Json error_json(const Error& error);
 
+// Whether colours and the like are welcome there: a terminal that understands them, and no NO_COLOR.
+bool may_paint(int fd);
+
+enum class Mark { good, bad, unknown };
+
 class Output {
  public:
   explicit Output(const OutputFlags& flags);
@@ -65,16 +76,24 @@ class Output {
   void heading(std::string_view text) const;
   void section(std::string_view title) const;
   void field(std::string_view label, std::string_view value) const;
+  // What matters most.
+  void verdict(std::string_view text) const;
+  // One of a list, with its mark; what more there is to say about it.
+  void item(Mark mark, std::string_view text) const;
+  void detail(std::string_view text) const;
   // Rows in columns, as far as they fit; else each row is wrapped by itself.
   void table(const std::vector<std::vector<std::string>>& rows) const;
   bool on_terminal() const;
   // A check mark or a cross, as far as the locale can show them.
-  std::string_view mark(bool good) const;
+  std::string_view mark(Mark mark) const;
   // A bar for a share from 0 to 1, a dozen columns at most.
   std::string bar(double share) const;
   // What joins a line of a tree to its parent, and what stands in that place in the lines below it.
   std::string_view branch(bool is_last) const;
   std::string_view branch_gap(bool is_last) const;
+  // What joins two lines that follow each other, and what points back at one.
+  std::string_view pipe() const { return utf8_ ? "\u2502" : "|"; }
+  std::string_view pointer() const { return utf8_ ? "\u2190" : "<-"; }
 
   // The end of a command that moved bytes.
   Exit transfer(const Transfer& transfer) const;
@@ -84,9 +103,14 @@ class Output {
   Exit fail(const Report& report) const;
 
  private:
+  bool silent() const { return flags_.json || flags_.quiet; }
+  // `text` as it is, or between the codes that make a terminal show it so.
+  std::string paint(std::string_view text, std::string_view code) const;
+
   OutputFlags flags_;
   std::size_t columns_;
   bool utf8_;
+  bool painted_;
 };
 
 // One line on a terminal that says how far a transfer is. Silent where nobody watches; gone when destroyed.

@@ -63,7 +63,10 @@ Json checked_json(const Model& model, const VerifyFlags& flags, const std::vecto
 void print_files(const Output& output, const std::vector<CheckedFile>& files) {
   for (const CheckedFile& file : files) {
     const bool unknown = file.verdict == Verdict::unknown;
-    output.heading(std::string(unknown ? "?" : output.mark(file.verdict == Verdict::right)) + " " + file.path);
+    output.heading(std::string(output.mark(unknown                          ? Mark::unknown
+                                           : file.verdict == Verdict::right ? Mark::good
+                                                                            : Mark::bad)) +
+                   " " + file.path);
     output.field(verdict_name(file.verdict), file.how);
     if (!file.wrong_tensors.empty()) output.field("", "wrong tensors: " + list_of(file.wrong_tensors));
   }

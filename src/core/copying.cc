@@ -77,6 +77,7 @@ void Lane::copy(std::uint32_t index, Toward toward) {
   }
   CopyQueue* queue = *found;
   if (copying_++ == 0) copies_moved_ = Clock::now();
+  if (trace_ != nullptr) flight.submitted = Clock::now();
   flight.copying = true;
   queue->add({.host = flight.staging.data + flight.lead,
               .device = flight.user,
@@ -136,6 +137,7 @@ void Lane::on_copied(const cuda::CopyDone& done, TimePoint now) {
   Flight& flight = flights_[index];
   flight.copying = false;
   --copying_;
+  if (trace_ != nullptr) trace_->add_transfer(TraceKind::copy, flight.submitted, now, flight.length, Route::buffered);
   if (flight.orphan) {
     on_orphan_home(index);
     return;
@@ -179,6 +181,7 @@ void Lane::wait_for_copies(TimePoint until) {
   if (copying_ != 0 && copies_moved_ < begun) sleep_idle(std::min(until, Clock::now() + between_looks_));
   now = Clock::now();
   copy_seconds_ += seconds_between(begun, now);
+  if (trace_ != nullptr) trace_->add_wait(TraceKind::waits_for_copies, begun, now);
   watch_streams(now);
 }
 

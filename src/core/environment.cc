@@ -39,6 +39,7 @@ Environment::Environment(std::shared_ptr<const engine::Table> table, const Optio
       quarantine(std::make_shared<memory::Quarantine>()),
       memory(in_use(*engines, probes, route_set(options.allowed_routes))),
       device_memory(options.device_budget_bytes),
-      statistics(names(*engines)) {}
+      statistics(names(*engines)),
+      traces(options.trace_events) {}
 
 }  // namespace penstock::core

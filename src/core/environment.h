@@ -14,6 +14,7 @@
 #include "core/memory_map.h"
 #include "core/statistics.h"
 #include "core/stream_gate.h"
+#include "core/trace.h"
 #include "engine/engine.h"
 #include "memory/allocation.h"
 #include "penstock/machine.h"
@@ -34,6 +35,7 @@ struct Environment {
   MemoryMap memory;
   DeviceMemory device_memory;
   StatisticsHub statistics;
+  TraceHub traces;
   CompletionThread completions;
   EndSignal ends;
   StreamGate streams;

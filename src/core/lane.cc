@@ -35,6 +35,27 @@ double thread_cpu_seconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
+// A queue may do its work inside poll: only time in which the thread did nothing was spent waiting.
+class WaitWatch {
+ public:
+  explicit WaitWatch(LaneTrace* trace) : trace_(trace) {
+    if (trace_ == nullptr) return;
+    begun_ = Clock::now();
+    cpu_seconds_ = thread_cpu_seconds();
+  }
+  void end() const {
+    if (trace_ == nullptr) return;
+    const TimePoint now = Clock::now();
+    const double worked = thread_cpu_seconds() - cpu_seconds_;
+    if (worked * 2 < seconds_between(begun_, now)) trace_->add_wait(TraceKind::waits_for_storage, begun_, now);
+  }
+
+ private:
+  LaneTrace* const trace_;
+  TimePoint begun_;
+  double cpu_seconds_ = 0;
+};
+
 }  // namespace
 
 Lane::Lane(std::shared_ptr<Environment> environment, const LaneSettings& settings, std::function<bool()> on_stuck)
@@ -42,6 +63,7 @@ Lane::Lane(std::shared_ptr<Environment> environment, const LaneSettings& setting
       settings_(settings),
       on_stuck_(std::move(on_stuck)),
       statistics_(environment_->statistics.add_lane()),
+      trace_(environment_->traces.add_lane()),
       flights_(settings.depth),
       bytes_allowed_(settings.bytes_in_flight),
       window_(environment_->options.storage_chunk_bytes, settings.least_staged_bytes, settings.bytes_in_flight),
@@ -272,6 +294,7 @@ std::size_t Lane::collect_from_engines(TimePoint until) {
 }
 
 void Lane::sleep_idle(TimePoint until) {
+  const TimePoint begun = trace_ != nullptr ? Clock::now() : TimePoint();
   std::unique_lock lock(idle_mutex_);
   state_.store(State::idle, std::memory_order_seq_cst);
   const bool leave_now = has_mail() || attention_.load(std::memory_order_seq_cst) || finished() ||
@@ -280,6 +303,7 @@ void Lane::sleep_idle(TimePoint until) {
     idle_.wait_until(lock, until, [this] { return state_.load(std::memory_order_relaxed) != State::idle; });
   }
   state_.store(State::working, std::memory_order_relaxed);
+  if (trace_ != nullptr && active_.empty()) trace_->add_wait(TraceKind::idle, begun, Clock::now());
 }
 
 std::size_t Lane::poll_queue(std::size_t engine, TimePoint until) {
@@ -288,8 +312,10 @@ std::size_t Lane::poll_queue(std::size_t engine, TimePoint until) {
   state_.store(State::polling, std::memory_order_seq_cst);
   if (has_mail() || attention_.load(std::memory_order_seq_cst)) until = TimePoint::min();
   held_back_ = 0;
+  const WaitWatch watch(trace_);
   const std::size_t count = queue.poll(done_, until);
   state_.store(State::working, std::memory_order_relaxed);
+  watch.end();
   if (count == 0) return 0;
   const TimePoint now = Clock::now();
   for (std::size_t i = 0; i < count; ++i) on_done(engine, done_[i], now);

@@ -229,6 +229,7 @@ class Lane {
   const LaneSettings settings_;
   const std::function<bool()> on_stuck_;
   const std::shared_ptr<LaneStatistics> statistics_;
+  LaneTrace* const trace_;  // null: nobody wants to know
 
   // Shared with other threads.
   struct ToPrepare {

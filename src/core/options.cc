@@ -18,6 +18,11 @@ constexpr std::uint64_t mib = 1 << 20;
 constexpr std::uint64_t gib = 1 << 30;
 constexpr std::uint64_t slot_granule = 64 * kib;
 constexpr double most_seconds = 1e8;
+constexpr std::size_t most_name_bytes = 64;
+
+bool may_be_in_name(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+}
 
 // Every whole number of Options: its key, where it is, and what it may be.
 struct Number {
@@ -49,6 +54,7 @@ constexpr Number numbers[] = {
     {"alignment_bytes", &Options::alignment_bytes, 0, mib},
     {"pinned_budget_bytes", &Options::pinned_budget_bytes, slot_granule, 1024 * 1024 * gib},
     {"device_budget_bytes", &Options::device_budget_bytes, 0, 1024 * 1024 * gib},
+    {"trace_events", &Options::trace_events, 0, mib},
 };
 
 struct Seconds {
@@ -190,10 +196,15 @@ Status read_key(const std::string& key, const Json& value, Options& options) {
     options.engine = value.get<std::string>();
     return {};
   }
+  if (key == "publish") {
+    if (!value.is_string()) return invalid("publish must be a name, or \"\"");
+    options.publish = value.get<std::string>();
+    return {};
+  }
   const auto number = find_key(numbers, key);
   if (number != std::end(numbers)) return read_number(*number, value, options);
   return invalid("unknown key " + shown(key),
-                 "known keys: " + keys_of(numbers, "allowed_routes, engine, cache, nvtx, deadlines"));
+                 "known keys: " + keys_of(numbers, "allowed_routes, engine, cache, nvtx, publish, deadlines"));
 }
 
 Status check_deadlines(const Deadlines& deadlines) {
@@ -244,6 +255,7 @@ std::string Options::to_json(int indent) const {
   json["engine"] = engine;
   json["cache"] = cache_name(cache);
   json["nvtx"] = nvtx;
+  json["publish"] = publish;
   for (const Number& number : numbers) json[std::string(number.key)] = number.get(*this);
   for (const Seconds& field : seconds) json["deadlines"][std::string(field.key)] = deadlines.*(field.member);
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
@@ -261,6 +273,9 @@ Status Options::validate() const {
   if (alignment_bytes != 0 && (alignment_bytes < 512 || !std::has_single_bit(alignment_bytes))) {
     return invalid("alignment_bytes is " + std::to_string(alignment_bytes),
                    "choose 0 to ask the store, or a power of two from 512 to 1048576");
+  }
+  if (publish.size() > most_name_bytes || !std::ranges::all_of(publish, may_be_in_name)) {
+    return invalid("publish is " + shown(publish), "choose up to 64 letters, digits, - and _");
   }
   const std::uint64_t one_lane = staging_slots_per_lane * staging_slot_bytes;
   if (pinned_budget_bytes < one_lane) {

@@ -36,6 +36,8 @@ Options random_options(std::mt19937_64& random) {
   options.pinned_budget_bytes =
       options.staging_slots_per_lane * options.staging_slot_bytes + pick<std::uint64_t>(random, 0, 1024 * mib);
   options.nvtx = pick(random, 0, 1) == 1;
+  options.trace_events = pick<std::uint32_t>(random, 0, 1 << 20);
+  options.publish = pick(random, 0, 1) == 1 ? "Rank-7_a" : "";
   options.device_budget_bytes = pick<std::uint64_t>(random, 0, 1024 * mib);
   std::uniform_real_distribution<double> seconds(0, 1000);
   options.deadlines = {seconds(random), seconds(random), seconds(random) / 100 + 1e-9, seconds(random),
@@ -60,6 +62,14 @@ TEST(Options, closing_must_outlast_the_grace) {
   expect_refused(R"({"deadlines": {"cancel_grace_seconds": 2, "close_seconds": 2}})", "close_seconds");
 }
 
+TEST(Options, what_is_published_has_a_plain_name) {
+  for (const char* name : {"../x", "a b", "a/b", "a.b", "größe"}) {
+    expect_refused(std::string(R"({"publish": ")") + name + "\"}", "publish");
+  }
+  expect_refused(R"({"publish": ")" + std::string(65, 'a') + "\"}", "publish");
+  expect_refused(R"({"publish": 1})", "publish");
+}
+
 TEST(Options, come_back_from_json_exactly) {
   std::mt19937_64 random(1);
   for (int repeat = 0; repeat < 2000; ++repeat) {
@@ -77,7 +87,7 @@ TEST(Options, keys_are_the_names_of_the_members) {
       "staging_slot_bytes": 131072, "staging_slots_per_lane": 4, "prefetch_window_bytes": 1, "alignment_bytes": 8192,
       "pinned_budget_bytes": 1048576, "deadlines": {"request_seconds": 1, "stall_seconds": 2.5,
       "cancel_grace_seconds": 0.25, "stream_seconds": 3, "close_seconds": 4}, "device_budget_bytes": 5,
-      "nvtx": true})");
+      "nvtx": true, "trace_events": 9, "publish": "train"})");
   ASSERT_TRUE(options.ok()) << options.error().message;
   Options expected;
   expected.allowed_routes = {Route::direct, Route::cached};
@@ -93,6 +103,8 @@ TEST(Options, keys_are_the_names_of_the_members) {
   expected.pinned_budget_bytes = mib;
   expected.device_budget_bytes = 5;
   expected.nvtx = true;
+  expected.trace_events = 9;
+  expected.publish = "train";
   expected.deadlines = {1, 2.5, 0.25, 3, 4};
   EXPECT_EQ(*options, expected);
 }

@@ -382,7 +382,7 @@ void Request::add_up_parts() {
   }
   // Copying out of the page cache is the CPU's work even where a lane had to wait for a CPU.
   const auto bytes_by = [&](Route route) { return summary_.routes[static_cast<std::size_t>(route)]; };
-  const bool mostly_copied = bytes_by(Route::cached) + bytes_by(Route::cached_staged) > summary_.bytes / 2;
+  const bool mostly_copied = bytes_by(Route::cached) + bytes_by(Route::cached_staged) > summary_.bytes / 20 * 19;
   const bool mostly_busy = summary_.cpu_seconds > 0.6 * wall_seconds;
   summary_.limit = mostly_copied || mostly_busy ? Limit::cpu : Limit::storage;
 }

@@ -1,6 +1,7 @@
 #include "core/statistics.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -189,31 +190,94 @@ void StatisticsHub::reset() {
 
 namespace penstock {
 
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Every number of both, under the name that it has in JSON.
+template <typename Route, typename Visit>
+void visit_route(Route& route, Visit visit) {
+  visit("bytes", route.bytes);
+  visit("operations", route.operations);
+  visit("failed", route.failed);
+  visit("latency_average_seconds", route.latency_average_seconds);
+  visit("latency_p50_seconds", route.latency_p50_seconds);
+  visit("latency_p99_seconds", route.latency_p99_seconds);
+  visit("latency_p999_seconds", route.latency_p999_seconds);
+  visit("bandwidth_peak", route.bandwidth_peak);
+  visit("bandwidth_effective", route.bandwidth_effective);
+}
+template <typename All, typename Visit>
+void visit_totals(All& all, Visit visit) {
+  visit("seconds", all.seconds);
+  visit("requests", all.requests);
+  visit("requests_failed", all.requests_failed);
+  visit("pinned_bytes", all.pinned_bytes);
+  visit("lanes_replaced", all.lanes_replaced);
+  visit("quarantined_bytes", all.quarantined_bytes);
+}
+
+// Takes numbers out of an object, and notes when one is missing or is none.
+class Taker {
+ public:
+  explicit Taker(const Json& object) : object_(object), whole_(object.is_object()) {}
+  bool whole() const { return whole_; }
+  void operator()(const char* key, double& value) {
+    if (const Json* found = find(key, &Json::is_number)) value = found->get<double>();
+  }
+  void operator()(const char* key, std::uint64_t& value) {
+    if (const Json* found = find(key, &Json::is_number_unsigned)) value = found->get<std::uint64_t>();
+  }
+  void operator()(const char* key, std::string& value) {
+    if (const Json* found = find(key, &Json::is_string)) value = found->get<std::string>();
+  }
+
+ private:
+  const Json* find(const char* key, bool (Json::*is_right)() const noexcept) {
+    const auto found = whole_ ? object_.find(key) : object_.end();
+    whole_ = whole_ && found != object_.end() && ((*found).*is_right)();
+    return whole_ ? &*found : nullptr;
+  }
+  const Json& object_;
+  bool whole_;
+};
+
+}  // namespace
+
 std::string Statistics::to_json(int indent) const {
-  using Json = nlohmann::ordered_json;
   Json list = Json::array();
   for (const RouteStatistics& route : routes) {
-    list.push_back({{"engine", route.engine},
-                    {"route", route_name(route.route)},
-                    {"bytes", route.bytes},
-                    {"operations", route.operations},
-                    {"failed", route.failed},
-                    {"latency_average_seconds", route.latency_average_seconds},
-                    {"latency_p50_seconds", route.latency_p50_seconds},
-                    {"latency_p99_seconds", route.latency_p99_seconds},
-                    {"latency_p999_seconds", route.latency_p999_seconds},
-                    {"bandwidth_peak", route.bandwidth_peak},
-                    {"bandwidth_effective", route.bandwidth_effective}});
+    Json item = {{"engine", route.engine}, {"route", route_name(route.route)}};
+    visit_route(route, [&](const char* key, auto value) { item[key] = value; });
+    list.push_back(std::move(item));
   }
-  const Json object = {{"seconds", seconds},
-                       {"requests", requests},
-                       {"requests_failed", requests_failed},
-                       {"pinned_bytes", pinned_bytes},
-                       {"lanes_replaced", lanes_replaced},
-                       {"quarantined_bytes", quarantined_bytes},
-                       {"routes", std::move(list)}};
+  Json object;
+  visit_totals(*this, [&](const char* key, auto value) { object[key] = value; });
+  object["routes"] = std::move(list);
   // Engine names are ours, but a name of a test's engine must not throw either.
   return object.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+Result<Statistics> Statistics::from_json(std::string_view text) {
+  const Error broken{Code::invalid_argument, 0, "this is no JSON of statistics", {}};
+  const Json json = Json::parse(text, nullptr, false);
+  Statistics statistics;
+  Taker totals(json);
+  visit_totals(statistics, std::ref(totals));
+  if (!totals.whole() || !json.contains("routes") || !json["routes"].is_array()) return broken;
+  for (const Json& item : json["routes"]) {
+    RouteStatistics route;
+    std::string name;
+    Taker numbers(item);
+    numbers("engine", route.engine);
+    numbers("route", name);
+    visit_route(route, std::ref(numbers));
+    const auto known = route_from_name(name);
+    if (!numbers.whole() || !known) return broken;
+    route.route = *known;
+    statistics.routes.push_back(std::move(route));
+  }
+  return statistics;
 }
 
 }  // namespace penstock

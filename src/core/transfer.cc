@@ -157,6 +157,7 @@ void Lane::on_done(std::size_t engine, const Done& done, TimePoint now) {
     statistics_->record(engine, route, done.bytes,
                         static_cast<std::uint64_t>(std::chrono::nanoseconds(latency).count()), done.code == Code::ok);
   }
+  if (trace_ != nullptr) trace_->add_transfer(TraceKind::storage, flight.submitted, now, done.bytes, route);
   if (flight.op.path == Path::direct) adapt_depth(latency, now);
   if (flight.in_window && done.bytes >= flight.length) window_.note(flight.length, latency);
   if (flight.orphan) {

@@ -33,6 +33,9 @@ class Docs(unittest.TestCase):
         codes = [int(value) for _, value in enumerators("src/cli/common.h", "Exit")]
         documented = [int(row[0]) for row in table("docs/cli.md", 2) if row[0].isdigit()]
         self.assertEqual(documented, codes)
+        meanings = {row[0]: row[1] for row in table("docs/cli.md", 2) if row[0].isdigit()}
+        told = re.findall(r'{Exit::\w+, "([^"]*)"}', (ROOT / "src/cli/common.h").read_text())
+        self.assertEqual(told, list(meanings.values()))
         self.assertLessEqual({int(row[3]) for row in table("docs/errors.md", 4)}, set(codes))
 
     def test_list_every_route(self):

@@ -69,6 +69,14 @@ class LoadIntoAGpu(GpuTest):
         for count in ["0", "-1", "x", "1001"]:
             self.fails("invalid_argument", 2, "load", path, "--repeat", count)
 
+    def test_shows_copies_in_a_timeline(self):
+        path, trace = self.file("data", os.urandom(8 * MIB)), self.folder / "trace.json"
+        result = self.json_of("load", path, "--to", "cuda:0", "--timeline", trace)
+        events = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
+        copied = sum(each["args"]["bytes"] for each in events if each["name"] == "copy")
+        self.assertEqual((copied, result["device_bytes"]), (8 * MIB, 8 * MIB))
+        self.assertGreater(result["pinned_bytes"], 0)
+
     def test_tells_a_person_what_it_waited_for(self):
         text = self.run_tool("load", self.file("data", os.urandom(8 * MIB)), "--to", "cuda:0", "--cache", "bypass").stdout
         for word in [b"-staged", b"limit", b"waiting for storage", b"set-up"]:
@@ -224,14 +232,22 @@ class DoctorOfAGpu(GpuTest):
     def test_expects_a_route_and_measures_it_if_asked(self):
         path = self.file("data", os.urandom(4 * MIB))
         expected = self.json_of("doctor", path)["store"]
-        self.assertEqual(expected["sample"]["to"], "host")
+        self.assertEqual(expected["cached"]["to"], "host")
         self.assertEqual([each["gpu"] for each in expected["gpu_routes"]], ["cuda:0", "cuda:1"])
         self.assertTrue(expected["gpu_routes"][0]["reason"])
-        measured = self.json_of("doctor", path, "--to", "cuda:1")["store"]
-        self.assertEqual(measured["sample"]["to"], "cuda:1")
-        self.assertEqual(measured["sample"]["bytes"], 4 * MIB)
-        self.assertIn(measured["gpu_routes"][1]["route"], measured["sample"]["routes"])
-        self.assertIn("into cuda:1", self.json_of("doctor", path, "--to", "cuda:1")["verdict"])
+        result = self.json_of("doctor", path, "--to", "cuda:1")
+        cached = result["store"]["cached"]
+        self.assertEqual((cached["to"], cached["routes"]), ("cuda:1", {"cached-staged": 4 * MIB}))
+        sample = result["store"]["cold"] or cached
+        self.assertIn(result["store"]["gpu_routes"][1]["route"], sample["routes"])
+        self.assertIn("into cuda:1", result["verdict"])
+        self.assertTrue(result["way"][-1]["to"].startswith("cuda:1"))
+        self.assertEqual(result["way"][-1]["gb_per_s"], cached["gb_per_s"])
+        routes = {each["route"]: each for each in result["routes"]}
+        self.assertTrue(routes["cached-staged"]["works"])
+        self.assertEqual(routes["cached-staged"]["gb_per_s"], cached["gb_per_s"])
+        for route in ["gds", "p2pdma"]:
+            self.assertTrue(routes[route]["works"] or routes[route]["cause"], route)
         self.fails("no_device", 1, "doctor", path, "--to", "cuda:7")
         self.fails("invalid_argument", 2, "doctor", "--to", "cuda:0")
 
@@ -249,7 +265,13 @@ class DoctorOfAGpu(GpuTest):
         self.assertEqual((gpu["bus"]["link"]["width"], gpu["bus"]["link_max"]["width"]), (8, 16))
         self.assertEqual(result["store"]["place"]["disks"][0]["name"], "nvme0n1")
         self.assertEqual(result["store"]["gpu_routes"][0]["relation"], "same-switch")
-        self.assertTrue([each for each in result["findings"] if "8 of its 16" in each["what"]])
+        lanes = [each for each in result["findings"] if "8 of its 16" in each["what"]]
+        self.assertEqual(lanes[0]["gain"]["factor"], 2)
+        way = [(edge["from"], edge["to"].split(",")[0]) for edge in result["way"]]
+        self.assertEqual(way, [("nvme0n1", "controller at 0000:18:00.0"), ("controller at 0000:18:00.0", "memory"),
+                               ("memory, node 0", "host buffer"), ("host buffer", "cuda:0")])
+        self.assertAlmostEqual(result["way"][1]["gb_per_s"], 7.88, 2)
+        self.assertAlmostEqual(result["way"][3]["gb_per_s"], 31.5, 1)
 
         text = self.run_tool("doctor", path, "--sysfs", bus.folder, env={"LC_ALL": "C.UTF-8"}).stdout.decode()
         picture = ["└─ 0000:15:01.0", "├─ 0000:16:01.0", "└─ nvme0n1 at 0000:18:00.0, 16 GT/s x 4: 7.88 GB/s",
@@ -289,7 +311,7 @@ class DoctorOfAGpu(GpuTest):
             self.assertIn(condition["name"], text)
         for condition in lacking:
             self.assertTrue(condition["remedy"], condition)
-            self.assertIn(f"  ✗           {condition['name']}", text)
+            self.assertIn(f"  ✗ {condition['name']}", text)
         if lacking:
             findings = self.json_of("doctor")["findings"]
             self.assertTrue([each for each in findings if "cufile" in each["what"]], findings)

@@ -32,6 +32,19 @@ class Load(ToolTest):
         self.assertEqual(done.stderr, b"")
         self.assertEqual(self.run_tool("load", path, "--quiet").stdout, b"")
 
+    def test_ends_with_what_it_cost_and_what_was_not_used(self):
+        path = self.file("data", os.urandom(2 * MIB))
+        result = self.json_of("load", path, "--engine", "posix")
+        self.assertEqual(result["device_bytes"], 0)
+        self.assertGreaterEqual(result["process_cpu_seconds"], 0)
+        unused = {each["engine"]: each["reason"] for each in result["not_used"]}
+        self.assertNotIn("posix", unused)
+        self.assertTrue(unused["uring"])
+        self.assertTrue(all(unused.values()), unused)
+        text = self.run_tool("load", path).stdout
+        for word in [b"ceiling", b"not used", b"memory", b"pinned", b"CPU", b"a GB", b"set-up"]:
+            self.assertIn(word, text)
+
     def test_verification_is_null_unless_asked_for(self):
         result = self.json_of("load", self.file("data", b"x"))
         self.assertIsNone(result["verified"])
@@ -189,7 +202,7 @@ class LoadIsInterrupted(ToolTest):
         path = self.sparse_file("sparse", 2 << 30)
         for signal_number in [signal.SIGINT, signal.SIGTERM]:
             process = self.start("load", path, *SLOW, "--json")
-            wait_until(lambda: resident_bytes(process) > 32 * MIB)
+            wait_until(lambda: cached_bytes(process) > 32 * MIB)
             exit_code, stdout, stderr, seconds = self.interrupt(process, signal_number)
             self.assertEqual(exit_code, 130, stderr)
             self.assertLess(seconds, 2)
@@ -209,7 +222,7 @@ class LoadOfAChangingFile(ToolTest):
     def test_that_is_cut_short_is_an_error_with_its_failures(self):
         path = self.sparse_file("sparse", 2 << 30)
         process = self.start("load", path, *SLOW, "--json")
-        wait_until(lambda: resident_bytes(process) > 32 * MIB)
+        wait_until(lambda: cached_bytes(process) > 32 * MIB)
         os.truncate(path, 0)
         stdout, stderr = process.communicate(timeout=60)
         result = json.loads(stdout)
@@ -237,6 +250,59 @@ class Progress(ToolTest):
         self.assertEqual(text, "")
         text, _ = self.on_terminal(80, "load", path, *SLOW, "--json")
         self.assertTrue(text.startswith("{"), text)
+
+
+class Timeline(ToolTest):
+    def test_shows_every_operation_of_every_lane(self):
+        path, trace = self.file("data", os.urandom(5 * MIB)), self.folder / "trace.json"
+        self.json_of("load", path, "--timeline", trace, "--lanes", 2, "--cache", "bypass")
+        events = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
+        storage = [each for each in events if each["name"] == "storage"]
+        self.assertEqual(sum(each["args"]["bytes"] for each in storage), 5 * MIB)
+        rows = {}
+        for event in sorted(events, key=lambda each: each["ts"]):
+            row = (event["pid"], event["tid"])
+            self.assertGreaterEqual(event["ts"] + 0.01, rows.get(row, 0), event)
+            rows[row] = event["ts"] + event["dur"]
+        self.assertIn(b"timeline", self.run_tool("load", path, "--timeline", trace).stdout)
+
+    def test_that_can_not_be_written_is_known_before_the_load(self):
+        path = self.file("data", os.urandom(MIB))
+        self.fails("not_found", 3, "load", path, "--timeline", self.folder / "missing" / "trace.json")
+        self.fails("is_directory", 1, "load", path, "--timeline", self.folder)
+        self.assertEqual(self.names(), ["data"])
+
+    def test_on_a_full_disk_leaves_nothing(self):
+        path, point = self.file("data", os.urandom(16 * MIB)), self.mount("size=4k")
+        self.fails("no_space", 5, "load", path, "--timeline", point / "trace.json", *SLOW[:4], "--options",
+                   '{"storage_chunk_bytes": 65536}')
+        self.assertEqual(list(point.iterdir()), [])
+
+    def test_of_an_interrupted_load_is_not_kept(self):
+        path = self.sparse_file("sparse", 4 << 30)
+        process = self.start("load", path, "--timeline", self.folder / "trace.json", *SLOW)
+        wait_until(lambda: len(self.names()) == 2)
+        code, _, error, _ = self.interrupt(process)
+        self.assertEqual(code, 130, error)
+        self.assertEqual(self.names(), ["sparse"])
+
+
+class Watch(ToolTest):
+    def test_shows_the_lanes_on_a_terminal_and_then_makes_room(self):
+        path = self.sparse_file("sparse", 128 * MIB)
+        text, code = self.on_terminal(40, "load", path, "--watch", *SLOW)
+        self.assertEqual(code, 0, text)
+        self.assertIn("lane 0 ", text)
+        self.assertIn("waits for storage", text)
+        for line in text.replace("\x1b[J", "\r").split("\r\n"):
+            self.assertLessEqual(len(line.split("\r")[-1]), 44, line)  # with the codes that colour it
+        self.assertTrue(text.split("\x1b[J")[-1].startswith("134 MB in"), text[-300:])
+
+    def test_is_silent_elsewhere(self):
+        path = self.file("data", os.urandom(MIB))
+        done = self.run_tool("load", path, "--watch")
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        self.assertNotIn(b"\x1b", done.stdout)
 
 
 if __name__ == "__main__":

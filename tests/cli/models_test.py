@@ -328,7 +328,7 @@ class Inspect(ModelTest):
         names = {f"layer \x1b[31m \u009b31m {'long' * i}": ("U8", [i + 1]) for i in range(9)}
         path = self.model("x.safetensors", names, {"text": "with\nlines and many words " * 9})
         for command in [["inspect"], ["inspect", "--tensors"], ["verify"], ["load", "--verify"]]:
-            text, _ = self.on_terminal(40, *command, path)
+            text, _ = self.on_terminal(40, *command, path, env={"NO_COLOR": "1"})
             self.assertNotIn("\x1b", text)
             self.assertNotIn("\u009b", text)
             if command[0] == "inspect":
@@ -428,14 +428,14 @@ class Interrupted(ModelTest):
 
     def test_load(self):
         process = self.start("load", self.sparse_model("x.safetensors", 2 << 30), *SLOW, "--json")
-        wait_until(lambda: resident_bytes(process) > 32 * MIB)
+        wait_until(lambda: cached_bytes(process) > 32 * MIB)
         self.check(process)
 
     def test_verify(self):
         sums = json.dumps({"a": "0" * 16, "b": "0" * 16})
         path = self.sparse_model("x.safetensors", 8 << 30, {"penstock.xxh3": sums})
         process = self.start("verify", path, *SLOW, "--json")
-        wait_until(lambda: resident_bytes(process) > 32 * MIB)
+        wait_until(lambda: cached_bytes(process) > 32 * MIB)
         self.check(process)
 
     def test_sample_and_leaves_nothing(self):

@@ -1,13 +1,17 @@
 """penstock engines, penstock doctor, help and usage, from the outside."""
 
+import json
 import os
+import resource
 import subprocess
 import unittest
 
-from tool import ToolTest, refuse_io_uring
+import schema
+from tool import NOBODY, SLOW, ToolTest, refuse_io_uring, wait_until
 
 MIB = 1 << 20
-COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "sample"]
+COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "top", "sample", "completion",
+            "manual"]
 
 
 class Usage(ToolTest):
@@ -79,7 +83,7 @@ class WithoutIoUring(ToolTest):
         error = self.fails("engine_unavailable", 1, "load", path, "--engine", "uring", preexec_fn=refuse_io_uring)
         self.assertTrue(error["hint"])
         findings = self.json_of("doctor", path, preexec_fn=refuse_io_uring)["findings"]
-        self.assertIn("uring", findings[0]["what"])
+        self.assertIn("io_uring", findings[0]["what"])
 
 
 class Doctor(ToolTest):
@@ -93,25 +97,94 @@ class Doctor(ToolTest):
 
     def test_tells_about_a_file(self):
         path = self.file("data", os.urandom(5 * MIB))
-        store = self.json_of("doctor", path)["store"]
+        result = self.json_of("doctor", path)
+        store = result["store"]
         self.assertEqual(store["size_bytes"], 5 * MIB)
-        self.assertEqual(store["sample"]["bytes"], 5 * MIB)
         self.assertTrue(store["explanation"])
-        self.assertIsNone(self.json_of("doctor", self.file("empty"))["store"]["sample"])
+        self.assertEqual(store["mount"]["file_system"], store["file_system"])
+        self.assertEqual(store["cached"]["bytes"], 5 * MIB)
+        self.assertEqual(set(store["cached"]["routes"]), {"cached"})
+        if store["direct"]:
+            self.assertEqual(store["cold"]["routes"], {"direct": 5 * MIB})
+        else:
+            self.assertTrue(store["no_cold_because"])
+        works = {each["route"] for each in result["routes"] if each["works"]}
+        self.assertLessEqual({"cached", "buffered"}, works)
+        measured = {each["route"]: each["gb_per_s"] for each in result["routes"] if each["gb_per_s"]}
+        self.assertEqual(measured["cached"], store["cached"]["gb_per_s"])
+        self.assertEqual(result["way"][-1]["to"], "host buffer")
+        self.assertLessEqual(sum(edge["limit"] for edge in result["way"]), 1)
+
+    def test_of_a_folder_takes_the_largest_file(self):
+        self.file("small", b"x")
+        large = self.file("large", os.urandom(MIB))
+        self.assertEqual(self.json_of("doctor", self.folder)["store"]["name"], str(large))
+
+    def test_says_when_there_is_nothing_on_the_disk(self):
+        result = self.json_of("doctor", self.sparse_file("sparse", 8 * MIB))
+        if result["store"]["extents"] is None:
+            self.skipTest("the file system does not tell where bytes are")
+        self.assertTrue([each for each in result["findings"] if "holes" in each["what"]], result["findings"])
+
+    def test_an_empty_file_has_no_speed(self):
+        result = self.json_of("doctor", self.file("empty"))
+        self.assertEqual((result["store"]["cold"], result["store"]["cached"], result["way"]), (None, None, []))
+        self.assertIn("is empty", result["verdict"])
+
+    def test_memory_has_nothing_colder(self):
+        path = self.mount("size=8m") / "data"
+        path.write_bytes(os.urandom(MIB))
+        store = self.json_of("doctor", path)["store"]
+        self.assertIsNone(store["cold"])
+        self.assertIn("memory", store["no_cold_because"])
+        self.assertEqual(store["cached"]["bytes"], MIB)
+
+    def test_leaves_the_page_cache_as_it_was(self):
+        path = self.file("data", os.urandom(4 * MIB))
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        first = self.json_of("doctor", path)["store"]
+        if first["cached_bytes"] != 0:
+            self.skipTest(f"the file can't be evicted here: {first['cached_bytes']} bytes stay")
+        self.assertEqual(self.json_of("doctor", path)["store"]["cached_bytes"], 0)
+        path.read_bytes()
+        self.assertEqual(self.json_of("doctor", path)["store"]["cached_bytes"], 4 * MIB)
+        self.assertEqual(self.json_of("doctor", path)["store"]["cached_bytes"], 4 * MIB)
 
     def test_measures_for_a_second_at_most(self):
         path = self.sparse_file("sparse", 1 << 30)
         options = '{"storage_chunk_bytes": 4096, "operations_in_flight": 1}'
-        sample = self.json_of("doctor", path, "--engine", "posix", "--lanes", 1, "--options", options)["store"]["sample"]
-        self.assertLessEqual(sample["bytes"], 256 * MIB)
-        self.assertGreater(sample["bytes"], 0)
-        self.assertLess(sample["seconds"], 2)
+        store = self.json_of("doctor", path, "--engine", "posix", "--lanes", 1, "--options", options)["store"]
+        for sample in filter(None, [store["cold"], store["cached"]]):
+            self.assertLessEqual(sample["bytes"], 256 * MIB)
+            self.assertGreater(sample["bytes"], 0)
+            self.assertLess(sample["seconds"], 2)
 
     def test_says_the_verdict_first(self):
         path = self.file("data", os.urandom(MIB))
         first_line = self.run_tool("doctor", path).stdout.decode().splitlines()[0]
-        self.assertIn("is read at", first_line)
+        self.assertIn("expect about", first_line)
+        self.assertIn("cached", first_line)
         self.assertIn(str(path), first_line)
+
+    def test_draws_the_way_as_the_locale_allows(self):
+        path = self.file("data", os.urandom(MIB))
+        drawn = self.run_tool("doctor", path, env={"LC_ALL": "C.UTF-8"}).stdout.decode()
+        self.assertIn("   │  measured cached\n  host buffer\n", drawn)
+        self.assertIn(b"   |  measured cached\n", self.run_tool("doctor", path, env={"LC_ALL": "C"}).stdout)
+
+    def test_tells_what_a_container_limits(self):
+        limits = {each["name"]: each for each in self.json_of("doctor")["limits"]}
+        self.assertLessEqual({"io_uring", "lockable memory", "memory", "CPUs", "huge pages", "udev"}, set(limits))
+        self.need_other_user()
+        few = self.json_of("doctor", user=NOBODY, group=NOBODY, extra_groups=[],
+                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536)))
+        limits = {each["name"]: each for each in few["limits"]}
+        self.assertEqual(limits["lockable memory"]["state"], "missing")
+        self.assertIn("memlock", limits["lockable memory"]["remedy"])
+        found = [each for each in few["findings"] if "lockable memory" in each["what"]]
+        self.assertTrue(found[0]["gain"]["text"])
 
     def test_names_what_stands_in_the_way(self):
         result = self.json_of("doctor", env={"PENSTOCK_ENGINE": "warp"})
@@ -120,11 +193,47 @@ class Doctor(ToolTest):
         self.fails("is_directory", 1, "doctor", self.folder)
 
     def test_fits_a_narrow_terminal(self):
-        text, exit_code = self.on_terminal(40, "doctor", self.file("data", b"x" * 10000))
+        path = self.file("data", b"x" * 10000)
+        text, exit_code = self.on_terminal(40, "doctor", path, env={"NO_COLOR": "1"})
         self.assertEqual(exit_code, 0, text)
         self.assertNotIn("\x1b", text)
         for line in text.split("\r\n"):
             self.assertLessEqual(len(line), 40, line)
+        painted, _ = self.on_terminal(40, "doctor", path)
+        self.assertIn("\x1b[32m✓\x1b[0m", painted)
+        self.assertNotIn("\x1b", self.on_terminal(40, "doctor", path, env={"TERM": "dumb"})[0])
+        self.assertNotIn(b"\x1b", self.run_tool("doctor", path).stdout)
+
+
+class Interrupted(ToolTest):
+    def test_leaves_no_bundle_behind(self):
+        path = self.sparse_file("sparse", 1 << 30)
+        process = self.start("doctor", path, "--bundle", self.folder / "report.json", *SLOW)
+        wait_until(lambda: len(self.names()) == 2)
+        code, _, error, _ = self.interrupt(process)
+        self.assertEqual(code, 130, error)
+        self.assertEqual(self.names(), ["sparse"])
+
+
+class Bundle(ToolTest):
+    def test_has_all_of_it_and_no_names(self):
+        path = self.file("secret-project.bin", os.urandom(MIB))
+        done = self.run_tool("doctor", path, "--bundle", self.folder / "report.json",
+                             env={"HOME": "/home/jane-doe", "USER": "jane-doe", "API_TOKEN": "hush"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = (self.folder / "report.json").read_text()
+        schema.check(json.loads(text), "bundle")
+        for secret in ["secret-project", str(self.folder), "jane-doe", "hush"]:
+            self.assertNotIn(secret, text)
+        self.assertIn("<store>: expect about", text)
+
+    def test_that_can_not_be_written_is_an_error_and_leaves_nothing(self):
+        self.fails("not_found", 3, "doctor", "--bundle", self.folder / "missing" / "report.json")
+        self.fails("is_directory", 1, "doctor", "--bundle", self.folder)
+        self.assertEqual(self.names(), [])
+        point = self.mount("size=4k")
+        self.fails("no_space", 5, "doctor", "--bundle", point / "report.json")
+        self.assertEqual(list(point.iterdir()), [])
 
 
 if __name__ == "__main__":

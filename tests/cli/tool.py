@@ -91,18 +91,24 @@ class ToolTest(unittest.TestCase):
         stdout, stderr = process.communicate(timeout=30)
         return process.returncode, stdout, stderr, time.monotonic() - begin
 
-    def on_terminal(self, columns, *arguments):
-        """What appears on a terminal: (text, exit code). Standard output and error are both the terminal."""
+    def on_terminal(self, columns, *arguments, env=None, until=None):
+        """What appears on a terminal: (text, exit code). Standard output and error are both the terminal.
+
+        When the text `until` has appeared, the command is interrupted.
+        """
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         process = subprocess.Popen([TOOL, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=follower,
-                                   stderr=follower, env=environment(LC_ALL="C.UTF-8"))
+                                   stderr=follower, env=environment(**{"LC_ALL": "C.UTF-8", "TERM": "xterm", **(env or {})}))
         os.close(follower)
         text = b""
         end = time.monotonic() + 60
         with contextlib.suppress(OSError):  # EIO: the last writer is gone
             while time.monotonic() < end and select.select([leader], [], [], 60)[0]:
                 text += os.read(leader, 65536)
+                if until and until.encode() in text:
+                    process.send_signal(signal.SIGINT)
+                    until = None
         os.close(leader)
         return text.decode(), process.wait(timeout=60)
 
@@ -153,5 +159,5 @@ def wait_until(condition, seconds=30):
         time.sleep(0.01)
 
 
-def resident_bytes(process):
+def cached_bytes(process):
     return int(pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -100,7 +100,7 @@ Status Session::reach(RaceState state) {
     return not_reached(info().file_system + " is memory, not storage: it can't be cold", "name a file on a disk");
   }
   for (int tries = 0;; ++tries) {
-    const std::optional<std::uint64_t> cached = store_.resident_bytes(0, size_bytes());
+    const std::optional<std::uint64_t> cached = store_.cached_bytes(0, size_bytes());
     if (!cached) {
       return not_reached("the kernel does not tell what of " + job_.path + " is in the page cache",
                          "measure a file of your own, or on Linux 6.5 or newer");

@@ -33,7 +33,7 @@ bool reads_from_memory(const Context& context, const Store& store) {
   const StoreInfo& info = store.info();
   if (info.locality == Locality::memory) return true;
   if (context.options().cache == Cache::bypass || info.locality != Locality::local) return false;
-  return store.resident_bytes(0, info.size_bytes).value_or(0) > info.size_bytes / 2;
+  return store.cached_bytes(0, info.size_bytes).value_or(0) > info.size_bytes / 2;
 }
 
 }  // namespace

@@ -182,7 +182,7 @@ TEST_F(ModelLoad, memory_of_another_size_is_refused_by_name) {
 TEST_F(ModelLoad, a_cached_file_is_mapped_and_what_is_written_there_stays_here) {
   const std::string path = write_model("m", {{"a", {3 << 20}}, {"bb", {20 << 20}}});
   const Model model = Model::open(path).value();
-  if (!context_.open(path)->resident_bytes(0, 1)) GTEST_SKIP() << "the kernel does not tell what is cached";
+  if (!context_.open(path)->cached_bytes(0, 1)) GTEST_SKIP() << "the kernel does not tell what is cached";
   {
     const Result<std::optional<MappedFile>> mapped = MappedFile::map(context_, model.files()[0]);
     ASSERT_TRUE(mapped.ok() && *mapped);

@@ -28,7 +28,7 @@ bool may_map(const Context& context) {
 bool is_resident(const Store& store) {
   const StoreInfo& info = store.info();
   if (info.locality == Locality::memory) return true;
-  return info.locality == Locality::local && store.resident_bytes(0, info.size_bytes).value_or(0) >= info.size_bytes;
+  return info.locality == Locality::local && store.cached_bytes(0, info.size_bytes).value_or(0) >= info.size_bytes;
 }
 
 }  // namespace

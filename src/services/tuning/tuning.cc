@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "penstock/context.h"
+#include "penstock/diagnosis.h"
 #include "penstock/gpu.h"
 #include "services/tuning/text.h"
 
@@ -74,51 +75,6 @@ Status write_file(const std::vector<Tuning>& tunings, const std::string& file) {
   return store->commit();
 }
 
-// proc_pid_mountinfo(5) writes space, tab, newline and backslash in names as \ooo.
-std::string unescape(const std::string& text) {
-  std::string plain;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const std::string digits = text[i] == '\\' ? text.substr(i + 1, 3) : "";
-    const bool octal = digits.size() == 3 && digits.find_first_not_of("01234567") == std::string::npos;
-    plain += octal ? static_cast<char>(std::stoi(digits, nullptr, 8)) : text[i];
-    if (octal) i += 3;
-  }
-  return plain;
-}
-
-// 36 35 98:0 /root /mnt rw,noatime master:1 - ext4 /dev/sda1 rw
-std::optional<TuningKey> parse_mount(const std::string& line) {
-  const std::size_t dash = line.find(" - ");
-  if (dash == std::string::npos) return std::nullopt;
-  std::istringstream front(line.substr(0, dash)), back(line.substr(dash + 3));
-  std::string skipped, point, type, source;
-  front >> skipped >> skipped >> skipped >> skipped >> point;
-  back >> type >> source;
-  return TuningKey{.file_system = type, .source = unescape(source), .mount_point = unescape(point), .memory = {}};
-}
-
-Result<TuningKey> find_mount(const std::string& path) {
-  struct statx status {};
-  if (statx(AT_FDCWD, path.c_str(), 0, STATX_MODE | STATX_MNT_ID, &status) != 0) {
-    return system_error(errno, "look at " + path);
-  }
-  std::error_code failed;
-  if (S_ISBLK(status.stx_mode)) {
-    return TuningKey{.file_system = "block",
-                     .source = std::filesystem::canonical(path, failed).string(),
-                     .mount_point = {},
-                     .memory = {}};
-  }
-  std::ifstream mounts("/proc/self/mountinfo");
-  for (std::string line; (status.stx_mask & STATX_MNT_ID) != 0 && std::getline(mounts, line);) {
-    if (!line.starts_with(std::to_string(status.stx_mnt_id) + " ")) continue;
-    if (std::optional<TuningKey> mount = parse_mount(line)) return std::move(*mount);
-  }
-  return Error{.code = Code::unsupported,
-               .message = "the kernel does not tell how " + path + " is mounted",
-               .hint = "this needs Linux 5.8 and /proc"};
-}
-
 Result<std::string> memory_name(Domain memory) {
   if (memory.kind() != Domain::Kind::cuda) return memory.name();
   const Result<std::vector<Gpu>> gpus = list_gpus();
@@ -136,16 +92,18 @@ void drop(std::vector<Tuning>& tunings, const TuningKey& key) {
 }  // namespace
 
 Result<TuningKey> tuning_key(const std::string& path, Domain memory) {
-  Result<TuningKey> key = find_mount(path);
-  if (!key && key.error().code == Code::not_found) {
+  Result<MountFacts> mount = find_mount(path);
+  if (!mount && mount.error().code == Code::not_found) {
     const std::string folder = std::filesystem::path(path).parent_path().string();
-    key = find_mount(folder.empty() ? "." : folder);
+    mount = find_mount(folder.empty() ? "." : folder);
   }
-  if (!key) return key;
+  if (!mount) return mount.error();
   Result<std::string> name = memory_name(memory);
   if (!name) return name.error();
-  key->memory = std::move(*name);
-  return key;
+  return TuningKey{.file_system = std::move(mount->file_system),
+                   .source = std::move(mount->source),
+                   .mount_point = std::move(mount->point),
+                   .memory = std::move(*name)};
 }
 
 Options Tuning::apply(const Options& given) const {

@@ -1,0 +1,51 @@
+// Diagnosis: what `penstock doctor` finds out about a path: how it is mounted and laid out, and, by a short
+// measurement, how fast it is read.
+//
+// Thread safety: functions. Lifetime: values.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "penstock/domain.h"
+#include "penstock/options.h"
+#include "penstock/request.h"
+#include "penstock/result.h"
+
+namespace penstock {
+
+struct MountFacts {
+  std::string point;        // "/data"; empty for a block device
+  std::string file_system;  // its type: "ext4"; "block" for a block device
+  std::string source;       // "/dev/nvme0n1p2", "server:/export"
+  std::string options;      // "rw,noatime", those of the mount and of the file system
+};
+// Code::unsupported where the kernel does not tell.
+PENSTOCK_EXPORT Result<MountFacts> find_mount(const std::string& path);
+
+// In how many pieces a file lies on its disk. Code::unsupported for what is no file, and on file systems that don't
+// tell.
+PENSTOCK_EXPORT Result<std::uint64_t> count_extents(const std::string& path);
+
+struct SpeedCheck {
+  std::string path;  // no URI
+  Domain memory;
+  Options options;                       // all but `cache`
+  std::uint64_t size_bytes = 256 << 20;  // of its front, at most
+  double seconds = 1;                    // for each of the two, at most
+  std::function<bool()> keep_going;      // asked twenty times a second; false ends it with Code::cancelled
+};
+
+// One of the two may be missing, with the reason.
+struct Speeds {
+  std::optional<Report> cold;    // past the page cache
+  std::optional<Report> cached;  // out of it: the middle of three
+  std::string no_cold_because, no_cached_because;
+};
+// Reads the front of a store past the page cache and out of it. What was not in the page cache before is not left
+// there.
+PENSTOCK_EXPORT Result<Speeds> measure_speeds(const SpeedCheck& check);
+
+}  // namespace penstock

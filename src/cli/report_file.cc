@@ -1,0 +1,23 @@
+#include "report_file.h"
+
+#include <filesystem>
+
+namespace penstock::cli {
+
+Result<ReportFile> ReportFile::create(const std::string& path) {
+  Result<Context> context = Context::create({.lanes = 1});
+  if (!context.ok()) return context.error();
+  // Absolute, it is a path whatever it looks like.
+  std::error_code failed;
+  Result<Store> store = context->open(std::filesystem::absolute(path, failed).string(), {.access = Access::replace});
+  if (!store.ok()) return store.error();
+  return ReportFile(std::move(*context), std::move(*store));
+}
+
+Status ReportFile::write(std::string text) {
+  const Report report = context_.write(store_, 0, Region::host(text.data(), text.size()));
+  if (!report.ok()) return *report.error;
+  return store_.commit(false);
+}
+
+}  // namespace penstock::cli

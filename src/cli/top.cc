@@ -1,0 +1,167 @@
+// penstock top: the statistics that Contexts of running processes publish, live, or as Prometheus wants them.
+#include <CLI/App.hpp>
+#include <CLI/Validators.hpp>
+#include <algorithm>
+#include <thread>
+
+#include "interrupt.h"
+#include "live.h"
+#include "output.h"
+
+namespace penstock::cli {
+
+namespace {
+
+struct TopFlags {
+  std::string name;
+  double interval = 1;
+  bool once = false;
+  bool prometheus = false;
+  OutputFlags output;
+};
+
+using Listing = std::vector<Published>;
+
+constexpr const char* nobody =
+    "nobody publishes statistics; set Options::publish, or PENSTOCK_PUBLISH=NAME in the environment of the program";
+
+Result<Listing> look(const std::string& name) {
+  Result<Listing> found = list_published(name);
+  if (!found.ok() || !found->empty() || name.empty()) return found;
+  return Error{.code = Code::not_found,
+               .message = "no running process publishes statistics as " + name,
+               .hint = "set Options::publish, or PENSTOCK_PUBLISH=" + name + " in its environment"};
+}
+
+const RouteStatistics* same_route(const Published* before, const RouteStatistics& route) {
+  if (before == nullptr) return nullptr;
+  const auto found = std::ranges::find_if(before->statistics.routes, [&](const RouteStatistics& other) {
+    return other.engine == route.engine && other.route == route.route;
+  });
+  return found != before->statistics.routes.end() ? &*found : nullptr;
+}
+
+// Counters begin anew when a program resets them.
+std::uint64_t growth(std::uint64_t now, std::uint64_t before) {
+  return now >= before ? now - before : now;
+}
+
+void add_process(const Published& now, const Published* before, double seconds, std::vector<std::string>& lines) {
+  std::vector<std::string> routes;
+  std::uint64_t all = 0;
+  for (const RouteStatistics& route : now.statistics.routes) {
+    const RouteStatistics* earlier = same_route(before, route);
+    const std::uint64_t bytes = growth(route.bytes, earlier != nullptr  ? earlier->bytes
+                                                    : before != nullptr ? 0
+                                                                        : route.bytes);
+    all += bytes;
+    routes.push_back("  " + route.engine + " " + std::string(route_name(route.route)) + " " +
+                     format_rate(rate(bytes, seconds)) + ", p99 " + format_seconds(route.latency_p99_seconds) + ", " +
+                     format_bytes(route.bytes) + " in all" +
+                     (route.failed == 0 ? "" : ", " + std::to_string(route.failed) + " failed"));
+  }
+  lines.push_back(now.name + " " + std::to_string(now.pid) + " " + now.command + " " + format_rate(rate(all, seconds)));
+  lines.insert(lines.end(), routes.begin(), routes.end());
+  lines.push_back(
+      "  " + std::to_string(now.statistics.requests) + " requests" +
+      (now.statistics.requests_failed == 0 ? "" : ", " + std::to_string(now.statistics.requests_failed) + " failed") +
+      ", " + format_bytes(now.statistics.pinned_bytes) + " pinned" +
+      (now.statistics.quarantined_bytes == 0 ? ""
+                                             : ", " + format_bytes(now.statistics.quarantined_bytes) + " quarantined"));
+}
+
+std::vector<std::string> describe(const Listing& now, const Listing& before, double seconds) {
+  std::vector<std::string> lines;
+  for (const Published& one : now) {
+    const auto earlier = std::ranges::find(before, one.file, &Published::file);
+    add_process(one, earlier != before.end() ? &*earlier : nullptr, seconds, lines);
+  }
+  if (lines.empty()) lines.emplace_back(nobody);
+  return lines;
+}
+
+void wait(double seconds) {
+  const Stopwatch stopwatch;
+  while (!interrupted() && stopwatch.seconds() < seconds) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+
+Exit print_once(const TopFlags& flags, const Output& output) {
+  const Result<Listing> before = look(flags.name);
+  if (!before.ok()) return output.fail(before.error());
+  const Stopwatch stopwatch;
+  if (!before->empty()) wait(flags.interval);
+  if (interrupted()) return output.fail(interrupted_error());
+  const Result<Listing> now = list_published(flags.name);
+  if (!now.ok()) return output.fail(now.error());
+  for (const std::string& line : describe(*now, *before, stopwatch.seconds())) output.heading(line);
+  return Exit::ok;
+}
+
+// Whoever looks ends it when they have seen enough: that is no failure.
+Exit print_live(const TopFlags& flags, const Output& output) {
+  LiveText text(stdout, LiveText::End::keep);
+  Result<Listing> before = look(flags.name);
+  if (!before.ok()) return output.fail(before.error());
+  while (!interrupted()) {
+    const Stopwatch stopwatch;
+    wait(flags.interval);
+    Result<Listing> now = list_published(flags.name);
+    if (!now.ok()) return output.fail(now.error());
+    text.show(describe(*now, *before, stopwatch.seconds()));
+    before = std::move(now);
+  }
+  return Exit::ok;
+}
+
+Json listing_json(const Listing& listing) {
+  Json processes = Json::array();
+  for (const Published& one : listing) {
+    processes.push_back({{"name", one.name},
+                         {"pid", one.pid},
+                         {"command", one.command},
+                         {"file", one.file},
+                         {"statistics", Json::parse(one.statistics.to_json())}});
+  }
+  return {{"schema", "penstock.top/1"}, {"processes", std::move(processes)}};
+}
+
+Exit run(const TopFlags& flags) {
+  const Output output(flags.output);
+  if (!flags.output.json && !flags.prometheus) {
+    const bool live = !flags.once && LiveText(stdout, LiveText::End::keep).visible();
+    return live ? print_live(flags, output) : print_once(flags, output);
+  }
+  const Result<Listing> listing = look(flags.name);
+  if (!listing.ok()) return output.fail(listing.error());
+  if (flags.prometheus) {
+    std::fputs(to_prometheus(*listing).c_str(), stdout);
+  } else {
+    output.object(listing_json(*listing));
+  }
+  return Exit::ok;
+}
+
+}  // namespace
+
+Command add_top(CLI::App& tool) {
+  auto flags = std::make_shared<TopFlags>();  // shared by the parser's options and by run
+  CLI::App* parser = tool.add_subcommand("top", "Show the statistics of running programs, live");
+  parser->add_option("NAME", flags->name, "only those that publish under this name; default: all");
+  parser->add_option("--interval", flags->interval, "seconds between two looks")
+      ->type_name("SECONDS")
+      ->capture_default_str()
+      ->check(CLI::Range(0.25, 3600.0));
+  auto* once = parser->add_flag("--once", flags->once, "print one interval and end, as without a terminal");
+  auto* prometheus =
+      parser->add_flag("--prometheus", flags->prometheus, "print all counters in Prometheus's text format");
+  parser->add_flag("--json", flags->output.json, "print one JSON object")->excludes(prometheus);
+  prometheus->excludes(once);
+  parser->footer(
+      "Examples:\n"
+      "  PENSTOCK_PUBLISH=train python3 train.py &\n"
+      "  penstock top train\n"
+      "  penstock top --prometheus > /var/lib/node_exporter/penstock.prom");
+  return {parser, [flags] { return run(*flags); }};
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,219 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "penstock/context.h"
+#include "penstock/diagnosis.h"
+
+namespace penstock {
+
+namespace {
+
+constexpr std::size_t cached_rounds = 3;
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Error stopped() {
+  return {.code = Code::cancelled, .message = "interrupted"};
+}
+
+bool went_by(const Report& report, std::initializer_list<Route> routes) {
+  std::uint64_t bytes = 0;
+  for (const Route route : routes) bytes += report.routes[static_cast<std::size_t>(route)];
+  return report.bytes != 0 && bytes == report.bytes;
+}
+
+// Reads the front of one store, in whatever way its Context does.
+class Reader {
+ public:
+  static Result<Reader> create(const SpeedCheck& check, Cache cache) {
+    Options options = check.options;
+    options.cache = cache;
+    Result<Context> context = Context::create(options);
+    if (!context) return context.error();
+    Result<Store> store = context->open(check.path);
+    if (!store) return store.error();
+    if (Status ready = context->prepare(check.memory); !ready) return std::move(ready).error();
+    return Reader(check, std::move(*context), std::move(*store));
+  }
+
+  const StoreInfo& info() const { return store_.info(); }
+  std::uint64_t memory_bytes() const { return context_.machine().memory_bytes; }
+  std::optional<std::uint64_t> cached_bytes(std::uint64_t size) const { return store_.cached_bytes(0, size); }
+
+  Result<Report> read(Region memory) {
+    if (check_.memory == Domain::pinned()) {
+      if (Status attached = context_.attach(memory); !attached) return std::move(attached).error();
+    }
+    const Range range{.store = &store_, .offset = 0, .memory = memory};
+    Result<Ticket> ticket = context_.submit(Direction::read, {&range, 1});
+    if (!ticket) return ticket.error();
+    const auto start = Clock::now();
+    bool go_on = true;
+    while (!ticket->wait_for(std::chrono::milliseconds(50))) {
+      go_on = go_on && check_.keep_going();
+      if (!go_on || seconds_since(start) > check_.seconds) ticket->cancel();
+    }
+    Report report = ticket->report();
+    if (check_.memory == Domain::pinned()) static_cast<void>(context_.detach(memory));
+    if (!go_on || !check_.keep_going()) return stopped();
+    // What was cancelled because the time was over has told enough.
+    if (report.outcome == Outcome::failed || report.outcome == Outcome::abandoned) return *report.error;
+    return report;
+  }
+
+ private:
+  Reader(const SpeedCheck& check, Context context, Store store)
+      : check_(check), context_(std::move(context)), store_(std::move(store)) {}
+
+  const SpeedCheck& check_;
+  Context context_;
+  Store store_;
+};
+
+// The front of a file in the page cache, for as long as this lives; then it is as it was.
+class Warmth {
+ public:
+  explicit Warmth(const SpeedCheck& check) : check_(check), fd_(open(check.path.c_str(), O_RDONLY | O_CLOEXEC)) {}
+  ~Warmth() {
+    if (fd_ < 0) return;
+    if (drop_bytes_ != 0)
+      static_cast<void>(posix_fadvise(fd_, 0, static_cast<off_t>(drop_bytes_), POSIX_FADV_DONTNEED));
+    close(fd_);
+  }
+  Warmth(const Warmth&) = delete;
+  Warmth& operator=(const Warmth&) = delete;
+
+  // Says how many bytes are there then. `drop`: they are nobody's, and go again.
+  Result<std::uint64_t> add(std::uint64_t size_bytes, bool drop) {
+    if (fd_ < 0) return system_error(errno, "open " + check_.path);
+    std::vector<char> window(1 << 20);
+    const auto start = Clock::now();
+    std::uint64_t done = 0;
+    while (done < size_bytes && seconds_since(start) < check_.seconds) {
+      if (!check_.keep_going()) return stopped();
+      const ssize_t got = pread(fd_, window.data(), std::min<std::uint64_t>(window.size(), size_bytes - done),
+                                static_cast<off_t>(done));
+      if (got < 0 && errno != EINTR) return system_error(errno, "read " + check_.path);
+      if (got == 0) break;
+      done += static_cast<std::uint64_t>(std::max<ssize_t>(got, 0));
+      if (drop) drop_bytes_ = size_bytes;
+    }
+    return done;
+  }
+
+ private:
+  const SpeedCheck& check_;
+  int fd_;
+  std::uint64_t drop_bytes_ = 0;
+};
+
+Status measure_cold(const SpeedCheck& check, Region memory, Speeds& speeds) {
+  Result<Reader> reader = Reader::create(check, Cache::bypass);
+  if (!reader) return reader.error();
+  const bool remote = reader->info().locality == Locality::network || reader->info().locality == Locality::fuse;
+  if (reader->info().locality == Locality::memory) {
+    speeds.no_cold_because = reader->info().file_system + " is memory, there is nothing colder";
+  } else if (!reader->info().direct && !remote) {
+    speeds.no_cold_because = reader->info().file_system + " can't be read past the page cache";
+  } else if (!reader->info().direct && reader->cached_bytes(memory.size_bytes) != std::uint64_t{0}) {
+    speeds.no_cold_because = "some of it may be in the page cache, which can't be gone round here";
+  }
+  if (!speeds.no_cold_because.empty()) return {};
+  Result<Report> report = reader->read(memory);
+  if (!report) return report.error();
+  if (report->bytes == 0) {
+    speeds.no_cold_because = "nothing arrived within the time";
+  } else if (went_by(*report, {Route::cached, Route::cached_staged})) {
+    speeds.no_cold_because = "it came from the page cache all the same";
+  } else {
+    speeds.cold = std::move(*report);
+  }
+  return {};
+}
+
+Status measure_cached(const SpeedCheck& check, Region memory, Speeds& speeds) {
+  Result<Reader> reader = Reader::create(check, Cache::automatic);
+  if (!reader) return reader.error();
+  const bool in_memory = reader->info().locality == Locality::memory;
+  if (!reader->info().page_cache && !in_memory) {
+    speeds.no_cached_because = "it has no page cache";
+    return {};
+  }
+  const std::optional<std::uint64_t> before = reader->cached_bytes(memory.size_bytes);
+  Warmth warmth(check);
+  std::uint64_t warm_bytes = memory.size_bytes;
+  if (!in_memory && before != memory.size_bytes) {
+    const Result<std::uint64_t> warmed = warmth.add(memory.size_bytes, before == std::uint64_t{0});
+    if (!warmed) return warmed.error();
+    warm_bytes = *warmed;
+  }
+  std::array<Report, cached_rounds> rounds;
+  for (Report& round : rounds) {
+    Result<Report> report = reader->read(memory.part(0, warm_bytes));
+    if (!report) return report.error();
+    // What comes over a network is read the same way, cached or not.
+    const bool cached = went_by(*report, {Route::cached, Route::cached_staged}) ||
+                        (report->bytes == warm_bytes && reader->cached_bytes(warm_bytes) == warm_bytes);
+    if (!cached) {
+      speeds.no_cached_because = "it does not stay in the page cache, or the kernel does not tell";
+      return {};
+    }
+    round = std::move(*report);
+  }
+  std::ranges::sort(rounds, {}, [](const Report& one) { return one.seconds / static_cast<double>(one.bytes); });
+  speeds.cached = std::move(rounds[cached_rounds / 2]);
+  return {};
+}
+
+Result<std::uint64_t> front_bytes(const SpeedCheck& check, Context& owner) {
+  const Result<Store> store = owner.open(check.path);
+  if (!store) return store.error();
+  return std::min({check.size_bytes, store->info().size_bytes, owner.machine().memory_bytes / 4});
+}
+
+}  // namespace
+
+Result<Speeds> measure_speeds(const SpeedCheck& given) {
+  SpeedCheck check = given;
+  // Absolute, it is a path to everybody, whatever it looks like.
+  std::error_code ignored;
+  check.path = std::filesystem::absolute(given.path, ignored).string();
+  if (!check.keep_going) check.keep_going = [] { return true; };
+
+  // The memory is the same for both, so it belongs to neither, and pinned memory leaves staging its budget.
+  Options options = check.options;
+  options.pinned_budget_bytes += check.size_bytes;
+  Result<Context> owner = Context::create(options);
+  if (!owner) return owner.error();
+  const Result<std::uint64_t> size = front_bytes(check, *owner);
+  if (!size) return size.error();
+  Speeds speeds{.no_cold_because = "it is empty", .no_cached_because = "it is empty"};
+  if (*size == 0) return speeds;
+  Result<Buffer> memory = owner->allocate(check.memory, *size);
+  if (!memory) return memory.error();
+  // The first touch of fresh memory is the kernel's cost, not the store's.
+  if (check.memory.host_accessible()) std::memset(memory->data(), 0, memory->size_bytes());
+
+  speeds = {};
+  if (Status cold = measure_cold(check, memory->region(), speeds); !cold) return std::move(cold).error();
+  // A store that is too slow to be read within the time is not read again as a whole.
+  const std::uint64_t seen = speeds.cold ? speeds.cold->bytes : *size;
+  if (Status cached = measure_cached(check, memory->region().part(0, seen), speeds); !cached) {
+    return std::move(cached).error();
+  }
+  return speeds;
+}
+
+}  // namespace penstock
