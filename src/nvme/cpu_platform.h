@@ -50,6 +50,9 @@ class CpuPlatform {
     return load_acquire(word) == 0 && compare_exchange(word, unlocked, 1U);
   }
 
+  // For those who want to hear of each token that ends; it may be the caller's again already.
+  static void completed(Token*) {}
+
   static void write_entry(Command& entry, const Command& command) { entry = command; }
   void ring(std::uint32_t& doorbell, std::uint32_t value) const { registers_.store(&doorbell, value); }
   // Doorbells are stores of device memory to the same page, which a processor keeps in order; between two processors

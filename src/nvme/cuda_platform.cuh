@@ -62,6 +62,8 @@ class CudaPlatform {
     return compare_exchange(word, unlocked, 1U);
   }
 
+  __device__ void completed(Token*) const {}
+
   __device__ void write_entry(Command& entry, const Command& command) const {
     const auto* from = reinterpret_cast<const uint4*>(&command);
     auto* to = reinterpret_cast<uint4*>(&entry);

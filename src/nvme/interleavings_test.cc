@@ -237,6 +237,8 @@ class SchedulePlatform {
     return compare_exchange(word, unlocked, 1U);
   }
 
+  static void completed(Token*) {}
+
   // Seen by the controller only after a fence.
   void write_entry(Command& entry, const Command& command) { group_.writes.push_back({&entry, command}); }
   // A posted write: it arrives now, or whenever the next order is made.

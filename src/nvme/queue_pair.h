@@ -194,6 +194,7 @@ class QueuePair {
       if ((slot.turn & 1) == 0) continue;
       slot.token->result = 0;
       p_.store_release(slot.token->state, Token::done_bit | field.bits);
+      p_.completed(slot.token);
       slot.turn = slot.turn - 1 + 2 * std::uint64_t{q_.memory.entries};
       ++ended;
     }
@@ -295,6 +296,7 @@ class QueuePair {
     }
     token->result = completion.result;
     p_.store_release(token->state, Token::done_bit | Completion::field(status).bits);
+    p_.completed(token);
   }
 
   // Of the leader: tells the controller, as late as invariant I3 allows, and lets others drain.
