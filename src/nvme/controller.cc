@@ -91,7 +91,7 @@ Status Controller::start() {
                          .head_doorbell = registers_.word(head_doorbell(0, stride))};
   if (auto status = enable(); !status) {
     // It may have begun to use what it was given, and is not ready to be told otherwise.
-    isolate(status.error().message);
+    state_ = transport_.isolate() ? State::failed : State::unstoppable;
     return status;
   }
   if (auto status = identify_all(); !status) return status;

@@ -15,19 +15,18 @@
 namespace penstock::nvme {
 namespace {
 
-std::byte pattern(std::uint64_t offset) {
-  return static_cast<std::byte>(offset * 31 + offset / 4096 * 7);
-}
-
+// Every eight bytes of the disk differ.
 void fill_disk(Bench& bench) {
-  for (std::size_t i = 0; i < bench.disk().size(); ++i) bench.disk()[i] = pattern(i);
+  for (std::uint64_t i = 0; i < bench.disk().size(); i += sizeof i) std::memcpy(&bench.disk()[i], &i, sizeof i);
 }
 
-bool holds_pattern(const std::byte* data, std::uint64_t offset, std::uint64_t length) {
-  for (std::uint64_t i = 0; i < length; ++i) {
-    if (data[i] != pattern(offset + i)) return false;
-  }
-  return true;
+std::byte pattern(std::uint64_t offset) {
+  return static_cast<std::byte>(offset / 8 * 8 >> offset % 8 * 8);
+}
+
+// For disks that nobody has written to since.
+bool holds_disk(Bench& bench, std::uint64_t data_offset, std::uint64_t offset, std::uint64_t length) {
+  return std::memcmp(bench.data() + data_offset, &bench.disk()[offset], length) == 0;
 }
 
 TEST(Controller, tells_what_the_device_is) {
@@ -66,14 +65,13 @@ TEST(Controller, reads_and_writes_with_every_shape_of_controller) {
     fill_disk(bench);
     auto queue = bench.controller().make_queue().value();
     // Offsets in memory that begin anywhere in a page; lengths of one page, two, a list, and chained lists.
-    for (const std::uint64_t length :
-         {std::uint64_t{4096}, std::uint64_t{8192}, std::uint64_t{300 * 4096}, std::uint64_t{3 << 20}}) {
+    for (const std::uint64_t length : {std::uint64_t{4096}, std::uint64_t{8192}, std::uint64_t{600 * 4096}}) {
       for (const std::uint64_t at : {0, 4, 4092}) {
-        std::memset(bench.data(), 0xee, Bench::data_bytes);
+        std::memset(bench.data(), 0xee, at + length + 1);
         const IoDone done = bench.run(*queue, bench.io(IoKind::read, 8192, length, at));
         ASSERT_EQ(done.code, Code::ok);
         ASSERT_EQ(done.bytes, length);
-        ASSERT_TRUE(holds_pattern(bench.data() + at, 8192, length)) << length << " at " << at;
+        ASSERT_TRUE(holds_disk(bench, at, 8192, length)) << length << " at " << at;
         ASSERT_EQ(bench.data()[at + length], std::byte{0xee});
       }
     }
@@ -148,17 +146,18 @@ TEST(Controller, serves_a_queue_for_each_of_many_threads_and_no_more_than_it_has
   std::vector<std::unique_ptr<IoQueue>> queues;
   for (int i = 0; i < 4; ++i) queues.push_back(bench.controller().make_queue().value());
   EXPECT_EQ(bench.controller().make_queue().error().code, Code::unsupported);
+  const std::uint64_t data = bench.io(IoKind::read, 0, 0).address;
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < queues.size(); ++t) {
     threads.emplace_back([&, t] {
       for (std::uint64_t i = 0; i < 50; ++i) {
         const std::uint64_t offset = (t * 50 + i) * 4096;
-        Io io{IoKind::read, &bench.space(), offset, 4096, bench.io(IoKind::read, 0, 0).address + t * 4096, i};
+        const Io io{IoKind::read, &bench.space(), offset, 4096, data + t * 4096, i};
         IoDone done;
         ASSERT_EQ(queues[t]->submit({&io, 1}), 1U);
         while (queues[t]->poll({&done, 1}) == 0) std::this_thread::yield();
         ASSERT_EQ(done.bytes, 4096U);
-        ASSERT_TRUE(holds_pattern(bench.data() + t * 4096, offset, 4096));
+        ASSERT_TRUE(holds_disk(bench, t * 4096, offset, 4096));
       }
     });
   }
@@ -241,7 +240,7 @@ TEST(Controller, resets_after_a_fatal_status_and_goes_on) {
     IoDone done = bench.run(queue, bench.io(IoKind::read, i * 4096, 4096));
     if (done.system_error == EAGAIN) done = bench.run(queue, bench.io(IoKind::read, i * 4096, 4096));
     ASSERT_EQ(done.bytes, 4096U);
-    ASSERT_TRUE(holds_pattern(bench.data(), i * 4096, 4096));
+    ASSERT_TRUE(holds_disk(bench, 0, i * 4096, 4096));
   }
   EXPECT_EQ(bench.controller().resets(), 1U);
 }
@@ -345,7 +344,7 @@ TEST(Controller, loses_and_duplicates_nothing_under_seeded_faults) {
       }
       ASSERT_EQ(done[i].code, Code::ok);
       ASSERT_EQ(done[i].bytes, slots[slot].length);
-      ASSERT_TRUE(holds_pattern(bench.data() + slot * 8192, slots[slot].offset, slots[slot].length));
+      ASSERT_TRUE(holds_disk(bench, slot * 8192, slots[slot].offset, slots[slot].length));
       busy[slot] = false;
       ++ended;
     }
