@@ -80,16 +80,19 @@ class CpuPlatform {
     constexpr std::uint32_t spins = 200;
     constexpr std::uint32_t yields = 400;
     if (++pauses_ < spins) {
-#if defined(__aarch64__)
-      asm volatile("isb" ::: "memory");
-#elif defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
+      relax();
     } else if (pauses_ < yields) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
+  }
+  static void relax() {
+#if defined(__aarch64__)
+    asm volatile("isb" ::: "memory");
+#elif defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
   }
 
  private:

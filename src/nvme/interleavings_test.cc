@@ -463,27 +463,35 @@ Explorer::Outcome explore(std::uint32_t entries, std::uint32_t completion_entrie
   return explorer.explore(limits, begin, end);
 }
 
+// The thread sanitizer takes a hundred times as long to switch between fibers, and has nothing to find among them.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool is_slow = true;
+#else
+constexpr bool is_slow = false;
+#endif
+constexpr int departures = is_slow ? 1 : 2;
+
 TEST(Interleavings, of_two_threads_on_two_slots_lose_and_mix_up_nothing) {
-  const auto outcome = explore(2, 2, {{.rounds = 2}, {.rounds = 1}}, {.departures = 2, .schedules = 200'000});
+  const auto outcome = explore(2, 2, {{.rounds = 2}, {.rounds = 1}}, {.departures = departures, .schedules = 200'000});
   EXPECT_EQ(outcome.failure, "");
   EXPECT_TRUE(outcome.complete);
 }
 
 TEST(Interleavings, of_batches_on_four_slots_lose_and_mix_up_nothing) {
-  const auto outcome = explore(4, 4, {{.batch = 3}, {.batch = 2}}, {.departures = 2, .schedules = 200'000});
+  const auto outcome = explore(4, 4, {{.batch = 3}, {.batch = 2}}, {.departures = departures, .schedules = 200'000});
   EXPECT_EQ(outcome.failure, "");
   EXPECT_TRUE(outcome.complete);
 }
 
 TEST(Interleavings, of_threads_that_do_not_wait_for_room_lose_and_mix_up_nothing) {
   const auto outcome = explore(4, 4, {{.batch = 3, .tries = true}, {.batch = 2, .tries = true}},
-                               {.departures = 2, .schedules = 200'000});
+                               {.departures = departures, .schedules = 200'000});
   EXPECT_EQ(outcome.failure, "");
   EXPECT_TRUE(outcome.complete);
 }
 
 TEST(Interleavings, of_a_group_of_lanes_and_a_thread_lose_and_mix_up_nothing) {
-  const auto outcome = explore(4, 8, {{.lanes = 2}, {.batch = 1}}, {.departures = 2, .schedules = 200'000});
+  const auto outcome = explore(4, 8, {{.lanes = 2}, {.batch = 1}}, {.departures = departures, .schedules = 200'000});
   EXPECT_EQ(outcome.failure, "");
   EXPECT_TRUE(outcome.complete);
 }
@@ -497,7 +505,7 @@ TEST(Interleavings, of_a_group_larger_than_the_queue_lose_and_mix_up_nothing) {
 TEST(Interleavings, drawn_at_random_lose_and_mix_up_nothing) {
   const std::vector<Work> works{{.batch = 2, .rounds = 3}, {.lanes = 2, .rounds = 2}, {.batch = 1, .rounds = 3}};
   for (const std::uint32_t entries : {2U, 4U}) {
-    const auto outcome = explore(entries, 4, works, {.schedules = 500, .random_seed = entries});
+    const auto outcome = explore(entries, 4, works, {.schedules = is_slow ? 10 : 500, .random_seed = entries});
     EXPECT_EQ(outcome.failure, "");
   }
 }
@@ -508,6 +516,7 @@ TEST(Interleavings, find_a_missing_order_before_the_doorbell) {
 }
 
 TEST(Interleavings, find_a_missing_order_between_doorbells) {
+  if (is_slow) GTEST_SKIP() << "it takes two departures to find, which is too many under the thread sanitizer";
   const auto outcome = explore(4, 4, {{}, {}}, {.departures = 2}, {.no_order_between_doorbells = true});
   EXPECT_NE(outcome.failure, "");
 }
@@ -554,7 +563,7 @@ TEST(Interleavings, with_poison_let_everyone_leave) {
     }
     if (bench->completed + ended < published[0] + published[1]) explorer.note("a command was lost");
   };
-  const auto outcome = explorer.explore({.departures = 2, .schedules = 200'000}, begin, end);
+  const auto outcome = explorer.explore({.departures = departures, .schedules = 200'000}, begin, end);
   EXPECT_EQ(outcome.failure, "");
   EXPECT_TRUE(outcome.complete);
 }

@@ -26,8 +26,8 @@ inline ControllerOptions quick_options() {
 
 class Bench {
  public:
-  static constexpr std::uint64_t disk_bytes = 8 << 20;
-  static constexpr std::size_t data_bytes = 4 << 20;
+  static constexpr std::uint64_t disk_bytes = 6 << 20;
+  static constexpr std::size_t data_bytes = 3 << 20;
 
   explicit Bench(const SoftShape& shape = {}, const SoftFaults& faults = {},
                  const ControllerOptions& options = quick_options()) {
