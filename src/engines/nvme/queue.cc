@@ -59,7 +59,7 @@ Result<std::unique_ptr<engine::Queue>> Queue::create(std::uint32_t depth) {
   return std::unique_ptr<engine::Queue>(new Queue(std::move(event), depth));
 }
 
-Queue::Queue(UniqueFd event, std::uint32_t depth) : event_(std::move(event)), flights_(depth) {
+Queue::Queue(UniqueFd event, std::uint32_t depth) : event_(std::move(event)), flights_(depth), sleepers_(1) {
   free_.reserve(depth);
   ended_.reserve(depth);
   batch_.reserve(depth);
