@@ -10,6 +10,7 @@
 #include "penstock/gpu.h"
 #include "penstock/machine.h"
 #include "penstock/models.h"
+#include "penstock/nvme.h"
 #include "penstock/options.h"
 #include "penstock/region.h"
 #include "penstock/request.h"

@@ -39,6 +39,7 @@ Command add_sample(CLI::App& tool);
 Command add_engines(CLI::App& tool);
 Command add_doctor(CLI::App& tool);
 Command add_tune(CLI::App& tool);
+Command add_nvme(CLI::App& tool);
 
 // Reads "4096", "64KiB", "64K", "1.5GiB" or "2GB": KiB, MiB, GiB, TiB and K, M, G, T count in 1024s; KB, MB, GB and TB
 // in 1000s.

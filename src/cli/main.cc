@@ -63,8 +63,9 @@ Exit run(int argc, char** argv) {
       "  penstock inspect models/llama/\n"
       "  penstock write weights.bin /mnt/fast/weights.bin\n"
       "  penstock doctor weights.bin");
-  const std::array commands = {add_load(tool),    add_write(tool),  add_inspect(tool), add_verify(tool),
-                               add_engines(tool), add_doctor(tool), add_tune(tool),    add_sample(tool)};
+  const std::array commands = {add_load(tool),   add_write(tool),   add_inspect(tool),
+                               add_verify(tool), add_engines(tool), add_doctor(tool),
+                               add_tune(tool),   add_nvme(tool),    add_sample(tool)};
   try {
     tool.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help and --version

@@ -9,15 +9,11 @@
 #include "engines/uring/engine.h"
 
 namespace penstock::engines {
-namespace {
 
-// For the blocks of controllers in software.
 std::unique_ptr<engine::Engine> best_for_files() {
   auto ring = uring::make_engine();
   return ring->probe().available ? std::move(ring) : posix::make_engine();
 }
-
-}  // namespace
 
 engine::Table default_table() {
   engine::Table table;

@@ -7,7 +7,7 @@ import unittest
 from tool import ToolTest, refuse_io_uring
 
 MIB = 1 << 20
-COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "sample"]
+COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "nvme", "sample"]
 
 
 class Usage(ToolTest):

@@ -81,6 +81,22 @@ std::unique_ptr<engine::Engine> make_engine(Settings settings) {
   return std::make_unique<Engine>(std::move(settings));
 }
 
+Result<Device> connect_soft(engine::Engine& files, const std::string& name, const OpenOptions& options,
+                            const SoftShape& shape, const SoftFaults& faults) {
+  auto store = files.open(name, options);
+  if (!store) return std::move(store).error();
+  auto backend = StoreBackend::create(files, std::move(*store));
+  if (!backend) return std::move(backend).error();
+  engine::Store* const file = &(*backend)->store();
+  SoftShape named = shape;
+  named.name = "soft-nvme:" + name;
+  Device device;
+  device.kind = StoreKind::file;
+  device.identity = [file] { return file->identity(); };
+  device.transport = std::make_unique<SoftController>(std::move(*backend), std::move(named), faults);
+  return device;
+}
+
 std::unique_ptr<engine::Engine> make_soft_engine(std::unique_ptr<engine::Engine> files, const SoftShape& shape,
                                                  const SoftFaults& faults, const ControllerOptions& options) {
   // Shared by the functions below, which the engine copies.
@@ -97,19 +113,8 @@ std::unique_ptr<engine::Engine> make_soft_engine(std::unique_ptr<engine::Engine>
     probe.conditions.clear();
     return probe;
   };
-  settings.connect = [inner, shape, faults](const std::string& name, const OpenOptions& open) -> Result<Device> {
-    auto store = inner->open(name, open);
-    if (!store) return std::move(store).error();
-    auto backend = StoreBackend::create(*inner, std::move(*store));
-    if (!backend) return std::move(backend).error();
-    engine::Store* const file = &(*backend)->store();
-    SoftShape named = shape;
-    named.name = "soft-nvme:" + name;
-    Device device;
-    device.kind = StoreKind::file;
-    device.identity = [file] { return file->identity(); };
-    device.transport = std::make_unique<SoftController>(std::move(*backend), std::move(named), faults);
-    return device;
+  settings.connect = [inner, shape, faults](const std::string& name, const OpenOptions& open) {
+    return connect_soft(*inner, name, open, shape, faults);
   };
   return make_engine(std::move(settings));
 }
