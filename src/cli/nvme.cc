@@ -94,7 +94,7 @@ Exit identify(const NvmeFlags& flags) {
   output.field("queues", std::to_string(controller->io_queues) + " of up to " +
                              std::to_string(controller->max_queue_entries) + " entries");
   output.field("a command", "moves up to " + format_bytes(controller->max_transfer_bytes));
-  output.field("write zeroes", yes(controller->write_zeroes));
+  output.field("zeroes", yes(controller->write_zeroes));
   output.field("deallocate", yes(controller->deallocate));
   output.field("write cache", yes(controller->volatile_write_cache));
   for (const NvmeNamespace& space : controller->namespaces) {

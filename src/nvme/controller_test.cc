@@ -313,7 +313,7 @@ TEST(Controller, loses_and_duplicates_nothing_under_seeded_faults) {
   Bench bench({}, faults, options);
   fill_disk(bench);
   auto queue = bench.controller().make_queue().value();
-  constexpr std::uint64_t operations = 10'000;
+  constexpr std::uint64_t operations = 5'000;
   constexpr std::size_t depth = 12;
   std::mt19937_64 random(7);
   std::vector<Io> slots(depth);

@@ -112,9 +112,9 @@ class Explorer {
   }
   void end_thread(std::size_t self) {
     threads_[self].ended = true;
-    if (threads_that_can_run() == 0) threads_[self].fiber->switch_to(home_);
+    if (threads_that_can_run() == 0) threads_[self].fiber->switch_to(home_, true);
     running_ = other(0);
-    threads_[self].fiber->switch_to(*threads_[running_].fiber);
+    threads_[self].fiber->switch_to(*threads_[running_].fiber, true);
   }
   void switch_to(std::size_t next) {
     const std::size_t self = running_;
@@ -463,8 +463,8 @@ Explorer::Outcome explore(std::uint32_t entries, std::uint32_t completion_entrie
   return explorer.explore(limits, begin, end);
 }
 
-// The thread sanitizer takes a hundred times as long to switch between fibers, and has nothing to find among them.
-#if defined(__SANITIZE_THREAD__)
+// Sanitizers take a hundred times as long to switch between fibers, and have little to find among them.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr bool is_slow = true;
 #else
 constexpr bool is_slow = false;
@@ -516,7 +516,7 @@ TEST(Interleavings, find_a_missing_order_before_the_doorbell) {
 }
 
 TEST(Interleavings, find_a_missing_order_between_doorbells) {
-  if (is_slow) GTEST_SKIP() << "it takes two departures to find, which is too many under the thread sanitizer";
+  if (is_slow) GTEST_SKIP() << "it takes two departures to find, which is too many under a sanitizer";
   const auto outcome = explore(4, 4, {{}, {}}, {.departures = 2}, {.no_order_between_doorbells = true});
   EXPECT_NE(outcome.failure, "");
 }
