@@ -431,9 +431,9 @@ void Controller::reset(const std::string& why) {
   for (IoQueue* queue : queues_) {
     if (queue == nullptr) continue;
     queue->created_ = false;
+    if (!queue->interrupt_) continue;
     const std::uint64_t one = 1;
-    if (queue->interrupt_) [[maybe_unused]]
-      const ssize_t written = ::write(*queue->interrupt_, &one, sizeof one);  // its owner may sleep
+    [[maybe_unused]] const ssize_t written = ::write(*queue->interrupt_, &one, sizeof one);  // its owner may sleep
   }
 }
 
