@@ -12,6 +12,7 @@
 #include "penstock/machine.h"
 #include "penstock/measuring.h"
 #include "penstock/models.h"
+#include "penstock/nvme.h"
 #include "penstock/options.h"
 #include "penstock/published.h"
 #include "penstock/region.h"

@@ -69,6 +69,7 @@ Command add_bench(CLI::App& tool);
 Command add_top(CLI::App& tool);
 Command add_completion(CLI::App& tool);
 Command add_manual(CLI::App& tool);
+Command add_nvme(CLI::App& tool);
 
 // Reads "4096", "64KiB", "64K", "1.5GiB" or "2GB": KiB, MiB, GiB, TiB and K, M, G, T count in 1024s; KB, MB, GB and TB
 // in 1000s.

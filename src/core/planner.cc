@@ -93,6 +93,7 @@ std::string_view reason_text(Reason reason) {
       "the kernel refused direct transfers on this store",
       "the route that fits better is not among the allowed ones",
       "straight between the disk and the GPU",
+      "no page cache is in between",
   };
   return texts[static_cast<std::size_t>(reason)];
 }
@@ -112,7 +113,7 @@ WindowPlan preferred_write(const WindowFacts& facts) {
 }
 
 WindowPlan preferred_read(const WindowFacts& facts) {
-  if (!facts.page_cache) return {Path::direct, Reason::bypass_asked};
+  if (!facts.page_cache) return {Path::direct, Reason::no_page_cache};
   if (facts.locality == Locality::memory) return {Path::cached, Reason::in_memory};
   if (facts.cache == Cache::bypass && facts.direct) return {Path::direct, Reason::bypass_asked};
   if (facts.residency == Residency::all) return {Path::cached, Reason::in_page_cache};

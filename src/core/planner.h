@@ -63,8 +63,9 @@ enum class Reason : std::uint8_t {
   refused,            // the kernel refused a direct transfer that should have worked
   not_allowed,        // the better route is not among the allowed ones
   straight,           // between the disk and the GPU, without us
+  no_page_cache,      // the store has none
 };
-inline constexpr std::size_t reason_count = 13;
+inline constexpr std::size_t reason_count = 14;
 std::string_view reason_text(Reason reason);
 
 enum class Residency : std::uint8_t {

@@ -149,7 +149,10 @@ TEST(PlanWindow, gives_reasons_that_are_true) {
         fits = facts.cache == Cache::keep && plan->path == Path::buffered;
         break;
       case Reason::bypass_asked:
-        fits = plan->path == Path::direct && (facts.cache == Cache::bypass || !facts.page_cache);
+        fits = plan->path == Path::direct && facts.cache == Cache::bypass;
+        break;
+      case Reason::no_page_cache:
+        fits = plan->path == Path::direct && !facts.page_cache;
         break;
       case Reason::no_direct:
         fits = !facts.direct && plan->path == Path::buffered;

@@ -10,8 +10,8 @@ import schema
 from tool import NOBODY, SLOW, ToolTest, refuse_io_uring, wait_until
 
 MIB = 1 << 20
-COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "top", "sample", "completion",
-            "manual"]
+COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "bench", "top", "nvme", "sample",
+            "completion", "manual"]
 
 
 class Usage(ToolTest):

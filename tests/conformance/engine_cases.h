@@ -11,6 +11,7 @@
 
 #include "engine/engine.h"
 #include "engines/fault/engine.h"
+#include "engines/nvme/engine.h"
 #include "engines/posix/engine.h"
 #include "engines/uring/engine.h"
 #include "support/support.h"
@@ -40,12 +41,15 @@ struct EngineCase {
 
 inline std::vector<EngineCase> engine_cases() {
   const Stores by_uri{.name_of = [](const std::string& path) { return "file:" + path; }};
+  const Stores soft_nvme{.name_of = [](const std::string& path) { return "soft-nvme:" + path; }, .are_files = false};
   return {
       {"posix", [] { return posix::make_engine(); }},
       {"uring", [] { return uring::make_engine(); }},
       // Without faults a wrapped engine must behave as the engine itself, by whatever name its stores are opened.
       {"fault_over_posix", [] { return fault::make_engine(posix::make_engine(), {}); }, by_uri},
       {"fault_over_uring", [] { return fault::make_engine(uring::make_engine(), {}); }},
+      // A namespace behind a controller in software, which keeps its blocks in the file.
+      {"soft_nvme", [] { return nvme::make_soft_engine(posix::make_engine()); }, soft_nvme},
   };
 }
 

@@ -1,0 +1,86 @@
+// NVMe controllers that this process can drive itself: which there are, what they say of themselves, and whether the
+// driver gets along with one. Stores on them are opened by a Context like any other (docs/nvme.md).
+//
+// A controller is named as its stores are: "soft-nvme:FILE" is one in software over a file.
+//
+// Thread safety: every call from any thread. Lifetime: values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "penstock/export.h"
+#include "penstock/result.h"
+
+namespace penstock {
+
+// A controller on the PCI bus, as sysfs tells it.
+struct NvmeDevice {
+  std::string address;             // "0000:01:00.0"
+  std::string driver;              // that is bound to it; empty: none
+  std::string iommu_group;         // empty: no IOMMU, or not in use
+  std::vector<std::string> disks;  // of the kernel's driver: "nvme0n1"
+  std::string used_by;             // what keeps it from being taken; empty if nothing does
+};
+PENSTOCK_EXPORT Result<std::vector<NvmeDevice>> list_nvme();
+
+struct NvmeNamespace {
+  std::uint32_t id = 0;
+  std::uint32_t block_bytes = 0;
+  std::uint64_t size_bytes = 0;
+  std::string refusal;  // why it can't be used; empty if it can
+};
+struct NvmeRegister {
+  std::string name;  // "CAP"
+  std::uint32_t offset = 0;
+  std::uint64_t value = 0;
+  std::string meaning;  // in words
+};
+struct NvmeController {
+  std::string serial;
+  std::string model;
+  std::string firmware;
+  std::string version;  // "1.4"
+  std::uint32_t max_queue_entries = 0;
+  std::uint32_t io_queues = 0;
+  std::uint64_t max_transfer_bytes = 0;
+  bool write_zeroes = false;
+  bool deallocate = false;
+  bool volatile_write_cache = false;
+  std::vector<NvmeNamespace> namespaces;
+  std::vector<NvmeRegister> registers;  // while it is ready
+};
+// Resets the controller, asks it, and shuts it down again.
+PENSTOCK_EXPORT Result<NvmeController> inspect_nvme(const std::string& name);
+
+struct NvmeCheck {
+  std::string name;
+  bool ok = false;
+  std::string detail;  // what was seen, or went wrong
+};
+// Drives the controller through everything but writes, and compares what it reads.
+PENSTOCK_EXPORT Result<std::vector<NvmeCheck>> test_nvme(const std::string& name);
+
+// A run of the driver against a controller in software with its blocks in memory, which misbehaves from a seed.
+struct NvmeTrial {
+  std::uint64_t seed = 1;
+  std::uint64_t operations = 100'000;
+  std::uint32_t block_bytes = 512;
+  bool faults = true;
+};
+struct NvmeTrialReport {
+  std::uint64_t operations = 0;  // that ended, with every byte compared
+  std::uint64_t retries = 0;
+  std::uint64_t commands = 0;
+  std::uint64_t doorbells = 0;
+  std::uint64_t aborts = 0;
+  std::uint64_t resets = 0;
+  std::uint64_t strange_completions = 0;  // ignored by the driver
+  double seconds = 0;
+  std::vector<std::string> wrong;     // lost, twice, or with other bytes: what the driver did wrong
+  std::vector<std::string> breaches;  // rules of the protocol that the driver broke
+};
+PENSTOCK_EXPORT Result<NvmeTrialReport> try_soft_nvme(const NvmeTrial& trial = {});
+
+}  // namespace penstock

@@ -1,0 +1,222 @@
+// penstock nvme: controllers that this process can drive itself.
+#include <array>
+#include <cstdio>
+
+#include "common.h"
+#include "output.h"
+
+namespace penstock::cli {
+
+namespace {
+
+struct NvmeFlags {
+  OutputFlags output;
+  std::string name;
+  NvmeTrial trial;
+  bool no_faults = false;
+};
+
+std::string hexadecimal(std::uint64_t value) {
+  std::array<char, 24> text{};
+  std::snprintf(text.data(), text.size(), "0x%llx", 0ULL + value);
+  return text.data();
+}
+
+Json head() {
+  return {{"schema", "penstock.nvme/1"}};
+}
+
+Exit list(const NvmeFlags& flags) {
+  const Output output(flags.output);
+  const auto devices = list_nvme();
+  if (!devices) return output.fail(devices.error());
+  if (output.json()) {
+    Json listed = Json::array();
+    for (const NvmeDevice& device : *devices) {
+      listed.push_back({{"address", device.address},
+                        {"driver", device.driver},
+                        {"iommu_group", device.iommu_group},
+                        {"disks", device.disks},
+                        {"used_by", device.used_by}});
+    }
+    Json result = head();
+    result["devices"] = std::move(listed);
+    output.object(result);
+    return Exit::ok;
+  }
+  if (devices->empty()) output.heading("no NVMe controller on the PCI bus of this machine");
+  for (const NvmeDevice& device : *devices) {
+    output.heading(device.address);
+    std::string disks;
+    for (const std::string& disk : device.disks) disks += (disks.empty() ? "" : ", ") + disk;
+    output.field("driver", device.driver.empty() ? "none" : device.driver);
+    output.field("IOMMU group", device.iommu_group.empty() ? "none" : device.iommu_group);
+    if (!disks.empty()) output.field("disks", disks);
+    if (!device.used_by.empty()) output.field("in use", device.used_by);
+  }
+  return Exit::ok;
+}
+
+Json controller_json(const NvmeController& controller) {
+  Json namespaces = Json::array();
+  for (const NvmeNamespace& space : controller.namespaces) {
+    namespaces.push_back({{"id", space.id},
+                          {"block_bytes", space.block_bytes},
+                          {"size_bytes", space.size_bytes},
+                          {"refusal", space.refusal}});
+  }
+  return {{"serial", controller.serial},
+          {"model", controller.model},
+          {"firmware", controller.firmware},
+          {"version", controller.version},
+          {"max_queue_entries", controller.max_queue_entries},
+          {"io_queues", controller.io_queues},
+          {"max_transfer_bytes", controller.max_transfer_bytes},
+          {"write_zeroes", controller.write_zeroes},
+          {"deallocate", controller.deallocate},
+          {"volatile_write_cache", controller.volatile_write_cache},
+          {"namespaces", namespaces}};
+}
+
+Exit identify(const NvmeFlags& flags) {
+  const Output output(flags.output);
+  const auto controller = inspect_nvme(flags.name);
+  if (!controller) return output.fail(controller.error());
+  if (output.json()) {
+    Json result = head();
+    result["controller"] = controller_json(*controller);
+    output.object(result);
+    return Exit::ok;
+  }
+  const auto yes = [](bool value) { return value ? "yes" : "no"; };
+  output.heading(controller->model + ", serial " + controller->serial);
+  output.field("firmware", controller->firmware + ", NVMe " + controller->version);
+  output.field("queues", std::to_string(controller->io_queues) + " of up to " +
+                             std::to_string(controller->max_queue_entries) + " entries");
+  output.field("a command", "moves up to " + format_bytes(controller->max_transfer_bytes));
+  output.field("zeroes", yes(controller->write_zeroes));
+  output.field("deallocate", yes(controller->deallocate));
+  output.field("write cache", yes(controller->volatile_write_cache));
+  for (const NvmeNamespace& space : controller->namespaces) {
+    output.field("namespace " + std::to_string(space.id),
+                 space.refusal.empty()
+                     ? format_bytes(space.size_bytes) + " in blocks of " + std::to_string(space.block_bytes) + " bytes"
+                     : "can't be used: " + space.refusal);
+  }
+  return Exit::ok;
+}
+
+Exit registers(const NvmeFlags& flags) {
+  const Output output(flags.output);
+  const auto controller = inspect_nvme(flags.name);
+  if (!controller) return output.fail(controller.error());
+  Json listed = Json::array();
+  for (const NvmeRegister& one : controller->registers) {
+    listed.push_back(
+        {{"name", one.name}, {"offset", one.offset}, {"value", hexadecimal(one.value)}, {"meaning", one.meaning}});
+    output.field(one.name, hexadecimal(one.value) + ": " + one.meaning);
+  }
+  if (output.json()) {
+    Json result = head();
+    result["registers"] = std::move(listed);
+    output.object(result);
+  }
+  return Exit::ok;
+}
+
+Exit selftest(const NvmeFlags& flags) {
+  const Output output(flags.output);
+  const auto checks = test_nvme(flags.name);
+  if (!checks) return output.fail(checks.error());
+  Json listed = Json::array();
+  bool good = true;
+  for (const NvmeCheck& check : *checks) {
+    good = good && check.ok;
+    listed.push_back({{"name", check.name}, {"ok", check.ok}, {"detail", check.detail}});
+    output.field(output.mark(check.ok), check.name + (check.detail.empty() ? "" : ": " + check.detail));
+  }
+  if (output.json()) {
+    Json result = head();
+    result["checks"] = std::move(listed);
+    output.object(result);
+  }
+  return good ? Exit::ok : Exit::failed;
+}
+
+Exit soft(const NvmeFlags& flags) {
+  const Output output(flags.output);
+  NvmeTrial trial = flags.trial;
+  trial.faults = !flags.no_faults;
+  const auto report = try_soft_nvme(trial);
+  if (!report) return output.fail(report.error());
+  const bool good = report->wrong.empty() && report->breaches.empty() && report->operations == trial.operations;
+  if (output.json()) {
+    Json result = head();
+    result["trial"] = {{"seed", trial.seed},
+                       {"operations", report->operations},
+                       {"retries", report->retries},
+                       {"commands", report->commands},
+                       {"doorbells", report->doorbells},
+                       {"aborts", report->aborts},
+                       {"resets", report->resets},
+                       {"strange_completions", report->strange_completions},
+                       {"seconds", report->seconds},
+                       {"wrong", report->wrong},
+                       {"breaches", report->breaches}};
+    output.object(result);
+    return good ? Exit::ok : Exit::failed;
+  }
+  output.heading(std::string(output.mark(good)) + " " + std::to_string(report->operations) + " operations in " +
+                 format_seconds(report->seconds) + ", every byte compared");
+  output.field("commands",
+               std::to_string(report->commands) + ", with " + std::to_string(report->doorbells) + " doorbells");
+  output.field("survived", std::to_string(report->retries) + " retries, " + std::to_string(report->aborts) +
+                               " aborts, " + std::to_string(report->resets) + " resets, " +
+                               std::to_string(report->strange_completions) + " completions of nothing");
+  for (const std::string& what : report->wrong) output.field("wrong", what);
+  for (const std::string& what : report->breaches) output.field("breach", what);
+  return good ? Exit::ok : Exit::failed;
+}
+
+}  // namespace
+
+Command add_nvme(CLI::App& tool) {
+  auto flags = std::make_shared<NvmeFlags>();  // shared by the parser's options and by run
+  CLI::App* parser = tool.add_subcommand("nvme", "NVMe controllers that penstock can drive itself");
+  parser->require_subcommand(1);
+  parser->footer(
+      "Examples:\n"
+      "  penstock nvme list\n"
+      "  penstock nvme identify soft-nvme:disk.img\n"
+      "  penstock nvme selftest soft-nvme:disk.img\n"
+      "  penstock nvme soft --seed 7 --operations 100000");
+  struct Verb {
+    CLI::App* parser;
+    Exit (*run)(const NvmeFlags&);
+  };
+  auto verbs = std::make_shared<std::vector<Verb>>();
+  const auto add = [&](const char* name, const char* help, Exit (*run)(const NvmeFlags&), bool named) {
+    CLI::App* verb = parser->add_subcommand(name, help);
+    verb->add_flag("--json", flags->output.json, "print one JSON object");
+    if (named) verb->add_option("NAME", flags->name, "a controller: soft-nvme:FILE")->required();
+    verbs->push_back({verb, run});
+    return verb;
+  };
+  add("list", "List the controllers on the PCI bus", list, false);
+  add("identify", "Ask a controller what it is", identify, true);
+  add("registers", "Show the registers of a controller", registers, true);
+  add("selftest", "Drive a controller through everything but writes", selftest, true);
+  CLI::App* trial = add("soft", "Drive a controller in software that misbehaves, and compare every byte", soft, false);
+  trial->add_option("--seed", flags->trial.seed, "what it misbehaves from");
+  trial->add_option("--operations", flags->trial.operations, "how many")->check(CLI::PositiveNumber);
+  trial->add_option("--block", flags->trial.block_bytes, "the size of a block")->check(CLI::IsMember({512, 4096}));
+  trial->add_flag("--no-faults", flags->no_faults, "a controller that behaves");
+  return {parser, [flags, verbs] {
+            for (const Verb& verb : *verbs) {
+              if (verb.parser->parsed()) return verb.run(*flags);
+            }
+            return Exit::usage;
+          }};
+}
+
+}  // namespace penstock::cli

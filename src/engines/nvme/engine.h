@@ -1,0 +1,47 @@
+// The nvme engines: stores on NVMe controllers that this process drives itself, without the kernel.
+//
+// `soft-nvme:FILE` is a controller in software over a file: for tests, for trying out, and for driving it from a GPU.
+// It has the speed of its file at best. One Engine serves every kind of controller; what differs is how one is
+// connected.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "engine/engine.h"
+#include "nvme/controller.h"
+#include "nvme/soft_controller.h"
+
+namespace penstock::nvme {
+
+// A way to a namespace, found by a store's name.
+struct Device {
+  std::unique_ptr<Transport> transport;
+  std::uint32_t namespace_id = 1;
+  StoreKind kind = StoreKind::block_device;
+  std::uint64_t size_bytes = 0;  // of the store, which the namespace may exceed; 0: all of it
+  // The blocks that may be written, if the store was opened for that; 0 blocks: all of them.
+  std::uint64_t first_writable = 0;
+  std::uint64_t writable_blocks = 0;
+  std::function<Result<Identity>()> identity;
+};
+
+struct Settings {
+  engine::Description description;
+  std::function<engine::Probe()> probe;
+  // REQUIRES: access is read or write; the Engine refuses the others.
+  std::function<Result<Device>(const std::string& name, const OpenOptions& options)> connect;
+  ControllerOptions controller;
+};
+
+std::unique_ptr<engine::Engine> make_engine(Settings settings);
+
+// A controller in software over a store of `files`, which outlives it.
+Result<Device> connect_soft(engine::Engine& files, const std::string& name, const OpenOptions& options,
+                            const SoftShape& shape = {}, const SoftFaults& faults = {});
+// Over the files of another engine. The shape and the faults are for tests.
+std::unique_ptr<engine::Engine> make_soft_engine(std::unique_ptr<engine::Engine> files, const SoftShape& shape = {},
+                                                 const SoftFaults& faults = {}, const ControllerOptions& options = {});
+
+}  // namespace penstock::nvme

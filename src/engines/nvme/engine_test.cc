@@ -1,0 +1,206 @@
+#include "engines/nvme/engine.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "api/context_builder.h"
+#include "engines/posix/engine.h"
+#include "penstock/penstock.h"
+
+namespace penstock::nvme {
+namespace {
+
+using engine::Done;
+using engine::Op;
+using engine::OpKind;
+
+class SoftNvme : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "penstock-nvme-XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+    file_ = folder_ / "disk.img";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  void make_file(std::size_t size) {
+    std::ofstream out(file_, std::ios::binary);
+    for (std::size_t i = 0; i < size; ++i) out.put(static_cast<char>(byte_at(i)));
+  }
+  static std::byte byte_at(std::uint64_t offset) { return static_cast<std::byte>(offset * 7 + offset / 512); }
+  std::vector<std::byte> file_bytes() const {
+    std::ifstream in(file_, std::ios::binary);
+    std::vector<std::byte> bytes(std::filesystem::file_size(file_));
+    in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    return bytes;
+  }
+  static Context context(const SoftShape& shape = {}, const SoftFaults& faults = {},
+                         const ControllerOptions& options = {}) {
+    engine::Table table;
+    table.push_back(make_soft_engine(posix::make_engine(), shape, faults, options));
+    Options small;
+    small.lanes = 2;
+    return ContextBuilder::build(std::move(table), small).value();
+  }
+  std::string name() const { return "soft-nvme:" + file_.string(); }
+
+  static Done run(engine::Queue& queue, const Op& op) {
+    Done done{.code = Code::timed_out};
+    EXPECT_EQ(queue.submit({&op, 1}), 1U);
+    EXPECT_EQ(queue.poll({&done, 1}, Clock::now() + std::chrono::seconds(20)), 1U);
+    return done;
+  }
+
+  std::filesystem::path folder_;
+  std::filesystem::path file_;
+};
+
+TEST_F(SoftNvme, brings_the_right_bytes_whatever_the_controller_does) {
+  make_file(1'000'003);
+  SoftFaults faults{.seed = 3, .delay = 50, .shuffle = 300, .lose = 2, .duplicate = 50, .unknown = 50, .fail = 50};
+  faults.statuses = {status::internal_error, status::abort_requested, make_status(status::path, 0)};
+  ControllerOptions options;
+  options.command_time = std::chrono::milliseconds(50);
+  Context context = SoftNvme::context({.max_queue_entries = 16, .doorbell_stride = 2, .mdts = 1}, faults, options);
+  Store store = context.open(name(), {.access = Access::write}).value();
+  std::vector<std::byte> memory(1'000'003 - 5);
+  const Report read = context.read(store, 5, Region::host(memory.data(), memory.size()));
+  ASSERT_TRUE(read.ok()) << read.error->message;
+  for (std::size_t i = 0; i < memory.size(); ++i) ASSERT_EQ(memory[i], byte_at(i + 5)) << i;
+
+  for (std::byte& byte : memory) byte ^= std::byte{0xff};
+  const Report written = context.write(store, 5, Region::host(memory.data(), memory.size()), {.durable = true});
+  ASSERT_TRUE(written.ok()) << written.error->message;
+  const auto now = file_bytes();
+  ASSERT_EQ(now.size(), 1'000'003U) << "the file keeps its size";
+  EXPECT_EQ(now[4], byte_at(4));
+  EXPECT_TRUE(std::equal(memory.begin(), memory.end(), now.begin() + 5));
+}
+
+TEST_F(SoftNvme, tells_what_the_controller_said_about_bad_media) {
+  make_file(1 << 20);
+  Context context = SoftNvme::context({}, {.seed = 1, .fail = 1000, .statuses = {status::unrecovered_read}});
+  Store store = context.open(name()).value();
+  std::vector<std::byte> memory(4096);
+  const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error->code, Code::io_error);
+  ASSERT_FALSE(report.failures.empty());
+  EXPECT_EQ(report.failures[0].system_error, 0x10281);
+}
+
+TEST_F(SoftNvme, refuses_what_it_can_not_open) {
+  Context context = SoftNvme::context();
+  EXPECT_EQ(context.open(name()).error().code, Code::not_found);
+  EXPECT_EQ(context.open("soft-nvme:" + folder_.string()).error().code, Code::is_directory);
+  EXPECT_EQ(context.open(name(), {.access = Access::create}).error().code, Code::unsupported);
+  EXPECT_FALSE(std::filesystem::exists(file_));
+  make_file(1000);
+  const Store store = context.open(name()).value();
+  EXPECT_EQ(store.info().size_bytes, 1000U);
+  EXPECT_EQ(store.info().block_bytes, 512U);
+}
+
+TEST_F(SoftNvme, zeroes_and_deallocates_blocks_and_nothing_else) {
+  make_file(64 << 10);
+  auto engine = make_soft_engine(posix::make_engine());
+  auto store = engine->open(file_.string(), {.access = Access::write}).value();
+  auto queue = engine->make_queue({}).value();
+  const Op zero{
+      .kind = OpKind::zero, .path = engine::Path::direct, .store = store.get(), .offset = 512, .length = 1024};
+  EXPECT_EQ(run(*queue, zero).bytes, 1024U);
+  Op deallocate = zero;
+  deallocate.kind = OpKind::deallocate;
+  deallocate.offset = 8192;
+  deallocate.length = 4096;
+  EXPECT_EQ(run(*queue, deallocate).code, Code::ok);
+  const auto now = file_bytes();
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    const bool zeroed = (i >= 512 && i < 1536) || (i >= 8192 && i < 12288);
+    ASSERT_EQ(now[i], zeroed ? std::byte{0} : byte_at(i)) << i;
+  }
+  queue.reset();
+}
+
+// Whatever asks: a queue that is handed a write to such a store does not send it.
+TEST_F(SoftNvme, changes_nothing_that_was_opened_for_reading) {
+  make_file(64 << 10);
+  auto engine = make_soft_engine(posix::make_engine());
+  auto store = engine->open(file_.string(), {}).value();
+  EXPECT_EQ(store->writer(), nullptr);
+  auto queue = engine->make_queue({}).value();
+  alignas(4096) std::array<std::byte, 4096> memory{};
+  for (const OpKind kind : {OpKind::write, OpKind::zero, OpKind::deallocate}) {
+    const Op op{.kind = kind, .store = store.get(), .length = 4096, .memory = memory.data()};
+    EXPECT_EQ(run(*queue, op).code, Code::read_only);
+  }
+  EXPECT_EQ(file_bytes()[100], byte_at(100));
+  queue.reset();
+}
+
+TEST_F(SoftNvme, takes_no_more_than_its_depth_and_goes_on_after) {
+  make_file(1 << 20);
+  auto engine = make_soft_engine(posix::make_engine());
+  auto store = engine->open(file_.string(), {}).value();
+  auto queue = engine->make_queue({.depth = 4}).value();
+  std::vector<std::byte> memory(16 * 4096);
+  std::vector<Op> ops;
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    ops.push_back({.store = store.get(), .offset = i * 4096, .length = 4096, .memory = &memory[i * 4096], .cookie = i});
+  }
+  std::size_t sent = 0;
+  std::size_t ended = 0;
+  while (ended < ops.size()) {
+    sent += queue->submit(std::span(ops).subspan(sent));
+    EXPECT_LE(sent - ended, 4U);
+    std::array<Done, 8> done;
+    const std::size_t count = queue->poll(done, Clock::now() + std::chrono::seconds(20));
+    ASSERT_GT(count, 0U);
+    for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(done[i].bytes, 4096U);
+    ended += count;
+  }
+  for (std::size_t i = 0; i < memory.size(); ++i) ASSERT_EQ(memory[i], byte_at(i));
+  queue.reset();
+}
+
+TEST_F(SoftNvme, sleeps_until_the_deadline_or_a_wake) {
+  auto engine = make_soft_engine(posix::make_engine());
+  auto queue = engine->make_queue({}).value();
+  Done done;
+  const TimePoint soon = Clock::now() + std::chrono::milliseconds(2);
+  EXPECT_EQ(queue->poll({&done, 1}, soon), 0U);
+  EXPECT_GE(Clock::now(), soon);
+  queue->wake();
+  EXPECT_EQ(queue->poll({&done, 1}, TimePoint::max()), 0U) << "a wake that came before is not lost";
+}
+
+TEST_F(SoftNvme, holds_nothing_of_a_store_that_is_gone) {
+  make_file(64 << 10);
+  const auto open_files = [] {
+    std::size_t count = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+    return count;
+  };
+  auto engine = make_soft_engine(posix::make_engine());
+  auto queue = engine->make_queue({}).value();
+  alignas(4096) static std::array<std::byte, 4096> memory{};
+  const std::size_t before = open_files();
+  for (int i = 0; i < 3; ++i) {
+    auto store = engine->open(file_.string(), {}).value();
+    const auto key = engine->attach(Region::host(memory.data(), memory.size())).value();
+    EXPECT_EQ(run(*queue, {.store = store.get(), .length = 4096, .memory = memory.data(), .key = key}).bytes, 4096U);
+    EXPECT_EQ(memory[77], byte_at(77));
+    if (i == 1) store.reset();  // before the memory is detached, or after
+    engine->detach(key);
+  }
+  EXPECT_EQ(open_files(), before);
+}
+
+}  // namespace
+}  // namespace penstock::nvme

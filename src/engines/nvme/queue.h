@@ -1,0 +1,65 @@
+// Queue of the nvme engines: an I/O queue pair on each controller whose stores it meets.
+//
+// Polls for a moment and then sleeps until an interrupt, a wake or a deadline. Memory that a controller can't reach is
+// copied through memory that it can.
+//
+// Thread safety and lifetime: as engine::Queue. Nothing is allocated for an operation.
+#pragma once
+
+#include <poll.h>
+
+#include <memory>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "engine/queue.h"
+#include "engines/nvme/connection.h"
+
+namespace penstock::nvme {
+
+class Store;
+
+class Queue : public engine::Queue {
+ public:
+  static Result<std::unique_ptr<engine::Queue>> create(std::uint32_t depth);
+  ~Queue() override;
+
+  std::size_t submit(std::span<const engine::Op> ops) override;
+  std::size_t poll(std::span<engine::Done> done, TimePoint deadline) override;
+  void wake() override;
+  void cancel(std::uint64_t cookie) override;
+
+ private:
+  // A controller that was met. Its Connection is alive while operations are in flight on it, and maybe not after.
+  struct Link {
+    std::uint64_t connection_id = 0;
+    std::weak_ptr<Connection> connection;
+    Connection::Lane* lane = nullptr;
+    std::size_t in_flight = 0;
+  };
+  static constexpr std::uint32_t no_bounce = UINT32_MAX;
+  struct Flight {
+    engine::Op op;
+    std::size_t link = 0;
+    std::uint32_t bounce = no_bounce;
+    bool busy = false;
+  };
+
+  Queue(UniqueFd event, std::uint32_t depth);
+  Result<std::size_t> link_to(Store& store);
+  bool start(const engine::Op& op, Link& link, std::size_t link_index);
+  bool place(Flight& flight, const Store& store, Connection::Lane& lane, Io& io);
+  std::size_t collect(std::span<engine::Done> done);
+  engine::Done finish(Link& link, const IoDone& io);
+  bool sleep(TimePoint deadline);
+
+  const UniqueFd event_;
+  std::vector<Link> links_;
+  std::vector<Flight> flights_;
+  std::vector<std::uint32_t> free_;
+  std::vector<engine::Done> ended_;  // without a controller
+  std::vector<Io> batch_;            // for one controller, to go with one doorbell
+  std::vector<pollfd> sleepers_;
+};
+
+}  // namespace penstock::nvme

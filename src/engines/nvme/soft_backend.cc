@@ -1,0 +1,134 @@
+#include "engines/nvme/soft_backend.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace penstock::nvme {
+namespace {
+
+using engine::Done;
+using engine::Op;
+using engine::OpKind;
+using engine::Path;
+
+constexpr std::uint64_t unit_bytes = 4096;  // what core reads and writes at least
+
+OpKind kind_of(BlockKind kind) {
+  switch (kind) {
+    case BlockKind::read:
+      return OpKind::read;
+    case BlockKind::write:
+      return OpKind::write;
+    case BlockKind::flush:
+      return OpKind::flush;
+    case BlockKind::zero:
+      return OpKind::zero;
+    case BlockKind::deallocate:
+      break;
+  }
+  return OpKind::deallocate;
+}
+
+bool is_transient(const Done& done) {
+  return done.system_error == EAGAIN || done.system_error == EINTR;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StoreBackend>> StoreBackend::create(engine::Engine& engine,
+                                                           std::unique_ptr<engine::Store> store) {
+  auto queue = engine.make_queue({.depth = depth, .threads = 8});
+  if (!queue) return std::move(queue).error();
+  return std::unique_ptr<StoreBackend>(new StoreBackend(std::move(store), std::move(*queue)));
+}
+
+StoreBackend::StoreBackend(std::unique_ptr<engine::Store> store, std::unique_ptr<engine::Queue> queue)
+    : store_(std::move(store)), queue_(std::move(queue)), pending_(depth), done_(depth) {
+  for (std::uint32_t i = depth; i > 0; --i) free_.push_back(i - 1);
+}
+
+std::uint64_t StoreBackend::size_bytes() const {
+  // An empty store has a block all the same: a namespace without blocks can't be used.
+  return std::max((store_->info().size_bytes + unit_bytes - 1) / unit_bytes, std::uint64_t{1}) * unit_bytes;
+}
+
+Path StoreBackend::path_of(const Op& op) const {
+  const StoreInfo& info = store_->info();
+  if (info.locality == Locality::memory) return Path::cached;
+  const std::uint64_t offset = std::max<std::uint64_t>(info.alignments.offset, 512);
+  const std::uint64_t memory = std::max<std::uint64_t>(info.alignments.memory, 512);
+  const bool aligned =
+      (op.offset | op.length) % offset == 0 && reinterpret_cast<std::uintptr_t>(op.memory) % memory == 0;
+  return info.direct && aligned ? Path::direct : Path::buffered;
+}
+
+bool StoreBackend::submit(const BlockOp& op) {
+  if (free_.empty()) return false;
+  const std::uint64_t size = store_->info().size_bytes;
+  const std::uint64_t inside = op.offset < size ? std::min(op.length, size - op.offset) : 0;
+  if (op.kind == BlockKind::read) std::memset(op.memory + inside, 0, op.length - inside);
+  if (inside == 0 && op.kind != BlockKind::flush) {
+    ended_.push_back({op.cookie, true});
+    return true;
+  }
+  const std::uint32_t index = free_.back();
+  free_.pop_back();
+  Pending& pending = pending_[index];
+  pending.op = op;
+  pending.rest = {.kind = kind_of(op.kind),
+                  .store = store_.get(),
+                  .offset = op.offset,
+                  .length = inside,
+                  .memory = op.memory,
+                  .cookie = index};
+  pending.rest.path = path_of(pending.rest);
+  if (queue_->submit({&pending.rest, 1}) == 0) to_submit_.push_back(index);
+  return true;
+}
+
+std::size_t StoreBackend::poll(std::span<BlockDone> done, TimePoint deadline) {
+  std::size_t count = std::min(done.size(), ended_.size());
+  std::copy_n(ended_.begin(), count, done.begin());
+  ended_.erase(ended_.begin(), ended_.begin() + static_cast<std::ptrdiff_t>(count));
+  std::erase_if(to_submit_, [this](std::uint32_t index) { return queue_->submit({&pending_[index].rest, 1}) == 1; });
+  if (count == done.size()) return count;
+  const auto wanted = std::span(done_).first(std::min(done_.size(), done.size() - count));
+  const std::size_t got = queue_->poll(wanted, count > 0 ? TimePoint::min() : deadline);
+  for (std::size_t i = 0; i < got; ++i) {
+    const auto index = static_cast<std::uint32_t>(done_[i].cookie);
+    if (note(pending_[index], done_[i], done[count])) {
+      free_.push_back(index);
+      ++count;
+    } else if (queue_->submit({&pending_[index].rest, 1}) == 0) {
+      to_submit_.push_back(index);
+    }
+  }
+  return count;
+}
+
+bool StoreBackend::note(Pending& pending, const Done& done, BlockDone& ended) {
+  ended = {pending.op.cookie, false};
+  Op& rest = pending.rest;
+  if (done.code != Code::ok) {
+    if (is_transient(done)) return false;
+    const bool refused = rest.path == Path::direct && (done.system_error == EINVAL || done.system_error == EOPNOTSUPP);
+    if (refused) rest.path = Path::buffered;
+    return !refused;
+  }
+  ended.ok = true;
+  if (pending.op.kind == BlockKind::flush || done.bytes >= rest.length) return true;
+  if (done.bytes == 0) {
+    // The file has become shorter: a disk would have the bytes, so they are zeros.
+    if (rest.kind == OpKind::read) std::memset(rest.memory, 0, rest.length);
+    ended.ok = rest.kind == OpKind::read;
+    return true;
+  }
+  rest.offset += done.bytes;
+  rest.length -= done.bytes;
+  if (rest.memory != nullptr) rest.memory += done.bytes;
+  rest.path = path_of(rest);
+  return false;
+}
+
+}  // namespace penstock::nvme

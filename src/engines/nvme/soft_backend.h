@@ -1,0 +1,48 @@
+// StoreBackend: the blocks of a soft controller in a store of another engine, usually a file.
+//
+// The last block of a store that does not end with one is filled up with zeros, which are not kept.
+//
+// Thread safety and lifetime: as BlockBackend; the engine outlives it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/engine.h"
+#include "nvme/block_backend.h"
+
+namespace penstock::nvme {
+
+class StoreBackend : public BlockBackend {
+ public:
+  static Result<std::unique_ptr<StoreBackend>> create(engine::Engine& engine, std::unique_ptr<engine::Store> store);
+
+  engine::Store& store() { return *store_; }
+
+  std::uint64_t size_bytes() const override;
+  bool submit(const BlockOp& op) override;
+  std::size_t poll(std::span<BlockDone> done, TimePoint deadline) override;
+  void wake() override { queue_->wake(); }
+
+ private:
+  struct Pending {
+    BlockOp op;
+    engine::Op rest;
+  };
+  static constexpr std::uint32_t depth = 128;
+
+  StoreBackend(std::unique_ptr<engine::Store> store, std::unique_ptr<engine::Queue> queue);
+  engine::Path path_of(const engine::Op& op) const;
+  // Whether it has ended; if not, it goes on.
+  bool note(Pending& pending, const engine::Done& done, BlockDone& ended);
+
+  const std::unique_ptr<engine::Store> store_;
+  const std::unique_ptr<engine::Queue> queue_;
+  std::vector<Pending> pending_;
+  std::vector<std::uint32_t> free_;
+  std::vector<BlockDone> ended_;          // at once
+  std::vector<std::uint32_t> to_submit_;  // what the queue did not take yet
+  std::vector<engine::Done> done_;
+};
+
+}  // namespace penstock::nvme

@@ -1,0 +1,48 @@
+// Store of the nvme engines: a namespace, or as much of it as a file behind it has.
+//
+// Thread safety and lifetime: as engine::Store.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "engine/store.h"
+#include "engines/nvme/connection.h"
+
+namespace penstock::nvme {
+
+class Store : public engine::Store, private engine::Writer {
+ public:
+  Store(StoreInfo info, std::shared_ptr<Connection> connection, Namespace space,
+        std::function<Result<Identity>()> identity)
+      : engine::Store(std::move(info)),
+        connection_(std::move(connection)),
+        space_(std::move(space)),
+        identity_(std::move(identity)) {}
+
+  const std::shared_ptr<Connection>& connection() const { return connection_; }
+  const Namespace& space() const { return space_; }
+
+  Result<Identity> identity() const override { return identity_ ? identity_() : Result<Identity>(info_.identity); }
+  engine::Writer* writer() override { return info_.writable ? this : nullptr; }
+
+ private:
+  Edges edges() const override { return Edges::blocks; }
+  Status reserve(std::uint64_t end) override {
+    if (end <= info_.size_bytes) return {};
+    return Error{Code::no_space, 0, info_.name + " ends at " + std::to_string(info_.size_bytes) + " and can't grow",
+                 "write within its size"};
+  }
+  Status commit(bool durable) override {
+    if (!durable) return {};
+    return connection_->run({.kind = IoKind::flush, .space = &space_}, "flush " + info_.name);
+  }
+  Status abort() override { return {}; }
+
+  const std::shared_ptr<Connection> connection_;  // shared by the stores of a controller
+  const Namespace space_;
+  const std::function<Result<Identity>()> identity_;
+};
+
+}  // namespace penstock::nvme

@@ -1,0 +1,358 @@
+#include "nvme/controller.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "nvme/errors.h"
+#include "nvme/soft_test_support.h"
+
+namespace penstock::nvme {
+namespace {
+
+// Every eight bytes of the disk differ.
+void fill_disk(Bench& bench) {
+  for (std::uint64_t i = 0; i < bench.disk().size(); i += sizeof i) std::memcpy(&bench.disk()[i], &i, sizeof i);
+}
+
+std::byte pattern(std::uint64_t offset) {
+  return static_cast<std::byte>(offset / 8 * 8 >> offset % 8 * 8);
+}
+
+// For disks that nobody has written to since.
+bool holds_disk(Bench& bench, std::uint64_t data_offset, std::uint64_t offset, std::uint64_t length) {
+  return std::memcmp(bench.data() + data_offset, &bench.disk()[offset], length) == 0;
+}
+
+TEST(Controller, tells_what_the_device_is) {
+  Bench bench({.serial = "S-1", .mdts = 2, .block_bytes = 4096, .io_queues = 3});
+  const ControllerInfo& info = bench.controller().info();
+  EXPECT_EQ(info.serial, "S-1");
+  EXPECT_EQ(info.model, "Penstock soft controller");
+  EXPECT_EQ(info.max_transfer_bytes, 16384U);
+  EXPECT_EQ(info.io_queues, 3U);
+  ASSERT_EQ(bench.controller().namespaces().size(), 1U);
+  EXPECT_EQ(bench.space().info.block_bytes, 4096U);
+  EXPECT_EQ(bench.space().info.size_bytes(), Bench::disk_bytes);
+  EXPECT_EQ(bench.controller().find_namespace(2).error().code, Code::not_found);
+}
+
+// The shapes that a controller may have: depth, stride, transfer limit, block size.
+struct Shape {
+  std::uint32_t entries, stride;
+  std::uint8_t mdts;
+  std::uint32_t block;
+  std::uint64_t transfer = 256 << 10;
+};
+
+TEST(Controller, reads_and_writes_with_every_shape_of_controller) {
+  const Shape shapes[] = {{2, 0, 1, 512}, {3, 3, 0, 4096}, {1024, 1, 5, 4096}, {64, 0, 0, 512, 4 << 20}};
+  for (const Shape& shape : shapes) {
+    ControllerOptions options = quick_options();
+    options.max_transfer_bytes = shape.transfer;
+    Bench bench({.max_queue_entries = shape.entries,
+                 .doorbell_stride = shape.stride,
+                 .mdts = shape.mdts,
+                 .block_bytes = shape.block},
+                {}, options);
+    ASSERT_EQ(bench.error().message, "");
+    fill_disk(bench);
+    auto queue = bench.controller().make_queue().value();
+    // Offsets in memory that begin anywhere in a page; lengths of one page, two, a list, and chained lists.
+    for (const std::uint64_t length : {std::uint64_t{4096}, std::uint64_t{8192}, std::uint64_t{600 * 4096}}) {
+      for (const std::uint64_t at : {0, 4, 4092}) {
+        std::memset(bench.data(), 0xee, at + length + 1);
+        const IoDone done = bench.run(*queue, bench.io(IoKind::read, 8192, length, at));
+        ASSERT_EQ(done.code, Code::ok);
+        ASSERT_EQ(done.bytes, length);
+        ASSERT_TRUE(holds_disk(bench, at, 8192, length)) << length << " at " << at;
+        ASSERT_EQ(bench.data()[at + length], std::byte{0xee});
+      }
+    }
+    std::memset(bench.data(), 0x5a, 1 << 20);
+    ASSERT_EQ(bench.run(*queue, bench.io(IoKind::write, 4096, 1 << 20, 4)).bytes, 1U << 20);
+    EXPECT_EQ(bench.disk()[4096 + (1 << 20) - 5], std::byte{0x5a});
+    EXPECT_EQ(bench.disk()[4096 + (1 << 20)], pattern(4096 + (1 << 20)));
+  }
+}
+
+TEST(Controller, flushes_zeroes_and_deallocates) {
+  for (const bool native : {true, false}) {
+    Bench bench({.write_zeroes = native});
+    fill_disk(bench);
+    auto queue = bench.controller().make_queue().value();
+    EXPECT_EQ(bench.run(*queue, bench.io(IoKind::flush, 0, 0)).code, Code::ok);
+    EXPECT_EQ(bench.run(*queue, bench.io(IoKind::zero, 512, 1 << 20)).bytes, 1U << 20);
+    EXPECT_EQ(bench.disk()[511], pattern(511));
+    EXPECT_EQ(bench.disk()[512], std::byte{0});
+    EXPECT_EQ(bench.disk()[511 + (1 << 20)], std::byte{0});
+    EXPECT_EQ(bench.disk()[512 + (1 << 20)], pattern(512 + (1 << 20)));
+    EXPECT_EQ(bench.run(*queue, bench.io(IoKind::deallocate, 4 << 20, 4096)).bytes, 4096U);
+    EXPECT_EQ(bench.disk()[4 << 20], std::byte{0});
+    EXPECT_EQ(bench.disk()[(4 << 20) + 4096], pattern((4 << 20) + 4096));
+  }
+  Bench without({.deallocate = false});
+  auto queue = without.controller().make_queue().value();
+  EXPECT_EQ(without.run(*queue, without.io(IoKind::deallocate, 0, 512)).code, Code::unsupported);
+}
+
+TEST(Controller, refuses_blocks_outside_of_the_namespace_and_its_window) {
+  Bench bench;
+  auto queue = bench.controller().make_queue().value();
+  const auto code_of_io = [&](IoKind kind, std::uint64_t offset, std::uint64_t length, std::uint64_t at = 0) {
+    return bench.run(*queue, bench.io(kind, offset, length, at)).code;
+  };
+  EXPECT_EQ(code_of_io(IoKind::read, Bench::disk_bytes - 512, 1024), Code::out_of_range);
+  EXPECT_EQ(code_of_io(IoKind::read, UINT64_MAX - 511, 512), Code::out_of_range);
+  EXPECT_EQ(code_of_io(IoKind::read, 100, 512), Code::invalid_argument);
+  EXPECT_EQ(code_of_io(IoKind::read, 512, 100), Code::invalid_argument);
+  EXPECT_EQ(code_of_io(IoKind::read, 0, 512, 2), Code::invalid_argument);
+  bench.space().first_writable = 8;
+  bench.space().writable_blocks = 2;
+  for (const IoKind kind : {IoKind::write, IoKind::zero, IoKind::deallocate}) {
+    EXPECT_EQ(code_of_io(kind, 7 * 512, 512), Code::read_only);
+    EXPECT_EQ(code_of_io(kind, 8 * 512, 3 * 512), Code::read_only);
+    EXPECT_EQ(code_of_io(kind, 10 * 512, 512), Code::read_only);
+    EXPECT_EQ(code_of_io(kind, 8 * 512, 1024), Code::ok);
+  }
+  EXPECT_EQ(code_of_io(IoKind::read, 0, 512), Code::ok);
+  bench.space().writable_blocks = 0;
+  EXPECT_EQ(code_of_io(IoKind::write, 8 * 512, 512), Code::read_only);
+}
+
+TEST(Controller, rings_once_for_a_batch) {
+  Bench bench;
+  auto queue = bench.controller().make_queue().value();
+  std::vector<Io> ios;
+  for (std::uint64_t i = 0; i < 64; ++i) ios.push_back(bench.io(IoKind::read, i * 512, 512, i * 512));
+  EXPECT_EQ(queue->submit(ios), 64U);
+  std::size_t ended = 0;
+  std::array<IoDone, 64> done;
+  while (ended < 64) ended += queue->poll(done);
+  EXPECT_EQ(queue->state().doorbells, 1U);
+  EXPECT_EQ(bench.soft().counters().commands, 64U);
+  EXPECT_EQ(bench.soft().counters().doorbells, 1U);
+}
+
+TEST(Controller, serves_a_queue_for_each_of_many_threads_and_no_more_than_it_has) {
+  Bench bench({.io_queues = 4});
+  fill_disk(bench);
+  std::vector<std::unique_ptr<IoQueue>> queues;
+  for (int i = 0; i < 4; ++i) queues.push_back(bench.controller().make_queue().value());
+  EXPECT_EQ(bench.controller().make_queue().error().code, Code::unsupported);
+  const std::uint64_t data = bench.io(IoKind::read, 0, 0).address;
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < queues.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (std::uint64_t i = 0; i < 50; ++i) {
+        const std::uint64_t offset = (t * 50 + i) * 4096;
+        const Io io{IoKind::read, &bench.space(), offset, 4096, data + t * 4096, i};
+        IoDone done;
+        ASSERT_EQ(queues[t]->submit({&io, 1}), 1U);
+        while (queues[t]->poll({&done, 1}) == 0) std::this_thread::yield();
+        ASSERT_EQ(done.bytes, 4096U);
+        ASSERT_TRUE(holds_disk(bench, t * 4096, offset, 4096));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  queues.pop_back();
+  EXPECT_TRUE(bench.controller().make_queue().ok());
+}
+
+TEST(Controller, tells_every_status_apart_from_success) {
+  for (std::uint32_t type = 0; type < 8; ++type) {
+    for (std::uint32_t code = type == 0 ? 1 : 0; code < 256; ++code) {
+      const StatusField field = make_status(type, code);
+      EXPECT_NE(code_of(field), Code::ok);
+      EXPECT_FALSE(is_transient(make_status(type, code, true)));
+      EXPECT_EQ(number_of(field) == EAGAIN, is_transient(field));
+      EXPECT_NE(text_of(field), "");
+    }
+  }
+  SoftFaults faults{.seed = 1, .fail = 1000, .statuses = {status::unrecovered_read}};
+  Bench bench({}, faults);
+  auto queue = bench.controller().make_queue().value();
+  const IoDone done = bench.run(*queue, bench.io(IoKind::read, 0, 4096));
+  EXPECT_EQ(done.code, Code::io_error);
+  EXPECT_EQ(done.system_error, 0x10281);
+  EXPECT_EQ(done.bytes, 0U);
+}
+
+// Each step of the ladder, when the ones before it don't help.
+TEST(Controller, aborts_a_command_that_takes_too_long) {
+  Bench bench({}, {.seed = 1, .lose = 1000});
+  auto queue = bench.controller().make_queue().value();
+  const IoDone done = bench.run(*queue, bench.io(IoKind::read, 0, 4096));
+  EXPECT_EQ(done.system_error, EAGAIN);
+  EXPECT_EQ(bench.soft().counters().aborts, 1U);
+  EXPECT_EQ(bench.soft().counters().deleted_queues, 0U);
+}
+
+TEST(Controller, deletes_the_queue_of_a_command_that_can_not_be_aborted) {
+  Bench bench({}, {.seed = 1, .lose = 1000, .ignores_abort = true});
+  auto queue = bench.controller().make_queue().value();
+  EXPECT_EQ(bench.run(*queue, bench.io(IoKind::read, 0, 4096)).system_error, EAGAIN);
+  EXPECT_EQ(bench.run(*queue, bench.io(IoKind::read, 0, 4096)).system_error, EAGAIN) << "the queue was made again";
+  EXPECT_EQ(bench.soft().counters().deleted_queues, 2U);
+  EXPECT_EQ(bench.controller().resets(), 0U);
+}
+
+TEST(Controller, resets_when_a_queue_can_not_be_deleted_and_gives_up_in_the_end) {
+  ControllerOptions options = quick_options();
+  options.admin_time = std::chrono::milliseconds(250);
+  Bench bench({}, {.seed = 1, .lose = 1000, .ignores_abort = true, .ignores_delete = true}, options);
+  auto queue = bench.controller().make_queue().value();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(bench.run(*queue, bench.io(IoKind::read, 0, 4096)).system_error, EAGAIN);
+  }
+  EXPECT_EQ(bench.soft().counters().resets, 3U);
+  const IoDone last = bench.run(*queue, bench.io(IoKind::read, 0, 4096));
+  EXPECT_EQ(last.code, Code::io_error);
+  EXPECT_NE(last.system_error, EAGAIN);
+  EXPECT_NE(bench.controller().failure(), "");
+  EXPECT_EQ(bench.run(*queue, bench.io(IoKind::read, 0, 4096)).code, Code::io_error) << "and it stays so";
+  EXPECT_EQ(bench.controller().make_queue().error().code, Code::io_error);
+}
+
+TEST(Controller, isolates_what_does_not_even_obey_a_reset) {
+  Bench bench({}, {.seed = 1, .lose = 1000, .ignores_abort = true, .ignores_delete = true, .ignores_disable = true});
+  auto queue = bench.controller().make_queue().value();
+  const IoDone done = bench.run(*queue, bench.io(IoKind::read, 0, 4096));
+  EXPECT_EQ(done.code, Code::io_error);
+  EXPECT_NE(done.system_error, EAGAIN);
+  EXPECT_NE(bench.controller().failure(), "");
+}
+
+TEST(Controller, resets_after_a_fatal_status_and_goes_on) {
+  Bench bench({}, {.seed = 1, .fatal_after = 10});
+  fill_disk(bench);
+  auto first = bench.controller().make_queue().value();
+  auto second = bench.controller().make_queue().value();
+  for (std::uint64_t i = 0; i < 30; ++i) {
+    IoQueue& queue = i % 2 == 0 ? *first : *second;
+    IoDone done = bench.run(queue, bench.io(IoKind::read, i * 4096, 4096));
+    if (done.system_error == EAGAIN) done = bench.run(queue, bench.io(IoKind::read, i * 4096, 4096));
+    ASSERT_EQ(done.bytes, 4096U);
+    ASSERT_TRUE(holds_disk(bench, 0, i * 4096, 4096));
+  }
+  EXPECT_EQ(bench.controller().resets(), 1U);
+}
+
+TEST(Controller, notices_that_the_device_is_gone) {
+  Bench bench({}, {.seed = 1, .vanish_after = 5});
+  auto queue = bench.controller().make_queue().value();
+  IoDone done;
+  for (int i = 0; i < 6; ++i) done = bench.run(*queue, bench.io(IoKind::read, 0, 4096));
+  EXPECT_EQ(done.code, Code::io_error);
+  EXPECT_NE(bench.controller().failure().find("gone"), std::string::npos);
+}
+
+TEST(Controller, refuses_one_that_never_becomes_ready) {
+  const Bench bench({}, {.never_ready = true});
+  EXPECT_EQ(bench.error().code, Code::timed_out);
+}
+
+// What identify tells may be anything; no lie may lead to worse than an error.
+TEST(Controller, survives_lies_in_every_field_of_identify) {
+  const auto with_lie = [](std::uint32_t lying_cns, std::size_t at, std::uint8_t value) {
+    SoftShape shape;
+    shape.alter_identify = [=](std::uint32_t cns, std::byte* data) {
+      if (cns == lying_cns) data[at] = static_cast<std::byte>(value);
+    };
+    return shape;
+  };
+  struct Fields {
+    std::uint32_t cns;
+    std::size_t begin, end;
+  };
+  // Those that a driver looks at, all around them.
+  const Fields fields[] = {{identify_controller, 2, 6},     {identify_controller, 62, 84},
+                           {identify_controller, 510, 528}, {identify_namespace, 0, 32},
+                           {identify_namespace, 126, 134},  {identify_active_namespaces, 0, 8}};
+  for (const auto& [cns, begin, end] : fields) {
+    for (std::size_t at = begin; at < end; ++at) {
+      Bench bench(with_lie(cns, at, 0xff));
+      if (bench.error().message.empty() && bench.space().info.size_blocks != 0) {
+        auto queue = bench.controller().make_queue().value();
+        const std::uint64_t block = bench.space().info.block_bytes;
+        (void)bench.run(*queue, bench.io(IoKind::read, bench.space().info.size_bytes() - block, block));
+      }
+    }
+  }
+}
+
+TEST(Controller, refuses_namespaces_with_metadata_or_protection) {
+  const auto refusal = [](std::size_t at, std::uint8_t value) {
+    SoftShape shape;
+    shape.alter_identify = [=](std::uint32_t cns, std::byte* data) {
+      if (cns == identify_namespace) data[at] = static_cast<std::byte>(value);
+    };
+    const Bench bench(shape);
+    return const_cast<Bench&>(bench).controller().find_namespace(1).error().message;
+  };
+  EXPECT_NE(refusal(128, 8).find("metadata"), std::string::npos);
+  EXPECT_NE(refusal(29, 1).find("protection"), std::string::npos);
+  EXPECT_NE(refusal(130, 20).find("size"), std::string::npos);
+}
+
+// A seeded run with every fault at once: every operation comes back once, and with the right bytes.
+TEST(Controller, loses_and_duplicates_nothing_under_seeded_faults) {
+  SoftFaults faults{.seed = 7, .delay = 20, .shuffle = 200, .lose = 1, .duplicate = 30, .unknown = 20, .fail = 30};
+  faults.statuses = {status::internal_error, status::data_transfer_error, status::namespace_not_ready};
+  faults.max_delay = std::chrono::microseconds(100);
+  ControllerOptions options = quick_options();
+  options.queue_entries = 16;
+  options.command_time = std::chrono::milliseconds(20);
+  Bench bench({}, faults, options);
+  fill_disk(bench);
+  auto queue = bench.controller().make_queue().value();
+  constexpr std::uint64_t operations = 5'000;
+  constexpr std::size_t depth = 12;
+  std::mt19937_64 random(7);
+  std::vector<Io> slots(depth);
+  std::vector<bool> busy(depth, false);
+  std::uint64_t started = 0;
+  std::uint64_t ended = 0;
+  std::vector<std::size_t> again;
+  const TimePoint deadline = Clock::now() + std::chrono::seconds(60);
+  while (ended < operations && Clock::now() < deadline) {
+    for (std::size_t slot = 0; slot < depth && started < operations; ++slot) {
+      if (busy[slot]) continue;
+      const std::uint64_t blocks = 1 + random() % 16;
+      slots[slot] = bench.io(IoKind::read, random() % 10'000 * 512, blocks * 512, slot * 8192);
+      slots[slot].cookie = slot;
+      ASSERT_EQ(queue->submit({&slots[slot], 1}), 1U);
+      busy[slot] = true;
+      ++started;
+    }
+    std::array<IoDone, depth> done;
+    const std::size_t count = queue->poll(done);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t slot = done[i].cookie;
+      ASSERT_LT(slot, depth);
+      ASSERT_TRUE(busy[slot]) << "came back twice";
+      if (done[i].system_error == EAGAIN) {
+        ASSERT_EQ(queue->submit({&slots[slot], 1}), 1U);
+        continue;
+      }
+      ASSERT_EQ(done[i].code, Code::ok);
+      ASSERT_EQ(done[i].bytes, slots[slot].length);
+      ASSERT_TRUE(holds_disk(bench, slot * 8192, slots[slot].offset, slots[slot].length));
+      busy[slot] = false;
+      ++ended;
+    }
+    if (count == 0) std::this_thread::yield();
+  }
+  EXPECT_EQ(ended, operations);
+  EXPECT_GT(queue->state().strange_completions, 0U);
+  EXPECT_GT(bench.soft().counters().aborts, 0U);
+}
+
+}  // namespace
+}  // namespace penstock::nvme

@@ -1,0 +1,103 @@
+// CpuPlatform: a QueuePair driven by threads of the CPU; see queue_pair.h. A group is one thread.
+//
+// Thread safety: an object for each thread; they share nothing but the Registers.
+#pragma once
+
+#include <cstdint>
+#include <thread>
+
+#include "base/clock.h"
+#include "nvme/queue_pair.h"
+#include "nvme/transport.h"
+
+namespace penstock::nvme {
+
+class CpuPlatform {
+ public:
+  explicit CpuPlatform(const Registers& registers) : registers_(registers) {}
+
+  static constexpr std::uint32_t size() { return 1; }
+  static constexpr std::uint32_t rank() { return 0; }
+  static constexpr bool is_leader() { return true; }
+  static constexpr void sync() {}
+  static constexpr bool all(bool value) { return value; }
+  static constexpr bool any(bool value) { return value; }
+  static constexpr std::uint64_t broadcast(std::uint64_t value) { return value; }
+  static constexpr std::uint32_t leading(bool value) { return value ? 1 : 0; }
+
+  template <typename T>
+  static T load_acquire(const T& word) {
+    return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
+  }
+  template <typename T>
+  static void store_relaxed(T& word, T value) {
+    __atomic_store_n(&word, value, __ATOMIC_RELAXED);
+  }
+  template <typename T>
+  static void store_release(T& word, T value) {
+    __atomic_store_n(&word, value, __ATOMIC_RELEASE);
+  }
+  template <typename T>
+  static T fetch_add(T& word, T value) {
+    return __atomic_fetch_add(&word, value, __ATOMIC_RELAXED);
+  }
+  template <typename T>
+  static bool compare_exchange(T& word, T& expected, T value) {
+    return __atomic_compare_exchange_n(&word, &expected, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  }
+  static bool try_lock(std::uint32_t& word) {
+    std::uint32_t unlocked = 0;
+    return load_acquire(word) == 0 && compare_exchange(word, unlocked, 1U);
+  }
+
+  // For those who want to hear of each token that ends; it may be the caller's again already.
+  static void completed(Token*) {}
+
+  static void write_entry(Command& entry, const Command& command) { entry = command; }
+  void ring(std::uint32_t& doorbell, std::uint32_t value) const { registers_.store(&doorbell, value); }
+  // Doorbells are stores of device memory to the same page, which a processor keeps in order; between two processors
+  // the turn is passed on by a release, which the outer domain must see too.
+  static void order_doorbells() {
+#if defined(__aarch64__)
+    asm volatile("dmb osh" ::: "memory");
+#endif
+  }
+  static std::uint32_t load_phase(const std::uint32_t& status) {
+    const std::uint32_t value = load_acquire(status);
+    order_after_device();
+    return value;
+  }
+
+  // In nanoseconds, as the deadlines of a QueuePair.
+  static std::uint64_t now() { return to_ns(Clock::now()); }
+  static std::uint64_t to_ns(TimePoint time) {
+    return static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
+  }
+  // A moment first, then the processor for others, then a short sleep: on a busy machine the thread that is waited for
+  // may need it. For one wait; a new object begins anew.
+  void pause() {
+    constexpr std::uint32_t spins = 200;
+    constexpr std::uint32_t yields = 400;
+    if (++pauses_ < spins) {
+      relax();
+    } else if (pauses_ < yields) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+  static void relax() {
+#if defined(__aarch64__)
+    asm volatile("isb" ::: "memory");
+#elif defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+ private:
+  const Registers& registers_;
+  std::uint32_t pauses_ = 0;
+};
+
+}  // namespace penstock::nvme

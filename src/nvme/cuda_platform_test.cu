@@ -1,0 +1,32 @@
+// Compiled and not run: that the queue pair is device code, with every function of it in use.
+#include "nvme/cuda_platform.cuh"
+
+using penstock::nvme::CudaPlatform;
+using penstock::nvme::Poison;
+using penstock::nvme::QueuePair;
+using penstock::nvme::QueuePairState;
+using penstock::nvme::Submission;
+using penstock::nvme::Token;
+using penstock::nvme::Waited;
+
+// Each thread submits one command of its own and waits for it.
+extern "C" __global__ void penstock_queue_pair(QueuePairState* state, const Submission* submissions, unsigned count,
+                                               std::uint64_t deadline, unsigned* failures) {
+  const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+  if (thread >= count) return;
+  CudaPlatform platform;
+  QueuePair<CudaPlatform> queue(*state, platform);
+  const Submission& mine = submissions[thread];
+  const bool submitted = queue.submit(&mine, 1, deadline) == platform.size();
+  const bool done = submitted && queue.wait(*mine.token, deadline) == Waited::done;
+  if (!done || !queue.status_of(*mine.token).ok()) atomicAdd(failures, 1U);
+}
+
+extern "C" __global__ void penstock_reset_queue_pair(QueuePairState* state) {
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  CudaPlatform platform;
+  QueuePair<CudaPlatform> queue(*state, platform);
+  queue.poison(Poison::reset);
+  queue.end_in_flight(penstock::nvme::status::queue_deleted);
+  queue.initialize();
+}

@@ -1,0 +1,319 @@
+// A submission queue and its completion queue, driven by any number of threads or warps at once.
+//
+// One source for the CPU, for CUDA kernels, and for a scheduler that explores interleavings: what differs is the
+// Platform (cpu_platform.h, cuda_platform.cuh, and one in the tests). A Platform is one group of lanes that act
+// together: a warp's active threads on a GPU, a single thread elsewhere. Every function here is entered by all lanes of
+// a group together.
+//
+// How it works:
+//  1. A group takes consecutive tickets, 64 bits wide, with one addition. Ticket t has slot t mod N, and a command
+//     identifier of 15 bits: the slot and, above it, part of the generation, so that a completion that comes twice or
+//     too late is told from the next one of its slot.
+//  2. It waits until its slots and the one after them are free, so that N slots hold N - 1 commands.
+//  3. Its lanes write their entries; the leader waits for its turn, rings the doorbell once, and passes the turn on.
+//     So doorbells are rung in the order of tickets.
+//  4. Whoever waits drains the completion queue, one group at a time: the drainer writes the outcome into the token of
+//     the caller and frees the slot. Nobody holds a slot while waiting for another.
+//  5. A ticket can't be given back. A caller that stops waiting leaves its command and its token in flight.
+//  6. Once the queue is poisoned nobody rings any more, and every wait ends. What was rung may still be in flight at
+//  the
+//     controller: only deleting the queue, resetting the controller or isolating it ends that (controller.h).
+//
+// Invariants:
+//  I1. slot.turn == 2t: free for ticket t. slot.turn == 2t + 1: ticket t has it. It only grows, unless poisoned.
+//  I2. published <= tickets; doorbells hold `published` mod N, in order.
+//  I3. Tickets in flight at the controller are N - 1 at the most, so it never has to wait for room in a completion
+//      queue of M >= N entries whose head is rung at most M - N entries late.
+//
+// Thread safety: submit, try_submit, drain and wait from any number of groups; the rest while nobody else is inside.
+// Lifetime: the memory named here, and every token, outlives the commands in flight.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nvme/spec.h"
+
+#if defined(__CUDACC__)
+#define PENSTOCK_ANYWHERE __host__ __device__
+#else
+#define PENSTOCK_ANYWHERE
+#endif
+
+namespace penstock::nvme {
+
+// Where the outcome of a command goes. The caller's; its command is in flight from submit until done().
+struct Token {
+  static constexpr std::uint32_t done_bit = 1U << 31;
+  std::uint32_t state = done_bit;
+  std::uint32_t result = 0;  // the completion's first double word
+};
+
+struct Submission {
+  Command command;
+  Token* token;
+};
+
+struct Slot {
+  std::uint64_t turn;
+  Token* token;
+};
+
+enum class Poison : std::uint32_t { none, stalled, timed_out, deleted, reset, removed };
+enum class Waited : std::uint32_t { done, timed_out, poisoned };
+
+// The memory of a queue pair, for whoever drives it. REQUIRES: entries and completion_entries are powers of two,
+// 2 <= entries <= completion_entries, entries <= max_entries.
+struct QueuePairMemory {
+  static constexpr std::uint32_t max_entries = 1U << 14;
+
+  std::uint16_t id = 0;
+  std::uint32_t entries = 0;
+  std::uint32_t completion_entries = 0;
+  Command* submissions = nullptr;
+  Completion* completions = nullptr;
+  Slot* slots = nullptr;  // one for each entry
+  std::uint32_t* tail_doorbell = nullptr;
+  std::uint32_t* head_doorbell = nullptr;
+};
+
+struct QueuePairState {
+  QueuePairMemory memory;
+  // Each on a cache line of its own: they have different writers.
+  alignas(128) std::uint64_t tickets = 0;
+  alignas(128) std::uint64_t published = 0;
+  alignas(128) std::uint32_t draining = 0;
+  std::uint64_t head = 0;                    // completions seen; of the drainer
+  std::uint64_t head_rung = 0;               // and told to the controller
+  alignas(128) std::uint32_t poison = 0;     // a Poison
+  std::uint32_t strange_completions = 0;     // that fit no command in flight, and were ignored
+  alignas(128) std::uint64_t doorbells = 0;  // rung for submissions; of whoever has the turn
+};
+
+template <typename Platform>
+class QueuePair {
+ public:
+  PENSTOCK_ANYWHERE QueuePair(QueuePairState& state, Platform& platform) : q_(state), p_(platform) {}
+
+  // For the memory as it is: zeroed completions, nothing in flight.
+  PENSTOCK_ANYWHERE void initialize() {
+    for (std::uint32_t i = 0; i < q_.memory.entries; ++i) q_.memory.slots[i] = {2 * std::uint64_t{i}, nullptr};
+    q_.tickets = q_.published = q_.head = q_.head_rung = 0;
+    q_.draining = q_.poison = 0;
+  }
+
+  // Each lane submits `count` commands, the same number in every lane; waits for room. Returns how many of the group's
+  // commands, counted across lanes and then along them, are in flight: all, unless the queue was or became poisoned. If
+  // no room was made by the deadline, the queue is poisoned as stalled, because a ticket can't be given back: the
+  // deadline should be long past anything that a working controller does.
+  PENSTOCK_ANYWHERE std::uint32_t submit(const Submission* submissions, std::uint32_t count,
+                                         std::uint64_t stall_deadline) {
+    const std::uint32_t total = count * p_.size();
+    std::uint32_t published = 0;
+    while (published < total) {
+      const std::uint32_t left = total - published;
+      const std::uint32_t piece = left < q_.memory.entries - 1 ? left : q_.memory.entries - 1;
+      std::uint64_t first = 0;
+      if (p_.is_leader()) first = p_.fetch_add(q_.tickets, std::uint64_t{piece});
+      first = p_.broadcast(first);
+      if (!wait_for_room(first, piece, stall_deadline)) break;
+      if (!place_and_publish(submissions, first, piece, published)) break;
+      published += piece;
+    }
+    return published;
+  }
+
+  // Submits from the front as many as there is room for now, and never waits for room. REQUIRES: a group of one.
+  PENSTOCK_ANYWHERE std::uint32_t try_submit(const Submission* submissions, std::uint32_t count) {
+    std::uint64_t first = p_.load_acquire(q_.tickets);
+    std::uint32_t room = 0;
+    do {
+      // While `tickets` stands at `first`, nobody else can have these slots.
+      room = 0;
+      while (room < count && room + 1 < q_.memory.entries && is_free(first + room) && is_free(first + room + 1)) ++room;
+      if (room == 0 || is_poisoned()) return 0;
+    } while (!p_.compare_exchange(q_.tickets, first, first + room));
+    return place_and_publish(submissions, first, room, 0) ? room : 0;
+  }
+
+  // Takes what has completed, unless another group is doing so; says how many completions were taken.
+  PENSTOCK_ANYWHERE std::uint32_t drain() {
+    bool locked = false;
+    if (p_.is_leader()) locked = p_.try_lock(q_.draining);
+    if (!p_.broadcast(locked ? 1 : 0)) return 0;
+    const std::uint64_t begin = p_.broadcast(p_.is_leader() ? q_.head : 0);
+    std::uint64_t head = begin;
+    // Bounded, so that a waiter looks at its own token now and then.
+    while (head - begin < q_.memory.completion_entries) {
+      const std::uint64_t at = head + p_.rank();
+      const Completion& completion = q_.memory.completions[at & (q_.memory.completion_entries - 1)];
+      const std::uint32_t status = p_.load_phase(completion.status);
+      const std::uint32_t taken = p_.leading(Completion::phase(status) == expected_phase(at));
+      if (p_.rank() < taken) finish(completion, status);
+      head += taken;
+      if (taken < p_.size()) break;
+    }
+    p_.sync();
+    if (p_.is_leader()) end_drain(head);
+    return static_cast<std::uint32_t>(head - begin);
+  }
+
+  PENSTOCK_ANYWHERE bool is_done(const Token& token) { return (p_.load_acquire(token.state) & Token::done_bit) != 0; }
+  // REQUIRES: is_done(token), seen by this thread.
+  PENSTOCK_ANYWHERE static StatusField status_of(const Token& token) {
+    return {static_cast<std::uint16_t>(token.state & 0x7fff)};
+  }
+
+  // Until the tokens of all lanes are done, the deadline of one has passed, or the queue is poisoned.
+  PENSTOCK_ANYWHERE Waited wait(const Token& token, std::uint64_t deadline) {
+    while (true) {
+      if (p_.all(is_done(token))) return Waited::done;
+      const bool poisoned = p_.any(is_poisoned());
+      const bool late = p_.any(p_.now() >= deadline);
+      if (drain() > 0) continue;
+      if (p_.all(is_done(token))) return Waited::done;
+      if (poisoned) return Waited::poisoned;
+      if (late) return Waited::timed_out;
+      p_.pause();
+    }
+  }
+
+  PENSTOCK_ANYWHERE bool is_poisoned() { return p_.load_acquire(q_.poison) != 0; }
+  // The first reason stays.
+  PENSTOCK_ANYWHERE void poison(Poison reason) {
+    std::uint32_t none = 0;
+    p_.compare_exchange(q_.poison, none, static_cast<std::uint32_t>(reason));
+  }
+
+  // Ends what is still in flight with `field`. REQUIRES: the queue is poisoned, nobody is inside, and the controller
+  // can't touch memory of these commands any more.
+  PENSTOCK_ANYWHERE std::uint32_t end_in_flight(StatusField field) {
+    std::uint32_t ended = 0;
+    for (std::uint32_t i = 0; i < q_.memory.entries; ++i) {
+      Slot& slot = q_.memory.slots[i];
+      if ((slot.turn & 1) == 0) continue;
+      slot.token->result = 0;
+      p_.store_release(slot.token->state, Token::done_bit | field.bits);
+      p_.completed(slot.token);
+      slot.turn = slot.turn - 1 + 2 * std::uint64_t{q_.memory.entries};
+      ++ended;
+    }
+    return ended;
+  }
+
+  // The identifier that the command of a token in flight has at the controller; -1 if it is not in flight.
+  PENSTOCK_ANYWHERE std::int32_t command_id(const Token& token) {
+    for (std::uint32_t i = 0; i < q_.memory.entries; ++i) {
+      const std::uint64_t turn = p_.load_acquire(q_.memory.slots[i].turn);
+      if ((turn & 1) != 0 && q_.memory.slots[i].token == &token) return command_id(turn >> 1);
+    }
+    return -1;
+  }
+
+ private:
+  // Never 0xffff, which stands for no command in particular.
+  PENSTOCK_ANYWHERE static std::uint16_t command_id(std::uint64_t ticket) {
+    return static_cast<std::uint16_t>(ticket & 0x7fff);
+  }
+  PENSTOCK_ANYWHERE Slot& slot_of(std::uint64_t ticket) { return q_.memory.slots[ticket & (q_.memory.entries - 1)]; }
+  // Free for the ticket, or taken by it already: a later group may have been quicker.
+  PENSTOCK_ANYWHERE bool is_free(std::uint64_t ticket) { return p_.load_acquire(slot_of(ticket).turn) >= 2 * ticket; }
+  // The first pass writes ones (NVMe 2.0 §3.3.3.2.1).
+  PENSTOCK_ANYWHERE bool expected_phase(std::uint64_t at) const { return (at & q_.memory.completion_entries) == 0; }
+
+  PENSTOCK_ANYWHERE bool wait_for_room(std::uint64_t first, std::uint32_t count, std::uint64_t stall_deadline) {
+    while (true) {
+      bool room = true;
+      for (std::uint32_t i = p_.rank(); i <= count; i += p_.size()) room = room && is_free(first + i);
+      const bool poisoned = p_.any(is_poisoned());
+      if (poisoned) return false;
+      if (p_.all(room)) return true;
+      const bool late = p_.any(p_.now() >= stall_deadline);
+      if (drain() > 0) continue;
+      if (late) poison(Poison::stalled);
+      p_.pause();
+    }
+  }
+
+  // The group's commands from number `begin` on get the tickets from `first` on.
+  PENSTOCK_ANYWHERE bool place_and_publish(const Submission* submissions, std::uint64_t first, std::uint32_t count,
+                                           std::uint32_t begin) {
+    const std::uint32_t lanes = p_.size();
+    // The first of this lane's commands, which are those whose number is its rank modulo the lanes.
+    const std::uint32_t start = (p_.rank() + lanes - begin % lanes) % lanes;
+    for (std::uint32_t i = start; i < count; i += lanes) place(submissions[(begin + i) / lanes], first + i);
+    p_.sync();
+    bool published = false;
+    if (p_.is_leader()) published = publish(first, count);
+    if (p_.broadcast(published ? 1 : 0)) return true;
+    // The controller will never hear of these: take them back, and their tokens with them.
+    for (std::uint32_t i = start; i < count; i += lanes) {
+      p_.store_release(submissions[(begin + i) / lanes].token->state, Token::done_bit | status::queue_deleted.bits);
+      p_.store_release(slot_of(first + i).turn, 2 * (first + i));
+    }
+    p_.sync();
+    return false;
+  }
+
+  PENSTOCK_ANYWHERE void place(const Submission& submission, std::uint64_t ticket) {
+    Slot& slot = slot_of(ticket);
+    slot.token = submission.token;
+    p_.store_relaxed(submission.token->state, 0U);
+    // A release, although the doorbell follows: a controller may complete what it was never told of.
+    p_.store_release(slot.turn, 2 * ticket + 1);
+    Command command = submission.command;
+    command.cid = command_id(ticket);
+    p_.write_entry(q_.memory.submissions[ticket & (q_.memory.entries - 1)], command);
+  }
+
+  // Of the leader.
+  PENSTOCK_ANYWHERE bool publish(std::uint64_t first, std::uint32_t count) {
+    while (p_.load_acquire(q_.published) != first) {
+      if (is_poisoned()) return false;
+      p_.pause();
+    }
+    if (is_poisoned()) return false;
+    p_.ring(*q_.memory.tail_doorbell, static_cast<std::uint32_t>(first + count) & (q_.memory.entries - 1));
+    ++q_.doorbells;
+    // The turn passes through memory and the doorbell doesn't: without this the next doorbell could arrive first.
+    p_.order_doorbells();
+    p_.store_release(q_.published, first + count);
+    return true;
+  }
+
+  PENSTOCK_ANYWHERE void finish(const Completion& completion, std::uint32_t status) {
+    const std::uint16_t cid = Completion::cid(status);
+    Slot& slot = slot_of(cid);
+    std::uint64_t turn = p_.load_acquire(slot.turn);
+    const std::uint64_t ticket = turn >> 1;
+    const bool fits = (turn & 1) != 0 && command_id(ticket) == cid && completion.submission >> 16 == q_.memory.id &&
+                      (completion.submission & 0xffff) < q_.memory.entries;
+    Token* const token = fits ? slot.token : nullptr;
+    // Two completions of one command may be looked at by two lanes at once: only one of them frees the slot.
+    if (!fits || !p_.compare_exchange(slot.turn, turn, 2 * (ticket + q_.memory.entries))) {
+      p_.fetch_add(q_.strange_completions, 1U);
+      return;
+    }
+    token->result = completion.result;
+    p_.store_release(token->state, Token::done_bit | Completion::field(status).bits);
+    p_.completed(token);
+  }
+
+  // Of the leader: tells the controller, as late as invariant I3 allows, and lets others drain.
+  PENSTOCK_ANYWHERE void end_drain(std::uint64_t head) {
+    q_.head = head;
+    const std::uint64_t slack = q_.memory.completion_entries - q_.memory.entries;
+    const std::uint64_t most = q_.memory.completion_entries / 4;
+    if (head - q_.head_rung > (slack < most ? slack : most) && !is_poisoned()) {
+      p_.ring(*q_.memory.head_doorbell, static_cast<std::uint32_t>(head) & (q_.memory.completion_entries - 1));
+      p_.order_doorbells();
+      q_.head_rung = head;
+    }
+    p_.store_release(q_.draining, 0U);
+  }
+
+  QueuePairState& q_;
+  Platform& p_;
+};
+
+}  // namespace penstock::nvme

@@ -1,0 +1,192 @@
+#include "nvme/queue_pair.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "nvme/cpu_platform.h"
+
+namespace penstock::nvme {
+namespace {
+
+constexpr std::uint64_t never = UINT64_MAX;
+
+// A queue pair in plain memory, and a controller that answers when it is told to.
+class QueuePairTest : public testing::Test {
+ protected:
+  void make(std::uint32_t entries, std::uint32_t completion_entries) {
+    submissions_.assign(entries, {});
+    completions_.assign(completion_entries, {});
+    slots_.assign(entries, {});
+    state_.memory = {.id = 3,
+                     .entries = entries,
+                     .completion_entries = completion_entries,
+                     .submissions = submissions_.data(),
+                     .completions = completions_.data(),
+                     .slots = slots_.data(),
+                     .tail_doorbell = &doorbells_[0],
+                     .head_doorbell = &doorbells_[1]};
+    pair().initialize();
+  }
+  QueuePair<CpuPlatform> pair() { return {state_, platform_}; }
+
+  // Answers `count` commands more, with the number that they carry; says how many there were.
+  std::uint32_t answer(std::uint32_t count) {
+    std::uint32_t answered = 0;
+    while (answered < count && fetched_ % submissions_.size() != CpuPlatform::load_acquire(doorbells_[0])) {
+      const Command command = submissions_[fetched_++ % submissions_.size()];
+      post(command.cid, status::success, command.dw10);
+      ++answered;
+    }
+    return answered;
+  }
+  void post(std::uint16_t cid, StatusField field, std::uint32_t result, std::uint32_t queue = 3) {
+    Completion& entry = completions_[posted_ % completions_.size()];
+    entry.result = result;
+    entry.submission = queue << 16 | static_cast<std::uint32_t>(fetched_ % submissions_.size());
+    const bool phase = (posted_ / completions_.size() & 1) == 0;
+    __atomic_store_n(&entry.status, Completion::pack(cid, phase, field), __ATOMIC_RELEASE);
+    ++posted_;
+  }
+  static Submission numbered(Token& token, std::uint32_t number) {
+    Submission submission{};
+    submission.command.dw10 = number;
+    submission.token = &token;
+    return submission;
+  }
+
+  std::uint32_t doorbells_[2] = {};
+  Registers registers_{reinterpret_cast<std::byte*>(doorbells_), sizeof doorbells_};
+  CpuPlatform platform_{registers_};
+  QueuePairState state_;
+  std::vector<Command> submissions_;
+  std::vector<Completion> completions_;
+  std::vector<Slot> slots_;
+  std::uint64_t fetched_ = 0;
+  std::uint64_t posted_ = 0;
+};
+
+TEST_F(QueuePairTest, phase_flips_when_the_ring_wraps) {
+  make(4, 4);
+  for (std::uint32_t i = 0; i < 50; ++i) {
+    Token token;
+    const Submission submission = numbered(token, i);
+    ASSERT_EQ(pair().submit(&submission, 1, never), 1U);
+    EXPECT_EQ(pair().drain(), 0U) << "what is left of the pass before is not new";
+    ASSERT_EQ(answer(1), 1U);
+    ASSERT_EQ(pair().wait(token, never), Waited::done);
+    ASSERT_EQ(token.result, i);
+  }
+  EXPECT_EQ(state_.strange_completions, 0U);
+}
+
+TEST_F(QueuePairTest, holds_one_less_than_it_has_slots) {
+  make(4, 8);
+  Token tokens[5];
+  std::vector<Submission> submissions;
+  for (std::uint32_t i = 0; i < 5; ++i) submissions.push_back(numbered(tokens[i], i));
+  EXPECT_EQ(pair().try_submit(submissions.data(), 5), 3U);
+  EXPECT_EQ(state_.doorbells, 1U) << "one for all";
+  EXPECT_EQ(pair().try_submit(submissions.data() + 3, 2), 0U);
+  answer(1);
+  pair().drain();
+  EXPECT_EQ(pair().try_submit(submissions.data() + 3, 2), 1U);
+}
+
+TEST_F(QueuePairTest, ignores_completions_that_fit_no_command) {
+  make(4, 16);
+  Token token;
+  const Submission submission = numbered(token, 1);
+  pair().submit(&submission, 1, never);
+  const std::uint16_t cid = submissions_[0].cid;
+  post(static_cast<std::uint16_t>(cid + 1), status::success, 0);  // a slot without a command
+  post(static_cast<std::uint16_t>(cid + 4), status::success, 0);  // the slot's next generation
+  post(0xffff, status::success, 0);                               // no command at all
+  post(cid, status::success, 0, 4);                               // of another queue
+  pair().drain();
+  EXPECT_FALSE(pair().is_done(token));
+  EXPECT_EQ(state_.strange_completions, 4U);
+  post(cid, status::unrecovered_read, 0);
+  post(cid, status::success, 0);  // again
+  pair().drain();
+  ASSERT_TRUE(pair().is_done(token));
+  EXPECT_EQ(pair().status_of(token), status::unrecovered_read);
+  EXPECT_EQ(state_.strange_completions, 5U);
+}
+
+TEST_F(QueuePairTest, tells_the_controller_late_but_never_too_late) {
+  make(4, 16);
+  Token token;
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    const Submission submission = numbered(token, i);
+    ASSERT_EQ(pair().submit(&submission, 1, never), 1U);
+    answer(1);
+    ASSERT_EQ(pair().wait(token, never), Waited::done);
+    // What is in flight and what the controller does not know of must fit.
+    ASSERT_LE(state_.head - state_.head_rung, 12U);
+  }
+  EXPECT_GT(state_.head_rung, 80U);
+}
+
+TEST_F(QueuePairTest, poisons_itself_when_no_room_is_made_in_time) {
+  make(2, 2);
+  Token tokens[2];
+  const Submission first = numbered(tokens[0], 1);
+  const Submission second = numbered(tokens[1], 2);
+  ASSERT_EQ(pair().submit(&first, 1, never), 1U);
+  EXPECT_EQ(pair().submit(&second, 1, CpuPlatform::now()), 0U);
+  EXPECT_TRUE(pair().is_poisoned());
+  EXPECT_EQ(doorbells_[0], 1U) << "nobody rings any more";
+  EXPECT_EQ(pair().wait(tokens[0], never), Waited::poisoned);
+  EXPECT_EQ(pair().end_in_flight(status::queue_deleted), 1U);
+  EXPECT_EQ(pair().status_of(tokens[0]), status::queue_deleted);
+}
+
+TEST_F(QueuePairTest, ends_a_wait_by_its_deadline) {
+  make(2, 2);
+  Token token;
+  const Submission submission = numbered(token, 1);
+  pair().submit(&submission, 1, never);
+  EXPECT_EQ(pair().wait(token, CpuPlatform::now()), Waited::timed_out);
+  answer(1);
+  EXPECT_EQ(pair().wait(token, CpuPlatform::now()), Waited::done) << "what is there is taken all the same";
+}
+
+TEST_F(QueuePairTest, serves_many_threads_on_few_slots) {
+  make(8, 8);
+  constexpr std::uint32_t threads = 4;
+  constexpr std::uint32_t each = 500;
+  std::atomic<std::uint32_t> wrong{0};
+  std::atomic<std::uint32_t> left{threads};
+  std::vector<std::thread> running;
+  for (std::uint32_t t = 0; t < threads; ++t) {
+    running.emplace_back([&, t] {
+      for (std::uint32_t i = 0; i < each; ++i) {
+        CpuPlatform platform(registers_);
+        QueuePair<CpuPlatform> mine(state_, platform);
+        Token tokens[2];
+        const Submission two[] = {numbered(tokens[0], t * 10'000 + 2 * i), numbered(tokens[1], t * 10'000 + 2 * i + 1)};
+        if (mine.submit(two, 2, never) != 2) ++wrong;
+        for (std::uint32_t k = 0; k < 2; ++k) {
+          if (mine.wait(tokens[k], never) != Waited::done || tokens[k].result != two[k].command.dw10) ++wrong;
+        }
+      }
+      --left;
+    });
+  }
+  std::uint32_t answered = 0;
+  while (left > 0) {
+    const std::uint32_t more = answer(8);
+    answered += more;
+    if (more == 0) std::this_thread::yield();
+  }
+  for (auto& thread : running) thread.join();
+  EXPECT_EQ(wrong, 0U);
+  EXPECT_EQ(answered, 2 * threads * each);
+  EXPECT_EQ(state_.strange_completions, 0U);
+}
+
+}  // namespace
+}  // namespace penstock::nvme

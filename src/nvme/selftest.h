@@ -1,0 +1,19 @@
+// Selftest: the driver against a controller that nobody else uses, reading only. Trial: the driver against a controller
+// in software that misbehaves, reading and writing, every byte compared.
+//
+// Thread safety: from any thread, for a Transport that is the caller's alone.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "nvme/controller.h"
+#include "penstock/nvme.h"
+
+namespace penstock::nvme {
+
+NvmeController describe(Controller& controller);
+std::vector<NvmeCheck> run_selftest(Transport& transport, const ControllerOptions& options = {});
+Result<NvmeTrialReport> run_trial(const NvmeTrial& trial);
+
+}  // namespace penstock::nvme

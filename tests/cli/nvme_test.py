@@ -1,0 +1,55 @@
+"""penstock nvme, and stores behind a controller in software, from the outside."""
+
+import unittest
+
+from tool import ToolTest
+
+MIB = 1 << 20
+
+
+class Nvme(ToolTest):
+    def test_lists_what_is_on_the_bus(self):
+        self.assertIsInstance(self.json_of("nvme", "list")["devices"], list)
+        self.assertEqual(self.run_tool("nvme", "list").returncode, 0)
+
+    def test_asks_a_controller_what_it_is(self):
+        disk = self.file("disk.img", bytes(MIB))
+        controller = self.json_of("nvme", "identify", f"soft-nvme:{disk}")["controller"]
+        self.assertEqual(controller["namespaces"], [{"id": 1, "block_bytes": 512, "size_bytes": MIB, "refusal": ""}])
+        spoken = self.run_tool("nvme", "identify", f"soft-nvme:{disk}").stdout.decode()
+        self.assertIn(controller["serial"], spoken)
+        registers = self.json_of("nvme", "registers", f"soft-nvme:{disk}")["registers"]
+        self.assertIn("ready", {one["name"]: one["meaning"] for one in registers}["CSTS"])
+        self.assertIn(b"CAP", self.run_tool("nvme", "registers", f"soft-nvme:{disk}").stdout)
+
+    def test_tests_a_controller_and_writes_nothing(self):
+        content = bytes(i * 7 % 251 for i in range(3 * MIB))
+        disk = self.file("disk.img", content)
+        checks = self.json_of("nvme", "selftest", f"soft-nvme:{disk}")["checks"]
+        self.assertTrue(all(check["ok"] for check in checks), checks)
+        self.assertGreater(len(checks), 5)
+        self.assertEqual(disk.read_bytes(), content)
+
+    def test_tries_the_driver_against_faults(self):
+        trial = self.json_of("nvme", "soft", "--seed", "3", "--operations", "2000", "--block", "4096")["trial"]
+        self.assertEqual((trial["operations"], trial["wrong"], trial["breaches"]), (2000, [], []))
+        quiet = self.json_of("nvme", "soft", "--operations", "100", "--no-faults")["trial"]
+        self.assertEqual((quiet["retries"], quiet["resets"], quiet["strange_completions"]), (0, 0, 0))
+        self.assertIn(b"every byte compared", self.run_tool("nvme", "soft", "--operations", "100").stdout)
+
+    def test_names_mistakes(self):
+        self.fails("not_found", 3, "nvme", "identify", f"soft-nvme:{self.folder}/nothing")
+        self.fails("unknown_scheme", 2, "nvme", "selftest", "0000:01:00.0")
+        self.fails("invalid_argument", 2, "nvme")
+        self.fails("invalid_argument", 2, "nvme", "soft", "--block", "100")
+
+    def test_loads_a_store_behind_a_controller(self):
+        content = bytes(i * 13 % 253 for i in range(2 * MIB + 777))
+        disk = self.file("disk.img", content)
+        loaded = self.json_of("load", f"soft-nvme:{disk}", "--raw")
+        self.assertEqual(loaded["bytes"], len(content))
+        self.assertEqual(loaded["engine"], "soft-nvme")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
