@@ -133,7 +133,8 @@ Exit selftest(const NvmeFlags& flags) {
   for (const NvmeCheck& check : *checks) {
     good = good && check.ok;
     listed.push_back({{"name", check.name}, {"ok", check.ok}, {"detail", check.detail}});
-    output.field(output.mark(check.ok), check.name + (check.detail.empty() ? "" : ": " + check.detail));
+    output.field(output.mark(check.ok ? Mark::good : Mark::bad),
+                 check.name + (check.detail.empty() ? "" : ": " + check.detail));
   }
   if (output.json()) {
     Json result = head();
@@ -166,8 +167,8 @@ Exit soft(const NvmeFlags& flags) {
     output.object(result);
     return good ? Exit::ok : Exit::failed;
   }
-  output.heading(std::string(output.mark(good)) + " " + std::to_string(report->operations) + " operations in " +
-                 format_seconds(report->seconds) + ", every byte compared");
+  output.heading(std::string(output.mark(good ? Mark::good : Mark::bad)) + " " + std::to_string(report->operations) +
+                 " operations in " + format_seconds(report->seconds) + ", every byte compared");
   output.field("commands",
                std::to_string(report->commands) + ", with " + std::to_string(report->doorbells) + " doorbells");
   output.field("survived", std::to_string(report->retries) + " retries, " + std::to_string(report->aborts) +

@@ -38,8 +38,8 @@ struct FilePiece {
 void append_pieces(const TensorInfo& tensor, const Layout& layout, Region memory, std::vector<FilePiece>& pieces);
 // The whole allocation around memory of a GPU; an error if it does not hold all of that.
 using FindAllocation = Result<Region> (*)(const void* data, std::size_t size_bytes);
-// In the order of files and offsets; what is adjacent in a file and in memory is one. Adjacent memory of a GPU may be of
-// two allocations, which no copy may span.
+// In the order of files and offsets; what is adjacent in a file and in memory is one. Adjacent memory of a GPU may be
+// of two allocations, which no copy may span.
 void sort_and_merge(std::vector<FilePiece>& pieces, FindAllocation find_allocation);
 
 // How intervals of an inner dimension are read, where the caller leaves it open.
