@@ -75,7 +75,7 @@ class Bench(ToolTest):
         text = self.run_tool("bench", "--from", json_file).stdout.decode()
         for word in ["cached:", "cold:", "4 KiB", "plain", "posix, auto", "verdict", "p99.9"]:
             self.assertIn(word, text)
-        text, code = self.on_terminal(40, "bench", "--from", json_file)
+        text, code = self.on_terminal(40, "bench", "--from", json_file, env={"NO_COLOR": "1"})
         self.assertEqual(code, 0)
         self.assertTrue(all(len(line) <= 40 for line in text.replace("\r", "\n").split("\n")), text)
 
@@ -121,7 +121,7 @@ class Bench(ToolTest):
 
     def test_a_person_sees_it_work(self):
         path = self.file("data", os.urandom(MIB))
-        text, code = self.on_terminal(60, "bench", path, "--seconds", 1)
+        text, code = self.on_terminal(60, "bench", path, "--seconds", 1, env={"NO_COLOR": "1"})
         self.assertEqual(code, 0, text)
         self.assertIn("round 2", text)
         self.assertTrue(all(len(line) <= 60 for line in text.replace("\r", "\n").split("\n")), text)

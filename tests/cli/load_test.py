@@ -103,8 +103,9 @@ class Load(ToolTest):
     def test_every_engine_that_works_gives_the_same_bytes(self):
         path = self.file("data", os.urandom(MIB + 3))
         listed = self.json_of("engines")["engines"]
-        # Those with a way to GPUs know no other.
-        engines = [each["name"] for each in listed if each["available"] and each["device_route"] is None]
+        # Those with a way to GPUs know no other, and controllers in software have addresses of their own.
+        engines = [each["name"] for each in listed
+                   if each["available"] and each["device_route"] is None and each["name"] != "soft-nvme"]
         self.assertIn("posix", engines)
         for engine in engines:
             for cache in ["auto", "keep", "bypass"]:
@@ -202,7 +203,7 @@ class LoadIsInterrupted(ToolTest):
         path = self.sparse_file("sparse", 2 << 30)
         for signal_number in [signal.SIGINT, signal.SIGTERM]:
             process = self.start("load", path, *SLOW, "--json")
-            wait_until(lambda: cached_bytes(process) > 32 * MIB)
+            wait_until(lambda: resident_bytes(process) > 32 * MIB)
             exit_code, stdout, stderr, seconds = self.interrupt(process, signal_number)
             self.assertEqual(exit_code, 130, stderr)
             self.assertLess(seconds, 2)
@@ -222,7 +223,7 @@ class LoadOfAChangingFile(ToolTest):
     def test_that_is_cut_short_is_an_error_with_its_failures(self):
         path = self.sparse_file("sparse", 2 << 30)
         process = self.start("load", path, *SLOW, "--json")
-        wait_until(lambda: cached_bytes(process) > 32 * MIB)
+        wait_until(lambda: resident_bytes(process) > 32 * MIB)
         os.truncate(path, 0)
         stdout, stderr = process.communicate(timeout=60)
         result = json.loads(stdout)

@@ -428,14 +428,14 @@ class Interrupted(ModelTest):
 
     def test_load(self):
         process = self.start("load", self.sparse_model("x.safetensors", 2 << 30), *SLOW, "--json")
-        wait_until(lambda: cached_bytes(process) > 32 * MIB)
+        wait_until(lambda: resident_bytes(process) > 32 * MIB)
         self.check(process)
 
     def test_verify(self):
         sums = json.dumps({"a": "0" * 16, "b": "0" * 16})
         path = self.sparse_model("x.safetensors", 8 << 30, {"penstock.xxh3": sums})
         process = self.start("verify", path, *SLOW, "--json")
-        wait_until(lambda: cached_bytes(process) > 32 * MIB)
+        wait_until(lambda: resident_bytes(process) > 32 * MIB)
         self.check(process)
 
     def test_sample_and_leaves_nothing(self):

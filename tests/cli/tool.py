@@ -159,5 +159,5 @@ def wait_until(condition, seconds=30):
         time.sleep(0.01)
 
 
-def cached_bytes(process):
+def resident_bytes(process):
     return int(pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

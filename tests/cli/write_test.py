@@ -175,7 +175,7 @@ class WriteIsInterrupted(ToolTest):
         process = self.start("write", "-", path, stdin=subprocess.PIPE)
         process.stdin.write(b"x" * 70 * MIB)
         process.stdin.flush()
-        wait_until(lambda: cached_bytes(process) > 64 * MIB)
+        wait_until(lambda: resident_bytes(process) > 64 * MIB)
         exit_code, _, stderr, seconds = self.interrupt(process)
         self.assertEqual(exit_code, 130, stderr)
         self.assertLess(seconds, 3)

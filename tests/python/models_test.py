@@ -184,14 +184,14 @@ def test_deleting_tensors_frees_their_memory(tmp_path):
     assert all(reference() is None for reference in references.values())
 
     tensors = penstock.load_file(path)
-    held = cached_bytes()
+    held = resident_bytes()
     del tensors["t1"]
-    assert cached_bytes() < held - (60 << 20)
+    assert resident_bytes() < held - (60 << 20)
     del tensors
-    assert cached_bytes() < held - (180 << 20)
+    assert resident_bytes() < held - (180 << 20)
 
 
-def cached_bytes():
+def resident_bytes():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
