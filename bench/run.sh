@@ -3,6 +3,7 @@
 #
 #   bench/run.sh [--json FILE] [--dir DIR] [--rounds N] [--quick] [--only ROW,...]
 #   bench/run.sh --gpu [--seconds N] ...      the rows of the first GPU
+#   bench/run.sh --models [--python P] ...    models to torch on the first GPU
 #
 # A full run takes about eight minutes, --quick two; with --gpu under four, and one. --help names the rows. Files of
 # 5 GiB (--gpu: 10 GiB, and 8 GiB in /dev/shm for a while) are made in DIR (build/bench-files), which should be on the
@@ -14,9 +15,13 @@ root=$PWD
 bundle=$(bundle_folder)
 [[ -z $bundle ]] || PATH=$bundle/usr/bin:$PATH
 
-if [[ " $* " != *" --gpu "* ]] && ! command -v fio > /dev/null; then
+targets=(bench_programs)
+if [[ " $* " == *" --models "* ]]; then
+  targets+=(penstock_python)
+  export PYTHONPATH=$root/build/python
+elif [[ " $* " != *" --gpu "* ]] && ! command -v fio > /dev/null; then
   scripts/install-deps.sh --bench >&2 || echo "fio could not be installed: the rows that need it are skipped" >&2
 fi
-build release bench_programs >&2
+build release "${targets[@]}" >&2
 cd "$caller"
 exec python3 -B "$root/bench/run.py" --programs "$root/build/bin" "$@"
