@@ -8,7 +8,6 @@ namespace penstock::measuring {
 
 namespace {
 
-constexpr std::uint64_t mib = 1 << 20;
 constexpr int tries = 3;
 constexpr double sweep_share = 0.2;
 

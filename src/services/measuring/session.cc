@@ -15,7 +15,6 @@ namespace penstock::measuring {
 
 namespace {
 
-constexpr std::uint64_t mib = 1 << 20;
 constexpr double one_read_share = 1.0 / 30;  // of the time: what a plain read of all bytes may take
 constexpr std::size_t most_threads = 32;     // of plain reads
 constexpr std::size_t piece_bytes = 8 * mib;

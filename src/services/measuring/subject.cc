@@ -43,7 +43,6 @@ Result<Report> move_front(Subject& subject, Direction direction, Region memory, 
 }
 
 Result<std::uint64_t> warm(const Front& front, const KeepGoing& keep_going) {
-  constexpr std::uint64_t mib = 1 << 20;
   std::vector<std::byte> window(mib);
   const double end = now() + front.seconds;
   std::uint64_t done = 0;

@@ -5,11 +5,14 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 
 #include "penstock/context.h"
 
 namespace penstock::measuring {
+
+inline constexpr std::uint64_t mib = 1 << 20;
 
 using KeepGoing = std::function<bool()>;
 

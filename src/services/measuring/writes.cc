@@ -13,8 +13,6 @@ namespace penstock::measuring {
 
 namespace {
 
-constexpr std::uint64_t mib = 1 << 20;
-
 // Two descriptors of the file that is written: one to make room and to read back with, one for plain direct writes.
 class Target {
  public:

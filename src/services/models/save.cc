@@ -181,15 +181,15 @@ class Saving {
 
   // While the bytes are being written: of a GPU's memory they come by a window.
   Status add_up(const Ticket& ticket) {
-    constexpr std::size_t window_bytes = 8 << 20;
+    constexpr std::size_t most_bytes = 8 << 20;
     std::vector<std::byte> window;
     for (std::size_t i = 0; i < order_.size(); ++i) {
       Checksum sum;
       const Region memory = order_[i]->memory;
-      for (std::size_t at = 0; at < memory.size_bytes; at += window_bytes) {
-        Region piece = memory.part(at, std::min(window_bytes, memory.size_bytes - at));
+      for (std::size_t at = 0; at < memory.size_bytes; at += most_bytes) {
+        Region piece = memory.part(at, std::min(most_bytes, memory.size_bytes - at));
         if (!memory.domain.host_accessible()) {
-          window.resize(window_bytes);
+          window.resize(most_bytes);
           const Region here = Region::host(window.data(), piece.size_bytes);
           if (Status status = copy(here, piece); !status) return status;
           piece = here;
