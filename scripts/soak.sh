@@ -25,6 +25,8 @@ for argument in "$@"; do
 done
 trap 'exit 130' INT TERM
 
+# Uses of stacks that are gone: several times slower, so not in every run.
+export PENSTOCK_ASAN_MORE=:detect_stack_use_after_return=1:max_uar_stack_size_log=16
 run_suite() {
   build "$1" && ctest --preset "$1" --parallel "$jobs" --no-tests=error --timeout 600
 }
