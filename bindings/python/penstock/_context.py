@@ -84,8 +84,11 @@ class Context:
         try:
             reading = await asyncio.shield(starting)
         except asyncio.CancelledError:
+            while not starting.done():  # whoever cancels again has to wait too, or the read would begin afterwards
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([starting])
             with contextlib.suppress(Exception):
-                (await starting).cancel()
+                starting.result().cancel()
             raise
         ended = loop.create_future()
         loop.add_reader(reading.fileno(), _set, ended)

@@ -18,7 +18,8 @@ def load_bytes(data: Any, framework: str, device: Any = "cpu") -> Tensors:
         view = memoryview(data).cast("B")
         while view:
             view = view[os.write(descriptor, view):]
-        return load_file(f"/proc/self/fd/{descriptor}", device, framework)
+        # Copied: a tensor that is mapped would keep all of the file in memory.
+        return load_file(f"/proc/self/fd/{descriptor}", device, framework, copy=True)
     finally:
         os.close(descriptor)
 

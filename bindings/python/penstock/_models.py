@@ -174,7 +174,7 @@ class Load:
                  copy: Optional[bool] = None):
         self._places: list[tuple[Sequence[int], Any]] = []
         self._specs = what.specs
-        self._begun = time.monotonic()
+        self.begun = time.monotonic()
         self._mapped_bytes = 0
         groups, owners = [], []
         for domain, places in domains_of(what.specs, device).items():
@@ -189,10 +189,10 @@ class Load:
             self._places.append((places, made.finish))
             groups.append((domain, indices, made.pointers))
             owners.append(made.owners)
+        self._mapped_seconds = time.monotonic() - self.begun
         self._loading: Any = None
         if self._mapped_bytes == 0 or any(group[1] for group in groups):
             self._loading = _core.load(context._core, model.core, groups, what.parts, columns, owners)
-        self._mapped_seconds = time.monotonic() - self._begun
         self.tensors: list[Any] = []
 
     def _map(self, context: Context, model: Model, what: Wanted, frame: Any, places: Sequence[int],
@@ -214,7 +214,7 @@ class Load:
             specs = [what.specs[place] for place in mapped]
             frame.check(specs)
             offsets = [model.tensors[what.indices[place]][5] for place in mapped]
-            memory.populate([(offset, spec[3]) for offset, spec in zip(offsets, specs)])
+            memory.populate(sorted((offset, spec[3]) for offset, spec in zip(offsets, specs)))
             self._mapped_bytes += sum(spec[3] for spec in specs)
             tensors = frame.view(memory.memory, specs, offsets)
             self._places.append((mapped, lambda tensors=tensors: tensors))
@@ -231,7 +231,7 @@ class Load:
             self._places, self._loading = [], None
         self.tensors = tensors
         if total is not None:
-            total.add(self._begun, report)
+            total.add(self.begun, report)
         return report
 
     def _wait(self, progress: Progress) -> Report:
@@ -245,9 +245,9 @@ class Load:
                 progress(count, count)
             return report
         both = Total()
-        both.add(self._begun, report)
+        both.add(self.begun, report)
         tell = None if progress is None else lambda done, all_bytes: progress(done + count, all_bytes + count)
-        both.add(self._begun, Report(**self._loading.wait(tell)))
+        both.add(self.begun + self._mapped_seconds, Report(**self._loading.wait(tell)))
         assert both.report is not None
         return both.report
 

@@ -41,6 +41,7 @@ class ReadAhead:
         self._ahead: dict[int, tuple[Load, int]] = {}  # by tensor: its load, and its place in it
         self._ahead_bytes = 0
         self._most_bytes: Optional[int] = None  # of what is ahead; none: not asked yet
+        self._stuck: Optional[int] = None  # in that order: what could not be started; until the caller is past it
 
     def get(self, index: int) -> Any:
         self._follow(index)
@@ -63,6 +64,7 @@ class ReadAhead:
 
     def _follow(self, index: int) -> None:
         if index == self._last:
+            self._started = max(self._started, self._places[self._order][index] + 1)
             return
         for number, places in enumerate(self._places):
             goes_on = self._last is not None and places[index] == places[self._last] + 1
@@ -79,6 +81,7 @@ class ReadAhead:
         """Lets go of what is on its way."""
         self._ahead.clear()
         self._ahead_bytes = self._started = 0
+        self._stuck = None
 
     def _top_up(self) -> None:
         if self._most_bytes is None:
@@ -87,12 +90,15 @@ class ReadAhead:
             self._most_bytes = min([AHEAD_BYTES, *(room // 8 for room in rooms)])
         limit = min(self._most_bytes, FIRST_AHEAD_BYTES << min(self._streaks[self._order], 16))
         batch_bytes = limit // BATCHES_AHEAD
-        while self._started < len(self._orders[self._order]) and self._ahead_bytes <= limit - batch_bytes:
+        end = len(self._orders[self._order])
+        while self._started not in (end, self._stuck) and self._ahead_bytes <= limit - batch_bytes:
+            before = self._started, self._ahead_bytes
             batch = self._next_batch(batch_bytes)
             try:
                 load = self._start(batch)
             except Exception:  # no memory, or a type that the framework lacks: who asks for those tensors will be told
-                self.forget()
+                self._started, self._ahead_bytes = before
+                self._stuck = self._started
                 return
             self._ahead.update((index, (load, place)) for place, index in enumerate(batch))
 
@@ -194,7 +200,9 @@ class safe_open:
 
     def _load(self, what: Wanted) -> Load:
         load = Load(self._context or default_context(), self._model, what, self._frame, self._device, copy=self._copy)
-        load.finish(total=self._total)
+        report = load.finish()
+        with self._lock:
+            self._total.add(load.begun, report)
         return load
 
     def _after_fork(self) -> None:
