@@ -1,5 +1,6 @@
 #include "engines/nvme/engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "engines/nvme/connection.h"
@@ -92,7 +93,12 @@ Result<Device> connect_soft(engine::Engine& files, const std::string& name, cons
   named.name = "soft-nvme:" + name;
   Device device;
   device.kind = StoreKind::file;
-  device.identity = [file] { return file->identity(); };
+  // The blocks are those of opening: what is appended later is not among them.
+  device.identity = [file] {
+    auto identity = file->identity();
+    if (identity) identity->size_bytes = std::min(identity->size_bytes, file->info().size_bytes);
+    return identity;
+  };
   device.transport = std::make_unique<SoftController>(std::move(*backend), std::move(named), faults);
   return device;
 }

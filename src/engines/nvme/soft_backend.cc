@@ -119,9 +119,7 @@ bool StoreBackend::note(Pending& pending, const Done& done, BlockDone& ended) {
   ended.ok = true;
   if (pending.op.kind == BlockKind::flush || done.bytes >= rest.length) return true;
   if (done.bytes == 0) {
-    // The file has become shorter: a disk would have the bytes, so they are zeros.
-    if (rest.kind == OpKind::read) std::memset(rest.memory, 0, rest.length);
-    ended.ok = rest.kind == OpKind::read;
+    ended.ok = false;  // the file has become shorter: its blocks can't be read any more
     return true;
   }
   rest.offset += done.bytes;
