@@ -10,8 +10,6 @@ if(PENSTOCK_SANITIZE)
   target_compile_options(penstock_compile_options INTERFACE
     -fsanitize=${PENSTOCK_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
     # With the sanitizers' own code in between, GCC can't follow initialization any more.
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
-    # The thread sanitizer does not see fences. Ours are for devices; threads meet at atomics, which it does see.
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   target_link_options(penstock_compile_options INTERFACE -fsanitize=${PENSTOCK_SANITIZE})
 endif()

@@ -113,7 +113,7 @@ void SoftController::run() {
 void SoftController::rest() {
   if (parts_in_flight_ == 0 && ++idle_rounds_ < rounds_before_sleep) return;
   asleep_.store(true);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  store_before_load();
   if (!has_news()) {
     TimePoint until = Clock::now() + longest_sleep;
     for (const auto& flight : flights_) {
