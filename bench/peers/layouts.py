@@ -79,8 +79,7 @@ def _write(path, tensors, odd):
     block = os.urandom(16 * MIB + 4099)
     size = len(head) + place
     with open(path + ".part", "wb", buffering=0) as file:
-        # At multiples of the block: the page cache keeps what is written in pieces that begin anywhere in smaller pages,
-        # which are slower to read.
+        # At multiples of the block, as bench/make_file.cc does: the page cache may keep other pieces in smaller pages.
         for offset in range(0, size, 16 * MIB):
             # From another place each time, so that no two parts of the file are alike.
             begin = offset // (16 * MIB) * 61 % 4099
