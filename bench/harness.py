@@ -234,6 +234,11 @@ def _read_in_parallel(path, size):
         os.close(descriptor)
 
 
+def is_half_cached(path, size):
+    half = size // 2
+    return resident_bytes(path, 0, half) == half and resident_bytes(path, half, size - half) == 0
+
+
 def make_half_cached(path, size):
     """Of the first `size` bytes, the first half is in the page cache and the second is not."""
     half = size // 2
@@ -245,7 +250,7 @@ def make_half_cached(path, size):
             make_cached(path, half)
             # Reading ahead goes past the middle, and pages that are being read can't be evicted yet.
             os.posix_fadvise(descriptor, half, size - half, os.POSIX_FADV_DONTNEED)
-            if resident_bytes(path, 0, half) == half and resident_bytes(path, half, size - half) == 0:
+            if is_half_cached(path, size):
                 return
             time.sleep(0.02)
     finally:
@@ -283,8 +288,8 @@ def cpu_seconds_per_operation(sample):
     return sample["cpu_seconds"] / sample["operations"]
 
 
-def seconds(sample):
-    return sample["seconds"]
+def seconds_per_load(sample):
+    return sample["seconds_per_load"]
 
 
 def p50_seconds(sample):

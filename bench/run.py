@@ -372,7 +372,7 @@ def parse_arguments():
     parser.add_argument("--models", action="store_true", help="measure models to torch on the first GPU instead")
     parser.add_argument("--python", default=sys.executable, help="with --models: a Python that has torch and penstock")
     parser.add_argument("--seconds", type=float, default=0,
-                        help="with --gpu or --models: the time for all (195 or 300; with --quick 55 or 100)")
+                        help="with --gpu or --models: the time for all (300; with --quick 75 or 100)")
     parser.add_argument("--scale", type=int, default=1,
                         help="with --gpu or --models: divide every size by this, to try the programs out; says nothing "
                              "about speed")

@@ -5,7 +5,7 @@
 #   bench/run.sh --gpu [--seconds N] ...      the rows of the first GPU
 #   bench/run.sh --models [--python P] ...    models to torch on the first GPU
 #
-# A full run takes about eight minutes, --quick two; with --gpu under four, and one. --help names the rows. Files of
+# A full run takes about eight minutes, --quick two; with --gpu five, and one. --help names the rows. Files of
 # 5 GiB (--gpu: 10 GiB, and 8 GiB in /dev/shm for a while) are made in DIR (build/bench-files), which should be on the
 # storage to be measured.
 set -euo pipefail
