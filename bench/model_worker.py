@@ -43,18 +43,15 @@ class Worker:
         self.tensors = {}
 
     def load(self, **options):
-        self.tensors = {}
         self.tensors = penstock.load_file(self.model, self.device, "pt", **options)
         return self.tensors.report.wanted_bytes
 
     def loop(self):
-        self.tensors = {}
         with penstock.safe_open(self.model, "pt", self.device) as file:
             self.tensors = {name: file.get_tensor(name) for name in file.keys()}
         return sum(size_of(tensor) for tensor in self.tensors.values())
 
     def stream(self):
-        self.tensors = {}
         return sum(size_of(tensor) for _, tensor in penstock.stream(self.model, self.device, "1GiB", framework="pt"))
 
     def save(self):
@@ -80,7 +77,9 @@ class Worker:
         self.has_saved = self.has_saved or saves
         size, spent, cpu = 0, 0.0, 0.0
         while spent == 0 or spent < seconds:
-            if saves and os.path.exists(self.saved):
+            if not saves:
+                self.tensors = {}
+            elif os.path.exists(self.saved):
                 os.remove(self.saved)
             gc.collect()
             cpu_start, start = time.process_time(), time.monotonic()

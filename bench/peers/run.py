@@ -9,6 +9,7 @@ Loaders that are not installed are named with the reason. docs/performance.md ex
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import ctypes
 import datetime
@@ -155,6 +156,7 @@ class Peers:
                   "missing": {}, "rounds": {}}
         self.set_state("cached", files)
         for name in self.names:
+            print(f"  {name} …", file=sys.stderr, flush=True)
             if self.arguments.model and name == WRITES_BESIDE_THE_MODEL:
                 result["missing"][name] = "would have to write a copy of its own beside the model"
                 continue
@@ -173,6 +175,7 @@ class Peers:
         for loader in result["loaders"].values():
             loader["extra_device"] = max(0, loader.pop("device") - baseline - result["bytes"]) if self.on_gpu else 0
         for state in self.arguments.states if result["loaders"] else ():
+            print(f"  all, {state} …", file=sys.stderr, flush=True)
             try:
                 result["rounds"][state] = self.race(state, result["loaders"], files)
             except BenchError as error:
@@ -191,12 +194,21 @@ class Peers:
         for path in files:
             (harness.make_cached if state == "cached" else harness.make_cold)(path)
 
+    def start_all(self, stack, contenders, files):
+        """At once: what takes long is importing torch."""
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            started = {label: pool.submit(self.start, contender["name"], contender["setting"], files)
+                       for label, contender in contenders.items()}
+        for future in started.values():
+            if future.exception() is None:
+                stack.enter_context(future.result())
+        return {label: future.result() for label, future in started.items()}
+
     def race(self, state, contenders, files):
         with contextlib.ExitStack() as stack:
             ceiling, command = self.ceiling(state, files)
             stack.enter_context(ceiling)
-            programs = {label: stack.enter_context(self.start(contender["name"], contender["setting"], files))
-                        for label, contender in contenders.items()}
+            programs = self.start_all(stack, contenders, files)
             for program in programs.values():
                 program.ask("load")
 

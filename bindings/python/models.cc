@@ -33,8 +33,8 @@ namespace {
 using Intervals = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 // By tensor: the dimension, and what is wanted along it.
 using Slices = std::map<std::uint32_t, std::pair<std::uint32_t, Intervals>>;
-// Whole or sliced tensors that go to one domain, and where.
-using Group = std::tuple<std::string, std::vector<std::uint32_t>, std::vector<std::uintptr_t>>;
+// Whole or sliced tensors that go to one domain, and where. No list of tensors: all.
+using Group = std::tuple<std::string, std::optional<std::vector<std::uint32_t>>, std::vector<std::uintptr_t>>;
 // Name, dtype, shape, pointer, size, domain.
 using Saved =
     std::tuple<std::string, std::string, std::vector<std::uint64_t>, std::uintptr_t, std::size_t, std::string>;
@@ -169,14 +169,16 @@ std::vector<TensorPart> parts_of(const Model& model, const std::vector<Group>& g
   std::vector<TensorPart> parts;
   for (const auto& [domain_name, tensors, pointers] : groups) {
     const Domain domain = value_or_raise(Domain::parse(domain_name));
-    if (tensors.size() != pointers.size()) throw nb::value_error("as many pointers as tensors");
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      TensorPart part{.tensor = tensors[i]};
-      std::uint64_t size_bytes = tensor_at(model, tensors[i]).size_bytes;
-      if (const auto slice = slices.find(tensors[i]); slice != slices.end()) {
+    const std::size_t count = tensors ? tensors->size() : model.tensors().size();
+    if (count != pointers.size()) throw nb::value_error("as many pointers as tensors");
+    parts.reserve(parts.size() + count);
+    for (std::size_t i = 0; i < count; ++i) {
+      TensorPart part{.tensor = tensors ? (*tensors)[i] : static_cast<std::uint32_t>(i)};
+      std::uint64_t size_bytes = tensor_at(model, part.tensor).size_bytes;
+      if (const auto slice = slices.find(part.tensor); slice != slices.end()) {
         part.dimension = slice->second.first;
         part.intervals = to_intervals(slice->second.second);
-        size_bytes = value_or_raise(part_bytes(model.tensors()[tensors[i]], part.dimension, part.intervals));
+        size_bytes = value_or_raise(part_bytes(model.tensors()[part.tensor], part.dimension, part.intervals));
       }
       part.memory = {reinterpret_cast<std::byte*>(pointers[i]), size_bytes, domain};
       parts.push_back(std::move(part));

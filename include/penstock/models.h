@@ -23,7 +23,7 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "penstock/context.h"
@@ -102,7 +102,7 @@ class PENSTOCK_EXPORT Model {
   std::vector<ModelFile> files_;
   std::vector<TensorInfo> tensors_;
   std::vector<std::string> warnings_;
-  std::unordered_map<std::string, std::uint32_t> by_name_;
+  std::vector<std::pair<std::size_t, std::uint32_t>> by_name_;  // hashes and tensors, in the order of hash and name
 };
 
 struct Interval {

@@ -38,7 +38,7 @@ struct PENSTOCK_EXPORT Options {
   std::uint32_t operations_in_flight = 64;      // per lane
   std::uint64_t storage_chunk_bytes = 1 << 20;  // the largest single storage operation
   std::uint64_t staging_slot_bytes = 4 << 20;
-  std::uint32_t staging_slots_per_lane = 2;
+  std::uint32_t staging_slots_per_lane = 3;
   std::uint64_t prefetch_window_bytes = 64 << 20;  // the most that one prefetch call starts
   std::uint64_t alignment_bytes = 0;               // for direct transfers; 0: asked of the store, 4096 at least
   std::uint64_t pinned_budget_bytes = 256 << 20;   // staging and pinned buffers of one Context together

@@ -10,7 +10,7 @@ namespace penstock {
 namespace {
 
 // Indexed by Code.
-constexpr std::array<std::string_view, 28> names = {
+constexpr std::array<std::string_view, 28> code_names = {
     "ok",           "invalid_argument", "not_found",      "permission_denied",
     "is_directory", "out_of_range",     "read_only",      "in_use",
     "no_space",     "changed",          "truncated",      "io_error",
@@ -19,18 +19,18 @@ constexpr std::array<std::string_view, 28> names = {
     "cancelled",    "abandoned",        "no_device",      "device_error",
     "device_lost",  "would_deadlock",   "closed",         "internal",
 };
-static_assert(names.size() == static_cast<std::size_t>(Code::internal) + 1);
+static_assert(code_names.size() == static_cast<std::size_t>(Code::internal) + 1);
 
 }  // namespace
 
 std::string_view code_name(Code code) {
   const auto index = static_cast<std::size_t>(code);
-  return index < names.size() ? names[index] : names.back();
+  return index < code_names.size() ? code_names[index] : code_names.back();
 }
 
 Code code_from_name(std::string_view name) {
-  for (std::size_t index = 0; index < names.size(); ++index) {
-    if (names[index] == name) return static_cast<Code>(index);
+  for (std::size_t index = 0; index < code_names.size(); ++index) {
+    if (code_names[index] == name) return static_cast<Code>(index);
   }
   return Code::internal;
 }

@@ -52,6 +52,7 @@ void add_own_package() {
 // A process in a group of its own, so that all that it starts can be ended with it.
 Result<pid_t> start(std::vector<std::string> arguments) {
   std::vector<char*> words;
+  words.reserve(arguments.size() + 1);
   for (std::string& argument : arguments) words.push_back(argument.data());
   words.push_back(nullptr);
   add_own_package();

@@ -51,7 +51,7 @@ class ModelCargo final : public Cargo {
 
   Status prepare(Domain domain) {
     const Placement placement = place(model_, chosen_);
-    const Status room =
+    Status room =
         check_room(domain, placement.size_bytes, tuned_.context.machine(), "load fewer of its tensors, with --select");
     if (!room.ok()) return room;
     if (!domain.host_accessible()) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -256,7 +257,7 @@ std::string_view Output::mark(Mark mark) const {
 std::string Output::bar(double share) const {
   constexpr std::size_t steps = 8;  // of a column, as far as there are characters for them
   constexpr const char* parts[steps] = {"", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589"};
-  const auto eighths = static_cast<std::size_t>(std::clamp(share, 0.0, 1.0) * 12 * steps + 0.5);
+  const auto eighths = static_cast<std::size_t>(std::lround(std::clamp(share, 0.0, 1.0) * 12 * steps));
   std::string text;
   for (std::size_t i = 0; i < eighths / steps; ++i) text += utf8_ ? "\u2588" : "#";
   return utf8_ ? text + parts[eighths % steps] : text;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "output.h"
@@ -52,7 +53,8 @@ std::string bar(const Activity& lane, double seconds, std::size_t columns) {
   std::string text;
   std::size_t left = columns;
   const auto add = [&](const char* what, double part) {
-    const auto count = std::min(left, static_cast<std::size_t>(part / seconds * static_cast<double>(columns) + 0.5));
+    const auto count =
+        std::min(left, static_cast<std::size_t>(std::lround(part / seconds * static_cast<double>(columns))));
     for (std::size_t i = 0; i < count; ++i) text += what;
     left -= count;
   };

@@ -176,13 +176,13 @@ TEST(Options, values_out_of_range_are_refused) {
   EXPECT_TRUE(refused([](Options& o) { o.alignment_bytes = 3 * 512; }));
   EXPECT_TRUE(refused([](Options& o) { o.alignment_bytes = 2 * mib; }));
   EXPECT_TRUE(refused([](Options& o) { o.pinned_budget_bytes = 0; }));
-  EXPECT_TRUE(refused([](Options& o) { o.pinned_budget_bytes = 8 * mib - 1; }));
+  EXPECT_TRUE(refused([](Options& o) { o.pinned_budget_bytes = 12 * mib - 1; }));
   EXPECT_TRUE(refused([](Options& o) { o.deadlines.request_seconds = -1; }));
   EXPECT_TRUE(refused([](Options& o) { o.deadlines.stall_seconds = std::nan(""); }));
   EXPECT_TRUE(refused([](Options& o) { o.deadlines.close_seconds = std::numeric_limits<double>::infinity(); }));
   EXPECT_TRUE(refused([](Options& o) { o.deadlines.cancel_grace_seconds = 0; }));
   EXPECT_TRUE(refused([](Options& o) { o.deadlines.cancel_grace_seconds = 11; }));
-  EXPECT_FALSE(refused([](Options& o) { o.pinned_budget_bytes = 8 * mib; }));
+  EXPECT_FALSE(refused([](Options& o) { o.pinned_budget_bytes = 12 * mib; }));
   EXPECT_FALSE(refused([](Options& o) { o.alignment_bytes = mib; }));
 }
 

@@ -187,11 +187,12 @@ class Load:
             made = frame.allocate(specs, domain)
             frame.settle(domain)
             self._places.append((places, made.finish))
-            groups.append((domain, indices, made.pointers))
+            everything = isinstance(indices, range) and len(indices) == len(model.tensors)
+            groups.append((domain, None if everything else indices, made.pointers))
             owners.append(made.owners)
         self._mapped_seconds = time.monotonic() - self.begun
         self._loading: Any = None
-        if self._mapped_bytes == 0 or any(group[1] for group in groups):
+        if self._mapped_bytes == 0 or any(group[2] for group in groups):
             self._loading = _core.load(context._core, model.core, groups, what.parts, columns, owners)
         self.tensors: list[Any] = []
 

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -73,8 +72,7 @@ Result<std::uint64_t> count_extents(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return system_error(errno, "open " + path);
   // Room for no extent: the kernel only counts.
-  fiemap map;
-  std::memset(&map, 0, sizeof map);
+  fiemap map{};
   map.fm_length = FIEMAP_MAX_OFFSET;
   const int failed = ioctl(fd, FS_IOC_FIEMAP, &map) == 0 ? 0 : errno;
   close(fd);

@@ -97,7 +97,7 @@ Contender make_plain(Session& session, RaceState state, PlainSetting setting) {
             do {
               if (Status reached = session.reach(state); !reached) return Result<Sample>(std::move(reached).error());
               job.seconds = once ? 0 : seconds;
-              const Result<Sample> part = run_plain(job, session.job().keep_going);
+              Result<Sample> part = run_plain(job, session.job().keep_going);
               if (!part) return part;
               sample.bytes += part->bytes;
               sample.seconds += part->seconds;

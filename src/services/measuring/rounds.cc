@@ -68,6 +68,7 @@ RaceRow finish(Runner runner, const std::vector<double>& yardstick) {
 Result<Race> run_race(RaceState state, std::vector<Contender> contenders, const Schedule& schedule,
                       const std::function<void(const std::string&)>& say) {
   std::vector<Runner> runners;
+  runners.reserve(contenders.size());
   for (Contender& contender : contenders) runners.push_back({.contender = std::move(contender)});
   const double end = now() + schedule.seconds;
   const double turn = std::clamp(

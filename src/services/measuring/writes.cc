@@ -55,7 +55,7 @@ Result<Sample> write_for(Session& session, const Target& target, double seconds,
   Sample sample;
   while (sample.seconds < seconds) {
     if (Status reserved = target.reserve(session.size_bytes()); !reserved) return std::move(reserved).error();
-    const Result<Sample> part = write_once();
+    Result<Sample> part = write_once();
     if (!part) return part;
     sample.bytes += part->bytes;
     sample.seconds += part->seconds;

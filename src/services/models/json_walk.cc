@@ -1,8 +1,9 @@
 #include "services/models/json_walk.h"
 
+#include <algorithm>
 #include <array>
 #include <deque>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "services/models/contents.h"
@@ -19,30 +20,49 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// The keys of an object that is open. Most objects have few.
+// The keys of an object that is open. Most objects have few; for the many of the outermost one there is a table, open
+// and at most half full.
 class Keys {
  public:
   void clear() {
     few_.clear();
-    many_.clear();
+    table_.clear();
+    count_ = 0;
   }
   // False: it is there already.
   bool add(std::string_view key) {
     constexpr std::size_t few = 8;
-    if (many_.empty() && few_.size() < few) {
-      for (const std::string_view other : few_) {
-        if (other == key) return false;
-      }
+    if (table_.empty() && few_.size() < few) {
+      if (std::ranges::find(few_, key) != few_.end()) return false;
       few_.push_back(key);
       return true;
     }
-    if (many_.empty()) many_.insert(few_.begin(), few_.end());
-    return many_.insert(key).second;
+    if (2 * count_ >= table_.size()) grow();
+    return insert(key);
   }
 
  private:
+  bool insert(std::string_view key) {
+    std::size_t place = std::hash<std::string_view>{}(key) & (table_.size() - 1);
+    for (; table_[place].data() != nullptr; place = (place + 1) & (table_.size() - 1)) {
+      if (table_[place] == key) return false;
+    }
+    table_[place] = key;
+    ++count_;
+    return true;
+  }
+  void grow() {
+    const std::vector<std::string_view> others =
+        std::exchange(table_, std::vector<std::string_view>(std::max<std::size_t>(64, 4 * table_.size())));
+    count_ = 0;
+    for (const std::string_view key : others.empty() ? few_ : others) {
+      if (key.data() != nullptr) insert(key);
+    }
+  }
+
   std::vector<std::string_view> few_;
-  std::unordered_set<std::string_view> many_;
+  std::vector<std::string_view> table_;  // none in it: without data; a power of two
+  std::size_t count_ = 0;                // in the table
 };
 
 void append_utf8(std::string& text, std::uint32_t point) {
@@ -64,16 +84,24 @@ void append_utf8(std::string& text, std::uint32_t point) {
   }
 }
 
+// What a text may hold as it is, by byte: everything of ASCII but its end, escapes and control characters.
+constexpr std::array<bool, 256> plain = [] {
+  std::array<bool, 256> table{};
+  for (int c = ' '; c < 0x80; ++c) table[c] = c != '"' && c != '\\';
+  return table;
+}();
+
 // Every function begins at `at_`, moves it past what it takes, and returns false where that is not there.
 class Walker {
  public:
-  Walker(std::string_view json, const JsonVisitor& visitor) : json_(json), visitor_(visitor) {}
+  Walker(std::string_view json, const JsonVisitor& visitor)
+      : begin_(json.data()), end_(json.data() + json.size()), visitor_(visitor) {}
 
   Status walk() {
-    const bool whole = value(0, false) && (skip_space(), at_ == json_.size());
+    const bool whole = value(0, false) && (skip_space(), at_ == end_);
     if (whole) return {};
     if (!problem_.empty()) return broken(problem_);
-    return broken("it is not valid JSON from byte " + std::to_string(at_) + " on");
+    return broken("it is not valid JSON from byte " + std::to_string(at_ - begin_) + " on");
   }
 
  private:
@@ -87,14 +115,15 @@ class Walker {
     return problem.empty() || refuse(std::move(problem));
   }
 
-  char peek() const { return at_ < json_.size() ? json_[at_] : '\0'; }
+  std::string_view left() const { return {at_, static_cast<std::size_t>(end_ - at_)}; }
+  char peek() const { return at_ != end_ ? *at_ : '\0'; }
   bool take(char c) {
-    if (peek() != c || at_ == json_.size()) return false;
+    if (at_ == end_ || *at_ != c) return false;
     ++at_;
     return true;
   }
   bool take_word(std::string_view word) {
-    if (json_.substr(at_, word.size()) != word) return false;
+    if (!left().starts_with(word)) return false;
     at_ += word.size();
     return true;
   }
@@ -167,17 +196,17 @@ class Walker {
   }
 
   bool digits() {
-    const std::size_t begin = at_;
+    const char* const begin = at_;
     while (is_digit(peek())) ++at_;
     return at_ != begin;
   }
 
   bool number(bool in_array) {
-    const std::size_t begin = at_;
     bool is_whole = !take('-');
-    const bool leads_with_zero = peek() == '0';
-    const std::size_t first_digit = at_;
-    if (!digits() || (leads_with_zero && at_ - first_digit > 1)) return false;
+    const std::string_view from_first_digit = left();
+    if (!digits()) return false;
+    const std::string_view whole_digits = from_first_digit.substr(0, from_first_digit.size() - left().size());
+    if (whole_digits.size() > 1 && whole_digits[0] == '0') return false;
     if (take('.')) {
       is_whole = false;
       if (!digits()) return false;
@@ -188,7 +217,7 @@ class Walker {
       if (!digits()) return false;
     }
     std::uint64_t value = 0;
-    for (const char c : json_.substr(begin, is_whole ? at_ - begin : 0)) {
+    for (const char c : whole_digits) {
       is_whole = is_whole && !__builtin_mul_overflow(value, std::uint64_t{10}, &value) &&
                  !__builtin_add_overflow(value, static_cast<std::uint64_t>(c - '0'), &value);
     }
@@ -199,27 +228,26 @@ class Walker {
   bool text(std::string_view& value) {
     if (!take('"')) return false;
     std::string* decoded = nullptr;
-    std::size_t begin = at_;  // of what is not in `decoded`
+    const char* begin = at_;  // of what is not in `decoded`
     for (;;) {
-      if (at_ == json_.size()) return false;
-      const auto c = static_cast<unsigned char>(json_[at_]);
+      at_ = std::find_if_not(at_, end_, [](unsigned char c) { return plain[c]; });
+      if (at_ == end_) return false;
+      const auto c = static_cast<unsigned char>(*at_);
       if (c == '"') break;
       if (c < ' ') return false;
       if (c == '\\') {
         if (decoded == nullptr) decoded = &decoded_.emplace_back();
-        decoded->append(json_.substr(begin, at_ - begin));
+        decoded->append(begin, at_);
         ++at_;
         if (!escaped(*decoded)) return false;
         begin = at_;
-      } else if (c < 0x80) {
-        ++at_;
       } else {
-        const std::size_t length = utf8_length(json_.substr(at_));
+        const std::size_t length = utf8_length(left());
         if (length == 0) return false;
         at_ += length;
       }
     }
-    value = json_.substr(begin, at_ - begin);
+    value = {begin, at_};
     ++at_;
     if (decoded != nullptr) value = decoded->append(value);
     return true;
@@ -228,8 +256,8 @@ class Walker {
   bool escaped(std::string& decoded) {
     constexpr std::string_view letters = "\"\\/bfnrt", meanings = "\"\\/\b\f\n\r\t";
     if (take('u')) return escaped_point(decoded);
-    if (at_ == json_.size()) return false;
-    const std::size_t which = letters.find(json_[at_]);
+    if (at_ == end_) return false;
+    const std::size_t which = letters.find(*at_);
     if (which == std::string_view::npos) return false;
     decoded += meanings[which];
     ++at_;
@@ -264,9 +292,10 @@ class Walker {
     return true;
   }
 
-  const std::string_view json_;
+  const char* const begin_;
+  const char* const end_;
   const JsonVisitor& visitor_;
-  std::size_t at_ = 0;
+  const char* at_ = begin_;
   std::vector<std::string_view> path_;
   std::array<Keys, depth_limit> keys_;  // by depth
   std::deque<std::string> decoded_;     // texts with escapes; their addresses stay

@@ -42,6 +42,17 @@ Result<Contents> read_gguf(const FileReader& file) {
   }
 }
 
+using NameHash = std::pair<std::size_t, std::uint32_t>;  // of a name, and its tensor
+
+std::size_t hash_of(std::string_view name) {
+  return std::hash<std::string_view>{}(name);
+}
+
+// What hashes are ordered by: equal ones by the names.
+auto hash_and_name(const std::vector<TensorInfo>& tensors) {
+  return [&](const NameHash& entry) { return std::pair(entry.first, std::string_view(tensors[entry.second].name)); };
+}
+
 }  // namespace
 
 class ModelBuilder {
@@ -65,7 +76,22 @@ class ModelBuilder {
                              .data_offset = contents->data_offset,
                              .identity = file->identity(),
                              .metadata = std::move(contents->metadata)});
-    return add_tensors(std::move(contents->tensors));
+    add_tensors(std::move(contents->tensors));
+    return {};
+  }
+
+  // Once all files are there: no name may be in two of them.
+  Status index_names() {
+    const std::vector<TensorInfo>& tensors = model_.tensors_;
+    auto& by_name = model_.by_name_;
+    by_name.reserve(tensors.size());
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) by_name.emplace_back(hash_of(tensors[i].name), i);
+    std::ranges::stable_sort(by_name, {}, hash_and_name(tensors));
+    const auto twice = std::ranges::adjacent_find(by_name, {}, hash_and_name(tensors));
+    if (twice == by_name.end()) return {};
+    const TensorInfo &first = tensors[twice->second], &second = tensors[std::next(twice)->second];
+    return in_file(model_.files_[second.file].path,
+                   broken("tensor " + in_quotes(second.name) + " is in " + model_.files_[first.file].path + " too"));
   }
 
   // The index and the shards say the same. A wrong total is no reason to refuse: many are, and nobody needs it.
@@ -95,29 +121,20 @@ class ModelBuilder {
       }
     }
     for (const auto& [name, file] : weight_map) {
-      if (model_.by_name_.contains(name)) continue;
+      if (model_.find(name)) continue;
       return in_file(index,
                      broken("tensor " + in_quotes(name) + " is not in " + in_quotes(file) + " as the weight_map says"));
     }
     return {};
   }
 
-  Status add_tensors(std::vector<TensorInfo> tensors) {
+  void add_tensors(std::vector<TensorInfo> tensors) {
     const auto file = static_cast<std::uint32_t>(model_.files_.size() - 1);
     model_.tensors_.reserve(model_.tensors_.size() + tensors.size());
-    model_.by_name_.reserve(model_.by_name_.size() + tensors.size());
     for (TensorInfo& tensor : tensors) {
       tensor.file = file;
-      const auto index = static_cast<std::uint32_t>(model_.tensors_.size());
-      const auto [place, is_new] = model_.by_name_.try_emplace(tensor.name, index);
-      if (!is_new) {
-        const std::string& other = model_.files_[model_.tensors_[place->second].file].path;
-        return in_file(model_.files_[file].path,
-                       broken("tensor " + in_quotes(tensor.name) + " is in " + other + " too"));
-      }
       model_.tensors_.push_back(std::move(tensor));
     }
-    return {};
   }
 
   Model model_;
@@ -130,6 +147,7 @@ Result<Model> Model::open(const std::string& path) {
   for (const std::string& file : resolved->files) {
     if (Status status = builder.add_file(file); !status) return std::move(status).error();
   }
+  if (Status status = builder.index_names(); !status) return std::move(status).error();
   if (resolved->index) {
     if (Status status = builder.check_index(resolved->index_path, *resolved->index); !status) {
       return std::move(status).error();
@@ -144,12 +162,15 @@ Result<Model> Model::open(std::span<const std::string> files) {
   for (const std::string& file : files) {
     if (Status status = builder.add_file(file); !status) return std::move(status).error();
   }
+  if (Status status = builder.index_names(); !status) return std::move(status).error();
   return builder.build();
 }
 
 std::optional<std::uint32_t> Model::find(std::string_view name) const {
-  const auto found = by_name_.find(std::string(name));
-  return found == by_name_.end() ? std::nullopt : std::optional(found->second);
+  const auto wanted = std::pair(hash_of(name), name);
+  const auto found = std::ranges::lower_bound(by_name_, wanted, {}, hash_and_name(tensors_));
+  if (found == by_name_.end() || hash_and_name(tensors_)(*found) != wanted) return std::nullopt;
+  return found->second;
 }
 
 std::uint64_t Model::size_bytes() const {

@@ -20,7 +20,8 @@ class Header {
       return event.kind == Kind::object || event.kind == Kind::object_end ? "" : "the header is no object";
     if (event.path[0] == metadata_key) return visit_metadata(event);
     std::string problem = event.path.size() == 1 ? visit_tensor(event) : visit_field(event);
-    return problem.empty() ? problem : "tensor " + in_quotes(event.path[0]) + ": " + problem;
+    if (!problem.empty()) problem = "tensor " + in_quotes(event.path[0]) + ": " + problem;
+    return problem;
   }
 
  private:
@@ -32,7 +33,7 @@ class Header {
       return "the metadata " + in_quotes(event.path.back()) + " is not a string";
     }
     contents_.metadata.emplace(std::string(event.path[1]), std::string(event.text));
-    return "";
+    return {};
   }
 
   std::string visit_tensor(const JsonEvent& event) {
@@ -40,7 +41,7 @@ class Header {
       has_dtype_ = has_shape_ = false;
       offset_count_ = 0;
       contents_.tensors.emplace_back().name = event.path[0];
-      return "";
+      return {};
     }
     if (event.kind != Kind::object_end) return "its entry is no object";
     if (!has_dtype_) return "it has no dtype";
@@ -63,7 +64,7 @@ class Header {
     }
     tensor.offset = begin;
     tensor.size_bytes = *bytes;
-    return "";
+    return {};
   }
 
   std::string visit_field(const JsonEvent& event) {
@@ -81,27 +82,28 @@ class Header {
     if (!dtype) return "its dtype " + in_quotes(event.text) + " is not known";
     contents_.tensors.back().dtype = *dtype;
     has_dtype_ = true;
-    return "";
+    return {};
   }
 
   std::string visit_shape(const JsonEvent& event) {
     if (event.kind == Kind::array && !event.in_array) {
       has_shape_ = true;
-      return "";
+      contents_.tensors.back().shape.reserve(2);  // most are matrices
+      return {};
     }
     if (event.kind != Kind::number || !event.in_array) return "its shape is not a list of whole numbers";
     std::vector<std::uint64_t>& shape = contents_.tensors.back().shape;
     if (shape.size() == dimension_limit) return "its shape has more than 64 dimensions";
     shape.push_back(event.number);
-    return "";
+    return {};
   }
 
   std::string visit_offsets(const JsonEvent& event) {
-    if (event.kind == Kind::array && !event.in_array) return "";
+    if (event.kind == Kind::array && !event.in_array) return {};
     const bool fits = event.kind == Kind::number && event.in_array && offset_count_ < 2;
     if (!fits) return "its data_offsets are not two whole numbers";
     offsets_[offset_count_++] = event.number;
-    return "";
+    return {};
   }
 
   Contents& contents_;

@@ -69,12 +69,12 @@ TEST(TuningSearch, leaves_the_defaults_where_nothing_helps) {
 
 TEST(TuningSearch, turns_staging_only_where_bytes_are_staged) {
   const auto speed = [](const Options& options) {
-    return peak(static_cast<double>(options.staging_slot_bytes), 1 << 20) * peak(options.staging_slots_per_lane, 4);
+    return peak(static_cast<double>(options.staging_slot_bytes), 1 << 20) * peak(options.staging_slots_per_lane, 6);
   };
   EXPECT_EQ(Made(speed).climb(false), Options());
   const Options best = Made(speed).climb(true);
   EXPECT_EQ(best.staging_slot_bytes, 1u << 20);
-  EXPECT_EQ(best.staging_slots_per_lane, 4u);
+  EXPECT_EQ(best.staging_slots_per_lane, 6u);
 }
 
 TEST(TuningSearch, tries_nothing_that_the_machine_would_not_do) {
