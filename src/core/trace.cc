@@ -18,11 +18,10 @@ constexpr double joined_seconds = 5e-6;
 }  // namespace
 
 LaneTrace::LaneTrace(std::uint32_t lane, std::uint32_t capacity, TimePoint origin)
-    // Not touched before it is used: what stays empty costs no memory.
-    : lane_(lane),
-      capacity_(capacity),
-      origin_(origin),
-      events_(std::make_unique_for_overwrite<TraceEvent[]>(capacity)) {}
+    : lane_(lane), capacity_(capacity), origin_(origin) {
+  // Not touched before it is used: what stays empty costs no memory.
+  events_.reserve(capacity);
+}
 
 void LaneTrace::append(const TraceEvent& event) {
   const std::uint32_t count = count_.load(std::memory_order_relaxed);
@@ -30,7 +29,7 @@ void LaneTrace::append(const TraceEvent& event) {
     dropped_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  events_[count] = event;
+  events_.push_back(event);
   count_.store(count + 1, std::memory_order_release);
 }
 
@@ -63,7 +62,7 @@ void LaneTrace::add_transfer(TraceKind kind, TimePoint begin, TimePoint end, std
 }
 
 void LaneTrace::read(double since_seconds, Trace& trace) const {
-  const TraceEvent* begin = events_.get();
+  const TraceEvent* begin = events_.data();
   const TraceEvent* end = begin + count_.load(std::memory_order_acquire);
   for (const TraceEvent* event = begin; event != end; ++event) {
     if (event->end_seconds > since_seconds) trace.events.push_back(*event);

@@ -35,7 +35,7 @@ class LaneTrace {
   const std::uint32_t lane_;
   const std::uint32_t capacity_;
   const TimePoint origin_;
-  const std::unique_ptr<TraceEvent[]> events_;
+  std::vector<TraceEvent> events_;       // never grows, so that others may look while it is filled
   std::atomic<std::uint32_t> count_{0};  // those before it are complete
   std::atomic<std::uint64_t> dropped_{0};
   std::optional<TraceEvent> wait_;  // may still grow; the writer's alone

@@ -66,10 +66,12 @@ class Reader {
       if (!go_on || seconds_since(start) > check_.seconds) ticket->cancel();
     }
     Report report = ticket->report();
+    // Before all else: the memory is not ours again.
+    if (report.outcome == Outcome::abandoned) return *report.error;
     if (check_.memory == Domain::pinned()) static_cast<void>(context_.detach(memory));
     if (!go_on || !check_.keep_going()) return stopped();
     // What was cancelled because the time was over has told enough.
-    if (report.outcome == Outcome::failed || report.outcome == Outcome::abandoned) return *report.error;
+    if (report.outcome == Outcome::failed) return *report.error;
     return report;
   }
 
@@ -207,13 +209,16 @@ Result<Speeds> measure_speeds(const SpeedCheck& given) {
   if (check.memory.host_accessible()) std::memset(memory->data(), 0, memory->size_bytes());
 
   speeds = {};
-  if (Status cold = measure_cold(check, memory->region(), speeds); !cold) return std::move(cold).error();
+  Status done = measure_cold(check, memory->region(), speeds);
   // A store that is too slow to be read within the time is not read again as a whole.
   const std::uint64_t seen = speeds.cold ? speeds.cold->bytes : *size;
-  if (Status cached = measure_cached(check, memory->region().part(0, seen), speeds); !cached) {
-    return std::move(cached).error();
+  if (done) done = measure_cached(check, memory->region().part(0, seen), speeds);
+  if (done) return speeds;
+  if (done.error().code == Code::abandoned) {  // somebody may still write there, at any time
+    new Buffer(std::move(*memory));
+    new Context(std::move(*owner));
   }
-  return speeds;
+  return std::move(done).error();
 }
 
 }  // namespace penstock

@@ -96,6 +96,7 @@ struct Curve {
 LatencyPoint finish(std::uint32_t depth, std::vector<float>& latencies, std::vector<double> speeds) {
   LatencyPoint point{
       .depth = depth, .operations = latencies.size(), .operations_per_second = Series::of(std::move(speeds))};
+  if (latencies.empty()) return point;
   const auto percentile = [&](double share) {
     const auto place = static_cast<std::size_t>(share * static_cast<double>(latencies.size()));
     const auto nth = latencies.begin() + static_cast<std::ptrdiff_t>(std::min(place, latencies.size() - 1));

@@ -31,6 +31,7 @@ Result<Measured> measure(const MeasuringJob& given) {
   Measured result{.store = (*session)->info(), .size_bytes = (*session)->size_bytes()};
   // What can't be measured here does not keep the rest from it.
   const auto add = [&](RaceState state, Result<Race> race) -> Status {
+    if (!race && race.error().code == Code::abandoned) (*session)->keep_memory();
     if (!race && race.error().code == Code::cancelled) return race.error();
     result.races.push_back(race ? std::move(*race) : Race{.state = state, .refused = race.error().message});
     return {};
@@ -40,6 +41,7 @@ Result<Measured> measure(const MeasuringJob& given) {
     if (!added) return std::move(added).error();
   }
   Result<LatencyRace> latency = measuring::race_latency(**session, job.seconds * shares.latency);
+  if (!latency && latency.error().code == Code::abandoned) (*session)->keep_memory();
   if (!latency && latency.error().code == Code::cancelled) return latency.error();
   result.latency = latency ? std::move(*latency) : LatencyRace{.refused = latency.error().message};
   if (!job.write_path.empty()) {

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <mutex>
 #include <random>
+#include <system_error>
 #include <thread>
 
 #include "penstock/gpu.h"
@@ -30,7 +31,15 @@ class Crew {
     working_ = threads;
     std::vector<std::jthread> crew;
     for (std::uint32_t i = 0; i < threads; ++i) {
-      crew.emplace_back([this, i, &work] { leave(work(i)); });
+      try {
+        crew.emplace_back([this, i, &work] { leave(work(i)); });
+      } catch (const std::system_error& error) {
+        const std::lock_guard lock(mutex_);
+        stop_ = true;
+        status_ = system_error(error.code().value(), "start a thread");
+        working_ -= threads - i;
+        break;
+      }
     }
     const double end = now() + seconds;
     std::unique_lock lock(mutex_);

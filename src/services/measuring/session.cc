@@ -33,6 +33,9 @@ Session::Session(const MeasuringJob& job, Context owner, Store store)
 Session::~Session() {
   if (fd_ >= 0) close(fd_);
   if (direct_fd_ >= 0) close(direct_fd_);
+  if (!keeps_memory_) return;
+  new Buffer(std::move(memory_));
+  new Context(std::move(owner_));
 }
 
 Result<std::unique_ptr<Session>> Session::create(const MeasuringJob& job) {

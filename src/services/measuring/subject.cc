@@ -37,6 +37,8 @@ Result<Report> move_front(Subject& subject, Direction direction, Region memory, 
     }
   }
   Report report = ticket->report();
+  // Before all else: the memory is not the caller's again.
+  if (report.outcome == Outcome::abandoned) return *report.error;
   if (!go_on || !keep_going()) return stopped();
   if (!report.ok()) return *report.error;
   return report;
