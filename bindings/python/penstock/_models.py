@@ -86,9 +86,10 @@ class Model:
 
     def mapped(self, context: Context, file: int) -> Any:
         """The file as memory, where all of it is in the page cache; else nothing."""
-        if file not in self._mapped:
-            self._mapped[file] = _core.map_file(context._core, self.core, file)
-        return self._mapped[file]
+        memory = self._mapped.get(file)
+        if memory is None:  # not yet, or not all of it was there the last time
+            memory = self._mapped[file] = _core.map_file(context._core, self.core, file)
+        return memory
 
     @functools.cached_property
     def by_name(self) -> dict[str, int]:
@@ -287,8 +288,8 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     times a second; what it raises ends the load.
 
     Tensors on the CPU whose file is in the page cache are mapped, not copied, where they lie at multiples of 256 bytes
-    in it: who truncates the file later makes a program that looks at them end with SIGBUS. With `copy` true they are
-    never mapped, with false also at other places, as safetensors does it.
+    in it: who writes into the file later changes them too, and who truncates it makes a program that looks at them end
+    with SIGBUS. With `copy` true they are never mapped, with false also at other places, as safetensors does it.
     """
     frame = framework_named(framework)
     model = Model(filename)
