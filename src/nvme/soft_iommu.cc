@@ -53,8 +53,9 @@ void SoftIommu::release(std::uint64_t address) {
   const std::lock_guard lock(mutex_);
   const auto after = mappings_.upper_bound(address);
   if (after == mappings_.begin()) return;
-  Mapping& mapping = std::prev(after)->second;
-  if (mapping.users > 0) --mapping.users;
+  auto& [begin, mapping] = *std::prev(after);
+  // Not that of its neighbour, if it was unmapped meanwhile.
+  if (address - begin < mapping.size_bytes && mapping.users > 0) --mapping.users;
 }
 
 }  // namespace penstock::nvme
