@@ -88,6 +88,8 @@ class Controller {
   // Why it can't be used any more; empty while it can.
   std::string failure() const;
   std::uint32_t resets() const;
+  // Nothing could stop it: what it was given stays in flight for ever.
+  bool is_unstoppable() const;
 
  private:
   friend class IoQueue;
@@ -102,6 +104,7 @@ class Controller {
   // With the lock held, all of these.
   Status start();
   Status check_capabilities();
+  std::uint32_t pairs_with_doorbells() const;
   void shut_down();
   Status disable();
   Status enable();

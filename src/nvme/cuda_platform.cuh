@@ -17,7 +17,7 @@ class CudaPlatform {
   // REQUIRES: made by all threads that will act together, which stay together.
   __device__ CudaPlatform()
       : mask_(__activemask()),
-        lane_(threadIdx.x % 32),
+        lane_(lane_id()),
         leader_(__ffs(static_cast<int>(mask_)) - 1),
         rank_(__popc(mask_ & ((1U << lane_) - 1))),
         size_(__popc(mask_)) {}
@@ -91,6 +91,13 @@ class CudaPlatform {
   }
 
  private:
+  // Asked of the hardware: which threads make up a warp depends on every dimension of a block.
+  __device__ static std::uint32_t lane_id() {
+    std::uint32_t lane = 0;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+  }
+
   template <typename T>
   using DeviceWord = cuda::atomic_ref<T, cuda::thread_scope_device>;
 

@@ -329,9 +329,10 @@ const IoQueue::CommandRecord* IoQueue::oldest() const {
   return sent_count_ == 0 ? nullptr : &commands_[sent_[sent_first_].record];
 }
 
-TimePoint IoQueue::next_deadline() const {
+TimePoint IoQueue::next_deadline() {
   const CommandRecord* first = oldest();
-  return first == nullptr ? TimePoint::max() : first->deadline;
+  // A queue that is poisoned has nothing to wait for: whoever did that has raised the interrupt.
+  return first == nullptr || pair().is_poisoned() ? TimePoint::max() : first->deadline;
 }
 
 void IoQueue::after_sleep() {

@@ -56,7 +56,9 @@ class IoQueue {
   // For callers who slept: acknowledges the interrupt, and looks whether the controller is still there.
   void after_sleep();
   // When a poll is due in any case.
-  TimePoint next_deadline() const;
+  TimePoint next_deadline();
+  // The controller can't be stopped: what is in flight never ends.
+  bool is_stuck() { return pair().is_poisoned() && controller_.is_unstoppable(); }
 
   // For tests and measurements.
   const QueuePairState& state() const { return state_; }

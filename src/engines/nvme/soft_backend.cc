@@ -36,15 +36,16 @@ bool is_transient(const Done& done) {
 
 }  // namespace
 
-Result<std::unique_ptr<StoreBackend>> StoreBackend::create(engine::Engine& engine,
+Result<std::unique_ptr<StoreBackend>> StoreBackend::create(std::shared_ptr<engine::Engine> engine,
                                                            std::unique_ptr<engine::Store> store) {
-  auto queue = engine.make_queue({.depth = depth, .threads = 8});
+  auto queue = engine->make_queue({.depth = depth, .threads = 8});
   if (!queue) return std::move(queue).error();
-  return std::unique_ptr<StoreBackend>(new StoreBackend(std::move(store), std::move(*queue)));
+  return std::unique_ptr<StoreBackend>(new StoreBackend(std::move(engine), std::move(store), std::move(*queue)));
 }
 
-StoreBackend::StoreBackend(std::unique_ptr<engine::Store> store, std::unique_ptr<engine::Queue> queue)
-    : store_(std::move(store)), queue_(std::move(queue)), pending_(depth), done_(depth) {
+StoreBackend::StoreBackend(std::shared_ptr<engine::Engine> engine, std::unique_ptr<engine::Store> store,
+                           std::unique_ptr<engine::Queue> queue)
+    : engine_(std::move(engine)), store_(std::move(store)), queue_(std::move(queue)), pending_(depth), done_(depth) {
   for (std::uint32_t i = depth; i > 0; --i) free_.push_back(i - 1);
 }
 

@@ -2,7 +2,7 @@
 //
 // The last block of a store that does not end with one is filled up with zeros, which are not kept.
 //
-// Thread safety and lifetime: as BlockBackend; the engine outlives it.
+// Thread safety and lifetime: as BlockBackend.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,8 @@ namespace penstock::nvme {
 
 class StoreBackend : public BlockBackend {
  public:
-  static Result<std::unique_ptr<StoreBackend>> create(engine::Engine& engine, std::unique_ptr<engine::Store> store);
+  static Result<std::unique_ptr<StoreBackend>> create(std::shared_ptr<engine::Engine> engine,
+                                                      std::unique_ptr<engine::Store> store);
 
   engine::Store& store() { return *store_; }
 
@@ -31,11 +32,13 @@ class StoreBackend : public BlockBackend {
   };
   static constexpr std::uint32_t depth = 128;
 
-  StoreBackend(std::unique_ptr<engine::Store> store, std::unique_ptr<engine::Queue> queue);
+  StoreBackend(std::shared_ptr<engine::Engine> engine, std::unique_ptr<engine::Store> store,
+               std::unique_ptr<engine::Queue> queue);
   engine::Path path_of(const engine::Op& op) const;
   // Whether it has ended; if not, it goes on.
   bool note(Pending& pending, const engine::Done& done, BlockDone& ended);
 
+  const std::shared_ptr<engine::Engine> engine_;  // shared, since a store that hangs keeps it for as long as that lasts
   const std::unique_ptr<engine::Store> store_;
   const std::unique_ptr<engine::Queue> queue_;
   std::vector<Pending> pending_;
