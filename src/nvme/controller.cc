@@ -226,8 +226,7 @@ Status Controller::identify_all() {
   info_.volatile_write_cache = (self.volatile_write_cache & 1) != 0;
   // A limit beyond ours, or none, is no limit.
   constexpr std::uint8_t beyond_ours = 20;
-  info_.max_transfer_bytes =
-      std::max(options_.max_transfer_bytes, info_.page_bytes) / info_.page_bytes * info_.page_bytes;
+  info_.max_transfer_bytes = std::bit_floor(std::max(options_.max_transfer_bytes, info_.page_bytes));
   if (self.mdts != 0 && self.mdts < beyond_ours) {
     info_.max_transfer_bytes = std::min(info_.max_transfer_bytes, capabilities_.min_page_bytes() << self.mdts);
   }

@@ -64,10 +64,13 @@ class CudaPlatform {
 
   __device__ void completed(Token*) const {}
 
-  __device__ void write_entry(Command& entry, const Command& command) const {
+  __device__ void write_entry(Command& entry, const Command& command, std::uint16_t cid) const {
     const auto* from = reinterpret_cast<const uint4*>(&command);
     auto* to = reinterpret_cast<uint4*>(&entry);
-    for (int i = 0; i < 4; ++i) to[i] = from[i];
+    uint4 first = from[0];
+    first.x = (first.x & 0xffff) | static_cast<std::uint32_t>(cid) << 16;  // the first double word, in one store
+    to[0] = first;
+    for (int i = 1; i < 4; ++i) to[i] = from[i];
   }
   __device__ void ring(std::uint32_t& doorbell, std::uint32_t value) const {
     __threadfence_system();
