@@ -141,6 +141,7 @@ StatusField SoftDevice::create_completion_queue(const Command& command, Flight&)
     breaches_.add("a completion queue that is not zeroed");
   }
   CompletionQueue& queue = completion_queues_[id];
+  queues_in_use_ = std::max(queues_in_use_, id + 1);
   queue = {};
   queue.live = true;
   queue.interrupt = interrupt;
@@ -169,6 +170,7 @@ StatusField SoftDevice::create_submission_queue(const Command& command, Flight&)
   std::byte* const memory = queue_memory(command, entries * sizeof(Command), status);
   if (memory == nullptr) return status;
   std::memset(memory, 0xdb, entries * sizeof(Command));
+  queues_in_use_ = std::max(queues_in_use_, id + 1);
   submission_queues_[id] = {true,         static_cast<std::uint16_t>(completions), entries, 0,
                             command.prp1, reinterpret_cast<Command*>(memory),      0,       std::vector<bool>(1 << 16)};
   store(tail_doorbell(id, stride_bytes_), 0);

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 
 namespace penstock::nvme {
 namespace {
@@ -82,7 +83,7 @@ void SoftDevice::work() {
     if (starts_until_ != TimePoint{}) finish_starting();
     bool busy = !vanishing_ && look_at_configuration();
     if (running_ && !fatal_ && !stop_) {
-      for (std::uint16_t i = 0; i < submission_queues_.size(); ++i) {
+      for (std::uint16_t i = 0; i < queues_in_use_; ++i) {
         if (completion_queues_[i].live) busy = note_head(i) || busy;
         if (submission_queues_[i].live) busy = fetch(i) || busy;
       }
@@ -120,7 +121,7 @@ bool SoftDevice::has_news() {
   if (vanishing_) return !vanished_ && parts_in_flight_ == 0;
   if (load(reg::cc) != configuration_) return true;
   if (!running_ || fatal_) return false;
-  for (std::uint16_t i = 0; i < submission_queues_.size(); ++i) {
+  for (std::uint16_t i = 0; i < queues_in_use_; ++i) {
     if (submission_queues_[i].live && tail_of(i) != submission_queues_[i].head) return true;
     const CompletionQueue& queue = completion_queues_[i];
     if (queue.live && !queue.waiting.empty() && load(head_doorbell(i, stride_bytes_)) != queue.seen % queue.entries) {
@@ -212,6 +213,7 @@ void SoftDevice::forget_everything() {
     if (queue.live) iommu_.release(queue.address);
     queue = {};
   }
+  queues_in_use_ = 1;
   fatal_ = false;
 }
 
@@ -231,7 +233,7 @@ bool SoftDevice::fetch(std::uint16_t id) {
     store(reg::csts, load(reg::csts) | csts::fatal);
     return false;
   }
-  if (id != 0) ++doorbells_;
+  if (id != 0) count(doorbells_);
   while (queue.live && queue.head != tail && running_ && !fatal_) {
     Command& entry = queue.memory[queue.head];
     const Command command = entry;
@@ -256,7 +258,7 @@ void SoftDevice::start(std::uint16_t id, const Command& command) {
     start_admin(command);
     return;
   }
-  const std::uint64_t number = ++commands_;
+  const std::uint64_t number = count(commands_);
   if (faults_.vanish_after != 0 && number > faults_.vanish_after) {
     running_ = false;
     vanishing_ = true;
@@ -367,25 +369,31 @@ void SoftDevice::drop(Flight& flight) {
 
 void SoftDevice::post(const Posting& posting) {
   CompletionQueue& queue = completion_queues_[submission_queues_[posting.queue].completion_queue];
-  queue.waiting.push_back(posting);
-  post_waiting(queue);
+  if (queue.waiting.empty() && queue.has_room()) {
+    write_completion(queue, posting);
+  } else {
+    queue.waiting.push_back(posting);
+  }
 }
 
 bool SoftDevice::post_waiting(CompletionQueue& queue) {
   bool posted = false;
-  while (!queue.waiting.empty() && queue.posted - queue.seen < queue.entries - 1) {
-    const Posting posting = queue.waiting.front();
+  for (; !queue.waiting.empty() && queue.has_room(); posted = true) {
+    write_completion(queue, queue.waiting.front());
     queue.waiting.pop_front();
-    Completion& entry = queue.memory[queue.posted % queue.entries];
-    const bool phase = (queue.posted / queue.entries & 1) == 0;
-    entry.result = posting.result;
-    entry.reserved = 0;
-    entry.submission = submission_queues_[posting.queue].head | std::uint32_t{posting.queue} << 16;
-    __atomic_store_n(&entry.status, Completion::pack(posting.cid, phase, posting.status), __ATOMIC_RELEASE);
-    ++queue.posted;
-    queue.has_news = posted = true;
   }
   return posted;
+}
+
+void SoftDevice::write_completion(CompletionQueue& queue, const Posting& posting) {
+  Completion& entry = queue.memory[queue.posted % queue.entries];
+  const bool phase = (queue.posted / queue.entries & 1) == 0;
+  entry.result = posting.result;
+  entry.reserved = 0;
+  entry.submission = submission_queues_[posting.queue].head | std::uint32_t{posting.queue} << 16;
+  __atomic_store_n(&entry.status, Completion::pack(posting.cid, phase, posting.status), __ATOMIC_RELEASE);
+  ++queue.posted;
+  queue.has_news = true;
 }
 
 // The host has seen more completions.
@@ -405,7 +413,7 @@ bool SoftDevice::note_head(std::uint16_t id) {
 }
 
 void SoftDevice::raise_interrupts() {
-  for (CompletionQueue& queue : completion_queues_) {
+  for (CompletionQueue& queue : std::span(completion_queues_).first(queues_in_use_)) {
     if (!std::exchange(queue.has_news, false) || !queue.interrupt) continue;
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(interrupts_[queue.vector].get(), &one, sizeof one);

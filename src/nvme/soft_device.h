@@ -122,6 +122,8 @@ class SoftDevice : private Sleeper {
     std::uint64_t address = 0;
     Completion* memory = nullptr;
     std::deque<Posting> waiting;  // for room
+
+    bool has_room() const { return posted - seen < entries - 1; }
   };
   // A command on its way.
   struct Flight {
@@ -166,6 +168,7 @@ class SoftDevice : private Sleeper {
   bool end_due();
   void post(const Posting& posting);
   bool post_waiting(CompletionQueue& queue);
+  void write_completion(CompletionQueue& queue, const Posting& posting);
   bool note_head(std::uint16_t queue);
   void raise_interrupts();
   Flight& new_flight(std::uint16_t queue, std::uint16_t cid);
@@ -222,6 +225,7 @@ class SoftDevice : private Sleeper {
   TimePoint starts_until_{};  // enabled by somebody else, and not ready before
   std::uint32_t fatal_starts_ = 0;
   std::uint32_t refused_queues_ = 0;
+  std::uint32_t queues_in_use_ = 1;  // none from there on is live
   std::vector<SubmissionQueue> submission_queues_;
   std::vector<CompletionQueue> completion_queues_;
   std::vector<std::unique_ptr<Flight>> flights_;
@@ -237,6 +241,12 @@ class SoftDevice : private Sleeper {
   std::uint32_t held_ = 0;  // flights that are due later
   std::uint32_t idle_rounds_ = 0;
 
+  // Counted by the controller's thread alone.
+  static std::uint64_t count(std::atomic<std::uint64_t>& counter) {
+    const std::uint64_t counted = counter.load(std::memory_order_relaxed) + 1;
+    counter.store(counted, std::memory_order_relaxed);
+    return counted;
+  }
   std::atomic<std::uint64_t> commands_{0};
   std::atomic<std::uint64_t> doorbells_{0};
   std::atomic<std::uint64_t> resets_{0};

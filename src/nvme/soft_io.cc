@@ -156,11 +156,16 @@ StatusField SoftDevice::walk_prps(const Command& command, std::uint64_t length, 
     if (entries == nullptr) return breach("a PRP list in memory that is not mapped");
     flight.used.push_back(at);
     const bool chains = needed > room;
-    for (std::uint64_t i = 0; i < count - (chains ? 1 : 0); ++i) {
+    const std::uint64_t pages = count - (chains ? 1 : 0);
+    for (std::uint64_t i = 0; i < pages;) {
       if (entries[i] % page_bytes_ != 0) return breach("an entry of a PRP list has an offset");
-      const std::uint64_t part = std::min(left, page_bytes_);
+      // Pages that follow one another are looked up as one.
+      std::uint64_t run = 1;
+      while (i + run < pages && entries[i + run] == entries[i] + run * page_bytes_) ++run;
+      const std::uint64_t part = std::min(left, run * page_bytes_);
       if (const StatusField bad = add_segment(entries[i], part, flight); !bad.ok()) return bad;
       left -= part;
+      i += run;
     }
     if (chains) at = entries[count - 1];
     if (chains && at % page_bytes_ != 0) return breach("a PRP list goes on in the middle of a page");
