@@ -167,8 +167,9 @@ inline void IoQueue::make_command(const Op& op, std::uint32_t record, std::uint6
     return;
   }
   const PrpListMemory list = list_of(record);
-  const Prps prps = op.io.kind == IoKind::zero ? make_repeated_prps(memory_.address() + zeros_at_, length, page_bytes_, list)
-                                               : make_prps(address, length, page_bytes_, list);
+  const Prps prps = op.io.kind == IoKind::zero
+                        ? make_repeated_prps(memory_.address() + zeros_at_, length, page_bytes_, list)
+                        : make_prps(address, length, page_bytes_, list);
   command.prp1 = prps.first;
   command.prp2 = prps.second;
 }

@@ -111,7 +111,7 @@ class IoQueue {
   Controller& controller_;
   const std::uint16_t id_;
   Registers registers_;
-  DmaMemory memory_;  // submissions, completions, a page of zeros, then a list for each command
+  DmaMemory memory_;                      // submissions, completions, a page of zeros, then a list for each command
   std::uint64_t page_bytes_ = 0;          // as the controller's
   std::uint64_t max_transfer_bytes_ = 0;  // likewise
   std::size_t lists_at_ = 0;

@@ -30,7 +30,7 @@ Result<std::uint64_t> SoftController::map(std::byte* data, std::size_t size_byte
   if (reinterpret_cast<std::uintptr_t>(data) % page != 0 || size_bytes % page != 0 || size_bytes == 0) {
     return Error{Code::invalid_argument, 0, "memory that is not whole pages can't be mapped", "round it to pages"};
   }
-  return device_->iommu().map(data, size_bytes);
+  return device_->map(data, size_bytes);
 }
 
 Result<int> SoftController::interrupt(std::uint32_t vector) {
@@ -43,7 +43,7 @@ Result<int> SoftController::interrupt(std::uint32_t vector) {
 
 Status SoftController::isolate() {
   const bool stopped = stop();
-  device_->iommu().close();
+  device_->close();
   if (stopped) return {};
   return Error{Code::timed_out, 0, name() + ": its backend does not end what it has begun", ""};
 }

@@ -25,7 +25,7 @@ class SoftController : public Transport {
   const std::string& name() const override { return device_->shape().name; }
   Registers registers() override { return device_->registers(); }
   Result<std::uint64_t> map(std::byte* data, std::size_t size_bytes) override;
-  void unmap(std::uint64_t address, std::size_t size_bytes) override { device_->iommu().unmap(address, size_bytes); }
+  void unmap(std::uint64_t address, std::size_t size_bytes) override { device_->unmap(address, size_bytes); }
   std::uint32_t interrupts() const override { return device_->interrupts(); }
   Result<int> interrupt(std::uint32_t vector) override;
   // Code::timed_out if its backend does not end what it has: memory may still be read and written.

@@ -56,6 +56,15 @@ SoftDevice::SoftDevice(std::unique_ptr<BlockBackend> backend, SoftShape shape, S
   for (std::uint32_t i = 0; i < interrupts(); ++i) interrupts_.emplace_back(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 }
 
+std::uint64_t SoftDevice::map(std::byte* data, std::size_t size_bytes) {
+  backend_->add_memory(data, size_bytes);
+  return iommu_.map(data, size_bytes);
+}
+
+void SoftDevice::unmap(std::uint64_t address, std::size_t size_bytes) {
+  if (std::byte* const data = iommu_.unmap(address, size_bytes)) backend_->remove_memory(data, size_bytes);
+}
+
 void SoftDevice::ask_to_stop() {
   stop_ = true;
   backend_->wake();

@@ -81,7 +81,10 @@ class SoftDevice : private Sleeper {
   SoftDevice(std::unique_ptr<BlockBackend> backend, SoftShape shape, SoftFaults faults);
 
   const SoftShape& shape() const { return shape_; }
-  SoftIommu& iommu() { return iommu_; }
+  std::uint64_t map(std::byte* data, std::size_t size_bytes);
+  void unmap(std::uint64_t address, std::size_t size_bytes);
+  // From now on no memory can be reached.
+  void close() { iommu_.close(); }
   Registers registers() { return {registers_.get(), registers_bytes_, this}; }
   std::uint32_t interrupts() const { return shape_.interrupts ? shape_.io_queues + 1U : 0; }
   const std::vector<UniqueFd>& interrupt_events() const { return interrupts_; }

@@ -5,7 +5,9 @@
 // Thread safety and lifetime: as BlockBackend.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "engine/engine.h"
@@ -15,6 +17,7 @@ namespace penstock::nvme {
 
 class StoreBackend : public BlockBackend {
  public:
+  ~StoreBackend() override;
   static Result<std::unique_ptr<StoreBackend>> create(std::shared_ptr<engine::Engine> engine,
                                                       std::unique_ptr<engine::Store> store);
 
@@ -24,6 +27,8 @@ class StoreBackend : public BlockBackend {
   bool submit(const BlockOp& op) override;
   std::size_t poll(std::span<BlockDone> done, TimePoint deadline) override;
   void wake() override { queue_->wake(); }
+  void add_memory(std::byte* data, std::size_t size_bytes) override;
+  void remove_memory(std::byte* data, std::size_t size_bytes) override;
 
  private:
   struct Pending {
@@ -35,6 +40,7 @@ class StoreBackend : public BlockBackend {
   StoreBackend(std::shared_ptr<engine::Engine> engine, std::unique_ptr<engine::Store> store,
                std::unique_ptr<engine::Queue> queue);
   engine::Path path_of(const engine::Op& op) const;
+  engine::MemoryKey key_of(const std::byte* memory, std::uint64_t length);
   // Whether it has ended; if not, it goes on.
   bool note(Pending& pending, const engine::Done& done, BlockDone& ended);
 
@@ -46,6 +52,13 @@ class StoreBackend : public BlockBackend {
   std::vector<BlockDone> ended_;          // at once
   std::vector<std::uint32_t> to_submit_;  // what the queue did not take yet
   std::vector<engine::Done> done_;
+
+  struct Attached {
+    std::size_t size_bytes = 0;
+    engine::MemoryKey key;
+  };
+  std::mutex memory_mutex_;
+  std::map<const std::byte*, Attached> memory_;  // that the engine knows, by its start; guarded by memory_mutex_
 };
 
 }  // namespace penstock::nvme
