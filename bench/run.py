@@ -19,6 +19,7 @@ import time
 import gpu_rows
 import harness
 import model_rows
+import nvme_rows
 import table
 from harness import GIB, KIB, MIB, BenchError, OutOfTime, Program, Unavailable, at_least, at_most
 
@@ -367,9 +368,10 @@ def parse_arguments():
     parser.add_argument("--quick", action="store_true", help="smaller files and shorter rounds: a smoke test")
     parser.add_argument("--only", "--rows", metavar="ROW,...",
                         help=f"some of: {', '.join(ROWS)}; with --gpu: {', '.join(gpu_rows.ROWS)}; with --models: "
-                             f"{', '.join(model_rows.ROWS)}")
+                             f"{', '.join(model_rows.ROWS)}; with --nvme: {', '.join(nvme_rows.ROWS)}")
     parser.add_argument("--gpu", action="store_true", help="measure the rows of the first GPU instead")
     parser.add_argument("--models", action="store_true", help="measure models to torch on the first GPU instead")
+    parser.add_argument("--nvme", action="store_true", help="measure the NVMe driver over controllers in software instead")
     parser.add_argument("--python", default=sys.executable, help="with --models: a Python that has torch and penstock")
     parser.add_argument("--seconds", type=float, default=0,
                         help="with --gpu or --models: the time for all (300; with --quick 75 or 100)")
@@ -385,6 +387,8 @@ def parse_arguments():
         arguments.setup, arguments.table = gpu_rows.GpuSetup, gpu_rows.ROWS
     if arguments.models:
         arguments.setup, arguments.table = model_rows.ModelSetup, model_rows.ROWS
+    if arguments.nvme:
+        arguments.setup, arguments.table = nvme_rows.NvmeSetup, nvme_rows.ROWS
     unknown = set((arguments.only or "").split(",")) - set(arguments.table) - {""}
     if unknown:
         parser.error(f"unknown rows: {', '.join(sorted(unknown))}; there are {', '.join(arguments.table)}")

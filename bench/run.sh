@@ -4,6 +4,7 @@
 #   bench/run.sh [--json FILE] [--dir DIR] [--rounds N] [--quick] [--only ROW,...]
 #   bench/run.sh --gpu [--seconds N] ...      the rows of the first GPU
 #   bench/run.sh --models [--python P] ...    models to torch on the first GPU
+#   bench/run.sh --nvme ...                   the NVMe driver over controllers in software
 #
 # A full run takes about eight minutes, --quick two; with --gpu five, and one. --help names the rows. Files of
 # 5 GiB (--gpu: 10 GiB, and 8 GiB in /dev/shm for a while) are made in DIR (build/bench-files), which should be on the
@@ -19,8 +20,8 @@ targets=(bench_programs)
 if [[ " $* " == *" --models "* ]]; then
   targets+=(penstock_python)
   export PYTHONPATH=$root/build/python
-elif [[ " $* " != *" --gpu "* ]] && ! command -v fio > /dev/null; then
-  scripts/install-deps.sh --bench >&2 || echo "fio could not be installed: the rows that need it are skipped" >&2
+elif [[ " $* " != *" --gpu "* ]] && ! { command -v fio && command -v valgrind; } > /dev/null; then
+  scripts/install-deps.sh --bench >&2 || echo "fio and valgrind could not be installed: the rows that need them are skipped" >&2
 fi
 build release "${targets[@]}" >&2
 cd "$caller"

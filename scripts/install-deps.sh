@@ -3,7 +3,7 @@
 #
 #   scripts/install-deps.sh            compiler, CMake, libraries, GoogleTest, NumPy and PyTorch, and in .venv the pinned
 #                                      clang-format and what the Python package is built and tested with
-#   scripts/install-deps.sh --bench    also fio, the yardstick of bench/run.sh
+#   scripts/install-deps.sh --bench    also fio, the yardstick of bench/run.sh, and valgrind, which counts instructions there
 #   scripts/install-deps.sh --soak     also clang, clang-tidy, the fuzzer's run-time library, valgrind, chromium
 #
 # Packages come from apt (Debian 12, Ubuntu 24.04 and newer), which needs root; without it the missing packages are
@@ -98,7 +98,7 @@ build_bundled_fio() {
 }
 
 if $bench; then
-  packages+=(fio)
+  packages+=(fio valgrind)
 fi
 install_packages "${packages[@]}"
 install_packages "${frameworks[@]}" || echo "${frameworks[*]}: tests that need them will be skipped." >&2

@@ -18,22 +18,12 @@ namespace {
 
 constexpr std::string_view soft_scheme = "soft-nvme:";
 
-// A controller in software, and the engine that its blocks are reached by.
-struct Connected {
-  std::unique_ptr<engine::Engine> files;
-  nvme::Device device;
-};
-
-Result<Connected> connect(const std::string& name) {
+Result<nvme::Device> connect(const std::string& name) {
   if (!name.starts_with(soft_scheme)) {
     return Error{Code::unknown_scheme, 0, "\"" + name + "\" names no controller that can be driven from here",
                  "use soft-nvme:FILE"};
   }
-  Connected connected{engines::best_for_files(), {}};
-  auto device = nvme::connect_soft(*connected.files, name.substr(soft_scheme.size()), {});
-  if (!device) return std::move(device).error();
-  connected.device = std::move(*device);
-  return connected;
+  return nvme::connect_soft(engines::best_for_files(), name.substr(soft_scheme.size()), {});
 }
 
 std::string user_of(const NvmeDevice& device) {
@@ -58,17 +48,17 @@ Result<std::vector<NvmeDevice>> list_nvme() {
 }
 
 Result<NvmeController> inspect_nvme(const std::string& name) {
-  auto connected = connect(name);
-  if (!connected) return std::move(connected).error();
-  auto controller = nvme::Controller::open(*connected->device.transport);
+  auto device = connect(name);
+  if (!device) return std::move(device).error();
+  auto controller = nvme::Controller::open(*device->transport);
   if (!controller) return std::move(controller).error();
   return nvme::describe(**controller);
 }
 
 Result<std::vector<NvmeCheck>> test_nvme(const std::string& name) {
-  auto connected = connect(name);
-  if (!connected) return std::move(connected).error();
-  return nvme::run_selftest(*connected->device.transport);
+  auto device = connect(name);
+  if (!device) return std::move(device).error();
+  return nvme::run_selftest(*device->transport);
 }
 
 Result<NvmeTrialReport> try_soft_nvme(const NvmeTrial& trial) {

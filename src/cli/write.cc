@@ -45,12 +45,18 @@ bool is_block_device(const std::string& name) {
   return stat(local_path(name).c_str(), &status) == 0 && S_ISBLK(status.st_mode);
 }
 
+// Blocks that are what they are: a device, or the namespace of a controller that this process drives.
+bool has_fixed_size(const std::string& name) {
+  return is_block_device(name) || name.starts_with("nvme:") || name.starts_with("soft-nvme:");
+}
+
 // How the destination is to be opened: a whole new file, or in place.
-Result<Access> choose_access(const WriteFlags& flags, bool block_device) {
-  if (block_device && flags.replace) {
-    return usage(flags.destination + " is a block device and can't be replaced", "leave out --replace");
+Result<Access> choose_access(const WriteFlags& flags) {
+  const bool fixed_size = has_fixed_size(flags.destination);
+  if (fixed_size && flags.replace) {
+    return usage(flags.destination + " is a device and can't be replaced", "leave out --replace");
   }
-  if (block_device) return Access::write;
+  if (fixed_size) return Access::write;
   if (flags.in_place) return Access::create;
   if (flags.offset) {
     return usage("--offset has no meaning for a file that is replaced as a whole",
@@ -87,8 +93,8 @@ Result<std::optional<StoreSlice>> open_source(Context& context, const WriteFlags
 }
 
 Result<Store> open_destination(Context& context, const WriteFlags& flags, std::optional<std::uint64_t> source_bytes) {
-  const bool block_device = is_block_device(flags.destination);
-  const Result<Access> access = choose_access(flags, block_device);
+  const bool fixed_size = has_fixed_size(flags.destination);
+  const Result<Access> access = choose_access(flags);
   if (!access.ok()) return access.error();
   std::error_code ignored;  // of a destination that is not there yet
   if (*access != Access::replace && !flags.pattern &&
@@ -100,16 +106,16 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, std::o
     return usage("--offset plus the size of the source is beyond 2^64 bytes", "choose a smaller --offset");
   }
   const OpenOptions options{.access = *access,
-                            .size_bytes = block_device || !source_bytes ? 0 : end,
+                            .size_bytes = fixed_size || !source_bytes ? 0 : end,
                             .allow_block_device_write = flags.allow_device_write};
   Result<Store> store = context.open(flags.destination, options);
-  if (!store.ok() && block_device && !flags.allow_device_write) {
+  if (!store.ok() && is_block_device(flags.destination) && !flags.allow_device_write) {
     Error error = store.error();
     error.hint = "writing destroys what is on the device; if that is meant, add --allow-device-write";
     return error;
   }
   // A device can't grow: better to know before the first window than after the last that fits.
-  if (store.ok() && block_device && end > store->info().size_bytes) {
+  if (store.ok() && fixed_size && end > store->info().size_bytes) {
     return Error{
         .code = Code::out_of_range,
         .message = "writing up to byte " + std::to_string(end) + " reaches past the end of " + flags.destination,
@@ -218,7 +224,7 @@ Exit run(const WriteFlags& given) {
   job.destination = &*destination;
 
   // A replaced file is always synced before it takes its name: anything else could lose both versions in a crash.
-  const bool replaces = !flags.in_place && !is_block_device(flags.destination);
+  const bool replaces = !flags.in_place && !has_fixed_size(flags.destination);
   const bool durable = flags.durable || replaces;
   Transfer transfer{.head = {{"schema", "penstock.write/1"},
                              {"source", flags.source},

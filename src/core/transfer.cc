@@ -57,8 +57,8 @@ Lane::EngineQueue* Lane::queue_of(std::size_t engine) {
   if (queue.queue) return &queue;
   engine::Engine& maker = *(*environment_->engines)[engine];
   const bool can_inline = maker.description().inline_queue;
-  engine::QueueOptions options{settings_.depth, settings_.threads,
-                               settings_.runner == Runner::one_caller && can_inline};
+  engine::QueueOptions options{settings_.depth, settings_.threads, settings_.runner == Runner::one_caller && can_inline,
+                               environment_->pinned};
   auto made = maker.make_queue(options);
   if (!made && can_inline && !options.run_inline) {
     log(LogLevel::warning, made.error().message + "; operations run one after another instead");

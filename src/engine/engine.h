@@ -13,6 +13,7 @@
 
 #include "engine/queue.h"
 #include "engine/store.h"
+#include "memory/budget.h"
 #include "penstock/engine_info.h"
 #include "penstock/region.h"
 #include "penstock/result.h"
@@ -42,6 +43,9 @@ struct QueueOptions {
   std::uint32_t depth = 64;    // operations in flight
   std::uint32_t threads = 32;  // the most threads that a blocking engine may start for this queue
   bool run_inline = false;     // REQUIRES: Description::inline_queue. submit runs each Op to its end
+  // What an engine pins for itself is charged to it; null: there is no limit. Shared, since memory that never comes
+  // home stays charged.
+  std::shared_ptr<memory::Budget> pinned = nullptr;
 };
 
 class Engine {

@@ -1,7 +1,7 @@
 // BlockBackend: what a controller in software keeps its blocks in.
 //
-// Thread safety: one thread uses it, except for wake(), which any thread may call. Lifetime: destroyed only when
-// nothing is in flight on it.
+// Thread safety: one thread uses it, except for wake() and the memory, for which any thread may call. Lifetime:
+// destroyed only when nothing is in flight on it.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +37,12 @@ class BlockBackend {
   // As engine::Queue::poll: sleeps until there is a completion, a wake, or the deadline.
   virtual std::size_t poll(std::span<BlockDone> done, TimePoint deadline) = 0;
   virtual void wake() = 0;
+
+  // Memory that operations may name from now on, and until it is removed; for backends that prepare it. Operations may
+  // name other memory as well.
+  virtual void add_memory(std::byte*, std::size_t) {}
+  // REQUIRES: as added, and no operation names it any more.
+  virtual void remove_memory(std::byte*, std::size_t) {}
 };
 
 }  // namespace penstock::nvme

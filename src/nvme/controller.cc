@@ -36,6 +36,11 @@ std::string text_field(const char* field, std::size_t size) {
   return text;
 }
 
+// A fatal status, or all ones: the device is gone.
+bool has_failed(std::uint32_t status) {
+  return (status & csts::fatal) != 0;
+}
+
 Error gone(const std::string& name) {
   return {Code::not_found, 0, name + " is gone: its registers read as all ones", "is it plugged in, and powered?"};
 }
@@ -54,8 +59,8 @@ Controller::Controller(Transport& transport, const ControllerOptions& options)
 
 Controller::~Controller() {
   const std::lock_guard lock(mutex_);
-  if (state_ == State::working && admin_memory_.data() != nullptr && !is_gone()) {
-    shut_down();
+  if (state_ == State::working && admin_memory_.data() != nullptr) {
+    if (!is_gone()) shut_down();
     if (!disable() && !transport_.isolate()) state_ = State::unstoppable;
   }
   if (state_ == State::unstoppable) admin_memory_.leave_behind();
@@ -89,12 +94,15 @@ Status Controller::start() {
                          .slots = admin_slots_.data(),
                          .tail_doorbell = registers_.word(tail_doorbell(0, stride)),
                          .head_doorbell = registers_.word(head_doorbell(0, stride))};
-  if (auto status = enable(); !status) {
+  auto status = enable();
+  // A fatal status ends with a reset (NVMe 2.0 §9.5), so one that is left from before gets another.
+  if (!status && has_failed(registers_.read32(reg::csts)) && disable()) status = enable();
+  if (!status) {
     // It may have begun to use what it was given, and is not ready to be told otherwise.
     state_ = transport_.isolate() ? State::failed : State::unstoppable;
     return status;
   }
-  if (auto status = identify_all(); !status) return status;
+  if (status = identify_all(); !status) return status;
   return negotiate_queues();
 }
 
@@ -110,10 +118,17 @@ Status Controller::check_capabilities() {
   info_.page_bytes = capabilities_.min_page_bytes();
   const bool can = capabilities_.nvm_command_set() && info_.max_queue_entries >= 2 &&
                    info_.page_bytes <= system_page_bytes() && info_.page_bytes <= capabilities_.max_page_bytes();
-  if (can) return {};
+  if (can && pairs_with_doorbells() > 0) return {};
+  if (can) return Error{Code::unsupported, 0, name + ": no room for an I/O queue's doorbells", "is it an NVMe disk?"};
   return Error{Code::unsupported, 0,
                name + ": capabilities that we can't work with, CAP is " + std::to_string(capabilities_.bits),
                "`penstock nvme registers` shows them"};
+}
+
+// I/O queue pairs whose doorbells are among the registers that are mapped, after those of the admin queue.
+std::uint32_t Controller::pairs_with_doorbells() const {
+  const std::size_t last = (registers_.size_bytes() - reg::doorbells - 4) / capabilities_.doorbell_stride_bytes();
+  return last == 0 ? 0 : static_cast<std::uint32_t>(std::min<std::size_t>((last - 1) / 2, UINT16_MAX));
 }
 
 Status Controller::wait_until_ready(bool ready) {
@@ -124,10 +139,10 @@ Status Controller::wait_until_ready(bool ready) {
   while (true) {
     const std::uint32_t status = registers_.read32(reg::csts);
     if (status == all_ones) return gone(transport_.name());
-    if (((status & csts::ready) != 0) == ready) return {};
     if (ready && (status & csts::fatal) != 0) {
       return Error{Code::io_error, 0, transport_.name() + " reports a fatal status while starting", "power-cycle it"};
     }
+    if (((status & csts::ready) != 0) == ready) return {};
     if (Clock::now() >= deadline) {
       return Error{Code::timed_out, 0,
                    transport_.name() + " did not become " + (ready ? "ready" : "idle") + " in the time it asked for",
@@ -139,7 +154,12 @@ Status Controller::wait_until_ready(bool ready) {
 
 Status Controller::disable() {
   const std::uint32_t configuration = registers_.read32(reg::cc);
-  registers_.write32(reg::cc, configuration & ~(cc::enable | cc::shutdown_mask));
+  if ((configuration & cc::enable) != 0) {
+    // One that is starting must get there, or fail, before it is told to stop (NVMe 2.0 §3.1.3.5). If it does not even
+    // do that, there is nothing else to try.
+    (void)wait_until_ready(true);
+    registers_.write32(reg::cc, configuration & ~(cc::enable | cc::shutdown_mask));
+  }
   return wait_until_ready(false);
 }
 
@@ -206,8 +226,7 @@ Status Controller::identify_all() {
   info_.volatile_write_cache = (self.volatile_write_cache & 1) != 0;
   // A limit beyond ours, or none, is no limit.
   constexpr std::uint8_t beyond_ours = 20;
-  info_.max_transfer_bytes =
-      std::max(options_.max_transfer_bytes, info_.page_bytes) / info_.page_bytes * info_.page_bytes;
+  info_.max_transfer_bytes = std::bit_floor(std::max(options_.max_transfer_bytes, info_.page_bytes));
   if (self.mdts != 0 && self.mdts < beyond_ours) {
     info_.max_transfer_bytes = std::min(info_.max_transfer_bytes, capabilities_.min_page_bytes() << self.mdts);
   }
@@ -255,10 +274,7 @@ Status Controller::read_namespace(std::uint32_t id) {
 }
 
 Status Controller::negotiate_queues() {
-  const std::uint32_t stride = capabilities_.doorbell_stride_bytes();
-  const std::size_t room = (registers_.size_bytes() - reg::doorbells) / (2 * stride);
-  const auto wanted = static_cast<std::uint32_t>(std::min<std::size_t>(options_.io_queues, room - 1));
-  if (wanted == 0) return Error{Code::unsupported, 0, transport_.name() + ": no room for an I/O queue's doorbells", ""};
+  const std::uint32_t wanted = std::clamp(options_.io_queues, 1U, pairs_with_doorbells());
   Command command{};
   command.opcode = static_cast<std::uint8_t>(AdminOpcode::set_features);
   command.dw10 = feature_number_of_queues;
@@ -297,7 +313,7 @@ Result<std::unique_ptr<IoQueue>> Controller::make_queue() {
   auto queue = IoQueue::create(*this, static_cast<std::uint16_t>(free - queues_.begin()));
   if (!queue) return queue;
   if (auto status = create_pair(**queue); !status) {
-    if (admin_stuck_) reset(status.error().message);  // half of it may be known to the controller
+    if ((*queue)->created_) reset(status.error().message);
     if (state_ == State::unstoppable) (*queue)->memory_.leave_behind();
     return std::move(status).error();
   }
@@ -306,7 +322,7 @@ Result<std::unique_ptr<IoQueue>> Controller::make_queue() {
   return queue;
 }
 
-// The pair is new to both sides.
+// The pair is new to both sides. If that fails, half of it may be known to the controller: then it counts as created.
 Status Controller::create_pair(IoQueue& queue) {
   const QueuePairMemory& memory = queue.state_.memory;
   std::memset(static_cast<void*>(memory.completions), 0, memory.completion_entries * sizeof(Completion));
@@ -320,20 +336,20 @@ Status Controller::create_pair(IoQueue& queue) {
                  static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(memory.completions) - queue.memory_.data());
   command.dw10 = (memory.completion_entries - 1) << 16 | queue.id_;
   command.dw11 = contiguous | (queue.interrupt_ ? interrupts | std::uint32_t{queue.id_} << 16 : 0);
-  if (auto done = admin(command, "create completion " + what); !done) return std::move(done).error();
+  auto done = admin(command, "create completion " + what);
+  queue.created_ = done.ok() || admin_stuck_;
+  if (!done) return std::move(done).error();
   command.opcode = static_cast<std::uint8_t>(AdminOpcode::create_submission_queue);
   command.prp1 = queue.memory_.address();
   command.dw10 = (memory.entries - 1) << 16 | queue.id_;
   command.dw11 = contiguous | std::uint32_t{queue.id_} << 16;
-  if (auto done = admin(command, "create submission " + what); !done) {
-    Command undo{};
-    undo.opcode = static_cast<std::uint8_t>(AdminOpcode::delete_completion_queue);
-    undo.dw10 = queue.id_;
-    (void)admin(undo, "delete completion " + what);
-    return std::move(done).error();
-  }
-  queue.created_ = true;
-  return {};
+  done = admin(command, "create submission " + what);
+  if (done) return {};
+  command = {};
+  command.opcode = static_cast<std::uint8_t>(AdminOpcode::delete_completion_queue);
+  command.dw10 = queue.id_;
+  queue.created_ = admin_stuck_ || !admin(command, "delete completion " + what);
+  return std::move(done).error();
 }
 
 Status Controller::delete_pair(IoQueue& queue) {
@@ -359,8 +375,7 @@ void Controller::recover(IoQueue& queue, const Token& overdue) {
   const std::lock_guard lock(mutex_);
   // Somebody else has done something about it meanwhile.
   if (state_ != State::working || queue.pair().is_poisoned()) return;
-  const std::uint32_t status = registers_.read32(reg::csts);
-  if (status == all_ones || (status & csts::fatal) != 0) {
+  if (has_failed(registers_.read32(reg::csts))) {
     reset("the controller failed");
     return;
   }
@@ -395,7 +410,8 @@ void Controller::rejoin(IoQueue& queue) {
     if (create_pair(queue)) return;
     reset("a queue could not be made again");
   }
-  if (state_ == State::working) fail(State::failed, transport_.name() + ": a queue could not be made again");
+  if (state_ == State::working) isolate(transport_.name() + ": a queue could not be made again");
+  queue.pair().drain();
   if (state_ == State::failed) {
     queue.pair().end_in_flight(make_status(status::generic, status::internal_error.code(), true));
   }
@@ -405,8 +421,7 @@ void Controller::rejoin(IoQueue& queue) {
 void Controller::check_alive() {
   const std::lock_guard lock(mutex_);
   if (state_ != State::working) return;
-  const std::uint32_t status = registers_.read32(reg::csts);
-  if (status == all_ones || (status & csts::fatal) != 0) reset("the controller failed");
+  if (has_failed(registers_.read32(reg::csts))) reset("the controller failed");
 }
 
 // Every queue is taken away from the controller; their owners make them again (rejoin).
@@ -418,7 +433,8 @@ void Controller::reset(const std::string& why) {
     if (queue != nullptr) queue->pair().poison(Poison::reset);
   }
   if (is_gone()) {
-    fail(State::failed, transport_.name() + " is gone");
+    // What reads as all ones may be the way to it, and not the device itself.
+    isolate(transport_.name() + " is gone");
   } else if (auto stopped = disable(); !stopped) {
     isolate(stopped.error().message);
   } else if (in_a_row > most_resets_in_a_row) {
@@ -453,6 +469,11 @@ void Controller::fail(State state, const std::string& why) {
 std::string Controller::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
+}
+
+bool Controller::is_unstoppable() const {
+  const std::lock_guard lock(mutex_);
+  return state_ == State::unstoppable;
 }
 
 std::uint32_t Controller::resets() const {

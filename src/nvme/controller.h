@@ -31,7 +31,7 @@ class IoQueue;
 struct ControllerOptions {
   std::uint32_t queue_entries = 256;             // of each I/O submission queue, at most
   std::uint32_t io_queues = 64;                  // at most
-  std::uint64_t max_transfer_bytes = 256 << 10;  // of one command; the controller may allow less
+  std::uint64_t max_transfer_bytes = 256 << 10;  // of one command, at most
   Duration command_time = std::chrono::seconds(10);
   Duration admin_time = std::chrono::seconds(5);
   Duration ready_time{};  // to become ready; zero: as the controller says
@@ -44,7 +44,7 @@ struct ControllerInfo {
   std::uint32_t version = 0;
   std::uint32_t max_queue_entries = 0;
   std::uint32_t io_queues = 0;
-  std::uint64_t max_transfer_bytes = 0;  // of one command, by our limit and the controller's
+  std::uint64_t max_transfer_bytes = 0;  // of one command, by our limit and the controller's: a power of two
   std::uint64_t page_bytes = 0;
   bool write_zeroes = false;
   bool deallocate = false;
@@ -88,6 +88,8 @@ class Controller {
   // Why it can't be used any more; empty while it can.
   std::string failure() const;
   std::uint32_t resets() const;
+  // Nothing could stop it: what it was given stays in flight for ever.
+  bool is_unstoppable() const;
 
  private:
   friend class IoQueue;
@@ -102,6 +104,7 @@ class Controller {
   // With the lock held, all of these.
   Status start();
   Status check_capabilities();
+  std::uint32_t pairs_with_doorbells() const;
   void shut_down();
   Status disable();
   Status enable();

@@ -1,6 +1,7 @@
 #include "nvme/controller.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <random>
 
 #include "nvme/errors.h"
 #include "nvme/soft_test_support.h"
@@ -251,6 +253,126 @@ TEST(Controller, notices_that_the_device_is_gone) {
   for (int i = 0; i < 6; ++i) done = bench.run(*queue, bench.io(IoKind::read, 0, 4096));
   EXPECT_EQ(done.code, Code::io_error);
   EXPECT_NE(bench.controller().failure().find("gone"), std::string::npos);
+}
+
+TEST(Controller, keeps_what_was_completed_before_the_device_was_gone) {
+  Bench bench({}, {.vanish_after = 5});
+  auto queue = bench.controller().make_queue().value();
+  std::vector<Io> ios;
+  for (std::uint64_t i = 0; i < 6; ++i) ios.push_back(bench.io(IoKind::read, i * 512, 512, i * 512));
+  ASSERT_EQ(queue->submit(std::span(ios).first(5)), 5U);
+  pollfd interrupt{queue->interrupt().value(), POLLIN, 0};
+  ASSERT_EQ(::poll(&interrupt, 1, 30'000), 1) << "five completions";
+  ASSERT_EQ(queue->submit(std::span(ios).last(1)), 1U);
+  Registers registers = bench.soft().registers();
+  while (registers.read32(reg::csts) != all_ones) std::this_thread::yield();
+  queue->after_sleep();  // acknowledges the interrupt
+  queue->after_sleep();  // looks at the controller
+  ASSERT_NE(bench.controller().failure(), "") << "given up before the completions were looked at";
+  std::uint32_t good = 0;
+  std::uint32_t failed = 0;
+  while (good + failed < 6) ++(Bench::wait(*queue).code == Code::ok ? good : failed);
+  EXPECT_EQ(good, 5U);
+}
+
+// All ones may come from the bus: memory is given back only if the transport says that the device can't reach it.
+TEST(Controller, keeps_the_memory_of_a_device_that_is_gone_and_can_not_be_isolated) {
+  Bench bench({}, {.vanish_after = 1}, quick_options(), {.can_isolate = false});
+  auto queue = bench.controller().make_queue().value();
+  EXPECT_EQ(bench.run(*queue, bench.io(IoKind::read, 0, 4096)).code, Code::ok);
+  EXPECT_EQ(bench.run(*queue, bench.io(IoKind::read, 0, 4096)).code, Code::timed_out);
+  EXPECT_TRUE(queue->is_stuck());
+  const int mapped = bench.way().mapped();
+  queue.reset();
+  EXPECT_EQ(bench.way().mapped(), mapped);
+  Way& way = bench.way();
+  auto controller = bench.release_controller();
+  EXPECT_TRUE(controller->is_unstoppable());
+  controller.reset();
+  EXPECT_EQ(way.mapped(), mapped);
+}
+
+TEST(Controller, leaves_everything_to_one_that_nothing_stops) {
+  Bench bench({}, {.lose = 1000, .ignores_abort = true, .ignores_delete = true, .ignores_disable = true},
+              quick_options(), {.can_isolate = false});
+  auto queue = bench.controller().make_queue().value();
+  EXPECT_EQ(bench.run(*queue, bench.io(IoKind::read, 0, 4096)).code, Code::timed_out);
+  ASSERT_TRUE(queue->is_stuck());
+  EXPECT_EQ(queue->in_flight(), 1U) << "its memory is not the caller's yet";
+  EXPECT_EQ(queue->next_deadline(), TimePoint::max()) << "there is nothing to wait for";
+  const Io another = bench.io(IoKind::read, 0, 4096);
+  ASSERT_EQ(queue->submit({&another, 1}), 1U);
+  const IoDone refused = Bench::wait(*queue);
+  EXPECT_EQ(refused.cookie, another.cookie) << "what the controller never heard of comes back";
+  EXPECT_EQ(refused.code, Code::io_error);
+  EXPECT_NE(refused.system_error, EAGAIN);
+  EXPECT_EQ(bench.controller().make_queue().error().code, Code::io_error);
+  const int mapped = bench.way().mapped();
+  queue.reset();
+  EXPECT_EQ(bench.way().mapped(), mapped);
+}
+
+// In software that is a file whose disk does not answer.
+TEST(Controller, does_not_wait_for_ever_for_a_backend_that_hangs) {
+  const auto hold = std::make_shared<Hold>();
+  SoftShape shape;
+  shape.stop_time = std::chrono::milliseconds(20);
+  ControllerOptions options = quick_options();
+  options.command_time = options.admin_time = options.ready_time = std::chrono::milliseconds(50);
+  {
+    Bench bench(shape, {}, options, {}, hold);
+    auto queue = bench.controller().make_queue().value();
+    EXPECT_EQ(bench.run(*queue, bench.io(IoKind::read, 0, 4096)).code, Code::timed_out);
+    EXPECT_TRUE(queue->is_stuck());
+  }
+  // The thread is left behind, with all that it uses, until the disk answers.
+  hold->release();
+  EXPECT_TRUE(hold->wait_until_gone());
+}
+
+TEST(Controller, takes_back_a_pair_that_was_half_made) {
+  Bench refuses({}, {.refused_queues = 1});
+  EXPECT_FALSE(refuses.controller().make_queue().ok());
+  EXPECT_EQ(refuses.controller().resets(), 0U);
+  auto queue = refuses.controller().make_queue().value();
+  EXPECT_EQ(refuses.run(*queue, refuses.io(IoKind::read, 0, 4096)).code, Code::ok);
+  queue.reset();
+  // Its completion queue can't be deleted either: only a reset makes the memory ours again.
+  Bench keeps({}, {.refused_queues = 1, .refuses_delete = true});
+  EXPECT_FALSE(keeps.controller().make_queue().ok());
+  EXPECT_EQ(keeps.controller().resets(), 1U);
+  auto again = keeps.controller().make_queue().value();
+  EXPECT_EQ(keeps.run(*again, keeps.io(IoKind::read, 0, 4096)).code, Code::ok);
+}
+
+TEST(Controller, rings_no_doorbell_beyond_the_registers) {
+  constexpr std::uint32_t stride_exponent = 10;
+  constexpr std::size_t stride = 4U << stride_exponent;
+  const SoftShape shape{.doorbell_stride = stride_exponent, .io_queues = 8};
+  Bench two(shape, {}, quick_options(), {.register_bytes = reg::doorbells + 5 * stride + 4});
+  EXPECT_EQ(two.controller().info().io_queues, 2U);
+  auto first = two.controller().make_queue().value();
+  auto second = two.controller().make_queue().value();
+  EXPECT_EQ(two.run(*second, two.io(IoKind::read, 0, 4096)).code, Code::ok);
+  for (const std::size_t bytes : {std::size_t{reg::doorbells + 8}, reg::doorbells + 3 * stride}) {
+    const Bench none(shape, {}, quick_options(), {.register_bytes = bytes});
+    EXPECT_EQ(none.error().code, Code::unsupported) << bytes;
+  }
+}
+
+TEST(Controller, waits_for_one_that_is_starting_before_it_resets_it) {
+  const Bench bench({}, {.starting_at_first = true});
+  EXPECT_EQ(bench.error().message, "");
+}
+
+TEST(Controller, resets_one_that_starts_with_a_fatal_status_but_not_for_ever) {
+  Bench once({}, {.fatal_starts = 1});
+  ASSERT_EQ(once.error().message, "");
+  auto queue = once.controller().make_queue().value();
+  EXPECT_EQ(once.run(*queue, once.io(IoKind::read, 0, 4096)).code, Code::ok);
+  const Bench always({}, {.fatal_starts = 100});
+  EXPECT_EQ(always.error().code, Code::io_error);
+  EXPECT_NE(always.error().message.find("fatal"), std::string::npos);
 }
 
 TEST(Controller, refuses_one_that_never_becomes_ready) {

@@ -53,7 +53,11 @@ class CpuPlatform {
   // For those who want to hear of each token that ends; it may be the caller's again already.
   static void completed(Token*) {}
 
-  static void write_entry(Command& entry, const Command& command) { entry = command; }
+  // The command, under that identifier.
+  static void write_entry(Command& entry, const Command& command, std::uint16_t cid) {
+    entry = command;
+    entry.cid = cid;
+  }
   void ring(std::uint32_t& doorbell, std::uint32_t value) const { registers_.store(&doorbell, value); }
   // Doorbells are stores of device memory to the same page, which a processor keeps in order; between two processors
   // the turn is passed on by a release, which the outer domain must see too.

@@ -17,7 +17,7 @@ class CudaPlatform {
   // REQUIRES: made by all threads that will act together, which stay together.
   __device__ CudaPlatform()
       : mask_(__activemask()),
-        lane_(threadIdx.x % 32),
+        lane_(lane_id()),
         leader_(__ffs(static_cast<int>(mask_)) - 1),
         rank_(__popc(mask_ & ((1U << lane_) - 1))),
         size_(__popc(mask_)) {}
@@ -64,10 +64,13 @@ class CudaPlatform {
 
   __device__ void completed(Token*) const {}
 
-  __device__ void write_entry(Command& entry, const Command& command) const {
+  __device__ void write_entry(Command& entry, const Command& command, std::uint16_t cid) const {
     const auto* from = reinterpret_cast<const uint4*>(&command);
     auto* to = reinterpret_cast<uint4*>(&entry);
-    for (int i = 0; i < 4; ++i) to[i] = from[i];
+    uint4 first = from[0];
+    first.x = (first.x & 0xffff) | static_cast<std::uint32_t>(cid) << 16;  // the first double word, in one store
+    to[0] = first;
+    for (int i = 1; i < 4; ++i) to[i] = from[i];
   }
   __device__ void ring(std::uint32_t& doorbell, std::uint32_t value) const {
     __threadfence_system();
@@ -91,6 +94,13 @@ class CudaPlatform {
   }
 
  private:
+  // Asked of the hardware: which threads make up a warp depends on every dimension of a block.
+  __device__ static std::uint32_t lane_id() {
+    std::uint32_t lane = 0;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+  }
+
   template <typename T>
   using DeviceWord = cuda::atomic_ref<T, cuda::thread_scope_device>;
 

@@ -12,7 +12,9 @@ using penstock::nvme::Waited;
 // Each thread submits one command of its own and waits for it.
 extern "C" __global__ void penstock_queue_pair(QueuePairState* state, const Submission* submissions, unsigned count,
                                                std::uint64_t deadline, unsigned* failures) {
-  const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+  // Blocks of any shape: a warp may go over several rows of one.
+  const unsigned in_block = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  const unsigned thread = blockIdx.x * blockDim.x * blockDim.y * blockDim.z + in_block;
   if (thread >= count) return;
   CudaPlatform platform;
   QueuePair<CudaPlatform> queue(*state, platform);

@@ -240,7 +240,10 @@ class SchedulePlatform {
   static void completed(Token*) {}
 
   // Seen by the controller only after a fence.
-  void write_entry(Command& entry, const Command& command) { group_.writes.push_back({&entry, command}); }
+  void write_entry(Command& entry, const Command& command, std::uint16_t cid) {
+    group_.writes.push_back({&entry, command});
+    group_.writes.back().command.cid = cid;
+  }
   // A posted write: it arrives now, or whenever the next order is made.
   void ring(std::uint32_t& doorbell, std::uint32_t value) {
     explorer_.point();

@@ -46,6 +46,8 @@ Status IoQueue::allocate() {
   const std::uint32_t most = std::bit_floor(std::min(info.max_queue_entries, QueuePairMemory::max_entries));
   const std::uint32_t entries = std::min(std::bit_floor(controller_.options_.queue_entries), most);
   const std::uint32_t completion_entries = std::min(2 * entries, most);
+  page_bytes_ = info.page_bytes;
+  max_transfer_bytes_ = info.max_transfer_bytes;
   list_bytes_ = std::max(prp_list_bytes(info.max_transfer_bytes, info.page_bytes), sizeof(DatasetRange));
   const std::size_t completions_at = round_up(entries * sizeof(Command), info.page_bytes);
   zeros_at_ = completions_at + round_up(completion_entries * sizeof(Completion), info.page_bytes);
@@ -75,7 +77,7 @@ Status IoQueue::allocate() {
     free_commands_.push_back(i - 1);
   }
   to_send_.reserve(depth);
-  batch_.reserve(depth);
+  batch_.resize(depth);
   ended_.reserve(depth);
   done_.reserve(depth);
   if (id_ < controller_.transport_.interrupts()) {
@@ -90,32 +92,8 @@ IoQueue::~IoQueue() {
   memory_.leave_behind();
 }
 
-std::size_t IoQueue::submit(std::span<const Io> ios) {
-  std::size_t taken = 0;
-  for (const Io& io : ios) {
-    if (live_ops_ == ops_.size()) break;  // what the caller has not taken back counts too
-    const std::uint32_t index = free_ops_.back();
-    free_ops_.pop_back();
-    ++live_ops_;
-    ++taken;
-    Op& op = ops_[index];
-    const std::uint64_t work = io.kind == IoKind::flush ? 1 : io.length;
-    op = {.io = io, .end = work, .good = work, .live = true};
-    if (const auto code = refusal(io)) {
-      op.live = false;
-      free_ops_.push_back(index);
-      done_.push_back({io.cookie, 0, *code, 0});
-      continue;
-    }
-    to_send_.push_back(index);
-  }
-  cut_commands();
-  send();
-  return taken;
-}
-
 // Why an operation is not even begun.
-std::optional<Code> IoQueue::refusal(const Io& io) const {
+inline std::optional<Code> IoQueue::refusal(const Io& io) const {
   if (io.kind == IoKind::flush) return std::nullopt;
   const Namespace& space = *io.space;
   const std::uint64_t block = space.info.block_bytes;
@@ -143,7 +121,7 @@ std::uint64_t IoQueue::longest_command(const Op& op) const {
       [[fallthrough]];
     case IoKind::read:
     case IoKind::write:
-      return std::min(controller_.info_.max_transfer_bytes, most_blocks * block) / block * block;
+      return std::min(max_transfer_bytes_, most_blocks * block);
     case IoKind::deallocate:
       return most_blocks_of_range * block;
     case IoKind::flush:
@@ -152,92 +130,121 @@ std::uint64_t IoQueue::longest_command(const Op& op) const {
   return 1;
 }
 
-void IoQueue::cut_commands() {
-  std::size_t finished = 0;
-  for (const std::uint32_t index : to_send_) {
-    Op& op = ops_[index];
-    const std::uint64_t longest = longest_command(op);
-    while (op.sent < op.end && !free_commands_.empty()) {
-      const std::uint32_t number = free_commands_.back();
-      free_commands_.pop_back();
-      CommandRecord& record = commands_[number];
-      record.op = index;
-      record.offset = op.sent;
-      const std::uint64_t length = std::min(longest, op.end - op.sent);
-      batch_.push_back({make_command(op, number, length), &record});
-      ++op.commands;
-      op.sent += length;
-    }
-    if (op.sent < op.end) break;
-    ++finished;
-  }
-  to_send_.erase(to_send_.begin(), to_send_.begin() + static_cast<std::ptrdiff_t>(finished));
-}
-
 PrpListMemory IoQueue::list_of(std::uint32_t record) const {
   const std::size_t at = lists_at_ + record * list_bytes_;
   return {reinterpret_cast<std::uint64_t*>(memory_.data() + at), memory_.address() + at};
 }
 
-Command IoQueue::make_command(const Op& op, std::uint32_t record, std::uint64_t length) {
-  Command command{};
+inline void IoQueue::make_command(const Op& op, std::uint32_t record, std::uint64_t length, Command& command) {
+  command = {};
   command.nsid = op.io.space->info.id;
   if (op.io.kind == IoKind::flush) {
     command.opcode = static_cast<std::uint8_t>(IoOpcode::flush);
-    return command;
+    return;
   }
   const std::uint64_t block = op.io.space->info.block_bytes;
   const std::uint64_t first = (op.io.offset + op.sent) / block;
   const std::uint64_t count = length / block;
-  const std::uint64_t page = controller_.info_.page_bytes;
-  const PrpListMemory list = list_of(record);
   if (op.io.kind == IoKind::deallocate) {
+    const PrpListMemory list = list_of(record);
     const DatasetRange range{0, static_cast<std::uint32_t>(count), first};
     std::memcpy(list.entries, &range, sizeof range);
     command.opcode = static_cast<std::uint8_t>(IoOpcode::dataset);
     command.prp1 = list.address;
     command.dw11 = dataset_deallocate;
-    return command;
+    return;
   }
-  command.dw10 = static_cast<std::uint32_t>(first);
-  command.dw11 = static_cast<std::uint32_t>(first >> 32);
+  command.set_first_block(first);
   command.dw12 = static_cast<std::uint32_t>(count - 1);
   if (op.io.kind == IoKind::zero && controller_.info_.write_zeroes) {
     command.opcode = static_cast<std::uint8_t>(IoOpcode::write_zeroes);
-    return command;
+    return;
   }
   command.opcode = static_cast<std::uint8_t>(op.io.kind == IoKind::read ? IoOpcode::read : IoOpcode::write);
-  const Prps prps = op.io.kind == IoKind::zero ? make_repeated_prps(memory_.address() + zeros_at_, length, page, list)
-                                               : make_prps(op.io.address + op.sent, length, page, list);
+  const std::uint64_t address = op.io.address + op.sent;
+  if (op.io.kind != IoKind::zero && (address & (page_bytes_ - 1)) + length <= page_bytes_) {
+    command.prp1 = address;  // by far the most, when there are many
+    return;
+  }
+  const PrpListMemory list = list_of(record);
+  const Prps prps = op.io.kind == IoKind::zero
+                        ? make_repeated_prps(memory_.address() + zeros_at_, length, page_bytes_, list)
+                        : make_prps(address, length, page_bytes_, list);
   command.prp1 = prps.first;
   command.prp2 = prps.second;
-  return command;
+}
+
+// Whether all of it is cut; if not, there are no commands left for more.
+[[gnu::always_inline]] inline bool IoQueue::cut(Op& op, std::uint32_t index) {
+  const std::uint64_t longest = longest_command(op);
+  while (op.sent < op.end) {
+    if (free_commands_.empty()) return false;
+    const std::uint32_t number = free_commands_.back();
+    free_commands_.pop_back();
+    CommandRecord& record = commands_[number];
+    record.op = index;
+    record.offset = op.sent;
+    const std::uint64_t length = std::min(longest, op.end - op.sent);
+    Submission& submission = batch_[batched_++];
+    submission.token = &record;
+    make_command(op, number, length, submission.command);
+    ++op.commands;
+    op.sent += length;
+  }
+  return true;
+}
+
+void IoQueue::cut_waiting() {
+  std::size_t finished = 0;
+  while (finished < to_send_.size() && cut(ops_[to_send_[finished]], to_send_[finished])) ++finished;
+  to_send_.erase(to_send_.begin(), to_send_.begin() + static_cast<std::ptrdiff_t>(finished));
+}
+
+std::size_t IoQueue::submit(std::span<const Io> ios) {
+  // What the caller has not taken back counts too.
+  ios = ios.first(std::min(ios.size(), ops_.size() - live_ops_));
+  live_ops_ += ios.size();
+  for (const Io& io : ios) {
+    if (const auto code = refusal(io)) {
+      done_.push_back({io.cookie, 0, *code, 0});
+      continue;
+    }
+    const std::uint32_t index = free_ops_.back();
+    free_ops_.pop_back();
+    Op& op = ops_[index];
+    op.io = io;
+    op.sent = 0;
+    op.end = op.good = io.kind == IoKind::flush ? 1 : io.length;
+    op.failure = {};
+    op.live = true;
+    if (!to_send_.empty() || !cut(op, index)) to_send_.push_back(index);
+  }
+  send();
+  return ios.size();
 }
 
 void IoQueue::send() {
-  if (batch_.empty()) return;
-  const std::uint32_t taken = pair().try_submit(batch_.data(), static_cast<std::uint32_t>(batch_.size()));
+  if (batched_ == 0) return;
+  const std::uint32_t taken = pair().try_submit(batch_.data(), batched_);
   if (taken == 0) return;
-  const TimePoint deadline = Clock::now() + controller_.options_.command_time;
-  for (std::uint32_t i = 0; i < taken; ++i) {
-    auto& record = *static_cast<CommandRecord*>(batch_[i].token);
-    record.deadline = deadline;
-    record.in_flight = true;
-    record.serial = next_serial_++;
-    sent_[(sent_first_ + sent_count_++) % sent_.size()] = {static_cast<std::uint32_t>(&record - commands_.data()),
-                                                           record.serial};
+  sent_[next_sent_ & (sent_.size() - 1)] = {Clock::now() + controller_.options_.command_time, taken};
+  const std::uint64_t number = ++next_sent_;
+  for (const Submission& submission : std::span(batch_).first(taken)) {
+    static_cast<CommandRecord*>(submission.token)->sent = number;
   }
-  batch_.erase(batch_.begin(), batch_.begin() + taken);
+  std::copy(batch_.begin() + taken, batch_.begin() + batched_, batch_.begin());
+  batched_ -= taken;
 }
 
 std::size_t IoQueue::poll(std::span<IoDone> done) {
   if (pair().is_poisoned()) controller_.rejoin(*this);
   pair().drain();
   take_ended();
-  cut_commands();
+  cut_waiting();
   send();
-  if (const CommandRecord* late = oldest(); late != nullptr && late->deadline < Clock::now()) {
-    controller_.recover(*this, *late);
+  if (first_sent_ != next_sent_ && oldest_sent().deadline < Clock::now()) {
+    const auto is_late = [this](const CommandRecord& record) { return record.sent == first_sent_ + 1; };
+    controller_.recover(*this, *std::find_if(commands_.begin(), commands_.end(), is_late));
     take_ended();
   }
   const std::size_t count = std::min(done.size(), done_.size());
@@ -251,7 +258,8 @@ void IoQueue::take_ended() {
   for (CommandRecord* record : ended_) {
     Op& op = ops_[record->op];
     const StatusField field = Pair::status_of(*record);
-    record->in_flight = false;
+    if (record->sent != 0) --sent_[(record->sent - 1) & (sent_.size() - 1)].left;
+    record->sent = 0;
     free_commands_.push_back(static_cast<std::uint32_t>(record - commands_.data()));
     --op.commands;
     if (field.ok()) {
@@ -264,13 +272,7 @@ void IoQueue::take_ended() {
     end_if_complete(record->op);
   }
   ended_.clear();
-  while (sent_count_ > 0) {
-    const Sent& first = sent_[sent_first_];
-    const CommandRecord& record = commands_[first.record];
-    if (record.in_flight && record.serial == first.serial) break;
-    sent_first_ = (sent_first_ + 1) % sent_.size();
-    --sent_count_;
-  }
+  while (first_sent_ != next_sent_ && oldest_sent().left == 0) ++first_sent_;
 }
 
 void IoQueue::send_no_more(std::uint32_t index) {
@@ -282,11 +284,11 @@ void IoQueue::send_no_more(std::uint32_t index) {
 // Of a controller that will never take another command.
 void IoQueue::give_up() {
   const StatusField lost = make_status(status::generic, status::internal_error.code(), true);
-  for (const Submission& submission : batch_) {
+  for (const Submission& submission : std::span(batch_).first(batched_)) {
     submission.token->state = Token::done_bit | lost.bits;
     platform_.completed(submission.token);
   }
-  batch_.clear();
+  batched_ = 0;
   while (!to_send_.empty()) {
     const std::uint32_t index = to_send_.front();
     Op& op = ops_[index];
@@ -325,13 +327,9 @@ void IoQueue::cancel(std::uint64_t cookie) {
   }
 }
 
-const IoQueue::CommandRecord* IoQueue::oldest() const {
-  return sent_count_ == 0 ? nullptr : &commands_[sent_[sent_first_].record];
-}
-
-TimePoint IoQueue::next_deadline() const {
-  const CommandRecord* first = oldest();
-  return first == nullptr ? TimePoint::max() : first->deadline;
+TimePoint IoQueue::next_deadline() {
+  // A queue that is poisoned has nothing to wait for: whoever did that has raised the interrupt.
+  return first_sent_ == next_sent_ || pair().is_poisoned() ? TimePoint::max() : oldest_sent().deadline;
 }
 
 void IoQueue::after_sleep() {

@@ -56,7 +56,9 @@ class IoQueue {
   // For callers who slept: acknowledges the interrupt, and looks whether the controller is still there.
   void after_sleep();
   // When a poll is due in any case.
-  TimePoint next_deadline() const;
+  TimePoint next_deadline();
+  // The controller can't be stopped: what is in flight never ends.
+  bool is_stuck() { return pair().is_poisoned() && controller_.is_unstoppable(); }
 
   // For tests and measurements.
   const QueuePairState& state() const { return state_; }
@@ -76,9 +78,7 @@ class IoQueue {
   struct CommandRecord : Token {
     std::uint32_t op = 0;
     std::uint64_t offset = 0;  // within the operation
-    std::uint64_t serial = 0;
-    TimePoint deadline{};
-    bool in_flight = false;
+    std::uint64_t sent = 0;    // with which batch, from 1 on; 0: not in flight
   };
   // Hears of every command that ends.
   class Platform : public CpuPlatform {
@@ -97,21 +97,23 @@ class IoQueue {
   Pair pair() { return {state_, platform_}; }
 
   std::optional<Code> refusal(const Io& io) const;
-  void cut_commands();
+  void cut_waiting();
+  bool cut(Op& op, std::uint32_t index);
   std::uint64_t longest_command(const Op& op) const;
-  Command make_command(const Op& op, std::uint32_t record, std::uint64_t length);
+  void make_command(const Op& op, std::uint32_t record, std::uint64_t length, Command& command);
   void send();
   void take_ended();
   void send_no_more(std::uint32_t op);
   void end_if_complete(std::uint32_t op);
   void give_up();
-  const CommandRecord* oldest() const;
   PrpListMemory list_of(std::uint32_t record) const;
 
   Controller& controller_;
   const std::uint16_t id_;
   Registers registers_;
-  DmaMemory memory_;  // submissions, completions, a page of zeros, then a list for each command
+  DmaMemory memory_;                      // submissions, completions, a page of zeros, then a list for each command
+  std::uint64_t page_bytes_ = 0;          // as the controller's
+  std::uint64_t max_transfer_bytes_ = 0;  // likewise
   std::size_t lists_at_ = 0;
   std::size_t zeros_at_ = 0;
   std::size_t list_bytes_ = 0;
@@ -127,19 +129,21 @@ class IoQueue {
   std::vector<std::uint32_t> to_send_;  // operations that are not wholly sent, oldest first
   std::vector<CommandRecord> commands_;
   std::vector<std::uint32_t> free_commands_;
-  std::vector<Submission> batch_;      // made, and not taken by the pair yet
+  std::vector<Submission> batch_;  // the first of them made, and not taken by the pair yet
+  std::uint32_t batched_ = 0;
   std::vector<CommandRecord*> ended_;  // told by the pair
   std::vector<IoDone> done_;           // and not yet taken by the caller
+  // A batch of commands on its way.
   struct Sent {
-    std::uint32_t record = 0;
-    std::uint64_t serial = 0;
+    TimePoint deadline{};
+    std::uint32_t left = 0;
   };
-  // In order of deadlines, those that have ended included: at most as many as the pair has slots are younger than the
-  // oldest in flight.
+  const Sent& oldest_sent() const { return sent_[first_sent_ & (sent_.size() - 1)]; }
+  // A ring, in order of deadlines, batches that have ended included: a slot is used again only when its command has
+  // ended, so fewer than the pair has slots are younger than the oldest.
   std::vector<Sent> sent_;
-  std::size_t sent_first_ = 0;
-  std::size_t sent_count_ = 0;
-  std::uint64_t next_serial_ = 0;
+  std::uint64_t first_sent_ = 0;
+  std::uint64_t next_sent_ = 0;
   std::size_t live_ops_ = 0;
   TimePoint next_look_{};
 };

@@ -130,7 +130,10 @@ class QueuePair {
     do {
       // While `tickets` stands at `first`, nobody else can have these slots.
       room = 0;
-      while (room < count && room + 1 < q_.memory.entries && is_free(first + room) && is_free(first + room + 1)) ++room;
+      const std::uint32_t most = count < q_.memory.entries - 1 ? count : q_.memory.entries - 1;
+      if (is_free(first)) {
+        while (room < most && is_free(first + room + 1)) ++room;
+      }
       if (room == 0 || is_poisoned()) return 0;
     } while (!p_.compare_exchange(q_.tickets, first, first + room));
     return place_and_publish(submissions, first, room, 0) ? room : 0;
@@ -261,9 +264,7 @@ class QueuePair {
     p_.store_relaxed(submission.token->state, 0U);
     // A release, although the doorbell follows: a controller may complete what it was never told of.
     p_.store_release(slot.turn, 2 * ticket + 1);
-    Command command = submission.command;
-    command.cid = command_id(ticket);
-    p_.write_entry(q_.memory.submissions[ticket & (q_.memory.entries - 1)], command);
+    p_.write_entry(q_.memory.submissions[ticket & (q_.memory.entries - 1)], submission.command, command_id(ticket));
   }
 
   // Of the leader.

@@ -42,6 +42,7 @@ TEST(Trial, loses_and_duplicates_nothing) {
     EXPECT_GT(report.strange_completions, 0U);
     EXPECT_EQ(report.resets, 1U) << "after the fatal status half-way";
   }
+  EXPECT_GT(run_trial({.seed = 0, .operations = 1'000}).value().retries, 0U) << "a seed like any other";
   EXPECT_EQ(run_trial({.block_bytes = 100}).error().code, Code::invalid_argument);
 }
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "nvme/soft_controller.h"
+#include "nvme/soft_device.h"
 
 namespace penstock::nvme {
 namespace {
@@ -20,7 +20,7 @@ std::uint8_t exponent_of(std::uint32_t power_of_two) {
 
 }  // namespace
 
-void SoftController::start_admin(const Command& command) {
+void SoftDevice::start_admin(const Command& command) {
   Flight& flight = new_flight(0, command.cid);
   StatusField& status = flight.posting.status;
   switch (static_cast<AdminOpcode>(command.opcode)) {
@@ -58,7 +58,7 @@ void SoftController::start_admin(const Command& command) {
   end(flight);
 }
 
-StatusField SoftController::identify(const Command& command, Flight& flight) {
+StatusField SoftDevice::identify(const Command& command, Flight& flight) {
   const std::uint32_t cns = command.dw10 & 0xff;
   segments_.clear();
   if (const StatusField bad = walk_prps(command, identify_bytes, flight); !bad.ok()) return bad;
@@ -95,7 +95,7 @@ StatusField SoftController::identify(const Command& command, Flight& flight) {
   return status::success;
 }
 
-StatusField SoftController::get_log(const Command& command, Flight& flight) {
+StatusField SoftDevice::get_log(const Command& command, Flight& flight) {
   const std::uint64_t length = 4 * (std::uint64_t{command.dw10 >> 16} + 1);
   segments_.clear();
   if (const StatusField bad = walk_prps(command, length, flight); !bad.ok()) return bad;
@@ -103,7 +103,7 @@ StatusField SoftController::get_log(const Command& command, Flight& flight) {
   return status::success;
 }
 
-StatusField SoftController::features(const Command& command, Flight& flight) {
+StatusField SoftDevice::features(const Command& command, Flight& flight) {
   if ((command.dw10 & 0xff) != feature_number_of_queues) return status::invalid_field;
   const std::uint32_t granted = shape_.io_queues - 1U;
   flight.posting.result = granted << 16 | granted;
@@ -111,7 +111,7 @@ StatusField SoftController::features(const Command& command, Flight& flight) {
 }
 
 // The memory of a new queue, which must be contiguous (CAP.CQR).
-std::byte* SoftController::queue_memory(const Command& command, std::uint64_t bytes, StatusField& status) {
+std::byte* SoftDevice::queue_memory(const Command& command, std::uint64_t bytes, StatusField& status) {
   const bool contiguous = (command.dw11 & 1) != 0;
   if (!contiguous || command.prp1 % page_bytes_ != 0) {
     breaches_.add("a queue that is not contiguous, or not at the start of a page");
@@ -126,7 +126,7 @@ std::byte* SoftController::queue_memory(const Command& command, std::uint64_t by
   return memory;
 }
 
-StatusField SoftController::create_completion_queue(const Command& command, Flight&) {
+StatusField SoftDevice::create_completion_queue(const Command& command, Flight&) {
   const std::uint32_t id = command.dw10 & 0xffff;
   const std::uint32_t entries = (command.dw10 >> 16) + 1;
   const std::uint32_t vector = command.dw11 >> 16;
@@ -141,6 +141,7 @@ StatusField SoftController::create_completion_queue(const Command& command, Flig
     breaches_.add("a completion queue that is not zeroed");
   }
   CompletionQueue& queue = completion_queues_[id];
+  queues_in_use_ = std::max(queues_in_use_, id + 1);
   queue = {};
   queue.live = true;
   queue.interrupt = interrupt;
@@ -152,7 +153,7 @@ StatusField SoftController::create_completion_queue(const Command& command, Flig
   return status::success;
 }
 
-StatusField SoftController::create_submission_queue(const Command& command, Flight&) {
+StatusField SoftDevice::create_submission_queue(const Command& command, Flight&) {
   const std::uint32_t id = command.dw10 & 0xffff;
   const std::uint32_t entries = (command.dw10 >> 16) + 1;
   const std::uint32_t completions = command.dw11 >> 16;
@@ -161,17 +162,22 @@ StatusField SoftController::create_submission_queue(const Command& command, Flig
   if (completions == 0 || completions >= completion_queues_.size() || !completion_queues_[completions].live) {
     return status::invalid_completion_queue;
   }
+  if (refused_queues_ < faults_.refused_queues) {
+    ++refused_queues_;
+    return status::internal_error;
+  }
   StatusField status = status::success;
   std::byte* const memory = queue_memory(command, entries * sizeof(Command), status);
   if (memory == nullptr) return status;
   std::memset(memory, 0xdb, entries * sizeof(Command));
+  queues_in_use_ = std::max(queues_in_use_, id + 1);
   submission_queues_[id] = {true,         static_cast<std::uint16_t>(completions), entries, 0,
                             command.prp1, reinterpret_cast<Command*>(memory),      0,       std::vector<bool>(1 << 16)};
   store(tail_doorbell(id, stride_bytes_), 0);
   return status::success;
 }
 
-StatusField SoftController::delete_completion_queue(const Command& command) {
+StatusField SoftDevice::delete_completion_queue(const Command& command) {
   const std::uint32_t id = command.dw10 & 0xffff;
   if (id == 0 || id >= completion_queues_.size() || !completion_queues_[id].live) return status::invalid_queue;
   for (const SubmissionQueue& queue : submission_queues_) {
@@ -179,13 +185,14 @@ StatusField SoftController::delete_completion_queue(const Command& command) {
     breaches_.add("a completion queue was deleted before its submission queue");
     return make_status(status::command_specific, 0x0c);
   }
+  if (faults_.refuses_delete) return status::internal_error;
   iommu_.release(completion_queues_[id].address);
   completion_queues_[id] = {};
   return status::success;
 }
 
 // Whether it takes longer: a queue is deleted when none of its commands is at work any more.
-bool SoftController::start_delete(const Command& command, Flight& flight) {
+bool SoftDevice::start_delete(const Command& command, Flight& flight) {
   const std::uint32_t id = command.dw10 & 0xffff;
   if (id == 0 || id >= submission_queues_.size() || !submission_queues_[id].live) {
     flight.posting.status = status::invalid_queue;
@@ -195,7 +202,7 @@ bool SoftController::start_delete(const Command& command, Flight& flight) {
   return true;
 }
 
-bool SoftController::end_deletes() {
+bool SoftDevice::end_deletes() {
   const auto at_work = [this](std::uint16_t queue) {
     return std::any_of(flights_.begin(), flights_.end(), [queue](const auto& flight) {
       return flight->live && flight->posting.queue == queue && flight->parts > 0;
@@ -218,7 +225,7 @@ bool SoftController::end_deletes() {
 }
 
 // Bit 0 of the result: not aborted.
-std::uint32_t SoftController::abort(const Command& command) {
+std::uint32_t SoftDevice::abort(const Command& command) {
   ++aborts_;
   if (faults_.ignores_abort) return 1;
   const std::uint32_t queue = command.dw10 & 0xffff;

@@ -1,421 +1,51 @@
 #include "nvme/soft_controller.h"
 
-#include <sys/eventfd.h>
+#include <utility>
 
-#include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
+#include "base/log.h"
+#include "nvme/dma_memory.h"
 
 namespace penstock::nvme {
-namespace {
-
-constexpr std::uint8_t stale_byte = 0xdb;  // what a fetched entry is overwritten with
-constexpr std::uint32_t stale_word = 0xdbdbdbdb;
-constexpr std::uint32_t rounds_before_sleep = 2000;
-constexpr auto longest_sleep = std::chrono::seconds(1);
-constexpr std::uint32_t ready_timeout_units = 2;  // of 500 ms
-constexpr std::uint32_t version_1_4 = 0x00010400;
-constexpr std::size_t page = 4096;
-
-std::size_t registers_size(const SoftShape& shape) {
-  const std::size_t end = head_doorbell(shape.io_queues, 4U << shape.doorbell_stride) + sizeof(std::uint32_t);
-  return (end + page - 1) / page * page;
-}
-
-std::uint64_t capabilities(const SoftShape& shape) {
-  constexpr std::uint64_t contiguous = 1 << 16;
-  constexpr std::uint64_t nvm_commands = std::uint64_t{1} << 37;
-  return (shape.max_queue_entries - 1) | contiguous | std::uint64_t{ready_timeout_units} << 24 |
-         std::uint64_t{shape.doorbell_stride} << 32 | nvm_commands;
-}
-
-}  // namespace
 
 SoftController::SoftController(std::unique_ptr<BlockBackend> backend, SoftShape shape, SoftFaults faults)
-    : shape_(std::move(shape)),
-      faults_(std::move(faults)),
-      backend_(std::move(backend)),
-      stride_bytes_(4U << shape_.doorbell_stride),
-      registers_bytes_(registers_size(shape_)),
-      registers_(static_cast<std::byte*>(std::aligned_alloc(page, registers_bytes_)), std::free),
-      submission_queues_(shape_.io_queues + 1U),
-      completion_queues_(shape_.io_queues + 1U),
-      random_(faults_.seed) {
-  std::memset(registers_.get(), 0, registers_bytes_);
-  const std::uint64_t cap = capabilities(shape_);
-  store(reg::cap, static_cast<std::uint32_t>(cap));
-  store(reg::cap + 4, static_cast<std::uint32_t>(cap >> 32));
-  store(reg::vs, version_1_4);
-  for (std::uint32_t i = 0; i < interrupts(); ++i) interrupts_.emplace_back(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  thread_ = std::thread([this] { run(); });
-}
+    : device_(std::make_shared<SoftDevice>(std::move(backend), std::move(shape), std::move(faults))),
+      thread_([device = device_] { device->run(); }) {}
 
 SoftController::~SoftController() {
-  stop();
+  if (stop()) return;
+  log(LogLevel::warning, name() + ": its backend does not answer; its thread is left behind");
+  thread_.detach();
 }
 
-// The thread ends when nothing of the backend's is in flight.
-void SoftController::stop() {
+bool SoftController::stop() {
   const std::lock_guard lock(stop_mutex_);
-  stop_ = true;
-  backend_->wake();
+  device_->ask_to_stop();
+  if (!device_->has_ended(Clock::now() + device_->shape().stop_time)) return false;
   if (thread_.joinable()) thread_.join();
+  return true;
 }
 
 Result<std::uint64_t> SoftController::map(std::byte* data, std::size_t size_bytes) {
+  const std::size_t page = system_page_bytes();
   if (reinterpret_cast<std::uintptr_t>(data) % page != 0 || size_bytes % page != 0 || size_bytes == 0) {
     return Error{Code::invalid_argument, 0, "memory that is not whole pages can't be mapped", "round it to pages"};
   }
-  return iommu_.map(data, size_bytes);
+  return device_->map(data, size_bytes);
 }
 
 Result<int> SoftController::interrupt(std::uint32_t vector) {
-  if (vector >= interrupts_.size() || !interrupts_[vector]) {
-    return Error{Code::unsupported, 0, shape_.name + " has no interrupt " + std::to_string(vector), "poll instead"};
+  const auto& events = device_->interrupt_events();
+  if (vector >= events.size() || !events[vector]) {
+    return Error{Code::unsupported, 0, name() + " has no interrupt " + std::to_string(vector), "poll instead"};
   }
-  return interrupts_[vector].get();
+  return events[vector].get();
 }
 
 Status SoftController::isolate() {
-  stop();
-  iommu_.close();
-  return {};
-}
-
-SoftCounters SoftController::counters() const {
-  return {commands_, doorbells_, resets_, aborts_, deleted_queues_};
-}
-
-void SoftController::run() {
-  while (!stop_ || parts_in_flight_ > 0) {
-    bool busy = !vanishing_ && look_at_configuration();
-    if (running_ && !fatal_) {
-      for (std::uint16_t i = 0; i < submission_queues_.size(); ++i) {
-        if (completion_queues_[i].live) busy = note_head(i) || busy;
-        if (submission_queues_[i].live) busy = fetch(i) || busy;
-      }
-    }
-    busy = collect(TimePoint::min()) || busy;
-    busy = (held_ > 0 && end_due()) || busy;
-    busy = (!deletions_.empty() && end_deletes()) || busy;
-    if (vanishing_ && !vanished_ && parts_in_flight_ == 0) vanish();
-    raise_interrupts();
-    if (busy) {
-      idle_rounds_ = 0;
-    } else {
-      rest();
-    }
-  }
-}
-
-// Looks again for a moment, since a host that was answered often asks again; then sleeps until somebody rings.
-void SoftController::rest() {
-  if (parts_in_flight_ == 0 && ++idle_rounds_ < rounds_before_sleep) return;
-  asleep_.store(true);
-  store_before_load();
-  if (!has_news()) {
-    TimePoint until = Clock::now() + longest_sleep;
-    for (const auto& flight : flights_) {
-      if (held_ > 0 && flight->live && flight->due != TimePoint{}) until = std::min(until, flight->due);
-    }
-    if (collect(until)) idle_rounds_ = 0;
-  }
-  asleep_.store(false);
-}
-
-bool SoftController::has_news() {
-  if (stop_) return parts_in_flight_ == 0;
-  if (vanishing_) return !vanished_ && parts_in_flight_ == 0;
-  if (load(reg::cc) != configuration_) return true;
-  if (!running_ || fatal_) return false;
-  for (std::uint16_t i = 0; i < submission_queues_.size(); ++i) {
-    if (submission_queues_[i].live && tail_of(i) != submission_queues_[i].head) return true;
-    const CompletionQueue& queue = completion_queues_[i];
-    if (queue.live && !queue.waiting.empty() && load(head_doorbell(i, stride_bytes_)) != queue.seen % queue.entries) {
-      return true;
-    }
-  }
-  return false;
-}
-
-bool SoftController::look_at_configuration() {
-  const std::uint32_t now = load(reg::cc);
-  if (now == configuration_) return false;
-  const bool was_enabled = (configuration_ & cc::enable) != 0;
-  const bool is_enabled = (now & cc::enable) != 0;
-  if (is_enabled && !was_enabled) enable(now);
-  if (!is_enabled && was_enabled && !try_disable()) return false;
-  const std::uint32_t shutdown = now & cc::shutdown_mask;
-  if (shutdown != 0 && shutdown != (configuration_ & cc::shutdown_mask)) {
-    store(reg::csts, (load(reg::csts) & ~csts::shutdown_mask) | csts::shutdown_complete);
-  }
-  configuration_ = now;
-  return true;
-}
-
-void SoftController::enable(std::uint32_t configuration) {
-  if ((configuration & (0xfU << 16 | 0xfU << 20)) != cc::entry_sizes) breaches_.add("CC: entries of 64 and 16 bytes");
-  page_bytes_ = cc::page_bytes(configuration);
-  if (page_bytes_ != page) breaches_.add("CC: a page size that CAP does not allow");
-  const Registers all = registers();
-  const std::uint32_t sizes = load(reg::aqa);
-  const std::uint32_t entries[] = {(sizes & 0xfff) + 1, (sizes >> 16 & 0xfff) + 1};
-  const std::uint64_t bases[] = {all.read64(reg::asq), all.read64(reg::acq)};
-  const std::size_t bytes[] = {entries[0] * sizeof(Command), entries[1] * sizeof(Completion)};
-  if ((bases[0] | bases[1]) % page != 0) breaches_.add("ASQ, ACQ: not at the start of a page");
-  std::byte* const submissions = iommu_.use(bases[0], bytes[0]);
-  std::byte* const completions = iommu_.use(bases[1], bytes[1]);
-  if (submissions == nullptr || completions == nullptr || entries[0] < 2 || entries[1] < 2) {
-    breaches_.add("ASQ, ACQ: not mapped, or too small");
-    fatal_ = true;
-    store(reg::csts, csts::fatal);
-    return;
-  }
-  for (std::uint32_t at = reg::doorbells; at + 4 <= registers_bytes_; at += 4) store(at, 0);
-  std::memset(submissions, stale_byte, bytes[0]);
-  submission_queues_[0] = {
-      true, 0, entries[0], 0, bases[0], reinterpret_cast<Command*>(submissions), 0, std::vector<bool>(1 << 16)};
-  completion_queues_[0] = {};
-  completion_queues_[0].live = true;
-  completion_queues_[0].entries = entries[1];
-  completion_queues_[0].address = bases[1];
-  completion_queues_[0].memory = reinterpret_cast<Completion*>(completions);
-  running_ = true;
-  if (!faults_.never_ready) store(reg::csts, csts::ready);
-}
-
-// False while the backend is still at work: nothing may touch the host's memory once the controller is not ready.
-bool SoftController::try_disable() {
-  running_ = false;
-  if (faults_.ignores_disable) return true;
-  for (const BlockOp& op : waiting_) end_part(*flights_[op.cookie], false);
-  waiting_.clear();
-  if (parts_in_flight_ > 0) return false;
-  forget_everything();
-  ++resets_;
-  store(reg::csts, 0);
-  return true;
-}
-
-void SoftController::forget_everything() {
-  for (const auto& flight : flights_) {
-    if (flight->live) drop(*flight);
-  }
-  deletions_.clear();
-  for (SubmissionQueue& queue : submission_queues_) {
-    if (queue.live) iommu_.release(queue.address);
-    queue = {};
-  }
-  for (CompletionQueue& queue : completion_queues_) {
-    if (queue.live) iommu_.release(queue.address);
-    queue = {};
-  }
-  fatal_ = false;
-}
-
-void SoftController::vanish() {
-  forget_everything();
-  vanished_ = true;
-  for (std::uint32_t at = 0; at < registers_bytes_; at += 4) store(at, all_ones);
-}
-
-bool SoftController::fetch(std::uint16_t id) {
-  SubmissionQueue& queue = submission_queues_[id];
-  const std::uint32_t tail = tail_of(id);
-  if (tail == queue.head) return false;
-  if (tail >= queue.entries) {
-    breaches_.add("a doorbell of queue " + std::to_string(id) + " out of range: " + std::to_string(tail));
-    fatal_ = true;
-    store(reg::csts, load(reg::csts) | csts::fatal);
-    return false;
-  }
-  if (id != 0) ++doorbells_;
-  while (queue.live && queue.head != tail && running_ && !fatal_) {
-    Command& entry = queue.memory[queue.head];
-    const Command command = entry;
-    std::memset(static_cast<void*>(&entry), stale_byte, sizeof entry);
-    queue.head = (queue.head + 1) % queue.entries;
-    if (command.nsid == stale_word && command.dw15 == stale_word) {
-      breaches_.add("an entry of queue " + std::to_string(id) + " was fetched before it was written");
-      continue;
-    }
-    if (queue.busy[command.cid]) {
-      breaches_.add("a command identifier of queue " + std::to_string(id) + " is used twice");
-      continue;
-    }
-    start(id, command);
-  }
-  return true;
-}
-
-void SoftController::start(std::uint16_t id, const Command& command) {
-  if (command.flags != 0) breaches_.add("a command is fused, or uses SGLs");
-  if (id == 0) {
-    start_admin(command);
-    return;
-  }
-  const std::uint64_t number = ++commands_;
-  if (faults_.vanish_after != 0 && number > faults_.vanish_after) {
-    running_ = false;
-    vanishing_ = true;
-    return;
-  }
-  if (faults_.fatal_after != 0 && number > faults_.fatal_after && !fatal_spent_) {
-    fatal_ = fatal_spent_ = true;
-    store(reg::csts, load(reg::csts) | csts::fatal);
-  }
-  start_io(id, command);
-}
-
-SoftController::Flight& SoftController::new_flight(std::uint16_t queue, std::uint16_t cid) {
-  if (free_flights_.empty()) {
-    free_flights_.push_back(static_cast<std::uint32_t>(flights_.size()));
-    flights_.push_back(std::make_unique<Flight>());
-    flights_.back()->index = free_flights_.back();
-  }
-  Flight& flight = *flights_[free_flights_.back()];
-  free_flights_.pop_back();
-  flight.posting = {queue, cid, status::success, 0};
-  flight.parts = 0;
-  flight.live = true;
-  flight.lost = false;
-  flight.due = {};
-  flight.used.clear();
-  SubmissionQueue& submissions = submission_queues_[queue];
-  submissions.busy[cid] = true;
-  ++submissions.in_flight;
-  return flight;
-}
-
-bool SoftController::collect(TimePoint deadline) {
-  if (parts_in_flight_ == 0 && deadline == TimePoint::min()) return false;
-  std::array<BlockDone, 64> done;
-  const std::size_t count = backend_->poll(done, deadline);
-  for (std::size_t i = 0; i < count; ++i) {
-    --parts_in_flight_;
-    end_part(*flights_[done[i].cookie], done[i].ok);
-  }
-  return (!waiting_.empty() && send_waiting()) || count > 0;
-}
-
-bool SoftController::send_waiting() {
-  bool sent = false;
-  while (!waiting_.empty() && backend_->submit(waiting_.front())) {
-    waiting_.pop_front();
-    ++parts_in_flight_;
-    sent = true;
-  }
-  return sent;
-}
-
-void SoftController::end_part(Flight& flight, bool ok) {
-  if (!ok) {
-    flight.posting.status = status::internal_error;
-  }
-  if (--flight.parts == 0) finish(flight);
-}
-
-// Carried out: now its completion is posted, unless something goes wrong with that.
-void SoftController::finish(Flight& flight) {
-  if (!running_ || fatal_) return;  // it ends with the reset
-  if (flight.posting.queue != 0 && happens(faults_.lose)) {
-    flight.lost = true;
-    return;
-  }
-  const bool delayed = happens(faults_.delay);
-  if (flight.posting.queue != 0 && (delayed || happens(faults_.shuffle))) {
-    const auto most = static_cast<std::uint64_t>(faults_.max_delay.count()) / (delayed ? 1 : 10) + 1;
-    flight.due = Clock::now() + std::chrono::microseconds(random_() % most);
-    ++held_;
-    return;
-  }
-  end(flight);
-}
-
-bool SoftController::end_due() {
-  const TimePoint now = Clock::now();
-  bool ended = false;
-  for (std::size_t i = 0; i < flights_.size(); ++i) {
-    Flight& flight = *flights_[i];
-    if (!flight.live || flight.due == TimePoint{} || flight.due > now) continue;
-    end(flight);
-    ended = true;
-  }
-  return ended;
-}
-
-void SoftController::end(Flight& flight) {
-  const Posting posting = flight.posting;
-  drop(flight);  // first: once the host knows, it may reuse everything
-  post(posting);
-  if (posting.queue == 0) return;
-  if (happens(faults_.duplicate)) post(posting);
-  if (happens(faults_.unknown)) {
-    const auto cid = static_cast<std::uint16_t>(random_());
-    if (!submission_queues_[posting.queue].busy[cid]) post({posting.queue, cid, status::success, 0});
-  }
-}
-
-void SoftController::drop(Flight& flight) {
-  for (const std::uint64_t address : flight.used) iommu_.release(address);
-  if (flight.due != TimePoint{}) --held_;
-  flight.live = false;
-  SubmissionQueue& queue = submission_queues_[flight.posting.queue];
-  queue.busy[flight.posting.cid] = false;
-  --queue.in_flight;
-  free_flights_.push_back(flight.index);
-}
-
-void SoftController::post(const Posting& posting) {
-  CompletionQueue& queue = completion_queues_[submission_queues_[posting.queue].completion_queue];
-  queue.waiting.push_back(posting);
-  post_waiting(queue);
-}
-
-bool SoftController::post_waiting(CompletionQueue& queue) {
-  bool posted = false;
-  while (!queue.waiting.empty() && queue.posted - queue.seen < queue.entries - 1) {
-    const Posting posting = queue.waiting.front();
-    queue.waiting.pop_front();
-    Completion& entry = queue.memory[queue.posted % queue.entries];
-    const bool phase = (queue.posted / queue.entries & 1) == 0;
-    entry.result = posting.result;
-    entry.reserved = 0;
-    entry.submission = submission_queues_[posting.queue].head | std::uint32_t{posting.queue} << 16;
-    __atomic_store_n(&entry.status, Completion::pack(posting.cid, phase, posting.status), __ATOMIC_RELEASE);
-    ++queue.posted;
-    queue.has_news = posted = true;
-  }
-  return posted;
-}
-
-// The host has seen more completions.
-bool SoftController::note_head(std::uint16_t id) {
-  CompletionQueue& queue = completion_queues_[id];
-  const std::uint32_t head = load(head_doorbell(id, stride_bytes_));
-  const auto known = static_cast<std::uint32_t>(queue.seen % queue.entries);
-  if (head != known) {
-    const std::uint32_t more = (head + queue.entries - known) % queue.entries;
-    if (head >= queue.entries || more > queue.posted - queue.seen) {
-      breaches_.add("the head doorbell of queue " + std::to_string(id) + " passes what was posted");
-      return false;
-    }
-    queue.seen += more;
-  }
-  return !queue.waiting.empty() && post_waiting(queue);
-}
-
-void SoftController::raise_interrupts() {
-  for (CompletionQueue& queue : completion_queues_) {
-    if (!std::exchange(queue.has_news, false) || !queue.interrupt) continue;
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = ::write(interrupts_[queue.vector].get(), &one, sizeof one);
-  }
-}
-
-bool SoftController::happens(std::uint32_t thousandths) {
-  return thousandths != 0 && faults_.seed != 0 && random_() % 1000 < thousandths;
+  const bool stopped = stop();
+  device_->close();
+  if (stopped) return {};
+  return Error{Code::timed_out, 0, name() + ": its backend does not end what it has begun", ""};
 }
 
 }  // namespace penstock::nvme

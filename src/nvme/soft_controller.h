@@ -1,232 +1,44 @@
-// SoftController: a complete NVMe controller in software, as a Transport. It serves a BlockBackend as namespace 1.
+// SoftController: a complete NVMe controller in software, as a Transport; see soft_device.h for what it does.
 //
-// It is as strict as hardware is lax: doorbell values, PRP rules, identifiers that are used twice, entries that are
-// fetched before they were written, memory that is taken away too early. What the host does wrong is a breach, kept in
-// words. From a seed it misbehaves itself, in every way that a driver must survive.
-//
-// Thread safety: any thread; the controller is a thread of its own. Lifetime: as Transport.
+// Thread safety: any thread; the controller is a thread of its own. Lifetime: as Transport. A backend that hangs keeps
+// what it uses after the SoftController is gone, until it comes back.
 #pragma once
 
-#include <atomic>
-#include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/clock.h"
-#include "base/unique_fd.h"
-#include "nvme/block_backend.h"
-#include "nvme/soft_iommu.h"
+#include "nvme/soft_device.h"
 #include "nvme/transport.h"
 
 namespace penstock::nvme {
 
-// What the controller says of itself.
-struct SoftShape {
-  std::string name = "soft";
-  std::string serial = "PENSTOCK-SOFT";
-  std::uint32_t max_queue_entries = 1024;
-  std::uint32_t doorbell_stride = 0;  // the exponent: 4 << stride bytes
-  std::uint8_t mdts = 8;              // 1 MiB
-  std::uint32_t block_bytes = 512;
-  std::uint16_t io_queues = 64;
-  bool write_zeroes = true;
-  bool deallocate = true;
-  bool interrupts = true;
-  // Lies: changes what identify tells, by its CNS.
-  std::function<void(std::uint32_t cns, std::byte* data)> alter_identify;
-};
-
-// How it misbehaves. Probabilities are in thousandths of the I/O commands; without a seed there is none of it.
-struct SoftFaults {
-  std::uint64_t seed = 0;
-  std::uint32_t delay = 0;      // the completion comes later, by up to max_delay
-  std::uint32_t shuffle = 0;    // it comes after those of later commands
-  std::uint32_t lose = 0;       // the command is carried out, and never completed
-  std::uint32_t duplicate = 0;  // it is completed twice
-  std::uint32_t unknown = 0;    // another one is completed that was never submitted
-  std::uint32_t fail = 0;       // with one of `statuses`, and not carried out
-  std::vector<StatusField> statuses;
-  std::chrono::microseconds max_delay{200};
-
-  std::uint64_t fatal_after = 0;   // I/O commands, then a fatal status until the next reset, once
-  std::uint64_t vanish_after = 0;  // I/O commands, then every register reads as all ones
-  bool never_ready = false;
-  bool ignores_abort = false;
-  bool ignores_delete = false;   // queues can't be deleted: such commands never end
-  bool ignores_disable = false;  // it stays ready, and can only be isolated
-};
-
-struct SoftCounters {
-  std::uint64_t commands = 0;   // of I/O
-  std::uint64_t doorbells = 0;  // that brought some
-  std::uint64_t resets = 0;
-  std::uint64_t aborts = 0;
-  std::uint64_t deleted_queues = 0;
-};
-
-class SoftController : public Transport, private Sleeper {
+class SoftController : public Transport {
  public:
   SoftController(std::unique_ptr<BlockBackend> backend, SoftShape shape, SoftFaults faults = {});
   ~SoftController() override;
+  SoftController(const SoftController&) = delete;
+  SoftController& operator=(const SoftController&) = delete;
 
-  const std::string& name() const override { return shape_.name; }
-  Registers registers() override { return {registers_.get(), registers_bytes_, this}; }
+  const std::string& name() const override { return device_->shape().name; }
+  Registers registers() override { return device_->registers(); }
   Result<std::uint64_t> map(std::byte* data, std::size_t size_bytes) override;
-  void unmap(std::uint64_t address, std::size_t size_bytes) override { iommu_.unmap(address, size_bytes); }
-  std::uint32_t interrupts() const override { return shape_.interrupts ? shape_.io_queues + 1U : 0; }
+  void unmap(std::uint64_t address, std::size_t size_bytes) override { device_->unmap(address, size_bytes); }
+  std::uint32_t interrupts() const override { return device_->interrupts(); }
   Result<int> interrupt(std::uint32_t vector) override;
+  // Code::timed_out if its backend does not end what it has: memory may still be read and written.
   Status isolate() override;
 
-  std::vector<std::string> breaches() const { return breaches_.list(); }
-  SoftCounters counters() const;
+  std::vector<std::string> breaches() const { return device_->breaches(); }
+  SoftCounters counters() const { return device_->counters(); }
 
  private:
-  struct SubmissionQueue {
-    bool live = false;
-    std::uint16_t completion_queue = 0;
-    std::uint32_t entries = 0;
-    std::uint32_t head = 0;
-    std::uint64_t address = 0;
-    Command* memory = nullptr;
-    std::uint32_t in_flight = 0;
-    std::vector<bool> busy;  // by command identifier
-  };
-  struct Posting {
-    std::uint16_t queue = 0;
-    std::uint16_t cid = 0;
-    StatusField status;
-    std::uint32_t result = 0;
-  };
-  struct CompletionQueue {
-    bool live = false;
-    bool interrupt = false;
-    bool has_news = false;
-    std::uint16_t vector = 0;
-    std::uint32_t entries = 0;
-    std::uint64_t posted = 0;
-    std::uint64_t seen = 0;  // by the host, as its doorbell says
-    std::uint64_t address = 0;
-    Completion* memory = nullptr;
-    std::deque<Posting> waiting;  // for room
-  };
-  // A command on its way.
-  struct Flight {
-    std::uint32_t index = 0;
-    Posting posting;
-    std::uint32_t parts = 0;  // of the backend
-    bool live = false;
-    bool lost = false;
-    TimePoint due{};  // held back until then
-    std::vector<std::uint64_t> used;
-  };
-  struct Segment {
-    std::byte* memory = nullptr;
-    std::uint64_t length = 0;
-  };
+  bool stop();
 
-  // soft_controller.cc: registers, queues and completions.
-  void wake() override { backend_->wake(); }
-  void stop();
-  void run();
-  void rest();
-  bool has_news();
-  bool look_at_configuration();
-  void enable(std::uint32_t configuration);
-  bool try_disable();
-  void forget_everything();
-  void vanish();
-  std::uint32_t load(std::uint32_t offset) const { return __atomic_load_n(word(offset), __ATOMIC_ACQUIRE); }
-  void store(std::uint32_t offset, std::uint32_t value) { __atomic_store_n(word(offset), value, __ATOMIC_RELEASE); }
-  std::uint32_t* word(std::uint32_t offset) const {
-    return reinterpret_cast<std::uint32_t*>(registers_.get() + offset);
-  }
-  std::uint32_t tail_of(std::uint16_t queue) const { return load(tail_doorbell(queue, stride_bytes_)); }
-  bool fetch(std::uint16_t queue);
-  void start(std::uint16_t queue, const Command& command);
-  bool collect(TimePoint deadline);
-  bool send_waiting();
-  void end_part(Flight& flight, bool ok);
-  void finish(Flight& flight);
-  void end(Flight& flight);
-  void drop(Flight& flight);
-  bool end_due();
-  void post(const Posting& posting);
-  bool post_waiting(CompletionQueue& queue);
-  bool note_head(std::uint16_t queue);
-  void raise_interrupts();
-  Flight& new_flight(std::uint16_t queue, std::uint16_t cid);
-  bool happens(std::uint32_t thousandths);
-
-  // soft_admin.cc
-  void start_admin(const Command& command);
-  StatusField identify(const Command& command, Flight& flight);
-  StatusField create_completion_queue(const Command& command, Flight& flight);
-  StatusField create_submission_queue(const Command& command, Flight& flight);
-  StatusField delete_completion_queue(const Command& command);
-  bool start_delete(const Command& command, Flight& flight);
-  bool end_deletes();
-  StatusField features(const Command& command, Flight& flight);
-  StatusField get_log(const Command& command, Flight& flight);
-  std::uint32_t abort(const Command& command);
-  std::byte* queue_memory(const Command& command, std::uint64_t bytes, StatusField& status);
-
-  // soft_io.cc
-  void start_io(std::uint16_t queue, const Command& command);
-  StatusField check_io(const Command& command, std::uint64_t blocks);
-  StatusField start_transfer(const Command& command, Flight& flight);
-  StatusField start_deallocate(const Command& command, Flight& flight);
-  void start_part(Flight& flight, const BlockOp& op);
-  // The memory that PRPs name; a status that is not success, and a breach, if they break the rules.
-  StatusField walk_prps(const Command& command, std::uint64_t length, Flight& flight);
-  StatusField add_segment(std::uint64_t address, std::uint64_t length, Flight& flight);
-
-  const SoftShape shape_;
-  const SoftFaults faults_;
-  const std::unique_ptr<BlockBackend> backend_;
-  const std::uint32_t stride_bytes_;
-  std::size_t registers_bytes_;
-  const std::unique_ptr<std::byte[], void (*)(void*)> registers_;
-  Breaches breaches_;
-  SoftIommu iommu_{breaches_};
-  std::vector<UniqueFd> interrupts_;
+  const std::shared_ptr<SoftDevice> device_;
   std::mutex stop_mutex_;
-  std::atomic<bool> stop_{false};
-
-  // Of the controller's thread.
-  std::uint32_t configuration_ = 0;
-  std::uint64_t page_bytes_ = 4096;
-  bool running_ = false;
-  bool fatal_ = false;
-  bool fatal_spent_ = false;
-  bool vanishing_ = false;
-  bool vanished_ = false;
-  std::vector<SubmissionQueue> submission_queues_;
-  std::vector<CompletionQueue> completion_queues_;
-  std::vector<std::unique_ptr<Flight>> flights_;
-  std::vector<std::uint32_t> free_flights_;
-  std::vector<Segment> segments_;
-  std::deque<BlockOp> waiting_;  // for room in the backend
-  struct Deletion {
-    std::uint16_t queue = 0;
-    Flight* flight = nullptr;
-  };
-  std::vector<Deletion> deletions_;  // that wait for commands of their queue
-  std::uint32_t parts_in_flight_ = 0;
-  std::uint32_t held_ = 0;  // flights that are due later
-  std::uint32_t idle_rounds_ = 0;
-  std::mt19937_64 random_;
-
-  std::atomic<std::uint64_t> commands_{0};
-  std::atomic<std::uint64_t> doorbells_{0};
-  std::atomic<std::uint64_t> resets_{0};
-  std::atomic<std::uint64_t> aborts_{0};
-  std::atomic<std::uint64_t> deleted_queues_{0};
-
   std::thread thread_;
 };
 

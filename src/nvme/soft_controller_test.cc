@@ -16,7 +16,9 @@ namespace {
 // Talks to a controller with no queue pair in between, so that it can do everything wrong.
 class Host {
  public:
-  Host() : soft_(std::make_unique<RamBackend>(1 << 20), SoftShape{.mdts = 1}), registers_(soft_.registers()) {
+  explicit Host(const SoftShape& shape = {.mdts = 1}, const SoftFaults& faults = {},
+                std::unique_ptr<BlockBackend> backend = std::make_unique<RamBackend>(1 << 20))
+      : soft_(std::move(backend), shape, faults), registers_(soft_.registers()) {
     memory_ = DmaMemory::create(soft_, pages * 4096).value();
     registers_.write32(reg::aqa, 7U << 16 | 7);
     registers_.write64(reg::asq, at(0));
@@ -82,17 +84,13 @@ class Host {
       return false;
     });
   }
-  void unmap() {
-    memory_.leave_behind();  // unmapped, but not freed: the controller is not told
-    soft_.unmap(memory_.address(), memory_.size_bytes());
-  }
   void stop() {
     registers_.write32(reg::cc, 0);
-    until([&] { return (registers_.read32(reg::csts) & (csts::ready | csts::fatal)) == 0; });
+    until([&] {
+      const std::uint32_t status = registers_.read32(reg::csts);
+      return status == all_ones || (status & (csts::ready | csts::fatal)) == 0;
+    });
   }
-
- private:
-  static constexpr std::size_t pages = 16;
   static bool until(const std::function<bool()>& holds) {
     const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
     while (!holds()) {
@@ -101,6 +99,9 @@ class Host {
     }
     return true;
   }
+
+ private:
+  static constexpr std::size_t pages = 16;
 
   SoftController soft_;
   Registers registers_;
@@ -173,10 +174,61 @@ TEST(SoftController, finds_an_identifier_that_is_used_twice) {
   EXPECT_TRUE(host.breached("used twice"));
 }
 
+// The memory of its data, not that of a queue, which is in use for as long as the queue is.
 TEST(SoftController, finds_memory_that_is_taken_away_too_early) {
-  Host host;
-  host.unmap();
+  const auto hold = std::make_shared<Hold>();
+  Host host({.mdts = 1}, {}, std::make_unique<HeldBackend>(1 << 20, hold));
+  DmaMemory early = DmaMemory::create(host.soft(), 4096).value();
+  DmaMemory late = DmaMemory::create(host.soft(), 4096).value();
+  for (const DmaMemory* memory : {&early, &late}) {
+    Command command = host.read(memory == &early ? 1 : 2);
+    command.prp1 = memory->address();
+    host.write_entry(command);
+  }
+  host.ring();
+  ASSERT_TRUE(hold->wait_for(2));
+  EXPECT_EQ(host.soft().breaches(), std::vector<std::string>{});
+  host.soft().unmap(early.address(), early.size_bytes());
   EXPECT_TRUE(host.breached("while a command used it"));
+  early.leave_behind();  // what is unmapped too early is still written to
+  hold->release();
+  EXPECT_TRUE(host.completed().ok());
+  EXPECT_TRUE(host.completed().ok());
+  late = {};
+  EXPECT_EQ(host.soft().breaches().size(), 1U) << "after the completion it may be taken away";
+}
+
+TEST(SoftController, begins_nothing_more_once_it_is_gone) {
+  const auto hold = std::make_shared<Hold>();
+  Host host({.mdts = 1}, {.vanish_after = 3}, std::make_unique<HeldBackend>(1 << 20, hold, 1));
+  for (std::uint16_t i = 0; i < 3; ++i) host.write_entry(host.read(i));
+  host.ring();
+  ASSERT_TRUE(hold->wait_for(1)) << "the other two wait for room";
+  host.write_entry(host.read(3));
+  host.ring();
+  host.until([&] { return host.soft().counters().commands == 4; });
+  hold->release();
+  EXPECT_TRUE(host.until([&] { return host.registers().read32(reg::csts) == all_ones; }));
+  EXPECT_EQ(hold->begun(), 1U);
+  EXPECT_TRUE(host.soft().isolate().ok());
+  EXPECT_EQ(hold->begun(), 1U);
+}
+
+TEST(SoftIommu, lets_go_of_nothing_but_what_was_used) {
+  Breaches breaches;
+  SoftIommu iommu(breaches);
+  std::vector<std::byte> memory(8192);
+  const std::uint64_t first = iommu.map(memory.data(), 4096);
+  const std::uint64_t second = iommu.map(memory.data() + 4096, 4096);
+  EXPECT_EQ(iommu.use(first + 100, 8), memory.data() + 100);
+  EXPECT_EQ(iommu.use(first + 4090, 8), nullptr) << "beyond its end";
+  EXPECT_NE(iommu.use(second, 8), nullptr);
+  iommu.release(second);
+  iommu.unmap(second, 4096);
+  iommu.release(second);  // of what is gone: its neighbour stays in use
+  EXPECT_EQ(breaches.list().size(), 0U);
+  iommu.unmap(first, 4096);
+  EXPECT_EQ(breaches.list().size(), 1U);
 }
 
 TEST(SoftController, finds_queues_that_are_deleted_in_the_wrong_order) {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "nvme/soft_controller.h"
+#include "nvme/soft_device.h"
 
 namespace penstock::nvme {
 namespace {
@@ -16,13 +16,13 @@ std::uint64_t block_count(const Command& command) {
 
 }  // namespace
 
-void SoftController::start_io(std::uint16_t queue, const Command& command) {
+void SoftDevice::start_io(std::uint16_t queue, const Command& command) {
   Flight& flight = new_flight(queue, command.cid);
   // Parts that end at once must not end the command before the last was begun.
   flight.parts = 1;
   StatusField& status = flight.posting.status;
-  if (!faults_.statuses.empty() && happens(faults_.fail)) {
-    status = faults_.statuses[random_() % faults_.statuses.size()];
+  if (!faults_.statuses.empty() && happens(Chance::fail, faults_.fail, flight)) {
+    status = faults_.statuses[(random(Chance::fail, flight.number) >> 32) % faults_.statuses.size()];
   } else {
     switch (static_cast<IoOpcode>(command.opcode)) {
       case IoOpcode::flush:
@@ -44,7 +44,7 @@ void SoftController::start_io(std::uint16_t queue, const Command& command) {
   if (--flight.parts == 0) finish(flight);
 }
 
-StatusField SoftController::check_io(const Command& command, std::uint64_t blocks) {
+StatusField SoftDevice::check_io(const Command& command, std::uint64_t blocks) {
   const bool flushes_all = blocks == 0 && command.nsid == all_namespaces;
   if (command.nsid != 1 && !flushes_all) return status::invalid_namespace;
   if (blocks == 0) return status::success;
@@ -53,7 +53,7 @@ StatusField SoftController::check_io(const Command& command, std::uint64_t block
   return first < size && blocks <= size - first ? status::success : status::lba_out_of_range;
 }
 
-StatusField SoftController::start_transfer(const Command& command, Flight& flight) {
+StatusField SoftDevice::start_transfer(const Command& command, Flight& flight) {
   if (const StatusField bad = check_io(command, block_count(command)); !bad.ok()) return bad;
   const std::uint64_t offset = first_block(command) * shape_.block_bytes;
   const std::uint64_t length = block_count(command) * shape_.block_bytes;
@@ -80,7 +80,7 @@ StatusField SoftController::start_transfer(const Command& command, Flight& fligh
   return status::success;
 }
 
-StatusField SoftController::start_deallocate(const Command& command, Flight& flight) {
+StatusField SoftDevice::start_deallocate(const Command& command, Flight& flight) {
   if (!shape_.deallocate) return status::invalid_opcode;
   if (command.nsid != 1) return status::invalid_namespace;
   const std::uint64_t count = (command.dw10 & 0xff) + std::uint64_t{1};
@@ -105,7 +105,7 @@ StatusField SoftController::start_deallocate(const Command& command, Flight& fli
   return status::success;
 }
 
-void SoftController::start_part(Flight& flight, const BlockOp& op) {
+void SoftDevice::start_part(Flight& flight, const BlockOp& op) {
   BlockOp part = op;
   part.cookie = flight.index;
   ++flight.parts;
@@ -116,7 +116,7 @@ void SoftController::start_part(Flight& flight, const BlockOp& op) {
   }
 }
 
-StatusField SoftController::add_segment(std::uint64_t address, std::uint64_t length, Flight& flight) {
+StatusField SoftDevice::add_segment(std::uint64_t address, std::uint64_t length, Flight& flight) {
   std::byte* const memory = iommu_.use(address, length);
   if (memory == nullptr) {
     breaches_.add("a PRP names memory that is not mapped");
@@ -131,7 +131,7 @@ StatusField SoftController::add_segment(std::uint64_t address, std::uint64_t len
   return status::success;
 }
 
-StatusField SoftController::walk_prps(const Command& command, std::uint64_t length, Flight& flight) {
+StatusField SoftDevice::walk_prps(const Command& command, std::uint64_t length, Flight& flight) {
   const auto breach = [this](const char* what) {
     breaches_.add(what);
     return status::invalid_prp_offset;
@@ -156,11 +156,16 @@ StatusField SoftController::walk_prps(const Command& command, std::uint64_t leng
     if (entries == nullptr) return breach("a PRP list in memory that is not mapped");
     flight.used.push_back(at);
     const bool chains = needed > room;
-    for (std::uint64_t i = 0; i < count - (chains ? 1 : 0); ++i) {
+    const std::uint64_t pages = count - (chains ? 1 : 0);
+    for (std::uint64_t i = 0; i < pages;) {
       if (entries[i] % page_bytes_ != 0) return breach("an entry of a PRP list has an offset");
-      const std::uint64_t part = std::min(left, page_bytes_);
+      // Pages that follow one another are looked up as one.
+      std::uint64_t run = 1;
+      while (i + run < pages && entries[i + run] == entries[i] + run * page_bytes_) ++run;
+      const std::uint64_t part = std::min(left, run * page_bytes_);
       if (const StatusField bad = add_segment(entries[i], part, flight); !bad.ok()) return bad;
       left -= part;
+      i += run;
     }
     if (chains) at = entries[count - 1];
     if (chains && at % page_bytes_ != 0) return breach("a PRP list goes on in the middle of a page");

@@ -22,15 +22,17 @@ std::uint64_t SoftIommu::map(std::byte* data, std::size_t size_bytes) {
   return address;
 }
 
-void SoftIommu::unmap(std::uint64_t address, std::size_t size_bytes) {
+std::byte* SoftIommu::unmap(std::uint64_t address, std::size_t size_bytes) {
   const std::lock_guard lock(mutex_);
   const auto found = mappings_.find(address);
   if (found == mappings_.end() || found->second.size_bytes != size_bytes) {
     breaches_.add("memory was unmapped that was not mapped so");
-    return;
+    return nullptr;
   }
   if (found->second.users != 0 && !closed_) breaches_.add("memory was unmapped while a command used it");
+  std::byte* const data = found->second.data;
   mappings_.erase(found);
+  return data;
 }
 
 void SoftIommu::close() {
@@ -53,8 +55,9 @@ void SoftIommu::release(std::uint64_t address) {
   const std::lock_guard lock(mutex_);
   const auto after = mappings_.upper_bound(address);
   if (after == mappings_.begin()) return;
-  Mapping& mapping = std::prev(after)->second;
-  if (mapping.users > 0) --mapping.users;
+  auto& [begin, mapping] = *std::prev(after);
+  // Not that of its neighbour, if it was unmapped meanwhile.
+  if (address - begin < mapping.size_bytes && mapping.users > 0) --mapping.users;
 }
 
 }  // namespace penstock::nvme

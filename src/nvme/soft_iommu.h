@@ -32,7 +32,8 @@ class SoftIommu {
   explicit SoftIommu(Breaches& breaches) : breaches_(breaches) {}
 
   std::uint64_t map(std::byte* data, std::size_t size_bytes);
-  void unmap(std::uint64_t address, std::size_t size_bytes);
+  // The memory that was mapped there; null, and a breach, if none was.
+  std::byte* unmap(std::uint64_t address, std::size_t size_bytes);
   // From now on nothing can be reached.
   void close();
 

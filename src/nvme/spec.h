@@ -116,6 +116,9 @@ struct alignas(16) Command {
   std::uint32_t dw13;
   std::uint32_t dw14;
   std::uint32_t dw15;
+
+  // Of reads and writes, in double words 10 and 11.
+  void set_first_block(std::uint64_t number) { __builtin_memcpy(&dw10, &number, sizeof number); }
 };
 static_assert(sizeof(Command) == 64 && offsetof(Command, cid) == 2 && offsetof(Command, nsid) == 4);
 static_assert(offsetof(Command, metadata) == 16 && offsetof(Command, prp1) == 24 && offsetof(Command, prp2) == 32);

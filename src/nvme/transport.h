@@ -69,6 +69,8 @@ class Registers {
       : base_(base), size_bytes_(size_bytes), sleeper_(sleeper) {}
 
   std::size_t size_bytes() const { return size_bytes_; }
+  // As if no more were mapped.
+  Registers first(std::size_t size_bytes) const { return {base_, size_bytes, sleeper_}; }
   std::uint32_t read32(std::uint32_t offset) const { return __atomic_load_n(word(offset), __ATOMIC_ACQUIRE); }
   // As two reads of 32 bits, which every controller must allow (NVMe 2.0 §3.1.3).
   std::uint64_t read64(std::uint32_t offset) const {

@@ -50,6 +50,23 @@ class Nvme(ToolTest):
         self.assertEqual(loaded["bytes"], len(content))
         self.assertEqual(loaded["engine"], "soft-nvme")
 
+    def test_writes_into_a_store_behind_a_controller(self):
+        content = bytes(i * 11 % 241 for i in range(MIB + 3))
+        source = self.file("source.bin", content)
+        disk = self.file("disk.img", bytes(2 * MIB))
+        written = self.json_of("write", source, f"soft-nvme:{disk}", "--verify")
+        self.assertEqual((written["bytes"], written["replaced"], written["durable"]), (len(content), False, True))
+        self.assertEqual(disk.read_bytes(), content + bytes(MIB - 3), "in place, and no byte more")
+        self.json_of("write", source, f"soft-nvme:{disk}", "--offset", "100")
+        self.assertEqual(disk.read_bytes()[:100 + len(content)], content[:100] + content)
+        # Its blocks are what they are.
+        self.fails("out_of_range", 2, "write", source, f"soft-nvme:{disk}", "--offset", str(MIB))
+        self.fails("invalid_argument", 2, "write", source, f"soft-nvme:{disk}", "--replace")
+        self.fails("not_found", 3, "write", source, f"soft-nvme:{self.folder}/nothing")
+
+    def test_takes_any_seed(self):
+        self.assertGreater(self.json_of("nvme", "soft", "--seed", "0", "--operations", "1000")["trial"]["retries"], 0)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -1,6 +1,7 @@
 #include "engines/nvme/connection.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <thread>
 #include <utility>
 
@@ -8,6 +9,11 @@ namespace penstock::nvme {
 namespace {
 
 std::atomic<std::uint64_t> next_id{1};
+
+// Of a run by itself: beyond the deadline of a command and every step that follows it.
+constexpr auto longest_run = std::chrono::seconds(120);
+constexpr std::uint32_t most_attempts = 8;
+constexpr auto first_backoff = std::chrono::milliseconds(1);
 
 struct Pages {
   std::byte* data = nullptr;
@@ -49,14 +55,6 @@ void Attachments::leave(Connection& connection) {
   std::erase(connections_, &connection);
 }
 
-bool Connection::Lane::make_bounces(Transport& transport) {
-  auto memory = DmaMemory::create(transport, bounces * bounce_bytes);
-  if (!memory) return false;
-  bounce = std::move(*memory);
-  for (std::uint32_t i = 0; i < bounces; ++i) free_bounces.push_back(i);
-  return true;
-}
-
 Result<std::shared_ptr<Connection>> Connection::open(std::unique_ptr<Transport> transport,
                                                      const ControllerOptions& options, Attachments& attachments) {
   std::shared_ptr<Connection> connection(new Connection(std::move(transport), attachments));
@@ -74,25 +72,39 @@ Connection::Connection(std::unique_ptr<Transport> transport, Attachments& attach
 Connection::~Connection() {
   attachments_.leave(*this);
   users_.clear();
+  queues_.clear();
   for (std::uint32_t id = 0; id < Attachments::slots; ++id) forget({id});
   controller_.reset();
 }
 
-Result<Connection::Lane*> Connection::lane_of(const void* user) {
+Result<Lane*> Connection::lane_of(const void* user, int event, const std::shared_ptr<memory::Budget>& budget) {
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(users_.begin(), users_.end(), [user](const User& one) { return one.user == user; });
   if (found != users_.end()) return found->lane.get();
-  auto queue = controller_->make_queue();
+  auto queue = queue_for_another();
   if (!queue) return std::move(queue).error();
-  auto lane = std::make_unique<Lane>();
-  lane->queue = std::move(*queue);
-  users_.push_back({user, std::move(lane)});
+  users_.push_back({user, std::make_unique<Lane>(std::move(*queue), *transport_, event, budget)});
   return users_.back().lane.get();
+}
+
+// A new one, or when the controller has no more, the one that has the fewest users.
+Result<std::shared_ptr<SharedQueue>> Connection::queue_for_another() {
+  auto made = controller_->make_queue();
+  if (made) {
+    auto queue = std::make_shared<SharedQueue>();
+    queue->queue = std::move(*made);
+    queues_.push_back(queue);
+    return queue;
+  }
+  if (queues_.empty() || made.error().code != Code::unsupported) return std::move(made).error();
+  return *std::min_element(queues_.begin(), queues_.end(),
+                           [](const auto& a, const auto& b) { return a.use_count() < b.use_count(); });
 }
 
 void Connection::release(const void* user) {
   const std::lock_guard lock(mutex_);
   std::erase_if(users_, [user](const User& one) { return one.user == user; });
+  std::erase_if(queues_, [](const auto& queue) { return queue.use_count() == 1; });
 }
 
 std::optional<std::uint64_t> Connection::address_of(engine::MemoryKey key, const std::byte* memory) {
@@ -125,16 +137,32 @@ Status Connection::run(const Io& io, const std::string& what) {
   const std::lock_guard running(run_mutex_);
   auto lane = lane_of(this);
   if (!lane) return std::move(lane).error();
-  IoQueue& queue = *(*lane)->queue;
-  queue.submit({&io, 1});
-  IoDone done;
-  // Bounded by the deadlines of commands, after which the controller is reset or given up.
-  while (queue.poll({&done, 1}) == 0) {
-    queue.after_sleep();
+  const TimePoint deadline = Clock::now() + longest_run;
+  Result<IoDone> done = run_once(**lane, io, deadline);
+  for (std::uint32_t again = 1; done && done->system_error == EAGAIN && again < most_attempts; ++again) {
+    std::this_thread::sleep_for(first_backoff * (1 << again));
+    done = run_once(**lane, io, deadline);
+  }
+  if (!done) return Error{done.error().code, 0, what + ": " + done.error().message, done.error().hint};
+  if (done->code == Code::ok) return {};
+  return Error{done->code, done->system_error, what + " failed", controller_->failure()};
+}
+
+Result<IoDone> Connection::run_once(Lane& lane, const Io& io, TimePoint deadline) {
+  const std::uint32_t cookie = next_run_++;
+  Io mine = io;
+  mine.cookie = cookie;
+  bool sent = false;
+  while (true) {
+    if (!sent) sent = lane.submit({&mine, 1}) == 1;
+    IoDone done;
+    // What comes late, from a run that was given up, is not this one's.
+    if (lane.poll({&done, 1}) == 1 && done.cookie == cookie) return done;
+    if (lane.is_stuck()) return Error{Code::io_error, 0, "the controller can't be stopped", controller_->failure()};
+    if (Clock::now() > deadline) return Error{Code::timed_out, 0, "the controller does not answer", ""};
+    lane.after_sleep();
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
-  if (done.code == Code::ok) return {};
-  return Error{done.code, done.system_error, what + " failed", controller_->failure()};
 }
 
 }  // namespace penstock::nvme

@@ -1,4 +1,4 @@
-// Connection: a controller in use by stores of the engine: its driver, a queue for each lane, and mapped memory.
+// Connection: a controller in use by stores of the engine: its driver, its lanes, and mapped memory.
 //
 // Attachments: the memory that was made known to the engine; each Connection maps it when it first meets it.
 //
@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "engine/op.h"
+#include "engines/nvme/lane.h"
 #include "nvme/controller.h"
-#include "nvme/io_queue.h"
 #include "penstock/region.h"
 
 namespace penstock::nvme {
@@ -48,21 +48,6 @@ class Attachments {
 
 class Connection {
  public:
-  // What one lane of core has of a controller.
-  struct Lane {
-    static constexpr std::size_t bounce_bytes = 128 << 10;
-    static constexpr std::size_t bounces = 16;
-    std::unique_ptr<IoQueue> queue;
-    // For memory that the controller can't reach: copied through here. Made when first needed.
-    DmaMemory bounce;
-    std::vector<std::uint32_t> free_bounces;
-
-    std::byte* bounce_at(std::uint32_t index) const { return bounce.data() + index * bounce_bytes; }
-    std::uint64_t bounce_address(std::uint32_t index) const { return bounce.address() + index * bounce_bytes; }
-    // False if there is no memory for it.
-    bool make_bounces(Transport& transport);
-  };
-
   static Result<std::shared_ptr<Connection>> open(std::unique_ptr<Transport> transport,
                                                   const ControllerOptions& options, Attachments& attachments);
   ~Connection();
@@ -71,8 +56,8 @@ class Connection {
   std::uint64_t id() const { return id_; }
   Controller& controller() { return *controller_; }
 
-  // The lane of a user, made when first asked for; the same until released.
-  Result<Lane*> lane_of(const void* user);
+  // The lane of a user, made when first asked for; the same until released. The rest is as Lane takes it.
+  Result<Lane*> lane_of(const void* user, int event = -1, const std::shared_ptr<memory::Budget>& budget = nullptr);
   // REQUIRES: nothing is in flight on the user's lane.
   void release(const void* user);
 
@@ -80,7 +65,7 @@ class Connection {
   std::optional<std::uint64_t> address_of(engine::MemoryKey key, const std::byte* memory);
   void forget(engine::MemoryKey key);
 
-  // One operation, to its end, on the calling thread.
+  // One operation without memory, to its end, on the calling thread; tried again where that may help.
   Status run(const Io& io, const std::string& what);
 
  private:
@@ -97,15 +82,19 @@ class Connection {
 
   Connection(std::unique_ptr<Transport> transport, Attachments& attachments);
   void map(engine::MemoryKey key);
+  Result<std::shared_ptr<SharedQueue>> queue_for_another();
+  Result<IoDone> run_once(Lane& lane, const Io& io, TimePoint deadline);
 
   const std::uint64_t id_;
   const std::unique_ptr<Transport> transport_;
   Attachments& attachments_;
   std::unique_ptr<Controller> controller_;
-  std::mutex mutex_;  // guards what follows, but for the loads of addresses
+  std::mutex mutex_;                                  // guards what follows, but for the loads of addresses
+  std::vector<std::shared_ptr<SharedQueue>> queues_;  // shared with their lanes
   std::vector<User> users_;
   std::array<Mapping, Attachments::slots> mappings_{};
   std::mutex run_mutex_;
+  std::uint32_t next_run_ = 0;
 };
 
 }  // namespace penstock::nvme

@@ -49,7 +49,7 @@ class Engine : public engine::Engine {
   void detach(engine::MemoryKey key) override { attachments_.remove(key); }
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
-    return Queue::create(options.depth);
+    return Queue::create(options);
   }
 
  private:
@@ -82,9 +82,9 @@ std::unique_ptr<engine::Engine> make_engine(Settings settings) {
   return std::make_unique<Engine>(std::move(settings));
 }
 
-Result<Device> connect_soft(engine::Engine& files, const std::string& name, const OpenOptions& options,
-                            const SoftShape& shape, const SoftFaults& faults) {
-  auto store = files.open(name, options);
+Result<Device> connect_soft(const std::shared_ptr<engine::Engine>& files, const std::string& name,
+                            const OpenOptions& options, const SoftShape& shape, const SoftFaults& faults) {
+  auto store = files->open(name, options);
   if (!store) return std::move(store).error();
   auto backend = StoreBackend::create(files, std::move(*store));
   if (!backend) return std::move(backend).error();
@@ -120,7 +120,7 @@ std::unique_ptr<engine::Engine> make_soft_engine(std::unique_ptr<engine::Engine>
     return probe;
   };
   settings.connect = [inner, shape, faults](const std::string& name, const OpenOptions& open) {
-    return connect_soft(*inner, name, open, shape, faults);
+    return connect_soft(inner, name, open, shape, faults);
   };
   return make_engine(std::move(settings));
 }

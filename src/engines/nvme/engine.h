@@ -37,9 +37,9 @@ struct Settings {
 
 std::unique_ptr<engine::Engine> make_engine(Settings settings);
 
-// A controller in software over a store of `files`, which outlives it.
-Result<Device> connect_soft(engine::Engine& files, const std::string& name, const OpenOptions& options,
-                            const SoftShape& shape = {}, const SoftFaults& faults = {});
+// A controller in software over a store of `files`, which it keeps.
+Result<Device> connect_soft(const std::shared_ptr<engine::Engine>& files, const std::string& name,
+                            const OpenOptions& options, const SoftShape& shape = {}, const SoftFaults& faults = {});
 // Over the files of another engine. The shape and the faults are for tests.
 std::unique_ptr<engine::Engine> make_soft_engine(std::unique_ptr<engine::Engine> files, const SoftShape& shape = {},
                                                  const SoftFaults& faults = {}, const ControllerOptions& options = {});

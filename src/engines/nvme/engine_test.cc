@@ -4,13 +4,17 @@
 #include <sys/stat.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 #include <vector>
 
 #include "api/context_builder.h"
+#include "engines/nvme/lane.h"
 #include "engines/posix/engine.h"
+#include "nvme/soft_test_support.h"
 #include "penstock/penstock.h"
 
 namespace penstock::nvme {
@@ -19,6 +23,34 @@ namespace {
 using engine::Done;
 using engine::Op;
 using engine::OpKind;
+
+// A store on a controller with blocks in RAM, behind a way that can fail.
+class OwningWay : public Way {
+ public:
+  OwningWay(std::unique_ptr<SoftController> soft, const WayFaults& faults)
+      : Way(*soft, faults), soft_(std::move(soft)) {}
+
+ private:
+  const std::unique_ptr<SoftController> soft_;
+};
+struct Controlled {
+  explicit Controlled(const SoftShape& shape, const SoftFaults& faults = {}, const WayFaults& way = {}) {
+    Settings settings;
+    settings.description.name = "controlled";
+    settings.controller = quick_options();
+    settings.connect = [=](const std::string&, const OpenOptions&) {
+      Device device;
+      auto soft = std::make_unique<SoftController>(std::make_unique<RamBackend>(1 << 20), shape, faults);
+      device.transport = std::make_unique<OwningWay>(std::move(soft), way);
+      return device;
+    };
+    engine = make_engine(std::move(settings));
+    store = engine->open("it", {.access = Access::write}).value();
+  }
+
+  std::unique_ptr<engine::Engine> engine;
+  std::unique_ptr<engine::Store> store;
+};
 
 class SoftNvme : public testing::Test {
  protected:
@@ -167,6 +199,87 @@ TEST_F(SoftNvme, takes_no_more_than_its_depth_and_goes_on_after) {
   }
   for (std::size_t i = 0; i < memory.size(); ++i) ASSERT_EQ(memory[i], byte_at(i));
   queue.reset();
+}
+
+// A controller with one queue, and places for three commands in it.
+TEST_F(SoftNvme, shares_the_queues_that_there_are_among_all_lanes) {
+  make_file(1 << 20);
+  for (const bool interrupts : {true, false}) {
+    SoftShape shape{.max_queue_entries = 4, .io_queues = 1};
+    shape.interrupts = interrupts;
+    auto engine = make_soft_engine(posix::make_engine(), shape);
+    auto store = engine->open(file_.string(), {.access = Access::write}).value();
+    std::atomic<std::uint32_t> wrong{0};
+    std::vector<std::thread> lanes;
+    for (std::uint64_t lane = 0; lane < 16; ++lane) {
+      lanes.emplace_back([&, lane] {
+        auto queue = engine->make_queue({.depth = 8}).value();
+        std::vector<std::byte> memory(8 * 4096);
+        std::vector<Op> ops;
+        for (std::uint64_t i = 0; i < 8; ++i) {
+          ops.push_back({.store = store.get(),
+                         .offset = (lane * 8 + i) * 4096,
+                         .length = 4096,
+                         .memory = &memory[i * 4096],
+                         .cookie = i});
+        }
+        for (int round = 0; round < 4; ++round) {
+          if (queue->submit(ops) != 8) ++wrong;
+          std::array<Done, 8> done;
+          for (std::size_t ended = 0; ended < 8;) {
+            const std::size_t count = queue->poll(done, Clock::now() + std::chrono::seconds(20));
+            for (std::size_t i = 0; i < count; ++i) wrong += done[i].bytes == 4096 ? 0 : 1;
+            ended += count;
+          }
+          for (std::size_t i = 0; i < memory.size(); ++i) {
+            if (memory[i] != byte_at(lane * 8 * 4096 + i)) ++wrong;
+          }
+        }
+      });
+    }
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(store->writer()->commit(true).ok());
+    for (auto& lane : lanes) lane.join();
+    EXPECT_EQ(wrong, 0U);
+  }
+}
+
+TEST_F(SoftNvme, says_so_when_there_is_no_memory_to_copy_through) {
+  Controlled refuses({}, {}, {.longest_mapping = 1 << 20});
+  auto queue = refuses.engine->make_queue({}).value();
+  std::array<std::byte, 4096> memory{};
+  const Op op{.store = refuses.store.get(), .length = 4096, .memory = memory.data()};
+  EXPECT_EQ(run(*queue, op).code, Code::out_of_memory);
+  queue.reset();
+}
+
+TEST_F(SoftNvme, counts_memory_to_copy_through_as_pinned) {
+  make_file(64 << 10);
+  auto engine = make_soft_engine(posix::make_engine());
+  auto store = engine->open(file_.string(), {}).value();
+  std::array<std::byte, 4096> memory{};
+  const Op op{.store = store.get(), .length = 4096, .memory = memory.data()};
+  const auto budget_after = [&](std::uint64_t limit, Code expected) {
+    const auto budget = std::make_shared<memory::Budget>(limit);
+    auto queue = engine->make_queue({.pinned = budget}).value();
+    EXPECT_EQ(run(*queue, op).code, expected);
+    const std::uint64_t used = budget->used_bytes();
+    queue.reset();
+    EXPECT_EQ(budget->used_bytes(), 0U);
+    return used;
+  };
+  EXPECT_EQ(budget_after(16 << 20, Code::ok), Bounces::most_pieces * Bounces::piece_bytes);
+  EXPECT_EQ(budget_after(300 << 10, Code::ok), 2 * Bounces::piece_bytes) << "as much as there is";
+  EXPECT_EQ(budget_after(100 << 10, Code::over_budget), 0U);
+}
+
+TEST_F(SoftNvme, tries_a_commit_again_but_not_for_ever) {
+  Controlled busy({}, {.seed = 1, .fail = 500, .statuses = {status::namespace_not_ready}});
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(busy.store->writer()->commit(true).ok());
+  Controlled broken({}, {.fail = 1000, .statuses = {status::namespace_not_ready}});
+  EXPECT_EQ(broken.store->writer()->commit(true).error().code, Code::io_error);
+  Controlled unstoppable({}, {.lose = 1000, .ignores_abort = true, .ignores_delete = true, .ignores_disable = true},
+                         {.can_isolate = false});
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(unstoppable.store->writer()->commit(true).error().code, Code::io_error);
 }
 
 TEST_F(SoftNvme, sleeps_until_the_deadline_or_a_wake) {

@@ -49,21 +49,22 @@ bool moves_bytes(const Op& op) {
 
 }  // namespace
 
-Result<std::unique_ptr<engine::Queue>> Queue::create(std::uint32_t depth) {
-  if (depth == 0 || depth > max_depth) {
-    return Error{Code::invalid_argument, 0, "a queue of depth " + std::to_string(depth),
+Result<std::unique_ptr<engine::Queue>> Queue::create(const engine::QueueOptions& options) {
+  if (options.depth == 0 || options.depth > max_depth) {
+    return Error{Code::invalid_argument, 0, "a queue of depth " + std::to_string(options.depth),
                  "ask for 1 to " + std::to_string(max_depth)};
   }
   UniqueFd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!event) return system_error(errno, "make an eventfd", "raise the limit on open files (ulimit -n)");
-  return std::unique_ptr<engine::Queue>(new Queue(std::move(event), depth));
+  return std::unique_ptr<engine::Queue>(new Queue(std::move(event), options));
 }
 
-Queue::Queue(UniqueFd event, std::uint32_t depth) : event_(std::move(event)), flights_(depth), sleepers_(1) {
-  free_.reserve(depth);
-  ended_.reserve(depth);
-  batch_.reserve(depth);
-  for (std::uint32_t i = depth; i > 0; --i) free_.push_back(i - 1);
+Queue::Queue(UniqueFd event, const engine::QueueOptions& options)
+    : event_(std::move(event)), flights_(options.depth), pinned_(options.pinned), sleepers_(1) {
+  free_.reserve(options.depth);
+  ended_.reserve(options.depth);
+  batch_.reserve(options.depth);
+  for (std::uint32_t i = options.depth; i > 0; --i) free_.push_back(i - 1);
 }
 
 Queue::~Queue() {
@@ -74,31 +75,17 @@ Queue::~Queue() {
 
 std::size_t Queue::submit(std::span<const Op> ops) {
   std::size_t taken = 0;
-  while (taken < ops.size()) {
-    auto* const store = static_cast<Store*>(ops[taken].store);
-    const auto found = link_to(*store);
-    if (!found) {
-      if (free_.size() <= ended_.size()) break;
-      log(LogLevel::error, found.error().message);
-      ended_.push_back({.cookie = ops[taken++].cookie, .code = Code::engine_unavailable, .route = Route::direct});
-      continue;
+  // What has ended is still in flight for the caller.
+  for (; taken < ops.size() && free_.size() > ended_.size(); ++taken) {
+    const Op& op = ops[taken];
+    if (const auto link = link_to(*static_cast<Store*>(op.store))) {
+      take(op, *link);
+    } else {
+      log(LogLevel::error, link.error().message);
+      ended_.push_back({.cookie = op.cookie, .code = Code::engine_unavailable, .route = Route::direct});
     }
-    Link& link = links_[*found];
-    batch_.clear();
-    const std::size_t begun = taken;
-    while (taken < ops.size() && ops[taken].store == store && start(ops[taken], link, *found)) ++taken;
-    const std::size_t sent = link.lane->queue->submit(batch_);
-    link.in_flight += sent;
-    // Commands that found no place are taken back, the last first.
-    for (std::size_t i = batch_.size(); i > sent; --i) {
-      Flight& flight = flights_[batch_[i - 1].cookie];
-      if (flight.bounce != no_bounce) link.lane->free_bounces.push_back(flight.bounce);
-      flight.busy = false;
-      free_.push_back(static_cast<std::uint32_t>(batch_[i - 1].cookie));
-    }
-    taken -= batch_.size() - sent;
-    if (taken == begun || sent < batch_.size()) break;
   }
+  for (Link& link : links_) send(link);
   return taken;
 }
 
@@ -107,56 +94,95 @@ Result<std::size_t> Queue::link_to(Store& store) {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     if (links_[i].connection_id == connection->id()) return i;
   }
-  auto lane = connection->lane_of(this);
+  auto lane = connection->lane_of(this, event_.get(), pinned_);
   if (!lane) return std::move(lane).error();
-  const Link link{connection->id(), connection, *lane, 0};
+  Link link{connection->id(), connection, *lane, 0, {}};
+  link.waiting.reserve(flights_.size());
   // Stores come and go: the place of one that is gone is taken by the next.
   for (std::size_t i = 0; i < links_.size(); ++i) {
     if (links_[i].in_flight != 0 || !links_[i].connection.expired()) continue;
-    links_[i] = link;
+    links_[i] = std::move(link);
     return i;
   }
-  links_.push_back(link);
+  links_.push_back(std::move(link));
   sleepers_.resize(links_.size() + 1);
   return links_.size() - 1;
 }
 
-// False when there is no room for it now.
-bool Queue::start(const Op& op, Link& link, std::size_t link_index) {
-  if (free_.size() <= ended_.size()) return false;  // what has ended is still in flight for the caller
+void Queue::take(const Op& op, std::size_t link) {
   const auto& store = *static_cast<const Store*>(op.store);
   const std::uint32_t index = free_.back();
-  Flight& flight = flights_[index];
-  flight = {op, link_index, no_bounce, true};
+  free_.pop_back();
   // Blocks past the end of the namespace are not there: what comes before them is a short transfer.
   const std::uint64_t size = store.space().info.size_bytes();
   const std::uint64_t length = op.offset < size ? std::min(op.length, size - op.offset) : op.length;
-  Io io{kind_of(op.kind), &store.space(), op.offset, length, 0, index};
-  if (moves_bytes(op) && !place(flight, store, *link.lane, io)) {
-    flight.busy = false;
-    return false;
-  }
-  free_.pop_back();
-  batch_.push_back(io);
-  return true;
+  flights_[index] = {.op = op,
+                     .link = link,
+                     .io = {kind_of(op.kind), &store.space(), op.offset, length, 0, index},
+                     .bounce = no_bounce,
+                     .busy = true,
+                     .placed = !moves_bytes(op)};
+  links_[link].waiting.push_back(index);
+  ++links_[link].in_flight;
 }
 
-// Where the controller finds the memory: where it is, or else in a bounce buffer, which may be shorter.
-bool Queue::place(Flight& flight, const Store& store, Connection::Lane& lane, Io& io) {
+// As many as find a place, with one doorbell.
+void Queue::send(Link& link) {
+  batch_.clear();
+  while (batch_.size() < link.waiting.size()) {
+    Flight& flight = flights_[link.waiting[batch_.size()]];
+    if (!flight.placed) {
+      const Code code = place(flight, *link.lane);
+      if (code != Code::ok) {
+        end_unsent(link, batch_.size(), code);
+        continue;
+      }
+      if (!flight.placed) break;
+    }
+    batch_.push_back(flight.io);
+  }
+  if (batch_.empty()) return;
+  const std::size_t sent = link.lane->submit(batch_);
+  link.waiting.erase(link.waiting.begin(), link.waiting.begin() + static_cast<std::ptrdiff_t>(sent));
+}
+
+// Where the controller finds the memory: where it is, or else in a bounce buffer, which may be shorter. Not placed, if
+// all of those are in use.
+Code Queue::place(Flight& flight, Lane& lane) {
   const Op& op = flight.op;
+  const auto& store = *static_cast<const Store*>(op.store);
   const bool aligned = reinterpret_cast<std::uintptr_t>(op.memory) % 4 == 0;
   if (const auto address = aligned ? store.connection()->address_of(op.key, op.memory) : std::nullopt) {
-    io.address = *address;
-    return true;
+    flight.io.address = *address;
+    flight.placed = true;
+    return Code::ok;
   }
-  if (lane.bounce.data() == nullptr && !lane.make_bounces(store.connection()->controller().transport())) return false;
-  if (lane.free_bounces.empty()) return false;
-  flight.bounce = lane.free_bounces.back();
-  lane.free_bounces.pop_back();
-  io.length = std::min<std::uint64_t>(io.length, Connection::Lane::bounce_bytes);
-  io.address = lane.bounce_address(flight.bounce);
-  if (op.kind == OpKind::write) std::memcpy(lane.bounce_at(flight.bounce), op.memory, io.length);
-  return true;
+  Bounces& bounces = lane.bounces();
+  if (const Code made = bounces.make(); made != Code::ok) return made;
+  const auto piece = bounces.take();
+  if (!piece) return Code::ok;
+  flight.bounce = *piece;
+  flight.io.length = std::min<std::uint64_t>(flight.io.length, Bounces::piece_bytes);
+  flight.io.address = bounces.address(*piece);
+  flight.placed = true;
+  if (op.kind == OpKind::write) std::memcpy(bounces.at(*piece), op.memory, flight.io.length);
+  return Code::ok;
+}
+
+// By its place among those that wait.
+void Queue::end_unsent(Link& link, std::size_t waiting, Code code) {
+  const std::uint32_t index = link.waiting[waiting];
+  link.waiting.erase(link.waiting.begin() + static_cast<std::ptrdiff_t>(waiting));
+  ended_.push_back({.cookie = flights_[index].op.cookie, .code = code, .route = Route::direct});
+  free(link, index);
+}
+
+void Queue::free(Link& link, std::uint32_t index) {
+  Flight& flight = flights_[index];
+  if (flight.bounce != no_bounce) link.lane->bounces().give_back(flight.bounce);
+  flight.busy = false;
+  free_.push_back(index);
+  --link.in_flight;
 }
 
 std::size_t Queue::collect(std::span<Done> done) {
@@ -168,26 +194,22 @@ std::size_t Queue::collect(std::span<Done> done) {
     std::array<IoDone, 32> ios;
     while (count < done.size()) {
       const std::size_t wanted = std::min(ios.size(), done.size() - count);
-      const std::size_t got = link.lane->queue->poll(std::span(ios).first(wanted));
+      const std::size_t got = link.lane->poll(std::span(ios).first(wanted));
       for (std::size_t i = 0; i < got; ++i) done[count++] = finish(link, ios[i]);
       if (got < wanted) break;
     }
+    send(link);
   }
   return count;
 }
 
 Done Queue::finish(Link& link, const IoDone& io) {
   const auto index = static_cast<std::uint32_t>(io.cookie);
-  Flight& flight = flights_[index];
-  if (flight.bounce != no_bounce) {
-    if (flight.op.kind == OpKind::read && io.bytes > 0) {
-      std::memcpy(flight.op.memory, link.lane->bounce_at(flight.bounce), io.bytes);
-    }
-    link.lane->free_bounces.push_back(flight.bounce);
+  const Flight& flight = flights_[index];
+  if (flight.bounce != no_bounce && flight.op.kind == OpKind::read && io.bytes > 0) {
+    std::memcpy(flight.op.memory, link.lane->bounces().at(flight.bounce), io.bytes);
   }
-  flight.busy = false;
-  free_.push_back(index);
-  --link.in_flight;
+  free(link, index);
   return {flight.op.cookie, io.bytes, io.code, io.system_error, Route::direct};
 }
 
@@ -202,7 +224,7 @@ std::size_t Queue::poll(std::span<Done> done, TimePoint deadline) {
     if (now < spin_until) {
       CpuPlatform::relax();
     } else if (sleep(deadline)) {
-      return 0;
+      return collect(done);
     }
   }
 }
@@ -215,15 +237,17 @@ bool Queue::sleep(TimePoint deadline) {
   sleepers_[count++] = {event_.get(), POLLIN, 0};
   for (const Link& link : links_) {
     if (link.in_flight == 0) continue;
-    const auto interrupt = link.lane->queue->interrupt();
-    until = std::min(until, interrupt ? link.lane->queue->next_deadline() : now + nap);
+    const auto interrupt = link.lane->interrupt();
+    // Others make room, or were in the way, and tell nobody.
+    const bool looks = !interrupt || !link.waiting.empty() || link.lane->missed();
+    until = std::min(until, looks ? now + nap : link.lane->next_deadline());
     if (interrupt) sleepers_[count++] = {*interrupt, POLLIN, 0};
   }
   const auto ns = std::max<std::int64_t>(std::chrono::nanoseconds(until - now).count(), 0);
   const timespec limit{.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
   ::ppoll(sleepers_.data(), count, &limit, nullptr);
   for (Link& link : links_) {
-    if (link.in_flight != 0) link.lane->queue->after_sleep();
+    if (link.in_flight != 0) link.lane->after_sleep();
   }
   std::uint64_t wakes = 0;
   return ::read(event_.get(), &wakes, sizeof wakes) == sizeof wakes;
@@ -237,7 +261,13 @@ void Queue::wake() {
 void Queue::cancel(std::uint64_t cookie) {
   for (std::uint32_t index = 0; index < flights_.size(); ++index) {
     if (!flights_[index].busy || flights_[index].op.cookie != cookie) continue;
-    links_[flights_[index].link].lane->queue->cancel(index);
+    Link& link = links_[flights_[index].link];
+    const auto waiting = std::find(link.waiting.begin(), link.waiting.end(), index);
+    if (waiting != link.waiting.end()) {
+      end_unsent(link, static_cast<std::size_t>(waiting - link.waiting.begin()), Code::cancelled);
+    } else {
+      link.lane->cancel(index);
+    }
     return;
   }
 }

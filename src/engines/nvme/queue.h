@@ -1,7 +1,8 @@
 // Queue of the nvme engines: an I/O queue pair on each controller whose stores it meets.
 //
 // Polls for a moment and then sleeps until an interrupt, a wake or a deadline. Memory that a controller can't reach is
-// copied through memory that it can.
+// copied through memory that it can. What finds no place at the controller, because others use its queues too, waits
+// here.
 //
 // Thread safety and lifetime: as engine::Queue. Nothing is allocated for an operation.
 #pragma once
@@ -12,7 +13,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "engine/queue.h"
+#include "engine/engine.h"
 #include "engines/nvme/connection.h"
 
 namespace penstock::nvme {
@@ -21,7 +22,7 @@ class Store;
 
 class Queue : public engine::Queue {
  public:
-  static Result<std::unique_ptr<engine::Queue>> create(std::uint32_t depth);
+  static Result<std::unique_ptr<engine::Queue>> create(const engine::QueueOptions& options);
   ~Queue() override;
 
   std::size_t submit(std::span<const engine::Op> ops) override;
@@ -34,21 +35,27 @@ class Queue : public engine::Queue {
   struct Link {
     std::uint64_t connection_id = 0;
     std::weak_ptr<Connection> connection;
-    Connection::Lane* lane = nullptr;
-    std::size_t in_flight = 0;
+    Lane* lane = nullptr;
+    std::size_t in_flight = 0;           // those that wait included
+    std::vector<std::uint32_t> waiting;  // flights that were not sent yet, the first first
   };
   static constexpr std::uint32_t no_bounce = UINT32_MAX;
   struct Flight {
     engine::Op op;
     std::size_t link = 0;
+    Io io;
     std::uint32_t bounce = no_bounce;
     bool busy = false;
+    bool placed = false;  // the controller knows the memory that `io` names
   };
 
-  Queue(UniqueFd event, std::uint32_t depth);
+  Queue(UniqueFd event, const engine::QueueOptions& options);
   Result<std::size_t> link_to(Store& store);
-  bool start(const engine::Op& op, Link& link, std::size_t link_index);
-  bool place(Flight& flight, const Store& store, Connection::Lane& lane, Io& io);
+  void take(const engine::Op& op, std::size_t link);
+  void send(Link& link);
+  Code place(Flight& flight, Lane& lane);
+  void end_unsent(Link& link, std::size_t waiting, Code code);
+  void free(Link& link, std::uint32_t index);
   std::size_t collect(std::span<engine::Done> done);
   engine::Done finish(Link& link, const IoDone& io);
   bool sleep(TimePoint deadline);
@@ -57,8 +64,9 @@ class Queue : public engine::Queue {
   std::vector<Link> links_;
   std::vector<Flight> flights_;
   std::vector<std::uint32_t> free_;
-  std::vector<engine::Done> ended_;  // without a controller
-  std::vector<Io> batch_;            // for one controller, to go with one doorbell
+  const std::shared_ptr<memory::Budget> pinned_;  // of the Context, which may be gone before the queue
+  std::vector<engine::Done> ended_;               // without a controller
+  std::vector<Io> batch_;                         // for one controller, to go with one doorbell
   std::vector<pollfd> sleepers_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 namespace penstock::nvme {
 namespace {
@@ -13,6 +14,8 @@ using engine::OpKind;
 using engine::Path;
 
 constexpr std::uint64_t unit_bytes = 4096;  // what core reads and writes at least
+// Queues of commands are shorter, and no data.
+constexpr std::size_t least_attached_bytes = 1 << 20;
 
 OpKind kind_of(BlockKind kind) {
   switch (kind) {
@@ -36,16 +39,46 @@ bool is_transient(const Done& done) {
 
 }  // namespace
 
-Result<std::unique_ptr<StoreBackend>> StoreBackend::create(engine::Engine& engine,
+Result<std::unique_ptr<StoreBackend>> StoreBackend::create(std::shared_ptr<engine::Engine> engine,
                                                            std::unique_ptr<engine::Store> store) {
-  auto queue = engine.make_queue({.depth = depth, .threads = 8});
+  auto queue = engine->make_queue({.depth = depth, .threads = 8});
   if (!queue) return std::move(queue).error();
-  return std::unique_ptr<StoreBackend>(new StoreBackend(std::move(store), std::move(*queue)));
+  return std::unique_ptr<StoreBackend>(new StoreBackend(std::move(engine), std::move(store), std::move(*queue)));
 }
 
-StoreBackend::StoreBackend(std::unique_ptr<engine::Store> store, std::unique_ptr<engine::Queue> queue)
-    : store_(std::move(store)), queue_(std::move(queue)), pending_(depth), done_(depth) {
+StoreBackend::StoreBackend(std::shared_ptr<engine::Engine> engine, std::unique_ptr<engine::Store> store,
+                           std::unique_ptr<engine::Queue> queue)
+    : engine_(std::move(engine)), store_(std::move(store)), queue_(std::move(queue)), pending_(depth), done_(depth) {
   for (std::uint32_t i = depth; i > 0; --i) free_.push_back(i - 1);
+}
+
+StoreBackend::~StoreBackend() {
+  for (const auto& [data, attached] : memory_) engine_->detach(attached.key);
+}
+
+void StoreBackend::add_memory(std::byte* data, std::size_t size_bytes) {
+  if (size_bytes < least_attached_bytes) return;
+  const auto key = engine_->attach(Region::host(data, size_bytes));
+  if (!key || !*key) return;
+  const std::lock_guard lock(memory_mutex_);
+  memory_[data] = {size_bytes, *key};
+}
+
+void StoreBackend::remove_memory(std::byte* data, std::size_t) {
+  const std::lock_guard lock(memory_mutex_);
+  const auto found = memory_.find(data);
+  if (found == memory_.end()) return;
+  engine_->detach(found->second.key);
+  memory_.erase(found);
+}
+
+engine::MemoryKey StoreBackend::key_of(const std::byte* memory, std::uint64_t length) {
+  const std::lock_guard lock(memory_mutex_);
+  const auto after = memory_.upper_bound(memory);
+  if (after == memory_.begin()) return {};
+  const auto& [data, attached] = *std::prev(after);
+  const auto offset = static_cast<std::uint64_t>(memory - data);
+  return offset < attached.size_bytes && length <= attached.size_bytes - offset ? attached.key : engine::MemoryKey{};
 }
 
 std::uint64_t StoreBackend::size_bytes() const {
@@ -81,6 +114,7 @@ bool StoreBackend::submit(const BlockOp& op) {
                   .offset = op.offset,
                   .length = inside,
                   .memory = op.memory,
+                  .key = op.memory != nullptr ? key_of(op.memory, inside) : engine::MemoryKey{},
                   .cookie = index};
   pending.rest.path = path_of(pending.rest);
   if (queue_->submit({&pending.rest, 1}) == 0) to_submit_.push_back(index);

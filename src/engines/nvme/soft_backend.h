@@ -2,10 +2,12 @@
 //
 // The last block of a store that does not end with one is filled up with zeros, which are not kept.
 //
-// Thread safety and lifetime: as BlockBackend; the engine outlives it.
+// Thread safety and lifetime: as BlockBackend.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "engine/engine.h"
@@ -15,7 +17,9 @@ namespace penstock::nvme {
 
 class StoreBackend : public BlockBackend {
  public:
-  static Result<std::unique_ptr<StoreBackend>> create(engine::Engine& engine, std::unique_ptr<engine::Store> store);
+  ~StoreBackend() override;
+  static Result<std::unique_ptr<StoreBackend>> create(std::shared_ptr<engine::Engine> engine,
+                                                      std::unique_ptr<engine::Store> store);
 
   engine::Store& store() { return *store_; }
 
@@ -23,6 +27,8 @@ class StoreBackend : public BlockBackend {
   bool submit(const BlockOp& op) override;
   std::size_t poll(std::span<BlockDone> done, TimePoint deadline) override;
   void wake() override { queue_->wake(); }
+  void add_memory(std::byte* data, std::size_t size_bytes) override;
+  void remove_memory(std::byte* data, std::size_t size_bytes) override;
 
  private:
   struct Pending {
@@ -31,11 +37,14 @@ class StoreBackend : public BlockBackend {
   };
   static constexpr std::uint32_t depth = 128;
 
-  StoreBackend(std::unique_ptr<engine::Store> store, std::unique_ptr<engine::Queue> queue);
+  StoreBackend(std::shared_ptr<engine::Engine> engine, std::unique_ptr<engine::Store> store,
+               std::unique_ptr<engine::Queue> queue);
   engine::Path path_of(const engine::Op& op) const;
+  engine::MemoryKey key_of(const std::byte* memory, std::uint64_t length);
   // Whether it has ended; if not, it goes on.
   bool note(Pending& pending, const engine::Done& done, BlockDone& ended);
 
+  const std::shared_ptr<engine::Engine> engine_;  // shared, since a store that hangs keeps it for as long as that lasts
   const std::unique_ptr<engine::Store> store_;
   const std::unique_ptr<engine::Queue> queue_;
   std::vector<Pending> pending_;
@@ -43,6 +52,13 @@ class StoreBackend : public BlockBackend {
   std::vector<BlockDone> ended_;          // at once
   std::vector<std::uint32_t> to_submit_;  // what the queue did not take yet
   std::vector<engine::Done> done_;
+
+  struct Attached {
+    std::size_t size_bytes = 0;
+    engine::MemoryKey key;
+  };
+  std::mutex memory_mutex_;
+  std::map<const std::byte*, Attached> memory_;  // that the engine knows, by its start; guarded by memory_mutex_
 };
 
 }  // namespace penstock::nvme

@@ -1,0 +1,121 @@
+#include "engines/nvme/lane.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace penstock::nvme {
+namespace {
+
+constexpr std::uint32_t number_shift = 32;
+constexpr std::uint64_t cookie_mask = (std::uint64_t{1} << number_shift) - 1;
+
+}  // namespace
+
+Bounces::~Bounces() {
+  if (memory_.data() != nullptr && budget_ != nullptr && !memory_.is_left_behind()) {
+    budget_->refund(memory_.size_bytes());
+  }
+}
+
+Code Bounces::make() {
+  if (memory_.data() != nullptr) return Code::ok;
+  std::uint32_t pieces = most_pieces;
+  while (pieces > 0 && budget_ != nullptr && !budget_->charge(pieces * piece_bytes)) pieces /= 2;
+  if (pieces == 0) return Code::over_budget;
+  auto memory = DmaMemory::create(transport_, pieces * piece_bytes);
+  if (!memory) {
+    if (budget_ != nullptr) budget_->refund(pieces * piece_bytes);
+    return Code::out_of_memory;
+  }
+  memory_ = std::move(*memory);
+  for (std::uint32_t i = 0; i < pieces; ++i) free_.push_back(i);
+  return Code::ok;
+}
+
+std::optional<std::uint32_t> Bounces::take() {
+  if (free_.empty()) return std::nullopt;
+  const std::uint32_t piece = free_.back();
+  free_.pop_back();
+  return piece;
+}
+
+Lane::Lane(std::shared_ptr<SharedQueue> shared, Transport& transport, int event, std::shared_ptr<memory::Budget> budget)
+    : shared_(std::move(shared)),
+      event_(event),
+      interrupt_(shared_->queue->interrupt()),
+      bounces_(transport, std::move(budget)) {
+  const std::lock_guard lock(shared_->mutex);
+  const auto place = std::find(shared_->lanes.begin(), shared_->lanes.end(), nullptr);
+  number_ = static_cast<std::uint64_t>(place - shared_->lanes.begin());
+  if (place == shared_->lanes.end()) shared_->lanes.push_back(nullptr);
+  shared_->lanes[number_] = this;
+}
+
+Lane::~Lane() {
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->queue->is_stuck()) bounces_.leave_behind();
+  shared_->lanes[number_] = nullptr;
+}
+
+std::size_t Lane::submit(std::span<Io> ios) {
+  const auto lock = try_enter();
+  if (!lock) return 0;
+  for (Io& io : ios) io.cookie = (io.cookie & cookie_mask) | number_ << number_shift;
+  return shared_->queue->submit(ios);
+}
+
+std::size_t Lane::poll(std::span<IoDone> done) {
+  const auto lock = try_enter();
+  missed_ = !lock;
+  if (missed_) return 0;
+  std::size_t count = std::min(done.size(), inbox_.size());
+  std::copy_n(inbox_.begin(), count, done.begin());
+  inbox_.erase(inbox_.begin(), inbox_.begin() + static_cast<std::ptrdiff_t>(count));
+  while (count < done.size()) {
+    const auto rest = done.subspan(count);
+    const std::size_t got = shared_->queue->poll(rest);
+    for (const IoDone& one : rest.first(got)) {
+      if (one.cookie >> number_shift == number_) {
+        done[count] = one;
+        done[count++].cookie &= cookie_mask;
+      } else {
+        deliver(one);
+      }
+    }
+    if (got < rest.size()) break;
+  }
+  return count;
+}
+
+// To the lane that it belongs to; one that is gone has left it behind.
+void Lane::deliver(const IoDone& done) {
+  Lane* const owner = shared_->lanes[done.cookie >> number_shift];
+  if (owner == nullptr) return;
+  owner->inbox_.push_back(done);
+  owner->inbox_.back().cookie &= cookie_mask;
+  if (owner->event_ < 0 || owner->inbox_.size() > 1) return;
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(owner->event_, &one, sizeof one);
+}
+
+void Lane::cancel(std::uint32_t cookie) {
+  if (const auto lock = try_enter()) shared_->queue->cancel(cookie | number_ << number_shift);
+}
+
+TimePoint Lane::next_deadline() {
+  const auto lock = try_enter();
+  return lock ? shared_->queue->next_deadline() : TimePoint::max();
+}
+
+void Lane::after_sleep() {
+  if (const auto lock = try_enter()) shared_->queue->after_sleep();
+}
+
+bool Lane::is_stuck() {
+  const auto lock = try_enter();
+  return lock && shared_->queue->is_stuck();
+}
+
+}  // namespace penstock::nvme

@@ -1,0 +1,97 @@
+// Lane: what one user of a controller, usually a lane of core, has of it: a queue pair, which it shares with others
+// where the controller has fewer than there are users, and memory to copy through.
+//
+// Of those who share a pair one at a time is inside; the others come again. Completions of another are put into its
+// inbox, and it is woken.
+//
+// Thread safety: one thread uses a Lane. Lifetime: ends when nothing of its user is in flight, or never will be
+// anything else (is_stuck); before the Controller.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "memory/budget.h"
+#include "nvme/controller.h"
+#include "nvme/io_queue.h"
+
+namespace penstock::nvme {
+
+class Lane;
+
+struct SharedQueue {
+  std::mutex mutex;  // guards what follows
+  std::unique_ptr<IoQueue> queue;
+  std::vector<Lane*> lanes;  // by the number in their cookies; null: gone
+};
+
+// Memory that the controller can reach, in pieces, for memory that it can't.
+class Bounces {
+ public:
+  static constexpr std::size_t piece_bytes = 128 << 10;
+  static constexpr std::uint32_t most_pieces = 16;
+
+  // Without a budget: as much as there is.
+  Bounces(Transport& transport, std::shared_ptr<memory::Budget> budget)
+      : transport_(transport), budget_(std::move(budget)) {}
+  ~Bounces();
+  Bounces(const Bounces&) = delete;
+  Bounces& operator=(const Bounces&) = delete;
+
+  // Made when first asked for, with fewer pieces where the budget has no more. Code::over_budget or out_of_memory.
+  Code make();
+  // Nothing while all are in use.
+  std::optional<std::uint32_t> take();
+  void give_back(std::uint32_t piece) { free_.push_back(piece); }
+  std::byte* at(std::uint32_t piece) const { return memory_.data() + piece * piece_bytes; }
+  std::uint64_t address(std::uint32_t piece) const { return memory_.address() + piece * piece_bytes; }
+  void leave_behind() { memory_.leave_behind(); }
+
+ private:
+  Transport& transport_;
+  const std::shared_ptr<memory::Budget> budget_;  // of a Context, which may be gone before the controller
+  DmaMemory memory_;
+  std::vector<std::uint32_t> free_;
+};
+
+class Lane {
+ public:
+  // `event` is written to when the inbox is filled; -1: the user looks by itself.
+  Lane(std::shared_ptr<SharedQueue> shared, Transport& transport, int event, std::shared_ptr<memory::Budget> budget);
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  // As IoQueue, with cookies of 32 bits, to which the lane adds its own. None is taken while another user is inside.
+  std::size_t submit(std::span<Io> ios);
+  std::size_t poll(std::span<IoDone> done);
+  void cancel(std::uint32_t cookie);
+
+  std::optional<int> interrupt() const { return interrupt_; }
+  // Another user was inside at the last poll: there may be completions that no interrupt tells of any more.
+  bool missed() const { return missed_; }
+  TimePoint next_deadline();
+  void after_sleep();
+  // What is in flight never ends.
+  bool is_stuck();
+
+  Bounces& bounces() { return bounces_; }
+
+ private:
+  std::unique_lock<std::mutex> try_enter() { return {shared_->mutex, std::try_to_lock}; }
+  void deliver(const IoDone& done);
+
+  const std::shared_ptr<SharedQueue> shared_;  // with the other lanes
+  const int event_;
+  const std::optional<int> interrupt_;
+  std::uint64_t number_ = 0;
+  bool missed_ = false;
+  std::vector<IoDone> inbox_;  // guarded by the queue's mutex
+  Bounces bounces_;
+};
+
+}  // namespace penstock::nvme
