@@ -12,27 +12,36 @@
 #include "files/block_device.h"
 #include "nvme/pci.h"
 #include "nvme/selftest.h"
+#include "nvme/vfio_transport.h"
 
 namespace penstock {
 namespace {
 
 constexpr std::string_view soft_scheme = "soft-nvme:";
+constexpr std::string_view pci_scheme = "nvme:";
 
-// A controller in software, and the engine that its blocks are reached by.
+// A controller, and for one in software the engine that its blocks are reached by.
 struct Connected {
   std::unique_ptr<engine::Engine> files;
-  nvme::Device device;
+  std::unique_ptr<nvme::Transport> transport;
 };
 
 Result<Connected> connect(const std::string& name) {
+  if (name.starts_with(pci_scheme)) {
+    auto device = nvme::connect_pci(name.substr(pci_scheme.size()), {});
+    if (!device) return std::move(device).error();
+    auto transport = nvme::VfioTransport::open(device->controller);
+    if (!transport) return std::move(transport).error();
+    return Connected{nullptr, std::move(*transport)};
+  }
   if (!name.starts_with(soft_scheme)) {
     return Error{Code::unknown_scheme, 0, "\"" + name + "\" names no controller that can be driven from here",
-                 "use soft-nvme:FILE"};
+                 "use nvme:ADDRESS (`penstock nvme list` shows them) or soft-nvme:FILE"};
   }
-  Connected connected{engines::best_for_files(), {}};
+  Connected connected{engines::best_for_files(), nullptr};
   auto device = nvme::connect_soft(*connected.files, name.substr(soft_scheme.size()), {});
   if (!device) return std::move(device).error();
-  connected.device = std::move(*device);
+  connected.transport = std::move(device->transport);
   return connected;
 }
 
@@ -60,7 +69,7 @@ Result<std::vector<NvmeDevice>> list_nvme() {
 Result<NvmeController> inspect_nvme(const std::string& name) {
   auto connected = connect(name);
   if (!connected) return std::move(connected).error();
-  auto controller = nvme::Controller::open(*connected->device.transport);
+  auto controller = nvme::Controller::open(*connected->transport);
   if (!controller) return std::move(controller).error();
   return nvme::describe(**controller);
 }
@@ -68,7 +77,7 @@ Result<NvmeController> inspect_nvme(const std::string& name) {
 Result<std::vector<NvmeCheck>> test_nvme(const std::string& name) {
   auto connected = connect(name);
   if (!connected) return std::move(connected).error();
-  return nvme::run_selftest(*connected->device.transport);
+  return nvme::run_selftest(*connected->transport);
 }
 
 Result<NvmeTrialReport> try_soft_nvme(const NvmeTrial& trial) {

@@ -1,6 +1,8 @@
 #include "engines/nvme/engine.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "engines/nvme/connection.h"
@@ -26,17 +28,19 @@ class Engine : public engine::Engine {
     }
     auto device = settings_.connect(name, options);
     if (!device) return std::move(device).error();
-    auto connection = Connection::open(std::move(device->transport), settings_.controller, attachments_);
+    auto connection = connection_to(*device);
     if (!connection) return std::move(connection).error();
-    auto found = (*connection)->controller().find_namespace(device->namespace_id);
+    Controller& controller = (*connection)->controller();
+    auto found = controller.find_namespace(device->namespace_id);
     if (!found) return std::move(found).error();
     const bool writes = options.access == Access::write;
     Namespace space{.info = *found};
     if (writes) {
+      if (auto status = check_target(*device, controller, *found); !status) return std::move(status).error();
       space.first_writable = device->first_writable;
       space.writable_blocks = device->writable_blocks != 0 ? device->writable_blocks : found->size_blocks;
     }
-    auto info = describe(name, *device, (*connection)->controller(), *found);
+    auto info = describe(name, *device, controller, *found);
     if (!info) return std::move(info).error();
     info->writable = writes;
     return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*info), std::move(*connection),
@@ -53,6 +57,42 @@ class Engine : public engine::Engine {
   }
 
  private:
+  Result<std::shared_ptr<Connection>> connection_to(Device& device) {
+    if (device.transport) return Connection::open(std::move(device.transport), settings_.controller, attachments_);
+    const std::lock_guard lock(mutex_);
+    std::weak_ptr<Connection>& shared = connections_[device.controller];
+    if (auto connection = shared.lock()) return connection;
+    auto transport = settings_.reach(device.controller);
+    if (!transport) return std::move(transport).error();
+    auto opened = Connection::open(std::move(*transport), settings_.controller, attachments_);
+    if (!opened) return opened;
+    // Whoever opens it next waits until the last store has let go of the device.
+    Connection* const raw = opened->get();
+    std::shared_ptr<Connection> connection(raw, [this, held = std::move(*opened)](Connection*) mutable {
+      const std::lock_guard closing(mutex_);
+      held.reset();
+    });
+    shared = connection;
+    return connection;
+  }
+
+  // That it is the disk which was meant, and that the window lies on it.
+  static Status check_target(const Device& device, Controller& controller, const NamespaceInfo& space) {
+    if (!device.serial.empty() && device.serial != controller.info().serial) {
+      return Error{Code::invalid_argument, 0,
+                   controller.transport().name() + " has the serial number " + controller.info().serial + ", not " +
+                       device.serial,
+                   "is it the right disk? `penstock nvme identify` asks it"};
+    }
+    if (device.first_writable > space.size_blocks ||
+        device.writable_blocks > space.size_blocks - device.first_writable) {
+      return Error{Code::out_of_range, 0,
+                   "the window of writable blocks reaches past the end of namespace " + std::to_string(space.id),
+                   "it has " + std::to_string(space.size_blocks) + " blocks"};
+    }
+    return {};
+  }
+
   static Result<StoreInfo> describe(const std::string& name, const Device& device, Controller& controller,
                                     const NamespaceInfo& space) {
     StoreInfo info;
@@ -63,6 +103,7 @@ class Engine : public engine::Engine {
     info.block_bytes = space.block_bytes;
     info.alignments = {space.block_bytes, 4, static_cast<std::uint32_t>(controller.info().max_transfer_bytes)};
     info.direct = true;
+    info.identity = device.marks;
     info.identity.size_bytes = info.size_bytes;
     if (!device.identity) return info;
     auto identity = device.identity();
@@ -74,6 +115,8 @@ class Engine : public engine::Engine {
 
   const Settings settings_;
   Attachments attachments_;
+  std::mutex mutex_;  // guards what follows, and is held while one of them opens or closes
+  std::map<std::string, std::weak_ptr<Connection>> connections_;  // by controller
 };
 
 }  // namespace
