@@ -1,0 +1,239 @@
+"""Our NVMe driver against QEMU's controllers, in a guest, through VFIO and an emulated IOMMU.
+
+    nvme_guest.py TOOL EXERCISE FOLDER [ARCHITECTURE]
+
+Boots a Debian kernel under plain emulation with an initramfs made on the spot. FOLDER keeps the kernel, which is
+downloaded once, and the last log. Exits 0 when all is well, 1 with what was not, 77 when it can't run here.
+
+Two controllers: SMALL has blocks of 512 bytes and a block that can't be read; LARGE has blocks of 4096 bytes, shorter
+transfers, and belongs to a subsystem, so that the kernel knows it by several paths. After the guest has gone, the images
+are compared with what it said that it had written; and QEMU's own traces of protocol errors must be empty.
+"""
+
+import hashlib
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+MIB = 1 << 20
+DISK_BYTES = 16 * MIB
+MODEL_BYTES = 8 * MIB
+BAD_BLOCK = 24 * MIB // 2 // 512  # beyond the model, before what is hammered
+TIME_LIMIT = 150
+
+MODULES = ["vfio-pci", "vfio_iommu_type1", "nvme"]
+MACHINES = {
+    "aarch64": {
+        "debian": "arm64",
+        "qemu": ["qemu-system-aarch64", "-M", "virt,iommu=smmuv3,gic-version=3", "-cpu", "max,pauth-impdef=on"],
+        "kernel": "console=ttyAMA0 iommu.passthrough=0",
+    },
+    "x86_64": {
+        "debian": "amd64",
+        "qemu": ["qemu-system-x86_64", "-M", "q35", "-cpu", "max", "-vga", "none",
+                 "-device", "intel-iommu,intremap=on,caching-mode=on"],
+        "kernel": "console=ttyS0 intel_iommu=on iommu=nopt",
+    },
+}
+# What a controller says of a block that can't be read; the driver provokes it on purpose there.
+MEDIA_TRACES = {"pci_nvme_err_aio", "pci_nvme_err_req_status"}
+
+
+class Skipped(Exception):
+    pass
+
+
+def find(program):
+    path = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if path is None:
+        raise Skipped(f"there is no {program} here")
+    return path
+
+
+def output_of(*command, **options):
+    return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
+
+
+def fetch_kernel(folder, architecture):
+    """The small kernel that Debian makes for guests, unpacked in a folder of its own."""
+    unpacked = folder / f"kernel-{architecture}"
+    if (unpacked / "complete").exists():
+        return unpacked
+    if not pathlib.Path("/etc/debian_version").exists() or shutil.which("apt-cache") is None:
+        raise Skipped("the guest's kernel is Debian's, and this is not Debian")
+    shutil.rmtree(unpacked, ignore_errors=True)
+    unpacked.mkdir(parents=True)
+    try:
+        depends = output_of("apt-cache", "depends", f"linux-image-cloud-{architecture}")
+        package = re.search(r"Depends: (linux-image-\S+)", depends).group(1)
+        output_of("apt-get", "download", package, cwd=unpacked, timeout=60)
+        output_of("dpkg-deb", "-x", str(next(unpacked.glob("*.deb"))), str(unpacked))
+    except (AttributeError, subprocess.SubprocessError) as error:
+        raise Skipped(f"the guest's kernel can't be downloaded: {getattr(error, 'stderr', None) or error}") from error
+    (unpacked / "complete").touch()
+    return unpacked
+
+
+def modules_in_order(kernel):
+    """Those that are not built in, each after what it needs."""
+    release = next((kernel / "lib/modules").iterdir()).name
+    output_of(find("depmod"), "-b", str(kernel), release)
+    files = []
+    for module in MODULES:
+        shown = output_of(find("modprobe"), "-d", str(kernel), "-S", release, "--show-depends", module)
+        for line in shown.splitlines():
+            if line.startswith("insmod ") and line.split()[1] not in files:
+                files.append(line.split()[1])
+    return [pathlib.Path(file) for file in files]
+
+
+def libraries_of(program):
+    return {pathlib.Path(path) for path in re.findall(r"(/\S+)", output_of("ldd", str(program)))}
+
+
+def make_initramfs(root, kernel, programs):
+    for folder in ["bin", "dev", "etc", "lib", "modules", "mnt", "proc", "sys", "tmp"]:
+        (root / folder).mkdir(parents=True)
+    shutil.copy(find("busybox"), root / "bin/busybox")
+    shutil.copy(pathlib.Path(__file__).with_name("init"), root / "init")
+    (root / "init").chmod(0o755)
+    (root / "bad_block").write_text(str(BAD_BLOCK))
+    for program in programs:
+        shutil.copy(program, root / "bin" / program.name)
+        for library in libraries_of(program):
+            # The loader is looked for where it says, the others in one place.
+            places = [root / "lib" / library.name]
+            if library.name.startswith("ld-linux"):
+                places.append(root / str(library).lstrip("/"))
+            for place in places:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(library, place)
+    modules = modules_in_order(kernel)
+    for module in modules:
+        shutil.copy(module, root / "modules" / module.name)
+    (root / "modules/order").write_text("\n".join(module.name for module in modules))
+    names = "\n".join(str(path.relative_to(root)) for path in [root, *root.rglob("*")])
+    archive = root.with_suffix(".cpio")
+    with archive.open("wb") as stream:
+        subprocess.run([find("cpio"), "--quiet", "-o", "-H", "newc"], input=names.encode(), stdout=stream, cwd=root,
+                       check=True)
+    return archive
+
+
+def qemu_command(machine, kernel, initramfs, folder, traces):
+    bad = {"event": "none", "iotype": "read", "errno": 5, "sector": BAD_BLOCK}
+    faulty = ",".join([f"driver=blkdebug,node-name=small,image.driver=file,image.filename={folder}/small.img",
+                       *(f"inject-error.0.{key}={value}" for key, value in bad.items())])
+    return [*machine["qemu"], "-accel", "tcg,thread=multi", "-smp", "2", "-m", "384", "-nic", "none", "-nographic",
+            "-no-reboot", "-kernel", str(next((kernel / "boot").glob("vmlinuz-*"))), "-initrd", str(initramfs),
+            "-append", machine["kernel"] + " quiet panic=-1",
+            "-D", str(traces), "-msg", "timestamp=on", "-trace", "pci_nvme_err*", "-trace", "pci_nvme_ub*",
+            "-blockdev", faulty,
+            "-blockdev", f"driver=file,node-name=large,filename={folder}/large.img",
+            "-device", "nvme,serial=SMALL,mdts=5,drive=small",
+            "-device", "nvme-subsys,id=subsystem",
+            "-device", "nvme,serial=LARGE,mdts=3,subsys=subsystem,id=controller",
+            "-device", "nvme-ns,drive=large,bus=controller,logical_block_size=4096,physical_block_size=4096"]
+
+
+def boot(command, log):
+    """Runs the guest to its end; its lines, each with the time at which it came."""
+    lines = []
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    watchdog = threading.Timer(TIME_LIMIT, process.kill)
+    watchdog.start()
+    with log.open("w") as copy:
+        for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            copy.write(line + "\n")
+            lines.append((time.time(), line))
+    process.wait()
+    watchdog.cancel()
+    return lines
+
+
+def traces_by_mark(lines, traces):
+    """Names of the controller's error traces while our driver had it: those of before are the kernel's."""
+    spans, begin = [], None
+    for moment, line in lines:
+        if line.startswith("mark ") and line != "mark end":
+            begin = (moment, line.removeprefix("mark "))
+        elif line == "mark end" and begin:
+            spans.append((begin[0], moment, begin[1]))
+    found = []
+    for line in traces.read_text().splitlines() if traces.exists() else []:
+        trace = re.match(r"\d+@(\d+\.\d+):(\w+)", line)
+        if trace is None:
+            continue
+        for first, last, name in spans:
+            if first <= float(trace.group(1)) <= last:
+                found.append((name, trace.group(2), line))
+    return found
+
+
+def judge(lines, traces, folder):
+    """What is wrong; nothing if all is well."""
+    texts = [line for _, line in lines]
+    wrong = [line for line in texts if line.startswith(("not ok ", "kernel "))]
+    if "done" not in texts:
+        wrong.append("the guest did not come to its end")
+    for name in ["SMALL", "LARGE"]:
+        image = (folder / f"{name.lower()}.img").read_bytes()[:MODEL_BYTES]
+        if f"model {name} {hashlib.sha256(image).hexdigest()}" not in texts:
+            wrong.append(f"the image of {name} does not hold what the guest wrote")
+    media = 0
+    for span, event, line in traces_by_mark(lines, traces):
+        if span == "media" and event in MEDIA_TRACES:
+            media += 1
+        else:
+            wrong.append(f"QEMU found a fault in our driver: {line}")
+    if media == 0:
+        wrong.append("QEMU traced no bad block: are its traces on?")
+    return wrong
+
+
+def run(tool, exercise, folder, architecture):
+    machine = MACHINES.get(architecture)
+    if machine is None:
+        raise Skipped(f"there is no guest for {architecture}")
+    for program in [machine["qemu"][0], "busybox", "cpio", "depmod", "modprobe"]:
+        find(program)
+    kernel = fetch_kernel(folder, machine["debian"])
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        scratch = pathlib.Path(name)
+        initramfs = make_initramfs(scratch / "root", kernel, [tool, exercise])
+        for image in ["small.img", "large.img"]:
+            with (scratch / image).open("wb") as stream:
+                stream.truncate(DISK_BYTES)
+        traces = scratch / "traces"
+        log = folder / f"{architecture}.log"
+        lines = boot(qemu_command(machine, kernel, initramfs, scratch, traces), log)
+        wrong = judge(lines, traces, scratch)
+    steps = sum(1 for _, line in lines if line.startswith("ok "))
+    if wrong:
+        print("\n".join(line for _, line in lines))
+        print("\n".join(wrong))
+        return 1
+    print(f"{steps} steps in the guest went well, the images hold what was written; the log is {log}")
+    return 0
+
+
+def main():
+    tool, exercise, folder = (pathlib.Path(argument).resolve() for argument in sys.argv[1:4])
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return run(tool, exercise, folder, sys.argv[4] if len(sys.argv) > 4 else platform.machine())
+    except Skipped as reason:
+        print(f"skipped: {reason}")
+        return 77
+
+
+if __name__ == "__main__":
+    sys.exit(main())
