@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "engines/nvme/connection.h"
 #include "engines/nvme/queue.h"
@@ -12,6 +13,18 @@
 
 namespace penstock::nvme {
 namespace {
+
+// Blocks of a controller that a store may write.
+struct Claim {
+  std::string controller;
+  Namespace space;
+
+  bool overlaps(const Claim& other) const {
+    return controller == other.controller && space.info.id == other.space.info.id &&
+           space.first_writable < other.space.first_writable + other.space.writable_blocks &&
+           other.space.first_writable < space.first_writable + space.writable_blocks;
+  }
+};
 
 class Engine : public engine::Engine {
  public:
@@ -43,8 +56,10 @@ class Engine : public engine::Engine {
     auto info = describe(name, *device, controller, *found);
     if (!info) return std::move(info).error();
     info->writable = writes;
-    return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*info), std::move(*connection),
-                                                                  std::move(space), std::move(device->identity)));
+    auto claim = claim_window(*device, space, name);
+    if (!claim) return std::move(claim).error();
+    return std::unique_ptr<engine::Store>(std::make_unique<Store>(
+        std::move(*info), std::move(*connection), std::move(space), std::move(device->identity), std::move(*claim)));
   }
 
   Result<engine::MemoryKey> attach(Region memory) override {
@@ -93,6 +108,23 @@ class Engine : public engine::Engine {
     return {};
   }
 
+  // Core changes parts of a block under locks of one open store: two of them must not share a block that both write.
+  Result<std::shared_ptr<void>> claim_window(const Device& device, const Namespace& space, const std::string& name) {
+    if (device.controller.empty() || space.writable_blocks == 0) return std::shared_ptr<void>();
+    const std::lock_guard lock(mutex_);
+    std::erase_if(claims_, [](const std::weak_ptr<Claim>& claim) { return claim.expired(); });
+    const Claim wanted{device.controller, space};
+    for (const std::weak_ptr<Claim>& one : claims_) {
+      const auto other = one.lock();
+      if (!other || !other->overlaps(wanted)) continue;
+      return Error{Code::in_use, 0, name + ": some of these blocks are open for writing already",
+                   "close the other store first, or choose another window"};
+    }
+    auto claim = std::make_shared<Claim>(wanted);
+    claims_.push_back(claim);
+    return std::shared_ptr<void>(std::move(claim));
+  }
+
   static Result<StoreInfo> describe(const std::string& name, const Device& device, Controller& controller,
                                     const NamespaceInfo& space) {
     StoreInfo info;
@@ -117,6 +149,7 @@ class Engine : public engine::Engine {
   Attachments attachments_;
   std::mutex mutex_;  // guards what follows, and is held while one of them opens or closes
   std::map<std::string, std::weak_ptr<Connection>> connections_;  // by controller
+  std::vector<std::weak_ptr<Claim>> claims_;
 };
 
 }  // namespace

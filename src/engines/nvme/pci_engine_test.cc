@@ -1,0 +1,126 @@
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "engines/nvme/engine.h"
+#include "nvme/ram_backend.h"
+
+namespace penstock::nvme {
+namespace {
+
+constexpr std::uint64_t disk_blocks = 1024;  // of 512 bytes
+
+// The engine for disks on the bus, with a controller in software at every address.
+class PciEngine : public testing::Test {
+ protected:
+  PciEngine() {
+    Settings settings;
+    settings.description = {.name = "nvme", .summary = "", .schemes = {"nvme"}};
+    settings.probe = [] { return engine::Probe{.available = true}; };
+    settings.connect = connect_pci;
+    settings.reach = [this](const std::string& controller) -> Result<std::unique_ptr<Transport>> {
+      reached_.push_back(controller);
+      if (busy_) return Error{Code::in_use, 0, "busy", ""};
+      SoftShape shape;
+      shape.name = controller;
+      shape.serial = "SERIAL";
+      return std::unique_ptr<Transport>(
+          std::make_unique<SoftController>(std::make_unique<RamBackend>(disk_blocks * 512), shape));
+    };
+    engine_ = make_engine(std::move(settings));
+  }
+
+  Code code_of_opening(const std::string& name, const OpenOptions& options = {}) {
+    const auto store = engine_->open(name, options);
+    return store ? Code::ok : store.error().code;
+  }
+  static OpenOptions for_writing() {
+    return {.access = Access::write, .allow_block_device_write = true, .serial = "SERIAL", .writable_blocks = 8};
+  }
+
+  std::vector<std::string> reached_;
+  bool busy_ = false;
+  std::unique_ptr<engine::Engine> engine_;
+};
+
+TEST_F(PciEngine, stores_of_one_controller_share_it) {
+  auto first = engine_->open("0000:01:00.0/1", {});
+  auto second = engine_->open("0000:01:00.0", for_writing());
+  auto other = engine_->open("0000:02:00.0", {});
+  ASSERT_TRUE(first.ok() && second.ok() && other.ok());
+  EXPECT_EQ(reached_, (std::vector<std::string>{"0000:01:00.0", "0000:02:00.0"}));
+  EXPECT_FALSE((*first)->info().writable);
+  EXPECT_TRUE((*second)->info().writable);
+  EXPECT_EQ((*first)->info().identity, (*second)->info().identity);
+  EXPECT_NE((*first)->info().identity, (*other)->info().identity);
+}
+
+TEST_F(PciEngine, opens_a_controller_again_once_the_last_store_has_gone) {
+  { ASSERT_TRUE(engine_->open("0000:01:00.0", {}).ok()); }
+  ASSERT_TRUE(engine_->open("0000:01:00.0", {}).ok());
+  EXPECT_EQ(reached_.size(), 2U);
+  busy_ = true;
+  EXPECT_EQ(code_of_opening("0000:01:00.0"), Code::in_use);
+}
+
+TEST_F(PciEngine, writes_only_to_the_disk_that_is_meant) {
+  EXPECT_EQ(code_of_opening("0000:01:00.0", for_writing()), Code::ok);
+  OpenOptions options = for_writing();
+  options.allow_block_device_write = false;
+  EXPECT_EQ(code_of_opening("0000:01:00.0", options), Code::read_only);
+  options = for_writing();
+  options.serial = "";
+  EXPECT_EQ(code_of_opening("0000:01:00.0", options), Code::read_only);
+  options = for_writing();
+  options.serial = "SERIAL2";
+  EXPECT_EQ(code_of_opening("0000:01:00.0", options), Code::invalid_argument);
+  options = for_writing();
+  options.access = Access::replace;
+  EXPECT_EQ(code_of_opening("0000:01:00.0", options), Code::unsupported);
+}
+
+TEST_F(PciEngine, wants_a_window_that_lies_on_the_disk) {
+  struct Window {
+    std::uint64_t first, count;
+    Code code;
+  };
+  for (const Window& window :
+       {Window{0, 0, Code::read_only}, Window{0, disk_blocks, Code::ok}, Window{disk_blocks - 1, 1, Code::ok},
+        Window{disk_blocks, 1, Code::out_of_range}, Window{1, disk_blocks, Code::out_of_range},
+        Window{8, UINT64_MAX, Code::out_of_range}, Window{UINT64_MAX, 2, Code::out_of_range}}) {
+    OpenOptions options = for_writing();
+    options.first_writable_block = window.first;
+    options.writable_blocks = window.count;
+    EXPECT_EQ(code_of_opening("0000:01:00.0", options), window.code) << window.first << " " << window.count;
+  }
+}
+
+TEST_F(PciEngine, lets_no_two_stores_write_one_block) {
+  OpenOptions options = for_writing();
+  {
+    const auto first = engine_->open("0000:01:00.0", options);
+    ASSERT_TRUE(first.ok());
+    EXPECT_EQ(code_of_opening("0000:01:00.0", options), Code::in_use);
+    options.first_writable_block = 7;
+    EXPECT_EQ(code_of_opening("0000:01:00.0", options), Code::in_use);
+    options.first_writable_block = 8;
+    EXPECT_EQ(code_of_opening("0000:01:00.0", options), Code::ok);
+    EXPECT_EQ(code_of_opening("0000:02:00.0", for_writing()), Code::ok);
+  }
+  EXPECT_EQ(code_of_opening("0000:01:00.0", for_writing()), Code::ok);
+}
+
+TEST_F(PciEngine, tells_names_apart_that_mean_nothing) {
+  EXPECT_EQ(code_of_opening("0000:01:00.0/x"), Code::invalid_argument);
+  EXPECT_EQ(code_of_opening("0000:01:00.0/7"), Code::not_found);
+}
+
+TEST(PciEngineHere, refuses_an_address_without_a_device) {
+  const auto store = make_pci_engine()->open("ffff:ff:1f.7", {});
+  ASSERT_FALSE(store.ok());
+  EXPECT_EQ(store.error().code, Code::not_found);
+  EXPECT_EQ(make_pci_engine()->open("disk", {}).error().code, Code::invalid_argument);
+}
+
+}  // namespace
+}  // namespace penstock::nvme
