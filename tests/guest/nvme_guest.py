@@ -3,7 +3,7 @@
     nvme_guest.py TOOL EXERCISE FOLDER [ARCHITECTURE]
 
 Boots a Debian kernel under plain emulation with an initramfs made on the spot. FOLDER keeps the kernel, which is
-downloaded once, and the last log. Exits 0 when all is well, 1 with what was not, 77 when it can't run here.
+downloaded once, and the last log. ARCHITECTURE is aarch64 or x86_64, this machine's if not told. Exits 0 when all is well, 1 with what was not, 77 when it can't run here.
 
 Two controllers: SMALL has blocks of 512 bytes and a block that can't be read; LARGE has blocks of 4096 bytes, shorter
 transfers, and belongs to a subsystem, so that the kernel knows it by several paths. After the guest has gone, the images
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from getpass import getuser
 
 MIB = 1 << 20
 DISK_BYTES = 16 * MIB
@@ -61,61 +62,89 @@ def output_of(*command, **options):
     return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
 
 
-def fetch_kernel(folder, architecture):
-    """The small kernel that Debian makes for guests, unpacked in a folder of its own."""
-    unpacked = folder / f"kernel-{architecture}"
+def is_debian():
+    release = pathlib.Path("/etc/os-release")
+    return release.exists() and re.search(r"^ID=debian$", release.read_text(), re.MULTILINE) is not None
+
+
+def fetch_packages(folder, architecture):
+    """The small kernel that Debian makes for guests, and busybox, unpacked. With a state of apt's of our own: nothing of
+    this system changes, its lists may be old or of another architecture, and root is not needed."""
+    unpacked = folder / f"packages-{architecture}"
     if (unpacked / "complete").exists():
         return unpacked
-    if not pathlib.Path("/etc/debian_version").exists() or shutil.which("apt-cache") is None:
+    if not is_debian():
         raise Skipped("the guest's kernel is Debian's, and this is not Debian")
     shutil.rmtree(unpacked, ignore_errors=True)
-    unpacked.mkdir(parents=True)
+    state = unpacked / "apt"
+    for name in ["state/lists/partial", "cache/archives/partial"]:
+        (state / name).mkdir(parents=True)
+    (state / "status").touch()
+    settings = [f"APT::Architecture={architecture}", f"APT::Architectures={architecture}", f"Dir::State={state}/state",
+                f"Dir::State::status={state}/status", f"Dir::Cache={state}/cache", f"APT::Sandbox::User={getuser()}",
+                "Acquire::Retries=1", "Acquire::http::Timeout=15"]
+    options = ["-qq", *(word for setting in settings for word in ("-o", setting))]
     try:
-        depends = output_of("apt-cache", "depends", f"linux-image-cloud-{architecture}")
-        package = re.search(r"Depends: (linux-image-\S+)", depends).group(1)
-        output_of("apt-get", "download", package, cwd=unpacked, timeout=60)
-        output_of("dpkg-deb", "-x", str(next(unpacked.glob("*.deb"))), str(unpacked))
-    except (AttributeError, subprocess.SubprocessError) as error:
+        output_of("apt-get", *options, "update", timeout=120)
+        depends = output_of("apt-cache", *options, "depends", f"linux-image-cloud-{architecture}")
+        kernel = re.search(r"Depends: (linux-image-\S+)", depends).group(1)
+        output_of("apt-get", *options, "download", kernel, "busybox-static", cwd=unpacked, timeout=120)
+        for package in unpacked.glob("*.deb"):
+            output_of("dpkg-deb", "-x", str(package), str(unpacked))
+    except (AttributeError, OSError, subprocess.SubprocessError) as error:
         raise Skipped(f"the guest's kernel can't be downloaded: {getattr(error, 'stderr', None) or error}") from error
+    shutil.rmtree(state)
     (unpacked / "complete").touch()
     return unpacked
 
 
-def modules_in_order(kernel):
+def modules_in_order(packages):
     """Those that are not built in, each after what it needs."""
-    release = next((kernel / "lib/modules").iterdir()).name
-    output_of(find("depmod"), "-b", str(kernel), release)
+    release = next((packages / "lib/modules").iterdir()).name
+    output_of(find("depmod"), "-b", str(packages), release)
     files = []
     for module in MODULES:
-        shown = output_of(find("modprobe"), "-d", str(kernel), "-S", release, "--show-depends", module)
+        shown = output_of(find("modprobe"), "-d", str(packages), "-S", release, "--show-depends", module)
         for line in shown.splitlines():
             if line.startswith("insmod ") and line.split()[1] not in files:
                 files.append(line.split()[1])
     return [pathlib.Path(file) for file in files]
 
 
-def libraries_of(program):
-    return {pathlib.Path(path) for path in re.findall(r"(/\S+)", output_of("ldd", str(program)))}
+def libraries_of(program, architecture):
+    """All that a program is linked with, and its loader."""
+    if architecture == platform.machine():
+        return {pathlib.Path(path) for path in re.findall(r"(/\S+)", output_of("ldd", str(program)))}
+    # Of another architecture, built by a cross compiler, which has the system's libraries of it.
+    folders = [program.parent, pathlib.Path(f"/usr/{architecture}-linux-gnu/lib")]
+    found, left = set(), [program]
+    while left:
+        text = output_of("readelf", "-l", "-d", str(left.pop()))
+        names = re.findall(r"\(NEEDED\).*\[(.*)\]|program interpreter: (.*)\]", text)
+        for name in (pathlib.Path(needed or interpreter).name for needed, interpreter in names):
+            library = next((folder / name for folder in folders if (folder / name).exists()), None)
+            if library is None:
+                raise Skipped(f"{program.name} needs {name}, which is not among the libraries for {architecture}")
+            if library not in found:
+                found.add(library)
+                left.append(library)
+    return found
 
 
-def make_initramfs(root, kernel, programs):
-    for folder in ["bin", "dev", "etc", "lib", "modules", "mnt", "proc", "sys", "tmp"]:
+def make_initramfs(root, packages, programs, architecture):
+    for folder in ["bin", "dev", "etc", "lib", "lib64", "modules", "mnt", "proc", "sys", "tmp"]:
         (root / folder).mkdir(parents=True)
-    shutil.copy(find("busybox"), root / "bin/busybox")
+    shutil.copy(next(packages.glob("**/bin/busybox")), root / "bin/busybox")
     shutil.copy(pathlib.Path(__file__).with_name("init"), root / "init")
     (root / "init").chmod(0o755)
     (root / "bad_block").write_text(str(BAD_BLOCK))
     for program in programs:
         shutil.copy(program, root / "bin" / program.name)
-        for library in libraries_of(program):
-            # The loader is looked for where it says, the others in one place.
-            places = [root / "lib" / library.name]
-            if library.name.startswith("ld-linux"):
-                places.append(root / str(library).lstrip("/"))
-            for place in places:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(library, place)
-    modules = modules_in_order(kernel)
+        for library in libraries_of(program, architecture):
+            # The loader is looked for where the architecture has it, the others where init says.
+            for folder in ["lib", "lib64"] if library.name.startswith("ld-linux") else ["lib"]:
+                shutil.copy(library, root / folder / library.name)
+    modules = modules_in_order(packages)
     for module in modules:
         shutil.copy(module, root / "modules" / module.name)
     (root / "modules/order").write_text("\n".join(module.name for module in modules))
@@ -127,12 +156,12 @@ def make_initramfs(root, kernel, programs):
     return archive
 
 
-def qemu_command(machine, kernel, initramfs, folder, traces):
+def qemu_command(machine, packages, initramfs, folder, traces):
     bad = {"event": "none", "iotype": "read", "errno": 5, "sector": BAD_BLOCK}
     faulty = ",".join([f"driver=blkdebug,node-name=small,image.driver=file,image.filename={folder}/small.img",
                        *(f"inject-error.0.{key}={value}" for key, value in bad.items())])
     return [*machine["qemu"], "-accel", "tcg,thread=multi", "-smp", "2", "-m", "384", "-nic", "none", "-nographic",
-            "-no-reboot", "-kernel", str(next((kernel / "boot").glob("vmlinuz-*"))), "-initrd", str(initramfs),
+            "-no-reboot", "-kernel", str(next((packages / "boot").glob("vmlinuz-*"))), "-initrd", str(initramfs),
             "-append", machine["kernel"] + " quiet panic=-1",
             "-D", str(traces), "-msg", "timestamp=on", "-trace", "pci_nvme_err*", "-trace", "pci_nvme_ub*",
             "-blockdev", faulty,
@@ -203,18 +232,18 @@ def run(tool, exercise, folder, architecture):
     machine = MACHINES.get(architecture)
     if machine is None:
         raise Skipped(f"there is no guest for {architecture}")
-    for program in [machine["qemu"][0], "busybox", "cpio", "depmod", "modprobe"]:
+    for program in [machine["qemu"][0], "cpio", "depmod", "modprobe"]:
         find(program)
-    kernel = fetch_kernel(folder, machine["debian"])
+    packages = fetch_packages(folder, machine["debian"])
     with tempfile.TemporaryDirectory(dir=folder) as name:
         scratch = pathlib.Path(name)
-        initramfs = make_initramfs(scratch / "root", kernel, [tool, exercise])
+        initramfs = make_initramfs(scratch / "root", packages, [tool, exercise], architecture)
         for image in ["small.img", "large.img"]:
             with (scratch / image).open("wb") as stream:
                 stream.truncate(DISK_BYTES)
         traces = scratch / "traces"
         log = folder / f"{architecture}.log"
-        lines = boot(qemu_command(machine, kernel, initramfs, scratch, traces), log)
+        lines = boot(qemu_command(machine, packages, initramfs, scratch, traces), log)
         wrong = judge(lines, traces, scratch)
     steps = sum(1 for _, line in lines if line.startswith("ok "))
     if wrong:
