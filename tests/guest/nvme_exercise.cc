@@ -324,8 +324,8 @@ void media(const std::string& address, std::uint64_t bad_block) {
   expect(disk.controller->resets() == 0, "the controller was reset for a bad block");
 }
 
-// A controller that takes a second for each write, which is too long: its queue is deleted and made again. QEMU answers
-// that only when the writes have ended, so they may come back as done. None is lost, none comes twice.
+// A controller that takes half a second for each write, which is too long: its queue is deleted and made again. QEMU
+// answers that only when the writes have ended, so they may come back as done. None is lost, none comes twice.
 void ladder(const std::string& address) {
   constexpr std::uint64_t writes = 4;
   nvme::ControllerOptions options;
