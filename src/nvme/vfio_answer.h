@@ -22,25 +22,24 @@
 
 namespace penstock::nvme {
 
-// The capability of that number and all that follows it, from its header on; empty if there is none.
-inline std::span<const std::byte> find_capability(std::span<const std::byte> answer, std::size_t offset,
-                                                  std::uint16_t id) {
-  for (int seen = 0; offset != 0 && seen < 64; ++seen) {
-    vfio_info_cap_header header;
-    if (offset > answer.size() || answer.size() - offset < sizeof header) return {};
-    std::memcpy(&header, answer.data() + offset, sizeof header);
-    if (header.id == id) return answer.subspan(offset);
-    offset = header.next;
-  }
-  return {};
-}
-
 // A structure out of an answer; false if the answer ends before it does.
 template <typename T>
 bool read_at(std::span<const std::byte> answer, std::size_t offset, T& value) {
   if (offset > answer.size() || answer.size() - offset < sizeof(T)) return false;
   std::memcpy(&value, answer.data() + offset, sizeof value);
   return true;
+}
+
+// The capability of that number and all that follows it, from its header on; empty if there is none.
+inline std::span<const std::byte> find_capability(std::span<const std::byte> answer, std::size_t offset,
+                                                  std::uint16_t id) {
+  for (int seen = 0; offset != 0 && seen < 64; ++seen) {
+    vfio_info_cap_header header{};
+    if (!read_at(answer, offset, header)) return {};
+    if (header.id == id) return answer.subspan(offset);
+    offset = header.next;
+  }
+  return {};
 }
 
 template <typename Info>

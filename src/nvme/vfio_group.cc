@@ -54,10 +54,10 @@ std::string neighbours_text(const VfioPlace& place) {
 
 std::vector<IovaRange> usable_ranges(const VfioAnswer<vfio_iommu_type1_info>& info) {
   const auto capability = info.capability(VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE);
-  vfio_iommu_type1_info_cap_iova_range head;
+  vfio_iommu_type1_info_cap_iova_range head{};
   if (!read_at(capability, 0, head)) return {cautious_range};
   std::vector<IovaRange> ranges;
-  vfio_iova_range range;
+  vfio_iova_range range{};
   for (std::uint32_t i = 0; i < head.nr_iovas && read_at(capability, sizeof head + i * sizeof range, range); ++i) {
     if (range.start <= range.end) ranges.push_back({range.start, range.end});
   }
@@ -116,7 +116,7 @@ Status VfioGroup::learn_limits() {
   const std::vector<IovaRange> ranges = tells ? usable_ranges(*info) : std::vector{cautious_range};
   addresses_.emplace(ranges, page);
   if (!tells) return {};
-  vfio_iommu_type1_info_dma_avail left;
+  vfio_iommu_type1_info_dma_avail left{};
   if (read_at(info->capability(VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL), 0, left)) mappings_left_ = left.avail;
   return {};
 }

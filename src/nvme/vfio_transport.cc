@@ -34,9 +34,9 @@ std::uint64_t mappable_bytes(const RegionInfo& region) {
   if ((region->flags & VFIO_REGION_INFO_FLAG_MMAP) == 0) return 0;
   const bool tells = (region->flags & VFIO_REGION_INFO_FLAG_CAPS) != 0;
   const auto capability = tells ? region.capability(VFIO_REGION_INFO_CAP_SPARSE_MMAP) : std::span<const std::byte>();
-  vfio_region_info_cap_sparse_mmap head;
+  vfio_region_info_cap_sparse_mmap head{};
   if (!read_at(capability, 0, head)) return region->size;
-  vfio_region_sparse_mmap_area area;
+  vfio_region_sparse_mmap_area area{};
   for (std::uint32_t i = 0; i < head.nr_areas && read_at(capability, sizeof head + i * sizeof area, area); ++i) {
     if (area.offset == 0) return std::min<std::uint64_t>(area.size, region->size);
   }
@@ -127,6 +127,7 @@ void VfioTransport::take_interrupts() {
   std::vector<std::int32_t> numbers;
   for (UniqueFd& event : events) {
     event = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!event) return log(LogLevel::warning, system_error(errno, "make an eventfd for " + name_).message);
     numbers.push_back(event.get());
   }
   vfio_irq_set set{};
@@ -137,7 +138,7 @@ void VfioTransport::take_interrupts() {
   std::vector<std::byte> request(set.argsz);
   std::memcpy(request.data(), &set, sizeof set);
   std::memcpy(request.data() + sizeof set, numbers.data(), request.size() - sizeof set);
-  if (!events.back() || ::ioctl(device_.get(), VFIO_DEVICE_SET_IRQS, request.data()) != 0) {
+  if (::ioctl(device_.get(), VFIO_DEVICE_SET_IRQS, request.data()) != 0) {
     log(LogLevel::warning,
         system_error(errno, "take the interrupts of " + name_).message + "; completions are polled for");
     return;
