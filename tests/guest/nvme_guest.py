@@ -5,9 +5,9 @@
 Boots a Debian kernel under plain emulation with an initramfs made on the spot. FOLDER keeps the kernel, which is
 downloaded once, and the last log. ARCHITECTURE is aarch64 or x86_64, this machine's if not told. Exits 0 when all is well, 1 with what was not, 77 when it can't run here.
 
-Three controllers: SMALL has blocks of 512 bytes and a block that can't be read; LARGE has blocks of 4096 bytes, shorter
-transfers, and belongs to a subsystem, so that the kernel knows it by several paths; SLOW takes half a second for each write.
-After the guest has gone, the images are compared with what it said that it had written; and QEMU's own traces of
+Four controllers: SMALL has blocks of 512 bytes and a block that can't be read; LARGE has blocks of 4096 bytes, shorter
+transfers, and belongs to a subsystem, so that the kernel knows it by several paths; SLOW takes half a second for each write,
+and shares its IOMMU group with TWIN, which has no disk. After the guest has gone, the images are compared with what it said that it had written; and QEMU's own traces of
 protocol errors must be empty.
 """
 
@@ -176,7 +176,8 @@ def qemu_command(machine, packages, initramfs, folder, traces):
             "-object", "throttle-group,id=limit,x-iops-write=2",
             "-blockdev", "driver=throttle,node-name=slow,throttle-group=limit,file.driver=file,"
                          f"file.filename={folder}/slow.img",
-            "-device", "nvme,serial=SLOW,drive=slow",
+            "-device", "nvme,serial=SLOW,drive=slow,addr=8.0,multifunction=on",
+            "-device", "nvme,serial=TWIN,addr=8.1",
             "-device", "nvme,serial=SMALL,mdts=5,drive=small",
             "-device", "nvme-subsys,id=subsystem",
             "-device", "nvme,serial=LARGE,mdts=3,subsys=subsystem,id=controller",
