@@ -4,6 +4,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/log.h"
+
 namespace penstock::nvme {
 namespace {
 
@@ -50,11 +52,16 @@ void Attachments::leave(Connection& connection) {
 }
 
 bool Connection::Lane::make_bounces(Transport& transport) {
-  auto memory = DmaMemory::create(transport, bounces * bounce_bytes);
-  if (!memory) return false;
-  bounce = std::move(*memory);
-  for (std::uint32_t i = 0; i < bounces; ++i) free_bounces.push_back(i);
-  return true;
+  // Fewer where little memory may be locked.
+  for (std::uint32_t count = bounces; count > 0; count /= 4) {
+    auto memory = DmaMemory::create(transport, count * bounce_bytes);
+    if (!memory && count == 1) log(LogLevel::error, memory.error().message + "; " + memory.error().hint);
+    if (!memory) continue;
+    bounce = std::move(*memory);
+    for (std::uint32_t i = 0; i < count; ++i) free_bounces.push_back(i);
+    return true;
+  }
+  return false;
 }
 
 Result<std::shared_ptr<Connection>> Connection::open(std::unique_ptr<Transport> transport,

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <vector>
 
 #include "engines/nvme/engine.h"
@@ -9,6 +10,21 @@ namespace penstock::nvme {
 namespace {
 
 constexpr std::uint64_t disk_blocks = 1024;  // of 512 bytes
+
+// A controller in software that only so much memory can be mapped for, as where little may be locked.
+class Stingy : public SoftController {
+ public:
+  Stingy(std::unique_ptr<BlockBackend> backend, const SoftShape& shape, std::size_t limit_bytes)
+      : SoftController(std::move(backend), shape), left_bytes_(limit_bytes) {}
+  Result<std::uint64_t> map(std::byte* data, std::size_t size_bytes) override {
+    if (size_bytes > left_bytes_) return Error{Code::out_of_memory, ENOMEM, "too much to lock", "ulimit -l"};
+    left_bytes_ -= size_bytes;
+    return SoftController::map(data, size_bytes);
+  }
+
+ private:
+  std::size_t left_bytes_;
+};
 
 // The engine for disks on the bus, with a controller in software at every address.
 class PciEngine : public testing::Test {
@@ -25,7 +41,7 @@ class PciEngine : public testing::Test {
       shape.name = controller;
       shape.serial = "SERIAL";
       return std::unique_ptr<Transport>(
-          std::make_unique<SoftController>(std::make_unique<RamBackend>(disk_blocks * 512), shape));
+          std::make_unique<Stingy>(std::make_unique<RamBackend>(disk_blocks * 512), shape, lockable_bytes_));
     };
     engine_ = make_engine(std::move(settings));
   }
@@ -40,6 +56,7 @@ class PciEngine : public testing::Test {
 
   std::vector<std::string> reached_;
   bool busy_ = false;
+  std::size_t lockable_bytes_ = SIZE_MAX;
   std::unique_ptr<engine::Engine> engine_;
 };
 
@@ -108,6 +125,26 @@ TEST_F(PciEngine, lets_no_two_stores_write_one_block) {
     EXPECT_EQ(code_of_opening("0000:02:00.0", for_writing()), Code::ok);
   }
   EXPECT_EQ(code_of_opening("0000:01:00.0", for_writing()), Code::ok);
+}
+
+TEST_F(PciEngine, copies_through_little_memory_and_says_so_at_once_when_there_is_none) {
+  struct Case {
+    std::size_t lockable_bytes;
+    Code code;
+  };
+  for (const Case& one : {Case{240 << 10, Code::out_of_memory}, Case{400 << 10, Code::ok}, Case{4 << 20, Code::ok}}) {
+    lockable_bytes_ = one.lockable_bytes;
+    const auto store = engine_->open("0000:01:00.0", {});
+    ASSERT_TRUE(store.ok()) << store.error().message;
+    const auto queue = engine_->make_queue({.depth = 8}).value();
+    std::vector<std::byte> memory(8192);
+    const engine::Op op{.store = store->get(), .length = memory.size(), .memory = memory.data(), .cookie = 7};
+    engine::Done done;
+    ASSERT_EQ(queue->submit({&op, 1}), 1U);
+    ASSERT_EQ(queue->poll({&done, 1}, Clock::now() + std::chrono::seconds(20)), 1U);
+    EXPECT_EQ(done.code, one.code) << one.lockable_bytes;
+    EXPECT_EQ(done.cookie, 7U);
+  }
 }
 
 TEST_F(PciEngine, tells_names_apart_that_mean_nothing) {

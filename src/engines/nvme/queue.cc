@@ -87,6 +87,11 @@ std::size_t Queue::submit(std::span<const Op> ops) {
     batch_.clear();
     const std::size_t begun = taken;
     while (taken < ops.size() && ops[taken].store == store && start(ops[taken], link, *found)) ++taken;
+    if (batch_.empty() && link.in_flight == 0 && free_.size() > ended_.size()) {
+      // No room, and nothing on its way that would make some: there is no memory to copy through.
+      ended_.push_back({.cookie = ops[taken++].cookie, .code = Code::out_of_memory, .route = Route::direct});
+      continue;
+    }
     const std::size_t sent = link.lane->queue->submit(batch_);
     link.in_flight += sent;
     // Commands that found no place are taken back, the last first.
