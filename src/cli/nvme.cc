@@ -76,6 +76,10 @@ Exit change_driver(const NvmeFlags& flags, ChangeDriver change) {
     binding = change(flags.name, NvmeBindingMode::run);
     if (!binding) return output.fail(binding.error());
   }
+  if (!output.json() && !flags.dry_run && binding->driver_after == "vfio-pci") {
+    output.field("next", "penstock nvme selftest nvme:" + binding->address);
+    output.field("users", "need /dev/vfio/" + binding->iommu_group + " (chown) and memory to lock (ulimit -l)");
+  }
   if (output.json()) {
     Json result = head();
     result["binding"] = {{"address", binding->address},
