@@ -28,7 +28,7 @@ MIB = 1 << 20
 DISK_BYTES = 16 * MIB
 MODEL_BYTES = 8 * MIB
 BAD_BLOCK = 24 * MIB // 2 // 512  # beyond the model, before what is hammered
-TIME_LIMIT = 150
+TIME_LIMIT = 240
 
 MODULES = ["vfio-pci", "vfio_iommu_type1", "nvme"]
 MACHINES = {

@@ -44,6 +44,10 @@ class Engine : public engine::Engine {
     auto connection = connection_to(*device);
     if (!connection) return std::move(connection).error();
     Controller& controller = (*connection)->controller();
+    if (const std::string failure = controller.failure(); !failure.empty()) {
+      return Error{Code::io_error, 0, name + " can't be used any more: " + failure,
+                   "close all stores on this controller, then open it again"};
+    }
     auto found = controller.find_namespace(device->namespace_id);
     if (!found) return std::move(found).error();
     const bool writes = options.access == Access::write;

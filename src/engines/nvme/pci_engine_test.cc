@@ -14,8 +14,9 @@ constexpr std::uint64_t disk_blocks = 1024;  // of 512 bytes
 // A controller in software that only so much memory can be mapped for, as where little may be locked.
 class Stingy : public SoftController {
  public:
-  Stingy(std::unique_ptr<BlockBackend> backend, const SoftShape& shape, std::size_t limit_bytes)
-      : SoftController(std::move(backend), shape), left_bytes_(limit_bytes) {}
+  Stingy(std::unique_ptr<BlockBackend> backend, const SoftShape& shape, const SoftFaults& faults,
+         std::size_t limit_bytes)
+      : SoftController(std::move(backend), shape, faults), left_bytes_(limit_bytes) {}
   Result<std::uint64_t> map(std::byte* data, std::size_t size_bytes) override {
     if (size_bytes > left_bytes_) return Error{Code::out_of_memory, ENOMEM, "too much to lock", "ulimit -l"};
     left_bytes_ -= size_bytes;
@@ -41,7 +42,7 @@ class PciEngine : public testing::Test {
       shape.name = controller;
       shape.serial = "SERIAL";
       return std::unique_ptr<Transport>(
-          std::make_unique<Stingy>(std::make_unique<RamBackend>(disk_blocks * 512), shape, lockable_bytes_));
+          std::make_unique<Stingy>(std::make_unique<RamBackend>(disk_blocks * 512), shape, faults_, lockable_bytes_));
     };
     engine_ = make_engine(std::move(settings));
   }
@@ -50,6 +51,17 @@ class PciEngine : public testing::Test {
     const auto store = engine_->open(name, options);
     return store ? Code::ok : store.error().code;
   }
+  // Some blocks, to memory that is not attached.
+  engine::Done read(engine::Store& store) {
+    const auto queue = engine_->make_queue({.depth = 8}).value();
+    std::vector<std::byte> memory(8192);
+    const engine::Op op{.store = &store, .length = memory.size(), .memory = memory.data(), .cookie = 7};
+    engine::Done done{.code = Code::timed_out};
+    EXPECT_EQ(queue->submit({&op, 1}), 1U);
+    EXPECT_EQ(queue->poll({&done, 1}, Clock::now() + std::chrono::seconds(20)), 1U);
+    EXPECT_EQ(done.cookie, 7U);
+    return done;
+  }
   static OpenOptions for_writing() {
     return {.access = Access::write, .allow_block_device_write = true, .serial = "SERIAL", .writable_blocks = 8};
   }
@@ -57,6 +69,7 @@ class PciEngine : public testing::Test {
   std::vector<std::string> reached_;
   bool busy_ = false;
   std::size_t lockable_bytes_ = SIZE_MAX;
+  SoftFaults faults_;
   std::unique_ptr<engine::Engine> engine_;
 };
 
@@ -78,6 +91,19 @@ TEST_F(PciEngine, opens_a_controller_again_once_the_last_store_has_gone) {
   EXPECT_EQ(reached_.size(), 2U);
   busy_ = true;
   EXPECT_EQ(code_of_opening("0000:01:00.0"), Code::in_use);
+}
+
+TEST_F(PciEngine, does_not_share_a_controller_that_was_given_up) {
+  faults_ = {.seed = 1, .vanish_after = 1};
+  {
+    const auto first = engine_->open("0000:01:00.0", {});
+    ASSERT_TRUE(first.ok());
+    EXPECT_EQ(read(**first).code, Code::ok);
+    EXPECT_NE(read(**first).code, Code::ok);
+    EXPECT_EQ(code_of_opening("0000:01:00.0"), Code::io_error);
+  }
+  faults_ = {};
+  EXPECT_EQ(code_of_opening("0000:01:00.0"), Code::ok) << "a new one is there by now";
 }
 
 TEST_F(PciEngine, writes_only_to_the_disk_that_is_meant) {
@@ -136,14 +162,7 @@ TEST_F(PciEngine, copies_through_little_memory_and_says_so_at_once_when_there_is
     lockable_bytes_ = one.lockable_bytes;
     const auto store = engine_->open("0000:01:00.0", {});
     ASSERT_TRUE(store.ok()) << store.error().message;
-    const auto queue = engine_->make_queue({.depth = 8}).value();
-    std::vector<std::byte> memory(8192);
-    const engine::Op op{.store = store->get(), .length = memory.size(), .memory = memory.data(), .cookie = 7};
-    engine::Done done;
-    ASSERT_EQ(queue->submit({&op, 1}), 1U);
-    ASSERT_EQ(queue->poll({&done, 1}, Clock::now() + std::chrono::seconds(20)), 1U);
-    EXPECT_EQ(done.code, one.code) << one.lockable_bytes;
-    EXPECT_EQ(done.cookie, 7U);
+    EXPECT_EQ(read(**store).code, one.code) << one.lockable_bytes;
   }
 }
 
