@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs what building and testing Penstock needs and this machine lacks. Quick when nothing is missing.
 #
-#   scripts/install-deps.sh            compiler, CMake, libraries, GoogleTest, NumPy and PyTorch, and in .venv the pinned
-#                                      clang-format and what the Python package is built and tested with
+#   scripts/install-deps.sh            compiler, CMake, libraries, GoogleTest, NumPy and PyTorch, QEMU on Debian, and in
+#                                      .venv the pinned clang-format and what the Python package is built and tested with
 #   scripts/install-deps.sh --bench    also fio, the yardstick of bench/run.sh, and valgrind, which counts instructions there
-#   scripts/install-deps.sh --soak     also clang, clang-tidy, the fuzzer's run-time library, valgrind, chromium
+#   scripts/install-deps.sh --soak     also clang, clang-tidy, the fuzzer's run-time library, valgrind, chromium, and on
+#                                      Debian a compiler and QEMU for the other architecture
 #
 # Packages come from apt (Debian 12, Ubuntu 24.04 and newer), which needs root; without it the missing packages are
 # named and the build goes on with what is there, or with an offline bundle (scripts/bundle-deps.sh).
@@ -16,6 +17,14 @@ packages=(build-essential cmake ninja-build pkg-config python3 python3-venv libu
   python3-dev)
 # What the Python package is tested with; not every release has them for every architecture.
 frameworks=(python3-numpy python3-torch)
+# What the guest of tests/guest needs; its kernel is Debian's.
+is_debian() {
+  grep -qx 'ID=debian' /etc/os-release 2> /dev/null
+}
+case $(uname -m) in
+  x86_64) guest=(qemu-system-x86 seabios cpio kmod) other_guest=(qemu-system-arm g++-aarch64-linux-gnu) ;;
+  *) guest=(qemu-system-arm cpio kmod) other_guest=(qemu-system-x86 seabios g++-x86-64-linux-gnu) ;;
+esac
 bench=false
 soak=false
 for argument in "$@"; do
@@ -102,6 +111,9 @@ if $bench; then
 fi
 install_packages "${packages[@]}"
 install_packages "${frameworks[@]}" || echo "${frameworks[*]}: tests that need them will be skipped." >&2
+if is_debian; then
+  install_packages "${guest[@]}" || echo "${guest[*]}: the NVMe driver will not be tried in a guest." >&2
+fi
 install_from_pypi
 if $bench; then
   build_bundled_fio
@@ -109,6 +121,9 @@ fi
 if $soak; then
   install_packages clang clang-tidy valgrind
   install_packages chromium fonts-dejavu-core || echo "chromium: the pages will not be looked at in a browser." >&2
+  if is_debian; then
+    install_packages "${other_guest[@]}" || echo "${other_guest[*]}: there will be no guest of the other kind." >&2
+  fi
   if command -v clang > /dev/null; then
     install_packages "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
   fi

@@ -11,11 +11,12 @@
 #   tsan     the whole suite under the thread sanitizer
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes)
+#   guest    the NVMe driver in a guest of the other architecture, cross-compiled; Debian only
 #   browser  the page of `penstock bench` in chromium; screenshots are left in build/browser
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-all_stages=(tidy clang dev asan tsan fuzz seeds browser)
+all_stages=(tidy clang dev asan tsan fuzz seeds guest browser)
 for argument in "$@"; do
   case " ${all_stages[*]} --help -h " in
     *" $argument "*) ;;
@@ -57,6 +58,27 @@ run_seeds() {
   build release fault && PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} build/bin/fault
 }
 
+# 77: this is not Debian, or there is no QEMU, and that was said.
+run_guest() {
+  local other=x86_64 debian=amd64 code=0
+  if [[ $(uname -m) == x86_64 ]]; then
+    other=aarch64 debian=arm64
+  fi
+  if ! command -v "$other-linux-gnu-g++" > /dev/null; then
+    echo "skipped: there is no compiler for $other here"
+    return
+  fi
+  [[ -d build-guest/deps ]] || scripts/bundle-deps.sh --arch "$debian" --out build-guest/deps || return
+  cmake -S . -B build-guest -G Ninja --log-level=WARNING -D CMAKE_BUILD_TYPE=Release -D CMAKE_SYSTEM_NAME=Linux \
+    -D CMAKE_SYSTEM_PROCESSOR="$other" -D CMAKE_C_COMPILER="$other-linux-gnu-gcc" \
+    -D CMAKE_CXX_COMPILER="$other-linux-gnu-g++" -D PENSTOCK_DEPS="$PWD/build-guest/deps" -D PENSTOCK_BENCH=OFF \
+    > /dev/null &&
+    cmake --build build-guest --parallel "$jobs" --target penstock_tool nvme_exercise -- --quiet || return
+  python3 -B tests/guest/nvme_guest.py build-guest/penstock build-guest/bin/nvme_exercise build-guest/guest "$other" ||
+    code=$?
+  ((code == 0 || code == 77))
+}
+
 # 77: there is no chromium, and that was said.
 run_browser() {
   build release penstock_tool || return
@@ -71,7 +93,7 @@ stages=("$@")
 broken=()
 for name in "${stages[@]}"; do
   case $name in
-    tidy | fuzz | seeds | browser) stage "$name" "run_$name" || broken+=("$name") ;;
+    tidy | fuzz | seeds | guest | browser) stage "$name" "run_$name" || broken+=("$name") ;;
     *) stage "$name" run_suite "$name" || broken+=("$name") ;;
   esac
 done

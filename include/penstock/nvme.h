@@ -1,7 +1,8 @@
 // NVMe controllers that this process can drive itself: which there are, what they say of themselves, and whether the
 // driver gets along with one. Stores on them are opened by a Context like any other (docs/nvme.md).
 //
-// A controller is named as its stores are: "soft-nvme:FILE" is one in software over a file.
+// A controller is named as its stores are: "nvme:0000:01:00.0" is one on the PCI bus, handed to VFIO by bind_nvme;
+// "soft-nvme:FILE" is one in software over a file.
 //
 // Thread safety: every call from any thread. Lifetime: values.
 #pragma once
@@ -24,6 +25,22 @@ struct NvmeDevice {
   std::string used_by;             // what keeps it from being taken; empty if nothing does
 };
 PENSTOCK_EXPORT Result<std::vector<NvmeDevice>> list_nvme();
+
+// A controller goes from one driver to another.
+struct NvmeBinding {
+  std::string address;
+  std::string driver_before;       // empty: none
+  std::string driver_after;        // or what it would be
+  std::string iommu_group;         // whose node in /dev/vfio a user needs
+  std::vector<std::string> steps;  // what was done, or would be; none if there is nothing to do
+};
+enum class NvmeBindingMode : std::uint8_t { dry_run, run };
+// Hands a controller to VFIO, so that this process or another can drive it. Code::in_use if anything uses a disk of it:
+// a mount, swap, a device that is built on it or on a partition of it, whoever has it open for himself alone. What
+// fails half-way is undone.
+PENSTOCK_EXPORT Result<NvmeBinding> bind_nvme(const std::string& address, NvmeBindingMode mode);
+// Gives it back to the kernel's driver. Code::in_use while a process drives it.
+PENSTOCK_EXPORT Result<NvmeBinding> unbind_nvme(const std::string& address, NvmeBindingMode mode);
 
 struct NvmeNamespace {
   std::uint32_t id = 0;

@@ -76,6 +76,11 @@ struct OpenOptions {
   std::uint64_t size_bytes = 0;
   // Writing to a block device destroys what is there; it needs this word as well as Access::write.
   bool allow_block_device_write = false;
+  // Writing past the kernel, to a disk that Penstock drives itself ("nvme:..."), needs these too: the serial number
+  // that its controller must have, and which of its blocks may change.
+  std::string serial = {};
+  std::uint64_t first_writable_block = 0;
+  std::uint64_t writable_blocks = 0;
 };
 
 class PENSTOCK_EXPORT View {

@@ -14,6 +14,7 @@ struct NvmeFlags {
   std::string name;
   NvmeTrial trial;
   bool no_faults = false;
+  bool dry_run = false;
 };
 
 std::string hexadecimal(std::uint64_t value) {
@@ -55,6 +56,49 @@ Exit list(const NvmeFlags& flags) {
     if (!device.used_by.empty()) output.field("in use", device.used_by);
   }
   return Exit::ok;
+}
+
+using ChangeDriver = Result<NvmeBinding> (*)(const std::string& address, NvmeBindingMode mode);
+
+// Says what it will do before it does it: a device that is half-way between drivers should come as no surprise.
+Exit change_driver(const NvmeFlags& flags, ChangeDriver change) {
+  const Output output(flags.output);
+  auto binding = change(flags.name, NvmeBindingMode::dry_run);
+  if (!binding) return output.fail(binding.error());
+  if (!output.json()) {
+    const std::string before = binding->driver_before.empty() ? "no driver" : binding->driver_before;
+    output.heading(binding->address + ": " +
+                   (binding->steps.empty() ? binding->driver_after + " has it already"
+                                           : "from " + before + " to " + binding->driver_after));
+    for (const std::string& step : binding->steps) output.field(flags.dry_run ? "would" : "step", step);
+  }
+  if (!flags.dry_run) {
+    binding = change(flags.name, NvmeBindingMode::run);
+    if (!binding) return output.fail(binding.error());
+  }
+  if (!output.json() && !flags.dry_run && binding->driver_after == "vfio-pci") {
+    output.field("next", "penstock nvme selftest nvme:" + binding->address);
+    output.field("users", "need /dev/vfio/" + binding->iommu_group + " (chown) and memory to lock (ulimit -l)");
+  }
+  if (output.json()) {
+    Json result = head();
+    result["binding"] = {{"address", binding->address},
+                         {"driver_before", binding->driver_before},
+                         {"driver_after", binding->driver_after},
+                         {"iommu_group", binding->iommu_group},
+                         {"steps", binding->steps},
+                         {"dry_run", flags.dry_run}};
+    output.object(result);
+  }
+  return Exit::ok;
+}
+
+Exit bind(const NvmeFlags& flags) {
+  return change_driver(flags, bind_nvme);
+}
+
+Exit unbind(const NvmeFlags& flags) {
+  return change_driver(flags, unbind_nvme);
 }
 
 Json controller_json(const NvmeController& controller) {
@@ -188,6 +232,8 @@ Command add_nvme(CLI::App& tool) {
   parser->footer(
       "Examples:\n"
       "  penstock nvme list\n"
+      "  penstock nvme bind 0000:01:00.0 --dry-run\n"
+      "  penstock nvme identify nvme:0000:01:00.0\n"
       "  penstock nvme identify soft-nvme:disk.img\n"
       "  penstock nvme selftest soft-nvme:disk.img\n"
       "  penstock nvme soft --seed 7 --operations 100000");
@@ -199,7 +245,7 @@ Command add_nvme(CLI::App& tool) {
   const auto add = [&](const char* name, const char* help, Exit (*run)(const NvmeFlags&), bool named) {
     CLI::App* verb = parser->add_subcommand(name, help);
     verb->add_flag("--json", flags->output.json, "print one JSON object");
-    if (named) verb->add_option("NAME", flags->name, "a controller: soft-nvme:FILE")->required();
+    if (named) verb->add_option("NAME", flags->name, "a controller: nvme:ADDRESS or soft-nvme:FILE")->required();
     verbs->push_back({verb, run});
     return verb;
   };
@@ -207,6 +253,17 @@ Command add_nvme(CLI::App& tool) {
   add("identify", "Ask a controller what it is", identify, true);
   add("registers", "Show the registers of a controller", registers, true);
   add("selftest", "Drive a controller through everything but writes", selftest, true);
+  struct Change {
+    const char* name;
+    const char* help;
+    Exit (*run)(const NvmeFlags&);
+  };
+  for (const Change& change : {Change{"bind", "Take a controller that nothing uses from the kernel, for VFIO", bind},
+                               Change{"unbind", "Give a controller back to the kernel", unbind}}) {
+    CLI::App* verb = add(change.name, change.help, change.run, false);
+    verb->add_option("ADDRESS", flags->name, "its PCI address: 0000:01:00.0")->required();
+    verb->add_flag("--dry-run", flags->dry_run, "only say what would be done");
+  }
   CLI::App* trial = add("soft", "Drive a controller in software that misbehaves, and compare every byte", soft, false);
   trial->add_option("--seed", flags->trial.seed, "what it misbehaves from");
   trial->add_option("--operations", flags->trial.operations, "how many")->check(CLI::PositiveNumber);

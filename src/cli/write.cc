@@ -20,6 +20,8 @@ struct WriteFlags : TransferFlags {
   bool replace = false;
   bool in_place = false;
   bool allow_device_write = false;
+  std::string serial;
+  std::vector<std::uint64_t> window;  // the first block that may be written, and how many
 };
 
 Error usage(std::string message, std::string hint) {
@@ -40,14 +42,20 @@ Result<Pattern> parse_pattern(const std::string& text) {
   return pattern;
 }
 
+// A disk that we reach without the kernel.
+bool is_own_disk(const std::string& name) {
+  return name.starts_with("nvme:");
+}
+
 bool is_block_device(const std::string& name) {
+  if (is_own_disk(name)) return true;
   struct stat status {};
   return stat(local_path(name).c_str(), &status) == 0 && S_ISBLK(status.st_mode);
 }
 
 // Blocks that are what they are: a device, or the namespace of a controller that this process drives.
 bool has_fixed_size(const std::string& name) {
-  return is_block_device(name) || name.starts_with("nvme:") || name.starts_with("soft-nvme:");
+  return is_block_device(name) || name.starts_with("soft-nvme:");
 }
 
 // How the destination is to be opened: a whole new file, or in place.
@@ -107,11 +115,20 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, std::o
   }
   const OpenOptions options{.access = *access,
                             .size_bytes = fixed_size || !source_bytes ? 0 : end,
-                            .allow_block_device_write = flags.allow_device_write};
+                            .allow_block_device_write = flags.allow_device_write,
+                            .serial = flags.serial,
+                            .first_writable_block = flags.window.empty() ? 0 : flags.window[0],
+                            .writable_blocks = flags.window.empty() ? 0 : flags.window[1]};
   Result<Store> store = context.open(flags.destination, options);
-  if (!store.ok() && is_block_device(flags.destination) && !flags.allow_device_write) {
+  if (!store.ok() && is_block_device(flags.destination) && !flags.allow_device_write &&
+      store.error().code == Code::read_only) {
     Error error = store.error();
     error.hint = "writing destroys what is on the device; if that is meant, add --allow-device-write";
+    return error;
+  }
+  if (!store.ok() && is_own_disk(flags.destination) && store.error().code == Code::read_only) {
+    Error error = store.error();
+    error.hint = "add --serial, as `penstock nvme identify` tells it, and --window FIRST COUNT, in blocks";
     return error;
   }
   // A device can't grow: better to know before the first window than after the last that fits.
@@ -124,22 +141,16 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, std::o
   return store;
 }
 
-// The checksum of what the destination holds, read past the page cache as far as the store can.
-Result<Checksum> read_back(const WriteFlags& flags, std::uint64_t size_bytes) {
-  Result<Options> options = make_options(flags.context);
-  if (!options.ok()) return options.error();
-  options->cache = Cache::bypass;
-  Result<Context> context = Context::create(*options);
-  if (!context.ok()) return context.error();
-  Result<Store> store = context->open(flags.destination);
+// The checksum of what the store holds.
+Result<Checksum> read_back(Context& context, const WriteFlags& flags, std::uint64_t size_bytes) {
+  Result<Store> store = context.open(flags.destination);
   if (!store.ok()) return store.error();
-  Result<Buffer> window =
-      context->allocate(Domain::host(), std::clamp<std::uint64_t>(size_bytes, 1, copy_window_bytes));
+  Result<Buffer> window = context.allocate(Domain::host(), std::clamp<std::uint64_t>(size_bytes, 1, copy_window_bytes));
   if (!window.ok()) return window.error();
 
   Checksum checksum;
-  const auto source = store_source(
-      *context, {.store = std::move(*store), .offset = flags.offset.value_or(0), .size_bytes = size_bytes});
+  const auto source =
+      store_source(context, {.store = std::move(*store), .offset = flags.offset.value_or(0), .size_bytes = size_bytes});
   for (;;) {
     const Result<std::uint64_t> filled = source->fill(window->region());
     if (!filled.ok()) return filled.error();
@@ -148,8 +159,20 @@ Result<Checksum> read_back(const WriteFlags& flags, std::uint64_t size_bytes) {
   }
 }
 
-Verified verify(const WriteFlags& flags, std::uint64_t size_bytes, const Checksum& written) {
-  const Result<Checksum> found = read_back(flags, size_bytes);
+// What was written is read past the page cache as far as the store can. A controller that `context` drives has no page
+// cache before it, and can't be opened by another.
+Result<Checksum> read_back_uncached(Context& context, const WriteFlags& flags, std::uint64_t size_bytes) {
+  if (is_own_disk(flags.destination)) return read_back(context, flags, size_bytes);
+  Result<Options> options = make_options(flags.context);
+  if (!options.ok()) return options.error();
+  options->cache = Cache::bypass;
+  Result<Context> other = Context::create(*options);
+  if (!other.ok()) return other.error();
+  return read_back(*other, flags, size_bytes);
+}
+
+Verified verify(Context& context, const WriteFlags& flags, std::uint64_t size_bytes, const Checksum& written) {
+  const Result<Checksum> found = read_back_uncached(context, flags, size_bytes);
   if (!found.ok()) return {written.hex(), found.error()};
   if (found->value() == written.value()) return {written.hex(), std::nullopt};
   return {written.hex(),
@@ -238,7 +261,7 @@ Exit run(const WriteFlags& given) {
   add_tuning(tuned->tuning, transfer);
   transfer.report = write_all(job, *destination, durable, flags.output);
   if (!transfer.report.ok()) return output.fail(transfer.report);
-  if (flags.verify) transfer.verified = verify(flags, transfer.report.bytes, checksum);
+  if (flags.verify) transfer.verified = verify(*context, flags, transfer.report.bytes, checksum);
   return output.transfer(transfer);
 }
 
@@ -266,6 +289,10 @@ Command add_write(CLI::App& tool) {
   auto* replace = parser->add_flag("--replace", flags->replace, "write a new file, then give it the name (default)");
   parser->add_flag("--in-place", flags->in_place, "write into DEST; bytes around stay as they are")->excludes(replace);
   parser->add_flag("--allow-device-write", flags->allow_device_write, "yes, overwrite the block device DEST");
+  parser->add_option("--serial", flags->serial, "for DEST nvme:ADDRESS: the serial number of its controller");
+  parser->add_option("--window", flags->window, "for DEST nvme:ADDRESS: the first block that may change, and how many")
+      ->expected(2)
+      ->type_name("FIRST COUNT");
   parser->footer(
       "Examples:\n"
       "  penstock write weights.bin /mnt/fast/weights.bin --verify\n"

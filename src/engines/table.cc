@@ -19,6 +19,7 @@ engine::Table default_table() {
   engine::Table table;
   table.push_back(uring::make_engine());
   table.push_back(cufile::make_engine());
+  table.push_back(nvme::make_pci_engine());
   table.push_back(nvme::make_soft_engine(best_for_files()));
   table.push_back(posix::make_engine());
   return table;

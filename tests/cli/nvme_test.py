@@ -40,6 +40,13 @@ class Nvme(ToolTest):
     def test_names_mistakes(self):
         self.fails("not_found", 3, "nvme", "identify", f"soft-nvme:{self.folder}/nothing")
         self.fails("unknown_scheme", 2, "nvme", "selftest", "0000:01:00.0")
+        for name in ["nvme:0000:01:00", "nvme:disk", "nvme:0000:01:00.0/0"]:
+            self.fails("invalid_argument", 2, "nvme", "identify", name)
+        self.fails("not_found", 3, "nvme", "identify", "nvme:ffff:ff:1f.7")
+        for verb in ["bind", "unbind"]:
+            self.fails("invalid_argument", 2, "nvme", verb)
+            self.fails("invalid_argument", 2, "nvme", verb, "../../0000:01:00.0")
+            self.fails("not_found", 3, "nvme", verb, "ffff:ff:1f.7", "--dry-run")
         self.fails("invalid_argument", 2, "nvme")
         self.fails("invalid_argument", 2, "nvme", "soft", "--block", "100")
 

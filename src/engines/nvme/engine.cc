@@ -1,7 +1,10 @@
 #include "engines/nvme/engine.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "engines/nvme/connection.h"
 #include "engines/nvme/queue.h"
@@ -10,6 +13,18 @@
 
 namespace penstock::nvme {
 namespace {
+
+// Blocks of a controller that a store may write.
+struct Claim {
+  std::string controller;
+  Namespace space;
+
+  bool overlaps(const Claim& other) const {
+    return controller == other.controller && space.info.id == other.space.info.id &&
+           space.first_writable < other.space.first_writable + other.space.writable_blocks &&
+           other.space.first_writable < space.first_writable + space.writable_blocks;
+  }
+};
 
 class Engine : public engine::Engine {
  public:
@@ -26,21 +41,29 @@ class Engine : public engine::Engine {
     }
     auto device = settings_.connect(name, options);
     if (!device) return std::move(device).error();
-    auto connection = Connection::open(std::move(device->transport), settings_.controller, attachments_);
+    auto connection = connection_to(*device);
     if (!connection) return std::move(connection).error();
-    auto found = (*connection)->controller().find_namespace(device->namespace_id);
+    Controller& controller = (*connection)->controller();
+    if (const std::string failure = controller.failure(); !failure.empty()) {
+      return Error{Code::io_error, 0, name + " can't be used any more: " + failure,
+                   "close all stores on this controller, then open it again"};
+    }
+    auto found = controller.find_namespace(device->namespace_id);
     if (!found) return std::move(found).error();
     const bool writes = options.access == Access::write;
     Namespace space{.info = *found};
     if (writes) {
+      if (auto status = check_target(*device, controller, *found); !status) return std::move(status).error();
       space.first_writable = device->first_writable;
       space.writable_blocks = device->writable_blocks != 0 ? device->writable_blocks : found->size_blocks;
     }
-    auto info = describe(name, *device, (*connection)->controller(), *found);
+    auto info = describe(name, *device, controller, *found);
     if (!info) return std::move(info).error();
     info->writable = writes;
-    return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*info), std::move(*connection),
-                                                                  std::move(space), std::move(device->identity)));
+    auto claim = claim_window(*device, space, name);
+    if (!claim) return std::move(claim).error();
+    return std::unique_ptr<engine::Store>(std::make_unique<Store>(
+        std::move(*info), std::move(*connection), std::move(space), std::move(device->identity), std::move(*claim)));
   }
 
   Result<engine::MemoryKey> attach(Region memory) override {
@@ -53,6 +76,59 @@ class Engine : public engine::Engine {
   }
 
  private:
+  Result<std::shared_ptr<Connection>> connection_to(Device& device) {
+    if (device.transport) return Connection::open(std::move(device.transport), settings_.controller, attachments_);
+    const std::lock_guard lock(mutex_);
+    std::weak_ptr<Connection>& shared = connections_[device.controller];
+    if (auto connection = shared.lock()) return connection;
+    auto transport = settings_.reach(device.controller);
+    if (!transport) return std::move(transport).error();
+    auto opened = Connection::open(std::move(*transport), settings_.controller, attachments_);
+    if (!opened) return opened;
+    // Whoever opens it next waits until the last store has let go of the device.
+    Connection* const raw = opened->get();
+    std::shared_ptr<Connection> connection(raw, [this, held = std::move(*opened)](Connection*) mutable {
+      const std::lock_guard closing(mutex_);
+      held.reset();
+    });
+    shared = connection;
+    return connection;
+  }
+
+  // That it is the disk which was meant, and that the window lies on it.
+  static Status check_target(const Device& device, Controller& controller, const NamespaceInfo& space) {
+    if (!device.serial.empty() && device.serial != controller.info().serial) {
+      return Error{Code::invalid_argument, 0,
+                   controller.transport().name() + " has the serial number " + controller.info().serial + ", not " +
+                       device.serial,
+                   "is it the right disk? `penstock nvme identify` asks it"};
+    }
+    if (device.first_writable > space.size_blocks ||
+        device.writable_blocks > space.size_blocks - device.first_writable) {
+      return Error{Code::out_of_range, 0,
+                   "the window of writable blocks reaches past the end of namespace " + std::to_string(space.id),
+                   "it has " + std::to_string(space.size_blocks) + " blocks"};
+    }
+    return {};
+  }
+
+  // Core changes parts of a block under locks of one open store: two of them must not share a block that both write.
+  Result<std::shared_ptr<void>> claim_window(const Device& device, const Namespace& space, const std::string& name) {
+    if (device.controller.empty() || space.writable_blocks == 0) return std::shared_ptr<void>();
+    const std::lock_guard lock(mutex_);
+    std::erase_if(claims_, [](const std::weak_ptr<Claim>& claim) { return claim.expired(); });
+    const Claim wanted{device.controller, space};
+    for (const std::weak_ptr<Claim>& one : claims_) {
+      const auto other = one.lock();
+      if (!other || !other->overlaps(wanted)) continue;
+      return Error{Code::in_use, 0, name + ": some of these blocks are open for writing already",
+                   "close the other store first, or choose another window"};
+    }
+    auto claim = std::make_shared<Claim>(wanted);
+    claims_.push_back(claim);
+    return std::shared_ptr<void>(std::move(claim));
+  }
+
   static Result<StoreInfo> describe(const std::string& name, const Device& device, Controller& controller,
                                     const NamespaceInfo& space) {
     StoreInfo info;
@@ -63,6 +139,7 @@ class Engine : public engine::Engine {
     info.block_bytes = space.block_bytes;
     info.alignments = {space.block_bytes, 4, static_cast<std::uint32_t>(controller.info().max_transfer_bytes)};
     info.direct = true;
+    info.identity = device.marks;
     info.identity.size_bytes = info.size_bytes;
     if (!device.identity) return info;
     auto identity = device.identity();
@@ -74,6 +151,9 @@ class Engine : public engine::Engine {
 
   const Settings settings_;
   Attachments attachments_;
+  std::mutex mutex_;  // guards what follows, and is held while one of them opens or closes
+  std::map<std::string, std::weak_ptr<Connection>> connections_;  // by controller
+  std::vector<std::weak_ptr<Claim>> claims_;
 };
 
 }  // namespace

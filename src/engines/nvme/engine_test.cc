@@ -243,13 +243,15 @@ TEST_F(SoftNvme, shares_the_queues_that_there_are_among_all_lanes) {
   }
 }
 
-TEST_F(SoftNvme, says_so_when_there_is_no_memory_to_copy_through) {
-  Controlled refuses({}, {}, {.longest_mapping = 1 << 20});
-  auto queue = refuses.engine->make_queue({}).value();
-  std::array<std::byte, 4096> memory{};
-  const Op op{.store = refuses.store.get(), .length = 4096, .memory = memory.data()};
-  EXPECT_EQ(run(*queue, op).code, Code::out_of_memory);
-  queue.reset();
+TEST_F(SoftNvme, copies_through_less_memory_where_little_can_be_mapped_and_says_so_when_there_is_none) {
+  const auto code_with = [](std::size_t longest_mapping) {
+    Controlled controlled({.max_queue_entries = 8}, {}, {.longest_mapping = longest_mapping});
+    auto queue = controlled.engine->make_queue({}).value();
+    std::array<std::byte, 4096> memory{};
+    return run(*queue, {.store = controlled.store.get(), .length = 4096, .memory = memory.data()}).code;
+  };
+  EXPECT_EQ(code_with(Bounces::piece_bytes), Code::ok);
+  EXPECT_EQ(code_with(Bounces::piece_bytes - 1), Code::out_of_memory);
 }
 
 TEST_F(SoftNvme, counts_memory_to_copy_through_as_pinned) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
+
 namespace penstock::nvme {
 namespace {
 
@@ -21,17 +23,20 @@ Bounces::~Bounces() {
 
 Code Bounces::make() {
   if (memory_.data() != nullptr) return Code::ok;
-  std::uint32_t pieces = most_pieces;
-  while (pieces > 0 && budget_ != nullptr && !budget_->charge(pieces * piece_bytes)) pieces /= 2;
-  if (pieces == 0) return Code::over_budget;
-  auto memory = DmaMemory::create(transport_, pieces * piece_bytes);
-  if (!memory) {
+  Code reason = Code::over_budget;
+  for (std::uint32_t pieces = most_pieces; pieces > 0; pieces /= 2) {
+    if (budget_ != nullptr && !budget_->charge(pieces * piece_bytes)) continue;
+    auto memory = DmaMemory::create(transport_, pieces * piece_bytes);
+    if (memory) {
+      memory_ = std::move(*memory);
+      for (std::uint32_t i = 0; i < pieces; ++i) free_.push_back(i);
+      return Code::ok;
+    }
     if (budget_ != nullptr) budget_->refund(pieces * piece_bytes);
-    return Code::out_of_memory;
+    if (pieces == 1) log(LogLevel::error, memory.error().message + "; " + memory.error().hint);
+    reason = Code::out_of_memory;
   }
-  memory_ = std::move(*memory);
-  for (std::uint32_t i = 0; i < pieces; ++i) free_.push_back(i);
-  return Code::ok;
+  return reason;
 }
 
 std::optional<std::uint32_t> Bounces::take() {

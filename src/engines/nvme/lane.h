@@ -42,7 +42,8 @@ class Bounces {
   Bounces(const Bounces&) = delete;
   Bounces& operator=(const Bounces&) = delete;
 
-  // Made when first asked for, with fewer pieces where the budget has no more. Code::over_budget or out_of_memory.
+  // Made when first asked for, with fewer pieces where the budget has no more, or little memory may be locked.
+  // Code::over_budget or out_of_memory.
   Code make();
   // Nothing while all are in use.
   std::optional<std::uint32_t> take();

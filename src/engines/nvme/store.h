@@ -14,12 +14,14 @@ namespace penstock::nvme {
 
 class Store : public engine::Store, private engine::Writer {
  public:
+  // `claim` is held as long as the store is open.
   Store(StoreInfo info, std::shared_ptr<Connection> connection, Namespace space,
-        std::function<Result<Identity>()> identity)
+        std::function<Result<Identity>()> identity, std::shared_ptr<void> claim = nullptr)
       : engine::Store(std::move(info)),
         connection_(std::move(connection)),
         space_(std::move(space)),
-        identity_(std::move(identity)) {}
+        identity_(std::move(identity)),
+        claim_(std::move(claim)) {}
 
   const std::shared_ptr<Connection>& connection() const { return connection_; }
   const Namespace& space() const { return space_; }
@@ -43,6 +45,7 @@ class Store : public engine::Store, private engine::Writer {
   const std::shared_ptr<Connection> connection_;  // shared by the stores of a controller
   const Namespace space_;
   const std::function<Result<Identity>()> identity_;
+  const std::shared_ptr<void> claim_;  // shared with the engine, which looks whether it is still held
 };
 
 }  // namespace penstock::nvme
