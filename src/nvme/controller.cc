@@ -210,7 +210,7 @@ Status Controller::identify(std::uint32_t cns, std::uint32_t nsid, const std::st
 Status Controller::identify_all() {
   if (auto status = identify(identify_controller, 0, "identify the controller"); !status) return status;
   const std::byte* const data = admin_memory_.data() + 2 * info_.page_bytes;
-  IdentifyController self;
+  IdentifyController self{};
   std::memcpy(&self, data, sizeof self);
   const auto allows = [](std::uint8_t sizes, std::uint8_t wanted) {
     return (sizes & 0xf) <= wanted && sizes >> 4 >= wanted;
@@ -250,7 +250,7 @@ Status Controller::identify_all() {
 Status Controller::read_namespace(std::uint32_t id) {
   const std::string what = "identify namespace " + std::to_string(id);
   if (auto status = identify(identify_namespace, id, what); !status) return status;
-  IdentifyNamespace data;
+  IdentifyNamespace data{};
   std::memcpy(&data, admin_memory_.data() + 2 * info_.page_bytes, sizeof data);
   NamespaceInfo space{.id = id};
   const unsigned index = (data.format & 0xfU) | (data.format >> 5 & 3U) << 4;

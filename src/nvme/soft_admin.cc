@@ -9,7 +9,7 @@ namespace {
 
 void put_text(char* field, std::size_t size, const std::string& text) {
   std::memset(field, ' ', size);
-  std::memcpy(field, text.data(), std::min(size, text.size()));
+  std::copy_n(text.begin(), std::min(size, text.size()), field);
 }
 
 std::uint8_t exponent_of(std::uint32_t power_of_two) {
