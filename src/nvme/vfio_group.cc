@@ -5,6 +5,7 @@
 #include <sys/ioctl.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -54,11 +55,12 @@ std::string neighbours_text(const VfioPlace& place) {
 
 std::vector<IovaRange> usable_ranges(const VfioAnswer<vfio_iommu_type1_info>& info) {
   const auto capability = info.capability(VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE);
-  vfio_iommu_type1_info_cap_iova_range head{};
-  if (!read_at(capability, 0, head)) return {cautious_range};
+  using Head = vfio_iommu_type1_info_cap_iova_range;
+  std::uint32_t count = 0;
+  if (!read_at(capability, offsetof(Head, nr_iovas), count)) return {cautious_range};
   std::vector<IovaRange> ranges;
   vfio_iova_range range{};
-  for (std::uint32_t i = 0; i < head.nr_iovas && read_at(capability, sizeof head + i * sizeof range, range); ++i) {
+  for (std::uint32_t i = 0; i < count && read_at(capability, sizeof(Head) + i * sizeof range, range); ++i) {
     if (range.start <= range.end) ranges.push_back({range.start, range.end});
   }
   return ranges;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -34,10 +35,11 @@ std::uint64_t mappable_bytes(const RegionInfo& region) {
   if ((region->flags & VFIO_REGION_INFO_FLAG_MMAP) == 0) return 0;
   const bool tells = (region->flags & VFIO_REGION_INFO_FLAG_CAPS) != 0;
   const auto capability = tells ? region.capability(VFIO_REGION_INFO_CAP_SPARSE_MMAP) : std::span<const std::byte>();
-  vfio_region_info_cap_sparse_mmap head{};
-  if (!read_at(capability, 0, head)) return region->size;
+  using Head = vfio_region_info_cap_sparse_mmap;
+  std::uint32_t count = 0;
+  if (!read_at(capability, offsetof(Head, nr_areas), count)) return region->size;
   vfio_region_sparse_mmap_area area{};
-  for (std::uint32_t i = 0; i < head.nr_areas && read_at(capability, sizeof head + i * sizeof area, area); ++i) {
+  for (std::uint32_t i = 0; i < count && read_at(capability, sizeof(Head) + i * sizeof area, area); ++i) {
     if (area.offset == 0) return std::min<std::uint64_t>(area.size, region->size);
   }
   return 0;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -72,7 +73,8 @@ Result<std::uint64_t> count_extents(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return system_error(errno, "open " + path);
   // Room for no extent: the kernel only counts.
-  fiemap map{};
+  fiemap map;  // NOLINT(cppcoreguidelines-pro-type-member-init): its array without elements can't be initialized
+  std::memset(&map, 0, sizeof map);
   map.fm_length = FIEMAP_MAX_OFFSET;
   const int failed = ioctl(fd, FS_IOC_FIEMAP, &map) == 0 ? 0 : errno;
   close(fd);
