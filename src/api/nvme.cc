@@ -64,11 +64,11 @@ Result<std::vector<UniqueFd>> claim_disks(const NvmeDevice& device) {
   return claims;
 }
 
-// The kernel would wait for whoever drives it, without an end.
-Status check_not_driven(const NvmeDevice& device) {
+// The kernel would wait for whoever drives it, without an end. As long as this is held nobody can.
+Result<UniqueFd> claim_group(const NvmeDevice& device) {
   const std::string path = "/dev/vfio/" + device.iommu_group;
-  const UniqueFd group(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (group || errno != EBUSY) return {};
+  UniqueFd group(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (group || errno != EBUSY) return group;
   return Error{Code::in_use, EBUSY, "a process drives " + device.address + ", or a device of its IOMMU group",
                "end it first; `lsof " + path + "` may tell which"};
 }
@@ -101,13 +101,20 @@ Result<NvmeBinding> bind_nvme(const std::string& address, NvmeBindingMode mode) 
   if (!device) return std::move(device).error();
   auto claims = claim_disks(*device);
   if (!claims) return std::move(claims).error();
+  // The kernel may still have been looking for its disks.
+  auto again = nvme::find_pci_controller(address);
+  if (!again) return std::move(again).error();
+  if (again->disks != device->disks || !nvme::is_settled(*device)) {
+    return Error{Code::in_use, 0, "the kernel's driver is not ready with " + address, "try again in a moment"};
+  }
   return change_driver(*device, nvme::vfio_driver, nvme::DriverChange::to_vfio(*device), mode);
 }
 
 Result<NvmeBinding> unbind_nvme(const std::string& address, NvmeBindingMode mode) {
   auto device = nvme::find_pci_controller(address);
   if (!device) return std::move(device).error();
-  if (auto status = check_not_driven(*device); !status) return std::move(status).error();
+  auto group = claim_group(*device);
+  if (!group) return std::move(group).error();
   return change_driver(*device, nvme::kernel_driver, nvme::DriverChange::to_kernel(*device), mode);
 }
 

@@ -122,7 +122,7 @@ Status Controller::check_capabilities() {
   if (can) return Error{Code::unsupported, 0, name + ": no room for an I/O queue's doorbells", "is it an NVMe disk?"};
   return Error{Code::unsupported, 0,
                name + ": capabilities that we can't work with, CAP is " + std::to_string(capabilities_.bits),
-               "`penstock nvme registers` shows them"};
+               "is it an NVMe disk?"};
 }
 
 // I/O queue pairs whose doorbells are among the registers that are mapped, after those of the admin queue.
@@ -178,7 +178,7 @@ Status Controller::enable() {
 
 Result<std::uint32_t> Controller::admin(const Command& command, const std::string& what) {
   if (admin_stuck_) {
-    return Error{Code::timed_out, 0, transport_.name() + ": " + what + ": the admin queue is stuck", "reset it"};
+    return Error{Code::timed_out, 0, transport_.name() + ": " + what + ": the admin queue is stuck", "power-cycle it"};
   }
   CpuPlatform platform(registers_);
   QueuePair<CpuPlatform> pair(admin_queue_, platform);

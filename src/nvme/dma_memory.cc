@@ -21,6 +21,7 @@ Result<DmaMemory> DmaMemory::create(Transport& transport, std::size_t size_bytes
   const std::string what = "allocate " + std::to_string(memory.size_bytes_) + " bytes for " + transport.name();
   void* data = ::mmap(nullptr, memory.size_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) return system_error(errno, what);
+  ::madvise(data, memory.size_bytes_, MADV_DONTFORK);  // a child has no part in it
   memory.data_ = static_cast<std::byte*>(data);
   auto address = transport.map(memory.data_, memory.size_bytes_);
   if (!address) {

@@ -38,7 +38,7 @@ Status write_sysfs(const fs::path& file, const std::string& text) {
 Result<DriverChange> DriverChange::to_vfio(const NvmeDevice& device, const fs::path& sysfs) {
   if (device.iommu_group.empty()) {
     return Error{Code::unsupported, 0, device.address + " is behind no IOMMU, or it is switched off",
-                 "switch it on in the firmware, and for the kernel with intel_iommu=on or amd_iommu=on"};
+                 "switch it on in the firmware, and on Intel machines for the kernel with intel_iommu=on"};
   }
   if (!device.driver.empty() && device.driver != kernel_driver && device.driver != vfio_driver) {
     return Error{Code::in_use, 0, device.address + " belongs to the driver " + device.driver,
@@ -108,6 +108,8 @@ std::vector<std::string> DriverChange::steps() const {
 Status DriverChange::run(const SysfsWriter& write) const {
   for (const Step& step : steps_) {
     if (auto status = write(step.file, step.text); !status) {
+      // It is where it should be, and may be in use there already.
+      if (driver() == target_) return {};
       Error error = std::move(status).error();
       error.message += undo(write);
       return error;

@@ -100,13 +100,22 @@ Result<NvmeDevice> find_pci_controller(const std::string& address, const fs::pat
   return describe_device(device);
 }
 
+bool is_settled(const NvmeDevice& device, const fs::path& sysfs) {
+  if (device.driver != kernel_driver) return true;
+  const fs::path folder = sysfs / "bus/pci/devices" / device.address / "nvme";
+  const std::vector<std::string> controllers = names_in(folder);
+  return !controllers.empty() && std::ranges::all_of(controllers, [&](const std::string& controller) {
+    return first_word(folder / controller / "state") == "live";
+  });
+}
+
 Result<VfioPlace> find_for_vfio(const std::string& address, const fs::path& sysfs) {
   auto device = find_pci_controller(address, sysfs);
   if (!device) return std::move(device).error();
   const std::string bind_hint = "`penstock nvme bind " + address + "`";
   if (device->iommu_group.empty()) {
     return Error{Code::unsupported, 0, address + " is behind no IOMMU, or it is switched off",
-                 "switch it on in the firmware, and for the kernel with intel_iommu=on or amd_iommu=on"};
+                 "switch it on in the firmware, and on Intel machines for the kernel with intel_iommu=on"};
   }
   if (device->driver.empty()) {
     return Error{Code::unsupported, 0, "no driver is bound to " + address, bind_hint + " binds vfio-pci to it"};
@@ -119,7 +128,9 @@ Result<VfioPlace> find_for_vfio(const std::string& address, const fs::path& sysf
   const fs::path others = sysfs / "bus/pci/devices" / address / "iommu_group/devices";
   for (const std::string& other : names_in(others)) {
     const std::string driver = link_name(others / other / "driver");
-    if (other != address && !driver.empty() && driver != vfio_driver) place.neighbours.push_back({other, driver});
+    // VFIO minds neither bridges nor devices that nobody drives.
+    const bool harmless = driver.empty() || driver == vfio_driver || driver == "pcieport" || driver == "pci-stub";
+    if (other != address && !harmless) place.neighbours.push_back({other, driver});
   }
   return place;
 }

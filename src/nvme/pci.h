@@ -21,6 +21,9 @@ Result<std::vector<NvmeDevice>> find_pci_controllers(const std::filesystem::path
 // The one at an address; each thing that can be wrong with it is an error of its own.
 Result<NvmeDevice> find_pci_controller(const std::string& address, const std::filesystem::path& sysfs = "/sys");
 
+// Whether the kernel's driver, where it has the controller, knows all of its disks.
+bool is_settled(const NvmeDevice& device, const std::filesystem::path& sysfs = "/sys");
+
 // Another device that an IOMMU can't tell from ours.
 struct PciNeighbour {
   std::string address;

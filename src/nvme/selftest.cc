@@ -61,6 +61,7 @@ std::string run(IoQueue& queue, const Io& io) {
   std::uint64_t moved = 0;
   // Bounded by the deadlines of commands, after which the controller is reset or given up.
   while (queue.poll({&done, 1}) == 0) {
+    if (queue.is_stuck()) return "the controller can't be stopped";
     queue.after_sleep();
     std::this_thread::yield();
   }
@@ -88,6 +89,7 @@ class Selftest {
     check_alignments(**queue);
     check_bounds(**queue);
     check("flush", run(**queue, {.kind = IoKind::flush, .space = &space_}));
+    if ((*queue)->is_stuck()) return data_.leave_behind();
     queue->reset();
     check_queues();
   }
@@ -198,6 +200,10 @@ class Trial {
       const std::size_t count = queue_.poll(done);
       for (std::size_t i = 0; i < count; ++i) note(done[i]);
       if (count == 0) {
+        if (queue_.is_stuck()) {
+          data_.leave_behind();
+          report_.wrong.push_back("the controller can't be stopped");
+        }
         queue_.after_sleep();
         std::this_thread::yield();
       }

@@ -177,9 +177,12 @@ Status VfioGroup::unmap_all() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
   Status outcome;
-  for (const auto& [address, size_bytes] : mappings_) {
-    if (Status status = unmap_one(address, size_bytes); !status) outcome = std::move(status);
-  }
+  std::erase_if(mappings_, [&](const auto& mapping) {
+    Status status = unmap_one(mapping.first, mapping.second);
+    const bool gone = status.ok();
+    if (!gone) outcome = std::move(status);
+    return gone;
+  });
   return outcome;
 }
 

@@ -96,6 +96,7 @@ Status VfioTransport::map_registers() {
   void* memory =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, device_.get(), static_cast<off_t>((*region)->offset));
   if (memory == MAP_FAILED) return system_error(errno, what);
+  ::madvise(memory, bytes, MADV_DONTFORK);
   registers_ = static_cast<std::byte*>(memory);
   registers_bytes_ = bytes;
   return {};
@@ -109,7 +110,7 @@ Status VfioTransport::set_command(bool enabled) {
   const auto at = static_cast<off_t>((*config)->offset + PCI_COMMAND);
   std::uint16_t command = 0;
   if (::pread(device_.get(), &command, sizeof command, at) != sizeof command) return system_error(errno, what);
-  command |= PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER;
+  command |= PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER | PCI_COMMAND_INTX_DISABLE;  // nobody serves the pin
   if (!enabled) command &= static_cast<std::uint16_t>(~PCI_COMMAND_MASTER);
   if (::pwrite(device_.get(), &command, sizeof command, at) != sizeof command) return system_error(errno, what);
   return {};
@@ -132,20 +133,31 @@ void VfioTransport::take_interrupts() {
     if (!event) return log(LogLevel::warning, system_error(errno, "make an eventfd for " + name_).message);
     numbers.push_back(event.get());
   }
-  vfio_irq_set set{};
-  set.argsz = static_cast<std::uint32_t>(sizeof set + numbers.size() * sizeof numbers[0]);
-  set.flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
-  set.index = VFIO_PCI_MSIX_IRQ_INDEX;
-  set.count = static_cast<std::uint32_t>(numbers.size());
-  std::vector<std::byte> request(set.argsz);
-  std::memcpy(request.data(), &set, sizeof set);
-  std::memcpy(request.data() + sizeof set, numbers.data(), request.size() - sizeof set);
-  if (::ioctl(device_.get(), VFIO_DEVICE_SET_IRQS, request.data()) != 0) {
-    log(LogLevel::warning,
-        system_error(errno, "take the interrupts of " + name_).message + "; completions are polled for");
+  // Where the kernel can't have as many it says how many it can.
+  int outcome = set_interrupts(numbers);
+  if (outcome > 0 && static_cast<std::size_t>(outcome) < numbers.size()) {
+    numbers.resize(static_cast<std::size_t>(outcome));
+    events.resize(numbers.size());
+    outcome = set_interrupts(numbers);
+  }
+  if (outcome == 0) {
+    interrupts_ = std::move(events);
     return;
   }
-  interrupts_ = std::move(events);
+  log(LogLevel::warning, "take the interrupts of " + name_ + ": refused; completions are polled for");
+}
+
+// As VFIO_DEVICE_SET_IRQS returns.
+int VfioTransport::set_interrupts(std::span<const std::int32_t> events) const {
+  vfio_irq_set set{};
+  set.argsz = static_cast<std::uint32_t>(sizeof set + events.size_bytes());
+  set.flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
+  set.index = VFIO_PCI_MSIX_IRQ_INDEX;
+  set.count = static_cast<std::uint32_t>(events.size());
+  std::vector<std::byte> request(set.argsz);
+  std::memcpy(request.data(), &set, sizeof set);
+  std::memcpy(request.data() + sizeof set, events.data(), events.size_bytes());
+  return ::ioctl(device_.get(), VFIO_DEVICE_SET_IRQS, request.data());
 }
 
 // The IOMMU has the last word; the other two are for a device that would go on trying.

@@ -36,6 +36,7 @@ class VfioTransport : public Transport {
   Status map_registers();
   Status set_command(bool enabled);
   void take_interrupts();
+  int set_interrupts(std::span<const std::int32_t> events) const;
 
   const std::string name_;
   const std::unique_ptr<VfioGroup> group_;

@@ -5,6 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/log.h"
+
 namespace penstock::nvme {
 namespace {
 
@@ -40,6 +42,7 @@ engine::MemoryKey Attachments::add(Region memory) {
 }
 
 void Attachments::remove(engine::MemoryKey key) {
+  if (in_child()) return;
   const std::lock_guard lock(mutex_);
   for (Connection* connection : connections_) connection->forget(key);
   memory_[key.id] = {};
@@ -57,7 +60,9 @@ void Attachments::leave(Connection& connection) {
 
 Result<std::shared_ptr<Connection>> Connection::open(std::unique_ptr<Transport> transport,
                                                      const ControllerOptions& options, Attachments& attachments) {
-  std::shared_ptr<Connection> connection(new Connection(std::move(transport), attachments));
+  std::shared_ptr<Connection> connection(new Connection(std::move(transport), attachments), [](Connection* one) {
+    if (!one->attachments_.in_child()) delete one;
+  });
   auto controller = Controller::open(*connection->transport_, options);
   if (!controller) return std::move(controller).error();
   connection->controller_ = std::move(*controller);
@@ -87,7 +92,7 @@ Result<Lane*> Connection::lane_of(const void* user, int event, const std::shared
   return users_.back().lane.get();
 }
 
-// A new one, or when the controller has no more, the one that has the fewest users.
+// A new one, or where no more can be had, the one that has the fewest users.
 Result<std::shared_ptr<SharedQueue>> Connection::queue_for_another() {
   auto made = controller_->make_queue();
   if (made) {
@@ -96,7 +101,10 @@ Result<std::shared_ptr<SharedQueue>> Connection::queue_for_another() {
     queues_.push_back(queue);
     return queue;
   }
-  if (queues_.empty() || made.error().code != Code::unsupported) return std::move(made).error();
+  if (queues_.empty() || !controller_->failure().empty()) return std::move(made).error();
+  if (made.error().code != Code::unsupported) {
+    log(LogLevel::warning, made.error().message + "; lanes share the queues that there are; " + made.error().hint);
+  }
   return *std::min_element(queues_.begin(), queues_.end(),
                            [](const auto& a, const auto& b) { return a.use_count() < b.use_count(); });
 }
@@ -122,6 +130,7 @@ void Connection::map(engine::MemoryKey key) {
   if (mapping.address.load(std::memory_order_relaxed) != unmapped) return;
   const Pages pages = pages_around(attachments_.at(key));
   const auto mapped = transport_->map(pages.data, pages.size_bytes);
+  if (!mapped) log(LogLevel::warning, mapped.error().message + "; its bytes are copied; " + mapped.error().hint);
   mapping.size_bytes = pages.size_bytes;
   mapping.address.store(mapped ? *mapped : refused, std::memory_order_release);
 }
@@ -134,6 +143,9 @@ void Connection::forget(engine::MemoryKey key) {
 }
 
 Status Connection::run(const Io& io, const std::string& what) {
+  if (attachments_.in_child()) {
+    return Error{Code::closed, 0, what + ": the controller belongs to the parent of a fork", "open it again here"};
+  }
   const std::lock_guard running(run_mutex_);
   auto lane = lane_of(this);
   if (!lane) return std::move(lane).error();
@@ -159,7 +171,10 @@ Result<IoDone> Connection::run_once(Lane& lane, const Io& io, TimePoint deadline
     // What comes late, from a run that was given up, is not this one's.
     if (lane.poll({&done, 1}) == 1 && done.cookie == cookie) return done;
     if (lane.is_stuck()) return Error{Code::io_error, 0, "the controller can't be stopped", controller_->failure()};
-    if (Clock::now() > deadline) return Error{Code::timed_out, 0, "the controller does not answer", ""};
+    if (Clock::now() > deadline) {
+      lane.cancel(cookie);
+      return Error{Code::timed_out, 0, "the controller does not answer", ""};
+    }
     lane.after_sleep();
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }

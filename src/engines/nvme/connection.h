@@ -3,8 +3,11 @@
 // Attachments: the memory that was made known to the engine; each Connection maps it when it first meets it.
 //
 // Thread safety: any thread, but what a Lane holds is its user's. Lifetime: of the stores that share it; the
-// Attachments outlive it. It goes when nothing is in flight on it.
+// Attachments outlive it. It goes when nothing is in flight on it. In the child of a fork nothing of it is touched, and
+// it is left behind: the doorbells there are the parent's.
 #pragma once
+
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -36,6 +39,8 @@ class Attachments {
   engine::MemoryKey add(Region memory);
   void remove(engine::MemoryKey key);
   const Memory& at(engine::MemoryKey key) const { return memory_[key.id]; }
+  // Of a fork: the device is the parent's alone.
+  bool in_child() const { return ::getpid() != process_; }
 
   void join(Connection& connection);
   void leave(Connection& connection);
@@ -44,6 +49,7 @@ class Attachments {
   std::mutex mutex_;  // guards all but memory_, whose entries are written only while nobody has their key
   std::array<Memory, slots> memory_{};
   std::vector<Connection*> connections_;
+  const pid_t process_ = ::getpid();
 };
 
 class Connection {

@@ -26,6 +26,13 @@ struct Claim {
   }
 };
 
+// A controller that stores share. The lock is held while it is opened and closed: whoever comes then waits.
+struct SharedConnection {
+  std::mutex mutex;
+  std::shared_ptr<Connection> connection;  // while there are users
+  std::size_t users = 0;
+};
+
 class Engine : public engine::Engine {
  public:
   explicit Engine(Settings settings) : settings_(std::move(settings)) {}
@@ -78,21 +85,29 @@ class Engine : public engine::Engine {
  private:
   Result<std::shared_ptr<Connection>> connection_to(Device& device) {
     if (device.transport) return Connection::open(std::move(device.transport), settings_.controller, attachments_);
-    const std::lock_guard lock(mutex_);
-    std::weak_ptr<Connection>& shared = connections_[device.controller];
-    if (auto connection = shared.lock()) return connection;
-    auto transport = settings_.reach(device.controller);
-    if (!transport) return std::move(transport).error();
-    auto opened = Connection::open(std::move(*transport), settings_.controller, attachments_);
-    if (!opened) return opened;
-    // Whoever opens it next waits until the last store has let go of the device.
-    Connection* const raw = opened->get();
-    std::shared_ptr<Connection> connection(raw, [this, held = std::move(*opened)](Connection*) mutable {
-      const std::lock_guard closing(mutex_);
-      held.reset();
+    const auto shared = shared_connection(device.controller);
+    const std::lock_guard lock(shared->mutex);
+    if (!shared->connection) {
+      auto transport = settings_.reach(device.controller);
+      if (!transport) return std::move(transport).error();
+      auto opened = Connection::open(std::move(*transport), settings_.controller, attachments_);
+      if (!opened) return opened;
+      shared->connection = std::move(*opened);
+    }
+    ++shared->users;
+    return std::shared_ptr<Connection>(shared->connection.get(), [this, shared](Connection*) {
+      if (attachments_.in_child()) return;
+      const std::lock_guard leaving(shared->mutex);
+      if (--shared->users == 0) shared->connection.reset();
     });
-    shared = connection;
-    return connection;
+  }
+
+  // Shared with the users, who leave it when they like.
+  std::shared_ptr<SharedConnection> shared_connection(const std::string& controller) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<SharedConnection>& shared = connections_[controller];
+    if (!shared) shared = std::make_shared<SharedConnection>();
+    return shared;
   }
 
   // That it is the disk which was meant, and that the window lies on it.
@@ -151,8 +166,8 @@ class Engine : public engine::Engine {
 
   const Settings settings_;
   Attachments attachments_;
-  std::mutex mutex_;  // guards what follows, and is held while one of them opens or closes
-  std::map<std::string, std::weak_ptr<Connection>> connections_;  // by controller
+  std::mutex mutex_;                                                      // guards what follows
+  std::map<std::string, std::shared_ptr<SharedConnection>> connections_;  // by controller
   std::vector<std::weak_ptr<Claim>> claims_;
 };
 

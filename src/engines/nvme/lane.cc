@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/log.h"
@@ -78,18 +79,18 @@ std::size_t Lane::poll(std::span<IoDone> done) {
   std::size_t count = std::min(done.size(), inbox_.size());
   std::copy_n(inbox_.begin(), count, done.begin());
   inbox_.erase(inbox_.begin(), inbox_.begin() + static_cast<std::ptrdiff_t>(count));
-  while (count < done.size()) {
-    const auto rest = done.subspan(count);
-    const std::size_t got = shared_->queue->poll(rest);
-    for (const IoDone& one : rest.first(got)) {
-      if (one.cookie >> number_shift == number_) {
+  // To the last one: nobody would tell the others of what is left.
+  std::array<IoDone, 16> some;
+  for (std::size_t got = some.size(); got == some.size();) {
+    got = shared_->queue->poll(some);
+    for (const IoDone& one : std::span(some).first(got)) {
+      if (one.cookie >> number_shift == number_ && count < done.size()) {
         done[count] = one;
         done[count++].cookie &= cookie_mask;
       } else {
         deliver(one);
       }
     }
-    if (got < rest.size()) break;
   }
   return count;
 }
@@ -100,7 +101,7 @@ void Lane::deliver(const IoDone& done) {
   if (owner == nullptr) return;
   owner->inbox_.push_back(done);
   owner->inbox_.back().cookie &= cookie_mask;
-  if (owner->event_ < 0 || owner->inbox_.size() > 1) return;
+  if (owner == this || owner->event_ < 0 || owner->inbox_.size() > 1) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(owner->event_, &one, sizeof one);
 }

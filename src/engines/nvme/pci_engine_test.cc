@@ -1,4 +1,6 @@
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <vector>
@@ -104,6 +106,26 @@ TEST_F(PciEngine, does_not_share_a_controller_that_was_given_up) {
   }
   faults_ = {};
   EXPECT_EQ(code_of_opening("0000:01:00.0"), Code::ok) << "a new one is there by now";
+}
+
+TEST_F(PciEngine, is_its_parents_in_the_child_of_a_fork) {
+  auto store = engine_->open("0000:01:00.0", for_writing()).value();
+  std::vector<std::byte> memory(4096);
+  const auto key = engine_->attach(Region::host(memory.data(), memory.size())).value();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    const Status flushed = store->writer()->commit(true);
+    engine_->detach(key);
+    store.reset();
+    ::_exit(!flushed && flushed.error().code == Code::closed ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(read(*store).code, Code::ok);
+  EXPECT_TRUE(store->writer()->commit(true).ok());
+  engine_->detach(key);
 }
 
 TEST_F(PciEngine, writes_only_to_the_disk_that_is_meant) {

@@ -81,7 +81,7 @@ std::size_t Queue::submit(std::span<const Op> ops) {
     if (const auto link = link_to(*static_cast<Store*>(op.store))) {
       take(op, *link);
     } else {
-      log(LogLevel::error, link.error().message);
+      log(LogLevel::error, link.error().message + "; " + link.error().hint);
       ended_.push_back({.cookie = op.cookie, .code = Code::engine_unavailable, .route = Route::direct});
     }
   }

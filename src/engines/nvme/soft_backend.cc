@@ -64,10 +64,11 @@ void StoreBackend::add_memory(std::byte* data, std::size_t size_bytes) {
   memory_[data] = {size_bytes, *key};
 }
 
-void StoreBackend::remove_memory(std::byte* data, std::size_t) {
+void StoreBackend::remove_memory(std::byte* data, std::size_t size_bytes) {
   const std::lock_guard lock(memory_mutex_);
   const auto found = memory_.find(data);
-  if (found == memory_.end()) return;
+  // Memory that begins in the same page may not have been attached.
+  if (found == memory_.end() || found->second.size_bytes != size_bytes) return;
   engine_->detach(found->second.key);
   memory_.erase(found);
 }
