@@ -85,12 +85,19 @@ TEST_F(DriverChangeTest, undoes_itself_at_whatever_step_it_fails) {
   }
   set_driver(address, "vfio-pci");
   FakeSysfs::write(device(address) / "driver_override", "vfio-pci\n");
-  for (failing_write_ = 1; failing_write_ <= 4; ++failing_write_) {
+  for (failing_write_ = 1; failing_write_ <= 3; ++failing_write_) {
     writes_.clear();
     ASSERT_FALSE(DriverChange::to_kernel(found(), root()).value().run(writer()).ok());
     EXPECT_EQ(found().driver, "vfio-pci");
     EXPECT_EQ(override_text(), "vfio-pci\n");
   }
+}
+
+TEST_F(DriverChangeTest, does_not_take_back_what_the_kernel_may_use_already) {
+  add(address, "vfio-pci", "7");
+  failing_write_ = 4;  // that the device may have any driver again
+  EXPECT_TRUE(DriverChange::to_kernel(found(), root()).value().run(writer()).ok());
+  EXPECT_EQ(found().driver, "nvme");
 }
 
 TEST_F(DriverChangeTest, undoes_itself_when_the_new_driver_does_not_want_the_device) {
