@@ -86,12 +86,13 @@ class ModelBuilder {
     auto& by_name = model_.by_name_;
     by_name.reserve(tensors.size());
     for (std::uint32_t i = 0; i < tensors.size(); ++i) by_name.emplace_back(hash_of(tensors[i].name), i);
-    std::ranges::stable_sort(by_name, {}, hash_and_name(tensors));
+    std::ranges::sort(by_name, {}, hash_and_name(tensors));
     const auto twice = std::ranges::adjacent_find(by_name, {}, hash_and_name(tensors));
     if (twice == by_name.end()) return {};
-    const TensorInfo &first = tensors[twice->second], &second = tensors[std::next(twice)->second];
-    return in_file(model_.files_[second.file].path,
-                   broken("tensor " + in_quotes(second.name) + " is in " + model_.files_[first.file].path + " too"));
+    const auto [first, second] = std::minmax(twice->second, std::next(twice)->second);
+    return in_file(model_.files_[tensors[second].file].path,
+                   broken("tensor " + in_quotes(tensors[second].name) + " is in " +
+                          model_.files_[tensors[first].file].path + " too"));
   }
 
   // The index and the shards say the same. A wrong total is no reason to refuse: many are, and nobody needs it.
