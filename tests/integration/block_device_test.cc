@@ -21,7 +21,7 @@ void PrintTo(const DeviceCase& device, std::ostream* out) {
   *out << device.engine << '_' << device.sector_bytes;
 }
 
-constexpr OpenOptions for_writing{.access = Access::write, .allow_block_device_write = true};
+const OpenOptions for_writing{.access = Access::write, .allow_block_device_write = true};
 
 class BlockDevice : public testing::TestWithParam<DeviceCase> {
  protected:
