@@ -15,7 +15,7 @@ struct Known {
   std::string_view text;
 };
 
-constexpr std::array known = {
+constexpr std::array known_statuses = {
     Known{status::invalid_opcode, Code::unsupported, false, "the controller does not know this command"},
     Known{status::invalid_field, Code::io_error, false, "a field of the command is invalid"},
     Known{status::data_transfer_error, Code::io_error, true, "the data could not be transferred"},
@@ -40,7 +40,7 @@ constexpr std::array known = {
 };
 
 const Known* find(StatusField status) {
-  for (const Known& one : known) {
+  for (const Known& one : known_statuses) {
     if (one.status.type() == status.type() && one.status.code() == status.code()) return &one;
   }
   return nullptr;

@@ -18,11 +18,11 @@ constexpr auto longest_sleep = std::chrono::seconds(1);
 constexpr auto time_to_start = std::chrono::milliseconds(20);
 constexpr std::uint32_t ready_timeout_units = 2;  // of 500 ms
 constexpr std::uint32_t version_1_4 = 0x00010400;
-constexpr std::size_t page = 4096;
+constexpr std::size_t soft_page = 4096;
 
 std::size_t registers_size(const SoftShape& shape) {
   const std::size_t end = head_doorbell(shape.io_queues, 4U << shape.doorbell_stride) + sizeof(std::uint32_t);
-  return (end + page - 1) / page * page;
+  return (end + soft_page - 1) / soft_page * soft_page;
 }
 
 std::uint64_t capabilities(const SoftShape& shape) {
@@ -40,7 +40,7 @@ SoftDevice::SoftDevice(std::unique_ptr<BlockBackend> backend, SoftShape shape, S
       backend_(std::move(backend)),
       stride_bytes_(4U << shape_.doorbell_stride),
       registers_bytes_(registers_size(shape_)),
-      registers_(static_cast<std::byte*>(std::aligned_alloc(page, registers_bytes_)), std::free),
+      registers_(static_cast<std::byte*>(std::aligned_alloc(soft_page, registers_bytes_)), std::free),
       submission_queues_(shape_.io_queues + 1U),
       completion_queues_(shape_.io_queues + 1U) {
   std::memset(registers_.get(), 0, registers_bytes_);
@@ -158,13 +158,13 @@ bool SoftDevice::look_at_configuration() {
 void SoftDevice::enable(std::uint32_t configuration) {
   if ((configuration & (0xfU << 16 | 0xfU << 20)) != cc::entry_sizes) breaches_.add("CC: entries of 64 and 16 bytes");
   page_bytes_ = cc::page_bytes(configuration);
-  if (page_bytes_ != page) breaches_.add("CC: a page size that CAP does not allow");
+  if (page_bytes_ != soft_page) breaches_.add("CC: a page size that CAP does not allow");
   const Registers all = registers();
   const std::uint32_t sizes = load(reg::aqa);
   const std::uint32_t entries[] = {(sizes & 0xfff) + 1, (sizes >> 16 & 0xfff) + 1};
   const std::uint64_t bases[] = {all.read64(reg::asq), all.read64(reg::acq)};
   const std::size_t bytes[] = {entries[0] * sizeof(Command), entries[1] * sizeof(Completion)};
-  if ((bases[0] | bases[1]) % page != 0) breaches_.add("ASQ, ACQ: not at the start of a page");
+  if ((bases[0] | bases[1]) % soft_page != 0) breaches_.add("ASQ, ACQ: not at the start of a page");
   std::byte* const submissions = iommu_.use(bases[0], bytes[0]);
   std::byte* const completions = iommu_.use(bases[1], bytes[1]);
   if (submissions == nullptr || completions == nullptr || entries[0] < 2 || entries[1] < 2) {

@@ -8,7 +8,7 @@ namespace penstock::measuring {
 
 namespace {
 
-constexpr int tries = 3;
+constexpr int most_tries = 3;
 constexpr double sweep_share = 0.2;
 
 std::uint64_t bytes_by(const Report& report, std::initializer_list<Route> routes) {
@@ -30,7 +30,7 @@ struct Load {
   double cpu_seconds = 0;
 };
 Result<Load> load_once(Session& session, Subject& subject, RaceState state) {
-  for (int i = 0; i < tries; ++i) {
+  for (int i = 0; i < most_tries; ++i) {
     if (Status reached = session.reach(state); !reached) return std::move(reached).error();
     const double cpu = cpu_seconds();
     Result<Report> report = move_front(subject, Direction::read, session.memory(), session.job().keep_going);

@@ -12,28 +12,28 @@ struct Row {
   std::uint32_t bits;
 };
 // In the order of DType.
-constexpr std::array<Row, 22> rows = {{
+constexpr std::array<Row, 22> dtypes = {{
     {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
     {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
     {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
     {"I64", 64},    {"U64", 64},    {"F64", 64},    {"C64", 64},
 }};
-static_assert(rows.size() == static_cast<std::size_t>(DType::c64) + 1);
+static_assert(dtypes.size() == static_cast<std::size_t>(DType::c64) + 1);
 
 }  // namespace
 
 std::string_view dtype_name(DType dtype) {
-  return rows[static_cast<std::size_t>(dtype)].name;
+  return dtypes[static_cast<std::size_t>(dtype)].name;
 }
 
 std::uint32_t dtype_bits(DType dtype) {
-  return rows[static_cast<std::size_t>(dtype)].bits;
+  return dtypes[static_cast<std::size_t>(dtype)].bits;
 }
 
 std::optional<DType> dtype_from_name(std::string_view name) {
-  const auto found = std::ranges::find(rows, name, &Row::name);
-  if (found == rows.end()) return std::nullopt;
-  return static_cast<DType>(found - rows.begin());
+  const auto found = std::ranges::find(dtypes, name, &Row::name);
+  if (found == dtypes.end()) return std::nullopt;
+  return static_cast<DType>(found - dtypes.begin());
 }
 
 std::string_view model_format_name(ModelFormat format) {
