@@ -155,6 +155,8 @@ def make_initramfs(root, packages, programs, architecture):
             # The loader is looked for where the architecture has it, the others where init says.
             for folder in ["lib", "lib64"] if library.name.startswith("ld-linux") else ["lib"]:
                 shutil.copy(library, root / folder / library.name)
+    if architecture == platform.machine():  # those of a debug build would not fit the guest's memory
+        output_of(find("strip"), "--strip-debug", *(str(root / "bin" / program.name) for program in programs))
     modules = modules_in_order(packages)
     for module in modules:
         shutil.copy(module, root / "modules" / module.name)
