@@ -40,32 +40,27 @@ Result<DriverChange> DriverChange::to_vfio(const NvmeDevice& device, const fs::p
     return Error{Code::unsupported, 0, device.address + " is behind no IOMMU, or it is switched off",
                  "switch it on in the firmware, and on Intel machines for the kernel with intel_iommu=on"};
   }
-  if (!device.driver.empty() && device.driver != kernel_driver && device.driver != vfio_driver) {
-    return Error{Code::in_use, 0, device.address + " belongs to the driver " + device.driver,
-                 "take it from there first"};
-  }
-  if (auto status = check_loaded(sysfs, vfio_driver); !status) return std::move(status).error();
-  DriverChange change(device, std::string(vfio_driver), sysfs);
-  if (device.driver == vfio_driver) return change;
-  change.steps_.push_back(change.set_override(change.target_));
-  if (!device.driver.empty()) change.steps_.push_back(change.unbind(device.driver));
-  change.steps_.push_back(change.probe());
-  return change;
+  return to(vfio_driver, device, sysfs);
 }
 
 Result<DriverChange> DriverChange::to_kernel(const NvmeDevice& device, const fs::path& sysfs) {
+  auto change = to(kernel_driver, device, sysfs);
+  if (change && !change->steps_.empty()) change->steps_.push_back(change->set_override(""));
+  return change;
+}
+
+Result<DriverChange> DriverChange::to(std::string_view target, const NvmeDevice& device, const fs::path& sysfs) {
   if (!device.driver.empty() && device.driver != kernel_driver && device.driver != vfio_driver) {
     return Error{Code::in_use, 0, device.address + " belongs to the driver " + device.driver,
                  "take it from there first"};
   }
-  if (auto status = check_loaded(sysfs, kernel_driver); !status) return std::move(status).error();
-  DriverChange change(device, std::string(kernel_driver), sysfs);
-  if (device.driver == kernel_driver) return change;
-  // Named, for vfio-pci may have been told to take every device of this kind.
+  if (auto status = check_loaded(sysfs, target); !status) return std::move(status).error();
+  DriverChange change(device, std::string(target), sysfs);
+  if (device.driver == target) return change;
+  // Named even if it is the kernel's: vfio-pci may have been told to take every device of this kind.
   change.steps_.push_back(change.set_override(change.target_));
   if (!device.driver.empty()) change.steps_.push_back(change.unbind(device.driver));
   change.steps_.push_back(change.probe());
-  change.steps_.push_back(change.set_override(""));
   return change;
 }
 

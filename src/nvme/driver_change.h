@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "nvme/pci.h"
@@ -30,6 +31,7 @@ class DriverChange {
   Status run(const SysfsWriter& write = write_sysfs) const;
 
  private:
+  static Result<DriverChange> to(std::string_view target, const NvmeDevice& device, const std::filesystem::path& sysfs);
   struct Step {
     std::filesystem::path file;
     std::string text;

@@ -58,18 +58,17 @@ std::vector<NvmeRegister> read_registers(Controller& controller) {
 std::string run(IoQueue& queue, const Io& io) {
   queue.submit({&io, 1});
   IoDone done;
-  std::uint64_t moved = 0;
   // Bounded by the deadlines of commands, after which the controller is reset or given up.
   while (queue.poll({&done, 1}) == 0) {
     if (queue.is_stuck()) return "the controller can't be stopped";
     queue.after_sleep();
     std::this_thread::yield();
   }
-  moved += done.bytes;
   if (done.code != Code::ok) {
     return std::string(code_name(done.code)) + ", number " + hexadecimal(static_cast<std::uint32_t>(done.system_error));
   }
-  return io.kind == IoKind::flush || moved == io.length ? "" : "only " + std::to_string(moved) + " bytes came";
+  return io.kind == IoKind::flush || done.bytes == io.length ? ""
+                                                             : "only " + std::to_string(done.bytes) + " bytes came";
 }
 
 class Selftest {
