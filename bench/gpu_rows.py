@@ -27,9 +27,9 @@ class GpuSetup(harness.Setup):
         scale = arguments.scale
         self.end = time.monotonic() + (arguments.seconds or (75 if self.quick else 300))
         self.round_seconds = (0.4 if self.quick else 1.0) / scale
-        # Disks, and four threads on sixteen cores, change their pace from second to second: fewer rounds, but longer.
-        self.noisy_rounds = min(self.rounds, 5)
-        self.noisy_seconds = 3 * self.round_seconds
+        # Disks, and four threads on sixteen cores, change their pace from second to second: fewer rounds, but longer,
+        # of several turns.
+        self.noisy = {"rounds": min(self.rounds, 5), "turns": 3 if self.quick else 6}
         self.file = os.path.join(self.folder, "gpu.bin")
         self.written_file = os.path.join(self.folder, "gpu-written.bin")
         self.memory_file = f"/dev/shm/penstock-bench-{os.getpid()}.bin"
@@ -160,12 +160,12 @@ def row_lanes(setup):
             setup.bench("staged-threads", setup.file, "--size", setup.file_bytes, "--threads", 4))
         lanes = stack.enter_context(setup.penstock("load", setup.file, setup.file_bytes, lanes=4))
         reading, copying = "4 threads reading into pinned slots", "4 threads reading and copying"
-        contenders = {"penstock": lambda: lanes.ask(f"run {setup.noisy_seconds}"),
-                      reading: lambda: threads.ask(f"read {setup.noisy_seconds}"),
-                      copying: lambda: threads.ask(f"run {setup.noisy_seconds}")}
+        contenders = {"penstock": lambda: lanes.ask(f"run {setup.round_seconds}"),
+                      reading: lambda: threads.ask(f"read {setup.round_seconds}"),
+                      copying: lambda: threads.ask(f"run {setup.round_seconds}")}
         contenders["penstock"]()
         title = "four lanes, cached file, to the GPU"
-        rows, attempts = setup.decide(lambda: setup.race(contenders, setup.noisy_rounds),
+        rows, attempts = setup.decide(lambda: setup.race(contenders, **setup.noisy),
                                       [at_least(title, "penstock", reading, 0.95),
                                        at_least(title, "penstock", copying, 0.95)])
         setup.check("four lanes to the GPU", lanes)
@@ -243,12 +243,12 @@ def row_cold(setup):
     best, sweep = setup.sweep(sample_read)
     peer = f"plain direct reads, {best['threads']} threads, {table.size(best['chunk'])}"
     with setup.plain_direct_read(size, best) as plain, setup.penstock("load", setup.file, size) as program:
-        command = f"run {setup.noisy_seconds}"
+        command = f"run {setup.round_seconds}"
         contenders = {peer: lambda: setup.ask_cold(plain, command),
                       "penstock": lambda: setup.ask_cold(program, command)}
         contenders["penstock"]()
         rows, attempts = setup.decide(
-            lambda: setup.race(contenders, setup.noisy_rounds),
+            lambda: setup.race(contenders, **setup.noisy),
             [at_least(f"cold file, {table.size(size)}, to the GPU", "penstock", peer, 0.95)])
         setup.note_nothing_left("cold file to the GPU", attempts, "penstock")
         setup.check("cold file to the GPU", program)
@@ -262,16 +262,16 @@ def row_half(setup):
     with setup.penstock("load", setup.file, size) as program:
         def ask(command):
             harness.make_half_cached(setup.file, size)
-            sample = program.ask(f"{command} {setup.noisy_seconds}")
+            sample = program.ask(f"{command} {setup.round_seconds}")
             if not harness.is_half_cached(setup.file, size):
                 raise BenchError("a load of the half cached file changed what is in the page cache")
-            return {**sample, "seconds_per_load": sample["seconds"] / sample["operations"]}
+            return sample
 
         contenders = {"penstock": lambda: ask("run"), "cached half": lambda: ask("first-half"),
                       "cold half": lambda: ask("second-half")}
 
         def make_rounds():
-            rounds = setup.race(contenders, setup.noisy_rounds)
+            rounds = setup.race(contenders, **setup.noisy)
             for taken in rounds:
                 taken["longer half"] = max(taken["cached half"], taken["cold half"], key=harness.seconds_per_load)
             return rounds
@@ -296,7 +296,7 @@ def row_latency(setup):
         for contender in contenders.values():
             contender()
         title = "4 KiB direct read into the GPU"
-        rows, attempts = setup.decide(lambda: setup.race(contenders), [
+        rows, attempts = setup.decide(lambda: setup.race(contenders, **setup.noisy), [
             at_most(f"{title}, p50", "penstock", peer, 1.2, harness.p50_seconds)])
         last = attempts[-1]["rounds"]
         rows.append(figure(f"{title}, p99", [sample["penstock"]["p99_seconds"] for sample in last], "microseconds"))
@@ -322,11 +322,11 @@ def row_write(setup):
     peer = f"plain direct writes, {best['threads']} threads, {table.size(best['chunk'])}"
     with setup.penstock("store", setup.written_file, setup.written_bytes) as program:
         with setup.plain_write(setup.written_bytes, best) as plain:
-            contenders = {peer: lambda: plain.ask(f"run {setup.noisy_seconds}"),
-                          "penstock": lambda: program.ask(f"run {setup.noisy_seconds}")}
+            contenders = {peer: lambda: plain.ask(f"run {setup.round_seconds}"),
+                          "penstock": lambda: program.ask(f"run {setup.round_seconds}")}
             contenders["penstock"]()
             rows, attempts = setup.decide(
-                lambda: setup.race(contenders, setup.noisy_rounds),
+                lambda: setup.race(contenders, **setup.noisy),
                 [at_least(f"GPU to a file, {table.size(setup.written_bytes)}, preallocated and synced", "penstock", peer,
                           0.95)])
             setup.check("GPU to a file", program)

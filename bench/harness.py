@@ -138,8 +138,8 @@ class Setup:
     def note(self, what, passed, detail):
         self.checks.append({"what": what, "passed": passed, "detail": detail})
 
-    def race(self, contenders, rounds=None):
-        return race(contenders, rounds or self.rounds, self.deadline)
+    def race(self, contenders, rounds=None, turns=1):
+        return race(contenders, rounds or self.rounds, self.deadline, turns)
 
     def decide(self, make_rounds, comparisons):
         return decide(make_rounds, comparisons, self.deadline)
@@ -289,7 +289,7 @@ def cpu_seconds_per_operation(sample):
 
 
 def seconds_per_load(sample):
-    return sample["seconds_per_load"]
+    return sample["seconds"] / sample["operations"]
 
 
 def p50_seconds(sample):
@@ -328,10 +328,19 @@ def best_of_sweep(samples, measure_again):
     return max(ranked, key=lambda sample: bytes_per_second(measure_again(sample)))
 
 
-def race(contenders, rounds, deadline=None):
-    """Runs every contender once a round, in an order that rotates, so that none is always first.
+def joined(samples):
+    """The turns of a contender in one round as one sample."""
+    joins = {"bytes": sum, "seconds": sum, "cpu_seconds": sum, "operations": sum, "left_in_cache": max,
+             "p50_seconds": statistics.median, "p99_seconds": statistics.median}
+    return {name: joins[name](sample[name] for sample in samples) if name in joins else value
+            for name, value in samples[-1].items()}
 
-    Past the deadline, three rounds have to do; with fewer there is no result.
+
+def race(contenders, rounds, deadline=None, turns=1):
+    """Runs every contender in every round, in an order that rotates, so that none is always first.
+
+    Where a disk changes its pace from second to second, short turns within a round let all of them see the same. Past
+    the deadline, three rounds have to do; with fewer there is no result.
     """
     names = list(contenders)
     results = []
@@ -340,8 +349,11 @@ def race(contenders, rounds, deadline=None):
             if number >= 3:
                 break
             raise OutOfTime(f"time ran out after {number} rounds")
-        order = names[number % len(names):] + names[:number % len(names)]
-        results.append({name: contenders[name]() for name in order})
+        taken = {name: [] for name in names}
+        for turn in range(number, number + turns):
+            for name in names[turn % len(names):] + names[:turn % len(names)]:
+                taken[name].append(contenders[name]())
+        results.append({name: joined(samples) for name, samples in taken.items()})
     return results
 
 

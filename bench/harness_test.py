@@ -50,11 +50,23 @@ class Verdicts(unittest.TestCase):
 class Races(unittest.TestCase):
     def test_every_contender_is_first_in_turn(self):
         order = []
-        contenders = {name: lambda n=name: order.append(n) for name in "abc"}
+        contenders = {name: lambda n=name: order.append(n) or {} for name in "abc"}
         rounds = harness.race(contenders, 3)
         self.assertEqual("".join(order), "abcbcacab")
         self.assertEqual([sorted(result) for result in rounds], [["a", "b", "c"]] * 3)
 
+    def test_turns_of_a_round_are_joined(self):
+        order = []
+
+        def contender(name):
+            order.append(name)
+            count = len(order)
+            return {"bytes": count, "seconds": 1, "left_in_cache": 10 - count, "p50_seconds": count, "note": count}
+
+        rounds = harness.race({name: lambda n=name: contender(n) for name in "ab"}, 1, turns=3)
+        self.assertEqual("".join(order), "abbaab")
+        self.assertEqual(rounds, [{"a": {"bytes": 10, "seconds": 3, "left_in_cache": 9, "p50_seconds": 4, "note": 5},
+                                   "b": {"bytes": 11, "seconds": 3, "left_in_cache": 8, "p50_seconds": 3, "note": 6}}])
 
     def test_past_the_deadline_three_rounds_have_to_do(self):
         made = []
@@ -62,6 +74,7 @@ class Races(unittest.TestCase):
         def contender():
             made.append(1)
             time.sleep(0.02)
+            return {}
 
         soon = time.monotonic() + 0.05
         self.assertEqual(len(harness.race({"a": contender}, 7, soon)), 3)

@@ -96,11 +96,11 @@ def row_cold(setup):
     best, sweep = setup.sweep(sample_read)
     peer = f"plain direct reads, {best['threads']} threads, {table.size(best['chunk'])}"
     with setup.plain_direct_read(size, best) as plain, setup.worker(setup.file) as worker:
-        contenders = {peer: lambda: setup.ask_cold(plain, f"run {setup.noisy_seconds}"),
-                      "load_file": lambda: setup.ask_cold(worker, f"load {setup.noisy_seconds}")}
+        contenders = {peer: lambda: setup.ask_cold(plain, f"run {setup.round_seconds}"),
+                      "load_file": lambda: setup.ask_cold(worker, f"load {setup.round_seconds}")}
         contenders["load_file"]()
         rows, attempts = setup.decide(
-            lambda: setup.race(contenders, setup.noisy_rounds),
+            lambda: setup.race(contenders, **setup.noisy),
             [at_least(f"dense, {table.size(setup.cold_bytes)}, cold, to tensors", "load_file", peer, 0.93)])
         setup.check_tensors("cold", worker)
         return {"rows": rows, "attempts": attempts, "sweep": sweep}
@@ -118,12 +118,12 @@ def row_save(setup):
     best, sweep = setup.sweep(sample_write)
     peer, other = f"plain direct writes, {best['threads']} threads, {table.size(best['chunk'])}", "safetensors and fsync"
     with setup.worker(model) as worker, setup.plain_write(setup.written_bytes, best) as plain:
-        contenders = {peer: lambda: plain.ask(f"run {setup.noisy_seconds}"),
-                      "save_file": lambda: worker.ask(f"save {setup.noisy_seconds}"),
-                      other: lambda: worker.ask(f"safetensors {setup.noisy_seconds}")}
+        contenders = {peer: lambda: plain.ask(f"run {setup.round_seconds}"),
+                      "save_file": lambda: worker.ask(f"save {setup.round_seconds}"),
+                      other: lambda: worker.ask(f"safetensors {setup.round_seconds}")}
         contenders["save_file"]()
         title = f"save from the GPU, {table.size(setup.written_bytes)}, synced"
-        rows, attempts = setup.decide(lambda: setup.race(contenders, setup.noisy_rounds),
+        rows, attempts = setup.decide(lambda: setup.race(contenders, **setup.noisy),
                                       [at_least(title, "save_file", peer, 0.93), at_least(title, "save_file", other, 1)])
         worker.ask("save 0")
         setup.check_tensors("save", worker)
@@ -145,7 +145,7 @@ def race_slices(setup, layout):
     model = setup.model(layout, setup.written_bytes)
     rows, attempts = [], []
     with setup.worker(model) as worker:
-        for state, prepare, seconds in (("cached", harness.make_cached, setup.round_seconds / 2),
+        for state, prepare, seconds in (("cached", harness.make_cached, setup.round_seconds / 6),
                                         ("cold", harness.make_cold, 0)):
             for ranks in (2, 4, 8):
                 def ask(command):
@@ -168,7 +168,7 @@ def seconds_per_gigabyte(sample):
 def race_columns(setup, ask, ranks, title):
     def make_rounds():
         rounds = setup.race({way: lambda way=way: ask(f"columns {way} {ranks}") for way in ("auto", "pieces", "whole")},
-                            setup.noisy_rounds)
+                            setup.noisy["rounds"], turns=3)
         better = min(("pieces", "whole"),
                      key=lambda way: statistics.median(seconds_per_gigabyte(taken[way]) for taken in rounds))
         return [{**taken, "the better way": taken[better], "way": better} for taken in rounds]

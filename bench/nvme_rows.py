@@ -98,13 +98,13 @@ def row_file(setup):
 
         def ask(program):
             harness.make_cold(setup.file)
-            return program.ask(f"run {5 * setup.round_seconds}")  # disks change their pace from second to second
+            return program.ask(f"run {setup.round_seconds}")
 
         contenders = {name: lambda p=program: ask(p) for name, program in programs.items()}
         for contender in contenders.values():
             contender()
         title = f"file of {table.size(setup.file_bytes)} behind a controller in software, {table.size(BLOCK_BYTES)} each"
-        rows, attempts = setup.decide(lambda: setup.race(contenders), [at_least(title, "soft-nvme", "uring", 0.9)])
+        rows, attempts = setup.decide(lambda: setup.race(contenders, turns=5), [at_least(title, "soft-nvme", "uring", 0.9)])
         for name, program in programs.items():
             setup.check(f"NVMe, file, {name}", program)
         return {"rows": rows, "attempts": attempts}
