@@ -23,7 +23,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "penstock/context.h"
@@ -102,7 +101,12 @@ class PENSTOCK_EXPORT Model {
   std::vector<ModelFile> files_;
   std::vector<TensorInfo> tensors_;
   std::vector<std::string> warnings_;
-  std::vector<std::pair<std::size_t, std::uint32_t>> by_name_;  // hashes and tensors, in the order of hash and name
+  static constexpr std::uint32_t no_tensor = UINT32_MAX;
+  // Where a name is in `by_name_`, or belongs.
+  std::size_t place_of(std::string_view name) const;
+  // A table of tensors by the hashes of their names, at most half full; a power of two. As a Model begins, there are
+  // none.
+  std::vector<std::uint32_t> by_name_ = {no_tensor};
 };
 
 struct Interval {

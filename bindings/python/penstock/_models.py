@@ -299,6 +299,7 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     result.metadata = model.metadata
     result.quantization = {tensor[0]: tensor[6] for tensor in model.tensors if tensor[6]}
     names = [spec[0] for spec in what.specs]
+    result.update(dict.fromkeys(names))  # room for all, while the bytes come
     result.report = load.finish(progress)
     result.update(zip(names, load.tensors))
     log(f"{model}: {len(result)} tensors", result.report)

@@ -18,11 +18,11 @@ namespace models {
 Result<Checksums> parse_checksums(std::string_view json) {
   using Kind = JsonEvent::Kind;
   Checksums sums;
-  const Status walked = walk_json(json, [&](const JsonEvent& event) -> std::string {
-    if (event.path.empty()) return event.kind == Kind::object || event.kind == Kind::object_end ? "" : "not an object";
-    if (event.path.size() > 1 || event.kind != Kind::string || event.in_array) return "not an object of strings";
+  const Status walked = walk_json(json, [&](const JsonEvent& event) -> JsonProblem {
+    if (event.path.empty() && (event.kind == Kind::object || event.kind == Kind::object_end)) return {};
+    if (event.path.size() != 1 || event.kind != Kind::string || event.in_array) return "not an object of strings";
     sums.emplace(std::string(event.path[0]), std::string(event.text));
-    return "";
+    return {};
   });
   if (!walked) return walked.error();
   return sums;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstddef>
+#include <cstring>
 #include <deque>
 #include <utility>
 #include <vector>
@@ -84,12 +87,28 @@ void append_utf8(std::string& text, std::uint32_t point) {
   }
 }
 
-// What a text may hold as it is, by byte: everything of ASCII but its end, escapes and control characters.
-constexpr std::array<bool, 256> plain = [] {
-  std::array<bool, 256> table{};
-  for (int c = ' '; c < 0x80; ++c) table[c] = c != '"' && c != '\\';
-  return table;
-}();
+// What a text may hold as it is: everything of ASCII but its end, escapes and control characters.
+bool is_plain(unsigned char c) {
+  return c >= ' ' && c < 0x80 && c != '"' && c != '\\';
+}
+
+// The same of eight bytes at once: the first one that is not plain has its highest bit set in the result, and none
+// before it. Subtracting from all bytes sets that bit of those that are too small, and of none before the first of
+// them, since only then one borrows from the next.
+std::uint64_t not_plain(std::uint64_t word) {
+  constexpr std::uint64_t ones = 0x0101010101010101, high = 0x80 * ones;
+  const auto below = [](std::uint64_t bytes, std::uint64_t least) { return (bytes - least * ones) & ~bytes; };
+  return (word | below(word, ' ') | below(word ^ '"' * ones, 1) | below(word ^ '\\' * ones, 1)) & high;
+}
+
+const char* skip_plain(const char* at, const char* end) {
+  static_assert(std::endian::native == std::endian::little);
+  for (std::uint64_t word = 0; end - at >= 8; at += sizeof word) {
+    std::memcpy(&word, at, sizeof word);
+    if (const std::uint64_t found = not_plain(word); found != 0) return at + std::countr_zero(found) / 8;
+  }
+  return std::find_if_not(at, end, is_plain);
+}
 
 // Every function begins at `at_`, moves it past what it takes, and returns false where that is not there.
 class Walker {
@@ -111,8 +130,8 @@ class Walker {
   }
   bool visit(JsonEvent event) {
     event.path = path_;
-    std::string problem = visitor_(event);
-    return problem.empty() || refuse(std::move(problem));
+    JsonProblem problem = visitor_(event);
+    return !problem || refuse(std::move(*problem));
   }
 
   std::string_view left() const { return {at_, static_cast<std::size_t>(end_ - at_)}; }
@@ -128,6 +147,7 @@ class Walker {
     return true;
   }
   void skip_space() {
+    if (peek() > ' ') return;
     while (peek() == ' ' || peek() == '\n' || peek() == '\t' || peek() == '\r') ++at_;
   }
 
@@ -203,10 +223,14 @@ class Walker {
 
   bool number(bool in_array) {
     bool is_whole = !take('-');
-    const std::string_view from_first_digit = left();
-    if (!digits()) return false;
-    const std::string_view whole_digits = from_first_digit.substr(0, from_first_digit.size() - left().size());
-    if (whole_digits.size() > 1 && whole_digits[0] == '0') return false;
+    const char* const begin = at_;
+    std::uint64_t value = 0;
+    for (; is_digit(peek()); ++at_) {
+      is_whole = is_whole && !__builtin_mul_overflow(value, std::uint64_t{10}, &value) &&
+                 !__builtin_add_overflow(value, static_cast<std::uint64_t>(*at_ - '0'), &value);
+    }
+    const bool leads_with_zero = at_ - begin > 1 && *begin == '0';
+    if (at_ == begin || leads_with_zero) return false;
     if (take('.')) {
       is_whole = false;
       if (!digits()) return false;
@@ -215,11 +239,6 @@ class Walker {
       is_whole = false;
       if (!take('+')) (void)take('-');
       if (!digits()) return false;
-    }
-    std::uint64_t value = 0;
-    for (const char c : whole_digits) {
-      is_whole = is_whole && !__builtin_mul_overflow(value, std::uint64_t{10}, &value) &&
-                 !__builtin_add_overflow(value, static_cast<std::uint64_t>(c - '0'), &value);
     }
     return visit({.kind = is_whole ? Kind::number : Kind::other, .in_array = in_array, .number = is_whole ? value : 0});
   }
@@ -230,7 +249,7 @@ class Walker {
     std::string* decoded = nullptr;
     const char* begin = at_;  // of what is not in `decoded`
     for (;;) {
-      at_ = std::find_if_not(at_, end_, [](unsigned char c) { return plain[c]; });
+      at_ = skip_plain(at_, end_);
       if (at_ == end_) return false;
       const auto c = static_cast<unsigned char>(*at_);
       if (c == '"') break;

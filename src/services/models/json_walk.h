@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,8 +33,9 @@ struct JsonEvent {
   std::string_view text;
   std::uint64_t number;
 };
-// Returns what is wrong with the value, to end the walk; nothing to go on.
-using JsonVisitor = std::function<std::string(const JsonEvent&)>;
+// What is wrong with a value, to end the walk; nothing to go on.
+using JsonProblem = std::optional<std::string>;
+using JsonVisitor = std::function<JsonProblem(const JsonEvent&)>;
 
 Status walk_json(std::string_view json, const JsonVisitor& visit);
 

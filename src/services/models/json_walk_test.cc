@@ -11,7 +11,7 @@ namespace {
 using Kind = JsonEvent::Kind;
 
 bool accepts(std::string_view json) {
-  return walk_json(json, [](const JsonEvent&) { return std::string(); }).ok();
+  return walk_json(json, [](const JsonEvent&) { return JsonProblem(); }).ok();
 }
 
 TEST(JsonWalk, tells_every_value_with_its_path) {
@@ -21,7 +21,7 @@ TEST(JsonWalk, tells_every_value_with_its_path) {
         std::string text = std::to_string(static_cast<int>(event.kind)) + (event.in_array ? "[]" : "");
         for (const std::string_view key : event.path) text += "/" + std::string(key);
         seen.push_back(text + " " + std::string(event.text) + std::to_string(event.number));
-        return std::string();
+        return JsonProblem();
       });
   ASSERT_TRUE(status.ok()) << status.error().message;
   const std::vector<std::string> expected = {"0 0",       "0/a 0",      "2/a/b 0",   "4[]/a/b 1",
@@ -36,7 +36,7 @@ TEST(JsonWalk, decodes_text_as_another_parser_does) {
     std::string decoded;
     const Status status = walk_json(text, [&](const JsonEvent& event) {
       decoded = event.text;
-      return std::string();
+      return JsonProblem();
     });
     ASSERT_TRUE(status.ok()) << text;
     EXPECT_EQ(decoded, nlohmann::json::parse(text).get<std::string>());
@@ -125,7 +125,7 @@ TEST(JsonWalk, takes_whole_numbers_up_to_the_largest) {
     EXPECT_TRUE(walk_json(json, [&](const JsonEvent& event) {
                   kind = event.kind;
                   number = event.number;
-                  return std::string();
+                  return JsonProblem();
                 }).ok());
     return std::pair(kind, number);
   };
@@ -135,6 +135,18 @@ TEST(JsonWalk, takes_whole_numbers_up_to_the_largest) {
   EXPECT_EQ(kind_of("-1").first, Kind::other);
   EXPECT_EQ(kind_of("1.0").first, Kind::other);
   EXPECT_EQ(kind_of("1e0").first, Kind::other);
+}
+
+TEST(JsonWalk, finds_what_is_not_plain_wherever_it_is_in_a_text) {
+  const std::string plain(20, 'x');
+  for (std::size_t place = 0; place < plain.size(); ++place) {
+    for (int c = 0; c < 256; ++c) {
+      std::string text = plain;
+      text[place] = static_cast<char>(c);
+      const std::string json = '"' + text + '"';
+      EXPECT_EQ(accepts(json), nlohmann::json::accept(json)) << "character " << c << " at " << place;
+    }
+  }
 }
 
 TEST(JsonWalk, refuses_a_key_that_is_there_twice_however_many_there_are) {
@@ -162,7 +174,7 @@ TEST(JsonWalk, ends_where_its_visitor_says) {
   int count = 0;
   const Status status = walk_json("[1,2,3]", [&](const JsonEvent& event) {
     ++count;
-    return event.number == 2 ? "enough" : "";
+    return event.number == 2 ? JsonProblem("enough") : JsonProblem();
   });
   EXPECT_EQ(status.error().message, "enough");
   EXPECT_EQ(count, 3);

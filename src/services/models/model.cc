@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <bit>
 #include <filesystem>
+#include <functional>
+#include <iterator>
 #include <numeric>
 
 #include "services/models/contents.h"
@@ -42,17 +45,6 @@ Result<Contents> read_gguf(const FileReader& file) {
   }
 }
 
-using NameHash = std::pair<std::size_t, std::uint32_t>;  // of a name, and its tensor
-
-std::size_t hash_of(std::string_view name) {
-  return std::hash<std::string_view>{}(name);
-}
-
-// What hashes are ordered by: equal ones by the names.
-auto hash_and_name(const std::vector<TensorInfo>& tensors) {
-  return [&](const NameHash& entry) { return std::pair(entry.first, std::string_view(tensors[entry.second].name)); };
-}
-
 }  // namespace
 
 class ModelBuilder {
@@ -84,15 +76,16 @@ class ModelBuilder {
   Status index_names() {
     const std::vector<TensorInfo>& tensors = model_.tensors_;
     auto& by_name = model_.by_name_;
-    by_name.reserve(tensors.size());
-    for (std::uint32_t i = 0; i < tensors.size(); ++i) by_name.emplace_back(hash_of(tensors[i].name), i);
-    std::ranges::sort(by_name, {}, hash_and_name(tensors));
-    const auto twice = std::ranges::adjacent_find(by_name, {}, hash_and_name(tensors));
-    if (twice == by_name.end()) return {};
-    const auto [first, second] = std::minmax(twice->second, std::next(twice)->second);
-    return in_file(model_.files_[tensors[second].file].path,
-                   broken("tensor " + in_quotes(tensors[second].name) + " is in " +
-                          model_.files_[tensors[first].file].path + " too"));
+    by_name.assign(std::bit_ceil(2 * tensors.size() + 1), Model::no_tensor);
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+      std::uint32_t& place = by_name[model_.place_of(tensors[i].name)];
+      if (place != Model::no_tensor) {
+        return in_file(model_.files_[tensors[i].file].path, broken("tensor " + in_quotes(tensors[i].name) + " is in " +
+                                                                   model_.files_[tensors[place].file].path + " too"));
+      }
+      place = i;
+    }
+    return {};
   }
 
   // The index and the shards say the same. A wrong total is no reason to refuse: many are, and nobody needs it.
@@ -131,10 +124,11 @@ class ModelBuilder {
 
   void add_tensors(std::vector<TensorInfo> tensors) {
     const auto file = static_cast<std::uint32_t>(model_.files_.size() - 1);
-    model_.tensors_.reserve(model_.tensors_.size() + tensors.size());
-    for (TensorInfo& tensor : tensors) {
-      tensor.file = file;
-      model_.tensors_.push_back(std::move(tensor));
+    for (TensorInfo& tensor : tensors) tensor.file = file;
+    if (file == 0) {
+      model_.tensors_ = std::move(tensors);
+    } else {
+      std::ranges::move(tensors, std::back_inserter(model_.tensors_));
     }
   }
 
@@ -168,10 +162,16 @@ Result<Model> Model::open(std::span<const std::string> files) {
 }
 
 std::optional<std::uint32_t> Model::find(std::string_view name) const {
-  const auto wanted = std::pair(hash_of(name), name);
-  const auto found = std::ranges::lower_bound(by_name_, wanted, {}, hash_and_name(tensors_));
-  if (found == by_name_.end() || hash_and_name(tensors_)(*found) != wanted) return std::nullopt;
-  return found->second;
+  const std::uint32_t tensor = by_name_[place_of(name)];
+  if (tensor == no_tensor) return std::nullopt;
+  return tensor;
+}
+
+std::size_t Model::place_of(std::string_view name) const {
+  const std::size_t last = by_name_.size() - 1;
+  std::size_t place = std::hash<std::string_view>{}(name)&last;
+  while (by_name_[place] != no_tensor && tensors_[by_name_[place]].name != name) place = (place + 1) & last;
+  return place;
 }
 
 std::uint64_t Model::size_bytes() const {

@@ -34,15 +34,15 @@ std::string check_file_name(std::string_view name) {
   return "";
 }
 
-std::string visit_index(const JsonEvent& event, Index& index, bool& has_map) {
+JsonProblem visit_index(const JsonEvent& event, Index& index, bool& has_map) {
   const bool begins_or_ends = event.kind == Kind::object || event.kind == Kind::object_end;
-  if (event.path.empty()) return begins_or_ends ? "" : "the index is no object";
+  if (event.path.empty()) return begins_or_ends ? JsonProblem() : "the index is no object";
   const bool is_total = event.path.size() == 2 && event.path[0] == "metadata" && event.path[1] == "total_size";
   if (is_total && event.kind == Kind::number && !event.in_array) index.total_bytes = event.number;
-  if (event.path[0] != "weight_map") return "";
+  if (event.path[0] != "weight_map") return {};
   if (event.path.size() == 1) {
     has_map = true;
-    return begins_or_ends && !event.in_array ? "" : "its weight_map is no object";
+    return begins_or_ends && !event.in_array ? JsonProblem() : "its weight_map is no object";
   }
   const std::string tensor = "tensor " + in_quotes(event.path[1]) + ": ";
   if (event.kind != Kind::string || event.in_array) return tensor + "its file in the weight_map is not a string";
@@ -50,7 +50,7 @@ std::string visit_index(const JsonEvent& event, Index& index, bool& has_map) {
     return tensor + "the name of its file, " + in_quotes(event.text) + ", " + problem;
   }
   index.weight_map.emplace(std::string(event.path[1]), std::string(event.text));
-  return "";
+  return {};
 }
 
 Result<Resolved> resolve_index(const std::string& path) {

@@ -13,21 +13,27 @@ using Kind = JsonEvent::Kind;
 // Collects the entries of a header while its JSON is walked over.
 class Header {
  public:
-  explicit Header(Contents& contents) : contents_(contents) {}
+  Header(Contents& contents, std::size_t json_bytes) : contents_(contents) {
+    constexpr std::size_t usual_entry_bytes = 100;
+    contents_.tensors.reserve(json_bytes / usual_entry_bytes);
+  }
 
-  std::string visit(const JsonEvent& event) {
-    if (event.path.empty())
-      return event.kind == Kind::object || event.kind == Kind::object_end ? "" : "the header is no object";
+  JsonProblem visit(const JsonEvent& event) {
+    if (event.path.empty()) return begins_or_ends(event) ? JsonProblem() : "the header is no object";
     if (event.path[0] == metadata_key) return visit_metadata(event);
-    std::string problem = event.path.size() == 1 ? visit_tensor(event) : visit_field(event);
-    if (!problem.empty()) problem = "tensor " + in_quotes(event.path[0]) + ": " + problem;
+    JsonProblem problem = event.path.size() == 1 ? visit_tensor(event) : visit_field(event);
+    if (problem) problem = "tensor " + in_quotes(event.path[0]) + ": " + *problem;
     return problem;
   }
 
  private:
-  std::string visit_metadata(const JsonEvent& event) {
+  static bool begins_or_ends(const JsonEvent& event) {
+    return event.kind == Kind::object || event.kind == Kind::object_end;
+  }
+
+  JsonProblem visit_metadata(const JsonEvent& event) {
     if (event.path.size() == 1 && !event.in_array) {
-      return event.kind == Kind::object || event.kind == Kind::object_end ? "" : "__metadata__ is no object";
+      return begins_or_ends(event) ? JsonProblem() : "__metadata__ is no object";
     }
     if (event.kind != Kind::string || event.in_array) {
       return "the metadata " + in_quotes(event.path.back()) + " is not a string";
@@ -36,7 +42,7 @@ class Header {
     return {};
   }
 
-  std::string visit_tensor(const JsonEvent& event) {
+  JsonProblem visit_tensor(const JsonEvent& event) {
     if (event.kind == Kind::object && !event.in_array) {
       has_dtype_ = has_shape_ = false;
       offset_count_ = 0;
@@ -46,11 +52,12 @@ class Header {
     if (event.kind != Kind::object_end) return "its entry is no object";
     if (!has_dtype_) return "it has no dtype";
     if (!has_shape_) return "it has no shape";
-    return offset_count_ == 2 ? finish_tensor() : "it has no data_offsets of two numbers";
+    if (offset_count_ != 2) return "it has no data_offsets of two numbers";
+    return finish_tensor();
   }
 
   // The bytes between its offsets are as many as its shape needs.
-  std::string finish_tensor() {
+  JsonProblem finish_tensor() {
     TensorInfo& tensor = contents_.tensors.back();
     const auto [begin, end] = std::pair(offsets_[0], offsets_[1]);
     if (begin > end) {
@@ -67,7 +74,7 @@ class Header {
     return {};
   }
 
-  std::string visit_field(const JsonEvent& event) {
+  JsonProblem visit_field(const JsonEvent& event) {
     if (event.path.size() > 2 || event.kind == Kind::object) return in_quotes(event.path[1]) + " is an object";
     const std::string_view field = event.path[1];
     if (field == "dtype") return visit_dtype(event);
@@ -76,7 +83,7 @@ class Header {
     return "it has a key that the format does not know, " + in_quotes(field);
   }
 
-  std::string visit_dtype(const JsonEvent& event) {
+  JsonProblem visit_dtype(const JsonEvent& event) {
     if (event.kind != Kind::string || event.in_array) return "its dtype is not a string";
     const std::optional<DType> dtype = dtype_from_name(event.text);
     if (!dtype) return "its dtype " + in_quotes(event.text) + " is not known";
@@ -85,7 +92,7 @@ class Header {
     return {};
   }
 
-  std::string visit_shape(const JsonEvent& event) {
+  JsonProblem visit_shape(const JsonEvent& event) {
     if (event.kind == Kind::array && !event.in_array) {
       has_shape_ = true;
       contents_.tensors.back().shape.reserve(2);  // most are matrices
@@ -98,7 +105,7 @@ class Header {
     return {};
   }
 
-  std::string visit_offsets(const JsonEvent& event) {
+  JsonProblem visit_offsets(const JsonEvent& event) {
     if (event.kind == Kind::array && !event.in_array) return {};
     const bool fits = event.kind == Kind::number && event.in_array && offset_count_ < 2;
     if (!fits) return "its data_offsets are not two whole numbers";
@@ -161,7 +168,7 @@ Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std
 Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_bytes) {
   if (json.empty() || json[0] != '{') return broken("its header does not begin with {: it is no safetensors file");
   Contents contents;
-  Header header(contents);
+  Header header(contents, json.size());
   const Status walked = walk_json(json, [&](const JsonEvent& event) { return header.visit(event); });
   if (!walked) {
     Error error = walked.error();
