@@ -25,11 +25,11 @@ class GpuSetup(harness.Setup):
     def __init__(self, arguments):
         super().__init__(arguments)
         scale = arguments.scale
-        self.end = time.monotonic() + (arguments.seconds or (75 if self.quick else 300))
+        self.end = time.monotonic() + (arguments.seconds or (75 if self.quick else 400))
         self.round_seconds = (0.4 if self.quick else 1.0) / scale
         # Disks, and four threads on sixteen cores, change their pace from second to second: fewer rounds, but longer,
         # of several turns.
-        self.noisy = {"rounds": min(self.rounds, 5), "turns": 3 if self.quick else 6}
+        self.noisy = {"rounds": min(self.rounds, 5), "turns": 2 if self.quick else 4}
         self.file = os.path.join(self.folder, "gpu.bin")
         self.written_file = os.path.join(self.folder, "gpu-written.bin")
         self.memory_file = f"/dev/shm/penstock-bench-{os.getpid()}.bin"
@@ -335,6 +335,6 @@ def row_write(setup):
 
 # In this order, so that the file, which is in the page cache once it is made, has to leave it only once. The seconds are
 # what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third.
-ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 50), "scatter": (row_scatter, 12), "start": (row_start, 10),
-        "memory": (row_memory, 5), "cold": (row_cold, 45), "half": (row_half, 40), "latency": (row_latency, 25),
-        "write": (row_write, 55)}
+ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "start": (row_start, 10),
+        "memory": (row_memory, 5), "cold": (row_cold, 65), "half": (row_half, 75), "latency": (row_latency, 45),
+        "write": (row_write, 75)}

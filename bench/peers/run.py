@@ -118,11 +118,17 @@ class Peers:
         return Program([os.path.join(programs, "plain_read"), largest, "--size", size, "--threads", threads,
                         "--chunk", MIB, "--reuse-memory", *flags]), "sample 0.5" if flags else "run 0.5"
 
-    def from_start(self, name, setting, files):
+    def facts(self, files):
+        """What each loader says of itself; starting makes what it reads, where that is no model of ours."""
+        def ask(name):
+            with self.start(name, loaders.LOADERS[name].settings[0], files) as program:
+                return program.ready
+
+        return self.all_at_once({name: lambda name=name: ask(name) for name in self.names})
+
+    def from_start(self, name, setting, facts, files):
         """Processes that load once: the time that a user waits, and the memory it takes beside the model."""
         size = sum(os.path.getsize(path) for path in files)
-        with self.start(name, setting, files) as program:  # makes what it reads, where that is no model of ours
-            facts = program.ready
         self.set_state("cached", facts["reads"])
         samples = []
         for _ in range(self.arguments.starts):
@@ -136,7 +142,7 @@ class Peers:
                 samples.append({"seconds": seconds, "wrong": program.ask("check")["wrong"],
                                 "host": max(0, sampler.host - ready - (0 if self.on_gpu else size)),
                                 "device": max(0, sampler.device - before) if self.on_gpu else 0})
-        return {"version": facts["version"], "settings": facts["settings"], "samples": samples,
+        return {"version": facts["version"], "samples": samples,
                 "seconds": harness.summary([sample["seconds"] for sample in samples]),
                 "extra_host": max(sample["host"] for sample in samples),
                 "device": max(sample["device"] for sample in samples),
@@ -145,25 +151,30 @@ class Peers:
     def best_setting(self, name, settings, files):
         """The fastest of a loader's settings for cached files, each in a process of its own, the second load."""
         samples = []
-        for setting in settings:
-            with contextlib.suppress(BenchError), self.start(name, setting, files) as program:
-                program.ask("load")
-                samples.append((program.ask("load")["seconds"], json.dumps(setting)))
+        with contextlib.ExitStack() as stack:
+            contenders = {json.dumps(setting): {"name": name, "setting": setting} for setting in settings}
+            for setting, program in self.start_all(stack, contenders, files).items():
+                with contextlib.suppress(BenchError):
+                    program.ask("load")
+                    samples.append((program.ask("load")["seconds"], setting))
+                    program.ask("drop")
         return json.loads(min(samples)[1]) if samples else settings[0]
 
     def measure(self, layout, files):
         result = {"layout": layout, "bytes": sum(map(os.path.getsize, files)), "files": len(files), "loaders": {},
                   "missing": {}, "rounds": {}}
         self.set_state("cached", files)
-        for name in self.names:
+        if self.arguments.model and WRITES_BESIDE_THE_MODEL in self.names:
+            self.names.remove(WRITES_BESIDE_THE_MODEL)
+            result["missing"][WRITES_BESIDE_THE_MODEL] = "would have to write a copy of its own beside the model"
+        for name, facts in self.facts(files).items():
             print(f"  {name} …", file=sys.stderr, flush=True)
-            if self.arguments.model and name == WRITES_BESIDE_THE_MODEL:
-                result["missing"][name] = "would have to write a copy of its own beside the model"
-                continue
-            default = loaders.LOADERS[name].settings[0]
             try:
-                start = self.from_start(name, default, files)
-                settings = start.pop("settings")
+                if isinstance(facts, BenchError):
+                    raise facts
+                settings = facts["settings"]
+                default = settings[0]
+                start = self.from_start(name, default, facts, files)
                 result["loaders"][name] = {**start, "name": name, "setting": default}
                 if len(settings) > 1 and not self.arguments.defaults_only and time.monotonic() < self.end:
                     best = self.best_setting(name, settings, files)
@@ -194,21 +205,37 @@ class Peers:
         for path in files:
             (harness.make_cached if state == "cached" else harness.make_cold)(path)
 
+    @staticmethod
+    def all_at_once(calls):
+        """Results by name, or why there is none: what takes long about a loader is importing torch."""
+        with concurrent.futures.ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
+            futures = {name: pool.submit(call) for name, call in calls.items()}
+        results = {}
+        for name, future in futures.items():
+            try:
+                results[name] = future.result()
+            except BenchError as error:
+                results[name] = error
+        return results
+
     def start_all(self, stack, contenders, files):
-        """At once: what takes long is importing torch."""
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            started = {label: pool.submit(self.start, contender["name"], contender["setting"], files)
-                       for label, contender in contenders.items()}
-        for future in started.values():
-            if future.exception() is None:
-                stack.enter_context(future.result())
-        return {label: future.result() for label, future in started.items()}
+        """Those that start; they end with the stack."""
+        started = self.all_at_once({
+            label: lambda contender=contender: self.start(contender["name"], contender["setting"], files)
+            for label, contender in contenders.items()})
+        programs = {label: program for label, program in started.items() if isinstance(program, Program)}
+        for program in programs.values():
+            stack.enter_context(program)
+        return programs
 
     def race(self, state, contenders, files):
         with contextlib.ExitStack() as stack:
             ceiling, command = self.ceiling(state, files)
             stack.enter_context(ceiling)
             programs = self.start_all(stack, contenders, files)
+            missing = contenders.keys() - programs.keys()
+            if missing:
+                raise BenchError(f"did not start again: {', '.join(sorted(missing))}")
             for program in programs.values():
                 program.ask("load")
 
