@@ -107,7 +107,7 @@ def row_cold(setup):
 
 
 def row_save(setup):
-    """Tensors on the GPU to a new file, synced, against plain direct writes and against safetensors."""
+    """Tensors on the GPU to a new file, synced, against plain direct writes."""
     setup.need_storage()
     model = setup.model("dense", setup.written_bytes)
 
@@ -116,23 +116,29 @@ def row_save(setup):
             return program.ask("run 0")
 
     best, sweep = setup.sweep(sample_write)
-    peer, other = f"plain direct writes, {best['threads']} threads, {table.size(best['chunk'])}", "safetensors and fsync"
+    peer = f"plain direct writes, {best['threads']} threads, {table.size(best['chunk'])}"
     with setup.worker(model) as worker, setup.plain_write(setup.written_bytes, best) as plain:
-        def save():
-            return worker.ask(f"save {setup.round_seconds}")
+        contenders = {peer: lambda: plain.ask(f"run {setup.round_seconds}"),
+                      "save_file": lambda: worker.ask(f"save {setup.round_seconds}")}
+        return {**race_saves(setup, worker, contenders, peer, 0.93, setup.noisy), "sweep": sweep}
 
-        save()
-        title = f"save from the GPU, {table.size(setup.written_bytes)}, synced"
-        rows, attempts = setup.decide(
-            lambda: setup.race({peer: lambda: plain.ask(f"run {setup.round_seconds}"), "save_file": save}, **setup.noisy),
-            [at_least(title, "save_file", peer, 0.93)])
-        # Far behind: few rounds will do.
-        other_rows, other_attempts = setup.decide(
-            lambda: setup.race({other: lambda: worker.ask("safetensors 0"), "save_file": save}, 3),
-            [at_least(title, "save_file", other, 1)])
-        worker.ask("save 0")
-        setup.check_tensors("save", worker)
-        return {"rows": rows + other_rows, "attempts": attempts + other_attempts, "sweep": sweep}
+
+def row_save_beside(setup):
+    """The same against safetensors, which is far behind: few rounds will do."""
+    setup.need_storage()
+    peer = "safetensors and fsync"
+    with setup.worker(setup.model("dense", setup.written_bytes)) as worker:
+        contenders = {peer: lambda: worker.ask("safetensors 0"), "save_file": lambda: worker.ask("save 0")}
+        return race_saves(setup, worker, contenders, peer, 1, {"rounds": 3})
+
+
+def race_saves(setup, worker, contenders, peer, target, how):
+    contenders["save_file"]()
+    title = f"save from the GPU, {table.size(setup.written_bytes)}, synced"
+    rows, attempts = setup.decide(lambda: setup.race(contenders, **how), [at_least(title, "save_file", peer, target)])
+    worker.ask("save 0")
+    setup.check_tensors("save", worker)
+    return {"rows": rows, "attempts": attempts}
 
 
 def row_slices(setup):
@@ -182,4 +188,4 @@ def race_columns(setup, ask, ranks, turns, title):
 
 
 ROWS = {"dense": (row_dense, 30), "experts": (row_experts, 30), "ways": (row_ways, 35), "cold": (row_cold, 65),
-        "slices": (row_slices, 120), "save": (row_save, 90)}
+        "slices": (row_slices, 120), "save": (row_save, 75), "save-beside": (row_save_beside, 25)}

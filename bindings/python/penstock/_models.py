@@ -165,7 +165,7 @@ def wanted(model: Model, indices: Sequence[int], slices: Slices) -> Wanted:
 
 
 class Load:
-    """A load under way. Its tensors are seen by nobody before `finish`; forgetting it cancels it.
+    """A load under way. What is in its tensors is right after `finish`; forgetting it cancels it.
 
     `copy` is whether tensors on the CPU have memory of their own: false, they are mapped wherever their file is in the
     page cache, as safetensors' are; none, only where that puts them at multiples of 256 bytes.
@@ -223,15 +223,14 @@ class Load:
         return sorted(left)
 
     def finish(self, progress: Progress = None, total: Optional[Total] = None) -> Report:
-        tensors = self._make()  # while the bytes come
+        self.make()
         try:
             report = self._wait(progress)
         except BaseException:
-            tensors.clear()  # a traceback that somebody keeps must not keep the memory
+            self.tensors.clear()  # a traceback that somebody keeps must not keep the memory
             raise
         finally:
             self._places, self._loading = [], None
-        self.tensors = tensors
         if total is not None:
             total.add(self.begun, report)
         return report
@@ -253,12 +252,14 @@ class Load:
         assert both.report is not None
         return both.report
 
-    def _make(self) -> list[Any]:
-        tensors: list[Any] = [None] * len(self._specs)
-        for places, finish in self._places:
-            for place, tensor in zip(places, finish()):
-                tensors[place] = tensor
-        return tensors
+    def make(self) -> list[Any]:
+        """The tensors, while their bytes come."""
+        if not self.tensors:
+            self.tensors = [None] * len(self._specs)
+            for places, finish in self._places:
+                for place, tensor in zip(places, finish()):
+                    self.tensors[place] = tensor
+        return self.tensors
 
 
 def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[int]]:
@@ -298,10 +299,12 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     result = Tensors()
     result.metadata = model.metadata
     result.quantization = {tensor[0]: tensor[6] for tensor in model.tensors if tensor[6]}
-    names = [spec[0] for spec in what.specs]
-    result.update(dict.fromkeys(names))  # room for all, while the bytes come
-    result.report = load.finish(progress)
-    result.update(zip(names, load.tensors))
+    result.update(zip((spec[0] for spec in what.specs), load.make()))
+    try:
+        result.report = load.finish(progress)
+    except BaseException:
+        result.clear()  # as in Load
+        raise
     log(f"{model}: {len(result)} tensors", result.report)
     return result
 

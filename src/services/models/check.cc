@@ -7,7 +7,7 @@
 #include "penstock/models.h"
 #include "services/models/contents.h"
 #include "services/models/ending.h"
-#include "services/models/json_walk.h"
+#include "services/models/json_reader.h"
 #include "services/models/open_store.h"
 #include "services/models/sha256.h"
 
@@ -16,15 +16,15 @@ namespace penstock {
 namespace models {
 
 Result<Checksums> parse_checksums(std::string_view json) {
-  using Kind = JsonEvent::Kind;
   Checksums sums;
-  const Status walked = walk_json(json, [&](const JsonEvent& event) -> JsonProblem {
-    if (event.path.empty() && (event.kind == Kind::object || event.kind == Kind::object_end)) return {};
-    if (event.path.size() != 1 || event.kind != Kind::string || event.in_array) return "not an object of strings";
-    sums.emplace(std::string(event.path[0]), std::string(event.text));
-    return {};
+  JsonReader reader(json);
+  const bool taken = reader.object([&](std::string_view tensor) {
+    std::string_view sum;
+    if (!reader.string(sum)) return false;
+    sums.emplace(std::string(tensor), std::string(sum));
+    return true;
   });
-  if (!walked) return walked.error();
+  if (const Status status = reader.end(taken); !status) return status.error();
   return sums;
 }
 

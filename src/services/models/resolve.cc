@@ -8,13 +8,13 @@
 
 #include "services/models/contents.h"
 #include "services/models/file_reader.h"
-#include "services/models/json_walk.h"
+#include "services/models/json_reader.h"
 
 namespace penstock::models {
 namespace {
 
 namespace fs = std::filesystem;
-using Kind = JsonEvent::Kind;
+using Kind = JsonReader::Kind;
 
 constexpr std::string_view usual_index = "model.safetensors.index.json";
 constexpr std::string_view index_ending = ".safetensors.index.json";
@@ -34,24 +34,55 @@ std::string check_file_name(std::string_view name) {
   return "";
 }
 
-JsonProblem visit_index(const JsonEvent& event, Index& index, bool& has_map) {
-  const bool begins_or_ends = event.kind == Kind::object || event.kind == Kind::object_end;
-  if (event.path.empty()) return begins_or_ends ? JsonProblem() : "the index is no object";
-  const bool is_total = event.path.size() == 2 && event.path[0] == "metadata" && event.path[1] == "total_size";
-  if (is_total && event.kind == Kind::number && !event.in_array) index.total_bytes = event.number;
-  if (event.path[0] != "weight_map") return {};
-  if (event.path.size() == 1) {
-    has_map = true;
-    return begins_or_ends && !event.in_array ? JsonProblem() : "its weight_map is no object";
+// What an index says, as far as anyone needs it.
+class IndexReader {
+ public:
+  explicit IndexReader(std::string_view json) : json_(json) {}
+
+  Result<Index> read() {
+    const bool taken = json_.may_be(Kind::object) ? take_index() : json_.fail("the index is no object");
+    if (const Status status = json_.end(taken); !status) return status.error();
+    if (!has_map_) return broken("the index has no weight_map");
+    if (index_.weight_map.empty()) return broken("the weight_map of the index is empty");
+    return std::move(index_);
   }
-  const std::string tensor = "tensor " + in_quotes(event.path[1]) + ": ";
-  if (event.kind != Kind::string || event.in_array) return tensor + "its file in the weight_map is not a string";
-  if (const std::string problem = check_file_name(event.text); !problem.empty()) {
-    return tensor + "the name of its file, " + in_quotes(event.text) + ", " + problem;
+
+ private:
+  bool take_index() {
+    return json_.object([&](std::string_view key) {
+      if (key == "weight_map") return take_map();
+      return key == "metadata" && json_.next() == Kind::object ? take_metadata() : json_.skip();
+    });
   }
-  index.weight_map.emplace(std::string(event.path[1]), std::string(event.text));
-  return {};
-}
+
+  bool take_metadata() {
+    return json_.object([&](std::string_view key) {
+      return key == "total_size" && json_.next() == Kind::number ? json_.number(index_.total_bytes) : json_.skip();
+    });
+  }
+
+  bool take_map() {
+    has_map_ = true;
+    if (!json_.may_be(Kind::object)) return json_.fail("its weight_map is no object");
+    return json_.object([&](std::string_view key) {
+      const auto fail = [&](const std::string& problem) {
+        return json_.fail("tensor " + in_quotes(key) + ": " + problem);
+      };
+      if (!json_.may_be(Kind::string)) return fail("its file in the weight_map is not a string");
+      std::string_view file;
+      if (!json_.string(file)) return false;
+      if (const std::string problem = check_file_name(file); !problem.empty()) {
+        return fail("the name of its file, " + in_quotes(file) + ", " + problem);
+      }
+      index_.weight_map.emplace(std::string(key), std::string(file));
+      return true;
+    });
+  }
+
+  JsonReader json_;
+  Index index_;
+  bool has_map_ = false;
+};
 
 Result<Resolved> resolve_index(const std::string& path) {
   Result<std::string> text = read_whole(path, header_limit_bytes);
@@ -179,13 +210,7 @@ Result<Resolved> resolve_directory(const std::string& directory) {
 }  // namespace
 
 Result<Index> parse_index(std::string_view json) {
-  Index index;
-  bool has_map = false;
-  const Status walked = walk_json(json, [&](const JsonEvent& event) { return visit_index(event, index, has_map); });
-  if (!walked) return walked.error();
-  if (!has_map) return broken("the index has no weight_map");
-  if (index.weight_map.empty()) return broken("the weight_map of the index is empty");
-  return index;
+  return IndexReader(json).read();
 }
 
 Result<Resolved> resolve(const std::string& path) {

@@ -1,119 +1,126 @@
 #include "services/models/safetensors.h"
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
+#include <utility>
 
-#include "services/models/json_walk.h"
+#include "services/models/json_reader.h"
 
 namespace penstock::models {
 namespace {
 
-using Kind = JsonEvent::Kind;
+using Kind = JsonReader::Kind;
 
-// Collects the entries of a header while its JSON is walked over.
 class Header {
  public:
-  Header(Contents& contents, std::size_t json_bytes) : contents_(contents) {
+  Header(std::string_view json, Contents& contents) : json_(json), contents_(contents) {
     constexpr std::size_t usual_entry_bytes = 100;
-    contents_.tensors.reserve(json_bytes / usual_entry_bytes);
+    contents_.tensors.reserve(json.size() / usual_entry_bytes);
   }
 
-  JsonProblem visit(const JsonEvent& event) {
-    if (event.path.empty()) return begins_or_ends(event) ? JsonProblem() : "the header is no object";
-    if (event.path[0] == metadata_key) return visit_metadata(event);
-    JsonProblem problem = event.path.size() == 1 ? visit_tensor(event) : visit_field(event);
-    if (problem) problem = "tensor " + in_quotes(event.path[0]) + ": " + *problem;
-    return problem;
+  Status read() {
+    return json_.end(
+        json_.object([&](std::string_view key) { return key == metadata_key ? take_metadata() : take_tensor(key); }));
   }
 
  private:
-  static bool begins_or_ends(const JsonEvent& event) {
-    return event.kind == Kind::object || event.kind == Kind::object_end;
+  bool take_metadata() {
+    if (!json_.may_be(Kind::object)) return json_.fail("__metadata__ is no object");
+    return json_.object([&](std::string_view key) {
+      if (!json_.may_be(Kind::string)) return json_.fail("the metadata " + in_quotes(key) + " is not a string");
+      std::string_view text;
+      if (!json_.string(text)) return false;
+      contents_.metadata.emplace(std::string(key), std::string(text));
+      return true;
+    });
   }
 
-  JsonProblem visit_metadata(const JsonEvent& event) {
-    if (event.path.size() == 1 && !event.in_array) {
-      return begins_or_ends(event) ? JsonProblem() : "__metadata__ is no object";
-    }
-    if (event.kind != Kind::string || event.in_array) {
-      return "the metadata " + in_quotes(event.path.back()) + " is not a string";
-    }
-    contents_.metadata.emplace(std::string(event.path[1]), std::string(event.text));
-    return {};
-  }
-
-  JsonProblem visit_tensor(const JsonEvent& event) {
-    if (event.kind == Kind::object && !event.in_array) {
-      has_dtype_ = has_shape_ = false;
-      offset_count_ = 0;
-      contents_.tensors.emplace_back().name = event.path[0];
-      return {};
-    }
-    if (event.kind != Kind::object_end) return "its entry is no object";
-    if (!has_dtype_) return "it has no dtype";
-    if (!has_shape_) return "it has no shape";
-    if (offset_count_ != 2) return "it has no data_offsets of two numbers";
+  bool take_tensor(std::string_view name) {
+    contents_.tensors.emplace_back().name = name;
+    has_dtype_ = has_shape_ = false;
+    offset_count_ = 0;
+    if (!json_.may_be(Kind::object)) return fail("its entry is no object");
+    if (!json_.object([&](std::string_view field) { return take_field(field); })) return false;
+    if (!has_dtype_) return fail("it has no dtype");
+    if (!has_shape_) return fail("it has no shape");
+    if (offset_count_ != 2) return fail("it has no data_offsets of two numbers");
     return finish_tensor();
   }
 
+  bool take_field(std::string_view field) {
+    if (field == "dtype") return take_dtype();
+    if (field == "shape") return take_shape();
+    if (field == "data_offsets") return take_offsets();
+    return fail("it has a key that the format does not know, " + in_quotes(field));
+  }
+
+  bool take_dtype() {
+    if (!json_.may_be(Kind::string)) return fail("its dtype is not a string");
+    std::string_view text;
+    if (!json_.string(text)) return false;
+    const std::optional<DType> dtype = dtype_from_name(text);
+    if (!dtype) return fail("its dtype " + in_quotes(text) + " is not known");
+    tensor().dtype = *dtype;
+    return has_dtype_ = true;
+  }
+
+  bool take_shape() {
+    std::vector<std::uint64_t>& shape = tensor().shape;
+    shape.reserve(2);  // most are matrices
+    has_shape_ = true;
+    return take_numbers("its shape is not a list of whole numbers", [&](std::uint64_t number) {
+      if (shape.size() == dimension_limit) return fail("its shape has more than 64 dimensions");
+      shape.push_back(number);
+      return true;
+    });
+  }
+
+  bool take_offsets() {
+    constexpr std::string_view problem = "its data_offsets are not two whole numbers";
+    return take_numbers(problem, [&](std::uint64_t number) {
+      if (offset_count_ == 2) return fail(problem);
+      offsets_[offset_count_++] = number;
+      return true;
+    });
+  }
+
+  template <typename Take>
+  bool take_numbers(std::string_view problem, Take take) {
+    if (!json_.may_be(Kind::array)) return fail(problem);
+    return json_.array([&] {
+      std::optional<std::uint64_t> number;
+      if (!json_.may_be(Kind::number)) return fail(problem);
+      if (!json_.number(number)) return false;
+      return number ? take(*number) : fail(problem);
+    });
+  }
+
   // The bytes between its offsets are as many as its shape needs.
-  JsonProblem finish_tensor() {
-    TensorInfo& tensor = contents_.tensors.back();
+  bool finish_tensor() {
     const auto [begin, end] = std::pair(offsets_[0], offsets_[1]);
     if (begin > end) {
-      return "its data_offsets end at " + std::to_string(end) + ", before they begin at " + std::to_string(begin);
+      return fail("its data_offsets end at " + std::to_string(end) + ", before they begin at " + std::to_string(begin));
     }
-    const Result<std::uint64_t> bytes = tensor_bytes(tensor.dtype, tensor.shape);
-    if (!bytes) return bytes.error().message;
+    const Result<std::uint64_t> bytes = tensor_bytes(tensor().dtype, tensor().shape);
+    if (!bytes) return fail(bytes.error().message);
     if (*bytes != end - begin) {
-      return "its shape needs " + std::to_string(*bytes) + " bytes, and its data_offsets have " +
-             std::to_string(end - begin);
+      return fail("its shape needs " + std::to_string(*bytes) + " bytes, and its data_offsets have " +
+                  std::to_string(end - begin));
     }
-    tensor.offset = begin;
-    tensor.size_bytes = *bytes;
-    return {};
+    tensor().offset = begin;
+    tensor().size_bytes = *bytes;
+    return true;
   }
 
-  JsonProblem visit_field(const JsonEvent& event) {
-    if (event.path.size() > 2 || event.kind == Kind::object) return in_quotes(event.path[1]) + " is an object";
-    const std::string_view field = event.path[1];
-    if (field == "dtype") return visit_dtype(event);
-    if (field == "shape") return visit_shape(event);
-    if (field == "data_offsets") return visit_offsets(event);
-    return "it has a key that the format does not know, " + in_quotes(field);
+  TensorInfo& tensor() { return contents_.tensors.back(); }
+  bool fail(std::string_view problem) {
+    return json_.fail("tensor " + in_quotes(tensor().name) + ": " + std::string(problem));
   }
 
-  JsonProblem visit_dtype(const JsonEvent& event) {
-    if (event.kind != Kind::string || event.in_array) return "its dtype is not a string";
-    const std::optional<DType> dtype = dtype_from_name(event.text);
-    if (!dtype) return "its dtype " + in_quotes(event.text) + " is not known";
-    contents_.tensors.back().dtype = *dtype;
-    has_dtype_ = true;
-    return {};
-  }
-
-  JsonProblem visit_shape(const JsonEvent& event) {
-    if (event.kind == Kind::array && !event.in_array) {
-      has_shape_ = true;
-      contents_.tensors.back().shape.reserve(2);  // most are matrices
-      return {};
-    }
-    if (event.kind != Kind::number || !event.in_array) return "its shape is not a list of whole numbers";
-    std::vector<std::uint64_t>& shape = contents_.tensors.back().shape;
-    if (shape.size() == dimension_limit) return "its shape has more than 64 dimensions";
-    shape.push_back(event.number);
-    return {};
-  }
-
-  JsonProblem visit_offsets(const JsonEvent& event) {
-    if (event.kind == Kind::array && !event.in_array) return {};
-    const bool fits = event.kind == Kind::number && event.in_array && offset_count_ < 2;
-    if (!fits) return "its data_offsets are not two whole numbers";
-    offsets_[offset_count_++] = event.number;
-    return {};
-  }
-
+  JsonReader json_;
   Contents& contents_;
+  // Of the tensor that is being read.
   bool has_dtype_ = false;
   bool has_shape_ = false;
   std::size_t offset_count_ = 0;
@@ -168,10 +175,9 @@ Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std
 Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_bytes) {
   if (json.empty() || json[0] != '{') return broken("its header does not begin with {: it is no safetensors file");
   Contents contents;
-  Header header(contents, json.size());
-  const Status walked = walk_json(json, [&](const JsonEvent& event) { return header.visit(event); });
-  if (!walked) {
-    Error error = walked.error();
+  const Status read = Header(json, contents).read();
+  if (!read) {
+    Error error = read.error();
     error.message = "header: " + error.message;
     return error;
   }

@@ -1,49 +1,78 @@
-#include "services/models/json_walk.h"
+#include "services/models/json_reader.h"
 
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
-#include <vector>
+#include <optional>
+#include <string>
 
 namespace penstock::models {
 namespace {
 
-using Kind = JsonEvent::Kind;
+using Kind = JsonReader::Kind;
 
 bool accepts(std::string_view json) {
-  return walk_json(json, [](const JsonEvent&) { return JsonProblem(); }).ok();
+  JsonReader reader(json);
+  return reader.end(reader.skip()).ok();
 }
 
-TEST(JsonWalk, tells_every_value_with_its_path) {
-  std::vector<std::string> seen;
-  const Status status =
-      walk_json(R"( {"a": {"b": [1, -2, "x", {"c": null}]}, "d": true} )", [&](const JsonEvent& event) {
-        std::string text = std::to_string(static_cast<int>(event.kind)) + (event.in_array ? "[]" : "");
-        for (const std::string_view key : event.path) text += "/" + std::string(key);
-        seen.push_back(text + " " + std::string(event.text) + std::to_string(event.number));
-        return JsonProblem();
-      });
-  ASSERT_TRUE(status.ok()) << status.error().message;
-  const std::vector<std::string> expected = {"0 0",       "0/a 0",      "2/a/b 0",   "4[]/a/b 1",
-                                             "5[]/a/b 0", "3[]/a/b x0", "0[]/a/b 0", "5/a/b/c 0",
-                                             "1[]/a/b 0", "1/a 0",      "5/d 0",     "1 0"};
-  EXPECT_EQ(seen, expected);
+// As text that shows what was read, and in which order.
+bool write_value(JsonReader& json, std::string& out) {
+  switch (json.next()) {
+    case Kind::object:
+      out += "{";
+      if (!json.object([&](std::string_view key) {
+            out += std::string(key) + "=";
+            return write_value(json, out);
+          })) {
+        return false;
+      }
+      out += "}";
+      return true;
+    case Kind::array:
+      out += "[";
+      if (!json.array([&] { return write_value(json, out); })) return false;
+      out += "]";
+      return true;
+    case Kind::string: {
+      std::string_view text;
+      if (!json.string(text)) return false;
+      out += "'" + std::string(text) + "' ";
+      return true;
+    }
+    case Kind::number: {
+      std::optional<std::uint64_t> number;
+      if (!json.number(number)) return false;
+      out += (number ? std::to_string(*number) : "not whole") + " ";
+      return true;
+    }
+    case Kind::other:
+    case Kind::none:
+      break;
+  }
+  out += "other ";
+  return json.skip();
 }
 
-TEST(JsonWalk, decodes_text_as_another_parser_does) {
+TEST(JsonReader, gives_every_value_in_its_place) {
+  JsonReader json(R"( {"a": {"b": [1, -2, "x", {"c": null}]}, "d": true, "e": [ ], "f" : { } } )");
+  std::string seen;
+  const bool taken = write_value(json, seen);
+  ASSERT_TRUE(json.end(taken).ok());
+  EXPECT_EQ(seen, "{a={b=[1 not whole 'x' {c=other }]}d=other e=[]f={}}");
+}
+
+TEST(JsonReader, decodes_text_as_another_parser_does) {
   for (const std::string text : {R"("plain")", R"("\"\\\/\b\f\n\r\t")", R"("\u0041\u00e9\u20AC\uD83D\uDE00 \u0000x")",
                                  "\"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"", R"("")", R"("a\nb")"}) {
-    std::string decoded;
-    const Status status = walk_json(text, [&](const JsonEvent& event) {
-      decoded = event.text;
-      return JsonProblem();
-    });
-    ASSERT_TRUE(status.ok()) << text;
+    JsonReader json(text);
+    std::string_view decoded;
+    ASSERT_TRUE(json.end(json.string(decoded)).ok()) << text;
     EXPECT_EQ(decoded, nlohmann::json::parse(text).get<std::string>());
   }
 }
 
-TEST(JsonWalk, refuses_and_accepts_what_another_parser_does) {
+TEST(JsonReader, refuses_and_accepts_what_another_parser_does) {
   for (const std::string text : {"",
                                  " ",
                                  "{",
@@ -118,26 +147,27 @@ TEST(JsonWalk, refuses_and_accepts_what_another_parser_does) {
   }
 }
 
-TEST(JsonWalk, takes_whole_numbers_up_to_the_largest) {
-  const auto kind_of = [](std::string_view json) {
-    Kind kind = Kind::object;
-    std::uint64_t number = 0;
-    EXPECT_TRUE(walk_json(json, [&](const JsonEvent& event) {
-                  kind = event.kind;
-                  number = event.number;
-                  return JsonProblem();
-                }).ok());
-    return std::pair(kind, number);
+TEST(JsonReader, takes_whole_numbers_up_to_the_largest) {
+  const auto number_in = [](std::string_view text) {
+    JsonReader json(text);
+    std::optional<std::uint64_t> number = 7;
+    EXPECT_TRUE(json.end(json.number(number)).ok());
+    return number;
   };
-  EXPECT_EQ(kind_of("18446744073709551615"), std::pair(Kind::number, UINT64_MAX));
-  EXPECT_EQ(kind_of("18446744073709551616").first, Kind::other);
-  EXPECT_EQ(kind_of("99999999999999999999999").first, Kind::other);
-  EXPECT_EQ(kind_of("-1").first, Kind::other);
-  EXPECT_EQ(kind_of("1.0").first, Kind::other);
-  EXPECT_EQ(kind_of("1e0").first, Kind::other);
+  EXPECT_EQ(number_in("18446744073709551615"), UINT64_MAX);
+  for (const std::string_view other : {"18446744073709551616", "99999999999999999999999", "-1", "1.0", "1e0"}) {
+    EXPECT_EQ(number_in(other), std::nullopt) << other;
+  }
 }
 
-TEST(JsonWalk, finds_what_is_not_plain_wherever_it_is_in_a_text) {
+TEST(JsonReader, refuses_a_value_of_another_kind) {
+  JsonReader json("[1]");
+  std::string_view text;
+  const bool taken = json.array([&] { return json.string(text); });
+  EXPECT_EQ(json.end(taken).error().message, "it is not valid JSON from byte 1 on");
+}
+
+TEST(JsonReader, finds_what_is_not_plain_wherever_it_is_in_a_text) {
   const std::string plain(20, 'x');
   for (std::size_t place = 0; place < plain.size(); ++place) {
     for (int c = 0; c < 256; ++c) {
@@ -149,7 +179,7 @@ TEST(JsonWalk, finds_what_is_not_plain_wherever_it_is_in_a_text) {
   }
 }
 
-TEST(JsonWalk, refuses_a_key_that_is_there_twice_however_many_there_are) {
+TEST(JsonReader, refuses_a_key_that_is_there_twice_however_many_there_are) {
   std::string json = "{";
   for (int i = 0; i < 100; ++i) json += "\"key" + std::to_string(i) + "\":{\"a\":1},";
   EXPECT_TRUE(accepts(json + "\"a\":1}"));
@@ -160,7 +190,7 @@ TEST(JsonWalk, refuses_a_key_that_is_there_twice_however_many_there_are) {
   EXPECT_TRUE(accepts(R"([{"a":1},{"a":1}])"));
 }
 
-TEST(JsonWalk, refuses_zero_bytes_and_depth) {
+TEST(JsonReader, refuses_zero_bytes_and_depth) {
   EXPECT_FALSE(accepts(std::string_view("{}\0", 3)));
   EXPECT_FALSE(accepts(std::string_view("\0", 1)));
   EXPECT_FALSE(accepts(std::string_view("[1\0]", 4)));
@@ -170,14 +200,16 @@ TEST(JsonWalk, refuses_zero_bytes_and_depth) {
   EXPECT_FALSE(accepts(std::string(1 << 20, '{')));
 }
 
-TEST(JsonWalk, ends_where_its_visitor_says) {
+TEST(JsonReader, ends_where_its_user_says) {
+  JsonReader json("[1,2,3]");
   int count = 0;
-  const Status status = walk_json("[1,2,3]", [&](const JsonEvent& event) {
+  const bool taken = json.array([&] {
+    std::optional<std::uint64_t> number;
     ++count;
-    return event.number == 2 ? JsonProblem("enough") : JsonProblem();
+    return json.number(number) && (number != 2 || json.fail("enough"));
   });
-  EXPECT_EQ(status.error().message, "enough");
-  EXPECT_EQ(count, 3);
+  EXPECT_EQ(json.end(taken).error().message, "enough");
+  EXPECT_EQ(count, 2);
 }
 
 }  // namespace

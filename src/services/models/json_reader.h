@@ -1,0 +1,138 @@
+// JsonReader: reads JSON (RFC 8259) value by value, without building it: a header of 100 MB costs what its reader
+// keeps, and the keys of the objects that are open. Refuses what readers disagree about (a key twice, text that is not
+// UTF-8) and what only an attack needs (depth). Headers of models with many tensors are megabytes, and nothing can be
+// read before they are: a general parser takes longer over them than the tensors take.
+//
+//   JsonReader json(R"({"a": 1})");
+//   Status status = json.end(json.object([&](std::string_view key) { return json.number(numbers[key]); }));
+//
+// Every function takes the next value and returns true, or returns false where it is not that: then all is over, and
+// `end` says what is wrong.
+//
+// Thread safety: one thread's. Lifetime: the JSON outlives it, and it outlives the texts that it gave out.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "penstock/result.h"
+
+namespace penstock::models {
+
+class JsonReader {
+ public:
+  explicit JsonReader(std::string_view json) : begin_(json.data()), end_(json.data() + json.size()) {}
+
+  enum class Kind : std::uint8_t {
+    object,
+    array,
+    string,
+    number,
+    other,  // a boolean, or null
+    none,   // nothing that JSON has
+  };
+  // What begins here.
+  Kind next();
+  // Whether this does, or nothing that JSON has: whoever takes it will find out.
+  bool may_be(Kind kind) {
+    const Kind found = next();
+    return found == kind || found == Kind::none;
+  }
+
+  bool string(std::string_view& text);
+  // Nothing for a number that is not whole, negative, or above 2^64 - 1.
+  bool number(std::optional<std::uint64_t>& value);
+  bool skip();
+  // `take_member` is given the key, and takes the value.
+  template <typename TakeMember>
+  bool object(TakeMember take_member) {
+    if (!open('{')) return false;
+    keys_[depth_ - 1].clear();
+    if (!close('}')) {
+      do {
+        std::string_view key;
+        if (!this->key(key) || !take_member(key)) return false;
+      } while (more());
+      if (!close('}')) return false;
+    }
+    --depth_;
+    return true;
+  }
+  // `take_element` takes the value.
+  template <typename TakeElement>
+  bool array(TakeElement take_element) {
+    if (!open('[')) return false;
+    if (!close(']')) {
+      do {
+        if (!take_element()) return false;
+      } while (more());
+      if (!close(']')) return false;
+    }
+    --depth_;
+    return true;
+  }
+
+  // For what is JSON, but not what it should be.
+  bool fail(std::string problem);
+  // After the outermost value, which was taken or not: nothing else may be there.
+  Status end(bool taken);
+
+ private:
+  static constexpr std::size_t depth_limit = 8;
+
+  // The keys of an object that is open. Most objects have few; for the many of the outermost one there is a table, open
+  // and at most half full.
+  class Keys {
+   public:
+    void clear();
+    // False: it is there already.
+    bool add(std::string_view key);
+
+   private:
+    bool insert(std::string_view key);
+    void grow();
+
+    std::vector<std::string_view> few_;
+    std::vector<std::string_view> table_;  // none in it: without data; a power of two
+    std::size_t count_ = 0;                // in the table
+  };
+
+  std::string_view left() const { return {at_, static_cast<std::size_t>(end_ - at_)}; }
+  char peek() const { return at_ != end_ ? *at_ : '\0'; }
+  bool take(char c) {
+    if (at_ == end_ || *at_ != c) return false;
+    ++at_;
+    return true;
+  }
+  void skip_space() {
+    while (peek() == ' ' || peek() == '\n' || peek() == '\t' || peek() == '\r') ++at_;
+  }
+  bool close(char c) {
+    skip_space();
+    return take(c);
+  }
+  bool more() { return close(','); }
+  bool open(char c);
+  bool key(std::string_view& key);
+  bool word(std::string_view word);
+  bool digits();
+  bool escaped(std::string& decoded);
+  bool escaped_point(std::string& decoded);
+  bool hex(std::uint32_t& value);
+
+  const char* const begin_;
+  const char* const end_;
+  const char* at_ = begin_;
+  std::size_t depth_ = 0;
+  std::array<Keys, depth_limit> keys_;  // by depth
+  std::deque<std::string> decoded_;     // texts with escapes; their addresses stay
+  std::string problem_;
+};
+
+}  // namespace penstock::models
