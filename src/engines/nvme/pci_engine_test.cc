@@ -2,7 +2,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <thread>
 #include <vector>
 
 #include "engines/nvme/engine.h"
@@ -17,8 +20,11 @@ constexpr std::uint64_t disk_blocks = 1024;  // of 512 bytes
 class Stingy : public SoftController {
  public:
   Stingy(std::unique_ptr<BlockBackend> backend, const SoftShape& shape, const SoftFaults& faults,
-         std::size_t limit_bytes)
-      : SoftController(std::move(backend), shape, faults), left_bytes_(limit_bytes) {}
+         std::size_t limit_bytes, std::atomic<int>& alive)
+      : SoftController(std::move(backend), shape, faults), left_bytes_(limit_bytes), alive_(alive) {
+    ++alive_;
+  }
+  ~Stingy() override { --alive_; }
   Result<std::uint64_t> map(std::byte* data, std::size_t size_bytes) override {
     if (size_bytes > left_bytes_) return Error{Code::out_of_memory, ENOMEM, "too much to lock", "ulimit -l"};
     left_bytes_ -= size_bytes;
@@ -27,6 +33,7 @@ class Stingy : public SoftController {
 
  private:
   std::size_t left_bytes_;
+  std::atomic<int>& alive_;
 };
 
 // The engine for disks on the bus, with a controller in software at every address.
@@ -39,12 +46,13 @@ class PciEngine : public testing::Test {
     settings.connect = connect_pci;
     settings.reach = [this](const std::string& controller) -> Result<std::unique_ptr<Transport>> {
       reached_.push_back(controller);
-      if (busy_) return Error{Code::in_use, 0, "busy", ""};
+      std::atomic<int>& alive = alive_[controller == "0000:01:00.0" ? 0 : 1];
+      if (busy_ || alive != 0) return Error{Code::in_use, 0, "busy", ""};
       SoftShape shape;
       shape.name = controller;
       shape.serial = "SERIAL";
-      return std::unique_ptr<Transport>(
-          std::make_unique<Stingy>(std::make_unique<RamBackend>(disk_blocks * 512), shape, faults_, lockable_bytes_));
+      return std::unique_ptr<Transport>(std::make_unique<Stingy>(std::make_unique<RamBackend>(disk_blocks * 512), shape,
+                                                                 faults_, lockable_bytes_, alive));
     };
     engine_ = make_engine(std::move(settings));
   }
@@ -69,6 +77,7 @@ class PciEngine : public testing::Test {
   }
 
   std::vector<std::string> reached_;
+  std::array<std::atomic<int>, 2> alive_{};  // of the two controllers; the bus has each of them once
   bool busy_ = false;
   std::size_t lockable_bytes_ = SIZE_MAX;
   SoftFaults faults_;
@@ -93,6 +102,24 @@ TEST_F(PciEngine, opens_a_controller_again_once_the_last_store_has_gone) {
   EXPECT_EQ(reached_.size(), 2U);
   busy_ = true;
   EXPECT_EQ(code_of_opening("0000:01:00.0"), Code::in_use);
+}
+
+TEST_F(PciEngine, waits_for_one_that_another_thread_is_closing) {
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      OpenOptions options = for_writing();
+      options.first_writable_block = 8 * t;
+      for (int i = 0; i < 50; ++i) {
+        const auto store = engine_->open("0000:01:00.0", options);
+        if (!store || read(**store).code != Code::ok) ++wrong;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0) << "two drivers of one controller, or one that was closing";
+  EXPECT_GT(reached_.size(), 1U) << "never closed in between";
 }
 
 TEST_F(PciEngine, does_not_share_a_controller_that_was_given_up) {
