@@ -474,7 +474,8 @@ Error Request::describe(Outcome outcome) const {
   switch (outcome) {
     case Outcome::abandoned:
       return {Code::abandoned, 0, "operations did not come back in time; " + progress,
-              "keep the memory until the process ends: the device may still touch it"};
+              engine::moves_bytes(kind) ? "keep the memory until the process ends: the device may still touch it"
+                                        : "the device may still change the range"};
     case Outcome::cancelled:
       return {stop_code(), 0,
               (stop_code() == Code::closed ? "the Context was closed; " : "cancelled by the caller; ") + progress, ""};
