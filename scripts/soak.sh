@@ -73,9 +73,9 @@ run_guest() {
     -D CMAKE_SYSTEM_PROCESSOR="$other" -D CMAKE_C_COMPILER="$other-linux-gnu-gcc" \
     -D CMAKE_CXX_COMPILER="$other-linux-gnu-g++" -D PENSTOCK_DEPS="$PWD/build-guest/deps" -D PENSTOCK_BENCH=OFF \
     > /dev/null &&
-    cmake --build build-guest --parallel "$jobs" --target penstock_tool nvme_exercise -- --quiet || return
-  python3 -B tests/guest/nvme_guest.py build-guest/penstock build-guest/bin/nvme_exercise build-guest/guest "$other" ||
-    code=$?
+    cmake --build build-guest --parallel "$jobs" --target penstock_tool nvme_exercise conformance -- --quiet || return
+  python3 -B tests/guest/nvme_guest.py build-guest/penstock build-guest/bin/nvme_exercise build-guest/bin/conformance \
+    build-guest/guest "$other" || code=$?
   ((code == 0 || code == 77))
 }
 

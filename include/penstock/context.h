@@ -53,6 +53,14 @@ class PENSTOCK_EXPORT Context {
   // Synchronous transfers. A small one on a local store runs on the caller's thread.
   Report read(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options = {});
   Report write(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options = {});
+  // Makes a range read as zeros, with as little moved as the store can do it with. As a write of zeros otherwise: also
+  // where no whole block is filled, and beyond the end of a file. No bytes take a route, so Report::routes has none.
+  Report zero(const Store& store, std::uint64_t offset, std::uint64_t length, const RequestOptions& options = {});
+  // Tells the store that the whole blocks within a range are not needed any more; Report::bytes says how many bytes
+  // that were. Until they are written again, a file reads as zeros there, and a disk as zeros or as before, maybe as
+  // one now and as the other later. All other bytes, those in the range included, stay. Code::unsupported where a store
+  // can't do that.
+  Report deallocate(const Store& store, std::uint64_t offset, std::uint64_t length, const RequestOptions& options = {});
   // Any number of ranges, of any stores.
   Report transfer(Direction direction, std::span<const Range> ranges, const RequestOptions& options = {});
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,12 +49,6 @@ struct NvmeNamespace {
   std::uint64_t size_bytes = 0;
   std::string refusal;  // why it can't be used; empty if it can
 };
-struct NvmeRegister {
-  std::string name;  // "CAP"
-  std::uint32_t offset = 0;
-  std::uint64_t value = 0;
-  std::string meaning;  // in words
-};
 struct NvmeController {
   std::string serial;
   std::string model;
@@ -66,10 +61,22 @@ struct NvmeController {
   bool deallocate = false;
   bool volatile_write_cache = false;
   std::vector<NvmeNamespace> namespaces;
-  std::vector<NvmeRegister> registers;  // while it is ready
 };
 // Resets the controller, asks it, and shuts it down again.
 PENSTOCK_EXPORT Result<NvmeController> inspect_nvme(const std::string& name);
+
+struct NvmeRegister {
+  std::string name;  // "CAP"
+  std::uint32_t offset = 0;
+  std::uint64_t value = 0;
+  std::string meaning;  // in words
+};
+struct NvmeRegisters {
+  std::vector<NvmeRegister> registers;  // while the controller is ready
+  std::optional<Error> problem;         // why it does not get there: then they are as they were found
+};
+// Resets the controller to read its registers, and shuts it down again. An error only if they can't be reached.
+PENSTOCK_EXPORT Result<NvmeRegisters> read_nvme_registers(const std::string& name);
 
 struct NvmeCheck {
   std::string name;

@@ -48,6 +48,17 @@ std::unique_ptr<core::Publisher> publish(const std::shared_ptr<core::Environment
   return nullptr;
 }
 
+engine::OpKind kind_of(Direction direction) {
+  return direction == Direction::read ? engine::OpKind::read : engine::OpKind::write;
+}
+
+Report failed_report(Error error) {
+  Report report;
+  report.outcome = Outcome::failed;
+  report.error = std::move(error);
+  return report;
+}
+
 }  // namespace
 
 class Context::Impl {
@@ -77,11 +88,10 @@ class Context::Impl {
     return Error{Code::closed, 0, "this Context belongs to the parent of a fork", "create a Context in the child"};
   }
 
-  Result<std::shared_ptr<core::Request>> make_request(Direction direction, std::span<const Range> ranges,
+  Result<std::shared_ptr<core::Request>> make_request(engine::OpKind kind, std::span<const Range> ranges,
                                                       const RequestOptions& options) {
     if (auto status = usable(); !status) return status.error();
-    return core::Request::create(environment, ranges,
-                                 {.direction = direction, .lanes = lanes->size(), .options = options});
+    return core::Request::create(environment, ranges, {.kind = kind, .lanes = lanes->size(), .options = options});
   }
 
   // A small request on a store of this machine costs less on the caller's thread than the way to a lane and back.
@@ -109,7 +119,7 @@ class Context::Impl {
     auto gpu = device(domain);
     if (!gpu) return gpu.error();
     if (auto status = lanes->prepare(**gpu); !status) return status.error();
-    auto request = make_request(direction, ranges, options);
+    auto request = make_request(kind_of(direction), ranges, options);
     if (!request) return std::move(request).error();
     auto order = cuda::StreamOrder::begin(**gpu, options.stream->handle);
     if (!order) return std::move(order).error();
@@ -132,6 +142,21 @@ class Context::Impl {
     request->wait_until(TimePoint::max());
   }
 
+  // From its making to its end.
+  Report run(engine::OpKind kind, std::span<const Range> ranges, const RequestOptions& options) {
+    if (core::CompletionThread::inside_callback()) {
+      return failed_report({Code::would_deadlock, 0, "a synchronous transfer inside a completion callback",
+                            "submit it and go on from its own callback"});
+    }
+    if (options.stream) {
+      return failed_report({Code::invalid_argument, 0, "a synchronous transfer in stream order", "submit it instead"});
+    }
+    auto request = make_request(kind, ranges, options);
+    if (!request) return failed_report(std::move(request).error());
+    run(ranges, *request);
+    return (*request)->report();
+  }
+
   void start(std::span<const Range> ranges, const std::shared_ptr<core::Request>& request) {
     // A callback must come even if nobody waits, and soon: that is a lane's work.
     const bool here = is_small(ranges, *request) && !request->has_callback() && engine_of(*request).sleeps_in_kernel &&
@@ -143,17 +168,6 @@ class Context::Impl {
   const std::shared_ptr<core::LaneSet> lanes;            // shared: a stuck lane asks for a successor
   std::unique_ptr<core::Publisher> publisher;
 };
-
-namespace {
-
-Report failed_report(Error error) {
-  Report report;
-  report.outcome = Outcome::failed;
-  report.error = std::move(error);
-  return report;
-}
-
-}  // namespace
 
 Result<Context> Context::create(const Options& options) {
   Options chosen = options;
@@ -255,22 +269,23 @@ Report Context::write(const Store& store, std::uint64_t offset, Region memory, c
 }
 
 Report Context::transfer(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
-  if (core::CompletionThread::inside_callback()) {
-    return failed_report({Code::would_deadlock, 0, "a synchronous transfer inside a completion callback",
-                          "submit it and go on from its own callback"});
-  }
-  if (options.stream) {
-    return failed_report({Code::invalid_argument, 0, "a synchronous transfer in stream order", "submit it instead"});
-  }
-  auto request = impl_->make_request(direction, ranges, options);
-  if (!request) return failed_report(std::move(request).error());
-  impl_->run(ranges, *request);
-  return (*request)->report();
+  return impl_->run(kind_of(direction), ranges, options);
+}
+
+Report Context::zero(const Store& store, std::uint64_t offset, std::uint64_t length, const RequestOptions& options) {
+  const Range range{&store, offset, Region::host(nullptr, length)};
+  return impl_->run(engine::OpKind::zero, {&range, 1}, options);
+}
+
+Report Context::deallocate(const Store& store, std::uint64_t offset, std::uint64_t length,
+                           const RequestOptions& options) {
+  const Range range{&store, offset, Region::host(nullptr, length)};
+  return impl_->run(engine::OpKind::deallocate, {&range, 1}, options);
 }
 
 Result<Ticket> Context::submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
   if (options.stream) return impl_->submit_in_order(direction, ranges, options);
-  auto request = impl_->make_request(direction, ranges, options);
+  auto request = impl_->make_request(kind_of(direction), ranges, options);
   if (!request) return std::move(request).error();
   impl_->start(ranges, *request);
   return Ticket(std::move(*request));

@@ -126,6 +126,12 @@ Result<NvmeController> inspect_nvme(const std::string& name) {
   return nvme::describe(**controller);
 }
 
+Result<NvmeRegisters> read_nvme_registers(const std::string& name) {
+  auto device = connect(name);
+  if (!device) return std::move(device).error();
+  return nvme::read_registers(*device->transport);
+}
+
 Result<std::vector<NvmeCheck>> test_nvme(const std::string& name) {
   auto device = connect(name);
   if (!device) return std::move(device).error();

@@ -152,10 +152,10 @@ Exit identify(const NvmeFlags& flags) {
 
 Exit registers(const NvmeFlags& flags) {
   const Output output(flags.output);
-  const auto controller = inspect_nvme(flags.name);
-  if (!controller) return output.fail(controller.error());
+  const auto read = read_nvme_registers(flags.name);
+  if (!read) return output.fail(read.error());
   Json listed = Json::array();
-  for (const NvmeRegister& one : controller->registers) {
+  for (const NvmeRegister& one : read->registers) {
     listed.push_back(
         {{"name", one.name}, {"offset", one.offset}, {"value", hexadecimal(one.value)}, {"meaning", one.meaning}});
     output.field(one.name, hexadecimal(one.value) + ": " + one.meaning);
@@ -163,9 +163,11 @@ Exit registers(const NvmeFlags& flags) {
   if (output.json()) {
     Json result = head();
     result["registers"] = std::move(listed);
+    if (read->problem) result["error"] = error_json(*read->problem);
     output.object(result);
+    return read->problem ? exit_for(read->problem->code) : Exit::ok;
   }
-  return Exit::ok;
+  return read->problem ? output.fail(*read->problem) : Exit::ok;
 }
 
 Exit selftest(const NvmeFlags& flags) {

@@ -20,6 +20,9 @@ struct CutRules {
   std::uint64_t staging_bytes = 1 << 20;  // the most that one staged operation may take; a multiple of the alignment
 };
 
+// Operations without memory are as long as what a store without such operations of its own writes in a moment.
+inline constexpr std::uint64_t memoryless_bytes_most = 64 << 20;
+
 // What is left of a range.
 struct Rest {
   std::uint64_t offset = 0;

@@ -63,8 +63,9 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
   const Span& span = request.spans[part.range];
   StoreEntry& entry = *request.stores[span.store].entry;
   const std::uint64_t end = part.unit.count == 1 ? part.unit.begin + part.unit.length : span.length;
-  Rest rest{span.offset + part.position, end - part.position,
-            reinterpret_cast<std::uintptr_t>(span.memory) + part.position};
+  // Where there is no memory, every place in it is aligned.
+  const auto memory = reinterpret_cast<std::uintptr_t>(span.memory);
+  Rest rest{span.offset + part.position, end - part.position, memory != 0 ? memory + part.position : 0};
   if (rest.length == 0) {
     advance(part, 0);
     return CutResult::cut;
@@ -329,6 +330,8 @@ CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry, const Span& 
   std::uint64_t longest = chunk;
   if (straight || (span.gpu != nullptr && part.plan.path == Path::cached)) {
     longest = std::max(chunk, options.staging_slot_bytes / chunk * chunk);
+  } else if (span.memory == nullptr) {
+    longest = std::max(chunk, memoryless_bytes_most / chunk * chunk);
   } else if (remote) {
     longest = chunk * remote_chunks;
   }
@@ -356,17 +359,14 @@ std::uint32_t Lane::start(Part& part, StoreEntry& entry, const Cut& piece, const
   flight.phase = Phase::transfer;
   flight.range = part.range;
   flight.reason = part.plan.reason;
-  flight.user = span.memory + part.position;
+  flight.user = span.memory != nullptr ? span.memory + part.position : nullptr;
   flight.offset = span.offset + part.position;
   flight.length = piece.length;
   flight.lead = 0;
   flight.span_bytes = piece.length;
   flight.staging = block;
-  flight.op = {.kind = request.direction == Direction::read ? OpKind::read : OpKind::write,
-               .path = part.plan.path,
-               .store = &entry.store(),
-               .memory = flight.user,
-               .key = span.key};
+  flight.op = {
+      .kind = request.kind, .path = part.plan.path, .store = &entry.store(), .memory = flight.user, .key = span.key};
   if (part.plan.drop_after) part.to_drop.push_back({span.store, flight.offset, flight.length});
   if (block.data != nullptr) {
     flight.op.memory = block.data;

@@ -39,9 +39,9 @@ Error invalid_memory(std::size_t index, Error error) {
   return error;
 }
 
-Status check_range(std::size_t index, const Range& range) {
+Status check_range(std::size_t index, const Range& range, bool needs_memory) {
   if (range.store == nullptr || !*range.store) return invalid_range(index, "no store", "open one first");
-  if (range.memory.size_bytes != 0 && range.memory.data == nullptr) {
+  if (needs_memory && range.memory.size_bytes != 0 && range.memory.data == nullptr) {
     return invalid_range(index, "memory at address 0", "give memory of the size to transfer");
   }
   if (range.memory.size_bytes > std::numeric_limits<std::int64_t>::max() ||
@@ -101,10 +101,11 @@ Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environme
                                                  std::span<const Range> ranges, const RequestSettings& settings) {
   auto request = std::make_shared<Request>(Private{}, environment);
   request->begun = Clock::now();
-  request->direction = settings.direction;
+  request->kind = settings.kind;
+  request->direction = settings.kind == engine::OpKind::read ? Direction::read : Direction::write;
   request->options_ = settings.options;
   request->allowed = route_set(environment->options.allowed_routes);
-  request->durable = settings.options.durable && settings.direction == Direction::write;
+  request->durable = settings.options.durable && request->direction == Direction::write;
   const double limit = settings.options.deadline_seconds > 0 ? settings.options.deadline_seconds
                                                              : environment->options.deadlines.request_seconds;
   if (limit > 0) request->deadline = request->begun + duration_from_seconds(std::min(limit, 1e9));
@@ -124,10 +125,22 @@ Request::~Request() {
 }
 
 std::string Request::title() const {
-  std::string text = direction == Direction::read ? "penstock read of " : "penstock write of ";
-  text += std::to_string(total_bytes) + " bytes";
+  std::string text = "penstock " + std::string(verb()) + " of " + std::to_string(total_bytes) + " bytes";
   if (stores.size() == 1) text += ", " + stores[0].entry->info().name;
   return text;
+}
+
+std::string_view Request::verb() const {
+  switch (kind) {
+    case engine::OpKind::read:
+      return "read";
+    case engine::OpKind::zero:
+      return "zeroing";
+    case engine::OpKind::deallocate:
+      return "deallocation";
+    default:
+      return "write";
+  }
 }
 
 // Every store that is named, once; and for each span, which one.
@@ -158,7 +171,7 @@ Status Request::add_ranges(std::span<const Range> ranges) {
   }
   if (ranges.empty()) return {};
   for (std::size_t i = 0; i < ranges.size(); ++i) {
-    if (auto status = check_range(i, ranges[i]); !status) return status;
+    if (auto status = check_range(i, ranges[i], engine::moves_bytes(kind)); !status) return status;
   }
   spans.resize(ranges.size());
   add_stores(ranges);
@@ -177,15 +190,23 @@ Status Request::add_ranges(std::span<const Range> ranges) {
                    "range " + std::to_string(i) + ": engine " + engine_name(use.entry->engine()) +
                        " moves bytes to and from GPU memory only",
                    "leave the engine unset"};
-    } else if (!attached->empty() && span.length != 0) {
+    } else if (!attached->empty() && span.memory != nullptr && span.length != 0) {
       const bool same = known != nullptr && span.memory >= known->begin && span.memory + span.length <= known->end;
       if (!same) known = MemoryMap::find(*attached, span.memory, span.length);
       if (known != nullptr) span.key = known->keys[use.entry->engine()];
     }
     use.end = std::max(use.end, span.offset + span.length);
+    if (kind == engine::OpKind::deallocate) keep_whole_blocks(span, *use.entry);
     total_bytes += span.length;
   }
   return {};
+}
+
+void Request::keep_whole_blocks(Span& span, const StoreEntry& entry) const {
+  const std::uint64_t alignment = entry.alignment(direction);
+  const std::uint64_t end = align_down(span.offset + span.length, alignment);
+  span.offset = align_up(span.offset, alignment);
+  span.length = end > span.offset ? end - span.offset : 0;
 }
 
 // The device of each range in GPU memory. The driver is asked once for each allocation, not for each range.
@@ -244,6 +265,10 @@ Status Request::prepare_stores() {
       return Error{Code::read_only, 0, entry.info().name + " was opened for reading only",
                    "open it with Access::write, create or replace"};
     }
+    if (kind == engine::OpKind::deallocate) {
+      if (auto status = entry.check_end(use.end); !status) return status;
+      continue;
+    }
     if (auto status = writer->reserve(use.end); !status) return status;
     entry.grown_to(use.end);
   }
@@ -263,7 +288,8 @@ Status Request::note_identities() {
 void Request::make_units(std::uint32_t lanes) {
   // As long as one operation, so that lanes together read a disk in order; more only where there would be very many.
   const std::uint64_t unit_bytes =
-      std::max({unit_bytes_least, environment_->options.storage_chunk_bytes, std::bit_ceil(total_bytes / units_most)});
+      std::max({unit_bytes_least, environment_->options.storage_chunk_bytes, std::bit_ceil(total_bytes / units_most),
+                engine::moves_bytes(kind) ? 0 : memoryless_bytes_most});
   std::size_t count = 0;
   for_each_unit(spans, unit_bytes, [&](const Unit&) { ++count; });
   units.resize(count);
@@ -420,7 +446,7 @@ Error Request::describe_failures() const {
   const Failure& first = summary_.failures.front();
   const std::size_t store = first.range < spans.size() ? spans[first.range].store : 0;
   const StoreInfo& info = stores[store].entry->info();
-  std::string message = info.name + ": " + (direction == Direction::read ? "read" : "write");
+  std::string message = info.name + ": " + std::string(verb());
   if (first.code == Code::changed) {
     return {Code::changed, 0, info.name + ": the file was modified or replaced while it was read",
             "read it again when nothing writes to it"};
@@ -448,7 +474,8 @@ Error Request::describe(Outcome outcome) const {
   switch (outcome) {
     case Outcome::abandoned:
       return {Code::abandoned, 0, "operations did not come back in time; " + progress,
-              "keep the memory until the process ends: the device may still touch it"};
+              engine::moves_bytes(kind) ? "keep the memory until the process ends: the device may still touch it"
+                                        : "the device may still change the range"};
     case Outcome::cancelled:
       return {stop_code(), 0,
               (stop_code() == Code::closed ? "the Context was closed; " : "cancelled by the caller; ") + progress, ""};

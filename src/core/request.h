@@ -33,7 +33,7 @@ class Request;
 struct Span {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
-  std::byte* memory = nullptr;
+  std::byte* memory = nullptr;  // null: there is none
   std::uint32_t store = 0;      // index into Request::stores
   engine::MemoryKey key;        // for the engine that reaches the memory, if one does
   cuda::Device* gpu = nullptr;  // whose memory it is; null: the host's
@@ -130,8 +130,8 @@ struct Part {
 };
 
 struct RequestSettings {
-  Direction direction = Direction::read;
-  std::uint32_t lanes = 1;  // the most that may work on it
+  engine::OpKind kind = engine::OpKind::read;  // not flush
+  std::uint32_t lanes = 1;                     // the most that may work on it
   RequestOptions options;
 };
 
@@ -152,7 +152,8 @@ class Request {
                                                  std::span<const Range> ranges, const RequestSettings& settings);
 
   // Fixed at creation, but for the parts' contents.
-  Direction direction = Direction::read;
+  engine::OpKind kind = engine::OpKind::read;  // zero and deallocate have no memory
+  Direction direction = Direction::read;       // towards the store: all kinds but read
   bool durable = false;
   RouteSet allowed = 0;
   std::uint64_t total_bytes = 0;
@@ -216,10 +217,12 @@ class Request {
 
  private:
   Status add_ranges(std::span<const Range> ranges);
+  void keep_whole_blocks(Span& span, const StoreEntry& entry) const;
   void add_stores(std::span<const Range> ranges);
   Status prepare_stores();
   Status find_gpus(std::span<const Range> ranges);
   void make_units(std::uint32_t lanes);
+  std::string_view verb() const;
   bool writes_past_cache() const;
   std::string title() const;
   void drop_leftovers();

@@ -1,6 +1,8 @@
 #include "core/store_entry.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "core/environment.h"
 #include "core/uri.h"
@@ -32,6 +34,20 @@ std::vector<std::string_view> all_schemes(const engine::Table& table) {
   return schemes;
 }
 
+// A lane may hold the store of a request that has just ended for a moment longer than the caller, who may have closed
+// it and be about to open it again.
+Result<std::unique_ptr<engine::Store>> open_patiently(engine::Engine& engine, const std::string& name,
+                                                      const OpenOptions& options) {
+  constexpr int most_attempts = 50;
+  constexpr auto nap = std::chrono::milliseconds(5);
+  auto store = engine.open(name, options);
+  for (int i = 1; i < most_attempts && !store && store.error().code == Code::in_use; ++i) {
+    std::this_thread::sleep_for(nap);
+    store = engine.open(name, options);
+  }
+  return store;
+}
+
 }  // namespace
 
 StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan plan, std::unique_ptr<engine::Store> store)
@@ -55,7 +71,7 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
   const auto facts = engine_facts(environment, uri->scheme);
   auto plan = plan_engine(facts, environment.options.engine, std::nullopt);
   if (!plan) return plan.error();
-  auto store = (*environment.engines)[plan->engine]->open(uri->name, options);
+  auto store = open_patiently(*(*environment.engines)[plan->engine], uri->name, options);
   if (!store) return store.error();
 
   // Where the bytes live is known only now; another engine may serve that better.

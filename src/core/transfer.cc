@@ -121,7 +121,7 @@ void Lane::send(std::uint32_t index, TimePoint now) {
     std::byte* base = flight.staging.data != nullptr ? flight.staging.data : flight.user;
     op.offset = flight.offset - flight.lead + flight.moved;
     op.length = flight.span_bytes - flight.moved;
-    op.memory = base + flight.moved;
+    op.memory = base != nullptr ? base + flight.moved : nullptr;
   }
   op.cookie = std::uint64_t{flight.generation} << 32 | index;
   flight.submitted = now;
@@ -153,12 +153,14 @@ void Lane::on_done(std::size_t engine, const Done& done, TimePoint now) {
   const Duration latency = now - flight.submitted;
   const bool is_staged = flight.gpu != nullptr && flight.op.path != Path::device;
   const Route route = is_staged ? staged(done.route) : done.route;
+  // What has no memory goes no way; it only takes its time.
+  const std::uint64_t moved = engine::moves_bytes(flight.op.kind) ? done.bytes : 0;
   if (flight.phase != Phase::flush) {
-    statistics_->record(engine, route, done.bytes,
-                        static_cast<std::uint64_t>(std::chrono::nanoseconds(latency).count()), done.code == Code::ok);
+    statistics_->record(engine, route, moved, static_cast<std::uint64_t>(std::chrono::nanoseconds(latency).count()),
+                        done.code == Code::ok);
   }
-  if (trace_ != nullptr) trace_->add_transfer(TraceKind::storage, flight.submitted, now, done.bytes, route);
-  if (flight.op.path == Path::direct) adapt_depth(latency, now);
+  if (trace_ != nullptr) trace_->add_transfer(TraceKind::storage, flight.submitted, now, moved, route);
+  if (flight.op.path == Path::direct && flight.user != nullptr) adapt_depth(latency, now);
   if (flight.in_window && done.bytes >= flight.length) window_.note(flight.length, latency);
   if (flight.orphan) {
     on_orphan_home(index);
@@ -194,7 +196,7 @@ void Lane::on_moved(std::uint32_t index, std::uint64_t bytes, Route route, TimeP
   flight.moved = std::min(before + bytes, flight.span_bytes);
   const bool whole_block = flight.phase == Phase::read_block || flight.phase == Phase::write_block;
   const std::uint64_t needed = whole_block ? flight.span_bytes : flight.lead + flight.length;
-  if (flight.phase != Phase::read_block) {
+  if (flight.phase != Phase::read_block && flight.user != nullptr) {
     flight.routes[static_cast<std::size_t>(route)] += overlap(before, flight.moved, flight.lead, flight.length);
   }
   if (flight.moved >= needed && flight.phase != Phase::read_block) {
@@ -244,7 +246,12 @@ void Lane::write_back_block(std::uint32_t index, TimePoint now) {
     copy(index, cuda::Toward::host);
     return;
   }
-  std::memcpy(flight.staging.data + flight.lead, flight.user, flight.length);
+  std::byte* const place = flight.staging.data + flight.lead;
+  if (flight.user != nullptr) {
+    std::memcpy(place, flight.user, flight.length);
+  } else {
+    std::memset(place, 0, flight.length);
+  }
   write_block(index);
   send(index, now);
 }
@@ -269,7 +276,9 @@ void Lane::on_failed(std::uint32_t index, const Done& done, TimePoint now) {
     return;
   }
   StoreEntry& entry = *flight.entry;
-  if (flight.op.path == Path::direct && flight.phase == Phase::transfer && refuses_direct(done) && may_buffer(flight)) {
+  const bool may_go_around =
+      flight.op.path == Path::direct && flight.phase == Phase::transfer && flight.user != nullptr;
+  if (may_go_around && refuses_direct(done) && may_buffer(flight)) {
     entry.refuse_direct();
     flight.reason = Reason::refused;
     flight.op.path = Path::buffered;

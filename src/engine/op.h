@@ -11,7 +11,18 @@ namespace penstock::engine {
 
 class Store;
 
-enum class OpKind : std::uint8_t { read, write, flush, zero, deallocate };
+enum class OpKind : std::uint8_t {
+  read,
+  write,
+  flush,
+  zero,        // reads as zeros from now on; makes files longer as a write does
+  deallocate,  // the store need not keep the range any more. A file reads as zeros there; a disk as zeros or as before
+};
+
+// Whether an Op of this kind has memory.
+constexpr bool moves_bytes(OpKind kind) {
+  return kind == OpKind::read || kind == OpKind::write;
+}
 
 // How core wants a store reached. Engines without a page cache ignore it.
 enum class Path : std::uint8_t {

@@ -90,8 +90,7 @@ Code code_of(int error) {
 
 int descriptor_of(const Op& op) {
   const FileStore& store = store_of(op);
-  const bool moves_bytes = op.kind == OpKind::read || op.kind == OpKind::write;
-  return moves_bytes && op.path == Path::direct ? store.direct_fd() : store.buffered_fd();
+  return moves_bytes(op.kind) && op.path == Path::direct ? store.direct_fd() : store.buffered_fd();
 }
 
 Done finish(const Op& op, std::int64_t result) {
@@ -99,6 +98,8 @@ Done finish(const Op& op, std::int64_t result) {
   if (result < 0) {
     done.system_error = static_cast<std::int32_t>(-result);
     done.code = code_of(done.system_error);
+    // So the kernel says that a descriptor is for reading only.
+    if (done.system_error == EBADF && !op.store->info().writable) done.code = Code::read_only;
   } else {
     done.bytes = static_cast<std::uint64_t>(result);
   }

@@ -21,6 +21,8 @@ constexpr std::uint32_t most_resets_in_a_row = 3;
 constexpr auto least_ready_time = std::chrono::milliseconds(500);
 constexpr auto shutdown_time = std::chrono::seconds(5);
 constexpr auto register_nap = std::chrono::microseconds(100);
+// Of the longest command, in pages: a limit beyond this is none.
+constexpr std::uint8_t beyond_ours = 20;
 // Blocks of 512 bytes to 64 KiB.
 constexpr std::uint8_t least_block_exponent = 9;
 constexpr std::uint8_t most_block_exponent = 16;
@@ -225,11 +227,12 @@ Status Controller::identify_all() {
   info_.write_zeroes = (self.optional_commands >> 3 & 1) != 0;
   info_.volatile_write_cache = (self.volatile_write_cache & 1) != 0;
   // A limit beyond ours, or none, is no limit.
-  constexpr std::uint8_t beyond_ours = 20;
   info_.max_transfer_bytes = std::bit_floor(std::max(options_.max_transfer_bytes, info_.page_bytes));
   if (self.mdts != 0 && self.mdts < beyond_ours) {
     info_.max_transfer_bytes = std::min(info_.max_transfer_bytes, capabilities_.min_page_bytes() << self.mdts);
   }
+
+  if (auto status = identify_limits(); !status) return status;
 
   namespaces_.clear();
   if (auto status = identify(identify_active_namespaces, 0, "list the namespaces"); !status) return status;
@@ -243,6 +246,24 @@ Status Controller::identify_all() {
     }
     last = id;
     if (auto status = read_namespace(id); !status) return status;
+  }
+  return {};
+}
+
+// Of commands that move no data. Older controllers know no such page, and have no limits.
+Status Controller::identify_limits() {
+  constexpr std::uint32_t version_1_4 = 0x10400;
+  if (info_.version < version_1_4) return {};
+  if (auto status = identify(identify_command_set, 0, "identify the command set"); !status) {
+    return admin_stuck_ ? status : Status();
+  }
+  IdentifyCommandSet limits{};
+  std::memcpy(&limits, admin_memory_.data() + 2 * info_.page_bytes, sizeof limits);
+  if (limits.write_zeroes != 0 && limits.write_zeroes < beyond_ours) {
+    info_.max_zeroes_bytes = capabilities_.min_page_bytes() << limits.write_zeroes;
+  }
+  for (const std::uint64_t blocks : {std::uint64_t{limits.dataset_range_blocks}, limits.dataset_blocks}) {
+    if (blocks != 0) info_.max_deallocate_blocks = std::min(info_.max_deallocate_blocks, blocks);
   }
   return {};
 }

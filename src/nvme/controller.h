@@ -47,7 +47,9 @@ struct ControllerInfo {
   std::uint64_t max_transfer_bytes = 0;  // of one command, by our limit and the controller's: a power of two
   std::uint64_t page_bytes = 0;
   bool write_zeroes = false;
+  std::uint64_t max_zeroes_bytes = UINT64_MAX;  // of one command
   bool deallocate = false;
+  std::uint64_t max_deallocate_blocks = UINT64_MAX;  // of one command
   bool volatile_write_cache = false;
 };
 
@@ -110,6 +112,7 @@ class Controller {
   Status enable();
   Status wait_until_ready(bool ready);
   Status identify_all();
+  Status identify_limits();
   Status read_namespace(std::uint32_t id);
   Status negotiate_queues();
   Result<std::uint32_t> admin(const Command& command, const std::string& what);

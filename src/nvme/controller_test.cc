@@ -103,6 +103,65 @@ TEST(Controller, flushes_zeroes_and_deallocates) {
   EXPECT_EQ(without.run(*queue, without.io(IoKind::deallocate, 0, 512)).code, Code::unsupported);
 }
 
+TEST(Controller, splits_zeroing_and_deallocation_as_the_controller_wants) {
+  Bench bench({.zeroes_exponent = 1, .deallocate_blocks = 3});
+  fill_disk(bench);
+  auto queue = bench.controller().make_queue().value();
+  const std::uint64_t before = bench.soft().counters().commands;
+  EXPECT_EQ(bench.run(*queue, bench.io(IoKind::zero, 512, 20'480)).bytes, 20'480U);
+  EXPECT_EQ(bench.soft().counters().commands - before, 3U) << "8192 bytes at a time";
+  EXPECT_EQ(bench.run(*queue, bench.io(IoKind::deallocate, 1 << 20, 4096)).bytes, 4096U);
+  EXPECT_EQ(bench.soft().counters().commands - before, 6U) << "3 blocks at a time";
+  EXPECT_EQ(bench.disk()[511], pattern(511));
+  EXPECT_EQ(bench.disk()[512], std::byte{0});
+  EXPECT_EQ(bench.disk()[512 + 20'479], std::byte{0});
+  EXPECT_EQ(bench.disk()[512 + 20'480], pattern(512 + 20'480));
+  EXPECT_EQ(bench.disk()[(1 << 20) + 4095], std::byte{0});
+  EXPECT_EQ(bench.disk()[(1 << 20) + 4096], pattern((1 << 20) + 4096));
+}
+
+TEST(Controller, needs_no_limits_to_be_told) {
+  SoftShape shape;
+  shape.alter_identify = [](std::uint32_t cns, std::byte* data) {
+    if (cns == identify_command_set) std::memset(data, 0xff, 16);
+  };
+  Bench bench(shape);
+  ASSERT_EQ(bench.error().message, "");
+  EXPECT_EQ(bench.controller().info().max_zeroes_bytes, UINT64_MAX) << "beyond what a command can have";
+}
+
+TEST(Controller, polls_for_completions_of_queues_without_an_interrupt_of_their_own) {
+  Bench bench({}, {}, quick_options(), {.interrupts = 2});
+  fill_disk(bench);
+  auto first = bench.controller().make_queue().value();
+  auto second = bench.controller().make_queue().value();
+  EXPECT_TRUE(first->interrupt());
+  EXPECT_FALSE(second->interrupt());
+  for (IoQueue* queue : {first.get(), second.get()}) {
+    std::memset(bench.data(), 0, 8192);
+    EXPECT_EQ(bench.run(*queue, bench.io(IoKind::read, 4096, 8192)).code, Code::ok);
+    EXPECT_TRUE(holds_disk(bench, 0, 4096, 8192));
+  }
+}
+
+TEST(Controller, touches_no_byte_beside_memory_that_begins_and_ends_within_pages) {
+  Bench bench;
+  fill_disk(bench);
+  auto queue = bench.controller().make_queue().value();
+  constexpr std::uint64_t margin = 64;
+  for (const std::uint64_t length : {512, 1024, 3584, 4608, 7 * 512, 8192 + 512, (64 << 10) + 1536}) {
+    for (const std::uint64_t at : {64, 512, 2048, 3584, 4096 - 64, 4092, 4096, 4096 + 1536}) {
+      std::memset(bench.data(), 0xee, at + length + margin);
+      ASSERT_EQ(bench.run(*queue, bench.io(IoKind::read, 1536, length, at)).bytes, length);
+      ASSERT_TRUE(holds_disk(bench, at, 1536, length)) << length << " at " << at;
+      for (std::uint64_t i = 1; i <= margin; ++i) {
+        ASSERT_EQ(bench.data()[at - i], std::byte{0xee}) << length << " at " << at;
+        ASSERT_EQ(bench.data()[at + length + i - 1], std::byte{0xee}) << length << " at " << at;
+      }
+    }
+  }
+}
+
 TEST(Controller, refuses_blocks_outside_of_the_namespace_and_its_window) {
   Bench bench;
   auto queue = bench.controller().make_queue().value();
@@ -396,7 +455,8 @@ TEST(Controller, survives_lies_in_every_field_of_identify) {
   // Those that a driver looks at, all around them.
   const Fields fields[] = {{identify_controller, 2, 6},     {identify_controller, 62, 84},
                            {identify_controller, 510, 528}, {identify_namespace, 0, 32},
-                           {identify_namespace, 126, 134},  {identify_active_namespaces, 0, 8}};
+                           {identify_namespace, 126, 134},  {identify_active_namespaces, 0, 8},
+                           {identify_command_set, 0, 17}};
   for (const auto& [cns, begin, end] : fields) {
     for (std::size_t at = begin; at < end; ++at) {
       Bench bench(with_lie(cns, at, 0xff));

@@ -117,13 +117,15 @@ std::uint64_t IoQueue::longest_command(const Op& op) const {
   const std::uint64_t block = op.io.space->info.block_bytes;
   switch (op.io.kind) {
     case IoKind::zero:
-      if (controller_.info_.write_zeroes) return most_blocks * block;
+      if (controller_.info_.write_zeroes) {
+        return std::max(block, std::min(most_blocks * block, controller_.info_.max_zeroes_bytes));
+      }
       [[fallthrough]];
     case IoKind::read:
     case IoKind::write:
       return std::min(max_transfer_bytes_, most_blocks * block);
     case IoKind::deallocate:
-      return most_blocks_of_range * block;
+      return std::min(most_blocks_of_range, controller_.info_.max_deallocate_blocks) * block;
     case IoKind::flush:
       break;
   }

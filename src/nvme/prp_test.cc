@@ -60,6 +60,19 @@ TEST(Prps, name_every_page_of_any_length_and_offset) {
   }
 }
 
+TEST(Prps, name_memory_that_begins_and_ends_within_pages) {
+  for (const std::uint64_t length : {std::uint64_t{512}, std::uint64_t{3584}, page + 512, 2 * page - 512, 9 * page + 4,
+                                     511 * page + 1536, 513 * page - 4}) {
+    for (const std::uint64_t offset : {0, 4, 512, 3584, 4092}) {
+      List list(prp_list_bytes(length, page));
+      const auto addresses = walk(make_prps(0x7000'0000 + offset, length, page, list.memory()), length, list);
+      ASSERT_EQ(addresses.size(), (offset + length + page - 1) / page) << length << " at " << offset;
+      EXPECT_EQ(addresses[0], 0x7000'0000 + offset);
+      for (std::size_t i = 1; i < addresses.size(); ++i) ASSERT_EQ(addresses[i], 0x7000'0000 + i * page);
+    }
+  }
+}
+
 TEST(Prps, fill_their_list_and_no_more) {
   // The most that one page of list holds, and one more.
   EXPECT_EQ(prp_list_bytes(512 * page, page), page);

@@ -27,8 +27,8 @@ std::string version_text(std::uint32_t version) {
   return std::to_string(version >> 16) + "." + std::to_string(version >> 8 & 0xff);
 }
 
-std::vector<NvmeRegister> read_registers(Controller& controller) {
-  const Registers registers = controller.transport().registers();
+std::vector<NvmeRegister> registers_of(Transport& transport) {
+  const Registers registers = transport.registers();
   const Capabilities cap{registers.read64(reg::cap)};
   const std::uint32_t csts = registers.read32(reg::csts);
   const std::uint32_t cc = registers.read32(reg::cc);
@@ -296,12 +296,19 @@ NvmeController describe(Controller& controller) {
                            .write_zeroes = info.write_zeroes,
                            .deallocate = info.deallocate,
                            .volatile_write_cache = info.volatile_write_cache,
-                           .namespaces = {},
-                           .registers = read_registers(controller)};
+                           .namespaces = {}};
   for (const NamespaceInfo& space : controller.namespaces()) {
     described.namespaces.push_back({space.id, space.block_bytes, space.size_bytes(), space.refusal});
   }
   return described;
+}
+
+NvmeRegisters read_registers(Transport& transport, const ControllerOptions& options) {
+  // What is tried may change them, also where it fails.
+  auto found = registers_of(transport);
+  const auto controller = Controller::open(transport, options);
+  if (!controller) return {std::move(found), controller.error()};
+  return {registers_of(transport), std::nullopt};
 }
 
 std::vector<NvmeCheck> run_selftest(Transport& transport, const ControllerOptions& options) {

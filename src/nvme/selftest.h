@@ -13,6 +13,7 @@
 namespace penstock::nvme {
 
 NvmeController describe(Controller& controller);
+NvmeRegisters read_registers(Transport& transport, const ControllerOptions& options = {});
 std::vector<NvmeCheck> run_selftest(Transport& transport, const ControllerOptions& options = {});
 Result<NvmeTrialReport> run_trial(const NvmeTrial& trial);
 

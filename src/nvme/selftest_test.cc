@@ -32,6 +32,28 @@ TEST(Selftest, finds_bad_media_and_a_controller_that_does_not_start) {
   EXPECT_FALSE(run_selftest(dead, options).front().ok);
 }
 
+TEST(ReadRegisters, shows_them_ready_or_as_they_were_found_with_the_reason) {
+  const auto meaning_of = [](const NvmeRegisters& read, const std::string& name) {
+    for (const NvmeRegister& one : read.registers) {
+      if (one.name == name) return one.meaning;
+    }
+    return std::string("missing");
+  };
+  SoftController good(std::make_unique<RamBackend>(1 << 20), {});
+  const NvmeRegisters ready = read_registers(good);
+  EXPECT_FALSE(ready.problem);
+  EXPECT_EQ(meaning_of(ready, "CSTS"), "ready");
+
+  ControllerOptions options;
+  options.ready_time = std::chrono::milliseconds(20);
+  SoftController dead(std::make_unique<RamBackend>(1 << 20), {}, {.never_ready = true});
+  const NvmeRegisters found = read_registers(dead, options);
+  ASSERT_TRUE(found.problem);
+  EXPECT_EQ(found.problem->code, Code::timed_out) << found.problem->message;
+  EXPECT_EQ(meaning_of(found, "CSTS"), "not ready");
+  EXPECT_NE(meaning_of(found, "CAP").find("queues of 1024 entries"), std::string::npos);
+}
+
 TEST(Trial, loses_and_duplicates_nothing) {
   for (const std::uint32_t block : {512U, 4096U}) {
     const auto report = run_trial({.seed = block, .operations = 5'000, .block_bytes = block}).value();

@@ -83,6 +83,10 @@ StatusField SoftDevice::identify(const Command& command, Flight& flight) {
   } else if (cns == identify_active_namespaces) {
     const std::uint32_t only = 1;
     if (command.nsid == 0) std::memcpy(data, &only, sizeof only);
+  } else if (cns == identify_command_set) {
+    auto& limits = *reinterpret_cast<IdentifyCommandSet*>(data);
+    limits.write_zeroes = shape_.zeroes_exponent;
+    limits.dataset_range_blocks = shape_.deallocate_blocks;
   } else {
     return status::invalid_field;
   }

@@ -37,6 +37,8 @@ struct SoftShape {
   std::uint16_t io_queues = 64;
   bool write_zeroes = true;
   bool deallocate = true;
+  std::uint8_t zeroes_exponent = 0;     // WZSL: of pages that one command zeroes; 0: no limit
+  std::uint32_t deallocate_blocks = 0;  // DMRSL: of one range; 0: no limit
   bool interrupts = true;
   std::chrono::milliseconds stop_time{2000};  // for its backend to end what it has, when the controller is isolated
   // Lies: changes what identify tells, by its CNS.

@@ -59,6 +59,10 @@ StatusField SoftDevice::start_transfer(const Command& command, Flight& flight) {
   const std::uint64_t length = block_count(command) * shape_.block_bytes;
   if (static_cast<IoOpcode>(command.opcode) == IoOpcode::write_zeroes) {
     if (!shape_.write_zeroes) return status::invalid_opcode;
+    if (shape_.zeroes_exponent != 0 && length > page_bytes_ << shape_.zeroes_exponent) {
+      breaches_.add("more zeroes than WZSL allows");
+      return status::invalid_field;
+    }
     start_part(flight, {.kind = BlockKind::zero, .offset = offset, .length = length});
     return status::success;
   }
@@ -95,6 +99,10 @@ StatusField SoftDevice::start_deallocate(const Command& command, Flight& flight)
   const std::uint64_t size = backend_->size_bytes() / shape_.block_bytes;
   for (const DatasetRange& range : ranges) {
     if (range.first >= size || range.blocks > size - range.first) return status::lba_out_of_range;
+    if (shape_.deallocate_blocks != 0 && range.blocks > shape_.deallocate_blocks) {
+      breaches_.add("a range to deallocate that is longer than DMRSL allows");
+      return status::invalid_field;
+    }
   }
   for (const DatasetRange& range : ranges) {
     if ((command.dw11 & dataset_deallocate) == 0 || range.blocks == 0) continue;

@@ -115,6 +115,7 @@ struct WayFaults {
   bool can_isolate = true;
   std::size_t register_bytes = SIZE_MAX;   // that are mapped, at most
   std::size_t longest_mapping = SIZE_MAX;  // longer ones are refused
+  std::uint32_t interrupts = UINT32_MAX;   // that can be had, at most
 };
 class Way : public Transport {
  public:
@@ -134,7 +135,7 @@ class Way : public Transport {
     --mapped_;
     soft_.unmap(address, size_bytes);
   }
-  std::uint32_t interrupts() const override { return soft_.interrupts(); }
+  std::uint32_t interrupts() const override { return std::min(soft_.interrupts(), faults_.interrupts); }
   Result<int> interrupt(std::uint32_t vector) override { return soft_.interrupt(vector); }
   Status isolate() override {
     if (faults_.can_isolate) return soft_.isolate();

@@ -95,6 +95,7 @@ enum class IoOpcode : std::uint8_t { flush = 0x00, write = 0x01, read = 0x02, wr
 inline constexpr std::uint32_t identify_namespace = 0;
 inline constexpr std::uint32_t identify_controller = 1;
 inline constexpr std::uint32_t identify_active_namespaces = 2;
+inline constexpr std::uint32_t identify_command_set = 6;
 inline constexpr std::uint32_t identify_bytes = 4096;
 inline constexpr std::uint32_t feature_number_of_queues = 7;
 inline constexpr std::uint32_t dataset_deallocate = 1U << 2;
@@ -217,6 +218,20 @@ static_assert(offsetof(IdentifyController, completion_entry_sizes) == 513);
 static_assert(offsetof(IdentifyController, namespace_count) == 516);
 static_assert(offsetof(IdentifyController, optional_commands) == 520);
 static_assert(offsetof(IdentifyController, volatile_write_cache) == 525);
+
+// Identify Controller of the NVM Command Set, §4.1.5: CNS 06h, CSI 00h. 0 is no limit everywhere.
+struct IdentifyCommandSet {
+  std::uint8_t verify;
+  std::uint8_t write_zeroes;  // WZSL: the longest command is 2^n pages of CAP.MPSMIN
+  std::uint8_t write_uncorrectable;
+  std::uint8_t dataset_ranges;
+  std::uint32_t dataset_range_blocks;  // DMRSL: of one range
+  std::uint64_t dataset_blocks;        // DMSL: of all ranges of a command
+  std::uint8_t unused[4096 - 16];
+};
+static_assert(sizeof(IdentifyCommandSet) == identify_bytes && offsetof(IdentifyCommandSet, write_zeroes) == 1);
+static_assert(offsetof(IdentifyCommandSet, dataset_range_blocks) == 4);
+static_assert(offsetof(IdentifyCommandSet, dataset_blocks) == 8);
 
 struct LbaFormat {
   std::uint16_t metadata_bytes;

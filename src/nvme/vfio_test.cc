@@ -1,10 +1,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <vector>
 
 #include "nvme/sysfs_test_support.h"
 #include "nvme/vfio_answer.h"
 #include "nvme/vfio_group.h"
+#include "nvme/vfio_transport.h"
 
 namespace penstock::nvme {
 namespace {
@@ -38,6 +40,23 @@ TEST_F(Capabilities, outside_of_the_answer_or_in_a_circle_are_none) {
   EXPECT_TRUE(read_at(answer_, 56, value));
   EXPECT_FALSE(read_at(answer_, 57, value));
   EXPECT_FALSE(read_at(answer_, SIZE_MAX, value));
+}
+
+TEST(Interrupts, are_as_many_as_the_kernel_has) {
+  std::vector<std::size_t> asked;
+  const auto take_from = [&](int there_are) {
+    asked.clear();
+    return take_as_many(65, [&asked, there_are](std::size_t count) {
+      asked.push_back(count);
+      if (there_are <= 0) return there_are;
+      return count <= static_cast<std::size_t>(there_are) ? 0 : there_are;
+    });
+  };
+  EXPECT_EQ(take_from(100), 65U);
+  EXPECT_EQ(take_from(17), 17U);
+  EXPECT_EQ(asked, (std::vector<std::size_t>{65, 17}));
+  EXPECT_EQ(take_from(-1), 0U) << "refused";
+  EXPECT_EQ(take_as_many(65, [](std::size_t count) { return static_cast<int>(count); }), 0U) << "it makes no sense";
 }
 
 class Group : public FakeSysfs {};

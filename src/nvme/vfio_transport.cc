@@ -47,6 +47,15 @@ std::uint64_t mappable_bytes(const RegionInfo& region) {
 
 }  // namespace
 
+std::size_t take_as_many(std::size_t wanted, const std::function<int(std::size_t count)>& take) {
+  int outcome = take(wanted);
+  while (outcome > 0 && static_cast<std::size_t>(outcome) < wanted) {
+    wanted = static_cast<std::size_t>(outcome);
+    outcome = take(wanted);
+  }
+  return outcome == 0 ? wanted : 0;
+}
+
 Result<std::unique_ptr<Transport>> VfioTransport::open(const std::string& address) {
   auto place = find_for_vfio(address);
   if (!place) return std::move(place).error();
@@ -133,17 +142,10 @@ void VfioTransport::take_interrupts() {
     if (!event) return log(LogLevel::warning, system_error(errno, "make an eventfd for " + name_).message);
     numbers.push_back(event.get());
   }
-  // Where the kernel can't have as many it says how many it can.
-  int outcome = set_interrupts(numbers);
-  if (outcome > 0 && static_cast<std::size_t>(outcome) < numbers.size()) {
-    numbers.resize(static_cast<std::size_t>(outcome));
-    events.resize(numbers.size());
-    outcome = set_interrupts(numbers);
-  }
-  if (outcome == 0) {
-    interrupts_ = std::move(events);
-    return;
-  }
+  events.resize(
+      take_as_many(events.size(), [&](std::size_t count) { return set_interrupts(std::span(numbers).first(count)); }));
+  interrupts_ = std::move(events);
+  if (!interrupts_.empty()) return;
   log(LogLevel::warning, "take the interrupts of " + name_ + ": refused; completions are polled for");
 }
 

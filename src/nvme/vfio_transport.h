@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,10 @@
 #include "nvme/vfio_group.h"
 
 namespace penstock::nvme {
+
+// As many interrupts as are wanted, or as there are; 0: none. `take` is told how many to take, and returns as
+// VFIO_DEVICE_SET_IRQS does: 0 if that went well, or how many there are.
+std::size_t take_as_many(std::size_t wanted, const std::function<int(std::size_t count)>& take);
 
 class VfioTransport : public Transport {
  public:

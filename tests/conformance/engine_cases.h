@@ -19,9 +19,11 @@
 namespace penstock::test {
 
 // How tests make the stores of an engine and look at them, past the engine. Each store has a path of its own in a
-// temporary folder, and as it stands here it is the file there. An engine with a scheme says how it names what stands
-// at a path; one whose stores are not files also says how they are written and read.
+// temporary folder, and as it stands here it is the file there. An engine whose stores are not files says how they are
+// named, written and read. Stores of a fixed size may be larger than a test asks for; the bytes beyond are not looked
+// at.
 struct Stores {
+  std::string scheme = {};  // with its colon, as it stands before a name; none: paths
   std::function<std::string(const std::string& path)> name_of = [](const std::string& path) { return path; };
   std::function<void(const std::string& path, std::span<const std::byte> bytes)> write = write_file;
   // False where there can't be a store of this size.
@@ -31,6 +33,7 @@ struct Stores {
   };
   // Whether they grow, shrink, are replaced and sit in the page cache as files do. The tests of that leave others out.
   bool are_files = true;
+  OpenOptions to_write = {.access = Access::write};
 };
 
 struct EngineCase {
@@ -39,18 +42,23 @@ struct EngineCase {
   Stores stores = {};
 };
 
+// Namespaces of a controller on the PCI bus, if PENSTOCK_CONFORMANCE_NVME names one (nvme_cases.cc); or nothing.
+std::vector<EngineCase> nvme_cases();
+
 inline std::vector<EngineCase> engine_cases() {
-  const Stores by_uri{.name_of = [](const std::string& path) { return "file:" + path; }};
-  const Stores soft_nvme{.name_of = [](const std::string& path) { return "soft-nvme:" + path; }, .are_files = false};
-  return {
+  std::vector<EngineCase> cases{
       {"posix", [] { return posix::make_engine(); }},
       {"uring", [] { return uring::make_engine(); }},
       // Without faults a wrapped engine must behave as the engine itself, by whatever name its stores are opened.
-      {"fault_over_posix", [] { return fault::make_engine(posix::make_engine(), {}); }, by_uri},
+      {"fault_over_posix", [] { return fault::make_engine(posix::make_engine(), {}); }, {.scheme = "file:"}},
       {"fault_over_uring", [] { return fault::make_engine(uring::make_engine(), {}); }},
       // A namespace behind a controller in software, which keeps its blocks in the file.
-      {"soft_nvme", [] { return nvme::make_soft_engine(posix::make_engine()); }, soft_nvme},
+      {"soft_nvme",
+       [] { return nvme::make_soft_engine(posix::make_engine()); },
+       {.scheme = "soft-nvme:", .are_files = false}},
   };
+  for (EngineCase& one : nvme_cases()) cases.push_back(std::move(one));
+  return cases;
 }
 
 inline std::vector<EngineCase> file_engine_cases() {

@@ -30,13 +30,17 @@ class EveryEngine : public testing::TestWithParam<EngineCase> {
   // A store of `size` bytes of content `seed`; the name that opens it.
   std::string make_store(const std::string& name, std::size_t size, std::uint64_t seed = 1) const {
     stores_.write(folder_.path(name), content(seed, 0, size));
-    return stores_.name_of(folder_.path(name));
+    return stores_.scheme + engine_name(name);
   }
   // A store of zeros; the name that opens it, or nothing if there can't be one of this size here.
   std::optional<std::string> make_zeros(const std::string& name, std::uint64_t size) const {
     if (!stores_.write_zeros(folder_.path(name), size)) return std::nullopt;
-    return stores_.name_of(folder_.path(name));
+    return stores_.scheme + engine_name(name);
   }
+  // What the engine knows a store by.
+  std::string engine_name(const std::string& name) const { return stores_.name_of(folder_.path(name)); }
+  const OpenOptions& to_write() const { return stores_.to_write; }
+  bool are_files() const { return stores_.are_files; }
   std::vector<std::byte> bytes_in(const std::string& name) const { return stores_.read(folder_.path(name)); }
 
   // In or out of the page cache; a store that is no file has none.

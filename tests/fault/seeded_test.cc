@@ -15,6 +15,7 @@
 
 #include "api/context_builder.h"
 #include "engines/fault/engine.h"
+#include "engines/nvme/engine.h"
 #include "engines/posix/engine.h"
 #include "engines/uring/engine.h"
 #include "support/support.h"
@@ -269,6 +270,57 @@ TEST(Seeded, requests_survive_faults_over_uring) {
     SCOPED_TRACE("PENSTOCK_SEED=" + std::to_string(seed));
     SeededRun(seed, plan_of(seed), uring::make_engine()).go(from_environment("PENSTOCK_OPERATIONS", 30'000));
   }
+}
+
+// On a file, where any byte can be zeroed, and on blocks, whose parts are read and written.
+TEST(Seeded, zeroing_and_deallocation_survive_faults) {
+  const auto over_blocks = [] { return nvme::make_soft_engine(posix::make_engine()); };
+  for (const bool blocks : {false, true}) {
+    fault::FaultPlan plan = plan_of(1);
+    plan.short_transfer = 300;
+    const TemporaryFolder folder;
+    auto model = content(1, 0, 4 << 20);
+    write_file(folder.path("file"), model);
+    engine::Table table;
+    table.push_back(fault::make_engine(blocks ? over_blocks() : posix::make_engine(), plan));
+    Options options;
+    options.lanes = 2;
+    Context context = ContextBuilder::build(std::move(table), options).value();
+    const std::string name = (blocks ? "soft-nvme:" : "file:") + folder.path("file");
+    Store store = context.open(name, {.access = Access::write}).value();
+    std::mt19937_64 random(1);
+    for (int i = 0; i < 60; ++i) {
+      const std::size_t length = 1 + random() % (200 << 10);
+      const std::uint64_t offset = random() % (model.size() - length);
+      const Report zeroed = context.zero(store, offset, length);
+      ASSERT_TRUE(zeroed.ok()) << zeroed.error->message;
+      std::fill_n(model.begin() + static_cast<std::ptrdiff_t>(offset), length, std::byte{0});
+      // Of zeros alone, which is what is left behind, whatever the engine admits of it.
+      const Report freed = context.deallocate(store, offset, length);
+      ASSERT_TRUE(freed.ok() || freed.error->code == Code::unsupported) << freed.error->message;
+      ASSERT_TRUE(same_bytes(read_file(folder.path("file")), model)) << i << ": " << length << " at " << offset;
+      std::vector<std::byte> more = content(static_cast<std::uint64_t>(i), 0, 5000);
+      ASSERT_TRUE(context.write(store, offset / 2, Region::host(more.data(), more.size())).ok());
+      std::copy(more.begin(), more.end(), model.begin() + static_cast<std::ptrdiff_t>(offset / 2));
+    }
+    EXPECT_TRUE(same_bytes(read_file(folder.path("file")), model));
+  }
+}
+
+TEST(Seeded, zeroing_that_fails_says_what_did) {
+  const TemporaryFolder folder;
+  write_file(folder.path("file"), content(1, 0, 1 << 20));
+  engine::Table table;
+  table.push_back(fault::make_engine(posix::make_engine(), {.io_error = 1000}));
+  Context context = ContextBuilder::build(std::move(table), {}).value();
+  Store store = context.open(folder.path("file"), {.access = Access::write}).value();
+  const Report report = context.zero(store, 4096, 4096);
+  ASSERT_EQ(report.outcome, Outcome::failed);
+  EXPECT_EQ(report.error->code, Code::io_error);
+  EXPECT_NE(report.error->message.find("zeroing of 4096 bytes at offset 4096"), std::string::npos)
+      << report.error->message;
+  ASSERT_EQ(report.failures.size(), 1U);
+  EXPECT_EQ(report.bytes, 0U);
 }
 
 }  // namespace

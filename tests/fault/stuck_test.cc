@@ -94,6 +94,19 @@ TEST_P(Stuck, a_request_past_its_deadline_is_abandoned_and_its_memory_quarantine
   EXPECT_TRUE(eventually([&] { return peek(address) != mark; })) << "and are given back after";
 }
 
+TEST_P(Stuck, zeroing_past_its_deadline_is_abandoned_and_has_no_memory_to_keep) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file"), {.access = Access::write}).value();
+  const Report report = context.zero(store, 4096, 8192, {.deadline_seconds = 0.05});
+  EXPECT_EQ(report.outcome, Outcome::abandoned);
+  EXPECT_EQ(context.statistics().quarantined_bytes, 0U);
+  EXPECT_TRUE(holds_content(read_file(folder_.path("file")), 1, 0));
+  control_->release_stuck();
+  const auto late = read_file(folder_.path("file"));
+  EXPECT_EQ(late[4096], std::byte{0}) << "the late device did it after all";
+  EXPECT_TRUE(holds_content(std::span(late).subspan(12'288), 1, 12'288));
+}
+
 TEST_P(Stuck, cancelling_returns_in_time_with_the_truth) {
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();

@@ -1,15 +1,17 @@
 """Our NVMe driver against QEMU's controllers, in a guest, through VFIO and an emulated IOMMU.
 
-    nvme_guest.py TOOL EXERCISE FOLDER [ARCHITECTURE]
+    nvme_guest.py TOOL EXERCISE CONFORMANCE FOLDER [ARCHITECTURE]
 
 Boots a Debian kernel under plain emulation with an initramfs made on the spot. FOLDER keeps the kernel, which is
 downloaded once, and the last log. ARCHITECTURE is aarch64 or x86_64, this machine's if not told. Exits 0 when all is
 well, 1 with what was not, 77 when it can't run here.
 
-Four controllers: SMALL has blocks of 512 bytes and a block that can't be read; LARGE has blocks of 4096 bytes, shorter
+Five controllers: SMALL has blocks of 512 bytes and a block that can't be read; LARGE has blocks of 4096 bytes, shorter
 transfers, and belongs to a subsystem, so that the kernel knows it by several paths; SLOW takes half a second for each
-write, and shares its IOMMU group with TWIN, which has no disk. After the guest has gone, the images are compared with
-what it said that it had written; and QEMU's own traces of protocol errors must be empty.
+write, and shares its IOMMU group with TWIN, which has no disk; BOTH has one interrupt for all its I/O queues, and
+namespaces of both block sizes, whose images are also virtio disks, so that the conformance suite reaches their bytes
+past our driver. After the guest has gone, the images are compared with what it said that it had written; and QEMU's own
+traces of protocol errors must be empty.
 """
 
 import hashlib
@@ -31,7 +33,7 @@ MODEL_BYTES = 8 * MIB
 BAD_BLOCK = 24 * MIB // 2 // 512  # beyond the model, before what is hammered
 TIME_LIMIT = 240
 
-MODULES = ["vfio-pci", "vfio_iommu_type1", "nvme"]
+MODULES = ["vfio-pci", "vfio_iommu_type1", "nvme", "virtio_pci", "virtio_blk"]
 MACHINES = {
     "aarch64": {
         "debian": "arm64",
@@ -173,6 +175,12 @@ def qemu_command(machine, packages, initramfs, folder, traces):
     bad = {"event": "none", "iotype": "read", "errno": 5, "sector": BAD_BLOCK}
     faulty = ",".join([f"driver=blkdebug,node-name=small,image.driver=file,image.filename={folder}/small.img",
                        *(f"inject-error.0.{key}={value}" for key, value in bad.items())])
+    both = []
+    for number, block_bytes in [(1, 512), (2, 4096)]:
+        sizes = f"logical_block_size={block_bytes},physical_block_size={block_bytes},share-rw=on"
+        both += ["-blockdev", f"driver=file,node-name=both{number},filename={folder}/both{number}.img,discard=unmap",
+                 "-device", f"nvme-ns,drive=both{number},bus=both,nsid={number},{sizes}",
+                 "-device", f"virtio-blk-pci,drive=both{number},serial=BOTH{number},{sizes}"]
     return [*machine["qemu"], "-accel", "tcg,thread=multi", "-smp", "2", "-m", "384", "-nic", "none", "-nographic",
             "-no-reboot", "-kernel", str(next((packages / "boot").glob("vmlinuz-*"))), "-initrd", str(initramfs),
             "-append", machine["kernel"] + " quiet panic=-1",
@@ -188,7 +196,8 @@ def qemu_command(machine, packages, initramfs, folder, traces):
             "-device", "nvme,serial=SMALL,mdts=5,drive=small",
             "-device", "nvme-subsys,id=subsystem",
             "-device", "nvme,serial=LARGE,mdts=3,subsys=subsystem,id=controller",
-            "-device", "nvme-ns,drive=large,bus=controller,logical_block_size=4096,physical_block_size=4096"]
+            "-device", "nvme-ns,drive=large,bus=controller,logical_block_size=4096,physical_block_size=4096",
+            "-device", "nvme,serial=BOTH,id=both,msix_qsize=2", *both]
 
 
 def boot(command, log):
@@ -240,7 +249,7 @@ def judge(lines, found, folder):
     return wrong
 
 
-def run(tool, exercise, folder, architecture):
+def run(programs, folder, architecture):
     machine = MACHINES.get(architecture)
     if machine is None:
         raise Skipped(f"there is no guest for {architecture}")
@@ -249,8 +258,8 @@ def run(tool, exercise, folder, architecture):
     packages = fetch_packages(folder, machine["debian"])
     with tempfile.TemporaryDirectory(dir=folder) as name:
         scratch = pathlib.Path(name)
-        initramfs = make_initramfs(scratch / "root", packages, [tool, exercise], architecture)
-        for image in ["small.img", "large.img", "slow.img"]:
+        initramfs = make_initramfs(scratch / "root", packages, programs, architecture)
+        for image in ["small.img", "large.img", "slow.img", "both1.img", "both2.img"]:
             with (scratch / image).open("wb") as stream:
                 stream.truncate(DISK_BYTES)
         traces = scratch / "traces"
@@ -270,10 +279,10 @@ def run(tool, exercise, folder, architecture):
 
 
 def main():
-    tool, exercise, folder = (pathlib.Path(argument).resolve() for argument in sys.argv[1:4])
+    *programs, folder = (pathlib.Path(argument).resolve() for argument in sys.argv[1:5])
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return run(tool, exercise, folder, sys.argv[4] if len(sys.argv) > 4 else platform.machine())
+        return run(programs, folder, sys.argv[5] if len(sys.argv) > 5 else platform.machine())
     except Skipped as reason:
         print(f"skipped: {reason}")
         return 77

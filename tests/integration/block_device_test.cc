@@ -122,6 +122,30 @@ TEST_P(BlockDevice, is_written_at_every_alignment_and_nowhere_else) {
   EXPECT_EQ(read_file(image_), expected);
 }
 
+TEST_P(BlockDevice, is_zeroed_at_every_alignment_and_deallocated_by_the_block) {
+  const Store store = context_->open(device_->path(), for_writing).value();
+  auto expected = content(1, 0, size_bytes);
+  const auto check = [&](std::uint64_t offset, std::size_t length, const std::vector<std::byte>& now) {
+    std::fill_n(expected.begin() + static_cast<std::ptrdiff_t>(offset), length, std::byte{0});
+    ASSERT_TRUE(same_bytes(now, expected)) << offset << " + " << length;
+  };
+  for (const std::uint64_t offset : {1, 4096, 300'000, 1'048'577}) {
+    for (const std::size_t length : {1, 512, 4097, 100'000}) {
+      const Report report = context_->zero(store, offset, length, {.durable = true});
+      ASSERT_TRUE(report.ok()) << report.error->message;
+      ASSERT_EQ(report.bytes, length);
+      ASSERT_NO_FATAL_FAILURE(check(offset, length, read_file(image_)));
+    }
+  }
+  // From within a block on: the first that is whole is the one after it.
+  const Report report = context_->deallocate(store, (2 << 20) + 1, 1 << 20, {.durable = true});
+  ASSERT_TRUE(report.ok() || report.error->code == Code::unsupported) << report.error->message;
+  if (!report.ok()) GTEST_SKIP() << "the device can't deallocate: " << report.error->message;
+  const std::uint64_t begin = (2 << 20) + 4096;
+  EXPECT_EQ(report.bytes, (1 << 20) - 4096U);
+  ASSERT_NO_FATAL_FAILURE(check(begin, report.bytes, read_file(image_))) << "a loop device punches a hole";
+}
+
 TEST_P(BlockDevice, is_written_up_to_an_end_that_is_no_whole_block_of_ours) {
   if (GetParam().sector_bytes != 512) GTEST_SKIP() << "such a device can't have an end like that";
   const std::size_t odd_size = (1 << 20) + 3 * 512;

@@ -23,10 +23,6 @@ const Store& store_of(const Op& op) {
   return *static_cast<const Store*>(op.store);
 }
 
-bool moves_bytes(const Op& op) {
-  return op.kind == OpKind::read || op.kind == OpKind::write;
-}
-
 bool addressable(const Op& op) {
   constexpr auto max = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max());
   return op.offset <= max && op.length <= max - op.offset;
@@ -41,7 +37,7 @@ class Worker : public files::Worker {
   explicit Worker(Lending lending) : lending_(lending), batch_(lending.library, lending.batches) {}
 
   Done run(const Op& op) override {
-    if (!moves_bytes(op)) return files::transfer(op);
+    if (!moves_bytes(op.kind)) return files::transfer(op);
     if (op.path != engine::Path::device) return refuse(op, Code::unsupported, EOPNOTSUPP);
     if (!addressable(op)) return refuse(op, Code::invalid_argument, EINVAL);
     const auto place = lending_.buffers.find(op);
@@ -55,7 +51,7 @@ class Worker : public files::Worker {
   // Only where bytes go straight: batches in cuFile's compatibility mode are the ones that stall.
   bool joins_group(const Op& op) const override {
     if (!lending_.batches.on.load(std::memory_order_relaxed)) return false;
-    if (!moves_bytes(op) || op.path != engine::Path::device || !addressable(op)) return false;
+    if (!moves_bytes(op.kind) || op.path != engine::Path::device || !addressable(op)) return false;
     const Route route = store_of(op).expected_route();
     return op.length <= max_batched_bytes && (route == Route::gds || route == Route::p2pdma);
   }

@@ -76,8 +76,7 @@ void Queue::inject(engine::Op op) {
 
 // Either fewer bytes are moved, or more are moved than are admitted, or both.
 void Queue::shorten(engine::Op& op, Pending& pending) {
-  const bool transfer = op.kind == engine::OpKind::read || op.kind == engine::OpKind::write;
-  if (!transfer || op.length < 2) return;
+  if (op.length < 2) return;  // flush too
   const std::uint64_t unit = op.path == engine::Path::direct ? direct_bytes : 1;
   const bool moves_less = random(0, 1) == 0 && op.length > unit;
   if (moves_less) op.length = random(1, (op.length - 1) / unit) * unit;

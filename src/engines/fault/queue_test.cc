@@ -129,6 +129,20 @@ TEST_F(Faults, keep_direct_transfers_aligned) {
   }
 }
 
+TEST_F(Faults, shorten_what_has_no_memory_too) {
+  make({.short_transfer = 1000}, {.access = Access::write});
+  const auto lane = queue();
+  for (const OpKind kind : {OpKind::zero, OpKind::deallocate}) {
+    const Op op{.kind = kind, .store = store_.get(), .offset = 4096, .length = 4 * length};
+    ASSERT_EQ(lane->submit({&op, 1}), 1U);
+    std::array<Done, 1> done{};
+    ASSERT_EQ(lane->poll(done, Clock::now() + 10s), 1U);
+    EXPECT_EQ(done[0].code, Code::ok) << done[0].system_error;
+    EXPECT_GT(done[0].bytes, 0U);
+    EXPECT_LT(done[0].bytes, 4 * length);
+  }
+}
+
 TEST_F(Faults, reorder_completions) {
   make({.reorder = true});
   run(*queue());

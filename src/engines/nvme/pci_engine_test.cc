@@ -2,7 +2,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <functional>
+#include <future>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "engines/nvme/engine.h"
@@ -17,8 +23,9 @@ constexpr std::uint64_t disk_blocks = 1024;  // of 512 bytes
 class Stingy : public SoftController {
  public:
   Stingy(std::unique_ptr<BlockBackend> backend, const SoftShape& shape, const SoftFaults& faults,
-         std::size_t limit_bytes)
-      : SoftController(std::move(backend), shape, faults), left_bytes_(limit_bytes) {}
+         std::size_t limit_bytes, std::function<void()> on_close)
+      : SoftController(std::move(backend), shape, faults), left_bytes_(limit_bytes), on_close_(std::move(on_close)) {}
+  ~Stingy() override { on_close_(); }
   Result<std::uint64_t> map(std::byte* data, std::size_t size_bytes) override {
     if (size_bytes > left_bytes_) return Error{Code::out_of_memory, ENOMEM, "too much to lock", "ulimit -l"};
     left_bytes_ -= size_bytes;
@@ -27,6 +34,7 @@ class Stingy : public SoftController {
 
  private:
   std::size_t left_bytes_;
+  const std::function<void()> on_close_;
 };
 
 // The engine for disks on the bus, with a controller in software at every address.
@@ -39,12 +47,18 @@ class PciEngine : public testing::Test {
     settings.connect = connect_pci;
     settings.reach = [this](const std::string& controller) -> Result<std::unique_ptr<Transport>> {
       reached_.push_back(controller);
-      if (busy_) return Error{Code::in_use, 0, "busy", ""};
+      ++attempts_;
+      std::atomic<bool>& driven = driven_[controller == "0000:01:00.0" ? 0 : 1];
+      if (busy_ || driven) return Error{Code::in_use, 0, "busy", ""};
+      driven = true;
       SoftShape shape;
       shape.name = controller;
       shape.serial = "SERIAL";
-      return std::unique_ptr<Transport>(
-          std::make_unique<Stingy>(std::make_unique<RamBackend>(disk_blocks * 512), shape, faults_, lockable_bytes_));
+      return std::unique_ptr<Transport>(std::make_unique<Stingy>(std::make_unique<RamBackend>(disk_blocks * 512), shape,
+                                                                 faults_, lockable_bytes_, [this, &driven] {
+                                                                   if (on_close_) on_close_();
+                                                                   driven = false;
+                                                                 }));
     };
     engine_ = make_engine(std::move(settings));
   }
@@ -69,6 +83,9 @@ class PciEngine : public testing::Test {
   }
 
   std::vector<std::string> reached_;
+  std::atomic<int> attempts_{0};               // to reach one
+  std::array<std::atomic<bool>, 2> driven_{};  // of the two controllers, each of which can have one driver
+  std::function<void()> on_close_;
   bool busy_ = false;
   std::size_t lockable_bytes_ = SIZE_MAX;
   SoftFaults faults_;
@@ -93,6 +110,26 @@ TEST_F(PciEngine, opens_a_controller_again_once_the_last_store_has_gone) {
   EXPECT_EQ(reached_.size(), 2U);
   busy_ = true;
   EXPECT_EQ(code_of_opening("0000:01:00.0"), Code::in_use);
+}
+
+TEST_F(PciEngine, waits_for_one_that_another_thread_is_closing) {
+  std::promise<void> closing;
+  // Whoever did not wait for it would come meanwhile.
+  bool begun = false;
+  on_close_ = [&] {
+    if (std::exchange(begun, true)) return;
+    closing.set_value();
+    for (int i = 0; i < 50 && attempts_ < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  Code code = Code::ok;
+  std::thread another([&] {
+    closing.get_future().wait();
+    code = code_of_opening("0000:01:00.0");
+  });
+  { ASSERT_TRUE(engine_->open("0000:01:00.0", {}).ok()); }
+  another.join();
+  EXPECT_EQ(code, Code::ok) << "the controller had two drivers";
+  EXPECT_EQ(attempts_, 2);
 }
 
 TEST_F(PciEngine, does_not_share_a_controller_that_was_given_up) {

@@ -43,10 +43,6 @@ IoKind kind_of(OpKind kind) {
   return IoKind::deallocate;
 }
 
-bool moves_bytes(const Op& op) {
-  return op.kind == OpKind::read || op.kind == OpKind::write;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<engine::Queue>> Queue::create(const engine::QueueOptions& options) {
@@ -121,7 +117,7 @@ void Queue::take(const Op& op, std::size_t link) {
                      .io = {kind_of(op.kind), &store.space(), op.offset, length, 0, index},
                      .bounce = no_bounce,
                      .busy = true,
-                     .placed = !moves_bytes(op)};
+                     .placed = !moves_bytes(op.kind)};
   links_[link].waiting.push_back(index);
   ++links_[link].in_flight;
 }

@@ -36,10 +36,6 @@ Store& store_of(const Op& op) {
   return *static_cast<Store*>(op.store);
 }
 
-bool moves_bytes(const Op& op) {
-  return op.kind == OpKind::read || op.kind == OpKind::write;
-}
-
 // io_uring knows no discard of block devices.
 bool runs_without_kernel_queue(const Op& op) {
   return op.kind == OpKind::deallocate && op.store->info().kind == StoreKind::block_device;
@@ -149,7 +145,7 @@ std::uint64_t Queue::user_data(std::uint32_t index) const {
 
 void Queue::fill(io_uring_sqe& entry, const Op& op) {
   const bool fixed = ensure_file(op);
-  const bool direct = moves_bytes(op) && op.path == engine::Path::direct;
+  const bool direct = moves_bytes(op.kind) && op.path == engine::Path::direct;
   const int file =
       fixed ? static_cast<int>(2 * store_of(op).slot().index + (direct ? 1 : 0)) : files::descriptor_of(op);
   switch (op.kind) {
