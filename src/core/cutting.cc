@@ -230,7 +230,7 @@ Lane::CutResult Lane::cut_flush(Part& part, TimePoint now) {
 bool Lane::next_unit(Part& part) {
   Request& request = *part.hold;
   if (part.claimed == part.claimed_end) {
-    const auto claim = request.claim_units();
+    const auto claim = request.claim_units(window_.piece_bytes());
     if (claim.begin == claim.end) return false;
     part.claimed = claim.begin;
     part.claimed_end = claim.end;

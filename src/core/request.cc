@@ -18,9 +18,9 @@ namespace penstock::core {
 namespace {
 
 constexpr std::uint64_t unit_bytes_least = 1 << 20;
-constexpr std::uint64_t units_most = 1 << 16;  // of one long range
+constexpr std::uint64_t units_most = 1 << 19;  // of one long range
 constexpr std::uint32_t unit_ranges_most = 512;
-constexpr std::uint32_t units_claimed_most = 4;
+constexpr std::uint64_t claimed_bytes_most = 4 << 20;
 // Lanes that write from GPU memory past the page cache, each a piece at a time. More only wait for each other at the
 // disk: 4 threads with pieces of 1 MiB wrote 2.65 GB/s to a virtual disk, 8 wrote 2.5, 16 wrote 2.3.
 constexpr std::uint32_t staged_writers_most = 8;
@@ -286,17 +286,23 @@ Status Request::note_identities() {
 }
 
 void Request::make_units(std::uint32_t lanes) {
-  // As long as one operation, so that lanes together read a disk in order; more only where there would be very many.
-  const std::uint64_t unit_bytes =
-      std::max({unit_bytes_least, environment_->options.storage_chunk_bytes, std::bit_ceil(total_bytes / units_most),
-                engine::moves_bytes(kind) ? 0 : memoryless_bytes_most});
+  unit_bytes_ = std::max(operation_bytes(), std::bit_ceil(total_bytes / units_most));
   std::size_t count = 0;
-  for_each_unit(spans, unit_bytes, [&](const Unit&) { ++count; });
+  for_each_unit(spans, unit_bytes_, [&](const Unit&) { ++count; });
   units.resize(count);
   std::size_t next = 0;
-  for_each_unit(spans, unit_bytes, [&](const Unit& unit) { units[next++] = unit; });
+  for_each_unit(spans, unit_bytes_, [&](const Unit& unit) { units[next++] = unit; });
   parts.resize(std::clamp<std::size_t>(count, 1, writes_past_cache() ? std::min(lanes, staged_writers_most) : lanes));
   parts_left_.store(static_cast<std::uint32_t>(parts.size()), std::memory_order_relaxed);
+}
+
+// Units are as long as one operation, so that lanes together read a disk in order. Those to a GPU are shorter: sixteen
+// lanes that take 256 KiB in turn read 3.9 GB/s from a virtual disk, and 3.3 where each takes four such pieces at once.
+std::uint64_t Request::operation_bytes() const {
+  if (!engine::moves_bytes(kind)) return memoryless_bytes_most;
+  const std::uint64_t usual = std::max(unit_bytes_least, environment_->options.storage_chunk_bytes);
+  const bool of_long_ranges = total_bytes / std::max<std::size_t>(1, spans.size()) >= claimed_bytes_most;
+  return direction == Direction::read && has_gpu && of_long_ranges ? StagedWindow::least_piece_bytes : usual;
 }
 
 // From GPU memory to a disk, as far as is known before the units are planned.
@@ -305,10 +311,11 @@ bool Request::writes_past_cache() const {
          std::any_of(stores.begin(), stores.end(), [](const StoreUse& use) { return use.entry->info().direct; });
 }
 
-Request::Claim Request::claim_units() {
+Request::Claim Request::claim_units(std::uint64_t piece_bytes) {
   const auto count = static_cast<std::uint32_t>(units.size());
   if (!has_more_units()) return {count, count};
-  const std::uint32_t wanted = prefer_long_.load(std::memory_order_relaxed) ? units_claimed_most : 1;
+  const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? claimed_bytes_most : piece_bytes;
+  const auto wanted = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
   const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
   return {std::min(begin, count), std::min(begin + wanted, count)};
 }

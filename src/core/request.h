@@ -173,7 +173,7 @@ class Request {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
   };
-  Claim claim_units();
+  Claim claim_units(std::uint64_t piece_bytes);
   // What the last window was like is what the next one is expected to be.
   void prefer_long(bool yes) { prefer_long_.store(yes, std::memory_order_relaxed); }
   // What stores that are only read are like, to be compared with what they are like at the end. Again when a request in
@@ -222,6 +222,7 @@ class Request {
   Status prepare_stores();
   Status find_gpus(std::span<const Range> ranges);
   void make_units(std::uint32_t lanes);
+  std::uint64_t operation_bytes() const;
   std::string_view verb() const;
   bool writes_past_cache() const;
   std::string title() const;
@@ -238,6 +239,7 @@ class Request {
   const Duration cancel_wait_;  // the grace, and time to notice
   std::atomic<bool> lanes_set_{false};
   std::atomic<std::uint32_t> next_unit_{0};
+  std::uint64_t unit_bytes_ = 1;
   std::atomic<bool> prefer_long_{false};
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};

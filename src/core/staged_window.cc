@@ -7,7 +7,6 @@ namespace penstock::core {
 
 namespace {
 
-constexpr std::uint64_t least_piece_bytes = 256 << 10;
 // One at the disk, one that has just come back.
 constexpr std::uint64_t pieces_at_least = 2;
 // Of a window's bytes: how many should be waiting for others at the disk. Fewer: it may be idle now and then.

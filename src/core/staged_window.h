@@ -17,6 +17,8 @@ namespace penstock::core {
 
 class StagedWindow {
  public:
+  static constexpr std::uint64_t least_piece_bytes = 256 << 10;
+
   // `chunk_bytes`: the longest operation; `least_bytes` and `most_bytes`: of the window.
   StagedWindow(std::uint64_t chunk_bytes, std::uint64_t least_bytes, std::uint64_t most_bytes);
 
