@@ -21,7 +21,7 @@ class ModelSetup(GpuSetup):
     def __init__(self, arguments):
         super().__init__(arguments)
         self.end = time.monotonic() + (arguments.seconds or (100 if self.quick else 400))
-        self.python = arguments.python
+        self.python, self.device = arguments.python, arguments.device
 
     def prepare(self):
         self.describe_gpu()
@@ -30,7 +30,7 @@ class ModelSetup(GpuSetup):
         return layouts.make(self.folder, layout, size)[0]
 
     def worker(self, model):
-        program = Program([self.python, "-B", os.path.join(HERE, "model_worker.py"), "cuda:0", model,
+        program = Program([self.python, "-B", os.path.join(HERE, "model_worker.py"), self.device, model,
                            self.written_file], timeout_s=180)
         self.version = program.ready["version"]
         return program

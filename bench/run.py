@@ -373,6 +373,8 @@ def parse_arguments():
     parser.add_argument("--models", action="store_true", help="measure models to torch on the first GPU instead")
     parser.add_argument("--nvme", action="store_true", help="measure the NVMe driver over controllers in software instead")
     parser.add_argument("--python", default=sys.executable, help="with --models: a Python that has torch and penstock")
+    parser.add_argument("--device", default="cuda:0", help="with --models: where torch puts the tensors; another than "
+                                                           "the first GPU is to try the programs out")
     parser.add_argument("--seconds", type=float, default=0,
                         help="with --gpu or --models: the time for all (300; with --quick 75 or 100)")
     parser.add_argument("--scale", type=int, default=1,

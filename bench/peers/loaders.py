@@ -5,7 +5,6 @@
 Commands on standard input: `load`, `check` (compares what was loaded last with the files), `drop`.
 """
 
-import contextlib
 import gc
 import importlib.metadata
 import json
@@ -308,6 +307,14 @@ def _cpu_seconds():
     return usage.ru_utime + usage.ru_stime
 
 
+def version_of(package):
+    """One that was built and not installed knows its version only by itself."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return getattr(sys.modules.get(package), "__version__", "unknown")
+
+
 def main():
     name, device, settings, *files = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
@@ -321,9 +328,7 @@ def main():
         return answer(missing="needs a GPU")
     try:
         loader = kind(device, files, **json.loads(settings))
-        version = "unknown"
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            version = importlib.metadata.version(kind.package)
+        version = version_of(kind.package)
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         return answer(missing=f"{type(error).__name__}: {error}"[:200])
     answer(version=version, settings=kind.settings, reads=loader.reads)

@@ -213,10 +213,11 @@ std::optional<MappedFile> map_file(PythonContext& self, const Model& model, std:
 // Of offset and size.
 using Pieces = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
-void populate(const MappedFile& file, const Pieces& pieces) {
+void populate(const MappedFile& file, PythonContext& self, const Pieces& pieces) {
+  const auto context = self.get();
   std::vector<MappedFile::Piece> wanted;
   for (const auto& [offset, size_bytes] : pieces) wanted.push_back({offset, size_bytes});
-  without_gil([&] { file.populate(wanted); });
+  without_gil([&] { file.populate(*context, wanted); });
 }
 
 // The whole file as a memoryview, which keeps the mapping.
@@ -319,7 +320,7 @@ void define_models(nb::module_& module) {
              nb::arg("columns"), nb::arg("memory").none());
   nb::class_<MappedFile>(module, "MappedFile")
       .def_prop_ro("memory", &memory_of)
-      .def("populate", &populate, nb::arg("pieces"));
+      .def("populate", &populate, nb::arg("context"), nb::arg("pieces"));
   module.def("map_file", &map_file, nb::arg("context"), nb::arg("model"), nb::arg("file"));
   module.def("use_huge_pages", &use_huge_pages, nb::arg("memory"));
   module.def("save", &save, nb::arg("context"), nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),

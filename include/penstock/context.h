@@ -81,6 +81,8 @@ class PENSTOCK_EXPORT Context {
   // What the lanes did, as far as Options::trace_events has it kept; only what ended after `since_seconds`.
   Trace trace(double since_seconds = 0) const;
   void reset_statistics();
+  // Adds to the statistics what was mapped instead of read: such bytes come without a request.
+  void count_mapped(std::uint64_t bytes, double seconds);
 
  private:
   class Impl;

@@ -34,7 +34,7 @@ struct SpeedCheck {
   Domain memory;
   Options options;                       // all but `cache`
   std::uint64_t size_bytes = 256 << 20;  // of its front, at most
-  double seconds = 1;                    // for each of the two, at most
+  double seconds = 1;                    // for each of the two, about
   std::function<bool()> keep_going;      // asked twenty times a second; false ends it with Code::cancelled
 };
 
@@ -45,7 +45,7 @@ struct Speeds {
   std::string no_cold_because, no_cached_because;
 };
 // Reads the front of a store past the page cache and out of it. What was not in the page cache before is not left
-// there.
+// there. A store that hangs is no error: that is the reason why it was not measured.
 PENSTOCK_EXPORT Result<Speeds> measure_speeds(const SpeedCheck& check);
 
 }  // namespace penstock

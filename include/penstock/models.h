@@ -190,8 +190,8 @@ class PENSTOCK_EXPORT MappedFile {
     std::uint64_t size_bytes = 0;
   };
   // Maps the pages of pieces, in ascending order, by as many threads as the Context has lanes: otherwise whoever
-  // touches a page first has to.
-  void populate(std::span<const Piece> pieces) const;
+  // touches a page first has to. They count in its statistics.
+  void populate(Context& context, std::span<const Piece> pieces) const;
 
  private:
   MappedFile(std::byte* data, std::uint64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}

@@ -15,9 +15,11 @@
 
 namespace penstock {
 
-// Where they are: one file for each Context, penstock.NAME.PID.N.
+// Where they are: one file for each Context, penstock.NAME.PID.N. It begins with a robust mutex, whose first word is
+// the number of the thread that publishes for as long as that lives; the text follows behind published_head_bytes.
 inline constexpr std::string_view published_folder = "/dev/shm";
 inline constexpr std::string_view published_prefix = "penstock.";
+inline constexpr std::uint64_t published_head_bytes = 64;
 
 struct Published {
   std::string name;

@@ -340,6 +340,10 @@ Statistics Context::statistics() const {
   return statistics_of(*impl_->environment);
 }
 
+void Context::count_mapped(std::uint64_t bytes, double seconds) {
+  impl_->environment->statistics.count_mapped(bytes, seconds);
+}
+
 Trace Context::trace(double since_seconds) const {
   return impl_->environment->traces.snapshot(since_seconds);
 }

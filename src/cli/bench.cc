@@ -19,7 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t default_size_bytes = 1 << 30;
 constexpr std::uint64_t smallest_size_bytes = 1 << 20;
 constexpr std::size_t result_limit_bytes = 64 << 20;
 
@@ -107,7 +106,7 @@ Result<Subject> find_subject(const BenchFlags& flags, Domain domain) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return system_error(errno, "look at " + flags.path);
   const Machine machine = Machine::detect();
-  const std::uint64_t size = flags.size.value_or(std::min(default_size_bytes, machine.memory_bytes / 8));
+  const std::uint64_t size = flags.size.value_or(std::min(default_measured_bytes, machine.memory_bytes / 8));
   if (Status room = check_room(domain, size, machine, "choose a smaller --size"); !room.ok()) return room.error();
   if (S_ISDIR(status.st_mode) && !flags.peers) return make_scratch(flags, path, size);
   if (flags.write) {
@@ -119,20 +118,17 @@ Result<Subject> find_subject(const BenchFlags& flags, Domain domain) {
 }
 
 Result<Json> run_measurement(const BenchFlags& flags, Domain domain) {
-  Progress progress(std::nullopt, flags.output);
+  MeasureProgress progress(flags.output, "making ready");
   progress.say("making ready");
   Result<Subject> subject = find_subject(flags, domain);
   if (!subject.ok()) return subject.error();
-  const Stopwatch stopwatch;
-  std::string step;
-  const auto say = [&] { progress.say(format_seconds(stopwatch.seconds()) + ": " + step); };
   const Result<Measured> measured = measure({.path = subject->path,
                                              .memory = domain,
                                              .size_bytes = subject->size_bytes,
                                              .seconds = flags.seconds,
                                              .write_path = subject->target ? subject->target->path() : "",
-                                             .keep_going = [&] { return say(), !interrupted(); },
-                                             .on_step = [&](const std::string& what) { step = what, say(); }});
+                                             .keep_going = [&] { return progress.keep_going(); },
+                                             .on_step = [&](const std::string& step) { progress.say(step); }});
   if (!measured.ok()) return measured.error();
   return bench_json(*measured, {.path = flags.path,
                                 .to = domain,
@@ -227,14 +223,7 @@ Command add_bench(CLI::App& tool) {
   CLI::App* parser = tool.add_subcommand("bench", "Measure every way to a store beside the limits of this machine");
   auto* path = parser->add_option("PATH", flags->path,
                                   "a large file or block device, which is only read; or a directory to make a file in");
-  parser->add_option("--to", flags->domain, "into which memory: host, pinned or cuda:N")
-      ->type_name("DOMAIN")
-      ->capture_default_str();
-  parser->add_option("--seconds", flags->seconds, "how long to measure, about")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(0.1, 3600.0));
-  add_size(*parser, "--size", flags->size, "how much to load at a time, at most; default: 1 GiB");
+  add_measure_flags(*parser, *flags, "how much to load at a time, at most; default: 1 GiB");
   auto* write = parser->add_flag("--write", flags->write, "also measure writes; PATH must be a directory");
   auto* peers = parser->add_flag("--peers", flags->peers, "also compare the loaders of a Python; PATH must be a model")
                     ->excludes(write);
@@ -246,7 +235,6 @@ Command add_bench(CLI::App& tool) {
   auto* from = parser->add_option("--from", flags->from, "measure nothing: show what --json printed earlier")
                    ->type_name("FILE")
                    ->excludes(path);
-  parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->callback([path, from] {
     if (path->count() + from->count() == 0) throw CLI::RequiredError("PATH, or --from FILE,");
   });

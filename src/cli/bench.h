@@ -4,18 +4,17 @@
 
 #include <string>
 
-#include "output.h"
+#include "measure.h"
 #include "penstock/measuring.h"
 
 namespace penstock::cli {
 
-struct BenchFlags {
-  std::string path, domain = "host", html, python = "python3", from;
-  std::optional<std::uint64_t> size;
-  double seconds = 30;
+struct BenchFlags : MeasureFlags {
+  BenchFlags() { seconds = 30; }
+
+  std::string html, python = "python3", from;
   bool peers = false;
   bool write = false;
-  OutputFlags output;
 };
 
 // What is known beside what was measured.

@@ -60,6 +60,7 @@ Result<pid_t> start(std::vector<std::string> arguments) {
   if (child < 0) return system_error(errno, "start " + arguments.front());
   if (child == 0) {
     setpgid(0, 0);
+    allow_interrupts();
     dup2(STDERR_FILENO, STDOUT_FILENO);  // our own output is not its place
     execvp(words.front(), words.data());
     _exit(127);

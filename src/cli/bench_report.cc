@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
 
 #include "bench.h"
@@ -16,15 +15,6 @@ using Row = std::vector<std::string>;
 std::string number(const char* pattern, double value) {
   char text[64];
   std::snprintf(text, sizeof text, pattern, value);
-  return text;
-}
-
-std::string utc_now() {
-  const std::time_t seconds = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&seconds, &utc);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
   return text;
 }
 

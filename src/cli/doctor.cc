@@ -96,7 +96,10 @@ std::string verdict_on(const Diagnosis& diagnosis) {
   const Patient& patient = *diagnosis.patient;
   const Report* report = measured(patient);
   if (report == nullptr) {
-    return patient.info.name + (patient.info.size_bytes == 0 ? " is empty" : " could not be measured");
+    if (patient.info.size_bytes == 0) return patient.info.name + " is empty";
+    const Speeds& speeds = patient.speeds;
+    return patient.info.name + " could not be measured: " +
+           (speeds.no_cold_because.empty() ? speeds.no_cached_because : speeds.no_cold_because);
   }
   const std::string into = patient.to.host_accessible() ? "" : " into " + patient.to.name();
   const std::string limit = limit_text(patient);
@@ -119,10 +122,12 @@ Result<Diagnosis> diagnose(const DoctorFlags& flags) {
   diagnosis.limits = find_limits(diagnosis);
   if (!flags.path.empty()) {
     const std::string path = largest_file(flags.path);
+    // Before the measurement: if the store hangs in that, nothing more is to be learnt from it.
+    diagnosis.place = find_place(local_path(path), flags.sysfs);
     Result<Patient> patient = examine(*context, path, *to);
     if (!patient.ok()) return patient.error();
     diagnosis.patient = std::move(*patient);
-    diagnosis.place = find_place(local_path(path), flags.sysfs, diagnosis);
+    choose_routes(diagnosis);
   }
   const auto add = [&](Findings more) { std::ranges::move(more, std::back_inserter(diagnosis.findings)); };
   add(limit_findings(diagnosis));

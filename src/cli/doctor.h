@@ -128,7 +128,9 @@ inline constexpr double clearly = 1.2;
 Limit limit_on(const Patient& patient);
 
 // Its place on the bus (doctor_place.cc).
-Place find_place(const std::string& path, const std::string& sysfs, const Diagnosis& diagnosis);
+Place find_place(const std::string& path, const std::string& sysfs);
+// How bytes come from there to each GPU. REQUIRES: there is a patient.
+void choose_routes(Diagnosis& diagnosis);
 Findings place_findings(const Place& place);
 Json place_json(const Place& place);
 Json gpu_routes_json(const Place& place);

@@ -99,7 +99,7 @@ std::string relation_text(Relation relation) {
 
 }  // namespace
 
-Place find_place(const std::string& path, const std::string& sysfs, const Diagnosis& diagnosis) {
+Place find_place(const std::string& path, const std::string& sysfs) {
   Place place;
   Result<StoragePlace> storage = describe_path(path, sysfs);
   if (storage.ok()) {
@@ -107,13 +107,17 @@ Place find_place(const std::string& path, const std::string& sysfs, const Diagno
   } else {
     place.unplaced_because = storage.error().message;
   }
+  return place;
+}
+
+void choose_routes(Diagnosis& diagnosis) {
+  Place& place = diagnosis.place;
   for (const SeenGpu& seen : diagnosis.gpus.seen) {
     GpuRoute choice{.gpu = seen.gpu.domain};
     if (place.storage && seen.bus) choice.relation = farthest(place.storage->disks, *seen.bus);
     choose_route(diagnosis, choice);
     place.routes.push_back(std::move(choice));
   }
-  return place;
 }
 
 Findings place_findings(const Place& place) {

@@ -1,29 +1,88 @@
 #include "interrupt.h"
 
+#include <unistd.h>
+
+#include <atomic>
 #include <csignal>
+#include <ctime>
+#include <string_view>
+#include <system_error>
+#include <thread>
+
+#include "common.h"
 
 namespace penstock::cli {
 
 namespace {
 
-volatile std::sig_atomic_t was_interrupted = 0;
+constexpr timespec silence = {.tv_sec = 1, .tv_nsec = 0};
+// With that, more than closing a Context waits for what is stuck.
+constexpr timespec patience = {.tv_sec = 9, .tv_nsec = 0};
+constexpr std::string_view notice =
+    "penstock: interrupted, but a call that is under way does not come back: the disk, or the server of its file "
+    "system, "
+    "may hang. Once more ends at once\n";
+
+std::atomic<bool> was_interrupted = false;
+
+sigset_t endings() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  return signals;
+}
+
+[[noreturn]] void end_by(int number) {
+  const sigset_t signals = endings();
+  std::signal(number, SIG_DFL);
+  raise(number);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  _exit(static_cast<int>(Exit::interrupted));
+}
+
+// The command itself may be in a call that no signal ends, so somebody else has to listen.
+void guard() {
+  const sigset_t signals = endings();
+  int number = 0;
+  if (sigwait(&signals, &number) != 0) return;
+  was_interrupted = true;
+  if (const int second = sigtimedwait(&signals, nullptr, &silence); second > 0) end_by(second);
+  [[maybe_unused]] const ssize_t put = write(STDERR_FILENO, notice.data(), notice.size());
+  if (const int second = sigtimedwait(&signals, nullptr, &patience); second > 0) end_by(second);
+  _exit(static_cast<int>(Exit::interrupted));
+}
 
 }  // namespace
 
 void catch_interrupts() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { was_interrupted = 1; };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  const sigset_t signals = endings();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  try {
+    std::thread(guard).detach();
+  } catch (const std::system_error&) {  // no more threads: then at least they end the process
+    allow_interrupts();
+  }
+}
+
+void allow_interrupts() {
+  const sigset_t signals = endings();
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
 }
 
 bool interrupted() {
-  return was_interrupted != 0;
+  return was_interrupted;
 }
 
 Error interrupted_error() {
   return {.code = Code::cancelled, .message = "interrupted"};
+}
+
+Report ended(Report report) {
+  if (interrupted() && report.outcome == Outcome::abandoned) {
+    report.error = {.code = Code::cancelled, .message = "interrupted; what was under way did not come back in time"};
+  }
+  return report;
 }
 
 Report await(Ticket ticket, const std::function<void(std::uint64_t)>& on_progress) {
@@ -32,7 +91,7 @@ Report await(Ticket ticket, const std::function<void(std::uint64_t)>& on_progres
     if (on_progress) on_progress(ticket.bytes_done());
   }
   ticket.wait();
-  return ticket.report();
+  return ended(ticket.report());
 }
 
 }  // namespace penstock::cli

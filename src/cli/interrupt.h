@@ -1,4 +1,5 @@
-// Interruption: SIGINT and SIGTERM end what runs in an orderly way. A second one ends the process at once.
+// Interruption: SIGINT and SIGTERM end what runs in an orderly way. A second one ends the process at once; so does a
+// command that has not ended ten seconds after the first, because a call into the kernel does not come back.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,16 @@
 
 namespace penstock::cli {
 
+// From now on both are blocked, here and in threads that are started later; a thread of its own waits for them.
 void catch_interrupts();
+// What catch_interrupts blocked, for a child process.
+void allow_interrupts();
 bool interrupted();
 Error interrupted_error();
 
 // Waits for a request to end, tells how far it is ten times a second, and cancels it on interruption.
 Report await(Ticket ticket, const std::function<void(std::uint64_t bytes_done)>& on_progress = {});
+// The report of a request that was cancelled on interruption, whether or not its operations came back.
+Report ended(Report report);
 
 }  // namespace penstock::cli

@@ -84,7 +84,7 @@ class ModelCargo final : public Cargo {
     LoadReport report = loading->report();
     over_read_bytes_ = report.read_bytes - std::min(report.read_bytes, report.wanted_bytes);
     report.transfer.seconds = report.seconds;
-    return std::move(report.transfer);
+    return ended(std::move(report.transfer));
   }
 
   std::vector<Loaded> loaded() const override {

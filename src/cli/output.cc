@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <numeric>
 
 namespace penstock::cli {
@@ -121,6 +122,15 @@ std::string format_rate(double bytes_per_second) {
 
 std::string format_seconds(double seconds) {
   return seconds < 1 ? format("%.3g ms", seconds * 1e3) : format("%.3f s", seconds);
+}
+
+std::string utc_now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
 }
 
 std::string format_routes(const RouteBytes& routes) {

@@ -22,6 +22,8 @@ using Json = nlohmann::ordered_json;
 std::string format_bytes(std::uint64_t bytes);
 std::string format_rate(double bytes_per_second);
 std::string format_seconds(double seconds);
+// "2026-11-15T17:13:08Z"
+std::string utc_now();
 // "direct 1.07 GB, cached 4.1 kB"
 std::string format_routes(const RouteBytes& routes);
 Json routes_json(const RouteBytes& routes);

@@ -10,10 +10,10 @@ namespace penstock::cli {
 
 namespace {
 
-constexpr std::uint64_t columns = 1024;
+constexpr std::uint64_t row_elements = 1024;
 constexpr std::uint64_t layers = 8;
-constexpr std::uint64_t row_bytes = columns * 2;   // of BF16
-constexpr std::uint64_t norm_bytes = columns * 4;  // of F32
+constexpr std::uint64_t row_bytes = row_elements * 2;   // of BF16
+constexpr std::uint64_t norm_bytes = row_elements * 4;  // of F32
 constexpr std::uint64_t smallest_bytes = norm_bytes + (layers + 1) * row_bytes;
 
 struct SampleFlags {
@@ -34,12 +34,12 @@ std::vector<TensorToSave> tensors_in(Region memory) {
     tensors.push_back({std::move(name), dtype, std::move(shape), memory.part(used, bytes)});
     used += bytes;
   };
-  add("norm.weight", DType::f32, {columns}, norm_bytes);
+  add("norm.weight", DType::f32, {row_elements}, norm_bytes);
   for (std::uint64_t i = 0; i < layers; ++i) {
-    add("layers." + std::to_string(i) + ".weight", DType::bf16, {layer_rows, columns}, layer_rows * row_bytes);
+    add("layers." + std::to_string(i) + ".weight", DType::bf16, {layer_rows, row_elements}, layer_rows * row_bytes);
   }
   const std::uint64_t rest = rows - layers * layer_rows;
-  add("embedding.weight", DType::bf16, {rest, columns}, rest * row_bytes);
+  add("embedding.weight", DType::bf16, {rest, row_elements}, rest * row_bytes);
   return tensors;
 }
 

@@ -2,10 +2,9 @@
 // write.
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <filesystem>
 
-#include "interrupt.h"
+#include "measure.h"
 #include "scratch.h"
 #include "transfer.h"
 
@@ -13,16 +12,13 @@ namespace penstock::cli {
 
 namespace {
 
-constexpr std::uint64_t default_size_bytes = 1 << 30;
+struct TuneFlags : MeasureFlags {
+  TuneFlags() { seconds = 60; }
 
-struct TuneFlags {
-  std::string path, domain = "host", file;
-  std::optional<std::uint64_t> size;
-  double seconds = 60;
+  std::string file;
   bool scratch = false;
   bool dry_run = false;
   bool forget = false;
-  OutputFlags output;
 };
 
 std::string describe(const Options& options) {
@@ -138,18 +134,9 @@ Exit finish(const Output& output, const TuneFlags& flags, const Tuned& outcome) 
   return Exit::ok;
 }
 
-std::string now() {
-  const std::time_t seconds = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&seconds, &utc);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
-
 Result<TuningResult> search(const TuneFlags& flags, Domain domain) {
   const std::string path = local_path(flags.path);
-  std::uint64_t size = flags.size.value_or(default_size_bytes);
+  std::uint64_t size = flags.size.value_or(default_measured_bytes);
   std::error_code unknown;  // of a block device, and of what is missing
   const std::uintmax_t all = std::filesystem::file_size(path, unknown);
   if (!flags.scratch && !unknown) size = std::min<std::uint64_t>(size, all);
@@ -160,18 +147,16 @@ Result<TuningResult> search(const TuneFlags& flags, Domain domain) {
     if (!made.ok()) return made.error();
     scratch.emplace(std::move(*made));
   }
-  Progress progress(std::nullopt, flags.output);
-  const Stopwatch stopwatch;
-  std::string tried = "measuring";
-  const auto say = [&] { progress.say(format_seconds(stopwatch.seconds()) + ": " + tried); };
-  return search_tuning(
-      {.path = scratch ? scratch->path() : path,
-       .memory = domain,
-       .size_bytes = size,
-       .seconds = flags.seconds,
-       .keep_going = [&] { return say(), !interrupted(); },
-       .on_trial =
-           [&](const TuningTrial& trial) { tried = format_percent(trial.gain) + " " + describe(trial.options); }});
+  MeasureProgress progress(flags.output, "measuring");
+  return search_tuning({.path = scratch ? scratch->path() : path,
+                        .memory = domain,
+                        .size_bytes = size,
+                        .seconds = flags.seconds,
+                        .keep_going = [&] { return progress.keep_going(); },
+                        .on_trial =
+                            [&](const TuningTrial& trial) {
+                              progress.say(format_percent(trial.gain) + " " + describe(trial.options));
+                            }});
 }
 
 Exit run(const TuneFlags& flags) {
@@ -203,7 +188,7 @@ Exit run(const TuneFlags& flags) {
   if (result->better && !flags.dry_run) {
     const Tuning tuning{.key = *key,
                         .options = result->options,
-                        .when = now(),
+                        .when = utc_now(),
                         .version = std::string(version()),
                         .cached = result->cached,
                         .cold = result->cold};
@@ -219,20 +204,12 @@ Command add_tune(CLI::App& tool) {
   auto flags = std::make_shared<TuneFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("tune", "Measure which options load fastest here, and keep them");
   parser->add_option("PATH", flags->path, "a large file or block device; with --scratch also a folder")->required();
-  parser->add_option("--to", flags->domain, "into which memory: host, pinned or cuda:N")
-      ->type_name("DOMAIN")
-      ->capture_default_str();
-  parser->add_option("--seconds", flags->seconds, "how long to measure, about")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(0.1, 3600.0));
-  add_size(*parser, "--size", flags->size, "how much of PATH to load, or the size of the scratch file; default: 1 GiB");
+  add_measure_flags(*parser, *flags, "how much of PATH to load, or the size of the scratch file; default: 1 GiB");
   parser->add_flag("--scratch", flags->scratch, "measure with a file that is made beside PATH and gone afterwards");
   parser->add_option("--file", flags->file, "the file to keep tunings in; default: see docs/cli.md")->type_name("FILE");
   auto* dry_run = parser->add_flag("--dry-run", flags->dry_run, "measure, but write nothing");
   parser->add_flag("--forget", flags->forget, "measure nothing; forget what was kept for PATH and the memory")
       ->excludes(dry_run);
-  parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->footer(
       "Examples:\n"
       "  penstock tune weights.bin --to cuda:0\n"

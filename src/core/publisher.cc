@@ -1,7 +1,8 @@
 #include "core/publisher.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,53 +26,94 @@ std::string with_checksum(const std::string& text) {
   return checksum.hex() + "\n" + text + "\n";
 }
 
+void* map(int fd) {
+  return ::mmap(nullptr, published_head_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+}
+
+pthread_mutex_t* make_mutex(void* memory) {
+  static_assert(sizeof(pthread_mutex_t) <= published_head_bytes);
+  auto* mutex = static_cast<pthread_mutex_t*>(memory);
+  pthread_mutexattr_t kind;
+  ::pthread_mutexattr_init(&kind);
+  ::pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+  ::pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+  ::pthread_mutex_init(mutex, &kind);
+  ::pthread_mutexattr_destroy(&kind);
+  return mutex;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Publisher>> Publisher::create(const std::string& name, std::function<std::string()> text) {
-  // Under a name that nobody looks for until it is locked: unlocked ones are taken for dead.
+  // Under a name that nobody looks for until its thread lives: without that it would be taken for dead.
   std::string unborn = std::string(published_folder) + "/.penstock-XXXXXX";
   UniqueFd file(::mkostemp(unborn.data(), O_CLOEXEC));
   if (!file) return system_error(errno, "make a file in " + std::string(published_folder));
-  int failed = ::fchmod(file.get(), 0644) == 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-  const std::string base = std::string(published_folder) + "/" + std::string(published_prefix) + name + "." +
-                           std::to_string(::getpid()) + ".";
-  std::string path;
-  for (int i = 0; failed == 0 && path.empty() && i < most_of_a_process; ++i) {
-    const std::string candidate = base + std::to_string(i);
-    if (::link(unborn.c_str(), candidate.c_str()) == 0) {
-      path = candidate;
-    } else if (errno != EEXIST) {
-      failed = errno;
-    }
+  Status status;
+  void* life = MAP_FAILED;
+  if (::fchmod(file.get(), 0644) != 0 || ::ftruncate(file.get(), published_head_bytes) != 0 ||
+      (life = map(file.get())) == MAP_FAILED) {
+    status = system_error(errno, "publish statistics as " + name);
+  }
+  std::unique_ptr<Publisher> publisher;
+  if (status) {
+    publisher.reset(new Publisher(std::move(file), make_mutex(life), std::move(text)));
+    status = publisher->take_name(unborn, name);
   }
   ::unlink(unborn.c_str());
-  if (path.empty()) return system_error(failed != 0 ? failed : EEXIST, "publish statistics as " + name);
-  return std::unique_ptr<Publisher>(new Publisher(std::move(file), std::move(path), std::move(text)));
+  if (!status) return std::move(status).error();
+  return publisher;
 }
 
-Publisher::Publisher(UniqueFd file, std::string path, std::function<std::string()> text)
-    : file_(std::move(file)), path_(std::move(path)), text_(std::move(text)) {
+Publisher::Publisher(UniqueFd file, pthread_mutex_t* life, std::function<std::string()> text)
+    : file_(std::move(file)), life_(life), text_(std::move(text)) {
   write();
   thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  born_.wait();
 }
 
 Publisher::~Publisher() {
   thread_.request_stop();
   thread_.join();
-  ::unlink(path_.c_str());
+  if (!path_.empty()) ::unlink(path_.c_str());
+  ::pthread_mutex_destroy(life_);
+  ::munmap(life_, published_head_bytes);
+}
+
+Status Publisher::take_name(const std::string& unborn, const std::string& name) {
+  if (!seems_alive()) {
+    return Error{.code = Code::unsupported, .message = "the C library keeps its mutexes otherwise", .hint = {}};
+  }
+  const std::string base = std::string(published_folder) + "/" + std::string(published_prefix) + name + "." +
+                           std::to_string(::getpid()) + ".";
+  int failed = EEXIST;
+  for (int i = 0; failed == EEXIST && i < most_of_a_process; ++i) {
+    const std::string candidate = base + std::to_string(i);
+    failed = ::link(unborn.c_str(), candidate.c_str()) == 0 ? 0 : errno;
+    if (failed == 0) path_ = candidate;
+  }
+  return failed == 0 ? Status() : system_error(failed, "publish statistics as " + name);
+}
+
+bool Publisher::seems_alive() const {
+  std::uint32_t owner = 0;
+  return ::pread(file_.get(), &owner, sizeof owner, 0) == sizeof owner && (owner & FUTEX_TID_MASK) != 0;
 }
 
 void Publisher::run(const std::stop_token& stop) {
+  ::pthread_mutex_lock(life_);
+  born_.count_down();
   std::unique_lock lock(mutex_);
   while (!ends_.wait_for(lock, stop, interval, [&] { return stop.stop_requested(); })) write();
+  ::pthread_mutex_unlock(life_);
 }
 
 // A write that fails leaves what a reader refuses; the next one may do better.
 void Publisher::write() const {
   const std::string content = with_checksum(text_());
-  const ssize_t put = ::pwrite(file_.get(), content.data(), content.size(), 0);
+  const ssize_t put = ::pwrite(file_.get(), content.data(), content.size(), published_head_bytes);
   if (put == static_cast<ssize_t>(content.size())) {
-    static_cast<void>(::ftruncate(file_.get(), static_cast<off_t>(content.size())) == 0);
+    static_cast<void>(::ftruncate(file_.get(), static_cast<off_t>(published_head_bytes + content.size())) == 0);
   }
 }
 

@@ -1,14 +1,18 @@
 // Publisher: shows a text to other processes under a name, as a file in shared memory that is written again four times
 // a second. Nothing that moves bytes knows of it.
 //
-// The file begins with the XXH3 of the text, so that who reads while it is written can tell. It is locked (flock) while
-// its publisher lives, whatever happens to that: an unlocked file is a dead one's.
+// Before the text stands its XXH3, so that who reads while it is written can tell; before that, a mutex which the
+// thread that writes holds while it lives. The kernel takes it from the dead (robust_futex, set_robust_list(2)),
+// whatever they died of; and unlike a lock on the file, children that are forked don't hold it too.
 //
 // Thread safety: a thread of its own calls `text`. Lifetime: the file is gone when this is.
 #pragma once
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <mutex>
 #include <stop_token>
@@ -31,13 +35,18 @@ class Publisher {
   const std::string& path() const { return path_; }
 
  private:
-  Publisher(UniqueFd file, std::string path, std::function<std::string()> text);
+  Publisher(UniqueFd file, pthread_mutex_t* life, std::function<std::string()> text);
+  // Under a name that nobody has taken yet. `unborn` is the one that it has.
+  Status take_name(const std::string& unborn, const std::string& name);
+  bool seems_alive() const;
   void run(const std::stop_token& stop);
   void write() const;
 
   const UniqueFd file_;
-  const std::string path_;
+  pthread_mutex_t* const life_;  // at the begin of the file, mapped
+  std::string path_;             // empty: it has no name yet
   const std::function<std::string()> text_;
+  std::latch born_{1};
   std::mutex mutex_;
   std::condition_variable_any ends_;
   std::jthread thread_;

@@ -1,9 +1,12 @@
 #include "core/publisher.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <csignal>
 #include <fstream>
 #include <iterator>
 
@@ -55,6 +58,32 @@ TEST_F(PublisherTest, writes_again_what_has_changed) {
   for (int seen = calls.load(); seen < 3; seen = calls.load()) calls.wait(seen);
   EXPECT_NE(content((*publisher)->path()).find("call "), std::string::npos);
   EXPECT_EQ(content((*publisher)->path()).find("call 1\n"), std::string::npos);
+}
+
+// One process publishes and is killed while a child of its own lives on.
+TEST_F(PublisherTest, of_a_process_that_died_is_not_taken_for_living_because_of_its_children) {
+  std::array<int, 2> ready{}, held{};
+  ASSERT_EQ(::pipe(ready.data()) + ::pipe(held.data()), 0);
+  const pid_t process = ::fork();
+  if (process == 0) {
+    const std::string text =
+        R"({"name":")" + name_ + R"(","pid":1,"command":"x","statistics":)" + Statistics{}.to_json() + "}";
+    const auto publisher = Publisher::create(name_, [&] { return text; });
+    char ok = publisher.ok() ? 'y' : 'n';
+    if (::fork() == 0) {
+      ::close(held[1]);
+      ::_exit(static_cast<int>(::read(held[0], &ok, 1)));  // until the test ends
+    }
+    ::_exit(::write(ready[1], &ok, 1) == 1 ? ::pause() : 1);
+  }
+  char answer = 'n';
+  ASSERT_EQ(::read(ready[0], &answer, 1), 1);
+  EXPECT_EQ(list_published(name_)->size(), answer == 'y' ? 1u : 0u);
+  ::kill(process, SIGKILL);
+  ::waitpid(process, nullptr, 0);
+  EXPECT_TRUE(list_published(name_)->empty());
+  for (const int fd : {ready[0], ready[1], held[0], held[1]}) ::close(fd);
+  if (answer == 'n') GTEST_SKIP() << "there is no shared memory here";
 }
 
 TEST_F(PublisherTest, what_is_no_json_is_left_out) {

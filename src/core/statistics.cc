@@ -25,6 +25,11 @@ void raise_to(std::atomic<std::uint64_t>& highest, std::uint64_t value) {
   }
 }
 
+std::vector<std::string> with_mmap(std::vector<std::string> engine_names) {
+  engine_names.emplace_back("mmap");
+  return engine_names;
+}
+
 }  // namespace
 
 void BandwidthMeter::add(std::uint64_t bytes, std::uint64_t longest_ns, TimePoint now) {
@@ -93,7 +98,7 @@ void LaneStatistics::publish(TimePoint now) {
 }
 
 StatisticsHub::StatisticsHub(std::vector<std::string> engine_names)
-    : engine_names_(std::move(engine_names)),
+    : engine_names_(with_mmap(std::move(engine_names))),
       meters_(std::make_shared<std::vector<BandwidthMeter>>(cell_count())),
       baseline_(cell_count()) {}
 
@@ -114,6 +119,12 @@ std::shared_ptr<LaneStatistics> StatisticsHub::add_lane() {
 void StatisticsHub::request_ended(bool ok) {
   requests_.fetch_add(1, std::memory_order_relaxed);
   if (!ok) requests_failed_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void StatisticsHub::count_mapped(std::uint64_t bytes, double seconds) {
+  const auto lane = add_lane();
+  lane->record(engine_names_.size() - 1, Route::mapped, bytes, static_cast<std::uint64_t>(seconds * 1e9), true);
+  lane->publish(Clock::now());
 }
 
 void StatisticsHub::Totals::subtract(const Totals& earlier) {

@@ -87,6 +87,8 @@ class StatisticsHub {
   // Counters for one lane, to be dropped when it ends.
   std::shared_ptr<LaneStatistics> add_lane();
   void request_ended(bool ok);
+  // By no engine of ours, but by the kernel's mmap, which is named as one.
+  void count_mapped(std::uint64_t bytes, double seconds);
   // Everything but what only a Context knows: pinned and quarantined bytes, lanes replaced.
   Statistics snapshot() const;
   void reset();
@@ -105,7 +107,7 @@ class StatisticsHub {
   std::size_t cell_count() const { return engine_names_.size() * route_count; }
   Totals totals_locked(std::size_t cell) const;
 
-  const std::vector<std::string> engine_names_;
+  const std::vector<std::string> engine_names_;  // with that one, last
   const std::shared_ptr<std::vector<BandwidthMeter>> meters_;
   std::atomic<std::uint64_t> requests_{0};
   std::atomic<std::uint64_t> requests_failed_{0};

@@ -9,13 +9,16 @@
 #include <cerrno>
 #include <limits>
 
+#include "base/bounded.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "files/residency.h"
 
 namespace penstock::files {
 namespace {
 
 constexpr std::size_t max_sample_bytes = 64 << 10;
+constexpr double closing_seconds = 5;
 
 // Ranges that no file can have, for calls that take signed offsets.
 bool addressable(std::uint64_t offset, std::uint64_t length) {
@@ -36,6 +39,19 @@ FileStore::FileStore(OpenedFile file)
       direct_(std::move(file.direct)),
       checks_path_(info_.kind == StoreKind::file && !file.replacement),
       replacement_(std::move(file.replacement)) {}
+
+FileStore::~FileStore() {
+  if (!is_remote()) return;  // remote file systems tell their server of every close, and wait
+  auto close = [replacement = std::move(replacement_), direct = std::move(direct_),
+                buffered = std::move(buffered_)]() mutable {
+    replacement.reset();
+    UniqueFd(std::move(direct));
+    UniqueFd(std::move(buffered));
+  };
+  if (comes_back(closing_seconds, std::move(close))) return;
+  log(LogLevel::warning,
+      info_.name + " does not close: the server of its " + info_.file_system + " does not answer; it is left behind");
+}
 
 Result<Identity> FileStore::identity() const {
   auto identity = identity_of(buffered_fd(), info_.name);
@@ -117,7 +133,13 @@ Status FileStore::commit(bool durable) {
 
 Status FileStore::abort() {
   const std::lock_guard lock(writer_mutex_);
-  return replacement_ ? replacement_->abort() : Status();
+  if (!replacement_ || !is_remote()) return replacement_ ? replacement_->abort() : Status();
+  const auto status = std::make_shared<Status>();
+  const bool back = comes_back(closing_seconds, [status, own = replacement_] { *status = own->abort(); });
+  if (back) return *status;
+  return Error{Code::timed_out, 0,
+               "the server of " + info_.name + " does not answer, so an unfinished file stays there",
+               "remove it when the server is back"};
 }
 
 }  // namespace penstock::files

@@ -2,7 +2,8 @@
 //
 // Two descriptors, one through the page cache and one past it, both opened with the store.
 //
-// Thread safety: as engine::Store. Lifetime: as engine::Store; an uncommitted Access::replace is removed with it.
+// Thread safety: as engine::Store. Lifetime: as engine::Store; an uncommitted Access::replace is removed with it. On a
+// network or FUSE mount whose server does not answer, that and closing go on without its owner after five seconds.
 #pragma once
 
 #include <mutex>
@@ -15,7 +16,10 @@ namespace penstock::files {
 class FileStore : public engine::Store, private engine::PageCache, private engine::Mapping, private engine::Writer {
  public:
   explicit FileStore(OpenedFile file);
+  ~FileStore() override;
 
+  // Whether a server has a say in it, which may not answer.
+  bool is_remote() const { return info_.locality == Locality::network || info_.locality == Locality::fuse; }
   int buffered_fd() const { return buffered_.get(); }
   // -1 if the store can't be reached past the page cache.
   int direct_fd() const { return direct_.get(); }
@@ -41,11 +45,11 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   bool mincore_is_honest() const;
 
   const std::string path_;
-  const UniqueFd buffered_;
-  const UniqueFd direct_;
+  UniqueFd buffered_;
+  UniqueFd direct_;
   const bool checks_path_;  // whether the name must go on meaning this file
   std::mutex writer_mutex_;
-  std::unique_ptr<Replacement> replacement_;
+  std::shared_ptr<Replacement> replacement_;  // with who removes it and may hang in that
 };
 
 }  // namespace penstock::files

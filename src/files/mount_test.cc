@@ -57,6 +57,20 @@ TEST(FileSystem, is_known_by_its_number) {
   EXPECT_EQ(file_system_from_magic(0x65735546).locality, Locality::fuse);
 }
 
+TEST(FileSystem, of_a_network_is_known_as_such) {
+  // statfs(2), and the sources of those that it does not list.
+  const std::pair<std::uint32_t, const char*> numbers[] = {
+      {0x6969, "nfs"},      {0xFF534D42, "cifs"},   {0xFE534D42, "smb2"}, {0x517B, "smb"},
+      {0x00C36400, "ceph"}, {0x0BD00BD0, "lustre"}, {0x01021997, "9p"},   {0x19830326, "beegfs"},
+      {0x47504653, "gpfs"}, {0x5346414F, "afs"},    {0x73757245, "coda"},
+  };
+  for (const auto& [number, name] : numbers) {
+    const FileSystem file_system = file_system_from_magic(number);
+    EXPECT_EQ(file_system.name, name);
+    EXPECT_EQ(file_system.locality, Locality::network) << name;
+  }
+}
+
 TEST(FileSystem, that_is_unknown_is_named_by_its_number) {
   EXPECT_EQ(file_system_from_magic(0x1234).name, "0x1234");
   EXPECT_EQ(file_system_from_magic(0x1234).locality, Locality::local);

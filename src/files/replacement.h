@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -37,7 +38,7 @@ class Replacement {
   std::string target_;     // the name in the folder
   std::string temporary_;  // the same, until committed
   std::string path_;       // of the target, for messages
-  State state_ = State::unfinished;
+  std::atomic<State> state_ = State::unfinished;
   const int process_ = ::getpid();  // that made it
 };
 

@@ -1,6 +1,9 @@
 """Completion and the manual page say what --help says."""
 
+import os
+import pty
 import re
+import select
 import shutil
 import subprocess
 import unittest
@@ -68,6 +71,39 @@ class Zsh(Texts):
         path = self.file("_penstock", self.text("completion", "zsh").encode())
         done = subprocess.run(["zsh", "-n", path], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def complete(self, *lines):
+        """What each line becomes when its end is completed in a zsh on a terminal."""
+        if not shutil.which("zsh"):
+            self.skipTest("there is no zsh")
+        self.file("_penstock", self.text("completion", "zsh").encode())
+        self.file("set-up", b"fpath=($PWD $fpath); autoload -Uz compinit && compinit -u -D\n"
+                            b'penstock() { print -r -- "<${(j: :)@}>" }; print ready\n')
+        leader, follower = pty.openpty()
+        shell = subprocess.Popen(["zsh", "-f", "-i"], stdin=follower, stdout=follower, stderr=follower, cwd=self.folder,
+                                 env={**os.environ, "TERM": "dumb"}, start_new_session=True)
+        os.close(follower)
+        self.addCleanup(os.close, leader)
+        self.addCleanup(shell.wait)
+        self.addCleanup(shell.kill)
+
+        def ask(line, answer):
+            os.write(leader, line.encode())
+            text = ""
+            while not re.search(answer, text):
+                self.assertTrue(select.select([leader], [], [], 20)[0], text)
+                text += os.read(leader, 4096).decode()
+            return re.search(answer, text)
+
+        ask("source set-up\n", "ready")
+        return [ask(line + "\t\n", "<(.*)>").group(1) for line in lines]
+
+    def test_completes_commands_options_values_and_files(self):
+        self.file("weights.bin")
+        self.assertEqual(self.complete("penstock do", "penstock load --ca", "penstock load x --cache b",
+                                       "penstock bench --ht", "penstock load we", "penstock doctor --bundle we"),
+                         ["doctor", "load --cache", "load x --cache bypass", "bench --html", "load weights.bin",
+                          "doctor --bundle weights.bin"])
 
     def test_other_shells_are_refused(self):
         self.fails("invalid_argument", 2, "completion", "fish")

@@ -293,6 +293,43 @@ def test_the_loop_runs_on_while_a_read_is_awaited_and_cancelling_the_task_cancel
     target.close()
 
 
+def test_a_read_that_is_cancelled_twice_while_it_starts_never_begins(file, content, monkeypatch):
+    """Opening takes long here; afterwards the target must not be written any more."""
+    with penstock.Context() as context:
+        target = bytearray(len(content))
+        opening, opened = threading.Event(), threading.Event()
+        made = context._reader
+
+        def reader(*arguments):
+            start = made(*arguments)
+
+            def slow_start():
+                opening.set()
+                assert opened.wait(30)
+                return start()
+            return slow_start
+
+        monkeypatch.setattr(context, "_reader", reader)
+
+        async def main():
+            task = asyncio.create_task(context.read_into_async(target, file))
+            await asyncio.to_thread(opening.wait, 30)
+            for _ in range(2):
+                task.cancel()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert not task.done()
+            opened.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            before = bytes(target)
+            context.close()  # waits for what is under way
+            assert bytes(target) == before
+
+        asyncio.run(main())
+
+
+
 def test_a_target_is_kept_while_it_is_written(slow_context, large_file):
     target = bytearray(1 << 30)
     reading = slow_context._reader(target, large_file, 0, None, None, None, True)()

@@ -35,6 +35,18 @@ def test_all_is_one_request(mixed):
         assert context.statistics()["requests"] == 1
 
 
+def test_what_is_mapped_counts_in_the_statistics(tmp_path):
+    path = tmp_path / "m.safetensors"
+    penstock.save_file({"a": numpy.zeros(1 << 20, numpy.uint8)}, path)
+    path.read_bytes()
+    with penstock.Context() as context:
+        report = penstock.load_file(path, framework="np", context=context).report
+        if "mapped" not in report.routes:
+            pytest.skip(f"it was not mapped here: {report.reason}")
+        routes = [(route["engine"], route["route"], route["bytes"]) for route in context.statistics()["routes"]]
+        assert routes == [("mmap", "mapped", 1 << 20)]
+
+
 def test_what_safetensors_gives_we_give(mixed):
     safetensors = pytest.importorskip("safetensors")
     import safetensors.numpy

@@ -1,5 +1,6 @@
 """Files that are open: tensors in any order, parts of them, read ahead of a loop."""
 
+import importlib.util
 import logging
 import random
 import threading
@@ -85,6 +86,26 @@ def test_a_loop_is_read_ahead_of_where_orders_begin_alike(tmp_path, keys, begin)
         for name in [*names[begin:], *names[begin:]]:
             assert raw(file.get_tensor(name)) == contents[name]
         assert context.statistics()["requests"] < 20
+
+
+def test_a_tensor_that_cannot_be_read_ahead_costs_nobody_else_anything(tmp_path, monkeypatch):
+    """NumPy has no bfloat16. Nothing of what is on its way is let go for it, and the loop is read ahead of behind it."""
+    if importlib.util.find_spec("ml_dtypes"):
+        pytest.skip("with ml_dtypes it has")
+    monkeypatch.setattr(penstock._safe_open, "AHEAD_BYTES", 1 << 20)  # so that some are on their way before it
+    path = tmp_path / "model"
+    kinds = ["BF16" if i == 50 else "U8" for i in range(200)]
+    contents = write_model(path, [(f"t{i:03}", kind, (50000,)) for i, kind in enumerate(kinds)])
+    with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+        for name in file.keys():
+            if name == "t050":
+                with pytest.raises(penstock.Error, match="BF16"):
+                    file.get_tensor(name)
+            else:
+                assert raw(file.get_tensor(name)) == contents[name]
+        statistics = context.statistics()
+        assert statistics["requests"] < 70
+        assert sum(route["bytes"] for route in statistics["routes"]) < 1.3 * sum(map(len, contents.values()))
 
 
 def test_a_look_at_one_tensor_reads_one_tensor(tmp_path):

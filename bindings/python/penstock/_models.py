@@ -216,7 +216,7 @@ class Load:
             specs = [what.specs[place] for place in mapped]
             frame.check(specs)
             offsets = [model.tensors[what.indices[place]][5] for place in mapped]
-            memory.populate(sorted((offset, spec[3]) for offset, spec in zip(offsets, specs)))
+            memory.populate(context._core, sorted((offset, spec[3]) for offset, spec in zip(offsets, specs)))
             self._mapped_bytes += sum(spec[3] for spec in specs)
             tensors = frame.view(memory.memory, specs, offsets)
             self._places.append((mapped, lambda tensors=tensors: tensors))

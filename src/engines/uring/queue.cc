@@ -166,6 +166,8 @@ void Queue::fill(io_uring_sqe& entry, const Op& op) {
       break;
   }
   if (fixed) entry.flags |= IOSQE_FIXED_FILE;
+  // At once by a thread of the kernel's: where a server does not answer, even handing it over may hang.
+  if (store_of(op).is_remote()) entry.flags |= IOSQE_ASYNC;
 }
 
 void Queue::fill_transfer(io_uring_sqe& entry, const Op& op, int file) {

@@ -17,6 +17,10 @@ namespace penstock {
 namespace {
 
 constexpr std::size_t cached_rounds = 3;
+constexpr std::uint64_t first_step_bytes = 1 << 20;
+constexpr std::uint64_t step_growth = 8;
+// Over a slow network, single operations take long: only what takes longer than this is taken for stuck.
+constexpr double patience_seconds = 1;
 
 using Clock = std::chrono::steady_clock;
 
@@ -40,6 +44,9 @@ class Reader {
   static Result<Reader> create(const SpeedCheck& check, Cache cache) {
     Options options = check.options;
     options.cache = cache;
+    Deadlines& deadlines = options.deadlines;
+    deadlines.cancel_grace_seconds = std::max(deadlines.cancel_grace_seconds, patience_seconds);
+    deadlines.close_seconds = std::max(deadlines.close_seconds, 2 * deadlines.cancel_grace_seconds);
     Result<Context> context = Context::create(options);
     if (!context) return context.error();
     Result<Store> store = context->open(check.path);
@@ -52,11 +59,11 @@ class Reader {
   std::uint64_t memory_bytes() const { return context_.machine().memory_bytes; }
   std::optional<std::uint64_t> cached_bytes(std::uint64_t size) const { return store_.cached_bytes(0, size); }
 
-  Result<Report> read(Region memory) {
+  Result<Report> read(Region memory, std::uint64_t offset = 0) {
     if (check_.memory == Domain::pinned()) {
       if (Status attached = context_.attach(memory); !attached) return std::move(attached).error();
     }
-    const Range range{.store = &store_, .offset = 0, .memory = memory};
+    const Range range{.store = &store_, .offset = offset, .memory = memory};
     Result<Ticket> ticket = context_.submit(Direction::read, {&range, 1});
     if (!ticket) return ticket.error();
     const auto start = Clock::now();
@@ -84,6 +91,36 @@ class Reader {
   Store store_;
 };
 
+struct Steps {
+  Report longest;
+  std::uint64_t bytes = 0;  // from the front, without a gap
+};
+// Reads no more than fits into the time: of a slow store, what is asked for at once comes back late, and can't be
+// called back. What was read is only read again where that is not faster, or may be.
+Result<Steps> read_in_steps(const SpeedCheck& check, Reader& reader, Region memory, bool again) {
+  Steps steps;
+  const auto start = Clock::now();
+  for (std::uint64_t next = first_step_bytes; steps.bytes < memory.size_bytes;) {
+    const std::uint64_t from = again ? 0 : steps.bytes;
+    const std::uint64_t length = std::min(next, memory.size_bytes - from);
+    Result<Report> report = reader.read(memory.part(from, length), from);
+    if (!report) return report.error();
+    const double rate = static_cast<double>(report->bytes) / report->seconds;
+    const bool whole = report->bytes == length;
+    if (report->bytes >= steps.longest.bytes) steps.longest = std::move(*report);
+    if (!whole) break;
+    steps.bytes = from + length;
+    const double fits =
+        std::min(rate * (check.seconds - seconds_since(start)), static_cast<double>(length * step_growth));
+    if (fits < static_cast<double>(length)) break;
+    next = fits < static_cast<double>(memory.size_bytes)
+               ? static_cast<std::uint64_t>(fits) / first_step_bytes * first_step_bytes
+               : memory.size_bytes;
+    if (again && next <= length) break;
+  }
+  return steps;
+}
+
 // The front of a file in the page cache, for as long as this lives; then it is as it was.
 class Warmth {
  public:
@@ -98,21 +135,14 @@ class Warmth {
   Warmth& operator=(const Warmth&) = delete;
 
   // Says how many bytes are there then. `drop`: they are nobody's, and go again.
-  Result<std::uint64_t> add(std::uint64_t size_bytes, bool drop) {
+  Result<std::uint64_t> add(Region memory, bool drop) {
     if (fd_ < 0) return system_error(errno, "open " + check_.path);
-    std::vector<char> window(1 << 20);
-    const auto start = Clock::now();
-    std::uint64_t done = 0;
-    while (done < size_bytes && seconds_since(start) < check_.seconds) {
-      if (!check_.keep_going()) return stopped();
-      const ssize_t got = pread(fd_, window.data(), std::min<std::uint64_t>(window.size(), size_bytes - done),
-                                static_cast<off_t>(done));
-      if (got < 0 && errno != EINTR) return system_error(errno, "read " + check_.path);
-      if (got == 0) break;
-      done += static_cast<std::uint64_t>(std::max<ssize_t>(got, 0));
-      if (drop) drop_bytes_ = size_bytes;
-    }
-    return done;
+    Result<Reader> reader = Reader::create(check_, Cache::keep);
+    if (!reader) return reader.error();
+    if (drop) drop_bytes_ = memory.size_bytes;
+    const Result<Steps> steps = read_in_steps(check_, *reader, memory, true);
+    if (!steps) return steps.error();
+    return steps->bytes;
   }
 
  private:
@@ -133,14 +163,14 @@ Status measure_cold(const SpeedCheck& check, Region memory, Speeds& speeds) {
     speeds.no_cold_because = "some of it may be in the page cache, which can't be gone round here";
   }
   if (!speeds.no_cold_because.empty()) return {};
-  Result<Report> report = reader->read(memory);
-  if (!report) return report.error();
-  if (report->bytes == 0) {
+  Result<Steps> steps = read_in_steps(check, *reader, memory, reader->info().direct);
+  if (!steps) return steps.error();
+  if (steps->longest.bytes == 0) {
     speeds.no_cold_because = "nothing arrived within the time";
-  } else if (went_by(*report, {Route::cached, Route::cached_staged})) {
+  } else if (went_by(steps->longest, {Route::cached, Route::cached_staged})) {
     speeds.no_cold_because = "it came from the page cache all the same";
   } else {
-    speeds.cold = std::move(*report);
+    speeds.cold = std::move(steps->longest);
   }
   return {};
 }
@@ -157,8 +187,12 @@ Status measure_cached(const SpeedCheck& check, Region memory, Speeds& speeds) {
   Warmth warmth(check);
   std::uint64_t warm_bytes = memory.size_bytes;
   if (!in_memory && before != memory.size_bytes) {
-    const Result<std::uint64_t> warmed = warmth.add(memory.size_bytes, before == std::uint64_t{0});
+    const Result<std::uint64_t> warmed = warmth.add(memory, before == std::uint64_t{0});
     if (!warmed) return warmed.error();
+    if (*warmed == 0) {
+      speeds.no_cached_because = "nothing arrived within the time";
+      return {};
+    }
     warm_bytes = *warmed;
   }
   std::array<Report, cached_rounds> rounds;
@@ -214,11 +248,15 @@ Result<Speeds> measure_speeds(const SpeedCheck& given) {
   const std::uint64_t seen = speeds.cold ? speeds.cold->bytes : *size;
   if (done) done = measure_cached(check, memory->region().part(0, seen), speeds);
   if (done) return speeds;
-  if (done.error().code == Code::abandoned) {  // somebody may still write there, at any time
-    new Buffer(std::move(*memory));
-    new Context(std::move(*owner));
-  }
-  return std::move(done).error();
+  if (done.error().code != Code::abandoned) return std::move(done).error();
+  // Somebody may still write there, at any time.
+  new Buffer(std::move(*memory));
+  new Context(std::move(*owner));
+  if (!check.keep_going()) return stopped();
+  const std::string stuck = "reads did not come back in time: the disk, or the server of its file system, hangs";
+  if (!speeds.cold && speeds.no_cold_because.empty()) speeds.no_cold_because = stuck;
+  speeds.no_cached_because = stuck;
+  return speeds;
 }
 
 }  // namespace penstock

@@ -2,20 +2,35 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <random>
 
 #include "services/measuring/plain.h"
+#include "services/measuring/session.h"
 
 namespace penstock::measuring {
 namespace {
 
-constexpr std::size_t mib = 1 << 20;
 const KeepGoing go_on = [] { return true; };
+
+// In a process of its own, which may leak and lose its rights; -1 if it did not end by itself.
+int in_child(const std::function<int()>& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(30);
+    _exit(work());
+  }
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
 
 // A file of random bytes on the disk that tests use; with another that may be overwritten.
 class Measuring : public testing::Test {
@@ -78,6 +93,37 @@ TEST_F(Measuring, plain_work_ends_when_told_to) {
   const Result<Sample> sample = run_plain(job, [] { return false; });
   ASSERT_FALSE(sample);
   EXPECT_EQ(sample.error().code, Code::cancelled);
+}
+
+TEST_F(Measuring, plain_work_without_enough_threads_is_an_error) {
+  const auto run = [&] {
+    constexpr uid_t nobody_else = 61234;
+    constexpr rlimit few{3, 3};
+    if (getuid() == 0 && setuid(nobody_else) != 0) return 2;  // limits don't bind root
+    if (setrlimit(RLIMIT_NPROC, &few) != 0) return 3;
+    const PlainJob job{.fd = fd_, .size_bytes = 2 * mib, .setting = {.threads = 8}, .memory = memory_, .seconds = 3600};
+    const Result<Sample> sample = run_plain(job, go_on);
+    return !sample && sample.error().message.find("start a thread") != std::string::npos ? 0 : 1;
+  };
+  EXPECT_EQ(in_child(run), 0);
+}
+
+TEST_F(Measuring, memory_that_may_still_be_written_to_is_kept_for_ever) {
+  const auto run = [&](bool keep) {
+    const MeasuringJob job{.path = folder_ / "read", .size_bytes = 2 * mib, .seconds = 1, .keep_going = go_on};
+    Result<std::unique_ptr<Session>> session = Session::create(job);
+    if (!session) return 2;
+    std::byte* const memory = (*session)->memory().data;
+    *memory = std::byte{0xa5};
+    if (keep) (*session)->keep_memory();
+    session->reset();
+    std::byte found{};
+    const iovec here{&found, 1}, there{memory, 1};
+    const bool is_there = process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1 && found == std::byte{0xa5};
+    return is_there ? 1 : 0;
+  };
+  EXPECT_EQ(in_child([&] { return run(true); }), 1);
+  EXPECT_EQ(in_child([&] { return run(false); }), 0);
 }
 
 TEST_F(Measuring, a_file_that_became_shorter_is_an_error) {

@@ -190,8 +190,15 @@ TEST_F(ModelLoad, a_cached_file_is_mapped_and_what_is_written_there_stays_here) 
     ASSERT_EQ(file.size_bytes(), model.files()[0].size_bytes);
     std::vector<MappedFile::Piece> pieces;
     for (const TensorInfo& tensor : model.tensors()) pieces.push_back({tensor.offset, tensor.size_bytes});
-    file.populate(pieces);
-    file.populate({});
+    context_.reset_statistics();
+    file.populate(context_, pieces);
+    file.populate(context_, {});
+    const Statistics statistics = context_.statistics();
+    ASSERT_EQ(statistics.routes.size(), 1U);
+    EXPECT_EQ(statistics.routes[0].engine, "mmap");
+    EXPECT_EQ(statistics.routes[0].route, Route::mapped);
+    EXPECT_EQ(statistics.routes[0].bytes, data_.size());
+    EXPECT_EQ(statistics.routes[0].operations, 1U);
     char* const data = reinterpret_cast<char*>(file.data()) + model.files()[0].data_offset;
     EXPECT_TRUE(std::string_view(data, data_.size()) == data_);
     data[5] ^= 1;

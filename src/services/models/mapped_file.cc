@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -57,10 +58,13 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(data_, size_bytes_);
 }
 
-void MappedFile::populate(std::span<const Piece> pieces) const {
+void MappedFile::populate(Context& context, std::span<const Piece> pieces) const {
+  const auto begin = std::chrono::steady_clock::now();
+  std::uint64_t bytes = 0;
   const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   std::vector<Piece> turns;
   for (const Piece& piece : pieces) {
+    bytes += piece.size_bytes;
     const std::uint64_t end = std::min<std::uint64_t>(piece.offset + piece.size_bytes, size_bytes_);
     std::uint64_t at = piece.offset / page_bytes * page_bytes;
     if (!turns.empty()) at = std::max(at, turns.back().offset + turns.back().size_bytes);  // pieces share pages
@@ -86,6 +90,8 @@ void MappedFile::populate(std::span<const Piece> pieces) const {
   }
   work();
   for (std::thread& thread : threads) thread.join();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  if (bytes != 0) context.count_mapped(bytes, took.count());
 }
 
 }  // namespace penstock

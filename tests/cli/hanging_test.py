@@ -1,0 +1,165 @@
+"""Stores whose server is slow or does not answer: a file system of FUSE, served here."""
+
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import signal
+import struct
+import threading
+import time
+import unittest
+
+from tool import ToolTest, wait_until
+
+# <linux/fuse.h>
+LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH, INIT, INTERRUPT, BATCH_FORGET = (
+    1, 2, 3, 14, 15, 17, 18, 25, 26, 36, 42)
+FORCE = 1  # of umount2(2)
+FILE_BYTES = 8 << 20
+SOON = ["--options", '{"deadlines": {"close_seconds": 0.2}}']
+
+
+class Server:
+    """One file in one folder. Once a request of the first kind in `hangs` has come, those of all of them are never
+    answered."""
+
+    def __init__(self, point, hangs, seconds_of_a_read=0):
+        self.point, self.hangs, self.seconds_of_a_read = point, hangs, seconds_of_a_read
+        self.hanging = threading.Event()
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        options = f"fd={self.fuse},rootmode=40000,user_id=0,group_id=0"
+        if self.libc.mount(b"penstock-test", os.fsencode(point), b"fuse", 0, options.encode()) != 0:
+            number = ctypes.get_errno()
+            os.close(self.fuse)
+            raise OSError(number, os.strerror(number))
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def stop(self):
+        """Whoever still waits for an answer gets an error."""
+        self.libc.umount2(os.fsencode(self.point), FORCE)
+        self.thread.join()
+
+    def serve(self):
+        while True:
+            try:
+                request = os.read(self.fuse, 1 << 20)
+            except OSError:  # ENODEV: unmounted
+                break
+            _, kind, unique, node, *_ = struct.unpack_from("<IIQQIIII", request)
+            if kind in self.hangs[:1] or (self.hanging.is_set() and kind in self.hangs):
+                self.hanging.set()
+            elif kind not in (FORGET, BATCH_FORGET, INTERRUPT):
+                answer = self.answer(kind, node, request[40:])
+                error = answer if isinstance(answer, int) else 0
+                body = b"" if error else answer
+                with contextlib.suppress(OSError):  # ENOENT: who asked is gone
+                    os.write(self.fuse, struct.pack("<IiQ", 16 + len(body), error, unique) + body)
+        os.close(self.fuse)
+
+    def answer(self, kind, node, body):
+        if kind == INIT:  # as few requests at a time in the background as can be
+            return struct.pack("<IIIIHHI", 7, 31, 131072, 1, 1, 1, 131072) + bytes(40)
+        if kind == LOOKUP:
+            return struct.pack("<QQQQII", 2, 0, 0, 0, 0, 0) + self.attributes(2) if body == b"file\0" else -2
+        if kind == GETATTR:
+            return struct.pack("<QII", 0, 0, 0) + self.attributes(node)
+        if kind == OPEN:
+            return bytes(16)
+        if kind == READ:
+            _, offset, size = struct.unpack_from("<QQI", body)
+            time.sleep(self.seconds_of_a_read)
+            return bytes(max(min(size, FILE_BYTES - offset), 0))
+        if kind == STATFS:
+            return bytes(80)
+        return b"" if kind in (FLUSH, RELEASE) else -38  # ENOSYS
+
+    @staticmethod
+    def attributes(node):
+        mode = 0o40755 if node == 1 else 0o100644
+        return struct.pack("<6Q10I", node, FILE_BYTES, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+
+
+class Hanging(ToolTest):
+    def serve(self, *hangs, **how):
+        self.need_root()
+        point = self.folder / "mount"
+        point.mkdir()
+        try:
+            self.server = Server(point, hangs, **how)
+        except OSError as error:
+            self.skipTest(f"can't mount a file system of FUSE here: {error}")
+        return point / "file"
+
+    def start(self, *arguments):
+        process = super().start(*arguments)
+        self.addCleanup(lambda: self.server.stop())  # before it is waited for
+        return process
+
+    @staticmethod
+    def wait_for_state(process, state):
+        status = pathlib.Path(f"/proc/{process.pid}/status")
+        wait_until(lambda: f"State:\t{state}" in status.read_text())
+
+    def end_of(self, process):
+        """Waits until the command has ended, and then lets go of its threads, which the kernel keeps until then."""
+        self.wait_for_state(process, "Z")
+        self.server.stop()
+        stdout, stderr = process.communicate(timeout=30)
+        return process.returncode, stdout, stderr
+
+    def test_doctor_measures_what_is_only_slow(self):
+        process = self.start("doctor", self.serve(seconds_of_a_read=0.02), *SOON, "--json")
+        stdout, stderr = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, stderr)
+        cold = json.loads(stdout)["store"]["cold"]
+        self.assertGreaterEqual(cold["bytes"], 1 << 20)
+        self.assertEqual(cold["limit"], "storage")
+
+    def test_doctor_says_so(self):
+        process = self.start("doctor", self.serve(READ, FLUSH), *SOON, "--json")
+        code, stdout, stderr = self.end_of(process)
+        self.assertEqual(code, 0, stderr)
+        report = json.loads(stdout)
+        self.assertIn("could not be measured: reads did not come back in time", report["verdict"])
+        self.assertIn("did not come back", report["store"]["no_cold_because"])
+        self.assertIn("does not close", stderr.decode())
+
+    def test_doctor_is_ended_by_ctrl_c(self):
+        process = self.start("doctor", self.serve(READ), *SOON)
+        self.server.hanging.wait(30)
+        process.send_signal(signal.SIGINT)
+        code, _, stderr = self.end_of(process)
+        self.assertEqual((code, stderr.splitlines()[-1]), (130, b"penstock: interrupted"))
+
+    def test_load_is_ended_by_ctrl_c(self):
+        path = self.serve(READ)
+        for engine in "posix", "uring":
+            if engine == "uring" and self.run_tool("load", "--engine", engine, os.devnull).stderr.count(b"io_uring"):
+                continue
+            with self.subTest(engine):
+                self.server.hanging.clear()
+                process = self.start("load", "--raw", path, "--engine", engine, *SOON)
+                self.server.hanging.wait(30)
+                process.send_signal(signal.SIGINT)
+                code, _, stderr = self.end_of(process)
+                self.assertEqual(code, 130, stderr)
+                self.assertIn(b"penstock: interrupted; what was under way did not come back", stderr)
+                self.server = Server(path.parent, (READ,))
+
+    def test_ctrl_c_is_heard_in_a_call_that_hangs(self):
+        process = self.start("inspect", self.serve(LOOKUP))
+        self.server.hanging.wait(30)
+        process.send_signal(signal.SIGINT)
+        self.assertIn(b"does not come back", process.stderr.readline())
+        process.send_signal(signal.SIGINT)
+        self.wait_for_state(process, "D")  # it has been told to end, and only the kernel does not let it
+        self.server.stop()
+        self.assertEqual(process.wait(30), -signal.SIGINT)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
