@@ -113,23 +113,17 @@ inline std::optional<Code> IoQueue::refusal(const Io& io) const {
   return std::nullopt;
 }
 
-std::uint64_t IoQueue::longest_command(const Op& op) const {
-  const std::uint64_t block = op.io.space->info.block_bytes;
-  switch (op.io.kind) {
-    case IoKind::zero:
-      if (controller_.info_.write_zeroes) {
-        return std::max(block, std::min(most_blocks * block, controller_.info_.max_zeroes_bytes));
-      }
-      [[fallthrough]];
-    case IoKind::read:
-    case IoKind::write:
-      return std::min(max_transfer_bytes_, most_blocks * block);
-    case IoKind::deallocate:
-      return std::min(most_blocks_of_range, controller_.info_.max_deallocate_blocks) * block;
-    case IoKind::flush:
-      break;
-  }
-  return 1;
+inline std::uint64_t IoQueue::longest_transfer(const Io& io) const {
+  return std::min(max_transfer_bytes_, most_blocks * io.space->info.block_bytes);
+}
+
+std::uint64_t IoQueue::longest_without_data(const Io& io) const {
+  const ControllerInfo& controller = controller_.info_;
+  const std::uint64_t block = io.space->info.block_bytes;
+  if (io.kind == IoKind::flush) return 1;
+  if (io.kind == IoKind::deallocate) return std::min(most_blocks_of_range, controller.max_deallocate_blocks) * block;
+  if (!controller.write_zeroes) return longest_transfer(io);
+  return std::max(block, std::min(most_blocks * block, controller.max_zeroes_bytes));
 }
 
 PrpListMemory IoQueue::list_of(std::uint32_t record) const {
@@ -178,7 +172,7 @@ inline void IoQueue::make_command(const Op& op, std::uint32_t record, std::uint6
 
 // Whether all of it is cut; if not, there are no commands left for more.
 [[gnu::always_inline]] inline bool IoQueue::cut(Op& op, std::uint32_t index) {
-  const std::uint64_t longest = longest_command(op);
+  const std::uint64_t longest = moves_bytes(op.io.kind) ? longest_transfer(op.io) : longest_without_data(op.io);
   while (op.sent < op.end) {
     if (free_commands_.empty()) return false;
     const std::uint32_t number = free_commands_.back();

@@ -99,7 +99,8 @@ class IoQueue {
   std::optional<Code> refusal(const Io& io) const;
   void cut_waiting();
   bool cut(Op& op, std::uint32_t index);
-  std::uint64_t longest_command(const Op& op) const;
+  std::uint64_t longest_transfer(const Io& io) const;
+  std::uint64_t longest_without_data(const Io& io) const;
   void make_command(const Op& op, std::uint32_t record, std::uint64_t length, Command& command);
   void send();
   void take_ended();
