@@ -30,6 +30,10 @@ enum class Locality : std::uint8_t {
   fuse,     // a user-space file system
 };
 PENSTOCK_EXPORT std::string_view locality_name(Locality locality);
+// Far away, whatever the bandwidth; and a server has a say in it, which may not answer.
+constexpr bool is_remote(Locality locality) {
+  return locality == Locality::network || locality == Locality::fuse;
+}
 
 // What must differ when the content may differ. For files: inode and modification time.
 struct Identity {

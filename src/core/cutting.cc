@@ -323,18 +323,25 @@ CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry, const Span& 
   const Options& options = environment_->options;
   const bool straight = part.plan.path == Path::device;
   // Written in long pieces: a file system has to note the extents of each.
-  const bool in_window = goes_through_window(part, span) && part.hold->direction == Direction::read;
-  const std::uint64_t chunk = align_up(in_window ? window_.piece_bytes() : options.storage_chunk_bytes, alignment);
+  const bool reads_to_gpu = span.gpu != nullptr && part.hold->direction == Direction::read;
+  // Units to a GPU are short, and lanes take several from wherever the last lane stopped.
+  const std::uint64_t chunk =
+      align_up(reads_to_gpu ? std::min(options.storage_chunk_bytes, StagedWindow::least_piece_bytes)
+                            : options.storage_chunk_bytes,
+               alignment);
   // A copy engine is at its best from a whole slot at a time, and each operation on a distant mount should be worth its
   // latency; a disk is content with less.
-  std::uint64_t longest = chunk;
-  if (straight || (span.gpu != nullptr && part.plan.path == Path::cached)) {
-    longest = std::max(chunk, options.staging_slot_bytes / chunk * chunk);
+  std::uint64_t longest = options.storage_chunk_bytes;
+  if (reads_to_gpu && goes_through_window(part, span)) {
+    longest = window_.piece_bytes();
+  } else if (straight || (span.gpu != nullptr && part.plan.path == Path::cached)) {
+    longest = std::max(longest, options.staging_slot_bytes);
   } else if (span.memory == nullptr) {
-    longest = std::max(chunk, memoryless_bytes_most / chunk * chunk);
+    longest = memoryless_bytes_most;
   } else if (remote) {
-    longest = chunk * remote_chunks;
+    longest *= remote_chunks;
   }
+  longest = std::max(chunk, longest / chunk * chunk);
   // Half of a short arena: the other half is filled meanwhile.
   const std::uint64_t slot = std::min(options.staging_slot_bytes, settings_.staging_bytes / 2);
   return {.direction = part.hold->direction,
@@ -392,6 +399,8 @@ std::uint32_t Lane::start(Part& part, StoreEntry& entry, const Cut& piece, const
     }
   }
   flight.weight_bytes = is_remote(entry.info().locality) ? flight.length / remote_chunks : flight.length;
+  if (flight.user == nullptr)
+    flight.weight_bytes = std::min(flight.weight_bytes, environment_->options.storage_chunk_bytes);
   bytes_in_flight_ += flight.weight_bytes;
   ++part.in_flight;
   return index;

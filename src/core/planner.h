@@ -17,11 +17,6 @@
 
 namespace penstock::core {
 
-// Reached over a network or through a user-space file system: far away, whatever the bandwidth.
-constexpr bool is_remote(Locality locality) {
-  return locality == Locality::network || locality == Locality::fuse;
-}
-
 struct EngineFacts {
   std::string_view name;
   bool serves_scheme = false;

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <span>
+#include <system_error>
 
 #include "penstock/checksum.h"
 #include "penstock/published.h"
@@ -49,20 +50,27 @@ Result<std::unique_ptr<Publisher>> Publisher::create(const std::string& name, st
   std::string unborn = std::string(published_folder) + "/.penstock-XXXXXX";
   UniqueFd file(::mkostemp(unborn.data(), O_CLOEXEC));
   if (!file) return system_error(errno, "make a file in " + std::string(published_folder));
-  Status status;
-  void* life = MAP_FAILED;
-  if (::fchmod(file.get(), 0644) != 0 || ::ftruncate(file.get(), published_head_bytes) != 0 ||
-      (life = map(file.get())) == MAP_FAILED) {
-    status = system_error(errno, "publish statistics as " + name);
-  }
-  std::unique_ptr<Publisher> publisher;
-  if (status) {
-    publisher.reset(new Publisher(std::move(file), make_mutex(life), std::move(text)));
-    status = publisher->take_name(unborn, name);
+  auto publisher = create_unborn(std::move(file), name, std::move(text));
+  if (publisher) {
+    if (Status status = (*publisher)->take_name(unborn, name); !status) publisher = std::move(status).error();
   }
   ::unlink(unborn.c_str());
-  if (!status) return std::move(status).error();
   return publisher;
+}
+
+Result<std::unique_ptr<Publisher>> Publisher::create_unborn(UniqueFd file, const std::string& name,
+                                                            std::function<std::string()> text) {
+  // With room for the head: without, touching it where memory is full would end the process.
+  int failed = ::fchmod(file.get(), 0644) == 0 ? ::posix_fallocate(file.get(), 0, published_head_bytes) : errno;
+  void* life = failed == 0 ? map(file.get()) : MAP_FAILED;
+  if (failed == 0 && life == MAP_FAILED) failed = errno;
+  if (failed != 0) return system_error(failed, "publish statistics as " + name);
+  try {
+    return std::unique_ptr<Publisher>(new Publisher(std::move(file), make_mutex(life), std::move(text)));
+  } catch (const std::system_error& error) {
+    ::munmap(life, published_head_bytes);
+    return system_error(error.code().value(), "start a thread to publish statistics as " + name);
+  }
 }
 
 Publisher::Publisher(UniqueFd file, pthread_mutex_t* life, std::function<std::string()> text)

@@ -35,6 +35,8 @@ class Publisher {
   const std::string& path() const { return path_; }
 
  private:
+  static Result<std::unique_ptr<Publisher>> create_unborn(UniqueFd file, const std::string& name,
+                                                          std::function<std::string()> text);
   Publisher(UniqueFd file, pthread_mutex_t* life, std::function<std::string()> text);
   // Under a name that nobody has taken yet. `unborn` is the one that it has.
   Status take_name(const std::string& unborn, const std::string& name);

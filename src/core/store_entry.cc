@@ -38,10 +38,10 @@ std::vector<std::string_view> all_schemes(const engine::Table& table) {
 // it and be about to open it again.
 Result<std::unique_ptr<engine::Store>> open_patiently(engine::Engine& engine, const std::string& name,
                                                       const OpenOptions& options) {
-  constexpr int most_attempts = 50;
-  constexpr auto nap = std::chrono::milliseconds(5);
+  constexpr auto longest_nap = std::chrono::milliseconds(128);
   auto store = engine.open(name, options);
-  for (int i = 1; i < most_attempts && !store && store.error().code == Code::in_use; ++i) {
+  for (auto nap = std::chrono::milliseconds(1); nap <= longest_nap; nap *= 2) {
+    if (store || store.error().code != Code::in_use) break;
     std::this_thread::sleep_for(nap);
     store = engine.open(name, options);
   }

@@ -196,9 +196,11 @@ void Lane::on_moved(std::uint32_t index, std::uint64_t bytes, Route route, TimeP
   flight.moved = std::min(before + bytes, flight.span_bytes);
   const bool whole_block = flight.phase == Phase::read_block || flight.phase == Phase::write_block;
   const std::uint64_t needed = whole_block ? flight.span_bytes : flight.lead + flight.length;
-  if (flight.phase != Phase::read_block && flight.user != nullptr) {
-    flight.routes[static_cast<std::size_t>(route)] += overlap(before, flight.moved, flight.lead, flight.length);
-  }
+  const auto count_route = [&](std::uint64_t from) {
+    if (flight.user == nullptr) return;  // what has no memory takes none
+    flight.routes[static_cast<std::size_t>(route)] += overlap(from, flight.moved, flight.lead, flight.length);
+  };
+  if (flight.phase != Phase::read_block) count_route(before);
   if (flight.moved >= needed && flight.phase != Phase::read_block) {
     finish_piece(index);
     return;
@@ -228,7 +230,7 @@ void Lane::on_moved(std::uint32_t index, std::uint64_t bytes, Route route, TimeP
     } else {
       flight.moved = align_down(flight.moved, alignment);
       flight.routes = {};
-      flight.routes[static_cast<std::size_t>(route)] = overlap(0, flight.moved, flight.lead, flight.length);
+      count_route(0);
     }
   }
   if (flight.moved > before) {

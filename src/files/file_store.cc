@@ -41,7 +41,7 @@ FileStore::FileStore(OpenedFile file)
       replacement_(std::move(file.replacement)) {}
 
 FileStore::~FileStore() {
-  if (!is_remote()) return;  // remote file systems tell their server of every close, and wait
+  if (!is_remote(info_.locality)) return;  // remote file systems tell their server of every close, and wait
   auto close = [replacement = std::move(replacement_), direct = std::move(direct_),
                 buffered = std::move(buffered_)]() mutable {
     replacement.reset();
@@ -133,10 +133,10 @@ Status FileStore::commit(bool durable) {
 
 Status FileStore::abort() {
   const std::lock_guard lock(writer_mutex_);
-  if (!replacement_ || !is_remote()) return replacement_ ? replacement_->abort() : Status();
+  if (!replacement_ || !is_remote(info_.locality)) return replacement_ ? replacement_->abort() : Status();
   const auto status = std::make_shared<Status>();
-  const bool back = comes_back(closing_seconds, [status, own = replacement_] { *status = own->abort(); });
-  if (back) return *status;
+  abort_hangs_ = abort_hangs_ || !comes_back(closing_seconds, [status, own = replacement_] { *status = own->abort(); });
+  if (!abort_hangs_) return *status;
   return Error{Code::timed_out, 0,
                "the server of " + info_.name + " does not answer, so an unfinished file stays there",
                "remove it when the server is back"};

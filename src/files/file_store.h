@@ -18,8 +18,6 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   explicit FileStore(OpenedFile file);
   ~FileStore() override;
 
-  // Whether a server has a say in it, which may not answer.
-  bool is_remote() const { return info_.locality == Locality::network || info_.locality == Locality::fuse; }
   int buffered_fd() const { return buffered_.get(); }
   // -1 if the store can't be reached past the page cache.
   int direct_fd() const { return direct_.get(); }
@@ -50,6 +48,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   const bool checks_path_;  // whether the name must go on meaning this file
   std::mutex writer_mutex_;
   std::shared_ptr<Replacement> replacement_;  // with who removes it and may hang in that
+  bool abort_hangs_ = false;
 };
 
 }  // namespace penstock::files

@@ -28,25 +28,13 @@ std::int64_t result_of(std::int64_t returned) {
   return returned < 0 ? -errno : returned;
 }
 
-// For file systems that can't zero a range by themselves.
-std::int64_t write_zeros(int fd, const Op& op) {
-  static constexpr std::array<std::byte, 64 << 10> zeros{};
-  std::uint64_t done = 0;
-  while (done < op.length) {
-    const std::size_t bytes = std::min<std::uint64_t>(zeros.size(), op.length - done);
-    const ssize_t written = ::pwrite(fd, zeros.data(), bytes, static_cast<off_t>(op.offset + done));
-    if (written < 0) return done > 0 ? static_cast<std::int64_t>(done) : -errno;
-    if (written == 0) break;
-    done += static_cast<std::uint64_t>(written);
-  }
-  return static_cast<std::int64_t>(done);
-}
-
 std::int64_t zero(int fd, const Op& op) {
   const int failed =
       ::fallocate(fd, FALLOC_FL_ZERO_RANGE, static_cast<off_t>(op.offset), static_cast<off_t>(op.length));
   if (failed == 0) return static_cast<std::int64_t>(op.length);
-  return errno == EOPNOTSUPP || errno == ENOSYS ? write_zeros(fd, op) : -errno;
+  if (!needs_written_zeros(op, errno)) return -errno;
+  const std::span<const std::byte> zeros = zeros_for(op);
+  return result_of(::pwrite(fd, zeros.data(), zeros.size(), static_cast<off_t>(op.offset)));
 }
 
 std::int64_t deallocate(int fd, const Op& op) {
@@ -87,6 +75,16 @@ Code code_of(int error) {
 }
 
 }  // namespace
+
+bool needs_written_zeros(const Op& op, int error) {
+  return error == EOPNOTSUPP || error == ENOSYS ||
+         (error == EINVAL && store_of(op).info().kind == StoreKind::block_device);
+}
+
+std::span<const std::byte> zeros_for(const Op& op) {
+  static constexpr std::array<std::byte, 1 << 20> zeros{};
+  return std::span(zeros).first(std::min<std::uint64_t>(zeros.size(), op.length));
+}
 
 int descriptor_of(const Op& op) {
   const FileStore& store = store_of(op);

@@ -122,6 +122,17 @@ TEST_P(BlockDevice, is_written_at_every_alignment_and_nowhere_else) {
   EXPECT_EQ(read_file(image_), expected);
 }
 
+TEST_P(BlockDevice, is_zeroed_through_the_page_cache_too) {
+  options_.cache = Cache::keep;
+  context_.emplace(ContextBuilder::build(table_of(GetParam().engine), options_).value());
+  const Store store = context_->open(device_->path(), for_writing).value();
+  const Report report = context_->zero(store, 1000, 3'000'001, {.durable = true});
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  auto expected = content(1, 0, size_bytes);
+  std::fill_n(expected.begin() + 1000, 3'000'001, std::byte{0});
+  EXPECT_TRUE(same_bytes(read_file(image_), expected));
+}
+
 TEST_P(BlockDevice, is_zeroed_at_every_alignment_and_deallocated_by_the_block) {
   const Store store = context_->open(device_->path(), for_writing).value();
   auto expected = content(1, 0, size_bytes);

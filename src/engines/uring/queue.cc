@@ -133,7 +133,11 @@ bool Queue::start(const Op& op) {
   const std::uint32_t index = free_.back();
   free_.pop_back();
   InFlight& place = in_flight_[index];
-  place = {.op = op, .generation = std::max(place.generation + 1, 1U), .busy = true, .cancelled = false};
+  place = {.op = op,
+           .generation = std::max(place.generation + 1, 1U),
+           .busy = true,
+           .cancelled = false,
+           .writes_zeros = false};
   fill(*entry, op);
   entry->user_data = user_data(index);
   return true;
@@ -167,7 +171,7 @@ void Queue::fill(io_uring_sqe& entry, const Op& op) {
   }
   if (fixed) entry.flags |= IOSQE_FIXED_FILE;
   // At once by a thread of the kernel's: where a server does not answer, even handing it over may hang.
-  if (store_of(op).is_remote()) entry.flags |= IOSQE_ASYNC;
+  if (is_remote(op.store->info().locality)) entry.flags |= IOSQE_ASYNC;
 }
 
 void Queue::fill_transfer(io_uring_sqe& entry, const Op& op, int file) {
@@ -283,19 +287,37 @@ bool Queue::complete(const io_uring_cqe& completion, Done& done) {
   const auto index = static_cast<std::uint32_t>(completion.user_data);
   if (index >= in_flight_.size() || !in_flight_[index].busy || user_data(index) != completion.user_data) std::abort();
   InFlight& place = in_flight_[index];
+  const int result = completion.res;
+  const bool zero_is_refused = place.op.kind == OpKind::zero && !place.writes_zeros && result < 0 &&
+                               files::needs_written_zeros(place.op, -result);
+  if (zero_is_refused && !place.cancelled && write_zeros(index)) return false;
   place.busy = false;
   free_.push_back(index);
 
-  const int result = completion.res;
-  if (place.cancelled && (result == -EINTR || result == -EAGAIN)) {
+  const bool was_cancelled = place.cancelled && (result == -EINTR || result == -EAGAIN || zero_is_refused);
+  if (was_cancelled) {
     done = files::finish(place.op, -ECANCELED);
-  } else if (place.op.kind == OpKind::zero && result == -EOPNOTSUPP) {
-    done = files::transfer(place.op);  // which knows another way
-  } else if (place.op.kind == OpKind::zero || place.op.kind == OpKind::deallocate) {
-    done = files::finish(place.op, result < 0 ? result : static_cast<std::int64_t>(place.op.length));
-  } else {
+  } else if (zero_is_refused) {
+    done = files::finish(place.op, -EAGAIN);  // the ring has no room at the moment
+  } else if (engine::moves_bytes(place.op.kind) || place.writes_zeros || result < 0) {
     done = files::finish(place.op, result);
+  } else {
+    done = files::finish(place.op, static_cast<std::int64_t>(place.op.length));
   }
+  return true;
+}
+
+// In place of an operation that the file system does not have. At most the first part: the caller goes on.
+bool Queue::write_zeros(std::uint32_t index) {
+  io_uring_sqe* entry = entry_at_once();
+  if (entry == nullptr) return false;
+  InFlight& place = in_flight_[index];
+  const std::span<const std::byte> zeros = files::zeros_for(place.op);
+  io_uring_prep_write(entry, store_of(place.op).buffered_fd(), zeros.data(), static_cast<unsigned>(zeros.size()),
+                      place.op.offset);
+  if (is_remote(place.op.store->info().locality)) entry->flags |= IOSQE_ASYNC;
+  entry->user_data = user_data(index);
+  place.writes_zeros = true;
   return true;
 }
 

@@ -40,6 +40,7 @@ class Queue : public engine::Queue, private Registered {
     std::uint32_t generation = 0;
     bool busy = false;
     bool cancelled = false;
+    bool writes_zeros = false;
   };
 
   Queue(io_uring ring, UniqueFd event, const engine::QueueOptions& options, Registry& registry);
@@ -58,6 +59,7 @@ class Queue : public engine::Queue, private Registered {
   int hand_over_and_wait(Duration time);
   void arm_wake();
   io_uring_sqe* entry_at_once();
+  bool write_zeros(std::uint32_t index);
   std::size_t collect(std::span<engine::Done> done);
   bool complete(const io_uring_cqe& completion, engine::Done& done);
 

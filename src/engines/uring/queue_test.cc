@@ -253,6 +253,27 @@ TEST_F(UringQueue, writes_flushes_zeros_and_digs_holes) {
   EXPECT_EQ(content[block + 1], 0);
 }
 
+TEST_F(UringQueue, writes_zeros_where_the_file_system_has_no_such_operation) {
+  if (!std::filesystem::exists("/dev/shm")) GTEST_SKIP() << "no /dev/shm";
+  const files::ScratchFolder shm("/dev/shm");
+  const std::string name = shm.write("a", std::string(3 << 20, 'x'));
+  const auto lane = queue();
+  const auto store = open(name, {.access = Access::write});
+  Op op{.kind = OpKind::zero, .store = store.get(), .offset = 100, .length = 2 << 20};
+  std::uint64_t zeroed = 0;
+  while (zeroed < (2 << 20)) {
+    const Done done = run(*lane, op);
+    ASSERT_EQ(done.code, Code::ok);
+    ASSERT_GT(done.bytes, 0U);
+    zeroed += done.bytes;
+    op.offset += done.bytes;
+    op.length -= done.bytes;
+  }
+  std::string expected(3 << 20, 'x');
+  std::fill_n(expected.begin() + 100, 2 << 20, '\0');
+  EXPECT_TRUE(shm.read("a") == expected);
+}
+
 TEST_F(UringQueue, answers_what_it_can_not_do_with_a_code) {
   if (!std::filesystem::exists("/dev/shm")) GTEST_SKIP() << "no /dev/shm";
   const files::ScratchFolder shm("/dev/shm");
