@@ -45,8 +45,8 @@ FileStore::~FileStore() {
   auto close = [replacement = std::move(replacement_), direct = std::move(direct_),
                 buffered = std::move(buffered_)]() mutable {
     replacement.reset();
-    UniqueFd(std::move(direct));
-    UniqueFd(std::move(buffered));
+    direct = UniqueFd();
+    buffered = UniqueFd();
   };
   if (comes_back(closing_seconds, std::move(close))) return;
   log(LogLevel::warning,
