@@ -33,8 +33,8 @@ VENDORS = {
     re.compile(r"benchmark/.*"): ["bench/"],
     re.compile(r"nanobind/.*"): ["bindings/python/"],
 }
-# Built on the public API alone.
-USERS = ["src/cli/", "src/services/", "src/daemon/", "src/capi/", "bindings/"]
+# Built on the public API alone, but that services, which are in the same library, share the helpers of base.
+USERS = {"src/cli/": (), "src/services/": ("base/",), "src/daemon/": (), "src/capi/": (), "bindings/": ()}
 
 
 def files(root, suffixes):
@@ -63,10 +63,10 @@ def include_findings(name, quote, header, own_folder):
         return
     if name.startswith("include/"):
         yield f"is public and includes {header}, which is not"
-    for user in USERS:
-        is_own = header.startswith(user.removeprefix("src/")) or (own_folder / header).exists()
+    for user, helpers in USERS.items():
+        is_own = header.startswith((user.removeprefix("src/"), *helpers)) or (own_folder / header).exists()
         if name.startswith(user) and not is_own:
-            yield f"includes {header}: {user} uses the public headers and its own"
+            yield f"includes {header}: {user} uses {' and '.join(('the public headers', *helpers, 'its own'))}"
 
 
 def rules(root):
