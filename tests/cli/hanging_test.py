@@ -171,7 +171,7 @@ class Hanging(ToolTest):
         process = self.start("inspect", self.serve(LOOKUP))
         self.server.hanging.wait(30)
         process.send_signal(signal.SIGINT)
-        self.assertIn(b"does not come back", process.stderr.readline())
+        self.assertIn(b"not at an end yet", process.stderr.readline())
         process.send_signal(signal.SIGINT)
         self.wait_for_state(process, "D")  # it has been told to end, and only the kernel does not let it
         self.server.stop()
