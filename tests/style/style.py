@@ -33,8 +33,9 @@ VENDORS = {
     re.compile(r"benchmark/.*"): ["bench/"],
     re.compile(r"nanobind/.*"): ["bindings/python/"],
 }
-# Built on the public API alone, but that services, which are in the same library, share the helpers of base.
-USERS = {"src/cli/": (), "src/services/": ("base/",), "src/daemon/": (), "src/capi/": (), "bindings/": ()}
+# Built on the public API alone, but for the helpers that services, which are in the same library, share with it.
+USERS = {"src/cli/": (), "src/services/": ("base/bounded.h", "base/keyed_hash.h"), "src/daemon/": (), "src/capi/": (),
+         "bindings/": ()}
 
 
 def files(root, suffixes):
@@ -64,9 +65,9 @@ def include_findings(name, quote, header, own_folder):
     if name.startswith("include/"):
         yield f"is public and includes {header}, which is not"
     for user, helpers in USERS.items():
-        is_own = header.startswith((user.removeprefix("src/"), *helpers)) or (own_folder / header).exists()
-        if name.startswith(user) and not is_own:
-            yield f"includes {header}: {user} uses {' and '.join(('the public headers', *helpers, 'its own'))}"
+        is_own = header.startswith(user.removeprefix("src/")) or (own_folder / header).exists()
+        if name.startswith(user) and not is_own and header not in helpers:
+            yield f"includes {header}: {user} uses {', '.join(('the public headers', *helpers))} and its own"
 
 
 def rules(root):
