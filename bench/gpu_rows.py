@@ -25,7 +25,6 @@ class GpuSetup(harness.Setup):
     def __init__(self, arguments):
         super().__init__(arguments)
         scale = arguments.scale
-        self.end = time.monotonic() + (arguments.seconds or (75 if self.quick else 400))
         self.round_seconds = (0.4 if self.quick else 1.0) / scale
         # Disks, and four threads on sixteen cores, change their pace from second to second: fewer rounds, but longer,
         # of several turns.
@@ -334,7 +333,8 @@ def row_write(setup):
 
 
 # In this order, so that the file, which is in the page cache once it is made, has to leave it only once. The seconds are
-# what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third.
+# what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third. All together
+# they are the time that there is.
 ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "start": (row_start, 10),
         "memory": (row_memory, 5), "cold": (row_cold, 65), "half": (row_half, 75), "latency": (row_latency, 45),
         "write": (row_write, 75)}

@@ -4,8 +4,12 @@ import os
 import tempfile
 import time
 import unittest
+from unittest import mock
 
+import gpu_rows
 import harness
+import model_rows
+import run
 import table
 
 
@@ -69,21 +73,39 @@ class Races(unittest.TestCase):
                                    "b": {"bytes": 11, "seconds": 3, "left_in_cache": 8, "p50_seconds": 3, "note": 6}}])
 
     def test_past_the_deadline_three_rounds_have_to_do(self):
-        made = []
+        clock = mock.Mock()
+        clock.monotonic.return_value = 0
 
         def contender():
-            made.append(1)
-            time.sleep(0.02)
+            clock.monotonic.return_value += 1
             return {}
 
-        soon = time.monotonic() + 0.05
-        self.assertEqual(len(harness.race({"a": contender}, 7, soon)), 3)
-        with self.assertRaisesRegex(harness.OutOfTime, "after 0 rounds"):
-            harness.race({"a": contender}, 7, time.monotonic() - 1)
+        with mock.patch.object(harness, "time", clock):
+            self.assertEqual(len(harness.race({"a": contender}, 7, deadline=2.5)), 3)
+            with self.assertRaisesRegex(harness.OutOfTime, "after 0 rounds"):
+                harness.race({"a": contender}, 7, deadline=2.5)
+            with self.assertRaisesRegex(harness.OutOfTime, "after 2 rounds"):
+                harness.race({"a": contender}, 7, deadline=4.5)
 
     def test_there_is_no_second_race_that_would_end_too_late(self):
         rows, attempts = harness.decide(lambda: UNSTEADY, [COMPARISON], time.monotonic() - 1)
         self.assertEqual((rows[0]["verdict"], len(attempts)), ("open", 1))
+
+
+class Shares(unittest.TestCase):
+    def test_every_row_has_the_seconds_that_it_is_expected_to_take(self):
+        for rows in gpu_rows.ROWS, model_rows.ROWS:
+            for quick in False, True:
+                setup = mock.Mock(quick=quick)
+                now = time.monotonic()
+                setup.end = run.end_of_rows(setup, rows)
+                for place, (_, seconds) in enumerate(rows.values()):
+                    later = list(rows.values())[place + 1:]
+                    expected = seconds / 3 if quick else seconds
+                    self.assertGreaterEqual(run.share_of_time(setup, later) - now, expected - 1e-6)
+
+    def test_without_expectations_there_is_no_end(self):
+        self.assertIsNone(run.end_of_rows(mock.Mock(quick=True), run.ROWS, given=5))
 
 
 class PageCache(unittest.TestCase):

@@ -4,7 +4,6 @@ bench/peers compares with other loaders.
 
 import os
 import statistics
-import time
 
 import harness
 import table
@@ -20,7 +19,6 @@ class ModelSetup(GpuSetup):
 
     def __init__(self, arguments):
         super().__init__(arguments)
-        self.end = time.monotonic() + (arguments.seconds or (100 if self.quick else 400))
         self.python, self.device = arguments.python, arguments.device
 
     def prepare(self):
@@ -124,16 +122,17 @@ def row_save(setup):
 
 
 def row_save_beside(setup):
-    """The same against safetensors, which is far behind: few rounds will do."""
+    """The same against safetensors, which is far behind: short rounds will do."""
     setup.need_storage()
     peer = "safetensors and fsync"
     with setup.worker(setup.model("dense", setup.written_bytes)) as worker:
         contenders = {peer: lambda: worker.ask("safetensors 0"), "save_file": lambda: worker.ask("save 0")}
-        return race_saves(setup, worker, contenders, peer, 1, {"rounds": 3})
+        return race_saves(setup, worker, contenders, peer, 1, {"rounds": setup.noisy["rounds"]})
 
 
 def race_saves(setup, worker, contenders, peer, target, how):
-    contenders["save_file"]()
+    for contender in contenders.values():
+        contender()
     title = f"save from the GPU, {table.size(setup.written_bytes)}, synced"
     rows, attempts = setup.decide(lambda: setup.race(contenders, **how), [at_least(title, "save_file", peer, target)])
     worker.ask("save 0")
@@ -188,4 +187,4 @@ def race_columns(setup, ask, ranks, turns, title):
 
 
 ROWS = {"dense": (row_dense, 30), "experts": (row_experts, 30), "ways": (row_ways, 35), "cold": (row_cold, 65),
-        "slices": (row_slices, 120), "save": (row_save, 75), "save-beside": (row_save_beside, 25)}
+        "slices": (row_slices, 120), "save": (row_save, 75), "save-beside": (row_save_beside, 45)}

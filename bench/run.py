@@ -330,12 +330,22 @@ ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "random": (row_random,
         "start": (row_start, 0)}
 
 
+def expected_seconds(setup, rows):
+    return sum(seconds for _, seconds in rows) / (3 if setup.quick else 1)
+
+
+def end_of_rows(setup, table_of_rows, given=None):
+    """When rows that begin now must have ended, unless that is given; None where they take as long as they take."""
+    expected = expected_seconds(setup, table_of_rows.values())
+    return given or time.monotonic() + expected if expected else None
+
+
 def share_of_time(setup, later):
     """When a row must end, so that those after it have time as well."""
     if setup.end is None:
         return None
     left = setup.end - time.monotonic()
-    return setup.end - min(sum(seconds for _, seconds in later) / (3 if setup.quick else 1), left)
+    return setup.end - min(expected_seconds(setup, later), left)
 
 
 def run_rows(setup, table_of_rows, names):
@@ -376,7 +386,8 @@ def parse_arguments():
     parser.add_argument("--device", default="cuda:0", help="with --models: where torch puts the tensors; another than "
                                                            "the first GPU is to try the programs out")
     parser.add_argument("--seconds", type=float, default=0,
-                        help="with --gpu or --models: the time for all (300; with --quick 75 or 100)")
+                        help="with --gpu or --models: the time for all, with making files (without it, what the rows are "
+                             "expected to take: about 400, with --quick a third of that)")
     parser.add_argument("--scale", type=int, default=1,
                         help="with --gpu or --models: divide every size by this, to try the programs out; says nothing "
                              "about speed")
@@ -410,6 +421,7 @@ def main():
     setup = arguments.setup(arguments)
     try:
         setup.prepare()
+        setup.end = end_of_rows(setup, arguments.table, arguments.seconds and started + arguments.seconds)
         print(f"files made after {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
         machine = harness.describe_machine(setup.folder)
         results = run_rows(setup, arguments.table, names)

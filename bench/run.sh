@@ -6,9 +6,9 @@
 #   bench/run.sh --models [--python P] ...    models to torch on the first GPU
 #   bench/run.sh --nvme ...                   the NVMe driver over controllers in software
 #
-# A full run takes about eight minutes, --quick two; with --gpu five, and one. --help names the rows. Files of
-# 5 GiB (--gpu: 10 GiB, and 8 GiB in /dev/shm for a while) are made in DIR (build/bench-files), which should be on the
-# storage to be measured.
+# A full run takes about eight minutes, --quick two; with --gpu or --models at most seven, and three. --help names the
+# rows. Files of 5 GiB (--gpu: 10 GiB, and 8 GiB in /dev/shm for a while) are made in DIR (build/bench-files), which
+# should be on the storage to be measured.
 set -euo pipefail
 caller=$PWD
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"

@@ -210,12 +210,14 @@ class Peers:
         """Results by name, or why there is none: what takes long about a loader is importing torch."""
         with concurrent.futures.ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
             futures = {name: pool.submit(call) for name, call in calls.items()}
-        results = {}
-        for name, future in futures.items():
-            try:
-                results[name] = future.result()
-            except BenchError as error:
-                results[name] = error
+        results = {name: future.exception() or future.result() for name, future in futures.items()}
+        unexpected = [result for result in results.values()
+                      if isinstance(result, BaseException) and not isinstance(result, BenchError)]
+        if unexpected:
+            for result in results.values():
+                if isinstance(result, Program):
+                    result.__exit__()
+            raise unexpected[0]
         return results
 
     def start_all(self, stack, contenders, files):

@@ -102,11 +102,10 @@ class PENSTOCK_EXPORT Model {
   std::vector<TensorInfo> tensors_;
   std::vector<std::string> warnings_;
   static constexpr std::uint32_t no_tensor = UINT32_MAX;
-  // Where a name is in `by_name_`, or belongs.
+  // Where a name is in `by_name_`, or belongs. REQUIRES: that is not empty.
   std::size_t place_of(std::string_view name) const;
-  // A table of tensors by the hashes of their names, at most half full; a power of two. As a Model begins, there are
-  // none.
-  std::vector<std::uint32_t> by_name_ = {no_tensor};
+  // A table of tensors by the hashes of their names, at most half full; a power of two. Empty where nothing was opened.
+  std::vector<std::uint32_t> by_name_;
 };
 
 struct Interval {

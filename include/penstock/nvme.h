@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -83,8 +84,10 @@ struct NvmeCheck {
   bool ok = false;
   std::string detail;  // what was seen, or went wrong
 };
-// Drives the controller through everything but writes, and compares what it reads.
-PENSTOCK_EXPORT Result<std::vector<NvmeCheck>> test_nvme(const std::string& name);
+// Drives the controller through everything but writes, and compares what it reads. `keep_going` is asked before every
+// read, by any thread; where it says no, the checks that are left fail.
+PENSTOCK_EXPORT Result<std::vector<NvmeCheck>> test_nvme(const std::string& name,
+                                                         const std::function<bool()>& keep_going = {});
 
 // A run of the driver against a controller in software with its blocks in memory, which misbehaves from a seed.
 struct NvmeTrial {
@@ -92,6 +95,7 @@ struct NvmeTrial {
   std::uint64_t operations = 100'000;
   std::uint32_t block_bytes = 512;
   bool faults = true;
+  std::function<bool()> keep_going;  // asked now and then; false ends the run, with a report on the operations so far
 };
 struct NvmeTrialReport {
   std::uint64_t operations = 0;  // that ended, with every byte compared

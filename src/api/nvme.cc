@@ -132,10 +132,10 @@ Result<NvmeRegisters> read_nvme_registers(const std::string& name) {
   return nvme::read_registers(*device->transport);
 }
 
-Result<std::vector<NvmeCheck>> test_nvme(const std::string& name) {
+Result<std::vector<NvmeCheck>> test_nvme(const std::string& name, const std::function<bool()>& keep_going) {
   auto device = connect(name);
   if (!device) return std::move(device).error();
-  return nvme::run_selftest(*device->transport);
+  return nvme::run_selftest(*device->transport, {}, keep_going);
 }
 
 Result<NvmeTrialReport> try_soft_nvme(const NvmeTrial& trial) {

@@ -1,9 +1,31 @@
 #include "penstock/checksum.h"
 
+#include <sys/random.h>
+
+#include <chrono>
+
+#include "base/keyed_hash.h"
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 namespace penstock {
+
+namespace {
+
+std::uint64_t draw_key() {
+  std::uint64_t key = 0;
+  if (getrandom(&key, sizeof key, GRND_NONBLOCK) == sizeof key) return key;
+  // A machine that has just started, or a sandbox: hard to guess all the same.
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+}  // namespace
+
+std::uint64_t keyed_hash(std::string_view text) {
+  static const std::uint64_t key = draw_key();
+  return XXH3_64bits_withSeed(text.data(), text.size(), key);
+}
 
 struct Checksum::State {
   XXH3_state_t xxh3;

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/keyed_hash.h"
+
 namespace penstock {
 namespace {
 
@@ -61,6 +63,16 @@ TEST(Checksum, hex_keeps_leading_zeros) {
     checksum.add(pattern(size));
     EXPECT_EQ(checksum.hex().size(), 16u);
     EXPECT_EQ(std::stoull(checksum.hex(), nullptr, 16), checksum.value());
+  }
+}
+
+TEST(KeyedHash, is_the_same_for_the_same_text_in_this_process_and_has_a_key) {
+  for (const std::string& text : {std::string(), std::string("blocks.0.weight"), std::string(1000, 'x')}) {
+    EXPECT_EQ(keyed_hash(text), keyed_hash(std::string(text)));
+    EXPECT_NE(keyed_hash(text), keyed_hash(text + "y"));
+    Checksum without_key;
+    without_key.add(std::as_bytes(std::span(text)));
+    EXPECT_NE(keyed_hash(text), without_key.value());
   }
 }
 

@@ -119,7 +119,6 @@ Result<Subject> find_subject(const BenchFlags& flags, Domain domain) {
 
 Result<Json> run_measurement(const BenchFlags& flags, Domain domain) {
   MeasureProgress progress(flags.output, "making ready");
-  progress.say("making ready");
   Result<Subject> subject = find_subject(flags, domain);
   if (!subject.ok()) return subject.error();
   const Result<Measured> measured = measure({.path = subject->path,

@@ -87,6 +87,13 @@ std::string speeds_text(const Speeds& speeds) {
   return speeds.cold ? format_rate(rate_of(*speeds.cold)) + " cold" : format_rate(rate_of(*speeds.cached)) + " cached";
 }
 
+// Why there are none.
+std::string reasons_of(const Speeds& speeds) {
+  const std::string &cold = speeds.no_cold_because, &cached = speeds.no_cached_because;
+  if (cold.empty() || cold == cached) return cached;
+  return cached.empty() ? cold : "cold, " + cold + "; cached, " + cached;
+}
+
 std::string verdict_on(const Diagnosis& diagnosis) {
   std::string costs;
   if (diagnosis.findings.size() == 1) costs = "one thing costs speed";
@@ -97,9 +104,7 @@ std::string verdict_on(const Diagnosis& diagnosis) {
   const Report* report = measured(patient);
   if (report == nullptr) {
     if (patient.info.size_bytes == 0) return patient.info.name + " is empty";
-    const Speeds& speeds = patient.speeds;
-    return patient.info.name + " could not be measured: " +
-           (speeds.no_cold_because.empty() ? speeds.no_cached_because : speeds.no_cold_because);
+    return patient.info.name + " could not be measured: " + reasons_of(patient.speeds);
   }
   const std::string into = patient.to.host_accessible() ? "" : " into " + patient.to.name();
   const std::string limit = limit_text(patient);

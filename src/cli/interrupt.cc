@@ -16,14 +16,14 @@ namespace penstock::cli {
 namespace {
 
 constexpr timespec silence = {.tv_sec = 1, .tv_nsec = 0};
-// With that, more than closing a Context waits for what is stuck.
+// With the silence, enough for closing a Context and a file whose server hangs, which wait for five seconds each unless
+// other deadlines were given.
 constexpr timespec patience = {.tv_sec = 9, .tv_nsec = 0};
 constexpr std::string_view notice =
-    "penstock: interrupted, but a call that is under way does not come back: the disk, or the server of its file "
-    "system, "
-    "may hang. Once more ends at once\n";
+    "penstock: interrupted, but not at an end yet: storage may hang. Once more ends at once\n";
 
 std::atomic<bool> was_interrupted = false;
+std::mutex end_mutex;  // who has it decides whether the process may be ended
 
 sigset_t endings() {
   sigset_t signals;
@@ -47,6 +47,7 @@ void guard() {
   int number = 0;
   if (sigwait(&signals, &number) != 0) return;
   was_interrupted = true;
+  const std::lock_guard lock(end_mutex);
   if (const int second = sigtimedwait(&signals, nullptr, &silence); second > 0) end_by(second);
   [[maybe_unused]] const ssize_t put = write(STDERR_FILENO, notice.data(), notice.size());
   if (const int second = sigtimedwait(&signals, nullptr, &patience); second > 0) end_by(second);
@@ -72,6 +73,12 @@ void allow_interrupts() {
 
 bool interrupted() {
   return was_interrupted;
+}
+
+std::unique_lock<std::mutex> hold_off_interrupts() {
+  std::unique_lock lock(end_mutex, std::try_to_lock);
+  if (lock && interrupted()) lock.unlock();
+  return lock;
 }
 
 Error interrupted_error() {

@@ -1,9 +1,10 @@
 // Interruption: SIGINT and SIGTERM end what runs in an orderly way. A second one ends the process at once; so does a
-// command that has not ended ten seconds after the first, because a call into the kernel does not come back.
+// command that has not ended ten seconds after the first: a call into the kernel may not come back.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <mutex>
 
 #include "penstock/error.h"
 #include "penstock/request.h"
@@ -15,6 +16,9 @@ void catch_interrupts();
 // What catch_interrupts blocked, for a child process.
 void allow_interrupts();
 bool interrupted();
+// For what must not be cut off: as long as this is held, the process does not end for a signal, only after it. Not
+// held: there was one already.
+std::unique_lock<std::mutex> hold_off_interrupts();
 Error interrupted_error();
 
 // Waits for a request to end, tells how far it is ten times a second, and cancels it on interruption.

@@ -19,7 +19,7 @@ void add_measure_flags(CLI::App& parser, MeasureFlags& flags, const std::string&
 // A line on the terminal that says what is being measured, and since when.
 class MeasureProgress {
  public:
-  MeasureProgress(const OutputFlags& flags, std::string step) : line_(std::nullopt, flags), step_(std::move(step)) {}
+  MeasureProgress(const OutputFlags& flags, std::string step) : line_(std::nullopt, flags) { say(std::move(step)); }
 
   void say(std::string step);
   // To be asked now and then while it is measured.

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "common.h"
+#include "interrupt.h"
 #include "output.h"
 
 namespace penstock::cli {
@@ -73,6 +74,9 @@ Exit change_driver(const NvmeFlags& flags, ChangeDriver change) {
     for (const std::string& step : binding->steps) output.field(flags.dry_run ? "would" : "step", step);
   }
   if (!flags.dry_run) {
+    // A device without a driver is worse than a process that ends later: the steps take no longer than the kernel does.
+    const std::unique_lock<std::mutex> undisturbed = hold_off_interrupts();
+    if (!undisturbed) return output.fail(interrupted_error());
     binding = change(flags.name, NvmeBindingMode::run);
     if (!binding) return output.fail(binding.error());
   }
@@ -172,8 +176,9 @@ Exit registers(const NvmeFlags& flags) {
 
 Exit selftest(const NvmeFlags& flags) {
   const Output output(flags.output);
-  const auto checks = test_nvme(flags.name);
+  const auto checks = test_nvme(flags.name, [] { return !interrupted(); });
   if (!checks) return output.fail(checks.error());
+  if (interrupted()) return output.fail(interrupted_error());
   Json listed = Json::array();
   bool good = true;
   for (const NvmeCheck& check : *checks) {
@@ -194,8 +199,10 @@ Exit soft(const NvmeFlags& flags) {
   const Output output(flags.output);
   NvmeTrial trial = flags.trial;
   trial.faults = !flags.no_faults;
+  trial.keep_going = [] { return !interrupted(); };
   const auto report = try_soft_nvme(trial);
   if (!report) return output.fail(report.error());
+  if (interrupted()) return output.fail(interrupted_error());
   const bool good = report->wrong.empty() && report->breaches.empty() && report->operations == trial.operations;
   if (output.json()) {
     Json result = head();

@@ -55,7 +55,7 @@ std::vector<NvmeRegister> registers_of(Transport& transport) {
 }
 
 // One operation, to its end; what went wrong, or nothing.
-std::string run(IoQueue& queue, const Io& io) {
+std::string complete(IoQueue& queue, const Io& io) {
   queue.submit({&io, 1});
   IoDone done;
   // Bounded by the deadlines of commands, after which the controller is reset or given up.
@@ -73,8 +73,9 @@ std::string run(IoQueue& queue, const Io& io) {
 
 class Selftest {
  public:
-  Selftest(Controller& controller, const NamespaceInfo& space, std::vector<NvmeCheck>& checks)
-      : controller_(controller), checks_(checks), space_{.info = space} {}
+  Selftest(Controller& controller, const NamespaceInfo& space, const std::function<bool()>& keep_going,
+           std::vector<NvmeCheck>& checks)
+      : controller_(controller), keep_going_(keep_going), checks_(checks), space_{.info = space} {}
 
   void run_all() {
     auto data = DmaMemory::create(controller_.transport(), 2 * half);
@@ -102,6 +103,9 @@ class Selftest {
   }
   Io read(std::uint64_t offset, std::uint64_t length, std::uint64_t at) const {
     return {IoKind::read, &space_, offset, length, data_.address() + at, 0};
+  }
+  std::string run(IoQueue& queue, const Io& io) const {
+    return keep_going_ && !keep_going_() ? "interrupted" : complete(queue, io);
   }
   std::uint64_t longest() const { return std::min(half - 4096, space_.info.size_bytes()); }
 
@@ -168,6 +172,7 @@ class Selftest {
   }
 
   Controller& controller_;
+  const std::function<bool()>& keep_going_;
   std::vector<NvmeCheck>& checks_;
   const Namespace space_;
   DmaMemory data_;
@@ -186,9 +191,10 @@ class Trial {
         disk_(space.info.size_bytes()) {}
 
   void run_all() {
-    std::uint64_t started = 0;
-    while (report_.operations < trial_.operations && report_.wrong.empty()) {
-      for (std::size_t slot = 0; slot < depth && started < trial_.operations; ++slot) {
+    std::uint64_t started = 0, wanted = trial_.operations;
+    while (report_.operations < wanted && report_.wrong.empty()) {
+      if (trial_.keep_going && !trial_.keep_going()) wanted = started;
+      for (std::size_t slot = 0; slot < depth && started < wanted; ++slot) {
         if (slots_[slot].busy) continue;
         begin(slot);
         ++started;
@@ -311,7 +317,8 @@ NvmeRegisters read_registers(Transport& transport, const ControllerOptions& opti
   return {registers_of(transport), std::nullopt};
 }
 
-std::vector<NvmeCheck> run_selftest(Transport& transport, const ControllerOptions& options) {
+std::vector<NvmeCheck> run_selftest(Transport& transport, const ControllerOptions& options,
+                                    const std::function<bool()>& keep_going) {
   std::vector<NvmeCheck> checks;
   auto controller = Controller::open(transport, options);
   checks.push_back({"reset, identify, queues", controller.ok(),
@@ -320,7 +327,7 @@ std::vector<NvmeCheck> run_selftest(Transport& transport, const ControllerOption
   if (!controller) return checks;
   for (const NamespaceInfo& space : (*controller)->namespaces()) {
     if (space.refusal.empty()) {
-      Selftest(**controller, space, checks).run_all();
+      Selftest(**controller, space, keep_going, checks).run_all();
     } else {
       checks.push_back({"namespace " + std::to_string(space.id), false, space.refusal});
     }

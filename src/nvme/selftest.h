@@ -4,6 +4,7 @@
 // Thread safety: from any thread, for a Transport that is the caller's alone.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,8 @@ namespace penstock::nvme {
 
 NvmeController describe(Controller& controller);
 NvmeRegisters read_registers(Transport& transport, const ControllerOptions& options = {});
-std::vector<NvmeCheck> run_selftest(Transport& transport, const ControllerOptions& options = {});
+std::vector<NvmeCheck> run_selftest(Transport& transport, const ControllerOptions& options = {},
+                                    const std::function<bool()>& keep_going = {});
 Result<NvmeTrialReport> run_trial(const NvmeTrial& trial);
 
 }  // namespace penstock::nvme

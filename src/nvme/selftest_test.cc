@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 
@@ -30,6 +31,16 @@ TEST(Selftest, finds_bad_media_and_a_controller_that_does_not_start) {
   options.ready_time = std::chrono::milliseconds(20);
   SoftController dead(std::make_unique<RamBackend>(1 << 20), {}, {.never_ready = true});
   EXPECT_FALSE(run_selftest(dead, options).front().ok);
+}
+
+TEST(Selftest, ends_soon_when_told_to) {
+  SoftController soft(std::make_unique<RamBackend>(4 << 20), {.mdts = 2, .block_bytes = 4096});
+  std::atomic<int> left = 3;
+  const auto checks = run_selftest(soft, {}, [&] { return left.fetch_sub(1) > 0; });
+  EXPECT_TRUE(checks.front().ok);
+  EXPECT_EQ(checks[1].detail, "interrupted");
+  EXPECT_LE(soft.counters().commands, 100U);
+  EXPECT_EQ(soft.breaches(), std::vector<std::string>{});
 }
 
 TEST(ReadRegisters, shows_them_ready_or_as_they_were_found_with_the_reason) {
@@ -66,6 +77,15 @@ TEST(Trial, loses_and_duplicates_nothing) {
   }
   EXPECT_GT(run_trial({.seed = 0, .operations = 1'000}).value().retries, 0U) << "a seed like any other";
   EXPECT_EQ(run_trial({.block_bytes = 100}).error().code, Code::invalid_argument);
+}
+
+TEST(Trial, ends_soon_when_told_to) {
+  int left = 10;
+  const auto report =
+      run_trial({.operations = 1'000'000'000, .faults = false, .keep_going = [&] { return --left > 0; }}).value();
+  EXPECT_GT(report.operations, 0U);
+  EXPECT_LT(report.operations, 1'000U);
+  EXPECT_EQ(report.wrong, std::vector<std::string>{});
 }
 
 TEST(PciControllers, are_found_by_their_class) {

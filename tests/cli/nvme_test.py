@@ -1,8 +1,9 @@
 """penstock nvme, and stores behind a controller in software, from the outside."""
 
+import os
 import unittest
 
-from tool import ToolTest
+from tool import ToolTest, wait_until
 
 MIB = 1 << 20
 
@@ -36,6 +37,12 @@ class Nvme(ToolTest):
         quiet = self.json_of("nvme", "soft", "--operations", "100", "--no-faults")["trial"]
         self.assertEqual((quiet["retries"], quiet["resets"], quiet["strange_completions"]), (0, 0, 0))
         self.assertIn(b"every byte compared", self.run_tool("nvme", "soft", "--operations", "100").stdout)
+
+    def test_ctrl_c_ends_a_trial(self):
+        process = self.start("nvme", "soft", "--operations", "1000000000", "--no-faults")
+        wait_until(lambda: len(os.listdir(f"/proc/{process.pid}/task")) > 2)  # with the controller's thread
+        code, _, stderr, _ = self.interrupt(process)
+        self.assertEqual((code, stderr), (130, b"penstock: interrupted\n"))
 
     def test_names_mistakes(self):
         self.fails("not_found", 3, "nvme", "identify", f"soft-nvme:{self.folder}/nothing")

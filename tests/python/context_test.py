@@ -329,7 +329,6 @@ def test_a_read_that_is_cancelled_twice_while_it_starts_never_begins(file, conte
         asyncio.run(main())
 
 
-
 def test_a_target_is_kept_while_it_is_written(slow_context, large_file):
     target = bytearray(1 << 30)
     reading = slow_context._reader(target, large_file, 0, None, None, None, True)()

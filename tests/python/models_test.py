@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 from models import raw, write_gguf, write_model
+from penstock import _models
 
 torch = pytest.importorskip("torch")
 
@@ -183,6 +184,36 @@ def test_neighbours_in_a_slab_are_independent_for_autograd(tmp_path):
         weight.add_(1)
     assert tensors["b"]._version == before and not weight._is_view()
     del product
+
+
+def test_a_load_that_fails_half_way_leaves_nothing_behind(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    write_model(path, [("a", "U8", (4 << 20,)), ("b", "U8", (4 << 20,))])
+    framework = type(_models.framework_named("np"))
+    allocate = framework.allocate
+    memory = []
+
+    def half(arrays):
+        memory.extend(weakref.ref(array.base) for array in arrays)
+        yield arrays.pop()
+        arrays.clear()
+        raise MemoryError
+
+    def allocate_and_fail(self, specs, domain):
+        made = allocate(self, specs, domain)
+        return made._replace(finish=lambda: half(made.finish()))
+
+    monkeypatch.setattr(framework, "allocate", allocate_and_fail)
+    with pytest.raises(MemoryError) as failure:
+        penstock.load_file(path, framework="np", copy=True)
+    assert len(memory) == 2 and all(reference() is None for reference in memory) and failure.tb is not None
+
+    model = _models.Model(path)
+    load = _models.Load(penstock.default_context(), model, _models.wanted(model, [0, 1], None),
+                        _models.framework_named("np"), "cpu", copy=True)
+    with pytest.raises(MemoryError):
+        load.finish()
+    assert load.tensors == []
 
 
 def test_deleting_tensors_frees_their_memory(tmp_path):

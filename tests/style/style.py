@@ -33,8 +33,9 @@ VENDORS = {
     re.compile(r"benchmark/.*"): ["bench/"],
     re.compile(r"nanobind/.*"): ["bindings/python/"],
 }
-# Built on the public API alone.
-USERS = ["src/cli/", "src/services/", "src/daemon/", "src/capi/", "bindings/"]
+# Built on the public API alone, but for the helpers that services, which are in the same library, share with it.
+USERS = {"src/cli/": (), "src/services/": ("base/bounded.h", "base/keyed_hash.h"), "src/daemon/": (), "src/capi/": (),
+         "bindings/": ()}
 
 
 def files(root, suffixes):
@@ -63,10 +64,10 @@ def include_findings(name, quote, header, own_folder):
         return
     if name.startswith("include/"):
         yield f"is public and includes {header}, which is not"
-    for user in USERS:
+    for user, helpers in USERS.items():
         is_own = header.startswith(user.removeprefix("src/")) or (own_folder / header).exists()
-        if name.startswith(user) and not is_own:
-            yield f"includes {header}: {user} uses the public headers and its own"
+        if name.startswith(user) and not is_own and header not in helpers:
+            yield f"includes {header}: {user} uses {', '.join(('the public headers', *helpers))} and its own"
 
 
 def rules(root):

@@ -39,6 +39,10 @@ class Rules(unittest.TestCase):
                 self.assertEqual(len(found), 1, found)
                 self.assertTrue(found[0].startswith(name), found)
 
+    def test_services_share_some_helpers(self):
+        self.assertEqual(self.findings("src/services/file.cc", '#include "base/bounded.h"\n'), [])
+        self.assertNotEqual(self.findings("src/cli/file.cc", '#include "base/bounded.h"\n'), [])
+
     def test_vendor_headers_are_fine_at_home(self):
         self.assertEqual(self.findings("src/engines/uring/queue.cc", "#include <liburing.h>\n"), [])
         self.assertEqual(self.findings("src/core/options.cc", "#include <nlohmann/json.hpp>\n"), [])

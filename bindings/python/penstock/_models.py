@@ -223,8 +223,8 @@ class Load:
         return sorted(left)
 
     def finish(self, progress: Progress = None, total: Optional[Total] = None) -> Report:
-        self.make()
         try:
+            self.make()
             report = self._wait(progress)
         except BaseException:
             self.tensors.clear()  # a traceback that somebody keeps must not keep the memory
@@ -255,10 +255,17 @@ class Load:
     def make(self) -> list[Any]:
         """The tensors, while their bytes come."""
         if not self.tensors:
-            self.tensors = [None] * len(self._specs)
-            for places, finish in self._places:
-                for place, tensor in zip(places, finish()):
-                    self.tensors[place] = tensor
+            made: list[Any] = [None] * len(self._specs)
+            try:
+                for places, finish in self._places:
+                    for place, tensor in zip(places, finish()):
+                        made[place] = tensor
+            except BaseException:  # as in finish
+                made.clear()
+                self._places, self._loading = [], None
+                finish = tensor = None
+                raise
+            self.tensors = made
         return self.tensors
 
 
@@ -299,8 +306,8 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     result = Tensors()
     result.metadata = model.metadata
     result.quantization = {tensor[0]: tensor[6] for tensor in model.tensors if tensor[6]}
-    result.update(zip((spec[0] for spec in what.specs), load.make()))
     try:
+        result.update(zip((spec[0] for spec in what.specs), load.make()))
         result.report = load.finish(progress)
     except BaseException:
         result.clear()  # as in Load

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "base/bounded.h"
 #include "penstock/context.h"
 #include "penstock/diagnosis.h"
 
@@ -127,9 +128,11 @@ class Warmth {
   explicit Warmth(const SpeedCheck& check) : check_(check), fd_(open(check.path.c_str(), O_RDONLY | O_CLOEXEC)) {}
   ~Warmth() {
     if (fd_ < 0) return;
-    if (drop_bytes_ != 0)
-      static_cast<void>(posix_fadvise(fd_, 0, static_cast<off_t>(drop_bytes_), POSIX_FADV_DONTNEED));
-    close(fd_);
+    // The server of the file may have stopped answering meanwhile, and is asked by both.
+    static_cast<void>(comes_back(patience_seconds, [fd = fd_, drop_bytes = static_cast<off_t>(drop_bytes_)] {
+      if (drop_bytes != 0) static_cast<void>(posix_fadvise(fd, 0, drop_bytes, POSIX_FADV_DONTNEED));
+      close(fd);
+    }));
   }
   Warmth(const Warmth&) = delete;
   Warmth& operator=(const Warmth&) = delete;

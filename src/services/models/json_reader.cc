@@ -4,9 +4,9 @@
 #include <bit>
 #include <charconv>
 #include <cstring>
-#include <functional>
 #include <utility>
 
+#include "base/keyed_hash.h"
 #include "services/models/contents.h"
 #include "services/models/utf8.h"
 
@@ -79,7 +79,7 @@ bool JsonReader::Keys::add(std::string_view key) {
 }
 
 bool JsonReader::Keys::insert(std::string_view key) {
-  std::size_t place = std::hash<std::string_view>{}(key) & (table_.size() - 1);
+  std::size_t place = keyed_hash(key) & (table_.size() - 1);
   for (; table_[place].data() != nullptr; place = (place + 1) & (table_.size() - 1)) {
     if (table_[place] == key) return false;
   }
@@ -90,7 +90,7 @@ bool JsonReader::Keys::insert(std::string_view key) {
 
 void JsonReader::Keys::grow() {
   const std::vector<std::string_view> others =
-      std::exchange(table_, std::vector<std::string_view>(std::max<std::size_t>(64, 4 * table_.size())));
+      std::exchange(table_, std::vector<std::string_view>(std::max<std::size_t>(64, 2 * table_.size())));
   count_ = 0;
   for (const std::string_view key : others.empty() ? few_ : others) {
     if (key.data() != nullptr) insert(key);
@@ -128,6 +128,13 @@ JsonReader::Kind JsonReader::next() {
 }
 
 bool JsonReader::skip() {
+  const std::size_t kept = decoded_.size();
+  const bool skipped = skip_value();
+  decoded_.resize(kept);  // nobody was given the others
+  return skipped;
+}
+
+bool JsonReader::skip_value() {
   switch (next()) {
     case Kind::object:
       return object([&](std::string_view) { return skip(); });

@@ -1,7 +1,8 @@
 // JsonReader: reads JSON (RFC 8259) value by value, without building it: a header of 100 MB costs what its reader
-// keeps, and the keys of the objects that are open. Refuses what readers disagree about (a key twice, text that is not
-// UTF-8) and what only an attack needs (depth). Headers of models with many tensors are megabytes, and nothing can be
-// read before they are: a general parser takes longer over them than the tensors take.
+// keeps, the texts with escapes that it was given, and the keys of the objects that are open. Refuses what readers
+// disagree about (a key twice, text that is not UTF-8) and what only an attack needs (depth). Headers of models with
+// many tensors are megabytes, and nothing can be read before they are: a general parser takes longer over them than the
+// tensors take.
 //
 //   JsonReader json(R"({"a": 1})");
 //   Status status = json.end(json.object([&](std::string_view key) { return json.number(numbers[key]); }));
@@ -120,6 +121,7 @@ class JsonReader {
   bool more() { return close(','); }
   bool open(char c);
   bool key(std::string_view& key);
+  bool skip_value();
   bool word(std::string_view word);
   bool digits();
   bool escaped(std::string& decoded);

@@ -190,6 +190,17 @@ TEST(JsonReader, refuses_a_key_that_is_there_twice_however_many_there_are) {
   EXPECT_TRUE(accepts(R"([{"a":1},{"a":1}])"));
 }
 
+TEST(JsonReader, keeps_the_texts_that_it_gave_out_when_it_skips_others) {
+  const std::string skipped = R"([{"\u0061": "\n", "b": ["\t", "a longer text with an escape\n"]}, "\n"])";
+  const std::string text =
+      R"({"kept": "a text that was given out\n", "sk\u0069pped": )" + skipped + R"(, "skipped": 1})";
+  JsonReader json(text);
+  std::string_view kept;
+  const bool taken = json.object([&](std::string_view key) { return key == "kept" ? json.string(kept) : json.skip(); });
+  EXPECT_EQ(kept, "a text that was given out\n");
+  EXPECT_EQ(json.end(taken).error().message, "the key \"skipped\" is there twice");
+}
+
 TEST(JsonReader, refuses_zero_bytes_and_depth) {
   EXPECT_FALSE(accepts(std::string_view("{}\0", 3)));
   EXPECT_FALSE(accepts(std::string_view("\0", 1)));

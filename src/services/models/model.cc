@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <bit>
 #include <filesystem>
-#include <functional>
 #include <iterator>
 #include <numeric>
 
+#include "base/keyed_hash.h"
 #include "services/models/contents.h"
 #include "services/models/file_reader.h"
 #include "services/models/gguf.h"
@@ -162,6 +162,7 @@ Result<Model> Model::open(std::span<const std::string> files) {
 }
 
 std::optional<std::uint32_t> Model::find(std::string_view name) const {
+  if (by_name_.empty()) return std::nullopt;
   const std::uint32_t tensor = by_name_[place_of(name)];
   if (tensor == no_tensor) return std::nullopt;
   return tensor;
@@ -169,7 +170,7 @@ std::optional<std::uint32_t> Model::find(std::string_view name) const {
 
 std::size_t Model::place_of(std::string_view name) const {
   const std::size_t last = by_name_.size() - 1;
-  std::size_t place = std::hash<std::string_view>{}(name)&last;
+  std::size_t place = keyed_hash(name) & last;
   while (by_name_[place] != no_tensor && tensors_[by_name_[place]].name != name) place = (place + 1) & last;
   return place;
 }

@@ -39,6 +39,15 @@ TEST_F(ModelOpen, a_file_is_a_model) {
   EXPECT_EQ(model->find("b"), std::nullopt);
 }
 
+TEST_F(ModelOpen, a_model_that_was_moved_or_never_opened_has_no_tensors) {
+  Result<Model> model = Model::open(write("x.safetensors", one_tensor("a", 4)));
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  const Model taken = std::move(*model);
+  EXPECT_EQ(taken.find("a"), 0U);
+  EXPECT_EQ(model->find("a"), std::nullopt);
+  EXPECT_EQ(Model().find("a"), std::nullopt);
+}
+
 TEST_F(ModelOpen, several_files_are_one_model_unless_they_share_a_tensor) {
   const std::string files[] = {write("x", one_tensor("a", 4)), write("y", one_tensor("b", 4))};
   const Result<Model> model = Model::open(files);
