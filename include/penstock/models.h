@@ -101,7 +101,6 @@ class PENSTOCK_EXPORT Model {
   std::vector<ModelFile> files_;
   std::vector<TensorInfo> tensors_;
   std::vector<std::string> warnings_;
-  static constexpr std::uint32_t no_tensor = UINT32_MAX;
   // Where a name is in `by_name_`, or belongs. REQUIRES: that is not empty.
   std::size_t place_of(std::string_view name) const;
   // A table of tensors by the hashes of their names, at most half full; a power of two. Empty where nothing was opened.

@@ -1,10 +1,12 @@
 #include "interrupt.h"
 
+#include <poll.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
-#include <ctime>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -15,15 +17,17 @@ namespace penstock::cli {
 
 namespace {
 
-constexpr timespec silence = {.tv_sec = 1, .tv_nsec = 0};
+constexpr int forever = -1;
+constexpr int silence_ms = 1000;
 // With the silence, enough for closing a Context and a file whose server hangs, which wait for five seconds each unless
 // other deadlines were given.
-constexpr timespec patience = {.tv_sec = 9, .tv_nsec = 0};
+constexpr int patience_ms = 9000;
 constexpr std::string_view notice =
     "penstock: interrupted, but not at an end yet: storage may hang. Once more ends at once\n";
 
-std::atomic<bool> was_interrupted = false;
-std::mutex end_mutex;  // who has it decides whether the process may be ended
+std::atomic<int> last_signal = 0;
+std::mutex signal_mutex;  // a signal is taken and noted under it, so that it is always seen as one or as the other
+std::mutex end_mutex;     // who has it decides whether the process may be ended
 
 sigset_t endings() {
   sigset_t signals;
@@ -41,16 +45,27 @@ sigset_t endings() {
   _exit(static_cast<int>(Exit::interrupted));
 }
 
+// 0: none came.
+int next_signal(int signals, int within_ms) {
+  pollfd ready{.fd = signals, .events = POLLIN, .revents = 0};
+  int count = 0;
+  do count = poll(&ready, 1, within_ms);
+  while (count < 0 && errno == EINTR);
+  if (count <= 0) return 0;
+  const std::lock_guard lock(signal_mutex);
+  signalfd_siginfo signal = {};
+  if (read(signals, &signal, sizeof signal) != sizeof signal) return 0;
+  last_signal = static_cast<int>(signal.ssi_signo);
+  return last_signal;
+}
+
 // The command itself may be in a call that no signal ends, so somebody else has to listen.
-void guard() {
-  const sigset_t signals = endings();
-  int number = 0;
-  if (sigwait(&signals, &number) != 0) return;
-  was_interrupted = true;
+void guard(int signals) {
+  if (next_signal(signals, forever) == 0) return;
   const std::lock_guard lock(end_mutex);
-  if (const int second = sigtimedwait(&signals, nullptr, &silence); second > 0) end_by(second);
+  if (const int second = next_signal(signals, silence_ms); second != 0) end_by(second);
   [[maybe_unused]] const ssize_t put = write(STDERR_FILENO, notice.data(), notice.size());
-  if (const int second = sigtimedwait(&signals, nullptr, &patience); second > 0) end_by(second);
+  if (const int second = next_signal(signals, patience_ms); second != 0) end_by(second);
   _exit(static_cast<int>(Exit::interrupted));
 }
 
@@ -58,10 +73,13 @@ void guard() {
 
 void catch_interrupts() {
   const sigset_t signals = endings();
+  const int file = signalfd(-1, &signals, SFD_CLOEXEC);
+  if (file < 0) return;  // then at least they end the process
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   try {
-    std::thread(guard).detach();
-  } catch (const std::system_error&) {  // no more threads: then at least they end the process
+    std::thread(guard, file).detach();
+  } catch (const std::system_error&) {
+    close(file);
     allow_interrupts();
   }
 }
@@ -71,8 +89,14 @@ void allow_interrupts() {
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
 }
 
+// Also by what nobody has taken yet: who interrupts a whole pipe ends its input too, and must not see a short file for
+// it.
 bool interrupted() {
-  return was_interrupted;
+  if (last_signal != 0) return true;
+  const std::lock_guard lock(signal_mutex);
+  sigset_t pending;
+  sigpending(&pending);
+  return last_signal != 0 || sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1;
 }
 
 std::unique_lock<std::mutex> hold_off_interrupts() {

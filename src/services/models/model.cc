@@ -21,6 +21,8 @@ using models::in_quotes;
 
 namespace {
 
+constexpr std::uint32_t no_tensor = UINT32_MAX;
+
 Result<Contents> read_safetensors(const FileReader& file, std::string_view first_bytes) {
   const std::uint64_t file_bytes = file.identity().size_bytes;
   const Result<std::uint64_t> length = models::safetensors_header_bytes(first_bytes, file_bytes);
@@ -76,10 +78,10 @@ class ModelBuilder {
   Status index_names() {
     const std::vector<TensorInfo>& tensors = model_.tensors_;
     auto& by_name = model_.by_name_;
-    by_name.assign(std::bit_ceil(2 * tensors.size() + 1), Model::no_tensor);
+    by_name.assign(std::bit_ceil(2 * tensors.size() + 1), no_tensor);
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
       std::uint32_t& place = by_name[model_.place_of(tensors[i].name)];
-      if (place != Model::no_tensor) {
+      if (place != no_tensor) {
         return in_file(model_.files_[tensors[i].file].path, broken("tensor " + in_quotes(tensors[i].name) + " is in " +
                                                                    model_.files_[tensors[place].file].path + " too"));
       }
