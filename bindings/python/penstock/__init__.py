@@ -11,10 +11,11 @@ from . import _core
 from ._context import Context, default_context, read_into, read_into_async
 from ._errors import (DeniedError, DirectoryError, Error, InvalidError, NoMemoryError, NotFoundError, StateError,
                       TimedOutError, TransferError, UnsupportedError)
-from ._models import Tensors, load_file, load_into, save_file, stream, verify
+from ._models import Tensors, load_file, load_into, save_file, verify
 from ._patch import patch, unpatch
 from ._report import Report
 from ._safe_open import safe_open
+from ._streaming import stream
 
 __version__: str = _core.version()
 

@@ -1,19 +1,16 @@
-"""Models: named tensors in files, loaded by one request, streamed, and saved."""
+"""Models: named tensors in files, loaded by one request, and saved."""
 
 from __future__ import annotations
 
 import functools
 import os
-import re
-import sys
 import time
-import weakref
-from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
 from ._context import Context, Progress, default_context
 from ._errors import invalid
-from ._frameworks import ALIGNMENT, OWN_BYTES, SLAB_BYTES, Spec, framework_of, item_bytes
+from ._frameworks import ALIGNMENT, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
 from ._memory import device_domain, memory_of
 from ._report import Report, Total, log
@@ -440,67 +437,6 @@ def verify(filename: Any, *, context: Optional[Context] = None, progress: Progre
     return [Checked._make(each) for each in checked]
 
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K": 1 << 10, "KIB": 1 << 10,
-         "M": 1 << 20, "MIB": 1 << 20, "G": 1 << 30, "GIB": 1 << 30, "T": 1 << 40, "TIB": 1 << 40}
-
-
-def size_in_bytes(size: Union[int, str]) -> int:
-    if isinstance(size, int):
-        count = size
-    else:
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", size)
-        if match is None or match[2].upper() not in UNITS:
-            raise invalid(f"{size!r} is no size", "give bytes, or as in '1GiB'")
-        count = int(float(match[1]) * UNITS[match[2].upper()])
-    if count <= 0:
-        raise invalid(f"a size of {count}", "give one of at least a byte")
-    return count
-
-
-class Stream:
-    """Gives (name, tensor), one after the other. `report` tells of what was read so far; it is complete at the end."""
-
-    def __init__(self, tensors: Generator[tuple[str, Any], None, None], total: Total):
-        self._tensors, self._total = tensors, total
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> tuple[str, Any]:
-        return next(self._tensors)
-
-    def close(self) -> None:
-        """Cancels what is read ahead."""
-        self._tensors.close()
-
-    @property
-    def report(self) -> Optional[Report]:
-        return self._total.report
-
-
-def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB", *, select: Select = None,
-           slices: Slices = None, framework: Optional[str] = None, copy: Optional[bool] = None,
-           context: Optional[Context] = None) -> Stream:
-    """Yields (name, tensor) in the order of the files; the next ones are read while the caller works.
-
-    What is read ahead and the tensor that was yielded last take at most `window` together. Tensors are the caller's
-    own: those that it keeps come on top. The window is enlarged, with a warning, where it is smaller than the largest
-    tensor, or than a tensor beside the last one, if the caller still has that when it asks for the next: `del` it.
-    """
-    model = Model(paths)
-    what = wanted(model, model.select(select), slices)
-    total = Total()
-    return Stream(_stream(context or default_context(), model, what, framework_named(framework), device,
-                          enlarged(size_in_bytes(window), what.specs), copy, total), total)
-
-
-def enlarged(window: int, specs: Sequence[Spec]) -> int:
-    name, size_bytes = max(((spec[0], rounded(spec[3])) for spec in specs), key=lambda each: each[1], default=("", 0))
-    if size_bytes > window:
-        warn(f"the window of {window} bytes is enlarged to the {size_bytes} of {name!r}", 4)
-    return max(window, size_bytes)
-
-
 def warn(message: str, level: int) -> None:
     import warnings
 
@@ -510,95 +446,3 @@ def warn(message: str, level: int) -> None:
 def rounded(size_bytes: int) -> int:
     """What an allocator takes for it, about."""
     return -(-size_bytes // (2 << 20)) * (2 << 20) if size_bytes >= 1 << 20 else -(-size_bytes // 512) * 512
-
-
-class Batch(NamedTuple):
-    what: Wanted
-    size_bytes: int
-
-
-def batches(what: Wanted, limit: int) -> Iterator[Batch]:
-    """Cut into pieces of at most `limit` bytes, or of one tensor."""
-    begin, size_bytes = 0, 0
-    for position, spec in enumerate(what.specs):
-        taken = rounded(spec[3])
-        if position > begin and size_bytes + taken > limit:
-            yield Batch(part_of(what, begin, position), size_bytes)
-            begin, size_bytes = position, 0
-        size_bytes += taken
-    if begin < len(what.specs):
-        yield Batch(part_of(what, begin, len(what.specs)), size_bytes)
-
-
-def part_of(what: Wanted, begin: int, end: int) -> Wanted:
-    indices = what.indices[begin:end]
-    parts = {index: what.parts[index] for index in indices if index in what.parts} if what.parts else {}
-    return Wanted(indices, what.specs[begin:end], parts)
-
-
-class Held:
-    """The tensor that was yielded last, as long as the caller has it."""
-
-    def __init__(self) -> None:
-        self.name = ""
-        self._size_bytes = 0
-        self._tensor: Callable[[], Any] = lambda: None
-
-    def set(self, name: str, tensor: Any, size_bytes: int) -> None:
-        self.name, self._size_bytes = name, size_bytes
-        try:
-            self._tensor = weakref.ref(tensor)
-        except TypeError:  # nobody can tell
-            self._tensor = lambda: True
-
-    @property
-    def size_bytes(self) -> int:
-        return 0 if self._tensor() is None else self._size_bytes
-
-
-def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: Device, window: int,
-            copy: Optional[bool], total: Total) -> Generator[tuple[str, Any], None, None]:
-    waiting = batches(what, min(window // 4, 256 << 20))
-    coming = next(waiting, None)
-    ahead: list[tuple[Batch, Load]] = []  # oldest first
-    used = 0  # by what is ahead
-    held = Held()
-    warned = False
-    count = 0
-
-    def top_up() -> None:
-        nonlocal coming, used, warned
-        while coming is not None:
-            needed = used + held.size_bytes + coming.size_bytes
-            if needed > window and ahead:
-                break
-            if needed > window and not warned:
-                warned = True
-                warn(f"the window of {window} bytes is enlarged to {needed}: {coming.what.specs[0][0]!r} is read while "
-                     f"the caller still has {held.name!r}", 5)
-            ahead.append((coming, Load(context, model, coming.what, frame, device, copy=copy)))
-            used += coming.size_bytes
-            coming = next(waiting, None)
-
-    try:
-        top_up()
-        while ahead:
-            batch, load = ahead[0]
-            load.finish(total=total)
-            tensors = load.tensors[::-1]
-            load.tensors = []
-            for spec in batch.what.specs[:-1]:
-                count += 1
-                yield spec[0], tensors.pop()
-                top_up()
-            del ahead[0], load
-            used -= batch.size_bytes
-            name, _, _, size_bytes, *_ = batch.what.specs[-1]
-            held.set(name, tensors[0], rounded(size_bytes) if size_bytes >= OWN_BYTES
-                     else min(batch.size_bytes, SLAB_BYTES))
-            count += 1
-            yield name, tensors.pop()
-            top_up()
-    finally:
-        if total.report is not None and not sys.is_finalizing():
-            log(f"{model}: {count} tensors streamed", total.report)
