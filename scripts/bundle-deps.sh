@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Collects the third-party packages that Penstock is built with, for a machine without a registry, maybe of another
-# architecture. Copy the folder there, into the repository as ./deps or anywhere with PENSTOCK_DEPS pointing at it.
-# The machine itself must have a C++20 compiler, CMake 3.25, Ninja and Python 3.
+# Collects the third-party packages that Penstock is built and tested with, for a machine without a registry, maybe of
+# another architecture. Copy the folder there, into the repository as ./deps or anywhere with PENSTOCK_DEPS pointing at
+# it. The machine itself must have a C++20 compiler, CMake 3.25, Ninja and Python 3 with pip.
 #
 #   scripts/bundle-deps.sh [--arch ARCH] [--out DIR] [--bench] [--peers [--python VERSION]]
 #
@@ -9,7 +9,7 @@
 #   --out DIR     the folder to make anew (default: deps)
 #   --bench       also the sources of fio, which scripts/install-deps.sh --bench builds on the other machine
 #   --peers       also the loaders that bench/peers compares, as wheels: install them there with
-#                 pip install --no-index --no-deps --find-links deps/wheels deps/wheels/*.whl
+#                 pip install --no-index --no-deps deps/peers/*.whl
 #   --python V    the version of Python that the wheels are for (default: 3.12)
 #
 # Packages are downloaded from the sources in /etc/apt with a state of their own: nothing of this system changes, and
@@ -19,7 +19,7 @@ source "$(dirname "$0")/common.sh"
 
 packages=(liburing-dev liburing2 libcli11-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libbenchmark-dev
   libfuse3-dev libfuse3-3 fuse3)
-limit_mib=40
+limit_mib=48
 arch=amd64
 out=deps
 bench=false
@@ -30,8 +30,7 @@ while (($#)); do
     --help | -h) show_help && exit ;;
     --bench) bench=true && shift && continue ;;
     --peers)
-      peers=(safetensors fastsafetensors instanttensor runai-model-streamer humanize kvikio-cu13 libkvikio-cu13
-        rapids-logger)
+      peers=(fastsafetensors instanttensor runai-model-streamer humanize kvikio-cu13 libkvikio-cu13 rapids-logger)
       shift && continue
       ;;
     --arch | --out | --python) (($# > 1)) || die "$1 needs a value" ;;&
@@ -92,24 +91,32 @@ add_fio_sources() {
   tar -xf "$work"/download/fio_*.orig.tar.?z -C "$work/bundle/usr/src"
 }
 
+# download_wheels FOLDER ARGUMENT...: as the other machine would.
+download_wheels() {
+  local folder=$1 machine tag pip=python3 platforms=()
+  shift
+  case $arch in amd64) machine=x86_64 ;; arm64) machine=aarch64 ;; *) machine=$arch ;; esac
+  for tag in any {manylinux2014,manylinux_2_24,manylinux_2_27,manylinux_2_28,manylinux_2_34}_"$machine"; do
+    platforms+=(--platform "$tag")
+  done
+  [[ ! -x .venv/bin/python ]] || pip=.venv/bin/python
+  "$pip" -m pip --disable-pip-version-check download --quiet --only-binary=:all: "${platforms[@]}" \
+    --python-version "$python" --dest "$work/bundle/$folder" "$@"
+}
+
 # What a wheel needs beside itself (torch, CuPy, NumPy) is far too large to travel. A loader without a wheel for that
 # machine is left out, and bench/peers names it.
 add_peers() {
-  local machine peer tag platforms=()
-  case $arch in amd64) machine=x86_64 ;; arm64) machine=aarch64 ;; *) machine=$arch ;; esac
-  for tag in manylinux2014 manylinux_2_24 manylinux_2_27 manylinux_2_28 manylinux_2_34; do
-    platforms+=(--platform "${tag}_$machine")
-  done
+  local peer
   for peer in "${peers[@]}"; do
-    python3 -m pip download --quiet --no-deps --only-binary=:all: "${platforms[@]}" --platform any \
-      --python-version "$python" --dest "$work/bundle/wheels" "$peer" ||
-      echo "$peer: no wheel for Python $python on $machine" >&2
+    download_wheels peers --no-deps "$peer" || echo "$peer: no wheel for Python $python on $arch" >&2
   done
 }
 
 apt-get "${apt[@]}" update
 download_packages
 unpack_packages
+download_wheels wheels "${python_packages[@]}"
 if $bench; then
   add_fio_sources
 fi

@@ -4,6 +4,11 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 jobs=${PENSTOCK_JOBS:-$(nproc)}
 
+# From PyPI: the one version of clang-format that the style check compares with, what the Python package is built with,
+# and what its tests compare it with.
+# shellcheck disable=SC2034  # used by those who source this
+python_packages=(clang-format==18.1.8 nanobind==3.1.0 scikit-build-core==1.1.1 pytest==9.2.0 safetensors==0.8.0)
+
 die() {
   echo "${0##*/}: $*" >&2
   exit 1

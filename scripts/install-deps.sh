@@ -71,27 +71,38 @@ install_packages() {
   apt-get -qq install --yes --no-install-recommends "${missing[@]}" > /dev/null
 }
 
+# From the bundle where there is one, else from PyPI.
 pip_install() {
-  timeout 120 .venv/bin/python -m pip --quiet --disable-pip-version-check --retries 1 --timeout 15 install "$@" \
+  local from=(--retries 1 --timeout 15) bundle
+  bundle=$(bundle_folder)
+  [[ -z $bundle ]] || from=(--no-index --find-links "$bundle/wheels")
+  timeout 120 "$1" -m pip --quiet --disable-pip-version-check --python .venv/bin/python install "${from[@]}" "${@:2}" \
     > /dev/null 2>&1
 }
 
-# What PyPI has: the one version of clang-format that the style check compares with, what the Python package is built
-# with, and what its tests compare it with. Whatever needs what is missing skips itself.
-install_from_pypi() {
-  local wanted=(clang-format==18.1.8 nanobind==3.1.0 scikit-build-core==1.1.1 pytest==9.2.0 safetensors==0.8.0)
-  if [[ $(cat .venv/wanted 2> /dev/null) == "${wanted[*]}" ]]; then
+# make_venv PYTHON: prints the Python whose pip fills it. Some systems have pip, but none for a venv.
+make_venv() {
+  if "$1" -m venv --clear --system-site-packages .venv > /dev/null 2>&1; then
+    echo .venv/bin/python
+  else
+    "$1" -m venv --clear --system-site-packages --without-pip .venv > /dev/null 2>&1 && echo "$1"
+  fi
+}
+
+# Whatever needs what is missing skips itself.
+install_python_packages() {
+  if [[ $(cat .venv/wanted 2> /dev/null) == "${python_packages[*]}" ]]; then
     return
   fi
   # apt's NumPy and PyTorch are those of apt's Python.
-  local python=/usr/bin/python3
+  local python=/usr/bin/python3 pip
   [[ -x $python ]] || python=python3
-  if "$python" -m venv --clear --system-site-packages .venv > /dev/null 2>&1 && pip_install "${wanted[@]}"; then
-    echo "${wanted[*]}" > .venv/wanted
+  if pip=$(make_venv "$python") && pip_install "$pip" "${python_packages[@]}"; then
+    echo "${python_packages[*]}" > .venv/wanted
     return
   fi
-  echo "Not installable from PyPI, all together: ${wanted[*]}. What needs them will be skipped." >&2
-  pip_install "${wanted[0]}" || rm -rf .venv
+  echo "Not installable, all together: ${python_packages[*]}. What needs them will be skipped." >&2
+  pip_install "$pip" "${python_packages[0]}" || rm -rf .venv
 }
 
 # A bundle carries fio as sources: Debian's binary wants the libraries of every storage system there is.
@@ -115,7 +126,7 @@ install_packages "${frameworks[@]}" || echo "${frameworks[*]}: tests that need t
 if is_debian; then
   install_packages "${guest[@]}" || echo "${guest[*]}: the NVMe driver will not be tried in a guest." >&2
 fi
-install_from_pypi
+install_python_packages
 if $bench; then
   build_bundled_fio
 fi
