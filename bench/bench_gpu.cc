@@ -255,6 +255,7 @@ class Latency {
         spot_(gpu, range_of(session_.buffer.region())),
         pinned_(gpu, small_bytes),
         stream_(gpu),
+        idler_(gpu),
         places_(settings.size_bytes / small_bytes),
         descriptor_(open(settings.file.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC)) {
     if (descriptor_ < 0) bench::fail_errno("open " + settings.file + " for direct reads");
@@ -299,24 +300,29 @@ class Latency {
     });
   }
 
-  // How long the call alone takes while the stream is busy with work that came before.
+  // How long the call alone takes while the stream is busy with what came before: a kernel of 100 ms, or, where there
+  // is none, a wait that ends when we say so.
   Json call_behind_work(double seconds) {
     auto& device = *value_of(value_of(penstock::cuda::Driver::get())->device(0));
     penstock::RequestOptions options;
     options.stream = penstock::CudaStream{stream_.handle()};
     std::vector<double> calls;
+    bool behind_kernel = true;
     for (const double end = bench::now() + seconds; bench::now() < end || calls.empty();) {
-      const auto work = value_of(penstock::cuda::StreamOrder::begin(device, stream_.handle()));
+      std::unique_ptr<penstock::cuda::StreamOrder> wait;
+      behind_kernel = idler_.start(stream_, 100'000'000);
+      if (!behind_kernel) wait = value_of(penstock::cuda::StreamOrder::begin(device, stream_.handle()));
       const penstock::Range range{&session_.store, 0, session_.buffer.region()};
       const double begin = bench::now();
       const penstock::Ticket ticket =
           value_of(session_.context.submit(penstock::Direction::read, {&range, 1}, options));
       calls.push_back(bench::now() - begin);
-      work->release();
+      if (wait) wait->release();
       if (ticket.wait() != penstock::Outcome::done) bench::fail(ticket.report().error->message);
     }
     std::ranges::sort(calls);
     return {{"operations", calls.size()},
+            {"behind", behind_kernel ? "behind a kernel of 100 ms" : "behind a wait"},
             {"p50_seconds", calls[calls.size() / 2]},
             {"p99_seconds", calls[calls.size() * 99 / 100]}};
   }
@@ -366,6 +372,7 @@ class Latency {
   bench::Spots spot_;
   bench::PinnedMemory pinned_;
   bench::Stream stream_;
+  bench::Idler idler_;
   const std::uint64_t places_;
   const int descriptor_;
   std::mt19937_64 random_{std::random_device{}()};

@@ -163,6 +163,47 @@ void Stream::synchronize() const {
   gpu_.check(gpu_.api().stream_synchronize(stream_), "wait for copies");
 }
 
+namespace {
+
+constexpr const char* idle_kernel = R"(
+.version 7.0
+.target sm_60
+.address_size 64
+.visible .entry idle(.param .u64 nanoseconds)
+{
+  .reg .u64 %time<4>;
+  .reg .pred %early;
+  ld.param.u64 %time0, [nanoseconds];
+  mov.u64 %time1, %globaltimer;
+again:
+  mov.u64 %time2, %globaltimer;
+  sub.u64 %time3, %time2, %time1;
+  setp.lt.u64 %early, %time3, %time0;
+  @%early bra again;
+  ret;
+}
+)";
+
+}  // namespace
+
+Idler::Idler(const Gpu& gpu) : gpu_(gpu) {
+  if (gpu_.api().module_load_data(&module_, idle_kernel) != cuda::cu_success) module_ = nullptr;
+  if (module_ == nullptr) return;
+  if (gpu_.api().module_get_function(&function_, module_, "idle") != cuda::cu_success) function_ = nullptr;
+}
+
+Idler::~Idler() {
+  if (module_ != nullptr) gpu_.api().module_unload(module_);
+}
+
+bool Idler::start(const Stream& stream, std::uint64_t nanoseconds) const {
+  if (function_ == nullptr) return false;
+  void* parameters[] = {&nanoseconds};
+  gpu_.check(gpu_.api().launch_kernel(function_, 1, 1, 1, 1, 1, 1, 0, stream.handle(), parameters, nullptr),
+             "start a kernel");
+  return true;
+}
+
 void spoiled(std::uint64_t, std::span<std::byte> bytes) {
   std::memset(bytes.data(), 0xa5, bytes.size());
 }

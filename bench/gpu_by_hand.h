@@ -94,6 +94,23 @@ class Stream {
   cuda::CuStream stream_ = nullptr;
 };
 
+// A kernel that does nothing for a while. A driver that can't compile it has none.
+class Idler {
+ public:
+  explicit Idler(const Gpu& gpu);
+  Idler(const Idler&) = delete;
+  Idler& operator=(const Idler&) = delete;
+  ~Idler();
+
+  // Puts it on the stream; false: there is none.
+  bool start(const Stream& stream, std::uint64_t nanoseconds) const;
+
+ private:
+  const Gpu& gpu_;
+  cuda::CuModule module_ = nullptr;
+  cuda::CuFunction function_ = nullptr;
+};
+
 // What memory must hold: writes the bytes at `position` of it.
 using Content = std::function<void(std::uint64_t position, std::span<std::byte> bytes)>;
 // What no file holds.

@@ -73,12 +73,30 @@ class GpuSetup(harness.Setup):
         return self.plain_read(self.file, "--size", size, "--threads", setting["threads"], "--chunk", setting["chunk"],
                                "--direct", "--reuse-memory")
 
-    def sweep(self, run):
+    def sweep(self, run, threads, chunks):
         """The best of threads × chunks, by short runs on the disk; `run` takes a setting and seconds."""
-        settings = [{"threads": threads, "chunk": chunk}
-                    for threads in ((8, 32) if self.quick else (4, 8, 16, 32)) for chunk in (MIB, 4 * MIB)]
+        settings = [{"threads": count, "chunk": chunk}
+                    for count in ((8, 32) if self.quick else threads) for chunk in chunks]
         samples = [{**setting, **run(setting, self.round_seconds / 2)} for setting in settings]
         return harness.best_of_sweep(samples, lambda sample: run(sample, self.round_seconds)), samples
+
+    def sweep_reads(self, size):
+        """The best plain direct reads of the beginning of the file."""
+        def sample(setting, seconds):
+            with self.plain_direct_read(size, setting) as program:
+                return program.ask(f"sample {seconds}")
+
+        best, samples = self.sweep(sample, (4, 8, 16, 32), (MIB // 4, MIB, 4 * MIB))
+        return f"plain direct reads, {best['threads']} threads, {table.size(best['chunk'])}", best, samples
+
+    def sweep_writes(self):
+        """The best plain direct writes; some disks like few of them."""
+        def sample(setting, _):
+            with self.plain_write(self.written_bytes // 2, setting) as program:
+                return program.ask("run 0")
+
+        best, samples = self.sweep(sample, (2, 4, 8, 16, 32), (MIB, 4 * MIB))
+        return f"plain direct writes, {best['threads']} threads, {table.size(best['chunk'])}", best, samples
 
     def ask_cold(self, program, command):
         harness.make_cold(self.file)
@@ -193,10 +211,9 @@ def row_scatter(setup):
     return {"rows": rows, "samples": samples}
 
 
-def start_and_load(setup, size, *flags):
+def start_and_load(setup, size, *flags, file=None, **options):
     """A new process that makes its first request; what it took from outside and from inside."""
-    harness.make_cached(setup.file, size)
-    with setup.penstock("first", setup.file, size, *flags) as program:
+    with setup.penstock("first", file or setup.file, size, *flags, **options) as program:
         ready_seconds = time.monotonic() - program.started
         before = program.status_bytes("VmHWM")["VmHWM"]
         answer = program.ask("run 0")
@@ -206,21 +223,64 @@ def start_and_load(setup, size, *flags):
                 "ready_seconds": ready_seconds, "host_bytes": host_bytes, **program.ready, **answer}
 
 
+def start_and_store(setup):
+    """The same for a write; making what is written counts as getting ready."""
+    with setup.penstock("store", setup.written_file, setup.written_bytes) as program:
+        ready_seconds = time.monotonic() - program.started
+        written = program.ask("run 0")["seconds"]
+        setup.check("first write of a process", program)
+        return {"size_bytes": setup.written_bytes, "total_seconds": ready_seconds + written,
+                "ready_seconds": ready_seconds, "request_seconds": written}
+
+
+def starts(setup):
+    """New processes by what they load: how the file is prepared, and the load. The coldest come last."""
+    first, whole, part = min(FIRST_REQUEST_BYTES, setup.file_bytes), setup.file_bytes, setup.cold_bytes
+
+    def make_cached():
+        harness.make_cached(setup.file)
+
+    def in_memory():
+        return start_and_load(setup, setup.memory_file_bytes, file=setup.memory_file)
+
+    loads = {f"cached file, {table.size(first)}": (make_cached, lambda: start_and_load(setup, first)),
+             f"cached file, {table.size(whole)}": (make_cached, lambda: start_and_load(setup, whole)),
+             f"cached file, {table.size(whole)}, four lanes": (
+                 make_cached, lambda: start_and_load(setup, whole, lanes=4))}
+    if setup.memory_file_bytes:
+        loads[f"tmpfs file, {table.size(setup.memory_file_bytes)}"] = (
+            lambda: setup.make_files({setup.memory_file: setup.memory_file_bytes}), in_memory)
+    if harness.disk_and_file_system(setup.folder)[1] not in ("tmpfs", "ramfs"):
+        loads[f"half cached file, {table.size(part)}"] = (
+            lambda: harness.make_half_cached(setup.file, part), lambda: start_and_load(setup, part))
+        loads[f"cold file, {table.size(part)}"] = (
+            lambda: harness.make_cold(setup.file), lambda: start_and_load(setup, part))
+        loads[f"GPU to a file, {table.size(setup.written_bytes)}, synced"] = (
+            lambda: None, lambda: start_and_store(setup))
+    return loads
+
+
 def row_start(setup):
-    """New processes: the first request, and a whole file from process start."""
-    first_bytes = min(FIRST_REQUEST_BYTES, setup.file_bytes)
-    sizes = {first_bytes: 5, setup.file_bytes: 3}
-    samples = {size: [start_and_load(setup, size) for _ in range(3 if setup.quick else count)]
-               for size, count in sizes.items()}
-    rows = [figure(f"first request of a process ({table.size(first_bytes)}, cached), beyond making the CUDA context",
-                   [sample["beyond_context_seconds"] for sample in samples[first_bytes]], "seconds", 0.1, True)]
-    rows += [{"kind": "gpu-start", "title": f"cached file, {table.size(size)}", "samples": taken,
-              "verdict": "for orientation"} for size, taken in samples.items()]
+    """New processes: the first request, and what the throughput rows load, from process start."""
+    samples = {}
+    for title, (prepare, load) in starts(setup).items():
+        if samples and time.monotonic() > setup.deadline:
+            break
+        samples[title] = []
+        for _ in range(3):
+            prepare()
+            samples[title].append(load())
+    first = next(iter(samples))
+    rows = [figure(f"first request of a process ({first}), beyond making the CUDA context",
+                   [sample["beyond_context_seconds"] for sample in samples[first]], "seconds", 0.1, True)]
+    rows += [{"kind": "gpu-start", "title": title, "samples": taken, "verdict": "for orientation"}
+             for title, taken in samples.items()]
     return {"rows": rows}
 
 
 def row_memory(setup):
     """Memory beside the destination, of the host and of the GPU, for loads of two sizes."""
+    harness.make_cached(setup.file)
     samples = [start_and_load(setup, size, "--watch-memory") for size in (setup.file_bytes // 8, setup.file_bytes)]
     for sample in samples:
         destination = -(-sample["size_bytes"] // DEVICE_PAGE_BYTES) * DEVICE_PAGE_BYTES
@@ -234,13 +294,7 @@ def row_cold(setup):
     setup.need_storage()
     size = setup.cold_bytes
     harness.make_cold(setup.file)
-
-    def sample_read(setting, seconds):
-        with setup.plain_direct_read(size, setting) as program:
-            return program.ask(f"sample {seconds}")
-
-    best, sweep = setup.sweep(sample_read)
-    peer = f"plain direct reads, {best['threads']} threads, {table.size(best['chunk'])}"
+    peer, best, sweep = setup.sweep_reads(size)
     with setup.plain_direct_read(size, best) as plain, setup.penstock("load", setup.file, size) as program:
         command = f"run {setup.round_seconds}"
         contenders = {peer: lambda: setup.ask_cold(plain, command),
@@ -304,7 +358,7 @@ def row_latency(setup):
         rows.append(figure("4 KiB direct read in the order of a stream, p50",
                            [sample["p50_seconds"] for sample in streamed], "microseconds"))
         calls = [program.ask(f"call {seconds}") for _ in range(3)]
-        rows.append(figure("the call alone, in the order of a stream that is busy, p99",
+        rows.append(figure(f"the call alone, in the order of a stream, {calls[0]['behind']}, p99",
                            [sample["p99_seconds"] for sample in calls], "microseconds", 200e-6, lower_is_better=True))
         return {"rows": rows, "attempts": attempts, "streamed": streamed, "calls": calls, "ready": program.ready}
 
@@ -312,13 +366,7 @@ def row_latency(setup):
 def row_write(setup):
     """GPU memory to a preallocated file, synced, against the best plain direct writes likewise."""
     setup.need_storage()
-
-    def sample_write(setting, _):
-        with setup.plain_write(setup.written_bytes // 2, setting) as program:
-            return program.ask("run 0")
-
-    best, sweep = setup.sweep(sample_write)
-    peer = f"plain direct writes, {best['threads']} threads, {table.size(best['chunk'])}"
+    peer, best, sweep = setup.sweep_writes()
     with setup.penstock("store", setup.written_file, setup.written_bytes) as program:
         with setup.plain_write(setup.written_bytes, best) as plain:
             contenders = {peer: lambda: plain.ask(f"run {setup.round_seconds}"),
@@ -335,6 +383,6 @@ def row_write(setup):
 # In this order, so that the file, which is in the page cache once it is made, has to leave it only once. The seconds are
 # what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third. All together
 # they are the time that there is.
-ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "start": (row_start, 10),
-        "memory": (row_memory, 5), "cold": (row_cold, 65), "half": (row_half, 75), "latency": (row_latency, 45),
+ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "memory": (row_memory, 6),
+        "start": (row_start, 40), "cold": (row_cold, 70), "half": (row_half, 75), "latency": (row_latency, 45),
         "write": (row_write, 75)}

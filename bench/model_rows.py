@@ -86,13 +86,7 @@ def row_cold(setup):
     setup.file = setup.model("dense", setup.cold_bytes)
     harness.make_cold(setup.file)
     size = os.path.getsize(setup.file) // harness.MIB * harness.MIB
-
-    def sample_read(setting, seconds):
-        with setup.plain_direct_read(size, setting) as program:
-            return program.ask(f"sample {seconds}")
-
-    best, sweep = setup.sweep(sample_read)
-    peer = f"plain direct reads, {best['threads']} threads, {table.size(best['chunk'])}"
+    peer, best, sweep = setup.sweep_reads(size)
     with setup.plain_direct_read(size, best) as plain, setup.worker(setup.file) as worker:
         contenders = {peer: lambda: setup.ask_cold(plain, f"run {setup.round_seconds}"),
                       "load_file": lambda: setup.ask_cold(worker, f"load {setup.round_seconds}")}
@@ -108,13 +102,7 @@ def row_save(setup):
     """Tensors on the GPU to a new file, synced, against plain direct writes."""
     setup.need_storage()
     model = setup.model("dense", setup.written_bytes)
-
-    def sample_write(setting, _):
-        with setup.plain_write(setup.written_bytes // 2, setting) as program:
-            return program.ask("run 0")
-
-    best, sweep = setup.sweep(sample_write)
-    peer = f"plain direct writes, {best['threads']} threads, {table.size(best['chunk'])}"
+    peer, best, sweep = setup.sweep_writes()
     with setup.worker(model) as worker, setup.plain_write(setup.written_bytes, best) as plain:
         contenders = {peer: lambda: plain.ask(f"run {setup.round_seconds}"),
                       "save_file": lambda: worker.ask(f"save {setup.round_seconds}")}

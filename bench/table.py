@@ -167,7 +167,7 @@ def _gpu_starts(rows):
         samples = sorted(row["samples"], key=lambda sample: sample["total_seconds"])
         middle = samples[len(samples) // 2]
         speed = _UNITS["bytes_per_second"](middle["size_bytes"] / middle["total_seconds"])
-        return [row["title"], speed, *(f"{middle[key]:.3f} s" for key in keys)]
+        return [row["title"], speed, *(f"{middle[key]:.3f} s" if key in middle else "" for key in keys)]
 
     heads = ["from process start (for orientation)", "speed over all", "in all", "process, CUDA driver and context",
              "Penstock's Context and file", "GPU memory", "first request"]

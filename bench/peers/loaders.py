@@ -5,6 +5,7 @@
 Commands on standard input: `load`, `check` (compares what was loaded last with the files), `drop`.
 """
 
+import functools
 import gc
 import importlib.metadata
 import json
@@ -72,19 +73,16 @@ class Safetensors(Loader):
         return tensors
 
 
-class SafetensorsRead(Safetensors):
-    """Reads the file into memory first."""
+class SafetensorsPread(Safetensors):
+    """Reads tensors with pread instead of mapping the file."""
 
     def start(self):
-        import safetensors.torch
-        self.parse = safetensors.torch.load
+        import inspect
 
-    def load(self):
-        tensors = {}
-        for path in self.files:
-            with open(path, "rb") as file:
-                tensors.update({name: tensor.to(self.device) for name, tensor in self.parse(file.read()).items()})
-        return tensors
+        import safetensors.torch
+        if "backend" not in inspect.signature(safetensors.torch.load_file).parameters:
+            raise ImportError("this version of safetensors only maps files")
+        self.load_file = functools.partial(safetensors.torch.load_file, backend="pread")
 
 
 class SafetensorsPrefetch(Safetensors):
@@ -258,7 +256,7 @@ class RunaiStreamer(Loader):
 
 
 LOADERS = {"penstock": Penstock, "penstock, NumPy": PenstockNumpy, "safetensors": Safetensors,
-           "safetensors, read": SafetensorsRead, "safetensors, prefetch": SafetensorsPrefetch,
+           "safetensors, pread": SafetensorsPread, "safetensors, prefetch": SafetensorsPrefetch,
            "safetensors, NumPy": SafetensorsNumpy, "torch.load": TorchLoad, "pinned loop by hand": Staged,
            "torch.cuda.gds": TorchGds, "fastsafetensors": FastSafetensors, "InstantTensor": InstantTensor,
            "Run:ai streamer": RunaiStreamer, "KvikIO": KvikIO}

@@ -142,7 +142,7 @@ class Peers:
                 samples.append({"seconds": seconds, "wrong": program.ask("check")["wrong"],
                                 "host": max(0, sampler.host - ready - (0 if self.on_gpu else size)),
                                 "device": max(0, sampler.device - before) if self.on_gpu else 0})
-        return {"version": facts["version"], "samples": samples,
+        return {"name": name, "setting": setting, "version": facts["version"], "samples": samples,
                 "seconds": harness.summary([sample["seconds"] for sample in samples]),
                 "extra_host": max(sample["host"] for sample in samples),
                 "device": max(sample["device"] for sample in samples),
@@ -172,14 +172,12 @@ class Peers:
             try:
                 if isinstance(facts, BenchError):
                     raise facts
-                settings = facts["settings"]
-                default = settings[0]
-                start = self.from_start(name, default, facts, files)
-                result["loaders"][name] = {**start, "name": name, "setting": default}
-                if len(settings) > 1 and not self.arguments.defaults_only and time.monotonic() < self.end:
-                    best = self.best_setting(name, settings, files)
+                default, *others = facts["settings"]
+                result["loaders"][name] = self.from_start(name, default, facts, files)
+                if others and not self.arguments.defaults_only and time.monotonic() < self.end:
+                    best = self.best_setting(name, facts["settings"], files)
                     if best != default:
-                        result["loaders"][f"{name}, tuned"] = {**start, "name": name, "setting": best}
+                        result["loaders"][f"{name}, tuned"] = self.from_start(name, best, facts, files)
             except BenchError as error:
                 result["missing"][name] = str(error).splitlines()[-1]
         baseline = self.bare_context(files) if self.on_gpu else 0
@@ -188,7 +186,7 @@ class Peers:
         for state in self.arguments.states if result["loaders"] else ():
             print(f"  all, {state} …", file=sys.stderr, flush=True)
             try:
-                result["rounds"][state] = self.race(state, result["loaders"], files)
+                result["rounds"][state] = self.race(state, result, files)
             except BenchError as error:
                 result["missing"][f"all, {state}"] = str(error).splitlines()[-1]
         return result
@@ -230,16 +228,20 @@ class Peers:
             stack.enter_context(program)
         return programs
 
-    def race(self, state, contenders, files):
+    def race(self, state, result, files):
+        contenders = result["loaders"]
         with contextlib.ExitStack() as stack:
             ceiling, command = self.ceiling(state, files)
             stack.enter_context(ceiling)
             programs = self.start_all(stack, contenders, files)
-            missing = contenders.keys() - programs.keys()
-            if missing:
-                raise BenchError(f"did not start again: {', '.join(sorted(missing))}")
-            for program in programs.values():
-                program.ask("load")
+            # All keep their memory, so the last of them may find none.
+            for label in contenders:
+                try:
+                    programs[label].ask("load")
+                except (BenchError, KeyError):
+                    programs.pop(label, None)
+                    result["missing"][f"{label}, {state}"] = (
+                        "did not start or load beside the others: compare fewer with --only, or a smaller model")
 
             def ask(program, what, reads):
                 # Pages that a process has mapped can't be evicted.
@@ -274,14 +276,15 @@ def figures(rounds, name):
 def rows(result):
     """What the table says, as data: loaders by speed, the ceiling, and who is missing."""
     def in_states(name):
-        return {state: figures(result["rounds"][state], name) if state in result["rounds"] else None
-                for state in ("cached", "cold")}
+        rounds = {state: result["rounds"].get(state) for state in ("cached", "cold")}
+        return {state: figures(taken, name) if taken and name in taken[0] else None for state, taken in rounds.items()}
 
     loaders_by_speed = [{"name": name, "version": loader["version"], "setting": loader["setting"], **in_states(name),
                          "start_seconds": loader["seconds"]["median"], "extra_device_bytes": loader["extra_device"],
                          "extra_host_bytes": loader["extra_host"], "wrong": sorted(set(loader["wrong"]))}
                         for name, loader in result["loaders"].items()]
-    loaders_by_speed.sort(key=lambda row: -max([row[state]["gb_per_s"]["median"] for state in result["rounds"]] or [0]))
+    loaders_by_speed.sort(key=lambda row: -max([row[state]["gb_per_s"]["median"] for state in result["rounds"]
+                                                if row[state]] or [0]))
     return {"loaders": loaders_by_speed, "ceiling": in_states(CEILING),
             "missing": [{"name": name, "reason": reason} for name, reason in result["missing"].items()]}
 
@@ -302,8 +305,8 @@ def table(results):
         for row in data["loaders"]:
             own = [row[state] for state in states]
             cells = [f"{one['gb_per_s']['median']:.2f} ({one['gb_per_s']['p25']:.2f}–{one['gb_per_s']['p75']:.2f}) | "
-                     f"{one['ratio']['median']:.3f}" for one in own]
-            cpu = " / ".join(f"{one['cpu_seconds_per_gb']:.2f}" for one in own)
+                     f"{one['ratio']['median']:.3f}" if one else "not measured |" for one in own]
+            cpu = " / ".join(f"{one['cpu_seconds_per_gb']:.2f}" if one else "–" for one in own)
             lines.append(f"| {row['name']} | {row['version']} | {' | '.join(cells)} | {cpu} | "
                          f"{row['start_seconds']:.2f} s | "
                          f"{row['extra_device_bytes'] / MIB:.0f} / {row['extra_host_bytes'] / MIB:.0f} MiB | "
@@ -346,7 +349,8 @@ def main():
     parser.add_argument("--dir", default=os.path.join(build, "bench-files"), help="where models are made and kept")
     parser.add_argument("--programs", default=os.path.join(build, "bin"), help="where bench_programs were built")
     parser.add_argument("--python", default=sys.executable, help="the Python whose packages are compared")
-    parser.add_argument("--json", metavar="FILE", help="write all samples")
+    parser.add_argument("--json", metavar="FILE",
+                        help="where all samples are kept (default: peers.json in DIR; with --model nowhere)")
     parser.add_argument("--table", metavar="FILE", help="with --model: write what the table says, as JSON")
     arguments = parser.parse_args()
     for name in ("layouts", "states", "only"):
@@ -364,6 +368,8 @@ def main():
             results.append(peers.measure(layout, files))
     except (BenchError, OSError) as error:
         sys.exit(f"bench/peers: {error}")
+    if not arguments.json and not arguments.model:
+        arguments.json = os.path.join(arguments.dir, "peers.json")
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump({"schema": "penstock.peers/1", "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
