@@ -97,6 +97,20 @@ def test_a_stream_keeps_to_its_window(tmp_path):
     assert torch.cuda.memory_allocated() == before
 
 
+def test_tensors_come_from_the_memory_pool_that_the_caller_uses(model):
+    path, contents = model
+    if not hasattr(torch.cuda, "MemPool"):
+        pytest.skip(f"torch {torch.__version__} has no memory pools")
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensors = penstock.load_file(path, "cuda")
+    places = [range(segment["address"], segment["address"] + segment["total_size"]) for segment in pool.snapshot()]
+    outside = [name for name, tensor in tensors.items()
+               if tensor.numel() and not any(tensor.data_ptr() in place for place in places)]
+    assert not outside
+    assert {name: raw(tensor) for name, tensor in tensors.items()} == contents
+
+
 def test_no_room_on_the_device_is_a_memory_error_and_the_next_load_works(model, tmp_path):
     path = tmp_path / "huge"
     write_model(path, [("small", "U8", (10,)), ("huge", "U8", (1 << 40,))], content=None)

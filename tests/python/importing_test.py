@@ -30,6 +30,13 @@ print([line for line in open("/proc/self/maps") if "libcuda" in line])
 """) == "1 []\n[]\n"
 
 
+def test_importing_is_quick():
+    """It should take less than 50 ms, and does (docs/performance.md); ten times that means that something is wrong."""
+    seconds = [float(run("import time; start = time.monotonic(); import penstock; print(time.monotonic() - start)"))
+               for _ in range(3)]
+    assert min(seconds) < 0.5
+
+
 def test_a_context_starts_no_thread_before_it_moves_bytes():
     assert run("""
 import os, penstock

@@ -22,6 +22,20 @@ def test_a_stream_gives_all_tensors_in_the_order_of_the_file(mixed):
     assert raw(part["large"]) == contents["large"][:20000]
 
 
+@pytest.mark.parametrize("framework", ["np", "pt"])
+def test_tensors_of_a_stream_are_the_caller_s_own(tmp_path, framework):
+    if framework == "pt":
+        pytest.importorskip("torch")
+    path = tmp_path / "model"
+    contents = write_model(path, [("one", "U8", (2 << 20,)), ("two", "U8", (2 << 20,))])
+    stream = penstock.stream(path, framework=framework)
+    tensors = dict(stream)
+    with open(path, "r+b") as file:
+        file.write(b"\xff" * path.stat().st_size)
+    assert {name: raw(tensor) for name, tensor in tensors.items()} == contents
+    assert "mapped" not in stream.report.routes
+
+
 def test_a_stream_keeps_to_its_window(tmp_path, live_bytes):
     path = tmp_path / "model"
     sizes = [random.Random(i).choice([1000, 300000, 2 << 20, 5 << 20]) for i in range(60)]
