@@ -25,26 +25,23 @@ StagedWindow::StagedWindow(std::uint64_t chunk_bytes, std::uint64_t least_bytes,
 // Longer pieces for wider windows: a copy engine likes them better.
 void StagedWindow::set_window(std::uint64_t bytes) {
   window_bytes_ = std::clamp(bytes, least_bytes_, most_bytes_);
-  const std::uint64_t piece =
+  piece_bytes_ =
       std::min(chunk_bytes_, std::max(least_piece_bytes, std::bit_floor(window_bytes_ / pieces_at_least / 2)));
-  if (piece != piece_bytes_) shortest_ = Duration::max();
-  piece_bytes_ = piece;
   noted_ = 0;
   latency_sum_ = {};
 }
 
-void StagedWindow::note(std::uint64_t bytes, Duration latency) {
+void StagedWindow::note(std::uint64_t bytes, Duration latency, Duration shortest) {
   if (bytes != piece_bytes_) return;
-  shortest_ = std::min(shortest_, latency);
   latency_sum_ += latency;
   ++noted_;
   if (noted_ * piece_bytes_ >= windows_between_looks * window_bytes_) {
-    adapt(latency_sum_ / static_cast<Duration::rep>(noted_));
+    adapt(latency_sum_ / static_cast<Duration::rep>(noted_), shortest);
   }
 }
 
-void StagedWindow::adapt(Duration mean) {
-  const double queued = 1 - static_cast<double>(shortest_.count()) / static_cast<double>(mean.count());
+void StagedWindow::adapt(Duration mean, Duration shortest) {
+  const double queued = 1 - static_cast<double>(shortest.count()) / static_cast<double>(mean.count());
   if (queued < queue_at_least) {
     set_window(found_queue_ ? window_bytes_ + piece_bytes_ : window_bytes_ * 2);
   } else {

@@ -28,14 +28,15 @@ class StagedWindow {
   bool has_room() const { return in_flight_bytes_ < window_bytes_; }
   std::uint64_t window_bytes() const { return window_bytes_; }
 
+  // Until its memory may be used again: what is being copied elsewhere still counts.
   void begin(std::uint64_t bytes) { in_flight_bytes_ += bytes; }
-  // Has come back, or was given up.
   void end(std::uint64_t bytes) { in_flight_bytes_ -= bytes; }
-  // Of an operation that moved all its bytes.
-  void note(std::uint64_t bytes, Duration latency);
+  // Of an operation that moved all its bytes; `shortest`: the least that any lane has seen at that store. A lane alone
+  // can't know it: where all begin at once, the last finds the queue of the others at its first operation.
+  void note(std::uint64_t bytes, Duration latency, Duration shortest);
 
  private:
-  void adapt(Duration mean);
+  void adapt(Duration mean, Duration shortest);
   void set_window(std::uint64_t bytes);
 
   const std::uint64_t chunk_bytes_;
@@ -47,9 +48,6 @@ class StagedWindow {
   // Of operations of the present length, since the window last changed.
   std::uint64_t noted_ = 0;
   Duration latency_sum_{};
-  // Since the length last changed. Never forgotten: with one that is too short for the disk of today the window stays
-  // at its least, which is enough for local disks.
-  Duration shortest_ = Duration::max();
   bool found_queue_ = false;  // from then on the window grows by steps
 };
 

@@ -1,6 +1,8 @@
 #include "core/staged_window.h"
 
 #include <deque>
+#include <span>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -22,9 +24,10 @@ struct Disk {
   double bytes_per_second;
 };
 
-// What a lane does with the window, `operations` long. The time that it took.
-Duration read_from(const Disk& disk, StagedWindow& window, int operations) {
+// What lanes do with their windows at one disk, until `operations` are done. The time that it took.
+Duration read_from(const Disk& disk, std::span<StagedWindow> windows, int operations) {
   struct Running {
+    StagedWindow* window;
     std::uint64_t bytes;
     Duration began;
     Duration ends;
@@ -32,23 +35,33 @@ Duration read_from(const Disk& disk, StagedWindow& window, int operations) {
   std::deque<Running> running;
   Duration now{};
   Duration bus_free{};
-  for (int done = 0; done < operations; ++done) {
+  Duration shortest = Duration::max();
+  const auto fill = [&](StagedWindow& window) {
     while (window.has_room()) {
       const std::uint64_t bytes = window.piece_bytes();
       const auto transfer =
           duration_cast<Duration>(std::chrono::duration<double>(static_cast<double>(bytes) / disk.bytes_per_second));
       bus_free = std::max(bus_free, now) + transfer;
-      running.push_back({bytes, now, std::max(bus_free, now + disk.latency + transfer)});
+      running.push_back({&window, bytes, now, std::max(bus_free, now + disk.latency + transfer)});
       window.begin(bytes);
     }
+  };
+  for (StagedWindow& window : windows) fill(window);
+  for (int done = 0; done < operations; ++done) {
     const Running first = running.front();
     running.pop_front();
     now = std::max(now, first.ends);
-    window.end(first.bytes);
-    window.note(first.bytes, now - first.began);
+    shortest = std::min(shortest, now - first.began);
+    first.window->end(first.bytes);
+    first.window->note(first.bytes, now - first.began, shortest);
+    fill(*first.window);
   }
-  for (const Running& left : running) window.end(left.bytes);
+  for (const Running& left : running) left.window->end(left.bytes);
   return now;
+}
+
+Duration read_from(const Disk& disk, StagedWindow& window, int operations) {
+  return read_from(disk, std::span(&window, 1), operations);
 }
 
 TEST(StagedWindow, stays_small_at_a_disk_that_a_small_one_keeps_busy) {
@@ -56,6 +69,12 @@ TEST(StagedWindow, stays_small_at_a_disk_that_a_small_one_keeps_busy) {
   read_from({microseconds(20), 0.5e9}, window, 10'000);
   EXPECT_EQ(window.window_bytes(), least);
   EXPECT_EQ(window.piece_bytes(), 256 * kib);
+}
+
+TEST(StagedWindow, lanes_that_begin_together_don_t_take_their_queue_for_the_disk_s_latency) {
+  std::vector<StagedWindow> windows(16, StagedWindow(mib, least, most));
+  read_from({microseconds(60), 4.5e9}, windows, 10'000);
+  for (const StagedWindow& window : windows) EXPECT_EQ(window.window_bytes(), least);
 }
 
 TEST(StagedWindow, grows_until_a_distant_disk_is_busy) {
@@ -89,7 +108,7 @@ TEST(StagedWindow, never_leaves_its_bounds) {
 
 TEST(StagedWindow, learns_nothing_from_operations_of_another_length) {
   StagedWindow window(mib, least, most);
-  for (int i = 0; i < 1000; ++i) window.note(4096, nanoseconds(1));
+  for (int i = 0; i < 1000; ++i) window.note(4096, nanoseconds(1), nanoseconds(1));
   EXPECT_EQ(window.window_bytes(), least);
 }
 

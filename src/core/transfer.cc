@@ -161,7 +161,9 @@ void Lane::on_done(std::size_t engine, const Done& done, TimePoint now) {
   }
   if (trace_ != nullptr) trace_->add_transfer(TraceKind::storage, flight.submitted, now, moved, route);
   if (flight.op.path == Path::direct && flight.user != nullptr) adapt_depth(latency, now);
-  if (flight.in_window && done.bytes >= flight.length) window_.note(flight.length, latency);
+  if (flight.in_window && done.bytes >= flight.length) {
+    window_.note(flight.length, latency, flight.entry->shortest_latency(latency));
+  }
   if (flight.orphan) {
     on_orphan_home(index);
     return;
@@ -316,7 +318,6 @@ void Lane::finish_piece(std::uint32_t index) {
   // From here on the slot is what limits, not the disk.
   bytes_in_flight_ -= std::exchange(flight.weight_bytes, 0);
   if (std::exchange(flight.fills_slot, false)) --slots_filling_;
-  leave_window(flight);
   if (flight.staging.data != nullptr && flight.op.kind == OpKind::read) {
     if (flight.gpu != nullptr) {
       copy(index, cuda::Toward::device);
