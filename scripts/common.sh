@@ -4,10 +4,11 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 jobs=${PENSTOCK_JOBS:-$(nproc)}
 
-# From PyPI: the one version of clang-format that the style check compares with, what the Python package is built with,
-# and what its tests compare it with.
+# From PyPI: what the Python package is built with; and the one version of clang-format that the style check compares
+# with, and what the package's tests compare it with.
+build_packages=(nanobind==3.1.0 scikit-build-core==1.1.1)
 # shellcheck disable=SC2034  # used by those who source this
-python_packages=(clang-format==18.1.8 nanobind==3.1.0 scikit-build-core==1.1.1 pytest==9.2.0 safetensors==0.8.0)
+python_packages=(clang-format==18.1.8 "${build_packages[@]}" pytest==9.2.0 safetensors==0.8.0)
 
 die() {
   echo "${0##*/}: $*" >&2
@@ -28,6 +29,14 @@ bundle_folder() {
   elif [[ -n ${PENSTOCK_DEPS:-} ]]; then
     die "PENSTOCK_DEPS=$folder holds no packages for $(uname -m): make them with scripts/bundle-deps.sh"
   fi
+}
+
+# pip_install PYTHON ARGUMENT...: from the bundle where there is one, else from PyPI.
+pip_install() {
+  local from=(--retries 1 --timeout 15) bundle
+  bundle=$(bundle_folder)
+  [[ -z $bundle ]] || from=(--no-index --find-links "$bundle/wheels")
+  timeout 120 "$1" -m pip --quiet --disable-pip-version-check install "${from[@]}" "${@:2}"
 }
 
 configure() {

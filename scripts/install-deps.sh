@@ -71,22 +71,9 @@ install_packages() {
   apt-get -qq install --yes --no-install-recommends "${missing[@]}" > /dev/null
 }
 
-# From the bundle where there is one, else from PyPI.
-pip_install() {
-  local from=(--retries 1 --timeout 15) bundle
-  bundle=$(bundle_folder)
-  [[ -z $bundle ]] || from=(--no-index --find-links "$bundle/wheels")
-  timeout 120 "$1" -m pip --quiet --disable-pip-version-check --python .venv/bin/python install "${from[@]}" "${@:2}" \
-    > /dev/null 2>&1
-}
-
-# make_venv PYTHON: prints the Python whose pip fills it. Some systems have pip, but none for a venv.
-make_venv() {
-  if "$1" -m venv --clear --system-site-packages .venv > /dev/null 2>&1; then
-    echo .venv/bin/python
-  else
-    "$1" -m venv --clear --system-site-packages --without-pip .venv > /dev/null 2>&1 && echo "$1"
-  fi
+# fill_venv PACKAGE...
+fill_venv() {
+  pip_install .venv/bin/python "$@" > /dev/null 2>&1
 }
 
 # Whatever needs what is missing skips itself.
@@ -95,14 +82,14 @@ install_python_packages() {
     return
   fi
   # apt's NumPy and PyTorch are those of apt's Python.
-  local python=/usr/bin/python3 pip
+  local python=/usr/bin/python3
   [[ -x $python ]] || python=python3
-  if pip=$(make_venv "$python") && pip_install "$pip" "${python_packages[@]}"; then
+  if "$python" -m venv --clear --system-site-packages .venv > /dev/null 2>&1 && fill_venv "${python_packages[@]}"; then
     echo "${python_packages[*]}" > .venv/wanted
     return
   fi
   echo "Not installable, all together: ${python_packages[*]}. What needs them will be skipped." >&2
-  pip_install "$pip" "${python_packages[0]}" || rm -rf .venv
+  fill_venv "${python_packages[0]}" || rm -rf .venv
 }
 
 # A bundle carries fio as sources: Debian's binary wants the libraries of every storage system there is.

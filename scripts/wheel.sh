@@ -4,7 +4,7 @@
 #
 #   scripts/wheel.sh [--python PYTHON] [--out DIR]
 #
-#   --python PYTHON   the interpreter (default: that of .venv, else python3); it needs nanobind and scikit-build-core
+#   --python PYTHON   the interpreter (default: that of .venv, else python3); it needs pip
 #   --out DIR         where the wheel is put (default: dist)
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -26,17 +26,17 @@ scripts/install-deps.sh
 if [[ -z $python ]]; then
   if [[ -x .venv/bin/python ]]; then python=$PWD/.venv/bin/python; else python=$(command -v python3); fi
 fi
-for module in nanobind scikit_build_core pip; do
-  "$python" -c "import $module" 2> /dev/null || die "$python has no $module: scripts/install-deps.sh puts it in .venv"
-done
+"$python" -c 'import pip' 2> /dev/null || die "$python has no pip"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
+# What it is built with lies beside the interpreter's own packages, which may be of other versions.
 build_wheel() {
   local bundle
-  bundle=$(bundle_folder) && CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$python" -m pip --disable-pip-version-check wheel --quiet \
+  pip_install "$python" --target "$work/tools" "${build_packages[@]}" && bundle=$(bundle_folder) &&
+    PYTHONPATH=$work/tools CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$python" -m pip --disable-pip-version-check wheel --quiet \
     --no-build-isolation --no-deps --no-index --wheel-dir "$work/wheel" --config-settings=build-dir="$PWD/build-wheel" \
     --config-settings=cmake.define.PENSTOCK_DEPS="$bundle" bindings/python
 }
