@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
@@ -100,8 +101,29 @@ class Framework:
     def shape_of(self, spec: Spec) -> Sequence[int]:
         return packed_shape(*spec[:3]) if spec[1] in PACKED_BITS else spec[2]
 
+    def pick(self, tensor: Any, index: Any) -> Any:
+        """A part with memory of its own."""
+        return self.copy(tensor[index])
+
+    def copy(self, tensor: Any) -> Any:
+        raise NotImplementedError
+
+    def move(self, tensor: Any, domain: str) -> Any:
+        return tensor
+
     def lack(self) -> str:
         raise NotImplementedError
+
+
+@contextlib.contextmanager
+def known_errors(no_room: str) -> Iterator[None]:
+    """Torch has no class of its own for errors about memory of the host."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "out of memory" not in str(error) and "allocate memory" not in str(error):
+            raise
+        raise make("out_of_memory", 0, f"{no_room}: {error}", "load less, or slices, or stream with a window") from None
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -145,15 +167,10 @@ class Torch(Framework):
         packing = _core.Packing(sizes)
         alone = packing.alone
         empty = self.torch.empty
-        try:
+        with known_errors(f"no room for {len(specs)} tensors on {device}"):
             slabs = [empty(size_bytes, dtype=self.torch.uint8, device=device) for _, _, size_bytes in packing.slabs]
             tensors = [empty(self.shape_of(specs[place]), dtype=self.types[specs[place][1]], device=device)
                        for place in alone]
-        except RuntimeError as error:  # torch has no class of its own for memory of the host
-            if "out of memory" not in str(error) and "allocate memory" not in str(error):
-                raise
-            raise make("out_of_memory", 0, f"no room for {len(specs)} tensors on {device}: {error}",
-                       "load less, or slices, or stream with a window") from None
         if domain == "host":
             _core.use_huge_pages([(memory.data_ptr(), memory.numel() * memory.element_size())
                                   for memory in (*slabs, *tensors)])
@@ -217,6 +234,16 @@ class Torch(Framework):
             raise invalid(f"tensor {name!r} is not contiguous", "save tensor.contiguous()")
         tensor = tensor.resolve_conj().resolve_neg()  # what is only marked as such has other bytes in memory
         return dtype, unpacked_shape(dtype, tensor.shape), memory_of(tensor)
+
+    def pick(self, tensor: Any, index: Any) -> Any:
+        with known_errors(f"no room for a part of a tensor on {tensor.device}"):
+            if self.names.get(tensor.dtype) in PACKED_BITS:  # torch can't do much with them
+                return super().pick(tensor.view(self.torch.uint8), index).view(tensor.dtype)
+            return super().pick(tensor, index)
+
+    def move(self, tensor: Any, domain: str) -> Any:
+        with known_errors(f"no room for a part of a tensor on {domain}"):
+            return tensor if domain == "host" else tensor.to(domain)
 
     def copy(self, tensor: Any) -> Any:
         return tensor.clone(memory_format=self.torch.contiguous_format)
