@@ -133,13 +133,28 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+class Apart:
+    """As _core.Packing, with nothing packed."""
+
+    slabs: Sequence[tuple[int, int, int]] = ()
+    packed: Sequence[int] = ()
+    offsets: Sequence[int] = ()
+
+    def __init__(self, sizes: Sequence[int]):
+        self.alone = range(len(sizes))
+
+    def pointers(self, slabs: list[int], alone: list[int]) -> list[int]:
+        return alone
+
+
 class Torch(Framework):
     name = "pt"
 
-    def __init__(self) -> None:
+    def __init__(self, own_storage: bool = False) -> None:
         import torch
 
         self.torch = torch
+        self.packing = Apart if own_storage else _core.Packing
         names = {
             "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16",
             "BF16": "bfloat16", "I32": "int32", "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64",
@@ -160,11 +175,12 @@ class Torch(Framework):
     def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
         """From torch's allocator, so from the pool that is in force."""
         self.check(specs)
+        self.check_device(domain)
         device = "cpu" if domain == "host" else domain
         sizes = sizes_of(specs)
         if domain == "host":
             self.check_room(sizes)
-        packing = _core.Packing(sizes)
+        packing = self.packing(sizes)
         alone = packing.alone
         empty = self.torch.empty
         with known_errors(f"no room for {len(specs)} tensors on {device}"):
@@ -189,6 +205,14 @@ class Torch(Framework):
             return made
 
         return Destination(pointers, [*slabs, *tensors], finish)
+
+    def check_device(self, domain: str) -> None:
+        cuda = self.torch.cuda
+        if domain != "host" and (not cuda.is_available() or int(domain[5:]) >= cuda.device_count()):
+            count = cuda.device_count() if cuda.is_available() else 0
+            raise make("no_device", 0, f"there is no {domain}: torch {self.torch.__version__} finds {count} CUDA devices",
+                       "load to device='cpu', or see that torch.cuda.is_available(): it takes a torch with CUDA, and a "
+                       "driver")
 
     def views(self, slab: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> Iterator[Any]:
         """The tensors in a slab."""
@@ -261,7 +285,7 @@ class Torch(Framework):
 class Numpy(Framework):
     name = "np"
 
-    def __init__(self) -> None:
+    def __init__(self, own_storage: bool = True) -> None:  # as arrays always have
         import numpy
 
         self.numpy = numpy
@@ -330,20 +354,22 @@ class Numpy(Framework):
         return array.tobytes()
 
 
-_made: dict[type, Any] = {}
+_made: dict[tuple[type, bool], Any] = {}
 _classes = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy": Numpy}
 
 
-def framework(name: Any = None) -> Any:
-    """By safetensors' name; none: torch where it is installed, else NumPy."""
+def framework(name: Any = None, own_storage: bool = False) -> Any:
+    """By safetensors' name; none: torch where it is installed, else NumPy. With `own_storage`, small tensors share no
+    storage."""
     if name is None:
         name = "pt" if "torch" in sys.modules or importlib.util.find_spec("torch") is not None else "np"
     class_ = _classes.get(name)
     if class_ is None:
         raise invalid(f"there is no framework {name!r}", "give 'pt' or 'np'")
-    if class_ not in _made:
-        _made[class_] = class_()
-    return _made[class_]
+    key = class_, own_storage
+    if key not in _made:
+        _made[key] = class_(own_storage)
+    return _made[key]
 
 
 def framework_of(value: Any) -> Any:

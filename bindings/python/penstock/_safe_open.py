@@ -133,9 +133,10 @@ class safe_open:
     """
 
     def __init__(self, filename: Any, framework: Optional[str] = None, device: Any = "cpu", *,
-                 backend: Optional[str] = None, copy: Optional[bool] = None, context: Optional[Context] = None):
+                 backend: Optional[str] = None, copy: Optional[bool] = None, own_storage: bool = False,
+                 context: Optional[Context] = None):
         # `backend` is how safetensors would read; the route is chosen here by what is fastest.
-        self._frame = framework_named(framework)
+        self._frame = framework_named(framework, own_storage)
         self._model = Model(filename)
         self._copy = copy
         self._context = context  # none: the default one, which after a fork is another
@@ -174,6 +175,12 @@ class safe_open:
     def metadata(self) -> Optional[dict[str, str]]:
         self._check_open()
         return self._model.metadata or None
+
+    @property
+    def quantization(self) -> dict[str, str]:
+        """GGUF: the types of the tensors that are quantized, by name."""
+        self._check_open()
+        return self._model.quantization
 
     def get_tensor(self, name: str) -> Any:
         with self._lock:
