@@ -164,6 +164,9 @@ def test_small_tensors_share_slabs_and_large_ones_have_storages_of_their_own(tmp
         assert storage.nbytes() == tensor.numel() if "large" in name else storage.nbytes() <= 32 << 20
     assert sorted(count for count, _ in storages.values())[:2] == [1, 1]
     assert len(storages) == 4  # two large ones, and 41 MiB in two slabs
+    apart = penstock.load_file(path, own_storage=True)
+    assert {tensor.storage().data_ptr() for tensor in apart.values()} == {each.data_ptr() for each in apart.values()}
+    assert all(tensor.storage().nbytes() == tensor.numel() * tensor.element_size() for tensor in apart.values())
 
 
 def test_arrays_of_numpy_are_aligned(mixed):

@@ -217,6 +217,9 @@ def test_a_module_of_other_names_is_refused_or_told(tmp_path):
         penstock.torch.load_model(torch.nn.Linear(2, 3), path)
     assert isinstance(caught.value, penstock.Error) and type(pickle.loads(pickle.dumps(caught.value))) is \
         penstock.MismatchError
+    penstock.torch.save_model(torch.nn.Linear(3, 3), tmp_path / "other")
+    with pytest.raises(penstock.MismatchError, match="size mismatch"):
+        penstock.torch.load_model(torch.nn.Linear(2, 3), tmp_path / "other")
     missing, unexpected = penstock.torch.load_model(torch.nn.Linear(2, 3), path, strict=False)
     assert missing == {"weight", "bias"} and sorted(unexpected) == ["embedding.weight", "turned"]
 

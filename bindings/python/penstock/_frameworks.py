@@ -103,7 +103,8 @@ class Framework:
 
     def pick(self, tensor: Any, index: Any) -> Any:
         """A part with memory of its own."""
-        return self.copy(tensor[index])
+        with told_as_ours("no room for a part of a tensor"):
+            return self.copy(tensor[index])
 
     def copy(self, tensor: Any) -> Any:
         raise NotImplementedError
@@ -116,14 +117,15 @@ class Framework:
 
 
 @contextlib.contextmanager
-def known_errors(no_room: str) -> Iterator[None]:
-    """Torch has no class of its own for errors about memory of the host."""
+def told_as_ours(no_room: str) -> Iterator[None]:
+    """Makes errors about memory ours. Torch has no class of its own for them where it is memory of the host."""
     try:
         yield
-    except RuntimeError as error:
-        if "out of memory" not in str(error) and "allocate memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        text = str(error)
+        if isinstance(error, RuntimeError) and "out of memory" not in text and "allocate memory" not in text:
             raise
-        raise make("out_of_memory", 0, f"{no_room}: {error}", "load less, or slices, or stream with a window") from None
+        raise make("out_of_memory", 0, f"{no_room}: {text}", "load less, or slices, or stream with a window") from None
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -154,7 +156,7 @@ class Torch(Framework):
         import torch
 
         self.torch = torch
-        self.packing = Apart if own_storage else _core.Packing
+        self.packing: Callable[[Sequence[int]], Any] = Apart if own_storage else _core.Packing
         names = {
             "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16",
             "BF16": "bfloat16", "I32": "int32", "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64",
@@ -183,7 +185,7 @@ class Torch(Framework):
         packing = self.packing(sizes)
         alone = packing.alone
         empty = self.torch.empty
-        with known_errors(f"no room for {len(specs)} tensors on {device}"):
+        with told_as_ours(f"no room for {len(specs)} tensors on {device}"):
             slabs = [empty(size_bytes, dtype=self.torch.uint8, device=device) for _, _, size_bytes in packing.slabs]
             tensors = [empty(self.shape_of(specs[place]), dtype=self.types[specs[place][1]], device=device)
                        for place in alone]
@@ -260,13 +262,12 @@ class Torch(Framework):
         return dtype, unpacked_shape(dtype, tensor.shape), memory_of(tensor)
 
     def pick(self, tensor: Any, index: Any) -> Any:
-        with known_errors(f"no room for a part of a tensor on {tensor.device}"):
-            if self.names.get(tensor.dtype) in PACKED_BITS:  # torch can't do much with them
-                return super().pick(tensor.view(self.torch.uint8), index).view(tensor.dtype)
-            return super().pick(tensor, index)
+        if self.names.get(tensor.dtype) in PACKED_BITS:  # torch can't do much with them
+            return super().pick(tensor.view(self.torch.uint8), index).view(tensor.dtype)
+        return super().pick(tensor, index)
 
     def move(self, tensor: Any, domain: str) -> Any:
-        with known_errors(f"no room for a part of a tensor on {domain}"):
+        with told_as_ours(f"no room for a part of a tensor on {domain}"):
             return tensor if domain == "host" else tensor.to(domain)
 
     def copy(self, tensor: Any) -> Any:

@@ -65,7 +65,10 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     """
     tensors = load_file(filename, device, **options)
     state = model.state_dict()
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    try:
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:  # other shapes
+        raise mismatch(f"{filename}: {error}", "give a module that is made as the one that was saved") from None
     missing = set(missing)
     for names in shared_groups(state):
         kept = kept_of(names, state, tensors)
