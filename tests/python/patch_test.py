@@ -177,5 +177,7 @@ def test_transformers_load_through_penstock(patched, tmp_path, loads):
     before = loads()
     loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
     assert loads() > before
+    loaded.save_pretrained(tmp_path / "again")
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "again")
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, loaded.state_dict()[name]), name
+        assert torch.equal(tensor, loaded.state_dict()[name]) and torch.equal(tensor, again.state_dict()[name]), name
