@@ -11,6 +11,9 @@ Interval = tuple[int, int]
 # Lists of more runs than this are read with what lies between them.
 MOST_RUNS = 64
 
+# Of arrays that mean the same as a list of numbers or truths does, in every framework and version.
+LIST_TYPES = "int64", "torch.int64", "bool", "torch.bool"
+
 
 class Plan(NamedTuple):
     """Intervals along one dimension, or None: all of the tensor; and the index that is then applied to what was read."""
@@ -72,8 +75,7 @@ def plain(framework: str, each: Any) -> Any:
     number = as_number(framework, each)
     if number is not None:
         return number
-    if getattr(each, "ndim", 1) != 1 or str(getattr(each, "dtype", "int64")) not in ("int64", "torch.int64", "bool",
-                                                                                        "torch.bool"):
+    if getattr(each, "ndim", 1) != 1 or str(getattr(each, "dtype", "int64")) not in LIST_TYPES:
         raise Unclear
     if hasattr(each, "tolist"):
         return each.tolist()
