@@ -164,6 +164,9 @@ def test_small_tensors_share_slabs_and_large_ones_have_storages_of_their_own(tmp
         assert storage.nbytes() == tensor.numel() if "large" in name else storage.nbytes() <= 32 << 20
     assert sorted(count for count, _ in storages.values())[:2] == [1, 1]
     assert len(storages) == 4  # two large ones, and 41 MiB in two slabs
+    apart = penstock.load_file(path, own_storage=True)
+    assert {tensor.storage().data_ptr() for tensor in apart.values()} == {each.data_ptr() for each in apart.values()}
+    assert all(tensor.storage().nbytes() == tensor.numel() * tensor.element_size() for tensor in apart.values())
 
 
 def test_arrays_of_numpy_are_aligned(mixed):
@@ -349,6 +352,29 @@ def test_devices_are_given_by_name_too(mixed):
         penstock.load_file(path, framework="abacus")
 
 
+@pytest.mark.parametrize("device", ["cuda:99", 99, "cuda"])
+def test_a_device_that_is_not_there_is_an_error_of_ours(mixed, device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    for load in (lambda: penstock.load_file(mixed[0], device, "pt"),
+                 lambda: next(penstock.stream(mixed[0], device, framework="pt")),
+                 lambda: penstock.safe_open(mixed[0], "pt", device).get_tensor("odd"),
+                 lambda: penstock.safe_open(mixed[0], "pt", device).get_slice("large")[1:5],
+                 lambda: penstock.torch.load_model(torch.nn.Linear(1, 1), mixed[0], device=device)):
+        with pytest.raises(penstock.Error, match="there is no cuda:.*torch.cuda.is_available") as caught:
+            load()
+        assert caught.value.code == "no_device" and isinstance(caught.value, RuntimeError)
+    with pytest.raises(ValueError, match="NumPy has no memory on cuda"):
+        penstock.load_file(mixed[0], device, "np")
+
+
+def test_no_device_is_the_cpu(mixed):
+    assert {name: raw(tensor) for name, tensor in penstock.load_file(mixed[0], None).items()} == mixed[1]
+    assert {name: raw(tensor) for name, tensor in penstock.stream(mixed[0], None, framework="np")} == mixed[1]
+    with penstock.safe_open(mixed[0], "pt", None) as file:
+        assert raw(file.get_tensor("large")) == mixed[1]["large"] and file.get_slice("large")[3, [1, 2]].shape == (2,)
+
+
 @pytest.mark.parametrize("dtype, name", [
     ("BF16", "bfloat16"), ("U16", "uint16"), ("U32", "uint32"), ("U64", "uint64"), ("F8_E5M2", "float8_e5m2"),
     ("F8_E4M3", "float8_e4m3fn"), ("F8_E8M0", "float8_e8m0fnu"), ("F8_E4M3FNUZ", "float8_e4m3fnuz"),
@@ -367,7 +393,11 @@ def test_newer_types_are_torchs_own_or_refused_by_name(tmp_path, dtype, name):
     assert tuple(tensors["small"].shape) == (4, last)
     assert {name: raw(tensor) for name, tensor in tensors.items()} == contents
     with penstock.safe_open(path, "pt") as file:
-        assert raw(file.get_slice("big")[100:101]) == contents["big"][100 * len(contents["big"]) // 2048:][:len(contents["big"]) // 2048]
+        row_bytes = len(contents["big"]) // 2048
+        row = contents["big"][100 * row_bytes:][:row_bytes]
+        assert raw(file.get_slice("big")[100:101]) == raw(file.get_slice("big")[[100]]) == row
+        part = file.get_slice("big")[100, 2:4]
+        assert raw(part) == row[2 * part.element_size():4 * part.element_size()] and part.dtype == getattr(torch, name)
         assert file.get_slice("big").get_shape() == [2048, 2048]
 
 
@@ -479,6 +509,8 @@ def test_gguf_is_loaded_with_quantized_tensors_as_rows_of_bytes(tmp_path):
     assert raw(tensors["plain"]) == plain and raw(tensors["quantized"]) == quantized
     assert tensors["quantized"].dtype == torch.uint8 and tuple(tensors["quantized"].shape) == (2, 68)
     assert tensors.quantization == {"quantized": "Q8_0"}
+    with penstock.safe_open(path, "np") as file:
+        assert file.quantization == tensors.quantization
     assert tensors.metadata["general.name"] == "tiny"
 
 

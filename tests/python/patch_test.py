@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import pickle
 import subprocess
 import sys
 
@@ -15,7 +16,8 @@ import safetensors.numpy  # noqa: E402
 import safetensors.torch  # noqa: E402
 from safetensors import safe_open as imported_by_name  # noqa: E402, F401
 
-ORIGINALS = {"safe_open": safetensors.safe_open, "load_file": safetensors.torch.load_file}
+ORIGINALS = {"safe_open": safetensors.safe_open, "load_file": safetensors.torch.load_file,
+             "save_model": safetensors.torch.save_model, "load_model": safetensors.torch.load_model}
 
 
 @pytest.fixture
@@ -23,7 +25,8 @@ def patched():
     penstock.patch()
     yield
     penstock.unpatch()
-    assert safetensors.safe_open is ORIGINALS["safe_open"] and safetensors.torch.load_file is ORIGINALS["load_file"]
+    assert safetensors.safe_open is ORIGINALS["safe_open"]
+    assert all(getattr(safetensors.torch, name) is original for name, original in ORIGINALS.items())
 
 
 @pytest.fixture
@@ -64,6 +67,54 @@ def test_modules_go_through_penstock_too(patched, tmp_path, loads):
     assert loads() > before and torch.equal(module.weight, other.weight)
 
 
+def test_safe_open_is_still_a_class(patched, path):
+    assert (safetensors.safe_open | None) and imported_by_name.__name__ == "safe_open"
+    files = [safetensors.safe_open(path, "pt"), ORIGINALS["safe_open"](path, "pt"), penstock.safe_open(path, "pt")]
+    assert all(isinstance(file, safetensors.safe_open) and isinstance(file, imported_by_name) for file in files)
+    assert not isinstance(path, safetensors.safe_open)
+    with safetensors.safe_open(filename=path, framework="pt", device=None) as file:
+        assert type(file) is safetensors.safe_open and file.get_tensor("a").device.type == "cpu"
+
+
+def of_small_layers():
+    return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+
+
+def with_tensors(tensors):
+    """A module whose parameters are these very tensors."""
+    module = of_small_layers()
+    for name, tensor in tensors.items():
+        layer, _, key = name.partition(".")
+        setattr(module[int(layer)], key, torch.nn.Parameter(tensor))
+    return module
+
+
+@pytest.mark.parametrize("loaded_by", ["load_file", "load", "get_tensor", "penstock"])
+def test_modules_of_small_tensors_are_saved_whole(patched, monkeypatch, tmp_path, loaded_by):
+    monkeypatch.setattr(penstock._models.Model, "mapped", lambda *_: None)  # as if it were not in the page cache
+    module, path = of_small_layers(), tmp_path / "module"
+    safetensors.torch.save_model(module, str(path))
+    if loaded_by == "load":
+        tensors = safetensors.torch.load(path.read_bytes())
+    elif loaded_by == "get_tensor":
+        with safetensors.safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    else:
+        tensors = (penstock if loaded_by == "penstock" else safetensors.torch).load_file(path)
+    if loaded_by != "penstock":
+        # As accelerate and others see it: what has the same storage is the same.
+        assert all(map(safetensors.torch._is_complete, tensors.values()))
+        assert len({safetensors.torch.storage_ptr(tensor) for tensor in tensors.values()}) == len(tensors)
+        ORIGINALS["save_model"](with_tensors(tensors), str(path))
+        ORIGINALS["load_model"](with_tensors(tensors), str(path))
+    other = with_tensors(tensors)
+    assert safetensors.torch.save_model(other, str(path)) is None
+    third = with_tensors({name: torch.zeros_like(tensor) for name, tensor in tensors.items()})
+    assert safetensors.torch.load_model(third, str(path), device=None) == (set(), [])
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, third.state_dict()[name]), name
+
+
 def test_what_we_have_no_memory_for_goes_to_safetensors(patched, path):
     assert isinstance(safetensors.safe_open(path, "pt", "xpu:0"), ORIGINALS["safe_open"])
     with pytest.raises(safetensors.SafetensorError):
@@ -79,6 +130,7 @@ def test_errors_are_of_both_families(patched, path, tmp_path):
         with pytest.raises(safetensors.SafetensorError) as caught:
             call()
         assert isinstance(caught.value, penstock.Error)
+        assert type(pickle.loads(pickle.dumps(caught.value))) is type(caught.value)
     with pytest.raises(FileNotFoundError):
         safetensors.torch.load_file(tmp_path / "missing")
 
@@ -125,5 +177,7 @@ def test_transformers_load_through_penstock(patched, tmp_path, loads):
     before = loads()
     loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
     assert loads() > before
+    loaded.save_pretrained(tmp_path / "again")
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "again")
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, loaded.state_dict()[name]), name
+        assert torch.equal(tensor, loaded.state_dict()[name]) and torch.equal(tensor, again.state_dict()[name]), name

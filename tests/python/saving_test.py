@@ -1,6 +1,7 @@
 """Saving, and what safetensors reads of it; modules; checksums."""
 
 import os
+import pickle
 
 import numpy
 import pytest
@@ -90,8 +91,9 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, tensors, slow_context):
     (lambda: (lambda base: {"a": base[:5], "b": base[4:]})(torch.zeros(9)), RuntimeError, "share memory"),
 ])
 def test_what_can_not_be_saved_is_refused_by_name(tmp_path, wrong, error, words):
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=words) as caught:
         penstock.torch.save_file(wrong(), tmp_path / "model")
+    assert isinstance(caught.value, penstock.Error)
     with pytest.raises(error, match=words):
         penstock.torch.save(wrong())
     assert os.listdir(tmp_path) == []
@@ -171,11 +173,53 @@ def test_modules_with_tied_weights_are_filled_where_they_are(tmp_path, saved_by)
     assert arrays["c"].all() and arrays["b"].all()
 
 
+class Viewed(torch.nn.Module):
+    """A buffer is a part of a parameter, another the parameter in another shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 6))
+        self.register_buffer("first_row", self.weight.data[0])
+        self.register_buffer("a_flat_one", self.weight.data.view(24))
+        self.register_buffer("other", torch.randn(3))
+
+
+@pytest.mark.parametrize("saved_by", ["penstock", "safetensors"])
+@pytest.mark.parametrize("loaded_by", ["penstock", "safetensors"])
+def test_buffers_that_are_views_of_parameters_are_saved_and_loaded_as_by_safetensors(tmp_path, saved_by, loaded_by):
+    functions = {"penstock": penstock.torch, "safetensors": pytest.importorskip("safetensors.torch")}
+    module, other, path = Viewed(), Viewed(), str(tmp_path / "module")
+    about = {"weight": "mine", "about": "a test"}
+    functions[saved_by].save_model(module, path, dict(about))
+    loaded = penstock.load_file(path)
+    assert sorted(loaded) == ["a_flat_one", "other"]
+    assert loaded.metadata == {**about, "first_row": "a_flat_one"}  # what the user says of a name stays
+    assert functions[loaded_by].load_model(other, path) == (set(), [])
+    same(dict(other.state_dict()), dict(module.state_dict()))
+    penstock.save_file({"weight": module.weight.data, "other": module.other}, path)  # another name for the same
+    assert functions[loaded_by].load_model(Viewed(), path) == (set(), [])
+    penstock.save_file({"other": module.other}, path)
+    assert functions[loaded_by].load_model(Viewed(), path, strict=False) == ({"a_flat_one"}, [])
+
+
+def test_parts_that_overlap_and_are_no_whole_are_refused(tmp_path):
+    module, base = torch.nn.Module(), torch.zeros(9)
+    module.register_buffer("a", base[:5])
+    module.register_buffer("b", base[4:])
+    with pytest.raises(penstock.MismatchError, match="'a', 'b'.* none of them has all of it"):
+        penstock.torch.save_model(module, tmp_path / "module")
+
+
 def test_a_module_of_other_names_is_refused_or_told(tmp_path):
     path = tmp_path / "module"
     penstock.torch.save_model(Tied(), path)
-    with pytest.raises(RuntimeError, match="missing are .*'bias', 'weight'"):
+    with pytest.raises(RuntimeError, match="missing are .*'bias', 'weight'") as caught:
         penstock.torch.load_model(torch.nn.Linear(2, 3), path)
+    assert isinstance(caught.value, penstock.Error) and type(pickle.loads(pickle.dumps(caught.value))) is \
+        penstock.MismatchError
+    penstock.torch.save_model(torch.nn.Linear(3, 3), tmp_path / "other")
+    with pytest.raises(penstock.MismatchError, match="size mismatch"):
+        penstock.torch.load_model(torch.nn.Linear(2, 3), tmp_path / "other")
     missing, unexpected = penstock.torch.load_model(torch.nn.Linear(2, 3), path, strict=False)
     assert missing == {"weight", "bias"} and sorted(unexpected) == ["embedding.weight", "turned"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from . import _core
 from ._context import Context, default_context, read_into, read_into_async
-from ._errors import (DeniedError, DirectoryError, Error, InvalidError, NoMemoryError, NotFoundError, StateError,
-                      TimedOutError, TransferError, UnsupportedError)
+from ._errors import (DeniedError, DirectoryError, Error, InvalidError, MismatchError, NoMemoryError, NotFoundError,
+                      RangeError, StateError, TimedOutError, TransferError, UnsupportedError)
 from ._models import Tensors, load_file, load_into, save_file, verify
 from ._patch import patch, unpatch
 from ._report import Report
@@ -20,9 +20,10 @@ from ._streaming import stream
 __version__: str = _core.version()
 
 __all__ = [
-    "Context", "DeniedError", "DirectoryError", "Error", "InvalidError", "NoMemoryError", "NotFoundError", "Report",
-    "StateError", "Tensors", "TimedOutError", "TransferError", "UnsupportedError", "default_context", "load_file",
-    "load_into", "patch", "read_into", "read_into_async", "safe_open", "save_file", "stream", "unpatch", "verify",
+    "Context", "DeniedError", "DirectoryError", "Error", "InvalidError", "MismatchError", "NoMemoryError",
+    "NotFoundError", "RangeError", "Report", "StateError", "Tensors", "TimedOutError", "TransferError",
+    "UnsupportedError", "default_context", "load_file", "load_into", "patch", "read_into", "read_into_async",
+    "safe_open", "save_file", "stream", "unpatch", "verify",
 ]
 
 

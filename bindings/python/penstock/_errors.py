@@ -27,11 +27,21 @@ class Error(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __reduce__(self):
-        return make, (self.code, self.system_error, self.message, self.hint, self.report)
+        # What an error belongs to besides is known where it arrives.
+        class_ = getattr(type(self), "alone", type(self))
+        return make, (self.code, self.system_error, self.message, self.hint, self.report, class_)
 
 
 class InvalidError(Error, ValueError):
-    """A value that can't be right: an argument, an option, a range, a malformed file."""
+    """A value that can't be right: an argument, an option, a malformed file."""
+
+
+class RangeError(InvalidError, IndexError):
+    """A range or an index past the end."""
+
+
+class MismatchError(InvalidError, RuntimeError):
+    """Tensors that share memory, or a module and a file of different names; a RuntimeError as with safetensors."""
 
 
 class NotFoundError(Error, FileNotFoundError):
@@ -71,7 +81,7 @@ _CLASSES = {
     "not_found": NotFoundError,
     "permission_denied": DeniedError,
     "is_directory": DirectoryError,
-    "out_of_range": InvalidError,
+    "out_of_range": RangeError,
     "read_only": DeniedError,
     "in_use": TransferError,
     "no_space": TransferError,
@@ -94,13 +104,13 @@ also: Optional[type] = None
 _joined: dict[tuple[type, type], type] = {}
 
 
-def make(code: str, system_error: int, message: str, hint: str, report: Any = None) -> Error:
-    """The error of a code; what the extension raises."""
-    class_: Any = _CLASSES.get(code, StateError)
+def make(code: str, system_error: int, message: str, hint: str, report: Any = None, class_: Any = None) -> Error:
+    """The error of a code, or of a class; what the extension raises."""
+    class_ = class_ or _CLASSES.get(code, StateError)
     if also is not None:
         key = (class_, also)
         if key not in _joined:
-            _joined[key] = type(class_.__name__, key, {})
+            _joined[key] = type(class_.__name__, key, {"alone": class_})
         class_ = _joined[key]
     if isinstance(report, dict):
         from ._report import Report
@@ -111,3 +121,7 @@ def make(code: str, system_error: int, message: str, hint: str, report: Any = No
 
 def invalid(message: str, hint: str = "") -> Error:
     return make("invalid_argument", 0, message, hint)
+
+
+def mismatch(message: str, hint: str = "") -> Error:
+    return make("invalid_argument", 0, message, hint, class_=MismatchError)

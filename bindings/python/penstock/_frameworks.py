@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
@@ -100,8 +101,31 @@ class Framework:
     def shape_of(self, spec: Spec) -> Sequence[int]:
         return packed_shape(*spec[:3]) if spec[1] in PACKED_BITS else spec[2]
 
+    def pick(self, tensor: Any, index: Any) -> Any:
+        """A part with memory of its own."""
+        with told_as_ours("no room for a part of a tensor"):
+            return self.copy(tensor[index])
+
+    def copy(self, tensor: Any) -> Any:
+        raise NotImplementedError
+
+    def move(self, tensor: Any, domain: str) -> Any:
+        return tensor
+
     def lack(self) -> str:
         raise NotImplementedError
+
+
+@contextlib.contextmanager
+def told_as_ours(no_room: str) -> Iterator[None]:
+    """Makes errors about memory ours. Torch has no class of its own for them where it is memory of the host."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error)
+        if isinstance(error, RuntimeError) and "out of memory" not in text and "allocate memory" not in text:
+            raise
+        raise make("out_of_memory", 0, f"{no_room}: {text}", "load less, or slices, or stream with a window") from None
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -111,13 +135,28 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+class Apart:
+    """As _core.Packing, with nothing packed."""
+
+    slabs: Sequence[tuple[int, int, int]] = ()
+    packed: Sequence[int] = ()
+    offsets: Sequence[int] = ()
+
+    def __init__(self, sizes: Sequence[int]):
+        self.alone = range(len(sizes))
+
+    def pointers(self, slabs: list[int], alone: list[int]) -> list[int]:
+        return alone
+
+
 class Torch(Framework):
     name = "pt"
 
-    def __init__(self) -> None:
+    def __init__(self, own_storage: bool = False) -> None:
         import torch
 
         self.torch = torch
+        self.packing: Callable[[Sequence[int]], Any] = Apart if own_storage else _core.Packing
         names = {
             "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16",
             "BF16": "bfloat16", "I32": "int32", "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64",
@@ -138,22 +177,18 @@ class Torch(Framework):
     def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
         """From torch's allocator, so from the pool that is in force."""
         self.check(specs)
+        self.check_device(domain)
         device = "cpu" if domain == "host" else domain
         sizes = sizes_of(specs)
         if domain == "host":
             self.check_room(sizes)
-        packing = _core.Packing(sizes)
+        packing = self.packing(sizes)
         alone = packing.alone
         empty = self.torch.empty
-        try:
+        with told_as_ours(f"no room for {len(specs)} tensors on {device}"):
             slabs = [empty(size_bytes, dtype=self.torch.uint8, device=device) for _, _, size_bytes in packing.slabs]
             tensors = [empty(self.shape_of(specs[place]), dtype=self.types[specs[place][1]], device=device)
                        for place in alone]
-        except RuntimeError as error:  # torch has no class of its own for memory of the host
-            if "out of memory" not in str(error) and "allocate memory" not in str(error):
-                raise
-            raise make("out_of_memory", 0, f"no room for {len(specs)} tensors on {device}: {error}",
-                       "load less, or slices, or stream with a window") from None
         if domain == "host":
             _core.use_huge_pages([(memory.data_ptr(), memory.numel() * memory.element_size())
                                   for memory in (*slabs, *tensors)])
@@ -172,6 +207,14 @@ class Torch(Framework):
             return made
 
         return Destination(pointers, [*slabs, *tensors], finish)
+
+    def check_device(self, domain: str) -> None:
+        cuda = self.torch.cuda
+        if domain != "host" and (not cuda.is_available() or int(domain[5:]) >= cuda.device_count()):
+            count = cuda.device_count() if cuda.is_available() else 0
+            raise make("no_device", 0, f"there is no {domain}: torch {self.torch.__version__} finds {count} CUDA devices",
+                       "load to device='cpu', or see that torch.cuda.is_available(): it takes a torch with CUDA, and a "
+                       "driver")
 
     def views(self, slab: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> Iterator[Any]:
         """The tensors in a slab."""
@@ -218,6 +261,15 @@ class Torch(Framework):
         tensor = tensor.resolve_conj().resolve_neg()  # what is only marked as such has other bytes in memory
         return dtype, unpacked_shape(dtype, tensor.shape), memory_of(tensor)
 
+    def pick(self, tensor: Any, index: Any) -> Any:
+        if self.names.get(tensor.dtype) in PACKED_BITS:  # torch can't do much with them
+            return super().pick(tensor.view(self.torch.uint8), index).view(tensor.dtype)
+        return super().pick(tensor, index)
+
+    def move(self, tensor: Any, domain: str) -> Any:
+        with told_as_ours(f"no room for a part of a tensor on {domain}"):
+            return tensor if domain == "host" else tensor.to(domain)
+
     def copy(self, tensor: Any) -> Any:
         return tensor.clone(memory_format=self.torch.contiguous_format)
 
@@ -234,7 +286,7 @@ class Torch(Framework):
 class Numpy(Framework):
     name = "np"
 
-    def __init__(self) -> None:
+    def __init__(self, own_storage: bool = True) -> None:  # as arrays always have
         import numpy
 
         self.numpy = numpy
@@ -303,20 +355,22 @@ class Numpy(Framework):
         return array.tobytes()
 
 
-_made: dict[type, Any] = {}
+_made: dict[tuple[type, bool], Any] = {}
 _classes = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy": Numpy}
 
 
-def framework(name: Any = None) -> Any:
-    """By safetensors' name; none: torch where it is installed, else NumPy."""
+def framework(name: Any = None, own_storage: bool = False) -> Any:
+    """By safetensors' name; none: torch where it is installed, else NumPy. With `own_storage`, small tensors share no
+    storage."""
     if name is None:
         name = "pt" if "torch" in sys.modules or importlib.util.find_spec("torch") is not None else "np"
     class_ = _classes.get(name)
     if class_ is None:
         raise invalid(f"there is no framework {name!r}", "give 'pt' or 'np'")
-    if class_ not in _made:
-        _made[class_] = class_()
-    return _made[class_]
+    key = class_, own_storage
+    if key not in _made:
+        _made[key] = class_(own_storage)
+    return _made[key]
 
 
 def framework_of(value: Any) -> Any:

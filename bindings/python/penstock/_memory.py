@@ -20,11 +20,11 @@ class Memory(NamedTuple):
 
 
 def device_domain(device: Any) -> str:
-    """The library's name of a device: of "cpu", "cuda:0", 0, or a torch.device."""
+    """The library's name of a device: of "cpu", "cuda:0", 0, or a torch.device; None is the CPU, as with safetensors."""
     if isinstance(device, int) and not isinstance(device, bool):
         device = f"cuda:{device}"
     name = str(device)
-    if name in ("cpu", "host"):
+    if device is None or name in ("cpu", "host"):
         return "host"
     if name == "cuda":
         torch = sys.modules.get("torch")

@@ -11,7 +11,7 @@ from ._models import Tensors, load_file, text_metadata
 from ._errors import invalid
 
 
-def load_bytes(data: Any, framework: str, device: Any = "cpu") -> Tensors:
+def load_bytes(data: Any, framework: str, own_storage: bool = False) -> Tensors:
     # A file without a name is checked and read as any other.
     descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC)
     try:
@@ -19,7 +19,7 @@ def load_bytes(data: Any, framework: str, device: Any = "cpu") -> Tensors:
         while view:
             view = view[os.write(descriptor, view):]
         # Copied: a tensor that is mapped would keep all of the file in memory.
-        return load_file(f"/proc/self/fd/{descriptor}", device, framework, copy=True)
+        return load_file(f"/proc/self/fd/{descriptor}", "cpu", framework, copy=True, own_storage=own_storage)
     finally:
         os.close(descriptor)
 

@@ -96,6 +96,10 @@ class Model:
     def metadata(self) -> dict[str, str]:
         return {key: value for file in self.core.files for key, value in file[4].items()}
 
+    @property
+    def quantization(self) -> dict[str, str]:
+        return {tensor[0]: tensor[6] for tensor in self.tensors if tensor[6]}
+
     def __str__(self) -> str:
         return ", ".join(os.fsdecode(path) for path in self.paths)
 
@@ -282,7 +286,7 @@ def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[i
 
 
 def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = None, *, select: Select = None,
-              slices: Slices = None, columns: str = "auto", copy: Optional[bool] = None,
+              slices: Slices = None, columns: str = "auto", copy: Optional[bool] = None, own_storage: bool = False,
               context: Optional[Context] = None, progress: Progress = None) -> Tensors:
     """Loads a model into a dict of tensors, by one request.
 
@@ -295,14 +299,17 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     Tensors on the CPU whose file is in the page cache are mapped, not copied, where they lie at multiples of 256 bytes
     in it: who writes into the file later changes them too, and who truncates it makes a program that looks at them end
     with SIGBUS. With `copy` true they are never mapped, with false also at other places, as safetensors does it.
+
+    With `own_storage`, torch's tensors of less than 1 MiB have a storage of their own too, instead of a place in a slab:
+    for programs that take tensors of one storage for the same.
     """
-    frame = framework_named(framework)
+    frame = framework_named(framework, own_storage)
     model = Model(filename)
     what = wanted(model, model.select(select), slices)
     load = Load(context or default_context(), model, what, frame, device, columns, copy)
     result = Tensors()
     result.metadata = model.metadata
-    result.quantization = {tensor[0]: tensor[6] for tensor in model.tensors if tensor[6]}
+    result.quantization = model.quantization
     try:
         result.update(zip((spec[0] for spec in what.specs), load.make()))
         result.report = load.finish(progress)
@@ -318,7 +325,8 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
     """Fills the parameters and buffers of a torch module, or the tensors of a dict, where they are.
 
     Names, shapes and types are compared before a byte moves. With `strict`, both sides have the same names, but that
-    of names for the same tensor the file may have only some; otherwise those that both have are filled. Tensors that a failed load was to fill are not as they were.
+    of names for the same tensor the file may have only some; otherwise those that both have are filled. Tensors that a
+    failed load was to fill are not as they were.
     """
     model = Model(filename)
     tensors = tensors_in(target)

@@ -7,18 +7,28 @@ import functools
 import importlib.util
 import os
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from . import _errors
+from ._safe_open import safe_open as ours
+
+# How safetensors does it: whatever is cached is mapped, wherever it lies, and tensors share no storage.
+AS_THEIRS = {"copy": False, "own_storage": True}
+
+OPENED = "filename", "framework", "device"
+FILE = "filename", "device"
+MODULE = "model", "filename", "strict", "device"
 
 _replaced: list[tuple[Any, Any]] = []  # what safetensors has, and what stands in its place
 
 
 def patch() -> None:
-    """Replaces load_file, load, save_file and safe_open of safetensors, also where they were imported by name.
+    """Replaces load_file, load, save_file, load_model, save_model and safe_open of safetensors, also where they were
+    imported by name.
 
     What Penstock has no memory for (other frameworks, other devices) goes to safetensors as before. Errors are of the
-    kinds that penstock raises, and are SafetensorErrors too.
+    kinds that penstock raises, and are SafetensorErrors too. Tensors have storages of their own, as with safetensors:
+    there are programs that take tensors of one storage for the same.
     """
     if _replaced:
         return
@@ -26,15 +36,10 @@ def patch() -> None:
     import safetensors.numpy as theirs_numpy
 
     from . import numpy as ours_numpy
-    from ._safe_open import safe_open
-
-    def mapping(ours: Callable) -> Callable:
-        """As safetensors does it: whatever is cached is mapped, wherever it lies."""
-        return functools.partial(ours, copy=False)
 
     pairs = [
-        (safetensors.safe_open, _fitting(safetensors.safe_open, mapping(safe_open))),
-        (theirs_numpy.load_file, _fitting(theirs_numpy.load_file, mapping(ours_numpy.load_file))),
+        (safetensors.safe_open, _safe_open(safetensors.safe_open)),
+        (theirs_numpy.load_file, _fitting(theirs_numpy.load_file, ours_numpy.load_file, FILE)),
         (theirs_numpy.load, ours_numpy.load),
         (theirs_numpy.save_file, _without_report(theirs_numpy.save_file, ours_numpy.save_file)),
     ]
@@ -44,9 +49,12 @@ def patch() -> None:
         from . import torch as ours_torch
 
         pairs += [
-            (theirs_torch.load_file, _fitting(theirs_torch.load_file, mapping(ours_torch.load_file))),
-            (theirs_torch.load, ours_torch.load),
+            (theirs_torch.load_file, _fitting(theirs_torch.load_file, ours_torch.load_file, FILE)),
+            (theirs_torch.load, functools.update_wrapper(functools.partial(ours_torch.load, own_storage=True),
+                                                         theirs_torch.load)),
             (theirs_torch.save_file, _without_report(theirs_torch.save_file, ours_torch.save_file)),
+            (theirs_torch.load_model, _fitting(theirs_torch.load_model, ours_torch.load_model, MODULE)),
+            (theirs_torch.save_model, _without_report(theirs_torch.save_model, ours_torch.save_model)),
         ]
     _replaced.extend(pairs)
     _swap({id(theirs): ours for theirs, ours in pairs})
@@ -69,22 +77,42 @@ def _swap(replacements: dict[int, Any]) -> None:
                 setattr(module, key, replacements[id(value)])
 
 
-def _fitting(theirs: Callable, ours: Callable) -> Callable:
-    """Ours, where a file and a place are given that we have; else theirs."""
+def _fitting(theirs: Callable, ours: Callable, names: Sequence[str]) -> Callable:
+    """Ours, where a file and a place are given that we have; else theirs. `names` are those of the arguments."""
 
     @functools.wraps(theirs)
-    def choose(filename: Any, *arguments: Any, **named: Any) -> Any:
-        place = [*arguments, *(named[key] for key in ("framework", "device") if key in named)]
-        return (ours if isinstance(filename, (str, os.PathLike)) and all(map(_is_ours, place)) else theirs)(
-            filename, *arguments, **named)
+    def choose(*arguments: Any, **named: Any) -> Any:
+        if _fits({**dict(zip(names, arguments)), **named}):
+            return ours(*arguments, **named, **AS_THEIRS)
+        return theirs(*arguments, **named)
 
     return choose
 
 
+def _safe_open(theirs: type) -> type:
+    """A class, as theirs is: programs ask whether something is one, and write it into their types."""
+
+    class Opening(type):
+        def __call__(cls, *arguments: Any, **named: Any) -> Any:
+            if not _fits({**dict(zip(OPENED, arguments)), **named}):
+                return theirs(*arguments, **named)
+            return super().__call__(*arguments, **named, **AS_THEIRS)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (ours, theirs))
+
+    return Opening("safe_open", (ours,), {"__doc__": theirs.__doc__, "__module__": "safetensors"})
+
+
+def _fits(given: dict[str, Any]) -> bool:
+    return isinstance(given.get("filename"), (str, os.PathLike)) and \
+        all(_is_ours(given[key]) for key in ("framework", "device") if key in given)
+
+
 def _is_ours(place: Any) -> bool:
-    """A framework or a device, by whatever name."""
+    """A framework or a device, by whatever name; no device is the CPU."""
     name = f"cuda:{place}" if isinstance(place, int) else str(place)
-    return name in ("pt", "torch", "pytorch", "np", "numpy") or name == "cpu" or name.partition(":")[0] == "cuda"
+    return place is None or name in ("pt", "torch", "pytorch", "np", "numpy", "cpu") or name.partition(":")[0] == "cuda"
 
 
 def _without_report(theirs: Callable, ours: Callable) -> Callable:

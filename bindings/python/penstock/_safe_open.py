@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import threading
 import weakref
 from typing import Any, Optional, Sequence
 
 from ._context import Context, default_context
-from ._errors import invalid, make
+from ._errors import Error, invalid, make
 from ._frameworks import PACKED_BITS
 from ._frameworks import framework as framework_named
+from ._indexing import Interval, Plan, plan
 from ._report import Report, Total, log
 from ._models import Load, Model, Wanted, domains_of, rounded, wanted
 
@@ -131,9 +133,10 @@ class safe_open:
     """
 
     def __init__(self, filename: Any, framework: Optional[str] = None, device: Any = "cpu", *,
-                 backend: Optional[str] = None, copy: Optional[bool] = None, context: Optional[Context] = None):
+                 backend: Optional[str] = None, copy: Optional[bool] = None, own_storage: bool = False,
+                 context: Optional[Context] = None):
         # `backend` is how safetensors would read; the route is chosen here by what is fastest.
-        self._frame = framework_named(framework)
+        self._frame = framework_named(framework, own_storage)
         self._model = Model(filename)
         self._copy = copy
         self._context = context  # none: the default one, which after a fork is another
@@ -173,6 +176,12 @@ class safe_open:
         self._check_open()
         return self._model.metadata or None
 
+    @property
+    def quantization(self) -> dict[str, str]:
+        """GGUF: the types of the tensors that are quantized, by name."""
+        self._check_open()
+        return self._model.quantization
+
     def get_tensor(self, name: str) -> Any:
         with self._lock:
             return self._check_open().get(self._model.find(name))
@@ -192,14 +201,15 @@ class safe_open:
             raise make("closed", 0, "the file is closed", "use it inside its with block")
         return self._reader
 
-    def _load_part(self, index: int, dimension: int, interval: tuple[int, int]) -> Any:
-        shape, size_bytes = self._model.core.describe_part(index, dimension, [interval])
+    def _load_part(self, index: int, dimension: int, intervals: list[Interval]) -> Any:
+        shape, size_bytes = self._model.core.describe_part(index, dimension, intervals)
         name, dtype = self._model.tensors[index][:2]
-        what = Wanted([index], [(name, dtype, shape, size_bytes)], {index: (dimension, [interval])})
+        what = Wanted([index], [(name, dtype, shape, size_bytes)], {index: (dimension, intervals)})
         return self._load(what).tensors[0]
 
-    def _load(self, what: Wanted) -> Load:
-        load = Load(self._context or default_context(), self._model, what, self._frame, self._device, copy=self._copy)
+    def _load(self, what: Wanted, device: Any = None) -> Load:
+        load = Load(self._context or default_context(), self._model, what, self._frame, device or self._device,
+                    copy=self._copy)
         report = load.finish()
         with self._lock:
             self._total.add(load.begun, report)
@@ -211,9 +221,10 @@ class safe_open:
         if self._reader is not None:
             self._reader.forget()
 
-    def _empty(self, index: int, shape: Sequence[int]) -> Any:
-        name, dtype = self._model.tensors[index][:2]
-        spec = (name, dtype, tuple(shape), 0)
+    def _empty(self, index: int, dimension: int) -> Any:
+        """The tensor with nothing of a dimension."""
+        name, dtype, shape = self._model.tensors[index][:3]
+        spec = (name, dtype, (*shape[:dimension], 0, *shape[dimension + 1:]), 0)
         [domain] = domains_of([spec], self._device)
         return self._frame.allocate([spec], domain).finish()[0]
 
@@ -244,51 +255,36 @@ class Slice:
         return self._tensor.dtype
 
     def __getitem__(self, index: Any) -> Any:
+        """What indexing the whole tensor would give."""
+        frame, tensor = self._file._frame, self._tensor
         self._file._check_open()
-        ranges, rest = self._parse(index)
-        shape = self._tensor.shape
-        cut = [dimension for dimension, (begin, end) in enumerate(ranges) if end - begin != shape[dimension]]
-        if self._tensor.dtype in PACKED_BITS and (cut[1:] or any(each != slice(None) for each in rest)):
-            raise invalid(f"tensor {self._tensor.name!r} is {self._tensor.dtype}: only one dimension can be sliced",
-                          "slice the tensor itself")
-        if any(begin == end for begin, end in ranges):
-            loaded = self._file._empty(self._index, [end - begin for begin, end in ranges])
-            return loaded[rest]
-        if not cut:
-            loaded = self._file.get_tensor(self._tensor.name)
-        else:
-            loaded = self._file._load_part(self._index, cut[0], ranges[cut[0]])
-        # What one cut could not do is done in memory.
-        bounds = tuple(slice(*ranges[dimension]) if dimension in cut[1:] else slice(None)
-                       for dimension in range(len(shape)))
-        if not cut[1:] and all(each == slice(None) for each in rest):
-            return loaded
-        return self._file._frame.copy(loaded[bounds][rest])
+        # As the framework has it: of types of less than a byte, the last dimension counts bytes there, which no part of
+        # the file can be told by.
+        shape = frame.shape_of(tensor)
+        try:
+            planned = plan(frame.name, shape, index, len(shape) - (tensor.dtype in PACKED_BITS))
+            if planned is None:
+                return self._picked_by_the_framework(index)
+            loaded = self._read(planned)
+            return frame.pick(loaded, planned.rest) if planned.rest else loaded
+        except Error:
+            raise
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
+            text = f"tensor {tensor.name!r} of shape {list(shape)} has no {reprlib.repr(index)}: {error}"
+            hint = "index it as the framework indexes tensors"
+            raise (make("out_of_range", 0, text, hint) if isinstance(error, IndexError) else invalid(text, hint)) \
+                from None
 
-    def _parse(self, index: Any) -> tuple[list[tuple[int, int]], tuple]:
-        """What is needed of each dimension, and the index that is left to apply to that."""
-        shape, name = self._tensor.shape, self._tensor.name
-        given = list(index) if isinstance(index, tuple) else [index]
-        dots = [place for place, each in enumerate(given) if each is Ellipsis]
-        if len(dots) > 1 or len(given) - len(dots) > len(shape):
-            raise invalid(f"tensor {name!r} of shape {list(shape)} has no {index!r}", "index its dimensions")
-        at = dots[0] if dots else len(given)
-        missing = len(shape) - (len(given) - len(dots))
-        given[at:at + 1] = [slice(None)] * missing
-        ranges: list[tuple[int, int]] = []
-        rest: list[Any] = []
-        for each, length in zip(given, shape):
-            if isinstance(each, slice):
-                places = range(*each.indices(length))
-                ranges.append((min(places[0], places[-1]), max(places[0], places[-1]) + 1) if places else (0, 0))
-                rest.append(slice(None) if places.step == 1 else slice(None, None, places.step))
-            elif hasattr(each, "__index__"):
-                place = each.__index__()
-                place = place + length if place < 0 else place
-                if not 0 <= place < length:
-                    raise invalid(f"tensor {name!r} of shape {list(shape)} has no {index!r}", "it ends before that")
-                ranges.append((place, place + 1))
-                rest.append(0)
-            else:
-                raise invalid(f"tensor {name!r} can't be indexed by {each!r}", "give numbers, slices or an ellipsis")
-        return ranges, tuple(rest)
+    def _read(self, planned: Plan) -> Any:
+        if planned.intervals is None:
+            return self._file.get_tensor(self._tensor.name)
+        if not planned.intervals:
+            return self._file._empty(self._index, planned.dimension)
+        return self._file._load_part(self._index, planned.dimension, planned.intervals)
+
+    def _picked_by_the_framework(self, index: Any) -> Any:
+        """On the CPU: a GPU that is asked for what is past the end can't be used any more."""
+        file = self._file
+        [whole] = file._load(wanted(file._model, [self._index], None), "cpu").tensors
+        [domain] = domains_of([self._tensor], file._device)
+        return file._frame.move(file._frame.pick(whole, index), domain)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional
+from typing import Any, Collection, Mapping, Optional
 
 from . import _models
-from ._errors import invalid
+from ._errors import invalid, mismatch
 from ._memory_file import load_bytes, save_bytes
 from ._models import Tensors, layout_of
 from ._report import Report
@@ -16,8 +16,8 @@ def load_file(filename: Any, device: Any = "cpu", *, backend: Optional[str] = No
     return _models.load_file(filename, device, "pt", **options)
 
 
-def load(data: bytes) -> Tensors:
-    return load_bytes(data, "pt")
+def load(data: bytes, *, own_storage: bool = False) -> Tensors:
+    return load_bytes(data, "pt", own_storage)
 
 
 def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None,
@@ -34,19 +34,20 @@ def save(tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = Non
 
 def save_model(model: Any, filename: str, metadata: Optional[Mapping[str, str]] = None, force_contiguous: bool = True,
                **options: Any) -> Report:
-    """Saves a module. Of names for the same tensor the first is saved; the metadata says which the others are."""
+    """Saves a module. Of names for the same memory one that means all of it is saved; the metadata says which the others
+    are, where it has no such name already."""
     state = model.state_dict()
     aliases = {}
     for names in shared_groups(state):
-        if len({layout_of(state[name]) for name in names}) != 1:
-            raise RuntimeError(f"{sorted(names)} overlap in memory and are not the same tensor: clone what is to be "
-                               "saved")
-        kept, *others = sorted(names)
-        aliases.update(dict.fromkeys(others, kept))
+        kept = kept_of(names, state)
+        if kept is None:
+            raise mismatch(f"{sorted(names)} overlap in memory, and none of them has all of it",
+                           "clone what is to be saved")
+        aliases.update(dict.fromkeys(set(names) - {kept}, kept))
     saved = {name: tensor for name, tensor in state.items() if name not in aliases}
     if force_contiguous:
         saved = {name: tensor.contiguous() for name, tensor in saved.items()}
-    return _models.save_file(saved, filename, {**(metadata or {}), **aliases}, **options)
+    return _models.save_file(saved, filename, {**aliases, **(metadata or {})}, **options)
 
 
 class Loaded(tuple):
@@ -60,15 +61,22 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     """Fills a module; says which of its names the file has not, and which names of the file it has not. The pair has
     the report of the load, as `report`.
 
-    A name that stands for the same tensor as one that the file has is not missing.
+    A name that stands for the memory of one that the file has, or for a part of it, is not missing.
     """
     tensors = load_file(filename, device, **options)
     state = model.state_dict()
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    present = {layout_of(state[name]) for name in tensors if name in state}
-    missing = {name for name in missing if name not in state or layout_of(state[name]) not in present}
+    try:
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:  # other shapes
+        raise mismatch(f"{filename}: {error}", "give a module that is made as the one that was saved") from None
+    missing = set(missing)
+    for names in shared_groups(state):
+        kept = kept_of(names, state, tensors)
+        if kept is not None:
+            missing -= set(names) - {kept}
     if strict and (missing or unexpected):
-        raise RuntimeError(f"{filename}: missing are {sorted(missing)}, unexpected {sorted(unexpected)}")
+        raise mismatch(f"{filename}: missing are {sorted(missing)}, unexpected {sorted(unexpected)}",
+                       "give strict=False to load what both have")
     loaded = Loaded((missing, unexpected))
     loaded.report = tensors.report
     return loaded
@@ -82,8 +90,8 @@ def check_no_sharing(tensors: Mapping[str, Any]) -> None:
             raise invalid(f"{name!r} is a {type(tensor).__name__}", "give tensors of torch")
     groups = shared_groups(tensors)
     if groups:
-        raise RuntimeError(f"tensors share memory: {[sorted(names) for names in groups]}. Save a module with "
-                           "save_model, or clone them")
+        raise mismatch(f"tensors share memory: {[sorted(names) for names in groups]}",
+                       "save a module with save_model, or clone them")
 
 
 def span_of(tensor: Any) -> tuple[int, int]:
@@ -106,6 +114,20 @@ def shared_groups(tensors: Mapping[str, Any]) -> list[list[str]]:
             reach = 0
         device, reach = where, max(reach, end)
     return [names for names in groups if len(names) > 1]
+
+
+def kept_of(names: Collection[str], tensors: Mapping[str, Any], preferred: Collection[str] = ()) -> Optional[str]:
+    """Of names for the same memory one that means all of it: the first, or the first of those that are preferred."""
+    spans = [span_of(tensors[name]) for name in names]
+    all_of_it = min(begin for begin, _ in spans), max(end for _, end in spans)
+    same = len({layout_of(tensors[name]) for name in names}) == 1
+    complete = sorted(name for name in names if same or span_of(tensors[name]) == all_of_it and is_dense(tensors[name]))
+    return next((name for name in complete if name in preferred), complete[0] if complete else None)
+
+
+def is_dense(tensor: Any) -> bool:
+    begin, end = span_of(tensor)
+    return tensor.numel() * tensor.element_size() == end - begin
 
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
