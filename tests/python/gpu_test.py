@@ -43,7 +43,10 @@ def test_a_file_is_opened_on_the_gpu(model):
     with penstock.safe_open(path, "pt", 0) as file:
         assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
         whole = file.get_tensor("007.large")
-        for index in (slice(5, 9), (slice(None), slice(10, 100)), (3, slice(None, None, 2)), (slice(4, 4),)):
+        mask = torch.zeros(tuple(whole.shape), dtype=torch.bool, device="cuda")
+        mask[3:5, ::7] = True
+        for index in (slice(5, 9), (slice(None), slice(10, 100)), (3, slice(None, None, 2)), (slice(4, 4),), [7, 2, 3, 9],
+                      (slice(None), [1, 0, 5]), (None, 4), mask):
             part = file.get_slice("007.large")[index]
             assert part.is_cuda and torch.equal(part.view(torch.int16), whole[index].contiguous().view(torch.int16))
 

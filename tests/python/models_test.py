@@ -509,6 +509,7 @@ def test_gguf_is_loaded_with_quantized_tensors_as_rows_of_bytes(tmp_path):
     assert raw(tensors["plain"]) == plain and raw(tensors["quantized"]) == quantized
     assert tensors["quantized"].dtype == torch.uint8 and tuple(tensors["quantized"].shape) == (2, 68)
     assert tensors.quantization == {"quantized": "Q8_0"}
+    assert penstock.stream(path).quantization == tensors.quantization
     with penstock.safe_open(path, "np") as file:
         assert file.quantization == tensors.quantization
     assert tensors.metadata["general.name"] == "tiny"

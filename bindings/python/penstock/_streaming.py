@@ -32,10 +32,11 @@ def size_in_bytes(size: Union[int, str]) -> int:
 
 
 class Stream:
-    """Gives (name, tensor), one after the other. `report` tells of what was read so far; it is complete at the end."""
+    """Gives (name, tensor), one after the other. `report` tells of what was read so far; it is complete at the end.
+    `quantization` has the type of each tensor of a GGUF file that comes as bytes."""
 
-    def __init__(self, tensors: Generator[tuple[str, Any], None, None], total: Total):
-        self._tensors, self._total = tensors, total
+    def __init__(self, tensors: Generator[tuple[str, Any], None, None], total: Total, quantization: dict[str, str]):
+        self._tensors, self._total, self.quantization = tensors, total, quantization
 
     def __iter__(self) -> Stream:
         return self
@@ -66,7 +67,7 @@ def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB",
     what = wanted(model, model.select(select), slices)
     total = Total()
     return Stream(_stream(context or default_context(), model, what, framework_named(framework), device,
-                          enlarged(size_in_bytes(window), what.specs), copy, total), total)
+                          enlarged(size_in_bytes(window), what.specs), copy, total), total, model.quantization)
 
 
 def enlarged(window: int, specs: Sequence[Spec]) -> int:
