@@ -348,6 +348,12 @@ Result<Region> Driver::find(const void* pointer, std::size_t bytes) {
   return Region{device_pointer(range->start), range->end - range->start, domain};
 }
 
+std::optional<std::uint64_t> Driver::buffer_id(const std::byte* pointer) const {
+  unsigned long long id = 0;
+  const CuResult result = api_.pointer_get_attribute(&id, cu_pointer_buffer_id, device_address(pointer));
+  return result == cu_success ? std::optional<std::uint64_t>(id) : std::nullopt;
+}
+
 std::optional<Driver::AddressRange> Driver::range_at(CuDevicePtr address) const {
   CuDevicePtr start = 0;
   std::size_t size = 0;
