@@ -365,9 +365,12 @@ std::optional<Driver::AddressRange> Driver::range_at(CuDevicePtr address) const 
 }
 
 bool Driver::is_mapped(CuDevicePtr address) const {
+  unsigned type = 0;
   bool is_allocated = true;
   void* pool = nullptr;
-  return api_.pointer_get_attribute(&is_allocated, cu_pointer_is_legacy_ipc_capable, address) == cu_success &&
+  return api_.pointer_get_attribute(&type, cu_pointer_memory_type, address) == cu_success &&
+         type == cu_memory_type_device &&
+         api_.pointer_get_attribute(&is_allocated, cu_pointer_is_legacy_ipc_capable, address) == cu_success &&
          !is_allocated &&
          api_.pointer_get_attribute(static_cast<void*>(&pool), cu_pointer_mempool_handle, address) == cu_success &&
          pool == nullptr;

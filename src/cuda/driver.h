@@ -115,7 +115,7 @@ class Driver {
     CuDevicePtr end;
   };
   std::optional<AddressRange> range_at(CuDevicePtr address) const;
-  // Virtual memory: not allocated as a whole, alone or from a pool.
+  // Virtual memory of a GPU: not allocated as a whole, alone or from a pool.
   bool is_mapped(CuDevicePtr address) const;
 
   Api api_;
