@@ -67,9 +67,9 @@ LaneSet::Worker LaneSet::start_lane(std::uint32_t slot) {
 }
 
 Status LaneSet::prepare(cuda::Device& gpu) {
-  const auto& deadlines = environment_->options.deadlines;
+  const double stream_seconds = environment_->options.deadlines.stream_seconds;
   const bool streams_wait = cuda::Quiet::of_process().streams_wait();
-  const Duration limit = streams_wait ? duration_from_seconds(deadlines.stream_seconds) : prepare_time;
+  const Duration limit = streams_wait && stream_seconds > 0 ? duration_from_seconds(stream_seconds) : prepare_time;
   auto left = std::make_shared<std::atomic<std::uint32_t>>(size_);
   {
     const std::scoped_lock lock(mutex_);
