@@ -249,30 +249,24 @@ TEST_F(InStreamOrder, streams_that_stand_in_the_way_of_our_copies_end_with_a_nam
   EXPECT_TRUE(context.read(store, 0, memory.region()).ok()) << "and the Context goes on";
 }
 
-TEST_F(InStreamOrder, more_than_a_thousand_requests_wait_for_their_streams) {
+TEST_F(InStreamOrder, more_than_a_thousand_waits_may_be_pending) {
   PENSTOCK_NEEDS_FAKE();
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
-  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
-  std::vector<cuda::CuStream> streams;
   std::vector<std::unique_ptr<Blocker>> earlier;
-  for (int i = 0; i < 64; ++i) {
-    streams.push_back(make_stream());
-    earlier.push_back(std::make_unique<Blocker>(gpu(), streams.back()));
-  }
   std::vector<Ticket> tickets;
-  for (int round = 0; round < 17; ++round) {
-    for (std::size_t i = 0; i < streams.size(); ++i) {
-      auto ticket = read_in_order(context, store, memory.region().part(i * 64, 64), streams[i]);
-      ASSERT_TRUE(ticket.ok()) << ticket.error().message;
-      tickets.push_back(std::move(*ticket));
-    }
+  for (int i = 0; i < 4; ++i) {
+    cuda::CuStream stream = make_stream();
+    tickets.push_back(read_in_order(context, store, memory.region(), stream).value());
+    for (int wait = 0; wait < 300; ++wait) earlier.push_back(std::make_unique<Blocker>(gpu(), stream));
+    tickets.push_back(read_in_order(context, store, memory.region(), stream).value());
   }
+  EXPECT_FALSE(tickets.back().wait_for(0s));
   for (const auto& blocker : earlier) blocker->let_go();
   for (const Ticket& ticket : tickets) {
     ASSERT_TRUE(ticket.wait_for(30s));
-    ASSERT_EQ(ticket.outcome(), Outcome::done) << ticket.report().error->message;
+    EXPECT_EQ(ticket.outcome(), Outcome::done) << ticket.report().error->message;
   }
 }
 
