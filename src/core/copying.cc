@@ -66,7 +66,6 @@ bool Lane::get_ready(cuda::Device& gpu) {
   const Status made = make_copies(copies);
   if (made) return true;
   if (made.error().code == Code::would_deadlock) return false;
-  log(LogLevel::error, made.error().message);
   copies.failure = made.error();
   return true;
 }
@@ -84,7 +83,10 @@ Status Lane::make_copies(GpuCopies& copies) {
     if (queue) continue;
     auto made =
         CopyQueue::create(gpu, {.toward = toward, .depth = settings_.depth, .host_to_device = arena->host_to_device()});
-    if (!made) return made.error();
+    if (!made) {
+      if (made.error().code != Code::would_deadlock) log(LogLevel::error, made.error().message);
+      return made.error();
+    }
     queue = std::move(*made);
   }
   return {};

@@ -80,7 +80,7 @@ Status LaneSet::prepare(cuda::Device& gpu) {
       workers_[slot].lane->prepare(gpu, left);
     }
   }
-  if (auto status = cuda::StreamOrder::prepare(gpu); !status) return status;
+  cuda::StreamOrder::prepare(gpu);
   const TimePoint deadline = Clock::now() + limit;
   for (std::uint32_t now = left->load(); now != 0; now = left->load(std::memory_order_acquire)) {
     if (Clock::now() >= deadline) {

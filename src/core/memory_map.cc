@@ -18,6 +18,7 @@ const MemoryMap::Entry* MemoryMap::find(const Snapshot& snapshot, const std::byt
   if (after == snapshot.begin()) return nullptr;
   const Entry& entry = *std::prev(after);
   if (data >= entry.end || size > static_cast<std::size_t>(entry.end - data)) return nullptr;
+  if (entry.driver == nullptr) return &entry;
   const bool has_key = std::any_of(entry.keys.begin(), entry.keys.end(), [](auto key) { return bool{key}; });
   return has_key && entry.is_gone() ? nullptr : &entry;
 }

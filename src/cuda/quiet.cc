@@ -42,10 +42,9 @@ void Quiet::run_deferred() {
   while (!deferred_.empty()) {
     auto calls = std::exchange(deferred_, {});
     lock.unlock();
-    const auto run_all = [&] {
-      for (const auto& call : calls) call();
-    };
-    while (!run(run_all)) std::this_thread::sleep_for(between_looks);
+    for (const auto& call : calls) {
+      while (!run(call)) std::this_thread::sleep_for(between_looks);
+    }
     calls.clear();  // what they own may come here again
     lock.lock();
   }

@@ -4,11 +4,9 @@
 
 namespace penstock::cuda {
 
-Status StreamOrder::prepare(Device& device) {
-  auto cell = ControlMemory::of_process().take(device, sizeof(Word));
-  if (!cell) return cell.error();
-  ControlMemory::of_process().give_back(*cell);
-  return {};
+void StreamOrder::prepare(Device& device) {
+  const auto cell = ControlMemory::of_process().take(device, sizeof(Word));
+  if (cell) ControlMemory::of_process().give_back(*cell);
 }
 
 Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* stream) {
