@@ -134,7 +134,7 @@ class Lane {
     cuda::Device* gpu = nullptr;
     std::unique_ptr<cuda::CopyQueue> to_device;
     std::unique_ptr<cuda::CopyQueue> to_host;
-    Error failure;  // why one of them is missing
+    Error failure{};  // why one of them is missing
   };
   struct EngineQueue {
     std::unique_ptr<engine::Queue> queue;

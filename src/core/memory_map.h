@@ -23,7 +23,7 @@ class MemoryMap {
     const std::byte* end;
     std::vector<engine::MemoryKey> keys;   // by engine
     const cuda::Driver* driver = nullptr;  // null: not a GPU's
-    std::optional<std::uint64_t> buffer_id;
+    std::optional<std::uint64_t> buffer_id = std::nullopt;
 
     // Whether it was freed.
     bool is_gone() const { return driver != nullptr && driver->buffer_id(begin) != buffer_id; }
