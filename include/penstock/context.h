@@ -44,7 +44,8 @@ class PENSTOCK_EXPORT Context {
   // in use it is registered with CUDA too. GPU memory counts against a budget of its own.
   Result<Buffer> allocate(Domain domain, std::size_t size_bytes);
   // Makes all that requests to and from a GPU need: context, streams, pinned slots. The first request would do it, and
-  // take the longer; with stream order it would wait for what the GPU is doing then.
+  // take the longer; with stream order it would wait for what the GPU is doing then. While streams wait for requests it
+  // can't be done: Code::would_deadlock after deadlines.stream_seconds.
   Status prepare(Domain domain);
   // Makes memory of the caller's known to the engines, for faster transfers. Detach it before freeing it.
   Status attach(Region memory);

@@ -39,7 +39,7 @@ enum class Code : std::uint8_t {
   no_device,           // no GPU of that number, or no driver that works
   device_error,        // the GPU or its driver refused or failed something; the Context goes on
   device_lost,         // after this CUDA error the process can't use the GPU any more: start a new one
-  would_deadlock,      // waiting inside a completion callback, or a stream that our copies can't get past
+  would_deadlock,      // waiting inside a completion callback, or while a stream waits that we would wait for in turn
   closed,              // the Context is closing, or belongs to the parent of a fork
   internal,            // a bug in Penstock
 };

@@ -24,6 +24,9 @@ constexpr Duration spin_time = std::chrono::microseconds(50);
 constexpr Duration shortest_look = std::chrono::microseconds(20);
 constexpr Duration longest_look = std::chrono::microseconds(100);
 
+// To register memory, while streams wait.
+constexpr Duration between_tries = std::chrono::milliseconds(1);
+
 }  // namespace
 
 void Lane::prepare(cuda::Device& gpu, std::shared_ptr<std::atomic<std::uint32_t>> left) {
@@ -34,48 +37,70 @@ void Lane::prepare(cuda::Device& gpu, std::shared_ptr<std::atomic<std::uint32_t>
   attend();
 }
 
-void Lane::prepare_gpus() {
+void Lane::prepare_gpus(TimePoint now) {
   std::vector<ToPrepare> all;
   {
     const std::scoped_lock lock(prepare_mutex_);
     all.swap(to_prepare_);
   }
-  for (const ToPrepare& one : all) {
-    (void)copies_of(*one.gpu, Toward::device);
-    (void)copies_of(*one.gpu, Toward::host);
-    if (one.left->fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(*one.left);
+  for (ToPrepare& one : all) {
+    if (get_ready(*one.gpu)) {
+      if (one.left->fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(*one.left);
+      continue;
+    }
+    next_look_ = std::min(next_look_, now + between_tries);
+    const std::scoped_lock lock(prepare_mutex_);
+    to_prepare_.push_back(std::move(one));
   }
 }
 
-Result<CopyQueue*> Lane::copies_of(cuda::Device& gpu, Toward toward) {
-  auto found = std::find_if(gpus_.begin(), gpus_.end(), [&](const GpuCopies& copies) { return copies.gpu == &gpu; });
-  if (found == gpus_.end()) found = gpus_.insert(found, GpuCopies{&gpu});
-  auto& queue = toward == Toward::device ? found->to_device : found->to_host;
-  if (queue) return queue.get();
+Lane::GpuCopies& Lane::copies_of(cuda::Device& gpu) {
+  const auto found =
+      std::find_if(gpus_.begin(), gpus_.end(), [&](const GpuCopies& copies) { return copies.gpu == &gpu; });
+  return found != gpus_.end() ? *found : gpus_.emplace_back(GpuCopies{.gpu = &gpu});
+}
+
+bool Lane::get_ready(cuda::Device& gpu) {
+  GpuCopies& copies = copies_of(gpu);
+  if (copies.to_device && copies.to_host) return true;
+  const Status made = make_copies(copies);
+  if (made) return true;
+  if (made.error().code == Code::would_deadlock) return false;
+  copies.failure = made.error();
+  return true;
+}
+
+Status Lane::make_copies(GpuCopies& copies) {
+  cuda::Device& gpu = *copies.gpu;
   StagingArena* arena = staging();
   if (arena == nullptr) return Error{Code::over_budget, 0, "no staging memory", "raise pinned_budget_bytes"};
   if (auto status = arena->register_with(gpu); !status) {
+    if (status.error().code == Code::would_deadlock) return status;
     log(LogLevel::warning, status.error().message + "; copies to and from the GPU are slower");
   }
-  auto made =
-      CopyQueue::create(gpu, {.toward = toward, .depth = settings_.depth, .host_to_device = arena->host_to_device()});
-  if (!made) {
-    log(LogLevel::error, made.error().message);
-    return made.error();
+  for (const Toward toward : {Toward::device, Toward::host}) {
+    auto& queue = toward == Toward::device ? copies.to_device : copies.to_host;
+    if (queue) continue;
+    auto made =
+        CopyQueue::create(gpu, {.toward = toward, .depth = settings_.depth, .host_to_device = arena->host_to_device()});
+    if (!made) {
+      if (made.error().code != Code::would_deadlock) log(LogLevel::error, made.error().message);
+      return made.error();
+    }
+    queue = std::move(*made);
   }
-  queue = std::move(*made);
-  return queue.get();
+  return {};
 }
 
-// Between the piece's place in staging memory and the GPU's; on_copied goes on.
+// Between the piece's place in staging memory and the GPU's; on_copied goes on. REQUIRES: get_ready was true.
 void Lane::copy(std::uint32_t index, Toward toward) {
   Flight& flight = flights_[index];
-  const auto found = copies_of(*flight.gpu, toward);
-  if (!found) {
-    fail_copy(index, found.error().code, found.error().system_error);
+  const GpuCopies& copies = copies_of(*flight.gpu);
+  CopyQueue* queue = (toward == Toward::device ? copies.to_device : copies.to_host).get();
+  if (queue == nullptr) {
+    fail_copy(index, copies.failure.code, copies.failure.system_error);
     return;
   }
-  CopyQueue* queue = *found;
   if (copying_++ == 0) copies_moved_ = Clock::now();
   if (trace_ != nullptr) flight.submitted = Clock::now();
   flight.copying = true;
@@ -183,6 +208,16 @@ void Lane::wait_for_copies(TimePoint until) {
   copy_seconds_ += seconds_between(begun, now);
   if (trace_ != nullptr) trace_->add_wait(TraceKind::waits_for_copies, begun, now);
   watch_streams(now);
+}
+
+// The part can't go on before no stream waits. If its own stream does, neither would ever move.
+Lane::CutResult Lane::put_off(Part& part, TimePoint now) {
+  if (part.hold->order && part.hold->stop_code() == Code::ok) {
+    log(LogLevel::warning, "a new lane can't register memory while streams wait; a request in stream order is ended");
+    part.hold->stop(Code::would_deadlock);
+  }
+  next_look_ = std::min(next_look_, now + between_tries);
+  return CutResult::put_off;
 }
 
 // A stream that waits for us may stand in the hardware's queue before our copies; then neither ever moves.

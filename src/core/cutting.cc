@@ -35,10 +35,18 @@ Residency compare(std::uint64_t resident, std::uint64_t length) {
 }  // namespace
 
 void Lane::cut_work(TimePoint now) {
+  const Part* first_put_off = nullptr;
   while (cutting_first_ != nullptr && !free_.empty() && bytes_in_flight_ < bytes_allowed_) {
     Part& part = *cutting_first_;
     CutResult result = cut_next(part, now);
     if (result == CutResult::blocked) return;
+    if (result == CutResult::put_off) {
+      pop_cutting();
+      push_cutting(part);
+      if (first_put_off == &part) return;
+      if (first_put_off == nullptr) first_put_off = &part;
+      continue;
+    }
     const bool unit_is_cut = part.unit.count == 0 && part.stage == Stage::transfer;
     // Known at once, a part that has no more to cut ends with its last operation and not a step later.
     const bool was_last = part.claimed == part.claimed_end && !part.hold->has_more_units();
@@ -125,6 +133,7 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
     advance(part, piece.length);
     return CutResult::cut;
   }
+  if (span.gpu != nullptr && !get_ready(*span.gpu)) return put_off(part, now);
   // Cached bytes are copied inside poll: the next slot has to wait, or the first would not be on its way meanwhile.
   const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= slot_worth_bytes;
   if (fills_slot && slots_filling_ != 0) return CutResult::blocked;
@@ -183,6 +192,7 @@ Lane::CutResult Lane::cut_edge(Part& part, TimePoint now) {
   const Edge& edge = request.parts[part.next_edge_part].edges[part.next_edge];
   const Span& span = request.spans[edge.range];
   StoreEntry& entry = *request.stores[span.store].entry;
+  if (span.gpu != nullptr && !get_ready(*span.gpu)) return put_off(part, now);
   StagingArena::Block block;
   const bool has_queue = queue_of(entry.engine()) != nullptr;
   if (has_queue && span.gpu != nullptr) {

@@ -128,6 +128,8 @@ void Lane::drive(Part& part) {
 bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {
   const std::unique_lock lock(worker_mutex_, std::try_to_lock);
   if (!lock || free_.empty() || cutting_first_ != nullptr || closing_.load(std::memory_order_relaxed)) return false;
+  cuda::Device* const gpu = request->spans[0].gpu;
+  if (gpu != nullptr && !get_ready(*gpu)) return false;
   part.hold = request;
   busy_.store(true, std::memory_order_relaxed);
   unattended_.store(false, std::memory_order_relaxed);
@@ -173,8 +175,8 @@ void Lane::step(TimePoint until) {
   const TimePoint now = Clock::now();
   accept_mail(now);
   if (attention_.exchange(false, std::memory_order_seq_cst) || now >= next_look_) {
-    prepare_gpus();
     look_after_all(now);
+    prepare_gpus(now);
     // What a caller waits for may have ended; orphans alone are no reason for it to stay.
     if (settings_.runner == Runner::callers) until = TimePoint::min();
   }

@@ -62,7 +62,8 @@ class Lane {
   bool post(Part& part);
   // Makes the lane look at its requests' stop codes soon.
   void attend();
-  // Makes what copies to and from the GPU need; `left` is counted down, and woken, when that is done.
+  // Makes what copies to and from the GPU need, as soon as no stream waits for us; `left` is counted down, and woken,
+  // when that is done.
   void prepare(cuda::Device& gpu, std::shared_ptr<std::atomic<std::uint32_t>> left);
   // Takes no more, ends every request with Code::closed, and ends when nothing is in flight.
   void close();
@@ -71,6 +72,9 @@ class Lane {
 
   // The thread's whole life.
   void run();
+  // Makes what copies to and from the GPU need, if it is not there. False: a stream waits for us, and it can't be made
+  // meanwhile.
+  bool get_ready(cuda::Device& gpu);
   // Works on one part until its request has no part of this lane left.
   void drive(Part& part);
   // Starts a part of one piece here and now, unless another thread is at work or there is no room.
@@ -130,6 +134,7 @@ class Lane {
     cuda::Device* gpu = nullptr;
     std::unique_ptr<cuda::CopyQueue> to_device;
     std::unique_ptr<cuda::CopyQueue> to_host;
+    Error failure{};  // why one of them is missing
   };
   struct EngineQueue {
     std::unique_ptr<engine::Queue> queue;
@@ -167,7 +172,8 @@ class Lane {
   void remove_cutting(Part& part);
 
   // Copies between staging memory and GPUs (copying.cc).
-  Result<cuda::CopyQueue*> copies_of(cuda::Device& gpu, cuda::Toward toward);
+  GpuCopies& copies_of(cuda::Device& gpu);
+  Status make_copies(GpuCopies& copies);
   void copy(std::uint32_t index, cuda::Toward toward);
   void on_copied(const cuda::CopyDone& done, TimePoint now);
   void fail_copy(std::uint32_t index, Code code, int number);
@@ -176,14 +182,15 @@ class Lane {
   std::size_t copies_added() const;
   void wait_for_copies(TimePoint until);
   void watch_streams(TimePoint now);
-  void prepare_gpus();
+  void prepare_gpus(TimePoint now);
 
   // Cutting (cutting.cc).
-  enum class CutResult : std::uint8_t { cut, blocked, exhausted };
+  enum class CutResult : std::uint8_t { cut, blocked, put_off, exhausted };
   void cut_work(TimePoint now);
   CutResult cut_next(Part& part, TimePoint now);
   CutResult cut_edge(Part& part, TimePoint now);
   CutResult cut_flush(Part& part, TimePoint now);
+  CutResult put_off(Part& part, TimePoint now);
   bool next_unit(Part& part);
   void advance(Part& part, std::uint64_t bytes);
   void plan_unit(Part& part);

@@ -5,6 +5,7 @@
 
 #include "base/futex.h"
 #include "base/log.h"
+#include "cuda/quiet.h"
 
 namespace penstock::core {
 
@@ -66,6 +67,9 @@ LaneSet::Worker LaneSet::start_lane(std::uint32_t slot) {
 }
 
 Status LaneSet::prepare(cuda::Device& gpu) {
+  const double stream_seconds = environment_->options.deadlines.stream_seconds;
+  const bool streams_wait = cuda::Quiet::of_process().streams_wait();
+  const Duration limit = streams_wait && stream_seconds > 0 ? duration_from_seconds(stream_seconds) : prepare_time;
   auto left = std::make_shared<std::atomic<std::uint32_t>>(size_);
   {
     const std::scoped_lock lock(mutex_);
@@ -76,9 +80,11 @@ Status LaneSet::prepare(cuda::Device& gpu) {
       workers_[slot].lane->prepare(gpu, left);
     }
   }
-  const TimePoint deadline = Clock::now() + prepare_time;
+  cuda::StreamOrder::prepare(gpu);
+  const TimePoint deadline = Clock::now() + limit;
   for (std::uint32_t now = left->load(); now != 0; now = left->load(std::memory_order_acquire)) {
     if (Clock::now() >= deadline) {
+      if (streams_wait) return cuda::streams_wait_error("prepare " + gpu.info().domain.name());
       return Error{Code::timed_out, 0, "preparing " + gpu.info().domain.name() + " took too long",
                    "is the GPU busy, or are all lanes stuck?"};
     }
@@ -198,12 +204,16 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request) {
     settings.staging_bytes = driven_staging_bytes;
     lane = std::make_shared<Lane>(environment_, settings, nullptr);
   }
-  Part& part = request->parts[0];
-  part.hold = request;
-  lane->drive(part);
+  cuda::Device* const gpu = request->spans[0].gpu;
+  const bool ready = gpu == nullptr || lane->get_ready(*gpu);
+  if (ready) {
+    Part& part = request->parts[0];
+    part.hold = request;
+    lane->drive(part);
+  }
   const std::scoped_lock lock(mutex_);
   (lane->has_orphans() ? stuck_ : driven_).push_back(std::move(lane));
-  return true;
+  return ready;
 }
 
 bool LaneSet::replace(std::uint32_t slot) {
@@ -213,6 +223,9 @@ bool LaneSet::replace(std::uint32_t slot) {
   ++replaced_;
   environment_->lanes_replaced.fetch_add(1, std::memory_order_relaxed);
   retired_.push_back(std::exchange(workers_[slot], start_lane(slot)));
+  for (cuda::Device* gpu : prepared_) {
+    workers_[slot].lane->prepare(*gpu, std::make_shared<std::atomic<std::uint32_t>>(1));
+  }
   return true;
 }
 

@@ -17,7 +17,10 @@ const MemoryMap::Entry* MemoryMap::find(const Snapshot& snapshot, const std::byt
                        [](const std::byte* address, const Entry& entry) { return address < entry.begin; });
   if (after == snapshot.begin()) return nullptr;
   const Entry& entry = *std::prev(after);
-  return data < entry.end && size <= static_cast<std::size_t>(entry.end - data) ? &entry : nullptr;
+  if (data >= entry.end || size > static_cast<std::size_t>(entry.end - data)) return nullptr;
+  if (entry.driver == nullptr) return &entry;
+  const bool has_key = std::any_of(entry.keys.begin(), entry.keys.end(), [](auto key) { return bool{key}; });
+  return has_key && entry.is_gone() ? nullptr : &entry;
 }
 
 std::vector<engine::MemoryKey> MemoryMap::attach_to_engines(Region memory) {
@@ -44,13 +47,25 @@ Status MemoryMap::attach(Region memory) {
   const std::scoped_lock changing(change_mutex_);
   auto next = std::make_shared<Snapshot>(*snapshot());
   const auto* end = memory.data + memory.size_bytes;
-  const auto place =
-      std::find_if(next->begin(), next->end(), [&](const Entry& entry) { return entry.end > memory.data; });
-  if (place != next->end() && place->begin < end) {
+  const auto overlaps = [&](const Entry& entry) { return entry.begin < end && entry.end > memory.data; };
+  if (std::any_of(next->begin(), next->end(),
+                  [&](const Entry& entry) { return overlaps(entry) && !entry.is_gone(); })) {
     return Error{Code::invalid_argument, 0, "attach: the memory overlaps memory that is attached already",
                  "detach that first"};
   }
-  next->insert(place, Entry{memory.data, end, attach_to_engines(memory)});
+  for (const Entry& gone : *next) {
+    if (overlaps(gone)) detach_from_engines(gone);
+  }
+  std::erase_if(*next, overlaps);
+  Entry entry{memory.data, end, attach_to_engines(memory)};
+  if (!memory.domain.host_accessible()) {
+    if (const auto driver = cuda::Driver::get()) {
+      entry.driver = *driver;
+      entry.buffer_id = entry.driver->buffer_id(memory.data);
+    }
+  }
+  const auto place = std::find_if(next->begin(), next->end(), [&](const Entry& after) { return after.begin >= end; });
+  next->insert(place, std::move(entry));
   const std::scoped_lock lock(snapshot_mutex_);
   snapshot_ = std::move(next);
   return {};
@@ -72,10 +87,14 @@ Status MemoryMap::detach(Region memory) {
     const std::scoped_lock lock(snapshot_mutex_);
     snapshot_ = std::move(next);
   }
-  for (std::size_t i = 0; i < engines_.size(); ++i) {
-    if (removed.keys[i]) engines_[i]->detach(removed.keys[i]);
-  }
+  detach_from_engines(removed);
   return {};
+}
+
+void MemoryMap::detach_from_engines(const Entry& entry) {
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    if (entry.keys[i]) engines_[i]->detach(entry.keys[i]);
+  }
 }
 
 }  // namespace penstock::core

@@ -2,13 +2,16 @@
 //
 // Thread safety: any thread. A lookup never waits for an attach in progress.
 // Lifetime: host memory must be detached before it is freed: a freed address that is mapped again would otherwise meet
-// the old registration. Buffers detach themselves.
+// the old registration. Buffers detach themselves. GPU memory is known by the number of its allocation as well, so that
+// other memory at the same address is not taken for it.
 #pragma once
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "cuda/driver.h"
 #include "engine/engine.h"
 
 namespace penstock::core {
@@ -18,7 +21,12 @@ class MemoryMap {
   struct Entry {
     const std::byte* begin;
     const std::byte* end;
-    std::vector<engine::MemoryKey> keys;  // by engine
+    std::vector<engine::MemoryKey> keys;   // by engine
+    const cuda::Driver* driver = nullptr;  // null: not a GPU's
+    std::optional<std::uint64_t> buffer_id = std::nullopt;
+
+    // Whether it was freed.
+    bool is_gone() const { return driver != nullptr && driver->buffer_id(begin) != buffer_id; }
   };
   // Sorted by address; entries don't overlap.
   using Snapshot = std::vector<Entry>;
@@ -31,11 +39,13 @@ class MemoryMap {
   Status detach(Region memory);
 
   std::shared_ptr<const Snapshot> snapshot() const;
-  // The entry that covers all of [data, data + size), or null.
+  // The entry that covers all of [data, data + size), or null. CUDA is asked about GPU memory that an engine has a key
+  // for.
   static const Entry* find(const Snapshot& snapshot, const std::byte* data, std::size_t size);
 
  private:
   std::vector<engine::MemoryKey> attach_to_engines(Region memory);
+  void detach_from_engines(const Entry& entry);
 
   const std::vector<engine::Engine*> engines_;
   std::mutex change_mutex_;            // held while engines are asked

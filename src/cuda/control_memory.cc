@@ -5,6 +5,8 @@
 #include <bit>
 #include <cerrno>
 
+#include "cuda/quiet.h"
+
 namespace penstock::cuda {
 
 namespace {
@@ -42,19 +44,22 @@ void ControlMemory::give_back(const Cell& cell) {
 }
 
 Status ControlMemory::add_page(Device& device, std::size_t cell_bytes, std::vector<Cell>& free) {
-  void* page = ::mmap(nullptr, largest_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* page = ::mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return system_error(errno, "allocate control memory");
   const Current current(device);
   const Api& api = device.api();
   CuDevicePtr address = 0;
-  CuResult result = api.host_register(page, largest_bytes, cu_host_register_portable | cu_host_register_device_map);
-  if (result != cu_success) {
-    ::munmap(page, largest_bytes);
+  constexpr unsigned flags = cu_host_register_portable | cu_host_register_device_map;
+  CuResult result = cu_success;
+  const bool ran = Quiet::of_process().run([&] { result = api.host_register(page, page_bytes, flags); });
+  if (!ran || result != cu_success) {
+    ::munmap(page, page_bytes);
+    if (!ran) return streams_wait_error("register control memory with CUDA");
     return device.driver().error(result, "register control memory with CUDA");
   }
   result = api.host_get_device_pointer(&address, page, 0);
   if (result != cu_success) return device.driver().error(result, "map control memory for the GPU");
-  for (std::size_t offset = 0; offset < largest_bytes; offset += cell_bytes) {
+  for (std::size_t offset = 0; offset < page_bytes; offset += cell_bytes) {
     free.push_back({static_cast<std::byte*>(page) + offset, address + offset, cell_bytes});
   }
   return {};

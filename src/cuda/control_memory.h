@@ -1,6 +1,7 @@
 // ControlMemory: small pinned cells that GPUs see: words that streams wait on, tables for kernels.
 //
-// Pages are never freed: a stream may look at its word long after the request, or the Context, has ended.
+// Pages are never freed: a stream may look at its word long after the request, or the Context, has ended. None is made
+// while a stream waits: a page has more words than requests should be pending.
 //
 // Thread safety: any thread. Lifetime: the process's.
 #pragma once
@@ -18,6 +19,7 @@ class ControlMemory {
  public:
   static constexpr std::size_t smallest_bytes = 64;  // a cache line: two users should not poll one
   static constexpr std::size_t largest_bytes = 64 << 10;
+  static constexpr std::size_t page_bytes = 1 << 20;
 
   static ControlMemory& of_process();
 
@@ -26,7 +28,8 @@ class ControlMemory {
     CuDevicePtr device = 0;  // the same cell, as GPUs see it
     std::size_t size_bytes = 0;
   };
-  // Zeros, or what the last user left. `size_bytes` at most `largest_bytes`.
+  // Zeros, or what the last user left. `size_bytes` at most `largest_bytes`. Code::would_deadlock where there is none
+  // left and streams wait.
   Result<Cell> take(Device& device, std::size_t size_bytes);
   void give_back(const Cell& cell);
 

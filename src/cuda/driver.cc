@@ -348,6 +348,12 @@ Result<Region> Driver::find(const void* pointer, std::size_t bytes) {
   return Region{device_pointer(range->start), range->end - range->start, domain};
 }
 
+std::optional<std::uint64_t> Driver::buffer_id(const std::byte* pointer) const {
+  unsigned long long id = 0;
+  const CuResult result = api_.pointer_get_attribute(&id, cu_pointer_buffer_id, device_address(pointer));
+  return result == cu_success ? std::optional<std::uint64_t>(id) : std::nullopt;
+}
+
 std::optional<Driver::AddressRange> Driver::range_at(CuDevicePtr address) const {
   CuDevicePtr start = 0;
   std::size_t size = 0;
@@ -359,9 +365,12 @@ std::optional<Driver::AddressRange> Driver::range_at(CuDevicePtr address) const 
 }
 
 bool Driver::is_mapped(CuDevicePtr address) const {
+  unsigned type = 0;
   bool is_allocated = true;
   void* pool = nullptr;
-  return api_.pointer_get_attribute(&is_allocated, cu_pointer_is_legacy_ipc_capable, address) == cu_success &&
+  return api_.pointer_get_attribute(&type, cu_pointer_memory_type, address) == cu_success &&
+         type == cu_memory_type_device &&
+         api_.pointer_get_attribute(&is_allocated, cu_pointer_is_legacy_ipc_capable, address) == cu_success &&
          !is_allocated &&
          api_.pointer_get_attribute(static_cast<void*>(&pool), cu_pointer_mempool_handle, address) == cu_success &&
          pool == nullptr;

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,8 +47,7 @@ class Device {
   // REQUIRES: checked by copy_rows, and with memory of this device on one side each.
   Status copy_rows_and_wait(std::span<const RowsCopy> copies);
 
-  // Streams of the user's that wait for requests of ours now. Meanwhile calls that may wait for the whole device (free,
-  // register, load) could wait for ever.
+  // Streams of the user's that wait for requests of ours now. Copies go other ways meanwhile.
   std::atomic<std::uint32_t>& stream_waits() { return stream_waits_; }
 
   // Events without timing. Those given back are used again.
@@ -101,6 +101,9 @@ class Driver {
   // that follow each other count as one, as far as `bytes` reach.
   Result<Region> find(const void* pointer, std::size_t bytes);
 
+  // The number of the allocation at this address, which no other ever gets; nothing where there is none.
+  std::optional<std::uint64_t> buffer_id(const std::byte* pointer) const;
+
   Error error(CuResult result, std::string what, std::string hint = {}) const;
 
  private:
@@ -112,7 +115,7 @@ class Driver {
     CuDevicePtr end;
   };
   std::optional<AddressRange> range_at(CuDevicePtr address) const;
-  // Virtual memory: not allocated as a whole, alone or from a pool.
+  // Virtual memory of a GPU: not allocated as a whole, alone or from a pool.
   bool is_mapped(CuDevicePtr address) const;
 
   Api api_;

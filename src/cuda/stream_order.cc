@@ -1,6 +1,13 @@
 #include "cuda/stream_order.h"
 
+#include "cuda/quiet.h"
+
 namespace penstock::cuda {
+
+void StreamOrder::prepare(Device& device) {
+  const auto cell = ControlMemory::of_process().take(device, sizeof(Word));
+  if (cell) ControlMemory::of_process().give_back(*cell);
+}
 
 Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* stream) {
   const Api& api = device.api();
@@ -34,6 +41,7 @@ Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* st
   auto cell = ControlMemory::of_process().take(device, sizeof(Word));
   if (!cell) return cell.error();
   order->cell_ = *cell;
+  Quiet::of_process().begin_wait();
   device.stream_waits().fetch_add(1);
   order->generation_ = order->word().load(std::memory_order_relaxed) + 1;
   CuResult result = api.event_record(*event, handle);
@@ -57,6 +65,7 @@ void StreamOrder::release() {
   if (cell_.host == nullptr || released_.exchange(true)) return;
   word().store(generation_, std::memory_order_release);
   device_.stream_waits().fetch_sub(1);
+  Quiet::of_process().end_wait();
   ControlMemory::of_process().give_back(cell_);
 }
 

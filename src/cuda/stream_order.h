@@ -18,6 +18,8 @@ namespace penstock::cuda {
 
 class StreamOrder {
  public:
+  // Makes the words that streams wait for, as far as that is not done. What can't be made is told by begin.
+  static void prepare(Device& device);
   // Marks where the stream stands, and makes it wait. `stream` as CUDA's APIs take it; null is the legacy null stream.
   // Nothing of ours that could wait for the device may happen from here to the release. A stream that is being
   // captured, or is of another context, is refused.

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <string>
 
+#include "cuda/quiet.h"
+
 namespace penstock::memory {
 namespace {
 
@@ -144,12 +146,16 @@ Result<std::unique_ptr<Allocation>> Allocation::create(const AllocationOptions& 
 
 Status Allocation::register_with(cuda::Device& device) {
   if (registered_with_ != nullptr || mapped_bytes_ == 0) return {};
+  const std::string what = "register " + std::to_string(mapped_bytes_) + " bytes with CUDA";
+  cuda::Quiet& quiet = cuda::Quiet::of_process();
+  if (quiet.streams_wait()) return cuda::streams_wait_error(what);
   // Pages that are there already are registered several times faster than those that the driver must ask for.
   ::madvise(region_.data, mapped_bytes_, MADV_POPULATE_WRITE);
   const cuda::Current current(device);
   constexpr unsigned flags = cuda::cu_host_register_portable | cuda::cu_host_register_device_map;
-  auto result = device.api().host_register(region_.data, mapped_bytes_, flags);
-  const std::string what = "register " + std::to_string(mapped_bytes_) + " bytes with CUDA";
+  cuda::CuResult result = cuda::cu_success;
+  const bool ran = quiet.run([&] { result = device.api().host_register(region_.data, mapped_bytes_, flags); });
+  if (!ran) return cuda::streams_wait_error(what);
   if (result != cuda::cu_success) return device.driver().error(result, what);
   registered_with_ = &device;
   cuda::CuDevicePtr address = 0;
@@ -162,12 +168,19 @@ Status Allocation::register_with(cuda::Device& device) {
 Allocation::~Allocation() {
   if (on_free_) on_free_();
   if (pool_) pool_->give_back(block_);
-  if (registered_with_ != nullptr) {
-    const cuda::Current current(*registered_with_);
-    registered_with_->api().host_unregister(region_.data);
+  const auto unmap = [data = region_.data, size = mapped_bytes_, budget = budget_, charged = charged_bytes_] {
+    if (size > 0) ::munmap(data, size);  // unlocks too
+    if (budget) budget->refund(charged);
+  };
+  if (registered_with_ == nullptr) {
+    unmap();
+    return;
   }
-  if (mapped_bytes_ > 0) ::munmap(region_.data, mapped_bytes_);  // unlocks too
-  if (budget_) budget_->refund(charged_bytes_);
+  cuda::Quiet::of_process().run_later([unmap, &device = *registered_with_, data = region_.data] {
+    const cuda::Current current(device);
+    device.api().host_unregister(data);
+    unmap();
+  });
 }
 
 }  // namespace penstock::memory

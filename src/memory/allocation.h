@@ -74,6 +74,7 @@ class Allocation {
 
   Region region() const { return region_; }
   // Makes host memory known to CUDA, so that GPUs copy to and from it by themselves. Its bytes stay.
+  // Code::would_deadlock while a stream waits for us.
   Status register_with(cuda::Device& device);
   // What to add to an address of it to get the GPU's, if it is registered.
   std::optional<std::ptrdiff_t> host_to_device() const { return host_to_device_; }

@@ -1,5 +1,5 @@
-// DevicePool: memory of one GPU for a Context, under a budget. Small freed blocks are kept and used again; nothing is
-// freed while a stream waits for us, because freeing may wait for that stream.
+// DevicePool: memory of one GPU for a Context, under a budget. Small freed blocks are kept and used again. While a
+// stream waits for us all are, because freeing may wait for that stream; the large ones go back when none waits.
 //
 // Thread safety: any thread. Lifetime: outlived by no block; allocations share it.
 #pragma once
@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -14,7 +15,7 @@
 
 namespace penstock::memory {
 
-class DevicePool {
+class DevicePool : public std::enable_shared_from_this<DevicePool> {
  public:
   DevicePool(cuda::Device& device, std::shared_ptr<Budget> budget) : device_(device), budget_(std::move(budget)) {}
   ~DevicePool();
@@ -31,8 +32,9 @@ class DevicePool {
   cuda::Device& device() const { return device_; }
 
  private:
+  std::optional<Block> take_kept(std::size_t size_bytes);
   Result<Block> allocate(std::size_t size_bytes);
-  // Lets go of what is kept beyond `bytes`, the oldest first, if that may be done now.
+  // Frees what is kept beyond `bytes`, the oldest first. REQUIRES: no stream waits.
   void trim(std::uint64_t bytes);
 
   cuda::Device& device_;
@@ -40,6 +42,7 @@ class DevicePool {
   std::mutex mutex_;
   std::vector<Block> kept_;
   std::uint64_t kept_bytes_ = 0;
+  bool trims_later_ = false;
 };
 
 }  // namespace penstock::memory

@@ -30,7 +30,14 @@ class GpuTest : public testing::Test {
     if (fake_) fake_->clear_injections();
   }
   void TearDown() override {
-    if (fake_) fake_->clear_injections();
+    if (!fake_) return;
+    EXPECT_EQ(fake_->counters().breaches, 0U) << last_breach();
+    fake_->clear_injections();
+  }
+  std::string last_breach() {
+    std::string text(200, '\0');
+    text.resize(std::min(fake_->last_breach(text.data(), text.size()), text.size()));
+    return text;
   }
 
   Context make_context() { return Context::create(options_).value(); }

@@ -1,6 +1,9 @@
 // GPU memory: ours, and that of others.
 #include <dlfcn.h>
 
+#include <set>
+
+#include "core/memory_map.h"
 #include "gpu/gpu_test.h"
 
 namespace penstock::test {
@@ -210,6 +213,57 @@ TEST_F(GpuMemory, nothing_is_left_behind_by_a_context) {
   EXPECT_EQ(once.events, twice.events);
   EXPECT_EQ(twice.streams, 0U);
   EXPECT_EQ(twice.allocations, 0U);
+}
+
+// Reaches GPU memory, and gives a key for each piece of it.
+class KeyEngine : public engine::Engine {
+ public:
+  const engine::Description& description() const override { return description_; }
+  engine::Probe probe() const override { return {.available = true}; }
+  Result<std::unique_ptr<engine::Store>> open(const std::string&, const OpenOptions&) override {
+    return Error{Code::unsupported, 0, "not here", ""};
+  }
+  Result<engine::MemoryKey> attach(Region) override {
+    keys.insert(++last_);
+    return engine::MemoryKey{last_};
+  }
+  void detach(engine::MemoryKey key) override { EXPECT_EQ(keys.erase(key.id), 1U); }
+  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions&) override {
+    return Error{Code::unsupported, 0, "not here", ""};
+  }
+
+  std::set<std::uint32_t> keys;
+
+ private:
+  const engine::Description description_{.name = "keys", .reaches_device = true};
+  std::uint32_t last_ = 0;
+};
+
+TEST_F(GpuMemory, other_memory_at_the_address_of_what_was_attached_is_not_taken_for_it) {
+  PENSTOCK_NEEDS_FAKE();
+  KeyEngine engine;
+  core::MemoryMap map({&engine});
+  const cuda::Current current(gpu());
+  cuda::CuDevicePtr address = 0;
+  ASSERT_EQ(driver_->api().memory_allocate(&address, mib), cuda::cu_success);
+  const Region memory{cuda::device_pointer(address), mib, Domain::cuda(0)};
+  const auto is_known = [&] { return core::MemoryMap::find(*map.snapshot(), memory.data + 4096, 4096) != nullptr; };
+  ASSERT_TRUE(map.attach(memory).ok());
+  EXPECT_TRUE(is_known());
+  EXPECT_EQ(map.attach(memory).error().code, Code::invalid_argument);
+
+  ASSERT_EQ(driver_->api().memory_free(address), cuda::cu_success);
+  EXPECT_FALSE(is_known()) << "it is gone";
+  cuda::CuDevicePtr again = 0;
+  ASSERT_EQ(driver_->api().memory_allocate(&again, mib), cuda::cu_success);
+  ASSERT_EQ(again, address) << "the fake uses an address again at once";
+  EXPECT_FALSE(is_known());
+  ASSERT_TRUE(map.attach(memory).ok());
+  EXPECT_TRUE(is_known());
+  EXPECT_EQ(engine.keys.size(), 1U) << "the old registration is gone";
+  ASSERT_TRUE(map.detach(memory).ok());
+  EXPECT_TRUE(engine.keys.empty());
+  ASSERT_EQ(driver_->api().memory_free(address), cuda::cu_success);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Requests in the order of a CUDA stream.
 #include "cuda/stream_order.h"
 
+#include "cuda/control_memory.h"
 #include "gpu/gpu_test.h"
 
 namespace penstock::test {
@@ -142,12 +143,10 @@ TEST_F(InStreamOrder, the_stream_runs_on_after_failure_deadline_cancellation_and
     Ticket cancelled = read_in_order(context, store, memory.region().part(0, mib), busy).value();
     EXPECT_EQ(cancelled.cancel(), Outcome::cancelled);
     Ticket closed = read_in_order(context, store, memory.region().part(0, mib), busy).value();
-    // Closing gives pinned memory back, and the driver may wait for the busy stream before it takes it.
-    std::thread closing([gone = std::move(context)] {});
+    { const Context gone = std::move(context); }
     EXPECT_EQ(closed.wait(), Outcome::cancelled);
     EXPECT_EQ(closed.report().error->code, Code::closed);
     earlier.let_go();
-    closing.join();
     EXPECT_EQ(wait_for(busy), cuda::cu_success);
   }
 }
@@ -211,12 +210,12 @@ TEST_F(InStreamOrder, sixty_four_streams_and_sixteen_lanes_get_past_each_other) 
 TEST_F(InStreamOrder, one_hardware_queue_of_each_kind_is_enough_because_copies_go_to_the_copy_engines) {
   PENSTOCK_NEEDS_FAKE();
   fake_->set_connections(1);
-  options_.lanes = 4;
+  options_.lanes = 16;
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
   std::vector<cuda::CuStream> streams;
-  for (int i = 0; i < 16; ++i) streams.push_back(make_stream());
+  for (int i = 0; i < 64; ++i) streams.push_back(make_stream());
   for (const std::size_t bytes : {4095, 16384}) {
     expect_streams_get_past_each_other(context, store, memory, streams, bytes);
   }
@@ -248,6 +247,152 @@ TEST_F(InStreamOrder, streams_that_stand_in_the_way_of_our_copies_end_with_a_nam
   EXPECT_EQ(wait_for(stream), cuda::cu_success) << "the stream runs on";
   EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
   EXPECT_TRUE(context.read(store, 0, memory.region()).ok()) << "and the Context goes on";
+}
+
+TEST_F(InStreamOrder, more_than_a_thousand_waits_may_be_pending) {
+  PENSTOCK_NEEDS_FAKE();
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  std::vector<std::unique_ptr<Blocker>> earlier;
+  std::vector<Ticket> tickets;
+  for (int i = 0; i < 4; ++i) {
+    cuda::CuStream stream = make_stream();
+    tickets.push_back(read_in_order(context, store, memory.region(), stream).value());
+    for (int wait = 0; wait < 300; ++wait) earlier.push_back(std::make_unique<Blocker>(gpu(), stream));
+    tickets.push_back(read_in_order(context, store, memory.region(), stream).value());
+  }
+  EXPECT_FALSE(tickets.back().wait_for(0s));
+  for (const auto& blocker : earlier) blocker->let_go();
+  for (const Ticket& ticket : tickets) {
+    ASSERT_TRUE(ticket.wait_for(30s));
+    EXPECT_EQ(ticket.outcome(), Outcome::done) << ticket.report().error->message;
+  }
+}
+
+TEST_F(InStreamOrder, when_all_words_are_in_use_the_next_request_is_refused_by_name) {
+  PENSTOCK_NEEDS_FAKE();
+  using cuda::ControlMemory;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream stream = make_stream();
+  Blocker earlier(gpu(), stream);
+  std::vector<ControlMemory::Cell> cells;
+  const auto take = [&] { return ControlMemory::of_process().take(gpu(), ControlMemory::smallest_bytes); };
+  auto cell = take();
+  for (; cell; cell = take()) cells.push_back(*cell);
+  EXPECT_EQ(cell.error().code, Code::would_deadlock);
+  EXPECT_GT(cells.size(), 10'000U);
+  const auto refused = read_in_order(context, store, memory.region(), stream);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::would_deadlock);
+  ControlMemory::of_process().give_back(cells.back());
+  cells.pop_back();
+  Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
+  earlier.let_go();
+  EXPECT_EQ(ticket.wait(), Outcome::done);
+  for (const auto& each : cells) ControlMemory::of_process().give_back(each);
+}
+
+TEST_F(InStreamOrder, small_requests_behind_one_that_waits_register_nothing) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  const Buffer other = context.allocate(Domain::cuda(0), mib).value();
+  cuda::CuStream stream = make_stream();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  Blocker earlier(gpu(), stream);
+  Ticket ordered = read_in_order(context, store, memory.region(), stream).value();
+  const Report report = context.read(store, 0, other.region().part(0, 4096));
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  const Range range{&store, 4096, other.region().part(4096, 4096)};
+  Ticket small = context.submit(Direction::read, {&range, 1}).value();
+  EXPECT_EQ(small.wait(), Outcome::done);
+  EXPECT_FALSE(ordered.wait_for(0s));
+  if (fake_) {
+    EXPECT_EQ(fake_->counters().breaches, 0U) << last_breach();
+  }
+  earlier.let_go();
+  EXPECT_EQ(ordered.wait(), Outcome::done);
+  EXPECT_TRUE(holds_content(bytes_of(other.region().part(0, 8192)), 1, 0));
+}
+
+TEST_F(InStreamOrder, a_context_that_is_not_prepared_waits_for_streams_or_is_refused) {
+  options_.deadlines.stream_seconds = 0.05;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
+  cuda::CuStream stream = make_stream();
+  Blocker earlier(gpu(), stream);
+  const auto refused = read_in_order(context, store, memory.region(), make_stream());
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::would_deadlock);
+  EXPECT_NE(refused.error().hint.find("prepare"), std::string::npos);
+
+  const Range range{&store, 0, memory.region()};
+  Ticket plain = context.submit(Direction::read, {&range, 1}).value();
+  std::vector<std::byte> host(2 * mib);
+  EXPECT_TRUE(context.read(store, 0, Region::host(host.data(), host.size())).ok()) << "host memory needs no GPU";
+  EXPECT_EQ(plain.bytes_done(), 0U);
+  earlier.let_go();
+  EXPECT_EQ(plain.wait(), Outcome::done);
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+}
+
+TEST_F(InStreamOrder, a_lane_that_took_the_place_of_a_stuck_one_ends_requests_in_order_by_name) {
+  PENSTOCK_NEEDS_FAKE();
+  options_.lanes = 1;
+  options_.deadlines.cancel_grace_seconds = 0.05;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  const Buffer other = context.allocate(Domain::cuda(0), mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream stream = make_stream();
+  Blocker earlier(gpu(), stream);
+  Ticket ordered = read_in_order(context, store, memory.region(), stream).value();
+  fake_->hang(0, 1);
+  EXPECT_EQ(context.read(store, 0, other.region(), {.deadline_seconds = 0.1}).outcome, Outcome::abandoned);
+  ASSERT_TRUE(eventually([&] { return context.statistics().lanes_replaced == 1; }));
+  earlier.let_go();
+  fake_->hang(0, 0);
+  ASSERT_TRUE(ordered.wait_for(20s));
+  ASSERT_NE(ordered.outcome(), Outcome::done);
+  EXPECT_EQ(ordered.report().error->code, Code::would_deadlock);
+  EXPECT_EQ(wait_for(stream), cuda::cu_success);
+  Ticket next = read_in_order(context, store, memory.region(), stream).value();
+  EXPECT_EQ(next.wait(), Outcome::done) << "the lane made what it needs when no stream waited";
+}
+
+TEST_F(InStreamOrder, memory_that_is_given_back_while_a_stream_waits_goes_when_none_does) {
+  PENSTOCK_NEEDS_FAKE();
+  Context context = make_context();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  const FakeCudaCounters before = fake_->counters();
+  const std::uint64_t pinned_before = context.statistics().pinned_bytes;
+  Buffer large = context.allocate(Domain::cuda(0), 64 * mib).value();
+  Buffer pinned = context.allocate(Domain::pinned(), mib).value();
+  std::optional<Context> closed = make_context();
+  ASSERT_TRUE(closed->prepare(Domain::cuda(0)).ok());
+  Blocker earlier(gpu(), make_stream());
+  const std::byte* const place = large.data();
+  large = Buffer();
+  large = context.allocate(Domain::cuda(0), 64 * mib).value();
+  EXPECT_EQ(large.data(), place) << "what is kept is used again";
+  large = Buffer();
+  pinned = Buffer();
+  closed.reset();
+  EXPECT_EQ(fake_->counters().allocations, before.allocations + 1);
+  EXPECT_GT(fake_->counters().registrations, before.registrations);
+  EXPECT_EQ(fake_->counters().breaches, 0U) << last_breach();
+  earlier.let_go();
+  EXPECT_TRUE(eventually([&] {
+    const FakeCudaCounters now = fake_->counters();
+    return now.allocations == before.allocations && now.registrations == before.registrations;
+  }));
+  EXPECT_TRUE(eventually([&] { return context.statistics().pinned_bytes == pinned_before; }));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ struct FakeCudaCounters {
 // set_bandwidth      of a device's copies, in each direction; 0 for no limit
 // set_pieces         memory allocated from now on is virtual memory, mapped in pieces of so many bytes; 0: ordinary
 // set_synchronizing_calls_block   whether allocation, registration and loading of modules wait while a wait-value is
-//                    pending, and how long until they give up with cu_unknown and a breach
+//                    pending, which is a breach, and how long until they give up with cu_unknown
 // fail_call          the nth call from now of the function of that name (1: the next) returns `result`; always: and
 //                    all after it
 // fail_copy          the nth copy from now on the device breaks it

@@ -124,7 +124,7 @@ struct Device {
   std::map<Unit, std::vector<std::shared_ptr<Channel>>> channels;  // where connections are limited
   std::map<Unit, std::size_t> next_channel;
 
-  unsigned waits_for_values = 0;
+  std::vector<const Operation*> waits_for_values;  // queued and not yet over
   bool is_hung = false;
   std::uint64_t bytes_per_s = 0;
   Clock::time_point to_device_free_at;
@@ -214,7 +214,8 @@ struct Driver {
   // Until all points are reached, the device breaks, or the limit has passed (cu_not_ready).
   CuResult wait(Lock& lock, Device& device, const std::vector<Point>& points,
                 std::optional<std::chrono::milliseconds> limit = std::nullopt);
-  // What the driver may do before it changes mappings: wait for all earlier work of the device.
+  // What the driver may do before it changes mappings: wait for all earlier work of the device. A breach where part of
+  // that waits for a value that nobody has written yet: whoever is to write it may be the caller, or held up by it.
   CuResult synchronizing_call(Lock& lock, Device& device, const char* function);
   // All that the device's streams were given so far; of the blocking ones alone, where only those matter.
   std::vector<Point> all_work(const Device& device, bool blocking_alone = false) const;

@@ -88,7 +88,7 @@ CuResult Driver::enqueue(std::unique_ptr<Operation> operation) {
   if (unit != stream.last_unit) operation->after.push_back({operation->stream, stream.queued});
   stream.last_unit = unit;
   ++stream.queued;
-  if (operation->waits_for_value) ++stream.device->waits_for_values;
+  if (operation->waits_for_value) stream.device->waits_for_values.push_back(operation.get());
   happens_before(operation.get());
 
   const auto channel = channel_for(stream, unit);
@@ -114,7 +114,7 @@ void Driver::work(std::shared_ptr<Channel> channel) {
       Stream& stream = *operation->stream;
       const CuResult result = execute(lock, *channel, *operation);
       if (result != cu_success && stream.device->error == cu_success) stream.device->error = result;
-      if (operation->waits_for_value) --stream.device->waits_for_values;
+      std::erase(stream.device->waits_for_values, operation.get());
       ++stream.completed;
       start_watching();
       happens_before(&stream);
@@ -202,11 +202,12 @@ CuResult Driver::wait(Lock& lock, Device& device, const std::vector<Point>& poin
 }
 
 CuResult Driver::synchronizing_call(Lock& lock, Device& device, const char* function) {
-  if (!synchronizing_calls_block || device.waits_for_values == 0) return cu_success;
+  if (!synchronizing_calls_block || device.waits_for_values.empty()) return cu_success;
+  const bool waits = std::any_of(device.waits_for_values.begin(), device.waits_for_values.end(),
+                                 [](const Operation* operation) { return !operation->ready(); });
+  if (waits) breach(std::string(function) + " was called while a stream waited for a value");
   const CuResult result = wait(lock, device, all_work(device), synchronizing_limit);
-  if (result != cu_not_ready) return result;
-  breach(std::string(function) + " was called while a stream waited for a value, and the wait did not end");
-  return cu_unknown;
+  return result == cu_not_ready ? cu_unknown : result;
 }
 
 std::vector<Point> Driver::all_work(const Device& device, bool blocking_alone) const {
