@@ -132,14 +132,15 @@ Result<std::unique_ptr<engine::Store>> Engine::open(const std::string& name, con
     return Error{Code::unsupported, 0, "cuFile's driver has no way to GPU memory on this machine",
                  "`penstock engines` lists what is missing; let Penstock choose the engine, and it stages instead"};
   }
-  auto file = files::open_file(name, options);
-  if (!file) return std::move(file).error();
+  auto opened = files::open_file(name, options);
+  if (!opened) return std::move(opened).error();
+  const auto file = std::make_shared<files::OpenedFile>(std::move(*opened));  // shared with a call that may hang
   if (!file->direct) {
     return Error{Code::unsupported, 0,
                  "cuFile can't reach " + name + ": " + file->info.file_system + " has no O_DIRECT",
                  "let Penstock choose the engine: it stages through pinned memory"};
   }
-  auto handle = (*library)->register_file(file->direct.get(), name);
+  auto handle = (*library)->register_file(file->direct.get(), name, file);
   if (!handle) return explain(std::move(handle).error(), *file);
   return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*file), *library, *handle, *route));
 }

@@ -1,5 +1,6 @@
 // A Context over the fakes of CUDA and cuFile: which bytes go straight between the file and the GPU, and which don't.
 #include "api/context_builder.h"
+#include "engines/cufile/library.h"
 #include "engines/posix/engine.h"
 #include "fakes/cufile/support.h"
 #include "support/support.h"
@@ -128,6 +129,84 @@ TEST_F(StraightToTheGpu, a_call_that_hangs_is_abandoned_in_time) {
   EXPECT_TRUE(context.read(store, 0, Region::host(host.data(), host.size())).ok()) << "the Context goes on";
   cufile_.set_hang(0);
 }
+
+// What comes before transfers, and hangs.
+class HangingSetUp : public StraightToTheGpu, public testing::WithParamInterface<const char*> {
+ protected:
+  // Sets the time that a hanging call gets: short for the one that is to hang, and so long for all others that waiting
+  // for it would not end.
+  static constexpr double moment = 0.02;
+  static constexpr double ages = 1e6;
+
+  Report read_all(Context& context) {
+    const Store store = context.open(name_).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), 9 * mib).value();
+    const Report report = context.read(store, 0, memory.region());
+    EXPECT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(test::holds_content(bytes_of(memory.region()), 1, 0));
+    return report;
+  }
+};
+
+TEST_P(HangingSetUp, leaves_staging_and_is_not_waited_for_again) {
+  const std::string function = GetParam();
+  const auto library = Library::acquire().value();
+  library->set_patience(ages);
+  ASSERT_TRUE(function == "cuFileDriverOpen" || library->open({}).ok());
+  cufile_.hang(function.c_str(), 1);
+  library->set_patience(moment);
+  {
+    Context context = make_context();
+    const Report report = read_all(context);
+    EXPECT_EQ(bytes_by(report, Route::direct_staged), 9 * mib) << report.reason;
+    EXPECT_NE(report.reason.find(function + " did not come back within"), std::string::npos) << report.reason;
+    EXPECT_TRUE(library->is_stuck());
+    library->set_patience(ages);
+    Context another = make_context();
+    for (Context* one : {&context, &another}) {
+      EXPECT_EQ(bytes_by(read_all(*one), Route::gds), 0U);
+    }
+  }
+  EXPECT_EQ(cufile_.counters().hanging, 1U) << "every Context has closed, and it still hangs";
+
+  cufile_.hang(function.c_str(), 0);
+  while (library->is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(cufile_.counters().handles + cufile_.counters().buffers, 0U) << "what came too late is taken back";
+  Context context = make_context();
+  const Report report = read_all(context);
+  EXPECT_EQ(bytes_by(report, Route::gds), 9 * mib) << report.reason;
+}
+
+INSTANTIATE_TEST_SUITE_P(CuFile, HangingSetUp,
+                         testing::Values("cuFileDriverOpen", "cuFileHandleRegister", "cuFileBufRegister"),
+                         [](const auto& test) { return std::string(test.param); });
+
+class HangingTakeDown : public HangingSetUp {};
+
+TEST_P(HangingTakeDown, keeps_no_context_from_closing) {
+  const auto library = Library::acquire().value();
+  library->set_patience(ages);
+  {
+    Context context = make_context();
+    const Store store = context.open(name_).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+    EXPECT_EQ(bytes_by(context.read(store, 0, memory.region()), Route::gds), mib);
+    cufile_.hang(GetParam(), 1);
+    library->set_patience(moment);
+  }
+  EXPECT_TRUE(library->is_stuck());
+  library->set_patience(ages);
+  {
+    Context context = make_context();
+    EXPECT_EQ(bytes_by(read_all(context), Route::gds), 0U);
+  }
+  cufile_.hang(GetParam(), 0);
+  while (library->is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(cufile_.counters().handles + cufile_.counters().buffers, 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(CuFile, HangingTakeDown, testing::Values("cuFileHandleDeregister", "cuFileBufDeregister"),
+                         [](const auto& test) { return std::string(test.param); });
 
 TEST_F(StraightToTheGpu, compat_mode_is_taken_only_if_it_is_named) {
   cufile_.set_mode(fake_cufile_compat);
