@@ -211,13 +211,15 @@ Condition gpu_condition(const Facts& facts) {
   if (facts.gpus.empty()) {
     return missing(name, "NVIDIA's driver shows none", "check nvidia-smi; in a container, start it with GPU support");
   }
+  std::string serving, others;
   for (const GpuFacts& gpu : facts.gpus) {
-    if (gpu.model.find("GeForce") == std::string::npos) continue;
-    return missing(name, gpu.model + " at " + gpu.bus,
-                   "GeForce cards have no GPUDirect Storage: use a data-centre or professional GPU");
+    std::string& list = has_gpudirect_storage(gpu.model) ? serving : others;
+    list += (list.empty() ? "" : ", ") + gpu.model + " at " + gpu.bus;
   }
-  return met(name, facts.gpus.front().model +
-                       (facts.gpus.size() > 1 ? " and " + std::to_string(facts.gpus.size() - 1) + " more" : ""));
+  if (serving.empty()) {
+    return missing(name, others, "GeForce cards have no GPUDirect Storage: use a data-centre or professional GPU");
+  }
+  return met(name, serving + (others.empty() ? "" : "; staged for, since GeForce has no GPUDirect Storage: " + others));
 }
 
 Condition bar1_condition(const Facts& facts) {
@@ -298,6 +300,10 @@ std::vector<Condition> p2pdma_conditions(const Facts& facts) {
 }
 
 }  // namespace
+
+bool has_gpudirect_storage(const std::string& model) {
+  return model.find("GeForce") == std::string::npos;
+}
 
 Facts gather_facts(const std::string& root_name) {
   const fs::path root(root_name);

@@ -121,6 +121,10 @@ TEST_F(CuFileDiagnosis, wants_a_gpu_that_is_no_geforce) {
   write_gpu("NVIDIA GeForce RTX 4090");
   tree_.write("sys/module/nvidia_fs/version", "2.26.6\n");  // which does not help here
   expect_missing("GPU", "GeForce RTX 4090");
+  tree_.write("proc/driver/nvidia/gpus/0000:02:00.0/information", "Model: NVIDIA H200\nBus Location: 0000:02:00.0\n");
+  EXPECT_EQ(diagnosis().route, Route::gds) << "for the other GPU";
+  EXPECT_EQ(condition("GPU").state, State::met);
+  EXPECT_NE(condition("GPU").detail.find("GeForce RTX 4090 at 0000:01:00.0"), std::string::npos);
   remove("proc/driver/nvidia/gpus");
   expect_missing("GPU", "none");
 }

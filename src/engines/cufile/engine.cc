@@ -4,6 +4,7 @@
 
 #include "cuda/driver.h"
 #include "engines/cufile/diagnosis.h"
+#include "engines/cufile/errors.h"
 #include "engines/cufile/queue.h"
 #include "engines/cufile/store.h"
 #include "files/block_device.h"
@@ -33,6 +34,11 @@ class Engine : public engine::Engine {
     auto library = acquire();
     if (!library) return std::move(library).error();
     return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(options, Lending{**library, buffers_, batches_}));
+  }
+
+  std::optional<engine::Meaning> meaning_of(std::int32_t number) const override {
+    if (number <= cf_error_base || number >= cf_error_end) return std::nullopt;
+    return engine::Meaning{describe(number), std::string(error_hint(number))};
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "engines/cufile/diagnosis.h"
 #include "engines/cufile/library.h"
 #include "files/file_store.h"
 
@@ -25,6 +26,12 @@ class Store : public files::FileStore {
   // None while cuFile hangs in something.
   std::optional<Route> device_route() const override {
     return library_->is_stuck() ? std::nullopt : std::optional(library_->judge(route_));
+  }
+  // Not straight to a GPU that has no GPUDirect Storage; cuFile's fallback serves those too.
+  std::optional<Route> device_route_to(const Gpu& gpu) const override {
+    const auto route = device_route();
+    const bool straight = route == Route::gds || route == Route::p2pdma;
+    return straight && !has_gpudirect_storage(gpu.name) ? std::nullopt : route;
   }
 
  private:

@@ -1,5 +1,6 @@
 // A Context over the fakes of CUDA and cuFile: which bytes go straight between the file and the GPU, and which don't.
 #include "api/context_builder.h"
+#include "engines/cufile/errors.h"
 #include "engines/cufile/library.h"
 #include "engines/posix/engine.h"
 #include "fakes/cufile/support.h"
@@ -104,15 +105,37 @@ TEST_F(StraightToTheGpu, short_transfers_are_continued) {
   EXPECT_TRUE(test::holds_content(bytes_of(memory.region()), 1, 0));
 }
 
-TEST_F(StraightToTheGpu, failures_carry_cufiles_number) {
+TEST_F(StraightToTheGpu, failures_carry_cufiles_number_and_name_and_what_to_do) {
   Context context = make_context();
   const Store store = context.open(name_).value();
   const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
-  cufile_.fail("cuFileRead", 1, 5030, 1);
+  for (const int number : {5030, 5012, 5044}) {
+    cufile_.fail("cuFileRead", 1, number, 1);
+    const Report report = context.read(store, 0, memory.region());
+    ASSERT_EQ(report.outcome, Outcome::failed);
+    EXPECT_EQ(report.failures.front().system_error, number);
+    EXPECT_EQ(report.error->system_error, number);
+    EXPECT_NE(report.error->message.find(describe(number)), std::string::npos) << report.error->message;
+    EXPECT_EQ(report.error->hint, error_hint(number));
+  }
+  cufile_.fail("cuFileRead", 1, EBADMSG, 1);
   const Report report = context.read(store, 0, memory.region());
-  ASSERT_EQ(report.outcome, Outcome::failed);
-  EXPECT_EQ(report.failures.front().system_error, 5030);
+  EXPECT_NE(report.error->message.find(std::strerror(EBADMSG)), std::string::npos) << report.error->message;
   cufile_.fail("cuFileRead", 1, 0, 0);
+}
+
+TEST_F(StraightToTheGpu, goes_nothing_for_a_geforce_beside_others) {
+  machine_.folder().write("proc/driver/nvidia/gpus/0000:02:00.0/information",
+                          "Model: \t\t NVIDIA GeForce RTX 4090\nBus Location: \t 0000:02:00.0\n");
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const auto engine = make_engine({machine_.root()});
+  const auto straight = engine->open(name_, {}).value();
+  EXPECT_EQ(straight->device_route_to({.name = "NVIDIA H200"}), Route::gds);
+  EXPECT_EQ(straight->device_route_to({.name = "NVIDIA GeForce RTX 4090"}), std::nullopt);
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  const Report report = context.read(store, 0, memory.region());
+  EXPECT_EQ(bytes_by(report, Route::gds), mib) << report.reason;
 }
 
 TEST_F(StraightToTheGpu, a_call_that_hangs_is_abandoned_in_time) {
@@ -131,7 +154,7 @@ TEST_F(StraightToTheGpu, a_call_that_hangs_is_abandoned_in_time) {
 }
 
 // What comes before transfers, and hangs.
-class HangingSetUp : public StraightToTheGpu, public testing::WithParamInterface<const char*> {
+class Hanging : public StraightToTheGpu {
  protected:
   // Sets the time that a hanging call gets: short for the one that is to hang, and so long for all others that waiting
   // for it would not end.
@@ -147,6 +170,8 @@ class HangingSetUp : public StraightToTheGpu, public testing::WithParamInterface
     return report;
   }
 };
+
+class HangingSetUp : public Hanging, public testing::WithParamInterface<const char*> {};
 
 TEST_P(HangingSetUp, leaves_staging_and_is_not_waited_for_again) {
   const std::string function = GetParam();
@@ -182,6 +207,29 @@ INSTANTIATE_TEST_SUITE_P(CuFile, HangingSetUp,
                          [](const auto& test) { return std::string(test.param); });
 
 class HangingTakeDown : public HangingSetUp {};
+
+TEST_F(Hanging, makes_stores_that_went_straight_stage_meanwhile) {
+  const auto library = Library::acquire().value();
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  EXPECT_EQ(bytes_by(context.read(store, 0, memory.region()), Route::gds), mib);
+  cufile_.hang("cuFileBufRegister", 1);
+  library->set_patience(moment);
+  {
+    const DeviceMemory another(mib);
+    ASSERT_TRUE(context.attach(another.region()).ok()) << "it works without being registered";
+    const Report report = context.read(store, 4 * mib, memory.region());
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_EQ(bytes_by(report, Route::gds), 0U);
+    EXPECT_NE(report.reason.find("cufile not used: it does not reach"), std::string::npos) << report.reason;
+    ASSERT_TRUE(context.detach(another.region()).ok());
+    cufile_.hang("cuFileBufRegister", 0);
+    while (library->is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  test::evict(name_);
+  EXPECT_EQ(bytes_by(context.read(store, 0, memory.region()), Route::gds), mib);
+}
 
 TEST_P(HangingTakeDown, keeps_no_context_from_closing) {
   const auto library = Library::acquire().value();
