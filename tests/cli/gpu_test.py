@@ -131,6 +131,17 @@ class LoadIntoAGpuRefuses(GpuTest):
         self.assertTrue(error["hint"])
         self.assertEqual(self.json_of("load", path, "--verify", env=nothing)["bytes"], 1)
 
+    def test_a_driver_that_is_too_old(self):
+        path = self.file("data", b"x")
+        old = pathlib.Path(FAKE_CUDA).parent / "cuda_old"
+        for env, cause in [({"FAKE_CUDA_VERSION": "10020"}, "CUDA 10"), ({"LD_LIBRARY_PATH": str(old)}, "it has no cu")]:
+            error = self.fails("no_device", 1, "load", path, "--to", "cuda:0", env=env)
+            self.assertIn(cause, error["message"])
+            self.assertIn("too old", error["message"])
+            self.assertIn("CUDA 11 or newer", error["hint"])
+            self.assertEqual(self.json_of("doctor", env=env)["no_gpu"]["reason"], error["message"])
+            self.assertEqual(self.json_of("load", path, "--verify", env=env)["bytes"], 1)
+
     def test_what_does_not_fit_before_allocating_it(self):
         path = self.file("data", os.urandom(2 * MIB))
         small = {"FAKE_CUDA_MEMORY": str(MIB)}
