@@ -158,7 +158,7 @@ class Hanging : public StraightToTheGpu {
  protected:
   // Sets the time that a hanging call gets: short for the one that is to hang, and so long for all others that waiting
   // for it would not end.
-  static constexpr double moment = 0.02;
+  static constexpr double moment = 0.25;
   static constexpr double ages = 1e6;
 
   Report read_all(Context& context) {
