@@ -449,7 +449,7 @@ Outcome Request::judge() {
   return Outcome::done;
 }
 
-// The numbers of engines and of CUDA say nothing to a person; whose they are is seen from their ranges.
+// A number by itself says nothing to a person. Engines know their own, which are none of the system's or of CUDA's.
 engine::Meaning Request::cause_of(const Failure& failure, StoreEntry& entry) const {
   const std::int32_t number = failure.system_error;
   if (number == 0) return {std::string(code_name(failure.code)), {}};

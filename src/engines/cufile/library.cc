@@ -144,10 +144,10 @@ std::optional<CfError> Library::wait_for(const char* function, double seconds, C
     self.reset();
   };
   if (comes_back(seconds, std::move(run)) || shared->one_is_done.exchange(true)) return shared->error;
-  if (hanging_++ == 0) {
-    hangs_in_ = function;
-    log(LogLevel::warning, hangs().message + ": cuFile is left alone until it does");
-  }
+  const bool is_first = !is_stuck();
+  if (is_first) hangs_in_ = function;  // before anybody is told
+  ++hanging_;
+  if (is_first) log(LogLevel::warning, hangs().message + ": cuFile is left alone until it does");
   return std::nullopt;
 }
 
