@@ -29,6 +29,13 @@ Findings engine_findings(const Diagnosis& diagnosis) {
   const bool has_gpu = !diagnosis.gpus.seen.empty();
   for (const EngineInfo& engine : diagnosis.engines) {
     if (engine.name == "uring") continue;  // stands among the limits
+    const auto of_store = has_gpu && engine.reason.empty() && engine.device_route
+                              ? obstacle_of_store(diagnosis, *engine.device_route)
+                              : std::nullopt;
+    if (of_store) {
+      findings.push_back({"engine " + engine.name + " can't reach the file: " + of_store->detail, of_store->remedy,
+                          gain_without_staging(diagnosis)});
+    }
     const bool lacks = engine.reaches_device ? has_gpu && !engine.reason.empty() : !engine.available;
     if (!lacks) continue;
     findings.push_back({"engine " + engine.name + ": " + engine.reason, engine.remedy,

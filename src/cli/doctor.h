@@ -116,6 +116,8 @@ Result<Patient> examine(Context& context, const std::string& path, Domain to);
 Findings patient_findings(const Patient& patient);
 Json patient_json(const Patient& patient);
 void print_patient(const Output& output, const Patient& patient);
+// The value of a mount option; empty: it has none, nothing: it is not there.
+std::optional<std::string> mount_option(const MountFacts& mount, const std::string& name);
 // The route that carried most.
 Route main_route(const Report& report);
 // Cold, or else cached, where one of them was measured.
@@ -138,6 +140,8 @@ void print_place(const Output& output, const Place& place, const Gpus& gpus);
 
 // Every route, and what it would take (doctor_routes.cc).
 std::vector<RouteVerdict> judge_routes(const Diagnosis& diagnosis);
+// What of the store stands in the way of a route straight to a GPU: the machine may be fine and the store not.
+std::optional<Condition> obstacle_of_store(const Diagnosis& diagnosis, Route route);
 Json routes_json(const std::vector<RouteVerdict>& routes);
 Json gain_json(const Gain& gain);
 // Straight from disk to GPU saves copying, which is worth as much as copying was in the way.

@@ -45,37 +45,42 @@ Relation farthest(const std::vector<Disk>& disks, const PciDevice& gpu) {
   return worst;
 }
 
-// An engine that carries bytes to a GPU without staging, if one works here.
-const EngineInfo* direct_engine(const std::vector<EngineInfo>& engines) {
-  const auto carries = [](const EngineInfo& engine) {
-    return engine.available && (engine.device_route == Route::gds || engine.device_route == Route::p2pdma);
-  };
-  const auto found = std::ranges::find_if(engines, carries);
-  return found != engines.end() ? &*found : nullptr;
+bool goes_straight(const EngineInfo& engine) {
+  return engine.available && (engine.device_route == Route::gds || engine.device_route == Route::p2pdma);
 }
 
-std::string why_staged(const std::vector<EngineInfo>& engines) {
-  std::string why = "through pinned memory of ours";
-  for (const EngineInfo& engine : engines) {
-    if (engine.reaches_device && !engine.reason.empty()) why += "; " + engine.name + ": " + engine.reason;
+// Why an engine that is made for it does not carry the patient's bytes to this GPU without staging; empty if it does.
+std::string why_not_straight(const Diagnosis& diagnosis, const EngineInfo& engine, const Gpu& gpu) {
+  if (!goes_straight(engine)) return engine.reason.empty() ? "it does not work here" : engine.reason;
+  if (gpu.name.find("GeForce") != std::string::npos) return gpu.name + " has no GPUDirect Storage";
+  if (const auto obstacle = obstacle_of_store(diagnosis, *engine.device_route)) {
+    return obstacle->name + ": " + obstacle->detail;
   }
-  return why;
+  const StoreInfo& info = diagnosis.patient->info;
+  return info.direct && info.locality == Locality::local ? "" : "the file is on no disk of this machine";
 }
 
 // A measurement into a GPU knows; otherwise what the engines say of themselves has to do.
-void choose_route(const Diagnosis& diagnosis, GpuRoute& choice) {
+void choose_route(const Diagnosis& diagnosis, const Gpu& gpu, GpuRoute& choice) {
   const Patient& patient = *diagnosis.patient;
   const Report* sample = measured(patient);
-  const EngineInfo* direct = direct_engine(diagnosis.engines);
   if (sample != nullptr && !patient.to.host_accessible()) {
     choice.route = main_route(*sample);
-    choice.reason = "as measured into " + patient.to.name();
-  } else if (direct && patient.info.direct && patient.info.locality == Locality::local) {
-    choice.route = *direct->device_route;
-    choice.reason = direct->name + " says that it reaches GPU memory here; --to " + choice.gpu.name() + " would try it";
-  } else {
-    choice.route = staged(sample != nullptr ? main_route(*sample) : Route::buffered);
-    choice.reason = why_staged(diagnosis.engines);
+    choice.reason = "as measured into " + patient.to.name() + ": " + sample->reason;
+    return;
+  }
+  choice.route = staged(sample != nullptr ? main_route(*sample) : Route::buffered);
+  choice.reason = "through pinned memory of ours";
+  for (const EngineInfo& engine : diagnosis.engines) {
+    if (!engine.reaches_device) continue;
+    const std::string why_not = why_not_straight(diagnosis, engine, gpu);
+    if (why_not.empty()) {
+      choice.route = *engine.device_route;
+      choice.reason =
+          engine.name + " says that it reaches GPU memory here; --to " + gpu.domain.name() + " would try it";
+      return;
+    }
+    choice.reason += "; " + engine.name + ": " + why_not;
   }
 }
 
@@ -115,7 +120,7 @@ void choose_routes(Diagnosis& diagnosis) {
   for (const SeenGpu& seen : diagnosis.gpus.seen) {
     GpuRoute choice{.gpu = seen.gpu.domain};
     if (place.storage && seen.bus) choice.relation = farthest(place.storage->disks, *seen.bus);
-    choose_route(diagnosis, choice);
+    choose_route(diagnosis, seen.gpu, choice);
     place.routes.push_back(std::move(choice));
   }
 }

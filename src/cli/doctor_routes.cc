@@ -47,24 +47,6 @@ const Condition* obstacle(const EngineInfo& cufile, Route route) {
   return nullptr;
 }
 
-// The machine may be fine and the store not.
-std::optional<Condition> obstacle_of_store(const Diagnosis& diagnosis, Route route) {
-  if (!diagnosis.patient || diagnosis.patient->info.kind != StoreKind::file) return std::nullopt;
-  const std::string& type = diagnosis.patient->info.file_system;
-  if (diagnosis.patient->info.locality == Locality::local && type != "ext4" && type != "xfs") {
-    return Condition{"file system", Condition::State::missing, type,
-                     "keep the file on ext4 or xfs: on local disks, nothing else will do"};
-  }
-  if (route != Route::p2pdma || !diagnosis.place.storage) return std::nullopt;
-  for (const Disk& disk : diagnosis.place.storage->disks) {
-    if (disk.is_virtual || !disk.name.starts_with("nvme") || diagnosis.place.storage->disks.size() > 1) {
-      return Condition{"disk", Condition::State::missing, disk.name + " is no single NVMe disk of this machine",
-                       "keep the file on one, without RAID"};
-    }
-  }
-  return std::nullopt;
-}
-
 RouteVerdict judge_straight(const Diagnosis& diagnosis, Route route) {
   RouteVerdict verdict{.route = route, .gain = gain_without_staging(diagnosis)};
   const EngineInfo* cufile = cufile_of(diagnosis);
@@ -79,10 +61,15 @@ RouteVerdict judge_straight(const Diagnosis& diagnosis, Route route) {
     verdict.cause = "cuFile says that it works here; --to cuda:N tries it";
     return verdict;
   }
-  const Condition* missing = obstacle(*cufile, route);
-  if (missing == nullptr && of_store) missing = &*of_store;
-  verdict.cause = missing != nullptr ? missing->name + ": " + missing->detail : cufile->reason;
-  verdict.remedy = missing != nullptr ? missing->remedy : cufile->remedy;
+  const auto add = [&](const Condition& missing) {
+    verdict.cause += (verdict.cause.empty() ? "" : "; ") + missing.name + ": " + missing.detail;
+    verdict.remedy += (verdict.remedy.empty() ? "" : "; ") + missing.remedy;
+  };
+  if (const Condition* of_machine = obstacle(*cufile, route)) add(*of_machine);
+  if (of_store) add(*of_store);
+  if (!verdict.cause.empty()) return verdict;
+  verdict.cause = cufile->reason;
+  verdict.remedy = cufile->remedy;
   return verdict;
 }
 
@@ -149,6 +136,29 @@ void print_route(const Output& output, const RouteVerdict& verdict) {
 }
 
 }  // namespace
+
+std::optional<Condition> obstacle_of_store(const Diagnosis& diagnosis, Route route) {
+  if (!diagnosis.patient || diagnosis.patient->info.kind != StoreKind::file) return std::nullopt;
+  const std::string& type = diagnosis.patient->info.file_system;
+  if (diagnosis.patient->info.locality == Locality::local && type != "ext4" && type != "xfs") {
+    return Condition{"file system", Condition::State::missing, type,
+                     "keep the file on ext4 or xfs: on local disks, nothing else will do"};
+  }
+  const auto& mount = diagnosis.patient->mount;
+  const std::string data = mount && type == "ext4" ? mount_option(*mount, "data").value_or("") : "";
+  if (!data.empty() && data != "ordered") {
+    return Condition{"mount options", Condition::State::missing, "ext4 at " + mount->point + " with data=" + data,
+                     "mount it with data=ordered, ext4's default: nothing else will do"};
+  }
+  if (route != Route::p2pdma || !diagnosis.place.storage) return std::nullopt;
+  for (const Disk& disk : diagnosis.place.storage->disks) {
+    if (disk.is_virtual || !disk.name.starts_with("nvme") || diagnosis.place.storage->disks.size() > 1) {
+      return Condition{"disk", Condition::State::missing, disk.name + " is no single NVMe disk of this machine",
+                       "keep the file on one, without RAID"};
+    }
+  }
+  return std::nullopt;
+}
 
 Gain gain_without_staging(const Diagnosis& diagnosis) {
   if (!diagnosis.patient || !diagnosis.patient->speeds.cold) return {"penstock doctor FILE estimates it", {}};

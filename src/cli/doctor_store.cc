@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <sstream>
 
 #include "doctor.h"
 #include "interrupt.h"
@@ -14,16 +15,6 @@ constexpr std::uint64_t small_rsize_bytes = 1 << 20;
 std::string percent(std::uint64_t part, std::uint64_t whole) {
   const double share = whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
   return std::to_string(static_cast<int>(share * 100)) + " %";
-}
-
-// The value of a mount option; empty: it has none, nothing: it is not there.
-std::optional<std::string> mount_option(const MountFacts& mount, const std::string& name) {
-  const std::string all = "," + mount.options + ",";
-  const std::size_t at = all.find("," + name);
-  if (at == std::string::npos) return std::nullopt;
-  const std::size_t end = at + 1 + name.size();
-  if (all[end] == ',') return "";
-  return all[end] == '=' ? std::optional(all.substr(end + 1, all.find(',', end) - end - 1)) : std::nullopt;
 }
 
 void add_mount_findings(const MountFacts& mount, Findings& findings) {
@@ -87,6 +78,15 @@ void print_sample(const Output& output, const char* label, const std::optional<R
 }
 
 }  // namespace
+
+std::optional<std::string> mount_option(const MountFacts& mount, const std::string& name) {
+  std::istringstream words(mount.options);
+  for (std::string word; std::getline(words, word, ',');) {
+    const std::size_t end = std::min(word.find('='), word.size());
+    if (word.compare(0, end, name) == 0) return word.substr(std::min(end + 1, word.size()));
+  }
+  return std::nullopt;
+}
 
 double rate_of(const Report& report) {
   return rate(report.bytes, report.seconds);

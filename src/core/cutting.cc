@@ -298,16 +298,17 @@ void Lane::plan_unit(Part& part) {
 
 Residency Lane::plan_window_at(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length,
                                bool around_device) {
-  const bool gpu = part.hold->spans[part.range].gpu != nullptr;
+  const cuda::Device* gpu = part.hold->spans[part.range].gpu;
   WindowFacts facts{.direction = part.hold->direction,
                     .locality = entry.info().locality,
                     .direct = entry.from_host() && entry.direct(),
                     .page_cache = entry.from_host() && entry.info().page_cache,
                     .cache = environment_->options.cache,
                     .allowed = part.hold->allowed,
-                    .gpu = gpu};
-  if (gpu && !around_device) {
-    if (const StoreEntry* direct = entry.for_device(*environment_)) facts.device_route = direct->store().device_route();
+                    .gpu = gpu != nullptr};
+  if (gpu != nullptr && !around_device) {
+    const StoreEntry* direct = entry.for_device(*environment_);
+    if (direct != nullptr) facts.device_route = direct->store().device_route_to(gpu->info());
   }
   if (wants_residency(facts)) facts.residency = residency_of(part, entry, offset, length);
   const auto plan = plan_window(facts);

@@ -54,13 +54,6 @@ Status check_range(std::size_t index, const Range& range, bool needs_memory) {
 constexpr const char* device_lost_hint =
     "this process can't use the GPU any more: start a new one, and look for the kernel that failed";
 
-std::string describe_cause(const Failure& failure) {
-  const bool of_cuda = failure.code == Code::device_error || failure.code == Code::device_lost;
-  if (failure.system_error == 0) return std::string(code_name(failure.code));
-  if (of_cuda) return "CUDA error " + std::to_string(failure.system_error);
-  return std::strerror(failure.system_error);
-}
-
 // Calls `visit(Unit)` for every unit of the spans, in order.
 template <typename Visit>
 void for_each_unit(const SmallArray<Span>& spans, std::uint64_t unit_bytes, Visit visit) {
@@ -239,6 +232,7 @@ Status Request::find_gpus(std::span<const Range> ranges) {
         return invalid_range(i, "reaches past the end of the allocation on " + domain.name(),
                              "give memory of the size to transfer");
       }
+      note_reach(*gpu, *stores[span.store].entry);
     }
     span.gpu = gpu;
     StoreEntry* direct = stores[span.store].entry->for_device(*environment_);
@@ -246,6 +240,12 @@ Status Request::find_gpus(std::span<const Range> ranges) {
     if (direct != nullptr && entry != nullptr) span.key = entry->keys[direct->engine()];
   }
   return {};
+}
+
+void Request::note_reach(const cuda::Device& gpu, StoreEntry& entry) {
+  const StoreEntry* direct = entry.for_device(*environment_);
+  if (direct == nullptr || direct->store().device_route_to(gpu.info())) return;
+  passed_over_ = engine_name(direct->engine()) + " not used: it does not reach " + gpu.info().name + " now";
 }
 
 std::string Request::engine_name(std::size_t engine) const {
@@ -449,6 +449,21 @@ Outcome Request::judge() {
   return Outcome::done;
 }
 
+// A number by itself says nothing to a person. Engines know their own, which are none of the system's or of CUDA's.
+engine::Meaning Request::cause_of(const Failure& failure, StoreEntry& entry) const {
+  const std::int32_t number = failure.system_error;
+  if (number == 0) return {std::string(code_name(failure.code)), {}};
+  for (const StoreEntry* one : {has_gpu ? entry.for_device(*environment_) : nullptr, &entry}) {
+    if (one == nullptr) continue;
+    if (auto meaning = (*environment_->engines)[one->engine()]->meaning_of(number)) return *meaning;
+  }
+  if (failure.code != Code::device_error && failure.code != Code::device_lost) return {std::strerror(number), {}};
+  const auto driver = cuda::Driver::get();
+  if (!driver) return {"CUDA error " + std::to_string(number), {}};
+  Error error = (*driver)->error(number, "CUDA");
+  return {std::move(error.message), std::move(error.hint)};
+}
+
 Error Request::describe_failures() const {
   const Failure& first = summary_.failures.front();
   const std::size_t store = first.range < spans.size() ? spans[first.range].store : 0;
@@ -459,14 +474,15 @@ Error Request::describe_failures() const {
             "read it again when nothing writes to it"};
   }
   message += " of " + std::to_string(first.bytes) + " bytes at offset " + std::to_string(first.offset) + " failed: ";
-  message += describe_cause(first);
+  engine::Meaning cause = cause_of(first, *stores[store].entry);
+  message += cause.text;
   if (summary_.failure_count > 1) {
     message += " (the first of " + std::to_string(summary_.failure_count) + " failed operations)";
   }
-  std::string hint;
+  std::string hint = std::move(cause.hint);
   if (first.code == Code::truncated) hint = "the file became shorter while it was read; read it again";
   if (first.code == Code::no_space) hint = "free room on the file system";
-  if (first.code == Code::io_error) hint = "look at the kernel's log for the device";
+  if (first.code == Code::io_error && hint.empty()) hint = "look at the kernel's log for the device";
   if (first.code == Code::no_route) {
     hint = stores[store].entry->from_host() ? "allow more routes, or leave allowed_routes empty"
                                             : "name the engine's route in allowed_routes, or leave the engine unset";
@@ -514,6 +530,7 @@ std::string Request::explain() const {
     const StoreEntry* direct = use.entry->for_device(*environment_);
     add(direct != nullptr ? direct->engine_reason() : use.entry->device_reason());
   }
+  add(passed_over_);
   const auto used = std::count_if(reasons_.begin(), reasons_.end(), [](std::uint64_t bytes) { return bytes != 0; });
   for (std::size_t i = 0; i < reason_count; ++i) {
     if (reasons_[i] == 0) continue;

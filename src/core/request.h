@@ -221,6 +221,7 @@ class Request {
   void add_stores(std::span<const Range> ranges);
   Status prepare_stores();
   Status find_gpus(std::span<const Range> ranges);
+  void note_reach(const cuda::Device& gpu, StoreEntry& entry);
   void make_units(std::uint32_t lanes);
   std::uint64_t operation_bytes() const;
   std::string_view verb() const;
@@ -231,6 +232,7 @@ class Request {
   Outcome judge();
   std::string engine_name(std::size_t engine) const;
   Error describe(Outcome outcome) const;
+  engine::Meaning cause_of(const Failure& failure, StoreEntry& entry) const;
   Error describe_failures() const;
   std::string explain() const;
 
@@ -246,6 +248,7 @@ class Request {
   std::atomic<Outcome> outcome_{Outcome::pending};
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
   std::uint64_t nvtx_range_ = 0;
+  std::string passed_over_;     // an engine that reaches some GPUs, and not one of these
   bool stopped_short_ = false;  // it was stopped before all of it was done
   Report summary_;              // complete but for its texts; written before outcome_
   std::array<std::uint64_t, reason_count> reasons_{};

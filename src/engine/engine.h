@@ -1,4 +1,4 @@
-// Engine: a way to reach a kind of Store. A row of data and five verbs; docs/adding-an-engine.md walks through one.
+// Engine: a way to reach a kind of Store. A row of data and a few verbs; docs/adding-an-engine.md walks through one.
 //
 // Thread safety: every call from any thread. Lifetime: outlives its Stores and Queues.
 #pragma once
@@ -39,6 +39,12 @@ struct Probe {
   std::vector<Condition> conditions;
 };
 
+// What a number in Done::system_error means that is the engine's own and not the system's.
+struct Meaning {
+  std::string text;  // with the vendor's name, "CU_FILE_IO_ERROR (5044)"
+  std::string hint;  // what to do about it; may be empty
+};
+
 struct QueueOptions {
   std::uint32_t depth = 64;    // operations in flight
   std::uint32_t threads = 32;  // the most threads that a blocking engine may start for this queue
@@ -61,6 +67,8 @@ class Engine {
   // REQUIRES: no Op in flight uses the key.
   virtual void detach(MemoryKey key) = 0;
   virtual Result<std::unique_ptr<Queue>> make_queue(const QueueOptions& options) = 0;
+  // Nothing for the system's own numbers, and for those of others.
+  virtual std::optional<Meaning> meaning_of(std::int32_t) const { return std::nullopt; }
 };
 
 // In order of preference. Owned by the api, handed to core; tests hand in their own.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "penstock/gpu.h"
 #include "penstock/result.h"
 #include "penstock/route.h"
 #include "penstock/store.h"
@@ -65,6 +66,8 @@ class Store {
 
   // The way that Path::device takes; nothing where there is none.
   virtual std::optional<Route> device_route() const { return std::nullopt; }
+  // To and from memory of this GPU: others may be better off.
+  virtual std::optional<Route> device_route_to(const Gpu&) const { return device_route(); }
   virtual PageCache* page_cache() { return nullptr; }
   virtual Mapping* mapping() { return nullptr; }
   virtual Writer* writer() { return nullptr; }

@@ -53,6 +53,11 @@ FileStore::~FileStore() {
       info_.name + " does not close: the server of its " + info_.file_system + " does not answer; it is left behind");
 }
 
+void FileStore::leave_open() {
+  static_cast<void>(buffered_.release());
+  static_cast<void>(direct_.release());
+}
+
 Result<Identity> FileStore::identity() const {
   auto identity = identity_of(buffered_fd(), info_.name);
   if (!identity || !checks_path_) return identity;

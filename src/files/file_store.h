@@ -27,6 +27,10 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   engine::Mapping* mapping() override { return this; }
   engine::Writer* writer() override { return info_.writable ? this : nullptr; }
 
+ protected:
+  // Gives the descriptors to somebody who may use them for as long as the process lives.
+  void leave_open();
+
  private:
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override;
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override;

@@ -8,6 +8,8 @@
 namespace penstock::nvme {
 namespace {
 
+constexpr std::int32_t first_number = 0x10000;
+
 struct Known {
   StatusField status;
   Code code;
@@ -61,7 +63,13 @@ Code code_of(StatusField status) {
 }
 
 std::int32_t number_of(StatusField status) {
-  return is_transient(status) ? EAGAIN : 0x10000 + (status.type() << 8 | status.code());
+  return is_transient(status) ? EAGAIN : first_number + (status.type() << 8 | status.code());
+}
+
+std::optional<StatusField> status_from_number(std::int32_t number) {
+  constexpr std::int32_t end = first_number + 0x800;
+  if (number < first_number || number >= end) return std::nullopt;
+  return make_status(static_cast<std::uint32_t>(number) >> 8 & 7, static_cast<std::uint32_t>(number) & 0xff);
 }
 
 std::string text_of(StatusField status) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "nvme/spec.h"
@@ -19,6 +20,8 @@ Code code_of(StatusField status);
 // For Failure::system_error and its like: EAGAIN for what is worth a retry, else 0x10000 + type and code, which is no
 // error number of the system.
 std::int32_t number_of(StatusField status);
+// What such a number stands for; nothing if it is another's.
+std::optional<StatusField> status_from_number(std::int32_t number);
 // "lba out of range (status 0/80)"
 std::string text_of(StatusField status);
 

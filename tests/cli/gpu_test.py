@@ -3,10 +3,12 @@
 import json
 import os
 import pathlib
+import shutil
+import subprocess
 import unittest
 
 import schema
-from tool import ToolTest
+from tool import TOOL, ToolTest, environment
 
 MIB = 1 << 20
 FAKE_CUDA = os.environ.get("PENSTOCK_FAKE_CUDA", "")
@@ -128,6 +130,17 @@ class LoadIntoAGpuRefuses(GpuTest):
         error = self.fails("no_device", 1, "load", path, "--to", "cuda:0", env=nothing)
         self.assertTrue(error["hint"])
         self.assertEqual(self.json_of("load", path, "--verify", env=nothing)["bytes"], 1)
+
+    def test_a_driver_that_is_too_old(self):
+        path = self.file("data", b"x")
+        old = pathlib.Path(FAKE_CUDA).parent / "cuda_old"
+        for env, cause in [({"FAKE_CUDA_VERSION": "10020"}, "CUDA 10"), ({"LD_LIBRARY_PATH": str(old)}, "it has no cu")]:
+            error = self.fails("no_device", 1, "load", path, "--to", "cuda:0", env=env)
+            self.assertIn(cause, error["message"])
+            self.assertIn("too old", error["message"])
+            self.assertIn("CUDA 11 or newer", error["hint"])
+            self.assertEqual(self.json_of("doctor", env=env)["no_gpu"]["reason"], error["message"])
+            self.assertEqual(self.json_of("load", path, "--verify", env=env)["bytes"], 1)
 
     def test_what_does_not_fit_before_allocating_it(self):
         path = self.file("data", os.urandom(2 * MIB))
@@ -299,6 +312,25 @@ class DoctorOfAGpu(GpuTest):
         nowhere = self.json_of("doctor", path, "--sysfs", self.folder / "missing")
         self.assertIsNone(nowhere["store"]["place"])
         self.assertEqual(nowhere["store"]["gpu_routes"][0]["relation"], "unknown")
+
+    def test_names_a_mount_that_bars_direct_storage(self):
+        image, point = self.sparse_file("image", 16 * MIB), self.folder / "mount"
+        point.mkdir()
+        make = subprocess.run(["mkfs.ext4", "-q", "-F", image], capture_output=True) if shutil.which("mkfs.ext4") else None
+        if os.geteuid() != 0 or make is None or make.returncode != 0:
+            self.skipTest("needs root and mkfs.ext4")
+        script = (f"mount -o loop,data=writeback {image} {point} || exit 77; head -c 1M /dev/urandom > {point}/data; "
+                  f"exec {TOOL} doctor {point}/data --json")
+        env = environment(LD_LIBRARY_PATH=f"{FAKE_CUDA}:{FAKE_CUFILE}")
+        done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, env=env, timeout=60)
+        if done.returncode == 77:
+            self.skipTest(f"no loop device here: {done.stderr}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        routes = {each["route"]: each for each in json.loads(done.stdout)["routes"]}
+        for route in ["gds", "p2pdma"]:
+            self.assertFalse(routes[route]["works"])
+            self.assertIn("data=writeback", routes[route]["cause"])
+            self.assertIn("data=ordered", routes[route]["remedy"])
 
     def test_tells_every_condition_of_an_engine_for_gpus(self):
         engines = {each["name"]: each for each in self.json_of("engines")["engines"]}

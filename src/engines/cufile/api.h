@@ -19,6 +19,7 @@ struct CfError {
 };
 inline constexpr int cf_success = 0;
 inline constexpr int cf_error_base = 5000;
+inline constexpr int cf_error_end = 6000;  // no number of cuFile's is as high
 inline constexpr int cf_cuda_driver_error = 5011;
 inline constexpr int cf_memory_already_registered = 5023;
 inline constexpr int cf_driver_already_open = 5026;

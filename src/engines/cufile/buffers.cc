@@ -23,7 +23,7 @@ engine::MemoryKey Buffers::add(Region memory) {
   const auto entry = std::ranges::find(entries_, false, &Entry::taken);
   if (entry == entries_.end()) return {};
   *entry = {.memory = memory, .taken = true};
-  if (library_ != nullptr) register_entry(*entry);
+  if (const Library* library = library_) register_entry(*entry, *library);
   return {static_cast<std::uint32_t>(entry - entries_.begin() + 1)};
 }
 
@@ -33,32 +33,47 @@ void Buffers::remove(engine::MemoryKey key) {
   Entry& entry = entries_[key.id - 1];
   const auto device = device_of(entry.memory);
   if (entry.ours && device) {
-    const cuda::Current current(**device);
-    library_->api().buffer_deregister(entry.memory.data);
+    const Library& library = *library_;
+    static_cast<void>(library.take_down(
+        "cuFileBufDeregister", [device = *device, base = entry.memory.data, remove = library.api().buffer_deregister] {
+          const cuda::Current current(*device);
+          remove(base);
+        }));
   }
   entry = {};
 }
 
 void Buffers::use(const Library& library) {
+  if (library_ != nullptr) return;
   const std::lock_guard lock(mutex_);
   if (library_ != nullptr) return;
-  library_ = &library;
   for (Entry& entry : entries_) {
-    if (entry.taken) register_entry(entry);
+    if (entry.taken) register_entry(entry, library);
   }
+  library_ = &library;
 }
 
-void Buffers::register_entry(Entry& entry) const {
+void Buffers::register_entry(Entry& entry, const Library& library) {
   const auto device = device_of(entry.memory);
   if (!device) return;
-  const cuda::Current current(**device);
-  const CfError error = library_->api().buffer_register(entry.memory.data, entry.memory.size_bytes, 0);
-  entry.ours = error.number == cf_success;
-  entry.registered = entry.ours || error.number == cf_memory_already_registered;
+  const Region memory = entry.memory;
+  const auto error = library.set_up(
+      "cuFileBufRegister",
+      [device = *device, memory, add = library.api().buffer_register] {
+        const cuda::Current current(*device);
+        return add(memory.data, memory.size_bytes, 0);
+      },
+      [device = *device, memory, remove = library.api().buffer_deregister] {
+        const cuda::Current current(*device);
+        remove(memory.data);
+      });
+  entry.ours = error && error->number == cf_success;
+  entry.registered = entry.ours || (error && error->number == cf_memory_already_registered);
   if (entry.registered) return;
-  const Error refusal = make_error(error, "register " + std::to_string(entry.memory.size_bytes) + " bytes of " +
-                                              entry.memory.domain.name() + " with cuFile");
-  log(LogLevel::info, refusal.message + "; transfers go through buffers of cuFile's own");
+  const std::string what =
+      "register " + std::to_string(memory.size_bytes) + " bytes of " + memory.domain.name() + " with cuFile";
+  const std::string refusal = error ? make_error(*error, what).message : what + ": " + error.error().message;
+  log(LogLevel::info, refusal + "; transfers go through buffers of cuFile's own");
 }
 
 Result<Place> Buffers::find(const engine::Op& op) const {

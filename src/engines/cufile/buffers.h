@@ -1,13 +1,14 @@
 // Buffers: the GPU memory that was attached to the engine, and whether cuFile knows it.
 //
 // Memory that is attached before cuFile's driver is open is registered when it opens: looking at memory must not open
-// it. A registration that cuFile refuses costs speed, nothing else.
+// it. A registration that cuFile refuses, or does not come back from, costs speed, nothing else.
 //
 // Thread safety: every call from any thread; `find` takes no lock, because an entry is written only while nobody uses
 // its key. Lifetime: outlives the queues.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <mutex>
 
 #include "engine/op.h"
@@ -45,10 +46,10 @@ class Buffers {
     bool registered = false;  // so that base and offset may be used
     bool ours = false;        // so that we end it
   };
-  void register_entry(Entry& entry) const;
+  static void register_entry(Entry& entry, const Library& library);
 
   std::mutex mutex_;
-  const Library* library_ = nullptr;
+  std::atomic<const Library*> library_{nullptr};  // set when all entries are registered
   std::array<Entry, 4096> entries_;
 };
 

@@ -211,13 +211,15 @@ Condition gpu_condition(const Facts& facts) {
   if (facts.gpus.empty()) {
     return missing(name, "NVIDIA's driver shows none", "check nvidia-smi; in a container, start it with GPU support");
   }
+  std::string serving, others;
   for (const GpuFacts& gpu : facts.gpus) {
-    if (gpu.model.find("GeForce") == std::string::npos) continue;
-    return missing(name, gpu.model + " at " + gpu.bus,
-                   "GeForce cards have no GPUDirect Storage: use a data-centre or professional GPU");
+    std::string& list = has_gpudirect_storage(gpu.model) ? serving : others;
+    list += (list.empty() ? "" : ", ") + gpu.model + " at " + gpu.bus;
   }
-  return met(name, facts.gpus.front().model +
-                       (facts.gpus.size() > 1 ? " and " + std::to_string(facts.gpus.size() - 1) + " more" : ""));
+  if (serving.empty()) {
+    return missing(name, others, "GeForce cards have no GPUDirect Storage: use a data-centre or professional GPU");
+  }
+  return met(name, serving + (others.empty() ? "" : "; staged for, since GeForce has no GPUDirect Storage: " + others));
 }
 
 Condition bar1_condition(const Facts& facts) {
@@ -276,6 +278,32 @@ Condition udev_condition(const Facts& facts) {
                  udev_cure(*lacks));
 }
 
+Condition file_system_condition(const Volume& volume) {
+  const std::string name = "file system";
+  const std::string where = volume.type + " on " + volume.point;
+  if (volume.type == "xfs") return met(name, where);
+  if (volume.type != "ext4") return missing(name, where, "on local disks, GPUDirect Storage works with ext4 and xfs");
+  for (const char* mode : {"data=journal", "data=writeback"}) {
+    if (volume.options.find(mode) == std::string::npos) continue;
+    return missing(name, where + " with " + mode, "mount it with data=ordered, ext4's default");
+  }
+  return met(name, where);
+}
+
+// Of the machine: one that fits is enough, and which one a file is on is seen when it is opened.
+Condition file_systems_condition(const Facts& facts) {
+  const std::string name = "file system";
+  std::string fit, unfit;
+  for (const Volume& volume : facts.volumes) {
+    const Condition one = file_system_condition(volume);
+    std::string& list = one.state == State::met ? fit : unfit;
+    list += (list.empty() ? "" : ", ") + one.detail;
+  }
+  if (facts.volumes.empty()) return unknown(name, "no mounted disk is visible here", "");
+  if (fit.empty()) return missing(name, unfit, "mount a disk with xfs, or with ext4 and data=ordered, its default");
+  return met(name, fit + (unfit.empty() ? "" : "; not: " + unfit));
+}
+
 bool lacks_none(const std::vector<Condition>& conditions) {
   return std::ranges::none_of(conditions, [](const Condition& one) { return one.state == State::missing; });
 }
@@ -298,6 +326,10 @@ std::vector<Condition> p2pdma_conditions(const Facts& facts) {
 }
 
 }  // namespace
+
+bool has_gpudirect_storage(const std::string& model) {
+  return model.find("GeForce") == std::string::npos;
+}
 
 Facts gather_facts(const std::string& root_name) {
   const fs::path root(root_name);
@@ -325,7 +357,8 @@ Facts gather_facts(const std::string& root_name) {
 
 Diagnosis diagnose(const Facts& facts) {
   Diagnosis diagnosis;
-  const std::vector<Condition> common{gpu_condition(facts), bar1_condition(facts), udev_condition(facts)};
+  const std::vector<Condition> common{gpu_condition(facts), bar1_condition(facts), udev_condition(facts),
+                                      file_systems_condition(facts)};
   const std::vector<Condition> p2pdma = p2pdma_conditions(facts);
   diagnosis.conditions.push_back(nvidia_fs_condition(facts));
   diagnosis.conditions.insert(diagnosis.conditions.end(), common.begin(), common.end());
@@ -358,17 +391,7 @@ std::string udev_cure(const Volume& volume) {
 }
 
 std::vector<Condition> diagnose_volume(const Volume& volume) {
-  std::vector<Condition> conditions;
-  const std::string where = volume.type + " on " + volume.point;
-  if (volume.type != "ext4" && volume.type != "xfs") {
-    conditions.push_back(missing("file system", where, "on local disks, GPUDirect Storage works with ext4 and xfs"));
-  } else if (volume.type == "ext4" && (volume.options.find("data=journal") != std::string::npos ||
-                                       volume.options.find("data=writeback") != std::string::npos)) {
-    conditions.push_back(
-        missing("file system", where + " with " + volume.options, "mount it with data=ordered, ext4's default"));
-  } else {
-    conditions.push_back(met("file system", where));
-  }
+  std::vector<Condition> conditions{file_system_condition(volume)};
   if (volume.disk == Volume::Disk::md_raid || volume.disk == Volume::Disk::nvme_fabrics) {
     conditions.push_back(missing("disk",
                                  volume.disk == Volume::Disk::md_raid ? "RAID of the kernel (md)" : "NVMe over fabrics",

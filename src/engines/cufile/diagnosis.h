@@ -21,6 +21,9 @@ struct NvidiaDriver {
   std::string version;  // "580.65.06"
 };
 
+// Whether NVIDIA gives GPUDirect Storage to GPUs of this model: to all but GeForce.
+bool has_gpudirect_storage(const std::string& model);
+
 struct GpuFacts {
   std::string model;
   std::string bus;  // "0000:01:00.0"

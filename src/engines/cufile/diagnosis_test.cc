@@ -121,6 +121,10 @@ TEST_F(CuFileDiagnosis, wants_a_gpu_that_is_no_geforce) {
   write_gpu("NVIDIA GeForce RTX 4090");
   tree_.write("sys/module/nvidia_fs/version", "2.26.6\n");  // which does not help here
   expect_missing("GPU", "GeForce RTX 4090");
+  tree_.write("proc/driver/nvidia/gpus/0000:02:00.0/information", "Model: NVIDIA H200\nBus Location: 0000:02:00.0\n");
+  EXPECT_EQ(diagnosis().route, Route::gds) << "for the other GPU";
+  EXPECT_EQ(condition("GPU").state, State::met);
+  EXPECT_NE(condition("GPU").detail.find("GeForce RTX 4090 at 0000:01:00.0"), std::string::npos);
   remove("proc/driver/nvidia/gpus");
   expect_missing("GPU", "none");
 }
@@ -171,10 +175,22 @@ TEST_F(CuFileDiagnosis, looks_at_the_mount_of_a_file) {
   EXPECT_TRUE(lacks_none(diagnose_volume(volume())));
   write_mount("259:1", "xfs", "rw");
   EXPECT_TRUE(lacks_none(diagnose_volume(volume())));
-  write_mount("259:1", "ext4", "rw,data=journal");
-  EXPECT_NE(diagnose_volume(volume())[0].remedy.find("data=ordered"), std::string::npos);
+  for (const std::string mode : {"data=journal", "data=writeback"}) {
+    write_mount("259:1", "ext4", "rw," + mode);
+    EXPECT_NE(diagnose_volume(volume())[0].detail.find(mode), std::string::npos);
+    EXPECT_NE(diagnose_volume(volume())[0].remedy.find("data=ordered"), std::string::npos);
+    EXPECT_EQ(condition("file system").state, State::missing) << "there is no other";
+  }
   write_mount("259:1", "btrfs", "rw");
   EXPECT_EQ(diagnose_volume(volume())[0].state, State::missing);
+}
+
+TEST_F(CuFileDiagnosis, names_file_systems_that_fit_and_those_that_do_not) {
+  tree_.write("proc/self/mountinfo",
+              "36 35 259:1 / /data rw - ext4 /dev/nvme0n1 rw,data=ordered\n"
+              "37 35 259:2 / /fast rw - ext4 /dev/nvme1n1 rw,data=writeback\n");
+  EXPECT_EQ(condition("file system").state, State::met);
+  EXPECT_EQ(condition("file system").detail, "ext4 on /data; not: ext4 on /fast with data=writeback");
 }
 
 TEST_F(CuFileDiagnosis, of_a_machine_that_shows_nothing_guesses_nothing) {

@@ -4,6 +4,7 @@
 
 #include "cuda/driver.h"
 #include "engines/cufile/diagnosis.h"
+#include "engines/cufile/errors.h"
 #include "engines/cufile/queue.h"
 #include "engines/cufile/store.h"
 #include "files/block_device.h"
@@ -33,6 +34,11 @@ class Engine : public engine::Engine {
     auto library = acquire();
     if (!library) return std::move(library).error();
     return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(options, Lending{**library, buffers_, batches_}));
+  }
+
+  std::optional<engine::Meaning> meaning_of(std::int32_t number) const override {
+    if (number <= cf_error_base || number >= cf_error_end) return std::nullopt;
+    return engine::Meaning{describe(number), std::string(error_hint(number))};
   }
 
  private:
@@ -132,14 +138,15 @@ Result<std::unique_ptr<engine::Store>> Engine::open(const std::string& name, con
     return Error{Code::unsupported, 0, "cuFile's driver has no way to GPU memory on this machine",
                  "`penstock engines` lists what is missing; let Penstock choose the engine, and it stages instead"};
   }
-  auto file = files::open_file(name, options);
-  if (!file) return std::move(file).error();
+  auto opened = files::open_file(name, options);
+  if (!opened) return std::move(opened).error();
+  const auto file = std::make_shared<files::OpenedFile>(std::move(*opened));  // shared with a call that may hang
   if (!file->direct) {
     return Error{Code::unsupported, 0,
                  "cuFile can't reach " + name + ": " + file->info.file_system + " has no O_DIRECT",
                  "let Penstock choose the engine: it stages through pinned memory"};
   }
-  auto handle = (*library)->register_file(file->direct.get(), name);
+  auto handle = (*library)->register_file(file->direct.get(), name, file);
   if (!handle) return explain(std::move(handle).error(), *file);
   return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*file), *library, *handle, *route));
 }

@@ -89,6 +89,10 @@ std::string_view error_name(int number) {
   return known != nullptr ? known->name : "unknown cuFile error";
 }
 
+std::string describe(int number) {
+  return std::string(error_name(number)) + " (" + std::to_string(number) + ")";
+}
+
 Code code_from_number(int number) {
   const Known* known = find(number);
   return known != nullptr ? known->code : Code::io_error;
@@ -100,7 +104,7 @@ std::string_view error_hint(int number) {
 }
 
 Error make_error(CfError error, const std::string& what, std::string hint) {
-  std::string message = what + ": " + std::string(error_name(error.number)) + " (" + std::to_string(error.number) + ")";
+  std::string message = what + ": " + describe(error.number);
   if (error.number == cf_cuda_driver_error) message += ", CUDA result " + std::to_string(error.cuda_result);
   if (hint.empty()) hint = error_hint(error.number);
   return {code_from_number(error.number), error.number, std::move(message), std::move(hint)};

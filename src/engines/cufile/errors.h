@@ -13,6 +13,8 @@ namespace penstock::cufile {
 
 // "CU_FILE_IO_NOT_SUPPORTED"; "unknown cuFile error" for a number that is not in the list.
 std::string_view error_name(int number);
+// "CU_FILE_IO_NOT_SUPPORTED (5008)"
+std::string describe(int number);
 Code code_from_number(int number);
 // What a person can do about it; may be empty.
 std::string_view error_hint(int number);

@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <cmath>
 #include <cstring>
 
+#include "base/bounded.h"
+#include "base/log.h"
 #include "engines/cufile/errors.h"
 
 namespace penstock::cufile {
@@ -105,7 +108,8 @@ Library::~Library() {
   const bool opened = opening_ && opening_->ok() && !foreign_;
   if (!opened || ::getpid() != process_ || api_.driver_close == nullptr) return;
   // Whoever opened it after us goes on with it.
-  if (api_.use_count == nullptr || api_.use_count() == 1) api_.driver_close();
+  if (api_.use_count != nullptr && api_.use_count() != 1) return;
+  static_cast<void>(comes_back(patience_seconds_, [close = api_.driver_close] { close(); }));
 }
 
 Status Library::check_process() const {
@@ -114,11 +118,74 @@ Status Library::check_process() const {
                "start a new process (exec, or Python's spawn) instead"};
 }
 
+Error Library::hangs() const {
+  return {Code::engine_unavailable, 0,
+          std::string(hangs_in_) + " did not come back within " + std::to_string(std::lround(patience_seconds_)) + " s",
+          "cuFile is left alone until it does; the kernel log, and cuFile's (CUFILE_LOGFILE_PATH), may tell why"};
+}
+
+// Nothing if the call goes on without us.
+std::optional<CfError> Library::wait_for(const char* function, double seconds, Call call,
+                                         std::function<void()> undo) const {
+  struct Shared {
+    CfError error{};
+    std::atomic<bool> one_is_done = false;  // of the two, the call and waiting for it
+  };
+  const auto shared = std::make_shared<Shared>();
+  auto run = [self = shared_from_this(), shared, call = std::move(call), undo = std::move(undo)]() mutable {
+    shared->error = call();
+    if (shared->one_is_done.exchange(true)) {
+      if (undo && shared->error.number == cf_success) undo();
+      --self->hanging_;
+    }
+    // Before the caller goes on, so that what it lets go of is gone then.
+    call = nullptr;
+    undo = nullptr;
+    self.reset();
+  };
+  if (comes_back(seconds, std::move(run)) || shared->one_is_done.exchange(true)) return shared->error;
+  const bool is_first = !is_stuck();
+  if (is_first) hangs_in_ = function;  // before anybody is told
+  ++hanging_;
+  if (is_first) log(LogLevel::warning, hangs().message + ": cuFile is left alone until it does");
+  return std::nullopt;
+}
+
+Result<CfError> Library::set_up(const char* function, Call call, std::function<void()> undo) const {
+  if (Status status = check_process(); !status) return std::move(status).error();
+  if (is_stuck()) return hangs();
+  const auto error = wait_for(function, patience_seconds_, std::move(call), std::move(undo));
+  return error ? Result<CfError>(*error) : hangs();
+}
+
+Status Library::take_down(const char* function, std::function<void()> call) const {
+  if (Status status = check_process(); !status) return status;
+  auto run = [call = std::move(call)] {
+    call();
+    return CfError{};
+  };
+  const auto ended = wait_for(function, is_stuck() ? 0 : patience_seconds_.load(), std::move(run), nullptr);
+  return ended ? Status() : Status(hangs());
+}
+
 Status Library::open(const Wishes& wishes) {
   if (Status status = check_process(); !status) return status;
-  const std::lock_guard lock(mutex_);
-  if (!opening_) opening_ = try_open(wishes);
-  return *opening_;
+  std::unique_lock lock(mutex_);
+  if (opening_stage_ == Opening::not_begun) {
+    opening_stage_ = Opening::begun;
+    lock.unlock();
+    static_cast<void>(set_up("cuFileDriverOpen", [this, wishes] {
+      Status status = try_open(wishes);
+      const std::lock_guard ending(mutex_);
+      opening_ = std::move(status);
+      return CfError{};
+    }));
+    lock.lock();
+    opening_stage_ = Opening::waited_for;
+    waited_for_opening_.notify_all();
+  }
+  waited_for_opening_.wait(lock, [this] { return opening_stage_ == Opening::waited_for; });
+  return opening_ ? *opening_ : Status(hangs());
 }
 
 Status Library::try_open(const Wishes& wishes) {
@@ -211,15 +278,20 @@ Route Library::judge(Route expected) const {
   return counted ? route_from_counts(expected, *counted) : expected;
 }
 
-Result<CfHandle> Library::register_file(int fd, const std::string& name) const {
-  if (Status status = check_process(); !status) return std::move(status).error();
-  CfDescription description{};
-  description.type = cf_handle_opaque_fd;
-  description.handle.fd = fd;
-  CfHandle handle = nullptr;
-  const CfError error = api_.handle_register(&handle, &description);
-  if (error.number != cf_success) return make_error(error, "register " + name + " with cuFile");
-  return handle;
+Result<CfHandle> Library::register_file(int fd, const std::string& name, std::shared_ptr<const void> owner) const {
+  const auto handle = std::make_shared<CfHandle>(nullptr);  // shared with a call that may outlive us
+  const auto error = set_up(
+      "cuFileHandleRegister",
+      [handle, fd, owner, add = api_.handle_register] {
+        CfDescription description{};
+        description.type = cf_handle_opaque_fd;
+        description.handle.fd = fd;
+        return add(handle.get(), &description);
+      },
+      [handle, owner, remove = api_.handle_deregister] { remove(*handle); });
+  if (!error) return error.error();
+  if (error->number != cf_success) return make_error(*error, "register " + name + " with cuFile");
+  return *handle;
 }
 
 }  // namespace penstock::cufile

@@ -10,6 +10,7 @@
 #include "engines/nvme/queue.h"
 #include "engines/nvme/soft_backend.h"
 #include "engines/nvme/store.h"
+#include "nvme/errors.h"
 
 namespace penstock::nvme {
 namespace {
@@ -39,6 +40,10 @@ class Engine : public engine::Engine {
 
   const engine::Description& description() const override { return settings_.description; }
   engine::Probe probe() const override { return settings_.probe(); }
+  std::optional<engine::Meaning> meaning_of(std::int32_t number) const override {
+    const auto status = status_from_number(number);
+    return status ? std::optional(engine::Meaning{text_of(*status), {}}) : std::nullopt;
+  }
 
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
     if (options.access != Access::read && options.access != Access::write) {

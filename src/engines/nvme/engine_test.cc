@@ -14,6 +14,7 @@
 #include "api/context_builder.h"
 #include "engines/nvme/lane.h"
 #include "engines/posix/engine.h"
+#include "nvme/errors.h"
 #include "nvme/soft_test_support.h"
 #include "penstock/penstock.h"
 
@@ -125,6 +126,7 @@ TEST_F(SoftNvme, tells_what_the_controller_said_about_bad_media) {
   EXPECT_EQ(report.error->code, Code::io_error);
   ASSERT_FALSE(report.failures.empty());
   EXPECT_EQ(report.failures[0].system_error, 0x10281);
+  EXPECT_NE(report.error->message.find(text_of(status::unrecovered_read)), std::string::npos) << report.error->message;
 }
 
 TEST_F(SoftNvme, refuses_what_it_can_not_open) {

@@ -72,9 +72,9 @@ FAKE_CUDA_EXPORT CuResult cuInit(unsigned flags) {
 }
 
 FAKE_CUDA_EXPORT CuResult cuDriverGetVersion(int* version) {
-  return before_init(__func__, [&](Driver&, Lock&) {
+  return before_init(__func__, [&](Driver& d, Lock&) {
     if (version == nullptr) return cu_invalid_value;
-    *version = 13000;
+    *version = d.version;
     return cu_success;
   });
 }

@@ -9,9 +9,9 @@
 using namespace fake_cufile;
 
 FAKE_CUFILE_EXPORT CfError cuFileDriverOpen() {
-  const Lock lock(model().mutex);
+  Lock lock(model().mutex);
   Model& m = model();
-  if (const int number = m.injected("cuFileDriverOpen")) return {number, 0};
+  if (const int number = m.injected_late(lock, "cuFileDriverOpen")) return {number, 0};
   if (!m.is_open() && m.mode == fake_cufile_compat && !m.allow_compat) return {5001, 0};
   ++m.counters.use_count;
   ++m.counters.driver_opens;
@@ -44,9 +44,9 @@ FAKE_CUFILE_EXPORT CfError cuFileDriverGetProperties(CfProperties* properties) {
 }
 
 FAKE_CUFILE_EXPORT CfError cuFileHandleRegister(CfHandle* handle, CfDescription* description) {
-  const Lock lock(model().mutex);
+  Lock lock(model().mutex);
   Model& m = model();
-  if (const int number = m.injected("cuFileHandleRegister")) return {number, 0};
+  if (const int number = m.injected_late(lock, "cuFileHandleRegister")) return {number, 0};
   if (!m.is_open()) return {5001, 0};
   if (description->type != cf_handle_opaque_fd) return {5018, 0};
   const int fd = description->handle.fd;
@@ -66,14 +66,15 @@ FAKE_CUFILE_EXPORT CfError cuFileHandleRegister(CfHandle* handle, CfDescription*
 }
 
 FAKE_CUFILE_EXPORT void cuFileHandleDeregister(CfHandle handle) {
-  const Lock lock(model().mutex);
+  Lock lock(model().mutex);
+  if (model().injected_late(lock, "cuFileHandleDeregister") != 0) return;
   model().files.erase(handle);
 }
 
 FAKE_CUFILE_EXPORT CfError cuFileBufRegister(const void* base, std::size_t size, int flags) {
-  const Lock lock(model().mutex);
+  Lock lock(model().mutex);
   Model& m = model();
-  if (const int number = m.injected("cuFileBufRegister")) return {number, 0};
+  if (const int number = m.injected_late(lock, "cuFileBufRegister")) return {number, 0};
   if (!m.is_open()) return {5001, 0};
   if (flags != 0) return {5022, 0};
   if (!m.has_context()) return {5047, 0};
@@ -85,7 +86,8 @@ FAKE_CUFILE_EXPORT CfError cuFileBufRegister(const void* base, std::size_t size,
 }
 
 FAKE_CUFILE_EXPORT CfError cuFileBufDeregister(const void* base) {
-  const Lock lock(model().mutex);
+  Lock lock(model().mutex);
+  if (const int number = model().injected_late(lock, "cuFileBufDeregister")) return {number, 0};
   return {model().buffers.erase(static_cast<const std::byte*>(base)) == 1 ? 0 : 5024, 0};
 }
 

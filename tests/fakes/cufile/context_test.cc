@@ -1,5 +1,7 @@
 // A Context over the fakes of CUDA and cuFile: which bytes go straight between the file and the GPU, and which don't.
 #include "api/context_builder.h"
+#include "engines/cufile/errors.h"
+#include "engines/cufile/library.h"
 #include "engines/posix/engine.h"
 #include "fakes/cufile/support.h"
 #include "support/support.h"
@@ -103,15 +105,37 @@ TEST_F(StraightToTheGpu, short_transfers_are_continued) {
   EXPECT_TRUE(test::holds_content(bytes_of(memory.region()), 1, 0));
 }
 
-TEST_F(StraightToTheGpu, failures_carry_cufiles_number) {
+TEST_F(StraightToTheGpu, failures_carry_cufiles_number_and_name_and_what_to_do) {
   Context context = make_context();
   const Store store = context.open(name_).value();
   const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
-  cufile_.fail("cuFileRead", 1, 5030, 1);
+  for (const int number : {5030, 5012, 5044}) {
+    cufile_.fail("cuFileRead", 1, number, 1);
+    const Report report = context.read(store, 0, memory.region());
+    ASSERT_EQ(report.outcome, Outcome::failed);
+    EXPECT_EQ(report.failures.front().system_error, number);
+    EXPECT_EQ(report.error->system_error, number);
+    EXPECT_NE(report.error->message.find(describe(number)), std::string::npos) << report.error->message;
+    EXPECT_EQ(report.error->hint, error_hint(number));
+  }
+  cufile_.fail("cuFileRead", 1, EBADMSG, 1);
   const Report report = context.read(store, 0, memory.region());
-  ASSERT_EQ(report.outcome, Outcome::failed);
-  EXPECT_EQ(report.failures.front().system_error, 5030);
+  EXPECT_NE(report.error->message.find(std::strerror(EBADMSG)), std::string::npos) << report.error->message;
   cufile_.fail("cuFileRead", 1, 0, 0);
+}
+
+TEST_F(StraightToTheGpu, goes_nothing_for_a_geforce_beside_others) {
+  machine_.folder().write("proc/driver/nvidia/gpus/0000:02:00.0/information",
+                          "Model: \t\t NVIDIA GeForce RTX 4090\nBus Location: \t 0000:02:00.0\n");
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const auto engine = make_engine({machine_.root()});
+  const auto straight = engine->open(name_, {}).value();
+  EXPECT_EQ(straight->device_route_to({.name = "NVIDIA H200"}), Route::gds);
+  EXPECT_EQ(straight->device_route_to({.name = "NVIDIA GeForce RTX 4090"}), std::nullopt);
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  const Report report = context.read(store, 0, memory.region());
+  EXPECT_EQ(bytes_by(report, Route::gds), mib) << report.reason;
 }
 
 TEST_F(StraightToTheGpu, a_call_that_hangs_is_abandoned_in_time) {
@@ -128,6 +152,109 @@ TEST_F(StraightToTheGpu, a_call_that_hangs_is_abandoned_in_time) {
   EXPECT_TRUE(context.read(store, 0, Region::host(host.data(), host.size())).ok()) << "the Context goes on";
   cufile_.set_hang(0);
 }
+
+// What comes before transfers, and hangs.
+class Hanging : public StraightToTheGpu {
+ protected:
+  // Sets the time that a hanging call gets: short for the one that is to hang, and so long for all others that waiting
+  // for it would not end.
+  static constexpr double moment = 0.25;
+  static constexpr double ages = 1e6;
+
+  Report read_all(Context& context) {
+    const Store store = context.open(name_).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), 9 * mib).value();
+    const Report report = context.read(store, 0, memory.region());
+    EXPECT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(test::holds_content(bytes_of(memory.region()), 1, 0));
+    return report;
+  }
+};
+
+class HangingSetUp : public Hanging, public testing::WithParamInterface<const char*> {};
+
+TEST_P(HangingSetUp, leaves_staging_and_is_not_waited_for_again) {
+  const std::string function = GetParam();
+  const auto library = Library::acquire().value();
+  library->set_patience(ages);
+  ASSERT_TRUE(function == "cuFileDriverOpen" || library->open({}).ok());
+  cufile_.hang(function.c_str(), 1);
+  library->set_patience(moment);
+  {
+    Context context = make_context();
+    const Report report = read_all(context);
+    EXPECT_EQ(bytes_by(report, Route::direct_staged), 9 * mib) << report.reason;
+    EXPECT_NE(report.reason.find(function + " did not come back within"), std::string::npos) << report.reason;
+    EXPECT_TRUE(library->is_stuck());
+    library->set_patience(ages);
+    Context another = make_context();
+    for (Context* one : {&context, &another}) {
+      EXPECT_EQ(bytes_by(read_all(*one), Route::gds), 0U);
+    }
+  }
+  EXPECT_EQ(cufile_.counters().hanging, 1U) << "every Context has closed, and it still hangs";
+
+  cufile_.hang(function.c_str(), 0);
+  while (library->is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(cufile_.counters().handles + cufile_.counters().buffers, 0U) << "what came too late is taken back";
+  Context context = make_context();
+  const Report report = read_all(context);
+  EXPECT_EQ(bytes_by(report, Route::gds), 9 * mib) << report.reason;
+}
+
+INSTANTIATE_TEST_SUITE_P(CuFile, HangingSetUp,
+                         testing::Values("cuFileDriverOpen", "cuFileHandleRegister", "cuFileBufRegister"),
+                         [](const auto& test) { return std::string(test.param); });
+
+class HangingTakeDown : public HangingSetUp {};
+
+TEST_F(Hanging, makes_stores_that_went_straight_stage_meanwhile) {
+  const auto library = Library::acquire().value();
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  EXPECT_EQ(bytes_by(context.read(store, 0, memory.region()), Route::gds), mib);
+  cufile_.hang("cuFileBufRegister", 1);
+  library->set_patience(moment);
+  {
+    const DeviceMemory another(mib);
+    ASSERT_TRUE(context.attach(another.region()).ok()) << "it works without being registered";
+    const Report report = context.read(store, 4 * mib, memory.region());
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_EQ(bytes_by(report, Route::gds), 0U);
+    EXPECT_NE(report.reason.find("cufile not used: it does not reach"), std::string::npos) << report.reason;
+    ASSERT_TRUE(context.detach(another.region()).ok());
+    cufile_.hang("cuFileBufRegister", 0);
+    while (library->is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  test::evict(name_);
+  EXPECT_EQ(bytes_by(context.read(store, 0, memory.region()), Route::gds), mib);
+}
+
+TEST_P(HangingTakeDown, keeps_no_context_from_closing) {
+  const auto library = Library::acquire().value();
+  library->set_patience(ages);
+  {
+    Context context = make_context();
+    const Store store = context.open(name_).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+    EXPECT_EQ(bytes_by(context.read(store, 0, memory.region()), Route::gds), mib);
+    cufile_.hang(GetParam(), 1);
+    library->set_patience(moment);
+  }
+  EXPECT_TRUE(library->is_stuck());
+  library->set_patience(ages);
+  {
+    Context context = make_context();
+    EXPECT_EQ(bytes_by(read_all(context), Route::gds), 0U);
+  }
+  cufile_.hang(GetParam(), 0);
+  while (library->is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(cufile_.counters().handles + cufile_.counters().buffers, 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(CuFile, HangingTakeDown, testing::Values("cuFileHandleDeregister", "cuFileBufDeregister"),
+                         [](const auto& test) { return std::string(test.param); });
 
 TEST_F(StraightToTheGpu, compat_mode_is_taken_only_if_it_is_named) {
   cufile_.set_mode(fake_cufile_compat);

@@ -36,6 +36,7 @@ struct FakeCufileCounters {
   std::uint64_t interior_pointers;  // transfers that named memory inside a registration by its own address
   std::uint64_t without_context;    // calls that came without a CUDA context; they fail
   std::uint64_t in_transfers;       // calls that have not returned
+  std::uint64_t hanging;            // calls that hang() holds
 };
 }
 
@@ -47,6 +48,8 @@ struct FakeCufileCounters {
 // set_part            the most bytes that one transfer moves; 0: all of them
 // set_delay           of each transfer, in microseconds
 // set_hang            transfers begin and do not end, until set_hang(0)
+// hang                calls of the function of that name do not end, until hang(function, 0): cuFileDriverOpen,
+//                     cuFileHandleRegister, cuFileHandleDeregister, cuFileBufRegister or cuFileBufDeregister
 // set_secretly_posix  transfers go through host memory although the machine could do better, as far as that is allowed
 // set_stall           of batches, see above
 // open_by_others      as if another library had opened the driver before, allowing compatibility mode or not
@@ -59,6 +62,7 @@ struct FakeCufileCounters {
   X(set_part, void, (std::uint64_t bytes))                                    \
   X(set_delay, void, (unsigned us))                                           \
   X(set_hang, void, (int hang))                                               \
+  X(hang, void, (const char* function, int hang))                             \
   X(set_secretly_posix, void, (int posix))                                    \
   X(set_stall, void, (int stall))                                             \
   X(open_by_others, void, (int compat))                                       \

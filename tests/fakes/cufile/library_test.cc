@@ -7,7 +7,11 @@
 namespace penstock::cufile {
 namespace {
 
-class CuFileLibrary : public WithFakes {};
+class CuFileLibrary : public WithFakes {
+ protected:
+  // A process of its own may start threads only if it is a new one.
+  CuFileLibrary() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
 
 TEST_F(CuFileLibrary, is_one_for_the_process_and_counted) {
   auto first = Library::acquire().value();

@@ -44,6 +44,14 @@ int Model::injected(const std::string& function) {
   return number;
 }
 
+int Model::injected_late(Lock& lock, const std::string& function) {
+  ++counters.hanging;
+  changed.wait(lock, [&] { return !hanging_functions.contains(function) || ending; });
+  --counters.hanging;
+  changed.notify_all();
+  return ending ? 5030 : injected(function);
+}
+
 bool Model::goes_direct() const {
   if (force_compat || (secretly_posix && allow_compat)) return false;
   return mode == fake_cufile_gds || (mode == fake_cufile_p2pdma && use_p2pdma);
@@ -127,7 +135,7 @@ FAKE_CUFILE_EXPORT void fake_cufile_reset() {
     Lock lock(model().mutex);
     model().ending = true;
     model().changed.notify_all();
-    model().changed.wait(lock, [] { return model().counters.in_transfers == 0; });
+    model().changed.wait(lock, [] { return model().counters.in_transfers + model().counters.hanging == 0; });
     threads.swap(model().stream_threads);
   }
   for (std::thread& thread : threads) thread.join();
@@ -142,6 +150,7 @@ FAKE_CUFILE_EXPORT void fake_cufile_reset() {
   m.stall = fake_cufile_no_stall;
   m.statistics_level = 0;
   m.injections.clear();
+  m.hanging_functions.clear();
   m.files.clear();
   m.buffers.clear();
   m.batches.clear();
@@ -172,6 +181,16 @@ FAKE_CUFILE_EXPORT void fake_cufile_set_delay(unsigned us) {
 FAKE_CUFILE_EXPORT void fake_cufile_set_hang(int hang) {
   const Lock lock(model().mutex);
   model().hang = hang != 0;
+  model().changed.notify_all();
+}
+
+FAKE_CUFILE_EXPORT void fake_cufile_hang(const char* function, int hang) {
+  const Lock lock(model().mutex);
+  if (hang != 0) {
+    model().hanging_functions.insert(function);
+  } else {
+    model().hanging_functions.erase(function);
+  }
   model().changed.notify_all();
 }
 

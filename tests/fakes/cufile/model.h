@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -73,6 +74,7 @@ struct Model {
   std::uint64_t part_bytes = 0;
   unsigned delay_us = 0;
   bool hang = false;
+  std::set<std::string> hanging_functions;
   bool ending = false;  // calls that hang must end now
   bool secretly_posix = false;
   int stall = fake_cufile_no_stall;
@@ -95,6 +97,8 @@ struct Model {
 
   // 0, or the number that a test wants the call to fail with.
   int injected(const std::string& function);
+  // As injected, after the time that a test wants the call to hang.
+  int injected_late(Lock& lock, const std::string& function);
   bool is_open() const { return counters.use_count > 0; }
   bool goes_direct() const;
   // Counts a breach if not.
