@@ -44,7 +44,7 @@ void Lane::prepare_gpus(TimePoint now) {
     all.swap(to_prepare_);
   }
   for (ToPrepare& one : all) {
-    if (get_ready(*one.gpu)) {
+    if (get_ready(*one.gpu, Toward::device) && get_ready(*one.gpu, Toward::host)) {
       if (one.left->fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(*one.left);
       continue;
     }
@@ -60,43 +60,38 @@ Lane::GpuCopies& Lane::copies_of(cuda::Device& gpu) {
   return found != gpus_.end() ? *found : gpus_.emplace_back(GpuCopies{.gpu = &gpu});
 }
 
-bool Lane::get_ready(cuda::Device& gpu) {
+bool Lane::get_ready(cuda::Device& gpu, Toward toward) {
   GpuCopies& copies = copies_of(gpu);
-  if (copies.to_device && copies.to_host) return true;
-  const Status made = make_copies(copies);
-  if (made) return true;
+  auto& queue = copies.toward(toward);
+  if (queue) return true;
+  auto made = make_copies(gpu, toward);
+  if (made) {
+    queue = std::move(*made);
+    return true;
+  }
   if (made.error().code == Code::would_deadlock) return false;
   copies.failure = made.error();
   return true;
 }
 
-Status Lane::make_copies(GpuCopies& copies) {
-  cuda::Device& gpu = *copies.gpu;
+Result<std::unique_ptr<CopyQueue>> Lane::make_copies(cuda::Device& gpu, Toward toward) {
   StagingArena* arena = staging();
   if (arena == nullptr) return Error{Code::over_budget, 0, "no staging memory", "raise pinned_budget_bytes"};
   if (auto status = arena->register_with(gpu); !status) {
-    if (status.error().code == Code::would_deadlock) return status;
+    if (status.error().code == Code::would_deadlock) return std::move(status).error();
     log(LogLevel::warning, status.error().message + "; copies to and from the GPU are slower");
   }
-  for (const Toward toward : {Toward::device, Toward::host}) {
-    auto& queue = toward == Toward::device ? copies.to_device : copies.to_host;
-    if (queue) continue;
-    auto made =
-        CopyQueue::create(gpu, {.toward = toward, .depth = settings_.depth, .host_to_device = arena->host_to_device()});
-    if (!made) {
-      if (made.error().code != Code::would_deadlock) log(LogLevel::error, made.error().message);
-      return made.error();
-    }
-    queue = std::move(*made);
-  }
-  return {};
+  auto made =
+      CopyQueue::create(gpu, {.toward = toward, .depth = settings_.depth, .host_to_device = arena->host_to_device()});
+  if (!made && made.error().code != Code::would_deadlock) log(LogLevel::error, made.error().message);
+  return made;
 }
 
-// Between the piece's place in staging memory and the GPU's; on_copied goes on. REQUIRES: get_ready was true.
+// Between the piece's place in staging memory and the GPU's; on_copied goes on. REQUIRES: get_ready was true for it.
 void Lane::copy(std::uint32_t index, Toward toward) {
   Flight& flight = flights_[index];
-  const GpuCopies& copies = copies_of(*flight.gpu);
-  CopyQueue* queue = (toward == Toward::device ? copies.to_device : copies.to_host).get();
+  GpuCopies& copies = copies_of(*flight.gpu);
+  CopyQueue* queue = copies.toward(toward).get();
   if (queue == nullptr) {
     fail_copy(index, copies.failure.code, copies.failure.system_error);
     return;

@@ -133,7 +133,7 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
     advance(part, piece.length);
     return CutResult::cut;
   }
-  if (span.gpu != nullptr && !get_ready(*span.gpu)) return put_off(part, now);
+  if (span.gpu != nullptr && !get_ready(*span.gpu, request.staged_toward())) return put_off(part, now);
   // Cached bytes are copied inside poll: the next slot has to wait, or the first would not be on its way meanwhile.
   const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= slot_worth_bytes;
   if (fills_slot && slots_filling_ != 0) return CutResult::blocked;
@@ -192,7 +192,7 @@ Lane::CutResult Lane::cut_edge(Part& part, TimePoint now) {
   const Edge& edge = request.parts[part.next_edge_part].edges[part.next_edge];
   const Span& span = request.spans[edge.range];
   StoreEntry& entry = *request.stores[span.store].entry;
-  if (span.gpu != nullptr && !get_ready(*span.gpu)) return put_off(part, now);
+  if (span.gpu != nullptr && !get_ready(*span.gpu, request.staged_toward())) return put_off(part, now);
   StagingArena::Block block;
   const bool has_queue = queue_of(entry.engine()) != nullptr;
   if (has_queue && span.gpu != nullptr) {

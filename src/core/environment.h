@@ -12,6 +12,7 @@
 #include "core/device_memory.h"
 #include "core/end_signal.h"
 #include "core/memory_map.h"
+#include "core/staged_window.h"
 #include "core/statistics.h"
 #include "core/stream_gate.h"
 #include "core/trace.h"
@@ -39,6 +40,8 @@ struct Environment {
   CompletionThread completions;
   EndSignal ends;
   StreamGate streams;
+  ShortestLatency shortest_local;  // past the page cache, on the way through staging memory
+  ShortestLatency shortest_remote;
   std::atomic<std::uint64_t> lanes_replaced{0};
 };
 

@@ -129,7 +129,7 @@ bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {
   const std::unique_lock lock(worker_mutex_, std::try_to_lock);
   if (!lock || free_.empty() || cutting_first_ != nullptr || closing_.load(std::memory_order_relaxed)) return false;
   cuda::Device* const gpu = request->spans[0].gpu;
-  if (gpu != nullptr && !get_ready(*gpu)) return false;
+  if (gpu != nullptr && !get_ready(*gpu, request->staged_toward())) return false;
   part.hold = request;
   busy_.store(true, std::memory_order_relaxed);
   unattended_.store(false, std::memory_order_relaxed);

@@ -72,9 +72,9 @@ class Lane {
 
   // The thread's whole life.
   void run();
-  // Makes what copies to and from the GPU need, if it is not there. False: a stream waits for us, and it can't be made
+  // Makes what copies to or from the GPU need, if it is not there. False: a stream waits for us, and it can't be made
   // meanwhile.
-  bool get_ready(cuda::Device& gpu);
+  bool get_ready(cuda::Device& gpu, cuda::Toward toward);
   // Works on one part until its request has no part of this lane left.
   void drive(Part& part);
   // Starts a part of one piece here and now, unless another thread is at work or there is no room.
@@ -135,6 +135,10 @@ class Lane {
     std::unique_ptr<cuda::CopyQueue> to_device;
     std::unique_ptr<cuda::CopyQueue> to_host;
     Error failure{};  // why one of them is missing
+
+    std::unique_ptr<cuda::CopyQueue>& toward(cuda::Toward end) {
+      return end == cuda::Toward::device ? to_device : to_host;
+    }
   };
   struct EngineQueue {
     std::unique_ptr<engine::Queue> queue;
@@ -173,7 +177,7 @@ class Lane {
 
   // Copies between staging memory and GPUs (copying.cc).
   GpuCopies& copies_of(cuda::Device& gpu);
-  Status make_copies(GpuCopies& copies);
+  Result<std::unique_ptr<cuda::CopyQueue>> make_copies(cuda::Device& gpu, cuda::Toward toward);
   void copy(std::uint32_t index, cuda::Toward toward);
   void on_copied(const cuda::CopyDone& done, TimePoint now);
   void fail_copy(std::uint32_t index, Code code, int number);

@@ -205,7 +205,7 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request) {
     lane = std::make_shared<Lane>(environment_, settings, nullptr);
   }
   cuda::Device* const gpu = request->spans[0].gpu;
-  const bool ready = gpu == nullptr || lane->get_ready(*gpu);
+  const bool ready = gpu == nullptr || lane->get_ready(*gpu, request->staged_toward());
   if (ready) {
     Part& part = request->parts[0];
     part.hold = request;

@@ -20,6 +20,7 @@
 #include "base/small_array.h"
 #include "core/planner.h"
 #include "core/store_entry.h"
+#include "cuda/copy_queue.h"
 #include "cuda/stream_order.h"
 #include "penstock/request.h"
 
@@ -166,6 +167,10 @@ class Request {
   bool has_gpu = false;                      // some memory is a GPU's
   std::unique_ptr<cuda::StreamOrder> order;  // set before anyone else knows the request
 
+  // Where what a GPU's memory is staged for goes to.
+  cuda::Toward staged_toward() const {
+    return direction == Direction::read ? cuda::Toward::device : cuda::Toward::host;
+  }
   bool has_more_units() const { return next_unit_.load(std::memory_order_relaxed) < units.size(); }
   // The next units, for whichever lane asks: indices from `begin` to `end`, the same when there are no more. One at a
   // time, so that all lanes together read a disk in order; several where long pieces are better than order.

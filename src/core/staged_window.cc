@@ -17,6 +17,13 @@ constexpr std::uint64_t windows_between_looks = 4;
 
 }  // namespace
 
+Duration ShortestLatency::with(Duration latency) {
+  Duration shortest = shortest_.load(std::memory_order_relaxed);
+  while (latency < shortest && !shortest_.compare_exchange_weak(shortest, latency, std::memory_order_relaxed)) {
+  }
+  return std::min(shortest, latency);
+}
+
 StagedWindow::StagedWindow(std::uint64_t chunk_bytes, std::uint64_t least_bytes, std::uint64_t most_bytes)
     : chunk_bytes_(chunk_bytes), least_bytes_(least_bytes), most_bytes_(std::max(least_bytes, most_bytes)) {
   set_window(least_bytes);

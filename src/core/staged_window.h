@@ -9,11 +9,26 @@
 // Thread safety: its lane's. Lifetime: its lane's.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "base/clock.h"
 
 namespace penstock::core {
+
+// The least that an operation has taken, by all lanes of a Context. A lane alone can't know it: where all begin at
+// once, the last finds the queue of the others at its first operation. Never forgotten: where it is too short for the
+// disk of today, lanes have little in flight, which is enough for local disks.
+//
+// Thread safety: any thread.
+class ShortestLatency {
+ public:
+  // Takes another into account.
+  Duration with(Duration latency);
+
+ private:
+  std::atomic<Duration> shortest_{Duration::max()};
+};
 
 class StagedWindow {
  public:
@@ -31,8 +46,7 @@ class StagedWindow {
   // Until its memory may be used again: what is being copied elsewhere still counts.
   void begin(std::uint64_t bytes) { in_flight_bytes_ += bytes; }
   void end(std::uint64_t bytes) { in_flight_bytes_ -= bytes; }
-  // Of an operation that moved all its bytes; `shortest`: the least that any lane has seen at that store. A lane alone
-  // can't know it: where all begin at once, the last finds the queue of the others at its first operation.
+  // Of an operation that moved all its bytes; `shortest`: the least that any lane has seen.
   void note(std::uint64_t bytes, Duration latency, Duration shortest);
 
  private:

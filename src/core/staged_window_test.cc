@@ -35,7 +35,7 @@ Duration read_from(const Disk& disk, std::span<StagedWindow> windows, int operat
   std::deque<Running> running;
   Duration now{};
   Duration bus_free{};
-  Duration shortest = Duration::max();
+  ShortestLatency shortest;
   const auto fill = [&](StagedWindow& window) {
     while (window.has_room()) {
       const std::uint64_t bytes = window.piece_bytes();
@@ -51,9 +51,9 @@ Duration read_from(const Disk& disk, std::span<StagedWindow> windows, int operat
     const Running first = running.front();
     running.pop_front();
     now = std::max(now, first.ends);
-    shortest = std::min(shortest, now - first.began);
+    const Duration latency = now - first.began;
     first.window->end(first.bytes);
-    first.window->note(first.bytes, now - first.began, shortest);
+    first.window->note(first.bytes, latency, shortest.with(latency));
     fill(*first.window);
   }
   for (const Running& left : running) left.window->end(left.bytes);

@@ -173,11 +173,4 @@ Residency StoreEntry::sample_residency(std::uint64_t offset, std::uint64_t lengt
   return slow == 0 ? Residency::likely_all : Residency::likely_none;
 }
 
-Duration StoreEntry::shortest_latency(Duration latency) {
-  Duration shortest = shortest_latency_.load(std::memory_order_relaxed);
-  while (latency < shortest && !shortest_latency_.compare_exchange_weak(shortest, latency, std::memory_order_relaxed)) {
-  }
-  return std::min(shortest, latency);
-}
-
 }  // namespace penstock::core

@@ -9,7 +9,6 @@
 #include <mutex>
 #include <string>
 
-#include "base/clock.h"
 #include "core/block_locks.h"
 #include "core/planner.h"
 #include "engine/engine.h"
@@ -49,9 +48,6 @@ class StoreEntry {
   void refuse_direct() { direct_refused_.store(true, std::memory_order_relaxed); }
 
   BlockLocks& blocks() { return blocks_; }
-  // The least that an operation has taken of those that lanes told of; `latency` is another. Never forgotten: where it
-  // is too short for the disk of today, lanes have little in flight, which is enough for local disks.
-  Duration shortest_latency(Duration latency);
   // What a timed sample said, where the kernel does not tell what is cached: for one request at a time.
   Residency sample_residency(std::uint64_t offset, std::uint64_t length);
 
@@ -76,7 +72,6 @@ class StoreEntry {
   const std::uint32_t write_alignment_;
   std::atomic<std::uint64_t> size_bytes_;
   std::atomic<bool> direct_refused_{false};
-  std::atomic<Duration> shortest_latency_{Duration::max()};
   BlockLocks blocks_;
   std::once_flag device_once_;
   std::shared_ptr<StoreEntry> device_;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import sys
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
@@ -103,8 +102,10 @@ class Framework:
 
     def pick(self, tensor: Any, index: Any) -> Any:
         """A part with memory of its own."""
-        with told_as_ours("no room for a part of a tensor"):
+        try:
             return self.copy(tensor[index])
+        except (MemoryError, RuntimeError) as error:
+            raise about_memory(error, "no room for a part of a tensor") from None
 
     def copy(self, tensor: Any) -> Any:
         raise NotImplementedError
@@ -112,20 +113,19 @@ class Framework:
     def move(self, tensor: Any, domain: str) -> Any:
         return tensor
 
+    def index_on_host(self, index: Any) -> Any:
+        return index
+
     def lack(self) -> str:
         raise NotImplementedError
 
 
-@contextlib.contextmanager
-def told_as_ours(no_room: str) -> Iterator[None]:
-    """Makes errors about memory ours. Torch has no class of its own for them where it is memory of the host."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        text = str(error)
-        if isinstance(error, RuntimeError) and "out of memory" not in text and "allocate memory" not in text:
-            raise
-        raise make("out_of_memory", 0, f"{no_room}: {text}", "load less, or slices, or stream with a window") from None
+def about_memory(error: Exception, no_room: str) -> Exception:
+    """Ours, if it is about memory. Torch has no class of its own for that where it is memory of the host."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and "out of memory" not in text and "allocate memory" not in text:
+        return error
+    return make("out_of_memory", 0, f"{no_room}: {text}", "load less, or slices, or stream with a window")
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -185,10 +185,12 @@ class Torch(Framework):
         packing = self.packing(sizes)
         alone = packing.alone
         empty = self.torch.empty
-        with told_as_ours(f"no room for {len(specs)} tensors on {device}"):
+        try:
             slabs = [empty(size_bytes, dtype=self.torch.uint8, device=device) for _, _, size_bytes in packing.slabs]
             tensors = [empty(self.shape_of(specs[place]), dtype=self.types[specs[place][1]], device=device)
                        for place in alone]
+        except (MemoryError, RuntimeError) as error:
+            raise about_memory(error, f"no room for {len(specs)} tensors on {device}") from None
         if domain == "host":
             _core.use_huge_pages([(memory.data_ptr(), memory.numel() * memory.element_size())
                                   for memory in (*slabs, *tensors)])
@@ -267,8 +269,15 @@ class Torch(Framework):
         return super().pick(tensor, index)
 
     def move(self, tensor: Any, domain: str) -> Any:
-        with told_as_ours(f"no room for a part of a tensor on {domain}"):
+        try:
             return tensor if domain == "host" else tensor.to(domain)
+        except RuntimeError as error:
+            raise about_memory(error, f"no room for a part of a tensor on {domain}") from None
+
+    def index_on_host(self, index: Any) -> Any:
+        if isinstance(index, tuple):
+            return tuple(map(self.index_on_host, index))
+        return index.cpu() if isinstance(index, self.torch.Tensor) else index
 
     def copy(self, tensor: Any) -> Any:
         return tensor.clone(memory_format=self.torch.contiguous_format)

@@ -287,4 +287,4 @@ class Slice:
         file = self._file
         [whole] = file._load(wanted(file._model, [self._index], None), "cpu").tensors
         [domain] = domains_of([self._tensor], file._device)
-        return file._frame.move(file._frame.pick(whole, index), domain)
+        return file._frame.move(file._frame.pick(whole, file._frame.index_on_host(index)), domain)
