@@ -141,6 +141,16 @@ class Setup:
     def race(self, contenders, rounds=None, turns=1):
         return race(contenders, rounds or self.rounds, self.deadline, turns)
 
+    def in_equal_shares(self, items):
+        """Each of them with its share of the row's time, as long as that lasts."""
+        end = self.deadline
+        for index, item in enumerate(items):
+            if end is not None:
+                now = time.monotonic()
+                self.deadline = now + max(0, end - now) / (len(items) - index)
+            yield item
+        self.deadline = end
+
     def decide(self, make_rounds, comparisons):
         return decide(make_rounds, comparisons, self.deadline)
 
@@ -336,11 +346,11 @@ def joined(samples):
             for name, value in samples[-1].items()}
 
 
-def race(contenders, rounds, deadline=None, turns=1):
+def race(contenders, rounds, deadline=None, turns=1, insist=False):
     """Runs every contender in every round, in an order that rotates, so that none is always first.
 
     Where a disk changes its pace from second to second, short turns within a round let all of them see the same. Past
-    the deadline, three rounds have to do; with fewer there is no result.
+    the deadline, three rounds have to do; with fewer there is no result, unless it insists on those.
     """
     names = list(contenders)
     results = []
@@ -348,7 +358,8 @@ def race(contenders, rounds, deadline=None, turns=1):
         if deadline is not None and time.monotonic() > deadline:
             if number >= 3:
                 break
-            raise OutOfTime(f"time ran out after {number} rounds")
+            if not insist:
+                raise OutOfTime(f"time ran out after {number} rounds")
         taken = {name: [] for name in names}
         for turn in range(number, number + turns):
             for name in names[turn % len(names):] + names[:turn % len(names)]:

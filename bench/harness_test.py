@@ -86,6 +86,20 @@ class Races(unittest.TestCase):
                 harness.race({"a": contender}, 7, deadline=2.5)
             with self.assertRaisesRegex(harness.OutOfTime, "after 2 rounds"):
                 harness.race({"a": contender}, 7, deadline=4.5)
+            self.assertEqual(len(harness.race({"a": contender}, 7, deadline=4.5, insist=True)), 3)
+
+    def test_cases_of_a_row_share_what_is_left_of_its_time(self):
+        clock = mock.Mock()
+        clock.monotonic.return_value = 0
+        setup = harness.Setup(mock.Mock(quick=True))
+        setup.deadline = 12
+        ends = []
+        with mock.patch.object(harness, "time", clock):
+            for taken in setup.in_equal_shares([1, 7, 4]):
+                ends.append(setup.deadline)
+                clock.monotonic.return_value += taken
+        self.assertEqual(ends, [4, 6.5, 12])
+        self.assertEqual(setup.deadline, 12)
 
     def test_there_is_no_second_race_that_would_end_too_late(self):
         rows, attempts = harness.decide(lambda: UNSTEADY, [COMPARISON], time.monotonic() - 1)

@@ -2,13 +2,15 @@
 bench/peers compares with other loaders.
 """
 
+import contextlib
+import itertools
 import os
 import statistics
 
 import harness
 import table
 from gpu_rows import GpuSetup, figure
-from harness import Program, at_least, at_most
+from harness import OutOfTime, Program, at_least, at_most
 from peers import layouts
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -131,32 +133,30 @@ def race_saves(setup, worker, contenders, peer, target, how):
 def row_slices(setup):
     """A rank's share of every tensor: columns against the better way to read them, and the bytes read for rows."""
     setup.need_storage()
+    # How long and how many turns: disks change their pace, and a load from the page cache is over soon.
+    states = {"cached": (harness.make_cached, setup.round_seconds / 6, 4), "cold": (harness.make_cold, 0, 2)}
     rows, attempts = [], []
-    for layout in ("dense", "wide"):
-        more_rows, more_attempts = race_slices(setup, layout)
-        rows += more_rows
-        attempts += more_attempts
-    return {"rows": rows, "attempts": attempts}
+    with contextlib.ExitStack() as stack:
+        models = {layout: setup.model(layout, setup.written_bytes) for layout in ("dense", "wide")}
+        workers = {layout: stack.enter_context(setup.worker(model)) for layout, model in models.items()}
+        for layout, state, ranks in setup.in_equal_shares(list(itertools.product(models, states, (2, 4, 8)))):
+            prepare, seconds, turns = states[state]
 
+            def ask(command):
+                prepare(models[layout])
+                return workers[layout].ask(f"{command} {seconds}")
 
-def race_slices(setup, layout):
-    model = setup.model(layout, setup.written_bytes)
-    rows, attempts = [], []
-    with setup.worker(model) as worker:
-        for state, prepare, seconds, turns in (("cached", harness.make_cached, setup.round_seconds / 6, 4),
-                                               ("cold", harness.make_cold, 0, 1)):
-            for ranks in (2, 4, 8):
-                def ask(command):
-                    prepare(model)
-                    return worker.ask(f"{command} {seconds}")
-
-                title = f"1 of {ranks} ranks, {layout}, {state}"
+            title = f"1 of {ranks} ranks, {layout}, {state}"
+            try:
                 taken = race_columns(setup, ask, ranks, turns, f"columns, {title}")
                 rows += taken[0]
                 attempts += taken[1]
-                share = ask(f"rows auto {ranks}")["read_share"]
-                rows.append(figure(f"rows, {title}: bytes read for a byte", [share], "plain", 1.05, True))
-    return rows, attempts
+            except OutOfTime as error:
+                rows.append({"kind": "absent", "title": f"columns, {title}", "verdict": "not measured",
+                             "reason": str(error)})
+            share = ask(f"rows auto {ranks}")["read_share"]
+            rows.append(figure(f"rows, {title}: bytes read for a byte", [share], "plain", 1.05, True))
+    return {"rows": rows, "attempts": attempts}
 
 
 def seconds_per_gigabyte(sample):
@@ -178,4 +178,4 @@ def race_columns(setup, ask, ranks, turns, title):
 
 
 ROWS = {"dense": (row_dense, 30), "experts": (row_experts, 30), "ways": (row_ways, 35), "cold": (row_cold, 65),
-        "slices": (row_slices, 140), "save": (row_save, 75), "save-beside": (row_save_beside, 45)}
+        "slices": (row_slices, 210), "save": (row_save, 75), "save-beside": (row_save_beside, 45)}

@@ -253,7 +253,7 @@ class Peers:
             runners = {CEILING: lambda: ask(ceiling, command, files)}
             runners.update({label: lambda program=program: ask(program, "load", program.ready["reads"])
                             for label, program in programs.items()})
-            rounds = harness.race(runners, self.arguments.rounds, self.end)
+            rounds = harness.race(runners, self.arguments.rounds, self.end, insist=True)
             for label, program in programs.items():
                 program.ask("load")
                 contenders[label]["wrong"] += program.ask("check")["wrong"]
