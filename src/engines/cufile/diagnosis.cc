@@ -64,16 +64,20 @@ std::optional<NvidiaDriver> read_driver(const fs::path& root) {
   return driver;
 }
 
-// BAR1 is the second line of a PCI device's resources: its first and its last address.
+// The largest of a PCI device's first resources, each a line with its first and its last address. It is not always in
+// the second line: a BAR0 of 64 bits takes two.
 std::optional<std::uint64_t> read_bar1_bytes(const fs::path& root, const std::string& bus) {
+  constexpr int bars = 6;
   std::ifstream file(root / "sys/bus/pci/devices" / bus / "resource");
+  std::uint64_t largest = 0;
   std::string line;
-  std::getline(file, line);
-  if (!std::getline(file, line)) return std::nullopt;
-  unsigned long long first = 0;
-  unsigned long long last = 0;
-  if (std::sscanf(line.c_str(), "%llx %llx", &first, &last) != 2 || last <= first) return std::nullopt;
-  return last - first + 1;
+  for (int i = 0; i < bars && std::getline(file, line); ++i) {
+    unsigned long long first = 0;
+    unsigned long long last = 0;
+    if (std::sscanf(line.c_str(), "%llx %llx", &first, &last) != 2 || last <= first) continue;
+    largest = std::max<std::uint64_t>(largest, last - first + 1);
+  }
+  return largest != 0 ? std::optional(largest) : std::nullopt;
 }
 
 std::vector<GpuFacts> read_gpus(const fs::path& root) {
@@ -267,17 +271,6 @@ Condition disk_condition(const Facts& facts) {
                                : missing(name, "no mounted file system is on one", remedy);
 }
 
-Condition udev_condition(const Facts& facts) {
-  const std::string name = udev_condition_name;
-  const auto lacks = std::ranges::find(facts.volumes, false, &Volume::in_udev);
-  if (facts.volumes.empty()) return unknown(name, "no mounted disk is visible here", "");
-  if (lacks == facts.volumes.end()) return met(name, "knows every mounted disk");
-  return missing(name,
-                 "no entry for " + lacks->device.name() + " (" + lacks->point +
-                     "): cuFile refuses its files with 5027, as in most containers",
-                 udev_cure(*lacks));
-}
-
 Condition file_system_condition(const Volume& volume) {
   const std::string name = "file system";
   const std::string where = volume.type + " on " + volume.point;
@@ -302,6 +295,27 @@ Condition file_systems_condition(const Facts& facts) {
   if (facts.volumes.empty()) return unknown(name, "no mounted disk is visible here", "");
   if (fit.empty()) return missing(name, unfit, "mount a disk with xfs, or with ext4 and data=ordered, its default");
   return met(name, fit + (unfit.empty() ? "" : "; not: " + unfit));
+}
+
+// Of the machine, likewise; what cuFile can't use anyway need not be known.
+Condition udev_condition(const Facts& facts) {
+  const std::string name = udev_condition_name;
+  const Volume* unknown_one = nullptr;
+  std::string known;
+  for (const Volume& volume : facts.volumes) {
+    if (file_system_condition(volume).state != State::met) continue;
+    if (volume.in_udev) {
+      known += (known.empty() ? "knows " : ", ") + volume.point;
+    } else if (unknown_one == nullptr) {
+      unknown_one = &volume;
+    }
+  }
+  if (unknown_one == nullptr && known.empty())
+    return unknown(name, "no mounted disk that cuFile can use is visible here", "");
+  if (unknown_one == nullptr) return met(name, known);
+  const std::string lacks = "no entry for " + unknown_one->device.name() + " (" + unknown_one->point +
+                            "): cuFile refuses its files with 5027, as in most containers";
+  return known.empty() ? missing(name, lacks, udev_cure(*unknown_one)) : met(name, known + "; but " + lacks);
 }
 
 bool lacks_none(const std::vector<Condition>& conditions) {

@@ -134,6 +134,9 @@ TEST_F(CuFileDiagnosis, tells_a_small_bar1) {
   EXPECT_EQ(condition("BAR1").state, State::missing);
   EXPECT_NE(condition("BAR1").detail.find("256 MiB"), std::string::npos);
   EXPECT_NE(condition("BAR1").remedy.find("Resizable BAR"), std::string::npos);
+  tree_.write("sys/bus/pci/devices/0000:01:00.0/resource",  // with a BAR0 of 64 bits, it is the third line
+              "0x44000000 0x447fffff 0x14220c\n0x0 0x0 0x0\n0x8000000000 0xbfffffffff 0x14220c\n");
+  EXPECT_EQ(condition("BAR1").detail, "262144 MiB");
   remove("sys/bus");
   EXPECT_EQ(condition("BAR1").state, State::unknown);
 }
@@ -183,6 +186,14 @@ TEST_F(CuFileDiagnosis, looks_at_the_mount_of_a_file) {
   }
   write_mount("259:1", "btrfs", "rw");
   EXPECT_EQ(diagnose_volume(volume())[0].state, State::missing);
+}
+
+TEST_F(CuFileDiagnosis, does_not_want_udev_to_know_what_cufile_can_t_use_anyway) {
+  tree_.write("proc/self/mountinfo",
+              "35 1 254:16 / /usr/local/nvidia ro - squashfs /dev/vdb ro\n"
+              "36 35 259:1 / /data rw - ext4 /dev/nvme0n1 rw,data=ordered\n");
+  EXPECT_EQ(condition("udev database").state, State::met);
+  EXPECT_EQ(condition("udev database").detail, "knows /data");
 }
 
 TEST_F(CuFileDiagnosis, names_file_systems_that_fit_and_those_that_do_not) {
