@@ -83,7 +83,7 @@ TEST_P(Staging, every_alignment_of_file_and_memory_is_read_and_nothing_else_is_t
   write_file(folder_.path("file"), bytes);
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
-  const Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib + 8192).value();
   const std::vector<std::byte> background(memory.size_bytes(), std::byte{0x5a});
   for (const bool cold : {false, true}) {
     for (const std::uint64_t offset : {0U, 1U, 511U, 4095U, 4097U, 1048575U}) {

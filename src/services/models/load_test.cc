@@ -18,6 +18,15 @@ class ModelLoad : public ModelTest {
     std::vector<std::uint64_t> shape;
   };
 
+  // Comes again after 64 KiB.
+  static std::string content_of(const Shaped& tensor) {
+    std::string content(1 << 16, '\0');
+    for (std::size_t i = 0; i < content.size(); ++i) {
+      content[i] = static_cast<char>((i * 7 + tensor.name.size()) ^ (i >> 8));
+    }
+    return content;
+  }
+
   std::string write_model(const std::string& name, const std::vector<Shaped>& tensors) {
     std::string json, data;
     for (const Shaped& tensor : tensors) {
@@ -29,7 +38,9 @@ class ModelLoad : public ModelTest {
       }
       json += (json.empty() ? "{\"" : ",\"") + tensor.name + R"(":{"dtype":"U8","shape":[)" + shape +
               R"(],"data_offsets":[)" + std::to_string(data.size()) + "," + std::to_string(data.size() + size) + "]}";
-      for (std::uint64_t i = 0; i < size; ++i) data += static_cast<char>((i * 7 + tensor.name.size()) ^ (i >> 8));
+      const std::string content = content_of(tensor);
+      for (; size > content.size(); size -= content.size()) data += content;
+      data += content.substr(0, size);
     }
     data_ = data;
     return write(name, safetensors_file(json + "}", data));
