@@ -4,37 +4,12 @@
 
 #include <array>
 #include <atomic>
-#include <set>
 #include <thread>
+
+#include "core/test_key_engine.h"
 
 namespace penstock::core {
 namespace {
-
-// Gives keys and remembers which are in use; refuses memory larger than it likes.
-class KeyEngine : public engine::Engine {
- public:
-  const engine::Description& description() const override { return description_; }
-  engine::Probe probe() const override { return {.available = true}; }
-  Result<std::unique_ptr<engine::Store>> open(const std::string&, const OpenOptions&) override {
-    return Error{Code::unsupported, 0, "not here", ""};
-  }
-  Result<engine::MemoryKey> attach(Region memory) override {
-    if (memory.size_bytes > most_bytes) return Error{Code::out_of_memory, 0, "too large", ""};
-    keys.insert(++last_);
-    return engine::MemoryKey{last_};
-  }
-  void detach(engine::MemoryKey key) override { EXPECT_EQ(keys.erase(key.id), 1U); }
-  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions&) override {
-    return Error{Code::unsupported, 0, "not here", ""};
-  }
-
-  std::set<std::uint32_t> keys;
-  std::size_t most_bytes = SIZE_MAX;
-
- private:
-  const engine::Description description_{.name = "keys"};
-  std::uint32_t last_ = 0;
-};
 
 class MemoryMapTest : public testing::Test {
  protected:

@@ -1,9 +1,8 @@
 // GPU memory: ours, and that of others.
 #include <dlfcn.h>
 
-#include <set>
-
 #include "core/memory_map.h"
+#include "core/test_key_engine.h"
 #include "gpu/gpu_test.h"
 
 namespace penstock::test {
@@ -215,33 +214,9 @@ TEST_F(GpuMemory, nothing_is_left_behind_by_a_context) {
   EXPECT_EQ(twice.allocations, 0U);
 }
 
-// Reaches GPU memory, and gives a key for each piece of it.
-class KeyEngine : public engine::Engine {
- public:
-  const engine::Description& description() const override { return description_; }
-  engine::Probe probe() const override { return {.available = true}; }
-  Result<std::unique_ptr<engine::Store>> open(const std::string&, const OpenOptions&) override {
-    return Error{Code::unsupported, 0, "not here", ""};
-  }
-  Result<engine::MemoryKey> attach(Region) override {
-    keys.insert(++last_);
-    return engine::MemoryKey{last_};
-  }
-  void detach(engine::MemoryKey key) override { EXPECT_EQ(keys.erase(key.id), 1U); }
-  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions&) override {
-    return Error{Code::unsupported, 0, "not here", ""};
-  }
-
-  std::set<std::uint32_t> keys;
-
- private:
-  const engine::Description description_{.name = "keys", .reaches_device = true};
-  std::uint32_t last_ = 0;
-};
-
 TEST_F(GpuMemory, other_memory_at_the_address_of_what_was_attached_is_not_taken_for_it) {
   PENSTOCK_NEEDS_FAKE();
-  KeyEngine engine;
+  core::KeyEngine engine(true);
   core::MemoryMap map({&engine});
   const cuda::Current current(gpu());
   cuda::CuDevicePtr address = 0;
