@@ -9,7 +9,7 @@
 #   --out DIR     the folder to make anew (default: deps)
 #   --bench       also the sources of fio, which scripts/install-deps.sh --bench builds on the other machine
 #   --peers       also the loaders that bench/peers compares, as wheels: install them there with
-#                 pip install --no-index --no-deps deps/peers/*.whl
+#                 pip install --no-index --no-deps deps/peers/*.whl deps/wheels/safetensors-*.whl
 #   --python V    the version of Python that the wheels are for (default: 3.12)
 #
 # Packages are downloaded from the sources in /etc/apt with a state of their own: nothing of this system changes, and
@@ -24,7 +24,7 @@ arch=amd64
 out=deps
 bench=false
 peers=()
-python=3.12
+version=3.12
 while (($#)); do
   case $1 in
     --help | -h) show_help && exit ;;
@@ -34,13 +34,16 @@ while (($#)); do
       shift && continue
       ;;
     --arch | --out | --python) (($# > 1)) || die "$1 needs a value" ;;&
-    --python) python=$2 ;;
+    --python) version=$2 ;;
     --arch) arch=$2 ;;
     --out) out=$2 ;;
     *) die "unknown argument $1; see --help" ;;
   esac
   shift 2
 done
+python=python3
+[[ ! -x .venv/bin/python ]] || python=.venv/bin/python
+"$python" -c 'import pip' 2> /dev/null || die "$python has no pip: run scripts/install-deps.sh, or install python3-pip"
 command -v apt-get dpkg-deb > /dev/null || die "apt-get and dpkg-deb are needed: run this on Debian or Ubuntu"
 if [[ -e $out && ! -d $out/usr && -n $(ls -A "$out") ]]; then
   die "$out is not a bundle: refusing to replace it"
@@ -93,15 +96,14 @@ add_fio_sources() {
 
 # download_wheels FOLDER ARGUMENT...: as the other machine would.
 download_wheels() {
-  local folder=$1 machine tag pip=python3 platforms=()
+  local folder=$1 machine tag platforms=()
   shift
   case $arch in amd64) machine=x86_64 ;; arm64) machine=aarch64 ;; *) machine=$arch ;; esac
   for tag in any {manylinux2014,manylinux_2_24,manylinux_2_27,manylinux_2_28,manylinux_2_34}_"$machine"; do
     platforms+=(--platform "$tag")
   done
-  [[ ! -x .venv/bin/python ]] || pip=.venv/bin/python
-  "$pip" -m pip --disable-pip-version-check download --quiet --only-binary=:all: "${platforms[@]}" \
-    --python-version "$python" --dest "$work/bundle/$folder" "$@"
+  "$python" -m pip --disable-pip-version-check download --quiet --only-binary=:all: "${platforms[@]}" \
+    --python-version "$version" --dest "$work/bundle/$folder" "$@"
 }
 
 # What a wheel needs beside itself (torch, CuPy, NumPy) is far too large to travel. A loader without a wheel for that
@@ -109,7 +111,7 @@ download_wheels() {
 add_peers() {
   local peer
   for peer in "${peers[@]}"; do
-    download_wheels peers --no-deps "$peer" || echo "$peer: no wheel for Python $python on $arch" >&2
+    download_wheels peers --no-deps "$peer" || echo "$peer: no wheel for Python $version on $arch" >&2
   done
 }
 

@@ -35,7 +35,7 @@ bundle_folder() {
 pip_install() {
   local from=(--retries 1 --timeout 15) bundle
   bundle=$(bundle_folder)
-  [[ -z $bundle ]] || from=(--no-index --find-links "$bundle/wheels")
+  [[ ! -d $bundle/wheels ]] || from=(--no-index --find-links "$bundle/wheels")
   timeout 120 "$1" -m pip --quiet --disable-pip-version-check install "${from[@]}" "${@:2}"
 }
 

@@ -67,6 +67,16 @@ def test_parts_are_what_safetensors_gives(tmp_path, monkeypatch, framework, most
                         (numpy.asarray(got) == numpy.asarray(expected)).all(), (name, index)
 
 
+def test_dots_keep_numbers_and_lists_apart_for_numpy(tmp_path):
+    path = tmp_path / "model"
+    contents = write_model(path, [("a", "U8", (7, 5, 6))])
+    whole = numpy.frombuffer(contents["a"], numpy.uint8).reshape(7, 5, 6)
+    with penstock.safe_open(path, "np") as file:
+        for index in ((slice(None), 3, ..., [2, 4]), (slice(None), [0, 1], ..., [2, 4]), (3, ..., 2), (..., [0, 1])):
+            part = file.get_slice("a")[index]
+            assert part.shape == whole[index].shape and (part == whole[index]).all()
+
+
 @pytest.mark.parametrize("framework", ["pt", "np"])
 def test_a_part_can_be_walked_along(mixed, framework):
     with penstock.safe_open(mixed[0], framework) as file:

@@ -237,3 +237,21 @@ def test_checksums_tell_what_was_spoiled(tmp_path, tensors):
         file.write(bytes([last[0] ^ 1]))
     [checked] = penstock.verify(path)
     assert checked.verdict == "wrong" and len(checked.wrong_tensors) == 1 and checked.path == str(path)
+
+
+class Stateful(torch.nn.Linear):
+    def get_extra_state(self):
+        return {"turns": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_state_that_is_no_tensor_is_told_by_name(tmp_path):
+    module = Stateful(2, 3)
+    with pytest.raises(penstock.Error, match="'_extra_state' is a dict"):
+        penstock.torch.save_model(module, tmp_path / "m")
+    penstock.torch.save_model(torch.nn.Linear(2, 3), tmp_path / "m")
+    with pytest.raises(penstock.Error, match="_extra_state"):
+        penstock.torch.load_model(module, tmp_path / "m")
+    assert penstock.torch.load_model(module, tmp_path / "m", strict=False) == ({"_extra_state"}, [])

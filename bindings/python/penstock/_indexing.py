@@ -41,7 +41,11 @@ def plan(framework: str, shape: Sequence[int], index: Any, dimensions: int) -> O
     if 0 in shape:
         return None  # there is nothing to read
     try:
-        picks = spread([plain(framework, each) for each in (index if isinstance(index, tuple) else (index,))], shape)
+        given = [plain(framework, each) for each in (index if isinstance(index, tuple) else (index,))]
+        dotted = any(each is Ellipsis for each in given)
+        if framework == "np" and dotted and sum(isinstance(each, (int, list)) for each in given) > 1:
+            raise Unclear  # for NumPy the dots keep numbers and lists apart, also where they stand for nothing
+        picks = spread(given, shape)
     except Unclear:
         return None
     places = [place for place, each in enumerate(picks) if each is not None]

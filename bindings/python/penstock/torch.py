@@ -37,6 +37,7 @@ def save_model(model: Any, filename: str, metadata: Optional[Mapping[str, str]] 
     """Saves a module. Of names for the same memory one that means all of it is saved; the metadata says which the others
     are, where it has no such name already."""
     state = model.state_dict()
+    check_tensors(state)
     aliases = {}
     for names in shared_groups(state):
         kept = kept_of(names, state)
@@ -64,7 +65,7 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     A name that stands for the memory of one that the file has, or for a part of it, is not missing.
     """
     tensors = load_file(filename, device, **options)
-    state = model.state_dict()
+    state = _models.tensors_in(model)
     try:
         missing, unexpected = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:  # other shapes
@@ -82,12 +83,16 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     return loaded
 
 
-def check_no_sharing(tensors: Mapping[str, Any]) -> None:
+def check_tensors(tensors: Mapping[str, Any]) -> None:
     import torch
 
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise invalid(f"{name!r} is a {type(tensor).__name__}", "give tensors of torch")
+
+
+def check_no_sharing(tensors: Mapping[str, Any]) -> None:
+    check_tensors(tensors)
     groups = shared_groups(tensors)
     if groups:
         raise mismatch(f"tensors share memory: {[sorted(names) for names in groups]}",
