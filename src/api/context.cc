@@ -225,11 +225,13 @@ Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
   }
   auto allocation = memory::Allocation::create(options);
   if (!allocation) return allocation.error();
-  if (gpu != nullptr && !(*allocation)->register_with(*gpu)) {
-    options.lock = true;
-    allocation->reset();  // refunds the budget
-    allocation = memory::Allocation::create(options);
-    if (!allocation) return allocation.error();
+  if (gpu != nullptr) {
+    if (auto registered = (*allocation)->register_with(*gpu); !registered) {
+      options.lock = true;
+      allocation->reset();  // refunds the budget
+      allocation = memory::Allocation::create(options);
+      if (!allocation) return registered.error();
+    }
   }
   const Region region = (*allocation)->region();
   const bool attach = pinned || domain.kind() == Domain::Kind::cuda;

@@ -207,8 +207,10 @@ void Lane::wait_for_copies(TimePoint until) {
 
 // The part can't go on before no stream waits. If its own stream does, neither would ever move.
 Lane::CutResult Lane::put_off(Part& part, TimePoint now) {
-  if (part.hold->order && part.hold->stop_code() == Code::ok) {
-    log(LogLevel::warning, "a new lane can't register memory while streams wait; a request in stream order is ended");
+  const double limit = environment_->options.deadlines.stream_seconds;
+  const bool too_long = limit > 0 && now - part.last_progress >= duration_from_seconds(limit);
+  if ((part.hold->order || too_long) && part.hold->stop_code() == Code::ok) {
+    log(LogLevel::warning, "a lane can't register memory while streams wait; a request that needs it is ended");
     part.hold->stop(Code::would_deadlock);
   }
   next_look_ = std::min(next_look_, now + between_tries);

@@ -47,6 +47,7 @@ void Lane::cut_work(TimePoint now) {
       if (first_put_off == nullptr) first_put_off = &part;
       continue;
     }
+    if (first_put_off == &part) first_put_off = nullptr;
     const bool unit_is_cut = part.unit.count == 0 && part.stage == Stage::transfer;
     // Known at once, a part that has no more to cut ends with its last operation and not a step later.
     const bool was_last = part.claimed == part.claimed_end && !part.hold->has_more_units();

@@ -25,6 +25,7 @@ constexpr auto caretaker_period = std::chrono::milliseconds(1);
 constexpr int caretaker_idle_periods = 100;
 
 constexpr Duration prepare_time = std::chrono::seconds(30);
+constexpr Duration between_looks = std::chrono::milliseconds(100);
 
 constexpr std::string_view leaked_message =
     "a lane still waits for operations that never came back; it and its memory are left behind";
@@ -68,8 +69,6 @@ LaneSet::Worker LaneSet::start_lane(std::uint32_t slot) {
 
 Status LaneSet::prepare(cuda::Device& gpu) {
   const double stream_seconds = environment_->options.deadlines.stream_seconds;
-  const bool streams_wait = cuda::Quiet::of_process().streams_wait();
-  const Duration limit = streams_wait && stream_seconds > 0 ? duration_from_seconds(stream_seconds) : prepare_time;
   auto left = std::make_shared<std::atomic<std::uint32_t>>(size_);
   {
     const std::scoped_lock lock(mutex_);
@@ -81,14 +80,17 @@ Status LaneSet::prepare(cuda::Device& gpu) {
     }
   }
   cuda::StreamOrder::prepare(gpu);
-  const TimePoint deadline = Clock::now() + limit;
+  const TimePoint begun = Clock::now();
   for (std::uint32_t now = left->load(); now != 0; now = left->load(std::memory_order_acquire)) {
+    const bool streams_wait = stream_seconds > 0 && cuda::Quiet::of_process().streams_wait();
+    const TimePoint deadline = begun + (streams_wait ? duration_from_seconds(stream_seconds) : prepare_time);
     if (Clock::now() >= deadline) {
       if (streams_wait) return cuda::streams_wait_error("prepare " + gpu.info().domain.name());
       return Error{Code::timed_out, 0, "preparing " + gpu.info().domain.name() + " took too long",
                    "is the GPU busy, or are all lanes stuck?"};
     }
-    futex_wait_until(*left, now, deadline);
+    // A stream may begin to wait meanwhile.
+    futex_wait_until(*left, now, std::min(deadline, Clock::now() + between_looks));
   }
   const std::scoped_lock lock(mutex_);
   prepared_.push_back(&gpu);

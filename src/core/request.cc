@@ -236,8 +236,9 @@ Status Request::find_gpus(std::span<const Range> ranges) {
     }
     span.gpu = gpu;
     StoreEntry* direct = stores[span.store].entry->for_device(*environment_);
+    if (direct == nullptr) continue;
     const auto* entry = MemoryMap::find(*attached, span.memory, span.length);
-    if (direct != nullptr && entry != nullptr) span.key = entry->keys[direct->engine()];
+    if (entry != nullptr) span.key = entry->keys[direct->engine()];
   }
   return {};
 }

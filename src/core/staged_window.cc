@@ -17,11 +17,13 @@ constexpr std::uint64_t windows_between_looks = 4;
 
 }  // namespace
 
-Duration ShortestLatency::with(Duration latency) {
-  Duration shortest = shortest_.load(std::memory_order_relaxed);
-  while (latency < shortest && !shortest_.compare_exchange_weak(shortest, latency, std::memory_order_relaxed)) {
+Duration ShortestLatency::with(std::uint64_t bytes, Duration latency) {
+  std::atomic<Duration>& place = shortest_[static_cast<std::size_t>(std::bit_width(bytes | 1) - 1)];
+  Duration shortest = place.load(std::memory_order_relaxed);
+  while (shortest == Duration::zero() || latency < shortest) {
+    if (place.compare_exchange_weak(shortest, latency, std::memory_order_relaxed)) return latency;
   }
-  return std::min(shortest, latency);
+  return shortest;
 }
 
 StagedWindow::StagedWindow(std::uint64_t chunk_bytes, std::uint64_t least_bytes, std::uint64_t most_bytes)

@@ -9,6 +9,7 @@
 // Thread safety: its lane's. Lifetime: its lane's.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 
@@ -16,18 +17,19 @@
 
 namespace penstock::core {
 
-// The least that an operation has taken, by all lanes of a Context. A lane alone can't know it: where all begin at
-// once, the last finds the queue of the others at its first operation. Never forgotten: where it is too short for the
-// disk of today, lanes have little in flight, which is enough for local disks.
+// The least that operations of a length have taken, by all lanes of a Context. A lane alone can't know it: where all
+// begin at once, the last finds the queue of the others at its first operation. Never forgotten: where it is too short
+// for the disk of today, lanes have little in flight, which is enough for local disks.
 //
 // Thread safety: any thread.
 class ShortestLatency {
  public:
   // Takes another into account.
-  Duration with(Duration latency);
+  Duration with(std::uint64_t bytes, Duration latency);
 
  private:
-  std::atomic<Duration> shortest_{Duration::max()};
+  // By the logarithm of the length; zero: none yet.
+  std::array<std::atomic<Duration>, 64> shortest_{};
 };
 
 class StagedWindow {

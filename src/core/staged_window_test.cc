@@ -53,7 +53,7 @@ Duration read_from(const Disk& disk, std::span<StagedWindow> windows, int operat
     now = std::max(now, first.ends);
     const Duration latency = now - first.began;
     first.window->end(first.bytes);
-    first.window->note(first.bytes, latency, shortest.with(latency));
+    first.window->note(first.bytes, latency, shortest.with(first.bytes, latency));
     fill(*first.window);
   }
   for (const Running& left : running) left.window->end(left.bytes);
@@ -110,6 +110,15 @@ TEST(StagedWindow, learns_nothing_from_operations_of_another_length) {
   StagedWindow window(mib, least, most);
   for (int i = 0; i < 1000; ++i) window.note(4096, nanoseconds(1), nanoseconds(1));
   EXPECT_EQ(window.window_bytes(), least);
+}
+
+TEST(ShortestLatency, is_kept_for_each_length) {
+  ShortestLatency shortest;
+  EXPECT_EQ(shortest.with(256 * kib, microseconds(300)), microseconds(300));
+  EXPECT_EQ(shortest.with(4 * kib, microseconds(20)), microseconds(20));
+  EXPECT_EQ(shortest.with(256 * kib, microseconds(500)), microseconds(300));
+  EXPECT_EQ(shortest.with(256 * kib, microseconds(200)), microseconds(200));
+  EXPECT_EQ(shortest.with(0, microseconds(1)), microseconds(1));
 }
 
 }  // namespace

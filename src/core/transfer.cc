@@ -161,10 +161,10 @@ void Lane::on_done(std::size_t engine, const Done& done, TimePoint now) {
   }
   if (trace_ != nullptr) trace_->add_transfer(TraceKind::storage, flight.submitted, now, moved, route);
   if (flight.op.path == Path::direct && flight.user != nullptr) adapt_depth(latency, now);
-  if (flight.in_window && done.bytes >= flight.length) {
+  if (flight.in_window && done.bytes >= flight.length && flight.length == window_.piece_bytes()) {
     const bool remote = is_remote(flight.entry->info().locality);
     ShortestLatency& shortest = remote ? environment_->shortest_remote : environment_->shortest_local;
-    window_.note(flight.length, latency, shortest.with(latency));
+    window_.note(flight.length, latency, shortest.with(flight.length, latency));
   }
   if (flight.orphan) {
     on_orphan_home(index);

@@ -1,14 +1,18 @@
 #include "cuda/quiet.h"
 
 #include <chrono>
+#include <system_error>
 #include <thread>
 #include <utility>
+
+#include "base/log.h"
 
 namespace penstock::cuda {
 
 namespace {
 
 constexpr auto between_looks = std::chrono::milliseconds(1);
+constexpr auto longest_call = std::chrono::seconds(5);
 
 }  // namespace
 
@@ -17,9 +21,10 @@ Quiet& Quiet::of_process() {
   return *quiet;
 }
 
-void Quiet::begin_wait() {
-  const std::scoped_lock lock(mutex_);
-  waits_.fetch_add(1);
+bool Quiet::begin_wait() {
+  const std::unique_lock lock(mutex_, longest_call);
+  if (lock) waits_.fetch_add(1);
+  return lock.owns_lock();
 }
 
 bool Quiet::run(const std::function<void()>& call) {
@@ -34,7 +39,14 @@ void Quiet::run_later(std::function<void()> call) {
   if (fork_guard_.in_child() || run(call)) return;
   const std::scoped_lock lock(deferred_mutex_);
   deferred_.push_back(std::move(call));
-  if (!std::exchange(has_thread_, true)) std::thread([this] { run_deferred(); }).detach();
+  if (has_thread_) return;
+  try {
+    std::thread([this] { run_deferred(); }).detach();
+    has_thread_ = true;
+  } catch (const std::system_error& error) {
+    log(LogLevel::warning,
+        std::string("no thread to free memory later: ") + error.what());  // the next call tries again
+  }
 }
 
 void Quiet::run_deferred() {

@@ -21,8 +21,9 @@ class Quiet {
  public:
   static Quiet& of_process();
 
-  // A stream is about to wait for us. Calls that are under way end first.
-  void begin_wait();
+  // A stream is about to wait for us. Calls that are under way end first; false if they don't, because the device is
+  // busy with something that may wait for the caller.
+  bool begin_wait();
   void end_wait() { waits_.fetch_sub(1); }
   bool streams_wait() const { return waits_.load() != 0; }
 
@@ -35,7 +36,7 @@ class Quiet {
   void run_deferred();
 
   const ForkGuard fork_guard_;
-  std::shared_mutex mutex_;  // shared by calls; a stream that begins to wait has it alone, for a moment
+  std::shared_timed_mutex mutex_;  // shared by calls; a stream that begins to wait has it alone, for a moment
   std::atomic<std::uint32_t> waits_{0};
   std::mutex deferred_mutex_;
   std::vector<std::function<void()>> deferred_;

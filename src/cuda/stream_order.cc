@@ -40,8 +40,12 @@ Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* st
   std::unique_ptr<StreamOrder> order(new StreamOrder(device, *event));
   auto cell = ControlMemory::of_process().take(device, sizeof(Word));
   if (!cell) return cell.error();
+  if (!Quiet::of_process().begin_wait()) {
+    ControlMemory::of_process().give_back(*cell);
+    return Error{Code::would_deadlock, 0, what + ": memory is being freed or registered, which takes too long",
+                 "the device may be busy with work that waits for this thread: submit that first"};
+  }
   order->cell_ = *cell;
-  Quiet::of_process().begin_wait();
   device.stream_waits().fetch_add(1);
   order->generation_ = order->word().load(std::memory_order_relaxed) + 1;
   CuResult result = api.event_record(*event, handle);

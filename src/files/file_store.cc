@@ -53,9 +53,8 @@ FileStore::~FileStore() {
       info_.name + " does not close: the server of its " + info_.file_system + " does not answer; it is left behind");
 }
 
-void FileStore::leave_open() {
-  static_cast<void>(buffered_.release());
-  static_cast<void>(direct_.release());
+std::shared_ptr<const void> FileStore::give_descriptors() {
+  return std::make_shared<std::pair<UniqueFd, UniqueFd>>(std::move(buffered_), std::move(direct_));
 }
 
 Result<Identity> FileStore::identity() const {

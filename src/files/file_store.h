@@ -28,8 +28,8 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   engine::Writer* writer() override { return info_.writable ? this : nullptr; }
 
  protected:
-  // Gives the descriptors to somebody who may use them for as long as the process lives.
-  void leave_open();
+  // They are closed with what is returned. REQUIRES: nothing else is asked of the store any more.
+  std::shared_ptr<const void> give_descriptors();
 
  private:
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override;

@@ -15,9 +15,10 @@ class Store : public files::FileStore {
   Store(files::OpenedFile file, std::shared_ptr<Library> library, CfHandle handle, Route route)
       : FileStore(std::move(file)), library_(std::move(library)), handle_(handle), route_(route) {}
   ~Store() override {
-    const Status ended = library_->take_down(
-        "cuFileHandleDeregister", [handle = handle_, remove = library_->api().handle_deregister] { remove(handle); });
-    if (!ended) leave_open();  // cuFile may still look at the descriptor
+    // The descriptors go with the call: cuFile may look at them for as long as it lasts.
+    static_cast<void>(
+        library_->take_down("cuFileHandleDeregister", [handle = handle_, remove = library_->api().handle_deregister,
+                                                       descriptors = give_descriptors()] { remove(handle); }));
   }
 
   CfHandle handle() const { return handle_; }
