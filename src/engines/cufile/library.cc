@@ -278,7 +278,8 @@ Route Library::judge(Route expected) const {
   return counted ? route_from_counts(expected, *counted) : expected;
 }
 
-Result<CfHandle> Library::register_file(int fd, const std::string& name, std::shared_ptr<const void> owner) const {
+Result<CfHandle> Library::register_file(int fd, const std::string& name,
+                                        const std::shared_ptr<const void>& owner) const {
   const auto handle = std::make_shared<CfHandle>(nullptr);  // shared with a call that may outlive us
   const auto error = set_up(
       "cuFileHandleRegister",

@@ -80,7 +80,7 @@ class Library : public std::enable_shared_from_this<Library> {
 
   // An O_DIRECT descriptor as a handle; `name` is for messages. `owner` holds the descriptor, for as long as cuFile may
   // look at it.
-  Result<CfHandle> register_file(int fd, const std::string& name, std::shared_ptr<const void> owner) const;
+  Result<CfHandle> register_file(int fd, const std::string& name, const std::shared_ptr<const void>& owner) const;
 
   // Make a call that may never come back; what they are given must own what it needs. Code::engine_unavailable if it
   // does not come back in time. Where another has not yet, set_up does not begin at all, and take_down does not wait.
