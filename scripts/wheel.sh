@@ -64,10 +64,10 @@ try_bare() {
 
 # The tests need pytest, NumPy, torch and safetensors: those of the interpreter that built the wheel.
 run_tests() {
-  local libraries tests=("$PWD"/tests/python/*_test.py)
-  libraries=$("$python" -c 'import sys; print(":".join(path for path in sys.path if path.endswith("-packages")))') &&
-    (cd "$work" && PYTHONPATH=$libraries "$work/venv/bin/python" -B "${tests[0]%/*}/run.py" "${tests[@]}") ||
-    (($? == 77)) # skipped, with the reason printed
+  local libraries status=0 tests=("$PWD"/tests/python/*_test.py)
+  libraries=$("$python" -c 'import sys; print(":".join(path for path in sys.path if path.endswith("-packages")))') || return
+  (cd "$work" && PYTHONPATH=$libraries "$work/venv/bin/python" -B "${tests[0]%/*}/run.py" "${tests[@]}") || status=$?
+  ((status == 0 || status == 77)) # the latter: skipped, with the reason printed
 }
 
 stage 'build the wheel' build_wheel
