@@ -95,9 +95,9 @@ constexpr int first_storage_row = 1;
 constexpr int first_copy_row = 10'000;
 
 // Every row ends somewhere; what begins later than that fits into it.
-class Rows {
+class TraceRows {
  public:
-  explicit Rows(int first) : first_(first) {}
+  explicit TraceRows(int first) : first_(first) {}
   int place(const TraceEvent& event) {
     const auto free = std::ranges::find_if(ends_, [&](double end) { return end <= event.begin_seconds; });
     const auto row = free - ends_.begin();
@@ -127,7 +127,7 @@ void add_name(std::string& text, std::uint32_t lane, int row, const char* what, 
   add_line(text, R"({"ph":"M","pid":%u,"tid":%d,"name":"%s","args":{"name":"%s"}})", lane, row, what, name.c_str());
 }
 
-void add_rows(std::string& text, std::uint32_t lane, const Rows& rows, const char* name) {
+void add_rows(std::string& text, std::uint32_t lane, const TraceRows& rows, const char* name) {
   for (int row = rows.first(); row < rows.end(); ++row) add_name(text, lane, row, "thread_name", name);
 }
 
@@ -151,7 +151,7 @@ void add_lane(std::string& text, std::vector<TraceEvent> events) {
   const std::uint32_t lane = events.front().lane;
   add_name(text, lane, 0, "process_name", "lane " + std::to_string(lane));
   add_name(text, lane, 0, "thread_name", "waiting");
-  Rows storage(first_storage_row), copies(first_copy_row);
+  TraceRows storage(first_storage_row), copies(first_copy_row);
   for (const TraceEvent& event : events) {
     const int row = event.kind == TraceKind::storage ? storage.place(event)
                     : event.kind == TraceKind::copy  ? copies.place(event)

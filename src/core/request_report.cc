@@ -1,0 +1,198 @@
+// The request's second half: what became of it, in numbers and in words.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/environment.h"
+#include "core/request.h"
+
+namespace penstock::core {
+
+namespace {
+
+constexpr const char* device_lost_hint =
+    "this process can't use the GPU any more: start a new one, and look for the kernel that failed";
+
+}  // namespace
+
+void Request::add_up_parts() {
+  double wall_seconds = 0;
+  for (Part& part : parts) {
+    summary_.bytes += part.bytes.load(std::memory_order_relaxed);
+    for (std::size_t i = 0; i < route_count; ++i) summary_.routes[i] += part.routes[i];
+    for (std::size_t i = 0; i < reason_count; ++i) reasons_[i] += part.reasons[i];
+    summary_.failure_count += part.failure_count;
+    for (const Failure& failure : part.failures) {
+      if (summary_.failures.size() < failures_kept) summary_.failures.push_back(failure);
+    }
+    summary_.cpu_seconds += part.cpu_seconds;
+    summary_.copy_seconds += part.copy_seconds;
+    wall_seconds += part.wall_seconds;
+  }
+  summary_.storage_seconds = std::max(0.0, wall_seconds - summary_.cpu_seconds - summary_.copy_seconds);
+  if (wall_seconds == 0) return;
+  if (summary_.copy_seconds > std::max(summary_.storage_seconds, summary_.cpu_seconds)) {
+    summary_.limit = Limit::copy;
+    return;
+  }
+  // Copying out of the page cache is the CPU's work even where a lane had to wait for a CPU.
+  const auto bytes_by = [&](Route route) { return summary_.routes[static_cast<std::size_t>(route)]; };
+  const bool mostly_copied = bytes_by(Route::cached) + bytes_by(Route::cached_staged) > summary_.bytes / 20 * 19;
+  const bool mostly_busy = summary_.cpu_seconds > 0.6 * wall_seconds;
+  summary_.limit = mostly_copied || mostly_busy ? Limit::cpu : Limit::storage;
+}
+
+Outcome Request::judge() {
+  std::uint32_t flushed = 0;
+  bool abandoned = false;
+  for (const Part& part : parts) {
+    flushed += part.stores_flushed;
+    abandoned |= part.abandoned;
+    stopped_short_ |= part.withdrawn;
+  }
+  if (abandoned) return Outcome::abandoned;
+  // A stream that was let go before its request had ended has gone on without the bytes.
+  const bool in_order = stop_code() != Code::would_deadlock;
+  const bool whole = in_order && summary_.bytes == total_bytes && (!durable || flushed == stores.size());
+  stopped_short_ = !whole && (stopped_short_ || summary_.failure_count == 0);
+  if (stopped_short_) {
+    const bool asked_for = stop_code() == Code::cancelled || stop_code() == Code::closed;
+    return asked_for ? Outcome::cancelled : Outcome::failed;
+  }
+  if (summary_.failure_count != 0) return Outcome::failed;
+  for (std::size_t i = 0; i < stores.size(); ++i) {
+    if (!stores[i].check_identity) continue;
+    const auto now = stores[i].entry->store().identity();
+    if (now && *now == stores[i].before) continue;
+    summary_.failure_count = 1;
+    summary_.failures.push_back({0, 0, total_bytes, Code::changed, 0});
+    return Outcome::failed;
+  }
+  return Outcome::done;
+}
+
+// A number by itself says nothing to a person. Engines know their own, which are none of the system's or of CUDA's.
+engine::Meaning Request::cause_of(const Failure& failure, StoreEntry& entry) const {
+  const std::int32_t number = failure.system_error;
+  if (number == 0) return {std::string(code_name(failure.code)), {}};
+  for (const StoreEntry* one : {has_gpu ? entry.for_device(*environment_) : nullptr, &entry}) {
+    if (one == nullptr) continue;
+    if (auto meaning = (*environment_->engines)[one->engine()]->meaning_of(number)) return *meaning;
+  }
+  if (failure.code != Code::device_error && failure.code != Code::device_lost) return {std::strerror(number), {}};
+  const auto driver = cuda::Driver::get();
+  if (!driver) return {"CUDA error " + std::to_string(number), {}};
+  Error error = (*driver)->error(number, "CUDA");
+  return {std::move(error.message), std::move(error.hint)};
+}
+
+Error Request::describe_failures() const {
+  const Failure& first = summary_.failures.front();
+  const std::size_t store = first.range < spans.size() ? spans[first.range].store : 0;
+  const StoreInfo& info = stores[store].entry->info();
+  std::string message = info.name + ": " + std::string(verb());
+  if (first.code == Code::changed) {
+    return {Code::changed, 0, info.name + ": the file was modified or replaced while it was read",
+            "read it again when nothing writes to it"};
+  }
+  message += " of " + std::to_string(first.bytes) + " bytes at offset " + std::to_string(first.offset) + " failed: ";
+  engine::Meaning cause = cause_of(first, *stores[store].entry);
+  message += cause.text;
+  if (summary_.failure_count > 1) {
+    message += " (the first of " + std::to_string(summary_.failure_count) + " failed operations)";
+  }
+  std::string hint = std::move(cause.hint);
+  if (first.code == Code::truncated) hint = "the file became shorter while it was read; read it again";
+  if (first.code == Code::no_space) hint = "free room on the file system";
+  if (first.code == Code::io_error && hint.empty()) hint = "look at the kernel's log for the device";
+  if (first.code == Code::no_route) {
+    hint = stores[store].entry->from_host() ? "allow more routes, or leave allowed_routes empty"
+                                            : "name the engine's route in allowed_routes, or leave the engine unset";
+  }
+  if (first.code == Code::device_lost) hint = device_lost_hint;
+  return {first.code, first.system_error, std::move(message), std::move(hint)};
+}
+
+Error Request::describe(Outcome outcome) const {
+  const std::string progress =
+      std::to_string(summary_.bytes) + " of " + std::to_string(total_bytes) + " bytes were transferred";
+  switch (outcome) {
+    case Outcome::abandoned:
+      return {Code::abandoned, 0, "operations did not come back in time; " + progress,
+              engine::moves_bytes(kind) ? "keep the memory until the process ends: the device may still touch it"
+                                        : "the device may still change the range"};
+    case Outcome::cancelled:
+      return {stop_code(), 0,
+              (stop_code() == Code::closed ? "the Context was closed; " : "cancelled by the caller; ") + progress, ""};
+    default:
+      break;
+  }
+  if (!stopped_short_) return describe_failures();
+  if (stop_code() == Code::would_deadlock && !order) {
+    return {Code::would_deadlock, 0,
+            "streams wait for other requests, and memory for this one can't be registered meanwhile; " + progress,
+            "prepare the GPU before the first request in stream order, or try again when those have ended"};
+  }
+  if (stop_code() == Code::would_deadlock) {
+    return {Code::would_deadlock, 0, "copies could not get past a stream that waits for them; " + progress,
+            "set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts, or put no copies on a stream behind a request"};
+  }
+  if (stop_code() == Code::changed) {
+    return {Code::changed, 0, "the file was replaced before its turn on the stream came", "open it again"};
+  }
+  if (stop_code() != Code::timed_out) {
+    return {stop_code(), 0, "the stream that the request is ordered by has failed; " + progress, device_lost_hint};
+  }
+  return {Code::timed_out, 0, "the deadline passed; " + progress, "allow more time, or find out why storage is slow"};
+}
+
+std::string Request::explain() const {
+  std::string text;
+  const auto add = [&](const std::string& reason) {
+    if (!reason.empty() && text.find(reason) == std::string::npos) text += (text.empty() ? "" : "; ") + reason;
+  };
+  for (const StoreUse& use : stores) {
+    add(use.entry->engine_reason());
+    if (!has_gpu) continue;
+    const StoreEntry* direct = use.entry->for_device(*environment_);
+    add(direct != nullptr ? direct->engine_reason() : use.entry->device_reason());
+  }
+  add(passed_over_);
+  const auto used = std::count_if(reasons_.begin(), reasons_.end(), [](std::uint64_t bytes) { return bytes != 0; });
+  for (std::size_t i = 0; i < reason_count; ++i) {
+    if (reasons_[i] == 0) continue;
+    text += "; ";
+    if (used > 1) text += std::to_string(reasons_[i]) + " bytes: ";
+    text += reason_text(static_cast<Reason>(i));
+  }
+  return text;
+}
+
+Report Request::report() const {
+  Report report;
+  if (ended()) {
+    report = summary_;
+  } else {
+    report.bytes = bytes_done();
+    report.seconds = seconds_between(begun, Clock::now());
+  }
+  const auto add_engine = [&](std::size_t engine) {
+    const std::string name = engine_name(engine);
+    if (report.engine.find(name) == std::string::npos) report.engine += (report.engine.empty() ? "" : ",") + name;
+  };
+  const auto bytes_by = [&](Route route) { return report.routes[static_cast<std::size_t>(route)]; };
+  const bool went_straight = bytes_by(Route::gds) + bytes_by(Route::p2pdma) + bytes_by(Route::cufile_compat) +
+                                 bytes_by(Route::cufile_unknown) !=
+                             0;
+  for (const StoreUse& use : stores) {
+    add_engine(use.entry->engine());
+    const StoreEntry* direct = has_gpu ? use.entry->for_device(*environment_) : nullptr;
+    if (direct != nullptr && went_straight) add_engine(direct->engine());
+  }
+  if (report.outcome == Outcome::pending) return report;
+  report.reason = explain();
+  if (report.outcome != Outcome::done) report.error = describe(report.outcome);
+  return report;
+}
+
+}  // namespace penstock::core
