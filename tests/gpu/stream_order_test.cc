@@ -319,18 +319,32 @@ TEST_F(InStreamOrder, small_requests_behind_one_that_waits_register_nothing) {
   EXPECT_TRUE(holds_content(bytes_of(other.region().part(0, 8192)), 1, 0));
 }
 
-TEST_F(InStreamOrder, a_context_that_is_not_prepared_waits_for_streams_or_is_refused) {
+TEST_F(InStreamOrder, a_context_that_is_not_prepared_waits_for_streams_and_is_refused_by_name) {
   options_.deadlines.stream_seconds = 0.05;
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   const Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
-  cuda::CuStream stream = make_stream();
-  Blocker earlier(gpu(), stream);
+  Blocker earlier(gpu(), make_stream());
   const auto refused = read_in_order(context, store, memory.region(), make_stream());
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code, Code::would_deadlock);
   EXPECT_NE(refused.error().hint.find("prepare"), std::string::npos);
 
+  const Report plain = context.read(store, 0, memory.region());
+  ASSERT_EQ(plain.outcome, Outcome::failed);
+  EXPECT_EQ(plain.error->code, Code::would_deadlock);
+  EXPECT_NE(plain.error->message.find("can't be registered"), std::string::npos) << plain.error->message;
+  earlier.let_go();
+  EXPECT_TRUE(context.read(store, 0, memory.region()).ok());
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+}
+
+TEST_F(InStreamOrder, a_context_that_is_not_prepared_goes_on_when_no_stream_waits) {
+  options_.deadlines.stream_seconds = 60;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
+  Blocker earlier(gpu(), make_stream());
   const Range range{&store, 0, memory.region()};
   Ticket plain = context.submit(Direction::read, {&range, 1}).value();
   std::vector<std::byte> host(2 * mib);
