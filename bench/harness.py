@@ -138,8 +138,8 @@ class Setup:
     def note(self, what, passed, detail):
         self.checks.append({"what": what, "passed": passed, "detail": detail})
 
-    def race(self, contenders, rounds=None, turns=1):
-        return race(contenders, rounds or self.rounds, self.deadline, turns)
+    def race(self, contenders, rounds=None, turns=1, insist=False):
+        return race(contenders, rounds or self.rounds, self.deadline, turns, insist)
 
     def in_equal_shares(self, items):
         """Each of them with its share of the row's time, as long as that lasts."""
@@ -347,7 +347,8 @@ def joined(samples):
 
 
 def race(contenders, rounds, deadline=None, turns=1, insist=False):
-    """Runs every contender in every round, in an order that rotates, so that none is always first.
+    """Runs every contender in every round, in an order that rotates, so that none is always first, and turns around,
+    so that none always follows the same other.
 
     Where a disk changes its pace from second to second, short turns within a round let all of them see the same. Past
     the deadline, three rounds have to do; with fewer there is no result, unless it insists on those.
@@ -361,8 +362,10 @@ def race(contenders, rounds, deadline=None, turns=1, insist=False):
             if not insist:
                 raise OutOfTime(f"time ran out after {number} rounds")
         taken = {name: [] for name in names}
-        for turn in range(number, number + turns):
-            for name in names[turn % len(names):] + names[:turn % len(names)]:
+        for turn in range(number * turns, (number + 1) * turns):
+            cycle, first = divmod(turn, len(names))
+            order = names[first:] + names[:first]
+            for name in reversed(order) if cycle % 2 else order:
                 taken[name].append(contenders[name]())
         results.append({name: joined(samples) for name, samples in taken.items()})
     return results

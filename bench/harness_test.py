@@ -52,12 +52,12 @@ class Verdicts(unittest.TestCase):
 
 
 class Races(unittest.TestCase):
-    def test_every_contender_is_first_in_turn(self):
+    def test_every_contender_is_first_in_turn_and_follows_every_other(self):
         order = []
         contenders = {name: lambda n=name: order.append(n) or {} for name in "abc"}
-        rounds = harness.race(contenders, 3)
-        self.assertEqual("".join(order), "abcbcacab")
-        self.assertEqual([sorted(result) for result in rounds], [["a", "b", "c"]] * 3)
+        rounds = harness.race(contenders, 6)
+        self.assertEqual("".join(order), "abcbcacab" "cbaacbbac")
+        self.assertEqual([sorted(result) for result in rounds], [["a", "b", "c"]] * 6)
 
     def test_turns_of_a_round_are_joined(self):
         order = []
@@ -68,9 +68,9 @@ class Races(unittest.TestCase):
             return {"bytes": count, "seconds": 1, "left_in_cache": 10 - count, "p50_seconds": count, "note": count}
 
         rounds = harness.race({name: lambda n=name: contender(n) for name in "ab"}, 1, turns=3)
-        self.assertEqual("".join(order), "abbaab")
-        self.assertEqual(rounds, [{"a": {"bytes": 10, "seconds": 3, "left_in_cache": 9, "p50_seconds": 4, "note": 5},
-                                   "b": {"bytes": 11, "seconds": 3, "left_in_cache": 8, "p50_seconds": 3, "note": 6}}])
+        self.assertEqual("".join(order), "abbaba")
+        self.assertEqual(rounds, [{"a": {"bytes": 11, "seconds": 3, "left_in_cache": 9, "p50_seconds": 4, "note": 6},
+                                   "b": {"bytes": 10, "seconds": 3, "left_in_cache": 8, "p50_seconds": 3, "note": 5}}])
 
     def test_past_the_deadline_three_rounds_have_to_do(self):
         clock = mock.Mock()

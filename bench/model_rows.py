@@ -10,7 +10,7 @@ import statistics
 import harness
 import table
 from gpu_rows import GpuSetup, figure
-from harness import OutOfTime, Program, at_least, at_most
+from harness import Program, at_least, at_most
 from peers import layouts
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -147,13 +147,9 @@ def row_slices(setup):
                 return workers[layout].ask(f"{command} {seconds}")
 
             title = f"1 of {ranks} ranks, {layout}, {state}"
-            try:
-                taken = race_columns(setup, ask, ranks, turns, f"columns, {title}")
-                rows += taken[0]
-                attempts += taken[1]
-            except OutOfTime as error:
-                rows.append({"kind": "absent", "title": f"columns, {title}", "verdict": "not measured",
-                             "reason": str(error)})
+            taken = race_columns(setup, ask, ranks, turns, f"columns, {title}")
+            rows += taken[0]
+            attempts += taken[1]
             share = ask(f"rows auto {ranks}")["read_share"]
             rows.append(figure(f"rows, {title}: bytes read for a byte", [share], "plain", 1.05, True))
     return {"rows": rows, "attempts": attempts}
@@ -167,7 +163,7 @@ def race_columns(setup, ask, ranks, turns, title):
     contenders = {way: lambda way=way: ask(f"columns {way} {ranks}") for way in ("auto", "pieces", "whole")}
 
     def make_rounds():
-        rounds = setup.race(contenders, setup.noisy["rounds"], turns)
+        rounds = setup.race(contenders, setup.noisy["rounds"], turns, insist=True)
         better = min(("pieces", "whole"),
                      key=lambda way: statistics.median(seconds_per_gigabyte(taken[way]) for taken in rounds))
         return [{**taken, "the better way": taken[better], "way": better} for taken in rounds]

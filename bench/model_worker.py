@@ -103,6 +103,7 @@ def main():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not be taken for an answer
     worker = Worker(*sys.argv[1:])
+    gc.freeze()  # torch's own objects: to look at them again before each load takes longer than the load
     print(json.dumps({"version": penstock.__version__, "torch": torch.__version__}), file=answers, flush=True)
     for line in sys.stdin:
         name, *arguments = line.split()

@@ -93,7 +93,7 @@ class Peers:
         self.end = time.monotonic() + arguments.seconds
         self.names = [name for name in loaders.LOADERS
                       if (not self.on_gpu or name not in loaders.ON_CPU_ONLY)
-                      and (not arguments.only or name in arguments.only or name.startswith("penstock"))]
+                      and (not arguments.only or name.partition(",")[0] in (*arguments.only, "penstock"))]
 
     def start(self, name, setting, files):
         program = Program([self.arguments.python, os.path.join(HERE, "loaders.py"), name, self.device,
@@ -135,11 +135,13 @@ class Peers:
             before = self.device_memory.used() if self.on_gpu else 0
             started = time.monotonic()
             with self.start(name, setting, files) as program:
+                ready_seconds = time.monotonic() - started
                 ready = own_memory(program)
                 with Sampler(program, self.device_memory) as sampler:
                     program.ask("load")
                     seconds = time.monotonic() - started
-                samples.append({"seconds": seconds, "wrong": program.ask("check")["wrong"],
+                samples.append({"seconds": seconds, "ready_seconds": ready_seconds,
+                                "wrong": program.ask("check")["wrong"],
                                 "host": max(0, sampler.host - ready - (0 if self.on_gpu else size)),
                                 "device": max(0, sampler.device - before) if self.on_gpu else 0})
         return {"name": name, "setting": setting, "version": facts["version"], "samples": samples,
@@ -228,20 +230,34 @@ class Peers:
             stack.enter_context(program)
         return programs
 
+    def warm_up(self, state, program, files):
+        """Loads once, or raises why it can't take part beside the others."""
+        try:
+            program.ask("load")  # All keep their memory, so the last of them may find none.
+        except BenchError as error:
+            raise BenchError("did not load beside the others: compare fewer with --only, or a smaller model") from error
+        if state == "cold":
+            program.ask("drop")
+            try:
+                self.set_state(state, files)
+            except BenchError as error:
+                raise BenchError(f"holds on to the file when its tensors are gone, and all that comes after it is not "
+                                 f"cold: {error}") from error
+
     def race(self, state, result, files):
         contenders = result["loaders"]
         with contextlib.ExitStack() as stack:
             ceiling, command = self.ceiling(state, files)
             stack.enter_context(ceiling)
             programs = self.start_all(stack, contenders, files)
-            # All keep their memory, so the last of them may find none.
-            for label in contenders:
+            result["missing"].update({f"{label}, {state}": "did not start beside the others"
+                                      for label in contenders if label not in programs})
+            for label in list(programs):
                 try:
-                    programs[label].ask("load")
-                except (BenchError, KeyError):
-                    programs.pop(label, None)
-                    result["missing"][f"{label}, {state}"] = (
-                        "did not start or load beside the others: compare fewer with --only, or a smaller model")
+                    self.warm_up(state, programs[label], files)
+                except BenchError as error:
+                    programs.pop(label).__exit__()
+                    result["missing"][f"{label}, {state}"] = str(error)
 
             def ask(program, what, reads):
                 # Pages that a process has mapped can't be evicted.
@@ -343,7 +359,8 @@ def main():
     parser.add_argument("--states", default="cached,cold", help="cached, cold or both (default: both)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--starts", type=int, default=3, help="new processes of each loader (default: 3)")
-    parser.add_argument("--only", default="", help="loaders by name, separated by commas; Penstock always runs")
+    parser.add_argument("--only", default="", help="loaders by name, separated by commas, each in all its ways "
+                        "(safetensors: also with pread); Penstock always runs")
     parser.add_argument("--defaults-only", action="store_true", help="don't look for the best setting of each loader")
     parser.add_argument("--seconds", type=float, default=3600, help="after that, three rounds have to do")
     parser.add_argument("--dir", default=os.path.join(build, "bench-files"), help="where models are made and kept")
