@@ -1,6 +1,5 @@
 #include "cuda/quiet.h"
 
-#include <chrono>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -12,7 +11,6 @@ namespace penstock::cuda {
 namespace {
 
 constexpr auto between_looks = std::chrono::milliseconds(1);
-constexpr auto longest_call = std::chrono::seconds(5);
 
 }  // namespace
 
@@ -22,7 +20,7 @@ Quiet& Quiet::of_process() {
 }
 
 bool Quiet::begin_wait() {
-  const std::unique_lock lock(mutex_, longest_call);
+  const std::unique_lock lock(mutex_, longest_call_);
   if (lock) waits_.fetch_add(1);
   return lock.owns_lock();
 }

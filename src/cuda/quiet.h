@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -21,6 +22,8 @@ class Quiet {
  public:
   static Quiet& of_process();
 
+  explicit Quiet(std::chrono::milliseconds longest_call = std::chrono::seconds(5)) : longest_call_(longest_call) {}
+
   // A stream is about to wait for us. Calls that are under way end first; false if they don't, because the device is
   // busy with something that may wait for the caller.
   bool begin_wait();
@@ -35,6 +38,7 @@ class Quiet {
  private:
   void run_deferred();
 
+  const std::chrono::milliseconds longest_call_;
   const ForkGuard fork_guard_;
   std::shared_timed_mutex mutex_;  // shared by calls; a stream that begins to wait has it alone, for a moment
   std::atomic<std::uint32_t> waits_{0};

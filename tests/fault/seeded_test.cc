@@ -7,11 +7,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <random>
 #include <sstream>
-#include <thread>
 
 #include "api/context_builder.h"
 #include "engines/fault/engine.h"
@@ -153,7 +153,7 @@ class SeededRun {
     ASSERT_LE(context_->statistics().pinned_bytes, context_->options().pinned_budget_bytes);
     check_canaries(live);
     live.direction == Direction::read ? check_read(live, report) : check_write(live, report);
-    for (int i = 0; i < 1000 && *live.ends == 0; ++i) std::this_thread::sleep_for(1ms);
+    eventually([&] { return *live.ends != 0; });
     ASSERT_EQ(*live.ends, 1) << "the callback runs exactly once";
   }
 

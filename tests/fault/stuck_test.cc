@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
-#include <thread>
 
 #include "api/context_builder.h"
 #include "engines/fault/engine.h"
@@ -54,12 +54,6 @@ class Stuck : public testing::TestWithParam<InnerEngine> {
     iovec here{&found, 1};
     iovec there{const_cast<std::byte*>(address), 1};
     return ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == 1 ? std::optional(found) : std::nullopt;
-  }
-
-  template <typename Condition>
-  static bool eventually(Condition condition) {
-    for (int i = 0; i < 500 && !condition(); ++i) std::this_thread::sleep_for(10ms);
-    return condition();
   }
 
   Options options_;

@@ -7,7 +7,6 @@
 #include <array>
 #include <chrono>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "api/context_builder.h"
@@ -62,12 +61,6 @@ class GpuTest : public testing::Test {
     cuda::CuStream stream = nullptr;
     EXPECT_EQ(driver_->api().stream_create(&stream, flags, 0), cuda::cu_success);
     return stream;
-  }
-
-  template <typename Condition>
-  static bool eventually(Condition condition) {
-    for (int i = 0; i < 1000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return condition();
   }
 
   cuda::Driver* driver_ = nullptr;

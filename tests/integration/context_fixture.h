@@ -3,10 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstdint>
 #include <string>
-#include <thread>
 
 #include "penstock/penstock.h"
 #include "support/support.h"
@@ -33,12 +31,6 @@ class ContextTest : public testing::Test {
   static Ticket submit_read(Context& context, const Store& store, Region memory, const RequestOptions& options = {}) {
     const Range range{&store, 0, memory};
     return context.submit(Direction::read, {&range, 1}, options).value();
-  }
-
-  template <typename Condition>
-  static bool eventually(Condition condition) {
-    for (int i = 0; i < 500 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return condition();
   }
 
   Options options_ = [] {

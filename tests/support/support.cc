@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <thread>
 
 namespace penstock::test {
 
@@ -46,6 +48,11 @@ void for_each_block(std::uint64_t seed, std::uint64_t offset, std::size_t size, 
 }
 
 }  // namespace
+
+bool eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 10'000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return condition();
+}
 
 TemporaryFolder::TemporaryFolder(const std::filesystem::path& parent) {
   std::string name = ((parent.empty() ? std::filesystem::temp_directory_path() : parent) / "penstock-XXXXXX").string();

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@
 #include "penstock/penstock.h"
 
 namespace penstock::test {
+
+// Whether it becomes true within ten seconds.
+bool eventually(const std::function<bool()>& condition);
 
 // A folder that vanishes with its contents.
 class TemporaryFolder {
