@@ -64,7 +64,14 @@ bool Lane::get_ready(cuda::Device& gpu, Toward toward) {
   GpuCopies& copies = copies_of(gpu);
   auto& queue = copies.toward(toward);
   if (queue) return true;
+  const TimePoint begun = Clock::now();
+  const double cpu_begun = thread_cpu_seconds();
   auto made = make_copies(gpu, toward);
+  // What is made once is neither the disk's time nor the bus's, so it counts for no request.
+  for (Part* part : active_) {
+    part->entered += Clock::now() - begun;
+    part->cpu_seconds_at_entry += thread_cpu_seconds() - cpu_begun;
+  }
   if (made) {
     queue = std::move(*made);
     return true;

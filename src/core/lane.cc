@@ -29,12 +29,6 @@ constexpr std::size_t done_at_once = 8;
 // Below this the clock costs more than it tells.
 constexpr std::uint64_t timed_from_bytes = 1 << 20;
 
-double thread_cpu_seconds() {
-  timespec now{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
-
 // A queue may do its work inside poll: only time in which the thread did nothing was spent waiting.
 class WaitWatch {
  public:

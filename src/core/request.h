@@ -259,4 +259,7 @@ class Request {
   std::array<std::uint64_t, reason_count> reasons_{};
 };
 
+// What a request waited for, from its bytes and the time of its lanes.
+Limit limit_of(const Report& report, double wall_seconds);
+
 }  // namespace penstock::core

@@ -315,6 +315,33 @@ TEST_P(Staging, a_gpu_that_hangs_costs_its_request_not_the_context) {
   EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
 }
 
+TEST_P(Staging, a_full_bus_is_the_limit_of_a_cached_file) {
+  PENSTOCK_NEEDS_FAKE();
+  write_file(folder_.path("file"), content(20, 0, 16 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 16 * mib).value();
+  fake_->set_bandwidth(0, 100 * mib);
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(limit_name(report.limit), "copy");
+  EXPECT_GT(report.copy_seconds, report.storage_seconds);
+}
+
+TEST_P(Staging, what_copies_need_is_made_once_and_counts_for_neither_the_disk_nor_the_bus) {
+  PENSTOCK_NEEDS_FAKE();
+  options_.lanes = 1;
+  write_file(folder_.path("file"), content(21, 0, 2 * mib));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
+  fake_->delay_call("cuMemHostRegister_v2", 600);
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok());
+  EXPECT_GE(report.seconds, 0.6) << "it was made in the request";
+  EXPECT_LT(report.storage_seconds + report.copy_seconds + report.cpu_seconds, 0.5);
+}
+
 TEST_P(Staging, cancelling_ends_a_long_load_soon) {
   if (fake_) fake_->set_bandwidth(0, 20 * mib);
   write_file(folder_.path("file"), content(17, 0, 64 * mib));

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,13 +36,19 @@ inline bool is_foreign_process() {
   return owner != 0 && owner != ::getpid();
 }
 
-// What every call begins with: counting, injected failures, and the states in which nothing works.
+// What every call begins with: counting, injected delays and failures, and the states in which nothing works.
 template <typename Body>
 CuResult before_init(const char* function, Body body) {
   if (is_foreign_process()) return cu_not_initialized;
   Driver& d = driver();
   Lock lock(d.mutex);
   ++d.calls[function];
+  if (const auto* const delay = Driver::find(d.call_delays, function)) {
+    const auto taken = *delay;
+    lock.unlock();
+    std::this_thread::sleep_for(taken);
+    lock.lock();
+  }
   if (Injection* const injection = Driver::find(d.injections, function)) {
     if (injection->calls_left > 0) --injection->calls_left;
     if (injection->calls_left == 0) {

@@ -32,8 +32,8 @@ struct FakeCudaCounters {
 //
 // clang-format off
 // reset              the driver as in a new process: nothing initialized, settings from the environment, handles dead
-// clear_injections   takes back all that set_*, fail_* and hang did, heals broken devices, zeroes the counts of calls,
-//                    bytes and breaches; handles stay alive
+// clear_injections   takes back all that set_*, fail_*, delay_call and hang did, heals broken devices, zeroes the counts
+//                    of calls, bytes and breaches; handles stay alive
 // set_devices        takes effect at the next cuInit
 // set_connections    how many channels each unit has for all streams, from the next stream on; 0: one for each stream
 // set_attribute      of a device, from now on
@@ -44,6 +44,7 @@ struct FakeCudaCounters {
 //                    pending, which is a breach, and how long until they give up with cu_unknown
 // fail_call          the nth call from now of the function of that name (1: the next) returns `result`; always: and
 //                    all after it
+// delay_call         every call of the function of that name takes so long before it does anything
 // fail_copy          the nth copy from now on the device breaks it
 // hang               the device's streams stop until hang(device, 0)
 // set_capture        what cuStreamIsCapturing reports; returns the driver's result
@@ -62,6 +63,7 @@ struct FakeCudaCounters {
   X(set_pieces, void, (std::size_t bytes))                                         \
   X(set_synchronizing_calls_block, void, (int block, unsigned limit_ms))           \
   X(fail_call, void, (const char* function, unsigned nth, int result, int always)) \
+  X(delay_call, void, (const char* function, unsigned ms))                         \
   X(fail_copy, void, (int device, unsigned nth, int result))                       \
   X(hang, void, (int device, int hung))                                            \
   X(set_capture, int, (void* stream, int status))                                  \

@@ -65,6 +65,11 @@ FAKE_CUDA_EXPORT void fake_cuda_fail_call(const char* function, unsigned nth, in
   driver().injections[function] = {.calls_left = nth, .result = result, .always = always != 0};
 }
 
+FAKE_CUDA_EXPORT void fake_cuda_delay_call(const char* function, unsigned ms) {
+  const Lock lock(driver().mutex);
+  driver().call_delays[function] = std::chrono::milliseconds(ms);
+}
+
 FAKE_CUDA_EXPORT void fake_cuda_fail_copy(int device, unsigned nth, int result) {
   const Lock lock(driver().mutex);
   Device* const found = driver().device(device);

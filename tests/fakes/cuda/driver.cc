@@ -88,6 +88,7 @@ void Driver::clear_injections() {
   synchronizing_calls_block = true;
   synchronizing_limit = default_synchronizing_limit;
   injections.clear();
+  call_delays.clear();
   calls.clear();
   counters = {};
   last_breach.clear();

@@ -159,6 +159,7 @@ struct Driver {
   unsigned max_delay_us = 0;
   std::size_t piece_bytes = 0;
   std::map<std::string, Injection, std::less<>> injections;
+  std::map<std::string, std::chrono::milliseconds, std::less<>> call_delays;
   std::map<std::string, std::uint64_t, std::less<>> calls;
   FakeCudaCounters counters{};
   std::string last_breach;
