@@ -102,9 +102,11 @@ std::string reasons_of(const Speeds& speeds) {
 }
 
 std::string verdict_on(const Diagnosis& diagnosis) {
+  const auto costly =
+      std::ranges::count_if(diagnosis.findings, [](const Finding& finding) { return finding.gain.factor != 1.0; });
   std::string costs;
-  if (diagnosis.findings.size() == 1) costs = "one thing costs speed";
-  if (diagnosis.findings.size() > 1) costs = std::to_string(diagnosis.findings.size()) + " things cost speed";
+  if (costly == 1) costs = "one thing costs speed";
+  if (costly > 1) costs = std::to_string(costly) + " things cost speed";
   if (!diagnosis.patient) return costs.empty() ? "Penstock can do all it knows here" : "it works, but " + costs;
 
   const Patient& patient = *diagnosis.patient;

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <vector>
 
 #include "doctor.h"
 
@@ -33,18 +36,17 @@ const EngineInfo* cufile_of(const Diagnosis& diagnosis) {
   return found != diagnosis.engines.end() ? &*found : nullptr;
 }
 
-// The first condition that stands in the way of one of cuFile's own routes.
-const Condition* obstacle(const EngineInfo& cufile, Route route) {
-  for (const Condition& condition : cufile.conditions) {
-    const bool of_p2pdma = condition.name.starts_with("P2PDMA");
-    const bool of_gds = condition.name.starts_with("nvidia-fs");
-    if (condition.state == Condition::State::met || (of_p2pdma && route == Route::gds) ||
-        (of_gds && route == Route::p2pdma)) {
-      continue;
-    }
-    return &condition;
+// What stands in the way of one of cuFile's own routes: the conditions that are missing, or those that nobody knows.
+std::vector<Condition> obstacles(const EngineInfo& cufile, Route route) {
+  std::vector<Condition> found;
+  for (const Condition::State state : {Condition::State::missing, Condition::State::unknown}) {
+    std::ranges::copy_if(cufile.conditions, std::back_inserter(found), [&](const Condition& condition) {
+      const std::string_view of_other = route == Route::gds ? "P2PDMA" : "nvidia-fs";
+      return condition.state == state && !condition.name.starts_with(of_other);
+    });
+    if (!found.empty()) break;
   }
-  return nullptr;
+  return found;
 }
 
 RouteVerdict judge_straight(const Diagnosis& diagnosis, Route route) {
@@ -65,7 +67,7 @@ RouteVerdict judge_straight(const Diagnosis& diagnosis, Route route) {
     verdict.cause += (verdict.cause.empty() ? "" : "; ") + missing.name + ": " + missing.detail;
     verdict.remedy += (verdict.remedy.empty() ? "" : "; ") + missing.remedy;
   };
-  if (const Condition* of_machine = obstacle(*cufile, route)) add(*of_machine);
+  std::ranges::for_each(obstacles(*cufile, route), add);
   if (of_store) add(*of_store);
   if (!verdict.cause.empty()) return verdict;
   verdict.cause = cufile->reason;

@@ -345,8 +345,14 @@ class DoctorOfAGpu(GpuTest):
             self.assertTrue(condition["remedy"], condition)
             self.assertIn(f"  ✗ {condition['name']}", text)
         if lacking:
-            findings = self.json_of("doctor")["findings"]
+            diagnosis = self.json_of("doctor")
+            findings = diagnosis["findings"]
             self.assertTrue([each for each in findings if "cufile" in each["what"]], findings)
+            routes = {each["route"]: each for each in diagnosis["routes"]}
+            for condition in lacking:
+                of_p2pdma, of_gds = (condition["name"].startswith(start) for start in ("P2PDMA", "nvidia-fs"))
+                for route, is_about_it in (("gds", not of_p2pdma), ("p2pdma", not of_gds)):
+                    self.assertEqual(condition["name"] in routes[route]["cause"], is_about_it, routes[route])
 
 
 class WrongBytes(GpuTest):
