@@ -39,8 +39,9 @@ def result_of(index, tensor):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("framework, most_runs", [("pt", 64), ("pt", 1), ("np", 64)])
-def test_parts_are_what_safetensors_gives(tmp_path, monkeypatch, framework, most_runs):
+@pytest.mark.parametrize("framework, most_runs, copy", [("pt", 64, True), ("pt", 1, True), ("pt", 1, False),
+                                                        ("np", 64, True), ("np", 64, False)])
+def test_parts_are_what_safetensors_gives(tmp_path, monkeypatch, framework, most_runs, copy):
     """And what it refuses are errors of both families, or what indexing the whole tensor gives."""
     safetensors = pytest.importorskip("safetensors")
     monkeypatch.setattr(penstock._indexing, "MOST_RUNS", most_runs)
@@ -50,7 +51,8 @@ def test_parts_are_what_safetensors_gives(tmp_path, monkeypatch, framework, most
     with open(path, "r+b") as file:
         file.seek(-(60 + 480 + 4), 2)
         file.write(numpy.arange(30, dtype=numpy.int16).tobytes() + numpy.arange(121, dtype=numpy.float32).tobytes())
-    with safetensors.safe_open(path, framework) as theirs, penstock.safe_open(path, framework) as ours:
+    with safetensors.safe_open(path, framework) as theirs, \
+            penstock.safe_open(path, framework, copy=copy) as ours:
         for name in theirs.keys():
             whole = theirs.get_tensor(name)
             for index in INDICES if name == "b" else ALONE:
@@ -102,7 +104,7 @@ def test_types_of_less_than_a_byte_are_indexed_as_the_framework_has_them(tmp_pat
 def test_rows_are_read_and_not_the_whole_tensor(tmp_path):
     path = tmp_path / "model"
     write_model(path, [("a", "F32", (4096, 1024))], content=None)
-    with penstock.Context() as context, penstock.safe_open(path, "pt", context=context) as file:
+    with penstock.Context() as context, penstock.safe_open(path, "pt", context=context, copy=True) as file:
         file.get_slice("a")[10:20]
         file.get_slice("a")[[*range(20, 30), *range(1000, 1010), 4000], 5:9]
         file.get_slice("a")[torch.tensor([3, 2, 3])]
@@ -112,7 +114,7 @@ def test_rows_are_read_and_not_the_whole_tensor(tmp_path):
 @pytest.mark.parametrize("order", ["keys", "offset_keys", "reversed", "shuffled", "twice", "strided"])
 def test_tensors_come_in_any_order(mixed, order):
     path, contents = mixed
-    with penstock.safe_open(path, "pt") as file:
+    with penstock.safe_open(path, "pt", copy=True) as file:
         names = file.offset_keys() if order == "offset_keys" else file.keys()
         if order == "reversed":
             names = names[::-1]
@@ -134,7 +136,7 @@ def test_a_loop_is_read_ahead_of(tmp_path):
     path = tmp_path / "model"
     contents = write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
     for keys in (lambda file: file.keys(), lambda file: file.offset_keys()):
-        with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+        with penstock.Context() as context, penstock.safe_open(path, "np", context=context, copy=True) as file:
             for name in keys(file):
                 assert raw(file.get_tensor(name)) == contents[name]
             assert context.statistics()["requests"] < 10
@@ -147,7 +149,7 @@ def test_a_loop_is_read_ahead_of_where_orders_begin_alike(tmp_path, keys, begin)
     path = tmp_path / "model"
     numbers = [*range(3), *range(99, 2, -1)]
     contents = write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in numbers])
-    with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+    with penstock.Context() as context, penstock.safe_open(path, "np", context=context, copy=True) as file:
         names = getattr(file, keys)()
         for name in [*names[begin:], *names[begin:]]:
             assert raw(file.get_tensor(name)) == contents[name]
@@ -162,7 +164,7 @@ def test_a_tensor_that_cannot_be_read_ahead_costs_nobody_else_anything(tmp_path,
     path = tmp_path / "model"
     kinds = ["BF16" if i == 50 else "U8" for i in range(200)]
     contents = write_model(path, [(f"t{i:03}", kind, (50000,)) for i, kind in enumerate(kinds)])
-    with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+    with penstock.Context() as context, penstock.safe_open(path, "np", context=context, copy=True) as file:
         for name in file.keys():
             if name == "t050":
                 with pytest.raises(penstock.Error, match="BF16"):
@@ -177,7 +179,7 @@ def test_a_tensor_that_cannot_be_read_ahead_costs_nobody_else_anything(tmp_path,
 def test_a_look_at_one_tensor_reads_one_tensor(tmp_path):
     path = tmp_path / "model"
     write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
-    with penstock.Context() as context, penstock.safe_open(path, "np", context=context) as file:
+    with penstock.Context() as context, penstock.safe_open(path, "np", context=context, copy=True) as file:
         file.get_tensor("t000")
         assert context.statistics()["requests"] == 1
         assert sum(route["bytes"] for route in context.statistics()["routes"]) < 100000
@@ -187,7 +189,7 @@ def test_a_file_named_relatively_stays_open_when_the_directory_changes(mixed, tm
     path, contents = mixed
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    with penstock.safe_open(path.name, "np") as file:
+    with penstock.safe_open(path.name, "np", copy=True) as file:
         stream = penstock.stream(path.name, framework="np")
         monkeypatch.chdir(tmp_path / "elsewhere")
         assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
@@ -209,10 +211,20 @@ def test_an_open_file_has_a_report_and_one_line_in_the_log_when_it_is_closed(mix
     assert len(caplog.records) == 1  # nothing was read
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_part_may_be_asked_for_when_its_file_is_closed(mixed, copy):
+    path, contents = mixed
+    with penstock.safe_open(path, "pt", copy=copy) as file:
+        part = file.get_slice("large")
+        rows = raw(part[1:3])
+    assert raw(part[1:3]) == rows and raw(part[:]) == contents["large"]
+    assert raw(part[torch.tensor([1, 2])]) == rows, "picked by torch itself"
+
+
 def test_threads_share_an_open_file(mixed):
     path, contents = mixed
     wrong = []
-    with penstock.safe_open(path, "np") as file:
+    with penstock.safe_open(path, "np", copy=True) as file:
         def read(seed):
             names = file.keys()
             random.Random(seed).shuffle(names)

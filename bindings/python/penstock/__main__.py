@@ -1,5 +1,6 @@
 """penstock run SCRIPT [ARGUMENT...], penstock run -m MODULE [ARGUMENT...]: runs a Python program whose safetensors files
-are loaded through Penstock. Every other command is the tool's own; see penstock --help."""
+are loaded through Penstock, also in processes that it forks. Those that it starts anew (multiprocessing's spawn, torchrun)
+have to call penstock.patch() themselves. Every other command is the tool's own; see penstock --help."""
 
 from __future__ import annotations
 
@@ -8,8 +9,13 @@ import sys
 
 
 def run(arguments: list[str]) -> None:
-    if not arguments or arguments[0] == "-m" and len(arguments) < 2:
+    if arguments[:1] in (["--help"], ["-h"]):
+        print(__doc__)
+        return
+    if not arguments or arguments[0].startswith("-") and (arguments[0] != "-m" or len(arguments) < 2):
         sys.exit(__doc__)
+    if arguments[0] != "-m" and not os.path.exists(arguments[0]):
+        sys.exit(f"penstock run: there is no {arguments[0]}")
     import runpy
 
     from . import patch

@@ -44,9 +44,13 @@ def unpacked_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape) if bits is None else (*shape[:-1], shape[-1] * 8 // bits)
 
 
-def unsupported(name: str, dtype: str, why: str) -> Error:
-    return make("unsupported", 0, f"tensor {name!r} is {dtype}: {why}",
-                "leave it out with select=, or take another framework")
+def unsupported(name: str, dtype: str, why: str,
+                hint: str = "leave it out with select=, or take another framework") -> Error:
+    return make("unsupported", 0, f"tensor {name!r} is {dtype}: {why}", hint)
+
+
+def unsavable(name: str, dtype: Any) -> Error:
+    return unsupported(name, str(dtype), "safetensors has no such type", "convert it, or leave it out")
 
 
 def item_bytes(dtype: str) -> int:
@@ -157,6 +161,7 @@ class Torch(Framework):
 
         self.torch = torch
         self.packing: Callable[[Sequence[int]], Any] = Apart if own_storage else _core.Packing
+        self.own_storage = own_storage
         names = {
             "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16",
             "BF16": "bfloat16", "I32": "int32", "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64",
@@ -184,11 +189,9 @@ class Torch(Framework):
             self.check_room(sizes)
         packing = self.packing(sizes)
         alone = packing.alone
-        empty = self.torch.empty
         try:
-            slabs = [empty(size_bytes, dtype=self.torch.uint8, device=device) for _, _, size_bytes in packing.slabs]
-            tensors = [empty(self.shape_of(specs[place]), dtype=self.types[specs[place][1]], device=device)
-                       for place in alone]
+            slabs = [self.bytes_on(device, size_bytes) for _, _, size_bytes in packing.slabs]
+            tensors = [self.empty_on(device, specs[place]) for place in alone]
         except (MemoryError, RuntimeError) as error:
             raise about_memory(error, f"no room for {len(specs)} tensors on {device}") from None
         if domain == "host":
@@ -210,6 +213,20 @@ class Torch(Framework):
 
         return Destination(pointers, [*slabs, *tensors], finish)
 
+    def bytes_on(self, device: str, size_bytes: int) -> Any:
+        """At a multiple of ALIGNMENT; on the CPU torch itself only sees to 64 bytes."""
+        if device != "cpu":
+            return self.torch.empty(size_bytes, dtype=self.torch.uint8, device=device)
+        memory = self.torch.empty(size_bytes + ALIGNMENT, dtype=self.torch.uint8)
+        begin = -memory.data_ptr() % ALIGNMENT
+        return memory[begin:begin + size_bytes]
+
+    def empty_on(self, device: str, spec: Spec) -> Any:
+        dtype, shape = self.types[spec[1]], self.shape_of(spec)
+        if device != "cpu" or self.own_storage:  # a storage of its own is no larger than the tensor
+            return self.torch.empty(shape, dtype=dtype, device=device)
+        return self.bytes_on(device, spec[3]).view(dtype).view(shape).data  # as in views
+
     def check_device(self, domain: str) -> None:
         cuda = self.torch.cuda
         if domain != "host" and (not cuda.is_available() or int(domain[5:]) >= cuda.device_count()):
@@ -223,6 +240,7 @@ class Torch(Framework):
         as_strided = self.torch.as_strided
         typed = {dtype: slab.view(self.types[dtype]) for dtype in {spec[1] for spec in specs}}
         item_bytes = {dtype: view.element_size() for dtype, view in typed.items()}
+        begin = slab.storage_offset()
         strides: dict[Sequence[int], tuple[int, ...]] = {}  # shapes repeat
         for spec, offset in zip(specs, offsets):
             dtype = spec[1]
@@ -232,7 +250,7 @@ class Torch(Framework):
                 stride = strides[shape] = contiguous_strides(shape)
             # `data` has a version counter of its own: what autograd knows of one tensor is not mixed up with what
             # happens to its neighbours.
-            yield as_strided(typed[dtype], shape, stride, offset // item_bytes[dtype]).data
+            yield as_strided(typed[dtype], shape, stride, (begin + offset) // item_bytes[dtype]).data
 
     def view(self, memory: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> list[Any]:
         """Tensors that lie in memory already."""
@@ -255,11 +273,11 @@ class Torch(Framework):
         torch = self.torch
         dtype = self.names.get(tensor.dtype)
         if dtype is None:
-            raise unsupported(name, str(tensor.dtype), "safetensors has no such type")
+            raise unsavable(name, tensor.dtype)
         if tensor.layout != torch.strided:
             raise invalid(f"tensor {name!r} is sparse", "safetensors knows dense tensors only: save tensor.to_dense()")
         if not tensor.is_contiguous():
-            raise invalid(f"tensor {name!r} is not contiguous", "save tensor.contiguous()")
+            raise invalid(f"tensor {name!r} is not contiguous", "give tensor.contiguous()")
         tensor = tensor.resolve_conj().resolve_neg()  # what is only marked as such has other bytes in memory
         return dtype, unpacked_shape(dtype, tensor.shape), memory_of(tensor)
 
@@ -278,6 +296,15 @@ class Torch(Framework):
         if isinstance(index, tuple):
             return tuple(map(self.index_on_host, index))
         return index.cpu() if isinstance(index, self.torch.Tensor) else index
+
+    def part(self, tensor: Any, dimension: int, intervals: Sequence[tuple[int, int]]) -> Any:
+        pieces = [tensor.narrow(dimension, begin, end - begin) for begin, end in intervals]
+        if len(pieces) == 1:
+            return pieces[0].contiguous()
+        if tensor.element_size() > 1:
+            return self.torch.cat(pieces, dimension)
+        # torch can't do this with all types of one byte
+        return self.torch.cat([piece.view(self.torch.uint8) for piece in pieces], dimension).view(tensor.dtype)
 
     def copy(self, tensor: Any) -> Any:
         return tensor.clone(memory_format=self.torch.contiguous_format)
@@ -353,9 +380,16 @@ class Numpy(Framework):
             array = array.astype(array.dtype.newbyteorder("="))
         dtype = self.names.get(array.dtype)
         if dtype is None:
-            raise unsupported(name, str(array.dtype), "safetensors has no such type")
+            raise unsavable(name, array.dtype)
         array = self.numpy.ascontiguousarray(array).reshape(array.shape)
         return dtype, array.shape, Memory(array.__array_interface__["data"][0], array.nbytes, "host", array)
+
+    def part(self, array: Any, dimension: int, intervals: Sequence[tuple[int, int]]) -> Any:
+        before = (slice(None),) * dimension
+        pieces = [array[(*before, slice(begin, end))] for begin, end in intervals]
+        if len(pieces) == 1:
+            return self.numpy.ascontiguousarray(pieces[0])
+        return self.numpy.concatenate(pieces, dimension)
 
     def copy(self, array: Any) -> Any:
         return self.numpy.array(array, order="C")

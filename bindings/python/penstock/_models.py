@@ -9,13 +9,13 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optio
 
 from . import _core
 from ._context import Context, Progress, default_context
-from ._errors import invalid
-from ._frameworks import ALIGNMENT, Spec, framework_of, item_bytes
+from ._errors import invalid, mismatch
+from ._frameworks import PACKED_BITS, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
 from ._memory import device_domain, memory_of
 from ._report import Report, Total, log
 
-Select = Union[None, Iterable[str], Callable[[str], bool]]
+Select = Union[None, str, Iterable[str], Callable[[str], bool]]
 Interval = tuple[int, int]
 # A slice of rows, or (dimension, slice), or (dimension, [(begin, end), ...]).
 Part = Union[slice, tuple[int, Union[slice, Sequence[Interval]]]]
@@ -76,6 +76,8 @@ class Model:
     """The tensors of a file, of several, of a directory or an index; none is read yet."""
 
     def __init__(self, path: Any):
+        if hasattr(path, "read"):
+            raise invalid(f"{path!r} is an open file", "give its path; load() of penstock.torch takes bytes")
         self.paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
         self.core = _core.open_model([os.fsencode(each) for each in self.paths])
         self.tensors = AllTensors(self.core)
@@ -116,6 +118,8 @@ class Model:
         """In the order of the file."""
         if select is None:
             return range(len(self.tensors))
+        if isinstance(select, str):
+            return [self.find(select)]
         if callable(select):
             return [index for index, tensor in enumerate(self.tensors) if select(tensor[0])]
         return sorted({self.find(name) for name in select})
@@ -168,20 +172,22 @@ def wanted(model: Model, indices: Sequence[int], slices: Slices) -> Wanted:
 class Load:
     """A load under way. What is in its tensors is right after `finish`; forgetting it cancels it.
 
-    `copy` is whether tensors on the CPU have memory of their own: false, they are mapped wherever their file is in the
-    page cache, as safetensors' are; none, only where that puts them at multiples of 256 bytes.
+    `copy` is whether tensors on the CPU always have memory of their own: false, they are mapped where their file is in
+    the page cache, as safetensors' are, unless that puts elements across their own boundaries.
     """
 
     def __init__(self, context: Context, model: Model, what: Wanted, frame: Any, device: Device, columns: str = "auto",
-                 copy: Optional[bool] = None):
+                 copy: bool = False):
         self._places: list[tuple[Sequence[int], Any]] = []
         self._specs = what.specs
         self.begun = time.monotonic()
         self._mapped_bytes = 0
         groups, owners = [], []
         for domain, places in domains_of(what.specs, device).items():
-            if domain == "host" and copy is not True:
-                places = self._map(context, model, what, frame, places, copy is None)
+            if domain == "host" and not copy:
+                places = self._map(context, model, what, frame, places, columns == "auto")
+                if not places and self._mapped_bytes != 0:
+                    continue
             if len(places) == len(what.specs):
                 specs, indices = what.specs, what.indices
             else:
@@ -199,27 +205,33 @@ class Load:
         self.tensors: list[Any] = []
 
     def _map(self, context: Context, model: Model, what: Wanted, frame: Any, places: Sequence[int],
-             aligned: bool) -> Sequence[int]:
+             with_parts: bool) -> Sequence[int]:
         """Maps what can be; says what is left."""
         by_file: dict[int, list[int]] = {}
         left = []
         for place in places:
             index = what.indices[place]
-            size_bytes, file, offset = model.tensors[index][3:6]
-            multiple = ALIGNMENT if aligned else item_bytes(what.specs[place][1])
-            fits = size_bytes != 0 and index not in what.parts and offset % multiple == 0
+            dtype, _, size_bytes, file, offset = model.tensors[index][1:6]
+            fits = (size_bytes != 0 and offset % item_bytes(dtype) == 0
+                    and (index not in what.parts or with_parts and dtype not in PACKED_BITS))
             (by_file.setdefault(file, []) if fits else left).append(place)
         for file, mapped in by_file.items():
             memory = model.mapped(context, file)
             if memory is None:
                 left += mapped
                 continue
-            specs = [what.specs[place] for place in mapped]
-            frame.check(specs)
-            offsets = [model.tensors[what.indices[place]][5] for place in mapped]
-            memory.populate(context._core, sorted((offset, spec[3]) for offset, spec in zip(offsets, specs)))
-            self._mapped_bytes += sum(spec[3] for spec in specs)
-            tensors = frame.view(memory.memory, specs, offsets)
+            wholes = [model.tensors[what.indices[place]] for place in mapped]
+            frame.check(wholes)
+            tensors = frame.view(memory.memory, wholes, [whole[5] for whole in wholes])
+            ranges = []
+            for number, (whole, place) in enumerate(zip(wholes, mapped)):
+                dimension, intervals = what.parts.get(what.indices[place], (0, None))
+                if intervals is not None:
+                    tensors[number] = frame.part(tensors[number], dimension, intervals)
+                if dimension == 0:
+                    ranges += rows_in_file(whole, intervals)
+            memory.populate(context._core, sorted(ranges))
+            self._mapped_bytes += sum(what.specs[place][3] for place in mapped)
             self._places.append((mapped, lambda tensors=tensors: tensors))
         return sorted(left)
 
@@ -270,6 +282,15 @@ class Load:
         return self.tensors
 
 
+def rows_in_file(whole: tuple, intervals: Optional[list[Interval]]) -> list[tuple[int, int]]:
+    """(offset, size) of rows of a tensor; none: of all."""
+    _, _, shape, size_bytes, _, offset = whole[:6]
+    if intervals is None:
+        return [(offset, size_bytes)]
+    row_bytes = size_bytes // shape[0]
+    return [(offset + begin * row_bytes, (end - begin) * row_bytes) for begin, end in intervals if begin != end]
+
+
 def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[int]]:
     """Which tensors go where. `device` is one for all, or a mapping or function of names."""
     if isinstance(device, Mapping):
@@ -286,7 +307,7 @@ def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[i
 
 
 def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = None, *, select: Select = None,
-              slices: Slices = None, columns: str = "auto", copy: Optional[bool] = None, own_storage: bool = False,
+              slices: Slices = None, columns: str = "auto", copy: bool = False, own_storage: bool = False,
               context: Optional[Context] = None, progress: Progress = None) -> Tensors:
     """Loads a model into a dict of tensors, by one request.
 
@@ -296,9 +317,9 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     of rows, (dimension, slice) or (dimension, [(begin, end), ...]). `progress(done, all)` is called at most twenty
     times a second; what it raises ends the load.
 
-    Tensors on the CPU whose file is in the page cache are mapped, not copied, where they lie at multiples of 256 bytes
-    in it: who writes into the file later changes them too, and who truncates it makes a program that looks at them end
-    with SIGBUS. With `copy` true they are never mapped, with false also at other places, as safetensors does it.
+    Tensors on the CPU whose file is in the page cache are mapped, not copied, as safetensors does it: who writes into
+    the file later changes them too, and who truncates it makes a program that looks at them end with SIGBUS. With `copy`
+    they have memory of their own, each at a multiple of 256 bytes.
 
     With `own_storage`, torch's tensors of less than 1 MiB have a storage of their own too, instead of a place in a slab:
     for programs that take tensors of one storage for the same.
@@ -392,7 +413,7 @@ def check_names(model: Model, tensors: Mapping[str, Any], filled: Mapping[str, A
                      if name not in model.by_name and layout_of(value) not in done)
     unexpected = sorted(model.by_name.keys() - tensors.keys())
     if missing or unexpected:
-        raise invalid(f"{model}: missing are {missing[:5]} ({len(missing)}), unexpected {unexpected[:5]} "
+        raise mismatch(f"{model}: missing are {missing[:5]} ({len(missing)}), unexpected {unexpected[:5]} "
                       f"({len(unexpected)})", "give strict=False to fill what both have")
 
 

@@ -13,7 +13,7 @@ from . import _errors
 from ._safe_open import safe_open as ours
 
 # How safetensors does it: whatever is cached is mapped, wherever it lies, and tensors share no storage.
-AS_THEIRS = {"copy": False, "own_storage": True}
+AS_THEIRS = {"own_storage": True}
 
 OPENED = "filename", "framework", "device"
 FILE = "filename", "device"

@@ -30,7 +30,7 @@ class ReadAhead:
     """
 
     def __init__(self, context: Optional[Context], model: Model, frame: Any, device: Any, orders: Sequence[list[int]],
-                 copy: Optional[bool]):
+                 copy: bool):
         self.total = Total()
         self._copy = copy
         self._context, self._model, self._frame, self._device = context, model, frame, device
@@ -133,7 +133,7 @@ class safe_open:
     """
 
     def __init__(self, filename: Any, framework: Optional[str] = None, device: Any = "cpu", *,
-                 backend: Optional[str] = None, copy: Optional[bool] = None, own_storage: bool = False,
+                 backend: Optional[str] = None, copy: bool = False, own_storage: bool = False,
                  context: Optional[Context] = None):
         # `backend` is how safetensors would read; the route is chosen here by what is fastest.
         self._frame = framework_named(framework, own_storage)
@@ -183,8 +183,8 @@ class safe_open:
         return self._model.quantization
 
     def get_tensor(self, name: str) -> Any:
-        with self._lock:
-            return self._check_open().get(self._model.find(name))
+        self._check_open()
+        return self._whole(self._model.find(name))
 
     def get_tensors(self) -> dict[str, Any]:
         self._check_open()
@@ -200,6 +200,12 @@ class safe_open:
         if self._reader is None:
             raise make("closed", 0, "the file is closed", "use it inside its with block")
         return self._reader
+
+    def _whole(self, index: int) -> Any:
+        with self._lock:
+            if self._reader is not None:
+                return self._reader.get(index)
+        return self._load(wanted(self._model, [index], None)).tensors[0]
 
     def _load_part(self, index: int, dimension: int, intervals: list[Interval]) -> Any:
         shape, size_bytes = self._model.core.describe_part(index, dimension, intervals)
@@ -241,7 +247,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Slice:
-    """A tensor in a file, of which indexing loads a part: what lies before and behind it is not read."""
+    """A tensor in a file, of which indexing loads a part: what lies before and behind it is not read. It may be used
+    when the file that it came from is closed."""
 
     def __init__(self, file: safe_open, index: int):
         self._file = file
@@ -257,7 +264,6 @@ class Slice:
     def __getitem__(self, index: Any) -> Any:
         """What indexing the whole tensor would give."""
         frame, tensor = self._file._frame, self._tensor
-        self._file._check_open()
         # As the framework has it: of types of less than a byte, the last dimension counts bytes there, which no part of
         # the file can be told by.
         shape = frame.shape_of(tensor)
@@ -277,7 +283,7 @@ class Slice:
 
     def _read(self, planned: Plan) -> Any:
         if planned.intervals is None:
-            return self._file.get_tensor(self._tensor.name)
+            return self._file._whole(self._index)
         if not planned.intervals:
             return self._file._empty(self._index, planned.dimension)
         return self._file._load_part(self._index, planned.dimension, planned.intervals)

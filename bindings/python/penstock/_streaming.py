@@ -54,12 +54,12 @@ class Stream:
 
 
 def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB", *, select: Select = None,
-           slices: Slices = None, framework: Optional[str] = None, copy: Optional[bool] = True,
+           slices: Slices = None, framework: Optional[str] = None, copy: bool = True,
            context: Optional[Context] = None) -> Stream:
     """Yields (name, tensor) in the order of the files; the next ones are read while the caller works.
 
     What is read ahead and the tensor that was yielded last take at most `window` together. Tensors are the caller's
-    own: those that it keeps come on top; with `copy=None` those on the CPU are mapped where load_file would map them.
+    own: those that it keeps come on top; with `copy=False` those on the CPU are mapped where load_file would map them.
     The window is enlarged, with a warning, where it is smaller than the largest tensor, or than a tensor beside the
     last one, if the caller still has that when it asks for the next: `del` it.
     """
@@ -122,7 +122,7 @@ class Held:
 
 
 def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: Device, window: int,
-            copy: Optional[bool], total: Total) -> Generator[tuple[str, Any], None, None]:
+            copy: bool, total: Total) -> Generator[tuple[str, Any], None, None]:
     waiting = batches(what, min(window // 4, 256 << 20))
     coming = next(waiting, None)
     ahead: list[tuple[Batch, Load]] = []  # oldest first
