@@ -31,6 +31,8 @@ class Driver:
         self.call("cuInit", 0)
         self.context = ctypes.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.other_context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.other_context), 1)
         self.make_current()
 
     def make_current(self):
@@ -44,6 +46,14 @@ class Driver:
         pointer = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         return pointer.value
+
+    def allocate_on(self, device, size):
+        if device == 0:
+            return self.allocate(size)
+        self.call("cuCtxPushCurrent_v2", self.other_context)
+        pointer = self.allocate(size)
+        self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        return pointer
 
     def stream(self):
         stream = ctypes.c_void_p()
@@ -174,7 +184,7 @@ class DeviceFrame:
         self.settled = []
 
     def allocate(self, specs, domain):
-        places = [self.driver.allocate(max(1, spec[3])) for spec in specs]
+        places = [self.driver.allocate_on(int(domain[5:]), max(1, spec[3])) for spec in specs]
         return Destination(places, [], lambda: [(place, spec[3]) for place, spec in zip(places, specs)])
 
     def settle(self, domain):
@@ -196,3 +206,20 @@ def test_a_model_goes_to_the_gpu_whole_and_in_parts(driver, tmp_path):
         load.finish()
         expected = numpy.frombuffer(contents["a"], numpy.uint32).reshape(300, 1000)[:, 100:350].tobytes()
         assert driver.peek(*load.tensors[0]) == expected
+
+
+def test_a_model_goes_to_two_gpus_at_once(driver, tmp_path):
+    tensors = [(f"layer.{number}", "U8", (MIB // 2 + number,)) for number in range(8)]
+    contents = write_model(tmp_path / "model", tensors)
+    model = _models.Model(tmp_path / "model")
+    frame = DeviceFrame(driver)
+    whole = _models.wanted(model, model.select(None), None)
+    load = _models.Load(penstock.default_context(), model, whole, frame, lambda name: f"cuda:{int(name[-1]) % 2}")
+    report = load.finish()
+    assert frame.settled == ["cuda:0", "cuda:1"] and report.bytes == sum(map(len, contents.values()))
+    assert [driver.peek(*place) for place in load.tensors] == list(contents.values())
+    other_devices = [place for place, _ in load.tensors[1::2]]
+    for place in other_devices:
+        device = ctypes.c_int(-1)
+        driver.call("cuPointerGetAttribute", ctypes.byref(device), 9, ctypes.c_uint64(place))  # its device's number
+        assert device.value == 1

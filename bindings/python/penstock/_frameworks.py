@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import mmap
 import sys
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
@@ -192,7 +193,7 @@ class Torch(Framework):
         try:
             slabs = [self.bytes_on(device, size_bytes) for _, _, size_bytes in packing.slabs]
             tensors = [self.empty_on(device, specs[place]) for place in alone]
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, OSError, RuntimeError) as error:
             raise about_memory(error, f"no room for {len(specs)} tensors on {device}") from None
         if domain == "host":
             _core.use_huge_pages([(memory.data_ptr(), memory.numel() * memory.element_size())
@@ -223,9 +224,11 @@ class Torch(Framework):
 
     def empty_on(self, device: str, spec: Spec) -> Any:
         dtype, shape = self.types[spec[1]], self.shape_of(spec)
-        if device != "cpu" or self.own_storage:  # a storage of its own is no larger than the tensor
+        if device != "cpu" or self.own_storage:  # small ones too, for which whole pages are too much
             return self.torch.empty(shape, dtype=dtype, device=device)
-        return self.bytes_on(device, spec[3]).view(dtype).view(shape).data  # as in views
+        # A storage that is larger than its tensor would do, but for programs that compare the two.
+        memory = mmap.mmap(-1, spec[3])
+        return self.torch.frombuffer(memory, dtype=self.torch.uint8).view(dtype).view(shape).data  # as in views
 
     def check_device(self, domain: str) -> None:
         cuda = self.torch.cuda
