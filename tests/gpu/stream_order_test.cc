@@ -360,6 +360,18 @@ TEST_F(InStreamOrder, a_context_that_is_not_prepared_goes_on_when_no_stream_wait
   EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
 }
 
+TEST_F(InStreamOrder, is_refused_by_name_where_the_driver_has_no_waits) {
+  if (gpu().api().stream_wait_value != nullptr) GTEST_SKIP() << "this driver has them";
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  const auto refused = read_in_order(context, store, memory.region(), make_stream());
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::unsupported);
+  EXPECT_NE(refused.error().hint, "");
+  EXPECT_TRUE(context.read(store, 0, memory.region()).ok());
+}
+
 TEST_F(InStreamOrder, a_lane_that_took_the_place_of_a_stuck_one_ends_requests_in_order_by_name) {
   PENSTOCK_NEEDS_FAKE();
   options_.lanes = 1;

@@ -32,8 +32,8 @@ struct FakeCudaCounters {
 //
 // clang-format off
 // reset              the driver as in a new process: nothing initialized, settings from the environment, handles dead
-// clear_injections   takes back all that set_*, fail_*, delay_call and hang did, heals broken devices, zeroes the counts
-//                    of calls, bytes and breaches; handles stay alive
+// clear_injections   takes back all that set_*, fail_*, delay_call and hang did, heals broken devices, zeroes the
+//                    counts of calls, bytes and breaches; handles stay alive
 // set_devices        takes effect at the next cuInit
 // set_connections    how many channels each unit has for all streams, from the next stream on; 0: one for each stream
 // set_attribute      of a device, from now on

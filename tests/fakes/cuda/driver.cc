@@ -64,6 +64,7 @@ Driver& driver() {
 
 CuResult Driver::initialize() {
   if (owner != 0) return cu_success;
+  takes_kernels = number_from("FAKE_CUDA_KERNELS").value_or(1) != 0;
   version = static_cast<int>(number_from("FAKE_CUDA_VERSION").value_or(13000));
   device_bytes = wanted_device_bytes.value_or(number_from("FAKE_CUDA_MEMORY").value_or(default_device_bytes));
   connections = wanted_connections.value_or(

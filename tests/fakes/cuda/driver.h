@@ -151,6 +151,7 @@ struct Driver {
   std::optional<std::uint64_t> wanted_device_bytes;
   std::optional<unsigned> wanted_connections;
   std::uint64_t device_bytes = 0;
+  bool takes_kernels = true;
   int version = 13000;  // of CUDA, from cuInit on as FAKE_CUDA_VERSION says
   unsigned connections = 0;
   bool synchronizing_calls_block = true;

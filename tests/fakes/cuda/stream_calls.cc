@@ -131,6 +131,7 @@ FAKE_CUDA_EXPORT CuResult cuEventQuery(CuEvent event) {
 FAKE_CUDA_EXPORT CuResult cuModuleLoadData(CuModule* module, const void* image) {
   return call_in_context(__func__, [&](Driver& d, Lock& lock, Device& device) {
     if (module == nullptr || image == nullptr) return cu_invalid_value;
+    if (!d.takes_kernels) return cu_not_supported;
     const CuResult waited = d.synchronizing_call(lock, device, "cuModuleLoadData");
     if (waited != cu_success) return waited;
     *module = d.new_handle<CuModule>();
