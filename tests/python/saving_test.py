@@ -82,6 +82,20 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, tensors, slow_context):
     assert penstock.load_file(path) == {}
 
 
+@pytest.mark.parametrize("checksums", [False, True])
+def test_an_interrupt_in_the_last_call_of_progress_leaves_what_was_there(tmp_path, checksums):
+    path = tmp_path / "model"
+    path.write_bytes(b"old")
+
+    def stop(done, all_bytes):
+        if done == all_bytes:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        penstock.save_file({"a": torch.zeros(3)}, path, progress=stop, checksums=checksums)
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["model"]
+
+
 @pytest.mark.parametrize("wrong, error, words", [
     (lambda: {"a": torch.zeros(4, 4).t()}, ValueError, "'a' is not contiguous"),
     (lambda: {"a": torch.zeros(4, 4).to_sparse()}, ValueError, "'a' is sparse"),

@@ -153,8 +153,7 @@ class Saving {
     }
     Report report = ticket->report();
     if (!report.ok()) return report;
-    // The last word, which can't be refused any more.
-    if (options_.progress) (void)options_.progress(data_bytes_, data_bytes_);
+    if (options_.progress && !options_.progress(data_bytes_, data_bytes_)) return cancelled();
     return options_.checksums ? write_header(store, std::move(report)) : report;
   }
 
@@ -208,7 +207,11 @@ class Saving {
     if (!options_.progress || now - told_ < progress_interval) return {};
     told_ = now;
     if (options_.progress(std::min(ticket.bytes_done(), data_bytes_), data_bytes_)) return {};
-    return Error{Code::cancelled, 0, "saving was cancelled", "what was there before is there still"};
+    return cancelled();
+  }
+
+  static Error cancelled() {
+    return {Code::cancelled, 0, "saving was cancelled", "what was there before is there still"};
   }
 
   Context& context_;

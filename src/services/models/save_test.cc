@@ -117,6 +117,24 @@ TEST_F(ModelSave, cancelled_or_failed_it_leaves_the_old_file_and_no_other) {
   EXPECT_EQ(files_in_folder(), 2U);
 }
 
+TEST_F(ModelSave, the_last_word_of_progress_can_cancel_too) {
+  const std::vector<TensorToSave> small = {tensor("a", DType::f32, {3}, 0)};
+  for (const bool checksums : {false, true}) {
+    write("x", "old");
+    std::uint64_t told = 0;
+    const SaveOptions options{.checksums = checksums, .progress = [&](std::uint64_t done, std::uint64_t all) {
+                                told = done;
+                                return done != all;
+                              }};
+    const Result<Report> report = save_safetensors(context_, path("x"), small, options);
+    ASSERT_FALSE(report.ok());
+    EXPECT_EQ(report.error().code, Code::cancelled);
+    EXPECT_EQ(told, 12U);
+    EXPECT_EQ(content(path("x")), "old");
+    EXPECT_EQ(files_in_folder(), 1U);
+  }
+}
+
 TEST_F(ModelSave, checksums_tell_which_tensor_is_wrong) {
   ASSERT_TRUE(save_safetensors(context_, path("x"), tensors(), {.checksums = true}).ok());
   const Model model = Model::open(path("x")).value();
