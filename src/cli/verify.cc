@@ -35,8 +35,8 @@ std::optional<Error> problem_of(const std::vector<CheckedFile>& files) {
     return Error{.code = Code::unsupported,
                  .message = "nothing is known to compare with: " + list_of(unknown),
                  .hint =
-                     "Penstock records checksums when it saves a model; files of the Hugging Face cache have "
-                     "theirs as a name"};
+                     "saved with checksums=True (SaveOptions::checksums in C++) a model can be compared; so can files "
+                     "of the Hugging Face cache, by their names"};
   }
   return std::nullopt;
 }
@@ -110,8 +110,9 @@ Command add_verify(CLI::App& tool) {
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");
   parser->footer(
-      "Known are the checksums that Penstock records when it saves a model, and the digests that files of the Hugging\n"
-      "Face cache have as a name. It is an error to know nothing.\n\n"
+      "Known are the checksums that Penstock records when it is told to (save_file(..., checksums=True) in Python), "
+      "and\n"
+      "the digests that files of the Hugging Face cache have as a name. It is an error to know nothing.\n\n"
       "Examples:\n"
       "  penstock verify ~/.cache/huggingface/hub/models--org--name/snapshots/main\n"
       "  penstock verify model.safetensors --json");

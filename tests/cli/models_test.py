@@ -375,6 +375,7 @@ class Verify(ModelTest):
         self.assertIn("no checksums are recorded", result["files"][0]["how"])
         done = self.run_tool("verify", path)
         self.assertIn(b"nothing is known to compare with", done.stderr)
+        self.assertIn(b"checksums=True", done.stderr)
 
     def test_compares_blobs_of_the_hugging_face_cache(self):
         (self.folder / "blobs").mkdir()

@@ -81,10 +81,7 @@ class ModelBuilder {
     by_name.assign(std::bit_ceil(2 * tensors.size() + 1), no_tensor);
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
       std::uint32_t& place = by_name[model_.place_of(tensors[i].name)];
-      if (place != no_tensor) {
-        return in_file(model_.files_[tensors[i].file].path, broken("tensor " + in_quotes(tensors[i].name) + " is in " +
-                                                                   model_.files_[tensors[place].file].path + " too"));
-      }
+      if (place != no_tensor) return twice(tensors[place], tensors[i]);
       place = i;
     }
     return {};
@@ -103,6 +100,16 @@ class ModelBuilder {
   Model build() { return std::move(model_); }
 
  private:
+  // Nothing is wrong with the files: variants of a model lie side by side, say.
+  Error twice(const TensorInfo& first, const TensorInfo& second) const {
+    const std::string& path = model_.files_[first.file].path;
+    const std::string& other = model_.files_[second.file].path;
+    if (path == other) return {Code::invalid_argument, 0, path + " is named twice", "name it once"};
+    return {Code::invalid_argument, 0,
+            "two files have a tensor " + in_quotes(first.name) + ": " + path + " and " + other,
+            "name the file that you want"};
+  }
+
   Status check_weight_map(const std::string& index, const models::WeightMap& weight_map) const {
     for (const TensorInfo& tensor : model_.tensors_) {
       const std::string& path = model_.files_[tensor.file].path;

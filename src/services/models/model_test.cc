@@ -56,7 +56,10 @@ TEST_F(ModelOpen, several_files_are_one_model_unless_they_share_a_tensor) {
   const std::string twice[] = {files[0], write("z", one_tensor("a", 4))};
   const Result<Model> refused = Model::open(twice);
   ASSERT_FALSE(refused.ok());
-  EXPECT_TRUE(has(refused.error().message, "tensor \"a\" is in " + files[0] + " too")) << refused.error().message;
+  EXPECT_EQ(refused.error().message, "two files have a tensor \"a\": " + twice[0] + " and " + twice[1]);
+  EXPECT_EQ(refused.error().hint, "name the file that you want");
+  const std::string same[] = {files[0], files[1], files[0]};
+  EXPECT_EQ(Model::open(same).error().message, files[0] + " is named twice");
   EXPECT_FALSE(Model::open(std::span<const std::string>()).ok());
 }
 
@@ -84,6 +87,12 @@ TEST_F(ModelOpen, a_consolidated_file_beside_shards_is_refused_by_name) {
   write("consolidated.safetensors", one_tensor("a", 4));
   const std::string why = refusal(folder_.string());
   EXPECT_TRUE(has(why, "consolidated.safetensors and model-00001-of-00002.safetensors")) << why;
+}
+
+TEST_F(ModelOpen, variants_of_a_model_in_one_directory_are_refused_by_name) {
+  const std::string half = write("model.fp16.safetensors", one_tensor("a", 4));
+  const std::string full = write("model.safetensors", one_tensor("a", 8));
+  EXPECT_EQ(refusal(folder_.string()), "two files have a tensor \"a\": " + half + " and " + full);
 }
 
 TEST_F(ModelOpen, a_snapshot_of_the_hugging_face_cache_is_followed_through_its_links) {
