@@ -9,6 +9,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "errors.h"
@@ -20,32 +22,52 @@ namespace nb = nanobind;
 namespace penstock::python {
 namespace {
 
-// Becomes readable when a request has ended. Completion threads write to it instead of calling Python: they never need
-// the GIL, and can't meet an interpreter that is shutting down.
-class EndSignal {
+// The reads that have ended, by number, for one event loop: its descriptor is readable while there are some. Completion
+// threads add to it instead of calling Python: they never need the GIL, and can't meet an interpreter that is shutting
+// down.
+class Endings {
  public:
-  EndSignal() : descriptor_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
-  EndSignal(const EndSignal&) = delete;
-  EndSignal& operator=(const EndSignal&) = delete;
-  ~EndSignal() {
-    if (descriptor_ >= 0) ::close(descriptor_);
+  Endings() : descriptor_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (descriptor_ < 0) raise(system_error(errno, "eventfd", "close some files, or raise the limit (ulimit -n)"));
   }
+  Endings(const Endings&) = delete;
+  Endings& operator=(const Endings&) = delete;
+  ~Endings() { ::close(descriptor_); }
 
   int descriptor() const { return descriptor_; }
-  void set() const {
+  void add(std::uint64_t number) {
+    {
+      const std::scoped_lock lock(mutex_);
+      numbers_.push_back(number);
+    }
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = ::write(descriptor_, &one, sizeof one);
   }
+  // Those since the last call.
+  std::vector<std::uint64_t> take() {
+    std::uint64_t count = 0;
+    // Before the list is taken: what is added later wakes the loop again.
+    [[maybe_unused]] const auto got = ::read(descriptor_, &count, sizeof count);
+    const std::scoped_lock lock(mutex_);
+    return std::exchange(numbers_, {});
+  }
 
  private:
-  int descriptor_;
+  const int descriptor_;
+  std::mutex mutex_;
+  std::vector<std::uint64_t> numbers_;
+};
+
+struct PythonEndings {
+  // Shared with callbacks, which may come later than the object goes, and have no GIL to let go of it with.
+  const std::shared_ptr<Endings> shared = std::make_shared<Endings>();
 };
 
 // A read under way, with a reference to the object whose memory it fills.
 class Reading {
  public:
-  Reading(Ticket ticket, std::uint64_t all_bytes, nb::object memory, std::shared_ptr<EndSignal> end)
-      : ticket_(std::move(ticket)), all_bytes_(all_bytes), memory_(std::move(memory)), end_(std::move(end)) {}
+  Reading(Ticket ticket, std::uint64_t all_bytes, nb::object memory)
+      : ticket_(std::move(ticket)), all_bytes_(all_bytes), memory_(std::move(memory)) {}
   Reading(Reading&&) = default;
   Reading& operator=(Reading&&) = delete;
   ~Reading() {
@@ -56,7 +78,6 @@ class Reading {
   }
 
   bool ended() const { return ticket_.ended(); }
-  int descriptor() const { return end_ ? end_->descriptor() : -1; }
   nb::dict wait(nb::handle progress) {
     wait_or_cancel(ticket_, all_bytes_, progress);
     const Report report = ticket_.report();
@@ -72,7 +93,6 @@ class Reading {
   Ticket ticket_;
   std::uint64_t all_bytes_;
   nb::object memory_;
-  std::shared_ptr<EndSignal> end_;  // shared: with the callback, which may come later than the object goes
 };
 
 Store open(Context& context, const nb::bytes& path) {
@@ -99,22 +119,17 @@ std::uint64_t offset_in(const StoreInfo& info, Place place) {
 
 Reading read(PythonContext& self, const nb::bytes& path, std::uint64_t offset, bool in_blocks, std::uintptr_t pointer,
              std::size_t size_bytes, const std::string& domain, std::optional<std::uintptr_t> stream, nb::object memory,
-             bool signal_end) {
+             const PythonEndings* endings, std::uint64_t number) {
   const auto context = self.get();
   const Domain where = value_or_raise(Domain::parse(domain));
   const Store store = open(*context, path);
   const Range range{
       &store, offset_in(store.info(), {offset, in_blocks}), {reinterpret_cast<std::byte*>(pointer), size_bytes, where}};
   RequestOptions options;
-  std::shared_ptr<EndSignal> end;
-  if (signal_end) {
-    end = std::make_shared<EndSignal>();
-    if (end->descriptor() < 0) raise(system_error(errno, "eventfd", "close some files"));
-    options.on_end = [end](const Report&) { end->set(); };
-  }
+  if (endings != nullptr) options.on_end = [to = endings->shared, number](const Report&) { to->add(number); };
   if (stream && size_bytes != 0) options.stream = CudaStream{reinterpret_cast<void*>(*stream)};
   auto ticket = without_gil([&] { return context->submit(Direction::read, {&range, 1}, options); });
-  return {value_or_raise(std::move(ticket)), size_bytes, std::move(memory), std::move(end)};
+  return {value_or_raise(std::move(ticket)), size_bytes, std::move(memory)};
 }
 
 std::uint64_t prefetch(PythonContext& self, const nb::bytes& path,
@@ -151,9 +166,12 @@ void PythonContext::close() {
 }
 
 void define_context(nb::module_& module) {
+  nb::class_<PythonEndings>(module, "Endings")
+      .def(nb::init<>())
+      .def("fileno", [](const PythonEndings& self) { return self.shared->descriptor(); })
+      .def("take", [](const PythonEndings& self) { return self.shared->take(); });
   nb::class_<Reading>(module, "Reading")
       .def_prop_ro("ended", &Reading::ended)
-      .def("fileno", &Reading::descriptor)
       .def("wait", &Reading::wait, nb::arg("progress").none() = nb::none())
       .def("cancel", &Reading::cancel);
   nb::class_<PythonContext>(module, "Context")
@@ -164,7 +182,7 @@ void define_context(nb::module_& module) {
       .def("reset_statistics", [](PythonContext& self) { self.get()->reset_statistics(); })
       .def("read", &read, nb::arg("path"), nb::arg("offset"), nb::arg("in_blocks"), nb::arg("pointer"),
            nb::arg("size_bytes"), nb::arg("domain"), nb::arg("stream").none(), nb::arg("memory").none(),
-           nb::arg("signal_end"))
+           nb::arg("endings").none(), nb::arg("number"))
       .def("prefetch", &prefetch, nb::arg("path"), nb::arg("ranges"))
       .def("block_bytes", &block_bytes, nb::arg("path"));
   module.def("version", [] { return std::string(version()); });

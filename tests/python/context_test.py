@@ -3,11 +3,14 @@
 import array
 import asyncio
 import ctypes
+import gc
 import logging
 import mmap
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -293,6 +296,78 @@ def test_the_loop_runs_on_while_a_read_is_awaited_and_cancelling_the_task_cancel
     target.close()
 
 
+MANY_READS = """
+import asyncio, os, resource, sys
+import penstock
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+path = sys.argv[1]
+with open(path, "rb") as file:
+    content = file.read()
+
+async def main():
+    targets = [bytearray(1000) for _ in range(3000)]
+    reads = [penstock.read_into_async(target, path, number) for number, target in enumerate(targets)]
+    reports = await asyncio.gather(*reads)
+    assert all(report.bytes == 1000 for report in reports)
+    assert all(target == content[number:number + 1000] for number, target in enumerate(targets))
+
+    reads = [asyncio.create_task(penstock.read_into_async(target, path)) for target in targets]
+    await asyncio.sleep(0.01)
+    for read in reads:
+        read.cancel()
+    ends = await asyncio.gather(*reads, return_exceptions=True)
+    assert all(isinstance(end, asyncio.CancelledError) or end.bytes == 1000 for end in ends)
+    assert any(isinstance(end, asyncio.CancelledError) for end in ends)
+    missing = [penstock.read_into_async(target, path + "x") for target in targets]
+    assert all(isinstance(end, FileNotFoundError) for end in await asyncio.gather(*missing, return_exceptions=True))
+    await asyncio.gather(*(penstock.read_into_async(target, path) for target in targets))
+    assert len(os.listdir("/proc/self/fd")) < 128
+
+for _ in range(2):
+    asyncio.run(main())
+"""
+
+
+def test_thousands_of_reads_are_awaited_with_few_descriptors(file):
+    subprocess.run([sys.executable, "-c", MANY_READS, str(file)], check=True, timeout=300)
+
+
+def test_loops_in_several_threads_await_reads_at_the_same_time(file, content):
+    wrong = []
+
+    async def main(number):
+        for _ in range(20):
+            targets = [bytearray(1000) for _ in range(20)]
+            await asyncio.gather(*(penstock.read_into_async(target, file, number) for target in targets))
+            wrong.extend(target for target in targets if target != content[number:number + 1000])
+
+    threads = [threading.Thread(target=asyncio.run, args=(main(number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore")  # asyncio warns of what is left behind
+def test_a_loop_that_is_closed_leaves_its_reads_cancelled(slow_context, large_file, file, content):
+    target = mmap.mmap(-1, 1 << 30)
+    loop = asyncio.new_event_loop()
+    tasks = [loop.create_task(slow_context.read_into_async(target, large_file)) for _ in range(3)]
+    loop.run_until_complete(asyncio.sleep(0.05))
+    assert not any(task.done() for task in tasks)
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    del tasks, loop
+    gc.collect()
+    assert slow_context.statistics()["requests_failed"] == 3
+    target.close()
+    other = bytearray(1000)
+    asyncio.run(slow_context.read_into_async(other, file))
+    assert other == content[:1000]
+
+
 def test_a_read_that_is_cancelled_twice_while_it_starts_never_begins(file, content, monkeypatch):
     """Opening takes long here; afterwards the target must not be written any more."""
     with penstock.Context() as context:
@@ -331,7 +406,7 @@ def test_a_read_that_is_cancelled_twice_while_it_starts_never_begins(file, conte
 
 def test_a_target_is_kept_while_it_is_written(slow_context, large_file):
     target = bytearray(1 << 30)
-    reading = slow_context._reader(target, large_file, 0, None, None, None, True)()
+    reading = slow_context._reader(target, large_file, 0, None, None, None)()
     with pytest.raises(BufferError):
         target.extend(b"more")
     reading.cancel()

@@ -135,7 +135,7 @@ import mmap, penstock, sys, threading, time, types
 context = penstock.Context(engine="posix", lanes=1, storage_chunk_bytes=4096, operations_in_flight=1)
 target = mmap.mmap(-1, 1 << 30)
 path = {str(large_file)!r}
-start = lambda: context._reader(target, path, 0, None, None, None, True)()
+start = lambda: context._reader(target, path, 0, None, None, None, penstock._core.Endings(), 1)()
 read = lambda: context.read_into(target, path)
 {how}
 class TakesLongToGo:

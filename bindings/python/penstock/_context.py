@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import threading
-from typing import Any, Callable, Iterable, Optional
+import weakref
+from typing import Any, Callable, Iterable, Iterator, Optional
 
 from . import _core
 from ._errors import invalid
@@ -68,7 +70,7 @@ class Context:
         interface or a writable buffer, or (pointer, size, device). `size` is the target's own unless it is given.
         `lba` and `count` say the same in logical blocks of the store.
         """
-        report = Report(**self._reader(target, path, offset, size, lba, count, False)().wait(progress))
+        report = Report(**self._reader(target, path, offset, size, lba, count)().wait(progress))
         log(os.fsdecode(path), report)
         return report
 
@@ -77,35 +79,26 @@ class Context:
         """The same for asyncio. Cancelling the task cancels the read; afterwards the target is not written any more."""
         import asyncio
 
-        loop = asyncio.get_running_loop()
-        # Opening a file takes as long as the disk or a server likes.
-        start = self._reader(target, path, offset, size, lba, count, True)
-        starting = asyncio.ensure_future(asyncio.to_thread(start))
-        try:
-            reading = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            while not starting.done():  # whoever cancels again has to wait too, or the read would begin afterwards
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([starting])
-            with contextlib.suppress(Exception):
-                starting.result().cancel()
-            raise
-        ended = loop.create_future()
-        loop.add_reader(reading.fileno(), _set, ended)
-        try:
-            await ended
-        except BaseException:
-            reading.cancel()
-            raise
-        finally:
-            loop.remove_reader(reading.fileno())
-        report = Report(**reading.wait())
+        reads = AwaitedReads.of(asyncio.get_running_loop())
+        with reads.expect() as (number, ended):
+            start = self._reader(target, path, offset, size, lba, count, reads.endings, number)
+            async with reads.room:
+                reading = await _started(start)
+                try:
+                    await ended
+                    report = Report(**reading.wait())
+                except BaseException:
+                    reading.cancel()
+                    raise
+                finally:
+                    del reading  # a traceback that somebody keeps must not keep its file open
         log(os.fsdecode(path), report)
         return report
 
     def _reader(self, target: Any, path: Any, offset: Optional[int], size: Optional[int], lba: Optional[int],
-                count: Optional[int], signal_end: bool) -> Callable[[], Any]:
-        """What starts a read, on any thread: the caller's own current stream is known already."""
+                count: Optional[int], endings: Any = None, number: int = 0) -> Callable[[], Any]:
+        """What starts a read, on any thread: the caller's own current stream is known already. Its end is added to
+        `endings` as `number`."""
         if lba is None and count is not None:
             raise invalid("count without lba", "give both, or offset and size")
         if lba is not None and (offset is not None or size is not None):
@@ -128,14 +121,71 @@ class Context:
             return self._core.read(
                 path=name, offset=offset or 0 if lba is None else lba, in_blocks=lba is not None,
                 pointer=memory.pointer, size_bytes=size_bytes, domain=domain, stream=memory.stream,
-                memory=memory.owner, signal_end=signal_end)
+                memory=memory.owner, endings=endings, number=number)
 
         return start
 
 
-def _set(future: Any) -> None:
-    if not future.done():
-        future.set_result(None)
+async def _started(start: Callable[[], Any]) -> Any:
+    """What `start` gives, on another thread: opening a file takes as long as the disk or a server likes."""
+    import asyncio
+
+    starting = asyncio.ensure_future(asyncio.to_thread(start))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        while not starting.done():  # whoever cancels again has to wait too, or the read would begin afterwards
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([starting])
+        with contextlib.suppress(Exception):
+            starting.result().cancel()
+        del starting
+        raise
+
+
+class AwaitedReads:
+    """The awaited reads of one event loop, which share a descriptor that tells of their ends. It lives as long as one of
+    them does."""
+
+    _by_loop: weakref.WeakValueDictionary[int, AwaitedReads] = weakref.WeakValueDictionary()
+
+    @classmethod
+    def of(cls, loop: Any) -> AwaitedReads:
+        reads = cls._by_loop.get(id(loop))
+        if reads is None:
+            reads = cls._by_loop[id(loop)] = cls(loop)
+        return reads
+
+    def __init__(self, loop: Any):
+        import asyncio
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # A read has two descriptors, four where it goes straight to a GPU: leave half of them to others.
+        self.room = asyncio.Semaphore(1 << 16 if limit == resource.RLIM_INFINITY else max(1, limit // 8))
+        self.endings = _core.Endings()
+        self._loop = loop  # whose id is not given to another one meanwhile
+        self._numbers = itertools.count()
+        self._expected: dict[int, Any] = {}  # by number: what is awaited
+
+    @contextlib.contextmanager
+    def expect(self) -> Iterator[tuple[int, Any]]:
+        if not self._expected:
+            self._loop.add_reader(self.endings.fileno(), self._tell)
+        number, ended = next(self._numbers), self._loop.create_future()
+        self._expected[number] = ended
+        try:
+            yield number, ended
+        finally:
+            del self._expected[number]
+            if not self._expected:
+                self._loop.remove_reader(self.endings.fileno())
+
+    def _tell(self) -> None:
+        for number in self.endings.take():
+            ended = self._expected.get(number)
+            if ended is not None and not ended.done():
+                ended.set_result(None)
 
 
 _default: Optional[Context] = None
@@ -156,6 +206,7 @@ def _after_fork() -> None:
     global _default, _default_lock
     _default = None
     _default_lock = threading.Lock()
+    AwaitedReads._by_loop.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
