@@ -10,8 +10,8 @@
 // file). Headers are checked completely before any tensor is read: what is open is valid.
 //
 // Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model needs
-// no Context; a Loading must have ended before its Context is moved or gone, and before the memory is. In a forked
-// child a Loading of the parent counts as cancelled, as its requests do.
+// no Context, and keeps its files open; a Loading must have ended before its Context is moved or gone, and before the
+// memory is. In a forked child a Loading of the parent counts as cancelled, as its requests do.
 #pragma once
 
 #include <chrono>
@@ -28,6 +28,10 @@
 #include "penstock/context.h"
 
 namespace penstock {
+
+namespace models {
+class FileReader;
+}
 
 // The types of safetensors. GGUF's plain types are among them; its quantized ones are rows of u8.
 enum class DType : std::uint8_t {
@@ -77,6 +81,9 @@ struct ModelFile {
   std::uint64_t size_bytes = 0;
   std::uint64_t data_offset = 0;  // where tensors begin
   Identity identity;              // when it was opened
+  // Shared by copies of the Model: the file is read as it was even if its name is given to another, or to none. Null
+  // where the process has few descriptors left; then it is opened by its name, and refused if it is not the same.
+  std::shared_ptr<const models::FileReader> kept_open;
   // Strings as they are. GGUF's other values as JSON.
   std::map<std::string, std::string> metadata;
 };
@@ -166,7 +173,7 @@ class PENSTOCK_EXPORT Loading {
   explicit Loading(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
-// One request for everything, in the order of the files. Files that have changed since the model was opened are
+// One request for everything, in the order of the files. Files that were modified since the model was opened are
 // refused.
 PENSTOCK_EXPORT Result<Loading> load(Context& context, const Model& model, std::span<const TensorPart> parts,
                                      const LoadOptions& options = {});

@@ -85,6 +85,9 @@ struct OpenOptions {
   std::string serial = {};
   std::uint64_t first_writable_block = 0;
   std::uint64_t writable_blocks = 0;
+  // Files that are read: one that is open already, to be opened again whatever its name means by now. The name is what
+  // messages call it; the descriptor is needed only until the call returns.
+  int descriptor = -1;
 };
 
 class PENSTOCK_EXPORT View {

@@ -68,6 +68,10 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
                                                      const OpenOptions& options) {
   const auto uri = parse_uri(name, all_schemes(*environment.engines));
   if (!uri) return uri.error();
+  if (options.descriptor >= 0 && (uri->scheme != "file" || options.access != Access::read)) {
+    return Error{Code::invalid_argument, 0, std::string(name) + ": only files that are read are opened by a descriptor",
+                 "leave OpenOptions::descriptor as it is"};
+  }
   const auto facts = engine_facts(environment, uri->scheme);
   auto plan = plan_engine(facts, environment.options.engine, std::nullopt);
   if (!plan) return plan.error();
@@ -116,6 +120,7 @@ std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& envir
     OpenOptions options = name_.options;
     if (options.access == Access::create) options.access = Access::write;
     options.size_bytes = 0;
+    if (options.descriptor >= 0) options.descriptor = store_->descriptor();  // the caller's may be closed by now
     auto store = engine.open(name_.name, options);
     if (!store) {
       pass_over(description.name, store.error().message);

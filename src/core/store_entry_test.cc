@@ -18,12 +18,17 @@ struct Script {
   double sample_seconds = 1e-6;
   int opened = 0;
   std::string opened_name;
+  int opened_descriptor = -1;
+  int descriptor = -1;
+  bool reaches_device = false;
 };
 
 class ScriptedStore : public engine::Store, private engine::PageCache {
  public:
   explicit ScriptedStore(Script& script) : Store(script.info), script_(script) {}
   Result<Identity> identity() const override { return Identity{.size_bytes = script_.size_now}; }
+  int descriptor() const override { return script_.descriptor; }
+  std::optional<Route> device_route() const override { return Route::gds; }
   engine::PageCache* page_cache() override { return info_.page_cache ? this : nullptr; }
 
  private:
@@ -42,12 +47,18 @@ class ScriptedEngine : public engine::Engine {
  public:
   explicit ScriptedEngine(Script& script)
       : script_(script),
-        description_{.name = script.name, .schemes = {script.scheme}, .sleeps_in_kernel = script.sleeps_in_kernel} {}
+        description_{.name = script.name,
+                     .schemes = {script.scheme},
+                     .sleeps_in_kernel = script.sleeps_in_kernel,
+                     .reaches_device = script.reaches_device} {}
   const engine::Description& description() const override { return description_; }
-  engine::Probe probe() const override { return {script_.available, script_.available ? "" : "it is broken", ""}; }
-  Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions&) override {
+  engine::Probe probe() const override {
+    return {script_.available, script_.available ? "" : "it is broken", "", Route::gds};
+  }
+  Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
     ++script_.opened;
     script_.opened_name = name;
+    script_.opened_descriptor = options.descriptor;
     if (name == "missing") return Error{Code::not_found, 0, name, ""};
     return std::unique_ptr<engine::Store>(std::make_unique<ScriptedStore>(script_));
   }
@@ -108,6 +119,26 @@ TEST_F(StoreEntryTest, is_opened_again_by_an_engine_that_suits_its_place_better)
   EXPECT_EQ((*entry)->engine(), 1U);
   EXPECT_EQ(ring_.opened, 1);
   EXPECT_EQ(threads_.opened, 1);
+}
+
+TEST_F(StoreEntryTest, is_opened_for_a_device_by_its_own_descriptor_where_it_was_opened_by_one) {
+  threads_.reaches_device = true;
+  ring_.descriptor = 8;
+  const auto entry = open("x", {.descriptor = 7});
+  ASSERT_TRUE(entry.ok());
+  EXPECT_EQ(ring_.opened_descriptor, 7);
+  ASSERT_NE((*entry)->for_device(*environment_), nullptr) << (*entry)->device_reason();
+  EXPECT_EQ(threads_.opened_descriptor, 8) << "by then the caller may have closed the other";
+  const auto by_name = open("x");
+  ASSERT_NE((*by_name)->for_device(*environment_), nullptr);
+  EXPECT_EQ(threads_.opened_descriptor, -1);
+}
+
+TEST_F(StoreEntryTest, takes_a_descriptor_only_for_files_that_are_read) {
+  threads_.scheme = "disk";
+  EXPECT_EQ(open("x", {.access = Access::write, .descriptor = 7}).error().code, Code::invalid_argument);
+  EXPECT_EQ(open("disk:x", {.descriptor = 7}).error().code, Code::invalid_argument);
+  EXPECT_EQ(ring_.opened + threads_.opened, 0);
 }
 
 TEST_F(StoreEntryTest, is_not_opened_twice_when_that_would_create_it_twice) {

@@ -64,6 +64,8 @@ class Store {
   // As of now. Code::changed if the name now means another file.
   virtual Result<Identity> identity() const = 0;
 
+  // By which the same file can be opened again; -1 where only the name will do.
+  virtual int descriptor() const { return -1; }
   // The way that Path::device takes; nothing where there is none.
   virtual std::optional<Route> device_route() const { return std::nullopt; }
   // To and from memory of this GPU: others may be better off.

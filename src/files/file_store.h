@@ -23,6 +23,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   int direct_fd() const { return direct_.get(); }
 
   Result<Identity> identity() const override;
+  int descriptor() const override { return buffered_fd(); }
   engine::PageCache* page_cache() override { return this; }
   engine::Mapping* mapping() override { return this; }
   engine::Writer* writer() override { return info_.writable ? this : nullptr; }

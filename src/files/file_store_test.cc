@@ -43,6 +43,16 @@ TEST_F(AFileStore, knows_when_its_name_means_another_file) {
   EXPECT_EQ(store->identity().error().code, Code::changed);
 }
 
+TEST_F(AFileStore, needs_no_name_where_it_was_opened_by_a_descriptor) {
+  const auto first = open(folder_.write("a", "hello"));
+  const auto store = open(folder_.path("a"), {.descriptor = first->descriptor()});
+  std::filesystem::rename(folder_.path("a"), folder_.path("b"));
+  EXPECT_EQ(store->identity().value(), first->info().identity);
+  std::filesystem::remove(folder_.path("b"));
+  EXPECT_EQ(store->identity().value(), first->info().identity);
+  EXPECT_TRUE(store->page_cache()->resident_bytes(0, 5) == first->page_cache()->resident_bytes(0, 5));
+}
+
 TEST_F(AFileStore, is_found_again_after_the_process_changed_its_folder) {
   folder_.write("a", "hello");
   const auto before = std::filesystem::current_path();

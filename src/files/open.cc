@@ -192,6 +192,30 @@ Result<Opening> open_buffered(const std::string& name, const OpenOptions& option
   return open_error(errno, name, access);
 }
 
+// What a descriptor means, whatever has become of its name. Only where there is a /proc.
+std::string path_of(int descriptor) {
+  return "/proc/self/fd/" + std::to_string(descriptor);
+}
+
+Result<OpenedFile> open_again(const std::string& name, const OpenOptions& options) {
+  OpenedFile file;
+  file.buffered = UniqueFd(::open(path_of(options.descriptor).c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  if (file.buffered) {
+    file.path = path_of(file.buffered.get());
+  } else {
+    std::error_code ignored;
+    file.path = std::filesystem::absolute(name, ignored).string();
+    auto opening = open_buffered(name, options);
+    if (!opening) return std::move(opening).error();
+    file.buffered = std::move(opening->fd);
+  }
+  if (!same_file(file.buffered.get(), options.descriptor)) {
+    return Error{Code::changed, 0, name + " is not the file any more that was opened", "open it anew"};
+  }
+  if (Status status = describe(file, name, options.access); !status) return std::move(status).error();
+  return file;
+}
+
 Result<OpenedFile> open_in_place(const std::string& name, const OpenOptions& options) {
   std::error_code ignored;
   OpenedFile file;
@@ -263,7 +287,9 @@ Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options
   if (name.find('\0') != std::string::npos) {
     return Error{Code::invalid_argument, EINVAL, "a file name holds a zero byte", "check the name"};
   }
-  auto file = options.access == Access::replace ? open_replacement(name, options) : open_in_place(name, options);
+  auto file = options.descriptor >= 0             ? open_again(name, options)
+              : options.access == Access::replace ? open_replacement(name, options)
+                                                  : open_in_place(name, options);
   if (!file) return file;
   make_blocking(file->buffered.get());
   open_direct(*file, options.access == Access::read ? O_RDONLY : O_RDWR);

@@ -12,7 +12,7 @@ namespace penstock::files {
 
 struct OpenedFile {
   StoreInfo info;
-  std::string path;  // absolute
+  std::string path;  // absolute; by way of `buffered` where OpenOptions::descriptor was given
   UniqueFd buffered;
   UniqueFd direct;                           // past the page cache; none where that is not possible
   std::unique_ptr<Replacement> replacement;  // with Access::replace

@@ -104,6 +104,32 @@ TEST_F(OpenFile, says_who_may_not_read_or_write) {
   EXPECT_TRUE(open_file(fixed, {}).ok());
 }
 
+TEST_F(OpenFile, opens_what_a_descriptor_means_under_the_name_that_is_given) {
+  const std::string name = folder_.write("a", "hello");
+  const auto before = open_file(name, {});
+  ASSERT_TRUE(before.ok());
+  const auto open_again = [&] { return open_file(name, {.descriptor = before->buffered.get()}); };
+  const auto is_the_same = [&] {
+    const auto again = open_again();
+    return again.ok() && again->info.identity == before->info.identity && again->info.name == name &&
+           again->info.direct == before->info.direct;
+  };
+  EXPECT_TRUE(is_the_same());
+  std::filesystem::rename(folder_.write("b", "another"), name);
+  EXPECT_TRUE(is_the_same());
+  std::filesystem::remove(name);
+  EXPECT_TRUE(is_the_same());
+  EXPECT_NE(::fcntl(open_again()->buffered.get(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+TEST_F(OpenFile, without_a_way_by_the_descriptor_the_name_must_mean_the_same_file) {
+  constexpr int nobodys = 1'000'000;
+  const auto file = open_file(folder_.write("a", "hello"), {.descriptor = nobodys});
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.error().code, Code::changed);
+  EXPECT_EQ(open_file(folder_.path("none"), {.descriptor = nobodys}).error().code, Code::not_found);
+}
+
 TEST_F(OpenFile, creates_and_reserves) {
   const auto file = open_file(folder_.path("new"), {.access = Access::create, .size_bytes = 1 << 20});
   ASSERT_TRUE(file.ok()) << file.error().message;

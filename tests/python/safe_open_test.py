@@ -1,10 +1,13 @@
 """Files that are open: tensors in any order, parts of them, read ahead of a loop."""
 
+import gc
 import importlib.util
 import itertools
 import logging
+import os
 import random
 import threading
+import time
 
 import numpy
 import pytest
@@ -194,6 +197,56 @@ def test_a_file_named_relatively_stays_open_when_the_directory_changes(mixed, tm
         monkeypatch.chdir(tmp_path / "elsewhere")
         assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
         assert {name: raw(tensor) for name, tensor in stream} == contents
+
+
+def replace(path):
+    penstock.save_file({"other": numpy.zeros(3)}, path)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("lose", [replace, os.unlink, lambda path: path.rename(path.with_name("elsewhere"))])
+def test_a_file_that_is_replaced_removed_or_renamed_is_read_on_as_it_was(mixed, lose, copy):
+    path, contents = mixed
+    with penstock.safe_open(path, "np", copy=copy) as file:
+        assert raw(file.get_tensor("larger")) == contents["larger"]
+        lose(path)
+        assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
+        assert raw(file.get_slice("large")[1:3]) == contents["large"][4000:12000]
+
+
+def test_a_file_that_is_modified_is_refused_by_name(mixed):
+    path, contents = mixed
+    with penstock.safe_open(path, "np", copy=True) as file:
+        assert raw(file.get_tensor("odd")) == contents["odd"]
+        path.rename(path.with_name("elsewhere"))
+        with open(path.with_name("elsewhere"), "ab") as other:
+            other.write(b"more")
+        with pytest.raises(penstock.TransferError) as caught:
+            file.get_tensor("large")
+        assert caught.value.code == "changed" and str(path) in str(caught.value)
+
+
+def test_a_file_is_closed_with_the_last_that_can_read_it(mixed):
+    path, _ = mixed
+
+    def held():
+        links = (os.path.join("/proc/self/fd", number) for number in os.listdir("/proc/self/fd"))
+        return sum(os.path.exists(link) and os.path.samefile(link, path) for link in links)
+
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("no /proc")
+    with penstock.safe_open(path, "np") as file:
+        file.get_tensor("odd")
+        rows = file.get_slice("large")
+    del file
+    assert held() >= 1 and len(rows[:2]) == 2
+    del rows
+    gc.collect()
+    for _ in range(100):  # lanes hold a file for a moment longer
+        if held() == 0:
+            break
+        time.sleep(0.1)
+    assert held() == 0
 
 
 def test_an_open_file_has_a_report_and_one_line_in_the_log_when_it_is_closed(mixed, caplog):

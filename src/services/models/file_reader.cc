@@ -1,20 +1,34 @@
 #include "services/models/file_reader.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <utility>
 
+#include "base/bounded.h"
 #include "services/models/contents.h"
 
 namespace penstock::models {
 
+namespace {
+
+constexpr double closing_seconds = 5;
+
+std::string open_hint(int error) {
+  return error == EMFILE || error == ENFILE ? "too many files are open: close some, or raise the limit (ulimit -n)"
+                                            : "";
+}
+
+}  // namespace
+
 Result<FileReader> FileReader::open(const std::string& path) {
   // Without O_NONBLOCK, opening a FIFO would wait for somebody to write.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return system_error(errno, "open " + path);
+  if (fd < 0) return system_error(errno, "open " + path, open_hint(errno));
   FileReader file(fd, path);
   struct stat status = {};
   if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + path);
@@ -32,7 +46,19 @@ FileReader::FileReader(FileReader&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)), identity_(other.identity_) {}
 
 FileReader::~FileReader() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ < 0) return;
+  const bool on_a_disk = ::major(identity_.device) != 0;  // others may be a server's, which is told of every close
+  if (on_a_disk) {
+    ::close(fd_);
+  } else {
+    static_cast<void>(comes_back(closing_seconds, [fd = fd_] { ::close(fd); }));
+  }
+}
+
+bool FileReader::may_stay_open() const {
+  // They are given out lowest first.
+  struct rlimit limit = {};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && static_cast<rlim_t>(fd_) < limit.rlim_cur / 4;
 }
 
 Result<std::string> FileReader::read(std::uint64_t offset, std::uint64_t size_bytes) const {

@@ -1,6 +1,8 @@
-// FileReader: the beginning of a file, for its header. Tensors are read by a Context.
+// FileReader: the beginning of a file, for its header. Tensors are read by a Context, which opens the same file by the
+// descriptor.
 //
-// Thread safety: const calls from any thread. Lifetime: owns a descriptor.
+// Thread safety: const calls from any thread. Lifetime: owns a descriptor. Where the server of a file does not answer,
+// closing goes on without its owner after five seconds.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +23,9 @@ class FileReader {
 
   int descriptor() const { return fd_; }
   const Identity& identity() const { return identity_; }  // as a Store of the file has it
+  // False where more than a quarter of the descriptors that the process may have are in use: a load needs two more for
+  // each file.
+  bool may_stay_open() const;
   // Code::truncated where the file has become shorter.
   Result<std::string> read(std::uint64_t offset, std::uint64_t size_bytes) const;
 

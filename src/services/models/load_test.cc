@@ -1,3 +1,5 @@
+#include <sys/resource.h>
+
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -177,7 +179,62 @@ TEST_F(ModelLoad, a_file_that_has_changed_is_refused_by_name) {
   EXPECT_EQ(loading.error().code, Code::changed);
   EXPECT_NE(loading.error().message.find(file), std::string::npos);
   std::filesystem::remove(file);
-  EXPECT_EQ(load(context_, model, {&part, 1}).error().code, Code::not_found);
+  EXPECT_EQ(load(context_, model, {&part, 1}).error().code, Code::changed);
+}
+
+TEST_F(ModelLoad, a_file_that_was_replaced_renamed_or_removed_is_read_as_it_was) {
+  const std::string file = write_model("m", {{"a", {1000, 3000}}, {"bb", {100}}});
+  const Model model = Model::open(file).value();
+  const std::vector<TensorPart> parts = {
+      {.tensor = 0}, {.tensor = 0, .dimension = 1, .intervals = {{7, 9}}}, {.tensor = 1}};
+  const std::string data = data_;
+  const auto check_all = [&] {
+    data_ = data;
+    for (const Columns columns : {Columns::pieces, Columns::whole}) check(model, parts, {.columns = columns});
+    const auto mapped = MappedFile::map(context_, model.files()[0]);
+    ASSERT_TRUE(mapped.ok()) << mapped.error().message;
+    if (!*mapped) return;  // the kernel does not tell what is cached
+    EXPECT_TRUE(std::string_view(reinterpret_cast<char*>((*mapped)->data()) + model.files()[0].data_offset,
+                                 data_.size()) == data_);
+  };
+  std::filesystem::rename(write_model("new", {{"a", {7}}}), file);
+  check_all();
+  std::filesystem::remove(file);
+  check_all();
+}
+
+TEST_F(ModelLoad, a_file_that_was_renamed_and_modified_is_refused_by_the_name_that_it_was_opened_by) {
+  const std::string file = write_model("m", {{"a", {100}}});
+  const Model model = Model::open(file).value();
+  std::filesystem::rename(file, path("elsewhere"));
+  std::filesystem::resize_file(path("elsewhere"), 150);
+  std::string memory(100, '\0');
+  const TensorPart part{.tensor = 0, .memory = Region::host(memory.data(), memory.size())};
+  const Result<Loading> loading = load(context_, model, {&part, 1});
+  ASSERT_FALSE(loading.ok());
+  EXPECT_EQ(loading.error().code, Code::changed);
+  EXPECT_TRUE(loading.error().message.starts_with(file + ": the file was modified")) << loading.error().message;
+}
+
+TEST_F(ModelLoad, files_are_read_by_name_where_few_descriptors_are_left) {
+  struct rlimit old = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old), 0);
+  const std::string file = write_model("m", {{"a", {100}}});
+  const struct rlimit low = {64, old.rlim_max};
+  std::vector<Model> models;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  for (int i = 0; i < 30; ++i) models.push_back(Model::open(file).value());
+  ::setrlimit(RLIMIT_NOFILE, &old);
+  const Model& last = models.back();
+  EXPECT_EQ(last.files()[0].kept_open, nullptr);
+  check(last, {{.tensor = 0}});
+  std::filesystem::rename(write_model("new", {{"a", {7}}}), file);
+  std::string memory(100, '\0');
+  const TensorPart part{.tensor = 0, .memory = Region::host(memory.data(), memory.size())};
+  const Result<Loading> refused = load(context_, last, {&part, 1});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::changed);
+  EXPECT_NE(refused.error().hint.find("ulimit -n"), std::string::npos);
 }
 
 TEST_F(ModelLoad, memory_of_another_size_is_refused_by_name) {

@@ -39,8 +39,12 @@ Result<std::optional<MappedFile>> MappedFile::map(Context& context, const ModelF
   const Result<Store> store = models::open_store(context, file);
   if (!store) return store.error();
   if (!is_resident(*store)) return std::optional<MappedFile>();
-  const Result<models::FileReader> opened = models::FileReader::open(file.path);
-  if (!opened) return opened.error();
+  std::shared_ptr<const models::FileReader> opened = file.kept_open;
+  if (!opened) {
+    Result<models::FileReader> by_name = models::FileReader::open(file.path);
+    if (!by_name) return std::move(by_name).error();
+    opened = std::make_shared<models::FileReader>(std::move(*by_name));
+  }
   if (opened->identity() != file.identity) return models::changed(file);
   // Writable pages of a private mapping would count as memory that may be needed; hardly any ever is.
   constexpr int flags = MAP_PRIVATE | MAP_NORESERVE;

@@ -52,8 +52,9 @@ Result<Contents> read_gguf(const FileReader& file) {
 class ModelBuilder {
  public:
   Status add_file(const std::string& path) {
-    const Result<FileReader> file = FileReader::open(path);
-    if (!file) return file.error();
+    Result<FileReader> opened = FileReader::open(path);
+    if (!opened) return std::move(opened).error();
+    const auto file = std::make_shared<const FileReader>(std::move(*opened));  // shared: with copies of the Model
     std::error_code failed;
     const std::filesystem::path absolute = std::filesystem::absolute(path, failed);
     if (failed) return system_error(failed.value(), "find the directory of " + path, "give an absolute path");
@@ -69,6 +70,7 @@ class ModelBuilder {
                              .size_bytes = file_bytes,
                              .data_offset = contents->data_offset,
                              .identity = file->identity(),
+                             .kept_open = file->may_stay_open() ? file : nullptr,
                              .metadata = std::move(contents->metadata)});
     add_tensors(std::move(contents->tensors));
     return {};
