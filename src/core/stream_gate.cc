@@ -17,7 +17,7 @@ StreamGate::~StreamGate() {
   close();
 }
 
-bool StreamGate::add(std::shared_ptr<Request> request, std::function<void()> start) {
+bool StreamGate::add(std::shared_ptr<Request> request, std::function<bool()> start) {
   const std::scoped_lock lock(mutex_);
   if (closed_) return false;
   std::erase_if(ordered_, [](const auto& known) { return known.expired(); });
@@ -52,10 +52,7 @@ bool StreamGate::look_at(const Waiting& waiting) {
   if (request.stop_code() == Code::ok) {
     const cuda::CuResult state = request.order->reached();
     if (state == cuda::cu_not_ready) return false;
-    if (state == cuda::cu_success) {
-      waiting.start();
-      return true;
-    }
+    if (state == cuda::cu_success) return waiting.start();
     request.stop(cuda::code_from_result(state));
   }
   Request::end_unstarted(waiting.request);
