@@ -173,6 +173,25 @@ TEST_F(InStreamOrder, what_can_t_be_ordered_is_refused) {
   }
 }
 
+TEST_F(InStreamOrder, where_no_thread_can_be_started_the_request_is_refused_and_the_stream_goes_on) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream stream = make_stream();
+  Blocker(gpu(), stream).let_go();  // the fake has a thread of its own from then on
+  {
+    const NoMoreThreads none;
+    const auto refused = read_in_order(context, store, memory.region(), stream);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, Code::out_of_memory);
+    EXPECT_FALSE(refused.error().hint.empty());
+  }
+  EXPECT_EQ(wait_for(stream), cuda::cu_success);
+  Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
+  EXPECT_EQ(ticket.wait(), Outcome::done);
+}
+
 // Streams that each wait for a request, and for another that waits for the first.
 void expect_streams_get_past_each_other(Context& context, const Store& store, const Buffer& memory,
                                         const std::vector<cuda::CuStream>& streams, std::size_t bytes) {
