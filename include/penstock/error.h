@@ -31,7 +31,7 @@ enum class Code : std::uint8_t {
   unknown_engine,      // an engine name that is not in the table
   engine_unavailable,  // a known engine that does not work on this machine
   no_route,            // options allow no route that works here
-  out_of_memory,       // the system has no memory, or refuses to lock it
+  out_of_memory,       // the system has no memory, refuses to lock it, or can't start a thread
   over_budget,         // a memory budget of this Context is spent
   timed_out,           // a deadline passed; nothing is in flight any more
   cancelled,           // the caller cancelled; nothing is in flight any more

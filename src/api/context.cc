@@ -124,7 +124,7 @@ class Context::Impl {
     auto order = cuda::StreamOrder::begin(**gpu, options.stream->handle);
     if (!order) return std::move(order).error();
     (*request)->order = std::move(*order);
-    lanes->submit_in_order(*request);
+    if (auto status = lanes->submit_in_order(*request); !status) return std::move(status).error();
     return Ticket(std::move(*request));
   }
 

@@ -24,5 +24,16 @@ TEST(Bounded, a_call_that_hangs_is_left_to_itself_with_what_it_owns) {
   while (!seen.expired()) std::this_thread::yield();
 }
 
+TEST(Bounded, nobody_waits_for_a_call_that_is_left_to_a_thread) {
+  auto ends = std::make_shared<std::promise<void>>();
+  auto ended = std::make_shared<std::promise<void>>();
+  ASSERT_TRUE(leave_to_thread([end = ends->get_future().share(), ended] {
+    end.wait();
+    ended->set_value();
+  }));
+  ends->set_value();
+  EXPECT_EQ(ended->get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+}
+
 }  // namespace
 }  // namespace penstock

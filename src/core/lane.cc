@@ -333,6 +333,10 @@ void Lane::look_after_all(TimePoint now) {
 
 void Lane::look_after(Part& part, TimePoint now) {
   Request& request = *part.hold;
+  if (part.stage == Stage::identities && request.servers_answered()) {
+    leave(part);
+    return;
+  }
   if (part.grace_end == TimePoint::max()) {
     const TimePoint stalled = stalls_at(part.last_progress);
     if (closing_.load(std::memory_order_relaxed)) {
@@ -423,10 +427,19 @@ void Lane::leave(Part& part) {
     part.stage = *stage;
     part.exhausted = false;
     accept(part, Clock::now());
+    if (*stage == Stage::identities) ask_servers(part);
     return;
   }
   some_ended_ = true;
   if (request->conclude(request)) to_wake_.push_back(request);
+}
+
+// The lane's thread must not hang with a server: another asks, and the part stays here, where its deadline is seen to.
+void Lane::ask_servers(Part& part) {
+  remove_cutting(part);
+  part.hold->ask_servers([lane = std::weak_ptr<Lane>(part.lane)] {
+    if (const auto self = lane.lock()) self->attend();
+  });
 }
 
 // After a whole batch, so that a caller who keeps many requests alive finds many ended and submits as many at once.

@@ -166,6 +166,7 @@ class Lane {
   void abandon(Part& part);
   void settle(Part& part);
   void leave(Part& part);
+  void ask_servers(Part& part);
   void wake_waiters();
   void release_resources();
   TimePoint next_time_to_look(TimePoint now) const;

@@ -97,14 +97,13 @@ Status LaneSet::prepare(cuda::Device& gpu) {
   return {};
 }
 
-void LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
+Status LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
   const auto start = [self = shared_from_this(), request] {
-    if (!request->note_identities()) request->stop(Code::changed);
+    if (!request->note_identities_again()) return false;
     self->submit(request);
+    return true;
   };
-  if (environment_->streams.add(request, start)) return;
-  request->stop(Code::closed);
-  Request::end_unstarted(request);
+  return environment_->streams.add(request, start);
 }
 
 void LaneSet::submit(const std::shared_ptr<Request>& request) {

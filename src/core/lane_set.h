@@ -30,8 +30,9 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   std::uint32_t size() const { return size_; }
   // Makes what requests to and from a GPU need, on every lane, so that none of it is made while a stream waits.
   Status prepare(cuda::Device& gpu);
-  // Submits the request when its stream has come to it.
-  void submit_in_order(const std::shared_ptr<Request>& request);
+  // Submits the request when its stream has come to it. An error where it can't wait for that: let go of it, and the
+  // stream goes on.
+  Status submit_in_order(const std::shared_ptr<Request>& request);
   // Gives every part of the request a lane. After close, the request ends at once.
   void submit(const std::shared_ptr<Request>& request);
   // Starts a small request on the caller's thread, where whoever waits for it carries it on. False if that is not

@@ -103,7 +103,7 @@ Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environme
     if (auto status = request->find_gpus(ranges); !status) return status.error();
   }
   if (auto status = request->prepare_stores(); !status) return status.error();
-  if (auto status = request->note_identities(); !status) return status.error();
+  if (auto status = request->note(identities_of(request->checked_stores())); !status) return status.error();
   request->make_units(settings.lanes);
   if (environment->options.nvtx) request->nvtx_range_ = cuda::begin_range(request->title());
   return request;
@@ -255,6 +255,7 @@ Status Request::prepare_stores() {
     if (direction == Direction::read) {
       if (auto status = entry.check_end(use.end); !status) return status;
       use.check_identity = total_bytes >= identity_checked_from_bytes && !entry.info().writable;
+      asks_servers_ |= use.check_identity && is_remote(entry.info().locality);
       continue;
     }
     engine::Writer* writer = entry.store().writer();
@@ -272,14 +273,44 @@ Status Request::prepare_stores() {
   return {};
 }
 
-Status Request::note_identities() {
+IdentityQuery::Stores Request::checked_stores() const {
+  IdentityQuery::Stores checked;
+  for (const StoreUse& use : stores) {
+    if (use.check_identity) checked.push_back(use.entry);
+  }
+  return checked;
+}
+
+Status Request::note(const Identities& identities) {
+  auto identity = identities.begin();
   for (StoreUse& use : stores) {
     if (!use.check_identity) continue;
-    auto identity = use.entry->store().identity();
-    if (!identity) return identity.error();
-    use.before = *identity;
+    if (!*identity) return identity->error();
+    use.before = **identity++;
   }
   return {};
+}
+
+bool Request::note_identities_again() {
+  if (!asks_servers_) {
+    if (!note(identities_of(checked_stores()))) stop(Code::changed);
+    return true;
+  }
+  if (!query_) ask_servers([] {});
+  if (!servers_answered()) {
+    const double stall_seconds = environment_->options.deadlines.stall_seconds;
+    const bool stalls = query_ && stall_seconds > 0 && seconds_between(query_->begun(), Clock::now()) >= stall_seconds;
+    if (stalls) stop(Code::timed_out);
+    return false;
+  }
+  if (!note(query_->identities())) stop(Code::changed);
+  query_.reset();
+  return true;
+}
+
+void Request::ask_servers(std::function<void()> on_answer) {
+  query_ = IdentityQuery::begin(checked_stores(), std::move(on_answer));
+  if (!query_) stop(Code::out_of_memory);
 }
 
 void Request::make_units(std::uint32_t lanes) {
@@ -331,8 +362,10 @@ std::optional<Stage> Request::next_stage(Stage done) const {
   if (stop_code() != Code::ok) return std::nullopt;
   const bool has_edges = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.edges.empty(); });
   if (done == Stage::transfer && has_edges) return Stage::edges;
-  const bool whole = bytes_done() == total_bytes;
-  return durable && whole && done != Stage::flush ? std::optional(Stage::flush) : std::nullopt;
+  if (bytes_done() != total_bytes) return std::nullopt;
+  if (durable && done != Stage::flush) return Stage::flush;
+  if (asks_servers_ && done != Stage::identities) return Stage::identities;
+  return std::nullopt;
 }
 
 void Request::end_unstarted(const std::shared_ptr<Request>& request) {

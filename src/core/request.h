@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/small_array.h"
+#include "core/identity_query.h"
 #include "core/planner.h"
 #include "core/store_entry.h"
 #include "cuda/copy_queue.h"
@@ -79,6 +81,7 @@ enum class Stage : std::uint8_t {
   transfer,
   edges,  // of writes, through the page cache, when no direct write is in flight that could leave stale pages there
   flush,
+  identities,  // of stores whose server has to be asked, and may not answer
 };
 
 // One lane's share in a request. Only that lane touches it between post and the end, but for the atomics.
@@ -181,9 +184,14 @@ class Request {
   Claim claim_units(std::uint64_t piece_bytes);
   // What the last window was like is what the next one is expected to be.
   void prefer_long(bool yes) { prefer_long_.store(yes, std::memory_order_relaxed); }
-  // What stores that are only read are like, to be compared with what they are like at the end. Again when a request in
-  // stream order begins: what came before it on its stream may have written to them.
-  Status note_identities();
+  // In stream order, when the stream has come to the request: notes again what stores are like, since what came before
+  // on the stream may have written to them. False if a server has not answered yet: call it again. One that does not
+  // answer stops the request.
+  bool note_identities_again();
+  // For Stage::identities. `on_answer` is called by a thread that may outlive the request. Stops it where there can be
+  // no such thread.
+  void ask_servers(std::function<void()> on_answer);
+  bool servers_answered() const { return query_ && query_->answered(); }
   // Asks the lanes to end the request with this code; the first reason stays.
   void stop(Code code);
   Code stop_code() const { return stop_code_.load(std::memory_order_seq_cst); }
@@ -225,6 +233,9 @@ class Request {
   void keep_whole_blocks(Span& span, const StoreEntry& entry) const;
   void add_stores(std::span<const Range> ranges);
   Status prepare_stores();
+  // What stores that are only read are like, to be compared with what they are like at the end.
+  Status note(const Identities& identities);
+  IdentityQuery::Stores checked_stores() const;
   Status find_gpus(std::span<const Range> ranges);
   void note_reach(const cuda::Device& gpu, StoreEntry& entry);
   void make_units(std::uint32_t lanes);
@@ -235,6 +246,7 @@ class Request {
   void drop_leftovers();
   void add_up_parts();
   Outcome judge();
+  bool has_same_identities(const Identities& now) const;
   std::string engine_name(std::size_t engine) const;
   Error describe(Outcome outcome) const;
   engine::Meaning cause_of(const Failure& failure, StoreEntry& entry) const;
@@ -253,9 +265,12 @@ class Request {
   std::atomic<Outcome> outcome_{Outcome::pending};
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
   std::uint64_t nvtx_range_ = 0;
-  std::string passed_over_;     // an engine that reaches some GPUs, and not one of these
-  bool stopped_short_ = false;  // it was stopped before all of it was done
-  Report summary_;              // complete but for its texts; written before outcome_
+  bool asks_servers_ = false;                   // of some store whose identity is checked
+  bool unanswered_ = false;                     // a server had not answered when the request ended
+  std::shared_ptr<const IdentityQuery> query_;  // shared with its thread
+  std::string passed_over_;                     // an engine that reaches some GPUs, and not one of these
+  bool stopped_short_ = false;                  // it was stopped before all of it was done
+  Report summary_;                              // complete but for its texts; written before outcome_
   std::array<std::uint64_t, reason_count> reasons_{};
 };
 

@@ -57,21 +57,30 @@ Outcome Request::judge() {
   // A stream that was let go before its request had ended has gone on without the bytes.
   const bool in_order = stop_code() != Code::would_deadlock;
   const bool whole = in_order && summary_.bytes == total_bytes && (!durable || flushed == stores.size());
-  stopped_short_ = !whole && (stopped_short_ || summary_.failure_count == 0);
+  const bool answered = servers_answered();
+  unanswered_ = query_ && !answered;
+  // Without an answer nobody knows whether the bytes belong together.
+  const bool unknown = whole && asks_servers_ && !answered;
+  stopped_short_ = unknown || (!whole && (stopped_short_ || summary_.failure_count == 0));
   if (stopped_short_) {
     const bool asked_for = stop_code() == Code::cancelled || stop_code() == Code::closed;
     return asked_for ? Outcome::cancelled : Outcome::failed;
   }
   if (summary_.failure_count != 0) return Outcome::failed;
-  for (std::size_t i = 0; i < stores.size(); ++i) {
-    if (!stores[i].check_identity) continue;
-    const auto now = stores[i].entry->store().identity();
-    if (now && *now == stores[i].before) continue;
-    summary_.failure_count = 1;
-    summary_.failures.push_back({0, 0, total_bytes, Code::changed, 0});
-    return Outcome::failed;
+  if (has_same_identities(asks_servers_ ? query_->identities() : identities_of(checked_stores()))) return Outcome::done;
+  summary_.failure_count = 1;
+  summary_.failures.push_back({0, 0, total_bytes, Code::changed, 0});
+  return Outcome::failed;
+}
+
+bool Request::has_same_identities(const Identities& now) const {
+  auto identity = now.begin();
+  for (const StoreUse& use : stores) {
+    if (!use.check_identity) continue;
+    if (!*identity || **identity != use.before) return false;
+    ++identity;
   }
-  return Outcome::done;
+  return true;
 }
 
 // A number by itself says nothing to a person. Engines know their own, which are none of the system's or of CUDA's.
@@ -142,6 +151,15 @@ Error Request::describe(Outcome outcome) const {
   }
   if (stop_code() == Code::changed) {
     return {Code::changed, 0, "the file was replaced before its turn on the stream came", "open it again"};
+  }
+  const std::string server = "the server of " + (stores.size() == 1 ? stores[0].entry->info().name : "a file");
+  if (stop_code() == Code::out_of_memory && asks_servers_ && !query_) {
+    return {Code::out_of_memory, 0, "no thread could be started to ask " + server + " about it; " + progress,
+            "raise the limit of threads (`ulimit -u`), or that of the container"};
+  }
+  if (stop_code() == Code::timed_out && unanswered_) {
+    return {Code::timed_out, 0, server + " did not tell in time whether it has changed; " + progress,
+            "find out why the server does not answer, or allow more time"};
   }
   if (stop_code() != Code::timed_out) {
     return {stop_code(), 0, "the stream that the request is ordered by has failed; " + progress, device_lost_hint};

@@ -1,6 +1,7 @@
 #include "core/stream_gate.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 namespace penstock::core {
@@ -17,15 +18,23 @@ StreamGate::~StreamGate() {
   close();
 }
 
-bool StreamGate::add(std::shared_ptr<Request> request, std::function<void()> start) {
+Status StreamGate::add(std::shared_ptr<Request> request, std::function<bool()> start) {
   const std::scoped_lock lock(mutex_);
-  if (closed_) return false;
+  if (closed_) return Error{Code::closed, 0, "the Context is closing", ""};
+  if (!thread_.joinable()) {
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      return Error{Code::out_of_memory, error.code().value(),
+                   std::string("start the thread that looks at streams: ") + error.what(),
+                   "raise the limit of threads (`ulimit -u`), or that of the container"};
+    }
+  }
   std::erase_if(ordered_, [](const auto& known) { return known.expired(); });
   ordered_.push_back(request);
   waiting_.push_back({std::move(request), std::move(start)});
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   changed_.notify_one();
-  return true;
+  return {};
 }
 
 void StreamGate::run() {
@@ -52,10 +61,7 @@ bool StreamGate::look_at(const Waiting& waiting) {
   if (request.stop_code() == Code::ok) {
     const cuda::CuResult state = request.order->reached();
     if (state == cuda::cu_not_ready) return false;
-    if (state == cuda::cu_success) {
-      waiting.start();
-      return true;
-    }
+    if (state == cuda::cu_success) return waiting.start();
     request.stop(cuda::code_from_result(state));
   }
   Request::end_unstarted(waiting.request);

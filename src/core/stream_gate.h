@@ -19,9 +19,10 @@ class StreamGate {
  public:
   ~StreamGate();
 
-  // `start` is called on the gate's thread when the stream has come to the request; if it never does, the request ends
-  // with the reason. False after close.
-  bool add(std::shared_ptr<Request> request, std::function<void()> start);
+  // `start` is called on the gate's thread when the stream has come to the request, and again as long as it says false;
+  // it must not hang, since all streams wait for that thread. If the request is stopped before it says true, it ends
+  // with the reason. An error, and nothing is kept, after close and where the thread can't be started.
+  Status add(std::shared_ptr<Request> request, std::function<bool()> start);
   // Ends every request in stream order, waiting or running, and lets their streams go on: copies can't get past them.
   void break_all();
   void close();
@@ -29,7 +30,7 @@ class StreamGate {
  private:
   struct Waiting {
     std::shared_ptr<Request> request;
-    std::function<void()> start;
+    std::function<bool()> start;
   };
   void run();
   // Whether the request has left the gate.

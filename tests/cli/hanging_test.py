@@ -167,6 +167,13 @@ class Hanging(ToolTest):
                 self.assertIn(b"penstock: interrupted; what was under way did not come back", stderr)
                 self.server = Server(path.parent, (READ,))
 
+    def test_load_ends_by_its_deadline_where_nobody_tells_whether_the_file_has_changed(self):
+        path = self.serve(GETATTR, passes=0)  # once the file is being read
+        process = self.start("load", "--raw", path, "--options", '{"deadlines": {"request_seconds": 1}}')
+        code, _, stderr = self.end_of(process)
+        self.assertEqual(code, 124, stderr)
+        self.assertIn(b"did not tell in time whether it has changed", stderr)
+
     def test_ctrl_c_is_heard_in_a_call_that_hangs(self):
         process = self.start("inspect", self.serve(LOOKUP))
         self.server.hanging.wait(30)

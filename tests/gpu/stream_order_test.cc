@@ -3,6 +3,7 @@
 
 #include "cuda/control_memory.h"
 #include "gpu/gpu_test.h"
+#include "support/served_engine.h"
 
 namespace penstock::test {
 namespace {
@@ -170,6 +171,25 @@ TEST_F(InStreamOrder, what_can_t_be_ordered_is_refused) {
     const Buffer other = context.allocate(Domain::cuda(1), mib).value();
     EXPECT_EQ(read_in_order(context, store, other.region(), stream).error().code, Code::invalid_argument);
   }
+}
+
+TEST_F(InStreamOrder, where_no_thread_can_be_started_the_request_is_refused_and_the_stream_goes_on) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream stream = make_stream();
+  Blocker(gpu(), stream).let_go();  // the fake has a thread of its own from then on
+  {
+    const NoMoreThreads none;
+    const auto refused = read_in_order(context, store, memory.region(), stream);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, Code::out_of_memory);
+    EXPECT_FALSE(refused.error().hint.empty());
+  }
+  EXPECT_EQ(wait_for(stream), cuda::cu_success);
+  Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
+  EXPECT_EQ(ticket.wait(), Outcome::done);
 }
 
 // Streams that each wait for a request, and for another that waits for the first.
@@ -424,6 +444,84 @@ TEST_F(InStreamOrder, memory_that_is_given_back_while_a_stream_waits_goes_when_n
     return now.allocations == before.allocations && now.registrations == before.registrations;
   }));
   EXPECT_TRUE(eventually([&] { return context.statistics().pinned_bytes == pinned_before; }));
+}
+
+// Files of which only a server knows what they are like.
+class InStreamOrderOfAServer : public InStreamOrder {
+ protected:
+  void SetUp() override {
+    InStreamOrder::SetUp();
+    if (IsSkipped()) return;
+    write_file(folder_.path("served"), content(2, 0, 4 * mib));
+  }
+  void TearDown() override {
+    server_->answer();
+    InStreamOrder::TearDown();
+  }
+  Context make_context() {
+    engine::Table table;
+    table.push_back(std::make_unique<ServedEngine>(server_));
+    return ContextBuilder::build(std::move(table), options_).value();
+  }
+  // The server answers when the request is made, and no more when the stream has come to it.
+  Ticket read_from_silent_server(Context& context, Region memory, cuda::CuStream stream, double deadline = 0) {
+    const Store store = context.open(folder_.path("served")).value();
+    const int waiting = server_->waiting();
+    server_->hang_after(1);
+    Ticket ticket = read_in_order(context, store, memory, stream, deadline).value();
+    EXPECT_TRUE(eventually([&] { return server_->waiting() == waiting + 1; }));
+    return ticket;
+  }
+
+  std::shared_ptr<Server> server_ = std::make_shared<Server>();
+};
+
+TEST_F(InStreamOrderOfAServer, that_does_not_answer_no_other_stream_waits) {
+  PENSTOCK_NEEDS_FAKE();
+  fake_->set_connections(0);  // streams in one queue of the hardware would wait for each other
+  Context context = make_context();
+  const Store local = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  const Buffer other = context.allocate(Domain::cuda(0), 4 * mib).value();
+  Ticket hanging = read_from_silent_server(context, memory.region(), make_stream());
+  cuda::CuStream stream = make_stream();
+  Ticket ticket = read_in_order(context, local, other.region(), stream, 30).value();
+  ASSERT_TRUE(ticket.wait_for(60s));
+  EXPECT_EQ(ticket.outcome(), Outcome::done);
+  EXPECT_TRUE(holds_content(bytes_of(other.region()), 1, 0));
+  EXPECT_EQ(wait_for(stream), cuda::cu_success);
+  EXPECT_FALSE(hanging.ended());
+  server_->answer();
+  EXPECT_EQ(hanging.wait(), Outcome::done) << "and what waited goes on when the answer has come";
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 2, 0));
+}
+
+TEST_F(InStreamOrderOfAServer, that_does_not_answer_requests_end_in_time_and_streams_go_on) {
+  options_.deadlines.stall_seconds = 1;
+  Context context = make_context();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  for (const double deadline : {0.5, 0.0}) {
+    cuda::CuStream stream = make_stream();
+    Ticket ticket = read_from_silent_server(context, memory.region(), stream, deadline);
+    ASSERT_TRUE(ticket.wait_for(30s));
+    EXPECT_EQ(ticket.outcome(), Outcome::failed);
+    EXPECT_EQ(ticket.report().error->code, Code::timed_out);
+    EXPECT_NE(ticket.report().error->message.find("the server of"), std::string::npos);
+    EXPECT_EQ(wait_for(stream), cuda::cu_success);
+  }
+}
+
+TEST_F(InStreamOrderOfAServer, that_does_not_answer_the_context_closes_and_streams_go_on) {
+  cuda::CuStream stream = make_stream();
+  Ticket ticket;
+  {
+    Context context = make_context();
+    const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+    ticket = read_from_silent_server(context, memory.region(), stream);
+  }
+  EXPECT_EQ(ticket.outcome(), Outcome::cancelled);
+  EXPECT_EQ(ticket.report().error->code, Code::closed);
+  EXPECT_EQ(wait_for(stream), cuda::cu_success);
 }
 
 }  // namespace

@@ -49,6 +49,21 @@ void for_each_block(std::uint64_t seed, std::uint64_t offset, std::size_t size, 
 
 }  // namespace
 
+// By a stack for each that no address space has room for.
+NoMoreThreads::NoMoreThreads() {
+  constexpr std::size_t stack_bytes = std::size_t{1} << 60;
+  pthread_attr_t huge{};
+  const bool set = ::pthread_getattr_default_np(&before_) == 0 && ::pthread_getattr_default_np(&huge) == 0 &&
+                   ::pthread_attr_setstacksize(&huge, stack_bytes) == 0 && ::pthread_setattr_default_np(&huge) == 0;
+  if (!set) give_up("pthread_setattr_default_np");
+  ::pthread_attr_destroy(&huge);
+}
+
+NoMoreThreads::~NoMoreThreads() {
+  ::pthread_setattr_default_np(&before_);
+  ::pthread_attr_destroy(&before_);
+}
+
 bool eventually(const std::function<bool()>& condition) {
   for (int i = 0; i < 10'000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return condition();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +18,18 @@ namespace penstock::test {
 
 // Whether it becomes true within ten seconds.
 bool eventually(const std::function<bool()>& condition);
+
+// While it lives, the process can't start threads.
+class NoMoreThreads {
+ public:
+  NoMoreThreads();
+  ~NoMoreThreads();
+  NoMoreThreads(const NoMoreThreads&) = delete;
+  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
+
+ private:
+  pthread_attr_t before_{};
+};
 
 // A folder that vanishes with its contents.
 class TemporaryFolder {

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "cuda/driver.h"
+#include "cuda/quiet.h"
 #include "engines/cufile/errors.h"
 
 namespace penstock::cufile {
@@ -22,8 +23,10 @@ engine::MemoryKey Buffers::add(Region memory) {
   const std::lock_guard lock(mutex_);
   const auto entry = std::ranges::find(entries_, false, &Entry::taken);
   if (entry == entries_.end()) return {};
-  *entry = {.memory = memory, .taken = true};
-  if (const Library* library = library_) register_entry(*entry, *library);
+  entry->memory = memory;
+  entry->taken = true;
+  entry->put_off = true;
+  if (const Library* library = library_) register_entries(*library);
   return {static_cast<std::uint32_t>(entry - entries_.begin() + 1)};
 }
 
@@ -40,17 +43,28 @@ void Buffers::remove(engine::MemoryKey key) {
           remove(base);
         }));
   }
-  entry = {};
+  entry.memory = {};
+  entry.taken = false;
+  entry.registered = false;
+  entry.ours = false;
 }
 
 void Buffers::use(const Library& library) {
-  if (library_ != nullptr) return;
+  if (library_ != nullptr && !some_put_off_) return;
   const std::lock_guard lock(mutex_);
-  if (library_ != nullptr) return;
-  for (Entry& entry : entries_) {
-    if (entry.taken) register_entry(entry, library);
-  }
+  register_entries(library);
   library_ = &library;
+}
+
+void Buffers::register_entries(const Library& library) {
+  bool some_put_off = false;
+  for (Entry& entry : entries_) {
+    if (!entry.taken || !entry.put_off) continue;
+    // A call that hangs is waited for only so long, and then no longer stands in the way of streams.
+    entry.put_off = !cuda::Quiet::of_process().run([&] { register_entry(entry, library); });
+    some_put_off |= entry.put_off;
+  }
+  some_put_off_ = some_put_off;
 }
 
 void Buffers::register_entry(Entry& entry, const Library& library) {

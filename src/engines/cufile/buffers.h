@@ -1,10 +1,12 @@
 // Buffers: the GPU memory that was attached to the engine, and whether cuFile knows it.
 //
 // Memory that is attached before cuFile's driver is open is registered when it opens: looking at memory must not open
-// it. A registration that cuFile refuses, or does not come back from, costs speed, nothing else.
+// it. Registering may wait for the device, so it is put off while a stream waits for us, until a file is opened or
+// memory attached when none does. A registration that is put off, or that cuFile refuses or does not come back from,
+// costs speed, nothing else.
 //
 // Thread safety: every call from any thread; `find` takes no lock, because an entry is written only while nobody uses
-// its key. Lifetime: outlives the queues.
+// its key, but for `registered`. Lifetime: outlives the queues.
 #pragma once
 
 #include <array>
@@ -30,7 +32,7 @@ class Buffers {
   engine::MemoryKey add(Region memory);
   void remove(engine::MemoryKey key);
 
-  // Registers what was added before, and at once what will be.
+  // Registers what was added before, and at once what will be. Called again, it registers what was put off.
   void use(const Library& library);
 
   // Of an operation's memory. An error where CUDA does not know it.
@@ -43,13 +45,17 @@ class Buffers {
   struct Entry {
     Region memory;
     bool taken = false;
-    bool registered = false;  // so that base and offset may be used
-    bool ours = false;        // so that we end it
+    bool put_off = false;                  // until the driver is open, and no stream waits
+    std::atomic<bool> registered = false;  // so that base and offset may be used
+    bool ours = false;                     // so that we end it
   };
+  // REQUIRES: the lock.
+  void register_entries(const Library& library);
   static void register_entry(Entry& entry, const Library& library);
 
   std::mutex mutex_;
-  std::atomic<const Library*> library_{nullptr};  // set when all entries are registered
+  std::atomic<const Library*> library_{nullptr};  // set when it has been asked to register all entries
+  std::atomic<bool> some_put_off_ = false;
   std::array<Entry, 4096> entries_;
 };
 

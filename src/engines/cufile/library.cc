@@ -9,6 +9,7 @@
 
 #include "base/bounded.h"
 #include "base/log.h"
+#include "cuda/quiet.h"
 #include "engines/cufile/errors.h"
 
 namespace penstock::cufile {
@@ -174,17 +175,20 @@ Status Library::open(const Wishes& wishes) {
   if (opening_stage_ == Opening::not_begun) {
     opening_stage_ = Opening::begun;
     lock.unlock();
-    static_cast<void>(set_up("cuFileDriverOpen", [this, wishes] {
-      Status status = try_open(wishes);
-      const std::lock_guard ending(mutex_);
-      opening_ = std::move(status);
-      return CfError{};
-    }));
+    const bool ran = cuda::Quiet::of_process().run([&] {
+      static_cast<void>(set_up("cuFileDriverOpen", [this, wishes] {
+        Status status = try_open(wishes);
+        const std::lock_guard ending(mutex_);
+        opening_ = std::move(status);
+        return CfError{};
+      }));
+    });
     lock.lock();
-    opening_stage_ = Opening::waited_for;
+    opening_stage_ = ran ? Opening::waited_for : Opening::not_begun;
     waited_for_opening_.notify_all();
   }
-  waited_for_opening_.wait(lock, [this] { return opening_stage_ == Opening::waited_for; });
+  waited_for_opening_.wait(lock, [this] { return opening_stage_ != Opening::begun; });
+  if (opening_stage_ == Opening::not_begun) return cuda::streams_wait_error("open cuFile's driver");
   return opening_ ? *opening_ : Status(hangs());
 }
 

@@ -66,7 +66,7 @@ class Library : public std::enable_shared_from_this<Library> {
   };
   // Opens the driver, which may take seconds. The first call decides, also for how it ended: a driver that failed to
   // open is not tried again in this process, because newer releases never return from a second attempt. One that opens
-  // too late serves those who ask later.
+  // too late serves those who ask later. While a stream waits for us it is not tried at all (Code::would_deadlock).
   Status open(const Wishes& wishes);
   // REQUIRES: open() succeeded.
   const DriverState& state() const { return state_; }

@@ -1,5 +1,6 @@
 // A Context over the fakes of CUDA and cuFile: which bytes go straight between the file and the GPU, and which don't.
 #include "api/context_builder.h"
+#include "cuda/quiet.h"
 #include "engines/cufile/errors.h"
 #include "engines/cufile/library.h"
 #include "engines/posix/engine.h"
@@ -153,6 +154,22 @@ TEST_F(StraightToTheGpu, a_call_that_hangs_is_abandoned_in_time) {
   cufile_.set_hang(0);
 }
 
+TEST_F(StraightToTheGpu, goes_nothing_of_a_file_that_is_first_read_while_a_stream_waits) {
+  Context context = make_context();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  ASSERT_TRUE(cuda::Quiet::of_process().begin_wait());
+  const Report staged = context.read(context.open(name_).value(), 0, memory.region());
+  cuda::Quiet::of_process().end_wait();
+  ASSERT_TRUE(staged.ok()) << staged.error->message;
+  EXPECT_EQ(bytes_by(staged, Route::direct_staged), mib) << staged.reason;
+  EXPECT_NE(staged.reason.find("cufile not used: open cuFile's driver: streams wait"), std::string::npos)
+      << staged.reason;
+  const Report straight = context.read(context.open(name_).value(), 0, memory.region());
+  EXPECT_EQ(bytes_by(straight, Route::gds), mib) << straight.reason;
+  EXPECT_EQ(cufile_.counters().buffers, 1U);
+}
+
 // What comes before transfers, and hangs.
 class Hanging : public StraightToTheGpu {
  protected:
@@ -229,6 +246,25 @@ TEST_F(Hanging, makes_stores_that_went_straight_stage_meanwhile) {
   }
   test::evict(name_);
   EXPECT_EQ(bytes_by(context.read(store, 0, memory.region()), Route::gds), mib);
+}
+
+TEST_F(Hanging, keeps_streams_from_waiting_only_as_long_as_it_is_waited_for) {
+  const auto library = Library::acquire().value();
+  Context context = make_context();
+  ASSERT_TRUE(library->open({}).ok());
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  EXPECT_EQ(bytes_by(context.read(store, 0, memory.region()), Route::gds), mib);
+  cufile_.hang("cuFileBufRegister", 1);
+  library->set_patience(moment);
+  const DeviceMemory another(mib);
+  ASSERT_TRUE(context.attach(another.region()).ok());
+  EXPECT_TRUE(library->is_stuck());
+  ASSERT_TRUE(cuda::Quiet::of_process().begin_wait());
+  cuda::Quiet::of_process().end_wait();
+  ASSERT_TRUE(context.detach(another.region()).ok());
+  cufile_.hang("cuFileBufRegister", 0);
+  while (library->is_stuck()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 TEST_P(HangingTakeDown, keeps_no_context_from_closing) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cerrno>
 
+#include "cuda/quiet.h"
 #include "engines/cufile/batch.h"
 #include "engines/cufile/errors.h"
 #include "engines/cufile/store.h"
@@ -120,6 +121,36 @@ TEST_F(CuFileEngine, registers_memory_that_was_attached_before_the_driver_was_op
   store_ = engine_->open(name_, {}).value();
   EXPECT_EQ(cufile_.counters().driver_opens, 1U);
   EXPECT_EQ(cufile_.counters().buffers, 1U);
+  engine_->detach(key);
+  EXPECT_EQ(cufile_.counters().buffers, 0U);
+}
+
+TEST_F(CuFileEngine, opens_the_driver_only_when_no_stream_waits) {
+  cufile_.set_mode(fake_cufile_gds);
+  machine_.with_nvidia_fs();
+  engine_ = make_engine({machine_.root()});
+  ASSERT_TRUE(cuda::Quiet::of_process().begin_wait());
+  const auto refused = engine_->open(name_, {});
+  cuda::Quiet::of_process().end_wait();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::would_deadlock);
+  EXPECT_EQ(cufile_.counters().driver_opens, 0U);
+  EXPECT_TRUE(engine_->open(name_, {}).ok()) << "a refusal is not remembered";
+}
+
+TEST_F(CuFileEngine, registers_memory_that_was_attached_while_a_stream_waited_when_none_does) {
+  start_gds();
+  ASSERT_TRUE(cuda::Quiet::of_process().begin_wait());
+  const engine::MemoryKey key = engine_->attach(memory_->region()).value();
+  const auto meanwhile = engine_->open(name_, {});
+  EXPECT_EQ(cufile_.counters().buffers, 0U);
+  EXPECT_EQ(run(op(OpKind::read, 0, blocks, key)).bytes, size_bytes) << "through cuFile's own buffers";
+  cuda::Quiet::of_process().end_wait();
+  EXPECT_TRUE(memory_has_pattern());
+  const auto after = engine_->open(name_, {});
+  EXPECT_EQ(cufile_.counters().buffers, 1U);
+  EXPECT_EQ(run(op(OpKind::read, 8, 8, key)).bytes, 8 * block);
+  EXPECT_EQ(cufile_.counters().interior_pointers, 0U);
   engine_->detach(key);
   EXPECT_EQ(cufile_.counters().buffers, 0U);
 }

@@ -1,0 +1,122 @@
+// A server that moves the bytes of a file and then does not tell whether the file has changed: the request ends in time
+// all the same, and its lane goes on with others.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <optional>
+
+#include "api/context_builder.h"
+#include "support/served_engine.h"
+#include "support/support.h"
+
+namespace penstock::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t file_bytes = 2 << 20;
+
+class SilentServer : public testing::Test {
+ protected:
+  void SetUp() override {
+    options_.lanes = 1;
+    for (const char* name : {"served", "local"}) write_file(folder_.path(name), content(1, 0, file_bytes));
+  }
+  void TearDown() override {
+    server_->answer();
+    context_.reset();
+    EXPECT_TRUE(eventually([&] { return server_.use_count() == 1; })) << "who asked goes when it has its answer";
+  }
+
+  Store open(const std::string& name) {
+    if (!context_) {
+      engine::Table table;
+      table.push_back(std::make_unique<ServedEngine>(server_));
+      context_ = ContextBuilder::build(std::move(table), options_).value();
+    }
+    return context_->open(folder_.path(name)).value();
+  }
+  // A read of all bytes, after which the server is silent.
+  Ticket read_served(double deadline_seconds = 0) {
+    const Store store = open("served");
+    server_->hang_after(1);  // when the request is made
+    const Range range{&store, 0, Region::host(memory_.data(), memory_.size())};
+    Ticket ticket = context_->submit(Direction::read, {&range, 1}, {.deadline_seconds = deadline_seconds}).value();
+    EXPECT_TRUE(eventually([&] { return server_->waiting() == 1; }));
+    return ticket;
+  }
+
+  Options options_;
+  TemporaryFolder folder_;
+  std::shared_ptr<Server> server_ = std::make_shared<Server>();
+  std::optional<Context> context_;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(file_bytes);
+};
+
+TEST_F(SilentServer, a_request_ends_by_its_deadline_and_its_lane_goes_on) {
+  Ticket ticket = read_served(1);
+  ASSERT_TRUE(ticket.wait_for(30s));
+  EXPECT_EQ(ticket.outcome(), Outcome::failed);
+  EXPECT_EQ(ticket.report().bytes, file_bytes);
+  EXPECT_EQ(ticket.report().error->code, Code::timed_out);
+  EXPECT_NE(ticket.report().error->message.find("whether it has changed"), std::string::npos)
+      << ticket.report().error->message;
+  EXPECT_EQ(context_->statistics().lanes_replaced, 0U);
+  EXPECT_EQ(context_->statistics().quarantined_bytes, 0U);
+}
+
+TEST_F(SilentServer, others_on_the_lane_are_served_meanwhile) {
+  Ticket ticket = read_served();
+  const Store local = open("local");
+  std::vector<std::byte> memory(file_bytes);
+  const Report report = context_->read(local, 0, Region::host(memory.data(), memory.size()), {.deadline_seconds = 30});
+  EXPECT_TRUE(report.ok());
+  EXPECT_TRUE(holds_content(memory, 1, 0));
+  EXPECT_FALSE(ticket.ended());
+  server_->answer();
+  EXPECT_EQ(ticket.wait(), Outcome::done) << "an answer that comes late is as good";
+}
+
+TEST_F(SilentServer, a_request_without_a_deadline_ends_when_it_has_stalled) {
+  options_.deadlines.stall_seconds = 1;
+  Ticket ticket = read_served();
+  ASSERT_TRUE(ticket.wait_for(30s));
+  EXPECT_EQ(ticket.report().error->code, Code::timed_out);
+}
+
+TEST_F(SilentServer, a_request_can_be_cancelled) {
+  Ticket ticket = read_served();
+  ticket.cancel();
+  ASSERT_TRUE(ticket.wait_for(30s));
+  EXPECT_EQ(ticket.outcome(), Outcome::cancelled);
+}
+
+TEST_F(SilentServer, closing_the_context_ends_the_request) {
+  Ticket ticket = read_served();
+  context_.reset();
+  EXPECT_EQ(ticket.outcome(), Outcome::cancelled);
+  EXPECT_EQ(ticket.report().error->code, Code::closed);
+  ticket = Ticket();
+}
+
+TEST_F(SilentServer, a_change_is_found_by_a_late_answer) {
+  Ticket ticket = read_served();
+  std::filesystem::resize_file(folder_.path("served"), file_bytes + 1);
+  server_->answer();
+  ASSERT_TRUE(ticket.wait_for(30s));
+  EXPECT_EQ(ticket.report().error->code, Code::changed);
+}
+
+TEST_F(SilentServer, without_a_thread_to_ask_it_a_request_fails_by_name) {
+  const Store store = open("served");
+  const auto read_all = [&] { return context_->read(store, 0, Region::host(memory_.data(), memory_.size())); };
+  ASSERT_TRUE(read_all().ok()) << "the lane has its threads";
+  const NoMoreThreads none;
+  const Report report = read_all();
+  ASSERT_EQ(report.outcome, Outcome::failed);
+  EXPECT_EQ(report.error->code, Code::out_of_memory);
+  EXPECT_NE(report.error->message.find("no thread"), std::string::npos) << report.error->message;
+}
+
+}  // namespace
+}  // namespace penstock::test

@@ -1,0 +1,88 @@
+// An engine for tests: the posix engine, with a server behind files whose name begins with "served". They count as
+// remote, and what they are like is asked of the server, which can be made not to answer.
+#pragma once
+
+#include <condition_variable>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "engines/posix/engine.h"
+#include "files/file_store.h"
+
+namespace penstock::test {
+
+// Thread safety: any thread. Lifetime: shared by the test, the engine and its stores.
+class Server {
+ public:
+  // Answers so many more questions, and then none until answer().
+  void hang_after(int questions) {
+    const std::scoped_lock lock(mutex_);
+    answers_left_ = questions;
+    hangs_ = true;
+  }
+  void answer() {
+    const std::scoped_lock lock(mutex_);
+    hangs_ = false;
+    changed_.notify_all();
+  }
+  // Questions without an answer.
+  int waiting() {
+    const std::scoped_lock lock(mutex_);
+    return waiting_;
+  }
+  void ask() {
+    std::unique_lock lock(mutex_);
+    if (!hangs_ || answers_left_-- > 0) return;
+    ++waiting_;
+    changed_.wait(lock, [this] { return !hangs_; });
+    --waiting_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool hangs_ = false;
+  int answers_left_ = 0;
+  int waiting_ = 0;
+};
+
+class ServedStore : public files::FileStore {
+ public:
+  ServedStore(files::OpenedFile file, std::shared_ptr<Server> server)
+      : FileStore(std::move(file)), server_(std::move(server)) {}
+  Result<Identity> identity() const override {
+    server_->ask();
+    return FileStore::identity();
+  }
+
+ private:
+  const std::shared_ptr<Server> server_;
+};
+
+class ServedEngine : public engine::Engine {
+ public:
+  explicit ServedEngine(std::shared_ptr<Server> server) : server_(std::move(server)) {}
+
+  const engine::Description& description() const override { return inner_->description(); }
+  engine::Probe probe() const override { return inner_->probe(); }
+  Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
+    if (!std::filesystem::path(name).filename().string().starts_with("served")) return inner_->open(name, options);
+    auto file = files::open_file(name, options);
+    if (!file) return std::move(file).error();
+    file->info.locality = Locality::network;
+    return std::unique_ptr<engine::Store>(std::make_unique<ServedStore>(std::move(*file), server_));
+  }
+  Result<engine::MemoryKey> attach(Region memory) override { return inner_->attach(memory); }
+  void detach(engine::MemoryKey key) override { inner_->detach(key); }
+  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
+    return inner_->make_queue(options);
+  }
+
+ private:
+  const std::unique_ptr<engine::Engine> inner_ = posix::make_engine();
+  const std::shared_ptr<Server> server_;
+};
+
+}  // namespace penstock::test
