@@ -43,11 +43,12 @@ class Worker:
         self.tensors = {}
 
     def load(self, **options):
-        self.tensors = penstock.load_file(self.model, self.device, "pt", **options)
+        # Copied on the CPU too: nothing that is mapped could be evicted.
+        self.tensors = penstock.load_file(self.model, self.device, "pt", copy=True, **options)
         return self.tensors.report.wanted_bytes
 
     def loop(self):
-        with penstock.safe_open(self.model, "pt", self.device) as file:
+        with penstock.safe_open(self.model, "pt", self.device, copy=True) as file:
             self.tensors = {name: file.get_tensor(name) for name in file.keys()}
         return sum(size_of(tensor) for tensor in self.tensors.values())
 
