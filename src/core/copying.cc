@@ -211,7 +211,7 @@ Lane::CutResult Lane::put_off(Part& part, TimePoint now) {
   const bool too_long = limit > 0 && now - part.last_progress >= duration_from_seconds(limit);
   if ((part.hold->order || too_long) && part.hold->stop_code() == Code::ok) {
     log(LogLevel::warning, "a lane can't register memory while streams wait; a request that needs it is ended");
-    part.hold->stop(Code::would_deadlock);
+    part.hold->stop_for_registration();
   }
   next_look_ = std::min(next_look_, now + between_tries);
   return CutResult::put_off;

@@ -186,6 +186,8 @@ class Request {
   Status note_identities();
   // Asks the lanes to end the request with this code; the first reason stays.
   void stop(Code code);
+  // With Code::would_deadlock, because a lane can't register memory while streams wait.
+  void stop_for_registration();
   Code stop_code() const { return stop_code_.load(std::memory_order_seq_cst); }
   // Each lane calls it once when its part is over; true for the last one, which must then conclude.
   bool leave() { return parts_left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
@@ -250,6 +252,7 @@ class Request {
   std::atomic<bool> prefer_long_{false};
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};
+  std::atomic<bool> needs_registration_{false};  // that can't be had while streams wait
   std::atomic<Outcome> outcome_{Outcome::pending};
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
   std::uint64_t nvtx_range_ = 0;

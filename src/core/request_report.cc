@@ -128,9 +128,9 @@ Error Request::describe(Outcome outcome) const {
       break;
   }
   if (!stopped_short_) return describe_failures();
-  if (stop_code() == Code::would_deadlock && !order) {
+  if (stop_code() == Code::would_deadlock && needs_registration_.load(std::memory_order_relaxed)) {
     return {Code::would_deadlock, 0,
-            "streams wait for other requests, and memory for this one can't be registered meanwhile; " + progress,
+            "streams wait for requests, and memory for this one can't be registered meanwhile; " + progress,
             "prepare the GPU before the first request in stream order, or try again when those have ended"};
   }
   if (stop_code() == Code::would_deadlock) {
