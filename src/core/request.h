@@ -119,7 +119,8 @@ struct Part {
   std::array<std::uint64_t, reason_count> reasons{};
   std::vector<Failure> failures;  // the first few
   std::uint64_t failure_count = 0;
-  bool withdrawn = false;  // the request was stopped while this part had work
+  std::unique_ptr<Error> first_cause;  // of the first one, where more is known than its code and number say
+  bool withdrawn = false;              // the request was stopped while this part had work
   bool abandoned = false;
   std::vector<Leftover> to_drop;
   TimePoint entered;
