@@ -56,7 +56,8 @@ struct PENSTOCK_EXPORT Options {
   // Fills in what the machine decides, and makes the rest fit it. A pure function; `alignment_bytes` stays with the
   // store. Lanes: usable CPUs, at most 16. The budget: at most a quarter of the memory of the machine or its cgroup.
   // Staging slots are halved while those of all lanes exceed half of the lockable memory (down to 256 KiB) or the
-  // budget (down to 64 KiB); if that is not enough for the budget, slots per lane go, and then lanes.
+  // budget without what callers' lanes need (down to 64 KiB); if that is not enough for the budget, slots per lane go,
+  // and then lanes.
   Options resolved(const Machine& machine) const;
 
   friend bool operator==(const Options&, const Options&) = default;

@@ -44,7 +44,13 @@ void Lane::prepare_gpus(TimePoint now) {
     all.swap(to_prepare_);
   }
   for (ToPrepare& one : all) {
-    if (get_ready(*one.gpu, Toward::device) && get_ready(*one.gpu, Toward::host)) {
+    const auto is_done = [&](Toward toward) {
+      const Status status = get_ready(*one.gpu, toward);
+      const bool must_wait = !status && status.error().code == Code::would_deadlock;
+      if (!status && !must_wait) log(LogLevel::error, status.error().message);
+      return !must_wait;
+    };
+    if (is_done(Toward::device) && is_done(Toward::host)) {
       if (one.left->fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(*one.left);
       continue;
     }
@@ -60,10 +66,9 @@ Lane::GpuCopies& Lane::copies_of(cuda::Device& gpu) {
   return found != gpus_.end() ? *found : gpus_.emplace_back(GpuCopies{.gpu = &gpu});
 }
 
-bool Lane::get_ready(cuda::Device& gpu, Toward toward) {
-  GpuCopies& copies = copies_of(gpu);
-  auto& queue = copies.toward(toward);
-  if (queue) return true;
+Status Lane::get_ready(cuda::Device& gpu, Toward toward) {
+  auto& queue = copies_of(gpu).toward(toward);
+  if (queue) return {};
   const TimePoint begun = Clock::now();
   const double cpu_begun = thread_cpu_seconds();
   auto made = make_copies(gpu, toward);
@@ -72,37 +77,26 @@ bool Lane::get_ready(cuda::Device& gpu, Toward toward) {
     part->entered += Clock::now() - begun;
     part->cpu_seconds_at_entry += thread_cpu_seconds() - cpu_begun;
   }
-  if (made) {
-    queue = std::move(*made);
-    return true;
-  }
-  if (made.error().code == Code::would_deadlock) return false;
-  copies.failure = made.error();
-  return true;
+  if (!made) return std::move(made).error();
+  queue = std::move(*made);
+  return {};
 }
 
 Result<std::unique_ptr<CopyQueue>> Lane::make_copies(cuda::Device& gpu, Toward toward) {
-  StagingArena* arena = staging();
-  if (arena == nullptr) return Error{Code::over_budget, 0, "no staging memory", "raise pinned_budget_bytes"};
-  if (auto status = arena->register_with(gpu); !status) {
+  auto arena = staging();
+  if (!arena) return std::move(arena).error();
+  if (auto status = (*arena)->register_with(gpu); !status) {
     if (status.error().code == Code::would_deadlock) return std::move(status).error();
     log(LogLevel::warning, status.error().message + "; copies to and from the GPU are slower");
   }
-  auto made =
-      CopyQueue::create(gpu, {.toward = toward, .depth = settings_.depth, .host_to_device = arena->host_to_device()});
-  if (!made && made.error().code != Code::would_deadlock) log(LogLevel::error, made.error().message);
-  return made;
+  return CopyQueue::create(gpu,
+                           {.toward = toward, .depth = settings_.depth, .host_to_device = (*arena)->host_to_device()});
 }
 
-// Between the piece's place in staging memory and the GPU's; on_copied goes on. REQUIRES: get_ready was true for it.
+// Between the piece's place in staging memory and the GPU's; on_copied goes on. REQUIRES: get_ready was ok for it.
 void Lane::copy(std::uint32_t index, Toward toward) {
   Flight& flight = flights_[index];
-  GpuCopies& copies = copies_of(*flight.gpu);
-  CopyQueue* queue = copies.toward(toward).get();
-  if (queue == nullptr) {
-    fail_copy(index, copies.failure.code, copies.failure.system_error);
-    return;
-  }
+  CopyQueue* const queue = copies_of(*flight.gpu).toward(toward).get();
   if (copying_++ == 0) copies_moved_ = Clock::now();
   if (trace_ != nullptr) flight.submitted = Clock::now();
   flight.copying = true;
@@ -111,12 +105,6 @@ void Lane::copy(std::uint32_t index, Toward toward) {
               .bytes = flight.length,
               .cookie = std::uint64_t{flight.generation} << 32 | index});
   if (flight.length >= worth_issuing_bytes) queue->issue();
-}
-
-// The numbers of CUDA go with its own codes only: elsewhere they would be read as the system's.
-void Lane::fail_copy(std::uint32_t index, Code code, int number) {
-  const bool of_cuda = code == Code::device_error || code == Code::device_lost;
-  fail_piece(index, code, of_cuda ? number : 0);
 }
 
 void Lane::issue_copies(bool all) {
@@ -172,7 +160,9 @@ void Lane::on_copied(const cuda::CopyDone& done, TimePoint now) {
   Part& part = *flight.part;
   part.last_progress = now;
   if (done.result != cuda::cu_success) {
-    fail_copy(index, cuda::code_from_result(done.result), done.result);
+    const char* const way = part.hold->direction == Direction::read ? "copy to " : "copy from ";
+    const Error cause = flight.gpu->driver().error(done.result, way + flight.gpu->info().domain.name());
+    fail_piece(index, cause.code, 0, &cause);
   } else if (part.hold->direction == Direction::read) {
     account_piece(index);
   } else if (part.grace_end != TimePoint::max()) {
@@ -218,7 +208,7 @@ Lane::CutResult Lane::put_off(Part& part, TimePoint now) {
   const bool too_long = limit > 0 && now - part.last_progress >= duration_from_seconds(limit);
   if ((part.hold->order || too_long) && part.hold->stop_code() == Code::ok) {
     log(LogLevel::warning, "a lane can't register memory while streams wait; a request that needs it is ended");
-    part.hold->stop(Code::would_deadlock);
+    part.hold->stop_for_registration();
   }
   next_look_ = std::min(next_look_, now + between_tries);
   return CutResult::put_off;

@@ -17,7 +17,8 @@ struct CutRules {
   std::uint64_t alignment = 4096;         // of offsets and lengths on the direct path; a power of two
   std::uint64_t memory_alignment = 512;   // of addresses there; a power of two
   bool staged_only = false;               // the memory is a GPU's, out of the engine's reach
-  std::uint64_t staging_bytes = 1 << 20;  // the most that one staged operation may take; a multiple of the alignment
+  // The most that one staged operation may take, but a block at least; a multiple of the alignment on the direct path.
+  std::uint64_t staging_bytes = 1 << 20;
 };
 
 // Operations without memory are as long as what a store without such operations of its own writes in a moment.

@@ -71,6 +71,16 @@ TEST(Cut, writes_partial_blocks_as_edges) {
   EXPECT_EQ(cut(rules, {.offset = 4096, .length = 4097, .address = 1}), (Cut{4096, Shape::staged}));
 }
 
+TEST(Cut, goes_on_by_a_block_where_staging_memory_holds_none) {
+  CutRules rules{.path = Path::direct, .alignment = 1 << 20, .staged_only = true, .staging_bytes = 0};
+  EXPECT_EQ(cut(rules, {.offset = 3, .length = 5000, .address = 0}), (Cut{5000, Shape::staged}));
+  EXPECT_EQ(cut(rules, {.offset = 3, .length = 2 << 20, .address = 0}), (Cut{(1 << 20) - 3, Shape::staged}));
+  rules.direction = Direction::write;
+  EXPECT_EQ(cut(rules, {.offset = 0, .length = 2 << 20, .address = 0}), (Cut{1 << 20, Shape::staged}));
+  rules.path = Path::cached;
+  EXPECT_EQ(cut(rules, {.offset = 3, .length = 5000, .address = 0}), (Cut{1, Shape::staged}));
+}
+
 struct Sample {
   CutRules rules;
   Rest rest;

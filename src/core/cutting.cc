@@ -134,7 +134,13 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
     advance(part, piece.length);
     return CutResult::cut;
   }
-  if (span.gpu != nullptr && !get_ready(*span.gpu, request.staged_toward())) return put_off(part, now);
+  if (span.gpu != nullptr) {
+    if (const Status ready = get_ready(*span.gpu, request.staged_toward()); !ready) {
+      if (ready.error().code == Code::would_deadlock) return put_off(part, now);
+      fail_unit(part, ready.error().code, &ready.error());
+      return CutResult::cut;
+    }
+  }
   // Cached bytes are copied inside poll: the next slot has to wait, or the first would not be on its way meanwhile.
   const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= slot_worth_bytes;
   if (fills_slot && slots_filling_ != 0) return CutResult::blocked;
@@ -142,21 +148,20 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
   if (in_window && !window_.has_room()) return CutResult::blocked;
   StagingArena::Block block;
   if (piece.shape == Shape::staged || edge_in_block) {
-    StagingArena* arena = staging();
-    if (arena == nullptr) {
+    const std::uint64_t alignment = part.plan.path == Path::direct ? entry.alignment(request.direction) : 1;
+    const std::uint64_t around = align_up(rest.offset + piece.length, alignment) - align_down(rest.offset, alignment);
+    const auto arena = staging_for(around);
+    if (arena) {
+      const auto taken = (*arena)->take(around);
+      if (!taken) return CutResult::blocked;
+      block = *taken;
+    } else if (span.gpu == nullptr && may_be_buffered(request, entry, span)) {
       // Without staging memory the page cache can still take what the device can't.
-      if (span.gpu != nullptr || !may_be_buffered(request, entry, span)) {
-        fail_unit(part, Code::over_budget);
-        return CutResult::cut;
-      }
       piece.shape = Shape::plain;
       part.plan = {Path::buffered, Reason::no_direct, false};
     } else {
-      const std::uint64_t alignment = part.plan.path == Path::direct ? entry.alignment(request.direction) : 1;
-      const std::uint64_t around = align_up(rest.offset + piece.length, alignment) - align_down(rest.offset, alignment);
-      const auto taken = arena->take(around);
-      if (!taken) return CutResult::blocked;
-      block = *taken;
+      fail_unit(part, arena.error().code, &arena.error());
+      return CutResult::cut;
     }
   }
   const std::uint32_t index = start(part, entry, piece, block);
@@ -167,6 +172,15 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
   begin(index, now);
   advance(part, piece.length);
   return CutResult::cut;
+}
+
+Result<StagingArena*> Lane::staging_for(std::uint64_t bytes) {
+  auto arena = staging();
+  if (!arena || bytes <= (*arena)->largest_bytes()) return arena;
+  return Error{Code::unsupported, 0,
+               std::to_string(bytes) + " bytes in whole blocks of the store don't fit the " +
+                   std::to_string((*arena)->largest_bytes()) + " bytes of a lane's staging memory",
+               "raise staging_slot_bytes"};
 }
 
 bool Lane::goes_through_window(const Part& part, const Span& span) {
@@ -193,21 +207,24 @@ Lane::CutResult Lane::cut_edge(Part& part, TimePoint now) {
   const Edge& edge = request.parts[part.next_edge_part].edges[part.next_edge];
   const Span& span = request.spans[edge.range];
   StoreEntry& entry = *request.stores[span.store].entry;
-  if (span.gpu != nullptr && !get_ready(*span.gpu, request.staged_toward())) return put_off(part, now);
+  const auto fail_edge = [&](Code code, const Error* cause) {
+    ++part.next_edge;
+    add_failure(part, {edge.range, span.offset + edge.position, edge.length, code, 0}, cause);
+    return CutResult::cut;
+  };
+  if (queue_of(entry.engine()) == nullptr) return fail_edge(Code::engine_unavailable, nullptr);
   StagingArena::Block block;
-  const bool has_queue = queue_of(entry.engine()) != nullptr;
-  if (has_queue && span.gpu != nullptr) {
-    StagingArena* arena = staging();
-    const auto taken = arena != nullptr ? arena->take(edge.length) : std::nullopt;
-    if (arena != nullptr && !taken) return CutResult::blocked;
-    if (taken) block = *taken;
+  if (span.gpu != nullptr) {
+    const Status ready = get_ready(*span.gpu, request.staged_toward());
+    if (!ready && ready.error().code == Code::would_deadlock) return put_off(part, now);
+    if (!ready) return fail_edge(ready.error().code, &ready.error());
+    const auto arena = staging_for(edge.length);
+    if (!arena) return fail_edge(arena.error().code, &arena.error());
+    const auto taken = (*arena)->take(edge.length);
+    if (!taken) return CutResult::blocked;
+    block = *taken;
   }
   ++part.next_edge;
-  if (!has_queue || (span.gpu != nullptr && block.data == nullptr)) {
-    const Code code = has_queue ? Code::over_budget : Code::engine_unavailable;
-    add_failure(part, {edge.range, span.offset + edge.position, edge.length, code, 0});
-    return CutResult::cut;
-  }
   part.range = edge.range;
   part.position = edge.position;
   part.plan.path = Path::buffered;
@@ -356,6 +373,7 @@ CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry, const Span& 
   longest = std::max(chunk, longest / chunk * chunk);
   // Half of a short arena: the other half is filled meanwhile.
   const std::uint64_t slot = std::min(options.staging_slot_bytes, settings_.staging_bytes / 2);
+  const bool through_cache = part.plan.path == Path::cached || part.plan.path == Path::buffered;
   return {.direction = part.hold->direction,
           .path = part.plan.path,
           .chunk_bytes = chunk,
@@ -363,7 +381,7 @@ CutRules Lane::cut_rules(const Part& part, const StoreEntry& entry, const Span& 
           .alignment = alignment,
           .memory_alignment = straight ? device_alignment : entry.info().alignments.memory,
           .staged_only = span.gpu != nullptr && !straight,
-          .staging_bytes = align_down(std::min(longest, slot), alignment)};
+          .staging_bytes = align_down(std::min(longest, slot), through_cache ? 1 : alignment)};
 }
 
 std::uint32_t Lane::start(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block) {
@@ -419,12 +437,12 @@ std::uint32_t Lane::start(Part& part, StoreEntry& entry, const Cut& piece, const
 }
 
 // What is left of the unit: each of its ranges fails.
-void Lane::fail_unit(Part& part, Code code) {
+void Lane::fail_unit(Part& part, Code code, const Error* cause) {
   while (part.unit.count != 0) {
     const Span& span = part.hold->spans[part.range];
     const std::uint64_t end = part.unit.count == 1 ? part.unit.begin + part.unit.length : span.length;
     const std::uint64_t left = end - part.position;
-    if (left != 0) add_failure(part, {part.range, span.offset + part.position, left, code, 0});
+    if (left != 0) add_failure(part, {part.range, span.offset + part.position, left, code, 0}, cause);
     advance(part, left);
   }
 }

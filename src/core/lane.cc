@@ -461,6 +461,7 @@ void Lane::release_resources() {
   }
   for (EngineQueue& queue : queues_) queue.queue.reset();
   gpus_.clear();
+  made_staging_.store(nullptr, std::memory_order_relaxed);
   staging_.reset();
 }
 

@@ -10,9 +10,9 @@
 //     grace become orphans: they belong to no part, their memory is quarantined, their stores are kept open.
 //  3. A lane with orphans never ends; it is retired, and another takes its place.
 //
-// Thread safety: post, attend, close, try_start, try_step, take_care and busy from any thread; the rest is the
-// worker's, whoever that is at the time. Lifetime: shared by its thread, the LaneSet and the requests that may have to
-// wake it.
+// Thread safety: post, attend, close, has_staging, try_start, try_step, take_care and busy from any thread; the rest is
+// the worker's, whoever that is at the time. Lifetime: shared by its thread, the LaneSet and the requests that may have
+// to wake it.
 #pragma once
 
 #include <array>
@@ -63,18 +63,20 @@ class Lane {
   // Makes the lane look at its requests' stop codes soon.
   void attend();
   // Makes what copies to and from the GPU need, as soon as no stream waits for us; `left` is counted down, and woken,
-  // when that is done.
+  // when that is done or can't be.
   void prepare(cuda::Device& gpu, std::shared_ptr<std::atomic<std::uint32_t>> left);
   // Takes no more, ends every request with Code::closed, and ends when nothing is in flight.
   void close();
 
   Runner runner() const { return settings_.runner; }
+  // Takes it now, if the budget has room for it.
+  bool has_staging() { return staging().ok(); }
 
   // The thread's whole life.
   void run();
-  // Makes what copies to or from the GPU need, if it is not there. False: a stream waits for us, and it can't be made
-  // meanwhile.
-  bool get_ready(cuda::Device& gpu, cuda::Toward toward);
+  // Makes what copies to or from the GPU need, if it is not there. Code::would_deadlock: a stream waits for us, and it
+  // can't be made meanwhile.
+  Status get_ready(cuda::Device& gpu, cuda::Toward toward);
   // Works on one part until its request has no part of this lane left.
   void drive(Part& part);
   // Starts a part of one piece here and now, unless another thread is at work or there is no room.
@@ -134,7 +136,6 @@ class Lane {
     cuda::Device* gpu = nullptr;
     std::unique_ptr<cuda::CopyQueue> to_device;
     std::unique_ptr<cuda::CopyQueue> to_host;
-    Error failure{};  // why one of them is missing
 
     std::unique_ptr<cuda::CopyQueue>& toward(cuda::Toward end) {
       return end == cuda::Toward::device ? to_device : to_host;
@@ -181,7 +182,6 @@ class Lane {
   Result<std::unique_ptr<cuda::CopyQueue>> make_copies(cuda::Device& gpu, cuda::Toward toward);
   void copy(std::uint32_t index, cuda::Toward toward);
   void on_copied(const cuda::CopyDone& done, TimePoint now);
-  void fail_copy(std::uint32_t index, Code code, int number);
   std::size_t collect_copies();
   void issue_copies(bool all);
   std::size_t copies_added() const;
@@ -209,7 +209,8 @@ class Lane {
   CutRules cut_rules(const Part& part, const StoreEntry& entry, const Span& span) const;
   bool may_be_buffered(const Request& request, const StoreEntry& entry, const Span& span) const;
   std::uint32_t start(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block);
-  void fail_unit(Part& part, Code code);
+  // `cause`, here and below: where more is known than a code and a number say.
+  void fail_unit(Part& part, Code code, const Error* cause = nullptr);
 
   // Operations and their ends (transfer.cc).
   void begin(std::uint32_t index, TimePoint now);
@@ -225,12 +226,15 @@ class Lane {
   void send_due_retries(TimePoint now);
   void finish_piece(std::uint32_t index);
   void account_piece(std::uint32_t index);
-  void fail_piece(std::uint32_t index, Code code, std::int32_t system_error);
-  void add_failure(Part& part, const Failure& failure);
+  void fail_piece(std::uint32_t index, Code code, std::int32_t system_error, const Error* cause = nullptr);
+  void add_failure(Part& part, Failure failure, const Error* cause = nullptr);
   void free_flight(std::uint32_t index);
   void leave_window(Flight& flight);
   void adapt_depth(Duration latency, TimePoint now);
-  StagingArena* staging();
+  // Any thread.
+  Result<StagingArena*> staging();
+  // For one piece that takes so many bytes of it.
+  Result<StagingArena*> staging_for(std::uint64_t bytes);
   engine::MemoryKey staging_key(std::size_t engine);
   EngineQueue* queue_of(std::size_t engine);
   static std::uint32_t store_of(const Flight& flight);
@@ -253,6 +257,10 @@ class Lane {
   std::condition_variable idle_;
   std::mutex prepare_mutex_;
   std::vector<ToPrepare> to_prepare_;
+  std::mutex staging_mutex_;  // held while staging memory is made
+  std::unique_ptr<StagingArena> staging_;
+  std::atomic<StagingArena*> made_staging_{nullptr};  // the same, once it is there
+  TimePoint staging_warned_;
   std::atomic<Part*> mailbox_{nullptr};  // newest first; a mark when closed
   std::atomic<engine::Queue*> polled_{nullptr};
   std::atomic<State> state_{State::working};
@@ -277,12 +285,10 @@ class Lane {
   std::vector<EngineQueue> queues_;  // by engine
   std::size_t poll_first_ = 0;
   std::vector<engine::Done> done_;
-  std::unique_ptr<StagingArena> staging_;
   std::vector<std::optional<engine::MemoryKey>> staging_keys_;  // by engine
   std::vector<GpuCopies> gpus_;
   std::vector<cuda::CopyDone> copied_;
-  TimePoint staging_refused_until_;  // then the budget is asked again
-  TimePoint copies_moved_;           // when a copy last ended, or the first of those pending began
+  TimePoint copies_moved_;  // when a copy last ended, or the first of those pending began
   Duration between_looks_ = std::chrono::microseconds(20);  // at copies that are on their way
   double copy_seconds_ = 0;                                 // waited for copies with nothing else to do, in all
   std::uint32_t copying_ = 0;                               // flights

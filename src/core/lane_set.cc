@@ -39,7 +39,16 @@ LaneSettings lane_settings(const Options& options) {
           .least_staged_bytes = staged_bytes_total / options.lanes};
 }
 
+// A block of the store may not fit its staging memory.
+bool fits_callers_lane(const Request& request) {
+  return request.stores[0].entry->alignment(request.direction) <= driven_staging_bytes;
+}
+
 }  // namespace
+
+std::uint64_t LaneSet::callers_staging_bytes(std::uint32_t lanes) {
+  return (driven_most + std::min(lanes, callers_lanes_most)) * driven_staging_bytes;
+}
 
 LaneSet::LaneSet(std::shared_ptr<Environment> environment)
     : environment_(std::move(environment)),
@@ -106,17 +115,32 @@ Status LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
   return environment_->streams.add(request, start);
 }
 
+const std::shared_ptr<Lane>& LaneSet::next_lane() {
+  const std::uint32_t slot = next_++ % size_;
+  if (!workers_[slot].lane) workers_[slot] = start_lane(slot);
+  return workers_[slot].lane;
+}
+
+void LaneSet::give_lanes(Request& request) {
+  auto& parts = request.parts;
+  std::size_t given = 0;
+  for (std::uint32_t turn = 0; turn < size_ && given < parts.size(); ++turn) {
+    const auto& lane = next_lane();
+    // GPU memory is mostly reached through staging memory, and the budget may have no room for that of every lane.
+    if (!request.has_gpu || lane->has_staging()) parts[given++].lane = lane;
+  }
+  // Then some lanes get several parts. Where none has staging memory, each fails with the reason.
+  const std::size_t found = given;
+  for (; given < parts.size(); ++given) parts[given].lane = found != 0 ? parts[given % found].lane : next_lane();
+}
+
 void LaneSet::submit(const std::shared_ptr<Request>& request) {
   auto& parts = request->parts;
   {
     const std::scoped_lock lock(mutex_);
     if (!closed_) {
-      for (Part& part : parts) {
-        const std::uint32_t slot = next_++ % size_;
-        if (!workers_[slot].lane) workers_[slot] = start_lane(slot);
-        part.lane = workers_[slot].lane;
-        part.hold = request;
-      }
+      give_lanes(*request);
+      for (Part& part : parts) part.hold = request;
       request->lanes_are_set();
       // A lane stays open while it has a slot, and it can't lose that while the lock is held.
       for (Part& part : parts) part.lane->post(part);
@@ -146,6 +170,7 @@ std::shared_ptr<Lane> LaneSet::callers_lane() {
 }
 
 bool LaneSet::start(const std::shared_ptr<Request>& request) {
+  if (!fits_callers_lane(*request)) return false;
   auto lane = callers_lane();
   if (!lane) return false;
   Part& part = request->parts[0];
@@ -185,6 +210,7 @@ void LaneSet::look_after_callers_lanes(const std::stop_token& stop) {
 }
 
 bool LaneSet::drive(const std::shared_ptr<Request>& request) {
+  if (!fits_callers_lane(*request)) return false;
   std::shared_ptr<Lane> lane;
   {
     const std::scoped_lock lock(mutex_);
@@ -206,7 +232,7 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request) {
     lane = std::make_shared<Lane>(environment_, settings, nullptr);
   }
   cuda::Device* const gpu = request->spans[0].gpu;
-  const bool ready = gpu == nullptr || lane->get_ready(*gpu, request->staged_toward());
+  const bool ready = gpu == nullptr || lane->get_ready(*gpu, request->staged_toward()).ok();
   if (ready) {
     Part& part = request->parts[0];
     part.hold = request;

@@ -21,6 +21,8 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
  public:
   // The most that a request may move on a caller's thread.
   static constexpr std::uint64_t small_bytes = 128 << 10;
+  // The staging memory of all lanes that callers run, beside so many with threads.
+  static std::uint64_t callers_staging_bytes(std::uint32_t lanes);
 
   explicit LaneSet(std::shared_ptr<Environment> environment);
   ~LaneSet();
@@ -38,7 +40,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   // Starts a small request on the caller's thread, where whoever waits for it carries it on. False if that is not
   // possible now: submit it.
   bool start(const std::shared_ptr<Request>& request);
-  // Runs a small request to its end on the caller's thread; false if too many do so already.
+  // Runs a small request to its end on the caller's thread; false if that is not possible now: submit it.
   bool drive(const std::shared_ptr<Request>& request);
   // Ends all lanes; waits as long as the options say and leaks the rest.
   void close();
@@ -50,6 +52,8 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
     std::thread thread;
   };
   Worker start_lane(std::uint32_t slot);
+  const std::shared_ptr<Lane>& next_lane();
+  void give_lanes(Request& request);
   bool replace(std::uint32_t slot);
   void collect_ended();
   std::shared_ptr<Lane> callers_lane();

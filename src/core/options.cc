@@ -8,6 +8,8 @@
 #include <set>
 #include <variant>
 
+#include "core/lane_set.h"
+
 namespace penstock {
 namespace {
 
@@ -229,10 +231,19 @@ std::uint64_t staging_bytes(const Options& options) {
   return options.lanes * options.staging_slots_per_lane * options.staging_slot_bytes;
 }
 
+// Down to slots that together still hold a block of the store.
 void shrink_slots(Options& options, std::uint64_t target_bytes, std::uint64_t smallest_slot) {
-  while (staging_bytes(options) > target_bytes && options.staging_slot_bytes / 2 >= smallest_slot) {
-    options.staging_slot_bytes = options.staging_slot_bytes / 2 / slot_granule * slot_granule;
+  while (staging_bytes(options) > target_bytes) {
+    const std::uint64_t half = options.staging_slot_bytes / 2 / slot_granule * slot_granule;
+    if (half < smallest_slot || half * options.staging_slots_per_lane < options.alignment_bytes) return;
+    options.staging_slot_bytes = half;
   }
+}
+
+// Of the budget, for lanes with threads: what callers' lanes need is left to them, within reason.
+std::uint64_t lanes_share(const Options& options) {
+  const std::uint64_t budget = options.pinned_budget_bytes;
+  return budget - std::min(core::LaneSet::callers_staging_bytes(options.lanes), budget / 4);
 }
 
 }  // namespace
@@ -283,6 +294,11 @@ Status Options::validate() const {
                        std::to_string(one_lane) + " bytes of one lane's staging slots",
                    "raise it, or lower staging_slot_bytes or staging_slots_per_lane");
   }
+  if (alignment_bytes > one_lane) {
+    return invalid("alignment_bytes is " + std::to_string(alignment_bytes) + ", more than the " +
+                       std::to_string(one_lane) + " bytes of one lane's staging slots",
+                   "lower it, or raise staging_slot_bytes or staging_slots_per_lane");
+  }
   return check_deadlines(deadlines);
 }
 
@@ -292,16 +308,21 @@ Options Options::resolved(const Machine& machine) const {
 
   if (machine.memory_bytes > 0) {
     const std::uint64_t quarter = machine.memory_bytes / 4 / slot_granule * slot_granule;
-    result.pinned_budget_bytes = std::clamp(quarter, slot_granule, std::max(slot_granule, result.pinned_budget_bytes));
+    const std::uint64_t most = std::max(slot_granule, result.pinned_budget_bytes);
+    // Slots that hold a block are not halved any more, and may be nearly two blocks long.
+    const std::uint64_t least = std::min(most, std::max(slot_granule, 2 * result.alignment_bytes));
+    result.pinned_budget_bytes = std::clamp(quarter, least, most);
   }
   // Registering memory with the kernel counts against the lockable bytes: smaller slots are better than unregistered
   // ones, down to a size at which each operation costs more than registration saves.
   shrink_slots(result, machine.lockable_bytes / 2, 256 * kib);
-  shrink_slots(result, result.pinned_budget_bytes, slot_granule);
-  while (staging_bytes(result) > result.pinned_budget_bytes && result.staging_slots_per_lane > 1) {
-    --result.staging_slots_per_lane;
-  }
-  while (staging_bytes(result) > result.pinned_budget_bytes && result.lanes > 1) --result.lanes;
+  shrink_slots(result, lanes_share(result), slot_granule);
+  const auto can_lose_a_slot = [&] {
+    return (result.staging_slots_per_lane - 1) * result.staging_slot_bytes >=
+           std::max(slot_granule, result.alignment_bytes);
+  };
+  while (staging_bytes(result) > lanes_share(result) && can_lose_a_slot()) --result.staging_slots_per_lane;
+  while (staging_bytes(result) > lanes_share(result) && result.lanes > 1) --result.lanes;
   return result;
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -32,7 +34,9 @@ Options random_options(std::mt19937_64& random) {
   options.staging_slot_bytes = pick<std::uint64_t>(random, 1, 16384) * 64 * kib;
   options.staging_slots_per_lane = pick<std::uint32_t>(random, 1, 64);
   options.prefetch_window_bytes = pick<std::uint64_t>(random, 0, 1024 * mib);
-  options.alignment_bytes = pick(random, 0, 3) == 0 ? 0 : std::uint64_t{512} << pick(random, 0, 11);
+  const std::uint64_t alignment = pick(random, 0, 3) == 0 ? 0 : std::uint64_t{512} << pick(random, 0, 11);
+  options.alignment_bytes =
+      std::min(alignment, std::bit_floor(options.staging_slots_per_lane * options.staging_slot_bytes));
   options.pinned_budget_bytes =
       options.staging_slots_per_lane * options.staging_slot_bytes + pick<std::uint64_t>(random, 0, 1024 * mib);
   options.nvtx = pick(random, 0, 1) == 1;
@@ -182,6 +186,14 @@ TEST(Options, values_out_of_range_are_refused) {
   EXPECT_TRUE(refused([](Options& o) { o.deadlines.close_seconds = std::numeric_limits<double>::infinity(); }));
   EXPECT_TRUE(refused([](Options& o) { o.deadlines.cancel_grace_seconds = 0; }));
   EXPECT_TRUE(refused([](Options& o) { o.deadlines.cancel_grace_seconds = 11; }));
+  EXPECT_TRUE(refused([](Options& o) {
+    o.alignment_bytes = mib;
+    o.staging_slot_bytes = 256 * kib;
+  }));
+  EXPECT_FALSE(refused([](Options& o) {
+    o.alignment_bytes = mib;
+    o.staging_slot_bytes = 384 * kib;
+  }));
   EXPECT_FALSE(refused([](Options& o) { o.pinned_budget_bytes = 12 * mib; }));
   EXPECT_FALSE(refused([](Options& o) { o.alignment_bytes = mib; }));
 }
@@ -223,6 +235,22 @@ TEST(ResolvedOptions, stay_within_a_quarter_of_a_small_memory) {
   EXPECT_EQ(resolved.lanes, 16u);
 }
 
+TEST(ResolvedOptions, leave_callers_their_share_of_the_budget) {
+  constexpr std::uint64_t callers = 8 * mib;  // 16 callers that wait, and 16 lanes for tickets, 256 KiB each
+  Machine machine = roomy(16);
+  EXPECT_EQ(staging_bytes(Options().resolved(machine)), 192 * mib);
+  for (const std::uint64_t memory : {1024 * mib, 800 * mib, 768 * mib, 400 * mib}) {
+    machine.memory_bytes = memory;
+    const Options resolved = Options().resolved(machine);
+    EXPECT_LE(staging_bytes(resolved) + callers, resolved.pinned_budget_bytes) << memory;
+    EXPECT_EQ(resolved.lanes, 16u);
+  }
+  Options tight;
+  tight.lanes = 1;
+  tight.pinned_budget_bytes = 12 * mib;
+  EXPECT_LT(staging_bytes(tight.resolved(machine)), 12 * mib);
+}
+
 TEST(ResolvedOptions, shrink_slots_but_no_lanes_where_little_can_be_locked) {
   Machine machine = roomy(16);
   machine.lockable_bytes = 8 * mib;
@@ -243,6 +271,7 @@ TEST(ResolvedOptions, are_valid_fit_their_budget_and_are_final) {
     ASSERT_TRUE(resolved.validate().ok()) << resolved.validate().error().message;
     EXPECT_GE(resolved.lanes, 1u);
     EXPECT_LE(staging_bytes(resolved), resolved.pinned_budget_bytes);
+    EXPECT_EQ(resolved.alignment_bytes, options.alignment_bytes);
     EXPECT_LE(resolved.pinned_budget_bytes, options.pinned_budget_bytes);
     EXPECT_EQ(resolved.resolved(machine), resolved);
   }

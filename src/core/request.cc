@@ -358,6 +358,11 @@ void Request::stop(Code code) {
   for (const Part& part : parts) part.lane->attend();
 }
 
+void Request::stop_for_registration() {
+  needs_registration_.store(true, std::memory_order_relaxed);
+  stop(Code::would_deadlock);
+}
+
 std::optional<Stage> Request::next_stage(Stage done) const {
   if (stop_code() != Code::ok) return std::nullopt;
   const bool has_edges = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.edges.empty(); });

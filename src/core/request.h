@@ -122,7 +122,8 @@ struct Part {
   std::array<std::uint64_t, reason_count> reasons{};
   std::vector<Failure> failures;  // the first few
   std::uint64_t failure_count = 0;
-  bool withdrawn = false;  // the request was stopped while this part had work
+  std::unique_ptr<Error> first_cause;  // of the first one, where more is known than its code and number say
+  bool withdrawn = false;              // the request was stopped while this part had work
   bool abandoned = false;
   std::vector<Leftover> to_drop;
   TimePoint entered;
@@ -194,6 +195,8 @@ class Request {
   bool servers_answered() const { return query_ && query_->answered(); }
   // Asks the lanes to end the request with this code; the first reason stays.
   void stop(Code code);
+  // With Code::would_deadlock, because a lane can't register memory while streams wait.
+  void stop_for_registration();
   Code stop_code() const { return stop_code_.load(std::memory_order_seq_cst); }
   // Each lane calls it once when its part is over; true for the last one, which must then conclude.
   bool leave() { return parts_left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
@@ -262,6 +265,7 @@ class Request {
   std::atomic<bool> prefer_long_{false};
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};
+  std::atomic<bool> needs_registration_{false};  // that can't be had while streams wait
   std::atomic<Outcome> outcome_{Outcome::pending};
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
   std::uint64_t nvtx_range_ = 0;

@@ -13,6 +13,52 @@ namespace {
 constexpr const char* device_lost_hint =
     "this process can't use the GPU any more: start a new one, and look for the kernel that failed";
 
+// What there is to say where only a code is known.
+std::string text_of(Code code, const Options& options) {
+  switch (code) {
+    case Code::truncated:
+      return "the store ended before the bytes that were asked for";
+    case Code::no_space:
+      return "there is no room left";
+    case Code::no_route:
+      return "no route that is allowed can carry it";
+    case Code::engine_unavailable:
+      return "its engine made no queue, and the log says why";
+    case Code::out_of_memory:
+      return "there is no memory left";
+    case Code::over_budget:
+      return "the pinned budget is spent: pinned_budget_bytes is " + std::to_string(options.pinned_budget_bytes);
+    default:
+      return std::string(code_name(code));
+  }
+}
+
+// What to do where nothing better is known.
+const char* usual_hint(Code code) {
+  switch (code) {
+    case Code::truncated:
+      return "the file became shorter while it was read; read it again";
+    case Code::no_space:
+      return "free room on the file system";
+    case Code::io_error:
+      return "look at the kernel's log for the device";
+    case Code::permission_denied:
+      return "change the permissions, or run as a user who has them";
+    case Code::engine_unavailable:
+      return "`penstock engines` says what would help; or leave the engine unset";
+    case Code::out_of_memory:
+      return "transfer less at a time, or raise the memory limit of the machine, container or process";
+    case Code::over_budget:
+      return "free pinned buffers, or raise pinned_budget_bytes";
+    case Code::device_lost:
+      return device_lost_hint;
+    case Code::internal:
+      return "please report this with the message";
+    default:
+      return "`penstock doctor` says what this machine and the store can do; the kernel's log may say more";
+  }
+}
+
 }  // namespace
 
 void Request::add_up_parts() {
@@ -83,10 +129,13 @@ bool Request::has_same_identities(const Identities& now) const {
   return true;
 }
 
-// A number by itself says nothing to a person. Engines know their own, which are none of the system's or of CUDA's.
+// Of the failure that the Report names: the first of the first part that has some. A number by itself says nothing to a
+// person. Engines know their own, which are none of the system's or of CUDA's.
 engine::Meaning Request::cause_of(const Failure& failure, StoreEntry& entry) const {
+  const auto failed = std::find_if(parts.begin(), parts.end(), [](const Part& part) { return !part.failures.empty(); });
+  if (failed != parts.end() && failed->first_cause) return {failed->first_cause->message, failed->first_cause->hint};
   const std::int32_t number = failure.system_error;
-  if (number == 0) return {std::string(code_name(failure.code)), {}};
+  if (number == 0) return {text_of(failure.code, environment_->options), {}};
   for (const StoreEntry* one : {has_gpu ? entry.for_device(*environment_) : nullptr, &entry}) {
     if (one == nullptr) continue;
     if (auto meaning = (*environment_->engines)[one->engine()]->meaning_of(number)) return *meaning;
@@ -113,15 +162,11 @@ Error Request::describe_failures() const {
   if (summary_.failure_count > 1) {
     message += " (the first of " + std::to_string(summary_.failure_count) + " failed operations)";
   }
-  std::string hint = std::move(cause.hint);
-  if (first.code == Code::truncated) hint = "the file became shorter while it was read; read it again";
-  if (first.code == Code::no_space) hint = "free room on the file system";
-  if (first.code == Code::io_error && hint.empty()) hint = "look at the kernel's log for the device";
+  std::string hint = cause.hint.empty() ? usual_hint(first.code) : std::move(cause.hint);
   if (first.code == Code::no_route) {
     hint = stores[store].entry->from_host() ? "allow more routes, or leave allowed_routes empty"
                                             : "name the engine's route in allowed_routes, or leave the engine unset";
   }
-  if (first.code == Code::device_lost) hint = device_lost_hint;
   return {first.code, first.system_error, std::move(message), std::move(hint)};
 }
 
@@ -140,9 +185,9 @@ Error Request::describe(Outcome outcome) const {
       break;
   }
   if (!stopped_short_) return describe_failures();
-  if (stop_code() == Code::would_deadlock && !order) {
+  if (stop_code() == Code::would_deadlock && needs_registration_.load(std::memory_order_relaxed)) {
     return {Code::would_deadlock, 0,
-            "streams wait for other requests, and memory for this one can't be registered meanwhile; " + progress,
+            "streams wait for requests, and memory for this one can't be registered meanwhile; " + progress,
             "prepare the GPU before the first request in stream order, or try again when those have ended"};
   }
   if (stop_code() == Code::would_deadlock) {

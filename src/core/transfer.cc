@@ -19,8 +19,7 @@ constexpr std::uint8_t most_attempts = 32;
 constexpr Duration first_backoff = std::chrono::microseconds(50);
 constexpr Duration longest_backoff = std::chrono::milliseconds(10);
 constexpr Duration block_wait = std::chrono::microseconds(100);
-// The caller may have freed pinned memory meanwhile.
-constexpr Duration staging_refused_for = std::chrono::seconds(1);
+constexpr Duration between_warnings = std::chrono::seconds(1);
 
 // Cancelling can't recall what a disk has in its queue, so the queue is kept as short as the disk is slow. (What
 // waits for a thread of a blocking engine can be recalled.)
@@ -74,18 +73,27 @@ Lane::EngineQueue* Lane::queue_of(std::size_t engine) {
   return &queue;
 }
 
-StagingArena* Lane::staging() {
-  if (staging_ || Clock::now() < staging_refused_until_) return staging_.get();
+Result<StagingArena*> Lane::staging() {
+  if (StagingArena* const made = made_staging_.load(std::memory_order_acquire)) return made;
+  const std::scoped_lock lock(staging_mutex_);
+  if (staging_) return staging_.get();
+  // Each time anew: the caller may have freed pinned memory meanwhile.
   auto allocation = memory::Allocation::create({.domain = Domain::host(),
                                                 .size_bytes = settings_.staging_bytes,
                                                 .budget = environment_->pinned,
                                                 .quarantine = environment_->quarantine});
-  if (allocation) {
-    staging_ = std::make_unique<StagingArena>(std::move(*allocation));
-  } else {
-    staging_refused_until_ = Clock::now() + staging_refused_for;
-    log(LogLevel::warning, "no staging memory: " + allocation.error().message);
+  if (!allocation) {
+    Error error = std::move(allocation).error();
+    error.message = "no staging memory: " + error.message;
+    const TimePoint now = Clock::now();
+    if (now - staging_warned_ >= between_warnings) {
+      log(LogLevel::warning, error.message);
+      staging_warned_ = now;
+    }
+    return error;
   }
+  staging_ = std::make_unique<StagingArena>(std::move(*allocation));
+  made_staging_.store(staging_.get(), std::memory_order_release);
   return staging_.get();
 }
 
@@ -340,15 +348,18 @@ void Lane::account_piece(std::uint32_t index) {
   free_flight(index);
 }
 
-void Lane::fail_piece(std::uint32_t index, Code code, std::int32_t system_error) {
+void Lane::fail_piece(std::uint32_t index, Code code, std::int32_t system_error, const Error* cause) {
   Flight& flight = flights_[index];
-  add_failure(*flight.part, {flight.range, flight.offset, flight.length, code, system_error});
+  add_failure(*flight.part, {flight.range, flight.offset, flight.length, code, system_error}, cause);
   --flight.part->in_flight;
   free_flight(index);
 }
 
-void Lane::add_failure(Part& part, const Failure& failure) {
-  ++part.failure_count;
+void Lane::add_failure(Part& part, Failure failure, const Error* cause) {
+  // The numbers of CUDA go with its own codes only: elsewhere they would be read as the system's.
+  const bool is_of_cuda = failure.code == Code::device_error || failure.code == Code::device_lost;
+  if (cause != nullptr && is_of_cuda) failure.system_error = cause->system_error;
+  if (part.failure_count++ == 0 && cause != nullptr) part.first_cause = std::make_unique<Error>(*cause);
   if (part.failures.size() < Request::failures_kept) part.failures.push_back(failure);
 }
 

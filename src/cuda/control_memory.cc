@@ -58,7 +58,14 @@ Status ControlMemory::add_page(Device& device, std::size_t cell_bytes, std::vect
     return device.driver().error(result, "register control memory with CUDA");
   }
   result = api.host_get_device_pointer(&address, page, 0);
-  if (result != cu_success) return device.driver().error(result, "map control memory for the GPU");
+  if (result != cu_success) {
+    Quiet::of_process().run_later([&device, page] {
+      const Current again(device);
+      device.api().host_unregister(page);
+      ::munmap(page, page_bytes);
+    });
+    return device.driver().error(result, "map control memory for the GPU");
+  }
   for (std::size_t offset = 0; offset < page_bytes; offset += cell_bytes) {
     free.push_back({static_cast<std::byte*>(page) + offset, address + offset, cell_bytes});
   }

@@ -61,6 +61,23 @@ Code code_from_result(CuResult result) {
   }
 }
 
+namespace {
+
+const char* usual_hint(Code code) {
+  switch (code) {
+    case Code::out_of_memory:
+      return "free memory on the GPU, or ask for less";
+    case Code::no_device:
+      return "look at CUDA_VISIBLE_DEVICES and nvidia-smi";
+    case Code::unsupported:
+      return "a newer driver or GPU may be able to; nvidia-smi says what these are";
+    default:
+      return "was the memory freed while it was in use? If not, look at nvidia-smi and the kernel's log for the GPU";
+  }
+}
+
+}  // namespace
+
 Error Driver::error(CuResult result, std::string what, std::string hint) const {
   const char* name = nullptr;
   const char* text = nullptr;
@@ -69,8 +86,8 @@ Error Driver::error(CuResult result, std::string what, std::string hint) const {
   const Code code = code_from_result(result);
   if (code == Code::device_lost) {
     hint = "this process can't use the GPU any more: start a new one, and look for the kernel that failed";
-  } else if (code == Code::out_of_memory && hint.empty()) {
-    hint = "free memory on the GPU, or ask for less";
+  } else if (hint.empty()) {
+    hint = usual_hint(code);
   }
   return {code, result,
           std::move(what) + ": " + (text != nullptr ? text : "unknown CUDA error") + " (" +

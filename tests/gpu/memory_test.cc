@@ -3,6 +3,7 @@
 
 #include "core/memory_map.h"
 #include "core/test_key_engine.h"
+#include "cuda/control_memory.h"
 #include "gpu/gpu_test.h"
 
 namespace penstock::test {
@@ -212,6 +213,23 @@ TEST_F(GpuMemory, nothing_is_left_behind_by_a_context) {
   EXPECT_EQ(once.events, twice.events);
   EXPECT_EQ(twice.streams, 0U);
   EXPECT_EQ(twice.allocations, 0U);
+}
+
+TEST_F(GpuMemory, control_memory_that_the_gpu_can_t_reach_is_given_back) {
+  PENSTOCK_NEEDS_FAKE();
+  using cuda::ControlMemory;
+  const auto take = [&] { return ControlMemory::of_process().take(gpu(), ControlMemory::largest_bytes); };
+  fake_->fail_call("cuMemHostGetDevicePointer_v2", 1, cuda::cu_out_of_memory, 1);
+  std::vector<ControlMemory::Cell> cells;
+  auto cell = take();
+  for (; cell; cell = take()) cells.push_back(*cell);  // those that are free already
+  const std::uint64_t registered = fake_->calls("cuMemHostRegister_v2");
+  const std::uint64_t before = fake_->counters().registrations;
+  EXPECT_EQ(take().error().code, Code::out_of_memory);
+  EXPECT_EQ(fake_->calls("cuMemHostRegister_v2"), registered + 1);
+  EXPECT_EQ(fake_->counters().registrations, before);
+  fake_->clear_injections();
+  for (const auto& each : cells) ControlMemory::of_process().give_back(each);
 }
 
 TEST_F(GpuMemory, other_memory_at_the_address_of_what_was_attached_is_not_taken_for_it) {

@@ -105,6 +105,43 @@ TEST_P(Staging, every_alignment_of_file_and_memory_is_read_and_nothing_else_is_t
   }
 }
 
+// Blocks that fill a caller's staging memory, that don't fit it, and that are longer than a slot.
+TEST_P(Staging, blocks_as_long_as_staging_memory_or_longer_are_read_and_written) {
+  write_file(folder_.path("file"), content(20, 0, 3 * mib + 5));
+  struct Case {
+    std::uint64_t alignment;
+    std::uint64_t slot;
+  };
+  for (const auto& [alignment, slot] :
+       {Case{256 << 10, 4 * mib}, Case{mib, 4 * mib}, Case{128 << 10, 64 << 10}, Case{mib, 384 << 10}}) {
+    options_.alignment_bytes = alignment;
+    options_.staging_slot_bytes = slot;
+    options_.deadlines.stall_seconds = 5;
+    Context context = make_context();
+    Store store = context.open(folder_.path("file")).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), 3 * mib).value();
+    std::vector<std::byte> host(3 * mib + 1);
+    for (const bool cold : {true, false}) {
+      for (const std::size_t size : {std::size_t{5000}, std::size_t{100'000}, std::size_t{3 * mib}}) {
+        for (const Region& region : {memory.region(), Region::host(host.data() + 1, 3 * mib)}) {
+          const std::string what = std::to_string(alignment) + " " + std::to_string(slot) + " " + std::to_string(size);
+          if (cold) evict(folder_.path("file"));
+          const Report report = context.read(store, 0, region.part(0, size));
+          ASSERT_TRUE(report.ok()) << what << ": " << report.error->message;
+          const Range range{&store, 5, region.part(0, size)};
+          Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+          ASSERT_EQ(ticket.wait(), Outcome::done) << what << ": " << ticket.report().error->message;
+          EXPECT_TRUE(holds_content(bytes_of(region.part(0, size)), 20, 5)) << what;
+          Store out = context.open(folder_.path("out"), {.access = Access::create}).value();
+          const Report written = context.write(out, 5, region.part(0, size));
+          ASSERT_TRUE(written.ok()) << what << ": " << written.error->message;
+          EXPECT_TRUE(holds_content(read_file(folder_.path("out"), 5, size), 20, 5)) << what;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Staging, what_is_written_from_a_gpu_is_in_the_file) {
   Context context = make_context();
   const Buffer memory = context.allocate(Domain::cuda(0), 6 * mib).value();
