@@ -64,11 +64,16 @@ void CopyQueue::issue() {
   Group& group = groups_[(first_group_ + group_count_) % groups_.size()];
   group.count = added();
   group.result = issue_copies(first_ + issued_, group.count);
-  const CuResult recorded = device_.api().event_record(group.event, stream_);
-  if (group.result == cu_success) group.result = recorded;
+  record(group);
   ++group_count_;
   issued_ = pending_;
   added_bytes_ = 0;
+}
+
+void CopyQueue::record(Group& group) {
+  const CuResult result = device_.api().event_record(group.event, stream_);
+  group.recorded = result == cu_success;
+  if (group.result == cu_success) group.result = result;
 }
 
 CuResult CopyQueue::issue_copies(std::size_t first, std::size_t count) {
@@ -163,6 +168,12 @@ std::size_t CopyQueue::collect(std::span<CopyDone> done) {
     Group& group = groups_[first_group_];
     // What failed to start has nothing to wait for but what started before it; the event follows all of that.
     const CuResult state = device_.api().event_query(group.event);
+    if (state == cu_success && !group.recorded) {
+      // Copies may still be on their way to or from the memory, and only an event behind them can tell.
+      const Current current(device_);
+      record(group);
+      break;
+    }
     if (state == cu_not_ready) break;
     const CuResult result = group.result != cu_success ? group.result : state;
     while (group.count != 0 && found < done.size()) {

@@ -71,10 +71,12 @@ class CopyQueue {
     CuEvent event = nullptr;
     std::size_t count = 0;
     CuResult result = cu_success;
+    bool recorded = false;  // whether the event follows its copies
   };
   static constexpr std::size_t groups_most = 16;
 
   CopyQueue(Device& device, const CopyQueueOptions& options);
+  void record(Group& group);
   CuResult issue_copies(std::size_t first, std::size_t count);
   CuResult issue_small(std::size_t first, std::size_t count);
   CuResult issue_by_kernel(std::size_t first, std::size_t count);

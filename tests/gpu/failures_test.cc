@@ -56,7 +56,9 @@ TEST_P(GpuFailure, has_a_cause_and_a_remedy) {
                       context.transfer(Direction::read, many),
                       context.write(store, 100, memory.region().part(0, size_bytes - 200))};
   };
-  fake_->fail_call(refusal.function, 1, refusal.result, 1);
+  // Copies that no event follows can't be told to have ended, so that one comes with the next try.
+  const bool always = refusal.function != std::string_view("cuEventRecord");
+  fake_->fail_call(refusal.function, 1, refusal.result, always ? 1 : 0);
   std::vector<cuda::CuEvent> events;
   if (refusal.function == std::string_view("cuEventCreate")) events = take_free_events();
   std::size_t failed = 0;
@@ -77,6 +79,21 @@ TEST_P(GpuFailure, has_a_cause_and_a_remedy) {
   for (const Report& report : run_all()) {
     EXPECT_TRUE(report.ok()) << "and the Context goes on: " << report.error->message;
   }
+}
+
+TEST_F(GpuTest, memory_that_is_copied_without_an_event_is_not_used_again_before_the_copy_has_ended) {
+  PENSTOCK_NEEDS_FAKE();
+  write_file(folder_.path("file"), content(1, 0, mib));
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  fake_->set_bandwidth(0, 4 * mib);
+  fake_->fail_call("cuEventRecord", 1, cuda::cu_invalid_value, 0);
+  const std::uint64_t before = fake_->counters().bytes_to_device;
+  const Report report = context.read(store, 0, memory.region());
+  EXPECT_EQ(report.outcome, Outcome::failed);
+  EXPECT_EQ(fake_->counters().bytes_to_device, before + mib);
 }
 
 TEST_F(GpuTest, staging_memory_that_can_t_be_registered_costs_speed_and_no_request) {
