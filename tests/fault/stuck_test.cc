@@ -73,7 +73,7 @@ TEST_P(Stuck, a_request_past_its_deadline_is_abandoned_and_its_memory_quarantine
   Buffer memory = context.allocate(Domain::host(), 8192).value();
   constexpr std::byte mark{0xa5};
   std::fill_n(memory.data(), memory.size_bytes(), mark);
-  const Report report = context.read(store, 0, memory.region().part(0, 4096), {.deadline_seconds = 0.05});
+  const Report report = context.read(store, 0, memory.region().part(0, 4096), {.deadline_seconds = 0.2});
   EXPECT_EQ(report.outcome, Outcome::abandoned);
   EXPECT_EQ(report.error->code, Code::abandoned);
   EXPECT_EQ(context.statistics().quarantined_bytes, 4096U);
@@ -91,7 +91,7 @@ TEST_P(Stuck, a_request_past_its_deadline_is_abandoned_and_its_memory_quarantine
 TEST_P(Stuck, zeroing_past_its_deadline_is_abandoned_and_has_no_memory_to_keep) {
   Context context = make_context();
   Store store = context.open(folder_.path("file"), {.access = Access::write}).value();
-  const Report report = context.zero(store, 4096, 8192, {.deadline_seconds = 0.05});
+  const Report report = context.zero(store, 4096, 8192, {.deadline_seconds = 0.2});
   EXPECT_EQ(report.outcome, Outcome::abandoned);
   EXPECT_EQ(context.statistics().quarantined_bytes, 0U);
   EXPECT_TRUE(holds_content(read_file(folder_.path("file")), 1, 0));
@@ -118,7 +118,7 @@ TEST_P(Stuck, cancelling_returns_in_time_with_the_truth) {
 }
 
 TEST_P(Stuck, a_request_in_which_nothing_moves_ends_by_itself) {
-  options_.deadlines.stall_seconds = 0.05;
+  options_.deadlines.stall_seconds = 0.2;
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   Buffer memory = context.allocate(Domain::host(), 4096).value();
@@ -150,7 +150,7 @@ TEST_P(Stuck, lanes_are_replaced_a_bounded_number_of_times_and_come_home) {
   std::vector<Buffer> memory;
   for (int i = 0; i < 6; ++i) {
     memory.push_back(context.allocate(Domain::host(), 4096).value());
-    const Report report = context.read(store, 0, memory.back().region(), {.deadline_seconds = 0.02});
+    const Report report = context.read(store, 0, memory.back().region(), {.deadline_seconds = 0.15});
     EXPECT_EQ(report.outcome, Outcome::abandoned);
   }
   EXPECT_EQ(context.statistics().lanes_replaced, 2U) << "no more than there are lanes";
@@ -194,7 +194,7 @@ TEST_P(SometimesStuck, other_requests_are_served_by_the_lanes_that_take_over) {
   for (int i = 0; i < 100; ++i) {
     Buffer memory = context.allocate(Domain::host(), 4096).value();
     const std::uint64_t offset = static_cast<std::uint64_t>(i) * 4096;
-    const Report report = context.read(store, offset, memory.region(), {.deadline_seconds = 0.03});
+    const Report report = context.read(store, offset, memory.region(), {.deadline_seconds = 0.1});
     if (report.ok()) {
       ++done;
       EXPECT_TRUE(holds_content(memory.bytes(), 1, offset));
