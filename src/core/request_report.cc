@@ -10,9 +10,6 @@ namespace penstock::core {
 
 namespace {
 
-constexpr const char* device_lost_hint =
-    "this process can't use the GPU any more: start a new one, and look for the kernel that failed";
-
 // What there is to say where only a code is known.
 std::string text_of(Code code, const Options& options) {
   switch (code) {
@@ -51,7 +48,7 @@ const char* usual_hint(Code code) {
     case Code::over_budget:
       return "free pinned buffers, or raise pinned_budget_bytes";
     case Code::device_lost:
-      return device_lost_hint;
+      return cuda::device_lost_hint;
     case Code::internal:
       return "please report this with the message";
     default:
@@ -207,7 +204,8 @@ Error Request::describe(Outcome outcome) const {
             "find out why the server does not answer, or allow more time"};
   }
   if (stop_code() != Code::timed_out) {
-    return {stop_code(), 0, "the stream that the request is ordered by has failed; " + progress, device_lost_hint};
+    return {stop_code(), 0, "the stream that the request is ordered by has failed; " + progress,
+            cuda::device_lost_hint};
   }
   return {Code::timed_out, 0, "the deadline passed; " + progress, "allow more time, or find out why storage is slow"};
 }

@@ -85,7 +85,7 @@ Error Driver::error(CuResult result, std::string what, std::string hint) const {
   api_.get_error_string(result, &text);
   const Code code = code_from_result(result);
   if (code == Code::device_lost) {
-    hint = "this process can't use the GPU any more: start a new one, and look for the kernel that failed";
+    hint = device_lost_hint;
   } else if (hint.empty()) {
     hint = usual_hint(code);
   }

@@ -124,6 +124,10 @@ class Driver {
   std::vector<std::unique_ptr<Device>> devices_;
 };
 
+// For Code::device_lost.
+inline constexpr const char* device_lost_hint =
+    "this process can't use the GPU any more: start a new one, and look for the kernel that failed";
+
 // What a CUDA result means in our list.
 Code code_from_result(CuResult result);
 
