@@ -57,6 +57,7 @@ class GpuProcess : public GpuTest {
     ASSERT_EQ(api.module_load_data(&module, kernel_that_writes_nowhere), cuda::cu_success);
     ASSERT_EQ(api.module_get_function(&kernel, module, "write_nowhere"), cuda::cu_success);
     ASSERT_EQ(api.launch_kernel(kernel, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr), cuda::cu_success);
+    ASSERT_EQ(api.stream_synchronize(nullptr), cuda::cu_illegal_address);
   }
 
   // In a process of its own.

@@ -40,6 +40,7 @@ struct CfDescription {
 
 // Bits of CfProperties::kernel_module.status_flags, one for each kind of storage that can be reached directly.
 inline constexpr unsigned cf_status_nvme = 4;
+inline constexpr unsigned cf_status_p2p = 11;  // 1.13 to 1.15 tell of P2PDMA here, newer ones in feature_flags
 // Bits of control_flags. Each of them lets cuFile take the bytes through host memory.
 inline constexpr unsigned cf_control_allow_compat = 1;
 inline constexpr unsigned cf_control_posix = 2;

@@ -139,6 +139,7 @@ TEST(CuFileApi, knows_where_the_statistics_stand) {
   EXPECT_EQ(cf_parameter_allow_compat, CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE);
   EXPECT_EQ(cf_parameter_force_compat, CUFILE_PARAM_FORCE_COMPAT_MODE);
   EXPECT_EQ(cf_parameter_use_p2pdma, CUFILE_PARAM_USE_PCIP2PDMA);
+  EXPECT_EQ(cf_status_p2p, static_cast<unsigned>(CU_FILE_NVME_P2P_SUPPORTED));
   EXPECT_LE(sizeof(CUfileStatsLevel3_t), cf_max_statistics_bytes);
   EXPECT_EQ(sizeof(CfGpuCounters), sizeof(CUfilePerGpuStats_t));
   EXPECT_EQ(offsetof(CfGpuCounters, p2p_reads), offsetof(CUfilePerGpuStats_t, n_p2p_reads));
@@ -151,6 +152,19 @@ TEST(CuFileApi, knows_where_the_statistics_stand) {
   const std::size_t offset = offsetof(CUfileStatsLevel3_t, num_gpus);
   EXPECT_TRUE(offset == cf_gpu_count_offset(1150) || offset == cf_gpu_count_offset(1190)) << offset;
   EXPECT_EQ(offsetof(CUfileStatsLevel3_t, per_gpu_stats), offset + 8);
+}
+#endif
+
+#ifdef CU_FILE_P2P_FLAG_PCI_P2PDMA
+TEST(CuFileApi, knows_the_bit_of_p2pdma) {
+  EXPECT_EQ(cf_feature_p2p, static_cast<unsigned>(CU_FILE_P2P_SUPPORTED));
+}
+#endif
+
+#ifdef CU_FILE_RDMA_ERR_BASE
+TEST(CuFileApi, knows_the_bits_of_ways_through_host_memory) {
+  EXPECT_EQ(cf_control_posix, static_cast<unsigned>(CU_FILE_POSIX_IO_MODE));
+  EXPECT_EQ(cf_control_fallback, static_cast<unsigned>(CU_FILE_FALLBACK_IO_MODE));
 }
 #endif
 #endif

@@ -58,8 +58,9 @@ const char* find_functions(void* file, Api& api) {
 
 std::optional<Route> route_from_state(const DriverState& state) {
   const auto& module = state.properties.kernel_module;
-  const bool nvidia_fs = module.major + module.minor > 0 && module.status_flags != 0;
-  const bool p2pdma = has_bit(state.properties.feature_flags, cf_feature_p2p);
+  const bool nvidia_fs = module.major + module.minor > 0 && (module.status_flags & ~(1U << cf_status_p2p)) != 0;
+  const bool p2pdma =
+      has_bit(state.properties.feature_flags, cf_feature_p2p) || has_bit(module.status_flags, cf_status_p2p);
   if (state.compat_forced) return Route::cufile_compat;
   if (!nvidia_fs && !p2pdma) return state.compat_allowed ? std::optional(Route::cufile_compat) : std::nullopt;
   if (state.compat_allowed) return Route::cufile_unknown;

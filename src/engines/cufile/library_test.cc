@@ -26,6 +26,16 @@ TEST(CuFileRoute, is_what_is_left_when_the_fallback_is_forbidden) {
   EXPECT_EQ(route_from_state(state(false, false, false)), std::nullopt);
 }
 
+TEST(CuFileRoute, is_p2pdma_where_an_older_library_says_so_among_the_kinds_of_storage) {
+  DriverState older = state(false, false, false);
+  older.properties.kernel_module.status_flags = 1U << cf_status_p2p;
+  EXPECT_EQ(route_from_state(older), Route::p2pdma);
+  older.properties.kernel_module.major = 2;  // nvidia-fs is loaded and serves nothing itself
+  EXPECT_EQ(route_from_state(older), Route::p2pdma);
+  older.properties.kernel_module.status_flags |= 1U << cf_status_nvme;
+  EXPECT_EQ(route_from_state(older), Route::gds);
+}
+
 TEST(CuFileRoute, is_not_known_where_cufile_may_choose) {
   EXPECT_EQ(route_from_state(state(true, false, true)), Route::cufile_unknown);
   EXPECT_EQ(route_from_state(state(false, true, true)), Route::cufile_unknown);
