@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -155,6 +156,34 @@ def test_memory_freed_by_another_thread_is_not_written(model):
         tensors = penstock.load_file(path, "cuda")
         wrong += [name for name in ("odd", "299.small", "019.large") if raw(tensors[name]) != contents[name]]
     assert not wrong
+
+
+@pytest.mark.parametrize("way", ["stream", "safe_open", "load_file"])
+def test_memory_of_a_load_that_was_dropped_half_way_is_not_written(tmp_path, way):
+    """What torch makes next gets that memory, and a read that went on would show in it."""
+    path = tmp_path / "model.safetensors"
+    penstock.save_file({f"{number}": torch.full((16 * MIB,), 255, dtype=torch.uint8) for number in range(16)}, path)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    for turn in range(15):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if way == "stream":
+            stream = penstock.stream(path, "cuda", window="256MiB")
+            next(stream)
+            del stream
+        elif way == "safe_open":
+            with penstock.safe_open(path, "pt", device="cuda") as file:
+                for name in list(file.keys())[:2]:
+                    file.get_tensor(name)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                penstock.load_file(path, "cuda", progress=stop)
+        next_ones = [torch.full((16 * MIB,), turn, dtype=torch.uint8, device="cuda") for _ in range(16)]
+        time.sleep(0.1)
+        assert all(bool((each == turn).all()) for each in next_ones)
 
 
 def test_a_read_takes_its_place_in_the_current_stream(tmp_path):
