@@ -337,7 +337,7 @@ Residency Lane::plan_window_at(Part& part, StoreEntry& entry, std::uint64_t offs
 
 Residency Lane::residency_of(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length) {
   engine::PageCache* cache = entry.store().page_cache();
-  if (const auto resident = cache->resident_bytes(offset, length)) return compare(*resident, length);
+  if (const auto resident = cache->resident_bytes_at_once(offset, length)) return compare(*resident, length);
   const std::uint32_t store = part.hold->spans[part.unit.first].store;
   if (part.sampled == Residency::unknown || part.sampled_store != store) {
     part.sampled = entry.sample_residency(offset, length);

@@ -69,7 +69,7 @@ enum class Residency : std::uint8_t {
   some,
   unknown,      // not asked, or the kernel won't tell
   likely_all,   // unknown, and a timed sample was fast
-  likely_none,  // unknown, and a timed sample was slow
+  likely_none,  // unknown, and a timed sample was slow, or was not taken: a server may not answer
 };
 
 struct WindowFacts {

@@ -169,7 +169,8 @@ Residency StoreEntry::sample_residency(std::uint64_t offset, std::uint64_t lengt
   constexpr double cached_below_seconds = 50e-6;
   constexpr std::uint64_t sample_bytes = 64 << 10;
   engine::PageCache* cache = store_->page_cache();
-  if (cache == nullptr) return Residency::likely_none;
+  // A lane would hang in a read that a server does not answer.
+  if (cache == nullptr || is_remote(info().locality)) return Residency::likely_none;
   int slow = 0;
   for (const std::uint64_t at : {offset, offset + length / 2, offset + length - std::min(length, sample_bytes)}) {
     const auto seconds = cache->timed_read_seconds(at, std::min(offset + length - at, sample_bytes));

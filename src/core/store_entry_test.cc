@@ -33,6 +33,9 @@ class ScriptedStore : public engine::Store, private engine::PageCache {
 
  private:
   std::optional<std::uint64_t> resident_bytes(std::uint64_t, std::uint64_t) const override { return std::nullopt; }
+  std::optional<std::uint64_t> resident_bytes_at_once(std::uint64_t, std::uint64_t) const override {
+    return std::nullopt;
+  }
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override {
     EXPECT_LE(offset + length, script_.info.size_bytes) << "a sample past the end";
     return script_.sample_seconds;
@@ -203,6 +206,11 @@ TEST_F(StoreEntryTest, guesses_residency_from_the_time_that_samples_take) {
   EXPECT_EQ(entry->sample_residency(9'999, 1), Residency::likely_all);
   ring_.sample_seconds = 1e-3;
   EXPECT_EQ(entry->sample_residency(0, 10'000), Residency::likely_none);
+}
+
+TEST_F(StoreEntryTest, never_times_reads_that_a_server_may_not_answer) {
+  for (Script* script : {&ring_, &threads_}) script->info.locality = Locality::network;
+  EXPECT_EQ((*open("x"))->sample_residency(0, 10'000), Residency::likely_none);
 }
 
 }  // namespace

@@ -17,8 +17,11 @@ namespace penstock::engine {
 class PageCache {
  public:
   virtual ~PageCache() = default;
-  // How many bytes of the range are in the page cache; nothing where the kernel won't tell the truth.
+  // How many bytes of the range are in the page cache; nothing where the kernel won't tell the truth. May wait for the
+  // server of a network or FUSE mount.
   virtual std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const = 0;
+  // The same, and nothing where a server may have to be asked: for who must not wait for one.
+  virtual std::optional<std::uint64_t> resident_bytes_at_once(std::uint64_t offset, std::uint64_t length) const = 0;
   // Reads the range through the page cache, discards it, and tells how long that took; nothing if it failed. For
   // guessing what is cached where the kernel won't tell. At most 64 KiB.
   virtual std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const = 0;

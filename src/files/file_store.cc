@@ -30,6 +30,14 @@ Error changed(const std::string& name, const std::string& how) {
   return {Code::changed, 0, name + " " + how + " since it was opened", "open it again"};
 }
 
+// Found out by what only an owner may do, since the kernel then asks no server, and knows what user namespaces mean.
+bool counts_as_owner(int fd) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NOATIME) != 0) return false;
+  ::fcntl(fd, F_SETFL, flags);
+  return true;
+}
+
 }  // namespace
 
 FileStore::FileStore(OpenedFile file)
@@ -37,6 +45,9 @@ FileStore::FileStore(OpenedFile file)
       path_(std::move(file.path)),
       buffered_(std::move(file.buffered)),
       direct_(std::move(file.direct)),
+      is_ours_(info_.writable || counts_as_owner(buffered_fd())),
+      mincore_is_honest_(is_ours_ ||
+                         (!is_remote(info_.locality) && ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) == 0)),
       checks_path_(info_.kind == StoreKind::file && !file.replacement),
       replacement_(std::move(file.replacement)) {}
 
@@ -75,14 +86,13 @@ std::optional<std::uint64_t> FileStore::resident_bytes(std::uint64_t offset, std
   if (info_.locality == Locality::memory) return length;
   const ByteRange range{offset, length};
   if (const auto resident = resident_by_cachestat(buffered_fd(), range)) return resident;
-  return mincore_is_honest() ? resident_by_mincore(buffered_fd(), range) : std::nullopt;
+  return mincore_is_honest_ ? resident_by_mincore(buffered_fd(), range) : std::nullopt;
 }
 
-bool FileStore::mincore_is_honest() const {
-  if (info_.writable) return true;
-  struct stat status = {};
-  if (::fstat(buffered_fd(), &status) == 0 && status.st_uid == ::geteuid()) return true;
-  return ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) == 0;
+std::optional<std::uint64_t> FileStore::resident_bytes_at_once(std::uint64_t offset, std::uint64_t length) const {
+  if (!is_remote(info_.locality)) return resident_bytes(offset, length);
+  // Of files of others the kernel tells it only to who may write to them, and asks the server about that.
+  return is_ours_ ? resident_by_cachestat(buffered_fd(), {offset, length}) : std::nullopt;
 }
 
 std::optional<double> FileStore::timed_read_seconds(std::uint64_t offset, std::uint64_t length) const {

@@ -34,6 +34,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
 
  private:
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override;
+  std::optional<std::uint64_t> resident_bytes_at_once(std::uint64_t offset, std::uint64_t length) const override;
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override;
   Status prefetch(std::uint64_t offset, std::uint64_t length) override;
   void drop(std::uint64_t offset, std::uint64_t length) override;
@@ -45,11 +46,12 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   Status commit(bool durable = true) override;
   Status abort() override;
 
-  bool mincore_is_honest() const;
-
   const std::string path_;
   UniqueFd buffered_;
   UniqueFd direct_;
+  // Found out when the store is opened: who asks about residency later must not hang with a server.
+  const bool is_ours_;
+  const bool mincore_is_honest_;
   const bool checks_path_;  // whether the name must go on meaning this file
   std::mutex writer_mutex_;
   std::shared_ptr<Replacement> replacement_;  // with who removes it and may hang in that

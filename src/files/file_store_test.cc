@@ -1,12 +1,32 @@
 #include "files/file_store.h"
 
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <thread>
 
 #include "files/test_scratch.h"
 
 namespace penstock::files {
 namespace {
+
+// As on kernels before 6.5, for the calling thread, from now on. False where that can't be done.
+bool refuse_cachestat() {
+  constexpr std::uint32_t cachestat_call = 451;
+  std::array<sock_filter, 4> instructions = {{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                              BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, cachestat_call, 0, 1),
+                                              BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+                                              BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)}};
+  const sock_fprog program{instructions.size(), instructions.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) == 0;
+}
 
 class AFileStore : public testing::Test {
  protected:
@@ -16,6 +36,17 @@ class AFileStore : public testing::Test {
       ADD_FAILURE() << file.error().message;
       return nullptr;
     }
+    return std::make_unique<FileStore>(std::move(*file));
+  }
+
+  // As if a server were behind it.
+  static std::unique_ptr<FileStore> open_served(const std::string& name) {
+    auto file = open_file(name, {});
+    if (!file) {
+      ADD_FAILURE() << file.error().message;
+      return nullptr;
+    }
+    file->info.locality = Locality::network;
     return std::make_unique<FileStore>(std::move(*file));
   }
 
@@ -123,6 +154,35 @@ TEST_F(AFileStore, of_somebody_else_is_not_lied_about) {
   store->page_cache()->drop(0, size_bytes);
   const auto resident = store->page_cache()->resident_bytes(0, size_bytes);
   EXPECT_TRUE(!resident || *resident < size_bytes);
+}
+
+TEST_F(AFileStore, asks_no_server_what_is_cached_for_who_must_not_wait) {
+  const std::string name = folder_.write_pattern("a", size_bytes);
+  const auto local = open(name);
+  const auto served = open_served(name);
+  bool refused = false;
+  std::thread([&] {
+    refused = refuse_cachestat();
+    if (!refused) return;
+    EXPECT_TRUE(local->page_cache()->resident_bytes_at_once(0, size_bytes).has_value());
+    EXPECT_TRUE(served->page_cache()->resident_bytes(0, size_bytes).has_value());
+    EXPECT_FALSE(served->page_cache()->resident_bytes_at_once(0, size_bytes).has_value());
+  }).join();
+  if (!refused) GTEST_SKIP() << "no seccomp filter can be installed here";
+}
+
+TEST_F(AFileStore, of_somebody_else_is_not_asked_about_where_the_kernel_would_ask_a_server) {
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms(0755));
+  const std::string name = folder_.write_pattern("a", size_bytes);
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
+  std::filesystem::permissions(name, std::filesystem::perms(0666));
+  const AsNobody nobody;
+  EXPECT_FALSE(open_served(name)->page_cache()->resident_bytes_at_once(0, size_bytes).has_value());
+}
+
+TEST_F(AFileStore, leaves_no_trace_of_having_asked_whose_it_is) {
+  const auto store = open(folder_.write("a", "hello"));
+  EXPECT_EQ(::fcntl(store->buffered_fd(), F_GETFL) & O_NOATIME, 0);
 }
 
 TEST_F(AFileStore, maps_what_it_holds) {

@@ -7,11 +7,12 @@ import os
 import pathlib
 import signal
 import struct
+import subprocess
 import threading
 import time
 import unittest
 
-from tool import ToolTest, wait_until
+from tool import ToolTest, refuse_cachestat, wait_until
 
 # <linux/fuse.h>
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH, INIT, INTERRUPT, BATCH_FORGET = (
@@ -103,8 +104,8 @@ class Hanging(ToolTest):
             self.skipTest(f"can't mount a file system of FUSE here: {error}")
         return point / "file"
 
-    def start(self, *arguments):
-        process = super().start(*arguments)
+    def start(self, *arguments, **how):
+        process = super().start(*arguments, **how)
         self.addCleanup(lambda: self.server.stop())  # before it is waited for
         return process
 
@@ -173,6 +174,17 @@ class Hanging(ToolTest):
         code, _, stderr = self.end_of(process)
         self.assertEqual(code, 124, stderr)
         self.assertIn(b"did not tell in time whether it has changed", stderr)
+
+    def test_load_ends_by_its_deadline_where_the_kernel_does_not_tell_what_is_cached(self):
+        path = self.serve(GETATTR, passes=0)
+        try:
+            options = '{"deadlines": {"request_seconds": 0.5}, "operations_in_flight": 1}'
+            process = self.start("load", "--raw", path, "--lanes", "1", "--options", options,
+                                 preexec_fn=refuse_cachestat)
+        except subprocess.SubprocessError as error:
+            self.skipTest(f"no seccomp filter can be installed here: {error}")
+        code, _, stderr = self.end_of(process)
+        self.assertEqual(code, 124, stderr)
 
     def test_ctrl_c_is_heard_in_a_call_that_hangs(self):
         process = self.start("inspect", self.serve(LOOKUP))

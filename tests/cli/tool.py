@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -138,18 +139,28 @@ class ToolTest(unittest.TestCase):
         return point
 
 
-def refuse_io_uring():
-    """For preexec_fn: from now on io_uring_setup gives EPERM, as in most containers."""
+def refuse(call, error):
+    """From now on the system call of this number gives the error."""
     set_no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
     load_number, jump_if_equal, answer = 0x20, 0x15, 0x06
-    io_uring_setup, refuse, allow = 425, 0x00050001, 0x7FFF0000
-    instructions = [(load_number, 0, 0, 0), (jump_if_equal, 0, 1, io_uring_setup), (answer, 0, 0, refuse),
-                    (answer, 0, 0, allow)]
+    refused, allowed = 0x00050000 | error, 0x7FFF0000
+    instructions = [(load_number, 0, 0, 0), (jump_if_equal, 0, 1, call), (answer, 0, 0, refused),
+                    (answer, 0, 0, allowed)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
     program = struct.pack("HxxxxxxP", len(instructions), ctypes.addressof(code))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(set_no_new_privileges, 1, 0, 0, 0) != 0 or libc.prctl(set_seccomp, filter_mode, program, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "can't install a seccomp filter")
+
+
+def refuse_io_uring():
+    """For preexec_fn: as in most containers."""
+    refuse(425, errno.EPERM)
+
+
+def refuse_cachestat():
+    """For preexec_fn: as on kernels before 6.5."""
+    refuse(451, errno.ENOSYS)
 
 
 def wait_until(condition, seconds=30):
