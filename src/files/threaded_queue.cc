@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "base/log.h"
+#include "engine/store.h"
 #include "files/transfer.h"
 
 namespace penstock::files {
@@ -13,6 +14,11 @@ namespace {
 
 // So many copies are made before a poll looks for what the threads have done.
 constexpr std::size_t copies_per_poll = 4;
+
+// What a server is asked about a file before its cached bytes are read may never be answered.
+bool is_copy(const engine::Op& op) {
+  return op.path == engine::Path::cached && !is_remote(op.store->info().locality);
+}
 
 }  // namespace
 
@@ -42,7 +48,7 @@ std::size_t ThreadedQueue::submit(std::span<const engine::Op> ops) {
   {
     const std::lock_guard lock(mutex_);
     for (const engine::Op& op : ops.first(taken)) {
-      if (op.path == engine::Path::cached) {
+      if (is_copy(op)) {
         cached_.push(op);
       } else {
         pending_.push(op);

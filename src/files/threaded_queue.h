@@ -1,7 +1,8 @@
 // ThreadedQueue: for engines whose calls block. A few threads of its own that make them, and one list of completions.
 //
 // Operations on cached bytes are copies, so the polling thread does them itself; a hand-off would cost more. The others
-// go to threads, which are started when there is work for them and live as long as the queue.
+// go to threads, and so do all on network and FUSE mounts. Threads are started when there is work for them and live as
+// long as the queue.
 //
 // Thread safety and lifetime: as engine::Queue. Nothing is allocated for an operation.
 #pragma once

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <set>
+#include <thread>
+
+#include "engine/store.h"
 
 namespace penstock::files {
 namespace {
@@ -78,6 +81,42 @@ TEST(ThreadedQueue, keeps_the_others_apart) {
     EXPECT_EQ(collect(queue, 64).size(), 64U);
   }
   EXPECT_LE(queue.thread_count(), 2U);
+}
+
+// Tells which thread it works on.
+class NamingWorker : public Worker {
+ public:
+  explicit NamingWorker(std::atomic<std::thread::id>& thread) : thread_(thread) {}
+  Done run(const Op& op) override {
+    thread_ = std::this_thread::get_id();
+    return {.cookie = op.cookie, .bytes = op.length};
+  }
+
+ private:
+  std::atomic<std::thread::id>& thread_;
+};
+
+class PlainStore : public engine::Store {
+ public:
+  explicit PlainStore(Locality locality) : Store({.locality = locality}) {}
+  Result<Identity> identity() const override { return info().identity; }
+};
+
+TEST(ThreadedQueue, copies_cached_bytes_itself_unless_a_server_may_be_asked_about_them) {
+  std::atomic<std::thread::id> worked;
+  ThreadedQueue queue({.depth = 4, .threads = 1}, [&] { return std::make_unique<NamingWorker>(worked); });
+  const auto worker_for = [&](Locality locality) {
+    PlainStore store(locality);
+    const Op op{.path = engine::Path::cached, .store = &store, .length = 1};
+    EXPECT_EQ(queue.submit({&op, 1}), 1U);
+    EXPECT_EQ(collect(queue, 1).size(), 1U);
+    return worked.load();
+  };
+  const auto here = std::this_thread::get_id();
+  EXPECT_EQ(worker_for(Locality::local), here);
+  EXPECT_EQ(worker_for(Locality::memory), here);
+  EXPECT_NE(worker_for(Locality::network), here);
+  EXPECT_NE(worker_for(Locality::fuse), here);
 }
 
 }  // namespace
