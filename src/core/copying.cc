@@ -30,6 +30,8 @@ constexpr Duration between_tries = std::chrono::milliseconds(1);
 }  // namespace
 
 void Lane::prepare(cuda::Device& gpu, std::shared_ptr<std::atomic<std::uint32_t>> left) {
+  left->fetch_add(1, std::memory_order_relaxed);
+  unprepared_.store(false, std::memory_order_relaxed);
   {
     const std::scoped_lock lock(prepare_mutex_);
     to_prepare_.push_back({&gpu, std::move(left)});
@@ -46,9 +48,15 @@ void Lane::prepare_gpus(TimePoint now) {
   for (ToPrepare& one : all) {
     const auto is_done = [&](Toward toward) {
       const Status status = get_ready(*one.gpu, toward);
-      const bool must_wait = !status && status.error().code == Code::would_deadlock;
-      if (!status && !must_wait) log(LogLevel::error, status.error().message);
-      return !must_wait;
+      if (status) return true;
+      if (status.error().code == Code::would_deadlock) return false;
+      if (status.error().code == Code::over_budget) {
+        // Others do its work until there is room; staging() has warned.
+        unprepared_.store(true, std::memory_order_relaxed);
+      } else {
+        log(LogLevel::error, status.error().message);
+      }
+      return true;
     };
     if (is_done(Toward::device) && is_done(Toward::host)) {
       if (one.left->fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(*one.left);
@@ -79,6 +87,7 @@ Status Lane::get_ready(cuda::Device& gpu, Toward toward) {
   }
   if (!made) return std::move(made).error();
   queue = std::move(*made);
+  ready_.store(true, std::memory_order_relaxed);
   return {};
 }
 

@@ -10,9 +10,9 @@
 //     grace become orphans: they belong to no part, their memory is quarantined, their stores are kept open.
 //  3. A lane with orphans never ends; it is retired, and another takes its place.
 //
-// Thread safety: post, attend, close, has_staging, try_start, try_step, take_care and busy from any thread; the rest is
-// the worker's, whoever that is at the time. Lifetime: shared by its thread, the LaneSet and the requests that may have
-// to wake it.
+// Thread safety: post, attend, close, prepare, has_staging, is_ready, is_unprepared, try_start, try_step, take_care and
+// busy from any thread; the rest is the worker's, whoever that is at the time. Lifetime: shared by its thread, the
+// LaneSet and the requests that may have to wake it.
 #pragma once
 
 #include <array>
@@ -62,8 +62,8 @@ class Lane {
   bool post(Part& part);
   // Makes the lane look at its requests' stop codes soon.
   void attend();
-  // Makes what copies to and from the GPU need, as soon as no stream waits for us; `left` is counted down, and woken,
-  // when that is done or can't be.
+  // Makes what copies to and from the GPU need, as soon as no stream waits for us; `left` is counted up, and down, and
+  // woken, when that is done or can't be.
   void prepare(cuda::Device& gpu, std::shared_ptr<std::atomic<std::uint32_t>> left);
   // Takes no more, ends every request with Code::closed, and ends when nothing is in flight.
   void close();
@@ -71,6 +71,10 @@ class Lane {
   Runner runner() const { return settings_.runner; }
   // Takes it now, if the budget has room for it.
   bool has_staging() { return staging().ok(); }
+  // Whether copies were made ready: its staging memory need not be registered any more.
+  bool is_ready() const { return ready_.load(std::memory_order_relaxed); }
+  // Whether preparing may do what it has not: it was never asked to, or the budget had no room.
+  bool is_unprepared() const { return unprepared_.load(std::memory_order_relaxed); }
 
   // The thread's whole life.
   void run();
@@ -257,6 +261,8 @@ class Lane {
   std::condition_variable idle_;
   std::mutex prepare_mutex_;
   std::vector<ToPrepare> to_prepare_;
+  std::atomic<bool> unprepared_{true};
+  std::atomic<bool> ready_{false};
   std::mutex staging_mutex_;  // held while staging memory is made
   std::unique_ptr<StagingArena> staging_;
   std::atomic<StagingArena*> made_staging_{nullptr};  // the same, once it is there

@@ -44,6 +44,12 @@ bool fits_callers_lane(const Request& request) {
   return request.stores[0].entry->alignment(request.direction) <= driven_staging_bytes;
 }
 
+void wait_for_none(const std::atomic<std::uint32_t>& left, TimePoint until) {
+  for (std::uint32_t now = left.load(); now != 0 && Clock::now() < until; now = left.load(std::memory_order_acquire)) {
+    futex_wait_until(left, now, until);
+  }
+}
+
 }  // namespace
 
 std::uint64_t LaneSet::callers_staging_bytes(std::uint32_t lanes) {
@@ -76,17 +82,38 @@ LaneSet::Worker LaneSet::start_lane(std::uint32_t slot) {
   return worker;
 }
 
+// What the budget had no room for, and has now. Not while streams wait: nothing could be registered.
+void LaneSet::prepare_rest(const std::shared_ptr<std::atomic<std::uint32_t>>& left) {
+  const memory::Budget& pinned = *environment_->pinned;
+  const std::uint64_t needed_bytes = lane_settings(environment_->options).staging_bytes;
+  if (pinned.used_bytes() + needed_bytes > pinned.limit_bytes() || cuda::Quiet::of_process().streams_wait()) return;
+  for (const Worker& worker : workers_) {
+    if (!worker.lane || !worker.lane->is_unprepared()) continue;
+    for (cuda::Device* gpu : prepared_) worker.lane->prepare(*gpu, left);
+  }
+}
+
 Status LaneSet::prepare(cuda::Device& gpu) {
   const double stream_seconds = environment_->options.deadlines.stream_seconds;
-  auto left = std::make_shared<std::atomic<std::uint32_t>>(size_);
+  auto left = std::make_shared<std::atomic<std::uint32_t>>(0);
+  bool is_again = false;
   {
     const std::scoped_lock lock(mutex_);
     if (closed_) return Error{Code::closed, 0, "the Context is closing", ""};
-    if (std::find(prepared_.begin(), prepared_.end(), &gpu) != prepared_.end()) return {};
-    for (std::uint32_t slot = 0; slot < size_; ++slot) {
-      if (!workers_[slot].lane) workers_[slot] = start_lane(slot);
-      workers_[slot].lane->prepare(gpu, left);
+    is_again = std::find(prepared_.begin(), prepared_.end(), &gpu) != prepared_.end();
+    if (is_again) {
+      prepare_rest(left);
+    } else {
+      for (std::uint32_t slot = 0; slot < size_; ++slot) {
+        if (!workers_[slot].lane) workers_[slot] = start_lane(slot);
+        workers_[slot].lane->prepare(gpu, left);
+      }
     }
+  }
+  if (is_again) {
+    // Other lanes are ready, so this is not worth a long wait.
+    wait_for_none(*left, Clock::now() + between_looks);
+    return {};
   }
   cuda::StreamOrder::prepare(gpu);
   const TimePoint begun = Clock::now();
@@ -121,17 +148,28 @@ const std::shared_ptr<Lane>& LaneSet::next_lane() {
   return workers_[slot].lane;
 }
 
-void LaneSet::give_lanes(Request& request) {
+bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request) {
   auto& parts = request.parts;
   std::size_t given = 0;
   for (std::uint32_t turn = 0; turn < size_ && given < parts.size(); ++turn) {
     const auto& lane = next_lane();
-    // GPU memory is mostly reached through staging memory, and the budget may have no room for that of every lane.
-    if (!request.has_gpu || lane->has_staging()) parts[given++].lane = lane;
+    if (fit(*lane)) parts[given++].lane = lane;
   }
-  // Then some lanes get several parts. Where none has staging memory, each fails with the reason.
   const std::size_t found = given;
-  for (; given < parts.size(); ++given) parts[given].lane = found != 0 ? parts[given % found].lane : next_lane();
+  for (; found != 0 && given < parts.size(); ++given) parts[given].lane = parts[given % found].lane;
+  return found != 0;
+}
+
+// GPU memory is mostly reached through staging memory. The budget may have no room for that of every lane, and what is
+// new can't be registered while streams wait. Where no lane has any, each part fails with the reason.
+void LaneSet::give_lanes(Request& request) {
+  const auto any = [](Lane&) { return true; };
+  const auto is_ready = [](Lane& lane) { return lane.is_ready(); };
+  const auto has_staging = [](Lane& lane) { return lane.has_staging(); };
+  const bool streams_wait = request.has_gpu && cuda::Quiet::of_process().streams_wait();
+  const bool given = (streams_wait && give_lanes_that(is_ready, request)) ||
+                     (request.has_gpu && give_lanes_that(has_staging, request));
+  if (!given) give_lanes_that(any, request);
 }
 
 void LaneSet::submit(const std::shared_ptr<Request>& request) {
@@ -251,7 +289,7 @@ bool LaneSet::replace(std::uint32_t slot) {
   environment_->lanes_replaced.fetch_add(1, std::memory_order_relaxed);
   retired_.push_back(std::exchange(workers_[slot], start_lane(slot)));
   for (cuda::Device* gpu : prepared_) {
-    workers_[slot].lane->prepare(*gpu, std::make_shared<std::atomic<std::uint32_t>>(1));
+    workers_[slot].lane->prepare(*gpu, std::make_shared<std::atomic<std::uint32_t>>(0));
   }
   return true;
 }

@@ -421,6 +421,35 @@ TEST_F(InStreamOrder, a_lane_that_took_the_place_of_a_stuck_one_ends_requests_in
   EXPECT_EQ(next.wait(), Outcome::done) << "the lane made what it needs when no stream waited";
 }
 
+// All but the slots of one lane is the user's at first.
+TEST_F(InStreamOrder, lanes_that_got_no_slots_in_time_take_no_part_and_get_some_when_no_stream_waits) {
+  PENSTOCK_NEEDS_FAKE();
+  options_.staging_slot_bytes = mib;
+  options_.staging_slots_per_lane = 2;
+  options_.pinned_budget_bytes = 16 * mib;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  const auto expect_done = [&](const Ticket& ticket) {
+    ASSERT_TRUE(ticket.wait_for(20s));
+    EXPECT_EQ(ticket.outcome(), Outcome::done) << ticket.report().error->message;
+  };
+  auto pinned = context.allocate(Domain::pinned(), 13 * mib);
+  if (!pinned) GTEST_SKIP() << pinned.error().message;
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream stream = make_stream();
+  expect_done(read_in_order(context, store, memory.region(), stream).value());
+  *pinned = Buffer();
+  Blocker earlier(gpu(), stream);
+  Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
+  earlier.let_go();
+  expect_done(ticket);
+  EXPECT_EQ(context.statistics().pinned_bytes, 2 * mib) << "of one lane";
+  ASSERT_EQ(wait_for(stream), cuda::cu_success);
+  expect_done(read_in_order(context, store, memory.region(), stream).value());
+  EXPECT_EQ(context.statistics().pinned_bytes, 4 * mib) << "of both lanes";
+}
+
 TEST_F(InStreamOrder, memory_that_is_given_back_while_a_stream_waits_goes_when_none_does) {
   PENSTOCK_NEEDS_FAKE();
   Context context = make_context();
