@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bounded.h"
 #include "base/log.h"
 
 namespace penstock::core {
@@ -108,6 +109,7 @@ void Lane::wake() {
 }
 
 void Lane::run() {
+  const ServesOthers serves_others;
   // Waits for copies are a few microseconds long; the default slack would make each fifty more.
   ::prctl(PR_SET_TIMERSLACK, 1000);
   while (!finished()) step(TimePoint::max());

@@ -4,6 +4,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/bounded.h"
+
 namespace penstock::core {
 
 namespace {
@@ -38,6 +40,7 @@ Status StreamGate::add(std::shared_ptr<Request> request, std::function<bool()> s
 }
 
 void StreamGate::run() {
+  const ServesOthers serves_others;
   Duration pause = shortest_pause;
   std::unique_lock lock(mutex_);
   while (true) {

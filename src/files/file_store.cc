@@ -59,6 +59,10 @@ FileStore::~FileStore() {
     direct = UniqueFd();
     buffered = UniqueFd();
   };
+  if (ServesOthers::here()) {
+    static_cast<void>(leave_to_thread(std::move(close)));
+    return;
+  }
   if (comes_back(closing_seconds, std::move(close))) return;
   log(LogLevel::warning,
       info_.name + " does not close: the server of its " + info_.file_system + " does not answer; it is left behind");

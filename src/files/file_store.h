@@ -3,7 +3,8 @@
 // Two descriptors, one through the page cache and one past it, both opened with the store.
 //
 // Thread safety: as engine::Store. Lifetime: as engine::Store; an uncommitted Access::replace is removed with it. On a
-// network or FUSE mount whose server does not answer, that and closing go on without its owner after five seconds.
+// network or FUSE mount whose server does not answer, that and closing go on without its owner after five seconds, and
+// at once where the owner serves others (base/bounded.h).
 #pragma once
 
 #include <mutex>

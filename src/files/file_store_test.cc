@@ -11,7 +11,10 @@
 #include <cstddef>
 #include <thread>
 
+#include "base/bounded.h"
+#include "base/clock.h"
 #include "files/test_scratch.h"
+#include "files/test_silent_peer.h"
 
 namespace penstock::files {
 namespace {
@@ -183,6 +186,19 @@ TEST_F(AFileStore, of_somebody_else_is_not_asked_about_where_the_kernel_would_as
 TEST_F(AFileStore, leaves_no_trace_of_having_asked_whose_it_is) {
   const auto store = open(folder_.write("a", "hello"));
   EXPECT_EQ(::fcntl(store->buffered_fd(), F_GETFL) & O_NOATIME, 0);
+}
+
+TEST_F(AFileStore, that_does_not_close_holds_nobody_up_who_serves_others) {
+  auto file = open_file(folder_.write("a", "hello"), {}).value();
+  file.info.locality = Locality::network;
+  SilentPeer peer;
+  file.direct = peer.take_descriptor();
+  if (!file.direct) GTEST_SKIP() << "there is no network";
+  auto store = std::make_unique<FileStore>(std::move(file));
+  const ServesOthers serves_others;
+  const TimePoint begin = Clock::now();
+  store.reset();
+  EXPECT_LT(seconds_between(begin, Clock::now()), 2);
 }
 
 TEST_F(AFileStore, maps_what_it_holds) {

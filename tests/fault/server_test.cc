@@ -1,11 +1,12 @@
-// A server that moves the bytes of a file and then does not tell whether the file has changed: the request ends in time
-// all the same, and its lane goes on with others.
+// A server that moves the bytes of a file and then does not tell whether the file has changed, or does not let go of
+// it: the request ends in time all the same, and its lane goes on with others.
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <optional>
 
 #include "api/context_builder.h"
+#include "engines/fault/engine.h"
 #include "support/served_engine.h"
 #include "support/support.h"
 
@@ -116,6 +117,29 @@ TEST_F(SilentServer, without_a_thread_to_ask_it_a_request_fails_by_name) {
   ASSERT_EQ(report.outcome, Outcome::failed);
   EXPECT_EQ(report.error->code, Code::out_of_memory);
   EXPECT_NE(report.error->message.find("no thread"), std::string::npos) << report.error->message;
+}
+
+TEST_F(SilentServer, a_lane_that_closes_the_file_goes_on_with_others) {
+  const auto control = std::make_shared<fault::FaultControl>();
+  engine::Table table;
+  table.push_back(fault::make_engine(std::make_unique<ServedEngine>(server_), {.never = 1000}, control));
+  context_ = ContextBuilder::build(std::move(table), options_).value();
+  constexpr std::size_t unchecked_bytes = 512 << 10;  // so little that nobody is asked whether it has changed
+  const auto start_reading = [&](const char* name) {
+    const Store store = context_->open(folder_.path(name)).value();
+    const Range range{&store, 0, Region::host(memory_.data(), unchecked_bytes)};
+    Ticket ticket = context_->submit(Direction::read, {&range, 1}).value();
+    EXPECT_TRUE(eventually([&] { return control->stuck() == 1; }));
+    return ticket;
+  };
+  if (!server_->hang_in_closing()) GTEST_SKIP() << "there is no network";
+  start_reading("served");  // and forget about it
+  control->release_stuck();
+  const auto begin = std::chrono::steady_clock::now();
+  Ticket ticket = start_reading("local");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+  control->release_stuck();
+  EXPECT_EQ(ticket.wait(), Outcome::done);
 }
 
 }  // namespace

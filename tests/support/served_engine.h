@@ -1,15 +1,17 @@
 // An engine for tests: the posix engine, with a server behind files whose name begins with "served". They count as
-// remote, and what they are like is asked of the server, which can be made not to answer.
+// remote, and what they are like is asked of the server, which can be made not to answer, and not to let go of a file.
 #pragma once
 
 #include <condition_variable>
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "engines/posix/engine.h"
 #include "files/file_store.h"
+#include "files/test_silent_peer.h"
 
 namespace penstock::test {
 
@@ -22,8 +24,19 @@ class Server {
     answers_left_ = questions;
     hangs_ = true;
   }
+  // The next store that is opened does not close before answer(). False where that can't be brought about.
+  bool hang_in_closing() {
+    const std::scoped_lock lock(mutex_);
+    lingering_ = peer_.emplace().take_descriptor();
+    return static_cast<bool>(lingering_);
+  }
+  UniqueFd take_lingering() {
+    const std::scoped_lock lock(mutex_);
+    return std::move(lingering_);
+  }
   void answer() {
     const std::scoped_lock lock(mutex_);
+    peer_.reset();
     hangs_ = false;
     changed_.notify_all();
   }
@@ -43,6 +56,8 @@ class Server {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
+  UniqueFd lingering_;
+  std::optional<files::SilentPeer> peer_;
   bool hangs_ = false;
   int answers_left_ = 0;
   int waiting_ = 0;
@@ -72,6 +87,8 @@ class ServedEngine : public engine::Engine {
     auto file = files::open_file(name, options);
     if (!file) return std::move(file).error();
     file->info.locality = Locality::network;
+    file->info.direct = false;
+    file->direct = server_->take_lingering();
     return std::unique_ptr<engine::Store>(std::make_unique<ServedStore>(std::move(*file), server_));
   }
   Result<engine::MemoryKey> attach(Region memory) override { return inner_->attach(memory); }
