@@ -159,7 +159,21 @@ std::shared_ptr<Context> PythonContext::get() const {
   return context_;
 }
 
+void PythonContext::add(std::weak_ptr<Loading> load) {
+  std::erase_if(loads_, [](const auto& each) { return each.expired(); });
+  loads_.push_back(std::move(load));
+}
+
 void PythonContext::close() {
+  for (const auto& each : std::exchange(loads_, {})) {
+    const auto load = each.lock();
+    const WithoutGil released;
+    if (load) load->cancel();
+  }
+  let_go();
+}
+
+void PythonContext::let_go() {
   auto closing = std::move(context_);
   const WithoutGil released;
   closing.reset();

@@ -132,21 +132,21 @@ nb::tuple describe_part(const Model& model, std::uint32_t index, std::uint32_t d
 // A load under way, with references to all whose memory it fills.
 class PythonLoading {
  public:
-  PythonLoading(std::shared_ptr<Context> context, Loading loading, nb::object memory)
+  PythonLoading(std::shared_ptr<Context> context, std::shared_ptr<Loading> loading, nb::object memory)
       : context_(std::move(context)), loading_(std::move(loading)), memory_(std::move(memory)) {}
   PythonLoading(PythonLoading&&) = default;
   PythonLoading& operator=(PythonLoading&&) = delete;
   ~PythonLoading() {
     if (!context_) return;
-    if (!loading_.ended()) cancel();
+    if (!loading_->ended()) cancel();
     // The kernel or a device may still write there, at any time: the memory is never given back.
-    if (loading_.report().transfer.outcome == Outcome::abandoned) memory_.inc_ref();
+    if (loading_->report().transfer.outcome == Outcome::abandoned) memory_.inc_ref();
   }
 
-  bool ended() const { return loading_.ended(); }
+  bool ended() const { return loading_->ended(); }
   nb::dict wait(nb::handle progress) {
-    wait_or_cancel(loading_, loading_.bytes_wanted(), progress);
-    const LoadReport report = loading_.report();
+    wait_or_cancel(*loading_, loading_->bytes_wanted(), progress);
+    const LoadReport report = loading_->report();
     nb::dict result = to_dict(report.transfer);
     result["seconds"] = report.seconds;
     result["wanted_bytes"] = report.wanted_bytes;
@@ -156,12 +156,12 @@ class PythonLoading {
   }
   void cancel() {
     const WithoutGil released;
-    loading_.cancel();
+    loading_->cancel();
   }
 
  private:
   std::shared_ptr<Context> context_;  // shared: a load goes on while Python forgets its Context; none: moved from
-  Loading loading_;
+  std::shared_ptr<Loading> loading_;  // shared: closing the Context may be about to cancel it
   nb::object memory_;
 };
 
@@ -199,8 +199,10 @@ PythonLoading start_load(PythonContext& self, const Model& model, const std::vec
   auto context = self.get();
   const std::vector<TensorPart> parts = parts_of(model, groups, slices);
   const LoadOptions options{.columns = columns_from(columns)};
-  auto loading = without_gil([&] { return load(*context, model, parts, options); });
-  return {std::move(context), value_or_raise(std::move(loading)), std::move(memory)};
+  auto started = without_gil([&] { return load(*context, model, parts, options); });
+  auto loading = std::make_shared<Loading>(value_or_raise(std::move(started)));
+  self.add(loading);
+  return {std::move(context), std::move(loading), std::move(memory)};
 }
 
 // None where the file is not to be mapped.

@@ -67,7 +67,7 @@ std::string why_unused(const EngineInfo& engine, Domain domain, const std::strin
   if (!engine.available) return engine.reason;
   if (engine.reaches_device && domain.host_accessible()) return "made for GPU memory";
   if (engine.reaches_device) return engine.reason.empty() ? "its route is not allowed" : engine.reason;
-  return used + " serves these paths";
+  return used.empty() ? "nothing had to be read" : used + " serves these paths";
 }
 
 struct Unused {

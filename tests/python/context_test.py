@@ -18,6 +18,7 @@ import numpy
 import pytest
 
 import penstock
+from models import write_model
 
 
 def test_a_buffer_is_filled_and_the_report_says_how(file, content):
@@ -116,6 +117,10 @@ def test_blocks_are_counted_from_the_start(tmp_path):
     (ValueError, "invalid_argument", lambda read, file: read(numpy.zeros((9, 9)).T[1:], file)),
     (ValueError, "invalid_argument", lambda read, file: read((1, 2), file)),
     (ValueError, "invalid_argument", lambda read, file: read((0, 2, "cpu"), file)),
+    (ValueError, "invalid_argument", lambda read, file: read((4096, 2.0, "cpu"), file)),
+    (ValueError, "invalid_argument", lambda read, file: read(numpy.empty(3, object), file)),
+    (ValueError, "invalid_argument", lambda read, file: read(bytearray(9), file, 1.5)),
+    (ValueError, "invalid_argument", lambda read, file: penstock.Context().prefetch(file, [(-1, 5)])),
     (ValueError, "invalid_argument", lambda read, file: read((4096, -2, "cpu"), file)),
     (ValueError, "invalid_argument", lambda read, file: read((4096, 1 << 64, "cpu"), file)),
     (ValueError, "invalid_argument", lambda read, file: read((4096, 2, "warp:9"), file)),
@@ -173,6 +178,16 @@ def test_a_closed_context_says_so(file):
     context.close()
     with pytest.raises(penstock.StateError, match="closed"):
         context.read_into(bytearray(9), file)
+
+
+def test_closing_a_context_cancels_loads_too(tmp_path, slow_context):
+    path = tmp_path / "model"
+    write_model(path, [("a", "U8", (2 << 30,))], content=None)
+    closing = threading.Timer(0.1, slow_context.close)
+    closing.start()
+    with pytest.raises(penstock.StateError, match="cancelled"):
+        penstock.load_file(path, copy=True, context=slow_context)
+    closing.join()
 
 
 def test_statistics_count_what_was_moved(file, content):

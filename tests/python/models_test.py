@@ -315,6 +315,15 @@ def test_what_does_not_fit_is_refused_before_a_byte_moves(tmp_path, target, word
         penstock.load_into({"a": bytearray(24)}, path, strict=False)
 
 
+def test_loading_into_tensors_that_lie_in_each_other_is_refused(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [("a", "U8", (100,)), ("b", "U8", (60,))])
+    memory = numpy.zeros(150, numpy.uint8)
+    with pytest.raises(penstock.MismatchError, match="'a' and 'b' overlap"):
+        penstock.load_into({"a": memory[:100], "b": memory[90:]}, path)
+    assert not memory.any()
+
+
 def test_loading_into_memory_of_another_byte_order_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     penstock.numpy.save_file({"a": numpy.arange(4, dtype=numpy.int32)}, path)
@@ -494,10 +503,41 @@ def test_a_file_that_changed_is_refused(tmp_path):
         assert caught.value.code == "changed"
 
 
-def test_results_can_be_pickled_with_their_report(mixed):
+def test_what_is_pickled_can_be_read_without_penstock(mixed):
     tensors = penstock.load_file(mixed[0], framework="np")
-    copy = pickle.loads(pickle.dumps(tensors))
-    assert copy.keys() == tensors.keys() and copy.report.bytes == tensors.report.bytes
+    pickled = pickle.dumps(tensors)
+    assert b"penstock" not in pickled
+    copy = pickle.loads(pickled)
+    assert [(name, raw(tensor)) for name, tensor in copy.items()] == [(name, raw(tensors[name])) for name in tensors]
+    assert pickle.loads(pickle.dumps(tensors.report)).bytes == tensors.report.bytes
+
+
+def test_what_a_forked_child_writes_stays_there(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [("large", "U8", (4 << 20,)), ("small", "U8", (100,))], content=bytes)
+    for tensors in (penstock.load_file(path, copy=True), dict(penstock.stream(path)),
+                    penstock.load_file(path, copy=True, own_storage=True), penstock.load_file(cached(path))):
+        arrays = [tensor.numpy() for tensor in tensors.values()]  # torch's threads don't come along
+        child = os.fork()
+        if child == 0:
+            for array in arrays:
+                array[:] = 7
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not any(array.any() for array in arrays)
+
+
+def test_the_cpu_is_meant_where_torch_has_another_default(mixed):
+    if not hasattr(torch, "set_default_device"):
+        pytest.skip(f"torch {torch.__version__} has no default device")
+    path, contents = mixed
+    torch.set_default_device("meta")
+    try:
+        loads = [penstock.load_file(path, copy=True, framework="pt"), dict(penstock.stream(path, framework="pt")),
+                 penstock.load_file(cached(path), framework="pt"), penstock.torch.load(path.read_bytes())]
+    finally:
+        torch.set_default_device(None)
+    assert all({name: raw(tensor) for name, tensor in tensors.items()} == contents for tensors in loads)
 
 
 def test_gguf_is_loaded_with_quantized_tensors_as_rows_of_bytes(tmp_path):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import penstock
+from models import header
 
 safetensors = pytest.importorskip("safetensors")
 torch = pytest.importorskip("torch")
@@ -44,11 +45,11 @@ def loads(caplog):
 
 
 def test_its_functions_load_through_penstock(patched, path, loads):
-    tensors = safetensors.torch.load_file(path)
-    assert isinstance(tensors, penstock.Tensors) and tensors.report.bytes > 0
-    assert isinstance(safetensors.torch.load_file(str(path), device="cpu"), penstock.Tensors)
-    assert isinstance(safetensors.torch.load(path.read_bytes()), penstock.Tensors)
-    assert isinstance(safetensors.numpy.load_file(path), penstock.Tensors)
+    for loaded in (safetensors.torch.load_file(path), safetensors.torch.load_file(str(path), device="cpu"),
+                   safetensors.torch.load(path.read_bytes()), safetensors.numpy.load_file(path)):
+        assert type(loaded) is dict  # for programs that take no other one
+        assert (loaded["a"].reshape(-1).tolist()) == list(range(12))
+    assert loads() == 4
     with safetensors.safe_open(path, framework="pt", device="cpu") as file:
         assert torch.equal(file.get_slice("a")[1:, :2], torch.arange(12.0).reshape(3, 4)[1:, :2])
         assert file.metadata() == {"x": "y"}
@@ -135,6 +136,17 @@ def test_errors_are_of_both_families(patched, path, tmp_path):
         safetensors.torch.load_file(tmp_path / "missing")
 
 
+def test_files_that_only_safetensors_takes_are_left_to_it(patched, tmp_path):
+    path = tmp_path / "model"
+    head, _ = header([("a", "U8", (3,))])
+    head = head[8:].replace(b'"dtype"', b'"more": 1, "dtype"')
+    path.write_bytes(len(head).to_bytes(8, "little") + head + b"\1\2\3")
+    assert safetensors.torch.load_file(path)["a"].tolist() == [1, 2, 3]
+    assert safetensors.numpy.load(path.read_bytes())["a"].tolist() == [1, 2, 3]
+    with safetensors.safe_open(path, "np") as file:
+        assert file.get_tensor("a").tolist() == [1, 2, 3]
+
+
 def test_patching_twice_is_patching_once(path):
     penstock.patch()
     penstock.patch()
@@ -149,17 +161,22 @@ def test_patching_twice_is_patching_once(path):
 SCRIPT = '''
 import sys
 from safetensors.torch import load_file
-print(sys.argv[1:], __name__, type(load_file(sys.argv[1])).__module__)
+print(sys.argv[1:], __name__, load_file.__code__.co_filename.split("/")[-2:], sys.path[0])
+assert sys.path.count(sys.path[0]) == 1 and sys.argv[1:]
+load_file(sys.argv[1])
 '''
 
 
 def test_a_script_runs_unchanged(path, tmp_path):
-    script = tmp_path / "script.py"
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    script = folder / "script.py"
     script.write_text(SCRIPT)
-    for command in ([script], ["-m", "script"]):
+    for command, started_in in (([script], tmp_path), (["-m", "script"], folder)):
         done = subprocess.run([sys.executable, "-m", "penstock", "run", *command, path, "more"], capture_output=True,
-                              text=True, timeout=60, cwd=tmp_path)
-        assert done.stdout == f"['{path}', 'more'] __main__ penstock._models\n", done.stderr
+                              text=True, timeout=60, cwd=started_in)
+        assert done.stdout == f"['{path}', 'more'] __main__ ['penstock', '_patch.py'] {folder}\n", done.stderr
+        assert done.returncode == 0, done.stderr
     done = subprocess.run([sys.executable, "-m", "penstock", "run"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "SCRIPT" in done.stderr
 

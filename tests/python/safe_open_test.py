@@ -159,6 +159,62 @@ def test_a_loop_is_read_ahead_of_where_orders_begin_alike(tmp_path, keys, begin)
         assert context.statistics()["requests"] < 20
 
 
+def taken_by_threads(file, names):
+    names = iter(names)
+    lock = threading.Lock()
+
+    def take():
+        while True:
+            with lock:
+                name = next(names, None)
+            if name is None:
+                return
+            file.get_slice(name)[...]
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def taken_in_turn(file, names):
+    for name in names:
+        file.get_tensor(name)
+
+
+@pytest.mark.parametrize("take, order, most", [
+    (taken_in_turn, lambda names: [name for place, name in enumerate(names) if place % 8], 1.2),
+    (taken_in_turn, lambda names: [name for place, name in enumerate(names) if place % 40], 1.05),
+    (taken_in_turn, lambda names: sorted(names, key=lambda name: [int(part) for part in name.split(".")]), 1.5),
+    (taken_in_turn, lambda names: names[::-1], 1.01),
+    (taken_in_turn, lambda names: random.Random(1).sample(names, len(names)), 1.5),
+    (taken_in_turn, lambda names: [names[place ^ 1] for place in range(len(names))], 1.01),
+    (taken_by_threads, lambda names: names, 1.5),
+])
+def test_little_is_read_in_vain_whatever_the_order(tmp_path, take, order, most):
+    path = tmp_path / "model"
+    write_model(path, [(f"{i // 10}.{i % 10}", "U8", (1 << 20,)) for i in range(300)], content=None)
+    with penstock.Context() as context, penstock.safe_open(path, "np", context=context, copy=True) as file:
+        names = order(file.keys())
+        take(file, names)
+        read_bytes = sum(route["bytes"] for route in context.statistics()["routes"])
+    assert len(names) <= read_bytes / (1 << 20) <= most * len(names)
+
+
+def test_arrays_of_numpy_are_the_callers_own(tmp_path):
+    path = tmp_path / "model"
+    penstock.numpy.save_file({"a": numpy.arange(600000), "b": numpy.arange(600000)}, path)
+    with penstock.safe_open(path, "np") as file:
+        first = file.get_tensor("a")
+        first += 1
+        assert file.get_tensor("a")[0] == 0 and file.get_slice("a")[:5][0] == 0
+        part = file.get_slice("b")[100:200]
+        part[:] = 0
+        assert file.get_tensor("b")[150] == 150
+        assert file.get_tensors()["b"][150] == 150
+
+
 def test_a_tensor_that_cannot_be_read_ahead_costs_nobody_else_anything(tmp_path, monkeypatch):
     """NumPy has no bfloat16. Nothing of what is on its way is let go for it, and the loop is read ahead of behind it."""
     if importlib.util.find_spec("ml_dtypes"):

@@ -114,9 +114,14 @@ def test_what_can_not_be_saved_is_refused_by_name(tmp_path, wrong, error, words)
 
 
 def test_names_and_metadata_are_text(tmp_path):
-    for tensors, metadata in [({1: torch.zeros(1)}, None), ({}, {"a": 1}), ({}, {2: "a"})]:
-        with pytest.raises(ValueError):
-            penstock.save_file(tensors, tmp_path / "model", metadata)
+    one = torch.zeros(1)
+    for tensors, metadata in [({1: one}, None), ({}, {"a": 1}), ({}, {2: "a"}), ({"\udc00": one}, None),
+                              ({"__metadata__": one}, None), ({}, {"a": "\udc00"}), ([one], None)]:
+        for save in (lambda: penstock.save_file(tensors, tmp_path / "model", metadata),
+                     lambda: penstock.numpy.save(tensors, metadata)):
+            with pytest.raises(ValueError) as caught:
+                save()
+            assert isinstance(caught.value, penstock.Error)
     with pytest.raises(FileNotFoundError):
         penstock.save_file({}, tmp_path / "missing" / "model")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import operator
 import os
 import threading
 import weakref
@@ -38,7 +39,8 @@ class Context:
         self.close()
 
     def close(self) -> None:
-        """Cancels what runs and gives everything back; otherwise that happens when the last reference goes."""
+        """Cancels reads and loads, waits for saves, and gives everything back; otherwise that happens when the last
+        reference goes and what runs has ended."""
         self._core.close()
 
     @property
@@ -60,7 +62,8 @@ class Context:
     def prefetch(self, path: Any, ranges: Iterable[tuple[int, int]] = ()) -> int:
         """Starts bringing ranges (offset, size) of a file into the page cache, or all of it; says how many bytes were
         started: at most `prefetch_window_bytes`."""
-        return self._core.prefetch(os.fsencode(path), [(offset, size) for offset, size in ranges])
+        return self._core.prefetch(os.fsencode(path), [(_natural("offset", offset), _natural("size", size))
+                                                          for offset, size in ranges])
 
     def read_into(self, target: Any, path: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
                   lba: Optional[int] = None, count: Optional[int] = None, progress: Progress = None) -> Report:
@@ -105,9 +108,8 @@ class Context:
             raise invalid("lba together with offset or size", "give the place in blocks or in bytes")
         memory = memory_of(target)
         name = os.fsencode(path)
-        for what, value in (("offset", offset), ("size", size), ("lba", lba), ("count", count)):
-            if value is not None and not 0 <= value < 1 << 64:
-                raise invalid(f"{what} is {value}", "give a number of bytes or blocks")
+        offset, size, lba, count = (None if value is None else _natural(what, value) for what, value in (
+            ("offset", offset), ("size", size), ("lba", lba), ("count", count)))
 
         def start() -> Any:
             size_bytes = memory.size_bytes if size is None else size
@@ -124,6 +126,16 @@ class Context:
                 memory=memory.owner, endings=endings, number=number)
 
         return start
+
+
+def _natural(what: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 64:
+        raise invalid(f"{what} is {value!r}", "give a number of bytes or blocks")
+    return number
 
 
 async def _started(start: Callable[[], Any]) -> Any:

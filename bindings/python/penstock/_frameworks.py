@@ -218,7 +218,7 @@ class Torch(Framework):
         """At a multiple of ALIGNMENT; on the CPU torch itself only sees to 64 bytes."""
         if device != "cpu":
             return self.torch.empty(size_bytes, dtype=self.torch.uint8, device=device)
-        memory = self.torch.empty(size_bytes + ALIGNMENT, dtype=self.torch.uint8)
+        memory = self.torch.empty(size_bytes + ALIGNMENT, dtype=self.torch.uint8, device=device)
         begin = -memory.data_ptr() % ALIGNMENT
         return memory[begin:begin + size_bytes]
 
@@ -227,7 +227,8 @@ class Torch(Framework):
         if device != "cpu" or self.own_storage:  # small ones too, for which whole pages are too much
             return self.torch.empty(shape, dtype=dtype, device=device)
         # A storage that is larger than its tensor would do, but for programs that compare the two.
-        memory = mmap.mmap(-1, spec[3])
+        # Private: what a forked child writes is its own.
+        memory = mmap.mmap(-1, spec[3], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return self.torch.frombuffer(memory, dtype=self.torch.uint8).view(dtype).view(shape).data  # as in views
 
     def check_device(self, domain: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any, NamedTuple, Optional
 
@@ -79,6 +80,8 @@ def _of_lent(target: Any, lent: Any) -> Memory:
 def _of_torch(torch: Any, tensor: Any) -> Memory:
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise invalid("the tensor is not contiguous", "give a contiguous one, and copy from it")
+    if tensor.is_conj() or tensor.is_neg():
+        raise invalid("the tensor is marked as conjugated or negated", "give tensor.resolve_conj().resolve_neg()")
     if tensor.device.type not in ("cpu", "cuda"):
         raise invalid(f"the tensor is on {tensor.device}", "give one on the CPU or a CUDA device")
     stream = None
@@ -91,13 +94,17 @@ def _of_numpy(array: Any) -> Memory:
     if not array.flags.c_contiguous or not array.flags.writeable:
         what = "contiguous" if array.flags.writeable else "writable"
         raise invalid(f"the array is not {what}", f"give a {what} one, and copy from it")
+    if array.dtype.hasobject:
+        raise invalid("the array has objects of Python, which bytes of a file are not", "give one of numbers")
     return Memory(array.__array_interface__["data"][0], array.nbytes, "host", array)
 
 
 def _of_pointer(target: tuple) -> Memory:
-    if len(target) != 3 or not isinstance(target[0], int) or not isinstance(target[1], int):
-        raise invalid(f"a tuple of {len(target)} is no memory", "give (pointer, size, device)")
-    pointer, size_bytes, device = target
+    try:
+        pointer, size_bytes, device = target
+        pointer, size_bytes = operator.index(pointer), operator.index(size_bytes)
+    except (TypeError, ValueError):
+        raise invalid(f"{target!r} is no memory", "give (pointer, size, device)") from None
     if pointer < 0 or size_bytes < 0 or (pointer == 0 and size_bytes != 0) or pointer + size_bytes >= 1 << 64:
         raise invalid(f"{size_bytes} bytes at {pointer:#x} are no memory", "give (pointer, size, device)")
     return Memory(pointer, size_bytes, device_domain(device), None)

@@ -6,9 +6,7 @@ import json
 import os
 from typing import Any, Mapping, Optional
 
-from ._frameworks import framework_of
-from ._models import Tensors, load_file, text_metadata
-from ._errors import invalid
+from ._models import Tensors, checked_tensors, load_file, text_metadata
 
 
 def load_bytes(data: Any, framework: str, own_storage: bool = False) -> Tensors:
@@ -30,10 +28,7 @@ def save_bytes(tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]]
         header["__metadata__"] = text_metadata(metadata)
     contents = []
     end = 0
-    for name, value in tensors.items():
-        frame = framework_of(value)
-        if frame is None or not isinstance(name, str):
-            raise invalid(f"{name!r} is a {type(value).__name__}", "give tensors of torch or NumPy by their names")
+    for name, frame, value in checked_tensors(tensors):
         dtype, shape, memory = frame.to_save(name, value)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + memory.size_bytes]}
         end += memory.size_bytes

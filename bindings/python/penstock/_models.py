@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections import OrderedDict
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
@@ -41,6 +42,10 @@ class Tensors(dict):
     report: Report
     metadata: dict[str, str]
     quantization: dict[str, str]  # GGUF: the type of those that are quantized, as rows of bytes
+
+    def __reduce__(self):
+        # Whoever gets them from a file or another process need not have penstock; torch.load takes this class as safe.
+        return OrderedDict, (), None, None, iter(self.items())
 
 
 class AllTensors(Sequence):
@@ -355,7 +360,7 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
     if strict:
         check_names(model, tensors, filled)
     groups: dict[str, tuple[list[int], list[int]]] = {}
-    owners = []
+    owners, spans = [], []
     for name, value in filled.items():
         frame = framework_of(value)
         index = model.by_name[name]
@@ -372,8 +377,10 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
         indices.append(index)
         pointers.append(memory.pointer)
         owners.append(memory.owner)
+        spans.append((memory.domain, memory.pointer, memory.size_bytes, name))
         if memory.domain != "host" and len(pointers) == 1:
             framework_named("pt").settle(memory.domain)
+    check_apart(spans)
     loading = _core.load((context or default_context())._core, model.core,
                          [(domain, *lists) for domain, lists in groups.items()], {}, "auto", owners)
     report = Report(**loading.wait(progress))
@@ -406,6 +413,17 @@ def without_repeats(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tensors[name] for name in last.values()}
 
 
+def check_apart(spans: Iterable[tuple[str, int, int, str]]) -> None:
+    """Refuses tensors, as (device, pointer, size, name), that lie in each other: what would be there is a matter of
+    luck."""
+    ends: dict[str, tuple[int, str]] = {}  # by device: of the one before
+    for domain, pointer, size_bytes, name in sorted(spans):
+        end, other = ends.get(domain, (0, ""))
+        if pointer < end and size_bytes != 0:
+            raise mismatch(f"tensors {other!r} and {name!r} overlap in memory", "clone one of them")
+        ends[domain] = max(end, pointer + size_bytes), name
+
+
 def check_names(model: Model, tensors: Mapping[str, Any], filled: Mapping[str, Any]) -> None:
     """Refuses names that only one side has, unless they mean a tensor that is filled."""
     done = {layout_of(value) for value in filled.values()}
@@ -425,12 +443,7 @@ def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapp
     With `checksums`, `verify` can tell later whether the bytes are still right.
     """
     saved, owners = [], []
-    for name, value in tensors.items():
-        if not isinstance(name, str):
-            raise invalid(f"the name of a tensor is {name!r}", "give strings")
-        frame = framework_of(value)
-        if frame is None:
-            raise invalid(f"{name!r} is a {type(value).__name__}", "give tensors of torch or NumPy")
+    for name, frame, value in checked_tensors(tensors):
         dtype, shape, memory = frame.to_save(name, value)
         saved.append((name, dtype, list(shape), memory.pointer, memory.size_bytes, memory.domain))
         owners.append(memory.owner)
@@ -442,11 +455,29 @@ def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapp
     return report
 
 
+def checked_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Each with its name and its framework, as far as a file can have it."""
+    if not isinstance(tensors, Mapping):
+        raise invalid(f"{type(tensors).__name__} has no tensors by name", "give a dict")
+    for name, value in tensors.items():
+        frame = framework_of(value)
+        if not is_text(name) or name == "__metadata__":
+            raise invalid(f"no tensor can be named {name!r}", "give another string")
+        if frame is None:
+            raise invalid(f"{name!r} is a {type(value).__name__}", "give tensors of torch or NumPy")
+        yield name, frame, value
+
+
 def text_metadata(metadata: Optional[Mapping[str, str]]) -> dict[str, str]:
     for key, value in (metadata or {}).items():
-        if not isinstance(key, str) or not isinstance(value, str):
+        if not is_text(key) or not is_text(value):
             raise invalid(f"metadata: {key!r}: {value!r}", "give strings for strings")
     return dict(metadata or {})
+
+
+def is_text(value: Any) -> bool:
+    """A string that UTF-8 has: half of a surrogate pair is none."""
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
 
 
 class Checked(NamedTuple):

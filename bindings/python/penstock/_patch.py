@@ -10,6 +10,7 @@ import sys
 from typing import Any, Callable, Sequence
 
 from . import _errors
+from ._models import Tensors
 from ._safe_open import safe_open as ours
 
 # How safetensors does it: whatever is cached is mapped, wherever it lies, and tensors share no storage.
@@ -40,7 +41,7 @@ def patch() -> None:
     pairs = [
         (safetensors.safe_open, _safe_open(safetensors.safe_open)),
         (theirs_numpy.load_file, _fitting(theirs_numpy.load_file, ours_numpy.load_file, FILE)),
-        (theirs_numpy.load, ours_numpy.load),
+        (theirs_numpy.load, _loading_bytes(theirs_numpy.load, ours_numpy.load)),
         (theirs_numpy.save_file, _without_report(theirs_numpy.save_file, ours_numpy.save_file)),
     ]
     if importlib.util.find_spec("torch") is not None:
@@ -50,8 +51,7 @@ def patch() -> None:
 
         pairs += [
             (theirs_torch.load_file, _fitting(theirs_torch.load_file, ours_torch.load_file, FILE)),
-            (theirs_torch.load, functools.update_wrapper(functools.partial(ours_torch.load, own_storage=True),
-                                                         theirs_torch.load)),
+            (theirs_torch.load, _loading_bytes(theirs_torch.load, functools.partial(ours_torch.load, own_storage=True))),
             (theirs_torch.save_file, _without_report(theirs_torch.save_file, ours_torch.save_file)),
             (theirs_torch.load_model, _fitting(theirs_torch.load_model, ours_torch.load_model, MODULE)),
             (theirs_torch.save_model, _without_report(theirs_torch.save_model, ours_torch.save_model)),
@@ -82,11 +82,39 @@ def _fitting(theirs: Callable, ours: Callable, names: Sequence[str]) -> Callable
 
     @functools.wraps(theirs)
     def choose(*arguments: Any, **named: Any) -> Any:
-        if _fits({**dict(zip(names, arguments)), **named}):
-            return ours(*arguments, **named, **AS_THEIRS)
-        return theirs(*arguments, **named)
+        if not _fits({**dict(zip(names, arguments)), **named}):
+            return theirs(*arguments, **named)
+        return _ours_or_theirs(lambda: _plain(ours(*arguments, **named, **AS_THEIRS)),
+                               lambda: theirs(*arguments, **named))
 
     return choose
+
+
+def _loading_bytes(theirs: Callable, ours: Callable) -> Callable:
+    @functools.wraps(theirs)
+    def load(data: Any) -> Any:
+        return _ours_or_theirs(lambda: _plain(ours(data)), lambda: theirs(data))
+
+    return load
+
+
+def _ours_or_theirs(ours: Callable[[], Any], theirs: Callable[[], Any]) -> Any:
+    """Theirs is asked about what ours takes for wrong: it is less strict with files. If it refuses too, our error says
+    more."""
+    try:
+        return ours()
+    except _errors.InvalidError as error:
+        if isinstance(error, _errors.MismatchError):
+            raise
+        try:
+            return theirs()
+        except Exception:
+            raise error from None
+
+
+def _plain(loaded: Any) -> Any:
+    """As theirs gives it: there are programs that take no other dict for one."""
+    return dict(loaded) if isinstance(loaded, Tensors) else loaded
 
 
 def _safe_open(theirs: type) -> type:
@@ -96,7 +124,8 @@ def _safe_open(theirs: type) -> type:
         def __call__(cls, *arguments: Any, **named: Any) -> Any:
             if not _fits({**dict(zip(OPENED, arguments)), **named}):
                 return theirs(*arguments, **named)
-            return super().__call__(*arguments, **named, **AS_THEIRS)
+            return _ours_or_theirs(lambda: super(Opening, cls).__call__(*arguments, **named, **AS_THEIRS),
+                                   lambda: theirs(*arguments, **named))
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, (ours, theirs))

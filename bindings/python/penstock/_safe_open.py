@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 import threading
 import weakref
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from ._context import Context, default_context
 from ._errors import Error, invalid, make
@@ -16,11 +17,23 @@ from ._indexing import Interval, Plan, plan
 from ._report import Report, Total, log
 from ._models import Load, Model, Wanted, domains_of, rounded, wanted
 
-# How far a loop is read ahead of, at most. It begins with less and doubles, so that a look at a few tensors stays one.
-# Several requests, so that the next is at work while the last pieces of one come; each long enough to be worth it.
+# How far a loop is read ahead of, at most. Several requests, so that the next is at work while the last pieces of one
+# come; each long enough to be worth it.
 AHEAD_BYTES = 1 << 30
 BATCHES_AHEAD = 4
-FIRST_AHEAD_BYTES = 8 << 20
+# How much may be ahead is earned, so that a look at a few tensors stays one: a byte that was asked for in order allows
+# for more, and one that was read in vain for much less.
+FIRST_AHEAD_BYTES = 32 << 20
+EARNED_BY_A_BYTE = 4
+LOST_BY_A_BYTE = 8
+# Tensors are still asked for in order where some are left out, and where a few come late: there may be several threads.
+NEAR = 32
+LATE_ONES = 4
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Sorts "layer.10" behind "layer.9"."""
+    return [(int(digits or -1), text) for digits, text in re.findall(r"([0-9]+)|([^0-9]+)", name)]
 
 
 class ReadAhead:
@@ -29,30 +42,42 @@ class ReadAhead:
     Thread safety: the caller's.
     """
 
-    def __init__(self, context: Optional[Context], model: Model, frame: Any, device: Any, orders: Sequence[list[int]],
-                 copy: bool):
+    def __init__(self, model: Model, start: Callable[[Sequence[int]], Load], most_bytes: Callable[[], int]):
         self.total = Total()
-        self._copy = copy
-        self._context, self._model, self._frame, self._device = context, model, frame, device
-        self._orders = orders
-        self._places = [{index: place for place, index in enumerate(order)} for order in orders]
-        self._streaks = [0] * len(orders)  # how long each has been followed
+        self._model, self._start, self._ask_most_bytes = model, start, most_bytes
+        self._names = [tensor[0] for tensor in model.tensors]
+        indices = range(len(self._names))
+        self._orders = [sorted(indices, key=self._names.__getitem__), list(indices)]
+        self._places = [self._places_in(order) for order in self._orders]
+        self._streaks = [0] * len(self._orders)  # how long each has been followed
         self._order = 0  # the one that is followed, if any is
         self._last: Optional[int] = None  # the tensor that was asked for before
+        self._late_ones = 0  # so many in a row
         self._started = 0  # in that order: the first that is not on its way
-        self._ahead: dict[int, tuple[Load, int]] = {}  # by tensor: its load, and its place in it
+        self._ahead: dict[int, tuple[Load, int]] = {}  # by tensor, in that order: its load, and its place in it
         self._ahead_bytes = 0
+        self._credit_bytes = FIRST_AHEAD_BYTES  # of what may be ahead
         self._most_bytes: Optional[int] = None  # of what is ahead; none: not asked yet
         self._stuck: Optional[int] = None  # in that order: what could not be started; until the caller is past it
 
+    @staticmethod
+    def _places_in(order: Sequence[int]) -> dict[int, int]:
+        return {index: place for place, index in enumerate(order)}
+
+    def names(self) -> list[str]:
+        """Sorted."""
+        return [self._names[index] for index in self._orders[0]]
+
     def get(self, index: int) -> Any:
-        self._follow(index)
+        follows = self._follow(index)
         entry = self._ahead.pop(index, None)
         if entry is None:
             entry = self._start([index]), 0
         else:
-            self._ahead_bytes -= rounded(self._model.tensors[index][3])
-        if self._streaks[self._order] > 1:
+            self._ahead_bytes -= self._size_of(index)
+        if follows:
+            self._credit_bytes += EARNED_BY_A_BYTE * self._size_of(index)
+            self._drop_what_was_passed(self._places[self._order][index])
             self._top_up()
         load, place = entry
         if not load.tensors:
@@ -64,20 +89,61 @@ class ReadAhead:
         tensor, load.tensors[place] = load.tensors[place], None
         return tensor
 
-    def _follow(self, index: int) -> None:
-        if index == self._last:
-            self._started = max(self._started, self._places[self._order][index] + 1)
-            return
-        for number, places in enumerate(self._places):
-            goes_on = self._last is not None and places[index] == places[self._last] + 1
-            self._streaks[number] = self._streaks[number] + 1 if goes_on else int(places[index] == 0)
-        self._last = index
-        # Orders may begin alike: what was read ahead by one that the caller has left is of no use.
-        longest = max(self._streaks)
-        if self._streaks[self._order] < longest or longest < 2:
-            self.forget()
-            self._order = self._streaks.index(longest)
+    def _size_of(self, index: int) -> int:
+        return rounded(self._model.tensors[index][3])
+
+    def _follow(self, index: int) -> bool:
+        """Whether what comes next can be told."""
+        if index != self._last:
+            if self._is_late(index):
+                self._last = index
+                return False
+            longest = max(self._streaks)
+            self._streaks = [self._streak_with(index, order, streak) for order, streak in enumerate(self._streaks)]
+            if longest > 1 and max(self._streaks) < 2 and len(self._orders) == 2:
+                self._learn_natural_order(index, longest)
+            self._last = index
+            self._choose_order()
         self._started = max(self._started, self._places[self._order][index] + 1)
+        return self._streaks[self._order] > 1
+
+    def _is_late(self, index: int) -> bool:
+        """Whether its turn has been, and it is nothing but that."""
+        has_been = index not in self._ahead and self._places[self._order][index] < self._started
+        self._late_ones = self._late_ones + 1 if has_been else 0
+        if self._late_ones > LATE_ONES:  # then they are a loop that begins there
+            self._lose(self._ahead_bytes)
+            self.forget()
+            return False
+        return has_been
+
+    def _streak_with(self, index: int, order: int, streak: int) -> int:
+        if order == self._order and index in self._ahead:
+            return streak + 1
+        places = self._places[order]
+        step = NEAR + 1 if self._last is None else places[index] - places[self._last]
+        return streak + 1 if 0 < step <= NEAR else int(places[index] == 0)
+
+    def _learn_natural_order(self, index: int, streak: int) -> None:
+        """Sorting takes its time: only for who has left the other orders."""
+        order = sorted(self._orders[0], key=lambda each: natural_order(self._names[each]))
+        self._orders.append(order)
+        self._places.append(self._places_in(order))
+        self._streaks.append(self._streak_with(index, len(self._orders) - 1, streak))
+
+    def _choose_order(self) -> None:
+        longest = max(self._streaks)
+        if longest > 1 and self._streaks[self._order] == longest:
+            return
+        # Orders may begin alike: what was read ahead by one that the caller has left is of no use, but no sign of a
+        # caller that follows none.
+        if longest < 2:
+            self._lose(self._ahead_bytes)
+        self.forget()
+        self._order = self._streaks.index(longest)
+
+    def _lose(self, size_bytes: int) -> None:
+        self._credit_bytes -= LOST_BY_A_BYTE * size_bytes
 
     def forget(self) -> None:
         """Lets go of what is on its way."""
@@ -85,12 +151,23 @@ class ReadAhead:
         self._ahead_bytes = self._started = 0
         self._stuck = None
 
+    def _drop_what_was_passed(self, place: int) -> None:
+        places = self._places[self._order]
+        while self._ahead:
+            oldest = next(iter(self._ahead))
+            if places[oldest] >= place - NEAR:
+                return
+            load, place_in_load = self._ahead.pop(oldest)
+            if load.tensors:
+                load.tensors[place_in_load] = None
+            self._ahead_bytes -= self._size_of(oldest)
+            self._lose(self._size_of(oldest))
+
     def _top_up(self) -> None:
         if self._most_bytes is None:
-            domains = domains_of(self._model.tensors, self._device)
-            rooms = [room for room in map(self._frame.room, domains) if room is not None]
-            self._most_bytes = min([AHEAD_BYTES, *(room // 8 for room in rooms)])
-        limit = min(self._most_bytes, FIRST_AHEAD_BYTES << min(self._streaks[self._order], 16))
+            self._most_bytes = min(AHEAD_BYTES, self._ask_most_bytes())
+        self._credit_bytes = min(self._credit_bytes, EARNED_BY_A_BYTE * self._most_bytes)
+        limit = min(self._most_bytes, self._credit_bytes)
         batch_bytes = limit // BATCHES_AHEAD
         end = len(self._orders[self._order])
         while self._started not in (end, self._stuck) and self._ahead_bytes <= limit - batch_bytes:
@@ -110,18 +187,13 @@ class ReadAhead:
         batch_bytes = 0
         while self._started < len(order):
             index = order[self._started]
-            size_bytes = rounded(self._model.tensors[index][3])
-            if batch and batch_bytes + size_bytes > limit:
+            if batch and batch_bytes + self._size_of(index) > limit:
                 break
             batch.append(index)
-            batch_bytes += size_bytes
+            batch_bytes += self._size_of(index)
             self._started += 1
         self._ahead_bytes += batch_bytes
         return batch
-
-    def _start(self, indices: list[int]) -> Load:
-        return Load(self._context or default_context(), self._model, wanted(self._model, indices, None), self._frame,
-                    self._device, copy=self._copy)
 
 
 class safe_open:
@@ -142,11 +214,9 @@ class safe_open:
         self._context = context  # none: the default one, which after a fork is another
         self._device = device
         self._lock = threading.Lock()
-        by_name = sorted(range(len(self._model.tensors)), key=lambda index: self._model.tensors[index][0])
-        orders = [by_name, list(range(len(self._model.tensors)))]
-        self._reader: Optional[ReadAhead] = ReadAhead(context, self._model, self._frame, device, orders, copy)
+        self._given: dict[int, object] = {}  # NumPy: by tensor, the load that may have mapped it
+        self._reader: Optional[ReadAhead] = ReadAhead(self._model, self._start_wholes, self._most_bytes_ahead)
         self._total = self._reader.total
-        self._names = [self._model.tensors[index][0] for index in by_name]
         _open_files.add(self)
 
     def __enter__(self) -> safe_open:
@@ -160,12 +230,11 @@ class safe_open:
 
     @property
     def report(self) -> Optional[Report]:
-        """Of all that was read so far; none before that."""
+        """Of all that was asked for so far, without what was read ahead in vain; none before that."""
         return self._total.report
 
     def keys(self) -> list[str]:
-        self._check_open()
-        return list(self._names)
+        return self._check_open().names()
 
     def offset_keys(self) -> list[str]:
         """In the order of the file."""
@@ -213,9 +282,23 @@ class safe_open:
         what = Wanted([index], [(name, dtype, shape, size_bytes)], {index: (dimension, intervals)})
         return self._load(what).tensors[0]
 
+    def _start(self, what: Wanted, device: Any = None) -> Load:
+        # Arrays of NumPy are the caller's own, as with safetensors: of what is mapped already there is no second view.
+        this = object()
+        copy = self._copy or self._frame.name == "np" and \
+            not all([self._given.setdefault(index, this) is this for index in what.indices])
+        return Load(self._context or default_context(), self._model, what, self._frame, device or self._device,
+                    copy=copy)
+
+    def _start_wholes(self, indices: Sequence[int]) -> Load:
+        return self._start(wanted(self._model, indices, None))
+
+    def _most_bytes_ahead(self) -> int:
+        rooms = map(self._frame.room, domains_of(self._model.tensors, self._device))
+        return min((room // 8 for room in rooms if room is not None), default=AHEAD_BYTES)
+
     def _load(self, what: Wanted, device: Any = None) -> Load:
-        load = Load(self._context or default_context(), self._model, what, self._frame, device or self._device,
-                    copy=self._copy)
+        load = self._start(what, device)
         report = load.finish()
         with self._lock:
             self._total.add(load.begun, report)
