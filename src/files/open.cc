@@ -192,16 +192,30 @@ Result<Opening> open_buffered(const std::string& name, const OpenOptions& option
   return open_error(errno, name, access);
 }
 
+constexpr const char* own_descriptors = "/proc/self/fd";
+
 // What a descriptor means, whatever has become of its name. Only where there is a /proc.
 std::string path_of(int descriptor) {
-  return "/proc/self/fd/" + std::to_string(descriptor);
+  return std::string(own_descriptors) + "/" + std::to_string(descriptor);
+}
+
+Status check_descriptor(int descriptor, const std::string& name) {
+  struct stat status = {};
+  if (::fstat(descriptor, &status) == 0) return check_kind(status, name);
+  if (errno != EBADF) return system_error(errno, "ask about " + name);
+  return Error{Code::invalid_argument, EBADF,
+               "descriptor " + std::to_string(descriptor) + ", by which " + name + " is to be opened, is not open",
+               "hand over one that stays open meanwhile"};
 }
 
 Result<OpenedFile> open_again(const std::string& name, const OpenOptions& options) {
+  if (Status usable = check_descriptor(options.descriptor, name); !usable) return std::move(usable).error();
   OpenedFile file;
   file.buffered = UniqueFd(::open(path_of(options.descriptor).c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   if (file.buffered) {
     file.path = path_of(file.buffered.get());
+  } else if (const int error = errno; error != ENOENT || ::access(own_descriptors, F_OK) == 0) {
+    return open_error(error, name, options.access);
   } else {
     std::error_code ignored;
     file.path = std::filesystem::absolute(name, ignored).string();

@@ -1,12 +1,15 @@
 #include "files/open.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
 #include <csignal>
+#include <thread>
 
 #include "files/test_scratch.h"
 
@@ -122,12 +125,50 @@ TEST_F(OpenFile, opens_what_a_descriptor_means_under_the_name_that_is_given) {
   EXPECT_NE(::fcntl(open_again()->buffered.get(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
-TEST_F(OpenFile, without_a_way_by_the_descriptor_the_name_must_mean_the_same_file) {
+TEST_F(OpenFile, says_so_of_a_descriptor_that_is_not_open) {
   constexpr int nobodys = 1'000'000;
   const auto file = open_file(folder_.write("a", "hello"), {.descriptor = nobodys});
   ASSERT_FALSE(file.ok());
-  EXPECT_EQ(file.error().code, Code::changed);
-  EXPECT_EQ(open_file(folder_.path("none"), {.descriptor = nobodys}).error().code, Code::not_found);
+  EXPECT_EQ(file.error().code, Code::invalid_argument);
+  EXPECT_EQ(file.error().system_error, EBADF);
+}
+
+TEST_F(OpenFile, tells_why_a_descriptor_cant_be_opened_again) {
+  const std::string name = folder_.write("a", "hello");
+  const auto before = open_file(name, {});
+  std::filesystem::permissions(name, std::filesystem::perms(0));
+  std::filesystem::remove(name);
+  const auto number_now = [&] {
+    const auto again = open_file(name, {.descriptor = before->buffered.get()});
+    return again ? 0 : again.error().system_error;
+  };
+  {
+    const AsNobody nobody;
+    EXPECT_EQ(number_now(), EACCES);
+  }
+  struct rlimit limit = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const struct rlimit none = {0, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(number_now(), EMFILE);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+TEST_F(OpenFile, without_a_proc_the_name_must_mean_the_same_file) {
+  const std::string name = folder_.write("a", "hello");
+  const auto before = open_file(name, {});
+  const auto reopen = [&](const std::string& as) { return open_file(as, {.descriptor = before->buffered.get()}); };
+  bool has_no_proc = false;
+  // Mounts are a thread's own, if it likes.
+  std::thread([&] {
+    has_no_proc = ::unshare(CLONE_NEWNS) == 0 && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                  ::mount("none", "/proc", "tmpfs", 0, nullptr) == 0;
+    if (!has_no_proc) return;
+    EXPECT_TRUE(reopen(name).ok());
+    EXPECT_EQ(reopen(folder_.write("b", "other")).error().code, Code::changed);
+    EXPECT_EQ(reopen(folder_.path("none")).error().code, Code::not_found);
+  }).join();
+  if (!has_no_proc) GTEST_SKIP() << "the mounts of this process can't be changed";
 }
 
 TEST_F(OpenFile, creates_and_reserves) {
