@@ -1,6 +1,9 @@
 #include "core/completion_thread.h"
 
+#include <system_error>
 #include <utility>
+
+#include "base/log.h"
 
 namespace penstock::core {
 
@@ -15,9 +18,8 @@ bool CompletionThread::inside_callback() {
 void CompletionThread::post(std::function<void()> action) {
   {
     const std::scoped_lock lock(state_->mutex);
-    if (!state_->closed) {
+    if (!state_->closed && has_thread()) {
       state_->actions.push_back(std::move(action));
-      if (!thread_.joinable()) thread_ = std::thread([state = state_] { run(*state); });
       state_->changed.notify_one();
       return;
     }
@@ -25,6 +27,18 @@ void CompletionThread::post(std::function<void()> action) {
   const bool before = std::exchange(inside, true);
   action();
   inside = before;
+}
+
+// Starts it if need be.
+bool CompletionThread::has_thread() {
+  if (thread_.joinable()) return true;
+  try {
+    thread_ = std::thread([state = state_] { run(*state); });
+    return true;
+  } catch (const std::system_error& error) {
+    log(LogLevel::warning, std::string("no thread for callbacks, so one runs on a lane: ") + error.what());
+    return false;
+  }
 }
 
 void CompletionThread::close() {

@@ -1,6 +1,7 @@
 // CompletionThread: where callbacks run, so that no lane ever runs a user's code.
 //
-// Thread safety: post from any thread. Lifetime: starts at the first post; closing runs what was posted.
+// Thread safety: post from any thread. Lifetime: starts at the first post; closing runs what was posted. Where it can't
+// be started, an action runs on the thread that posts it, and the next post tries again.
 #pragma once
 
 #include <condition_variable>
@@ -33,6 +34,7 @@ class CompletionThread {
     bool closed = false;
   };
   static void run(State& state);
+  bool has_thread();
 
   // Shared with the thread: a callback may drop the last reference to everything else.
   const std::shared_ptr<State> state_ = std::make_shared<State>();

@@ -1,8 +1,10 @@
 #include "core/lane_set.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
+#include "base/bounded.h"
 #include "base/futex.h"
 #include "base/log.h"
 #include "cuda/quiet.h"
@@ -44,6 +46,19 @@ bool fits_callers_lane(const Request& request) {
   return request.stores[0].entry->alignment(request.direction) <= driven_staging_bytes;
 }
 
+Error no_thread() {
+  return {Code::out_of_memory, 0, "no thread could be started to work on it",
+          "raise the limit of threads (`ulimit -u`), or that of the container"};
+}
+
+// Its operations may still touch what it owns, and nobody is there to wait for them.
+void keep_for_ever(const std::shared_ptr<Lane>& lane) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<Lane>>;
+  const std::scoped_lock lock(mutex);
+  kept->push_back(lane);
+}
+
 void wait_for_none(const std::atomic<std::uint32_t>& left, TimePoint until) {
   for (std::uint32_t now = left.load(); now != 0 && Clock::now() < until; now = left.load(std::memory_order_acquire)) {
     futex_wait_until(left, now, until);
@@ -66,7 +81,7 @@ LaneSet::~LaneSet() {
   close();
 }
 
-LaneSet::Worker LaneSet::start_lane(std::uint32_t slot) {
+LaneSet::Worker LaneSet::make_worker(std::uint32_t slot) {
   Worker worker;
   auto on_stuck = [set = weak_from_this(), slot] {
     const auto self = set.lock();
@@ -74,12 +89,30 @@ LaneSet::Worker LaneSet::start_lane(std::uint32_t slot) {
   };
   worker.lane = std::make_shared<Lane>(environment_, lane_settings(environment_->options), std::move(on_stuck));
   worker.ended = std::make_shared<std::atomic<std::uint32_t>>(0);
-  worker.thread = std::thread([lane = worker.lane, ended = worker.ended] {
-    lane->run();
-    ended->store(1, std::memory_order_release);
-    futex_wake_all(*ended);
-  });
   return worker;
+}
+
+bool LaneSet::is_started(Worker& worker) {
+  if (worker.thread.joinable()) return true;
+  try {
+    worker.thread = std::thread([lane = worker.lane, ended = worker.ended] {
+      lane->run();
+      ended->store(1, std::memory_order_release);
+      futex_wake_all(*ended);
+    });
+    lacks_threads_ = false;
+  } catch (const std::system_error& error) {
+    if (!std::exchange(lacks_threads_, true)) {
+      log(LogLevel::warning, std::string("no thread could be started for a lane: ") + error.what());
+    }
+  }
+  return worker.thread.joinable();
+}
+
+std::shared_ptr<Lane> LaneSet::lane_at(std::uint32_t slot) {
+  Worker& worker = workers_[slot];
+  if (!worker.lane) worker = make_worker(slot);
+  return is_started(worker) ? worker.lane : nullptr;
 }
 
 // What the budget had no room for, and has now. Not while streams wait: nothing could be registered.
@@ -88,7 +121,7 @@ void LaneSet::prepare_rest(const std::shared_ptr<std::atomic<std::uint32_t>>& le
   const std::uint64_t needed_bytes = lane_settings(environment_->options).staging_bytes;
   if (pinned.used_bytes() + needed_bytes > pinned.limit_bytes() || cuda::Quiet::of_process().streams_wait()) return;
   for (const Worker& worker : workers_) {
-    if (!worker.lane || !worker.lane->is_unprepared()) continue;
+    if (!worker.thread.joinable() || !worker.lane->is_unprepared()) continue;
     for (cuda::Device* gpu : prepared_) worker.lane->prepare(*gpu, left);
   }
 }
@@ -104,10 +137,13 @@ Status LaneSet::prepare(cuda::Device& gpu) {
     if (is_again) {
       prepare_rest(left);
     } else {
+      bool has_lanes = false;
       for (std::uint32_t slot = 0; slot < size_; ++slot) {
-        if (!workers_[slot].lane) workers_[slot] = start_lane(slot);
-        workers_[slot].lane->prepare(gpu, left);
+        const auto lane = lane_at(slot);
+        if (lane) lane->prepare(gpu, left);
+        has_lanes |= lane != nullptr;
       }
+      if (!has_lanes) return no_thread();
     }
   }
   if (is_again) {
@@ -142,18 +178,12 @@ Status LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
   return environment_->streams.add(request, start);
 }
 
-const std::shared_ptr<Lane>& LaneSet::next_lane() {
-  const std::uint32_t slot = next_++ % size_;
-  if (!workers_[slot].lane) workers_[slot] = start_lane(slot);
-  return workers_[slot].lane;
-}
-
 bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request) {
   auto& parts = request.parts;
   std::size_t given = 0;
   for (std::uint32_t turn = 0; turn < size_ && given < parts.size(); ++turn) {
-    const auto& lane = next_lane();
-    if (fit(*lane)) parts[given++].lane = lane;
+    auto lane = lane_at(next_++ % size_);
+    if (lane && fit(*lane)) parts[given++].lane = std::move(lane);
   }
   const std::size_t found = given;
   for (; found != 0 && given < parts.size(); ++given) parts[given].lane = parts[given % found].lane;
@@ -162,22 +192,24 @@ bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request) {
 
 // GPU memory is mostly reached through staging memory. The budget may have no room for that of every lane, and what is
 // new can't be registered while streams wait. Where no lane has any, each part fails with the reason.
-void LaneSet::give_lanes(Request& request) {
+bool LaneSet::give_lanes(Request& request) {
   const auto any = [](Lane&) { return true; };
   const auto is_ready = [](Lane& lane) { return lane.is_ready(); };
   const auto has_staging = [](Lane& lane) { return lane.has_staging(); };
   const bool streams_wait = request.has_gpu && cuda::Quiet::of_process().streams_wait();
-  const bool given = (streams_wait && give_lanes_that(is_ready, request)) ||
-                     (request.has_gpu && give_lanes_that(has_staging, request));
-  if (!given) give_lanes_that(any, request);
+  return (streams_wait && give_lanes_that(is_ready, request)) ||
+         (request.has_gpu && give_lanes_that(has_staging, request)) || give_lanes_that(any, request);
 }
 
 void LaneSet::submit(const std::shared_ptr<Request>& request) {
   auto& parts = request->parts;
   {
     const std::scoped_lock lock(mutex_);
-    if (!closed_) {
-      give_lanes(*request);
+    if (closed_) {
+      request->stop(Code::closed);
+    } else if (!give_lanes(*request)) {
+      request->stop_because(no_thread());
+    } else {
       for (Part& part : parts) part.hold = request;
       request->lanes_are_set();
       // A lane stays open while it has a slot, and it can't lose that while the lock is held.
@@ -185,26 +217,33 @@ void LaneSet::submit(const std::shared_ptr<Request>& request) {
       return;
     }
   }
-  // Nobody is left to work on it. Without the lock: its callback may run here, and submit again.
-  request->stop(Code::closed);
+  // Nobody is there to work on it. Without the lock: its callback may run here, and submit again.
   Request::end_unstarted(request);
 }
 
 std::shared_ptr<Lane> LaneSet::callers_lane() {
   const std::size_t slot = std::hash<std::thread::id>()(std::this_thread::get_id()) % callers_lanes_.size();
   const std::scoped_lock lock(mutex_);
-  if (closed_) return nullptr;
+  if (closed_ || !has_caretaker()) return nullptr;
   auto& lane = callers_lanes_[slot];
   if (!lane) {
     LaneSettings settings = lane_settings(environment_->options);
     settings.runner = Runner::callers;
     settings.staging_bytes = driven_staging_bytes;
     lane = std::make_shared<Lane>(environment_, settings, nullptr);
-    if (!caretaker_.joinable()) {
-      caretaker_ = std::jthread([this](const std::stop_token& stop) { look_after_callers_lanes(stop); });
-    }
   }
   return lane;
+}
+
+// Without one nobody would carry on what nobody waits for.
+bool LaneSet::has_caretaker() {
+  if (caretaker_.joinable()) return true;
+  try {
+    caretaker_ = std::jthread([this](const std::stop_token& stop) { look_after_callers_lanes(stop); });
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
 }
 
 bool LaneSet::start(const std::shared_ptr<Request>& request) {
@@ -285,9 +324,11 @@ bool LaneSet::replace(std::uint32_t slot) {
   const std::scoped_lock lock(mutex_);
   collect_ended();
   if (closed_ || replaced_ == size_) return false;
+  Worker successor = make_worker(slot);
+  if (!is_started(successor)) return false;
   ++replaced_;
   environment_->lanes_replaced.fetch_add(1, std::memory_order_relaxed);
-  retired_.push_back(std::exchange(workers_[slot], start_lane(slot)));
+  retired_.push_back(std::exchange(workers_[slot], std::move(successor)));
   for (cuda::Device* gpu : prepared_) {
     workers_[slot].lane->prepare(*gpu, std::make_shared<std::atomic<std::uint32_t>>(0));
   }
@@ -312,7 +353,7 @@ void LaneSet::close() {
     if (std::exchange(closed_, true)) return;
     caretaker = std::move(caretaker_);
     for (Worker& worker : workers_) {
-      if (worker.lane) workers.push_back(std::move(worker));
+      if (worker.thread.joinable()) workers.push_back(std::move(worker));
     }
     std::move(retired_.begin(), retired_.end(), std::back_inserter(workers));
     retired_.clear();
@@ -332,7 +373,7 @@ void LaneSet::close() {
   for (const auto& lane : without_thread) {
     if (lane->finish(deadline)) continue;
     log(LogLevel::warning, leaked_message);
-    std::thread([lane] { lane->finish(TimePoint::max()); }).detach();
+    if (!leave_to_thread([lane] { lane->finish(TimePoint::max()); })) keep_for_ever(lane);
   }
   for (Worker& worker : workers) {
     while (worker.ended->load(std::memory_order_acquire) == 0 && Clock::now() < deadline) {

@@ -36,7 +36,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   // Submits the request when its stream has come to it. An error where it can't wait for that: let go of it, and the
   // stream goes on.
   Status submit_in_order(const std::shared_ptr<Request>& request);
-  // Gives every part of the request a lane. After close, the request ends at once.
+  // Gives every part of the request a lane. After close, and where no lane can be started, the request ends at once.
   void submit(const std::shared_ptr<Request>& request);
   // Starts a small request on the caller's thread, where whoever waits for it carries it on. False if that is not
   // possible now: submit it.
@@ -52,15 +52,20 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
     std::shared_ptr<std::atomic<std::uint32_t>> ended;  // shared with the thread, which may outlive this
     std::thread thread;
   };
-  Worker start_lane(std::uint32_t slot);
-  const std::shared_ptr<Lane>& next_lane();
-  void give_lanes(Request& request);
+  Worker make_worker(std::uint32_t slot);
+  // False where no thread can be started.
+  bool is_started(Worker& worker);
+  // Starts it if it never ran; null where that can't be.
+  std::shared_ptr<Lane> lane_at(std::uint32_t slot);
+  // False where there is no lane, and none can be started.
+  bool give_lanes(Request& request);
   // Gives the parts to lanes that fit, some to the same lane if need be; false if none does.
   bool give_lanes_that(bool (*fit)(Lane& lane), Request& request);
   void prepare_rest(const std::shared_ptr<std::atomic<std::uint32_t>>& left);
   bool replace(std::uint32_t slot);
   void collect_ended();
   std::shared_ptr<Lane> callers_lane();
+  bool has_caretaker();
   void look_after_callers_lanes(const std::stop_token& stop);
 
   const std::shared_ptr<Environment> environment_;
@@ -70,7 +75,8 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   std::uint32_t next_ = 0;
   std::vector<cuda::Device*> prepared_;
   std::uint32_t replaced_ = 0;
-  std::vector<Worker> workers_;                // by slot; no lane: not started yet
+  bool lacks_threads_ = false;                 // the last lane could not be started
+  std::vector<Worker> workers_;                // by slot; no thread: not started yet
   std::vector<Worker> retired_;                // replaced, waiting for their operations
   std::vector<std::shared_ptr<Lane>> driven_;  // free ones
   std::vector<std::shared_ptr<Lane>> stuck_;   // driven ones whose operations did not come back

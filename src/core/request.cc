@@ -358,6 +358,12 @@ void Request::stop(Code code) {
   for (const Part& part : parts) part.lane->attend();
 }
 
+void Request::stop_because(Error cause) {
+  const Code code = cause.code;
+  stop_cause_ = std::make_unique<const Error>(std::move(cause));
+  stop(code);
+}
+
 void Request::stop_for_registration() {
   needs_registration_.store(true, std::memory_order_relaxed);
   stop(Code::would_deadlock);

@@ -195,6 +195,8 @@ class Request {
   bool servers_answered() const { return query_ && query_->answered(); }
   // Asks the lanes to end the request with this code; the first reason stays.
   void stop(Code code);
+  // The same, where more is known than the code says. REQUIRES: no lane has it, and nobody else calls this.
+  void stop_because(Error cause);
   // With Code::would_deadlock, because a lane can't register memory while streams wait.
   void stop_for_registration();
   Code stop_code() const { return stop_code_.load(std::memory_order_seq_cst); }
@@ -265,6 +267,7 @@ class Request {
   std::atomic<bool> prefer_long_{false};
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};
+  std::unique_ptr<const Error> stop_cause_;      // where that is more than a code; written before it
   std::atomic<bool> needs_registration_{false};  // that can't be had while streams wait
   std::atomic<Outcome> outcome_{Outcome::pending};
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended

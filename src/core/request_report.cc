@@ -182,6 +182,9 @@ Error Request::describe(Outcome outcome) const {
       break;
   }
   if (!stopped_short_) return describe_failures();
+  if (stop_cause_ && stop_cause_->code == stop_code()) {
+    return {stop_cause_->code, stop_cause_->system_error, stop_cause_->message + "; " + progress, stop_cause_->hint};
+  }
   if (stop_code() == Code::would_deadlock && needs_registration_.load(std::memory_order_relaxed)) {
     return {Code::would_deadlock, 0,
             "streams wait for requests, and memory for this one can't be registered meanwhile; " + progress,
