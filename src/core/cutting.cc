@@ -91,17 +91,8 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
   }
   Cut piece = cut(cut_rules(part, entry, span), rest);
   if (part.plan.path == Path::device) {
-    StoreEntry& direct = *entry.for_device(*environment_);
-    if (queue_of(direct.engine()) == nullptr) {
-      fail_unit(part, Code::engine_unavailable);
-      return CutResult::cut;
-    }
     // Where there is no way around, the engine has to see to alignment itself.
-    if (piece.shape == Shape::plain || !entry.from_host()) {
-      begin(start(part, direct, {piece.length, Shape::plain}, {}), now);
-      advance(part, piece.length);
-      return CutResult::cut;
-    }
+    if (piece.shape == Shape::plain || !entry.from_host()) return cut_straight(part, entry, piece.length, now);
     // Ends and places that aren't aligned go through the host; what comes after may go straight again.
     rest.length = std::min(rest.length, environment_->options.storage_chunk_bytes);
     if (!plan_around_device(part, entry, rest)) {
@@ -117,6 +108,17 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
   const CutResult result = cut_from_host(part, entry, rest, piece, now);
   if (result == CutResult::cut && part.goes_straight) part.plan = {Path::device, Reason::straight};
   return result;
+}
+
+Lane::CutResult Lane::cut_straight(Part& part, StoreEntry& entry, std::uint64_t length, TimePoint now) {
+  StoreEntry& direct = *entry.for_device(*environment_);
+  if (queue_of(direct.engine()) == nullptr) {
+    fail_unit(part, Code::engine_unavailable);
+    return CutResult::cut;
+  }
+  begin(start(part, direct, {length, Shape::plain}, {}), now);
+  advance(part, length);
+  return CutResult::cut;
 }
 
 // One piece between the store and host memory: the caller's, or staging.
@@ -136,6 +138,10 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
   }
   if (span.gpu != nullptr) {
     if (const Status ready = get_ready(*span.gpu, request.staged_toward()); !ready) {
+      if (request.reads_straight(*span.gpu, entry)) {
+        part.plan = {Path::device, Reason::straight};
+        return cut_straight(part, entry, piece.length, now);
+      }
       if (ready.error().code == Code::would_deadlock) return put_off(part, now);
       fail_unit(part, ready.error().code, &ready.error());
       return CutResult::cut;

@@ -203,6 +203,7 @@ class Lane {
   bool next_unit(Part& part);
   void advance(Part& part, std::uint64_t bytes);
   void plan_unit(Part& part);
+  CutResult cut_straight(Part& part, StoreEntry& entry, std::uint64_t length, TimePoint now);
   CutResult cut_from_host(Part& part, StoreEntry& entry, const Rest& rest, Cut piece, TimePoint now);
   // `around_device`: as if no engine reached GPU memory by itself.
   Residency plan_window_at(Part& part, StoreEntry& entry, std::uint64_t offset, std::uint64_t length,

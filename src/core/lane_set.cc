@@ -190,15 +190,15 @@ bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request) {
   return found != 0;
 }
 
-// GPU memory is mostly reached through staging memory. The budget may have no room for that of every lane, and what is
+// Most GPU memory is reached through staging memory. The budget may have no room for that of every lane, and what is
 // new can't be registered while streams wait. Where no lane has any, each part fails with the reason.
 bool LaneSet::give_lanes(Request& request) {
   const auto any = [](Lane&) { return true; };
   const auto is_ready = [](Lane& lane) { return lane.is_ready(); };
   const auto has_staging = [](Lane& lane) { return lane.has_staging(); };
-  const bool streams_wait = request.has_gpu && cuda::Quiet::of_process().streams_wait();
+  const bool streams_wait = request.needs_staging && cuda::Quiet::of_process().streams_wait();
   return (streams_wait && give_lanes_that(is_ready, request)) ||
-         (request.has_gpu && give_lanes_that(has_staging, request)) || give_lanes_that(any, request);
+         (request.needs_staging && give_lanes_that(has_staging, request)) || give_lanes_that(any, request);
 }
 
 void LaneSet::submit(const std::shared_ptr<Request>& request) {

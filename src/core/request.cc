@@ -205,6 +205,7 @@ Status Request::find_gpus(std::span<const Range> ranges) {
   const auto attached = environment_->memory.snapshot();
   Region known;
   cuda::Device* gpu = nullptr;
+  const Span* before = nullptr;
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     Span& span = spans[i];
     const Domain domain = ranges[i].memory.domain;
@@ -231,12 +232,23 @@ Status Request::find_gpus(std::span<const Range> ranges) {
       note_reach(*gpu, *stores[span.store].entry);
     }
     span.gpu = gpu;
+    const bool alike = before != nullptr && before->gpu == gpu && before->store == span.store;
+    if (!alike) needs_staging |= !reads_straight(*gpu, *stores[span.store].entry);
+    before = &span;
     StoreEntry* direct = stores[span.store].entry->for_device(*environment_);
     if (direct == nullptr) continue;
     const auto* entry = MemoryMap::find(*attached, span.memory, span.length);
     if (entry != nullptr) span.key = entry->keys[direct->engine()];
   }
   return {};
+}
+
+bool Request::reads_straight(const cuda::Device& gpu, StoreEntry& entry) const {
+  if (direction != Direction::read || environment_->options.cache == Cache::keep) return false;
+  const StoreEntry* direct = entry.for_device(*environment_);
+  if (direct == nullptr) return false;
+  const auto route = direct->store().device_route_to(gpu.info());
+  return route && (allowed & route_bit(*route)) != 0;
 }
 
 void Request::note_reach(const cuda::Device& gpu, StoreEntry& entry) {

@@ -169,12 +169,16 @@ class Request {
   SmallArray<Unit> units;
   SmallArray<Part> parts;
   bool has_gpu = false;                      // some memory is a GPU's
+  bool needs_staging = false;                // and is not sure to be reached without
   std::unique_ptr<cuda::StreamOrder> order;  // set before anyone else knows the request
 
   // Where what a GPU's memory is staged for goes to.
   cuda::Toward staged_toward() const {
     return direction == Direction::read ? cuda::Toward::device : cuda::Toward::host;
   }
+  // Whether an engine brings bytes of the store to the GPU by itself, wherever they go. Not so writes: ends that fill
+  // no whole block are core's.
+  bool reads_straight(const cuda::Device& gpu, StoreEntry& entry) const;
   bool has_more_units() const { return next_unit_.load(std::memory_order_relaxed) < units.size(); }
   // The next units, for whichever lane asks: indices from `begin` to `end`, the same when there are no more. One at a
   // time, so that all lanes together read a disk in order; several where long pieces are better than order.

@@ -82,6 +82,32 @@ TEST_F(StraightToTheGpu, goes_nothing_whose_places_do_not_line_up) {
   EXPECT_EQ(bytes_by(report, Route::direct_staged), 3 * mib) << report.reason;
 }
 
+TEST_F(StraightToTheGpu, goes_what_is_aligned_without_staging_memory) {
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 9 * mib).value();
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_EQ(bytes_by(report, Route::gds), 9 * mib) << report.reason;
+  EXPECT_EQ(context.statistics().pinned_bytes, 0U);
+}
+
+TEST_F(StraightToTheGpu, goes_everything_where_there_is_no_staging_memory) {
+  options_.staging_slot_bytes = mib;
+  options_.staging_slots_per_lane = 2;
+  options_.pinned_budget_bytes = 8 * mib;
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 9 * mib + 100).value();
+  const auto pinned = context.allocate(Domain::pinned(), 8 * mib);
+  if (!pinned) GTEST_SKIP() << pinned.error().message;
+  test::warm(name_, 3 * mib);
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(test::holds_content(bytes_of(memory.region()), 1, 0));
+  EXPECT_EQ(bytes_by(report, Route::gds), 9 * mib + 100) << report.reason;
+}
+
 TEST_F(StraightToTheGpu, come_writes_too) {
   Context context = make_context();
   const Store store = context.open(name_, {.access = Access::write}).value();
