@@ -304,8 +304,11 @@ Status Request::note(const Identities& identities) {
 }
 
 bool Request::note_identities_again() {
+  const auto note_or_stop = [this](const Identities& identities) {
+    if (auto status = note(identities); !status) stop_because(std::move(status).error());
+  };
   if (!asks_servers_) {
-    if (!note(identities_of(checked_stores()))) stop(Code::changed);
+    note_or_stop(identities_of(checked_stores()));
     return true;
   }
   if (!query_) ask_servers([] {});
@@ -315,7 +318,7 @@ bool Request::note_identities_again() {
     if (stalls) stop(Code::timed_out);
     return false;
   }
-  if (!note(query_->identities())) stop(Code::changed);
+  note_or_stop(query_->identities());
   query_.reset();
   return true;
 }

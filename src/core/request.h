@@ -255,7 +255,13 @@ class Request {
   void drop_leftovers();
   void add_up_parts();
   Outcome judge();
-  bool has_same_identities(const Identities& now) const;
+  // Why the bytes may not belong together: the store, and what is known of it.
+  struct Doubt {
+    std::uint32_t store = 0;
+    Error cause;
+  };
+  std::optional<Doubt> doubt_about(const Identities& now) const;
+  void fail_because(const Doubt& doubt);
   std::string engine_name(std::size_t engine) const;
   Error describe(Outcome outcome) const;
   engine::Meaning cause_of(const Failure& failure, StoreEntry& entry) const;

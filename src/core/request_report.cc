@@ -110,20 +110,34 @@ Outcome Request::judge() {
     return asked_for ? Outcome::cancelled : Outcome::failed;
   }
   if (summary_.failure_count != 0) return Outcome::failed;
-  if (has_same_identities(asks_servers_ ? query_->identities() : identities_of(checked_stores()))) return Outcome::done;
-  summary_.failure_count = 1;
-  summary_.failures.push_back({0, 0, total_bytes, Code::changed, 0});
+  const auto doubt = doubt_about(asks_servers_ ? query_->identities() : identities_of(checked_stores()));
+  if (!doubt) return Outcome::done;
+  fail_because(*doubt);
   return Outcome::failed;
 }
 
-bool Request::has_same_identities(const Identities& now) const {
+std::optional<Request::Doubt> Request::doubt_about(const Identities& now) const {
   auto identity = now.begin();
-  for (const StoreUse& use : stores) {
-    if (!use.check_identity) continue;
-    if (!*identity || **identity != use.before) return false;
+  for (std::uint32_t store = 0; store < stores.size(); ++store) {
+    if (!stores[store].check_identity) continue;
+    if (!*identity) return Doubt{store, identity->error()};
+    if (**identity != stores[store].before) return Doubt{store, {.code = Code::changed}};
     ++identity;
   }
-  return true;
+  return std::nullopt;
+}
+
+void Request::fail_because(const Doubt& doubt) {
+  const auto span = std::find_if(spans.begin(), spans.end(), [&](const Span& one) { return one.store == doubt.store; });
+  const Failure failure{.range = static_cast<std::uint32_t>(span - spans.begin()),
+                        .bytes = total_bytes,
+                        .code = doubt.cause.code,
+                        .system_error = doubt.cause.system_error};
+  summary_.failure_count = 1;
+  summary_.failures.push_back(failure);
+  parts[0].failures.push_back(failure);
+  parts[0].first_cause = std::make_unique<Error>(doubt.cause);
+  parts[0].first_cause->message.insert(0, "whether it has changed is not known: ");
 }
 
 // Of the failure that the Report names: the first of the first part that has some. A number by itself says nothing to a
@@ -193,9 +207,6 @@ Error Request::describe(Outcome outcome) const {
   if (stop_code() == Code::would_deadlock) {
     return {Code::would_deadlock, 0, "copies could not get past a stream that waits for them; " + progress,
             "set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts, or put no copies on a stream behind a request"};
-  }
-  if (stop_code() == Code::changed) {
-    return {Code::changed, 0, "the file was replaced before its turn on the stream came", "open it again"};
   }
   const std::string server = "the server of " + (stores.size() == 1 ? stores[0].entry->info().name : "a file");
   if (stop_code() == Code::out_of_memory && asks_servers_ && !query_) {

@@ -2,6 +2,7 @@
 // it: the request ends in time all the same, and its lane goes on with others.
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <chrono>
 #include <optional>
 
@@ -106,6 +107,22 @@ TEST_F(SilentServer, a_change_is_found_by_a_late_answer) {
   server_->answer();
   ASSERT_TRUE(ticket.wait_for(30s));
   EXPECT_EQ(ticket.report().error->code, Code::changed);
+}
+
+TEST_F(SilentServer, an_answer_that_is_an_error_is_told_as_such_and_not_as_a_change) {
+  Ticket ticket = read_served();
+  std::filesystem::rename(folder_.path("served"), folder_.path("kept"));
+  std::filesystem::create_symlink("served", folder_.path("served"));  // names itself, so nobody can be asked about it
+  server_->answer();
+  ASSERT_TRUE(ticket.wait_for(30s));
+  const Report report = ticket.report();
+  ASSERT_EQ(report.outcome, Outcome::failed);
+  EXPECT_EQ(report.error->code, system_error(ELOOP, "").code);
+  EXPECT_EQ(report.error->system_error, ELOOP);
+  EXPECT_NE(report.error->message.find("whether it has changed"), std::string::npos) << report.error->message;
+  EXPECT_FALSE(report.error->hint.empty());
+  ASSERT_EQ(report.failures.size(), 1U);
+  EXPECT_EQ(report.failures[0].code, report.error->code);
 }
 
 TEST_F(SilentServer, without_a_thread_to_ask_it_a_request_fails_by_name) {

@@ -544,6 +544,23 @@ TEST_F(InStreamOrderOfAServer, that_does_not_answer_requests_end_in_time_and_str
   }
 }
 
+TEST_F(InStreamOrderOfAServer, that_answers_with_an_error_requests_end_with_it_and_streams_go_on) {
+  Context context = make_context();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  cuda::CuStream stream = make_stream();
+  Ticket ticket = read_from_silent_server(context, memory.region(), stream);
+  std::filesystem::rename(folder_.path("served"), folder_.path("kept"));
+  std::filesystem::create_symlink("served", folder_.path("served"));  // names itself, so nobody can be asked about it
+  server_->answer();
+  ASSERT_TRUE(ticket.wait_for(30s));
+  const Report report = ticket.report();
+  ASSERT_EQ(report.outcome, Outcome::failed);
+  EXPECT_EQ(report.error->code, system_error(ELOOP, "").code);
+  EXPECT_EQ(report.error->system_error, ELOOP);
+  EXPECT_NE(report.error->message.find("ask about"), std::string::npos) << report.error->message;
+  EXPECT_EQ(wait_for(stream), cuda::cu_success);
+}
+
 TEST_F(InStreamOrderOfAServer, that_does_not_answer_the_context_closes_and_streams_go_on) {
   cuda::CuStream stream = make_stream();
   Ticket ticket;
@@ -555,6 +572,27 @@ TEST_F(InStreamOrderOfAServer, that_does_not_answer_the_context_closes_and_strea
   EXPECT_EQ(ticket.outcome(), Outcome::cancelled);
   EXPECT_EQ(ticket.report().error->code, Code::closed);
   EXPECT_EQ(wait_for(stream), cuda::cu_success);
+}
+
+TEST_F(InStreamOrderOfAServer, that_does_not_let_go_of_a_file_no_other_stream_waits) {
+  PENSTOCK_NEEDS_FAKE();
+  fake_->set_connections(0);
+  if (!server_->hang_in_closing()) GTEST_SKIP() << "there is no network";
+  Context context = make_context();
+  const Store local = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream busy = make_stream();
+  Blocker earlier(gpu(), busy);
+  {
+    const Store served = context.open(folder_.path("served")).value();
+    read_in_order(context, served, memory.region().part(0, mib / 2), busy, 0.1).value();  // and forget about it
+  }
+  std::this_thread::sleep_for(200ms);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(read_in_order(context, local, memory.region(), make_stream())->wait(), Outcome::done);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+  earlier.let_go();
 }
 
 }  // namespace
