@@ -217,10 +217,6 @@ Error Request::describe(Outcome outcome) const {
     return {Code::timed_out, 0, server + " did not tell in time whether it has changed; " + progress,
             "find out why the server does not answer, or allow more time"};
   }
-  if (stop_code() != Code::timed_out) {
-    return {stop_code(), 0, "the stream that the request is ordered by has failed; " + progress,
-            cuda::device_lost_hint};
-  }
   return {Code::timed_out, 0, "the deadline passed; " + progress, "allow more time, or find out why storage is slow"};
 }
 

@@ -65,7 +65,8 @@ bool StreamGate::look_at(const Waiting& waiting) {
     const cuda::CuResult state = request.order->reached();
     if (state == cuda::cu_not_ready) return false;
     if (state == cuda::cu_success) return waiting.start();
-    request.stop(cuda::code_from_result(state));
+    request.stop_because(
+        cuda::Driver::get().value()->error(state, "the stream that the request is ordered by has failed"));
   }
   Request::end_unstarted(waiting.request);
   return true;

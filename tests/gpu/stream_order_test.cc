@@ -173,6 +173,28 @@ TEST_F(InStreamOrder, what_can_t_be_ordered_is_refused) {
   }
 }
 
+TEST_F(InStreamOrder, a_stream_that_has_failed_is_told_with_cudas_error_and_what_to_do_about_that) {
+  PENSTOCK_NEEDS_FAKE();
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  for (const cuda::CuResult result : {cuda::cu_invalid_value, cuda::cu_illegal_address}) {
+    cuda::CuStream stream = make_stream();
+    fake_->fail_call("cuEventQuery", 1, result, 0);
+    Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
+    ASSERT_TRUE(ticket.wait_for(20s));
+    ASSERT_EQ(ticket.outcome(), Outcome::failed);
+    const Error error = *ticket.report().error;
+    EXPECT_EQ(error.code, cuda::code_from_result(result));
+    EXPECT_EQ(error.system_error, result);
+    EXPECT_NE(error.message.find("the stream"), std::string::npos) << error.message;
+    EXPECT_FALSE(error.hint.empty());
+    EXPECT_EQ(error.hint == cuda::device_lost_hint, error.code == Code::device_lost) << error.hint;
+    EXPECT_EQ(wait_for(stream), cuda::cu_success);
+  }
+}
+
 TEST_F(InStreamOrder, where_no_thread_can_be_started_the_request_is_refused_and_the_stream_goes_on) {
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
