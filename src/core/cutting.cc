@@ -106,7 +106,8 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
     return CutResult::cut;
   }
   const CutResult result = cut_from_host(part, entry, rest, piece, now);
-  if (result == CutResult::cut && part.goes_straight) part.plan = {Path::device, Reason::straight};
+  // Also where the piece has to wait: when its turn comes again, the way around is chosen for it anew.
+  if (part.goes_straight) part.plan = {Path::device, Reason::straight};
   return result;
 }
 

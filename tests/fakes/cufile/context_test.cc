@@ -82,6 +82,26 @@ TEST_F(StraightToTheGpu, goes_nothing_whose_places_do_not_line_up) {
   EXPECT_EQ(bytes_by(report, Route::direct_staged), 3 * mib) << report.reason;
 }
 
+TEST_F(StraightToTheGpu, goes_what_comes_after_ends_that_had_to_wait_for_staging_memory) {
+  options_.lanes = 1;
+  options_.staging_slot_bytes = mib;
+  options_.staging_slots_per_lane = 1;
+  options_.pinned_budget_bytes = 8 * mib;
+  Context context = make_context();
+  const Store store = context.open(name_).value();
+  constexpr std::size_t count = 400;
+  constexpr std::size_t aligned_bytes = 8192;
+  constexpr std::size_t stride = aligned_bytes + 4096;
+  const Buffer memory = context.allocate(Domain::cuda(0), count * stride).value();
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < count; ++i) {
+    ranges.push_back({&store, i * stride, memory.region().part(i * stride, aligned_bytes + 100)});
+  }
+  const Report report = context.transfer(Direction::read, ranges);
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_EQ(bytes_by(report, Route::gds), count * aligned_bytes) << report.reason;
+}
+
 TEST_F(StraightToTheGpu, goes_what_is_aligned_without_staging_memory) {
   Context context = make_context();
   const Store store = context.open(name_).value();
