@@ -82,10 +82,10 @@ TEST_F(Callbacks, may_submit) {
 }
 
 TEST_F(Callbacks, can_not_wait) {
+  std::vector<std::byte> memory(size_bytes);
+  std::vector<std::byte> other(size_bytes);  // outlives the Context: nobody waits for what is read there
   Context context = make_context();
   const Store store = context.open(make_file("file")).value();
-  std::vector<std::byte> memory(size_bytes);
-  std::vector<std::byte> other(size_bytes);
   std::promise<Code> synchronous;
   std::promise<bool> returned_soon;
   RequestOptions options;
