@@ -5,6 +5,7 @@
 #include "engines/cufile/library.h"
 #include "engines/posix/engine.h"
 #include "fakes/cufile/support.h"
+#include "files/file_store.h"
 #include "support/support.h"
 
 namespace penstock::cufile {
@@ -82,24 +83,64 @@ TEST_F(StraightToTheGpu, goes_nothing_whose_places_do_not_line_up) {
   EXPECT_EQ(bytes_by(report, Route::direct_staged), 3 * mib) << report.reason;
 }
 
-TEST_F(StraightToTheGpu, goes_what_comes_after_ends_that_had_to_wait_for_staging_memory) {
+constexpr std::size_t stride_bytes = 256 << 10;
+constexpr std::size_t head_bytes = 64 << 10;
+
+// Of each stride its head counts as cached, and a page more.
+class HalfCachedStore : public files::FileStore {
+ public:
+  using FileStore::FileStore;
+  std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override {
+    constexpr std::uint64_t cached_bytes = head_bytes + 4096;
+    const std::uint64_t in_stride = offset % stride_bytes;
+    return in_stride < cached_bytes ? std::min(length, cached_bytes - in_stride) : 0;
+  }
+};
+
+class HalfCachedEngine : public engine::Engine {
+ public:
+  const engine::Description& description() const override { return inner_->description(); }
+  engine::Probe probe() const override { return inner_->probe(); }
+  Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
+    auto file = files::open_file(name, options);
+    if (!file) return std::move(file).error();
+    return std::unique_ptr<engine::Store>(std::make_unique<HalfCachedStore>(std::move(*file)));
+  }
+  Result<engine::MemoryKey> attach(Region memory) override { return inner_->attach(memory); }
+  void detach(engine::MemoryKey key) override { inner_->detach(key); }
+  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
+    return inner_->make_queue(options);
+  }
+
+ private:
+  const std::unique_ptr<engine::Engine> inner_ = posix::make_engine();
+};
+
+// Ranges that begin within a block: staging memory has room for the heads of half of them.
+TEST_F(StraightToTheGpu, goes_what_comes_after_heads_that_had_to_wait_for_staging_memory) {
+  constexpr std::size_t count = 32;
   options_.lanes = 1;
+  options_.storage_chunk_bytes = head_bytes;
   options_.staging_slot_bytes = mib;
   options_.staging_slots_per_lane = 1;
   options_.pinned_budget_bytes = 8 * mib;
-  Context context = make_context();
+  engine::Table table;
+  table.push_back(std::make_unique<HalfCachedEngine>());
+  table.push_back(make_engine({machine_.root()}));
+  Context context = ContextBuilder::build(std::move(table), options_).value();
   const Store store = context.open(name_).value();
-  constexpr std::size_t count = 400;
-  constexpr std::size_t aligned_bytes = 8192;
-  constexpr std::size_t stride = aligned_bytes + 4096;
-  const Buffer memory = context.allocate(Domain::cuda(0), count * stride).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), count * stride_bytes).value();
   std::vector<Range> ranges;
   for (std::size_t i = 0; i < count; ++i) {
-    ranges.push_back({&store, i * stride, memory.region().part(i * stride, aligned_bytes + 100)});
+    const std::size_t begin = i * stride_bytes + 100;
+    ranges.push_back({&store, begin, memory.region().part(begin, stride_bytes - 100)});
   }
   const Report report = context.transfer(Direction::read, ranges);
   ASSERT_TRUE(report.ok()) << report.error->message;
-  EXPECT_EQ(bytes_by(report, Route::gds), count * aligned_bytes) << report.reason;
+  EXPECT_TRUE(test::holds_content(bytes_of(memory.region().part(100, stride_bytes - 100)), 1, 100));
+  EXPECT_EQ(bytes_by(report, Route::cached_staged), count * head_bytes) << "a chunk from where the range begins";
+  EXPECT_EQ(bytes_by(report, Route::direct_staged), count * (head_bytes - 100)) << "from there to where a chunk begins";
+  EXPECT_EQ(bytes_by(report, Route::gds), count * (stride_bytes - 2 * head_bytes)) << "and no more";
 }
 
 TEST_F(StraightToTheGpu, goes_what_is_aligned_without_staging_memory) {
