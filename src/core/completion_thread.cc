@@ -18,7 +18,7 @@ bool CompletionThread::inside_callback() {
 void CompletionThread::post(std::function<void()> action) {
   {
     const std::scoped_lock lock(state_->mutex);
-    if (!state_->closed && has_thread()) {
+    if (!state_->closed && ensure_thread()) {
       state_->actions.push_back(std::move(action));
       state_->changed.notify_one();
       return;
@@ -29,8 +29,7 @@ void CompletionThread::post(std::function<void()> action) {
   inside = before;
 }
 
-// Starts it if need be.
-bool CompletionThread::has_thread() {
+bool CompletionThread::ensure_thread() {
   if (thread_.joinable()) return true;
   try {
     thread_ = std::thread([state = state_] { run(*state); });

@@ -34,7 +34,7 @@ class CompletionThread {
     bool closed = false;
   };
   static void run(State& state);
-  bool has_thread();
+  bool ensure_thread();
 
   // Shared with the thread: a callback may drop the last reference to everything else.
   const std::shared_ptr<State> state_ = std::make_shared<State>();

@@ -92,7 +92,7 @@ LaneSet::Worker LaneSet::make_worker(std::uint32_t slot) {
   return worker;
 }
 
-bool LaneSet::is_started(Worker& worker) {
+bool LaneSet::ensure_started(Worker& worker) {
   if (worker.thread.joinable()) return true;
   try {
     worker.thread = std::thread([lane = worker.lane, ended = worker.ended] {
@@ -112,7 +112,7 @@ bool LaneSet::is_started(Worker& worker) {
 std::shared_ptr<Lane> LaneSet::lane_at(std::uint32_t slot) {
   Worker& worker = workers_[slot];
   if (!worker.lane) worker = make_worker(slot);
-  return is_started(worker) ? worker.lane : nullptr;
+  return ensure_started(worker) ? worker.lane : nullptr;
 }
 
 // What the budget had no room for, and has now. Not while streams wait: nothing could be registered.
@@ -224,7 +224,7 @@ void LaneSet::submit(const std::shared_ptr<Request>& request) {
 std::shared_ptr<Lane> LaneSet::callers_lane() {
   const std::size_t slot = std::hash<std::thread::id>()(std::this_thread::get_id()) % callers_lanes_.size();
   const std::scoped_lock lock(mutex_);
-  if (closed_ || !has_caretaker()) return nullptr;
+  if (closed_ || !ensure_caretaker()) return nullptr;
   auto& lane = callers_lanes_[slot];
   if (!lane) {
     LaneSettings settings = lane_settings(environment_->options);
@@ -236,7 +236,7 @@ std::shared_ptr<Lane> LaneSet::callers_lane() {
 }
 
 // Without one nobody would carry on what nobody waits for.
-bool LaneSet::has_caretaker() {
+bool LaneSet::ensure_caretaker() {
   if (caretaker_.joinable()) return true;
   try {
     caretaker_ = std::jthread([this](const std::stop_token& stop) { look_after_callers_lanes(stop); });
@@ -325,7 +325,7 @@ bool LaneSet::replace(std::uint32_t slot) {
   collect_ended();
   if (closed_ || replaced_ == size_) return false;
   Worker successor = make_worker(slot);
-  if (!is_started(successor)) return false;
+  if (!ensure_started(successor)) return false;
   ++replaced_;
   environment_->lanes_replaced.fetch_add(1, std::memory_order_relaxed);
   retired_.push_back(std::exchange(workers_[slot], std::move(successor)));

@@ -54,7 +54,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   };
   Worker make_worker(std::uint32_t slot);
   // False where no thread can be started.
-  bool is_started(Worker& worker);
+  bool ensure_started(Worker& worker);
   // Starts it if it never ran; null where that can't be.
   std::shared_ptr<Lane> lane_at(std::uint32_t slot);
   // False where there is no lane, and none can be started.
@@ -65,7 +65,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   bool replace(std::uint32_t slot);
   void collect_ended();
   std::shared_ptr<Lane> callers_lane();
-  bool has_caretaker();
+  bool ensure_caretaker();
   void look_after_callers_lanes(const std::stop_token& stop);
 
   const std::shared_ptr<Environment> environment_;
