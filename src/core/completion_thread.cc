@@ -3,6 +3,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/bounded.h"
 #include "base/log.h"
 
 namespace penstock::core {
@@ -59,6 +60,7 @@ void CompletionThread::close() {
 
 void CompletionThread::run(State& state) {
   inside = true;
+  const ServesOthers serves_others;
   std::unique_lock lock(state.mutex);
   while (true) {
     state.changed.wait(lock, [&state] { return state.closed || !state.actions.empty(); });
