@@ -284,6 +284,7 @@ class Load:
                 finish = tensor = None
                 raise
             self.tensors = made
+            self._places, self._specs = [], ()  # while the bytes come there is time to forget
         return self.tensors
 
 
@@ -336,13 +337,15 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     result = Tensors()
     result.metadata = model.metadata
     result.quantization = model.quantization
+    title = str(model)
     try:
         result.update(zip((spec[0] for spec in what.specs), load.make()))
+        del model, what  # there may be tens of thousands of tensors, and now is time for that
         result.report = load.finish(progress)
     except BaseException:
         result.clear()  # as in Load
         raise
-    log(f"{model}: {len(result)} tensors", result.report)
+    log(f"{title}: {len(result)} tensors", result.report)
     return result
 
 

@@ -89,8 +89,8 @@ bool JsonReader::Keys::insert(std::string_view key) {
 }
 
 void JsonReader::Keys::grow() {
-  const std::vector<std::string_view> others =
-      std::exchange(table_, std::vector<std::string_view>(std::max<std::size_t>(64, 2 * table_.size())));
+  const std::size_t size = std::max({std::size_t{64}, 2 * table_.size(), std::bit_ceil(2 * expected_)});
+  const std::vector<std::string_view> others = std::exchange(table_, std::vector<std::string_view>(size));
   count_ = 0;
   for (const std::string_view key : others.empty() ? few_ : others) {
     if (key.data() != nullptr) insert(key);

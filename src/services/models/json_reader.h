@@ -28,7 +28,10 @@ namespace penstock::models {
 
 class JsonReader {
  public:
-  explicit JsonReader(std::string_view json) : begin_(json.data()), end_(json.data() + json.size()) {}
+  explicit JsonReader(std::string_view json) : begin_(json.data()), end_(json.data() + json.size()) {
+    constexpr std::size_t usual_member_bytes = 100;
+    keys_[0].expect(json.size() / usual_member_bytes);
+  }
 
   enum class Kind : std::uint8_t {
     object,
@@ -92,6 +95,8 @@ class JsonReader {
   class Keys {
    public:
     void clear();
+    // So many, perhaps. For one object alone: it may be much more than that has.
+    void expect(std::size_t count) { expected_ = count; }
     // False: it is there already.
     bool add(std::string_view key);
 
@@ -102,6 +107,7 @@ class JsonReader {
     std::vector<std::string_view> few_;
     std::vector<std::string_view> table_;  // none in it: without data; a power of two
     std::size_t count_ = 0;                // in the table
+    std::size_t expected_ = 0;
   };
 
   std::string_view left() const { return {at_, static_cast<std::size_t>(end_ - at_)}; }
