@@ -162,7 +162,8 @@ class Peers:
                     program.ask("drop")
         return json.loads(min(samples)[1]) if samples else settings[0]
 
-    def measure(self, layout, files):
+    def measure(self, layout, files, keep):
+        """`keep` is called with what is known so far, whenever that is worth keeping."""
         result = {"layout": layout, "bytes": sum(map(os.path.getsize, files)), "files": len(files), "loaders": {},
                   "missing": {}, "rounds": {}}
         self.set_state("cached", files)
@@ -191,6 +192,7 @@ class Peers:
                 result["rounds"][state] = self.race(state, result, files)
             except BenchError as error:
                 result["missing"][f"all, {state}"] = str(error).splitlines()[-1]
+            keep(result)
         return result
 
     def bare_context(self, files):
@@ -349,6 +351,15 @@ def model_files(path):
     return files
 
 
+def write(arguments, results):
+    if not arguments.json:
+        return
+    with open(arguments.json, "w", encoding="utf-8") as file:
+        json.dump({"schema": "penstock.peers/1", "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+                   "machine": harness.describe_machine(arguments.dir), "device": arguments.device,
+                   "results": results}, file, indent=1)
+
+
 def main():
     build = os.path.join(HERE, "..", "..", "build")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -368,6 +379,7 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="the Python whose packages are compared")
     parser.add_argument("--json", metavar="FILE",
                         help="where all samples are kept (default: peers.json in DIR; with --model nowhere)")
+    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: print the table of an earlier --json FILE")
     parser.add_argument("--table", metavar="FILE", help="with --model: write what the table says, as JSON")
     arguments = parser.parse_args()
     for name in ("layouts", "states", "only"):
@@ -376,22 +388,21 @@ def main():
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     try:
+        if arguments.markdown:
+            with open(arguments.markdown, encoding="utf-8") as file:
+                print(table(json.load(file)["results"]))
+            return
+        if not arguments.json and not arguments.model:
+            arguments.json = os.path.join(arguments.dir, "peers.json")
         peers = Peers(arguments)
         results = []
         for layout in [arguments.model] if arguments.model else arguments.layouts:
             print(f"{layout} …", file=sys.stderr, flush=True)
             files = model_files(layout) if arguments.model else layouts.make(arguments.dir, layout,
                                                                              arguments.size * MIB)
-            results.append(peers.measure(layout, files))
+            results.append(peers.measure(layout, files, lambda result: write(arguments, [*results, result])))
     except (BenchError, OSError) as error:
         sys.exit(f"bench/peers: {error}")
-    if not arguments.json and not arguments.model:
-        arguments.json = os.path.join(arguments.dir, "peers.json")
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"schema": "penstock.peers/1", "date": datetime.datetime.now(datetime.timezone.utc).isoformat(),
-                       "machine": harness.describe_machine(arguments.dir), "device": arguments.device,
-                       "results": results}, file, indent=1)
     if arguments.table:
         with open(arguments.table, "w", encoding="utf-8") as file:
             json.dump({"device": arguments.device, **rows(results[0])}, file)
