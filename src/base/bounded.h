@@ -17,15 +17,15 @@ namespace penstock {
 // While it lives, its thread works for many, who would all wait with it: it should leave such calls to others.
 class ServesOthers {
  public:
-  ServesOthers() : before_(std::exchange(here_, true)) {}
-  ~ServesOthers() { here_ = before_; }
+  ServesOthers() : before_(std::exchange(in_force, true)) {}
+  ~ServesOthers() { in_force = before_; }
   ServesOthers(const ServesOthers&) = delete;
   ServesOthers& operator=(const ServesOthers&) = delete;
 
-  static bool here() { return here_; }
+  static bool here() { return in_force; }
 
  private:
-  static inline thread_local bool here_ = false;
+  static inline thread_local bool in_force = false;
   const bool before_;
 };
 
