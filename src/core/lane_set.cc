@@ -18,9 +18,6 @@ constexpr std::uint64_t bytes_in_flight_total = 64 << 20;
 // So much in flight keeps any local disk busy, and stays in the caches of processors.
 constexpr std::uint64_t staged_bytes_total = 8 << 20;
 constexpr std::uint32_t threads_total = 64;
-constexpr std::uint32_t driven_most = 16;
-constexpr std::uint64_t driven_staging_bytes = 4 * StagingArena::granule_bytes;
-constexpr std::uint32_t callers_lanes_most = 16;
 // How long a request that nobody waits for may lie before the caretaker looks at it.
 constexpr auto caretaker_period = std::chrono::milliseconds(1);
 // Without work for so long, the caretaker goes to sleep.
@@ -43,7 +40,7 @@ LaneSettings lane_settings(const Options& options) {
 
 // A block of the store may not fit its staging memory.
 bool fits_callers_lane(const Request& request) {
-  return request.stores[0].entry->alignment(request.direction) <= driven_staging_bytes;
+  return request.stores[0].entry->alignment(request.direction) <= LaneSet::driven_staging_bytes;
 }
 
 Error no_thread() {
@@ -66,10 +63,6 @@ void wait_for_none(const std::atomic<std::uint32_t>& left, TimePoint until) {
 }
 
 }  // namespace
-
-std::uint64_t LaneSet::callers_staging_bytes(std::uint32_t lanes) {
-  return (driven_most + std::min(lanes, callers_lanes_most)) * driven_staging_bytes;
-}
 
 LaneSet::LaneSet(std::shared_ptr<Environment> environment)
     : environment_(std::move(environment)),

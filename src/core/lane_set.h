@@ -4,6 +4,7 @@
 // Thread safety: any thread. Lifetime: ended by close(); a lane that is stuck in the kernel is leaked, with a message.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -21,8 +22,12 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
  public:
   // The most that a request may move on a caller's thread.
   static constexpr std::uint64_t small_bytes = 128 << 10;
-  // The staging memory of all lanes that callers run, beside so many with threads.
-  static std::uint64_t callers_staging_bytes(std::uint32_t lanes);
+  // Of each lane that callers run.
+  static constexpr std::uint64_t driven_staging_bytes = 4 * StagingArena::granule_bytes;
+  // Of all of them, beside so many with threads.
+  static constexpr std::uint64_t callers_staging_bytes(std::uint32_t lanes) {
+    return (driven_most + std::min(lanes, callers_lanes_most)) * driven_staging_bytes;
+  }
 
   explicit LaneSet(std::shared_ptr<Environment> environment);
   ~LaneSet();
@@ -47,6 +52,9 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   void close();
 
  private:
+  static constexpr std::uint32_t driven_most = 16;
+  static constexpr std::uint32_t callers_lanes_most = 16;
+
   struct Worker {
     std::shared_ptr<Lane> lane;
     std::shared_ptr<std::atomic<std::uint32_t>> ended;  // shared with the thread, which may outlive this

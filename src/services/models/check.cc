@@ -44,7 +44,6 @@ std::optional<std::string> blob_digest(const std::string& path) {
 namespace {
 
 using Verdict = CheckedFile::Verdict;
-using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t window_bytes = 16 << 20;
 constexpr auto turn = std::chrono::milliseconds(50);
@@ -178,7 +177,7 @@ class Checking {
   }
 
   Status tell(std::uint64_t offset) {
-    const Clock::time_point now = Clock::now();
+    const std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now();
     if (!progress_ || now - told_ < turn) return {};
     told_ = now;
     if (progress_(bytes_before_ + offset, all_bytes_)) return {};
@@ -192,7 +191,7 @@ class Checking {
   Buffer windows_[2];
   std::uint64_t all_bytes_ = 0;
   std::uint64_t bytes_before_ = 0;
-  Clock::time_point told_ = Clock::now();
+  std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace
