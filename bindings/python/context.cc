@@ -148,6 +148,10 @@ std::uint32_t block_bytes(PythonContext& self, const nb::bytes& path) {
 
 }  // namespace
 
+void raise_closed() {
+  raise({Code::closed, 0, "this Context is closed", "make another one"});
+}
+
 PythonContext::PythonContext(const std::string& options_json) {
   const Options options = value_or_raise(Options::from_json(options_json));
   auto context = without_gil([&] { return Context::create(options); });
@@ -155,28 +159,30 @@ PythonContext::PythonContext(const std::string& options_json) {
 }
 
 std::shared_ptr<Context> PythonContext::get() const {
-  if (!context_) raise({Code::closed, 0, "this Context is closed", "make another one"});
+  if (!context_) raise_closed();
   return context_;
 }
 
-void PythonContext::add(std::weak_ptr<Loading> load) {
+bool PythonContext::add(std::weak_ptr<Loading> load) {
+  if (!context_) return false;
   std::erase_if(loads_, [](const auto& each) { return each.expired(); });
   loads_.push_back(std::move(load));
+  return true;
 }
 
 void PythonContext::close() {
+  auto closing = std::move(context_);  // first: what starts from now on is refused
   for (const auto& each : std::exchange(loads_, {})) {
     const auto load = each.lock();
     const WithoutGil released;
     if (load) load->cancel();
   }
-  let_go();
+  let_go(std::move(closing));
 }
 
-void PythonContext::let_go() {
-  auto closing = std::move(context_);
+void PythonContext::let_go(std::shared_ptr<Context> context) {
   const WithoutGil released;
-  closing.reset();
+  context.reset();
 }
 
 void define_context(nb::module_& module) {

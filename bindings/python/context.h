@@ -19,21 +19,23 @@ class PythonContext {
   explicit PythonContext(const std::string& options_json);
   PythonContext(const PythonContext&) = delete;
   PythonContext& operator=(const PythonContext&) = delete;
-  ~PythonContext() { let_go(); }
+  ~PythonContext() { let_go(std::move(context_)); }
 
   // Raises once the Context is closed.
   std::shared_ptr<Context> get() const;
-  // To be cancelled by close.
-  void add(std::weak_ptr<Loading> load);
-  // Loads that are left keep the Context until they end; those that nobody closes it on go on.
+  // To be cancelled by close; false where that has been already.
+  [[nodiscard]] bool add(std::weak_ptr<Loading> load);
+  // Without it, loads go on, and keep the Context until they end.
   void close();
 
  private:
-  void let_go();
+  static void let_go(std::shared_ptr<Context> context);
 
   std::shared_ptr<Context> context_;  // shared: another thread may be inside a call when one closes it
   std::vector<std::weak_ptr<Loading>> loads_;
 };
+
+[[noreturn]] void raise_closed();
 
 // Names of files as Python has them: bytes.
 inline std::string to_string(const nanobind::bytes& bytes) {

@@ -201,8 +201,10 @@ PythonLoading start_load(PythonContext& self, const Model& model, const std::vec
   const LoadOptions options{.columns = columns_from(columns)};
   auto started = without_gil([&] { return load(*context, model, parts, options); });
   auto loading = std::make_shared<Loading>(value_or_raise(std::move(started)));
-  self.add(loading);
-  return {std::move(context), std::move(loading), std::move(memory)};
+  const bool closed = !self.add(loading);
+  PythonLoading started_load(std::move(context), std::move(loading), std::move(memory));
+  if (closed) raise_closed();  // while it was started; its end cancels it
+  return started_load;
 }
 
 // None where the file is not to be mapped.

@@ -36,7 +36,9 @@ bool CompletionThread::ensure_thread() {
     thread_ = std::thread([state = state_] { run(*state); });
     return true;
   } catch (const std::system_error& error) {
-    log(LogLevel::warning, std::string("no thread for callbacks, so one runs on a lane: ") + error.what());
+    if (!std::exchange(lacks_thread_, true)) {
+      log(LogLevel::warning, std::string("no thread for callbacks, so they run on lanes: ") + error.what());
+    }
     return false;
   }
 }

@@ -38,7 +38,8 @@ class CompletionThread {
 
   // Shared with the thread: a callback may drop the last reference to everything else.
   const std::shared_ptr<State> state_ = std::make_shared<State>();
-  std::thread thread_;  // guarded by State::mutex
+  std::thread thread_;         // guarded by State::mutex, as is the next
+  bool lacks_thread_ = false;  // one could not be started
 };
 
 }  // namespace penstock::core

@@ -59,7 +59,7 @@ FileStore::~FileStore() {
     direct = UniqueFd();
     buffered = UniqueFd();
   };
-  if (ServesOthers::here()) {
+  if (ServesOthers::here() && !info_.writable) {  // what was written, or begun, is brought to its end
     static_cast<void>(leave_to_thread(std::move(close)));
     return;
   }

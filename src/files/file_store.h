@@ -4,7 +4,7 @@
 //
 // Thread safety: as engine::Store. Lifetime: as engine::Store; an uncommitted Access::replace is removed with it. On a
 // network or FUSE mount whose server does not answer, that and closing go on without its owner after five seconds, and
-// at once where the owner serves others (base/bounded.h).
+// at once where the owner serves others (base/bounded.h) and nothing could be written.
 #pragma once
 
 #include <mutex>

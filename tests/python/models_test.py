@@ -1,5 +1,6 @@
 """Models, loaded: every way gives the bytes of the file, and what safetensors gives."""
 
+import copy as copy_module
 import gc
 import logging
 import os
@@ -510,6 +511,9 @@ def test_what_is_pickled_can_be_read_without_penstock(mixed):
     copy = pickle.loads(pickled)
     assert [(name, raw(tensor)) for name, tensor in copy.items()] == [(name, raw(tensors[name])) for name in tensors]
     assert pickle.loads(pickle.dumps(tensors.report)).bytes == tensors.report.bytes
+    for copied in (copy_module.copy(tensors), copy_module.deepcopy(tensors)):
+        assert type(copied) is penstock.Tensors and copied.keys() == tensors.keys()
+        assert copied.report is tensors.report and copied.metadata == tensors.metadata
 
 
 def test_what_a_forked_child_writes_stays_there(tmp_path):

@@ -202,6 +202,57 @@ def test_little_is_read_in_vain_whatever_the_order(tmp_path, take, order, most):
     assert len(names) <= read_bytes / (1 << 20) <= most * len(names)
 
 
+def test_no_more_is_ahead_than_may_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(penstock._safe_open, "AHEAD_BYTES", 8 << 20)
+    path = tmp_path / "model"
+    sizes = [1 << 20, 1 << 20, 32 << 20, *[1 << 20] * 20]
+    write_model(path, [(f"{i:02}", "U8", (size,)) for i, size in enumerate(sizes)], content=None)
+    with penstock.safe_open(path, "np", copy=True) as file:
+        for name in file.keys():
+            file.get_tensor(name)
+            ahead = sum(penstock._models.rounded(file._model.tensors[index][3]) for index in file._reader._ahead)
+            assert ahead == file._reader._ahead_bytes <= 8 << 20
+    assert ahead == 0
+
+
+def test_tensors_of_other_types_are_passed_over(tmp_path):
+    """NumPy has no bfloat16. Who does not ask for such tensors is read ahead of as ever."""
+    if importlib.util.find_spec("ml_dtypes"):
+        pytest.skip("with ml_dtypes it has")
+    path = tmp_path / "model"
+    kinds = ["BF16" if i % 40 == 39 else "U8" for i in range(400)]
+    contents = write_model(path, [(f"{i:03}", kind, (500,)) for i, kind in enumerate(kinds)])
+    with penstock.Context() as context, penstock.safe_open(path, "np", context=context, copy=True) as file:
+        for name, kind in zip(file.keys(), kinds):
+            if kind == "U8":
+                assert raw(file.get_tensor(name)) == contents[name]
+        assert context.statistics()["requests"] < 10
+
+
+def test_devices_need_not_be_given_for_tensors_that_nobody_asks_for(mixed):
+    path, contents = mixed
+    with penstock.safe_open(path, "pt", device={name: "cpu" for name in sorted(contents)[:-1]}, copy=True) as file:
+        for name in file.keys()[:-1]:
+            assert raw(file.get_tensor(name)) == contents[name]
+        with pytest.raises(ValueError, match="no device is given"):
+            file.get_tensor(file.keys()[-1])
+
+
+def test_what_fails_in_a_load_is_not_taken_for_a_wrong_index(mixed, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("the GPU is lost")
+
+    with penstock.safe_open(mixed[0], "pt", copy=True) as file:
+        monkeypatch.setattr(file._frame, "allocate", fail)
+        with pytest.raises(RuntimeError, match="^the GPU is lost"):
+            file.get_slice("large")[1:3]
+
+
+def test_names_are_ordered_by_their_numbers():
+    names = ["a.0", "a.2", "a.02x", "a.10", "a.b", "b.1.9", "b.1.10", "c" + "9" * 5000, "c1" + "0" * 5000]
+    assert sorted(random.Random(2).sample(names, len(names)), key=penstock._safe_open.natural_order) == names
+
+
 def test_arrays_of_numpy_are_the_callers_own(tmp_path):
     path = tmp_path / "model"
     penstock.numpy.save_file({"a": numpy.arange(600000), "b": numpy.arange(600000)}, path)

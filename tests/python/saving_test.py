@@ -118,7 +118,8 @@ def test_names_and_metadata_are_text(tmp_path):
     for tensors, metadata in [({1: one}, None), ({}, {"a": 1}), ({}, {2: "a"}), ({"\udc00": one}, None),
                               ({"__metadata__": one}, None), ({}, {"a": "\udc00"}), ([one], None)]:
         for save in (lambda: penstock.save_file(tensors, tmp_path / "model", metadata),
-                     lambda: penstock.numpy.save(tensors, metadata)):
+                     lambda: penstock.torch.save_file(tensors, tmp_path / "model", metadata),
+                     lambda: penstock.numpy.save(tensors, metadata), lambda: penstock.torch.save(tensors, metadata)):
             with pytest.raises(ValueError) as caught:
                 save()
             assert isinstance(caught.value, penstock.Error)

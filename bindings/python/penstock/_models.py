@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import time
@@ -46,6 +47,16 @@ class Tensors(dict):
     def __reduce__(self):
         # Whoever gets them from a file or another process need not have penstock; torch.load takes this class as safe.
         return OrderedDict, (), None, None, iter(self.items())
+
+    def __copy__(self):
+        copied = Tensors(self)
+        vars(copied).update(vars(self))
+        return copied
+
+    def __deepcopy__(self, memo):
+        copied = Tensors(copy.deepcopy(dict(self), memo))
+        vars(copied).update(vars(self))
+        return copied
 
 
 class AllTensors(Sequence):
@@ -420,11 +431,11 @@ def check_apart(spans: Iterable[tuple[str, int, int, str]]) -> None:
     """Refuses tensors, as (device, pointer, size, name), that lie in each other: what would be there is a matter of
     luck."""
     ends: dict[str, tuple[int, str]] = {}  # by device: of the one before
-    for domain, pointer, size_bytes, name in sorted(spans):
+    for domain, pointer, size_bytes, name in sorted(span for span in spans if span[2] != 0):
         end, other = ends.get(domain, (0, ""))
-        if pointer < end and size_bytes != 0:
+        if pointer < end:
             raise mismatch(f"tensors {other!r} and {name!r} overlap in memory", "clone one of them")
-        ends[domain] = max(end, pointer + size_bytes), name
+        ends[domain] = pointer + size_bytes, name
 
 
 def check_names(model: Model, tensors: Mapping[str, Any], filled: Mapping[str, Any]) -> None:
@@ -458,10 +469,14 @@ def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapp
     return report
 
 
-def checked_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Each with its name and its framework, as far as a file can have it."""
+def check_mapping(tensors: Any) -> None:
     if not isinstance(tensors, Mapping):
         raise invalid(f"{type(tensors).__name__} has no tensors by name", "give a dict")
+
+
+def checked_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Each with its name and its framework, as far as a file can have it."""
+    check_mapping(tensors)
     for name, value in tensors.items():
         frame = framework_of(value)
         if not is_text(name) or name == "__metadata__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import reprlib
 import threading
 import weakref
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 from ._context import Context, default_context
 from ._errors import Error, invalid, make
@@ -22,10 +23,10 @@ from ._models import Load, Model, Wanted, domains_of, rounded, wanted
 AHEAD_BYTES = 1 << 30
 BATCHES_AHEAD = 4
 # How much may be ahead is earned, so that a look at a few tensors stays one: a byte that was asked for in order allows
-# for more, and one that was read in vain for much less.
+# for another, and one that was read in vain for much less. No more is earned than a few such loops could use.
 FIRST_AHEAD_BYTES = 32 << 20
-EARNED_BY_A_BYTE = 4
-LOST_BY_A_BYTE = 8
+LOST_BY_A_BYTE = 4
+EARNED_AT_MOST = 4
 # Tensors are still asked for in order where some are left out, and where a few come late: there may be several threads.
 NEAR = 32
 LATE_ONES = 4
@@ -33,7 +34,8 @@ LATE_ONES = 4
 
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Sorts "layer.10" behind "layer.9"."""
-    return [(int(digits or -1), text) for digits, text in re.findall(r"([0-9]+)|([^0-9]+)", name)]
+    return [(len(number), number) if digits else (0, text)
+            for digits, number, text in re.findall(r"(0*([1-9][0-9]*|0))|([^0-9]+)", name)]
 
 
 class ReadAhead:
@@ -42,9 +44,10 @@ class ReadAhead:
     Thread safety: the caller's.
     """
 
-    def __init__(self, model: Model, start: Callable[[Sequence[int]], Load], most_bytes: Callable[[], int]):
+    def __init__(self, model: Model, start: Callable[[Sequence[int]], Load], can_read: Callable[[int], bool],
+                 most_bytes: Callable[[], int]):
         self.total = Total()
-        self._model, self._start, self._ask_most_bytes = model, start, most_bytes
+        self._model, self._start, self._can_read, self._ask_most_bytes = model, start, can_read, most_bytes
         self._names = [tensor[0] for tensor in model.tensors]
         indices = range(len(self._names))
         self._orders = [sorted(indices, key=self._names.__getitem__), list(indices)]
@@ -54,11 +57,12 @@ class ReadAhead:
         self._last: Optional[int] = None  # the tensor that was asked for before
         self._late_ones = 0  # so many in a row
         self._started = 0  # in that order: the first that is not on its way
-        self._ahead: dict[int, tuple[Load, int]] = {}  # by tensor, in that order: its load, and its place in it
+        self._kept = 0  # in that order: the first that is not passed yet
+        self._ahead: dict[int, tuple[Load, int]] = {}  # by tensor: its load, and its place in it
         self._ahead_bytes = 0
         self._credit_bytes = FIRST_AHEAD_BYTES  # of what may be ahead
         self._most_bytes: Optional[int] = None  # of what is ahead; none: not asked yet
-        self._stuck: Optional[int] = None  # in that order: what could not be started; until the caller is past it
+        self._stuck = 0  # in that order: the first behind what could not be started; until the caller is there
 
     @staticmethod
     def _places_in(order: Sequence[int]) -> dict[int, int]:
@@ -76,9 +80,11 @@ class ReadAhead:
         else:
             self._ahead_bytes -= self._size_of(index)
         if follows:
-            self._credit_bytes += EARNED_BY_A_BYTE * self._size_of(index)
-            self._drop_what_was_passed(self._places[self._order][index])
-            self._top_up()
+            self._credit_bytes += self._size_of(index)
+            place = self._places[self._order][index]
+            self._drop_what_was_passed(place)
+            if place >= self._stuck:
+                self._top_up()
         load, place = entry
         if not load.tensors:
             try:
@@ -139,6 +145,8 @@ class ReadAhead:
         # caller that follows none.
         if longest < 2:
             self._lose(self._ahead_bytes)
+        else:
+            self._credit_bytes -= self._ahead_bytes
         self.forget()
         self._order = self._streaks.index(longest)
 
@@ -148,52 +156,58 @@ class ReadAhead:
     def forget(self) -> None:
         """Lets go of what is on its way."""
         self._ahead.clear()
-        self._ahead_bytes = self._started = 0
-        self._stuck = None
+        self._ahead_bytes = self._started = self._kept = self._stuck = 0
 
     def _drop_what_was_passed(self, place: int) -> None:
-        places = self._places[self._order]
-        while self._ahead:
-            oldest = next(iter(self._ahead))
-            if places[oldest] >= place - NEAR:
-                return
-            load, place_in_load = self._ahead.pop(oldest)
-            if load.tensors:
-                load.tensors[place_in_load] = None
-            self._ahead_bytes -= self._size_of(oldest)
-            self._lose(self._size_of(oldest))
+        order = self._orders[self._order]
+        while self._ahead and self._kept < place - NEAR:
+            passed = order[self._kept]
+            self._kept += 1
+            entry = self._ahead.pop(passed, None)
+            if entry is not None:
+                load, place_in_load = entry
+                if load.tensors:
+                    load.tensors[place_in_load] = None
+                self._ahead_bytes -= self._size_of(passed)
+                self._lose(self._size_of(passed))
 
     def _top_up(self) -> None:
         if self._most_bytes is None:
-            self._most_bytes = min(AHEAD_BYTES, self._ask_most_bytes())
-        self._credit_bytes = min(self._credit_bytes, EARNED_BY_A_BYTE * self._most_bytes)
-        limit = min(self._most_bytes, self._credit_bytes)
-        batch_bytes = limit // BATCHES_AHEAD
-        end = len(self._orders[self._order])
-        while self._started not in (end, self._stuck) and self._ahead_bytes <= limit - batch_bytes:
-            before = self._started, self._ahead_bytes
-            batch = self._next_batch(batch_bytes)
             try:
-                load = self._start(batch)
-            except Exception:  # no memory, or a type that the framework lacks: who asks for those tensors will be told
-                self._started, self._ahead_bytes = before
-                self._stuck = self._started
+                self._most_bytes = min(AHEAD_BYTES, self._ask_most_bytes())
+            except Exception:  # about tensors that nobody has asked for, perhaps
+                self._most_bytes = 0
+        self._credit_bytes = min(self._credit_bytes, EARNED_AT_MOST * self._most_bytes)
+        limit = min(self._most_bytes, self._credit_bytes)
+        if not self._ahead:
+            self._kept = self._started
+        while 0 < limit and self._ahead_bytes <= limit - limit // BATCHES_AHEAD:
+            batch, started = self._next_batch(limit // BATCHES_AHEAD, limit - self._ahead_bytes)
+            try:
+                load = self._start(batch) if batch else None
+            except Exception:  # no memory, say: who asks for those tensors will be told
+                self._stuck = started
+                return
+            self._started = started
+            if load is None:
                 return
             self._ahead.update((index, (load, place)) for place, index in enumerate(batch))
+            self._ahead_bytes += sum(map(self._size_of, batch))
 
-    def _next_batch(self, limit: int) -> list[int]:
+    def _next_batch(self, wanted_bytes: int, most_bytes: int) -> tuple[list[int], int]:
+        """About so much, and the place behind it; one tensor at least, if that is not too much."""
         order = self._orders[self._order]
         batch: list[int] = []
         batch_bytes = 0
-        while self._started < len(order):
-            index = order[self._started]
-            if batch and batch_bytes + self._size_of(index) > limit:
-                break
-            batch.append(index)
+        for place in range(self._started, len(order)):
+            index = order[place]
+            if not self._can_read(index):  # who asks for it will be told
+                continue
             batch_bytes += self._size_of(index)
-            self._started += 1
-        self._ahead_bytes += batch_bytes
-        return batch
+            if batch_bytes > (wanted_bytes if batch else most_bytes):
+                return batch, place
+            batch.append(index)
+        return batch, len(order)
 
 
 class safe_open:
@@ -215,7 +229,9 @@ class safe_open:
         self._device = device
         self._lock = threading.Lock()
         self._given: dict[int, object] = {}  # NumPy: by tensor, the load that may have mapped it
-        self._reader: Optional[ReadAhead] = ReadAhead(self._model, self._start_wholes, self._most_bytes_ahead)
+        self._reader: Optional[ReadAhead] = ReadAhead(
+            self._model, self._start_wholes, lambda index: self._model.tensors[index][1] in self._frame.types,
+            self._most_bytes_ahead)
         self._total = self._reader.total
         _open_files.add(self)
 
@@ -350,16 +366,25 @@ class Slice:
         # As the framework has it: of types of less than a byte, the last dimension counts bytes there, which no part of
         # the file can be told by.
         shape = frame.shape_of(tensor)
-        try:
+        with self._naming(index, shape):
             planned = plan(frame.name, shape, index, len(shape) - (tensor.dtype in PACKED_BITS))
-            if planned is None:
-                return self._picked_by_the_framework(index)
-            loaded = self._read(planned)
-            return frame.pick(loaded, planned.rest) if planned.rest else loaded
+        if planned is None:
+            return self._picked_by_the_framework(index, shape)
+        loaded = self._read(planned)
+        if not planned.rest:
+            return loaded
+        with self._naming(index, shape):
+            return frame.pick(loaded, planned.rest)
+
+    @contextlib.contextmanager
+    def _naming(self, index: Any, shape: Sequence[int]) -> Iterator[None]:
+        """What the framework has against an index is told with the tensor's name."""
+        try:
+            yield
         except Error:
             raise
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
-            text = f"tensor {tensor.name!r} of shape {list(shape)} has no {reprlib.repr(index)}: {error}"
+            text = f"tensor {self._tensor.name!r} of shape {list(shape)} has no {reprlib.repr(index)}: {error}"
             hint = "index it as the framework indexes tensors"
             raise (make("out_of_range", 0, text, hint) if isinstance(error, IndexError) else invalid(text, hint)) \
                 from None
@@ -371,9 +396,11 @@ class Slice:
             return self._file._empty(self._index, planned.dimension)
         return self._file._load_part(self._index, planned.dimension, planned.intervals)
 
-    def _picked_by_the_framework(self, index: Any) -> Any:
+    def _picked_by_the_framework(self, index: Any, shape: Sequence[int]) -> Any:
         """On the CPU: a GPU that is asked for what is past the end can't be used any more."""
         file = self._file
         [whole] = file._load(wanted(file._model, [self._index], None), "cpu").tensors
         [domain] = domains_of([self._tensor], file._device)
-        return file._frame.move(file._frame.pick(whole, file._frame.index_on_host(index)), domain)
+        with self._naming(index, shape):
+            picked = file._frame.pick(whole, file._frame.index_on_host(index))
+        return file._frame.move(picked, domain)

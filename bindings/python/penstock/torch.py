@@ -86,6 +86,7 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
 def check_tensors(tensors: Mapping[str, Any]) -> None:
     import torch
 
+    _models.check_mapping(tensors)
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise invalid(f"{name!r} is a {type(tensor).__name__}", "give tensors of torch")

@@ -1,6 +1,7 @@
 #include "engines/cufile/library.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <array>
@@ -42,6 +43,11 @@ Error no_library(const std::string& reason) {
 }
 
 // The first function that the library lacks; null if it has all that is required.
+std::mutex acquiring;
+// A child that is forked while another thread is acquiring finds it free.
+const int acquiring_is_free_in_children =
+    ::pthread_atfork([] { acquiring.lock(); }, [] { acquiring.unlock(); }, [] { acquiring.unlock(); });
+
 const char* find_functions(void* file, Api& api) {
 #define PENSTOCK_CUFILE_FIND(member, symbol, result, arguments) \
   if (!find_symbol(file, #symbol, api.member)) return #symbol;
@@ -77,9 +83,8 @@ Route route_from_counts(Route expected, const Counts& counts) {
 }
 
 Result<std::shared_ptr<Library>> Library::acquire() {
-  static std::mutex mutex;
   static std::weak_ptr<Library> shared;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(acquiring);
   if (auto library = shared.lock()) {
     if (Status status = library->check_process(); !status) return std::move(status).error();
     return library;

@@ -1,6 +1,11 @@
 #include "engines/cufile/library.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
 
 namespace penstock::cufile {
 namespace {
@@ -52,6 +57,26 @@ TEST(CuFileRoute, needs_storage_that_the_kernel_module_serves) {
   DriverState serves_nothing = state(true, false, true);
   serves_nothing.properties.kernel_module.status_flags = 0;
   EXPECT_EQ(route_from_state(serves_nothing), Route::cufile_compat);
+}
+
+TEST(CuFileLibrary, is_found_by_a_child_that_was_forked_while_another_thread_looked_for_it) {
+  std::atomic<bool> done = false;
+  std::thread other([&done] {
+    while (!done) static_cast<void>(Library::acquire());
+  });
+  for (int i = 0; i < 10; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      static_cast<void>(Library::acquire());
+      ::_exit(0);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  done = true;
+  other.join();
 }
 
 TEST(CuFileRoute, is_proven_by_counts_of_one_kind) {
