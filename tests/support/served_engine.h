@@ -9,9 +9,9 @@
 #include <optional>
 #include <utility>
 
-#include "engines/posix/engine.h"
 #include "files/file_store.h"
 #include "files/test_silent_peer.h"
+#include "support/over_posix.h"
 
 namespace penstock::test {
 
@@ -76,14 +76,14 @@ class ServedStore : public files::FileStore {
   const std::shared_ptr<Server> server_;
 };
 
-class ServedEngine : public engine::Engine {
+class ServedEngine : public OverPosix {
  public:
   explicit ServedEngine(std::shared_ptr<Server> server) : server_(std::move(server)) {}
 
-  const engine::Description& description() const override { return inner_->description(); }
-  engine::Probe probe() const override { return inner_->probe(); }
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
-    if (!std::filesystem::path(name).filename().string().starts_with("served")) return inner_->open(name, options);
+    if (!std::filesystem::path(name).filename().string().starts_with("served")) {
+      return OverPosix::open(name, options);
+    }
     auto file = files::open_file(name, options);
     if (!file) return std::move(file).error();
     file->info.locality = Locality::network;
@@ -91,15 +91,15 @@ class ServedEngine : public engine::Engine {
     file->direct = server_->take_lingering();
     return std::unique_ptr<engine::Store>(std::make_unique<ServedStore>(std::move(*file), server_));
   }
-  Result<engine::MemoryKey> attach(Region memory) override { return inner_->attach(memory); }
-  void detach(engine::MemoryKey key) override { inner_->detach(key); }
-  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
-    return inner_->make_queue(options);
-  }
 
  private:
-  const std::unique_ptr<engine::Engine> inner_ = posix::make_engine();
   const std::shared_ptr<Server> server_;
 };
+
+// The server answers questions about the file with ELOOP.
+inline void make_unknowable(const std::filesystem::path& file) {
+  std::filesystem::rename(file, file.string() + ".kept");
+  std::filesystem::create_symlink(file.filename(), file);
+}
 
 }  // namespace penstock::test

@@ -115,7 +115,8 @@ class ReadAhead:
 
     def _is_late(self, index: int) -> bool:
         """Whether its turn has been, and it is nothing but that."""
-        has_been = index not in self._ahead and self._places[self._order][index] < self._started
+        has_been = (self._streaks[self._order] > 1 and index not in self._ahead
+                    and self._places[self._order][index] < self._started)
         self._late_ones = self._late_ones + 1 if has_been else 0
         if self._late_ones > LATE_ONES:  # then they are a loop that begins there
             self._lose(self._ahead_bytes)

@@ -3,9 +3,9 @@
 #include "cuda/quiet.h"
 #include "engines/cufile/errors.h"
 #include "engines/cufile/library.h"
-#include "engines/posix/engine.h"
 #include "fakes/cufile/support.h"
 #include "files/file_store.h"
+#include "support/over_posix.h"
 #include "support/support.h"
 
 namespace penstock::cufile {
@@ -97,23 +97,13 @@ class HalfCachedStore : public files::FileStore {
   }
 };
 
-class HalfCachedEngine : public engine::Engine {
+class HalfCachedEngine : public test::OverPosix {
  public:
-  const engine::Description& description() const override { return inner_->description(); }
-  engine::Probe probe() const override { return inner_->probe(); }
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
     auto file = files::open_file(name, options);
     if (!file) return std::move(file).error();
     return std::unique_ptr<engine::Store>(std::make_unique<HalfCachedStore>(std::move(*file)));
   }
-  Result<engine::MemoryKey> attach(Region memory) override { return inner_->attach(memory); }
-  void detach(engine::MemoryKey key) override { inner_->detach(key); }
-  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
-    return inner_->make_queue(options);
-  }
-
- private:
-  const std::unique_ptr<engine::Engine> inner_ = posix::make_engine();
 };
 
 // Ranges that begin within a block: staging memory has room for the heads of half of them.
