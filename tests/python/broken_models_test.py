@@ -2,10 +2,11 @@
 
 import struct
 
+import numpy
 import pytest
 
 import penstock
-from models import header
+from models import header, write_gguf
 
 torch = pytest.importorskip("torch")
 
@@ -27,6 +28,11 @@ def entry(**changes):
     return change
 
 
+def alone(shape):
+    return lambda head, data: header([], a={"dtype": "F32", "shape": shape, "data_offsets": [0, 0]})[0]
+
+
+EMPTY_AND_TOO_LARGE = [[0, 1 << 63], [1 << 63, 0], [0, 1 << 40, 1 << 40], [1 << 40, 1 << 40, 0]]
 BAD = {
     "nothing": lambda head, data: b"",
     "a length cut short": lambda head, data: head[:5],
@@ -45,6 +51,7 @@ BAD = {
     "a negative shape": entry(shape=[-2, 3]),
     "a shape that overflows": entry(shape=[1 << 63, 1 << 63]),
     "a shape of another size": entry(shape=[2, 4]),
+    **{f"an empty shape that overflows: {shape}": alone(shape) for shape in EMPTY_AND_TOO_LARGE},
     "a hole": entry(data_offsets=[4, 28]),
     "an overlap": entry(data_offsets=[0, 25]),
     "offsets backwards": entry(data_offsets=[24, 0]),
@@ -68,5 +75,38 @@ def test_a_broken_file_is_refused_and_the_next_load_works(tmp_path, mixed, what)
 def test_broken_files_are_refused_where_safetensors_refuses_them(tmp_path):
     safetensors = pytest.importorskip("safetensors")
     for what, change in BAD.items():
+        if "empty shape" in what:
+            continue  # safetensors takes them, and leaves them to the framework
         with pytest.raises(Exception):
             safetensors.safe_open(spoiled(tmp_path / "bad", change), "np")
+
+
+@pytest.mark.parametrize("shape", EMPTY_AND_TOO_LARGE)
+def test_an_empty_shape_that_overflows_is_refused_in_gguf_too(tmp_path, shape):
+    write_gguf(tmp_path / "bad.gguf", {}, [("a", 0, shape, b"")])
+    for framework in ("pt", "np"):
+        with pytest.raises(penstock.InvalidError, match='tensor "a": .* beside a dimension of 0'):
+            penstock.load_file(tmp_path / "bad.gguf", framework=framework)
+
+
+@pytest.mark.parametrize("shape", [[0, 1 << 40], [1 << 30, 0, 1 << 20], [0]])
+def test_other_empty_shapes_are_loaded_as_the_framework_makes_them(tmp_path, shape):
+    path = spoiled(tmp_path / "empty.safetensors", alone(shape))
+    for framework in ("pt", "np"):
+        for copy in (False, True):
+            assert list(penstock.load_file(path, framework=framework, copy=copy)["a"].shape) == shape
+    assert penstock.load_file(path)["a"].stride() == torch.empty(shape).stride()
+
+
+def test_more_dimensions_than_numpy_has_are_refused_by_name(tmp_path):
+    path = tmp_path / "deep.safetensors"
+    head, size = header([("flat", "F32", (1,)), ("deep", "F32", (1,) * 64)])
+    path.write_bytes(head + bytes(size))
+    assert penstock.load_file(path)["deep"].dim() == 64
+    most = getattr(numpy, "MAXDIMS", 64)
+    for copy in (False, True):
+        if most >= 64:
+            assert penstock.load_file(path, framework="np", copy=copy)["deep"].ndim == 64
+            continue
+        with pytest.raises(penstock.UnsupportedError, match=f"'deep' has 64 dimensions.* {most}"):
+            penstock.load_file(path, framework="np", copy=copy)

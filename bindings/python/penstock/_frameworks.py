@@ -136,7 +136,7 @@ def about_memory(error: Exception, no_room: str) -> Exception:
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     strides = [1] * len(shape)
     for i in range(len(shape) - 1, 0, -1):
-        strides[i - 1] = strides[i] * shape[i]
+        strides[i - 1] = strides[i] * max(1, shape[i])
     return tuple(strides)
 
 
@@ -347,12 +347,21 @@ class Numpy(Framework):
                                if hasattr(ml_dtypes, name)})
         self.names = {type_: key for key, type_ in self.types.items()}
         self.types.update({"F6_E2M3": self.types["U8"], "F6_E3M2": self.types["U8"], "F4": self.types["U8"]})
+        self.most_dimensions = getattr(numpy, "MAXDIMS", 64)  # since 2.0 it has as many as files have, and no such name
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, (self.numpy.ndarray, self.numpy.generic))
 
     def lack(self) -> str:
         return "NumPy has no such type without the package ml_dtypes"
+
+    def check(self, specs: Sequence[Spec]) -> None:
+        super().check(specs)
+        for name, _, shape, *_ in specs:
+            if len(shape) > self.most_dimensions:
+                raise make("unsupported", 0, f"tensor {name!r} has {len(shape)} dimensions, and arrays of NumPy "
+                           f"{self.numpy.__version__} at most {self.most_dimensions}",
+                           "leave it out with select=, or take another framework")
 
     def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
         numpy = self.numpy

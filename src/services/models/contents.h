@@ -32,7 +32,7 @@ Error ends_early(std::string message);
 Error in_file(const std::string& path, Error error);
 std::string in_quotes(std::string_view name);
 
-// Fails where the product overflows, or bits are left over.
+// Fails where the product overflows, of dimensions of 0 apart, or bits are left over.
 Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::uint64_t> shape);
 
 }  // namespace penstock::models

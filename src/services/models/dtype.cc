@@ -64,12 +64,16 @@ std::string in_quotes(std::string_view name) {
 }
 
 Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::uint64_t> shape) {
-  // A dimension of 0 makes everything 0, also what would overflow beside it.
-  if (std::ranges::find(shape, 0U) != shape.end()) return std::uint64_t{0};
+  // Beside a dimension of 0 the others count too: frameworks multiply them for strides, as signed numbers.
+  const bool is_empty = std::ranges::find(shape, 0U) != shape.end();
   std::uint64_t bits = dtype_bits(dtype);
   for (const std::uint64_t length : shape) {
-    if (__builtin_mul_overflow(bits, length, &bits)) return broken("its shape has more elements than can be counted");
+    if (length != 0 && __builtin_mul_overflow(bits, length, &bits)) {
+      return broken(std::string("its shape has more elements than can be counted") +
+                    (is_empty ? " beside a dimension of 0" : ""));
+    }
   }
+  if (is_empty) return std::uint64_t{0};
   if (bits % 8 != 0) {
     return broken("its shape fills " + std::to_string(bits) + " bits of " + std::string(dtype_name(dtype)) +
                   ", no whole number of bytes");

@@ -166,6 +166,8 @@ TEST(Gguf, every_rule_has_a_message_of_its_own) {
       {with_tensors({tensor("a", {1}, 38, 0)}), R"(tensor "a": its type IQ4_NL_8_8 is none of ggml's any more)"},
       {with_tensors({tensor("a", {1ULL << 40, 1ULL << 40}, 0, 0)}), R"(tensor "a": its shape has more elements)"},
       {with_tensors({tensor("a", {UINT64_MAX / 32 * 32}, 2, 0)}), "more elements than can be counted"},
+      {with_tensors({tensor("a", {1ULL << 40, 1ULL << 40, 0}, 0, 0)}), "can be counted beside a dimension of 0"},
+      {with_tensors({tensor("a", {0, 1ULL << 63}, 0, 0)}), "can be counted beside a dimension of 0"},
       {with_tensors({tensor("a", {33}, 2, 0)}), "rows of 33 elements are no whole blocks of 32 of Q4_0"},
       {with_tensors({tensor("a", {}, 2, 0)}), "rows of 1 elements are no whole blocks"},
       {with_tensors({tensor("a", {1}, 0, 8)}), R"(tensor "a": its offset 8 is no multiple of the alignment 32)"},

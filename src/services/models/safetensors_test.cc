@@ -15,7 +15,7 @@ TEST(Safetensors, a_file_says_what_is_in_it) {
   const std::string json = R"({"__metadata__":{"format":"pt"},)"
                            R"("b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},)"
                            R"("a":{"shape":[],"dtype":"F32","data_offsets":[0,4]},)"
-                           R"("empty":{"dtype":"F64","shape":[0,18446744073709551615],"data_offsets":[4,4]}}   )";
+                           R"("empty":{"dtype":"F64","shape":[0,1099511627776],"data_offsets":[4,4]}}   )";
   const Result<Contents> contents = parse(json, 16);
   ASSERT_TRUE(contents.ok()) << contents.error().message;
   EXPECT_EQ(contents->metadata.at("format"), "pt");
@@ -131,6 +131,9 @@ TEST(Safetensors, every_rule_has_a_message_of_its_own) {
       {entry(R"("dtype":"F4","shape":[7],)" + offsets), 4, "fills 28 bits of F4, no whole number of bytes"},
       {entry(R"("dtype":"F32","shape":[4294967296,4294967296],)" + offsets), 4, "more elements than can be counted"},
       {entry(dtype + R"(,"shape":[2305843009213693952],)" + offsets), 4, "more elements than can be counted"},
+      {entry(dtype + R"(,"shape":[0,9223372036854775808],)" + offsets), 4, "can be counted beside a dimension of 0"},
+      {entry(dtype + R"(,"shape":[9223372036854775808,0],)" + offsets), 4, "can be counted beside a dimension of 0"},
+      {entry(R"("dtype":"F32","shape":[4294967296,0,4294967296],)" + offsets), 4, "beside a dimension of 0"},
       {entry(dtype + R"(,"shape":[4],"data_offsets":[1,5])"), 5, "there is a hole before it: it begins at 1, not at 0"},
       {entry(dtype + "," + shape + "," + offsets), 3, "it ends at byte 4 of the data, of which the file has 3"},
       {entry(dtype + "," + shape + "," + offsets), 5, "the file has 1 bytes behind its last tensor"},
