@@ -8,6 +8,7 @@ import pytest
 
 import penstock
 import penstock.torch
+from penstock import _models
 
 torch = pytest.importorskip("torch")
 
@@ -51,6 +52,19 @@ def test_bytes_are_read_by_safetensors_and_safetensors_bytes_by_us(tensors):
     same(penstock.torch.load(safetensors.save(tensors, {"a": "b"})), tensors)
     same(penstock.torch.load(penstock.torch.save(tensors)), tensors)
     assert penstock.torch.load(penstock.torch.save({})) == {}
+
+
+def test_tensors_in_bytes_begin_at_multiples_of_their_elements_as_in_files(tmp_path):
+    arrays = {"a": numpy.zeros(3, numpy.uint8), "d": numpy.zeros(1), "b": numpy.zeros(3, numpy.float16),
+              "c": numpy.zeros(5, numpy.float32), "half": numpy.zeros(3, numpy.float16)}
+    penstock.save_file(arrays, tmp_path / "model")
+    (tmp_path / "bytes").write_bytes(penstock.numpy.save(arrays))
+    orders = []
+    for name in ("model", "bytes"):
+        model = _models.Model(tmp_path / name)
+        assert all(tensor[5] % arrays[tensor[0]].itemsize == 0 for tensor in model.tensors)
+        orders.append([tensor[0] for tensor in model.tensors])
+    assert orders[0] == orders[1] == ["d", "c", "b", "half", "a"]
 
 
 def test_arrays_of_numpy_are_saved(tmp_path):
@@ -168,14 +182,33 @@ def test_modules_with_tied_weights_are_saved_once_and_loaded_whole(tmp_path):
     penstock.torch.load_model(other, path)
 
 
-@pytest.mark.parametrize("saved_by", ["penstock", "safetensors", "both names"])
+def test_both_names_of_a_tied_weight_in_a_file_are_refused(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    path = str(tmp_path / "module")
+    module = Tied()
+    module.turned = None
+    first, last = torch.zeros(10, 6), torch.ones(10, 6)
+    penstock.save_file({"embedding.weight": first, "head.weight": last}, path)
+    for load_model in (penstock.torch.load_model, safetensors.load_model):
+        with pytest.raises(RuntimeError, match="head.weight"):
+            load_model(module, path)
+        assert load_model(module, path, strict=False) == (set(), ["head.weight"])
+    with torch.no_grad():
+        module.head.weight.fill_(5)
+    with pytest.raises(penstock.MismatchError, match="'embedding.weight' and 'head.weight' are one tensor"):
+        penstock.load_into(module, path)
+    assert torch.equal(module.head.weight, torch.full((10, 6), 5.0))
+    penstock.load_into(module, path, strict=False)
+    assert torch.equal(module.embedding.weight, last)
+    penstock.load_into({"embedding.weight": torch.zeros(10, 6), "head.weight": torch.zeros(10, 6)}, path)
+
+
+@pytest.mark.parametrize("saved_by", ["penstock", "safetensors"])
 def test_modules_with_tied_weights_are_filled_where_they_are(tmp_path, saved_by):
     module, other = Tied(), Tied()
     module.turned = other.turned = None
     path = tmp_path / "module"
-    if saved_by == "both names":
-        penstock.save_file({name: tensor.clone() for name, tensor in module.state_dict().items()}, path)
-    elif saved_by == "penstock":
+    if saved_by == "penstock":
         penstock.torch.save_model(module, path)
     else:
         pytest.importorskip("safetensors.torch").save_model(module, str(path))
@@ -183,9 +216,8 @@ def test_modules_with_tied_weights_are_filled_where_they_are(tmp_path, saved_by)
     assert torch.equal(other.head.weight, module.head.weight) and other.head.weight is other.embedding.weight
     assert report.bytes == 240
     other.head.weight = torch.nn.Parameter(torch.zeros(10, 6))  # not tied any more, so one of the names is missing
-    if saved_by != "both names":
-        with pytest.raises(ValueError, match="missing are"):
-            penstock.load_into(other, path)
+    with pytest.raises(ValueError, match="missing are"):
+        penstock.load_into(other, path)
     arrays = {"a": numpy.zeros(3), "b": numpy.zeros(3)}
     arrays["c"] = arrays["a"]
     penstock.save_file({"a": numpy.ones(3), "b": numpy.ones(3)}, path)

@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any, Mapping, Optional
 
+from ._frameworks import item_bytes
 from ._models import Tensors, checked_tensors, load_file, text_metadata
 
 
@@ -26,10 +27,12 @@ def save_bytes(tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]]
     header: dict[str, Any] = {}
     if metadata:
         header["__metadata__"] = text_metadata(metadata)
+    saved = [(name, frame, *frame.to_save(name, value)) for name, frame, value in checked_tensors(tensors)]
+    # As save_file does it: larger types first, so that every tensor begins at a multiple of the size of its elements.
+    saved.sort(key=lambda each: (-item_bytes(each[2]), each[0]))
     contents = []
     end = 0
-    for name, frame, value in checked_tensors(tensors):
-        dtype, shape, memory = frame.to_save(name, value)
+    for name, frame, dtype, shape, memory in saved:
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + memory.size_bytes]}
         end += memory.size_bytes
         contents.append(frame.copy_bytes(memory.owner))

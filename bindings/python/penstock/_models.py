@@ -365,14 +365,16 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
     """Fills the parameters and buffers of a torch module, or the tensors of a dict, where they are.
 
     Names, shapes and types are compared before a byte moves. With `strict`, both sides have the same names, but that
-    of names for the same tensor the file may have only some; otherwise those that both have are filled. Tensors that a
-    failed load was to fill are not as they were.
+    of names for the same tensor the file has only one; otherwise those that both have are filled, a tensor of several
+    names by the last of them. Tensors that a failed load was to fill are not as they were.
     """
     model = Model(filename)
     tensors = tensors_in(target)
-    filled = without_repeats({name: value for name, value in tensors.items() if name in model.by_name})
+    in_both = {name: value for name, value in tensors.items() if name in model.by_name}
+    filled = without_repeats(in_both)
     if strict:
         check_names(model, tensors, filled)
+        check_no_repeats(model, in_both, filled)
     groups: dict[str, tuple[list[int], list[int]]] = {}
     owners, spans = [], []
     for name, value in filled.items():
@@ -447,6 +449,15 @@ def check_names(model: Model, tensors: Mapping[str, Any], filled: Mapping[str, A
     if missing or unexpected:
         raise mismatch(f"{model}: missing are {missing[:5]} ({len(missing)}), unexpected {unexpected[:5]} "
                       f"({len(unexpected)})", "give strict=False to fill what both have")
+
+
+def check_no_repeats(model: Model, in_both: Mapping[str, Any], filled: Mapping[str, Any]) -> None:
+    """Refuses names for one tensor that each have bytes of their own in the file."""
+    by_layout = {layout_of(value): name for name, value in filled.items()}
+    for name, value in in_both.items():
+        if name not in filled:
+            raise mismatch(f"{model}: {name!r} and {by_layout[layout_of(value)]!r} are one tensor here, and the file has "
+                           "both", "give strict=False to fill it with the last of them")
 
 
 def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None, *,

@@ -62,7 +62,8 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     """Fills a module; says which of its names the file has not, and which names of the file it has not. The pair has
     the report of the load, as `report`.
 
-    A name that stands for the memory of one that the file has, or for a part of it, is not missing.
+    A name that stands for the memory of one that the file has, or for a part of it, is not missing; if the file has both,
+    it is unexpected. With `strict`, either is refused, when the module has been filled already, as with safetensors.
     """
     tensors = load_file(filename, device, **options)
     state = _models.tensors_in(model)
@@ -74,7 +75,9 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     for names in shared_groups(state):
         kept = kept_of(names, state, tensors)
         if kept is not None:
-            missing -= set(names) - {kept}
+            others = set(names) - {kept}
+            missing -= others
+            unexpected += sorted(others & tensors.keys())
     if strict and (missing or unexpected):
         raise mismatch(f"{filename}: missing are {sorted(missing)}, unexpected {sorted(unexpected)}",
                        "give strict=False to load what both have")
