@@ -122,6 +122,44 @@ def test_what_we_have_no_memory_for_goes_to_safetensors(patched, path):
         safetensors.safe_open(path, "abacus")
 
 
+class Elsewhere(torch.Tensor):
+    """On a device that only safetensors knows, as it says."""
+
+    @property
+    def device(self):
+        return torch.device("xpu", 0)
+
+
+def test_what_lies_on_other_devices_is_saved_by_safetensors(patched, tmp_path, loads):
+    path = str(tmp_path / "model")
+    elsewhere = torch.arange(4.0).as_subclass(Elsewhere)
+    safetensors.torch.save_file({"here": torch.ones(2), "elsewhere": elsewhere}, path)
+    safetensors.torch.save_file(tensors={"elsewhere": elsewhere}, filename=path)
+    module = torch.nn.Module()
+    module.register_buffer("elsewhere", elsewhere)
+    safetensors.torch.save_model(module, path)
+    assert loads() == 0
+    assert safetensors.torch.load_file(path)["elsewhere"].tolist() == [0, 1, 2, 3]
+
+
+def test_patching_takes_no_numpy(path):
+    code = f"""
+import sys
+sys.modules["numpy"] = None  # as if it were not installed
+import warnings
+warnings.simplefilter("ignore")
+import penstock, safetensors.torch
+penstock.patch()
+assert safetensors.torch.load_file.__code__.co_filename.endswith("_patch.py")
+assert sorted(safetensors.torch.load_file({str(path)!r})) == ["a", "b"]
+with safetensors.safe_open({str(path)!r}, "pt") as file:
+    assert file.get_tensor("b").tolist() == [1] * 5
+penstock.unpatch()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_errors_are_of_both_families(patched, path, tmp_path):
     (tmp_path / "bad").write_bytes(b"bad")
     for call in (lambda: safetensors.safe_open(tmp_path / "bad", "pt"),
@@ -177,6 +215,10 @@ def test_a_script_runs_unchanged(path, tmp_path):
                               text=True, timeout=60, cwd=started_in)
         assert done.stdout == f"['{path}', 'more'] __main__ ['penstock', '_patch.py'] {folder}\n", done.stderr
         assert done.returncode == 0, done.stderr
+    link = tmp_path / "link.py"
+    link.symlink_to(script)
+    done = subprocess.run([sys.executable, "-m", "penstock", "run", link, path], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith(f" {folder}\n"), done.stderr  # where the modules beside the script are, as with Python
     done = subprocess.run([sys.executable, "-m", "penstock", "run"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "SCRIPT" in done.stderr
 

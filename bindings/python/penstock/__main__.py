@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> None:
     sys.argv = arguments[1:] if as_module else arguments
     if not getattr(sys.flags, "safe_path", False):
         # Python has put there what belongs to penstock, or the folder that it was started in.
-        sys.path[0] = os.getcwd() if as_module else os.path.dirname(os.path.abspath(arguments[0]))
+        sys.path[0] = os.getcwd() if as_module else os.path.dirname(os.path.realpath(arguments[0]))
     if as_module:
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:

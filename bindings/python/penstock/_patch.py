@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import os
 import sys
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from . import _errors
 from ._models import Tensors
@@ -34,16 +35,18 @@ def patch() -> None:
     if _replaced:
         return
     import safetensors
-    import safetensors.numpy as theirs_numpy
 
-    from . import numpy as ours_numpy
+    pairs: list[tuple[Any, Any]] = [(safetensors.safe_open, _safe_open(safetensors.safe_open))]
+    if importlib.util.find_spec("numpy") is not None:
+        import safetensors.numpy as theirs_numpy
 
-    pairs = [
-        (safetensors.safe_open, _safe_open(safetensors.safe_open)),
-        (theirs_numpy.load_file, _fitting(theirs_numpy.load_file, ours_numpy.load_file, FILE)),
-        (theirs_numpy.load, _loading_bytes(theirs_numpy.load, ours_numpy.load)),
-        (theirs_numpy.save_file, _without_report(theirs_numpy.save_file, ours_numpy.save_file)),
-    ]
+        from . import numpy as ours_numpy
+
+        pairs += [
+            (theirs_numpy.load_file, _fitting(theirs_numpy.load_file, ours_numpy.load_file, FILE)),
+            (theirs_numpy.load, _loading_bytes(theirs_numpy.load, ours_numpy.load)),
+            (theirs_numpy.save_file, _saving(theirs_numpy.save_file, ours_numpy.save_file, "tensor_dict")),
+        ]
     if importlib.util.find_spec("torch") is not None:
         import safetensors.torch as theirs_torch
 
@@ -52,9 +55,9 @@ def patch() -> None:
         pairs += [
             (theirs_torch.load_file, _fitting(theirs_torch.load_file, ours_torch.load_file, FILE)),
             (theirs_torch.load, _loading_bytes(theirs_torch.load, functools.partial(ours_torch.load, own_storage=True))),
-            (theirs_torch.save_file, _without_report(theirs_torch.save_file, ours_torch.save_file)),
+            (theirs_torch.save_file, _saving(theirs_torch.save_file, ours_torch.save_file, "tensors")),
             (theirs_torch.load_model, _fitting(theirs_torch.load_model, ours_torch.load_model, MODULE)),
-            (theirs_torch.save_model, _without_report(theirs_torch.save_model, ours_torch.save_model)),
+            (theirs_torch.save_model, _saving(theirs_torch.save_model, ours_torch.save_model, "model")),
         ]
     _replaced.extend(pairs)
     _swap({id(theirs): ours for theirs, ours in pairs})
@@ -144,10 +147,22 @@ def _is_ours(place: Any) -> bool:
     return place is None or name in ("pt", "torch", "pytorch", "np", "numpy", "cpu") or name.partition(":")[0] == "cuda"
 
 
-def _without_report(theirs: Callable, ours: Callable) -> Callable:
+def _saving(theirs: Callable, ours: Callable, name: str) -> Callable:
+    """Ours, where all that is saved lies where we can reach it; else theirs. `name` is that of the first argument."""
+
     @functools.wraps(theirs)
     def save(*arguments: Any, **named: Any) -> None:
+        saved = arguments[0] if arguments else named.get(name)
+        if not all(_is_ours(getattr(tensor, "device", None)) for tensor in _tensors_of(saved)):
+            return theirs(*arguments, **named)
         # As safetensors leaves it: written, and synced when the system likes.
         ours(*arguments, **named, durable=False)
 
     return save
+
+
+def _tensors_of(saved: Any) -> Iterable[Any]:
+    """Of a module or a dict."""
+    if hasattr(saved, "parameters"):
+        return itertools.chain(saved.parameters(), saved.buffers())
+    return saved.values() if isinstance(saved, Mapping) else ()
