@@ -1,6 +1,9 @@
 """The judge of the benchmark is itself judged: races, verdicts, and the page cache."""
 
+import copy
+import json
 import os
+import sys
 import tempfile
 import time
 import unittest
@@ -11,6 +14,10 @@ import harness
 import model_rows
 import run
 import table
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers"))
+from peers import layouts, loaders  # noqa: E402
+from peers import run as peers  # noqa: E402
 
 
 def samples(*speeds):
@@ -122,6 +129,21 @@ class Shares(unittest.TestCase):
         self.assertIsNone(run.end_of_rows(mock.Mock(quick=True), run.ROWS, given=5))
 
 
+    def test_rows_that_are_not_named_take_no_time(self):
+        setup = mock.Mock(quick=False)
+        with mock.patch("sys.argv", ["run.py", "--models", "--only", "ways,cold"]):
+            named = run.parse_arguments().table
+        self.assertEqual(list(named), ["ways", "cold"])
+        self.assertAlmostEqual(run.end_of_rows(setup, named) - time.monotonic(), 100, delta=1)
+
+    def test_what_is_known_is_kept_after_each_row(self):
+        kept = []
+        rows = {name: (lambda _: {"rows": []}, 0) for name in "ab"}
+        with mock.patch("sys.stderr"):
+            run.run_rows(mock.Mock(end=None), rows, lambda results: kept.append(copy.copy(results)))
+        self.assertEqual([list(results) for results in kept], [["a"], ["a", "b"]])
+
+
 class PageCache(unittest.TestCase):
     def test_cold_and_cached_are_what_the_kernel_says(self):
         with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.abspath(__file__))) as file:
@@ -155,6 +177,77 @@ class Tables(unittest.TestCase):
     def test_sizes_are_in_binary_units(self):
         self.assertEqual([table.size(64), table.size(4096), table.size(3 << 19), table.size(1 << 30)],
                          ["64 bytes", "4 KiB", "1.5 MiB", "1 GiB"])
+
+
+def loader():
+    seconds = [1.0, 2.0, 3.0]
+    return {"version": "1", "setting": {}, "seconds": harness.summary(seconds), "samples": seconds,
+            "extra_device": 0, "extra_host": 0, "wrong": []}
+
+
+def result(rounds, *names, missing=None):
+    return {"layout": "dense", "bytes": 4, "files": 1, "rounds": rounds, "loaders": {name: loader() for name in names},
+            "missing": missing or {}}
+
+
+ROUND = {name: {"bytes": 4, "seconds": 2, "cpu_seconds": 1} for name in ("ceiling", "penstock", "another")}
+
+
+class Peers(unittest.TestCase):
+    def test_every_line_of_a_table_has_as_many_cells(self):
+        for made in (result({}, "penstock"), result({"cached": [ROUND]}, "penstock", "another"),
+                     result({"cached": [ROUND], "cold": [ROUND]}, "penstock", "it did not take part")):
+            lines = [line for line in peers.table([made]).splitlines() if line.startswith("|")]
+            self.assertGreater(len(lines), 2)
+            self.assertEqual(len({line.count("|") for line in lines}), 1, lines)
+        self.assertNotIn("|", peers.table([result({}, missing={"penstock": "there is none"})]))
+
+    def test_it_is_said_why_penstock_was_not_measured(self):
+        missing = {"penstock": "there is none", "another": "nor that"}
+        self.assertIsNone(peers.why_not_ours(result({"cached": [ROUND]}, "penstock")))
+        self.assertEqual(peers.why_not_ours(result({}, missing=missing)), "penstock: there is none")
+        without_ours = {name: sample for name, sample in ROUND.items() if name != "penstock"}
+        self.assertEqual(peers.why_not_ours(result({"cold": [without_ours]}, "another", missing=missing)),
+                         "penstock: there is none")
+
+    def test_a_model_is_what_its_index_names(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with mock.patch.object(layouts, "_dense", lambda size: [layouts._tensors(4, size, "F16")]):
+                paths = layouts.make(folder, "sharded", harness.MIB)
+            model = os.path.dirname(paths[0])
+            os.link(paths[0], os.path.join(model, "another.safetensors"))
+            self.assertEqual(peers.model_files(model), paths)
+            index = os.path.join(model, "model.safetensors.index.json")
+            with open(index, encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["metadata"]["total_size"], harness.MIB)
+            os.remove(index)
+            self.assertEqual(len(peers.model_files(model)), len(paths) + 1)
+
+    def test_settings_are_tried_a_few_times_or_for_a_while(self):
+        clock = mock.Mock()
+        for pace, loads in ((0.1, 3), (1, 2), (9, 1)):
+            clock.monotonic.return_value = 0
+
+            def load(_):
+                clock.monotonic.return_value += pace
+                return {"seconds": clock.monotonic.return_value}
+
+            program = mock.Mock(ask=mock.Mock(side_effect=load))
+            with mock.patch.object(peers, "time", clock):
+                self.assertAlmostEqual(peers.Peers.typical_seconds(program), pace * (1 + loads) / 2)
+            self.assertEqual(program.ask.call_count, loads)
+
+    def test_tensors_in_a_mapped_file_are_not_the_own_memory_of_a_process(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("there is no numpy")
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(bytes(8192))
+            file.flush()
+            mapped = numpy.memmap(file.name, mode="r")
+            tensors = {"mapped": mapped, "a part of it": mapped[4096:], "read": numpy.zeros(5, "uint8")}
+            self.assertEqual(loaders.own_bytes(tensors, [file.name]), 5)
 
 
 if __name__ == "__main__":

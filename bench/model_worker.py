@@ -30,6 +30,15 @@ def share(dimension, ranks):
     return part
 
 
+def bytes_from_devices():
+    """What the kernel has read from storage for this process; None where it doesn't count."""
+    try:
+        with open("/proc/self/io", encoding="ascii") as figures:
+            return next(int(line.split()[1]) for line in figures if line.startswith("read_bytes:"))
+    except OSError:
+        return None
+
+
 def size_of(tensor):
     return tensor.numel() * tensor.element_size()
 
@@ -76,22 +85,26 @@ class Worker:
         if saves and not self.tensors:
             self.load()
         self.has_saved = self.has_saved or saves
-        size, spent, cpu = 0, 0.0, 0.0
+        size, spent, cpu, from_devices = 0, 0.0, 0.0, 0
         while spent == 0 or spent < seconds:
             if not saves:
                 self.tensors = {}
             elif os.path.exists(self.saved):
                 os.remove(self.saved)
             gc.collect()
+            read_before = bytes_from_devices()
             cpu_start, start = time.process_time(), time.monotonic()
             size += getattr(self, name)(*arguments)
             if self.device != "cpu":
                 torch.cuda.synchronize()
             spent += time.monotonic() - start
             cpu += time.process_time() - cpu_start
+            if read_before is not None:
+                from_devices += bytes_from_devices() - read_before
         report = getattr(self.tensors, "report", None)
         return {"bytes": size, "seconds": spent, "cpu_seconds": cpu,
-                "read_share": report.read_bytes / report.wanted_bytes if report else None}
+                "read_share": report.read_bytes / report.wanted_bytes if report else None,
+                "kernel_read_share": from_devices / size if from_devices else None}
 
     def check(self):
         path = self.saved if self.has_saved else self.model

@@ -348,13 +348,13 @@ def share_of_time(setup, later):
     return setup.end - min(expected_seconds(setup, later), left)
 
 
-def run_rows(setup, table_of_rows, names):
+def run_rows(setup, table_of_rows, keep):
+    """`keep` is called with what is known so far, after each row."""
     results = {}
-    for index, name in enumerate(names):
-        row = table_of_rows[name][0]
+    for index, (name, (row, _)) in enumerate(table_of_rows.items()):
         print(f"{name}: {row.__doc__}", file=sys.stderr, flush=True)
         started = time.monotonic()
-        setup.deadline = share_of_time(setup, [table_of_rows[later] for later in names[index + 1:]])
+        setup.deadline = share_of_time(setup, list(table_of_rows.values())[index + 1:])
         try:
             if setup.end is not None and started > setup.end:
                 raise OutOfTime("time ran out before it began")
@@ -365,13 +365,23 @@ def run_rows(setup, table_of_rows, names):
             print(f"  {verdict}: {error}", file=sys.stderr)
         results[name]["measuring_seconds"] = time.monotonic() - started
         print(f"  took {results[name]['measuring_seconds']:.1f} s", file=sys.stderr, flush=True)
+        keep(results)
     return results
+
+
+def make_report(setup, arguments, machine, started, results):
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {"schema": "penstock-bench-1", "date": now.isoformat(" ", "minutes"), "machine": machine,
+            "gpu": getattr(setup, "gpu", None), "versions": harness.describe_versions(setup.version),
+            "settings": {"rounds": setup.rounds, "round_seconds": setup.round_seconds, "quick": setup.quick,
+                         "scale": arguments.scale, "spread_limit": harness.SPREAD_LIMIT},
+            "seconds": time.monotonic() - started, "checks": setup.checks, "results": results}
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     build = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "build")
-    parser.add_argument("--json", metavar="FILE", help="write every round's numbers to FILE")
+    parser.add_argument("--json", metavar="FILE", help="write every round's numbers to FILE, after each row")
     parser.add_argument("--dir", default=os.path.normpath(os.path.join(build, "bench-files")),
                         help="where the files that are read are made; on the storage to be measured")
     parser.add_argument("--rounds", type=int, default=0, help="of each race (7; with --quick 3)")
@@ -402,9 +412,11 @@ def parse_arguments():
         arguments.setup, arguments.table = model_rows.ModelSetup, model_rows.ROWS
     if arguments.nvme:
         arguments.setup, arguments.table = nvme_rows.NvmeSetup, nvme_rows.ROWS
-    unknown = set((arguments.only or "").split(",")) - set(arguments.table) - {""}
+    names = [name for name in (arguments.only or "").split(",") if name] or list(arguments.table)
+    unknown = set(names) - set(arguments.table)
     if unknown:
         parser.error(f"unknown rows: {', '.join(sorted(unknown))}; there are {', '.join(arguments.table)}")
+    arguments.table = {name: arguments.table[name] for name in names}
     if not 1 <= arguments.scale <= 256:
         parser.error("--scale takes 1 to 256")
     return arguments
@@ -416,7 +428,6 @@ def main():
         with open(arguments.markdown, encoding="utf-8") as file:
             print(table.markdown(json.load(file)))
         return 0
-    names = arguments.only.split(",") if arguments.only else list(arguments.table)
     started = time.monotonic()
     setup = arguments.setup(arguments)
     try:
@@ -424,22 +435,19 @@ def main():
         setup.end = end_of_rows(setup, arguments.table, arguments.seconds and started + arguments.seconds)
         print(f"files made after {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
         machine = harness.describe_machine(setup.folder)
-        results = run_rows(setup, arguments.table, names)
+
+        def keep(results):
+            if arguments.json:
+                with open(arguments.json, "w", encoding="utf-8") as file:
+                    json.dump(make_report(setup, arguments, machine, started, results), file, indent=1)
+
+        results = run_rows(setup, arguments.table, keep)
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1
     finally:
         setup.clean_up()
-    now = datetime.datetime.now(datetime.timezone.utc)
-    report = {"schema": "penstock-bench-1", "date": now.isoformat(" ", "minutes"), "machine": machine,
-              "gpu": getattr(setup, "gpu", None), "versions": harness.describe_versions(setup.version),
-              "settings": {"rounds": setup.rounds, "round_seconds": setup.round_seconds, "quick": setup.quick,
-                           "scale": arguments.scale, "spread_limit": harness.SPREAD_LIMIT},
-              "seconds": time.monotonic() - started, "checks": setup.checks, "results": results}
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
-    print(table.markdown(report))
+    print(table.markdown(make_report(setup, arguments, machine, started, results)))
     # A speed is a finding, whatever it is. Wrong bytes, or a row that could not be measured, are a failure.
     failed = any(row["verdict"] == "failed" for result in results.values() for row in result["rows"])
     return 1 if failed or not all(check["passed"] for check in setup.checks) else 0

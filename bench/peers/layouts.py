@@ -1,6 +1,7 @@
 """Models of several layouts, made of random bytes without any library that reads them."""
 
 import json
+import math
 import os
 import struct
 
@@ -13,6 +14,10 @@ def _tensors(count, size, dtype, name="layers.{}.weight", columns=4096):
     elements = max(1, size * 8 // _BITS[dtype] // count)
     columns = min(columns, elements)
     return [(name.format(index), dtype, [elements // columns, columns]) for index in range(count)]
+
+
+def _bytes_of(dtype, shape):
+    return math.prod(shape) * _BITS[dtype] // 8
 
 
 def _dense(size):
@@ -62,15 +67,15 @@ def make(folder, layout, size):
     if len(shards) > 1:
         weights = {name: os.path.basename(path) for path, tensors in zip(paths, shards) for name, _, _ in tensors}
         with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
-            json.dump({"metadata": {"total_size": sum(os.path.getsize(path) for path in paths)},
-                       "weight_map": weights}, file)
+            total = sum(_bytes_of(dtype, shape) for tensors in shards for _, dtype, shape in tensors)
+            json.dump({"metadata": {"total_size": total}, "weight_map": weights}, file)
     return paths
 
 
 def _write(path, tensors, odd):
     header, place = {}, 0
     for name, dtype, shape in tensors:
-        end = place + shape[0] * (shape[1] if len(shape) > 1 else 1) * _BITS[dtype] // 8
+        end = place + _bytes_of(dtype, shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
         place = end
     text = json.dumps(header).encode()

@@ -2,11 +2,14 @@
 
     loaders.py NAME DEVICE SETTINGS FILE...
 
-Commands on standard input: `load`, `check` (compares what was loaded last with the files), `drop`.
+Commands on standard input: `load`, `drop`, and about what was loaded last `check` (compares it with the files) and
+`held` (how much of the process's own memory it takes, on the host).
 """
 
+import bisect
 import functools
 import gc
+import importlib
 import importlib.metadata
 import json
 import os
@@ -26,17 +29,19 @@ def _torch():
 class Loader:
     """`load` returns tensors by name; all of them are where they belong when it returns."""
 
-    package = "torch"
+    package = framework = "torch"
     settings = [{}]  # those that are tried for the best; the first is the default
     needs_gpu = False
 
     def __init__(self, device, files, **settings):
         self.device, self.files, self.setting = device, files, settings
         self.reads = files
+        # By all of them before they are ready, which is when memory is looked at for the first time.
+        importlib.import_module(self.framework)
         self.start()
 
     def start(self):
-        _torch()
+        """Imports; what takes memory to load is for the first `load`."""
 
 
 class Penstock(Loader):
@@ -47,14 +52,15 @@ class Penstock(Loader):
         self.load_file = penstock.torch.load_file
 
     def load(self):
-        source = self.files[0] if len(self.files) == 1 else os.path.dirname(self.files[0])
-        return self.load_file(source, device=self.device)
+        return self.load_file(self.files, device=self.device)
 
 
 class PenstockNumpy(Penstock):
+    framework = "numpy"
+
     def start(self):
         import penstock.numpy
-        self.load_file = lambda source, device: penstock.numpy.load_file(source)
+        self.load_file = lambda files, device: penstock.numpy.load_file(files)
 
 
 class Safetensors(Loader):
@@ -102,6 +108,8 @@ class SafetensorsPrefetch(Safetensors):
 
 
 class SafetensorsNumpy(Safetensors):
+    framework = "numpy"
+
     def start(self):
         import safetensors.numpy
         self.load_file = lambda path, device: safetensors.numpy.load_file(path)
@@ -149,27 +157,30 @@ class Staged(WholeFiles):
 
     def start(self):
         import concurrent.futures
-        torch = _torch()
         self.pool = concurrent.futures.ThreadPoolExecutor(self.setting["threads"])
-        self.slots = [[torch.empty(self.setting["chunk"], dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-                      for _ in range(self.setting["threads"])]
+
+    @functools.cached_property
+    def slots(self):
+        torch = _torch()
+        return [[torch.empty(self.setting["chunk"], dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+                for _ in range(self.setting["threads"])]
 
     def fill(self, path, target):
         _torch().cuda.current_stream().synchronize()
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            list(self.pool.map(lambda number: self.fill_share(descriptor, target, number),
-                               range(self.setting["threads"])))
+            list(self.pool.map(lambda number, slots: self.fill_share(descriptor, target, number, slots),
+                               range(self.setting["threads"]), self.slots))
         finally:
             os.close(descriptor)
 
-    def fill_share(self, descriptor, target, number):
+    def fill_share(self, descriptor, target, number, slots):
         torch = _torch()
         chunk, threads = self.setting["chunk"], self.setting["threads"]
         stream, busy = torch.cuda.Stream(self.device), [None, None]
         with torch.cuda.stream(stream):
             for turn, offset in enumerate(range(number * chunk, len(target), threads * chunk)):
-                slot, length = self.slots[number][turn % 2], min(chunk, len(target) - offset)
+                slot, length = slots[turn % 2], min(chunk, len(target) - offset)
                 if busy[turn % 2]:
                     busy[turn % 2].synchronize()
                 os.preadv(descriptor, [memoryview(slot.numpy())[:length]], offset)
@@ -300,6 +311,24 @@ def touch(tensors):
             tensor.reshape(-1).view("uint8")[::4096].max()
 
 
+def own_bytes(tensors, files):
+    """Of tensors on the host, without those that lie in a mapping of the files: these are the page cache's."""
+    paths = {os.path.realpath(path) for path in files}
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        mappings = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    begins = [int(fields[0].partition("-")[0], 16) for fields in mappings]
+    are_ours = [fields[-1] in paths for fields in mappings]
+    size = 0
+    for tensor in tensors.values():
+        if hasattr(tensor, "detach"):
+            place, length = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        else:
+            place, length = tensor.ctypes.data, tensor.nbytes
+        if not are_ours[bisect.bisect_right(begins, place) - 1]:
+            size += length
+    return size
+
+
 def _cpu_seconds():
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
@@ -351,6 +380,8 @@ def main():
             answer(bytes=size, seconds=time.monotonic() - start, cpu_seconds=_cpu_seconds() - cpu)
         elif command.strip() == "check":
             answer(wrong=wrong_tensors(files, tensors))
+        elif command.strip() == "held":
+            answer(bytes=own_bytes(tensors, loader.reads))
     return None
 
 

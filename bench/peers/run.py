@@ -13,8 +13,10 @@ import concurrent.futures
 import contextlib
 import ctypes
 import datetime
+import glob
 import json
 import os
+import statistics
 import struct
 import sys
 import threading
@@ -27,9 +29,16 @@ import loaders  # noqa: E402
 from harness import MIB, BenchError, Program  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-CEILING = "ceiling"
+CEILING, OURS = "ceiling", "penstock"
+SWEEP_LOADS, SWEEP_SECONDS = 3, 1.5
+INDEX_ENDING = ".safetensors.index.json"
 # Beside a model of the user's nothing is written.
 WRITES_BESIDE_THE_MODEL = "torch.load"
+
+
+def family(name):
+    """A loader in all its ways has one name."""
+    return name.partition(",")[0]
 
 
 class DeviceMemory:
@@ -63,11 +72,14 @@ class Sampler:
 
     def _run(self):
         while self.running:
-            with contextlib.suppress(OSError):
-                self.host = max(self.host, own_memory(self.program))
-            if self.device_memory:
-                self.device = max(self.device, self.device_memory.used())
+            self._look()
             time.sleep(0.002)
+
+    def _look(self):
+        with contextlib.suppress(OSError):
+            self.host = max(self.host, own_memory(self.program))
+        if self.device_memory:
+            self.device = max(self.device, self.device_memory.used())
 
     def __enter__(self):
         self.thread.start()
@@ -76,6 +88,7 @@ class Sampler:
     def __exit__(self, *_):
         self.running = False
         self.thread.join()
+        self._look()
 
 
 def own_memory(program):
@@ -93,7 +106,7 @@ class Peers:
         self.end = time.monotonic() + arguments.seconds
         self.names = [name for name in loaders.LOADERS
                       if (not self.on_gpu or name not in loaders.ON_CPU_ONLY)
-                      and (not arguments.only or name.partition(",")[0] in (*arguments.only, "penstock"))]
+                      and (not arguments.only or family(name) in (*arguments.only, OURS))]
 
     def start(self, name, setting, files):
         program = Program([self.arguments.python, os.path.join(HERE, "loaders.py"), name, self.device,
@@ -128,7 +141,6 @@ class Peers:
 
     def from_start(self, name, setting, facts, files):
         """Processes that load once: the time that a user waits, and the memory it takes beside the model."""
-        size = sum(os.path.getsize(path) for path in files)
         self.set_state("cached", facts["reads"])
         samples = []
         for _ in range(self.arguments.starts):
@@ -140,9 +152,10 @@ class Peers:
                 with Sampler(program, self.device_memory) as sampler:
                     program.ask("load")
                     seconds = time.monotonic() - started
+                held = 0 if self.on_gpu else program.ask("held")["bytes"]
                 samples.append({"seconds": seconds, "ready_seconds": ready_seconds,
                                 "wrong": program.ask("check")["wrong"],
-                                "host": max(0, sampler.host - ready - (0 if self.on_gpu else size)),
+                                "host": max(0, sampler.host - ready - held),
                                 "device": max(0, sampler.device - before) if self.on_gpu else 0})
         return {"name": name, "setting": setting, "version": facts["version"], "samples": samples,
                 "seconds": harness.summary([sample["seconds"] for sample in samples]),
@@ -151,16 +164,24 @@ class Peers:
                 "wrong": sorted({name for sample in samples for name in sample["wrong"]})}
 
     def best_setting(self, name, settings, files):
-        """The fastest of a loader's settings for cached files, each in a process of its own, the second load."""
+        """The fastest of a loader's settings for cached files, each in a process of its own that has loaded before."""
         samples = []
         with contextlib.ExitStack() as stack:
             contenders = {json.dumps(setting): {"name": name, "setting": setting} for setting in settings}
             for setting, program in self.start_all(stack, contenders, files).items():
                 with contextlib.suppress(BenchError):
                     program.ask("load")
-                    samples.append((program.ask("load")["seconds"], setting))
+                    samples.append((self.typical_seconds(program), setting))
                     program.ask("drop")
         return json.loads(min(samples)[1]) if samples else settings[0]
+
+    @staticmethod
+    def typical_seconds(program):
+        """The median of a few loads, fewer where they take long."""
+        end, taken = time.monotonic() + SWEEP_SECONDS, []
+        while not taken or (len(taken) < SWEEP_LOADS and time.monotonic() < end):
+            taken.append(program.ask("load")["seconds"])
+        return statistics.median(taken)
 
     def measure(self, layout, files, keep):
         """`keep` is called with what is known so far, whenever that is worth keeping."""
@@ -307,40 +328,91 @@ def rows(result):
             "missing": [{"name": name, "reason": reason} for name, reason in result["missing"].items()]}
 
 
+def with_quartiles(summary):
+    return f"{summary['median']:.2f} ({summary['p25']:.2f}–{summary['p75']:.2f})"
+
+
+def ceiling_cells(data, states):
+    cells = ["*ceiling*", ""]
+    for speed in (data["ceiling"][state]["gb_per_s"] for state in states):
+        cells += ["", f"{speed['median']:.2f} (rounds differ by {speed['spread']:.0%})", "1"]
+    return [*cells, "", "", "", "", ""]
+
+
+def loader_cells(result, row):
+    cells = [row["name"], row["version"]]
+    for state, rounds in result["rounds"].items():
+        own = row[state]
+        cells += [f"{statistics.median(sample[row['name']]['seconds'] for sample in rounds):.3f}",
+                  with_quartiles(own["gb_per_s"]), f"{own['ratio']['median']:.3f}"] if own else ["not measured", "", ""]
+    starts = result["loaders"][row["name"]]
+    return [*cells,
+            " / ".join(f"{row[state]['cpu_seconds_per_gb']:.2f}" if row[state] else "–" for state in result["rounds"]),
+            with_quartiles(starts["seconds"]) if len(starts["samples"]) > 1 else f"{row['start_seconds']:.2f}",
+            f"{row['extra_device_bytes'] / MIB:.0f} / {row['extra_host_bytes'] / MIB:.0f} MiB",
+            f"wrong: {row['wrong'][0]}" if row["wrong"] else "right",
+            json.dumps(row["setting"]) if row["setting"] else "default"]
+
+
+def grid(result, data):
+    states = list(result["rounds"])
+    heads = ["loader", "version"]
+    for state in states:
+        heads += [f"{state}, s: median", "GB/s: median (quartiles)", "of the ceiling"]
+    heads += ["CPU s/GB", "from process start, s", "extra device / host memory", "bytes", "setting"]
+    lines = [heads, ["---"] * len(heads), *([ceiling_cells(data, states)] if states else []),
+             *(loader_cells(result, row) for row in data["loaders"])]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
 def table(results):
     lines = []
     for result in results:
         lines.append(f"### {result['layout']}: {result['bytes'] / 1e9:.2f} GB in {result['files']} "
                      f"{'files' if result['files'] > 1 else 'file'}\n")
-        states, data = list(result["rounds"]), rows(result)
-        lines.append("| loader | version | " + " | ".join(
-            f"{state}, GB/s: median (quartiles) | of the ceiling" for state in states)
-            + " | CPU s/GB | from process start | extra device / host memory | bytes | setting |")
-        lines.append("|---" * (7 + 2 * len(states)) + "|")
-        speeds = [data["ceiling"][state]["gb_per_s"] for state in states]
-        cells = [f"{speed['median']:.2f} (rounds differ by {speed['spread']:.0%}) | 1" for speed in speeds]
-        lines.append(f"| *ceiling* | | {' | '.join(cells)} | | | | | |")
-        for row in data["loaders"]:
-            own = [row[state] for state in states]
-            cells = [f"{one['gb_per_s']['median']:.2f} ({one['gb_per_s']['p25']:.2f}–{one['gb_per_s']['p75']:.2f}) | "
-                     f"{one['ratio']['median']:.3f}" if one else "not measured |" for one in own]
-            cpu = " / ".join(f"{one['cpu_seconds_per_gb']:.2f}" if one else "–" for one in own)
-            lines.append(f"| {row['name']} | {row['version']} | {' | '.join(cells)} | {cpu} | "
-                         f"{row['start_seconds']:.2f} s | "
-                         f"{row['extra_device_bytes'] / MIB:.0f} / {row['extra_host_bytes'] / MIB:.0f} MiB | "
-                         f"{'wrong: ' + row['wrong'][0] if row['wrong'] else 'right'} | "
-                         f"{json.dumps(row['setting']) if row['setting'] else 'default'} |")
+        data = rows(result)
+        if data["loaders"]:
+            lines += grid(result, data)
         for one in data["missing"]:
             lines.append(f"\n{one['name']}: not measured: {one['reason']}")
         lines.append("")
     return "\n".join(lines)
 
 
+def why_not_ours(result):
+    """Why Penstock took part in no round; None if it did."""
+    if any(family(name) == OURS for rounds in result["rounds"].values() for name in rounds[0]):
+        return None
+    reasons = [f"{name}: {reason}" for name, reason in result["missing"].items() if family(name) in (OURS, "all")]
+    return "; ".join(reasons) or "there was no race"
+
+
+def files_of_index(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            names = set(json.load(file)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BenchError(f"{path} is not an index: {error}") from error
+    return [os.path.join(os.path.dirname(path), name) for name in names]
+
+
+def files_in(folder):
+    """Those that the index names, or all."""
+    def ending_in(ending):
+        return [os.path.join(folder, name) for name in os.listdir(folder)
+                if name.endswith(ending) and not name.startswith(".")]
+
+    indices, usual = ending_in(INDEX_ENDING), os.path.join(folder, "model" + INDEX_ENDING)
+    if len(indices) > 1 and usual not in indices:
+        raise BenchError(f"{folder} has several indices: {', '.join(sorted(indices))}")
+    if indices:
+        return files_of_index(usual if usual in indices else indices[0])
+    return ending_in(".safetensors")
+
+
 def model_files(path):
     """The safetensors files of a model, each of which must have a header that can be read."""
-    files = [path]
-    if os.path.isdir(path):
-        files = sorted(os.path.join(path, name) for name in os.listdir(path) if name.endswith(".safetensors"))
+    files = sorted(files_in(path)) if os.path.isdir(path) else [path]
     if not files:
         raise BenchError(f"{path} holds no safetensors files")
     for file in files:
@@ -360,6 +432,14 @@ def write(arguments, results):
                    "results": results}, file, indent=1)
 
 
+def add_built_package(programs):
+    """Beside programs that were just built is the package; what the caller has named already comes first."""
+    package = os.path.normpath(os.path.join(programs, "..", "python"))
+    if glob.glob(os.path.join(glob.escape(package), "penstock", "_core.*.so")):
+        named = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{named}{os.pathsep}{package}" if named else package
+
+
 def main():
     build = os.path.join(HERE, "..", "..", "build")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -370,8 +450,9 @@ def main():
     parser.add_argument("--states", default="cached,cold", help="cached, cold or both (default: both)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--starts", type=int, default=3, help="new processes of each loader (default: 3)")
-    parser.add_argument("--only", default="", help="loaders by name, separated by commas, each in all its ways "
-                        "(safetensors: also with pread); Penstock always runs")
+    known = dict.fromkeys(map(family, loaders.LOADERS))
+    parser.add_argument("--only", default="", help=f"some of {', '.join(known)}, separated by commas, each in all its "
+                        "ways (safetensors: also with pread); Penstock always runs")
     parser.add_argument("--defaults-only", action="store_true", help="don't look for the best setting of each loader")
     parser.add_argument("--seconds", type=float, default=3600, help="after that, three rounds have to do")
     parser.add_argument("--dir", default=os.path.join(build, "bench-files"), help="where models are made and kept")
@@ -384,9 +465,11 @@ def main():
     arguments = parser.parse_args()
     for name in ("layouts", "states", "only"):
         setattr(arguments, name, [part for part in getattr(arguments, name).split(",") if part])
-    unknown = set(arguments.layouts) - set(layouts.LAYOUTS) | set(arguments.states) - {"cached", "cold"}
-    if unknown:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    for given, there_are in ((arguments.layouts, layouts.LAYOUTS), (arguments.states, ("cached", "cold")),
+                             (arguments.only, known)):
+        unknown = set(given) - set(there_are)
+        if unknown:
+            parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(there_are)}")
     try:
         if arguments.markdown:
             with open(arguments.markdown, encoding="utf-8") as file:
@@ -394,6 +477,7 @@ def main():
             return
         if not arguments.json and not arguments.model:
             arguments.json = os.path.join(arguments.dir, "peers.json")
+        add_built_package(arguments.programs)
         peers = Peers(arguments)
         results = []
         for layout in [arguments.model] if arguments.model else arguments.layouts:
@@ -410,6 +494,10 @@ def main():
         print(table(results))
     if any(loader["wrong"] for result in results for loader in result["loaders"].values()):
         sys.exit("a loader gave wrong bytes")
+    for result in results:
+        reason = why_not_ours(result)
+        if reason:
+            sys.exit(f"bench/peers: Penstock was not measured with {result['layout']}: {reason}")
 
 
 if __name__ == "__main__":
