@@ -23,6 +23,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "models.h"
+#include "packing.h"
 #include "waiting.h"
 
 namespace nb = nanobind;
@@ -34,7 +35,7 @@ using Intervals = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 // By tensor: the dimension, and what is wanted along it.
 using Slices = std::map<std::uint32_t, std::pair<std::uint32_t, Intervals>>;
 // Whole or sliced tensors that go to one domain, and where. No list of tensors: all.
-using Group = std::tuple<std::string, std::optional<std::vector<std::uint32_t>>, std::vector<std::uintptr_t>>;
+using Group = std::tuple<std::string, std::optional<std::vector<std::uint32_t>>, Numbers>;
 // Name, dtype, shape, pointer, size, domain.
 using Saved =
     std::tuple<std::string, std::string, std::vector<std::uint64_t>, std::uintptr_t, std::size_t, std::string>;
@@ -100,11 +101,11 @@ nb::list tensors_of(const Model& model) {
   return tensors;
 }
 
-std::vector<std::uint64_t> sizes_of(const Model& model) {
+NumbersView sizes_of(const Model& model) {
   std::vector<std::uint64_t> sizes;
   sizes.reserve(model.tensors().size());
   for (const TensorInfo& tensor : model.tensors()) sizes.push_back(tensor.size_bytes);
-  return sizes;
+  return to_view(std::move(sizes));
 }
 
 // All that there are, each once.
@@ -167,8 +168,9 @@ class PythonLoading {
 
 std::vector<TensorPart> parts_of(const Model& model, const std::vector<Group>& groups, const Slices& slices) {
   std::vector<TensorPart> parts;
-  for (const auto& [domain_name, tensors, pointers] : groups) {
+  for (const auto& [domain_name, tensors, addresses] : groups) {
     const Domain domain = value_or_raise(Domain::parse(domain_name));
+    const std::span<const std::uint64_t> pointers = to_span(addresses);
     const std::size_t count = tensors ? tensors->size() : model.tensors().size();
     if (count != pointers.size()) throw nb::value_error("as many pointers as tensors");
     parts.reserve(parts.size() + count);
@@ -312,7 +314,7 @@ void define_models(nb::module_& module) {
       .def_prop_ro("warnings", [](const Model& model) { return model.warnings(); })
       .def_prop_ro("tensors", &tensors_of)
       .def_prop_ro("tensor_count", [](const Model& model) { return model.tensors().size(); })
-      .def_prop_ro("sizes", &sizes_of)
+      .def_prop_ro("sizes", &sizes_of, nb::rv_policy::automatic)
       .def_prop_ro("dtypes", &dtypes_of)
       .def("describe_part", &describe_part, nb::arg("tensor"), nb::arg("dimension"), nb::arg("intervals"));
   module.def("open_model", &open_model, nb::arg("paths"));

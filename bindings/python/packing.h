@@ -5,12 +5,23 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
 namespace penstock::python {
+
+// Numbers for each of tens of thousands of tensors, which are not worth an object of Python's each: anything with the
+// buffer protocol, as array.array("Q").
+using Numbers = nanobind::ndarray<const std::uint64_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using NumbersView = nanobind::ndarray<nanobind::memview, const std::uint64_t, nanobind::ndim<1>>;
+
+inline std::span<const std::uint64_t> to_span(const Numbers& numbers) {
+  return {numbers.data(), numbers.size()};
+}
+NumbersView to_view(std::vector<std::uint64_t> numbers);
 
 class Packing {
  public:
@@ -27,8 +38,7 @@ class Packing {
   const std::vector<std::uint64_t>& offsets() const { return offsets_; }  // of those that are packed, in their slabs
 
   // Of every tensor, from the addresses of the slabs and of those that are alone.
-  std::vector<std::uintptr_t> pointers(std::span<const std::uintptr_t> slabs,
-                                       std::span<const std::uintptr_t> alone) const;
+  std::vector<std::uint64_t> pointers(std::span<const std::uint64_t> slabs, std::span<const std::uint64_t> alone) const;
 
  private:
   std::vector<std::uint32_t> alone_;

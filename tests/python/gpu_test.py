@@ -186,6 +186,35 @@ def test_memory_of_a_load_that_was_dropped_half_way_is_not_written(tmp_path, way
         assert all(bool((each == turn).all()) for each in next_ones)
 
 
+@pytest.mark.parametrize("way", ["stream", "safe_open"])
+def test_memory_that_is_used_on_another_stream_than_it_was_read_for_is_not_written(tmp_path, way):
+    """What is read ahead is allocated for the stream of one turn, and given out in the next one, which has another."""
+    path = tmp_path / "model.safetensors"
+    count = 96
+    penstock.save_file({f"{number:03}": torch.full((4 * MIB,), number, dtype=torch.uint8) for number in range(count)},
+                       path)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    copies = [torch.empty(4 * MIB, dtype=torch.uint8, device="cuda") for _ in range(count)]
+    torch.cuda.synchronize()
+
+    def tensors():
+        if way == "stream":
+            yield from (tensor for _, tensor in penstock.stream(path, "cuda", window="32MiB"))
+        else:
+            with penstock.safe_open(path, "pt", device="cuda") as file:
+                yield from map(file.get_tensor, file.keys())
+
+    coming = tensors()
+    for number, copy in enumerate(copies):
+        with torch.cuda.stream(streams[number % 2]):
+            tensor = next(coming)
+            torch.cuda._sleep(5_000_000)
+            copy.copy_(tensor)  # much later, when the tensor is long gone
+            del tensor
+    torch.cuda.synchronize()
+    assert [number for number, copy in enumerate(copies) if not bool((copy == number).all())] == []
+
+
 def test_a_read_takes_its_place_in_the_current_stream(tmp_path):
     content = os.urandom(4 * MIB)
     path = tmp_path / "data"

@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+import weakref
 
 import numpy
 import pytest
@@ -284,6 +285,75 @@ def test_a_tensor_that_cannot_be_read_ahead_costs_nobody_else_anything(tmp_path,
         statistics = context.statistics()
         assert statistics["requests"] < 70
         assert sum(route["bytes"] for route in statistics["routes"]) < 1.3 * sum(map(len, contents.values()))
+
+
+def test_a_tensor_is_given_though_what_was_read_with_it_fails(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    contents = write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
+    finish = penstock._safe_open.Load.finish
+    failed = []
+
+    def finish_one(load, *arguments, **options):
+        if len(load.make()) > 1:
+            failed.append(load)
+            load.tensors.clear()
+            raise penstock.TransferError("what lies behind can't be read")
+        return finish(load, *arguments, **options)
+
+    monkeypatch.setattr(penstock._safe_open.Load, "finish", finish_one)
+    with penstock.safe_open(path, "np", copy=True) as file:
+        for name in file.keys():
+            assert raw(file.get_tensor(name)) == contents[name]
+    assert failed
+
+
+def test_tensors_are_the_same_whatever_mode_they_were_read_ahead_in(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i:03}", "F32", (10000,)) for i in range(40)])
+    with penstock.safe_open(path, "pt", copy=True) as file:
+        names = file.keys()
+        with torch.inference_mode():
+            tensors = [file.get_tensor(name) for name in names[:3]]
+        tensors += [file.get_tensor(name) for name in names[3:]]
+    with torch.inference_mode():
+        stream = penstock.stream(path, window="1MiB", framework="pt")
+        tensors.append(next(stream)[1])
+    tensors += [tensor for _, tensor in stream]
+    assert not any(tensor.is_inference() for tensor in tensors)
+    weight = torch.ones(10000, requires_grad=True)
+    (weight * tensors[3]).sum().backward()
+
+
+def test_a_file_that_is_not_closed_keeps_nothing_once_it_is_forgotten(tmp_path):
+    """Without the garbage collector, which knows nothing of files and of memory on a GPU."""
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("no /proc")
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i:03}", "U8", (50000,)) for i in range(200)])
+
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    def look_at_some():
+        file = penstock.safe_open(path, "np", copy=True)
+        for name in file.keys()[:20]:
+            file.get_tensor(name)
+        return weakref.ref(file._reader)
+
+    look_at_some()
+    before = descriptors()
+    gc.disable()
+    try:
+        readers = [look_at_some() for _ in range(30)]
+        assert not any(reader() for reader in readers)
+        for _ in range(100):  # lanes hold a file for a moment longer
+            if descriptors() <= before:
+                break
+            time.sleep(0.1)
+        assert descriptors() <= before
+    finally:
+        gc.enable()
 
 
 def test_a_look_at_one_tensor_reads_one_tensor(tmp_path):

@@ -1,5 +1,6 @@
 """What the extension gives the package; nothing here is meant for users."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 
 
@@ -81,7 +82,7 @@ SLAB_BYTES: int
 ALIGNMENT: int
 
 class Packing:
-    def __init__(self, sizes: Sequence[int]) -> None: ...
+    def __init__(self, sizes: array[int] | memoryview) -> None: ...
 
     @property
     def alone(self) -> list[int]: ...
@@ -95,14 +96,14 @@ class Packing:
     @property
     def slabs(self) -> list[tuple[int, int, int]]: ...
 
-    def pointers(self, slabs: Sequence[int], alone: Sequence[int]) -> list[int]: ...
+    def pointers(self, slabs: Sequence[int], alone: Sequence[int]) -> memoryview: ...
 
 class Model:
     @property
     def tensor_count(self) -> int: ...
 
     @property
-    def sizes(self) -> list[int]: ...
+    def sizes(self) -> memoryview: ...
 
     @property
     def dtypes(self) -> list[str]: ...
@@ -128,7 +129,7 @@ class Loading:
 
     def cancel(self) -> None: ...
 
-def load(context: Context, model: Model, groups: Sequence[tuple[str, Sequence[int] | None, Sequence[int]]],
+def load(context: Context, model: Model, groups: Sequence[tuple[str, Sequence[int] | None, array[int] | memoryview]],
         slices: Mapping[int, tuple[int, Sequence[tuple[int, int]]]], columns: str, memory: object | None) -> Loading: ...
 
 def save(context: Context, path: bytes, tensors: Sequence[tuple[str, str, Sequence[int], int, int, str]], metadata:

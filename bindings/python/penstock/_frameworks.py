@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import mmap
 import sys
+from array import array
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
 from . import _core
@@ -22,11 +24,14 @@ PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 # there may be tens of thousands, and nothing is loaded before all are looked at.
 Spec = tuple
 
+# For each tensor one: an array.array("Q") or a memoryview of such.
+Numbers = Any
+
 
 class Destination(NamedTuple):
     """Memory for tensors. `finish` makes them; until then nobody sees it."""
 
-    pointers: list[int]
+    pointers: Numbers
     owners: list[Any]
     finish: Callable[[], list[Any]]
 
@@ -59,8 +64,8 @@ def item_bytes(dtype: str) -> int:
     return int(dtype[-2:]) // 8 if dtype[-2:].isdecimal() else 1
 
 
-def sizes_of(specs: Sequence[Spec]) -> list[int]:
-    return specs.sizes() if hasattr(specs, "sizes") else [spec[3] for spec in specs]
+def sizes_of(specs: Sequence[Spec]) -> Numbers:
+    return specs.sizes() if hasattr(specs, "sizes") else array("Q", [spec[3] for spec in specs])
 
 
 def dtypes_of(specs: Sequence[Spec]) -> set[str]:
@@ -91,7 +96,7 @@ class Framework:
                 raise unsupported(spec[0], spec[1], self.lack())
             self.shape_of(spec)
 
-    def check_room(self, sizes: Sequence[int]) -> None:
+    def check_room(self, sizes: Numbers) -> None:
         """Where the system promises more memory than it has, programs that use all of it are ended without a word."""
         wanted, room = sum(sizes), host_room()
         if room is not None and wanted > room:
@@ -116,6 +121,17 @@ class Framework:
         raise NotImplementedError
 
     def move(self, tensor: Any, domain: str) -> Any:
+        return tensor
+
+    def normal_mode(self) -> Any:
+        """In which tensors are made, in whatever mode the caller is: who gets them may be in another."""
+        return contextlib.nullcontext()
+
+    def settle(self, domain: str) -> Any:
+        return None
+
+    def give(self, tensor: Any, streams: dict[str, Any]) -> Any:
+        """To a caller, perhaps some time after it was made."""
         return tensor
 
     def index_on_host(self, index: Any) -> Any:
@@ -147,11 +163,11 @@ class Apart:
     packed: Sequence[int] = ()
     offsets: Sequence[int] = ()
 
-    def __init__(self, sizes: Sequence[int]):
+    def __init__(self, sizes: Numbers):
         self.alone = range(len(sizes))
 
-    def pointers(self, slabs: list[int], alone: list[int]) -> list[int]:
-        return alone
+    def pointers(self, slabs: list[int], alone: list[int]) -> Numbers:
+        return array("Q", alone)
 
 
 class Torch(Framework):
@@ -161,7 +177,7 @@ class Torch(Framework):
         import torch
 
         self.torch = torch
-        self.packing: Callable[[Sequence[int]], Any] = Apart if own_storage else _core.Packing
+        self.packing: Callable[[Numbers], Any] = Apart if own_storage else _core.Packing
         self.own_storage = own_storage
         names = {
             "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16",
@@ -268,10 +284,25 @@ class Torch(Framework):
         cuda = self.torch.cuda
         return cuda.mem_get_info(domain)[0] + cuda.memory_reserved(domain) - cuda.memory_allocated(domain)
 
-    def settle(self, domain: str) -> None:
-        """Memory from torch's allocator may still be in use by earlier work on the current stream: that ends first."""
-        if domain != "host":
-            self.torch.cuda.current_stream(domain).synchronize()
+    def normal_mode(self) -> Any:
+        return self.torch.inference_mode(False)
+
+    def settle(self, domain: str) -> Any:
+        """Memory from torch's allocator may still be in use by earlier work on the current stream, which is told: that
+        ends first."""
+        if domain == "host":
+            return None
+        stream = self.torch.cuda.current_stream(domain)
+        stream.synchronize()
+        return stream
+
+    def give(self, tensor: Any, streams: dict[str, Any]) -> Any:
+        """Memory that was allocated for one stream and is used on another must not be used again before that ends."""
+        if tensor.is_cuda:
+            current = self.torch.cuda.current_stream(tensor.device)
+            if current != streams[str(tensor.device)]:
+                tensor.record_stream(current)
+        return tensor
 
     def to_save(self, name: str, tensor: Any) -> tuple[str, tuple[int, ...], Memory]:
         torch = self.torch
@@ -377,15 +408,12 @@ class Numpy(Framework):
             return [numpy.ndarray(self.shape_of(spec), self.types[spec[1]], buffer, pointer - address)
                     for spec, buffer, pointer, address in zip(specs, buffers, pointers, addresses)]
 
-        return Destination(pointers, buffers, finish)
+        return Destination(array("Q", pointers), buffers, finish)
 
     def view(self, memory: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> list[Any]:
         """Arrays that lie in memory already."""
         return [self.numpy.ndarray(self.shape_of(spec), self.types[spec[1]], memory, offset)
                 for spec, offset in zip(specs, offsets)]
-
-    def settle(self, domain: str) -> None:
-        pass
 
     def to_save(self, name: str, array: Any) -> tuple[str, tuple[int, ...], Memory]:
         array = self.numpy.asarray(array)

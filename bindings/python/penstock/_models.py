@@ -6,13 +6,14 @@ import copy
 import functools
 import os
 import time
+from array import array
 from collections import OrderedDict
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
 from ._context import Context, Progress, default_context
 from ._errors import invalid, mismatch
-from ._frameworks import PACKED_BITS, Spec, framework_of, item_bytes
+from ._frameworks import PACKED_BITS, Numbers, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
 from ._memory import device_domain, memory_of
 from ._report import Report, Total, log
@@ -81,7 +82,7 @@ class AllTensors(Sequence):
     def __iter__(self) -> Iterator[tuple]:
         return iter(self.made())
 
-    def sizes(self) -> list[int]:
+    def sizes(self) -> Numbers:
         return self._core.sizes
 
     def dtypes(self) -> set[str]:
@@ -196,33 +197,43 @@ class Load:
                  copy: bool = False):
         self._places: list[tuple[Sequence[int], Any]] = []
         self._specs = what.specs
+        self._frame = frame
+        self._streams: dict[str, Any] = {}  # by device: the one that its memory was allocated for
         self.begun = time.monotonic()
         self._mapped_bytes = 0
-        groups, owners = [], []
-        for domain, places in domains_of(what.specs, device).items():
-            if domain == "host" and not copy:
-                places = self._map(context, model, what, frame, places, columns == "auto")
-                if not places and self._mapped_bytes != 0:
-                    continue
-            if len(places) == len(what.specs):
-                specs, indices = what.specs, what.indices
-            else:
-                specs, indices = [what.specs[place] for place in places], [what.indices[place] for place in places]
-            made = frame.allocate(specs, domain)
-            frame.settle(domain)
-            self._places.append((places, made.finish))
-            everything = isinstance(indices, range) and len(indices) == len(model.tensors)
-            groups.append((domain, None if everything else indices, made.pointers))
-            owners.append(made.owners)
+        with frame.normal_mode():
+            groups, owners = self._allocate(context, model, what, device, columns, copy)
         self._mapped_seconds = time.monotonic() - self.begun
         self._loading: Any = None
         if self._mapped_bytes == 0 or any(group[2] for group in groups):
             self._loading = _core.load(context._core, model.core, groups, what.parts, columns, owners)
         self.tensors: list[Any] = []
 
-    def _map(self, context: Context, model: Model, what: Wanted, frame: Any, places: Sequence[int],
+    def _allocate(self, context: Context, model: Model, what: Wanted, device: Device, columns: str,
+                  copy: bool) -> tuple[list[tuple], list[Any]]:
+        """Maps what can be, and makes memory for the rest: what goes where, and whose memory that is."""
+        groups, owners = [], []
+        for domain, places in domains_of(what.specs, device).items():
+            if domain == "host" and not copy:
+                places = self._map(context, model, what, places, columns == "auto")
+                if not places and self._mapped_bytes != 0:
+                    continue
+            if len(places) == len(what.specs):
+                specs, indices = what.specs, what.indices
+            else:
+                specs, indices = [what.specs[place] for place in places], [what.indices[place] for place in places]
+            made = self._frame.allocate(specs, domain)
+            self._streams[domain] = self._frame.settle(domain)
+            self._places.append((places, made.finish))
+            everything = isinstance(indices, range) and len(indices) == len(model.tensors)
+            groups.append((domain, None if everything else indices, made.pointers))
+            owners.append(made.owners)
+        return groups, owners
+
+    def _map(self, context: Context, model: Model, what: Wanted, places: Sequence[int],
              with_parts: bool) -> Sequence[int]:
         """Maps what can be; says what is left."""
+        frame = self._frame
         by_file: dict[int, list[int]] = {}
         left = []
         for place in places:
@@ -286,9 +297,10 @@ class Load:
         if not self.tensors:
             made: list[Any] = [None] * len(self._specs)
             try:
-                for places, finish in self._places:
-                    for place, tensor in zip(places, finish()):
-                        made[place] = tensor
+                with self._frame.normal_mode():
+                    for places, finish in self._places:
+                        for place, tensor in zip(places, finish()):
+                            made[place] = tensor
             except BaseException:  # as in finish
                 made.clear()
                 self._places, self._loading = [], None
@@ -297,6 +309,11 @@ class Load:
             self.tensors = made
             self._places, self._specs = [], ()  # while the bytes come there is time to forget
         return self.tensors
+
+    def take(self, place: int) -> Any:
+        """One of the tensors, which is the caller's from then on."""
+        tensor, self.tensors[place] = self.tensors[place], None
+        return self._frame.give(tensor, self._streams)
 
 
 def rows_in_file(whole: tuple, intervals: Optional[list[Interval]]) -> list[tuple[int, int]]:
@@ -375,7 +392,7 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
     if strict:
         check_names(model, tensors, filled)
         check_no_repeats(model, in_both, filled)
-    groups: dict[str, tuple[list[int], list[int]]] = {}
+    groups: dict[str, tuple[list[int], array]] = {}
     owners, spans = [], []
     for name, value in filled.items():
         frame = framework_of(value)
@@ -389,7 +406,7 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
         if memory.pointer != as_saved.pointer:
             raise invalid(f"tensor {name!r} is not in memory as the file has it", "give a contiguous one of this "
                           "machine's byte order, neither conjugated nor negated")
-        indices, pointers = groups.setdefault(memory.domain, ([], []))
+        indices, pointers = groups.setdefault(memory.domain, ([], array("Q")))
         indices.append(index)
         pointers.append(memory.pointer)
         owners.append(memory.owner)

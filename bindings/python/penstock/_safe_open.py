@@ -8,7 +8,7 @@ import re
 import reprlib
 import threading
 import weakref
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 from ._context import Context, default_context
 from ._errors import Error, invalid, make
@@ -38,17 +38,43 @@ def natural_order(name: str) -> list[tuple[int, str]]:
             for digits, number, text in re.findall(r"(0*([1-9][0-9]*|0))|([^0-9]+)", name)]
 
 
+class Source:
+    """Where tensors of a file come from, and where they go to."""
+
+    def __init__(self, model: Model, frame: Any, device: Any, copy: bool, context: Optional[Context]):
+        self.model, self.frame, self.device = model, frame, device
+        self._copy = copy
+        self._context = context  # none: the default one, which after a fork is another
+        self._given: dict[int, object] = {}  # NumPy: by tensor, the load that may have mapped it
+
+    def start(self, what: Wanted, device: Any = None) -> Load:
+        # Arrays of NumPy are the caller's own, as with safetensors: of what is mapped already there is no second view.
+        this = object()
+        copy = self._copy or self.frame.name == "np" and \
+            not all([self._given.setdefault(index, this) is this for index in what.indices])
+        return Load(self._context or default_context(), self.model, what, self.frame, device or self.device, copy=copy)
+
+    def start_wholes(self, indices: Sequence[int]) -> Load:
+        return self.start(wanted(self.model, indices, None))
+
+    def can_read(self, index: int) -> bool:
+        return self.model.tensors[index][1] in self.frame.types
+
+    def room_ahead(self) -> int:
+        rooms = map(self.frame.room, domains_of(self.model.tensors, self.device))
+        return min((room // 8 for room in rooms if room is not None), default=AHEAD_BYTES)
+
+
 class ReadAhead:
     """Gives tensors in any order. Where they are asked for in an order that is known, the next ones are on their way.
 
     Thread safety: the caller's.
     """
 
-    def __init__(self, model: Model, start: Callable[[Sequence[int]], Load], can_read: Callable[[int], bool],
-                 most_bytes: Callable[[], int]):
+    def __init__(self, source: Source):
         self.total = Total()
-        self._model, self._start, self._can_read, self._ask_most_bytes = model, start, can_read, most_bytes
-        self._names = [tensor[0] for tensor in model.tensors]
+        self._source = source
+        self._names = [tensor[0] for tensor in source.model.tensors]
         indices = range(len(self._names))
         self._orders = [sorted(indices, key=self._names.__getitem__), list(indices)]
         self._places = [self._places_in(order) for order in self._orders]
@@ -75,8 +101,9 @@ class ReadAhead:
     def get(self, index: int) -> Any:
         follows = self._follow(index)
         entry = self._ahead.pop(index, None)
+        was_ahead = entry is not None
         if entry is None:
-            entry = self._start([index]), 0
+            entry = self._source.start_wholes([index]), 0
         else:
             self._ahead_bytes -= self._size_of(index)
         if follows:
@@ -89,14 +116,17 @@ class ReadAhead:
         if not load.tensors:
             try:
                 load.finish(total=self.total)
-            except BaseException:
+            except BaseException as error:
                 self.forget()  # a load that failed has no other tensors either
-                raise
-        tensor, load.tensors[place] = load.tensors[place], None
-        return tensor
+                if not was_ahead or not isinstance(error, Exception):
+                    raise
+        if not load.tensors:  # another of those that were read with it may be to blame
+            load, place = self._source.start_wholes([index]), 0
+            load.finish(total=self.total)
+        return load.take(place)
 
     def _size_of(self, index: int) -> int:
-        return rounded(self._model.tensors[index][3])
+        return rounded(self._source.model.tensors[index][3])
 
     def _follow(self, index: int) -> bool:
         """Whether what comes next can be told."""
@@ -175,7 +205,7 @@ class ReadAhead:
     def _top_up(self) -> None:
         if self._most_bytes is None:
             try:
-                self._most_bytes = min(AHEAD_BYTES, self._ask_most_bytes())
+                self._most_bytes = min(AHEAD_BYTES, self._source.room_ahead())
             except Exception:  # about tensors that nobody has asked for, perhaps
                 self._most_bytes = 0
         self._credit_bytes = min(self._credit_bytes, EARNED_AT_MOST * self._most_bytes)
@@ -185,7 +215,7 @@ class ReadAhead:
         while 0 < limit and self._ahead_bytes <= limit - limit // BATCHES_AHEAD:
             batch, started = self._next_batch(limit // BATCHES_AHEAD, limit - self._ahead_bytes)
             try:
-                load = self._start(batch) if batch else None
+                load = self._source.start_wholes(batch) if batch else None
             except Exception:  # no memory, say: who asks for those tensors will be told
                 self._stuck = started
                 return
@@ -202,7 +232,7 @@ class ReadAhead:
         batch_bytes = 0
         for place in range(self._started, len(order)):
             index = order[place]
-            if not self._can_read(index):  # who asks for it will be told
+            if not self._source.can_read(index):  # who asks for it will be told
                 continue
             batch_bytes += self._size_of(index)
             if batch_bytes > (wanted_bytes if batch else most_bytes):
@@ -223,16 +253,10 @@ class safe_open:
                  backend: Optional[str] = None, copy: bool = False, own_storage: bool = False,
                  context: Optional[Context] = None):
         # `backend` is how safetensors would read; the route is chosen here by what is fastest.
-        self._frame = framework_named(framework, own_storage)
-        self._model = Model(filename)
-        self._copy = copy
-        self._context = context  # none: the default one, which after a fork is another
-        self._device = device
+        self._source = Source(Model(filename), framework_named(framework, own_storage), device, copy, context)
+        self._model, self._frame = self._source.model, self._source.frame
         self._lock = threading.Lock()
-        self._given: dict[int, object] = {}  # NumPy: by tensor, the load that may have mapped it
-        self._reader: Optional[ReadAhead] = ReadAhead(
-            self._model, self._start_wholes, lambda index: self._model.tensors[index][1] in self._frame.types,
-            self._most_bytes_ahead)
+        self._reader: Optional[ReadAhead] = ReadAhead(self._source)
         self._total = self._reader.total
         _open_files.add(self)
 
@@ -299,23 +323,8 @@ class safe_open:
         what = Wanted([index], [(name, dtype, shape, size_bytes)], {index: (dimension, intervals)})
         return self._load(what).tensors[0]
 
-    def _start(self, what: Wanted, device: Any = None) -> Load:
-        # Arrays of NumPy are the caller's own, as with safetensors: of what is mapped already there is no second view.
-        this = object()
-        copy = self._copy or self._frame.name == "np" and \
-            not all([self._given.setdefault(index, this) is this for index in what.indices])
-        return Load(self._context or default_context(), self._model, what, self._frame, device or self._device,
-                    copy=copy)
-
-    def _start_wholes(self, indices: Sequence[int]) -> Load:
-        return self._start(wanted(self._model, indices, None))
-
-    def _most_bytes_ahead(self) -> int:
-        rooms = map(self._frame.room, domains_of(self._model.tensors, self._device))
-        return min((room // 8 for room in rooms if room is not None), default=AHEAD_BYTES)
-
     def _load(self, what: Wanted, device: Any = None) -> Load:
-        load = self._start(what, device)
+        load = self._source.start(what, device)
         report = load.finish()
         with self._lock:
             self._total.add(load.begun, report)
@@ -331,7 +340,7 @@ class safe_open:
         """The tensor with nothing of a dimension."""
         name, dtype, shape = self._model.tensors[index][:3]
         spec = (name, dtype, (*shape[:dimension], 0, *shape[dimension + 1:]), 0)
-        [domain] = domains_of([spec], self._device)
+        [domain] = domains_of([spec], self._source.device)
         return self._frame.allocate([spec], domain).finish()[0]
 
 
@@ -401,7 +410,7 @@ class Slice:
         """On the CPU: a GPU that is asked for what is past the end can't be used any more."""
         file = self._file
         [whole] = file._load(wanted(file._model, [self._index], None), "cpu").tensors
-        [domain] = domains_of([self._tensor], file._device)
+        [domain] = domains_of([self._tensor], file._source.device)
         with self._naming(index, shape):
             picked = file._frame.pick(whole, file._frame.index_on_host(index))
         return file._frame.move(picked, domain)

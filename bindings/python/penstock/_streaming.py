@@ -150,19 +150,18 @@ def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: De
         while ahead:
             batch, load = ahead[0]
             load.finish(total=total)
-            tensors = load.tensors[::-1]
-            load.tensors = []
-            for spec in batch.what.specs[:-1]:
+            last = len(batch.what.specs) - 1
+            for place, spec in enumerate(batch.what.specs[:last]):
                 count += 1
-                yield spec[0], tensors.pop()
+                yield spec[0], load.take(place)
                 top_up()
-            del ahead[0], load
+            del ahead[0]
             used -= batch.size_bytes
-            name, _, _, size_bytes, *_ = batch.what.specs[-1]
-            held.set(name, tensors[0], rounded(size_bytes) if size_bytes >= OWN_BYTES
+            name, _, _, size_bytes, *_ = batch.what.specs[last]
+            held.set(name, load.tensors[last], rounded(size_bytes) if size_bytes >= OWN_BYTES
                      else min(batch.size_bytes, SLAB_BYTES))
             count += 1
-            yield name, tensors.pop()
+            yield name, load.take(last)
             top_up()
     finally:
         if total.report is not None and not sys.is_finalizing():

@@ -82,6 +82,13 @@ class JsonReader {
     return true;
   }
 
+  // What is not taken yet, for whoever takes a whole value by hand, up to what he leaves.
+  std::string_view left() const { return {at_, static_cast<std::size_t>(end_ - at_)}; }
+  bool leave(std::string_view left) {
+    at_ = left.data();
+    return true;
+  }
+
   // For what is JSON, but not what it should be.
   bool fail(std::string problem);
   // After the outermost value, which was taken or not: nothing else may be there.
@@ -110,7 +117,6 @@ class JsonReader {
     std::size_t expected_ = 0;
   };
 
-  std::string_view left() const { return {at_, static_cast<std::size_t>(end_ - at_)}; }
   char peek() const { return at_ != end_ ? *at_ : '\0'; }
   bool take(char c) {
     if (at_ == end_ || *at_ != c) return false;

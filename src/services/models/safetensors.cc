@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "services/models/json_reader.h"
+#include "services/models/usual_entry.h"
 
 namespace penstock::models {
 namespace {
@@ -38,6 +39,7 @@ class Header {
 
   bool take_tensor(std::string_view name) {
     contents_.tensors.emplace_back().name = name;
+    if (take_usual_entry()) return finish_tensor();
     has_dtype_ = has_shape_ = false;
     offset_count_ = 0;
     if (!json_.may_be(Kind::object)) return fail("its entry is no object");
@@ -46,6 +48,21 @@ class Header {
     if (!has_shape_) return fail("it has no shape");
     if (offset_count_ != 2) return fail("it has no data_offsets of two numbers");
     return finish_tensor();
+  }
+
+  bool take_usual_entry() {
+    UsualEntry entry(json_.left());
+    if (!entry.read()) return false;
+    if (entry.dtype() != dtype_name(last_dtype_)) {
+      const std::optional<DType> dtype = dtype_from_name(entry.dtype());
+      if (!dtype) return false;
+      last_dtype_ = *dtype;
+    }
+    tensor().dtype = last_dtype_;
+    tensor().shape.assign(entry.shape().begin(), entry.shape().end());
+    offsets_[0] = entry.begin();
+    offsets_[1] = entry.end();
+    return json_.leave(entry.left());
   }
 
   bool take_field(std::string_view field) {
@@ -120,6 +137,7 @@ class Header {
 
   JsonReader json_;
   Contents& contents_;
+  DType last_dtype_ = DType::f32;  // most often that of the next as well
   // Of the tensor that is being read.
   bool has_dtype_ = false;
   bool has_shape_ = false;

@@ -31,6 +31,46 @@ TEST(Safetensors, a_file_says_what_is_in_it) {
   EXPECT_EQ(contents->tensors[2].size_bytes, 12U);
 }
 
+TEST(Safetensors, an_entry_means_the_same_however_it_is_written) {
+  for (const std::string_view entry : {
+           R"({"dtype":"F16","shape":[2,3],"data_offsets":[0,12]})",
+           R"({"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]})",
+           R"( { "dtype" : "F16" , "shape" : [ 2 , 3 ] , "data_offsets" : [ 0 , 12 ] } )",
+           "{\"dtype\":\n\"F16\",\t\"shape\":[2,3],\r\n\"data_offsets\":[0,12]}",
+           R"({"data_offsets":[0,12],"shape":[2,3],"dtype":"F16"})",
+           R"({"dtype":"F\u00316","shape":[2,3],"data_offsets":[0,12]})",
+           R"({"\u0064type":"F16","shape":[2,3],"data_offsets":[0,12]})",
+       }) {
+    const Result<Contents> contents = parse(R"({"a":)" + std::string(entry) + "}", 12);
+    ASSERT_TRUE(contents.ok()) << entry << ": " << contents.error().message;
+    const TensorInfo& tensor = contents->tensors.at(0);
+    EXPECT_EQ(tensor.dtype, DType::f16) << entry;
+    EXPECT_EQ(tensor.shape, (std::vector<std::uint64_t>{2, 3})) << entry;
+    EXPECT_EQ(tensor.offset, contents->data_offset) << entry;
+    EXPECT_EQ(tensor.size_bytes, 12U) << entry;
+  }
+}
+
+TEST(Safetensors, an_entry_that_is_nearly_as_usual_is_read_as_strictly) {
+  const auto entry = [](const std::string& dtype, const std::string& shape, const std::string& offsets) {
+    return parse(R"({"a":{"dtype":")" + dtype + R"(","shape":[)" + shape + R"(],"data_offsets":[)" + offsets + "]}}",
+                 2);
+  };
+  EXPECT_TRUE(entry("F16", "1", "0,2").ok());
+  EXPECT_TRUE(entry("F16", "1,1,1,1,1,1,1,1,1,1", "0,2").ok());
+  EXPECT_FALSE(entry(" F16", "1", "0,2").ok());
+  EXPECT_FALSE(entry("F16 ", "1", "0,2").ok());
+  EXPECT_FALSE(entry("", "1", "0,2").ok());
+  for (const std::string wrong : {"01", "-1", "1.0", "1e0", "1,", ",1", "18446744073709551617", "1 1", "+1"}) {
+    EXPECT_FALSE(entry("F16", wrong, "0,2").ok()) << wrong;
+    EXPECT_FALSE(entry("F16", "1", "0," + wrong).ok()) << wrong;
+  }
+  EXPECT_FALSE(entry("F16", "1", "0").ok());
+  EXPECT_FALSE(entry("F16", "1", "0,").ok());
+  EXPECT_FALSE(entry("F16", "1", "0,2,2").ok());
+  EXPECT_FALSE(parse(R"({"a":{"dtype":"F16","shape":[1],"data_offsets":[0,2],"more":1}})", 2).ok());
+}
+
 TEST(Safetensors, a_file_without_tensors_is_legal) {
   EXPECT_TRUE(parse("{}", 0).ok());
 }
