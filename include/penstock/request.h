@@ -57,9 +57,10 @@ PENSTOCK_EXPORT std::string_view limit_name(Limit limit);
 
 struct PENSTOCK_EXPORT Report {
   Outcome outcome = Outcome::pending;
-  std::uint64_t bytes = 0;  // that arrived
-  double seconds = 0;       // from the call to the end
-  RouteBytes routes{};      // the way they took
+  std::uint64_t bytes = 0;        // that arrived
+  double seconds = 0;             // from the call to the end
+  RouteBytes routes{};            // the way they took
+  std::uint64_t extra_bytes = 0;  // that were read beside them, since disks give whole blocks
   std::string engine;
   std::string reason;  // why that way
   Limit limit = Limit::unknown;

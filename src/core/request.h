@@ -119,6 +119,7 @@ struct Part {
   // What it has done.
   std::atomic<std::uint64_t> bytes{0};
   RouteBytes routes{};
+  std::uint64_t extra_bytes = 0;
   std::array<std::uint64_t, reason_count> reasons{};
   std::vector<Failure> failures;  // the first few
   std::uint64_t failure_count = 0;

@@ -342,6 +342,7 @@ void Lane::account_piece(std::uint32_t index) {
   Flight& flight = flights_[index];
   Part& part = *flight.part;
   for (std::size_t i = 0; i < route_count; ++i) part.routes[i] += flight.routes[i];
+  if (part.hold->direction == Direction::read) part.extra_bytes += flight.moved - std::min(flight.moved, flight.length);
   part.reasons[static_cast<std::size_t>(flight.reason)] += flight.length;
   part.bytes.store(part.bytes.load(std::memory_order_relaxed) + flight.length, std::memory_order_relaxed);
   --part.in_flight;

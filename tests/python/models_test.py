@@ -168,6 +168,35 @@ def test_a_load_that_fails_half_way_leaves_nothing_behind(tmp_path, monkeypatch)
     assert load.tensors == []
 
 
+def kernel_read_bytes():
+    try:
+        with open("/proc/self/io", encoding="ascii") as file:
+            return int(dict(line.split(": ") for line in file)["read_bytes"])
+    except (OSError, KeyError):
+        pytest.skip("the kernel does not count what a process reads")
+
+
+@pytest.mark.parametrize("columns", ["auto", "pieces", "whole"])
+def test_what_is_read_beside_parts_is_told_as_the_kernel_counts_it(tmp_path, columns):
+    path = tmp_path / "model"
+    write_model(path, [("odd", "U8", (3,)), ("a", "F16", (600, 4096))])
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+    with penstock.Context(cache="bypass") as context:
+        before = kernel_read_bytes()
+        part = penstock.load_file(path, select=["a"], slices={"a": (1, slice(512, 1024))}, columns=columns, context=context)
+        counted = kernel_read_bytes() - before
+    if counted == 0:
+        pytest.skip("nothing here comes from a disk")
+    told = part.report.read_bytes
+    assert told <= counted <= 1.05 * told + (64 << 10)  # it reads the header too
+    assert part.report.wanted_bytes == 600 * 1024 < told
+
+
 def test_tensors_are_selected_by_name(mixed):
     path, contents = mixed
     chosen = penstock.load_file(path, select=["large", "scalar"])

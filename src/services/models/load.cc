@@ -247,7 +247,7 @@ LoadReport Loading::report() const {
     return report;
   }
   report.transfer = impl_->rows ? impl_->rows->report() : impl_->ticket.report();
-  report.read_bytes = report.transfer.bytes;
+  report.read_bytes = report.transfer.bytes + report.transfer.extra_bytes;
   report.seconds = impl_->begin_seconds + report.transfer.seconds;
   return report;
 }

@@ -135,6 +135,19 @@ TEST_F(ModelLoad, intervals_of_rows_are_read_exactly) {
   EXPECT_EQ(report.read_bytes, report.wanted_bytes);
 }
 
+TEST_F(ModelLoad, blocks_that_a_disk_gives_beside_rows_are_counted) {
+  const Model model = Model::open(write_model("m", {{"a", {64, 9000}}})).value();
+  context_ = Context::create({.cache = Cache::bypass, .lanes = 1}).value();
+  const LoadReport report = check(model, {{.tensor = 0, .dimension = 0, .intervals = {{3, 4}}}});
+  if (report.transfer.routes[static_cast<std::size_t>(Route::direct)] == 0) GTEST_SKIP() << "no direct reads here";
+  constexpr std::uint64_t block = 4096;
+  const std::uint64_t begin = model.tensors()[0].offset + 3 * 9000, end = begin + 9000;
+  EXPECT_EQ(report.wanted_bytes, 9000U);
+  EXPECT_GT(report.read_bytes, report.wanted_bytes);
+  EXPECT_LE(report.read_bytes, (end + block - 1) / block * block - begin / block * block);
+  EXPECT_EQ(report.transfer.bytes, 9000U) << "what arrived";
+}
+
 TEST_F(ModelLoad, columns_are_the_same_however_they_are_read) {
   const Model model = Model::open(write_model("m", {{"a", {300, 40, 9}}, {"bb", {1000, 64}}, {"ccc", {5000}}})).value();
   const std::vector<TensorPart> parts = {{.tensor = 0, .dimension = 1, .intervals = {{30, 40}, {0, 3}, {2, 5}}},
