@@ -3,8 +3,10 @@
 import gc
 import logging
 import random
+import threading
 import warnings
 
+import numpy
 import pytest
 
 import penstock
@@ -120,3 +122,62 @@ def test_a_stream_has_a_report_and_one_line_in_the_log(mixed, caplog):
 def test_windows_that_make_no_sense_are_refused(mixed, window):
     with pytest.raises(ValueError):
         penstock.stream(mixed[0], window=window)
+
+
+def test_windows_are_numbers_of_any_kind(mixed):
+    assert len(dict(penstock.stream(mixed[0], window=numpy.int64(64 << 20)))) == len(mixed[1])
+    with pytest.raises(TypeError):
+        penstock.stream(mixed[0], window=1e9)
+
+
+@pytest.mark.parametrize("words, arguments", [
+    ("'late' is F8_E5M2FNUZ", {"framework": "np"}),
+    ("no device is given for .*'late'", {"device": {"first": "cpu"}}),
+    ("no device 'bogus'", {"device": "bogus"}),
+    ("no device 'bogus'", {"device": lambda name: "bogus" if name == "late" else "cpu"}),
+    ("NumPy has no memory on cuda:0", {"device": "cuda:0", "framework": "np", "select": ["first"]}),
+    ("no framework 'abacus'", {"framework": "abacus"}),
+])
+def test_arguments_are_refused_before_the_first_tensor(tmp_path, monkeypatch, words, arguments):
+    path = tmp_path / "model"
+    write_model(path, [("first", "U8", (4 << 20,)), ("late", "F8_E5M2FNUZ", (4,))], content=None)
+    frame = penstock._frameworks.framework("np")
+    monkeypatch.setattr(frame, "types", {key: kind for key, kind in frame.types.items() if not key.startswith("F8")})
+    with pytest.raises(penstock.Error, match=words):
+        penstock.stream(path, window="4MiB", **{"framework": "np", **arguments})
+
+
+def test_a_device_is_asked_for_once(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i}", "U8", (1 << 20,)) for i in range(9)], content=None)
+    asked = []
+    assert len(dict(penstock.stream(path, lambda name: asked.append(name) or "cpu", "4MiB", framework="np"))) == 9
+    assert asked == [f"t{i}" for i in range(9)]
+
+
+def test_several_threads_share_a_stream(tmp_path):
+    path = tmp_path / "model"
+    contents = write_model(path, [(f"t{i:03}", "U8", (20000,)) for i in range(300)])
+    stream = penstock.stream(path, window="1MiB", framework="np")
+    got, raised = [], []
+
+    def take():
+        try:
+            got.extend((name, raw(array)) for name, array in stream)
+        except Exception as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == [] and sorted(got) == sorted(contents.items())
+
+
+def test_a_stream_is_closed_at_the_end_of_its_block(tmp_path, live_bytes):
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i}", "U8", (1 << 20,)) for i in range(50)], content=None)
+    with penstock.stream(path, window="8MiB", framework="np") as stream:
+        next(stream)
+    assert live_bytes["now"] == 0 and list(stream) == []

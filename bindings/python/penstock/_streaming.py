@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
+import threading
 import weakref
 from typing import Any, Callable, Generator, Iterator, NamedTuple, Optional, Sequence, Union
 
@@ -11,7 +13,7 @@ from ._context import Context, default_context
 from ._errors import invalid
 from ._frameworks import OWN_BYTES, SLAB_BYTES, Spec
 from ._frameworks import framework as framework_named
-from ._models import Device, Load, Model, Select, Slices, Wanted, rounded, wanted, warn
+from ._models import Device, Load, Model, Select, Slices, Wanted, domains_of, rounded, wanted, warn
 from ._report import Report, Total, log
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K": 1 << 10, "KIB": 1 << 10,
@@ -19,8 +21,8 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K"
 
 
 def size_in_bytes(size: Union[int, str]) -> int:
-    if isinstance(size, int):
-        count = size
+    if not isinstance(size, str):
+        count = operator.index(size)
     else:
         match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", size)
         if match is None or match[2].upper() not in UNITS:
@@ -32,21 +34,31 @@ def size_in_bytes(size: Union[int, str]) -> int:
 
 
 class Stream:
-    """Gives (name, tensor), one after the other. `report` tells of what was read so far; it is complete at the end.
-    `quantization` has the type of each tensor of a GGUF file that comes as bytes."""
+    """Gives (name, tensor), one after the other; several threads may share it. `report` tells of what was read so far;
+    it is complete at the end. `quantization` has the type of each tensor of a GGUF file that comes as bytes. Used with
+    `with`, it is closed at the end of the block."""
 
     def __init__(self, tensors: Generator[tuple[str, Any], None, None], total: Total, quantization: dict[str, str]):
         self._tensors, self._total, self.quantization = tensors, total, quantization
+        self._lock = threading.RLock()  # reentrant: signal handlers may not wait for what they interrupt
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> tuple[str, Any]:
-        return next(self._tensors)
+        with self._lock:
+            return next(self._tensors)
 
     def close(self) -> None:
         """Cancels what is read ahead."""
-        self._tensors.close()
+        with self._lock:
+            self._tensors.close()
 
     @property
     def report(self) -> Optional[Report]:
@@ -63,11 +75,23 @@ def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB",
     The window is enlarged, with a warning, where it is smaller than the largest tensor, or than a tensor beside the
     last one, if the caller still has that when it asks for the next: `del` it.
     """
+    frame = framework_named(framework)
     model = Model(paths)
     what = wanted(model, model.select(select), slices)
+    domains = checked_domains(frame, what.specs, device)
     total = Total()
-    return Stream(_stream(context or default_context(), model, what, framework_named(framework), device,
+    return Stream(_stream(context or default_context(), model, what, frame, domains,
                           enlarged(size_in_bytes(window), what.specs), copy, total), total, model.quantization)
+
+
+def checked_domains(frame: Any, specs: Sequence[Spec], device: Device) -> dict[str, str]:
+    """Where each tensor goes, by name. Refuses at once what a load of all of them would refuse."""
+    domains = {}
+    for domain, places in domains_of(specs, device).items():
+        frame.allocate((), domain)  # of nothing: whether it has memory there
+        domains.update((specs[place][0], domain) for place in places)
+    frame.check(specs)
+    return domains
 
 
 def enlarged(window: int, specs: Sequence[Spec]) -> int:
