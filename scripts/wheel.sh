@@ -64,8 +64,10 @@ try_bare() {
 
 # The tests need pytest, NumPy, torch and safetensors: those of the interpreter that built the wheel.
 run_tests() {
-  local libraries status=0 tests=("$PWD"/tests/python/*_test.py)
+  local libraries tested status=0 tests=("$PWD"/tests/python/*_test.py)
   libraries=$("$python" -c 'import sys; print(":".join(path for path in sys.path if path.endswith("-packages")))') || return
+  tested=$(cd "$work" && PYTHONPATH=$libraries venv/bin/python -B -c 'import penstock; print(penstock.__file__)') || return
+  [[ $tested == "$work"/venv/* ]] || die "the tests would be of $tested, which comes before the wheel"
   (cd "$work" && PYTHONPATH=$libraries "$work/venv/bin/python" -B "${tests[0]%/*}/run.py" "${tests[@]}") || status=$?
   ((status == 0 || status == 77)) # the latter: skipped, with the reason printed
 }
