@@ -2,7 +2,7 @@
 //
 // A thread that asks for the GIL then is ended by the interpreter, inside whatever C++ it is in, which ends the
 // process. So once `shut_down` was called, threads other than its caller sleep instead: they are daemons, and nobody
-// waits for them.
+// waits for them. (Exit handlers that were registered before may start threads and wait for them: those may not call.)
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -91,6 +91,35 @@ def test_torch_tensors_are_filled(file, content):
         penstock.read_into(torch.empty(10, device="meta"), file)
 
 
+@pytest.mark.parametrize("how", ["read_into", "read_into_async", "load_into"])
+def test_torch_is_told_that_a_tensor_was_written(tmp_path, how):
+    """What autograd still needs must not change unseen."""
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "model"
+    write_model(path, [("a", "F32", (4,))])
+    start = torch.ones(4, requires_grad=True)
+    written = start * 1
+    result = (written * written).sum()
+    if how == "load_into":
+        penstock.load_into({"a": written.detach()}, path)
+    elif how == "read_into":
+        penstock.read_into(written.detach(), path)
+    else:
+        asyncio.run(penstock.read_into_async(written.detach(), path))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
+def test_tensors_that_torch_does_not_count_for_are_filled_too(file, content):
+    torch = pytest.importorskip("torch")
+    with torch.inference_mode():
+        inferred = torch.zeros(10, dtype=torch.uint8)
+    quantized = torch.quantize_per_tensor(torch.zeros(10), 1.0, 0, torch.quint8)
+    for target in (inferred, quantized, torch.zeros((), dtype=torch.complex64)):
+        penstock.read_into(target, file)
+    assert bytes(inferred.tolist()) == bytes(quantized.int_repr().tolist()) == content[:10]
+
+
 def test_a_part_is_that_part(file, content):
     target = bytearray(5000)
     penstock.read_into(target, file, 1000, 70)

@@ -1,5 +1,6 @@
 """What importing costs, and what happens around a fork."""
 
+import asyncio
 import os
 import pathlib
 import signal
@@ -76,6 +77,41 @@ def test_a_forked_child_gets_a_default_context_of_its_own(file, content):
     assert in_child(check) == 0
     assert penstock.default_context() is parents
     penstock.read_into(bytearray(100), file)
+
+
+def test_a_default_context_that_was_closed_is_made_anew(file, content):
+    with penstock.default_context() as closed:
+        penstock.read_into(bytearray(9), file)
+    target = bytearray(len(content))
+    penstock.read_into(target, file)
+    assert target == content and penstock.default_context() is not closed
+    penstock.default_context().close()
+    assert asyncio.run(penstock.read_into_async(target, file)).bytes == len(content)
+
+
+def test_a_signal_handler_may_ask_for_the_default_context_while_it_is_made():
+    run("""
+import signal
+import penstock
+from penstock import _context
+
+signal.alarm(20)  # ends a process that waits for itself
+made = []
+
+def handle(*_):
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    made.append(penstock.default_context())
+
+class Interrupted(penstock.Context):
+    def __init__(self):
+        signal.raise_signal(signal.SIGUSR1)
+        super().__init__()
+
+signal.signal(signal.SIGUSR1, handle)
+_context.Context = Interrupted
+assert penstock.default_context() is made[0]
+assert penstock.default_context() is made[0]
+""")
 
 
 def test_a_forked_child_is_refused_the_context_of_its_parent(file):

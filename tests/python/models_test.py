@@ -492,3 +492,25 @@ def test_a_wrong_total_in_an_index_is_a_warning_when_it_is_verified(tmp_path):
     with pytest.warns(UserWarning, match="total_size is 99, and its tensors have 100"):
         penstock.verify(tmp_path)
     assert len(penstock.load_file(tmp_path)["a"]) == 100
+
+
+def test_arguments_of_other_types_are_refused(mixed):
+    path, contents = mixed
+    penstock.load_file(path)  # now it is cached, and mapped
+    for copy in (False, True):
+        with pytest.raises(ValueError, match="columns: foo"):
+            penstock.load_file(path, columns="foo", copy=copy)
+    for part in ((0, [(0.7, 1.9)]), (0.5, [(0, 1)])):
+        with pytest.raises(TypeError):
+            penstock.load_file(path, slices={"large": part})
+    part = penstock.load_file(path, select="large", slices={"large": (numpy.int8(0), [(numpy.int64(1), numpy.int64(3))])})
+    assert raw(part["large"]) == contents["large"][4000:12000]
+    for target in ([1], None):
+        with pytest.raises(TypeError, match="neither a module nor a dict"):
+            penstock.load_into(target, path)
+
+
+def test_bytes_are_called_that_in_the_log(mixed, caplog):
+    with caplog.at_level(logging.INFO, "penstock"):
+        penstock.numpy.load(mixed[0].read_bytes())
+    assert [record.getMessage().startswith("bytes: ") for record in caplog.records] == [True]

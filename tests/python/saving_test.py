@@ -114,6 +114,7 @@ def test_an_interrupt_in_the_last_call_of_progress_leaves_what_was_there(tmp_pat
     (lambda: {"a": torch.zeros(4, 4).t()}, ValueError, "'a' is not contiguous"),
     (lambda: {"a": torch.zeros(4, 4).to_sparse()}, ValueError, "'a' is sparse"),
     (lambda: {"a": [1, 2]}, ValueError, "'a' is a list"),
+    (lambda: {"a": torch.zeros(2, device="meta")}, ValueError, "'a' is on meta"),
     (lambda: {"a": torch.zeros(2, dtype=torch.complex128)}, NotImplementedError, "'a' is torch.complex128"),
     (lambda: (lambda base: {"a": base, "b": base})(torch.zeros(9)), RuntimeError, "share memory"),
     (lambda: (lambda base: {"a": base[:5], "b": base[4:]})(torch.zeros(9)), RuntimeError, "share memory"),
@@ -137,6 +138,9 @@ def test_names_and_metadata_are_text(tmp_path):
             with pytest.raises(ValueError) as caught:
                 save()
             assert isinstance(caught.value, penstock.Error)
+    for save in (lambda: penstock.save_file({}, tmp_path / "model", [("a", "b")]), lambda: penstock.numpy.save({}, ["a"])):
+        with pytest.raises(TypeError, match="metadata is a list"):
+            save()
     with pytest.raises(FileNotFoundError):
         penstock.save_file({}, tmp_path / "missing" / "model")
 

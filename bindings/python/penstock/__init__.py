@@ -5,7 +5,7 @@ Importing it starts no thread, calls nothing of CUDA, and imports neither torch 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._context import Context, default_context, read_into, read_into_async
@@ -27,10 +27,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # These import torch or NumPy, so they come when they are asked for.
-    if name in ("torch", "numpy"):
-        import importlib
+if TYPE_CHECKING:  # which a __getattr__ would hide misspelt names from
+    from . import numpy, torch
+else:
+    def __getattr__(name: str) -> Any:
+        # These import torch or NumPy, so they come when they are asked for.
+        if name in ("torch", "numpy"):
+            import importlib
 
-        return importlib.import_module(f"penstock.{name}")
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+            return importlib.import_module(f"penstock.{name}")
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, Iterator, Optional
 
 from . import _core
 from ._errors import invalid
-from ._memory import memory_of
+from ._memory import count_as_written, memory_of
 from ._report import Report, log
 
 Progress = Optional[Callable[[int, int], Any]]
@@ -31,6 +31,7 @@ class Context:
         import json
 
         self._core = _core.Context(json.dumps(options))
+        self._closed = False
 
     def __enter__(self) -> Context:
         return self
@@ -41,6 +42,7 @@ class Context:
     def close(self) -> None:
         """Cancels reads and loads, waits for saves, and gives everything back; otherwise that happens when the last
         reference goes and what runs has ended."""
+        self._closed = True
         self._core.close()
 
     @property
@@ -120,10 +122,12 @@ class Context:
             domain = memory.domain
             if domain == "cuda":
                 domain = _core.find_cuda_domain(memory.pointer, memory.size_bytes)
-            return self._core.read(
+            reading = self._core.read(
                 path=name, offset=offset or 0 if lba is None else lba, in_blocks=lba is not None,
                 pointer=memory.pointer, size_bytes=size_bytes, domain=domain, stream=memory.stream,
                 memory=memory.owner, endings=endings, number=number)
+            count_as_written(memory.owner)
+            return reading
 
         return start
 
@@ -201,23 +205,29 @@ class AwaitedReads:
 
 
 _default: Optional[Context] = None
-_default_lock = threading.Lock()
+_default_lock = threading.RLock()  # reentrant: a signal handler may come while one is made
+
+
+def _open_default() -> Optional[Context]:
+    return None if _default is None or _default._closed else _default
 
 
 def default_context() -> Context:
-    """The Context of the calls that are given none; made by the first of them."""
+    """The Context of the calls that are given none; made by the first of them, or by the next if it was closed."""
     global _default
     with _default_lock:
-        if _default is None:
-            _default = Context()
-        return _default
+        context = _open_default()
+        if context is None:
+            made = Context()
+            context = _default = _open_default() or made  # that of a signal handler, which was quicker
+        return context
 
 
 def _after_fork() -> None:
     # The parent's threads did not come along, nor did whoever held the lock.
     global _default, _default_lock
     _default = None
-    _default_lock = threading.Lock()
+    _default_lock = threading.RLock()
     AwaitedReads._by_loop.clear()
 
 
@@ -236,5 +246,7 @@ async def read_into_async(target: Any, path: Any, offset: Optional[int] = None, 
     """Context.read_into_async of the default Context."""
     import asyncio
 
-    context = _default or await asyncio.to_thread(default_context)  # making one looks around on the machine
+    context = _open_default()
+    if context is None:
+        context = await asyncio.to_thread(default_context)  # making one looks around on the machine
     return await context.read_into_async(target, path, offset, size, lba=lba, count=count)

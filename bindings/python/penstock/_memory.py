@@ -10,6 +10,9 @@ from . import _core
 from ._errors import invalid
 
 
+TORCH_DEVICES = "cpu", "cuda"  # by torch's name of their kind, those whose memory we reach
+
+
 class Memory(NamedTuple):
     """Contiguous memory, and what keeps it alive."""
 
@@ -56,6 +59,17 @@ def memory_of(target: Any) -> Memory:
                       "give a tensor, an array, a writable buffer, or (pointer, size, device)") from None
 
 
+def count_as_written(owner: Any) -> None:
+    """Tells torch that a tensor is written, if it is one: a graph that still needs what was there is then refused."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(owner, torch.Tensor) or owner.is_inference() or owner.is_quantized:
+        return
+    if hasattr(torch.autograd.graph, "increment_version"):
+        torch.autograd.graph.increment_version(owner)
+    else:
+        owner.detach().view(-1)[:0].zero_()  # changes nothing, and counts
+
+
 _DLPACK_CUDA = 2  # DLPack's kind of a device of CUDA
 # The stream that reads into such memory take their place in: the legacy default one, by CUDA's and DLPack's number.
 _DLPACK_STREAM = 1
@@ -82,7 +96,7 @@ def _of_torch(torch: Any, tensor: Any) -> Memory:
         raise invalid("the tensor is not contiguous", "give a contiguous one, and copy from it")
     if tensor.is_conj() or tensor.is_neg():
         raise invalid("the tensor is marked as conjugated or negated", "give tensor.resolve_conj().resolve_neg()")
-    if tensor.device.type not in ("cpu", "cuda"):
+    if tensor.device.type not in TORCH_DEVICES:
         raise invalid(f"the tensor is on {tensor.device}", "give one on the CPU or a CUDA device")
     stream = None
     if tensor.device.type == "cuda":

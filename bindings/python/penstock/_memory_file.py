@@ -6,8 +6,9 @@ import json
 import os
 from typing import Any, Mapping, Optional
 
+from ._frameworks import framework as framework_named
 from ._frameworks import item_bytes
-from ._models import Tensors, checked_tensors, load_file, text_metadata
+from ._models import Model, Tensors, checked_tensors, load_tensors, text_metadata
 
 
 def load_bytes(data: Any, framework: str, own_storage: bool = False) -> Tensors:
@@ -18,15 +19,17 @@ def load_bytes(data: Any, framework: str, own_storage: bool = False) -> Tensors:
         while view:
             view = view[os.write(descriptor, view):]
         # Copied: a tensor that is mapped would keep all of the file in memory.
-        return load_file(f"/proc/self/fd/{descriptor}", "cpu", framework, copy=True, own_storage=own_storage)
+        return load_tensors(Model(f"/proc/self/fd/{descriptor}", "bytes"), framework_named(framework, own_storage), "cpu",
+                            copy=True)
     finally:
         os.close(descriptor)
 
 
 def save_bytes(tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> bytes:
     header: dict[str, Any] = {}
-    if metadata:
-        header["__metadata__"] = text_metadata(metadata)
+    texts = text_metadata(metadata)
+    if texts:
+        header["__metadata__"] = texts
     saved = [(name, frame, *frame.to_save(name, value)) for name, frame, value in checked_tensors(tensors)]
     # As save_file does it: larger types first, so that every tensor begins at a multiple of the size of its elements.
     saved.sort(key=lambda each: (-item_bytes(each[2]), each[0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import os
 import time
 from array import array
@@ -15,7 +16,7 @@ from ._context import Context, Progress, default_context
 from ._errors import invalid, mismatch
 from ._frameworks import PACKED_BITS, Numbers, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
-from ._memory import device_domain, memory_of
+from ._memory import TORCH_DEVICES, count_as_written, device_domain, memory_of
 from ._report import Report, Total, log
 
 Select = Union[None, str, Iterable[str], Callable[[str], bool]]
@@ -24,6 +25,7 @@ Interval = tuple[int, int]
 Part = Union[slice, tuple[int, Union[slice, Sequence[Interval]]]]
 Slices = Union[None, Mapping[str, Part], Callable[[str, tuple[int, ...]], Optional[Part]]]
 Device = Any
+COLUMNS = "auto", "pieces", "whole"
 
 
 class Tensor(NamedTuple):
@@ -90,12 +92,14 @@ class AllTensors(Sequence):
 
 
 class Model:
-    """The tensors of a file, of several, of a directory or an index; none is read yet."""
+    """The tensors of a file, of several, of a directory or an index; none is read yet. `title` is what it is called where
+    its paths say nothing."""
 
-    def __init__(self, path: Any):
+    def __init__(self, path: Any, title: str = ""):
         if hasattr(path, "read"):
             raise invalid(f"{path!r} is an open file", "give its path; load() of penstock.torch takes bytes")
         self.paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
+        self._title = title
         self.core = _core.open_model([os.fsencode(each) for each in self.paths])
         self.tensors = AllTensors(self.core)
         self._mapped: dict[int, Any] = {}
@@ -120,7 +124,7 @@ class Model:
         return {tensor[0]: tensor[6] for tensor in self.tensors if tensor[6]}
 
     def __str__(self) -> str:
-        return ", ".join(os.fsdecode(path) for path in self.paths)
+        return self._title or ", ".join(os.fsdecode(path) for path in self.paths)
 
     def tensor(self, index: int) -> Tensor:
         return Tensor._make(self.tensors[index])
@@ -145,6 +149,7 @@ class Model:
 def normal_part(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, list[Interval]]:
     """(dimension, intervals), with everything counted from the start."""
     dimension, wanted = (0, part) if isinstance(part, slice) else part
+    dimension = operator.index(dimension)
     dimension = dimension + len(shape) if dimension < 0 else dimension
     if not 0 <= dimension < len(shape):
         raise invalid(f"tensor {name!r} of shape {list(shape)} has no dimension {dimension}", "count from 0")
@@ -153,7 +158,7 @@ def normal_part(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, lis
         if step != 1:
             raise invalid(f"a slice of tensor {name!r} with step {step}", "give intervals, or slice after loading")
         wanted = [(begin, max(begin, end))]
-    intervals = [(int(begin), int(end)) for begin, end in wanted]
+    intervals = [(operator.index(begin), operator.index(end)) for begin, end in wanted]
     if not intervals or any(begin < 0 or end < 0 for begin, end in intervals):
         raise invalid(f"tensor {name!r}: intervals {intervals}", "give some, counted from 0")
     return dimension, intervals
@@ -195,6 +200,8 @@ class Load:
 
     def __init__(self, context: Context, model: Model, what: Wanted, frame: Any, device: Device, columns: str = "auto",
                  copy: bool = False):
+        if columns not in COLUMNS:
+            raise invalid(f"columns: {columns}", f"give {', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}")
         self._places: list[tuple[Sequence[int], Any]] = []
         self._specs = what.specs
         self._frame = frame
@@ -259,7 +266,7 @@ class Load:
                     ranges += rows_in_file(whole, intervals)
             memory.populate(context._core, sorted(ranges))
             self._mapped_bytes += sum(what.specs[place][3] for place in mapped)
-            self._places.append((mapped, lambda tensors=tensors: tensors))
+            self._places.append((mapped, tensors.copy))
         return sorted(left)
 
     def finish(self, progress: Progress = None, total: Optional[Total] = None) -> Report:
@@ -359,7 +366,12 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     for programs that take tensors of one storage for the same.
     """
     frame = framework_named(framework, own_storage)
-    model = Model(filename)
+    return load_tensors(Model(filename), frame, device, select, slices, columns, copy, context, progress)
+
+
+def load_tensors(model: Model, frame: Any, device: Device, select: Select = None, slices: Slices = None,
+                 columns: str = "auto", copy: bool = False, context: Optional[Context] = None,
+                 progress: Progress = None) -> Tensors:
     what = wanted(model, model.select(select), slices)
     load = Load(context or default_context(), model, what, frame, device, columns, copy)
     result = Tensors()
@@ -416,6 +428,8 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
     check_apart(spans)
     loading = _core.load((context or default_context())._core, model.core,
                          [(domain, *lists) for domain, lists in groups.items()], {}, "auto", owners)
+    for value in filled.values():
+        count_as_written(value)
     report = Report(**loading.wait(progress))
     log(f"{model}: {len(owners)} tensors", report)
     return report
@@ -425,6 +439,8 @@ def tensors_in(target: Any) -> dict[str, Any]:
     if hasattr(target, "state_dict"):
         # Modules may have a state that is no tensor: it is not in the file.
         return {name: value for name, value in target.state_dict().items() if framework_of(value) is not None}
+    if not isinstance(target, Mapping):
+        raise TypeError(f"{type(target).__name__} is neither a module nor a dict of tensors")
     for name, value in target.items():
         if framework_of(value) is None:
             raise invalid(f"{name!r} is a {type(value).__name__}", "give tensors of torch or NumPy")
@@ -511,10 +527,14 @@ def checked_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]
             raise invalid(f"no tensor can be named {name!r}", "give another string")
         if frame is None:
             raise invalid(f"{name!r} is a {type(value).__name__}", "give tensors of torch or NumPy")
+        if getattr(getattr(value, "device", None), "type", "cpu") not in TORCH_DEVICES:
+            raise invalid(f"tensor {name!r} is on {value.device}", "move it to the CPU or a CUDA device")
         yield name, frame, value
 
 
 def text_metadata(metadata: Optional[Mapping[str, str]]) -> dict[str, str]:
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata is a {type(metadata).__name__}, not a dict")
     for key, value in (metadata or {}).items():
         if not is_text(key) or not is_text(value):
             raise invalid(f"metadata: {key!r}: {value!r}", "give strings for strings")
