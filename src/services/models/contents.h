@@ -30,7 +30,7 @@ Error broken(std::string message);
 // A file that ends before its header says.
 Error ends_early(std::string message);
 Error in_file(const std::string& path, Error error);
-std::string in_quotes(std::string_view name);
+std::string in_quotes(std::string_view name);  // cut where it is longer than anyone reads
 
 // Fails where the product overflows, of dimensions of 0 apart, or bits are left over.
 Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::uint64_t> shape);

@@ -60,7 +60,11 @@ Error in_file(const std::string& path, Error error) {
 }
 
 std::string in_quotes(std::string_view name) {
-  return "\"" + std::string(name) + "\"";
+  constexpr std::size_t longest = 200;
+  if (name.size() <= longest) return "\"" + std::string(name) + "\"";
+  std::size_t end = longest;
+  while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xc0) == 0x80) --end;  // not within a character
+  return "\"" + std::string(name.substr(0, end)) + "…\"";
 }
 
 Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::uint64_t> shape) {

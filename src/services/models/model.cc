@@ -166,6 +166,9 @@ Result<Model> Model::open(std::span<const std::string> files) {
   if (files.empty()) return Error{Code::invalid_argument, 0, "a model of no files", "name one at least"};
   ModelBuilder builder;
   for (const std::string& file : files) {
+    if (file.ends_with(models::index_ending)) {
+      return Error{Code::invalid_argument, 0, file + " is an index among files", "name the index alone"};
+    }
     if (Status status = builder.add_file(file); !status) return std::move(status).error();
   }
   if (Status status = builder.index_names(); !status) return std::move(status).error();

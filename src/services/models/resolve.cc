@@ -17,7 +17,6 @@ namespace fs = std::filesystem;
 using Kind = JsonReader::Kind;
 
 constexpr std::string_view usual_index = "model.safetensors.index.json";
-constexpr std::string_view index_ending = ".safetensors.index.json";
 constexpr std::string_view consolidated = "consolidated.safetensors";
 
 Error unclear(std::string message, std::string hint) {
@@ -176,6 +175,15 @@ Result<Resolved> in_directory(const std::string& directory, const std::vector<st
   return resolved;
 }
 
+Status refuse_split_gguf(const std::string& path) {
+  const auto split = split_of(fs::path(path).filename().string(), ".gguf");
+  if (!split || split->count <= 1) return {};
+  return Error{.code = Code::unsupported,
+               .message = path + " is number " + std::to_string(split->number) + " of " + std::to_string(split->count) +
+                          " files of a split GGUF model",
+               .hint = "merge them first: llama-gguf-split --merge"};
+}
+
 Result<Resolved> resolve_directory(const std::string& directory) {
   const Result<std::vector<std::string>> names = names_in(directory);
   if (!names) return names.error();
@@ -199,6 +207,11 @@ Result<Resolved> resolve_directory(const std::string& directory) {
     return in_directory(directory, tensors);
   }
   const std::vector<std::string> ggufs = ending_in(*names, ".gguf");
+  for (const std::string& name : ggufs) {
+    if (Status status = refuse_split_gguf((fs::path(directory) / name).string()); !status) {
+      return std::move(status).error();
+    }
+  }
   if (ggufs.size() == 1) return in_directory(directory, ggufs);
   if (!ggufs.empty())
     return unclear(directory + " has several models: " + list_of(ggufs), "name the one that you want");
@@ -222,12 +235,7 @@ Result<Resolved> resolve(const std::string& path) {
   if (fs::is_directory(status)) return resolve_directory(path);
   const std::string name = fs::path(path).filename().string();
   if (name.ends_with(".json")) return resolve_index(path);
-  if (const auto split = split_of(name, ".gguf"); split && split->count > 1) {
-    return Error{.code = Code::unsupported,
-                 .message = path + " is number " + std::to_string(split->number) + " of " +
-                            std::to_string(split->count) + " files of a split GGUF model",
-                 .hint = "merge them first: llama-gguf-split --merge"};
-  }
+  if (Status refused = refuse_split_gguf(path); !refused) return std::move(refused).error();
   return Resolved{.files = {path}, .index_path = {}, .index = {}};
 }
 

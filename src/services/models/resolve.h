@@ -21,6 +21,7 @@ struct Index {
   WeightMap weight_map;
   std::optional<std::uint64_t> total_bytes;  // what its metadata say that all tensors have
 };
+inline constexpr std::string_view index_ending = ".safetensors.index.json";
 // A pure function: the text of model.safetensors.index.json.
 Result<Index> parse_index(std::string_view json);
 

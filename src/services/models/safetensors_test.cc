@@ -71,6 +71,14 @@ TEST(Safetensors, an_entry_that_is_nearly_as_usual_is_read_as_strictly) {
   EXPECT_FALSE(parse(R"({"a":{"dtype":"F16","shape":[1],"data_offsets":[0,2],"more":1}})", 2).ok());
 }
 
+TEST(Safetensors, long_texts_are_cut_in_messages) {
+  const std::string many(1 << 20, 'x');
+  const Result<Contents> contents = parse(R"({"a":{"dtype":")" + many + R"(","shape":[],"data_offsets":[0,4]}})", 4);
+  EXPECT_LT(contents.error().message.size(), 500U);
+  EXPECT_EQ(in_quotes("short"), "\"short\"");
+  EXPECT_EQ(in_quotes(std::string(199, 'x') + "ää"), "\"" + std::string(199, 'x') + "…\"");
+}
+
 TEST(Safetensors, a_file_without_tensors_is_legal) {
   EXPECT_TRUE(parse("{}", 0).ok());
 }

@@ -34,6 +34,9 @@ Status check_tensors(std::span<const TensorToSave> tensors) {
   for (const TensorToSave& tensor : tensors) {
     if (tensor.name == models::metadata_key) return wrong_tensor(tensor, "the format keeps this name for itself");
     if (!names.insert(tensor.name).second) return wrong_tensor(tensor, "the name is there twice");
+    if (tensor.shape.size() > models::dimension_limit) {
+      return wrong_tensor(tensor, "its shape has more than 64 dimensions");
+    }
     const Result<std::uint64_t> bytes = models::tensor_bytes(tensor.dtype, tensor.shape);
     if (!bytes) return wrong_tensor(tensor, bytes.error().message);
     if (*bytes != tensor.memory.size_bytes) {

@@ -82,6 +82,8 @@ TEST_F(ModelSave, wrong_tensors_are_refused_by_name_and_nothing_is_written) {
   TensorToSave wrong = good;
   wrong.shape = {5};
   EXPECT_TRUE(has(refusal({wrong}), "tensor \"a\": its shape needs 5 bytes, and its memory has 4"));
+  wrong.shape.assign(65, 1);
+  EXPECT_TRUE(has(refusal({wrong}), "tensor \"a\": its shape has more than 64 dimensions"));
   wrong.shape = {1ULL << 40, 1ULL << 40};
   EXPECT_TRUE(has(refusal({wrong}), "more elements than can be counted"));
   EXPECT_TRUE(has(refusal({tensor("\xff", DType::u8, {4}, 0)}), "not UTF-8"));
