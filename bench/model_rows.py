@@ -130,23 +130,34 @@ def race_saves(setup, worker, contenders, peer, target, how):
     return {"rows": rows, "attempts": attempts}
 
 
-def row_slices(setup):
-    """A rank's share of every tensor: columns against the better way to read them, and the bytes read for rows."""
+@contextlib.contextmanager
+def ranks_shares(setup):
+    """Each case of what one of several ranks loads: (title, ranks, ask, turns)."""
     setup.need_storage()
     # How long and how many turns: disks change their pace, and a load from the page cache is over soon.
     states = {"cached": (harness.make_cached, setup.round_seconds / 6, 4), "cold": (harness.make_cold, 0, 2)}
-    rows, attempts = [], []
     with contextlib.ExitStack() as stack:
         models = {layout: setup.model(layout, setup.written_bytes) for layout in ("dense", "wide")}
         workers = {layout: stack.enter_context(setup.worker(model)) for layout, model in models.items()}
-        for layout, state, ranks in setup.in_equal_shares(list(itertools.product(models, states, (2, 4, 8)))):
-            prepare, seconds, turns = states[state]
+
+        def asking(layout, state):
+            prepare, seconds, _ = states[state]
 
             def ask(command):
                 prepare(models[layout])
                 return workers[layout].ask(f"{command} {seconds}")
 
-            title = f"1 of {ranks} ranks, {layout}, {state}"
+            return ask
+
+        yield [(f"1 of {ranks} ranks, {layout}, {state}", ranks, asking(layout, state), states[state][2])
+               for layout, state, ranks in itertools.product(models, states, (2, 4, 8))]
+
+
+def row_columns(setup):
+    """A rank's share of the columns of every tensor against the better way to read them."""
+    rows, attempts = [], []
+    with ranks_shares(setup) as cases:
+        for title, ranks, ask, turns in setup.in_equal_shares(cases):
             taken = race_columns(setup, ask, ranks, turns, f"columns, {title}")
             rows += taken[0]
             attempts += taken[1]
@@ -154,13 +165,21 @@ def row_slices(setup):
             read = [a_round["auto"]["read_share"] / a_round["the better way"]["read_share"]
                     for a_round in taken[1][-1]["rounds"]]
             rows.append(figure(f"columns, {title}: bytes read, to those of the better way", read, "plain"))
+    return {"rows": rows, "attempts": attempts}
+
+
+def row_rows(setup):
+    """A rank's share of the rows of every tensor: how many bytes are read for it."""
+    rows = []
+    with ranks_shares(setup) as cases:
+        for title, ranks, ask, _ in cases:
             sample = ask(f"rows auto {ranks}")
             counts = {"Penstock's": sample["read_share"], "the kernel's": sample["kernel_read_share"]}
-            # Nothing that is in the page cache comes from a device, and not every file system's reads are counted.
-            count = "the kernel's" if state == "cold" and counts["the kernel's"] else "Penstock's"
+            # Of what is in the page cache nothing comes from a device, and not every file system's reads are counted.
+            count = "the kernel's" if counts["the kernel's"] else "Penstock's"
             rows.append(figure(f"rows, {title}: bytes read for a byte, by {count} count", [counts[count]], "plain", 1.05,
                                True))
-    return {"rows": rows, "attempts": attempts}
+    return {"rows": rows}
 
 
 def seconds_per_gigabyte(sample):
@@ -182,4 +201,5 @@ def race_columns(setup, ask, ranks, turns, title):
 
 
 ROWS = {"dense": (row_dense, 30), "experts": (row_experts, 30), "ways": (row_ways, 35), "cold": (row_cold, 65),
-        "slices": (row_slices, 210), "save": (row_save, 75), "save-beside": (row_save_beside, 45)}
+        "rows": (row_rows, 20), "columns": (row_columns, 190), "save": (row_save, 75),
+        "save-beside": (row_save_beside, 45)}
