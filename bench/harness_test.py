@@ -128,7 +128,6 @@ class Shares(unittest.TestCase):
     def test_without_expectations_there_is_no_end(self):
         self.assertIsNone(run.end_of_rows(mock.Mock(quick=True), run.ROWS, given=5))
 
-
     def test_rows_that_are_not_named_take_no_time(self):
         setup = mock.Mock(quick=False)
         with mock.patch("sys.argv", ["run.py", "--models", "--only", "ways,cold"]):

@@ -268,9 +268,7 @@ class ProgressCall {
   std::exception_ptr raised_;
 };
 
-nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Saved>& tensors,
-              const std::map<std::string, std::string>& metadata, bool durable, bool checksums, nb::object progress) {
-  const auto context = self.get();
+std::vector<TensorToSave> to_save(const std::vector<Saved>& tensors) {
   std::vector<TensorToSave> wanted;
   for (const auto& [name, dtype, shape, pointer, size_bytes, domain] : tensors) {
     const auto type = dtype_from_name(dtype);
@@ -280,6 +278,19 @@ nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Save
                       shape,
                       {reinterpret_cast<std::byte*>(pointer), size_bytes, value_or_raise(Domain::parse(domain))}});
   }
+  return wanted;
+}
+
+// The first bytes of a file, and which tensors come behind them one after the other.
+nb::tuple safetensors_head_of(const std::vector<Saved>& tensors, const std::map<std::string, std::string>& metadata) {
+  const SafetensorsHead head = value_or_raise(safetensors_head(to_save(tensors), metadata));
+  return nb::make_tuple(nb::bytes(head.bytes.data(), head.bytes.size()), head.order);
+}
+
+nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Saved>& tensors,
+              const std::map<std::string, std::string>& metadata, bool durable, bool checksums, nb::object progress) {
+  const auto context = self.get();
+  const std::vector<TensorToSave> wanted = to_save(tensors);
   ProgressCall call(std::move(progress));
   const SaveOptions options{.metadata = metadata,
                             .durable = durable,
@@ -329,6 +340,7 @@ void define_models(nb::module_& module) {
       .def("populate", &populate, nb::arg("context"), nb::arg("pieces"));
   module.def("map_file", &map_file, nb::arg("context"), nb::arg("model"), nb::arg("file"));
   module.def("use_huge_pages", &use_huge_pages, nb::arg("memory"));
+  module.def("safetensors_head", &safetensors_head_of, nb::arg("tensors"), nb::arg("metadata"));
   module.def("save", &save, nb::arg("context"), nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),
              nb::arg("durable"), nb::arg("checksums"), nb::arg("progress").none());
   module.def("verify", &verify, nb::arg("context"), nb::arg("model"), nb::arg("progress").none());

@@ -227,6 +227,16 @@ struct SaveOptions {
   // At most twenty times a second; false cancels, and leaves what was there before.
   std::function<bool(std::uint64_t done, std::uint64_t all)> progress;
 };
+// What a safetensors file begins with, for who writes it himself: behind it come the bytes of the tensors in this
+// order, with nothing between them.
+struct SafetensorsHead {
+  std::string bytes;
+  std::vector<std::uint32_t> order;
+};
+// As many bytes as a multiple of `alignment`. Fails for tensors that could not be loaded again.
+PENSTOCK_EXPORT Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors,
+                                                         const std::map<std::string, std::string>& metadata,
+                                                         std::uint64_t alignment = 8);
 // A safetensors file whose data begins at a multiple of 4096, in place of what was there, or not at all.
 PENSTOCK_EXPORT Result<Report> save_safetensors(Context& context, const std::string& path,
                                                 std::span<const TensorToSave> tensors, const SaveOptions& options = {});

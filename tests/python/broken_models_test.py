@@ -110,3 +110,8 @@ def test_more_dimensions_than_numpy_has_are_refused_by_name(tmp_path):
             continue
         with pytest.raises(penstock.UnsupportedError, match=f"'deep' has 64 dimensions.* {most}"):
             penstock.load_file(path, framework="np", copy=copy)
+
+
+def test_bytes_that_are_no_model_are_called_that():
+    with pytest.raises(OSError, match="^the bytes: it has 3 bytes"):
+        penstock.numpy.load(b"bad")

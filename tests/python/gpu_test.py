@@ -208,8 +208,9 @@ def test_memory_that_is_used_on_another_stream_than_it_was_read_for_is_not_writt
     for number, copy in enumerate(copies):
         with torch.cuda.stream(streams[number % 2]):
             tensor = next(coming)
-            torch.cuda._sleep(5_000_000)
-            copy.copy_(tensor)  # much later, when the tensor is long gone
+            if number % 2:
+                torch.cuda._sleep(40_000_000)
+            copy.copy_(tensor)  # on one of them much later, when the tensor is long gone
             del tensor
     torch.cuda.synchronize()
     assert [number for number, copy in enumerate(copies) if not bool((copy == number).all())] == []

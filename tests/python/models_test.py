@@ -180,20 +180,19 @@ def kernel_read_bytes():
 def test_what_is_read_beside_parts_is_told_as_the_kernel_counts_it(tmp_path, columns):
     path = tmp_path / "model"
     write_model(path, [("odd", "U8", (3,)), ("a", "F16", (600, 4096))])
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
     with penstock.Context(cache="bypass") as context:
-        before = kernel_read_bytes()
-        part = penstock.load_file(path, select=["a"], slices={"a": (1, slice(512, 1024))}, columns=columns, context=context)
-        counted = kernel_read_bytes() - before
+        for _ in range(2):  # the first time, parts of libraries may be read as well
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            before = kernel_read_bytes()
+            part = penstock.load_file(path, select=["a"], slices={"a": (1, slice(512, 1024))}, columns=columns,
+                                      context=context)
+            counted = kernel_read_bytes() - before
     if counted == 0:
         pytest.skip("nothing here comes from a disk")
     told = part.report.read_bytes
-    assert told <= counted <= 1.05 * told + (64 << 10)  # it reads the header too
+    assert told <= counted <= 1.05 * told + 32 * os.sysconf("SC_PAGE_SIZE")  # it reads the header too
     assert part.report.wanted_bytes == 600 * 1024 < told
 
 

@@ -56,7 +56,8 @@ def test_bytes_are_read_by_safetensors_and_safetensors_bytes_by_us(tensors):
 
 def test_tensors_in_bytes_begin_at_multiples_of_their_elements_as_in_files(tmp_path):
     arrays = {"a": numpy.zeros(3, numpy.uint8), "d": numpy.zeros(1), "b": numpy.zeros(3, numpy.float16),
-              "c": numpy.zeros(5, numpy.float32), "half": numpy.zeros(3, numpy.float16)}
+              "c": numpy.zeros(5, numpy.float32), "half": numpy.zeros(3, numpy.float16), "i": numpy.zeros(2, numpy.int32),
+              "u": numpy.zeros(2, numpy.uint32), "z": numpy.zeros(2, numpy.int16)}
     penstock.save_file(arrays, tmp_path / "model")
     (tmp_path / "bytes").write_bytes(penstock.numpy.save(arrays))
     orders = []
@@ -64,7 +65,7 @@ def test_tensors_in_bytes_begin_at_multiples_of_their_elements_as_in_files(tmp_p
         model = _models.Model(tmp_path / name)
         assert all(tensor[5] % arrays[tensor[0]].itemsize == 0 for tensor in model.tensors)
         orders.append([tensor[0] for tensor in model.tensors])
-    assert orders[0] == orders[1] == ["d", "c", "b", "half", "a"]
+    assert orders[0] == orders[1] == ["d", "c", "u", "i", "b", "half", "z", "a"]
 
 
 def test_arrays_of_numpy_are_saved(tmp_path):
@@ -116,6 +117,8 @@ def test_an_interrupt_in_the_last_call_of_progress_leaves_what_was_there(tmp_pat
     (lambda: {"a": [1, 2]}, ValueError, "'a' is a list"),
     (lambda: {"a": torch.zeros(2, device="meta")}, ValueError, "'a' is on meta"),
     (lambda: {"a": torch.zeros(2, dtype=torch.complex128)}, NotImplementedError, "'a' is torch.complex128"),
+    (lambda: {"a": torch.zeros([1] * 65)}, ValueError, "more than 64 dimensions"),
+    (lambda: {"a": torch.zeros([0, 1 << 40, 1 << 20])}, ValueError, "beside a dimension of 0"),
     (lambda: (lambda base: {"a": base, "b": base})(torch.zeros(9)), RuntimeError, "share memory"),
     (lambda: (lambda base: {"a": base[:5], "b": base[4:]})(torch.zeros(9)), RuntimeError, "share memory"),
 ])
@@ -205,6 +208,9 @@ def test_both_names_of_a_tied_weight_in_a_file_are_refused(tmp_path):
     penstock.load_into(module, path, strict=False)
     assert torch.equal(module.embedding.weight, last)
     penstock.load_into({"embedding.weight": torch.zeros(10, 6), "head.weight": torch.zeros(10, 6)}, path)
+    empty = torch.zeros(0, 3)  # of which no bytes differ
+    penstock.save_file({"a": torch.zeros(0, 3), "b": torch.zeros(0, 3)}, path)
+    penstock.load_into({"a": empty, "b": empty}, path)
 
 
 @pytest.mark.parametrize("saved_by", ["penstock", "safetensors"])

@@ -2,7 +2,9 @@
 
 import gc
 import logging
+import os
 import random
+import signal
 import threading
 import warnings
 
@@ -181,3 +183,28 @@ def test_a_stream_is_closed_at_the_end_of_its_block(tmp_path, live_bytes):
     with penstock.stream(path, window="8MiB", framework="np") as stream:
         next(stream)
     assert live_bytes["now"] == 0 and list(stream) == []
+
+
+def test_a_stream_that_another_thread_waits_for_can_be_closed_in_a_forked_child(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [("a", "U8", (1000,)), ("b", "U8", (1000,))])
+    stream = penstock.stream(path, framework="np")
+    next(stream)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with stream._lock:
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        stream.close()
+        os._exit(0)
+    leave.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

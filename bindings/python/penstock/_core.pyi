@@ -132,6 +132,9 @@ class Loading:
 def load(context: Context, model: Model, groups: Sequence[tuple[str, Sequence[int] | None, array[int] | memoryview]],
         slices: Mapping[int, tuple[int, Sequence[tuple[int, int]]]], columns: str, memory: object | None) -> Loading: ...
 
+def safetensors_head(tensors: Sequence[tuple[str, str, Sequence[int], int, int, str]],
+        metadata: Mapping[str, str]) -> tuple[bytes, list[int]]: ...
+
 def save(context: Context, path: bytes, tensors: Sequence[tuple[str, str, Sequence[int], int, int, str]], metadata:
         Mapping[str, str], durable: bool, checksums: bool, progress: object | None) -> dict: ...
 

@@ -488,7 +488,7 @@ def check_no_repeats(model: Model, in_both: Mapping[str, Any], filled: Mapping[s
     """Refuses names for one tensor that each have bytes of their own in the file."""
     by_layout = {layout_of(value): name for name, value in filled.items()}
     for name, value in in_both.items():
-        if name not in filled:
+        if name not in filled and 0 not in value.shape:
             raise mismatch(f"{model}: {name!r} and {by_layout[layout_of(value)]!r} are one tensor here, and the file has "
                            "both", "give strict=False to fill it with the last of them")
 
@@ -502,15 +502,21 @@ def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapp
     """
     saved, owners = [], []
     for name, frame, value in checked_tensors(tensors):
-        dtype, shape, memory = frame.to_save(name, value)
-        saved.append((name, dtype, list(shape), memory.pointer, memory.size_bytes, memory.domain))
-        owners.append(memory.owner)
+        each, owner = saved_tensor(name, frame, value)
+        saved.append(each)
+        owners.append(owner)
     for domain in {each[5] for each in saved} - {"host"}:
         framework_named("pt").settle(domain)
     report = Report(**_core.save((context or default_context())._core, os.fsencode(filename), saved,
                                  text_metadata(metadata), durable, checksums, progress))
     log(f"saved {os.fsdecode(filename)}: {len(saved)} tensors", report)
     return report
+
+
+def saved_tensor(name: str, frame: Any, value: Any) -> tuple[tuple, Any]:
+    """As the core takes it, and whose memory it is."""
+    dtype, shape, memory = frame.to_save(name, value)
+    return (name, dtype, list(shape), memory.pointer, memory.size_bytes, memory.domain), memory.owner
 
 
 def check_mapping(tensors: Any) -> None:

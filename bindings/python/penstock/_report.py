@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Optional
 
 
@@ -83,6 +84,8 @@ class Total:
 
 def log(what: str, report: Report) -> None:
     """The one line of a load."""
+    if sys.is_finalizing():  # nothing can be imported any more
+        return
     import logging  # takes a third of the time that importing this package may take
 
     logging.getLogger("penstock").info("%s: %s", what, report)

@@ -88,7 +88,7 @@ class ReadAhead:
         self._ahead_bytes = 0
         self._credit_bytes = FIRST_AHEAD_BYTES  # of what may be ahead
         self._most_bytes: Optional[int] = None  # of what is ahead; none: not asked yet
-        self._stuck = 0  # in that order: the first behind what could not be started; until the caller is there
+        self._stuck = 0  # in that order: the first behind what could not be read ahead; until the caller is there
 
     @staticmethod
     def _places_in(order: Sequence[int]) -> dict[int, int]:
@@ -117,10 +117,13 @@ class ReadAhead:
             try:
                 load.finish(total=self.total)
             except BaseException as error:
+                places = self._places[self._order]
+                behind = max((places[each] for each, (other, _) in self._ahead.items() if other is load), default=0) + 1
                 self.forget()  # a load that failed has no other tensors either
                 if not was_ahead or not isinstance(error, Exception):
                     raise
-        if not load.tensors:  # another of those that were read with it may be to blame
+                self._stuck = behind
+        if not load.tensors:  # another of those that were read with it may be to blame: they are read one by one
             load, place = self._source.start_wholes([index]), 0
             load.finish(total=self.total)
         return load.take(place)
@@ -372,6 +375,10 @@ class Slice:
 
     def __getitem__(self, index: Any) -> Any:
         """What indexing the whole tensor would give."""
+        with self._file._frame.normal_mode():
+            return self._get(index)
+
+    def _get(self, index: Any) -> Any:
         frame, tensor = self._file._frame, self._tensor
         # As the framework has it: of types of less than a byte, the last dimension counts bytes there, which no part of
         # the file can be told by.

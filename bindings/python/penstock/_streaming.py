@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
+import os
 import re
-import sys
 import threading
 import weakref
 from typing import Any, Callable, Generator, Iterator, NamedTuple, Optional, Sequence, Union
@@ -41,6 +41,7 @@ class Stream:
     def __init__(self, tensors: Generator[tuple[str, Any], None, None], total: Total, quantization: dict[str, str]):
         self._tensors, self._total, self.quantization = tensors, total, quantization
         self._lock = threading.RLock()  # reentrant: signal handlers may not wait for what they interrupt
+        _streams.add(self)
 
     def __enter__(self) -> Stream:
         return self
@@ -56,13 +57,24 @@ class Stream:
             return next(self._tensors)
 
     def close(self) -> None:
-        """Cancels what is read ahead."""
+        """Cancels what is read ahead, once no other thread waits for a tensor."""
         with self._lock:
             self._tensors.close()
 
     @property
     def report(self) -> Optional[Report]:
         return self._total.report
+
+
+_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for each in _streams:
+        each._lock = threading.RLock()  # whoever held it stayed with the parent
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB", *, select: Select = None,
@@ -188,5 +200,5 @@ def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: De
             yield name, load.take(last)
             top_up()
     finally:
-        if total.report is not None and not sys.is_finalizing():
+        if total.report is not None:
             log(f"{model}: {count} tensors streamed", total.report)

@@ -207,10 +207,10 @@ Result<Resolved> resolve_directory(const std::string& directory) {
     return in_directory(directory, tensors);
   }
   const std::vector<std::string> ggufs = ending_in(*names, ".gguf");
-  for (const std::string& name : ggufs) {
-    if (Status status = refuse_split_gguf((fs::path(directory) / name).string()); !status) {
-      return std::move(status).error();
-    }
+  const auto is_split = [](const std::string& name) { return split_of(name, ".gguf").has_value(); };
+  if (!ggufs.empty() && std::ranges::all_of(ggufs, is_split)) {
+    Status refused = refuse_split_gguf((fs::path(directory) / ggufs[0]).string());
+    if (!refused) return std::move(refused).error();
   }
   if (ggufs.size() == 1) return in_directory(directory, ggufs);
   if (!ggufs.empty())

@@ -2,19 +2,13 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <tuple>
 
 #include "penstock/checksum.h"
 #include "penstock/gpu.h"
 #include "services/models/check.h"
-#include "services/models/contents.h"
 #include "services/models/ending.h"
-#include "services/models/safetensors.h"
 
 namespace penstock {
-
-using models::in_quotes;
 
 namespace {
 
@@ -23,44 +17,13 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t data_alignment = 4096;
 constexpr auto progress_interval = std::chrono::milliseconds(50);
 
-Error wrong_tensor(const TensorToSave& tensor, const std::string& what) {
-  return {.code = Code::invalid_argument,
-          .message = "tensor " + in_quotes(tensor.name) + ": " + what,
-          .hint = "nothing was written"};
-}
-
-Status check_tensors(std::span<const TensorToSave> tensors) {
-  std::set<std::string_view> names;
-  for (const TensorToSave& tensor : tensors) {
-    if (tensor.name == models::metadata_key) return wrong_tensor(tensor, "the format keeps this name for itself");
-    if (!names.insert(tensor.name).second) return wrong_tensor(tensor, "the name is there twice");
-    if (tensor.shape.size() > models::dimension_limit) {
-      return wrong_tensor(tensor, "its shape has more than 64 dimensions");
-    }
-    const Result<std::uint64_t> bytes = models::tensor_bytes(tensor.dtype, tensor.shape);
-    if (!bytes) return wrong_tensor(tensor, bytes.error().message);
-    if (*bytes != tensor.memory.size_bytes) {
-      return wrong_tensor(tensor, "its shape needs " + std::to_string(*bytes) + " bytes, and its memory has " +
-                                      std::to_string(tensor.memory.size_bytes));
-    }
-  }
-  return {};
-}
-
-// Saves one file. The order is that of safetensors itself: larger types first, so that every tensor begins at a
-// multiple of the size of its elements.
+// Saves one file.
 class Saving {
  public:
   Saving(Context& context, std::span<const TensorToSave> tensors, const SaveOptions& options)
-      : context_(context), options_(options) {
-    for (const TensorToSave& tensor : tensors) {
-      order_.push_back(&tensor);
-      data_bytes_ += tensor.memory.size_bytes;
-    }
-    std::ranges::sort(order_, [](const TensorToSave* a, const TensorToSave* b) {
-      return std::tuple(b->dtype, std::string_view(a->name)) < std::tuple(a->dtype, std::string_view(b->name));
-    });
-    sums_.resize(order_.size(), std::string(Checksum().hex().size(), '0'));
+      : context_(context), tensors_(tensors), options_(options) {
+    for (const TensorToSave& tensor : tensors) data_bytes_ += tensor.memory.size_bytes;
+    sums_.resize(tensors.size(), std::string(Checksum().hex().size(), '0'));
   }
 
   Result<Report> save(const std::string& path) {
@@ -82,56 +45,24 @@ class Saving {
   }
 
  private:
-  // The 8 bytes of its length, the JSON, and spaces up to where the data begins.
   Status make_header() {
-    try {
-      header_ = header_json();
-    } catch (const nlohmann::json::type_error&) {
-      return Error{Code::invalid_argument, 0, "a name or a text of the metadata is not UTF-8", "nothing was written"};
-    }
-    const std::uint64_t used = models::safetensors_length_bytes + header_.size();
-    const std::uint64_t length = (used + data_alignment - 1) / data_alignment * data_alignment;
-    header_.resize(length - models::safetensors_length_bytes, ' ');
-    if (header_.size() > models::header_limit_bytes) {
-      return Error{Code::invalid_argument, 0, "the header would have more than 100,000,000 bytes",
-                   "save fewer tensors in one file"};
-    }
-    std::string length_bytes;
-    for (std::size_t i = 0; i < models::safetensors_length_bytes; ++i) {
-      length_bytes += static_cast<char>(header_.size() >> (8 * i));
-    }
-    header_ = length_bytes + header_;
-    return {};
-  }
-
-  // Entry by entry: an object that keeps its order would look through all of them for each.
-  std::string header_json() const {
     std::map<std::string, std::string> metadata = options_.metadata;
     metadata.erase(std::string(models::checksums_key));  // those of other bytes
     if (options_.checksums) metadata.emplace(models::checksums_key, checksums_json());
-    std::string text;
-    if (!metadata.empty()) text = json_of(models::metadata_key) + ":" + nlohmann::json(metadata).dump();
-    std::uint64_t offset = 0;
-    for (const TensorToSave* tensor : order_) {
-      const std::uint64_t end = offset + tensor->memory.size_bytes;
-      if (!text.empty()) text += ",";
-      text += json_of(tensor->name) + R"(:{"dtype":")" + std::string(dtype_name(tensor->dtype)) + R"(","shape":)" +
-              nlohmann::json(tensor->shape).dump() + R"(,"data_offsets":[)" + std::to_string(offset) + "," +
-              std::to_string(end) + "]}";
-      offset = end;
-    }
-    return "{" + text + "}";
+    Result<SafetensorsHead> head = safetensors_head(tensors_, metadata, data_alignment);
+    if (!head) return std::move(head).error();
+    header_ = std::move(head->bytes);
+    order_ = std::move(head->order);
+    return {};
   }
 
   std::string checksums_json() const {
     std::string text;
-    for (std::size_t i = 0; i < order_.size(); ++i) {
-      text += (i == 0 ? "" : ",") + json_of(order_[i]->name) + ":" + json_of(sums_[i]);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      text += (i == 0 ? "" : ",") + nlohmann::json(tensors_[i].name).dump() + ":\"" + sums_[i] + "\"";
     }
     return "{" + text + "}";
   }
-
-  static std::string json_of(std::string_view text) { return nlohmann::json(text).dump(); }
 
   Result<Report> write(const Store& store) {
     std::vector<Range> ranges;
@@ -141,9 +72,10 @@ class Saving {
       ranges.push_back({&store, 0, header_memory_.region()});
     }
     std::uint64_t offset = header_.size();
-    for (const TensorToSave* tensor : order_) {
-      if (tensor->memory.size_bytes != 0) ranges.push_back({&store, offset, tensor->memory});
-      offset += tensor->memory.size_bytes;
+    for (const std::uint32_t index : order_) {
+      const Region& memory = tensors_[index].memory;
+      if (memory.size_bytes != 0) ranges.push_back({&store, offset, memory});
+      offset += memory.size_bytes;
     }
     Result<Ticket> ticket = context_.submit(Direction::write, ranges);
     if (!ticket) return std::move(ticket).error();
@@ -185,9 +117,9 @@ class Saving {
   Status add_up(const Ticket& ticket) {
     constexpr std::size_t most_bytes = 8 << 20;
     std::vector<std::byte> window;
-    for (std::size_t i = 0; i < order_.size(); ++i) {
+    for (const std::uint32_t index : order_) {
       Checksum sum;
-      const Region memory = order_[i]->memory;
+      const Region memory = tensors_[index].memory;
       for (std::size_t at = 0; at < memory.size_bytes; at += most_bytes) {
         Region piece = memory.part(at, std::min(most_bytes, memory.size_bytes - at));
         if (!memory.domain.host_accessible()) {
@@ -200,7 +132,7 @@ class Saving {
         if (ticket.ended() && ticket.outcome() != Outcome::done) return {};
         if (Status status = tell(ticket); !status) return status;
       }
-      sums_[i] = sum.hex();
+      sums_[index] = sum.hex();
     }
     return {};
   }
@@ -218,9 +150,10 @@ class Saving {
   }
 
   Context& context_;
+  const std::span<const TensorToSave> tensors_;
   const SaveOptions& options_;
-  std::vector<const TensorToSave*> order_;
-  std::vector<std::string> sums_;  // in that order
+  std::vector<std::uint32_t> order_;  // in the file
+  std::vector<std::string> sums_;     // of each tensor
   std::uint64_t data_bytes_ = 0;
   std::string header_;
   Buffer header_memory_;
@@ -231,7 +164,6 @@ class Saving {
 
 Result<Report> save_safetensors(Context& context, const std::string& path, std::span<const TensorToSave> tensors,
                                 const SaveOptions& options) {
-  if (Status status = check_tensors(tensors); !status) return std::move(status).error();
   return Saving(context, tensors, options).save(path);
 }
 

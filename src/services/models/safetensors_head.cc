@@ -1,0 +1,99 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <tuple>
+
+#include "services/models/contents.h"
+#include "services/models/safetensors.h"
+
+namespace penstock {
+
+using models::in_quotes;
+
+namespace {
+
+Error wrong_tensor(const TensorToSave& tensor, const std::string& what) {
+  return {.code = Code::invalid_argument,
+          .message = "tensor " + in_quotes(tensor.name) + ": " + what,
+          .hint = "nothing was written"};
+}
+
+Status check_tensors(std::span<const TensorToSave> tensors) {
+  std::set<std::string_view> names;
+  for (const TensorToSave& tensor : tensors) {
+    if (tensor.name == models::metadata_key) return wrong_tensor(tensor, "the format keeps this name for itself");
+    if (!names.insert(tensor.name).second) return wrong_tensor(tensor, "the name is there twice");
+    if (tensor.shape.size() > models::dimension_limit) {
+      return wrong_tensor(tensor, "its shape has more than 64 dimensions");
+    }
+    const Result<std::uint64_t> bytes = models::tensor_bytes(tensor.dtype, tensor.shape);
+    if (!bytes) return wrong_tensor(tensor, bytes.error().message);
+    if (*bytes != tensor.memory.size_bytes) {
+      return wrong_tensor(tensor, "its shape needs " + std::to_string(*bytes) + " bytes, and its memory has " +
+                                      std::to_string(tensor.memory.size_bytes));
+    }
+  }
+  return {};
+}
+
+// That of safetensors itself: larger types first, so that every tensor begins at a multiple of the size of its
+// elements.
+std::vector<std::uint32_t> order_of(std::span<const TensorToSave> tensors) {
+  std::vector<std::uint32_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0U);
+  std::ranges::sort(order, [&](std::uint32_t first, std::uint32_t second) {
+    const TensorToSave &a = tensors[first], &b = tensors[second];
+    return std::tuple(b.dtype, std::string_view(a.name)) < std::tuple(a.dtype, std::string_view(b.name));
+  });
+  return order;
+}
+
+std::string json_of(std::string_view text) {
+  return nlohmann::json(text).dump();
+}
+
+// Entry by entry: an object that keeps its order would look through all of them for each.
+std::string header_json(std::span<const TensorToSave> tensors, std::span<const std::uint32_t> order,
+                        const std::map<std::string, std::string>& metadata) {
+  std::string text;
+  if (!metadata.empty()) text = json_of(models::metadata_key) + ":" + nlohmann::json(metadata).dump();
+  std::uint64_t offset = 0;
+  for (const std::uint32_t index : order) {
+    const TensorToSave& tensor = tensors[index];
+    const std::uint64_t end = offset + tensor.memory.size_bytes;
+    if (!text.empty()) text += ",";
+    text += json_of(tensor.name) + R"(:{"dtype":")" + std::string(dtype_name(tensor.dtype)) + R"(","shape":)" +
+            nlohmann::json(tensor.shape).dump() + R"(,"data_offsets":[)" + std::to_string(offset) + "," +
+            std::to_string(end) + "]}";
+    offset = end;
+  }
+  return "{" + text + "}";
+}
+
+}  // namespace
+
+Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors,
+                                         const std::map<std::string, std::string>& metadata, std::uint64_t alignment) {
+  if (Status status = check_tensors(tensors); !status) return std::move(status).error();
+  SafetensorsHead head{.order = order_of(tensors)};
+  std::string json;
+  try {
+    json = header_json(tensors, head.order, metadata);
+  } catch (const nlohmann::json::type_error&) {
+    return Error{Code::invalid_argument, 0, "a name or a text of the metadata is not UTF-8", "nothing was written"};
+  }
+  const std::uint64_t used = models::safetensors_length_bytes + json.size();
+  json.resize((used + alignment - 1) / alignment * alignment - models::safetensors_length_bytes, ' ');
+  if (json.size() > models::header_limit_bytes) {
+    return Error{Code::invalid_argument, 0, "the header would have more than 100,000,000 bytes",
+                 "save fewer tensors in one file"};
+  }
+  for (std::size_t i = 0; i < models::safetensors_length_bytes; ++i) {
+    head.bytes += static_cast<char>(json.size() >> (8 * i));
+  }
+  head.bytes += json;
+  return head;
+}
+
+}  // namespace penstock
