@@ -4,6 +4,7 @@ import ctypes
 import os
 import pathlib
 import threading
+from array import array
 
 import numpy
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import penstock
 from models import write_model
 from penstock import _models
-from penstock._frameworks import Destination
+from penstock._frameworks import Destination, Framework
 
 FAKE = pathlib.Path(os.environ.get("PENSTOCK_FAKE_CUDA", "nowhere")) / "libcuda.so.1"
 if not FAKE.exists():
@@ -174,7 +175,7 @@ def test_dlpack_memory_is_read_into_after_what_its_exporter_still_does(driver, f
     assert driver.peek(exporter.pointer, len(content)) == content
 
 
-class DeviceFrame:
+class DeviceFrame(Framework):
     """A framework whose tensors are (pointer, size) in the memory of the fake GPU."""
 
     name = "fake"
@@ -185,7 +186,7 @@ class DeviceFrame:
 
     def allocate(self, specs, domain):
         places = [self.driver.allocate_on(int(domain[5:]), max(1, spec[3])) for spec in specs]
-        return Destination(places, [], lambda: [(place, spec[3]) for place, spec in zip(places, specs)])
+        return Destination(array("Q", places), [], lambda: [(place, spec[3]) for place, spec in zip(places, specs)])
 
     def settle(self, domain):
         self.settled.append(domain)

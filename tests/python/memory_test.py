@@ -2,6 +2,7 @@
 
 import gc
 import os
+import unittest.mock
 import weakref
 
 import numpy
@@ -9,6 +10,7 @@ import pytest
 
 import penstock
 from models import raw, write_model
+from penstock import _frameworks
 
 torch = pytest.importorskip("torch")
 
@@ -176,3 +178,22 @@ def test_parts_of_a_cached_file_come_out_of_the_mapping(tmp_path, framework):
         copied = penstock.load_file(path, framework=framework, slices=lambda name, shape: part, copy=True)
         for name, tensor in loaded.items():
             assert raw(tensor) == raw(copied[name]) and tuple(tensor.shape) == tuple(copied[name].shape)
+
+
+def test_memory_is_recorded_with_the_stream_that_it_is_given_out_on():
+    """Over a torch of the test's own; gpu_test.py has the real one."""
+    frame = _frameworks.Torch()
+    frame.torch = unittest.mock.Mock()
+    first, other = unittest.mock.Mock(), unittest.mock.Mock()
+    frame.torch.cuda.current_stream.return_value = first
+    streams = {"cuda:1": frame.settle("cuda:1")}
+    first.synchronize.assert_called_once_with()
+    tensor = unittest.mock.Mock(is_cuda=True, device="cuda:1")
+    assert frame.give(tensor, streams) is tensor
+    tensor.record_stream.assert_not_called()
+    frame.torch.cuda.current_stream.return_value = other
+    assert frame.give(tensor, streams) is tensor
+    tensor.record_stream.assert_called_once_with(other)
+    on_the_host = unittest.mock.Mock(is_cuda=False)
+    assert frame.give(on_the_host, {"host": frame.settle("host")}) is on_the_host
+    on_the_host.record_stream.assert_not_called()
