@@ -1,10 +1,12 @@
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "penstock/checksum.h"
 #include "penstock/gpu.h"
+#include "penstock/models.h"
 #include "services/models/check.h"
 #include "services/models/ending.h"
 

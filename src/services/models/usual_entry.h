@@ -77,9 +77,9 @@ class UsualEntry {
   const char* at_;
   const char* const end_;
   std::string_view dtype_;
-  std::array<std::uint64_t, 8> shape_;
+  std::array<std::uint64_t, 8> shape_ = {};
   std::size_t dimensions_ = 0;
-  std::array<std::uint64_t, 2> offsets_;
+  std::array<std::uint64_t, 2> offsets_ = {};
 };
 
 }  // namespace penstock::models
