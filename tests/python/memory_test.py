@@ -27,6 +27,21 @@ def test_what_is_mapped_counts_in_the_statistics(tmp_path):
         assert routes == [("mmap", "mapped", 1 << 20)]
 
 
+@pytest.mark.parametrize("part, mapped", [(64, True), (16, False)])
+def test_a_file_is_mapped_though_a_few_of_its_pages_are_not_in_the_page_cache(tmp_path, part, mapped):
+    path = tmp_path / "model"
+    contents = write_model(path, [(str(i), "U8", (1 << 20,)) for i in range(64)])
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        assert file.read()
+        os.posix_fadvise(file.fileno(), 16 << 20, (64 << 20) // part, os.POSIX_FADV_DONTNEED)
+    tensors = penstock.load_file(path, framework="np")
+    if "direct" not in tensors.report.routes and not mapped:
+        pytest.skip(f"nothing can be evicted here, or read past the page cache: {tensors.report.reason}")
+    assert ("mapped" in tensors.report.routes) == mapped, tensors.report
+    assert {name: raw(array) for name, array in tensors.items()} == contents
+
+
 def test_small_tensors_share_slabs_and_large_ones_have_storages_of_their_own(tmp_path):
     path = tmp_path / "model"
     tensors = [(f"small.{i}", "F32", (100 + i,)) for i in range(50)]

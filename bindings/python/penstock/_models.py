@@ -105,9 +105,9 @@ class Model:
         self._mapped: dict[int, Any] = {}
 
     def mapped(self, context: Context, file: int) -> Any:
-        """The file as memory, where all of it is in the page cache; else nothing."""
+        """The file as memory, where all but little of it is in the page cache; else nothing."""
         memory = self._mapped.get(file)
-        if memory is None:  # not yet, or not all of it was there the last time
+        if memory is None:  # not yet, or too little of it was there the last time
             memory = self._mapped[file] = _core.map_file(context._core, self.core, file)
         return memory
 
@@ -286,8 +286,8 @@ class Load:
         count = self._mapped_bytes
         if count == 0:
             return Report(**self._loading.wait(progress))
-        report = Report("done", count, self._mapped_seconds, {"mapped": count}, "", "all of the file is in the page "
-                        "cache: it is mapped, not copied", "cpu")
+        report = Report("done", count, self._mapped_seconds, {"mapped": count}, "", "the file is in the page cache: "
+                        "it is mapped, not copied", "cpu")
         if self._loading is None:
             if progress is not None:
                 progress(count, count)

@@ -26,10 +26,25 @@ bool may_map(const Context& context) {
   return options.cache != Cache::bypass && (routes.empty() || std::ranges::find(routes, Route::mapped) != routes.end());
 }
 
-bool is_resident(const Store& store) {
+std::uint64_t missing_bytes(const Store& store, std::uint64_t offset, std::uint64_t size_bytes) {
+  return size_bytes - std::min(size_bytes, store.cached_bytes(offset, size_bytes).value_or(0));
+}
+
+// Reads what is missing of a file that is all but in the page cache: the system drops pages now and then, and to copy
+// everything because of a few would take many times as long. By plain reads, which tell what a disk can't read.
+bool make_resident(const Store& store, const models::FileReader& file) {
+  constexpr std::uint64_t part_that_may_miss = 32;
   const StoreInfo& info = store.info();
   if (info.locality == Locality::memory) return true;
-  return info.locality == Locality::local && store.cached_bytes(0, info.size_bytes).value_or(0) >= info.size_bytes;
+  if (info.locality != Locality::local) return false;
+  const std::uint64_t missing = missing_bytes(store, 0, info.size_bytes);
+  if (missing == 0) return true;
+  if (missing > info.size_bytes / part_that_may_miss) return false;
+  for (std::uint64_t offset = 0; offset < info.size_bytes; offset += turn_bytes) {
+    const std::uint64_t size_bytes = std::min(turn_bytes, info.size_bytes - offset);
+    if (missing_bytes(store, offset, size_bytes) != 0 && !file.read(offset, size_bytes)) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -38,7 +53,6 @@ Result<std::optional<MappedFile>> MappedFile::map(Context& context, const ModelF
   if (file.size_bytes == 0 || !may_map(context)) return std::optional<MappedFile>();
   const Result<Store> store = models::open_store(context, file);
   if (!store) return store.error();
-  if (!is_resident(*store)) return std::optional<MappedFile>();
   std::shared_ptr<const models::FileReader> opened = file.kept_open;
   if (!opened) {
     Result<models::FileReader> by_name = models::FileReader::open(file.path);
@@ -46,6 +60,7 @@ Result<std::optional<MappedFile>> MappedFile::map(Context& context, const ModelF
     opened = std::make_shared<models::FileReader>(std::move(*by_name));
   }
   if (opened->identity() != file.identity) return models::changed(file);
+  if (!make_resident(*store, *opened)) return std::optional<MappedFile>();
   // Writable pages of a private mapping would count as memory that may be needed; hardly any ever is.
   constexpr int flags = MAP_PRIVATE | MAP_NORESERVE;
   void* const data = ::mmap(nullptr, file.size_bytes, PROT_READ | PROT_WRITE, flags, opened->descriptor(), 0);
