@@ -182,7 +182,8 @@ PENSTOCK_EXPORT Result<Loading> load(Context& context, const Model& model, std::
 // what is written there stays in this process. Touching it after the file was truncated raises SIGBUS.
 class PENSTOCK_EXPORT MappedFile {
  public:
-  // Nothing where more than a little of the file is not in the page cache, or the options of the Context keep away from that.
+  // Nothing where more than a little of the file is not in the page cache, or the options of the Context keep away from
+  // that.
   static Result<std::optional<MappedFile>> map(Context& context, const ModelFile& file);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&&) = delete;
