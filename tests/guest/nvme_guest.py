@@ -181,7 +181,7 @@ def qemu_command(machine, packages, initramfs, folder, traces):
         both += ["-blockdev", f"driver=file,node-name=both{number},filename={folder}/both{number}.img,discard=unmap",
                  "-device", f"nvme-ns,drive=both{number},bus=both,nsid={number},{sizes}",
                  "-device", f"virtio-blk-pci,drive=both{number},serial=BOTH{number},{sizes}"]
-    return [*machine["qemu"], "-accel", "tcg,thread=multi", "-smp", "2", "-m", "384", "-nic", "none", "-nographic",
+    return [*machine["qemu"], "-accel", "tcg,thread=multi", "-smp", "2", "-m", "512", "-nic", "none", "-nographic",
             "-no-reboot", "-kernel", str(next((packages / "boot").glob("vmlinuz-*"))), "-initrd", str(initramfs),
             "-append", machine["kernel"] + " quiet panic=-1",
             "-D", str(traces), "-msg", "timestamp=on", "-trace", "pci_nvme_err*", "-trace", "pci_nvme_ub*",
