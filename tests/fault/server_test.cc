@@ -115,10 +115,7 @@ TEST_F(SilentServer, an_answer_that_is_an_error_is_told_as_such_and_not_as_a_cha
   server_->answer();
   ASSERT_TRUE(ticket.wait_for(30s));
   const Report report = ticket.report();
-  ASSERT_EQ(report.outcome, Outcome::failed);
-  EXPECT_EQ(report.error->code, system_error(ELOOP, "").code);
-  EXPECT_EQ(report.error->system_error, ELOOP);
-  EXPECT_NE(report.error->message.find("whether it has changed"), std::string::npos) << report.error->message;
+  expect_unknowable(report, "whether it has changed");
   EXPECT_FALSE(report.error->hint.empty());
   ASSERT_EQ(report.failures.size(), 1U);
   EXPECT_EQ(report.failures[0].code, report.error->code);

@@ -2,11 +2,15 @@
 // remote, and what they are like is asked of the server, which can be made not to answer, and not to let go of a file.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <cerrno>
 #include <condition_variable>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "files/file_store.h"
@@ -100,6 +104,14 @@ class ServedEngine : public OverPosix {
 inline void make_unknowable(const std::filesystem::path& file) {
   std::filesystem::rename(file, file.string() + ".kept");
   std::filesystem::create_symlink(file.filename(), file);
+}
+// What a request says that asked about it: the answer, in these words.
+inline void expect_unknowable(const Report& report, const std::string& words) {
+  EXPECT_EQ(report.outcome, Outcome::failed);
+  ASSERT_TRUE(report.error);
+  EXPECT_EQ(report.error->code, system_error(ELOOP, "").code);
+  EXPECT_EQ(report.error->system_error, ELOOP);
+  EXPECT_NE(report.error->message.find(words), std::string::npos) << report.error->message;
 }
 
 }  // namespace penstock::test
