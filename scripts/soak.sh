@@ -41,14 +41,15 @@ run_tidy() {
 
 # New inputs are kept in the build folder, and what breaks a target as build-fuzz/crash-*.
 run_fuzz() {
-  local target name failed=0
-  build fuzz || return
-  for target in build-fuzz/bin/fuzz_*; do
-    name=${target##*/fuzz_}
+  local corpus name failed=0
+  build fuzz fuzz_targets || return
+  for corpus in tests/fuzz/corpus/*; do
+    name=${corpus##*/}
     echo "-- $name"
     mkdir -p "build-fuzz/corpus/$name"
-    "$target" -max_total_time="${PENSTOCK_FUZZ_SECONDS:-60}" -timeout=10 -print_final_stats=1 \
-      -artifact_prefix="build-fuzz/crash-$name-" "build-fuzz/corpus/$name" "tests/fuzz/corpus/$name" 2>&1 |
+    PENSTOCK_FUZZ_TARGET=$name build-fuzz/bin/fuzz_targets \
+      -max_total_time="${PENSTOCK_FUZZ_SECONDS:-60}" -timeout=10 -print_final_stats=1 \
+      -artifact_prefix="build-fuzz/crash-$name-" "build-fuzz/corpus/$name" "$corpus" 2>&1 |
       tail -n 20 || failed=1
   done
   return "$failed"
