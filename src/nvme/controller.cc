@@ -197,8 +197,10 @@ Result<std::uint32_t> Controller::admin(const Command& command, const std::strin
   return Error{code_of(status), number_of(status), transport_.name() + ": " + what + ": " + text_of(status), ""};
 }
 
-// Into the admin queue's page of data.
+// Into the admin queue's page of data, where nothing is left of what was there before: a controller may say that it is
+// done, and write nothing.
 Status Controller::identify(std::uint32_t cns, std::uint32_t nsid, const std::string& what) {
+  std::memset(admin_memory_.data() + 2 * info_.page_bytes, 0, identify_bytes);
   Command command{};
   command.opcode = static_cast<std::uint8_t>(AdminOpcode::identify);
   command.nsid = nsid;
@@ -285,7 +287,7 @@ Status Controller::read_namespace(std::uint32_t id) {
     space.refusal = "it has protection information";
   } else if (std::uint64_t{1} << format.block_exponent > info_.max_transfer_bytes) {
     space.refusal = "a block is longer than the controller can transfer";
-  } else if (data.size_blocks == 0 || data.size_blocks > UINT64_MAX >> format.block_exponent) {
+  } else if (data.size_blocks == 0 || data.size_blocks > std::uint64_t{INT64_MAX} >> format.block_exponent) {
     space.refusal = "its size makes no sense";
   }
   if (block_fits) space.block_bytes = 1U << format.block_exponent;

@@ -469,6 +469,32 @@ TEST(Controller, survives_lies_in_every_field_of_identify) {
   }
 }
 
+// The bytes that came before, of the list of namespaces, would do for one of a block of 512 bytes.
+TEST(Controller, takes_nothing_for_identify_data_that_was_there_before) {
+  SoftShape shape;
+  shape.alter_identify = [](std::uint32_t cns, std::byte* data) {
+    if (cns == identify_active_namespaces) data[offsetof(IdentifyNamespace, formats) + 2] = std::byte{9};
+  };
+  Bench bench(shape, {.untold_namespaces = true});
+  ASSERT_EQ(bench.error().message, "");
+  EXPECT_EQ(bench.controller().find_namespace(1).error().code, Code::unsupported);
+}
+
+TEST(Controller, refuses_a_namespace_whose_bytes_can_not_be_counted) {
+  const auto has_namespace = [](std::uint64_t blocks) {
+    SoftShape shape;
+    shape.alter_identify = [blocks](std::uint32_t cns, std::byte* data) {
+      if (cns == identify_namespace) std::memcpy(data, &blocks, sizeof blocks);
+    };
+    Bench bench(shape);
+    return bench.controller().find_namespace(1).ok();
+  };
+  EXPECT_TRUE(has_namespace((std::uint64_t{1} << 54) - 1));
+  EXPECT_FALSE(has_namespace(std::uint64_t{1} << 54)) << "of 512 bytes: an offset has 63 bits";
+  EXPECT_FALSE(has_namespace(std::uint64_t{1} << 55));
+  EXPECT_FALSE(has_namespace(0));
+}
+
 TEST(Controller, refuses_namespaces_with_metadata_or_protection) {
   const auto refusal = [](std::size_t at, std::uint8_t value) {
     SoftShape shape;
@@ -483,9 +509,24 @@ TEST(Controller, refuses_namespaces_with_metadata_or_protection) {
   EXPECT_NE(refusal(130, 20).find("size"), std::string::npos);
 }
 
+// Each command of a batch is completed, as failed, when the one before it is fetched.
+TEST(Controller, believes_no_completion_of_a_command_that_was_not_fetched) {
+  Bench bench({}, {.seed = 1, .unfetched = 1000});
+  fill_disk(bench);
+  auto queue = bench.controller().make_queue().value();
+  constexpr std::uint64_t count = 64;
+  std::vector<Io> ios;
+  for (std::uint64_t i = 0; i < count; ++i) ios.push_back(bench.io(IoKind::read, i * 512, 512, i * 512));
+  ASSERT_EQ(queue->submit(ios), count);
+  for (std::uint64_t i = 0; i < count; ++i) EXPECT_EQ(Bench::wait(*queue).code, Code::ok);
+  EXPECT_TRUE(holds_disk(bench, 0, 0, count * 512));
+  EXPECT_EQ(queue->state().strange_completions, count);
+}
+
 // A seeded run with every fault at once: every operation comes back once, and with the right bytes.
 TEST(Controller, loses_and_duplicates_nothing_under_seeded_faults) {
-  SoftFaults faults{.seed = 7, .delay = 20, .shuffle = 200, .lose = 1, .duplicate = 30, .unknown = 20, .fail = 30};
+  SoftFaults faults{
+      .seed = 7, .delay = 20, .shuffle = 200, .lose = 1, .duplicate = 30, .unknown = 20, .unfetched = 20, .fail = 30};
   faults.statuses = {status::internal_error, status::data_transfer_error, status::namespace_not_ready};
   faults.max_delay = std::chrono::microseconds(100);
   ControllerOptions options = quick_options();

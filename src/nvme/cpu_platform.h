@@ -24,6 +24,8 @@ class CpuPlatform {
   static constexpr bool any(bool value) { return value; }
   static constexpr std::uint64_t broadcast(std::uint64_t value) { return value; }
   static constexpr std::uint32_t leading(bool value) { return value ? 1 : 0; }
+  static constexpr bool is_first(std::uint32_t) { return true; }
+  static constexpr Largest largest(std::uint32_t value) { return {0, value}; }
 
   template <typename T>
   static T load_acquire(const T& word) {

@@ -36,6 +36,27 @@ class CudaPlatform {
     return failing == 0 ? size_ : __popc(mask_ & ((failing & -failing) - 1));
   }
 
+  // Whether no lane before this one gave the same.
+  __device__ bool is_first(std::uint32_t value) const {
+    return (__match_any_sync(mask_, value) & ((1U << lane_) - 1)) == 0;
+  }
+  // Each lane looks at the one before it, then at the one that that one looked at, twice as far every time: the lanes
+  // of a group need not be neighbours. Those that have come to the leader stay there.
+  __device__ Largest largest(std::uint32_t value) const {
+    const std::uint32_t earlier = mask_ & ((1U << lane_) - 1);
+    const int previous = earlier == 0 ? leader_ : 31 - __clz(static_cast<int>(earlier));
+    std::uint32_t so_far = value;
+    int looked_at = previous;
+    for (std::uint32_t reach = 1; reach < size_; reach *= 2) {
+      const std::uint32_t other = __shfl_sync(mask_, so_far, looked_at);
+      so_far = other > so_far ? other : so_far;
+      looked_at = __shfl_sync(mask_, looked_at, looked_at);
+    }
+    const std::uint32_t before = __shfl_sync(mask_, so_far, previous);
+    const int last = 31 - __clz(static_cast<int>(mask_));
+    return {earlier == 0 ? 0 : before, __shfl_sync(mask_, so_far, last)};
+  }
+
   template <typename T>
   __device__ T load_acquire(const T& word) const {
     return DeviceWord<T>(const_cast<T&>(word)).load(cuda::memory_order_acquire);

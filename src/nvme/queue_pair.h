@@ -14,16 +14,22 @@
 //     So doorbells are rung in the order of tickets.
 //  4. Whoever waits drains the completion queue, one group at a time: the drainer writes the outcome into the token of
 //     the caller and frees the slot. Nobody holds a slot while waiting for another.
-//  5. A ticket can't be given back. A caller that stops waiting leaves its command and its token in flight.
-//  6. Once the queue is poisoned nobody rings any more, and every wait ends. What was rung may still be in flight at
-//  the
-//     controller: only deleting the queue, resetting the controller or isolating it ends that (controller.h).
+//  5. A completion counts only if it fits: its queue is this one; its submission head goes on from that of the last
+//     one that fitted, at most to what was rung; its identifier is that of a command in flight, which lies below this
+//     head. What does not fit is counted, and changes nothing else. A group judges as one thread would that takes one
+//     completion after the other.
+//  6. A ticket can't be given back. A caller that stops waiting leaves its command and its token in flight.
+//  7. Once the queue is poisoned nobody rings any more, and every wait ends. What was rung may still be in flight at
+//     the controller: only deleting the queue, resetting the controller or isolating it ends that (controller.h).
 //
 // Invariants:
 //  I1. slot.turn == 2t: free for ticket t. slot.turn == 2t + 1: ticket t has it. It only grows, unless poisoned.
-//  I2. published <= tickets; doorbells hold `published` mod N, in order.
+//  I2. published <= rung <= tickets. Doorbells hold `rung` mod N, in order. `rung` is stored before the doorbell and
+//      `published` after it: a command may be completed in between.
 //  I3. Tickets in flight at the controller are N - 1 at the most, so it never has to wait for room in a completion
 //      queue of M >= N entries whose head is rung at most M - N entries late.
+//  I4. fetched <= rung, and every ticket whose slot was freed is below `fetched`. So rung - fetched < N, and a head of
+//      16 bits stands for one count of 64 bits only. Neither ever goes back.
 //
 // Thread safety: submit, try_submit, drain and wait from any number of groups; the rest while nobody else is inside.
 // Lifetime: the memory named here, and every token, outlives the commands in flight.
@@ -77,6 +83,12 @@ struct QueuePairMemory {
   std::uint32_t* head_doorbell = nullptr;
 };
 
+// Among the numbers that the lanes of a group gave: the largest of those before this lane, or 0, and of all.
+struct Largest {
+  std::uint32_t before = 0;
+  std::uint32_t of_all = 0;
+};
+
 struct QueuePairState {
   QueuePairMemory memory;
   // Each on a cache line of its own: they have different writers.
@@ -85,9 +97,11 @@ struct QueuePairState {
   alignas(128) std::uint32_t draining = 0;
   std::uint64_t head = 0;                    // completions seen; of the drainer
   std::uint64_t head_rung = 0;               // and told to the controller
+  std::uint64_t fetched = 0;                 // commands, by the controller's word
   alignas(128) std::uint32_t poison = 0;     // a Poison
   std::uint32_t strange_completions = 0;     // that fit no command in flight, and were ignored
   alignas(128) std::uint64_t doorbells = 0;  // rung for submissions; of whoever has the turn
+  std::uint64_t rung = 0;                    // commands, by those doorbells or the one that follows
 };
 
 template <typename Platform>
@@ -95,10 +109,14 @@ class QueuePair {
  public:
   PENSTOCK_ANYWHERE QueuePair(QueuePairState& state, Platform& platform) : q_(state), p_(platform) {}
 
-  // For the memory as it is: zeroed completions, nothing in flight.
+  // For the memory as it is: zeroed completions, nothing in flight. Tickets go on after those of an earlier use, from
+  // the first slot: a completion that is left from then fits no command.
   PENSTOCK_ANYWHERE void initialize() {
-    for (std::uint32_t i = 0; i < q_.memory.entries; ++i) q_.memory.slots[i] = {2 * std::uint64_t{i}, nullptr};
-    q_.tickets = q_.published = q_.head = q_.head_rung = 0;
+    const std::uint64_t mask = q_.memory.entries - 1;
+    const std::uint64_t first = (q_.tickets + mask) & ~mask;
+    for (std::uint32_t i = 0; i < q_.memory.entries; ++i) q_.memory.slots[i] = {2 * (first + i), nullptr};
+    q_.tickets = q_.published = q_.rung = q_.fetched = first;
+    q_.head = q_.head_rung = 0;
     q_.draining = q_.poison = 0;
   }
 
@@ -146,18 +164,26 @@ class QueuePair {
     if (!p_.broadcast(locked ? 1 : 0)) return 0;
     const std::uint64_t begin = p_.broadcast(p_.is_leader() ? q_.head : 0);
     std::uint64_t head = begin;
+    std::uint64_t fetched = p_.broadcast(p_.is_leader() ? q_.fetched : 0);
     // Bounded, so that a waiter looks at its own token now and then.
     while (head - begin < q_.memory.completion_entries) {
       const std::uint64_t at = head + p_.rank();
       const Completion& completion = q_.memory.completions[at & (q_.memory.completion_entries - 1)];
       const std::uint32_t status = p_.load_phase(completion.status);
-      const std::uint32_t taken = p_.leading(Completion::phase(status) == expected_phase(at));
-      if (p_.rank() < taken) finish(completion, status);
+      // Two that name one command are not taken at once: the second fits only while the first has not ended it.
+      const bool is_first = p_.is_first(Completion::cid(status));
+      const std::uint32_t taken = p_.leading(is_first && Completion::phase(status) == expected_phase(at));
+      const bool is_taken = p_.rank() < taken;
+      const Claim claim = is_taken ? judge(completion, status, fetched) : Claim{};
+      const Largest moved = p_.largest(claim.fits ? claim.moved : 0);
+      // One that went back does not count, and would not move the largest.
+      if (is_taken) finish(completion, status, claim, claim.fits && claim.moved >= moved.before);
+      fetched += moved.of_all;
       head += taken;
       if (taken < p_.size()) break;
     }
     p_.sync();
-    if (p_.is_leader()) end_drain(head);
+    if (p_.is_leader()) end_drain(head, fetched);
     return static_cast<std::uint32_t>(head - begin);
   }
 
@@ -173,11 +199,12 @@ class QueuePair {
       if (p_.all(is_done(token))) return Waited::done;
       const bool poisoned = p_.any(is_poisoned());
       const bool late = p_.any(p_.now() >= deadline);
-      if (drain() > 0) continue;
+      const bool drained = drain() > 0;
       if (p_.all(is_done(token))) return Waited::done;
+      // Whatever was drained: completions of nothing may come without an end.
       if (poisoned) return Waited::poisoned;
       if (late) return Waited::timed_out;
-      p_.pause();
+      if (!drained) p_.pause();
     }
   }
 
@@ -225,16 +252,19 @@ class QueuePair {
   PENSTOCK_ANYWHERE bool expected_phase(std::uint64_t at) const { return (at & q_.memory.completion_entries) == 0; }
 
   PENSTOCK_ANYWHERE bool wait_for_room(std::uint64_t first, std::uint32_t count, std::uint64_t stall_deadline) {
+    bool late = false;
     while (true) {
       bool room = true;
       for (std::uint32_t i = p_.rank(); i <= count; i += p_.size()) room = room && is_free(first + i);
       const bool poisoned = p_.any(is_poisoned());
       if (poisoned) return false;
       if (p_.all(room)) return true;
-      const bool late = p_.any(p_.now() >= stall_deadline);
-      if (drain() > 0) continue;
-      if (late) poison(Poison::stalled);
-      p_.pause();
+      if (late) {
+        poison(Poison::stalled);
+        return false;
+      }
+      late = p_.any(p_.now() >= stall_deadline);
+      if (drain() == 0) p_.pause();
     }
   }
 
@@ -262,7 +292,7 @@ class QueuePair {
     Slot& slot = slot_of(ticket);
     slot.token = submission.token;
     p_.store_relaxed(submission.token->state, 0U);
-    // A release, although the doorbell follows: a controller may complete what it was never told of.
+    // A release, although the doorbell follows: a controller may complete what it was not told of yet.
     p_.store_release(slot.turn, 2 * ticket + 1);
     p_.write_entry(q_.memory.submissions[ticket & (q_.memory.entries - 1)], submission.command, command_id(ticket));
   }
@@ -274,6 +304,7 @@ class QueuePair {
       p_.pause();
     }
     if (is_poisoned()) return false;
+    p_.store_relaxed(q_.rung, first + count);  // ordered by the doorbell
     p_.ring(*q_.memory.tail_doorbell, static_cast<std::uint32_t>(first + count) & (q_.memory.entries - 1));
     ++q_.doorbells;
     // The turn passes through memory and the doorbell doesn't: without this the next doorbell could arrive first.
@@ -282,27 +313,42 @@ class QueuePair {
     return true;
   }
 
-  PENSTOCK_ANYWHERE void finish(const Completion& completion, std::uint32_t status) {
-    const std::uint16_t cid = Completion::cid(status);
-    Slot& slot = slot_of(cid);
-    std::uint64_t turn = p_.load_acquire(slot.turn);
+  // What a completion says, in itself and after those that were taken before.
+  struct Claim {
+    std::uint64_t ticket = 0;
+    std::uint32_t moved = 0;  // by how much its head is past `fetched`
+    bool fits = false;
+  };
+  PENSTOCK_ANYWHERE Claim judge(const Completion& completion, std::uint32_t status, std::uint64_t fetched) {
+    const std::uint32_t submission = completion.submission;
+    const std::uint32_t head = submission & 0xffff;
+    const std::uint32_t moved = (head - static_cast<std::uint32_t>(fetched)) & (q_.memory.entries - 1);
+    const std::uint64_t turn = p_.load_acquire(slot_of(Completion::cid(status)).turn);
     const std::uint64_t ticket = turn >> 1;
-    const bool fits = (turn & 1) != 0 && command_id(ticket) == cid && completion.submission >> 16 == q_.memory.id &&
-                      (completion.submission & 0xffff) < q_.memory.entries;
-    Token* const token = fits ? slot.token : nullptr;
-    // Two completions of one command may be looked at by two lanes at once: only one of them frees the slot.
-    if (!fits || !p_.compare_exchange(slot.turn, turn, 2 * (ticket + q_.memory.entries))) {
+    const bool fits = submission >> 16 == q_.memory.id && head < q_.memory.entries &&
+                      fetched + moved <= p_.load_acquire(q_.rung) && (turn & 1) != 0 &&
+                      command_id(ticket) == Completion::cid(status) && ticket < fetched + moved;
+    return {ticket, moved, fits};
+  }
+
+  PENSTOCK_ANYWHERE void finish(const Completion& completion, std::uint32_t status, const Claim& claim, bool counts) {
+    if (!counts) {
       p_.fetch_add(q_.strange_completions, 1U);
       return;
     }
+    Slot& slot = slot_of(claim.ticket);
+    Token* const token = slot.token;
+    // The drainer's alone: what was rung is not taken back, and no other lane has this command.
+    p_.store_release(slot.turn, 2 * (claim.ticket + q_.memory.entries));
     token->result = completion.result;
     p_.store_release(token->state, Token::done_bit | Completion::field(status).bits);
     p_.completed(token);
   }
 
   // Of the leader: tells the controller, as late as invariant I3 allows, and lets others drain.
-  PENSTOCK_ANYWHERE void end_drain(std::uint64_t head) {
+  PENSTOCK_ANYWHERE void end_drain(std::uint64_t head, std::uint64_t fetched) {
     q_.head = head;
+    q_.fetched = fetched;
     const std::uint64_t slack = q_.memory.completion_entries - q_.memory.entries;
     const std::uint64_t most = q_.memory.completion_entries / 4;
     if (head - q_.head_rung > (slack < most ? slack : most) && !is_poisoned()) {

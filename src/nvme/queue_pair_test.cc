@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <functional>
+#include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "nvme/cpu_platform.h"
@@ -43,12 +47,41 @@ class QueuePairTest : public testing::Test {
     return answered;
   }
   void post(std::uint16_t cid, StatusField field, std::uint32_t result, std::uint32_t queue = 3) {
+    post_with_head(static_cast<std::uint32_t>(fetched_ % submissions_.size()), cid, field, result, queue);
+  }
+  void post_with_head(std::uint32_t head, std::uint32_t cid, StatusField field = status::success,
+                      std::uint32_t result = 0, std::uint32_t queue = 3) {
     Completion& entry = completions_[posted_ % completions_.size()];
     entry.result = result;
-    entry.submission = queue << 16 | static_cast<std::uint32_t>(fetched_ % submissions_.size());
+    entry.submission = queue << 16 | head;
     const bool phase = (posted_ / completions_.size() & 1) == 0;
-    __atomic_store_n(&entry.status, Completion::pack(cid, phase, field), __ATOMIC_RELEASE);
+    __atomic_store_n(&entry.status, Completion::pack(static_cast<std::uint16_t>(cid), phase, field), __ATOMIC_RELEASE);
     ++posted_;
+  }
+  // Posts one that must be ignored.
+  void expect_strange(std::uint32_t head, std::uint32_t cid, const char* why) {
+    const std::uint32_t before = state_.strange_completions;
+    post_with_head(head, cid);
+    EXPECT_EQ(pair().drain(), 1U);
+    EXPECT_EQ(state_.strange_completions, before + 1) << why;
+  }
+  // Posts one that must end the command of this token.
+  void expect_done(std::uint32_t head, std::uint32_t cid, const Token& token) {
+    const std::uint32_t before = state_.strange_completions;
+    EXPECT_FALSE(pair().is_done(token));
+    post_with_head(head, cid);
+    EXPECT_EQ(pair().drain(), 1U);
+    EXPECT_TRUE(pair().is_done(token)) << "head " << head << ", command " << cid;
+    EXPECT_EQ(state_.strange_completions, before);
+  }
+  // Submits so many commands, the first of them as number 0; for the tokens, whose commands' identifiers follow `cid`.
+  std::uint16_t submit(std::span<Token> tokens) {
+    const auto slot = static_cast<std::size_t>(state_.tickets % submissions_.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      const Submission one = numbered(tokens[i], static_cast<std::uint32_t>(i));
+      EXPECT_EQ(pair().submit(&one, 1, never), 1U);
+    }
+    return submissions_[slot].cid;
   }
   static Submission numbered(Token& token, std::uint32_t number) {
     Submission submission{};
@@ -101,6 +134,7 @@ TEST_F(QueuePairTest, ignores_completions_that_fit_no_command) {
   const Submission submission = numbered(token, 1);
   pair().submit(&submission, 1, never);
   const std::uint16_t cid = submissions_[0].cid;
+  fetched_ = 1;
   post(static_cast<std::uint16_t>(cid + 1), status::success, 0);  // a slot without a command
   post(static_cast<std::uint16_t>(cid + 4), status::success, 0);  // the slot's next generation
   post(0xffff, status::success, 0);                               // no command at all
@@ -114,6 +148,127 @@ TEST_F(QueuePairTest, ignores_completions_that_fit_no_command) {
   ASSERT_TRUE(pair().is_done(token));
   EXPECT_EQ(pair().status_of(token), status::unrecovered_read);
   EXPECT_EQ(state_.strange_completions, 5U);
+}
+
+TEST_F(QueuePairTest, ignores_a_completion_of_a_command_that_was_not_fetched) {
+  make(4, 16);
+  std::array<Token, 3> tokens;
+  const std::uint16_t first = submit(tokens);
+  expect_strange(0, first, "none was fetched");
+  expect_strange(1, first + 1, "one was fetched, and it is another");
+  expect_done(1, first, tokens[0]);
+  expect_strange(2, first + 2, "two were fetched");
+  expect_done(3, first + 2, tokens[2]);
+  expect_done(3, first + 1, tokens[1]);
+}
+
+TEST_F(QueuePairTest, ignores_a_completion_whose_head_goes_back) {
+  make(8, 16);
+  std::array<Token, 5> tokens;
+  const std::uint16_t first = submit(tokens);
+  expect_done(3, first, tokens[0]);
+  expect_strange(2, first + 1, "three were fetched, by the word of the one before");
+  expect_strange(0, first + 1, "as if nothing was");
+  expect_done(3, first + 1, tokens[1]);
+  expect_done(5, first + 4, tokens[4]);
+  expect_strange(4, first + 3, "");
+  expect_done(5, first + 3, tokens[3]);
+}
+
+TEST_F(QueuePairTest, ignores_a_completion_whose_head_is_past_what_was_rung) {
+  make(8, 16);
+  std::array<Token, 2> tokens;
+  const std::uint16_t first = submit(tokens);
+  expect_strange(3, first, "two were rung");
+  expect_strange(7, first, "");
+  expect_strange(8, first, "out of range");
+  expect_strange(0xffff, first, "out of range");
+  expect_done(1, first, tokens[0]);
+  expect_strange(1, first + 1, "heads of strange completions count for nothing");
+  expect_done(2, first + 1, tokens[1]);
+}
+
+TEST_F(QueuePairTest, believes_no_head_of_a_strange_completion) {
+  make(8, 16);
+  std::array<Token, 4> tokens;
+  const std::uint16_t first = submit(tokens);
+  expect_strange(4, first + 4, "no such command, with a head that could be");
+  expect_strange(1, first + 3, "so the last one is not fetched yet");
+  expect_done(1, first, tokens[0]);
+  expect_strange(4, first, "again");
+  expect_strange(2, first + 3, "");
+  expect_done(4, first + 3, tokens[3]);
+}
+
+// As full as it can be, at every place of the ring, and long enough for identifiers and heads to begin anew.
+TEST_F(QueuePairTest, follows_heads_around_the_ring_with_all_slots_but_one_in_flight) {
+  make(4, 8);
+  std::array<Token, 3> tokens;
+  for (std::uint32_t round = 0; round < 25'000; ++round) {
+    const std::uint16_t first = submit(tokens);
+    const auto cid = [first](std::uint32_t i) { return (first + i) & 0x7fff; };
+    const std::uint32_t head = 3 * (round + 1) % 4;
+    if (round % 1000 < 4) {
+      expect_strange((head + 3) % 4, cid(2), "two were fetched");
+      expect_strange((head + 1) % 4, cid(0), "this is where it was before: none was fetched");
+    }
+    for (const std::uint32_t i : {2U, 0U, 1U}) expect_done(head, cid(i), tokens[i]);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(state_.tickets, 1U << 16);
+}
+
+TEST_F(QueuePairTest, ignores_completions_that_are_left_from_before_it_was_made_anew) {
+  make(4, 16);
+  std::array<Token, 2> before;
+  const std::uint16_t old = submit(before);
+  pair().poison(Poison::reset);
+  EXPECT_EQ(pair().end_in_flight(status::queue_deleted), 2U);
+  completions_.assign(completions_.size(), {});
+  posted_ = 0;
+  pair().initialize();
+  std::array<Token, 2> tokens;
+  const std::uint16_t first = submit(tokens);
+  EXPECT_EQ(doorbells_[0], 2U) << "from the first slot on";
+  expect_strange(2, old, "a command that ended with the queue");
+  expect_strange(2, old + 1, "");
+  expect_done(2, first + 1, tokens[1]);
+  expect_done(2, first, tokens[0]);
+}
+
+// Posts one more completion of nothing whenever somebody looks for completions, up to a limit.
+class FloodedPlatform : public CpuPlatform {
+ public:
+  FloodedPlatform(const Registers& registers, std::uint32_t most, std::function<void()> post)
+      : CpuPlatform(registers), left_(most), post_(std::move(post)) {}
+  std::uint32_t load_phase(const std::uint32_t& status) {
+    if (left_ > 0) {
+      --left_;
+      post_();
+    }
+    return CpuPlatform::load_phase(status);
+  }
+  std::uint32_t left() const { return left_; }
+
+ private:
+  std::uint32_t left_;
+  std::function<void()> post_;
+};
+
+TEST_F(QueuePairTest, ends_waits_by_their_deadlines_though_completions_of_nothing_never_end) {
+  make(2, 4);
+  FloodedPlatform platform(registers_, 10'000, [this] { post(0xffff, status::success, 0); });
+  QueuePair<FloodedPlatform> flooded(state_, platform);
+  std::array<Token, 2> tokens;
+  const Submission first = numbered(tokens[0], 1);
+  ASSERT_EQ(flooded.submit(&first, 1, never), 1U);
+  EXPECT_EQ(flooded.wait(tokens[0], CpuPlatform::now()), Waited::timed_out);
+  EXPECT_GT(platform.left(), 9'000U) << "it waited until the flood was over";
+  const Submission second = numbered(tokens[1], 2);
+  EXPECT_EQ(flooded.submit(&second, 1, CpuPlatform::now()), 0U);
+  EXPECT_TRUE(flooded.is_poisoned());
+  EXPECT_EQ(flooded.wait(tokens[0], never), Waited::poisoned);
+  EXPECT_GT(platform.left(), 9'000U);
 }
 
 TEST_F(QueuePairTest, tells_the_controller_late_but_never_too_late) {

@@ -363,7 +363,7 @@ void SoftDevice::end(Flight& flight) {
   drop(flight);  // first: once the host knows, it may reuse everything
   post(posting);
   if (twice) post(posting);
-  if (another && !submission_queues_[posting.queue].busy[cid]) post({posting.queue, cid, status::success, 0});
+  if (another) post({posting.queue, cid, status::success, 0, true});
 }
 
 void SoftDevice::drop(Flight& flight) {
@@ -395,11 +395,14 @@ bool SoftDevice::post_waiting(CompletionQueue& queue) {
 }
 
 void SoftDevice::write_completion(CompletionQueue& queue, const Posting& posting) {
+  const SubmissionQueue& submissions = submission_queues_[posting.queue];
+  // It may have waited for room, and be true by now.
+  if (posting.made_up && (!submissions.live || submissions.busy[posting.cid])) return;
   Completion& entry = queue.memory[queue.posted % queue.entries];
   const bool phase = (queue.posted / queue.entries & 1) == 0;
   entry.result = posting.result;
   entry.reserved = 0;
-  entry.submission = submission_queues_[posting.queue].head | std::uint32_t{posting.queue} << 16;
+  entry.submission = submissions.head | std::uint32_t{posting.queue} << 16;
   __atomic_store_n(&entry.status, Completion::pack(posting.cid, phase, posting.status), __ATOMIC_RELEASE);
   ++queue.posted;
   queue.has_news = true;

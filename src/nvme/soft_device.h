@@ -53,7 +53,8 @@ struct SoftFaults {
   std::uint32_t shuffle = 0;    // it comes after those of later commands
   std::uint32_t lose = 0;       // the command is carried out, and never completed
   std::uint32_t duplicate = 0;  // it is completed twice
-  std::uint32_t unknown = 0;    // another one is completed that was never submitted
+  std::uint32_t unknown = 0;    // another one is completed that it does not have: a random one
+  std::uint32_t unfetched = 0;  // the next one is completed, as failed, before it is fetched
   std::uint32_t fail = 0;       // with one of `statuses`, and not carried out
   std::vector<StatusField> statuses;
   std::chrono::microseconds max_delay{200};
@@ -65,6 +66,7 @@ struct SoftFaults {
   std::uint32_t fatal_starts = 0;    // so often, when enabled, it is ready with a fatal status
   std::uint32_t refused_queues = 0;  // so many submission queues can't be made
   bool refuses_delete = false;       // completion queues can't be deleted
+  bool untold_namespaces = false;    // to identify one is a success without data
   bool ignores_abort = false;
   bool ignores_delete = false;   // queues can't be deleted: such commands never end
   bool ignores_disable = false;  // it stays ready, and can only be isolated
@@ -115,6 +117,7 @@ class SoftDevice : private Sleeper {
     std::uint16_t cid = 0;
     StatusField status;
     std::uint32_t result = 0;
+    bool made_up = false;  // of no command that it has
   };
   struct CompletionQueue {
     bool live = false;
@@ -178,7 +181,7 @@ class SoftDevice : private Sleeper {
   void raise_interrupts();
   Flight& new_flight(std::uint16_t queue, std::uint16_t cid);
   // What befalls a command, one of these at a time.
-  enum class Chance : std::uint64_t { delay = 1, shuffle, lose, duplicate, unknown, fail };
+  enum class Chance : std::uint64_t { delay = 1, shuffle, lose, duplicate, unknown, fail, unfetched };
   std::uint64_t random(Chance chance, std::uint64_t command) const;
   bool happens(Chance chance, std::uint32_t thousandths, const Flight& flight) const;
 
