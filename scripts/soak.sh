@@ -11,12 +11,14 @@
 #   tsan     the whole suite under the thread sanitizer
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes)
+#   nvme     the NVMe driver against a controller that misbehaves, with PENSTOCK_NVME_SEEDS seeds of 3,000 operations and
+#            PENSTOCK_NVME_LONG_SEEDS of 100,000 (default: 2,000 and 50)
 #   guest    the NVMe driver in a guest of the other architecture, cross-compiled; Debian only
 #   browser  the page of `penstock bench` in chromium; screenshots are left in build/browser
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-all_stages=(tidy clang dev asan tsan fuzz seeds guest browser)
+all_stages=(tidy clang dev asan tsan fuzz seeds nvme guest browser)
 for argument in "$@"; do
   case " ${all_stages[*]} --help -h " in
     *" $argument "*) ;;
@@ -59,6 +61,10 @@ run_seeds() {
   build release fault && PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} build/bin/fault
 }
 
+run_nvme() {
+  build release penstock_tool && PENSTOCK_JOBS=$jobs python3 -B scripts/nvme_seeds.py build/penstock
+}
+
 # 77: this is not Debian, or there is no QEMU, and that was said.
 run_guest() {
   local other=x86_64 debian=amd64 code=0
@@ -94,7 +100,7 @@ stages=("$@")
 broken=()
 for name in "${stages[@]}"; do
   case $name in
-    tidy | fuzz | seeds | guest | browser) stage "$name" "run_$name" || broken+=("$name") ;;
+    tidy | fuzz | seeds | nvme | guest | browser) stage "$name" "run_$name" || broken+=("$name") ;;
     *) stage "$name" run_suite "$name" || broken+=("$name") ;;
   esac
 done

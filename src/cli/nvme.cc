@@ -14,6 +14,7 @@ struct NvmeFlags {
   OutputFlags output;
   std::string name;
   NvmeTrial trial;
+  std::uint64_t seeds = 1;
   bool no_faults = false;
   bool dry_run = false;
 };
@@ -195,40 +196,57 @@ Exit selftest(const NvmeFlags& flags) {
   return good ? Exit::ok : Exit::failed;
 }
 
+// What went wrong is told with the seed to do it again.
+void add_trial(NvmeTrialReport& sum, const NvmeTrial& trial, const NvmeTrialReport& report) {
+  sum.operations += report.operations;
+  sum.retries += report.retries;
+  sum.commands += report.commands;
+  sum.doorbells += report.doorbells;
+  sum.aborts += report.aborts;
+  sum.resets += report.resets;
+  sum.strange_completions += report.strange_completions;
+  sum.seconds += report.seconds;
+  const std::string seed = "seed " + std::to_string(trial.seed) + ": ";
+  for (const std::string& what : report.wrong) sum.wrong.push_back(seed + what);
+  for (const std::string& what : report.breaches) sum.breaches.push_back(seed + what);
+  if (report.wrong.empty() && report.operations != trial.operations) {
+    sum.wrong.push_back(seed + "only " + std::to_string(report.operations) + " operations");
+  }
+}
+
 Exit soft(const NvmeFlags& flags) {
   const Output output(flags.output);
   NvmeTrial trial = flags.trial;
   trial.faults = !flags.no_faults;
   trial.keep_going = [] { return !interrupted(); };
-  const auto report = try_soft_nvme(trial);
-  if (!report) return output.fail(report.error());
-  if (interrupted()) return output.fail(interrupted_error());
-  const bool good = report->wrong.empty() && report->breaches.empty() && report->operations == trial.operations;
+  NvmeTrialReport sum;
+  for (std::uint64_t i = 0; i < flags.seeds; ++i) {
+    trial.seed = flags.trial.seed + i;
+    const auto report = try_soft_nvme(trial);
+    if (!report) return output.fail(report.error());
+    if (interrupted()) return output.fail(interrupted_error());
+    add_trial(sum, trial, *report);
+  }
+  const bool good = sum.wrong.empty() && sum.breaches.empty();
   if (output.json()) {
     Json result = head();
-    result["trial"] = {{"seed", trial.seed},
-                       {"operations", report->operations},
-                       {"retries", report->retries},
-                       {"commands", report->commands},
-                       {"doorbells", report->doorbells},
-                       {"aborts", report->aborts},
-                       {"resets", report->resets},
-                       {"strange_completions", report->strange_completions},
-                       {"seconds", report->seconds},
-                       {"wrong", report->wrong},
-                       {"breaches", report->breaches}};
+    result["trial"] = {
+        {"seed", flags.trial.seed}, {"seeds", flags.seeds},     {"operations", sum.operations},
+        {"retries", sum.retries},   {"commands", sum.commands}, {"doorbells", sum.doorbells},
+        {"aborts", sum.aborts},     {"resets", sum.resets},     {"strange_completions", sum.strange_completions},
+        {"seconds", sum.seconds},   {"wrong", sum.wrong},       {"breaches", sum.breaches}};
     output.object(result);
     return good ? Exit::ok : Exit::failed;
   }
-  output.heading(std::string(output.mark(good ? Mark::good : Mark::bad)) + " " + std::to_string(report->operations) +
-                 " operations in " + format_seconds(report->seconds) + ", every byte compared");
-  output.field("commands",
-               std::to_string(report->commands) + ", with " + std::to_string(report->doorbells) + " doorbells");
-  output.field("survived", std::to_string(report->retries) + " retries, " + std::to_string(report->aborts) +
-                               " aborts, " + std::to_string(report->resets) + " resets, " +
-                               std::to_string(report->strange_completions) + " completions of nothing");
-  for (const std::string& what : report->wrong) output.field("wrong", what);
-  for (const std::string& what : report->breaches) output.field("breach", what);
+  output.heading(std::string(output.mark(good ? Mark::good : Mark::bad)) + " " + std::to_string(sum.operations) +
+                 " operations in " + format_seconds(sum.seconds) + ", every byte compared");
+  if (flags.seeds > 1) output.field("seeds", std::to_string(flags.seeds));
+  output.field("commands", std::to_string(sum.commands) + ", with " + std::to_string(sum.doorbells) + " doorbells");
+  output.field("survived", std::to_string(sum.retries) + " retries, " + std::to_string(sum.aborts) + " aborts, " +
+                               std::to_string(sum.resets) + " resets, " + std::to_string(sum.strange_completions) +
+                               " completions of nothing");
+  for (const std::string& what : sum.wrong) output.field("wrong", what);
+  for (const std::string& what : sum.breaches) output.field("breach", what);
   return good ? Exit::ok : Exit::failed;
 }
 
@@ -275,7 +293,8 @@ Command add_nvme(CLI::App& tool) {
   }
   CLI::App* trial = add("soft", "Drive a controller in software that misbehaves, and compare every byte", soft, false);
   trial->add_option("--seed", flags->trial.seed, "what it misbehaves from");
-  trial->add_option("--operations", flags->trial.operations, "how many")->check(CLI::PositiveNumber);
+  trial->add_option("--seeds", flags->seeds, "so many seeds, one after the other")->check(CLI::PositiveNumber);
+  trial->add_option("--operations", flags->trial.operations, "how many of each seed")->check(CLI::PositiveNumber);
   trial->add_option("--block", flags->trial.block_bytes, "the size of a block")->check(CLI::IsMember({512, 4096}));
   trial->add_flag("--no-faults", flags->no_faults, "a controller that behaves");
   return {parser, [flags, verbs] {

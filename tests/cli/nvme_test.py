@@ -34,6 +34,9 @@ class Nvme(ToolTest):
     def test_tries_the_driver_against_faults(self):
         trial = self.json_of("nvme", "soft", "--seed", "3", "--operations", "2000", "--block", "4096")["trial"]
         self.assertEqual((trial["operations"], trial["wrong"], trial["breaches"]), (2000, [], []))
+        three = self.json_of("nvme", "soft", "--seed", "3", "--seeds", "3", "--operations", "100")["trial"]
+        self.assertEqual((three["seed"], three["seeds"], three["operations"], three["wrong"]), (3, 3, 300, []))
+        self.assertEqual(three["resets"], 3)  # after the fatal status of each
         quiet = self.json_of("nvme", "soft", "--operations", "100", "--no-faults")["trial"]
         self.assertEqual((quiet["retries"], quiet["resets"], quiet["strange_completions"]), (0, 0, 0))
         self.assertIn(b"every byte compared", self.run_tool("nvme", "soft", "--operations", "100").stdout)
@@ -56,6 +59,7 @@ class Nvme(ToolTest):
             self.fails("not_found", 3, "nvme", verb, "ffff:ff:1f.7", "--dry-run")
         self.fails("invalid_argument", 2, "nvme")
         self.fails("invalid_argument", 2, "nvme", "soft", "--block", "100")
+        self.fails("invalid_argument", 2, "nvme", "soft", "--seeds", "0")
 
     def test_loads_a_store_behind_a_controller(self):
         content = bytes(i * 13 % 253 for i in range(2 * MIB + 777))
