@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The checks that take too long for every change. Without arguments all stages run, in this order; with arguments those
-# that are named.
+# that are named. Ends with a line for each: how long it took, and what it found. Their output is kept in build/soak.
 #
 #   scripts/soak.sh [STAGE...]
 #
@@ -31,19 +31,27 @@ trap 'exit 130' INT TERM
 # Uses of stacks that are gone: several times slower, so not in every run.
 export PENSTOCK_ASAN_MORE=:detect_stack_use_after_return=1:max_uar_stack_size_log=16
 run_suite() {
-  build "$1" && ctest --preset "$1" --parallel "$jobs" --no-tests=error --timeout 600
+  build "$1" || return
+  ctest --preset "$1" --parallel "$jobs" --no-tests=error --timeout 600 --output-junit "$PWD/build/soak/$1.xml"
+  python3 scripts/summarize_tests.py "build/soak/$1.xml"
 }
+run_clang() { run_suite clang; }
+run_dev() { run_suite dev; }
+run_asan() { run_suite asan; }
+run_tsan() { run_suite tsan; }
 
 # clang-tidy reads the commands of the clang build: those of gcc have options that it doesn't know.
 run_tidy() {
-  configure clang &&
-    find src -name '*.cc' ! -name '*_test.cc' -print0 |
-    xargs -0 -n 1 -P "$jobs" clang-tidy --quiet -p build-clang 2> >(grep -v 'warnings\? generated' >&2)
+  local sources
+  configure clang && mapfile -t sources < <(find src -name '*.cc' ! -name '*_test.cc') &&
+    printf '%s\0' "${sources[@]}" |
+    xargs -0 -n 1 -P "$jobs" clang-tidy --quiet -p build-clang 2> >(grep -v 'warnings\? generated' >&2) &&
+    echo "${#sources[@]} files without a finding"
 }
 
 # New inputs are kept in the build folder, and what breaks a target as build-fuzz/crash-*.
 run_fuzz() {
-  local corpus name failed=0
+  local corpus name units failed=0 inputs=0
   build fuzz fuzz_targets || return
   for corpus in tests/fuzz/corpus/*; do
     name=${corpus##*/}
@@ -52,8 +60,11 @@ run_fuzz() {
     PENSTOCK_FUZZ_TARGET=$name build-fuzz/bin/fuzz_targets \
       -max_total_time="${PENSTOCK_FUZZ_SECONDS:-60}" -timeout=10 -print_final_stats=1 \
       -artifact_prefix="build-fuzz/crash-$name-" "build-fuzz/corpus/$name" "$corpus" 2>&1 |
-      tail -n 20 || failed=1
+      tail -n 20 | tee "build/soak/fuzz-$name.log" || failed=1
+    units=$(sed -n 's/^stat::number_of_executed_units: *//p' "build/soak/fuzz-$name.log")
+    inputs=$((inputs + ${units:-0}))
   done
+  echo "$inputs inputs; what broke a target is in build-fuzz: $(find build-fuzz -name 'crash-*' | wc -l) files"
   return "$failed"
 }
 
@@ -94,17 +105,23 @@ run_browser() {
   ((code == 0 || code == 77))
 }
 
+# Its last line is what it found.
+logged() {
+  "run_$1" 2>&1 | tee "build/soak/$1.log"
+}
+
 scripts/install-deps.sh --soak
+mkdir -p build/soak
 stages=("$@")
 ((${#stages[@]})) || stages=("${all_stages[@]}")
 broken=()
+summary=()
 for name in "${stages[@]}"; do
-  case $name in
-    tidy | fuzz | seeds | nvme | guest | browser) stage "$name" "run_$name" || broken+=("$name") ;;
-    *) stage "$name" run_suite "$name" || broken+=("$name") ;;
-  esac
+  begin=$SECONDS verdict=passed
+  stage "$name" logged "$name" || { broken+=("$name") && verdict=FAILED; }
+  summary+=("$(printf '%-8s %s after %5d s: %s' "$name" "$verdict" $((SECONDS - begin)) "$(tail -n 1 "build/soak/$name.log")")")
 done
+printf '%s\n' "${summary[@]}"
 if ((${#broken[@]})); then
   die "failed: ${broken[*]}"
 fi
-echo "all stages passed: ${stages[*]}"

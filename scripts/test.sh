@@ -5,7 +5,7 @@
 #   scripts/test.sh
 #
 #   PENSTOCK_SANITIZERS="asan tsan"   the sanitizer presets to run ("" for none)
-#   PENSTOCK_JOBS=2                   parallel compilations and tests (default: the number of CPUs)
+#   PENSTOCK_JOBS=2                   parallel compilations, and half of the parallel tests (default: the number of CPUs)
 #   PENSTOCK_DEPS=deps                an offline bundle, used by itself where ./deps exists
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -20,11 +20,11 @@ trap 'exit 130' INT TERM
 results=build/test-results
 broken=()
 
-# run_tests PRESET [CTEST ARGUMENT...]
+# run_tests PRESET [CTEST ARGUMENT...]. Tests spend half of their time waiting for deadlines, disks and each other.
 run_tests() {
   local preset=$1
   shift
-  ctest --preset "$preset" --parallel "$jobs" --no-tests=error --output-junit "$PWD/$results/$preset.xml" "$@" |
+  ctest --preset "$preset" --parallel $((2 * jobs)) --no-tests=error --output-junit "$PWD/$results/$preset.xml" "$@" |
     grep --line-buffered -vE '^ *Start +[0-9]+:| Passed '
 }
 attempt() {

@@ -15,7 +15,7 @@
 namespace penstock::nvme {
 namespace {
 
-constexpr std::uint64_t never = UINT64_MAX;
+constexpr std::uint64_t no_deadline = UINT64_MAX;
 
 // A queue pair in plain memory, and a controller that answers when it is told to.
 class QueuePairTest : public testing::Test {
@@ -79,7 +79,7 @@ class QueuePairTest : public testing::Test {
     const auto slot = static_cast<std::size_t>(state_.tickets % submissions_.size());
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       const Submission one = numbered(tokens[i], static_cast<std::uint32_t>(i));
-      EXPECT_EQ(pair().submit(&one, 1, never), 1U);
+      EXPECT_EQ(pair().submit(&one, 1, no_deadline), 1U);
     }
     return submissions_[slot].cid;
   }
@@ -106,10 +106,10 @@ TEST_F(QueuePairTest, phase_flips_when_the_ring_wraps) {
   for (std::uint32_t i = 0; i < 50; ++i) {
     Token token;
     const Submission submission = numbered(token, i);
-    ASSERT_EQ(pair().submit(&submission, 1, never), 1U);
+    ASSERT_EQ(pair().submit(&submission, 1, no_deadline), 1U);
     EXPECT_EQ(pair().drain(), 0U) << "what is left of the pass before is not new";
     ASSERT_EQ(answer(1), 1U);
-    ASSERT_EQ(pair().wait(token, never), Waited::done);
+    ASSERT_EQ(pair().wait(token, no_deadline), Waited::done);
     ASSERT_EQ(token.result, i);
   }
   EXPECT_EQ(state_.strange_completions, 0U);
@@ -132,7 +132,7 @@ TEST_F(QueuePairTest, ignores_completions_that_fit_no_command) {
   make(4, 16);
   Token token;
   const Submission submission = numbered(token, 1);
-  pair().submit(&submission, 1, never);
+  pair().submit(&submission, 1, no_deadline);
   const std::uint16_t cid = submissions_[0].cid;
   fetched_ = 1;
   post(static_cast<std::uint16_t>(cid + 1), status::success, 0);  // a slot without a command
@@ -261,13 +261,13 @@ TEST_F(QueuePairTest, ends_waits_by_their_deadlines_though_completions_of_nothin
   QueuePair<FloodedPlatform> flooded(state_, platform);
   std::array<Token, 2> tokens;
   const Submission first = numbered(tokens[0], 1);
-  ASSERT_EQ(flooded.submit(&first, 1, never), 1U);
+  ASSERT_EQ(flooded.submit(&first, 1, no_deadline), 1U);
   EXPECT_EQ(flooded.wait(tokens[0], CpuPlatform::now()), Waited::timed_out);
   EXPECT_GT(platform.left(), 9'000U) << "it waited until the flood was over";
   const Submission second = numbered(tokens[1], 2);
   EXPECT_EQ(flooded.submit(&second, 1, CpuPlatform::now()), 0U);
   EXPECT_TRUE(flooded.is_poisoned());
-  EXPECT_EQ(flooded.wait(tokens[0], never), Waited::poisoned);
+  EXPECT_EQ(flooded.wait(tokens[0], no_deadline), Waited::poisoned);
   EXPECT_GT(platform.left(), 9'000U);
 }
 
@@ -276,9 +276,9 @@ TEST_F(QueuePairTest, tells_the_controller_late_but_never_too_late) {
   Token token;
   for (std::uint32_t i = 0; i < 100; ++i) {
     const Submission submission = numbered(token, i);
-    ASSERT_EQ(pair().submit(&submission, 1, never), 1U);
+    ASSERT_EQ(pair().submit(&submission, 1, no_deadline), 1U);
     answer(1);
-    ASSERT_EQ(pair().wait(token, never), Waited::done);
+    ASSERT_EQ(pair().wait(token, no_deadline), Waited::done);
     // What is in flight and what the controller does not know of must fit.
     ASSERT_LE(state_.head - state_.head_rung, 12U);
   }
@@ -290,11 +290,11 @@ TEST_F(QueuePairTest, poisons_itself_when_no_room_is_made_in_time) {
   Token tokens[2];
   const Submission first = numbered(tokens[0], 1);
   const Submission second = numbered(tokens[1], 2);
-  ASSERT_EQ(pair().submit(&first, 1, never), 1U);
+  ASSERT_EQ(pair().submit(&first, 1, no_deadline), 1U);
   EXPECT_EQ(pair().submit(&second, 1, CpuPlatform::now()), 0U);
   EXPECT_TRUE(pair().is_poisoned());
   EXPECT_EQ(doorbells_[0], 1U) << "nobody rings any more";
-  EXPECT_EQ(pair().wait(tokens[0], never), Waited::poisoned);
+  EXPECT_EQ(pair().wait(tokens[0], no_deadline), Waited::poisoned);
   EXPECT_EQ(pair().end_in_flight(status::queue_deleted), 1U);
   EXPECT_EQ(pair().status_of(tokens[0]), status::queue_deleted);
 }
@@ -303,7 +303,7 @@ TEST_F(QueuePairTest, ends_a_wait_by_its_deadline) {
   make(2, 2);
   Token token;
   const Submission submission = numbered(token, 1);
-  pair().submit(&submission, 1, never);
+  pair().submit(&submission, 1, no_deadline);
   EXPECT_EQ(pair().wait(token, CpuPlatform::now()), Waited::timed_out);
   answer(1);
   EXPECT_EQ(pair().wait(token, CpuPlatform::now()), Waited::done) << "what is there is taken all the same";
@@ -323,9 +323,9 @@ TEST_F(QueuePairTest, serves_many_threads_on_few_slots) {
         QueuePair<CpuPlatform> mine(state_, platform);
         Token tokens[2];
         const Submission two[] = {numbered(tokens[0], t * 10'000 + 2 * i), numbered(tokens[1], t * 10'000 + 2 * i + 1)};
-        if (mine.submit(two, 2, never) != 2) ++wrong;
+        if (mine.submit(two, 2, no_deadline) != 2) ++wrong;
         for (std::uint32_t k = 0; k < 2; ++k) {
-          if (mine.wait(tokens[k], never) != Waited::done || tokens[k].result != two[k].command.dw10) ++wrong;
+          if (mine.wait(tokens[k], no_deadline) != Waited::done || tokens[k].result != two[k].command.dw10) ++wrong;
         }
       }
       --left;

@@ -59,9 +59,9 @@ TEST(Interrupts, are_as_many_as_the_kernel_has) {
   EXPECT_EQ(take_as_many(65, [](std::size_t count) { return static_cast<int>(count); }), 0U) << "it makes no sense";
 }
 
-class Group : public FakeSysfs {};
+class AVfioGroup : public FakeSysfs {};
 
-TEST_F(Group, says_what_is_missing) {
+TEST_F(AVfioGroup, says_what_is_missing) {
   const VfioPlace place{"0000:01:00.0", "7", {}};
   const auto no_vfio = VfioGroup::open(place, root() / "dev");
   ASSERT_FALSE(no_vfio.ok());

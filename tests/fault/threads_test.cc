@@ -14,7 +14,7 @@
 namespace penstock::test {
 namespace {
 
-constexpr std::size_t file_bytes = 2 << 20;
+constexpr std::size_t read_bytes = 2 << 20;
 constexpr std::size_t small_bytes = 4096;
 constexpr std::size_t bytes_of_one_lane = 512 << 10;
 
@@ -24,7 +24,7 @@ class NoThreads : public testing::Test {
     options_.lanes = 2;
     options_.deadlines.cancel_grace_seconds = 0.05;
     options_.deadlines.close_seconds = 0.2;
-    write_file(folder_.path("file"), content(1, 0, file_bytes));
+    write_file(folder_.path("file"), content(1, 0, read_bytes));
     warm(folder_.path("file"));
   }
 
@@ -46,7 +46,7 @@ class NoThreads : public testing::Test {
 
   Options options_;
   TemporaryFolder folder_;
-  std::vector<std::byte> memory_ = std::vector<std::byte>(file_bytes);  // outlives what is stuck
+  std::vector<std::byte> memory_ = std::vector<std::byte>(read_bytes);  // outlives what is stuck
   std::shared_ptr<fault::FaultControl> control_ = std::make_shared<fault::FaultControl>();
   std::optional<Context> context_;
   Store store_;
@@ -66,14 +66,14 @@ TEST_F(NoThreads, for_lanes_fail_requests_by_name_until_there_are_some) {
   open(posix::make_engine());
   {
     const NoMoreThreads none;
-    const Report failed = read(file_bytes);
+    const Report failed = read(read_bytes);
     ASSERT_EQ(failed.outcome, Outcome::failed);
     EXPECT_EQ(failed.error->code, Code::out_of_memory);
     EXPECT_NE(failed.error->message.find("no thread"), std::string::npos) << failed.error->message;
     EXPECT_NE(failed.error->hint.find("ulimit"), std::string::npos) << failed.error->hint;
-    EXPECT_EQ(submit(file_bytes).wait(), Outcome::failed);
+    EXPECT_EQ(submit(read_bytes).wait(), Outcome::failed);
   }
-  EXPECT_TRUE(read(file_bytes).ok());
+  EXPECT_TRUE(read(read_bytes).ok());
   EXPECT_TRUE(holds_content(memory_, 1, 0));
 }
 
@@ -81,21 +81,21 @@ TEST_F(NoThreads, for_more_lanes_leave_the_work_to_those_that_run) {
   open(posix::make_engine());
   ASSERT_TRUE(read(bytes_of_one_lane).ok());
   const NoMoreThreads none;
-  EXPECT_TRUE(read(file_bytes).ok());
+  EXPECT_TRUE(read(read_bytes).ok());
   EXPECT_TRUE(holds_content(memory_, 1, 0));
 }
 
 TEST_F(NoThreads, for_callbacks_let_lanes_run_them) {
   open(posix::make_engine());
-  ASSERT_TRUE(read(file_bytes).ok());
+  ASSERT_TRUE(read(read_bytes).ok());
   std::atomic<int> called{0};
   const auto on_end = [&](const Report& report) { called += report.ok() ? 1 : 0; };
   {
     const NoMoreThreads none;
-    submit(file_bytes, {.on_end = on_end});
+    submit(read_bytes, {.on_end = on_end});
     EXPECT_TRUE(eventually([&] { return called == 1; }));
   }
-  submit(file_bytes, {.on_end = on_end});
+  submit(read_bytes, {.on_end = on_end});
   EXPECT_TRUE(eventually([&] { return called == 2; }));
 }
 

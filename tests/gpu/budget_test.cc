@@ -4,7 +4,6 @@
 namespace penstock::test {
 namespace {
 
-constexpr std::uint64_t mib = 1 << 20;
 constexpr std::size_t load_bytes = 16 * mib;
 constexpr std::size_t small_bytes = 4096;
 constexpr int repeats = 2;

@@ -4,8 +4,7 @@
 namespace penstock::test {
 namespace {
 
-constexpr std::uint64_t mib = 1 << 20;
-constexpr std::size_t size_bytes = 4 * mib;
+constexpr std::size_t copied_bytes = 4 * mib;
 
 struct Refusal {
   const char* function;
@@ -43,18 +42,18 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(GpuFailure, has_a_cause_and_a_remedy) {
   PENSTOCK_NEEDS_FAKE();
   const Refusal& refusal = GetParam();
-  write_file(folder_.path("file"), content(1, 0, size_bytes));
+  write_file(folder_.path("file"), content(1, 0, copied_bytes));
   options_.lanes = 2;
   Context context = make_context();
   const Store store = context.open(folder_.path("file"), {.access = Access::write}).value();
-  const Buffer memory = context.allocate(Domain::cuda(0), size_bytes).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), copied_bytes).value();
   // One long range, one small one on the caller's thread, many that go together, and a write that has ends.
   std::vector<Range> many;
   for (std::size_t i = 0; i < 64; ++i) many.push_back({&store, i * 4096, memory.region().part(i * 4096, 100)});
   const auto run_all = [&] {
     return std::array{context.read(store, 0, memory.region()), context.read(store, 0, memory.region().part(0, 4096)),
                       context.transfer(Direction::read, many),
-                      context.write(store, 100, memory.region().part(0, size_bytes - 200))};
+                      context.write(store, 100, memory.region().part(0, copied_bytes - 200))};
   };
   // Copies that no event follows can't be told to have ended, so that one comes with the next try.
   const bool always = refusal.function != std::string_view("cuEventRecord");
@@ -98,12 +97,12 @@ TEST_F(GpuTest, memory_that_is_copied_without_an_event_is_not_used_again_before_
 
 TEST_F(GpuTest, staging_memory_that_can_t_be_registered_costs_speed_and_no_request) {
   PENSTOCK_NEEDS_FAKE();
-  write_file(folder_.path("file"), content(1, 0, size_bytes));
+  write_file(folder_.path("file"), content(1, 0, copied_bytes));
   for (const char* function : {"cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"}) {
     fake_->fail_call(function, 1, cuda::cu_out_of_memory, 1);
     Context context = make_context();
     const Store store = context.open(folder_.path("file")).value();
-    const Buffer memory = context.allocate(Domain::cuda(0), size_bytes).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), copied_bytes).value();
     const Report report = context.read(store, 0, memory.region());
     ASSERT_TRUE(report.ok()) << report.error->message;
     EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));

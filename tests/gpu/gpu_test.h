@@ -6,6 +6,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -17,6 +18,8 @@
 #include "support/support.h"
 
 namespace penstock::test {
+
+inline constexpr std::uint64_t mib = 1 << 20;
 
 class GpuTest : public testing::Test {
  protected:

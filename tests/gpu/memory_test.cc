@@ -9,7 +9,6 @@
 namespace penstock::test {
 namespace {
 
-constexpr std::uint64_t mib = 1 << 20;
 
 class GpuMemory : public GpuTest {};
 

@@ -10,7 +10,7 @@
 namespace penstock::test {
 namespace {
 
-constexpr std::size_t size_bytes = 1 << 20;
+constexpr std::size_t written_bytes = 1 << 20;
 
 constexpr const char* kernel_that_writes_nowhere = R"(
 .version 7.0
@@ -30,12 +30,12 @@ class GpuProcess : public GpuTest {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
-    if (!IsSkipped()) write_file(folder_.path("file"), content(1, 0, size_bytes));
+    if (!IsSkipped()) write_file(folder_.path("file"), content(1, 0, written_bytes));
   }
 
   Report load(Context& context) {
     const Store store = context.open(folder_.path("file")).value();
-    const auto memory = context.allocate(Domain::cuda(0), size_bytes);
+    const auto memory = context.allocate(Domain::cuda(0), written_bytes);
     EXPECT_TRUE(memory.ok()) << memory.error().message;
     const Report report = context.read(store, 0, memory->region());
     if (report.ok()) {
@@ -90,7 +90,7 @@ TEST_F(GpuProcess, that_was_forked_is_told_so_and_its_parent_goes_on) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     const auto gpus = list_gpus();
-    const auto memory = context.allocate(Domain::cuda(0), size_bytes);
+    const auto memory = context.allocate(Domain::cuda(0), written_bytes);
     if (gpus.ok() || memory.ok()) ::_exit(1);
     if (gpus.error().code != Code::no_device || memory.error().code != Code::closed) ::_exit(2);
     const bool clear = gpus.error().message.find("forked") != std::string::npos &&
@@ -105,7 +105,7 @@ TEST_F(GpuProcess, that_was_forked_is_told_so_and_its_parent_goes_on) {
 TEST_F(GpuProcess, DISABLED_breaks_its_gpu) {
   Context context = make_context();
   const Store store = context.open(folder_.path("file")).value();
-  const Buffer memory = context.allocate(Domain::cuda(0), size_bytes).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), written_bytes).value();
   break_gpu();
   const Report report = context.read(store, 0, memory.region());
   ASSERT_FALSE(report.ok());

@@ -6,7 +6,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint64_t mib = 1 << 20;
 
 std::uint64_t bytes_by(const Report& report, Route route) {
   return report.routes[static_cast<std::size_t>(route)];

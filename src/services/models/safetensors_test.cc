@@ -126,7 +126,7 @@ TEST(Safetensors, the_length_of_the_header_is_checked_before_it_is_read) {
   EXPECT_EQ(safetensors_header_bytes(little_endian(100'000'000), 1ULL << 40).value(), 100'000'000U);
 }
 
-struct Broken {
+struct BrokenHeader {
   std::string json;
   std::uint64_t data_bytes;
   std::string message;
@@ -139,7 +139,7 @@ std::string entry(const std::string& fields) {
 
 TEST(Safetensors, every_rule_has_a_message_of_its_own) {
   const std::string dtype = R"("dtype":"U8")", shape = R"("shape":[4])", offsets = R"("data_offsets":[0,4])";
-  const Broken cases[] = {
+  const BrokenHeader cases[] = {
       {"", 0, "does not begin with {"},
       {" {}", 0, "does not begin with {"},
       {"\xef\xbb\xbf{}", 0, "does not begin with {"},
@@ -188,7 +188,7 @@ TEST(Safetensors, every_rule_has_a_message_of_its_own) {
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})",
        7, R"(tensor "b": it overlaps the one before it: it begins at 3, not at 4)"},
   };
-  for (const Broken& each : cases) {
+  for (const BrokenHeader& each : cases) {
     const Result<Contents> contents = parse(each.json, each.data_bytes);
     ASSERT_FALSE(contents.ok()) << each.json;
     EXPECT_NE(contents.error().message.find(each.message), std::string::npos)
