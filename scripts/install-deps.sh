@@ -16,6 +16,8 @@ source "$(dirname "$0")/common.sh"
 packages=(build-essential ccache cmake ninja-build pkg-config python3 python3-venv liburing-dev libcli11-dev
   nlohmann-json3-dev libxxhash-dev libgtest-dev libbenchmark-dev fuse3 libfuse3-dev
   python3-dev zsh)
+# The tests that a device in use is left alone make file systems on loop devices.
+packages+=(e2fsprogs mount util-linux)
 # What the Python package is tested with; not every release has them for every architecture.
 frameworks=(python3-numpy python3-torch)
 # What the guest of tests/guest needs; its kernel is Debian's.

@@ -12,7 +12,7 @@
 #include "base/unique_fd.h"
 #include "engines/nvme/engine.h"
 #include "engines/table.h"
-#include "files/block_device.h"
+#include "files/device_use.h"
 #include "nvme/driver_change.h"
 #include "nvme/pci.h"
 #include "nvme/selftest.h"

@@ -1,4 +1,4 @@
-// Block devices of the kernel: their geometry, and whether writing to one would hurt somebody.
+// Block devices of the kernel: their numbers and geometry.
 //
 // Thread safety: pure functions of the system's state.
 #pragma once
@@ -18,6 +18,7 @@ namespace penstock::files {
 struct SystemRoots {
   std::string proc = "/proc";
   std::string sys = "/sys";
+  std::string dev = "/dev";
 };
 
 struct Geometry {
@@ -31,8 +32,7 @@ DeviceNumber device_number(dev_t device);
 // A number from the request queue of a disk or of the disk that a partition is on: "logical_block_size".
 std::optional<std::uint32_t> queue_limit(DeviceNumber device, const std::string& limit, const SystemRoots& roots = {});
 
-// Code::in_use, naming the user, if the device, one of its partitions or the disk that it is a part of is mounted,
-// swapped on or held by another device. Also an error if the system can't be asked.
-Status check_unused(DeviceNumber device, const std::string& name, const SystemRoots& roots = {});
+// Whether the kernel refuses to write to it: `blockdev --setro`, `losetup --read-only`, a switch on the medium.
+bool is_read_only(DeviceNumber device, const SystemRoots& roots = {});
 
 }  // namespace penstock::files

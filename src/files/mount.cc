@@ -1,5 +1,6 @@
 #include "files/mount.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdio>
@@ -14,28 +15,45 @@ constexpr std::uint32_t afs = 0x5346414F;
 constexpr std::uint32_t afs_kernel = 0x6B414653;
 constexpr std::uint32_t bcachefs = 0xCA451A4E;
 constexpr std::uint32_t beegfs = 0x19830326;
+constexpr std::uint32_t binfmt_misc = 0x42494E4D;
+constexpr std::uint32_t bpf = 0xCAFE4A11;
 constexpr std::uint32_t btrfs = 0x9123683E;
 constexpr std::uint32_t ceph = 0x00C36400;
+constexpr std::uint32_t cgroup = 0x27E0EB;
+constexpr std::uint32_t cgroup2 = 0x63677270;
 constexpr std::uint32_t cifs = 0xFF534D42;
 constexpr std::uint32_t coda = 0x73757245;
+constexpr std::uint32_t configfs = 0x62656570;
+constexpr std::uint32_t debugfs = 0x64626720;
 constexpr std::uint32_t erofs = 0xE0F5E1E2;
 constexpr std::uint32_t exfat = 0x2011BAB0;
 constexpr std::uint32_t ext = 0xEF53;
 constexpr std::uint32_t f2fs = 0xF2F52010;
 constexpr std::uint32_t fuse = 0x65735546;
+constexpr std::uint32_t fusectl = 0x65735543;
 constexpr std::uint32_t gpfs = 0x47504653;
 constexpr std::uint32_t hugetlbfs = 0x958458F6;
 constexpr std::uint32_t iso9660 = 0x9660;
 constexpr std::uint32_t lustre = 0x0BD00BD0;
+constexpr std::uint32_t mqueue = 0x19800202;
 constexpr std::uint32_t nfs = 0x6969;
+constexpr std::uint32_t nfsd = 0x6E667364;
+constexpr std::uint32_t nsfs = 0x6E736673;
 constexpr std::uint32_t ntfs3 = 0x7366746E;
 constexpr std::uint32_t overlay = 0x794C7630;
 constexpr std::uint32_t plan9 = 0x01021997;
+constexpr std::uint32_t proc = 0x9FA0;
 constexpr std::uint32_t ramfs = 0x858458F6;
+constexpr std::uint32_t resctrl = 0x07655821;
+constexpr std::uint32_t securityfs = 0x73636673;
+constexpr std::uint32_t selinuxfs = 0xF97CFF8C;
+constexpr std::uint32_t smackfs = 0x43415D53;
 constexpr std::uint32_t smb = 0x517B;
 constexpr std::uint32_t smb2 = 0xFE534D42;
 constexpr std::uint32_t squashfs = 0x73717368;
+constexpr std::uint32_t sysfs = 0x62656572;
 constexpr std::uint32_t tmpfs = 0x01021994;
+constexpr std::uint32_t tracefs = 0x74726163;
 constexpr std::uint32_t vboxsf = 0x786F4256;
 constexpr std::uint32_t vfat = 0x4D44;
 constexpr std::uint32_t xfs = 0x58465342;
@@ -63,6 +81,30 @@ constexpr std::array known_file_systems{
     Known{magic::plan9, "9p", Locality::network},        Known{magic::afs, "afs", Locality::network},
     Known{magic::afs_kernel, "afs", Locality::network},  Known{magic::coda, "coda", Locality::network},
     Known{magic::vboxsf, "vboxsf", Locality::network},   Known{magic::fuse, "fuse", Locality::fuse},
+};
+
+struct Generated {
+  std::uint32_t magic;
+  std::string_view name;
+};
+constexpr std::array generated_file_systems{
+    Generated{magic::proc, "procfs"},
+    Generated{magic::sysfs, "sysfs"},
+    Generated{magic::cgroup, "cgroup"},
+    Generated{magic::cgroup2, "cgroup2"},
+    Generated{magic::debugfs, "debugfs"},
+    Generated{magic::tracefs, "tracefs"},
+    Generated{magic::configfs, "configfs"},
+    Generated{magic::securityfs, "securityfs"},
+    Generated{magic::selinuxfs, "selinuxfs"},
+    Generated{magic::smackfs, "smackfs"},
+    Generated{magic::bpf, "bpf"},
+    Generated{magic::binfmt_misc, "binfmt_misc"},
+    Generated{magic::fusectl, "fusectl"},
+    Generated{magic::mqueue, "mqueue"},
+    Generated{magic::nfsd, "nfsd"},
+    Generated{magic::nsfs, "nsfs"},
+    Generated{magic::resctrl, "resctrl"},
 };
 
 // Takes what stands before the separator off the front of `text`, and the separator with it.
@@ -112,8 +154,8 @@ std::optional<Mount> parse_mount(std::string_view line) {
   if (!major || !minor || point.empty()) return std::nullopt;
   while (!line.empty() && take(line, ' ') != "-") {
   }
-  take(line, ' ');
-  return Mount{{*major, *minor}, unescape(point), unescape(take(line, ' '))};
+  const std::string_view type = take(line, ' ');
+  return Mount{{*major, *minor}, unescape(point), unescape(take(line, ' ')), unescape(type)};
 }
 
 }  // namespace
@@ -121,6 +163,9 @@ std::optional<Mount> parse_mount(std::string_view line) {
 FileSystem file_system_from_magic(std::uint32_t magic) {
   for (const Known& known : known_file_systems) {
     if (known.magic == magic) return {std::string(known.name), known.locality};
+  }
+  for (const Generated& generated : generated_file_systems) {
+    if (generated.magic == magic) return {std::string(generated.name), Locality::memory, true};
   }
   std::array<char, 16> name{};
   std::snprintf(name.data(), name.size(), "0x%x", magic);
@@ -133,6 +178,13 @@ std::vector<Mount> parse_mountinfo(std::string_view text) {
     if (auto mount = parse_mount(take(text, '\n'))) mounts.push_back(std::move(*mount));
   }
   return mounts;
+}
+
+bool is_served(std::string_view type) {
+  return std::ranges::any_of(known_file_systems, [&](const Known& known) {
+    // "nfs4", "smb3", "fuse.sshfs"
+    return (known.locality == Locality::network || known.locality == Locality::fuse) && type.starts_with(known.name);
+  });
 }
 
 std::vector<std::string> parse_swaps(std::string_view text) {

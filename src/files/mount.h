@@ -24,6 +24,7 @@ struct DeviceNumber {
 struct FileSystem {
   std::string name;
   Locality locality = Locality::local;
+  bool generated = false;  // as procfs and sysfs: the kernel writes files as they are read, and makes up their sizes
 };
 // What the type number of statfs(2) means. An unknown one is taken for a local disk and named by its number.
 FileSystem file_system_from_magic(std::uint32_t magic);
@@ -32,9 +33,13 @@ struct Mount {
   DeviceNumber device;
   std::string point;
   std::string source;  // "/dev/sda1"; btrfs and overlayfs tell the disk only here
+  std::string type;    // "ext4", "fuse.sshfs"
 };
 // Reads /proc/self/mountinfo (proc_pid_mountinfo(5)). Lines that make no sense are skipped.
 std::vector<Mount> parse_mountinfo(std::string_view text);
+
+// Whether a file system of this type needs another program or machine to answer: networks and FUSE.
+bool is_served(std::string_view type);
 
 // Reads /proc/swaps: the names of the files and devices that are swapped on.
 std::vector<std::string> parse_swaps(std::string_view text);

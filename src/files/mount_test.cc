@@ -13,6 +13,7 @@ TEST(Mountinfo, gives_device_point_and_source_of_each_line) {
   EXPECT_EQ(mounts[0].device, (DeviceNumber{254, 0}));
   EXPECT_EQ(mounts[0].point, "/");
   EXPECT_EQ(mounts[0].source, "/dev/vda");
+  EXPECT_EQ(mounts[0].type, "ext4");
   EXPECT_EQ(mounts[1].device, (DeviceNumber{98, 3}));
   EXPECT_EQ(mounts[1].point, "/mnt/a");
   EXPECT_EQ(mounts[1].source, "/dev/sdb1");
@@ -38,6 +39,14 @@ TEST(Mountinfo, keeps_a_line_without_a_source) {
   EXPECT_EQ(mounts[0].source, "");
 }
 
+TEST(Mountinfo, tells_file_systems_that_a_server_answers_for) {
+  for (const char* type : {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "fuse", "9p", "ceph"}) {
+    EXPECT_TRUE(is_served(type)) << type;
+  }
+  for (const char* type : {"ext4", "xfs", "btrfs", "tmpfs", "proc", "overlay", ""})
+    EXPECT_FALSE(is_served(type)) << type;
+}
+
 TEST(Swaps, gives_the_names_after_the_heading) {
   const auto swaps = parse_swaps(
       "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
@@ -55,6 +64,15 @@ TEST(FileSystem, is_known_by_its_number) {
   EXPECT_EQ(file_system_from_magic(0x6969).locality, Locality::network);
   EXPECT_EQ(file_system_from_magic(0xFF534D42).name, "cifs");
   EXPECT_EQ(file_system_from_magic(0x65735546).locality, Locality::fuse);
+}
+
+TEST(FileSystem, whose_files_are_made_as_they_are_read_is_known_as_such) {
+  for (const std::uint32_t magic : {0x9FA0U, 0x62656572U, 0x63677270U, 0x64626720U, 0x74726163U, 0x73636673U}) {
+    EXPECT_TRUE(file_system_from_magic(magic).generated) << magic;
+  }
+  for (const std::uint32_t magic : {0xEF53U, 0x01021994U, 0x65735546U, 1U}) {
+    EXPECT_FALSE(file_system_from_magic(magic).generated) << magic;
+  }
 }
 
 TEST(FileSystem, of_a_network_is_known_as_such) {

@@ -7,12 +7,15 @@
 #include <sys/vfs.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <filesystem>
 #include <limits>
 
-#include "files/block_device.h"
+#include "base/bounded.h"
+#include "files/device_use.h"
+#include "files/file_kind.h"
 
 namespace penstock::files {
 namespace {
@@ -49,21 +52,26 @@ Error open_error(int error, const std::string& name, Access access) {
   return system_error(error, "open " + name, open_hint(error, access));
 }
 
-Status check_kind(const struct stat& status, const std::string& name) {
-  if (S_ISREG(status.st_mode) || S_ISBLK(status.st_mode)) return {};
-  if (S_ISDIR(status.st_mode)) return Error{Code::is_directory, EISDIR, name + " is a directory", "name a file in it"};
-  const char* what = S_ISFIFO(status.st_mode) ? "a pipe" : S_ISSOCK(status.st_mode) ? "a socket" : "a character device";
-  return Error{Code::unsupported, 0, name + " is " + what + ", which has no offsets",
-               "only regular files and block devices can be opened"};
-}
-
 Status check_block_device_access(const struct stat& status, const std::string& name, const OpenOptions& options) {
   if (options.access == Access::read) return {};
   if (!options.allow_block_device_write) {
     return Error{Code::read_only, 0, name + " is a block device, and writing to it destroys what is there",
                  "if that is meant, allow it explicitly (OpenOptions::allow_block_device_write)"};
   }
-  return check_unused(device_number(status.st_rdev), name);
+  const DeviceNumber device = device_number(status.st_rdev);
+  if (Status unused = check_unused(device, name); !unused) return unused;
+  if (!is_read_only(device)) return {};
+  return Error{Code::read_only, EROFS, name + " is read-only",
+               "if it may be written to: blockdev --setrw " + name +
+                   "; a loop device that was made with losetup --read-only is detached and made again without"};
+}
+
+// Reading is free: what uses the file sees nothing of it.
+Status check_file_unused(int fd, const std::string& name, Access access) {
+  if (access == Access::read) return {};
+  struct stat status = {};
+  if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
+  return S_ISREG(status.st_mode) ? check_unused(status, name, FileChange::in_place) : Status();
 }
 
 // O_NONBLOCK is for the moment of opening only: io_uring would fail where it should wait.
@@ -109,11 +117,42 @@ Alignments direct_alignments(const struct stat& status, const StoreInfo& info, c
           .optimal = optimal != 0 ? optimal : power_of_two_or_zero(static_cast<std::uint64_t>(status.st_blksize))};
 }
 
+// Of a file that calls itself empty. A server is not waited for: what it does not show now is not there.
+bool has_bytes(int fd, Locality locality) {
+  constexpr double answer_seconds = 1;
+  const auto read_one = [](int from) {
+    char byte = 0;
+    struct stat status = {};
+    // It may have grown meanwhile.
+    return ::pread(from, &byte, 1, 0) > 0 && ::fstat(from, &status) == 0 && status.st_size == 0;
+  };
+  if (!is_remote(locality)) return read_one(fd);
+  auto found = std::make_shared<std::atomic<bool>>(false);
+  UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  const bool answered = comes_back(answer_seconds, [found, read_one, own = std::move(own)]() mutable {
+    const UniqueFd taken = std::move(own);  // closing asks the server too
+    *found = taken && read_one(taken.get());
+  });
+  return answered && *found;
+}
+
+// A size that is not the length would make a copy that is too short or too long, and pass for whole.
+Status check_length(int fd, const std::string& name, const FileSystem& file_system, bool seems_empty) {
+  const std::string hint = "copy it to a file first: cat " + name + " > FILE";
+  if (file_system.generated) {
+    return Error{Code::unsupported, 0,
+                 name + " is on " + file_system.name + ": its content is made as it is read, and its size says nothing",
+                 hint};
+  }
+  if (!seems_empty || !has_bytes(fd, file_system.locality)) return {};
+  return Error{Code::unsupported, 0, name + " calls itself empty, but has bytes: its size says nothing", hint};
+}
+
 Status describe(OpenedFile& file, const std::string& name, Access access) {
   const int fd = file.buffered.get();
   struct stat status = {};
   if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
-  if (Status kind = check_kind(status, name); !kind) return kind;
+  if (Status kind = check_kind(status, name, access); !kind) return kind;
   auto identity = identity_of(fd, name);
   if (!identity) return std::move(identity).error();
 
@@ -135,6 +174,8 @@ Status describe(OpenedFile& file, const std::string& name, Access access) {
   struct statfs system = {};
   if (::fstatfs(fd, &system) != 0) return system_error(errno, "ask about the file system of " + name);
   FileSystem file_system = file_system_from_magic(static_cast<std::uint32_t>(system.f_type));
+  const bool is_there = access == Access::read || access == Access::write;
+  if (Status length = check_length(fd, name, file_system, is_there && info.size_bytes == 0); !length) return length;
   info.kind = StoreKind::file;
   info.locality = file_system.locality;
   info.file_system = std::move(file_system.name);
@@ -168,7 +209,7 @@ Result<Opening> open_buffered(const std::string& name, const OpenOptions& option
   int flags = O_CLOEXEC | O_NOCTTY | (access == Access::read ? O_RDONLY : O_RDWR);
   struct stat status = {};
   if (::stat(name.c_str(), &status) == 0) {
-    if (Status kind = check_kind(status, name); !kind) return std::move(kind).error();
+    if (Status kind = check_kind(status, name, access); !kind) return std::move(kind).error();
     if (S_ISBLK(status.st_mode)) {
       if (Status free = check_block_device_access(status, name, options); !free) return std::move(free).error();
       flags |= access == Access::read ? 0 : O_EXCL;
@@ -201,7 +242,7 @@ std::string path_of(int descriptor) {
 
 Status check_descriptor(int descriptor, const std::string& name) {
   struct stat status = {};
-  if (::fstat(descriptor, &status) == 0) return check_kind(status, name);
+  if (::fstat(descriptor, &status) == 0) return check_kind(status, name, Access::read);
   if (errno != EBADF) return system_error(errno, "ask about " + name);
   return Error{Code::invalid_argument, EBADF,
                "descriptor " + std::to_string(descriptor) + ", by which " + name + " is to be opened, is not open",
@@ -238,6 +279,11 @@ Result<OpenedFile> open_in_place(const std::string& name, const OpenOptions& opt
   if (!opening) return std::move(opening).error();
   file.buffered = std::move(opening->fd);
   if (Status status = describe(file, name, options.access); !status) return std::move(status).error();
+  if (!opening->created) {
+    if (Status unused = check_file_unused(file.buffered.get(), name, options.access); !unused) {
+      return std::move(unused).error();
+    }
+  }
   if (options.access == Access::create && options.size_bytes > file.info.size_bytes) {
     Status status = reserve_space(file.buffered.get(), name, options.size_bytes);
     if (status) status = describe(file, name, options.access);

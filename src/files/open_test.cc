@@ -85,7 +85,36 @@ TEST_F(OpenFile, refuses_a_pipe_without_waiting_for_its_other_end) {
 }
 
 TEST_F(OpenFile, refuses_character_devices) {
-  EXPECT_EQ(open_file("/dev/null", {}).error().code, Code::unsupported);
+  for (const Access access : {Access::read, Access::write, Access::create, Access::replace}) {
+    const auto file = open_file("/dev/null", {.access = access});
+    ASSERT_FALSE(file.ok());
+    EXPECT_EQ(file.error().code, Code::unsupported);
+    EXPECT_NE(file.error().message.find("null device"), std::string::npos) << file.error().message;
+    EXPECT_FALSE(file.error().hint.empty());
+  }
+}
+
+TEST_F(OpenFile, refuses_files_whose_size_is_not_their_length) {
+  for (const char* name : {"/proc/self/status", "/sys/kernel/uevent_seqnum"}) {
+    if (!std::filesystem::exists(name)) GTEST_SKIP() << "there is no " << name;
+    for (const Access access : {Access::read, Access::write}) {
+      const auto file = open_file(name, {.access = access});
+      ASSERT_FALSE(file.ok()) << name;
+      if (access == Access::write && file.error().code == Code::permission_denied) continue;
+      EXPECT_EQ(file.error().code, Code::unsupported) << file.error().message;
+      EXPECT_NE(file.error().hint.find("cat"), std::string::npos) << file.error().hint;
+    }
+  }
+}
+
+TEST_F(OpenFile, takes_empty_and_sparse_files_at_their_word) {
+  for (const Access access : {Access::read, Access::write, Access::create}) {
+    EXPECT_TRUE(open_file(folder_.write("empty", ""), {.access = access}).ok());
+  }
+  std::filesystem::resize_file(folder_.write("sparse", ""), 1 << 20);
+  const auto sparse = open_file(folder_.path("sparse"), {});
+  ASSERT_TRUE(sparse.ok());
+  EXPECT_EQ(sparse->info.size_bytes, 1U << 20);
 }
 
 TEST_F(OpenFile, refuses_names_with_a_zero_byte) {

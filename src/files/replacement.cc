@@ -10,6 +10,9 @@
 #include <filesystem>
 #include <random>
 
+#include "files/device_use.h"
+#include "files/file_kind.h"
+
 namespace penstock::files {
 namespace {
 
@@ -45,14 +48,11 @@ Status check_replaceable(int folder, const std::string& target, const std::strin
     old = {};
     return errno == ENOENT ? Status() : system_error(errno, "replace " + path);
   }
-  if (S_ISDIR(old.st_mode)) return Error{Code::is_directory, EISDIR, path + " is a directory", "name a file in it"};
-  if (!S_ISREG(old.st_mode)) {
-    return Error{Code::unsupported, 0, path + " is not a regular file and can't be replaced", "write to it in place"};
-  }
+  if (Status kind = check_kind(old, path, Access::replace); !kind) return kind;
   if (::faccessat(folder, target.c_str(), W_OK, AT_EACCESS) != 0) {
     return system_error(errno, "replace " + path, "this user may not write to the file that is there; remove it first");
   }
-  return {};
+  return check_unused(old, path, FileChange::replacement);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ from tool import ToolTest, refuse_cachestat, wait_until
 # <linux/fuse.h>
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH, INIT, INTERRUPT, BATCH_FORGET = (
     1, 2, 3, 14, 15, 17, 18, 25, 26, 36, 42)
+DIRECT_IO = 1  # what is read does not depend on the size
 FORCE, DETACH = 1, 2  # of umount2(2)
 FILE_BYTES = 8 << 20
 SOON = ["--options", '{"deadlines": {"close_seconds": 0.2}}']
@@ -24,10 +25,12 @@ SOON = ["--options", '{"deadlines": {"close_seconds": 0.2}}']
 
 class Server:
     """One file in one folder. Once a request of the first kind in `hangs` has come, those of all of them are never
-    answered. Where `passes` is given, the file can be read from its front so often before."""
+    answered. Where `passes` is given, the file can be read from its front so often before. `size_told` need not be the
+    size."""
 
-    def __init__(self, point, hangs, seconds_of_a_read=0, passes=-1):
+    def __init__(self, point, hangs, seconds_of_a_read=0, passes=-1, size_told=FILE_BYTES):
         self.point, self.hangs, self.seconds_of_a_read, self.passes = point, hangs, seconds_of_a_read, passes
+        self.size_told = size_told
         self.hanging = threading.Event()
         self.libc = ctypes.CDLL(None, use_errno=True)
         self.fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -78,7 +81,7 @@ class Server:
         if kind == GETATTR:
             return struct.pack("<QII", 0, 0, 0) + self.attributes(node)
         if kind == OPEN:
-            return bytes(16)
+            return struct.pack("<QII", 0, DIRECT_IO if self.size_told != FILE_BYTES else 0, 0)
         if kind == READ:
             _, offset, size = struct.unpack_from("<QQI", body)
             time.sleep(self.seconds_of_a_read)
@@ -87,10 +90,9 @@ class Server:
             return bytes(80)
         return b"" if kind in (FLUSH, RELEASE) else -38  # ENOSYS
 
-    @staticmethod
-    def attributes(node):
+    def attributes(self, node):
         mode = 0o40755 if node == 1 else 0o100644
-        return struct.pack("<6Q10I", node, FILE_BYTES, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+        return struct.pack("<6Q10I", node, self.size_told, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
 class Hanging(ToolTest):
@@ -185,6 +187,18 @@ class Hanging(ToolTest):
             self.skipTest(f"no seccomp filter can be installed here: {error}")
         code, _, stderr = self.end_of(process)
         self.assertEqual(code, 124, stderr)
+
+    def test_a_file_that_calls_itself_empty_and_is_not_is_refused(self):
+        process = self.start("load", "--raw", self.serve(size_told=0), "--verify")
+        code, _, stderr = self.end_of(process)
+        self.assertEqual(code, 1, stderr)
+        self.assertIn(b"calls itself empty, but has bytes", stderr)
+
+    def test_a_file_that_calls_itself_empty_is_not_waited_for(self):
+        process = self.start("load", "--raw", self.serve(READ, size_told=0), "--json")
+        code, stdout, stderr = self.end_of(process)
+        self.assertEqual(code, 0, stderr)
+        self.assertEqual(json.loads(stdout)["bytes"], 0)
 
     def test_ctrl_c_is_heard_in_a_call_that_hangs(self):
         process = self.start("inspect", self.serve(LOOKUP))

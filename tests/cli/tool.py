@@ -127,6 +127,16 @@ class ToolTest(unittest.TestCase):
         if done.returncode != 0:
             self.skipTest(f"another user can't run {TOOL}: {done.stderr}")
 
+    def loop_device(self, image):
+        """A loop device over the file. What protects devices is to be tested wherever all tests should run."""
+        done = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True)
+        if done.returncode != 0:
+            reason = f"no loop device here: {done.stderr}"
+            self.fail(f"in CI: {reason}") if os.environ.get("CI") == "true" else self.skipTest(reason)
+        device = done.stdout.strip()
+        self.addCleanup(subprocess.run, ["losetup", "--detach", device])
+        return device
+
     def mount(self, options):
         """A tmpfs of its own."""
         self.need_root()

@@ -143,13 +143,8 @@ class WriteRefuses(ToolTest):
         self.assertEqual(self.names(), [])
 
     def test_a_block_device_without_the_word(self):
-        self.need_root()
         image = self.sparse_file("image", 4 * MIB)
-        done = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True)
-        if done.returncode != 0:
-            self.skipTest(f"no loop device here: {done.stderr}")
-        device = done.stdout.strip()
-        self.addCleanup(subprocess.run, ["losetup", "--detach", device])
+        device = self.loop_device(image)
         source = self.file("source", os.urandom(10000))
 
         refused = self.run_tool("write", source, device, "--json")

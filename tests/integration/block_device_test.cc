@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "api/context_builder.h"
+#include "files/test_machine.h"
 #include "integration/machine.h"
 #include "support/support.h"
 
@@ -33,7 +34,7 @@ class BlockDevice : public testing::TestWithParam<DeviceCase> {
     device_.reset();
     write_file(image_, content(1, 0, size));
     device_.emplace(image_, GetParam().sector_bytes);
-    if (!device_->refusal().empty()) GTEST_SKIP() << device_->refusal();
+    if (!device_->refusal().empty()) SKIP_OUTSIDE_CI(device_->refusal());
     engine::Table table = table_of(GetParam().engine);
     if (const auto probe = table[0]->probe(); !probe.available) GTEST_SKIP() << probe.reason;
     context_.emplace(ContextBuilder::build(std::move(table), options_).value());
@@ -217,9 +218,9 @@ TEST_P(BlockDevice, is_shared_by_writers_of_parts_of_one_block) {
 }
 
 TEST_P(BlockDevice, is_left_alone_while_it_is_mounted) {
-  if (output_of("mkfs.ext4 -q -F " + device_->path() + " && echo made").empty()) GTEST_SKIP() << "no mkfs.ext4 here";
+  if (output_of("mkfs.ext4 -q -F " + device_->path() + " && echo made").empty()) SKIP_OUTSIDE_CI("no mkfs.ext4 here");
   Mount mount({device_->path(), "ext4", ""}, folder_.path("mounted"));
-  if (!mount.mounted()) GTEST_SKIP() << "mounting is not allowed here";
+  if (!mount.mounted()) SKIP_OUTSIDE_CI("mounting is not allowed here");
   const auto refused = context_->open(device_->path(), for_writing);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code, Code::in_use);
