@@ -64,9 +64,10 @@ struct PENSTOCK_EXPORT Report {
   std::string engine;
   std::string reason;  // why that way
   Limit limit = Limit::unknown;
-  double storage_seconds = 0;       // summed over lanes: waiting for storage with nothing else to do
-  double copy_seconds = 0;          // summed over lanes: waiting for copies to or from a GPU with nothing else to do
-  double cpu_seconds = 0;           // summed over lanes: submitting, copying, finishing
+  double storage_seconds = 0;  // summed over lanes: waiting for storage with nothing else to do
+  double copy_seconds = 0;     // summed over lanes: waiting for copies to or from a GPU with nothing else to do
+  // Summed over lanes: submitting, copying, finishing; with bytes that were in memory already, also waiting for a CPU.
+  double cpu_seconds = 0;
   std::vector<Failure> failures;    // the first 64
   std::uint64_t failure_count = 0;  // all of them
   std::optional<Error> error;       // set unless done

@@ -94,8 +94,16 @@ std::string_view reason_text(Reason reason) {
       "the route that fits better is not among the allowed ones",
       "straight between the disk and the GPU",
       "no page cache is in between",
+      "through host memory, in cuFile's compatibility mode: not direct",
+      "by cuFile, which does not tell whether it went straight or through host memory",
   };
   return texts[static_cast<std::size_t>(reason)];
+}
+
+Reason reason_after(Reason planned, Route route) {
+  if (planned != Reason::straight) return planned;
+  if (route == Route::cufile_compat) return Reason::cufile_compat;
+  return route == Route::cufile_unknown ? Reason::cufile_unknown : planned;
 }
 
 bool wants_residency(const WindowFacts& facts) {

@@ -59,9 +59,13 @@ enum class Reason : std::uint8_t {
   not_allowed,        // the better route is not among the allowed ones
   straight,           // between the disk and the GPU, without us
   no_page_cache,      // the store has none
+  cufile_compat,      // should have gone straight, and cuFile took it through host memory
+  cufile_unknown,     // may have
 };
-inline constexpr std::size_t reason_count = 14;
+inline constexpr std::size_t reason_count = 16;
 std::string_view reason_text(Reason reason);
+// What was to go straight is known only afterwards: the reason by the route that it took.
+Reason reason_after(Reason planned, Route route);
 
 enum class Residency : std::uint8_t {
   all,

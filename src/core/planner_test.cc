@@ -174,6 +174,8 @@ TEST(PlanWindow, gives_reasons_that_are_true) {
         break;
       case Reason::edge:
       case Reason::refused:
+      case Reason::cufile_compat:
+      case Reason::cufile_unknown:
         break;  // found out later, by lanes
     }
     EXPECT_TRUE(fits) << describe(facts) << ": " << reason_text(plan->reason);
@@ -232,6 +234,13 @@ TEST(PlanWindow, serves_the_cases_that_matter_as_the_documentation_says) {
     EXPECT_EQ(plan->path, c.path) << describe(c.facts);
     EXPECT_EQ(plan->reason, c.reason) << describe(c.facts) << ": " << reason_text(plan->reason);
   }
+}
+
+TEST(Reasons, say_so_where_cufile_went_through_host_memory) {
+  EXPECT_EQ(reason_after(Reason::straight, Route::gds), Reason::straight);
+  EXPECT_EQ(reason_after(Reason::straight, Route::cufile_compat), Reason::cufile_compat);
+  EXPECT_EQ(reason_after(Reason::straight, Route::cufile_unknown), Reason::cufile_unknown);
+  EXPECT_EQ(reason_after(Reason::refused, Route::buffered_staged), Reason::refused);
 }
 
 TEST(Reasons, each_have_a_text_of_their_own) {

@@ -292,7 +292,8 @@ class Request {
   std::array<std::uint64_t, reason_count> reasons_{};
 };
 
-// What a request waited for, from its bytes and the time of its lanes.
-Limit limit_of(const Report& report, double wall_seconds);
+// Says what the lanes did with the time that they neither worked nor waited for copies, and what the limit was.
+// REQUIRES: the bytes, cpu_seconds and copy_seconds of the report are complete.
+void settle_time(Report& report, double wall_seconds);
 
 }  // namespace penstock::core

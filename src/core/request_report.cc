@@ -1,5 +1,6 @@
 // The request's second half: what became of it, in numbers and in words.
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -31,10 +32,14 @@ std::string text_of(Code code, const Options& options) {
 }
 
 // What to do where nothing better is known.
-const char* usual_hint(Code code) {
+const char* usual_hint(Code code, std::int32_t system_error) {
   switch (code) {
+    case Code::invalid_argument:
+      if (system_error != EFAULT) break;
+      return "the memory is not mapped, or not to be used so: check its address and length, and keep it until the "
+             "request has ended";
     case Code::truncated:
-      return "the file became shorter while it was read; read it again";
+      return "the file became shorter while it was read, or never was as long as its size says; compare with wc -c";
     case Code::no_space:
       return "free room on the file system";
     case Code::io_error:
@@ -52,8 +57,9 @@ const char* usual_hint(Code code) {
     case Code::internal:
       return "please report this with the message";
     default:
-      return "`penstock doctor` says what this machine and the store can do; the kernel's log may say more";
+      break;
   }
+  return "`penstock doctor` says what this machine and the store can do; the kernel's log may say more";
 }
 
 }  // namespace
@@ -73,20 +79,24 @@ void Request::add_up_parts() {
     summary_.copy_seconds += part.copy_seconds;
     wall_seconds += part.wall_seconds;
   }
-  summary_.storage_seconds = std::max(0.0, wall_seconds - summary_.cpu_seconds - summary_.copy_seconds);
-  if (wall_seconds != 0) summary_.limit = limit_of(summary_, wall_seconds);
+  settle_time(summary_, wall_seconds);
 }
 
-Limit limit_of(const Report& report, double wall_seconds) {
+void settle_time(Report& report, double wall_seconds) {
+  const double waited = std::max(0.0, wall_seconds - report.cpu_seconds - report.copy_seconds);
+  const auto bytes_by = [&](Route route) { return report.routes[static_cast<std::size_t>(route)]; };
+  const bool mostly_copied = bytes_by(Route::cached) + bytes_by(Route::cached_staged) > report.bytes / 20 * 19;
+  // Copying out of the page cache is the CPU's work, also where a lane had to wait for a CPU, or for a thread that
+  // copies for it.
+  (mostly_copied ? report.cpu_seconds : report.storage_seconds) += waited;
+  if (wall_seconds == 0) return;
   // Lanes that have work to do wait for copies only if the bus is full: on one with 16 lanes it is 20 to 40 % of their
   // time, and next to nothing where four can't fill it.
   const bool waited_for_copies = report.copy_seconds > 0.1 * wall_seconds;
-  if (waited_for_copies && report.copy_seconds > report.storage_seconds) return Limit::copy;
-  // Copying out of the page cache is the CPU's work even where a lane had to wait for a CPU.
-  const auto bytes_by = [&](Route route) { return report.routes[static_cast<std::size_t>(route)]; };
-  const bool mostly_copied = bytes_by(Route::cached) + bytes_by(Route::cached_staged) > report.bytes / 20 * 19;
   const bool mostly_busy = report.cpu_seconds > 0.6 * wall_seconds;
-  return mostly_copied || mostly_busy ? Limit::cpu : Limit::storage;
+  report.limit = waited_for_copies && report.copy_seconds > waited ? Limit::copy
+                 : mostly_copied || mostly_busy                    ? Limit::cpu
+                                                                   : Limit::storage;
 }
 
 Outcome Request::judge() {
@@ -174,7 +184,7 @@ Error Request::describe_failures() const {
   if (summary_.failure_count > 1) {
     message += " (the first of " + std::to_string(summary_.failure_count) + " failed operations)";
   }
-  std::string hint = cause.hint.empty() ? usual_hint(first.code) : std::move(cause.hint);
+  std::string hint = cause.hint.empty() ? usual_hint(first.code, first.system_error) : std::move(cause.hint);
   if (first.code == Code::no_route) {
     hint = stores[store].entry->from_host() ? "allow more routes, or leave allowed_routes empty"
                                             : "name the engine's route in allowed_routes, or leave the engine unset";

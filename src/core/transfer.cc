@@ -26,6 +26,10 @@ constexpr Duration between_warnings = std::chrono::seconds(1);
 constexpr Duration slow_operation = std::chrono::milliseconds(80);
 constexpr Duration quick_operation = std::chrono::milliseconds(40);
 
+Route main_route(const RouteBytes& routes) {
+  return static_cast<Route>(std::ranges::max_element(routes) - routes.begin());
+}
+
 bool is_transient(const Done& done) {
   return done.system_error == EAGAIN || done.system_error == EINTR;
 }
@@ -343,7 +347,7 @@ void Lane::account_piece(std::uint32_t index) {
   Part& part = *flight.part;
   for (std::size_t i = 0; i < route_count; ++i) part.routes[i] += flight.routes[i];
   if (part.hold->direction == Direction::read) part.extra_bytes += flight.moved - std::min(flight.moved, flight.length);
-  part.reasons[static_cast<std::size_t>(flight.reason)] += flight.length;
+  part.reasons[static_cast<std::size_t>(reason_after(flight.reason, main_route(flight.routes)))] += flight.length;
   part.bytes.store(part.bytes.load(std::memory_order_relaxed) + flight.length, std::memory_order_relaxed);
   --part.in_flight;
   free_flight(index);

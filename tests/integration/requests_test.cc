@@ -1,8 +1,10 @@
 // Requests of every size and shape: ahead of time, over several files, by the million, and none of them possible.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <thread>
 #include <vector>
 
@@ -47,6 +49,24 @@ TEST_F(ContextTest, syncs_durable_writes_of_several_files) {
   ASSERT_TRUE(report.ok()) << message_of(report);
   EXPECT_EQ(report.bytes, 600'000U);
   for (const char* name : {"a", "b"}) EXPECT_TRUE(holds_content(read_file(folder_.path(name)), 3, 0));
+}
+
+TEST_F(ContextTest, says_so_where_memory_is_not_mapped) {
+  constexpr std::size_t bytes = 1 << 20;
+  void* const nothing = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(nothing, MAP_FAILED);
+  const std::string path = make_file("file");
+  for (const char* engine : {"posix", ""}) {
+    options_.engine = engine;
+    Context context = make_context();
+    const Store store = context.open(path).value();
+    const Report report = context.read(store, 0, Region::host(nothing, bytes));
+    ASSERT_EQ(report.outcome, Outcome::failed);
+    EXPECT_EQ(report.error->code, Code::invalid_argument) << report.error->message;
+    EXPECT_EQ(report.error->system_error, EFAULT);
+    EXPECT_NE(report.error->hint.find("the memory is not mapped"), std::string::npos) << report.error->hint;
+  }
+  ::munmap(nothing, bytes);
 }
 
 TEST_F(ContextTest, counts_and_forgets_while_others_work) {

@@ -381,6 +381,9 @@ TEST_F(StraightToTheGpu, compat_mode_is_taken_only_if_it_is_named) {
     ASSERT_TRUE(report.ok()) << report.error->message;
     EXPECT_EQ(bytes_by(report, Route::cufile_compat), named ? 4 * mib : 0U) << report.reason;
     EXPECT_EQ(bytes_by(report, Route::direct_staged), named ? 0U : 4 * mib) << report.reason;
+    const bool says_so = report.reason.find("compatibility mode: not direct") != std::string::npos;
+    EXPECT_EQ(says_so, named) << report.reason;
+    EXPECT_EQ(report.reason.find("straight between"), std::string::npos) << report.reason;
   }
 }
 
