@@ -1,19 +1,21 @@
 #include "common.h"
 
 #include <CLI/Option.hpp>
-#include <CLI/Validators.hpp>
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
+#include <sstream>
 
 namespace penstock::cli {
 
 namespace {
 
 constexpr std::size_t options_file_limit_bytes = 1 << 20;
+constexpr std::uint64_t lanes_limit = 1024;  // docs/options.md
 
 struct Unit {
   std::string_view suffix;
@@ -45,16 +47,20 @@ Error bad_size(std::string_view text, std::string_view why) {
 Result<std::string> options_text(const std::string& flag) {
   if (!flag.starts_with('@')) return flag;
   const std::string path = flag.substr(1);
+  const std::string what = "read the options file " + path;
+  const std::string hint = "name a file that holds one JSON object of options";
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
-  if (!file) return system_error(errno, "read the options file " + path);
+  if (!file) return system_error(errno, what, hint);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) return system_error(EISDIR, what, hint);
   std::string text(options_file_limit_bytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad() || (file.fail() && !file.eof())) return system_error(EIO, "read the options file " + path);
+  if (file.bad() || (file.fail() && !file.eof())) return system_error(EIO, what, hint);
   text.resize(static_cast<std::size_t>(file.gcount()));
   if (text.size() > options_file_limit_bytes) {
-    return Error{.code = Code::invalid_argument,
-                 .message = "the options file " + path + " is larger than 1 MiB",
-                 .hint = "name a file that holds one JSON object of options"};
+    return Error{
+        .code = Code::invalid_argument, .message = "the options file " + path + " is larger than 1 MiB", .hint = hint};
   }
   return text;
 }
@@ -130,13 +136,37 @@ CLI::Option* add_size(CLI::App& parser, const std::string& name, std::optional<s
   return parser.add_option_function<std::string>(name, read, help)->type_name("SIZE");
 }
 
+CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
+  const std::string ends = std::to_string(least) + " to " + std::to_string(most);
+  const auto refusal = [=](const std::string& text) {
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool fits = error == std::errc() && end == text.data() + text.size() && value >= least && value <= most;
+    return fits ? "" : "\"" + text + "\" is not a whole number from " + ends;
+  };
+  return {refusal, most == UINT64_MAX ? "" : ends};
+}
+
+CLI::Validator number(double least, double most) {
+  std::ostringstream ends;
+  ends << least << " to " << most;
+  const auto refusal = [=, ends = ends.str()](const std::string& text) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool fits = error == std::errc() && end == text.data() + text.size() && value >= least && value <= most;
+    return fits ? "" : "\"" + text + "\" is not a number from " + ends;
+  };
+  return {refusal, ends.str()};
+}
+
 void add_context_flags(CLI::App& parser, ContextFlags& flags) {
   parser.add_option("--engine", flags.engine, "serve with this engine (see `penstock engines`)")->type_name("NAME");
   parser.add_option("--cache", flags.cache, "what to do with the page cache: auto, keep or bypass")
       ->type_name("MODE")
       ->check(CLI::IsMember({"auto", "keep", "bypass"}));
   parser.add_option("--lanes", flags.lanes, "how many lanes work; 0: one for each usable CPU, at most 16")
-      ->type_name("N");
+      ->type_name("N")
+      ->check(whole_number(0, lanes_limit));
   parser.add_option("--options", flags.options, "all other options: a JSON object, or @FILE")->type_name("JSON");
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <CLI/Validators.hpp>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -77,6 +78,10 @@ Result<std::uint64_t> parse_size(std::string_view text);
 // An option whose value is a size. A malformed one is a usage error.
 CLI::Option* add_size(CLI::App& parser, const std::string& name, std::optional<std::uint64_t>& value,
                       const std::string& help);
+
+// Whole numbers, or any; what is none of them is a usage error that names both ends.
+CLI::Validator whole_number(std::uint64_t least, std::uint64_t most);
+CLI::Validator number(double least, double most);
 
 // The flags that choose a Context's Options. Those given by name win over --options.
 struct ContextFlags {

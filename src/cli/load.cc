@@ -4,7 +4,6 @@
 
 #include <sys/resource.h>
 
-#include <CLI/Validators.hpp>
 #include <algorithm>
 
 #include "model_names.h"
@@ -41,18 +40,19 @@ void add_rounds(const std::vector<Report>& rounds, Transfer& transfer) {
   Json list = Json::array();
   std::string text;
   for (const Report& round : rounds) {
-    const double speed = rate(round.bytes, round.seconds);
     list.push_back({{"seconds", round.seconds},
-                    {"gb_per_s", speed / 1e9},
+                    {"gb_per_s", rate(round.bytes, round.seconds) / 1e9},
                     {"routes", routes_json(round.routes)},
                     {"limit", limit_name(round.limit)}});
-    text += (text.empty() ? "" : ", ") + format_rate(speed);
+    text += (text.empty() ? "" : ", ") +
+            (tells_speed(round) ? format_rate(rate(round.bytes, round.seconds)) : format_seconds(round.seconds));
   }
   const bool repeated = rounds.size() > 1;
   transfer.head["rounds"] = std::move(list);
   transfer.head["steady_gb_per_s"] = repeated ? Json(steady_rate(rounds) / 1e9) : Json();
   if (!repeated) return;
   transfer.own.push_back({"rounds", text});
+  if (!tells_speed(rounds.front())) return;
   transfer.own.push_back({"steady", format_rate(steady_rate(rounds)) + ", the middle of all rounds but the first"});
 }
 
@@ -124,9 +124,11 @@ Command add_load(CLI::App& tool) {
                                                      .offset = "where to begin, in each PATH",
                                                      .size = "how much to load of each PATH; default: to its end",
                                                      .verify = "compare with an independent, plain read"});
-  auto* lba = add_size(*parser, "--lba", flags->lba, "where to begin, in blocks of the store")->type_name("N");
-  auto* count = add_size(*parser, "--count", flags->count, "how many blocks")->type_name("N");
-  for (CLI::Option* in_blocks : {lba, count}) in_blocks->excludes(shared.offset)->excludes(shared.size);
+  auto* lba = parser->add_option("--lba", flags->lba, "where to begin, in blocks of the store");
+  auto* count = parser->add_option("--count", flags->count, "how many blocks");
+  for (CLI::Option* in_blocks : {lba, count}) {
+    in_blocks->type_name("N")->check(whole_number(0, UINT64_MAX))->excludes(shared.offset)->excludes(shared.size);
+  }
   auto* raw = parser->add_flag("--raw", flags->raw, "load a model as bytes; so do --offset, --size, --lba and --count");
   auto* select =
       parser->add_option("--select", flags->select, "only tensors whose name fits, as \"*.q_proj.*\"; may be repeated")
@@ -135,7 +137,7 @@ Command add_load(CLI::App& tool) {
   for (CLI::Option* of_bytes : {shared.offset, shared.size, lba, count, raw}) select->excludes(of_bytes);
   parser->add_option("--repeat", flags->repeat, "load so many times into the same memory, and tell the steady speed")
       ->type_name("N")
-      ->check(CLI::Range(1u, repeat_limit));
+      ->check(whole_number(1, repeat_limit));
   parser->add_option("--timeline", flags->timeline, "write what each lane did, and when, as a Chrome trace")
       ->type_name("FILE");
   parser->add_flag("--watch", flags->watch, "show on the terminal what each lane does");

@@ -102,8 +102,8 @@ void add_block(const LoadFlags& flags, const std::vector<Loaded>& loaded, Contex
     const double share = speed / ceiling->bytes_per_second;
     transfer.head["ceiling"] = {
         {"what", ceiling->what}, {"gb_per_s", ceiling->bytes_per_second / 1e9}, {"share", share}};
-    transfer.own.push_back(
-        {"ceiling", percent(share) + " of the " + format_rate(ceiling->bytes_per_second) + " of " + ceiling->what});
+    const std::string reached = tells_speed(report) ? percent(share) + " of the " : "";
+    transfer.own.push_back({"ceiling", reached + format_rate(ceiling->bytes_per_second) + " of " + ceiling->what});
   } else {
     transfer.own.push_back({"ceiling", "none is known: from memory, or a disk without a link of its own; see doctor"});
   }
@@ -126,9 +126,9 @@ void add_block(const LoadFlags& flags, const std::vector<Loaded>& loaded, Contex
                                         (on_gpu ? ", " + format_bytes(destination) + " of " + domain.name() : "")});
   transfer.own.push_back(
       {"CPU", format_seconds(cost.cpu_seconds) + " of the process" +
-                  (report.bytes == 0
-                       ? ""
-                       : ", " + format_seconds(cost.cpu_seconds / static_cast<double>(report.bytes) * 1e9) + " a GB")});
+                  (tells_speed(report)
+                       ? ", " + format_seconds(cost.cpu_seconds / static_cast<double>(report.bytes) * 1e9) + " a GB"
+                       : "")});
 }
 
 }  // namespace penstock::cli

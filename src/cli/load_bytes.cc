@@ -24,18 +24,24 @@ Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
 
   Slice slice;
   std::uint64_t end = 0;
+  std::string hint = "it has " + std::to_string(info.size_bytes) + " bytes";
+  if (in_blocks) {
+    hint +=
+        ", which are " + std::to_string(info.size_bytes / unit) + " whole blocks of " + std::to_string(unit) + " bytes";
+  }
   if (__builtin_mul_overflow(start, unit, &slice.offset) ||
       (length && __builtin_mul_overflow(*length, unit, &slice.size_bytes)) ||
       __builtin_add_overflow(slice.offset, slice.size_bytes, &end)) {
+    const std::string what = in_blocks ? "--lba and --count reach" : "--offset and --size reach";
     return Error{.code = Code::invalid_argument,
-                 .message = "the range ends beyond 2^64 bytes",
-                 .hint = info.name + " has " + std::to_string(info.size_bytes) + " bytes"};
+                 .message = what + " past the end of " + info.name + ", and beyond 2^64 bytes",
+                 .hint = std::move(hint)};
   }
   if (end > info.size_bytes) {
     return Error{.code = Code::out_of_range,
                  .message = "bytes " + std::to_string(slice.offset) + " to " + std::to_string(end) +
                             " reach past the end of " + info.name,
-                 .hint = "it has " + std::to_string(info.size_bytes) + " bytes"};
+                 .hint = std::move(hint)};
   }
   if (!length) slice.size_bytes = info.size_bytes - slice.offset;
   return slice;
@@ -65,7 +71,7 @@ class ByteCargo final : public Cargo {
       Region memory{.domain = domain};
       if (slices[i].size_bytes != 0) {
         Result<Buffer> buffer = context.allocate(domain, slices[i].size_bytes);
-        if (!buffer.ok()) return buffer.error();
+        if (!buffer.ok()) return with_budget_option(buffer.error(), context, bytes_);
         memory = buffer->region();
         buffers_.push_back(std::move(*buffer));
       }

@@ -36,12 +36,12 @@ bool wants_json(int argc, char** argv) {
   return false;
 }
 
-// The parser's own words for a misspelt command don't name it.
+// The parser's own words for a misspelt command, and for an option in its place, don't name it.
 std::string usage_message(const CLI::App& tool, const CLI::ParseError& error, int argc, char** argv) {
-  if (argc > 1 && argv[1][0] != '-' && tool.get_subcommands().empty()) {
-    return "unknown command \"" + std::string(argv[1]) + "\"";
-  }
-  return argc > 1 ? error.what() : "no command was given";
+  if (argc < 2) return "no command was given";
+  const std::string first = "\"" + std::string(argv[1]) + "\"";
+  if (argv[1][0] == '-') return first + " stands where a command is wanted; options of a command stand behind it";
+  return tool.get_subcommands().empty() ? "unknown command " + first : error.what();
 }
 
 Exit fail_usage(const CLI::App& tool, const CLI::ParseError& error, int argc, char** argv) {

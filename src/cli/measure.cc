@@ -1,7 +1,6 @@
 #include "measure.h"
 
 #include <CLI/Option.hpp>
-#include <CLI/Validators.hpp>
 
 #include "interrupt.h"
 
@@ -14,7 +13,7 @@ void add_measure_flags(CLI::App& parser, MeasureFlags& flags, const std::string&
   parser.add_option("--seconds", flags.seconds, "how long to measure, about")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::Range(0.1, 3600.0));
+      ->check(number(0.1, 3600));
   add_size(parser, "--size", flags.size, size_help);
   parser.add_flag("--json", flags.output.json, "print one JSON object");
 }

@@ -292,9 +292,10 @@ Command add_nvme(CLI::App& tool) {
     verb->add_flag("--dry-run", flags->dry_run, "only say what would be done");
   }
   CLI::App* trial = add("soft", "Drive a controller in software that misbehaves, and compare every byte", soft, false);
-  trial->add_option("--seed", flags->trial.seed, "what it misbehaves from");
-  trial->add_option("--seeds", flags->seeds, "so many seeds, one after the other")->check(CLI::PositiveNumber);
-  trial->add_option("--operations", flags->trial.operations, "how many of each seed")->check(CLI::PositiveNumber);
+  trial->add_option("--seed", flags->trial.seed, "what it misbehaves from")->check(whole_number(0, UINT64_MAX));
+  trial->add_option("--seeds", flags->seeds, "so many seeds, one after the other")->check(whole_number(1, UINT64_MAX));
+  trial->add_option("--operations", flags->trial.operations, "how many of each seed")
+      ->check(whole_number(1, UINT64_MAX));
   trial->add_option("--block", flags->trial.block_bytes, "the size of a block")->check(CLI::IsMember({512, 4096}));
   trial->add_flag("--no-faults", flags->no_faults, "a controller that behaves");
   return {parser, [flags, verbs] {

@@ -155,7 +155,8 @@ std::string format_limit(const Report& report) {
   std::string text(limit_name(report.limit));
   text += "; waiting for storage " + format_seconds(report.storage_seconds);
   if (report.copy_seconds > 0) text += ", for copies " + format_seconds(report.copy_seconds);
-  return text + ", working " + format_seconds(report.cpu_seconds) + ", summed over lanes";
+  text += report.limit == Limit::cpu ? ", working or waiting for a CPU " : ", working ";
+  return text + format_seconds(report.cpu_seconds) + ", summed over lanes";
 }
 
 std::string format_progress(std::uint64_t bytes, std::optional<std::uint64_t> total_bytes, double seconds) {
@@ -179,6 +180,11 @@ bool may_paint(int fd) {
   const char* terminal = std::getenv("TERM");
   return isatty(fd) && (unwanted == nullptr || *unwanted == '\0') && terminal != nullptr &&
          std::strcmp(terminal, "dumb") != 0;
+}
+
+bool tells_speed(const Report& report) {
+  constexpr std::uint64_t least_bytes = 1 << 20;  // from here on the limit is judged too
+  return report.bytes >= least_bytes;
 }
 
 double rate(std::uint64_t bytes, double seconds) {
@@ -305,8 +311,8 @@ Exit Output::transfer(const Transfer& transfer) const {
     object(whole);
     return wrong ? exit_for(verified->error->code) : Exit::ok;
   }
-  heading(format_bytes(report.bytes) + " in " + format_seconds(report.seconds) + ": " +
-          format_rate(rate(report.bytes, report.seconds)));
+  heading(format_bytes(report.bytes) + " in " + format_seconds(report.seconds) +
+          (tells_speed(report) ? ": " + format_rate(rate(report.bytes, report.seconds)) : ""));
   field("routes", format_routes(report.routes));
   field("engine", report.engine);
   field("reason", report.reason);

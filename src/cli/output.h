@@ -27,6 +27,8 @@ std::string utc_now();
 // "direct 1.07 GB, cached 4.1 kB"
 std::string format_routes(const RouteBytes& routes);
 Json routes_json(const RouteBytes& routes);
+// Whether it moved so much that bytes a second are a speed, and not how long a request takes to begin and end.
+bool tells_speed(const Report& report);
 // Bytes a second; 0 where no time passed.
 double rate(std::uint64_t bytes, double seconds);
 

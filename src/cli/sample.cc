@@ -97,7 +97,10 @@ Command add_sample(CLI::App& tool) {
   CLI::App* parser = tool.add_subcommand("sample", "Make a safetensors model to try things with");
   parser->add_option("DEST", flags->path, "the file, replaced if it is there")->required();
   add_size(*parser, "--size", flags->size, "of all tensors, about; default: 64MiB");
-  parser->add_option("--seed", flags->seed, "other bytes for another number")->type_name("N")->capture_default_str();
+  parser->add_option("--seed", flags->seed, "other bytes for another number")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(whole_number(0, UINT64_MAX));
   add_context_flags(*parser, flags->context);
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");

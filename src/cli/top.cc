@@ -150,7 +150,7 @@ Command add_top(CLI::App& tool) {
   parser->add_option("--interval", flags->interval, "seconds between two looks")
       ->type_name("SECONDS")
       ->capture_default_str()
-      ->check(CLI::Range(0.25, 3600.0));
+      ->check(number(0.25, 3600));
   auto* once = parser->add_flag("--once", flags->once, "print one interval and end, as without a terminal");
   auto* prometheus =
       parser->add_flag("--prometheus", flags->prometheus, "print all counters in Prometheus's text format");

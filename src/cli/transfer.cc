@@ -98,6 +98,14 @@ Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine, st
                .hint = std::move(hint)};
 }
 
+Error with_budget_option(Error error, const Context& context, std::uint64_t bytes) {
+  if (error.code != Code::over_budget) return error;
+  const std::uint64_t enough = context.options().pinned_budget_bytes + bytes;
+  error.hint =
+      "raise the budget with --options '{\"pinned_budget_bytes\": " + std::to_string(enough) + "}', or load to host";
+  return error;
+}
+
 Result<std::span<const std::byte>> Lens::look(Region piece) {
   if (piece.domain.host_accessible()) return std::span<const std::byte>(piece.data, piece.size_bytes);
   window_.resize(piece_bytes);

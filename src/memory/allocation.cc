@@ -42,8 +42,9 @@ Error cannot_lock(std::size_t size_bytes, int error_number) {
 
 Error over_budget(std::size_t size_bytes, const Budget& budget) {
   return {Code::over_budget, 0,
-          "allocate " + std::to_string(size_bytes) + " bytes: " + std::to_string(budget.used_bytes()) + " of " +
-              std::to_string(budget.limit_bytes()) + " bytes of the pinned budget are in use",
+          "allocate " + std::to_string(size_bytes) + " bytes of pinned memory: the budget is " +
+              std::to_string(budget.limit_bytes()) + " bytes, and " + std::to_string(budget.used_bytes()) +
+              " of them are in use",
           "free pinned buffers, or raise pinned_budget_bytes"};
 }
 

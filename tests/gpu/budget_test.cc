@@ -113,8 +113,7 @@ TEST_F(SpentBudget, the_request_fails_only_where_no_lane_has_slots_and_says_how_
     const Report report = context.read(store, 0, memory.region().part(0, bytes));
     ASSERT_EQ(report.outcome, Outcome::failed);
     EXPECT_EQ(report.error->code, Code::over_budget);
-    EXPECT_NE(report.error->message.find("100663296 bytes of the pinned budget"), std::string::npos)
-        << report.error->message;
+    EXPECT_NE(report.error->message.find("the budget is 100663296 bytes"), std::string::npos) << report.error->message;
     EXPECT_NE(report.error->hint.find("pinned_budget_bytes"), std::string::npos) << report.error->hint;
   }
   pinned.reset();

@@ -1,0 +1,154 @@
+"""What the tool says where it can't do what it is told: what is wrong, and what to do."""
+
+import json
+import os
+import socket
+import subprocess
+import unittest
+
+import schema
+from tool import ToolTest
+
+MIB = 1 << 20
+
+
+class OddStores(ToolTest):
+    def check(self, code, exit_code, words, *arguments):
+        error = self.fails(code, exit_code, *arguments)
+        for word in words:
+            self.assertIn(word, error["message"] + "\n" + error["hint"])
+        return error
+
+    def test_that_are_no_files_are_called_what_they_are(self):
+        source = self.file("source", b"x")
+        fifo = self.folder / "fifo"
+        os.mkfifo(fifo)
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(str(self.folder / "socket"))
+        leader, follower = os.openpty()
+        self.addCleanup(os.close, leader)
+        self.addCleanup(os.close, follower)
+        kinds = {"/dev/null": "null device", "/dev/zero": "zeros", os.ttyname(follower): "terminal", fifo: "pipe",
+                 self.folder / "socket": "socket", "/dev/full": "character device"}
+        for path, kind in kinds.items():
+            for arguments in [["load", path], ["write", path, self.folder / "copy"], ["write", source, path],
+                              ["write", source, path, "--in-place"]]:
+                error = self.check("unsupported", 1, [str(path), kind], *arguments)
+                self.assertTrue(error["hint"], arguments)
+                self.assertNotIn("in place", error["hint"])
+        self.assertIn("truncate", self.fails("unsupported", 1, "load", "/dev/zero")["hint"])
+        self.assertIn("penstock write - FILE <", self.fails("unsupported", 1, "load", fifo)["hint"])
+        self.check("is_directory", 1, ["is a directory", "name a file"], "write", source, self.folder)
+        self.assertEqual(self.names(), ["fifo", "socket", "source"])
+
+    def test_whose_size_says_nothing_are_refused(self):
+        for path in ["/proc/cpuinfo", "/proc/self/status", "/sys/kernel/uevent_seqnum"]:
+            if not os.path.exists(path):
+                self.skipTest(f"there is no {path}")
+            for arguments in [["load", path, "--verify"], ["write", path, self.folder / "copy", "--verify"]]:
+                self.check("unsupported", 1, [path, "its size says nothing", f"cat {path} > FILE"], *arguments)
+        self.assertEqual(self.names(), [])
+
+    def test_that_are_read_only_devices_are_called_that(self):
+        image = self.sparse_file("image", MIB)
+        device = self.loop_device(image)
+        subprocess.run(["blockdev", "--setro", device], check=True)
+        self.addCleanup(subprocess.run, ["blockdev", "--setrw", device])  # it outlives the file
+        self.check("read_only", 4, ["is read-only", f"blockdev --setrw {device}"], "write", "--pattern", "4KiB", device,
+                   "--allow-device-write")
+
+    def test_that_back_a_loop_device_are_called_that(self):
+        image = self.sparse_file("image", MIB)
+        device = self.loop_device(image)
+        for how in [["--in-place"], []]:
+            self.check("in_use", 4, [f"backs {device}", f"losetup -d {device}"], "write", "--pattern", "4KiB", image, *how)
+        self.assertEqual(image.read_bytes(), bytes(MIB))
+
+
+class OddNumbers(ToolTest):
+    def test_are_refused_in_one_line_that_names_the_allowed_ones(self):
+        path = self.file("data", b"x")
+        ends = {("load", path, "--lanes"): "0 to 1024", ("load", path, "--repeat"): "1 to 1000",
+                ("sample", self.folder / "sample", "--seed"): "0 to 18446744073709551615",
+                ("nvme", "soft", "--operations"): "1 to 18446744073709551615",
+                ("nvme", "soft", "--seed"): "0 to 18446744073709551615",
+                ("bench", path, "--seconds"): "0.1 to 3600", ("tune", path, "--seconds"): "0.1 to 3600",
+                ("top", "--interval"): "0.25 to 3600", ("load", path, "--lba"): "0 to 18446744073709551615",
+                ("load", path, "--count"): "0 to 18446744073709551615"}
+        for arguments, range_text in ends.items():
+            for value in ["-1", "x", "1x", "", "99999999999999999999999", "nan"]:
+                with self.subTest(arguments=arguments, value=value):
+                    error = self.fails("invalid_argument", 2, *arguments, value)
+                    self.assertIn(f"from {range_text}", error["message"])
+                    self.assertIn(arguments[-1], error["message"])
+                    self.assertLess(len(error["message"]), 160)
+                    self.assertNotIn("\n", error["message"])
+
+    def test_for_sizes_too(self):
+        path = self.file("data", b"x")
+        for option in ["--size", "--offset"]:
+            for value in ["-1", "-1KiB", "1e400"]:
+                error = self.fails("invalid_argument", 2, "load", path, option, value)
+                self.assertIn(f'"{value}"', error["message"])
+                self.assertLess(len(error["message"]), 160)
+
+    def test_of_blocks_past_the_end_of_everything(self):
+        path = self.file("data", b"x" * 1024)
+        for arguments in [["--lba", 2**64 - 1], ["--lba", 2**55], ["--lba", 1, "--count", 2**64 - 1]]:
+            error = self.fails("invalid_argument", 2, "load", path, *arguments)
+            self.assertIn("--lba and --count", error["message"])
+            self.assertIn("2 whole blocks of 512 bytes", error["hint"])
+        self.assertIn("2 whole blocks", self.fails("out_of_range", 2, "load", path, "--lba", 2, "--count", 1)["hint"])
+        self.assertIn("from 0 to", self.fails("invalid_argument", 2, "load", path, "--lba", 2**64)["message"])
+
+
+class UsageErrors(ToolTest):
+    def test_are_json_wherever_the_flag_stands(self):
+        path = self.file("data", b"x")
+        for arguments in [["--json", "--bogus"], ["--bogus", "--json"], ["--json"], ["load", path, "--json", "--bogus"],
+                          ["load", "--json", "--bogus", path], ["load", "--bogus", path, "--json"], ["load", "--json"],
+                          ["--json", "load", path, "--bogus"], ["frobnicate", "--json"], ["--json", "frobnicate"],
+                          ["load", path, "--lanes", "--json"], ["nvme", "--json"], ["nvme", "list", "--json", "--bogus"]]:
+            with self.subTest(arguments=arguments):
+                done = self.run_tool(*arguments)
+                self.assertEqual(done.returncode, 2)
+                self.assertEqual(done.stderr, b"")
+                result = json.loads(done.stdout)
+                schema.check(result, "error")
+                self.assertEqual(result["error"]["code"], "invalid_argument")
+                wrong = arguments[0] if arguments[0].startswith("--") else "--bogus"
+                if wrong in arguments:
+                    self.assertIn(wrong, result["error"]["message"])
+
+    def test_name_a_directory_that_was_given_for_options(self):
+        error = self.fails("is_directory", 1, "load", self.file("data", b"x"), "--options", f"@{self.folder}")
+        self.assertIn(str(self.folder), error["message"])
+        self.assertIn("name a file", error["hint"])
+
+
+class Loads(ToolTest):
+    def test_into_more_pinned_memory_than_the_budget_say_which_option_raises_it(self):
+        error = self.fails("over_budget", 5, "load", self.sparse_file("large", 512 * MIB), "--to", "pinned")
+        self.assertIn(str(512 * MIB), error["message"])
+        self.assertIn(f"the budget is {256 * MIB} bytes", error["message"])
+        self.assertIn("--options '{\"pinned_budget_bytes\":", error["hint"])
+
+    def test_of_a_byte_have_no_speed(self):
+        text = self.run_tool("load", self.file("data", b"x"), "--repeat", 3).stdout.decode()
+        self.assertIn("1 B in ", text)
+        self.assertNotIn("B/s", text.replace("ceiling", ""))
+        self.assertNotIn("a GB", text)
+        self.assertIn("MB/s", self.run_tool("load", self.file("more", bytes(MIB))).stdout.decode().replace("GB/s", "MB/s"))
+
+    def test_from_memory_wait_for_no_storage(self):
+        path = self.file("data", os.urandom(8 * MIB))
+        path.read_bytes()
+        result = self.json_of("load", path, "--engine", "posix")
+        self.assertEqual(set(result["routes"]), {"cached"})
+        self.assertEqual((result["limit"], result["storage_seconds"]), ("cpu", 0))
+        self.assertGreater(result["cpu_seconds"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
