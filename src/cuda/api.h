@@ -7,6 +7,8 @@
 
 namespace penstock::cuda {
 
+inline constexpr const char* library_name = "libcuda.so.1";
+
 // Results that are looked at by name; others are passed on as numbers.
 using CuResult = int;
 inline constexpr CuResult cu_success = 0;
@@ -35,6 +37,8 @@ using CuStream = struct CuStreamTag*;
 using CuEvent = struct CuEventTag*;
 using CuModule = struct CuModuleTag*;
 using CuFunction = struct CuFunctionTag*;
+using CuGraph = struct CuGraphTag*;
+using CuGraphExecutable = struct CuGraphExecutableTag*;
 
 // Addresses of GPUs are numbers to the driver, and pointers to everyone else.
 inline CuDevicePtr device_address(const std::byte* pointer) {
@@ -53,6 +57,9 @@ inline constexpr unsigned cu_host_register_device_map = 2;
 inline constexpr unsigned cu_wait_value_geq = 0;
 inline constexpr unsigned cu_write_value_default = 0;
 inline constexpr int cu_capture_status_none = 0;
+inline constexpr int cu_capture_mode_global = 0;
+inline constexpr int cu_capture_mode_thread_local = 1;
+inline constexpr int cu_capture_mode_relaxed = 2;
 
 // CUdevice_attribute.
 inline constexpr int cu_attribute_pci_bus_id = 33;
@@ -170,7 +177,23 @@ struct Api {
 #define PENSTOCK_CUDA_MEMBER(member, symbol, arguments) CuResult(*member) arguments = nullptr;
   PENSTOCK_CUDA_REQUIRED(PENSTOCK_CUDA_MEMBER)
   PENSTOCK_CUDA_OPTIONAL(PENSTOCK_CUDA_MEMBER)
-#undef PENSTOCK_CUDA_MEMBER
 };
+
+// What has to do with captures of graphs, in a table of its own. RelaxedCaptureMode uses the first; the others are for
+// tests, which capture as programs do.
+#define PENSTOCK_CUDA_CAPTURES(X)                                              \
+  X(exchange_mode, cuThreadExchangeStreamCaptureMode, (int* mode))             \
+  X(begin, cuStreamBeginCapture_v2, (CuStream stream, int mode))               \
+  X(end, cuStreamEndCapture, (CuStream stream, CuGraph * graph))               \
+  X(instantiate, cuGraphInstantiateWithFlags,                                  \
+    (CuGraphExecutable * executable, CuGraph graph, unsigned long long flags)) \
+  X(launch, cuGraphLaunch, (CuGraphExecutable executable, CuStream stream))    \
+  X(destroy_executable, cuGraphExecDestroy, (CuGraphExecutable executable))    \
+  X(destroy, cuGraphDestroy, (CuGraph graph))
+
+struct CaptureApi {
+  PENSTOCK_CUDA_CAPTURES(PENSTOCK_CUDA_MEMBER)
+};
+#undef PENSTOCK_CUDA_MEMBER
 
 }  // namespace penstock::cuda

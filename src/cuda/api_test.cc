@@ -54,6 +54,10 @@ static_assert(same_shape<int*, CUresult*>() && !same_shape<int*, const int*>() &
 PENSTOCK_CUDA_REQUIRED(SAME_FUNCTION)
 PENSTOCK_CUDA_OPTIONAL(SAME_FUNCTION)
 #undef SAME_FUNCTION
+#define SAME_FUNCTION(member, symbol, arguments) \
+  static_assert(same_function<decltype(CaptureApi::member), decltype(&::symbol)>, #symbol);
+PENSTOCK_CUDA_CAPTURES(SAME_FUNCTION)
+#undef SAME_FUNCTION
 
 static_assert(cu_success == CUDA_SUCCESS);
 static_assert(cu_invalid_value == CUDA_ERROR_INVALID_VALUE);
@@ -82,6 +86,9 @@ static_assert(cu_host_register_device_map == CU_MEMHOSTREGISTER_DEVICEMAP);
 static_assert(cu_wait_value_geq == CU_STREAM_WAIT_VALUE_GEQ);
 static_assert(cu_write_value_default == CU_STREAM_WRITE_VALUE_DEFAULT);
 static_assert(cu_capture_status_none == CU_STREAM_CAPTURE_STATUS_NONE);
+static_assert(cu_capture_mode_global == CU_STREAM_CAPTURE_MODE_GLOBAL);
+static_assert(cu_capture_mode_thread_local == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+static_assert(cu_capture_mode_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 
 static_assert(cu_attribute_pci_bus_id == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID);
 static_assert(cu_attribute_pci_device_id == CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID);

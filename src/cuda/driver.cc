@@ -15,7 +15,6 @@ namespace penstock::cuda {
 
 namespace {
 
-constexpr const char* library_name = "libcuda.so.1";
 constexpr int oldest_version = 11000;
 
 Error no_driver(std::string reason, std::string hint) {

@@ -124,11 +124,6 @@ TEST_F(InStreamOrder, what_can_t_be_ordered_is_refused) {
   RequestOptions options;
   options.stream = CudaStream{stream};
   EXPECT_EQ(context.read(store, 0, memory.region(), options).error->code, Code::invalid_argument);
-  if (fake_) {
-    ASSERT_EQ(fake_->set_capture(stream, 1), 0);
-    EXPECT_EQ(read_in_order(context, store, memory.region(), stream).error().code, Code::unsupported);
-    fake_->set_capture(stream, 0);
-  }
   if (driver_->devices().size() > 1) {
     const Buffer other = context.allocate(Domain::cuda(1), mib).value();
     EXPECT_EQ(read_in_order(context, store, other.region(), stream).error().code, Code::invalid_argument);

@@ -19,6 +19,7 @@
 namespace penstock::cuda {
 PENSTOCK_CUDA_REQUIRED(FAKE_CUDA_DECLARE)
 PENSTOCK_CUDA_OPTIONAL(FAKE_CUDA_DECLARE)
+PENSTOCK_CUDA_CAPTURES(FAKE_CUDA_DECLARE)
 }  // namespace penstock::cuda
 #undef FAKE_CUDA_DECLARE
 
@@ -36,7 +37,8 @@ inline bool is_foreign_process() {
   return owner != 0 && owner != ::getpid();
 }
 
-// What every call begins with: counting, injected delays and failures, and the states in which nothing works.
+// What every call begins with: counting, injected delays and failures, and the states in which nothing works or not
+// this.
 template <typename Body>
 CuResult before_init(const char* function, Body body) {
   if (is_foreign_process()) return cu_not_initialized;
@@ -57,7 +59,7 @@ CuResult before_init(const char* function, Body body) {
       return result;
     }
   }
-  return body(d, lock);
+  return d.spoils_captures(function) ? cu_stream_capture_unsupported : body(d, lock);
 }
 
 template <typename Body>

@@ -32,8 +32,8 @@ struct FakeCudaCounters {
 //
 // clang-format off
 // reset              the driver as in a new process: nothing initialized, settings from the environment, handles dead
-// clear_injections   takes back all that set_*, fail_*, delay_call and hang did, heals broken devices, zeroes the
-//                    counts of calls, bytes and breaches; handles stay alive
+// clear_injections   takes back all that set_*, fail_*, delay_call and hang did, heals broken devices, ends captures,
+//                    zeroes the counts of calls, bytes and breaches; handles stay alive
 // set_devices        takes effect at the next cuInit
 // set_connections    how many channels each unit has for all streams, from the next stream on; 0: one for each stream
 // set_attribute      of a device, from now on
@@ -47,7 +47,6 @@ struct FakeCudaCounters {
 // delay_call         every call of the function of that name takes so long before it does anything
 // fail_copy          the nth copy from now on the device breaks it
 // hang               the device's streams stop until hang(device, 0)
-// set_capture        what cuStreamIsCapturing reports; returns the driver's result
 // calls              how often the function of that name was called
 // last_breach        its text, cut to `size`; returns the whole length
 // peek, poke         device memory, from the CPU; return cu_success or cu_invalid_value
@@ -66,7 +65,6 @@ struct FakeCudaCounters {
   X(delay_call, void, (const char* function, unsigned ms))                         \
   X(fail_copy, void, (int device, unsigned nth, int result))                       \
   X(hang, void, (int device, int hung))                                            \
-  X(set_capture, int, (void* stream, int status))                                  \
   X(calls, std::uint64_t, (const char* function))                                  \
   X(counters, FakeCudaCounters, ())                                                \
   X(last_breach, std::size_t, (char* text, std::size_t size))                      \

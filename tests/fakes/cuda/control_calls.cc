@@ -84,14 +84,6 @@ FAKE_CUDA_EXPORT void fake_cuda_hang(int device, int hung) {
   driver().announce();
 }
 
-FAKE_CUDA_EXPORT int fake_cuda_set_capture(void* stream, int status) {
-  const Lock lock(driver().mutex);
-  const auto found = driver().stream_of(static_cast<CuStream>(stream), nullptr);
-  if (found == nullptr) return cu_invalid_handle;
-  found->capture = status;
-  return cu_success;
-}
-
 FAKE_CUDA_EXPORT std::uint64_t fake_cuda_calls(const char* function) {
   const Lock lock(driver().mutex);
   const auto* const count = Driver::find(driver().calls, function);

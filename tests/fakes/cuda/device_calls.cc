@@ -52,6 +52,10 @@ const char* name_of(CuResult result) {
       return "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
     case cu_stream_capture_implicit:
       return "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT";
+    case cu_captured_event:
+      return "CUDA_ERROR_CAPTURED_EVENT";
+    case cu_stream_capture_wrong_thread:
+      return "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD";
     case cu_unknown:
       return "CUDA_ERROR_UNKNOWN";
     default:

@@ -100,7 +100,7 @@ void Driver::clear_injections() {
     device->bytes_per_s = 0;
     device->copies_until_failure = 0;
   }
-  for (const auto& [handle, stream] : streams) stream->capture = cu_capture_status_none;
+  forget_captures();
   announce();
 }
 
@@ -142,6 +142,8 @@ void Driver::end_context(Lock& lock, Device& device) {
   counters.left_behind += handles.size() + ranges.size();
   counters.left_behind += std::erase_if(events, is_of_device) + std::erase_if(modules, is_of_device);
   std::erase_if(functions, is_of_device);
+  std::erase_if(graphs, is_of_device);
+  std::erase_if(executables, is_of_device);
   for (const CuStream handle : handles) destroy_stream(handle);
   for (const auto& range : ranges) remove(lock, range);
 

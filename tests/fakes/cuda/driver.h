@@ -32,6 +32,8 @@ inline constexpr CuResult cu_invalid_handle = 400;
 inline constexpr CuResult cu_host_memory_not_registered = 713;
 inline constexpr CuResult cu_stream_capture_unsupported = 900;
 inline constexpr CuResult cu_stream_capture_invalidated = 901;
+inline constexpr CuResult cu_captured_event = 907;
+inline constexpr CuResult cu_stream_capture_wrong_thread = 908;
 
 struct Device;
 struct Stream;
@@ -82,6 +84,14 @@ struct Channel {
   bool is_closing = false;  // ends when it has run what it holds
 };
 
+// A graph in the making, of what one stream is given meanwhile.
+struct Capture {
+  std::uint64_t thread;
+  int mode;
+  bool is_spoilt = false;
+  std::vector<Operation> operations;  // without their stream
+};
+
 struct Stream {
   Device* device;
   CuStream handle;
@@ -91,16 +101,22 @@ struct Stream {
   Unit last_unit = Unit::compute;
   std::uint64_t queued = 0;
   std::uint64_t completed = 0;
-  int capture = cu_capture_status_none;
+  std::shared_ptr<Capture> capture;  // null: what it is given is done
 };
 
 struct Event {
   Device* device;
   std::optional<Point> recorded;
+  std::shared_ptr<Capture> captured;  // where it was recorded last, if that was no place in a stream's work
 };
 
 struct Module {
   Device* device;
+};
+
+struct Graph {
+  Device* device;
+  std::vector<Operation> operations;
 };
 
 struct Function {
@@ -172,6 +188,9 @@ struct Driver {
   std::map<CuEvent, Event> events;
   std::map<CuModule, Module> modules;
   std::map<CuFunction, Function> functions;
+  std::vector<std::shared_ptr<Capture>> captures;
+  std::map<CuGraph, Graph> graphs;
+  std::map<CuGraphExecutable, Graph> executables;
   // Neither handles nor buffer ids are ever used again, so a stale one is always noticed.
   std::uint64_t last_handle = 0x1000;
   std::uint64_t last_buffer_id = 0;
@@ -227,6 +246,15 @@ struct Driver {
   void close_own_channels(const Stream& stream);
   void announce();
 
+  // Captures. Whether the call is one that this thread may not make now; captures that forbid it are spoilt by it.
+  bool spoils_captures(const char* function);
+  void spoil(Capture& capture, const std::string& how);
+  CuResult begin_capture(Stream& stream, int mode);
+  CuResult end_capture(Stream& stream, CuGraph& graph);
+  void forget_captures();
+  // A capture of a stream that the legacy one waits for; null where there is none.
+  std::shared_ptr<Capture> capture_beside(const Stream& legacy) const;
+
  private:
   void work(std::shared_ptr<Channel> channel);
   CuResult execute(Lock& lock, Channel& channel, Operation& operation);
@@ -235,6 +263,12 @@ struct Driver {
   std::shared_ptr<Channel> channel_for(Stream& stream, Unit unit);
   std::vector<Point> implied_order(const Stream& stream);
 };
+
+// Names the thread that asks, once and for all: an id of the system's could come back.
+std::uint64_t this_thread();
+
+// The calling thread's capture mode.
+int& capture_mode();
 
 // The one driver of the process. Never destroyed: workers may outlive main().
 Driver& driver();

@@ -25,15 +25,21 @@ inline constexpr CuResult cu_invalid_handle = 400;
 inline constexpr std::size_t page = 4096;
 inline constexpr std::size_t slot_bytes = 1 << 20;
 
+#define FIND(member, symbol, arguments) api.member = reinterpret_cast<CuResult(*) arguments>(::dlsym(library, #symbol));
 inline Api find_api() {
   Api api;
-  void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-#define FIND(member, symbol, arguments) api.member = reinterpret_cast<CuResult(*) arguments>(::dlsym(library, #symbol));
+  void* const library = ::dlopen(library_name, RTLD_NOW | RTLD_NOLOAD);
   PENSTOCK_CUDA_REQUIRED(FIND)
   PENSTOCK_CUDA_OPTIONAL(FIND)
-#undef FIND
   return api;
 }
+inline CaptureApi find_capture_api() {
+  CaptureApi api;
+  void* const library = ::dlopen(library_name, RTLD_NOW | RTLD_NOLOAD);
+  PENSTOCK_CUDA_CAPTURES(FIND)
+  return api;
+}
+#undef FIND
 
 // A new driver for each test, with the first device's context current.
 class FakeCudaDriver : public testing::Test {
@@ -43,6 +49,7 @@ class FakeCudaDriver : public testing::Test {
   void SetUp() override {
     fake = FakeCuda::loaded().value();
     cu = find_api();
+    captures = find_capture_api();
     fake.reset();
     start();
   }
@@ -131,6 +138,7 @@ class FakeCudaDriver : public testing::Test {
 
   FakeCuda fake;
   Api cu;
+  CaptureApi captures;
   CuContext context = nullptr;
   std::vector<void*> mapped;
 };

@@ -48,6 +48,10 @@ CuResult enqueue_copies(Driver& d, Lock& lock, const std::shared_ptr<Stream>& st
   operation->run = [copies = std::move(copies), &device](Lock& held) {
     return run_copies(held, device, copies, nullptr);
   };
+  if (is_synchronous && stream->capture != nullptr) {
+    d.spoil(*stream->capture, "a copy to pageable memory was given to its stream");
+    return cu_stream_capture_unsupported;
+  }
   const CuResult result = d.enqueue(std::move(operation));
   if (result != cu_success || !is_synchronous) return result;
   return d.wait(lock, device, {{stream, stream->queued}});

@@ -33,21 +33,22 @@ FAKE_CUDA_EXPORT CuResult cuStreamGetCtx(CuStream stream, CuContext* context) {
 }
 
 FAKE_CUDA_EXPORT CuResult cuStreamIsCapturing(CuStream stream, int* status) {
-  return call_of_stream(__func__, stream, [&](Driver&, Lock&, const std::shared_ptr<Stream>& found) {
+  return call_of_stream(__func__, stream, [&](Driver& d, Lock&, const std::shared_ptr<Stream>& found) {
     if (status == nullptr) return cu_invalid_value;
-    for (const auto& weak : found->device->streams) {
-      const auto other = weak.lock();
-      const bool is_capturing = other != nullptr && other->capture != cu_capture_status_none;
-      if (found->is_legacy && is_capturing && other->is_blocking) return cu_stream_capture_implicit;
-    }
-    *status = found->capture;
+    if (found->is_legacy && d.capture_beside(*found) != nullptr) return cu_stream_capture_implicit;
+    constexpr int active = 1;
+    constexpr int invalidated = 2;
+    *status = found->capture == nullptr ? cu_capture_status_none : found->capture->is_spoilt ? invalidated : active;
     return cu_success;
   });
 }
 
 FAKE_CUDA_EXPORT CuResult cuStreamSynchronize(CuStream stream) {
   return call_of_stream(__func__, stream, [&](Driver& d, Lock& lock, const std::shared_ptr<Stream>& found) {
-    if (found->capture != cu_capture_status_none) return cu_stream_capture_unsupported;
+    if (found->capture != nullptr) {
+      d.spoil(*found->capture, "its stream was waited for");
+      return cu_stream_capture_unsupported;
+    }
     std::vector<Point> points{{found, found->queued}};
     if (found->is_legacy) points = d.all_work(*found->device, true);
     return d.wait(lock, *found->device, points);
@@ -59,6 +60,10 @@ FAKE_CUDA_EXPORT CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsi
     const Event* const waited_for = Driver::find(d.events, event);
     if (waited_for == nullptr) return cu_invalid_handle;
     if (flags != 0) return cu_invalid_value;
+    if (waited_for->captured != nullptr) {
+      d.spoil(*waited_for->captured, "another stream was to join it, which the fake does not model");
+      return cu_not_supported;
+    }
     if (!waited_for->recorded) return cu_success;
     auto operation = operation_on(found);
     operation->after.push_back(*waited_for->recorded);
@@ -97,7 +102,7 @@ FAKE_CUDA_EXPORT CuResult cuEventCreate(CuEvent* event, unsigned flags) {
   return call_in_context(__func__, [&](Driver& d, Lock&, Device& device) {
     if (event == nullptr || (flags & ~(cu_event_blocking_sync | cu_event_disable_timing)) != 0) return cu_invalid_value;
     *event = d.new_handle<CuEvent>();
-    d.events[*event] = Event{&device, std::nullopt};
+    d.events[*event] = Event{&device, std::nullopt, nullptr};
     return cu_success;
   });
 }
@@ -111,8 +116,11 @@ FAKE_CUDA_EXPORT CuResult cuEventRecord(CuEvent event, CuStream stream) {
     Event* const recorded = Driver::find(d.events, event);
     if (recorded == nullptr || recorded->device != found->device) return cu_invalid_handle;
     const CuResult result = d.enqueue(operation_on(found));
-    if (result == cu_success) recorded->recorded = Point{found, found->queued};
-    return result;
+    if (result != cu_success) return result;
+    recorded->captured = found->capture;
+    recorded->recorded.reset();
+    if (found->capture == nullptr) recorded->recorded = Point{found, found->queued};
+    return cu_success;
   });
 }
 
@@ -121,6 +129,10 @@ FAKE_CUDA_EXPORT CuResult cuEventQuery(CuEvent event) {
     const Event* const queried = Driver::find(d.events, event);
     if (queried == nullptr) return cu_invalid_handle;
     if (queried->device->error != cu_success) return queried->device->error;
+    if (queried->captured != nullptr) {
+      d.spoil(*queried->captured, "an event in it was asked for");
+      return cu_captured_event;
+    }
     if (!queried->recorded) return cu_success;
     if (!d.reached(*queried->recorded)) return cu_not_ready;
     happens_after(queried->recorded->stream.get());

@@ -13,14 +13,13 @@ namespace {
 constexpr std::chrono::microseconds first_poll{20};
 constexpr std::chrono::microseconds longest_poll{2000};
 
-// Names the thread that asks, once and for all: an id of the system's could come back.
+}  // namespace
+
 std::uint64_t this_thread() {
   static std::atomic<std::uint64_t> last{0};
   thread_local const std::uint64_t own = ++last;
   return own;
 }
-
-}  // namespace
 
 // As a real driver was seen to do it: each unit has so many channels, whatever the priorities of streams.
 std::shared_ptr<Channel> Driver::channel_for(Stream& stream, Unit unit) {
@@ -77,9 +76,18 @@ std::vector<Point> Driver::implied_order(const Stream& stream) {
 
 CuResult Driver::enqueue(std::unique_ptr<Operation> operation) {
   Stream& stream = *operation->stream;
-  if (stream.capture != cu_capture_status_none) {
-    breach("work was given to a stream that is being captured");
-    return cu_stream_capture_invalidated;
+  if (stream.capture != nullptr) {
+    if (operation->waits_for_value) breach("a wait for a value was captured into a graph");
+    if (stream.capture->is_spoilt) return cu_stream_capture_invalidated;
+    operation->stream.reset();
+    stream.capture->operations.push_back(std::move(*operation));
+    return cu_success;
+  }
+  if (stream.is_legacy) {
+    if (const auto capture = capture_beside(stream)) {
+      spoil(*capture, "work was given to the legacy stream");
+      return cu_stream_capture_implicit;
+    }
   }
   const auto implied = implied_order(stream);
   operation->after.insert(operation->after.end(), implied.begin(), implied.end());
@@ -221,6 +229,7 @@ std::vector<Point> Driver::all_work(const Device& device, bool blocking_alone) c
 
 void Driver::destroy_stream(CuStream handle) {
   const auto stream = streams.extract(handle).mapped();
+  std::erase(captures, stream->capture);
   close_own_channels(*stream);
 }
 

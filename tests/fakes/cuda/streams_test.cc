@@ -164,19 +164,6 @@ TEST_F(FakeCudaDriver, releases_all_who_wait_when_a_device_breaks) {
   EXPECT_EQ(cu.stream_synchronize(waiting), cu_ecc_uncorrectable);
 }
 
-TEST_F(FakeCudaDriver, reports_captures_and_refuses_work_on_them) {
-  const CuStream on = stream(0);
-  int status = -1;
-  EXPECT_EQ(cu.stream_is_capturing(on, &status), cu_success);
-  EXPECT_EQ(status, cu_capture_status_none);
-  ASSERT_EQ(fake.set_capture(on, 1), cu_success);
-  EXPECT_EQ(cu.stream_is_capturing(on, &status), cu_success);
-  EXPECT_EQ(status, 1);
-  EXPECT_EQ(cu.stream_is_capturing(nullptr, &status), cu_stream_capture_implicit);
-  EXPECT_EQ(cu.event_record(event(), on), 901);
-  EXPECT_EQ(fake.counters().breaches, 1U);
-}
-
 TEST_F(FakeCudaDriver, copies_no_faster_than_its_bandwidth) {
   const CuDevicePtr address = device_memory();
   fake.set_bandwidth(0, slot_bytes * 20);
