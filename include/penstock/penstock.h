@@ -2,6 +2,7 @@
 #pragma once
 
 #include "penstock/buffer.h"
+#include "penstock/capture_mode.h"
 #include "penstock/checksum.h"
 #include "penstock/context.h"
 #include "penstock/diagnosis.h"

@@ -91,7 +91,7 @@ struct RequestOptions {
   std::function<void(std::function<void()>)> executor;
   // Stream order: the request begins when work that is on the stream already is done, and what is put on the stream
   // later begins when the request has ended, also by failure or cancellation: look at the ticket. All memory must be of
-  // the stream's device. Asynchronous requests only.
+  // the stream's device. Asynchronous requests only. A stream that is being captured into a graph is refused.
   std::optional<CudaStream> stream;
 };
 

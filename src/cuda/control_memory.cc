@@ -47,7 +47,7 @@ Status ControlMemory::add_page(Device& device, std::size_t cell_bytes, std::vect
   void* page = ::mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return system_error(errno, "allocate control memory");
   const Current current(device);
-  const Api& api = device.api();
+  const RelaxedApi& api = device.api();
   CuDevicePtr address = 0;
   constexpr unsigned flags = cu_host_register_portable | cu_host_register_device_map;
   CuResult result = cu_success;

@@ -22,8 +22,8 @@ Error no_driver(std::string reason, std::string hint) {
 }
 
 template <typename Function>
-bool look_up(void* library, const char* symbol, Function*& function) {
-  function = reinterpret_cast<Function*>(::dlsym(library, symbol));
+bool look_up(void* library, const char* symbol, Relaxed<Function>& function) {
+  function = Relaxed<Function>(reinterpret_cast<Function*>(::dlsym(library, symbol)));
   return function != nullptr;
 }
 
@@ -96,7 +96,7 @@ Error Driver::error(CuResult result, std::string what, std::string hint) const {
 
 Device::Device(Driver& driver, CuDevice handle, Gpu info) : driver_(driver), handle_(handle), info_(std::move(info)) {}
 
-const Api& Device::api() const {
+const RelaxedApi& Device::api() const {
   return driver_.api();
 }
 
@@ -259,7 +259,7 @@ Result<std::unique_ptr<Driver>> Driver::load() {
                      "install NVIDIA's driver; in a container, start it with GPU support (--gpus all)");
   }
   std::unique_ptr<Driver> driver(new Driver);
-  Api& api = driver->api_;
+  RelaxedApi& api = driver->api_;
   std::string missing;
 #define PENSTOCK_CUDA_LOOK_UP(member, symbol, arguments) \
   if (!look_up(library, #symbol, api.member) && missing.empty()) missing = #symbol;
@@ -339,6 +339,7 @@ Result<Device*> Driver::device(int ordinal) {
 }
 
 Result<Region> Driver::find(const void* pointer, std::size_t bytes) {
+  const RelaxedCaptureMode mode;  // one exchange for all questions
   const CuDevicePtr address = device_address(static_cast<const std::byte*>(pointer));
   unsigned type = 0;
   int ordinal = -1;

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/api.h"
+#include "cuda/relaxed.h"
 #include "penstock/gpu.h"
 #include "penstock/region.h"
 #include "penstock/result.h"
@@ -31,7 +31,7 @@ class Device {
   Device(Driver& driver, CuDevice handle, Gpu info);
 
   Driver& driver() const { return driver_; }
-  const Api& api() const;
+  const RelaxedApi& api() const;
   const Gpu& info() const { return info_; }
   int ordinal() const { return info_.domain.device(); }
 
@@ -70,7 +70,8 @@ class Device {
   std::vector<CuEvent> free_events_;
 };
 
-// Makes a device's primary context current on this thread, for a scope. REQUIRES: the device is active.
+// Makes a device's primary context current on this thread, and its capture mode relaxed, for a scope. REQUIRES: the
+// device is active.
 class Current {
  public:
   explicit Current(const Device& device);
@@ -79,6 +80,7 @@ class Current {
   Current& operator=(const Current&) = delete;
 
  private:
+  const RelaxedCaptureMode mode_;  // one exchange for all calls of the scope
   const Device& device_;
   const bool pushed_;
 };
@@ -91,7 +93,7 @@ class Driver {
   // A GPU that this process uses already, or null. Loads nothing.
   static Device* device_in_use();
 
-  const Api& api() const { return api_; }
+  const RelaxedApi& api() const { return api_; }
   int version() const { return version_; }
   const std::vector<std::unique_ptr<Device>>& devices() const { return devices_; }
   // Code::no_device for a number that is not there. The device is active.
@@ -118,7 +120,7 @@ class Driver {
   // Virtual memory of a GPU: not allocated as a whole, alone or from a pool.
   bool is_mapped(CuDevicePtr address) const;
 
-  Api api_;
+  RelaxedApi api_;
   int version_ = 0;
   pid_t process_ = 0;
   std::vector<std::unique_ptr<Device>> devices_;

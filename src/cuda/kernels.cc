@@ -24,7 +24,7 @@ bool has_kernels_for([[maybe_unused]] int compute_major, [[maybe_unused]] int co
 #endif
 }
 
-CuFunction load_scatter([[maybe_unused]] const Api& api) {
+CuFunction load_scatter([[maybe_unused]] const RelaxedApi& api) {
 #if PENSTOCK_HAS_KERNELS
   CuModule module = nullptr;
   CuFunction function = nullptr;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/api.h"
+#include "cuda/relaxed.h"
 
 namespace penstock::cuda {
 
@@ -19,7 +19,7 @@ bool has_kernels_for(int compute_major, int compute_minor);
 
 // `penstock_scatter(const ScatterEntry* entries, unsigned count)`, one block an entry. Null where there is none.
 // REQUIRES: a current context, for whose life the kernel stays loaded.
-CuFunction load_scatter(const Api& api);
+CuFunction load_scatter(const RelaxedApi& api);
 inline constexpr unsigned scatter_threads = 256;  // in a block
 
 }  // namespace penstock::cuda

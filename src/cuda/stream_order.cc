@@ -10,7 +10,7 @@ void StreamOrder::prepare(Device& device) {
 }
 
 Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* stream) {
-  const Api& api = device.api();
+  const RelaxedApi& api = device.api();
   const std::string what = "order a request with a stream of " + device.info().domain.name();
   if (api.stream_wait_value == nullptr) {
     return Error{Code::unsupported, 0, what + ": the driver has no cuStreamWaitValue32",
@@ -19,12 +19,16 @@ Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* st
   const Current current(device);
   auto* const handle = static_cast<CuStream>(stream);
   int capturing = cu_capture_status_none;
-  if (const CuResult result = api.stream_is_capturing(handle, &capturing);
-      result == cu_stream_capture_implicit || capturing != cu_capture_status_none) {
-    return Error{Code::unsupported, result, what + ": the stream is being captured into a graph",
-                 "submit before or after the capture"};
-  } else if (result != cu_success) {
-    return device.driver().error(result, what);
+  const CuResult asked = api.stream_is_capturing(handle, &capturing);
+  if (asked == cu_stream_capture_implicit) {
+    return Error{Code::unsupported, asked,
+                 what + ": it is the legacy default stream, and one that waits for it is being captured into a graph",
+                 "submit before or after the capture, or on another stream"};
+  }
+  if (asked != cu_success) return device.driver().error(asked, what);
+  if (capturing != cu_capture_status_none) {
+    return Error{Code::unsupported, 0, what + ": the stream is being captured into a graph",
+                 "submit before or after the capture, or on a stream that is not captured"};
   }
   CuContext context = nullptr;
   if (const CuResult result = api.stream_get_context(handle, &context); result != cu_success) {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <ctime>
 
-#include "cuda/api.h"
+#include "cuda/relaxed.h"
 
 namespace penstock::cufile {
 
@@ -176,9 +176,10 @@ constexpr std::size_t cf_gpu_count_offset(int version) {
   X(statistics_start, cuFileStatsStart, CfError, ())                                                          \
   X(get_statistics, cuFileGetStatsL3, CfError, (void* statistics))
 
+// cuFile calls CUDA, on the thread that calls it.
 struct Api {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
-#define PENSTOCK_CUFILE_MEMBER(member, symbol, result, arguments) result(*member) arguments = nullptr;
+#define PENSTOCK_CUFILE_MEMBER(member, symbol, result, arguments) cuda::Relaxed<result arguments> member;
   PENSTOCK_CUFILE_REQUIRED(PENSTOCK_CUFILE_MEMBER)
   PENSTOCK_CUFILE_OPTIONAL(PENSTOCK_CUFILE_MEMBER)
 #undef PENSTOCK_CUFILE_MEMBER

@@ -60,7 +60,7 @@ struct Signatures<OurResult (*)(Ours...), TheirResult (*)(Theirs...)> {
 };
 // Types alone: the library is not linked.
 #define PENSTOCK_CUFILE_COMPARE(member, symbol, result, arguments) \
-  EXPECT_TRUE((Signatures<decltype(Api::member), decltype(&::symbol)>::alike_ones())) << #symbol;
+  EXPECT_TRUE((Signatures<decltype(Api::member)::Function, decltype(&::symbol)>::alike_ones())) << #symbol;
 
 void expect_name(int number, const char* name) {
   // The last entry of the list is its end, not an error.

@@ -31,8 +31,8 @@ void* load_file(std::string& reason) {
 }
 
 template <typename Function>
-bool find_symbol(void* file, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(::dlsym(file, name));
+bool find_symbol(void* file, const char* name, cuda::Relaxed<Function>& function) {
+  function = cuda::Relaxed<Function>(reinterpret_cast<Function*>(::dlsym(file, name)));
   return function != nullptr;
 }
 
@@ -103,7 +103,7 @@ Result<std::shared_ptr<Library>> Library::load() {
     return no_library(std::string("it has no ") + missing);
   }
   Dl_info place{};
-  if (::dladdr(reinterpret_cast<void*>(library->api_.driver_open), &place) != 0 && place.dli_fname != nullptr) {
+  if (::dladdr(reinterpret_cast<void*>(library->api_.driver_open.plain()), &place) != 0 && place.dli_fname != nullptr) {
     library->path_ = place.dli_fname;
   }
   if (library->api_.get_version != nullptr) library->api_.get_version(&library->version_);

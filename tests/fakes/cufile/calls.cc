@@ -20,6 +20,7 @@ FAKE_CUFILE_EXPORT CfError cuFileDriverOpen() {
 
 FAKE_CUFILE_EXPORT CfError cuFileDriverClose() {
   const Lock lock(model().mutex);
+  if (!Model::calls_cuda()) return cuda_failed;
   if (!model().is_open()) return {5001, 0};
   --model().counters.use_count;
   ++model().counters.driver_closes;

@@ -5,6 +5,7 @@
 #include "engines/cufile/library.h"
 #include "fakes/cufile/support.h"
 #include "files/file_store.h"
+#include "support/graph_capture.h"
 #include "support/over_posix.h"
 #include "support/support.h"
 
@@ -385,6 +386,30 @@ TEST_F(StraightToTheGpu, compat_mode_is_taken_only_if_it_is_named) {
     EXPECT_EQ(says_so, named) << report.reason;
     EXPECT_EQ(report.reason.find("straight between"), std::string::npos) << report.reason;
   }
+}
+
+// cuFile calls CUDA: from opening its driver on, whose end is that of the Context here.
+TEST_F(StraightToTheGpu, disturbs_no_graph_that_is_being_captured) {
+  test::GraphCapture capture;
+  std::thread([this] {
+    Context context = make_context();
+    const Store store = context.open(name_).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), 8 * mib).value();
+    EXPECT_EQ(bytes_by(context.read(store, 0, memory.region()), Route::gds), 8 * mib);
+    test::evict(name_);
+    std::vector<Range> ranges;  // short ones, which go in batches
+    for (std::size_t i = 0; i < 64; ++i) ranges.push_back({&store, i * 16384, memory.region().part(i * 16384, 8192)});
+    EXPECT_EQ(bytes_by(context.transfer(Direction::read, ranges), Route::gds), 64 * 8192U);
+    EXPECT_GT(cufile_.counters().batched_transfers, 0U);
+    test::evict(name_);
+    const DeviceMemory another(mib);
+    ASSERT_TRUE(context.attach(another.region()).ok());
+    EXPECT_EQ(bytes_by(context.read(store, 0, another.region()), Route::gds), mib);
+    ASSERT_TRUE(context.detach(another.region()).ok());
+  }).join();
+  EXPECT_TRUE(capture.works());
+  EXPECT_EQ(cufile_.counters().handles + cufile_.counters().buffers + cufile_.counters().batches, 0U);
+  EXPECT_EQ(cufile_.counters().use_count, 0);
 }
 
 TEST_F(StraightToTheGpu, the_engine_alone_takes_any_offset_and_no_host_memory) {

@@ -31,6 +31,12 @@ const Cuda& cuda_driver() {
   return driver;
 }
 
+bool Model::calls_cuda() {
+  constexpr cuda::CuResult stream_capture_unsupported = 900;
+  std::uint64_t id = 0;
+  return cuda_driver().api.pointer_get_attribute(&id, cuda::cu_pointer_buffer_id, 0) != stream_capture_unsupported;
+}
+
 int Model::injected(const std::string& function) {
   const auto found = injections.find(function);
   if (found == injections.end()) return 0;
@@ -45,6 +51,7 @@ int Model::injected(const std::string& function) {
 }
 
 int Model::injected_late(Lock& lock, const std::string& function) {
+  if (!calls_cuda()) return cuda_failed.number;
   ++counters.hanging;
   changed.wait(lock, [&] { return !hanging_functions.contains(function) || ending; });
   --counters.hanging;
@@ -112,6 +119,7 @@ ssize_t Model::transfer(Lock& lock, const Transfer& transfer, const std::string&
     errno = number;
     return number < cf_error_base ? -1 : -number;
   }
+  if (!calls_cuda()) return -cuda_failed.number;
   if (const int refusal = check(transfer)) return refusal;
   ++counters.in_transfers;
   changed.wait(lock, [this] { return !hang || ending; });

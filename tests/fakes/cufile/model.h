@@ -25,6 +25,7 @@ namespace cuda = penstock::cuda;
 using Lock = std::unique_lock<std::mutex>;
 
 inline constexpr CfError success{cf_success, 0};
+inline constexpr CfError cuda_failed{5011, 0};
 
 // The CUDA driver that this process has loaded.
 struct Cuda {
@@ -95,6 +96,8 @@ struct Model {
   FakeCufileCounters counters{};
   std::vector<std::thread> stream_threads;
 
+  // cuFile calls CUDA, from nearly everywhere. False if CUDA does not let it.
+  static bool calls_cuda();
   // 0, or the number that a test wants the call to fail with.
   int injected(const std::string& function);
   // As injected, after the time that a test wants the call to hang.

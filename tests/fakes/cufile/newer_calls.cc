@@ -9,6 +9,7 @@ using namespace fake_cufile;
 
 FAKE_CUFILE_EXPORT CfError cuFileDriverClose_v2() {
   const Lock lock(model().mutex);
+  if (!Model::calls_cuda()) return cuda_failed;
   if (!model().is_open()) return {5001, 0};
   --model().counters.use_count;
   ++model().counters.driver_closes;
@@ -64,6 +65,7 @@ FAKE_CUFILE_EXPORT CfError cuFileGetParameterBool(int parameter, bool* value) {
 FAKE_CUFILE_EXPORT CfError cuFileBatchIOSetUp(CfBatch* batch, unsigned capacity) {
   const Lock lock(model().mutex);
   if (const int number = model().injected("cuFileBatchIOSetUp")) return {number, 0};
+  if (!Model::calls_cuda()) return cuda_failed;
   if (capacity == 0 || capacity > 128) return {5022, 0};
   *batch = reinterpret_cast<CfBatch>(model().next_handle++);
   model().batches[*batch];
@@ -99,6 +101,7 @@ FAKE_CUFILE_EXPORT CfError cuFileBatchIOGetStatus(CfBatch batch, unsigned least,
   Lock lock(model().mutex);
   Model& m = model();
   if (const int number = m.injected("cuFileBatchIOGetStatus")) return {number, 0};
+  if (!Model::calls_cuda()) return cuda_failed;
   auto& waiting = m.batches.at(batch).events;
   const auto limit = std::chrono::seconds(timeout->tv_sec) + std::chrono::nanoseconds(timeout->tv_nsec);
   m.changed.wait_for(lock, limit, [&] { return waiting.size() >= least; });
@@ -123,6 +126,7 @@ FAKE_CUFILE_EXPORT CfError cuFileBatchIOCancel(CfBatch batch) {
 
 FAKE_CUFILE_EXPORT void cuFileBatchIODestroy(CfBatch batch) {
   const Lock lock(model().mutex);
+  if (!Model::calls_cuda()) return;
   model().batches.erase(batch);
 }
 
