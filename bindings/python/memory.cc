@@ -10,6 +10,7 @@
 
 #include "errors.h"
 #include "gil.h"
+#include "penstock/capture_mode.h"
 #include "penstock/gpu.h"
 
 namespace nb = nanobind;
@@ -63,6 +64,16 @@ class LentTensor {
   Domain domain_;
 };
 
+// A `with` block in which calls of CUDA disturb no graph that another thread captures.
+class RelaxedCaptures {
+ public:
+  void enter() { mode_.emplace(); }
+  void exit(const nb::args&) { mode_.reset(); }
+
+ private:
+  std::optional<RelaxedCaptureMode> mode_;
+};
+
 std::string find_cuda_domain(std::uintptr_t pointer, std::size_t size_bytes) {
   // Starts CUDA, if nobody has yet.
   auto region = without_gil([&] { return find_cuda_region(reinterpret_cast<const void*>(pointer), size_bytes); });
@@ -82,6 +93,10 @@ void define_memory(nb::module_& module) {
       .def_prop_ro("pointer", &LentTensor::pointer)
       .def_prop_ro("size_bytes", &LentTensor::size_bytes)
       .def_prop_ro("domain", &LentTensor::domain);
+  nb::class_<RelaxedCaptures>(module, "RelaxedCaptures")
+      .def(nb::init<>())
+      .def("__enter__", &RelaxedCaptures::enter)
+      .def("__exit__", &RelaxedCaptures::exit);
   module.def("find_cuda_domain", &find_cuda_domain, nb::arg("pointer"), nb::arg("size_bytes"));
 }
 

@@ -5,6 +5,7 @@ import os
 import pathlib
 import threading
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
@@ -60,6 +61,14 @@ class Driver:
         stream = ctypes.c_void_p()
         self.call("cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)
         return stream.value
+
+    def capture_mode(self):
+        """Of this thread."""
+        mode = ctypes.c_int(0)
+        self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        found = mode.value
+        self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        return found
 
     def poke(self, pointer, content):
         self.call("fake_cuda_poke", ctypes.c_uint64(pointer), content, ctypes.c_size_t(len(content)))
@@ -224,3 +233,38 @@ def test_a_model_goes_to_two_gpus_at_once(driver, tmp_path):
         device = ctypes.c_int(-1)
         driver.call("cuPointerGetAttribute", ctypes.byref(device), 9, ctypes.c_uint64(place))  # its device's number
         assert device.value == 1
+
+
+def test_loads_break_no_graph_that_another_thread_captures(driver, file, content, tmp_path):
+    contents = write_model(tmp_path / "model", [("odd", "U8", (3,)), ("a", "F32", (300, 1000)), ("b", "F16", (7, 5))])
+    pointer = driver.allocate(4 * MIB)
+    stream, graph = ctypes.c_void_p(driver.stream()), ctypes.c_void_p()
+
+    def work():
+        driver.make_current()
+        with penstock.Context() as context:
+            context.read_into((pointer, len(content), 0), file)
+            context.read_into(CudaArray(pointer, (100, 100), stream=1), file)
+            model = _models.Model(tmp_path / "model")
+            whole = _models.wanted(model, model.select(None), None)
+            load = _models.Load(context, model, whole, DeviceFrame(driver), "cuda:0")  # allocates on this thread
+            load.finish()
+        return load.tensors, driver.capture_mode()
+
+    driver.call("cuStreamBeginCapture_v2", stream, 0)
+    with ThreadPoolExecutor(1) as pool:
+        tensors, mode = pool.submit(work).result()
+    driver.call("cuStreamEndCapture", stream, ctypes.byref(graph))
+    assert mode == 0
+    assert [driver.peek(*place) for place in tensors] == list(contents.values())
+    assert driver.peek(pointer + 40000, 1000) == content[40000:41000]
+
+
+def test_a_stream_that_is_captured_takes_no_reads_and_its_capture_goes_on(driver, file):
+    pointer = driver.allocate(MIB)
+    stream, graph = driver.stream(), ctypes.c_void_p()
+    driver.call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 0)
+    with pytest.raises(penstock.Error, match="captured into a graph") as caught:
+        penstock.read_into(CudaArray(pointer, (100, 100), stream=stream), file)
+    driver.call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+    assert caught.value.code == "unsupported"

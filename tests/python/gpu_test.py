@@ -1,8 +1,11 @@
 """Memory of a GPU, as torch and CuPy have it."""
 
+import asyncio
+import contextlib
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -276,3 +279,116 @@ def test_the_host_is_not_gpu_memory(tmp_path):
         penstock.read_into((torch.zeros(100).data_ptr(), 100, "cuda:0"), path)
     with pytest.raises(penstock.Error):
         penstock.read_into((4096, 100, "cuda:77"), path)
+
+
+class Doubling:
+    """A CUDA graph that doubles numbers, captured in torch's way, in the `with` block of `capture`."""
+
+    def __init__(self):
+        self.numbers = torch.arange(1000.0, device="cuda")
+        self.doubled = self.numbers * 2
+        self.graph = torch.cuda.CUDAGraph()
+
+    @contextlib.contextmanager
+    def capture(self):
+        with torch.cuda.graph(self.graph):
+            torch.mul(self.numbers, 2, out=self.doubled)
+            yield
+
+    def works(self):
+        for number in (21, 4):
+            self.numbers.fill_(number)
+            self.graph.replay()
+            if not bool((self.doubled == 2 * number).all()):
+                return False
+        return True
+
+
+def on_another_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+@pytest.mark.parametrize("way", ["load_file", "safe_open", "stream", "load_into", "save_file", "read_into"])
+def test_a_graph_is_captured_while_another_thread_loads(model, tmp_path, way):
+    path, contents = model
+    doubling = Doubling()
+    target = torch.zeros(len(contents["019.large"]), dtype=torch.uint8, device="cuda")
+    (tmp_path / "data").write_bytes(contents["019.large"])
+    module = {name: torch.zeros_like(tensor) for name, tensor in penstock.load_file(path, "cuda").items()}
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # so that loads have to allocate from the driver
+
+    def work():
+        if way == "load_file":
+            return penstock.load_file(path, "cuda")
+        if way == "safe_open":
+            with penstock.safe_open(path, "pt", "cuda") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}
+        if way == "stream":
+            return dict(penstock.stream(path, "cuda"))
+        if way == "load_into":
+            penstock.load_into(module, path)
+        elif way == "save_file":
+            penstock.save_file(module, tmp_path / "saved")
+        else:
+            penstock.read_into(target, tmp_path / "data")
+        return module
+
+    with doubling.capture():
+        tensors = on_another_thread(work)
+    assert doubling.works()
+    if way == "read_into":
+        assert raw(target) == contents["019.large"]
+    elif way == "save_file":
+        assert {name: raw(tensor) for name, tensor in penstock.load_file(tmp_path / "saved").items()} \
+            == {name: raw(tensor) for name, tensor in module.items()}
+    else:
+        assert {name: raw(tensor) for name, tensor in tensors.items()} == contents
+
+
+def test_graphs_are_captured_while_a_read_is_awaited(tmp_path):
+    content = os.urandom(32 * MIB)
+    path = tmp_path / "data"
+    path.write_bytes(content)
+    target = torch.zeros(32 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    captured = threading.Event()
+
+    async def read_until_captured():
+        rounds = 0
+        while rounds == 0 or not captured.is_set():
+            await penstock.read_into_async(target, path)
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(asyncio.run, read_until_captured())
+        try:
+            for _ in range(10):
+                doubling = Doubling()
+                with doubling.capture():
+                    time.sleep(0.02)
+                assert doubling.works()
+        finally:
+            captured.set()
+        assert reading.result() > 0
+    torch.cuda.synchronize()
+    assert raw(target) == content
+
+
+def test_what_can_t_be_captured_is_refused_and_the_capture_goes_on(model, tmp_path):
+    path, contents = model
+    (tmp_path / "data").write_bytes(bytes(1000))
+    target = torch.zeros(1000, dtype=torch.uint8, device="cuda")
+    penstock.read_into(target, tmp_path / "data")
+    doubling = Doubling()
+    with doubling.capture():
+        for work in (lambda: penstock.load_file(path, "cuda"), lambda: penstock.read_into(target, tmp_path / "data"),
+                     lambda: penstock.save_file({"t": target}, tmp_path / "saved"),
+                     lambda: penstock.torch.save({"t": target})):
+            with pytest.raises(penstock.Error, match="captured into a") as caught:
+                work()
+            assert caught.value.code == "unsupported"
+    assert doubling.works()
+    assert raw(penstock.load_file(path, "cuda")["odd"]) == contents["odd"]

@@ -198,7 +198,8 @@ def test_parts_of_a_cached_file_come_out_of_the_mapping(tmp_path, framework):
 def test_memory_is_recorded_with_the_stream_that_it_is_given_out_on():
     """Over a torch of the test's own; gpu_test.py has the real one."""
     frame = _frameworks.Torch()
-    frame.torch = unittest.mock.Mock()
+    frame.torch = unittest.mock.MagicMock()
+    frame.torch.cuda.is_current_stream_capturing.return_value = False
     first, other = unittest.mock.Mock(), unittest.mock.Mock()
     frame.torch.cuda.current_stream.return_value = first
     streams = {"cuda:1": frame.settle("cuda:1")}
@@ -212,3 +213,19 @@ def test_memory_is_recorded_with_the_stream_that_it_is_given_out_on():
     on_the_host = unittest.mock.Mock(is_cuda=False)
     assert frame.give(on_the_host, {"host": frame.settle("host")}) is on_the_host
     on_the_host.record_stream.assert_not_called()
+
+
+def test_a_stream_that_is_captured_is_not_waited_for():
+    """Over a torch of the test's own, as above."""
+    frame = _frameworks.Torch()
+    frame.torch = unittest.mock.MagicMock()
+    frame.torch.cuda.device_count.return_value = 2
+    frame.torch.cuda.is_current_stream_capturing.return_value = True
+    stream = frame.torch.cuda.current_stream.return_value
+    for work in (lambda: frame.settle("cuda:1"), lambda: frame.allocate((), "cuda:1")):
+        with pytest.raises(penstock.Error, match="captured into a CUDA graph") as caught:
+            work()
+        assert caught.value.code == "unsupported"
+        frame.torch.cuda.device.assert_called_with(1)
+    stream.synchronize.assert_not_called()
+    frame.torch.empty.assert_not_called()

@@ -125,9 +125,10 @@ class Framework:
     def move(self, tensor: Any, domain: str) -> Any:
         return tensor
 
-    def normal_mode(self) -> Any:
-        """In which tensors are made, in whatever mode the caller is: who gets them may be in another."""
-        return contextlib.nullcontext()
+    def normal_mode(self) -> contextlib.AbstractContextManager:
+        """In which tensors are made, in whatever mode the caller is: who gets them may be in another. And another thread
+        may be capturing a CUDA graph, which allocating must not break."""
+        return _core.RelaxedCaptures()
 
     def settle(self, domain: str) -> Any:
         return None
@@ -256,6 +257,8 @@ class Torch(Framework):
             raise make("no_device", 0, f"there is no {domain}: torch {self.torch.__version__} finds {count} CUDA devices",
                        "load to device='cpu', or see that torch.cuda.is_available(): it takes a torch with CUDA, and a "
                        "driver")
+        if domain != "host":
+            self.check_not_captured(domain)
 
     def views(self, slab: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> Iterator[Any]:
         """The tensors in a slab."""
@@ -284,19 +287,35 @@ class Torch(Framework):
         if domain == "host":
             return host_room()
         cuda = self.torch.cuda
-        return cuda.mem_get_info(domain)[0] + cuda.memory_reserved(domain) - cuda.memory_allocated(domain)
+        with _core.RelaxedCaptures():
+            free_bytes = cuda.mem_get_info(domain)[0]
+        return free_bytes + cuda.memory_reserved(domain) - cuda.memory_allocated(domain)
 
-    def normal_mode(self) -> Any:
-        return self.torch.inference_mode(False)
+    @contextlib.contextmanager
+    def normal_mode(self) -> Iterator[None]:
+        with super().normal_mode(), self.torch.inference_mode(False):
+            yield
 
     def settle(self, domain: str) -> Any:
         """Waits for earlier work on the current stream, by which memory from torch's allocator may still be in use.
         Returns that stream."""
         if domain == "host":
             return None
+        self.check_not_captured(domain)
         stream = self.torch.cuda.current_stream(domain)
-        stream.synchronize()
+        with _core.RelaxedCaptures():
+            stream.synchronize()
         return stream
+
+    def check_not_captured(self, domain: str) -> None:
+        """Waiting for a stream that is being captured would break the capture."""
+        cuda = self.torch.cuda
+        with _core.RelaxedCaptures(), cuda.device(int(domain[5:])):
+            is_captured = cuda.is_current_stream_capturing()
+        if is_captured:
+            raise make("unsupported", 0, f"the current stream of {domain} is being captured into a CUDA graph, and bytes "
+                       "are not: the graph would not repeat this", "load or save before or after the capture, or on "
+                       "another thread")
 
     def give(self, tensor: Any, streams: dict[str, Any]) -> Any:
         """Memory that was allocated for one stream and is used on another must not be used again before that ends."""
@@ -349,8 +368,11 @@ class Torch(Framework):
     def copy_bytes(self, tensor: Any) -> bytes:
         if tensor.numel() == 0:
             return b""
+        if tensor.is_cuda:
+            self.check_not_captured(str(tensor.device))
         # NumPy is optional beside torch, and knows fewer types.
-        flat = tensor.detach().cpu().reshape(-1).view(self.torch.uint8)
+        with _core.RelaxedCaptures():
+            flat = tensor.detach().cpu().reshape(-1).view(self.torch.uint8)
         content = bytearray(flat.numel())
         self.torch.frombuffer(content, dtype=self.torch.uint8).copy_(flat)
         return bytes(content)
