@@ -26,6 +26,7 @@ enum class Code : std::uint8_t {
   changed,             // the store was modified or replaced during a read
   truncated,           // the store ended before the bytes that were asked for
   io_error,            // the device or the kernel reports a failed transfer
+  not_durable,         // what was written is there under its name, but may not survive a power cut
   unsupported,         // the store or the machine can't do this at all
   unknown_scheme,      // a URI scheme that no engine serves
   unknown_engine,      // an engine name that is not in the table

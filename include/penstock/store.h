@@ -65,6 +65,9 @@ struct StoreInfo {
   bool direct = false;      // reached past the page cache
   bool page_cache = false;  // reached through it
   bool mappable = false;
+  // Of a store that was opened for writing: why nothing in it survives a power cut, synced or not ("tmpfs is memory");
+  // empty where syncing helps.
+  std::string volatile_because;
 };
 
 enum class Access : std::uint8_t {
@@ -78,6 +81,8 @@ struct OpenOptions {
   Access access = Access::read;
   // With create and replace: room reserved at once, so that a full disk is known before the first byte.
   std::uint64_t size_bytes = 0;
+  // Where that room begins: before it, and past the end of what is there, is a hole. As much as size_bytes: all is one.
+  std::uint64_t reserve_from = 0;
   // Writing to a block device destroys what is there; it needs this word as well as Access::write.
   bool allow_block_device_write = false;
   // Writing past the kernel, to a disk that Penstock drives itself ("nvme:..."), needs these too: the serial number
@@ -128,8 +133,9 @@ class PENSTOCK_EXPORT Store {
   std::optional<std::uint64_t> cached_bytes(std::uint64_t offset, std::uint64_t length) const;
   // Maps the whole store read-only; Code::unsupported where a store can't.
   Result<View> view() const;
-  // Access::replace: syncs and takes the name. Otherwise: syncs. Without `durable` nothing is synced, and a crash soon
-  // after may leave a file that is not complete.
+  // Access::replace: syncs and takes the name. Otherwise: syncs, with the name of a file that opening made. Without
+  // `durable` nothing is synced, and a crash soon after may leave a file that is not complete. Code::not_durable: all
+  // went well, the name is taken, and only making that durable failed.
   Status commit(bool durable = true);
   // Access::replace: removes the unfinished file. Otherwise nothing.
   Status abort();

@@ -184,6 +184,7 @@ Status Request::add_ranges(std::span<const Range> ranges) {
       if (!same) known = MemoryMap::find(*attached, span.memory, span.length);
       if (known != nullptr) span.key = known->keys[use.entry->engine()];
     }
+    use.begin = std::min(use.begin, span.offset);
     use.end = std::max(use.end, span.offset + span.length);
     if (kind == engine::OpKind::deallocate) keep_whole_blocks(span, *use.entry);
     total_bytes += span.length;
@@ -279,7 +280,10 @@ Status Request::prepare_stores() {
       if (auto status = entry.check_end(use.end); !status) return status;
       continue;
     }
-    if (auto status = writer->reserve(use.end); !status) return status;
+    if (auto status = writer->reserve({use.begin, use.end}); !status) return status;
+    if (durable) {
+      if (auto status = writer->sync_name(); !status) return status;
+    }
     entry.grown_to(use.end);
   }
   return {};

@@ -44,7 +44,8 @@ struct Span {
 
 struct StoreUse {
   std::shared_ptr<StoreEntry> entry;
-  std::uint64_t end = 0;  // of the last byte that is asked for
+  std::uint64_t begin = UINT64_MAX;  // of the first byte that is asked for
+  std::uint64_t end = 0;             // of the last
   bool check_identity = false;
   Identity before;
 };

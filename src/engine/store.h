@@ -38,6 +38,12 @@ class Mapping {
   virtual Result<View> map() const = 0;
 };
 
+// The bytes that are about to be written.
+struct Room {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
 // Of stores opened for writing.
 class Writer {
  public:
@@ -47,8 +53,11 @@ class Writer {
   };
   virtual ~Writer() = default;
   virtual Edges edges() const = 0;
-  // Makes room so that writes up to `end` don't change the size; undoes itself on failure (Code::no_space).
-  virtual Status reserve(std::uint64_t end) = 0;
+  // Makes room so that writes within it don't change the size; undoes itself on failure (Code::no_space). What lies
+  // between the end of a file and the room becomes a hole.
+  virtual Status reserve(Room room) = 0;
+  // Makes the name durable of a file that opening made; its content is the matter of commit, and of OpKind::flush.
+  virtual Status sync_name() { return {}; }
   // Makes the content durable, if that is asked for, and for Access::replace gives it its name.
   virtual Status commit(bool durable = true) = 0;
   // For Access::replace: removes the unfinished file. Nothing after commit.

@@ -85,8 +85,8 @@ TEST_F(LoopDevice, is_written_only_with_the_explicit_word) {
   FileStore store(std::move(*file));
   ASSERT_NE(store.writer(), nullptr);
   EXPECT_EQ(store.writer()->edges(), engine::Writer::Edges::blocks);
-  EXPECT_TRUE(store.writer()->reserve(size_bytes).ok());
-  EXPECT_EQ(store.writer()->reserve(size_bytes + 1).error().code, Code::out_of_range);
+  EXPECT_TRUE(store.writer()->reserve({0, size_bytes}).ok());
+  EXPECT_EQ(store.writer()->reserve({0, size_bytes + 1}).error().code, Code::out_of_range);
 
   AlignedMemory memory(4096);
   std::fill_n(memory.data(), 4096, std::byte{7});

@@ -12,6 +12,7 @@
 #include "base/bounded.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "files/durability.h"
 #include "files/residency.h"
 
 namespace penstock::files {
@@ -49,6 +50,7 @@ FileStore::FileStore(OpenedFile file)
       mincore_is_honest_(is_ours_ ||
                          (!is_remote(info_.locality) && ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) == 0)),
       checks_path_(info_.kind == StoreKind::file && !file.replacement),
+      name_is_new_(file.name_is_new),
       replacement_(std::move(file.replacement)) {}
 
 FileStore::~FileStore() {
@@ -137,16 +139,29 @@ engine::Writer::Edges FileStore::edges() const {
   return info_.kind == StoreKind::block_device ? Edges::blocks : Edges::buffered;
 }
 
-Status FileStore::reserve(std::uint64_t end) {
+Status FileStore::reserve(engine::Room room) {
   const std::lock_guard lock(writer_mutex_);
-  return reserve_space(buffered_fd(), info_.name, end);
+  return reserve_space(buffered_fd(), info_.name, room);
+}
+
+Status FileStore::sync_name() {
+  const std::lock_guard lock(writer_mutex_);
+  return sync_new_name();
+}
+
+Status FileStore::sync_new_name() {
+  if (!name_is_new_) return {};
+  Status status = sync_folder_of(path_);
+  name_is_new_ = !status.ok();
+  return status;
 }
 
 Status FileStore::commit(bool durable) {
   const std::lock_guard lock(writer_mutex_);
   if (replacement_) return replacement_->commit(buffered_fd(), durable);
   if (!durable) return {};
-  return ::fdatasync(buffered_fd()) == 0 ? Status() : Status(system_error(errno, "sync " + info_.name));
+  if (::fdatasync(buffered_fd()) != 0) return system_error(errno, "sync " + info_.name);
+  return sync_new_name();
 }
 
 Status FileStore::abort() {

@@ -34,6 +34,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   std::shared_ptr<const void> give_descriptors();
 
  private:
+  Status sync_new_name();  // REQUIRES: writer_mutex_
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override;
   std::optional<std::uint64_t> resident_bytes_at_once(std::uint64_t offset, std::uint64_t length) const override;
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override;
@@ -43,7 +44,8 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   Result<View> map() const override;
 
   Edges edges() const override;
-  Status reserve(std::uint64_t end) override;
+  Status reserve(engine::Room room) override;
+  Status sync_name() override;
   Status commit(bool durable = true) override;
   Status abort() override;
 
@@ -55,6 +57,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   const bool mincore_is_honest_;
   const bool checks_path_;  // whether the name must go on meaning this file
   std::mutex writer_mutex_;
+  bool name_is_new_;
   std::shared_ptr<Replacement> replacement_;  // with who removes it and may hang in that
   bool abort_hangs_ = false;
 };

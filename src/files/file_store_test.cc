@@ -102,11 +102,21 @@ TEST_F(AFileStore, has_a_writer_only_when_it_was_opened_for_writing) {
   const auto store = open(name, {.access = Access::write});
   ASSERT_NE(store->writer(), nullptr);
   EXPECT_EQ(store->writer()->edges(), engine::Writer::Edges::buffered);
-  EXPECT_TRUE(store->writer()->reserve(100).ok());
+  EXPECT_TRUE(store->writer()->reserve({0, 100}).ok());
   EXPECT_EQ(store->identity()->size_bytes, 100U);
-  EXPECT_TRUE(store->writer()->reserve(3).ok());
+  EXPECT_TRUE(store->writer()->reserve({0, 3}).ok());
   EXPECT_EQ(store->identity()->size_bytes, 100U);
   EXPECT_TRUE(store->writer()->commit().ok());
+}
+
+TEST_F(AFileStore, says_that_what_is_in_memory_does_not_last) {
+  const ScratchFolder memory("/dev/shm");
+  auto file = open_file(memory.path("a"), {.access = Access::create});
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  if (file->info.locality != Locality::memory) GTEST_SKIP() << "/dev/shm is not in memory here";
+  EXPECT_EQ(file->info.volatile_because, "tmpfs is memory");
+  const auto here = open(folder_.path("a"), {.access = Access::create});
+  EXPECT_EQ(here->info().volatile_because.empty(), here->info().locality != Locality::memory);
 }
 
 TEST_F(AFileStore, counts_a_cached_range_exactly_whatever_its_edges) {

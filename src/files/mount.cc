@@ -1,10 +1,14 @@
 #include "files/mount.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdio>
-#include <optional>
+#include <fstream>
+#include <iterator>
 
 namespace penstock::files {
 namespace {
@@ -135,8 +139,9 @@ std::string unescape(std::string_view text) {
   return plain;
 }
 
-std::optional<std::uint32_t> parse_number(std::string_view text) {
-  std::uint32_t value = 0;
+template <typename Number>
+std::optional<Number> parse_number(std::string_view text) {
+  Number value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return value;
@@ -144,18 +149,20 @@ std::optional<std::uint32_t> parse_number(std::string_view text) {
 
 // 36 35 98:0 /root /mnt rw,noatime master:1 - ext3 /dev/sda1 rw
 std::optional<Mount> parse_mount(std::string_view line) {
-  take(line, ' ');
+  const auto id = parse_number<std::uint64_t>(take(line, ' '));
   take(line, ' ');
   std::string_view numbers = take(line, ' ');
-  const auto major = parse_number(take(numbers, ':'));
-  const auto minor = parse_number(numbers);
+  const auto major = parse_number<std::uint32_t>(take(numbers, ':'));
+  const auto minor = parse_number<std::uint32_t>(numbers);
   take(line, ' ');
   const std::string_view point = take(line, ' ');
   if (!major || !minor || point.empty()) return std::nullopt;
   while (!line.empty() && take(line, ' ') != "-") {
   }
   const std::string_view type = take(line, ' ');
-  return Mount{{*major, *minor}, unescape(point), unescape(take(line, ' ')), unescape(type)};
+  Mount mount{{*major, *minor}, unescape(point), unescape(take(line, ' ')), unescape(type), id.value_or(0), {}};
+  mount.options = take(line, ' ');
+  return mount;
 }
 
 }  // namespace
@@ -185,6 +192,25 @@ bool is_served(std::string_view type) {
     // "nfs4", "smb3", "fuse.sshfs"
     return (known.locality == Locality::network || known.locality == Locality::fuse) && type.starts_with(known.name);
   });
+}
+
+std::optional<std::string> mount_option(const Mount& mount, std::string_view name) {
+  for (std::string_view options = mount.options; !options.empty();) {
+    std::string_view value = take(options, ',');
+    if (take(value, '=') == name) return unescape(value);
+  }
+  return std::nullopt;
+}
+
+std::optional<Mount> mount_of(int fd) {
+  struct statx status = {};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_MNT_ID, &status) != 0) return std::nullopt;
+  if ((status.stx_mask & STATX_MNT_ID) == 0) return std::nullopt;
+  std::ifstream file("/proc/self/mountinfo", std::ios::binary);
+  for (Mount& mount : parse_mountinfo(std::string(std::istreambuf_iterator<char>(file), {}))) {
+    if (mount.id == status.stx_mnt_id) return std::move(mount);
+  }
+  return std::nullopt;
 }
 
 std::vector<std::string> parse_swaps(std::string_view text) {

@@ -1,10 +1,11 @@
 // Mounts: what the kernel says about mounted file systems and swap, read from text so that it can be tested and fuzzed.
 //
-// Thread safety: pure functions.
+// Thread safety: functions; all but mount_of are pure.
 #pragma once
 
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,11 +33,17 @@ FileSystem file_system_from_magic(std::uint32_t magic);
 struct Mount {
   DeviceNumber device;
   std::string point;
-  std::string source;  // "/dev/sda1"; btrfs and overlayfs tell the disk only here
-  std::string type;    // "ext4", "fuse.sshfs"
+  std::string source;    // "/dev/sda1"; btrfs and overlayfs tell the disk only here
+  std::string type;      // "ext4", "fuse.sshfs"
+  std::uint64_t id = 0;  // as statx(2) tells it of a file
+  std::string options;   // of the file system: "rw,lowerdir=/a,upperdir=/b"
 };
 // Reads /proc/self/mountinfo (proc_pid_mountinfo(5)). Lines that make no sense are skipped.
 std::vector<Mount> parse_mountinfo(std::string_view text);
+// The value of one of its options, empty for one that has none; nothing if it was not given.
+std::optional<std::string> mount_option(const Mount& mount, std::string_view name);
+// The mount that an open file was reached through; nothing before Linux 5.8 and without /proc.
+std::optional<Mount> mount_of(int fd);
 
 // Whether a file system of this type needs another program or machine to answer: networks and FUSE.
 bool is_served(std::string_view type);

@@ -1,6 +1,9 @@
 #include "files/mount.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+
+#include "base/unique_fd.h"
 
 namespace penstock::files {
 namespace {
@@ -45,6 +48,24 @@ TEST(Mountinfo, tells_file_systems_that_a_server_answers_for) {
   }
   for (const char* type : {"ext4", "xfs", "btrfs", "tmpfs", "proc", "overlay", ""})
     EXPECT_FALSE(is_served(type)) << type;
+}
+
+TEST(Mountinfo, gives_the_options_of_the_file_system) {
+  const auto mounts = parse_mountinfo(
+      "36 22 0:40 / /mnt rw,noatime shared:7 - overlay overlay rw,lowerdir=/a,upperdir=/b\\040c,volatile\n");
+  ASSERT_EQ(mounts.size(), 1U);
+  EXPECT_EQ(mounts[0].id, 36U);
+  EXPECT_EQ(mount_option(mounts[0], "upperdir"), "/b c");
+  EXPECT_EQ(mount_option(mounts[0], "volatile"), "");
+  EXPECT_FALSE(mount_option(mounts[0], "noatime"));
+  EXPECT_FALSE(mount_option(mounts[0], "lower"));
+}
+
+TEST(Mountinfo, has_the_mount_of_an_open_file) {
+  const UniqueFd proc(::open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC));
+  const auto mount = mount_of(proc.get());
+  if (!mount) GTEST_SKIP() << "the kernel does not tell the mount of a file";
+  EXPECT_EQ(mount->point, "/proc");
 }
 
 TEST(Swaps, gives_the_names_after_the_heading) {

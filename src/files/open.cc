@@ -15,6 +15,7 @@
 
 #include "base/bounded.h"
 #include "files/device_use.h"
+#include "files/durability.h"
 #include "files/file_kind.h"
 
 namespace penstock::files {
@@ -163,6 +164,7 @@ Status describe(OpenedFile& file, const std::string& name, Access access) {
   info.writable = access != Access::read;
   info.page_cache = true;
   info.mappable = true;
+  if (info.writable) info.volatile_because = volatile_because(fd);
   if (S_ISBLK(status.st_mode)) {
     auto geometry = block_device_geometry(fd, name);
     if (!geometry) return std::move(geometry).error();
@@ -203,6 +205,7 @@ void open_direct(OpenedFile& file, int access_flags) {
 struct Opening {
   UniqueFd fd;
   bool created = false;
+  bool maybe_created = false;
 };
 Result<Opening> open_buffered(const std::string& name, const OpenOptions& options) {
   const Access access = options.access;
@@ -218,14 +221,14 @@ Result<Opening> open_buffered(const std::string& name, const OpenOptions& option
     }
   } else if (errno == ENOENT && access == Access::create) {
     UniqueFd made(::open(name.c_str(), flags | O_NONBLOCK | O_CREAT | O_EXCL, 0666));
-    if (made) return Opening{std::move(made), true};
+    if (made) return Opening{std::move(made), true, true};
     if (errno != EEXIST) return open_error(errno, name, access);
     flags |= O_NONBLOCK | O_CREAT;  // through a link that points nowhere yet, or made by another meanwhile
   } else {
     return open_error(errno, name, access);
   }
   UniqueFd fd(::open(name.c_str(), flags, 0666));
-  if (fd) return Opening{std::move(fd), false};
+  if (fd) return Opening{std::move(fd), false, (flags & O_CREAT) != 0};
   if (errno == EBUSY) {
     return Error{Code::in_use, EBUSY, name + " is in use: another program or driver holds it exclusively",
                  "stop what uses it first (lsblk and fuser show it)"};
@@ -271,6 +274,10 @@ Result<OpenedFile> open_again(const std::string& name, const OpenOptions& option
   return file;
 }
 
+engine::Room room_of(const OpenOptions& options) {
+  return {std::min(options.reserve_from, options.size_bytes), options.size_bytes};
+}
+
 Result<OpenedFile> open_in_place(const std::string& name, const OpenOptions& options) {
   std::error_code ignored;
   OpenedFile file;
@@ -278,6 +285,7 @@ Result<OpenedFile> open_in_place(const std::string& name, const OpenOptions& opt
   auto opening = open_buffered(name, options);
   if (!opening) return std::move(opening).error();
   file.buffered = std::move(opening->fd);
+  file.name_is_new = opening->maybe_created;
   if (Status status = describe(file, name, options.access); !status) return std::move(status).error();
   if (!opening->created) {
     if (Status unused = check_file_unused(file.buffered.get(), name, options.access); !unused) {
@@ -285,7 +293,7 @@ Result<OpenedFile> open_in_place(const std::string& name, const OpenOptions& opt
     }
   }
   if (options.access == Access::create && options.size_bytes > file.info.size_bytes) {
-    Status status = reserve_space(file.buffered.get(), name, options.size_bytes);
+    Status status = reserve_space(file.buffered.get(), name, room_of(options));
     if (status) status = describe(file, name, options.access);
     if (!status) {
       if (opening->created) ::unlink(file.path.c_str());
@@ -303,19 +311,19 @@ Result<OpenedFile> open_replacement(const std::string& name, const OpenOptions& 
   file.replacement = std::move(*replacement);
   file.buffered = UniqueFd(file.replacement->open(O_RDWR));
   if (!file.buffered) return open_error(errno, name, options.access);
-  if (Status status = reserve_space(file.buffered.get(), name, options.size_bytes); !status) {
+  if (Status status = reserve_space(file.buffered.get(), name, room_of(options)); !status) {
     return std::move(status).error();
   }
   if (Status status = describe(file, name, options.access); !status) return std::move(status).error();
   return file;
 }
 
-Error no_space(int error, const std::string& name, std::uint64_t end) {
+Error no_space(int error, const std::string& name, std::uint64_t bytes) {
   const char* hint = error == EDQUOT  ? "the quota of this user is spent: remove files or ask for more"
                      : error == EFBIG ? "the size is beyond what the file system or the limit of this process "
                                         "(ulimit -f) allows"
                                       : "free some space, or write to another disk";
-  Error made = system_error(error, "reserve " + std::to_string(end) + " bytes for " + name, hint);
+  Error made = system_error(error, "reserve " + std::to_string(bytes) + " bytes for " + name, hint);
   made.code = Code::no_space;
   return made;
 }
@@ -332,12 +340,12 @@ bool beyond_free_space(int fd, std::uint64_t bytes) {
 }
 
 // 0 or the error number.
-int grow(int fd, off_t size, off_t end) {
-  for (int i = 0; i < max_interruptions; ++i) {
-    if (::fallocate(fd, 0, size, end - size) == 0) return 0;
+int grow(int fd, off_t begin, off_t end) {
+  for (int i = 0; i < max_interruptions && begin < end; ++i) {
+    if (::fallocate(fd, 0, begin, end - begin) == 0) return 0;
     if (errno != EINTR) break;
   }
-  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+  if (begin < end && errno != EOPNOTSUPP && errno != ENOSYS) return errno;
   return ::ftruncate(fd, end) == 0 ? 0 : errno;
 }
 
@@ -370,7 +378,8 @@ Result<Identity> identity_of(int fd, const std::string& name) {
                   static_cast<std::uint64_t>(status.st_size)};
 }
 
-Status reserve_space(int fd, const std::string& name, std::uint64_t end) {
+Status reserve_space(int fd, const std::string& name, engine::Room room) {
+  const std::uint64_t end = room.end;
   auto identity = identity_of(fd, name);
   if (!identity) return std::move(identity).error();
   if (end <= identity->size_bytes) return {};
@@ -382,15 +391,17 @@ Status reserve_space(int fd, const std::string& name, std::uint64_t end) {
         name + " has " + std::to_string(identity->size_bytes) + " bytes; " + std::to_string(end) + " were asked for",
         "a device can't grow: write less, or elsewhere"};
   }
+  const std::uint64_t begin = std::clamp(room.begin, identity->size_bytes, end);
+  const std::uint64_t bytes = end - begin;
   // The kernel would answer with a signal that ends the process.
-  if (end > std::numeric_limits<off_t>::max() || beyond_process_limit(end)) return no_space(EFBIG, name, end);
-  if (beyond_free_space(fd, end - identity->size_bytes)) return no_space(ENOSPC, name, end);
+  if (end > std::numeric_limits<off_t>::max() || beyond_process_limit(end)) return no_space(EFBIG, name, bytes);
+  if (beyond_free_space(fd, bytes)) return no_space(ENOSPC, name, bytes);
   const auto size = static_cast<off_t>(identity->size_bytes);
-  const int error = grow(fd, size, static_cast<off_t>(end));
+  const int error = grow(fd, static_cast<off_t>(begin), static_cast<off_t>(end));
   if (error == 0) return {};
   [[maybe_unused]] const int restored = ::ftruncate(fd, size);
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) return no_space(error, name, end);
-  return system_error(error, "reserve " + std::to_string(end) + " bytes for " + name);
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) return no_space(error, name, bytes);
+  return system_error(error, "reserve " + std::to_string(bytes) + " bytes for " + name);
 }
 
 }  // namespace penstock::files

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/unique_fd.h"
+#include "engine/store.h"
 #include "files/replacement.h"
 #include "penstock/store.h"
 
@@ -16,6 +17,7 @@ struct OpenedFile {
   UniqueFd buffered;
   UniqueFd direct;                           // past the page cache; none where that is not possible
   std::unique_ptr<Replacement> replacement;  // with Access::replace
+  bool name_is_new = false;                  // opening made the file, or may have
 };
 
 // REQUIRES: nothing of `name`; whatever it is, the call does not wait for another program.
@@ -24,7 +26,8 @@ Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options
 // Size, inode and time of modification as of now.
 Result<Identity> identity_of(int fd, const std::string& name);
 
-// Grows the file so that writes up to `end` don't; an error leaves its size as it was.
-Status reserve_space(int fd, const std::string& name, std::uint64_t end);
+// Grows the file so that writes within the room don't; an error leaves its size as it was. What lies before the room
+// and past the end is a hole then, and takes no space.
+Status reserve_space(int fd, const std::string& name, engine::Room room);
 
 }  // namespace penstock::files

@@ -238,10 +238,47 @@ TEST(ReserveSpace, restores_the_size_when_there_is_no_room) {
   const ScratchFolder folder;
   const auto file = open_file(folder.write("a", "content"), {.access = Access::write});
   ASSERT_TRUE(file.ok());
-  const Status status = reserve_space(file->buffered.get(), "a", std::uint64_t{1} << 43);
+  const Status status = reserve_space(file->buffered.get(), "a", {0, std::uint64_t{1} << 43});
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code, Code::no_space);
   EXPECT_EQ(folder.read("a"), "content");
+}
+
+std::uint64_t allocated_bytes(int fd) {
+  struct stat status = {};
+  return ::fstat(fd, &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;
+}
+
+TEST(ReserveSpace, reserves_what_is_written_and_not_what_lies_before) {
+  const ScratchFolder folder;
+  const auto file = open_file(folder.write("a", "content"), {.access = Access::write});
+  ASSERT_TRUE(file.ok());
+  constexpr std::uint64_t mib = 1 << 20;
+  ASSERT_TRUE(reserve_space(file->buffered.get(), "a", {64 * mib, 65 * mib}).ok());
+  EXPECT_EQ(identity_of(file->buffered.get(), "a")->size_bytes, 65 * mib);
+  EXPECT_GE(allocated_bytes(file->buffered.get()), mib);
+  EXPECT_LT(allocated_bytes(file->buffered.get()), 4 * mib);
+}
+
+TEST(ReserveSpace, needs_space_only_for_what_is_written) {
+  const ScratchFolder folder;
+  const auto file = open_file(folder.path("a"), {.access = Access::create});
+  ASSERT_TRUE(file.ok());
+  constexpr std::uint64_t far = std::uint64_t{1} << 42;  // more than the disk has, and less than files may
+  const Status status = reserve_space(file->buffered.get(), "a", {far, far + 4096});
+  ASSERT_TRUE(status.ok()) << status.error().message;
+  EXPECT_LT(allocated_bytes(file->buffered.get()), 1U << 20);
+}
+
+TEST_F(OpenFile, creates_a_hole_up_to_where_room_is_reserved) {
+  for (const Access access : {Access::create, Access::replace}) {
+    const auto file =
+        open_file(folder_.path("sparse"), {.access = access, .size_bytes = 1 << 24, .reserve_from = 1 << 24});
+    ASSERT_TRUE(file.ok()) << file.error().message;
+    EXPECT_EQ(file->info.size_bytes, 1U << 24);
+    EXPECT_LT(allocated_bytes(file->buffered.get()), 1U << 20);
+    std::filesystem::remove(folder_.path("sparse"));
+  }
 }
 
 TEST(ReserveSpace, answers_a_limit_of_the_process_with_an_error_and_not_a_signal) {
@@ -252,7 +289,7 @@ TEST(ReserveSpace, answers_a_limit_of_the_process_with_an_error_and_not_a_signal
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
   const struct rlimit low = {1 << 20, old.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &low), 0);
-  const Status status = reserve_space(file->buffered.get(), "a", 2 << 20);
+  const Status status = reserve_space(file->buffered.get(), "a", {0, 2 << 20});
   ::setrlimit(RLIMIT_FSIZE, &old);
   EXPECT_EQ(status.error().code, Code::no_space);
 }

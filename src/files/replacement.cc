@@ -1,14 +1,15 @@
 #include "files/replacement.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
-#include <array>
 #include <cerrno>
-#include <cstdint>
-#include <cstdio>
 #include <filesystem>
-#include <random>
+
+#include "files/attributes.h"
+#include "files/durability.h"
+#include "files/leftovers.h"
 
 #include "files/device_use.h"
 #include "files/file_kind.h"
@@ -20,8 +21,8 @@ namespace fs = std::filesystem;
 
 // As many as the kernel follows (path_resolution(7)).
 constexpr int max_links = 40;
-// Names may have 255 bytes; the rest of a temporary name needs 22.
-constexpr std::size_t max_borrowed_name_bytes = 200;
+// Each is lost only to somebody who looked for leftovers in the instant in which the file was not locked yet.
+constexpr int max_attempts = 100;
 
 // Where a chain of symbolic links ends, whether or not there is a file yet.
 Result<fs::path> follow_links(const std::string& name) {
@@ -33,13 +34,6 @@ Result<fs::path> follow_links(const std::string& name) {
     path = path.parent_path() / next;
   }
   return system_error(ELOOP, "replace " + name);
-}
-
-std::string temporary_name(const std::string& target) {
-  std::random_device random;
-  std::array<char, 24> suffix{};
-  std::snprintf(suffix.data(), suffix.size(), ".%08x%08x.part", random(), random());
-  return "." + target.substr(0, max_borrowed_name_bytes) + suffix.data();
 }
 
 // Whether the file that is there now, if any, may be replaced.
@@ -74,18 +68,49 @@ Result<std::unique_ptr<Replacement>> Replacement::create(const std::string& targ
   if (Status status = check_replaceable(made->folder_.get(), made->target_, made->path_, old); !status) {
     return std::move(status).error();
   }
-  std::string temporary = temporary_name(made->target_);
+  const bool replaces = S_ISREG(old.st_mode);
+  remove_leftovers_of(made->folder_.get(), made->target_);
   // Until it has the old file's mode, nobody else may open it and read later what is written then.
-  const mode_t mode = S_ISREG(old.st_mode) ? 0600 : 0666;
-  const UniqueFd fd(::openat(made->folder_.get(), temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
-  if (!fd) return system_error(errno, "make a temporary file in " + folder, "check that the folder can be written to");
-  made->temporary_ = std::move(temporary);
-  if (S_ISREG(old.st_mode)) {
-    // Only root can give a file away; for everybody else the owner is right already or can't be kept.
-    [[maybe_unused]] const int given = ::fchown(fd.get(), old.st_uid, old.st_gid);
-    if (::fchmod(fd.get(), old.st_mode & 0777) != 0) return system_error(errno, "set the mode of " + made->temporary_);
+  if (Status status = made->make_temporary(replaces ? 0600 : 0666); !status) return std::move(status).error();
+  if (replaces) {
+    if (Status status = take_attributes(made->locked_.get(), made->path_, old); !status) {
+      return std::move(status).error();
+    }
   }
   return made;
+}
+
+Status Replacement::make_temporary(mode_t mode) {
+  for (int i = 0; i < max_attempts; ++i) {
+    std::string name = temporary_name(target_);
+    UniqueFd fd(::openat(folder_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+    if (!fd) {
+      return system_error(errno, "make a temporary file beside " + path_,
+                          errno == EROFS ? "the file system is mounted read-only: write elsewhere"
+                                         : "check that the folder can be written to; a file that is there can also be "
+                                           "written in place");
+    }
+    const Lock lock = try_lock(fd.get());
+    std::string unlockable = unlockable_name(name);
+    const bool kept = lock == Lock::impossible
+                          ? ::renameat(folder_.get(), name.c_str(), folder_.get(), unlockable.c_str()) == 0
+                          : lock == Lock::held && is_name_of(folder_.get(), name, fd.get());
+    if (kept) {
+      temporary_ = lock == Lock::impossible ? std::move(unlockable) : std::move(name);
+      locked_ = std::move(fd);
+      return {};
+    }
+    // Somebody takes it for a leftover: it is gone, or will be.
+    ::unlinkat(folder_.get(), name.c_str(), 0);
+  }
+  return Error{Code::in_use, 0, "temporary files beside " + path_ + " vanish as soon as they are made",
+               "find out what removes them"};
+}
+
+// A forked child shares the lock, so closing alone would not give it back.
+void Replacement::unlock() {
+  if (locked_) ::flock(locked_.get(), LOCK_UN);
+  locked_ = UniqueFd();
 }
 
 Replacement::~Replacement() {
@@ -103,13 +128,14 @@ Status Replacement::commit(int fd, bool durable) {
     return Error{Code::invalid_argument, 0, "commit " + path_ + ": it was aborted", "open it again"};
   }
   if (durable && ::fsync(fd) != 0) return system_error(errno, "sync " + path_);
-  if (state_ == State::committed) return {};
-  if (::renameat(folder_.get(), temporary_.c_str(), folder_.get(), target_.c_str()) != 0) {
-    return system_error(errno, "give the new file the name " + path_);
+  if (state_ != State::committed) {
+    if (::renameat(folder_.get(), temporary_.c_str(), folder_.get(), target_.c_str()) != 0) {
+      return system_error(errno, "give the new file the name " + path_);
+    }
+    state_ = State::committed;
+    unlock();
   }
-  state_ = State::committed;
-  if (durable && ::fsync(folder_.get()) != 0) return system_error(errno, "sync the folder of " + path_);
-  return {};
+  return durable ? sync_folder(folder_.get(), path_) : Status();
 }
 
 Status Replacement::abort() {
@@ -118,6 +144,7 @@ Status Replacement::abort() {
   if (::unlinkat(folder_.get(), temporary_.c_str(), 0) != 0 && errno != ENOENT) {
     return system_error(errno, "remove the unfinished " + temporary_);
   }
+  unlock();
   return {};
 }
 

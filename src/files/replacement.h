@@ -1,8 +1,12 @@
 // Replacement: an unfinished file beside the one whose name it will take. It vanishes unless it is committed.
 //
+// While it is unfinished it is locked (files/leftovers.h), so that nobody takes it for what a dead writer left. A
+// forked child shares the lock: the file counts as being written until the child has ended too.
+//
 // Thread safety: none of its own.
 #pragma once
 
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,8 +20,9 @@ namespace penstock::files {
 
 class Replacement {
  public:
-  // Makes the temporary file. If `target` is a symbolic link, the file that it points to will be replaced. A file that
-  // is there already lends its permissions; only a regular one can be replaced.
+  // Makes the temporary file, and removes what dead writers left of `target`. If that is a symbolic link, the file that
+  // it points to will be replaced. A file that is there already lends its permissions, its ACL and its other extended
+  // attributes; only a regular one can be replaced.
   static Result<std::unique_ptr<Replacement>> create(const std::string& target);
   ~Replacement();
   Replacement(const Replacement&) = delete;
@@ -27,14 +32,18 @@ class Replacement {
   int open(int flags) const;
   // Makes the content that was written through `fd` durable, gives it the name, and makes the name durable. Without
   // `durable` only the name is given: what is there after a crash is the old file, the new one, or a part of it.
+  // Code::not_durable: the name is given, and all that failed is making that durable.
   Status commit(int fd, bool durable = true);
   Status abort();
 
  private:
   enum class State { unfinished, committed, aborted };
   Replacement() = default;
+  Status make_temporary(mode_t mode);
+  void unlock();
 
   UniqueFd folder_;
+  UniqueFd locked_;        // the temporary file, for as long as it is one
   std::string target_;     // the name in the folder
   std::string temporary_;  // the same, until committed
   std::string path_;       // of the target, for messages

@@ -1,9 +1,16 @@
 #include "files/replacement.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <cstdint>
 
 #include "files/file_store.h"
+#include "files/leftovers.h"
 #include "files/test_scratch.h"
 
 namespace penstock::files {
@@ -90,6 +97,86 @@ TEST_F(Replace, keeps_the_mode_of_the_file_that_was_there) {
   struct stat status = {};
   ASSERT_EQ(::stat(name.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 07777U, 0640U);
+}
+
+// acl(5): the version, then tag, permissions and who of each entry.
+std::string acl_of(std::uint32_t named_user) {
+  struct Entry {
+    std::uint16_t tag, permissions;
+    std::uint32_t who;
+  };
+  constexpr std::uint32_t version = 2, nobody_in_particular = UINT32_MAX;
+  const Entry entries[] = {{0x01, 6, nobody_in_particular},
+                           {0x02, 4, named_user},
+                           {0x04, 0, nobody_in_particular},
+                           {0x10, 4, nobody_in_particular},
+                           {0x20, 0, nobody_in_particular}};
+  std::string bytes(reinterpret_cast<const char*>(&version), sizeof version);
+  return bytes.append(reinterpret_cast<const char*>(entries), sizeof entries);
+}
+
+std::string attribute(const std::string& path, const char* name) {
+  char value[256];
+  const ssize_t size = ::getxattr(path.c_str(), name, value, sizeof value);
+  return size < 0 ? "none" : std::string(value, static_cast<std::size_t>(size));
+}
+
+TEST_F(Replace, keeps_the_attributes_and_the_acl_of_the_file_that_was_there) {
+  const std::string name = folder_.write("a", "old");
+  const std::string acl = acl_of(12345);
+  if (::setxattr(name.c_str(), "user.origin", "here", 4, 0) != 0) GTEST_SKIP() << "no attributes on this file system";
+  const bool has_acl = ::setxattr(name.c_str(), "system.posix_acl_access", acl.data(), acl.size(), 0) == 0;
+  ASSERT_TRUE(open(name)->writer()->commit().ok());
+  EXPECT_EQ(attribute(name, "user.origin"), "here");
+  if (!has_acl) GTEST_SKIP() << "no ACLs on this file system";
+  EXPECT_EQ(attribute(name, "system.posix_acl_access"), acl);
+}
+
+TEST_F(Replace, gives_the_acl_of_its_folder_to_new_files_alone) {
+  const std::string name = folder_.write("a", "old");
+  const std::string acl = acl_of(12345);
+  if (::setxattr(folder_.path().c_str(), "system.posix_acl_default", acl.data(), acl.size(), 0) != 0) {
+    GTEST_SKIP() << "no ACLs on this file system";
+  }
+  ASSERT_TRUE(open(name)->writer()->commit().ok());
+  EXPECT_EQ(attribute(name, "system.posix_acl_access"), "none");
+  ASSERT_TRUE(open(folder_.path("new"))->writer()->commit().ok());
+  EXPECT_NE(attribute(folder_.path("new"), "system.posix_acl_access"), "none");
+}
+
+TEST_F(Replace, leaves_no_lock_on_the_file_that_took_the_name) {
+  const std::string name = folder_.write("a", "old");
+  const auto store = open(name);
+  // A child that was forked meanwhile, and lives on, shares the lock.
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::close(ends[1]);
+    char none = 0;
+    ::_exit(static_cast<int>(::read(ends[0], &none, 1)));
+  }
+  ::close(ends[0]);
+  ASSERT_TRUE(store->writer()->commit().ok());
+  const UniqueFd committed(::open(name.c_str(), O_RDWR | O_CLOEXEC));
+  EXPECT_EQ(try_lock(committed.get()), Lock::held);
+  ::close(ends[1]);
+  ::waitpid(child, nullptr, 0);
+}
+
+TEST_F(Replace, removes_what_dead_writers_left_of_the_name_before_it_makes_room) {
+  const std::string name = folder_.path("a");
+  folder_.write(".a.0123456789abcdef.part", "left");
+  folder_.write(".b.0123456789abcdef.part", "left of another name");
+  folder_.write(".a.b.0123456789abcdef.part", "and of another");
+  const auto lives = open(name);
+  EXPECT_EQ(folder_.file_count(), 3U);
+  const auto store = open(name);
+  EXPECT_EQ(folder_.file_count(), 4U) << "the one that lives is kept";
+  EXPECT_TRUE(lives->writer()->commit().ok());
+  EXPECT_TRUE(store->writer()->commit().ok());
+  EXPECT_EQ(folder_.file_count(), 3U);
 }
 
 TEST_F(Replace, follows_links_and_leaves_them) {

@@ -88,6 +88,7 @@ _CLASSES = {
     "changed": TransferError,
     "truncated": TransferError,
     "io_error": TransferError,
+    "not_durable": TransferError,
     "unsupported": UnsupportedError,
     "unknown_scheme": InvalidError,
     "unknown_engine": InvalidError,

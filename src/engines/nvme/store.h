@@ -31,8 +31,8 @@ class Store : public engine::Store, private engine::Writer {
 
  private:
   Edges edges() const override { return Edges::blocks; }
-  Status reserve(std::uint64_t end) override {
-    if (end <= info_.size_bytes) return {};
+  Status reserve(engine::Room room) override {
+    if (room.end <= info_.size_bytes) return {};
     return Error{Code::no_space, 0, info_.name + " ends at " + std::to_string(info_.size_bytes) + " and can't grow",
                  "write within its size"};
   }

@@ -1,0 +1,19 @@
+// Attributes: what belongs to a file besides its content and stays when that is replaced.
+//
+// Thread safety: functions.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <string>
+
+#include "penstock/result.h"
+
+namespace penstock::files {
+
+// Gives the open file the owner, as far as this user may, the mode, the ACL and the other extended attributes of the
+// file at `path`, whose stat is `old`. Not what vouches for the content: set-user-ID bits, capabilities, signatures.
+// An attribute that can't be kept is logged as a warning; an ACL that can't is an error, since others could read then.
+Status take_attributes(int fd, const std::string& path, const struct stat& old);
+
+}  // namespace penstock::files
