@@ -1,0 +1,116 @@
+// penstock clean: removes what writers that were killed have left.
+#include <algorithm>
+#include <iterator>
+
+#include "interrupt.h"
+#include "output.h"
+
+namespace penstock::cli {
+
+namespace {
+
+struct CleanFlags {
+  std::vector<std::string> folders;
+  bool recursive = false;
+  bool remote = false;
+  bool dry_run = false;
+  OutputFlags output;
+};
+
+// What is being written, or can't be told, is left as it should be.
+bool failed(const Leftover& leftover) {
+  return leftover.kept && leftover.kept->code != Code::in_use && leftover.kept->code != Code::unsupported;
+}
+
+std::string reason(const Leftover& leftover) {
+  const Error& kept = *leftover.kept;
+  return kept.message + (kept.hint.empty() ? "" : "; " + kept.hint);
+}
+
+Result<std::vector<Leftover>> clean(const CleanFlags& flags) {
+  const CleanOptions options{
+      .recursive = flags.recursive, .dry_run = flags.dry_run, .remote = flags.remote, .keep_going = [] {
+        return !interrupted();
+      }};
+  std::vector<Leftover> all;
+  for (const std::string& folder : flags.folders) {
+    Result<std::vector<Leftover>> found = remove_leftovers(folder, options);
+    if (!found.ok()) return found;
+    std::ranges::move(*found, std::back_inserter(all));
+  }
+  return all;
+}
+
+std::uint64_t freed_bytes(const std::vector<Leftover>& leftovers) {
+  std::uint64_t bytes = 0;
+  for (const Leftover& leftover : leftovers) bytes += leftover.kept ? 0 : leftover.bytes;
+  return bytes;
+}
+
+std::optional<Error> problem_of(const std::vector<Leftover>& leftovers) {
+  const auto first = std::ranges::find_if(leftovers, failed);
+  return first == leftovers.end() ? std::nullopt : first->kept;
+}
+
+Json cleaned_json(const CleanFlags& flags, const std::vector<Leftover>& leftovers) {
+  Json removed = Json::array(), kept = Json::array();
+  for (const Leftover& leftover : leftovers) {
+    Json entry = {{"path", leftover.path}, {"bytes", leftover.bytes}};
+    if (leftover.kept) entry.update({{"code", code_name(leftover.kept->code)}, {"reason", reason(leftover)}});
+    (leftover.kept ? kept : removed).push_back(std::move(entry));
+  }
+  return {{"schema", "penstock.clean/1"}, {"paths", flags.folders},          {"recursive", flags.recursive},
+          {"dry_run", flags.dry_run},     {"bytes", freed_bytes(leftovers)}, {"removed", std::move(removed)},
+          {"kept", std::move(kept)}};
+}
+
+void print_leftovers(const Output& output, const CleanFlags& flags, const std::vector<Leftover>& leftovers) {
+  std::size_t removed = 0;
+  for (const Leftover& leftover : leftovers) {
+    if (leftover.kept) {
+      output.heading("kept " + leftover.path + ": " + reason(leftover));
+    } else {
+      output.heading((flags.dry_run ? "would remove " : "removed ") + leftover.path + ", " +
+                     format_bytes(leftover.bytes));
+      ++removed;
+    }
+  }
+  output.heading(std::to_string(removed) + (removed == 1 ? " leftover, " : " leftovers, ") +
+                 format_bytes(freed_bytes(leftovers)) + (flags.dry_run ? " to free" : " freed"));
+}
+
+Exit run(const CleanFlags& flags) {
+  const Output output(flags.output);
+  const Result<std::vector<Leftover>> leftovers = clean(flags);
+  if (!leftovers.ok()) return output.fail(interrupted() ? interrupted_error() : leftovers.error());
+  const std::optional<Error> problem = problem_of(*leftovers);
+  if (output.json()) {
+    Json object = cleaned_json(flags, *leftovers);
+    if (problem) object["error"] = error_json(*problem);
+    output.object(object);
+    return problem ? exit_for(problem->code) : Exit::ok;
+  }
+  print_leftovers(output, flags, *leftovers);
+  return problem ? output.fail(*problem) : Exit::ok;
+}
+
+}  // namespace
+
+Command add_clean(CLI::App& tool) {
+  auto flags = std::make_shared<CleanFlags>();  // shared by the parser's options and by run
+  CLI::App* parser = tool.add_subcommand("clean", "Remove unfinished files that killed writers have left");
+  parser->add_option("DIR", flags->folders, "where to look for them")->required();
+  parser->add_flag("--recursive", flags->recursive, "look in folders below as well; links are not followed");
+  parser->add_flag("--dry-run", flags->dry_run, "say what would be removed, and remove nothing");
+  parser->add_flag("--remote", flags->remote,
+                   "also on network and FUSE mounts whose locks other machines may not see: nothing may write there");
+  parser->add_flag("--json", flags->output.json, "print one JSON object");
+  parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");
+  parser->footer(
+      "Examples:\n"
+      "  penstock clean models/ --dry-run\n"
+      "  penstock clean /mnt/fast --recursive --json");
+  return {parser, [flags] { return run(*flags); }};
+}
+
+}  // namespace penstock::cli
