@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "interrupt.h"
+#include "transfer.h"
 
 namespace penstock::cli {
 
@@ -30,14 +32,96 @@ class Total {
   std::array<double, 4> limit_seconds_{};
 };
 
-std::uint64_t window_size(const Source& source) {
-  return std::clamp<std::uint64_t>(source.size_bytes().value_or(copy_window_bytes), 1, copy_window_bytes);
+std::uint64_t window_size(const CopyJob& job) {
+  const std::uint64_t most = copy_window_bytes(job.context.machine());
+  return std::clamp<std::uint64_t>(job.source.size_bytes().value_or(most), 1, most);
+}
+
+// Makes the destination read as zeros where the source has a hole, with a hole where that can be.
+Status clear(const CopyJob& job, Extent hole) {
+  constexpr std::uint64_t step_bytes = 1 << 30;
+  constexpr std::uint64_t block_bytes = 64 << 10;  // of any file system, at most
+  const std::uint64_t end = std::min(job.offset + hole.end(), job.old_end);
+  const auto zero = [&](std::uint64_t from, std::uint64_t to) {
+    return from < to ? job.context.zero(*job.destination, from, to - from) : Report{.outcome = Outcome::done};
+  };
+  for (std::uint64_t begin = job.offset + hole.offset; begin < end;) {
+    if (interrupted()) return interrupted_error();
+    const std::uint64_t step_end = std::min(end, (begin / step_bytes + 1) * step_bytes);
+    const std::uint64_t first = (begin + block_bytes - 1) / block_bytes * block_bytes;
+    const std::uint64_t last = step_end / block_bytes * block_bytes;
+    Report report{.outcome = Outcome::failed, .error = Error{.code = Code::unsupported}};
+    // A disk need not read as zeros where it was deallocated.
+    if (job.destination->info().kind == StoreKind::file && first < last) {
+      report = job.context.deallocate(*job.destination, first, last - first);
+      if (report.ok()) report = zero(begin, first);
+      if (report.ok()) report = zero(last, step_end);
+    }
+    if (!report.ok() && report.error->code == Code::unsupported) report = zero(begin, step_end);
+    if (!report.ok()) return *report.error;
+    begin = step_end;
+  }
+  return {};
+}
+
+// The runs of data that follow each other in `memory`, as ranges of the destination.
+std::vector<Range> ranges_of(const CopyJob& job, const std::vector<Extent>& runs, Region memory) {
+  std::vector<Range> ranges;
+  std::uint64_t used = 0;
+  for (const Extent& run : runs) {
+    ranges.push_back(
+        {.store = job.destination, .offset = job.offset + run.offset, .memory = memory.part(used, run.size_bytes)});
+    used += run.size_bytes;
+  }
+  return ranges;
+}
+
+// The holes before and between runs of data, beginning at `position`.
+std::vector<Extent> holes_before(std::uint64_t position, const std::vector<Extent>& runs) {
+  std::vector<Extent> holes;
+  for (const Extent& run : runs) {
+    holes.push_back({position, run.offset - position});
+    position = run.end();
+  }
+  return holes;
+}
+
+Status clear(const CopyJob& job, const std::vector<Extent>& holes) {
+  for (const Extent& hole : holes) {
+    if (Status cleared = clear(job, hole); !cleared.ok()) return cleared;
+  }
+  return {};
+}
+
+// Each run of data with the hole before it.
+Status add(Checksum& checksum, const std::vector<Extent>& holes, const std::vector<Range>& data) {
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    if (Status added = add_zeros(checksum, holes[i].size_bytes); !added.ok()) return added;
+    checksum.add({data[i].memory.data, data[i].memory.size_bytes});
+  }
+  return {};
 }
 
 }  // namespace
 
+std::uint64_t copy_window_bytes(const Machine& machine) {
+  constexpr std::uint64_t least = 1 << 20, most = 64 << 20;
+  return std::clamp(available_memory_bytes(machine) / 8 / least * least, least, most);
+}
+
+Status add_zeros(Checksum& checksum, std::uint64_t size_bytes) {
+  static constexpr std::array<std::byte, 1 << 20> zeros{};
+  while (size_bytes != 0) {
+    if (interrupted()) return interrupted_error();
+    const std::uint64_t bytes = std::min<std::uint64_t>(size_bytes, zeros.size());
+    checksum.add({zeros.data(), bytes});
+    size_bytes -= bytes;
+  }
+  return {};
+}
+
 Status fill_gpu(const CopyJob& job) {
-  Result<Buffer> window = job.context.allocate(Domain::host(), window_size(job.source));
+  Result<Buffer> window = job.context.allocate(Domain::host(), window_size(job));
   if (!window.ok()) return window.error();
   for (std::size_t done = 0; done < job.memory->size_bytes;) {
     if (interrupted()) return interrupted_error();
@@ -55,26 +139,34 @@ Report copy_windows(const CopyJob& job, Progress& progress) {
   Total total;
   std::array<Buffer, 2> windows;
   for (Buffer& window : windows) {
-    Result<Buffer> buffer = job.context.allocate(job.domain, window_size(job.source));
+    Result<Buffer> buffer = job.context.allocate(job.domain, window_size(job));
     if (!buffer.ok()) return total.fail(buffer.error()), total.report();
     window = std::move(*buffer);
   }
 
-  Result<std::uint64_t> filled = job.source.fill(windows[0].region());
-  for (std::size_t turn = 0; filled.ok() && *filled != 0 && !interrupted(); ++turn) {
-    const Region memory = windows[turn % 2].region().part(0, *filled);
-    const std::uint64_t before = total.report().bytes;
-    const Range range{.store = job.destination, .offset = job.offset + before, .memory = memory};
-    Result<Ticket> ticket = job.context.submit(Direction::write, {&range, 1});
+  std::uint64_t position = 0;  // in the source
+  Result<std::vector<Extent>> filled = job.source.fill_data(windows[0].region());
+  for (std::size_t turn = 0; filled.ok() && !filled->empty() && !interrupted(); ++turn) {
+    const std::vector<Extent> holes = holes_before(position, *filled);
+    const std::vector<Range> data = ranges_of(job, *filled, windows[turn % 2].region());
+    const std::uint64_t begin = filled->front().offset;
+    position = filled->back().end();
+    // Before the bytes beside them are on their way: the two may share a page.
+    if (Status cleared = clear(job, holes); !cleared.ok()) return total.fail(cleared.error()), total.report();
+    Result<Ticket> ticket = job.context.submit(Direction::write, data);
     if (!ticket.ok()) return total.fail(ticket.error()), total.report();
-    if (job.checksum) job.checksum->add({memory.data, memory.size_bytes});
-    filled = job.source.fill(windows[(turn + 1) % 2].region());
-    total.add(await(std::move(*ticket), [&](std::uint64_t bytes) { progress.update(before + bytes); }));
+    const Status added = job.checksum ? add(*job.checksum, holes, data) : Status();
+    filled = added.ok() ? job.source.fill_data(windows[(turn + 1) % 2].region()) : added.error();
+    total.add(await(std::move(*ticket), [&](std::uint64_t bytes) { progress.update(begin + bytes); }));
     if (!total.report().ok()) return total.report();
-    progress.update(total.report().bytes);
+    progress.update(position);
   }
   if (interrupted()) filled = interrupted_error();
-  if (!filled.ok()) total.fail(filled.error());
+  if (!filled.ok()) return total.fail(filled.error()), total.report();
+  const Extent rest{position, job.source.size_bytes().value_or(position) - position};
+  Status kept = clear(job, rest);
+  if (kept.ok() && job.checksum) kept = add_zeros(*job.checksum, rest.size_bytes);
+  if (!kept.ok()) total.fail(kept.error());
   return total.report();
 }
 

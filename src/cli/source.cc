@@ -17,24 +17,61 @@ class StoreSource final : public Source {
  public:
   StoreSource(Context& context, StoreSlice slice) : context_(context), slice_(std::move(slice)) {}
 
-  std::optional<std::uint64_t> size_bytes() const override { return slice_.size_bytes; }
+  std::optional<std::uint64_t> size_bytes() const override { return slice_.extent.size_bytes; }
 
   Result<std::uint64_t> fill(Region memory) override {
-    const std::uint64_t bytes = std::min<std::uint64_t>(memory.size_bytes, slice_.size_bytes - done_);
-    if (bytes == 0) return bytes;
-    const Range range{.store = &slice_.store, .offset = slice_.offset + done_, .memory = memory.part(0, bytes)};
-    Result<Ticket> ticket = context_.submit(Direction::read, {&range, 1});
-    if (!ticket.ok()) return ticket.error();
-    const Report report = await(std::move(*ticket));
-    if (!report.ok()) return *report.error;
-    done_ += bytes;
+    const std::uint64_t bytes = std::min<std::uint64_t>(memory.size_bytes, slice_.extent.size_bytes - position_);
+    if (Status status = read({Extent{position_, bytes}}, memory); !status.ok()) return status.error();
+    position_ += bytes;
     return bytes;
   }
 
+  Result<std::vector<Extent>> fill_data(Region memory) override {
+    std::vector<Extent> runs;
+    std::uint64_t filled = 0;
+    while (filled < memory.size_bytes && runs.size() < most_runs) {
+      const std::optional<Extent> data = next_data();
+      if (!data) {
+        position_ = slice_.extent.size_bytes;
+        break;
+      }
+      runs.push_back({data->offset, std::min(data->size_bytes, memory.size_bytes - filled)});
+      filled += runs.back().size_bytes;
+      position_ = runs.back().end();
+    }
+    if (Status status = read(runs, memory); !status.ok()) return status.error();
+    return runs;
+  }
+
  private:
+  static constexpr std::size_t most_runs = 4096;
+
+  // From the position on, counted as the Source does.
+  std::optional<Extent> next_data() const {
+    const Extent& all = slice_.extent;
+    std::optional<Extent> data = slice_.holes.next_data({all.offset + position_, all.size_bytes - position_});
+    if (data) data->offset -= all.offset;
+    return data;
+  }
+
+  Status read(const std::vector<Extent>& runs, Region memory) {
+    std::vector<Range> ranges;
+    std::uint64_t filled = 0;
+    for (const auto& [offset, bytes] : runs) {
+      if (bytes == 0) continue;
+      ranges.push_back(
+          {.store = &slice_.store, .offset = slice_.extent.offset + offset, .memory = memory.part(filled, bytes)});
+      filled += bytes;
+    }
+    if (ranges.empty()) return {};
+    Result<Ticket> ticket = context_.submit(Direction::read, ranges);
+    if (!ticket.ok()) return ticket.error();
+    const Report report = await(std::move(*ticket));
+    return report.ok() ? Status() : Status(*report.error);
+  }
+
   Context& context_;
   StoreSlice slice_;
-  std::uint64_t done_ = 0;
 };
 
 class StandardInput final : public Source {
@@ -45,7 +82,7 @@ class StandardInput final : public Source {
 
   Result<std::uint64_t> fill(Region memory) override {
     std::uint64_t wanted = memory.size_bytes;
-    if (size_bytes_) wanted = std::min(wanted, *size_bytes_ - done_);
+    if (size_bytes_) wanted = std::min(wanted, *size_bytes_ - position_);
     std::uint64_t filled = 0;
     while (filled < wanted) {
       const Result<std::uint64_t> got = read_some(memory.part(filled, wanted - filled));
@@ -53,10 +90,10 @@ class StandardInput final : public Source {
       if (*got == 0) break;
       filled += *got;
     }
-    done_ += filled;
+    position_ += filled;
     if (filled < wanted && size_bytes_) {
       return Error{.code = Code::truncated,
-                   .message = "standard input ended after " + std::to_string(done_) + " of " +
+                   .message = "standard input ended after " + std::to_string(position_) + " of " +
                               std::to_string(*size_bytes_) + " bytes",
                    .hint = "leave out --size to write all of standard input"};
     }
@@ -77,7 +114,6 @@ class StandardInput final : public Source {
   }
 
   std::optional<std::uint64_t> size_bytes_;
-  std::uint64_t done_ = 0;
 };
 
 class PatternSource final : public Source {
@@ -87,16 +123,16 @@ class PatternSource final : public Source {
   std::optional<std::uint64_t> size_bytes() const override { return pattern_.size_bytes; }
 
   Result<std::uint64_t> fill(Region memory) override {
-    const std::uint64_t bytes = std::min<std::uint64_t>(memory.size_bytes, pattern_.size_bytes - done_);
+    const std::uint64_t bytes = std::min<std::uint64_t>(memory.size_bytes, pattern_.size_bytes - position_);
     for (std::uint64_t at = 0; at < bytes;) {
-      const std::uint64_t position = done_ + at;
+      const std::uint64_t position = position_ + at;
       const std::uint64_t value = word(position / sizeof(std::uint64_t));
       const std::uint64_t skip = position % sizeof value;
       const std::uint64_t length = std::min<std::uint64_t>(sizeof value - skip, bytes - at);
       std::memcpy(memory.data + at, reinterpret_cast<const std::byte*>(&value) + skip, length);
       at += length;
     }
-    done_ += bytes;
+    position_ += bytes;
     return bytes;
   }
 
@@ -110,10 +146,16 @@ class PatternSource final : public Source {
   }
 
   Pattern pattern_;
-  std::uint64_t done_ = 0;
 };
 
 }  // namespace
+
+Result<std::vector<Extent>> Source::fill_data(Region memory) {
+  const std::uint64_t begin = position_;
+  const Result<std::uint64_t> filled = fill(memory);
+  if (!filled.ok()) return filled.error();
+  return *filled == 0 ? std::vector<Extent>() : std::vector{Extent{begin, *filled}};
+}
 
 std::unique_ptr<Source> store_source(Context& context, StoreSlice slice) {
   return std::make_unique<StoreSource>(context, std::move(slice));

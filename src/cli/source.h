@@ -7,7 +7,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "holes.h"
 #include "penstock/context.h"
 
 namespace penstock::cli {
@@ -20,12 +22,17 @@ class Source {
   // Fills the memory from its front and says how much; less than all of it only at the end, then 0.
   // REQUIRES: memory that the CPU can reach.
   virtual Result<std::uint64_t> fill(Region memory) = 0;
+  // The same, but passes over holes: says which runs of data the memory holds, one behind the other. None at the end.
+  virtual Result<std::vector<Extent>> fill_data(Region memory);
+
+ protected:
+  std::uint64_t position_ = 0;  // of what comes next
 };
 
 struct StoreSlice {
   Store store;
-  std::uint64_t offset = 0;
-  std::uint64_t size_bytes = 0;
+  Extent extent = {};
+  Holes holes = {};
 };
 std::unique_ptr<Source> store_source(Context& context, StoreSlice slice);
 

@@ -9,18 +9,6 @@ namespace penstock::cli {
 
 namespace {
 
-// What could be allocated now without pushing others out; all of memory where the kernel does not say.
-std::uint64_t available_memory_bytes(const Machine& machine) {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key, unit;
-  std::uint64_t kilobytes = 0;
-  while (meminfo >> key >> kilobytes) {
-    if (key == "MemAvailable:") return std::min<std::uint64_t>(machine.memory_bytes, kilobytes * 1024);
-    std::getline(meminfo, unit);
-  }
-  return machine.memory_bytes;
-}
-
 // Files on different file systems have no options that are best for all.
 bool on_one_device(std::span<const std::string> names) {
   std::optional<dev_t> first;
@@ -81,6 +69,17 @@ Result<Gpu> find_gpu(Domain domain) {
                .message = "there is no " + domain.name() + ": this process may use " + std::to_string(count) +
                           (count == 1 ? " GPU" : " GPUs"),
                .hint = "GPUs are counted from cuda:0; CUDA_VISIBLE_DEVICES chooses which ones; see penstock doctor"};
+}
+
+std::uint64_t available_memory_bytes(const Machine& machine) {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key, unit;
+  std::uint64_t kilobytes = 0;
+  while (meminfo >> key >> kilobytes) {
+    if (key == "MemAvailable:") return std::min<std::uint64_t>(machine.memory_bytes, kilobytes * 1024);
+    std::getline(meminfo, unit);
+  }
+  return machine.memory_bytes;
 }
 
 Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine, std::string hint) {

@@ -45,6 +45,8 @@ void add_tuning(const std::optional<std::string>& tuning, Transfer& transfer);
 // Code::no_device if there is no GPU of that number, or none at all.
 Result<Gpu> find_gpu(Domain domain);
 
+// What could be allocated now without pushing others out; all of memory where the kernel does not say.
+std::uint64_t available_memory_bytes(const Machine& machine);
 // Code::out_of_memory, before anything is allocated, for what can't fit into a GPU or into the host's free memory.
 Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine,
                   std::string hint = "take it in parts, with --offset and --size");

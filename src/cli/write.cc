@@ -86,21 +86,75 @@ Result<WriteFlags> settle_names(WriteFlags flags) {
   return flags;
 }
 
+// All of a store, with its holes.
+Result<StoreSlice> open_slice(Context& context, const std::string& name) {
+  Holes holes = Holes::of(local_path(name));
+  Result<Store> store = context.open(name, {.descriptor = holes.descriptor()});
+  if (!store.ok()) return store.error();
+  const std::uint64_t size_bytes = store->info().size_bytes;
+  return StoreSlice{.store = std::move(*store), .extent = {0, size_bytes}, .holes = std::move(holes)};
+}
+
 // A SOURCE that is a store, or nothing for the other kinds.
 Result<std::optional<StoreSlice>> open_source(Context& context, const WriteFlags& flags) {
   if (flags.pattern || flags.source == "-") return std::optional<StoreSlice>();
-  Result<Store> store = context.open(flags.source);
-  if (!store.ok()) return store.error();
-  const std::uint64_t all = store->info().size_bytes;
+  Result<StoreSlice> slice = open_slice(context, flags.source);
+  if (!slice.ok()) return slice.error();
+  const std::uint64_t all = slice->extent.size_bytes;
   if (flags.size && *flags.size > all) {
     return Error{.code = Code::out_of_range,
                  .message = "--size " + std::to_string(*flags.size) + " reaches past the end of " + flags.source,
                  .hint = "it has " + std::to_string(all) + " bytes"};
   }
-  return std::optional<StoreSlice>(StoreSlice{.store = std::move(*store), .size_bytes = flags.size.value_or(all)});
+  slice->extent.size_bytes = flags.size.value_or(all);
+  return std::optional<StoreSlice>(std::move(*slice));
 }
 
-Result<Store> open_destination(Context& context, const WriteFlags& flags, std::optional<std::uint64_t> source_bytes) {
+// What the destination needs.
+struct Demand {
+  std::optional<std::uint64_t> source_bytes;  // if they are known
+  std::optional<std::uint64_t> data_bytes;    // of a source with holes: what they leave, about
+};
+Demand demand_of(const std::optional<StoreSlice>& slice, const WriteFlags& flags) {
+  if (!slice) return {flags.pattern ? std::optional(flags.pattern->size_bytes) : flags.size, std::nullopt};
+  const std::uint64_t size_bytes = slice->extent.size_bytes;
+  // On its way through GPU memory a source has no holes any more.
+  const bool sparse = !flags.domain.starts_with("cuda") && slice->holes.any_in(slice->extent);
+  if (!sparse) return {size_bytes, std::nullopt};
+  return {size_bytes, std::min(size_bytes, slice->holes.allocated_bytes())};
+}
+
+// The file that is there; 0 if there is none.
+std::uint64_t file_size(const std::string& name) {
+  struct stat status {};
+  return stat(local_path(name).c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
+}
+
+std::string folder_of(const std::string& name) {
+  std::error_code ignored;
+  return std::filesystem::absolute(local_path(name), ignored).parent_path().string();
+}
+
+// In a file system that is memory, room is memory too, and who takes more than a container has is killed.
+Status check_memory(const WriteFlags& flags, std::uint64_t new_bytes, const Machine& machine) {
+  Result<MountFacts> mount = find_mount(local_path(flags.destination));
+  if (!mount.ok()) mount = find_mount(folder_of(flags.destination));
+  if (!mount.ok() || (mount->file_system != "tmpfs" && mount->file_system != "ramfs")) return {};
+  return check_room(Domain::host(), new_bytes, machine, mount->file_system + " is memory: write to a disk");
+}
+
+// What has holes reserves no room: that there is enough must be known all the same before the first byte.
+Status check_disk(const WriteFlags& flags, std::uint64_t data_bytes) {
+  std::error_code unknown;
+  const std::filesystem::space_info space = std::filesystem::space(folder_of(flags.destination), unknown);
+  if (unknown || data_bytes <= space.free) return {};
+  return Error{.code = Code::no_space,
+               .message = flags.source + " has " + format_bytes(data_bytes) + " besides its holes, and " +
+                          flags.destination + " has room for " + format_bytes(space.free),
+               .hint = "free some space, or write to another disk"};
+}
+
+Result<Store> open_destination(Context& context, const WriteFlags& flags, const Demand& demand) {
   const bool fixed_size = has_fixed_size(flags.destination);
   const Result<Access> access = choose_access(flags);
   if (!access.ok()) return access.error();
@@ -109,12 +163,20 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, std::o
       std::filesystem::equivalent(local_path(flags.source), local_path(flags.destination), ignored)) {
     return usage(flags.source + " and " + flags.destination + " are the same store", "name another destination");
   }
+  const std::uint64_t offset = flags.offset.value_or(0);
   std::uint64_t end = 0;
-  if (__builtin_add_overflow(flags.offset.value_or(0), source_bytes.value_or(0), &end)) {
+  if (__builtin_add_overflow(offset, demand.source_bytes.value_or(0), &end)) {
     return usage("--offset plus the size of the source is beyond 2^64 bytes", "choose a smaller --offset");
   }
+  if (!fixed_size) {
+    const std::uint64_t old_end = *access == Access::replace ? 0 : file_size(flags.destination);
+    const std::uint64_t data_bytes = demand.data_bytes.value_or(end - offset);
+    const std::uint64_t new_bytes = std::min(data_bytes, end - std::min(end, old_end));
+    if (Status room = check_memory(flags, new_bytes, context.machine()); !room.ok()) return room.error();
+  }
   const OpenOptions options{.access = *access,
-                            .size_bytes = fixed_size || !source_bytes ? 0 : end,
+                            .size_bytes = fixed_size || !demand.source_bytes ? 0 : end,
+                            .reserve_from = demand.data_bytes ? end : offset,
                             .allow_block_device_write = flags.allow_device_write,
                             .serial = flags.serial,
                             .first_writable_block = flags.window.empty() ? 0 : flags.window[0],
@@ -131,6 +193,9 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, std::o
     error.hint = "add --serial, as `penstock nvme identify` tells it, and --window FIRST COUNT, in blocks";
     return error;
   }
+  if (store.ok() && demand.data_bytes && *access == Access::replace) {
+    if (Status room = check_disk(flags, *demand.data_bytes); !room.ok()) return room.error();
+  }
   // A device can't grow: better to know before the first window than after the last that fits.
   if (store.ok() && fixed_size && end > store->info().size_bytes) {
     return Error{
@@ -143,19 +208,29 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, std::o
 
 // The checksum of what the store holds.
 Result<Checksum> read_back(Context& context, const WriteFlags& flags, std::uint64_t size_bytes) {
-  Result<Store> store = context.open(flags.destination);
-  if (!store.ok()) return store.error();
-  Result<Buffer> window = context.allocate(Domain::host(), std::clamp<std::uint64_t>(size_bytes, 1, copy_window_bytes));
+  Result<StoreSlice> slice = open_slice(context, flags.destination);
+  if (!slice.ok()) return slice.error();
+  slice->extent = {flags.offset.value_or(0), size_bytes};
+  const std::uint64_t window_bytes = std::clamp<std::uint64_t>(size_bytes, 1, copy_window_bytes(context.machine()));
+  Result<Buffer> window = context.allocate(Domain::host(), window_bytes);
   if (!window.ok()) return window.error();
 
   Checksum checksum;
-  const auto source =
-      store_source(context, {.store = std::move(*store), .offset = flags.offset.value_or(0), .size_bytes = size_bytes});
+  std::uint64_t position = 0;
+  const auto source = store_source(context, std::move(*slice));
   for (;;) {
-    const Result<std::uint64_t> filled = source->fill(window->region());
+    const Result<std::vector<Extent>> filled = source->fill_data(window->region());
     if (!filled.ok()) return filled.error();
-    if (*filled == 0) return Result<Checksum>(std::move(checksum));
-    checksum.add(window->bytes().first(*filled));
+    std::uint64_t used = 0;
+    for (const Extent& run : *filled) {
+      if (Status added = add_zeros(checksum, run.offset - position); !added.ok()) return added.error();
+      checksum.add(window->bytes().subspan(used, run.size_bytes));
+      used += run.size_bytes;
+      position = run.end();
+    }
+    if (!filled->empty()) continue;
+    if (Status added = add_zeros(checksum, size_bytes - position); !added.ok()) return added.error();
+    return Result<Checksum>(std::move(checksum));
   }
 }
 
@@ -181,23 +256,36 @@ Verified verify(Context& context, const WriteFlags& flags, std::uint64_t size_by
                 .hint = "something else wrote to it meanwhile, or the device fails: see the kernel log"}};
 }
 
+struct Written {
+  Report report;
+  double sync_seconds = 0;  // of those of the report
+};
+
 // Moves the bytes and makes them final; a file that was to be replaced is untouched unless all went well.
-Report write_all(const CopyJob& job, Store& destination, bool commit, const OutputFlags& flags) {
+Written write_all(const CopyJob& job, Store& destination, bool durable, const OutputFlags& flags) {
   const Stopwatch stopwatch;
+  double sync_seconds = 0;
   Report report = [&] {
     Progress progress(job.memory ? job.memory->size_bytes : job.source.size_bytes(), flags);
     return job.memory ? write_memory(job, progress) : copy_windows(job, progress);
   }();
-  if (report.ok() && commit) {
-    if (Status status = destination.commit(); !status.ok()) {
+  if (report.ok()) {
+    const Stopwatch syncing;
+    if (Status status = destination.commit(durable); !status.ok()) {
       report.outcome = Outcome::failed;
       report.error = status.error();
     }
+    if (durable) sync_seconds = syncing.seconds();
   }
   // The error that brought us here matters more than one of cleaning up.
   if (!report.ok()) static_cast<void>(destination.abort());
   report.seconds = stopwatch.seconds();
-  return report;
+  return {std::move(report), sync_seconds};
+}
+
+// Why a crash of the system may lose what was written; empty if it is durable.
+std::string not_durable_because(const WriteFlags& flags, const Store& destination) {
+  return flags.durable ? destination.info().volatile_because : "--no-durable was given";
 }
 
 // With a GPU as the domain, all of the source is brought into its memory before the first byte is written.
@@ -231,6 +319,7 @@ Exit run(const WriteFlags& given) {
 
   Result<std::optional<StoreSlice>> slice = open_source(*context, flags);
   if (!slice.ok()) return output.fail(slice.error());
+  const Demand demand = demand_of(*slice, flags);
   const auto source = *slice          ? store_source(*context, std::move(**slice))
                       : flags.pattern ? pattern_source(*flags.pattern)
                                       : standard_input(flags.size);
@@ -242,26 +331,34 @@ Exit run(const WriteFlags& given) {
               .checksum = flags.verify ? &checksum : nullptr};
   const Result<std::optional<Buffer>> memory = fill_memory(job);
   if (!memory.ok()) return output.fail(memory.error());
-  Result<Store> destination = open_destination(*context, flags, source->size_bytes());
+  const bool replaces = !flags.in_place && !has_fixed_size(flags.destination);
+  if (!replaces) job.old_end = has_fixed_size(flags.destination) ? UINT64_MAX : file_size(flags.destination);
+  Result<Store> destination = open_destination(*context, flags, demand);
   if (!destination.ok()) return output.fail(destination.error());
   job.destination = &*destination;
 
-  // A replaced file is always synced before it takes its name: anything else could lose both versions in a crash.
-  const bool replaces = !flags.in_place && !has_fixed_size(flags.destination);
-  const bool durable = flags.durable || replaces;
+  const std::string not_durable = not_durable_because(flags, *destination);
   Transfer transfer{.head = {{"schema", "penstock.write/1"},
                              {"source", flags.source},
                              {"from", flags.domain},
                              {"destination", flags.destination},
                              {"offset", flags.offset.value_or(0)},
-                             {"durable", durable},
+                             {"durable", not_durable.empty()},
+                             {"not_durable_because", not_durable.empty() ? Json() : Json(not_durable)},
                              {"replaced", replaces}},
-                    .own = {{"durable", durable ? "yes" : "no: a crash of the system may lose it"}},
                     .setup_seconds = setup.seconds()};
   add_tuning(tuned->tuning, transfer);
-  transfer.report = write_all(job, *destination, durable, flags.output);
-  if (!transfer.report.ok()) return output.fail(transfer.report);
-  if (flags.verify) transfer.verified = verify(*context, flags, transfer.report.bytes, checksum);
+  Written written = write_all(job, *destination, flags.durable, flags.output);
+  if (!written.report.ok()) return output.fail(written.report);
+  transfer.report = std::move(written.report);
+  const std::uint64_t bytes = transfer.report.bytes;
+  const std::uint64_t hole_bytes = source->size_bytes().value_or(bytes) - bytes;
+  transfer.head.update({{"hole_bytes", hole_bytes}, {"sync_seconds", written.sync_seconds}});
+  transfer.own.push_back({"sync", format_seconds(written.sync_seconds) + " of the time above"});
+  transfer.own.push_back(
+      {"durable", not_durable.empty() ? "yes" : "no, a crash of the system may lose it: " + not_durable});
+  if (hole_bytes != 0) transfer.own.push_back({"holes", format_bytes(hole_bytes) + ", kept and not counted above"});
+  if (flags.verify) transfer.verified = verify(*context, flags, bytes + hole_bytes, checksum);
   return output.transfer(transfer);
 }
 
@@ -285,7 +382,8 @@ Command add_write(CLI::App& tool) {
                       .offset = "where in DEST to begin; needs --in-place for files",
                       .size = "how much of SOURCE to write; default: all",
                       .verify = "read back past the page cache and compare"});
-  parser->add_flag("--durable,!--no-durable", flags->durable, "sync before success is reported (default)");
+  parser->add_flag("--durable,!--no-durable", flags->durable,
+                   "sync before success is reported (default), or sync nothing at all");
   auto* replace = parser->add_flag("--replace", flags->replace, "write a new file, then give it the name (default)");
   parser->add_flag("--in-place", flags->in_place, "write into DEST; bytes around stay as they are")->excludes(replace);
   parser->add_flag("--allow-device-write", flags->allow_device_write, "yes, overwrite the block device DEST");

@@ -137,6 +137,21 @@ class ToolTest(unittest.TestCase):
         self.addCleanup(subprocess.run, ["losetup", "--detach", device])
         return device
 
+    def memory_group(self, limit_bytes):
+        """For preexec_fn: makes the process a member of a new memory control group with that limit."""
+        self.need_root()
+        for folder, limit in [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")]:
+            group = pathlib.Path(folder) / f"penstock-{os.getpid()}-{time.monotonic_ns()}"
+            try:
+                group.mkdir()
+            except OSError:
+                continue
+            self.addCleanup(os.rmdir, group)
+            if (group / limit).exists():  # the kernel makes it, where this is a hierarchy with that controller
+                (group / limit).write_text(str(limit_bytes))
+                return lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
+        self.skipTest("no memory control group can be made here")
+
     def mount(self, options):
         """A tmpfs of its own."""
         self.need_root()

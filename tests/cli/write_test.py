@@ -78,6 +78,13 @@ class Write(ToolTest):
         self.assertEqual(path.read_bytes(), b"abc")
         self.assertEqual(path.stat().st_mode & 0o777, 0o640)
 
+    def test_a_link_is_followed_and_stays(self):
+        path, source = self.file("data", b"old"), self.file("source", b"new")
+        (self.folder / "link").symlink_to("data")
+        self.json_of("write", source, self.folder / "link")
+        self.assertTrue((self.folder / "link").is_symlink())
+        self.assertEqual(path.read_bytes(), b"new")
+
     def test_a_closed_standard_output_does_not_end_up_in_the_file(self):
         source, destination = self.file("source", b"abc"), self.folder / "destination"
         script = '"$0" write "$1" "$2" --in-place >&-'
@@ -85,6 +92,159 @@ class Write(ToolTest):
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"standard output", done.stderr)
         self.assertEqual(destination.read_bytes(), b"abc")
+
+
+class WriteKeepsHoles(ToolTest):
+    def sparse(self, name, size, runs):
+        """A file that has data at some places only."""
+        path = self.sparse_file(name, size)
+        with open(path, "r+b") as file:
+            for offset, data in runs:
+                os.pwrite(file.fileno(), data, offset)
+        if path.stat().st_blocks * 512 >= size:
+            self.skipTest("this file system has no holes")
+        return path
+
+    def test_of_a_tebibyte_at_once(self):
+        data = os.urandom(MIB)
+        source, copy = self.sparse("source", 1 << 40, [(1 << 39, data)]), self.folder / "copy"
+        result = self.json_of("write", source, copy)
+        self.assertEqual((result["bytes"], result["hole_bytes"]), (MIB, (1 << 40) - MIB))
+        self.assertEqual(copy.stat().st_size, 1 << 40)
+        self.assertLess(copy.stat().st_blocks * 512, 4 * MIB)
+        with open(copy, "rb") as file:
+            self.assertEqual(os.pread(file.fileno(), MIB + 2, (1 << 39) - 1), b"\0" + data + b"\0")
+
+    def test_wherever_they_are(self):
+        block = os.urandom(4096)
+        for size, runs in [(MIB, []), (65 * MIB + 3, [(0, block)]), (65 * MIB + 3, [(65 * MIB, b"end")]),
+                           (40 * MIB, [(i * 8192, block) for i in range(5000)])]:
+            source, copy = self.sparse("source", size, runs), self.folder / "copy"
+            written = self.json_of("write", source, copy, "--verify")
+            self.assertEqual(copy.read_bytes(), source.read_bytes())
+            self.assertEqual(written["bytes"] + written["hole_bytes"], size)
+            self.assertLessEqual(copy.stat().st_blocks, source.stat().st_blocks + 1024)
+            self.assertEqual(self.json_of("load", source, "--verify")["checksum"], written["checksum"])
+
+    def test_in_place_as_zeros(self):
+        source = self.sparse("source", 3 * MIB, [(MIB, b"data")])
+        for offset in [0, 4096, 12345]:
+            path = self.file("copy", b"x" * 4 * MIB)
+            self.json_of("write", source, path, "--in-place", "--offset", offset, "--verify")
+            expected = b"x" * offset + source.read_bytes() + b"x" * (MIB - offset)
+            self.assertTrue(path.read_bytes() == expected, offset)
+            self.assertLess(path.stat().st_blocks * 512, 2 * MIB)
+
+    def test_past_the_end_in_place(self):
+        source = self.sparse("source", 3 * MIB, [(MIB, b"data")])
+        path = self.file("copy", b"x" * 10)
+        self.json_of("write", source, path, "--in-place", "--offset", 5)
+        self.assertEqual(path.read_bytes(), b"x" * 5 + source.read_bytes())
+
+    def test_before_what_is_written_far_past_the_end(self):
+        path, patch = self.file("disk", b"old"), self.file("patch", b"patch")
+        self.sparse("probe", MIB, [])
+        for arguments in [[patch, path], ["-", path]]:
+            self.json_of("write", *arguments, "--in-place", "--offset", 1 << 40, **{"input": b"patch"})
+            self.assertEqual(path.stat().st_size, (1 << 40) + 5)
+            self.assertLess(path.stat().st_blocks * 512, MIB)
+
+    def test_and_knows_before_the_first_byte_that_there_is_no_room(self):
+        source = self.sparse("source", 8 * MIB, [(0, b"x" * 3 * MIB)])
+        point = self.mount("size=2M")
+        (point / "copy").write_bytes(b"old")
+        self.fails("no_space", 5, "write", source, point / "copy")
+        self.assertEqual((point / "copy").read_bytes(), b"old")
+
+
+class WriteIsDurable(ToolTest):
+    def failing(self, what):
+        """The environment in which syncing fails."""
+        library = os.environ.get("PENSTOCK_FAILING_SYNCS_LIBRARY")
+        if os.environ.get("PENSTOCK_SANITIZE") or not library:
+            self.skipTest("needs PENSTOCK_FAILING_SYNCS_LIBRARY, the library that makes syncs fail, and no sanitizer")
+        return {"LD_PRELOAD": library, "PENSTOCK_FAILING_SYNCS": what}
+
+    def test_and_says_how_long_that_took(self):
+        source, copy = self.file("source", b"x" * MIB), self.folder / "copy"
+        result = self.json_of("write", source, copy)
+        self.assertGreater(result["sync_seconds"], 0)
+        self.assertLessEqual(result["sync_seconds"], result["seconds"])
+        self.assertIn(b"sync", self.run_tool("write", source, copy).stdout)
+        self.assertEqual(self.json_of("write", source, copy, "--no-durable")["sync_seconds"], 0)
+
+    def test_or_fails_and_leaves_the_old_file(self):
+        source, path = self.file("source", b"new"), self.file("data", b"old")
+        self.fails("io_error", 1, "write", source, path, env=self.failing("all"))
+        self.assertEqual(path.read_bytes(), b"old")
+        self.assertEqual(self.names(), ["data", "source"])
+
+    def test_but_syncs_nothing_if_that_is_not_wanted(self):
+        source, path = self.file("source", b"new"), self.file("data", b"old")
+        for mode in [[], ["--in-place"]]:
+            result = self.json_of("write", source, path, "--no-durable", *mode, env=self.failing("all"))
+            self.assertIs(result["durable"], False)
+            self.assertEqual(path.read_bytes(), b"new")
+
+    def test_down_to_the_name_or_says_that_only_this_is_missing(self):
+        source, path = self.file("source", b"new"), self.file("data", b"old")
+        error = self.fails("not_durable", 1, "write", source, path, env=self.failing("folders"))
+        self.assertIn("is complete under its name", error["message"])
+        self.assertIn("power cut", error["hint"])
+        self.assertEqual(path.read_bytes(), b"new")
+        self.assertEqual(self.names(), ["data", "source"])
+
+    def test_with_the_name_of_a_file_that_is_new_in_place(self):
+        source, path = self.file("source", b"new"), self.file("data", b"old")
+        self.json_of("write", source, path, "--in-place", env=self.failing("folders"))
+        done = self.run_tool("write", source, self.folder / "made", "--in-place", "--json", env=self.failing("folders"))
+        self.assertEqual(json.loads(done.stdout)["error"]["code"], "not_durable")
+        self.assertEqual((self.folder / "made").read_bytes(), b"new")
+
+    def test_nowhere_in_memory(self):
+        point = self.mount("size=4M")
+        source = self.file("source", b"x" * 5000)
+        for mode in [[], ["--in-place"]]:
+            result = self.json_of("write", source, point / "copy", *mode)
+            self.assertEqual((result["durable"], result["not_durable_because"]), (False, "tmpfs is memory"))
+        self.assertIn(b"tmpfs is memory", self.run_tool("write", source, point / "copy").stdout)
+        result = self.json_of("write", source, self.folder / "copy")
+        if result["durable"]:
+            self.assertIsNone(result["not_durable_because"])
+
+    def test_nowhere_on_an_overlay_over_memory(self):
+        point = self.mount("size=4M")
+        for name in ["lower", "upper", "work", "merged"]:
+            (point / name).mkdir()
+        options = f"lowerdir={point}/lower,upperdir={point}/upper,workdir={point}/work"
+        done = subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", point / "merged"], capture_output=True)
+        if done.returncode != 0:
+            self.skipTest(f"can't mount an overlayfs here: {done.stderr}")
+        self.addCleanup(subprocess.run, ["umount", point / "merged"])
+        result = self.json_of("write", "--pattern", 5000, point / "merged" / "copy")
+        self.assertEqual(result["not_durable_because"], "overlayfs is over tmpfs, which is memory")
+
+
+class WriteStaysWithinItsControlGroup(ToolTest):
+    """What takes more memory there is killed."""
+
+    def test_whatever_the_source(self):
+        source, copy = self.folder / "source", self.folder / "copy"
+        size, limit = 140 * MIB, 60 * MIB
+        self.json_of("write", "--pattern", size, source, "--no-durable")
+        for arguments in [["--pattern", size, copy], [source, copy, "--verify"], ["-", copy, "--engine", "posix"],
+                          [source, copy, "--options", '{"allowed_routes": ["buffered", "cached"]}']]:
+            with open(source, "rb") as stdin:
+                result = self.json_of("write", *arguments, "--no-durable", stdin=stdin,
+                                      preexec_fn=self.memory_group(limit))
+            self.assertEqual(result["bytes"], size)
+
+    def test_or_says_that_a_file_in_memory_has_no_room(self):
+        point = self.mount("size=200M")
+        limited = self.memory_group(60 * MIB)
+        for mode in [[], ["--in-place"]]:
+            self.fails("out_of_memory", 5, "write", "--pattern", 100 * MIB, point / "copy", *mode, preexec_fn=limited)
+        self.assertEqual(os.listdir(point), [])
 
 
 class WriteRefuses(ToolTest):
@@ -122,13 +282,25 @@ class WriteRefuses(ToolTest):
         self.assertEqual(path.read_bytes(), b"old")
         self.assertEqual(self.names(), ["locked", "source"])
 
+    def test_a_folder_that_this_user_may_not_write_to(self):
+        self.need_other_user()
+        source, path = self.file("source", b"new"), self.file("data", b"old")
+        path.chmod(0o666)
+        self.folder.chmod(0o755)
+        nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        error = self.fails("permission_denied", 4, "write", source, path, **nobody)
+        self.assertIn("in place", error["hint"])
+        self.assertEqual(path.read_bytes(), b"old")
+        self.json_of("write", source, path, "--in-place", **nobody)
+        self.assertEqual(path.read_bytes(), b"new")
+
     def test_a_read_only_file_system(self):
         point = self.mount("ro")
         self.fails("read_only", 4, "write", self.file("source", b"x"), point / "copy")
 
     def test_a_full_disk_and_keeps_the_old_file(self):
         point = self.mount("size=1M")
-        source, path = self.sparse_file("source", 4 * MIB), point / "copy"
+        source, path = self.file("source", bytes(4 * MIB)), point / "copy"
         path.write_bytes(b"old")
         for arguments in [[source, path], [source, path, "--in-place"], ["--pattern", "4MiB", path]]:
             self.fails("no_space", 5, "write", *arguments)
