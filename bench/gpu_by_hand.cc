@@ -120,9 +120,9 @@ void Gpu::check(cuda::CuResult result, const char* what) const {
 
 void Gpu::refuse_kernels() {
   // The table is the process's own and not in use yet; the driver has no setting for this.
-  const_cast<cuda::Api&>(driver_.api()).module_load_data = [](cuda::CuModule*, const void*) {
-    return cuda::cu_not_supported;
-  };
+  using LoadData = cuda::CuResult(cuda::CuModule*, const void*);
+  const_cast<cuda::RelaxedApi&>(driver_.api()).module_load_data =
+      cuda::Relaxed<LoadData>([](cuda::CuModule*, const void*) { return cuda::cu_not_supported; });
 }
 
 DeviceMemory::DeviceMemory(const Gpu& gpu, std::size_t size_bytes) : gpu_(gpu) {

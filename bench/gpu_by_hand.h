@@ -33,7 +33,7 @@ class Gpu {
   Gpu& operator=(const Gpu&) = delete;
   ~Gpu();
 
-  const cuda::Api& api() const { return driver_.api(); }
+  const cuda::RelaxedApi& api() const { return driver_.api(); }
   // For further threads, until they end.
   void make_current() const;
   std::uint64_t free_bytes() const;

@@ -4,8 +4,8 @@ target_compile_options(penstock_compile_options INTERFACE
   -Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wno-sign-conversion
   # Members that an initializer leaves out have defaults of their own.
   -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
-  # GCC 12 sees overlaps and overflows in "literal" + std::string that aren't there (GCC bug 105651).
-  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>)
+  # GCC 12 sees overlaps in "literal" + std::string that aren't there (GCC bug 105651).
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
 if(PENSTOCK_SANITIZE)
   target_compile_options(penstock_compile_options INTERFACE
     -fsanitize=${PENSTOCK_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all

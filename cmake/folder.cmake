@@ -18,13 +18,6 @@ function(penstock_folder folder)
     target_compile_options(${target} PRIVATE
       -ffile-prefix-map=${root}/=src/ -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
     target_link_libraries(${target} PRIVATE penstock_compile_options ${arg_PRIVATE} PUBLIC Threads::Threads)
-    # Reading the standard library's headers takes as long as all the rest. The first folder's serve all.
-    if(folder STREQUAL base)
-      target_precompile_headers(${target} PRIVATE <algorithm> <atomic> <chrono> <condition_variable> <cstdint> <functional>
-        <map> <memory> <mutex> <optional> <span> <string> <string_view> <thread> <unordered_map> <utility> <vector>)
-    else()
-      target_precompile_headers(${target} REUSE_FROM penstock_base)
-    endif()
     set_property(GLOBAL APPEND PROPERTY PENSTOCK_OBJECTS ${target})
     set(scope PUBLIC)
   else()

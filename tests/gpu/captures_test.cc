@@ -11,7 +11,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::size_t file_bytes = 8 * mib;
-constexpr std::size_t small_bytes = 64 << 10;
+constexpr std::size_t few_bytes = 64 << 10;
 
 class BesideCaptures : public InStreamOrder {
  protected:
@@ -28,11 +28,11 @@ class BesideCaptures : public InStreamOrder {
     called("a read");
     EXPECT_TRUE(whole.ok()) << whole.error->message;
     // On this thread, where the engine can.
-    EXPECT_TRUE(context.read(store, 5, memory.part(0, small_bytes)).ok());
+    EXPECT_TRUE(context.read(store, 5, memory.part(0, few_bytes)).ok());
     called("a small read");
-    EXPECT_TRUE(holds_content(bytes_of(memory.part(0, small_bytes)), 1, 5));
+    EXPECT_TRUE(holds_content(bytes_of(memory.part(0, few_bytes)), 1, 5));
     called("copy");
-    const Range range{&store, 0, memory.part(0, small_bytes)};
+    const Range range{&store, 0, memory.part(0, few_bytes)};
     Ticket small = context.submit(Direction::read, {&range, 1}).value();
     called("a small submit");
     EXPECT_EQ(small.wait(), Outcome::done);
@@ -77,7 +77,7 @@ class BesideCaptures : public InStreamOrder {
       const Report report = context.write(store, 0, memory.region(), options);
       called("a write");
       EXPECT_TRUE(report.ok()) << report.error->message;
-      EXPECT_TRUE(context.write(store, 0, memory.region().part(0, small_bytes)).ok());
+      EXPECT_TRUE(context.write(store, 0, memory.region().part(0, few_bytes)).ok());
       called("a small write");
       EXPECT_TRUE(holds_content(read_file(path), 2, 0));
     }
