@@ -223,9 +223,12 @@ Exit soft(const NvmeFlags& flags) {
   for (std::uint64_t i = 0; i < flags.seeds; ++i) {
     trial.seed = flags.trial.seed + i;
     const auto report = try_soft_nvme(trial);
-    if (!report) return output.fail(report.error());
     if (interrupted()) return output.fail(interrupted_error());
-    add_trial(sum, trial, *report);
+    if (report) {
+      add_trial(sum, trial, *report);
+    } else {
+      sum.wrong.push_back("seed " + std::to_string(trial.seed) + ": " + report.error().message);
+    }
   }
   const bool good = sum.wrong.empty() && sum.breaches.empty();
   if (output.json()) {

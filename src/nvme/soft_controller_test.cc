@@ -13,6 +13,11 @@
 namespace penstock::nvme {
 namespace {
 
+TEST(SoftController, asks_for_the_time_that_a_thread_of_a_busy_machine_may_need) {
+  SoftController soft(std::make_unique<RamBackend>(1 << 20), {});
+  EXPECT_GE(Capabilities{soft.registers().read64(reg::cap)}.ready_timeout_ms(), 30'000U);
+}
+
 // Talks to a controller with no queue pair in between, so that it can do everything wrong.
 class Host {
  public:

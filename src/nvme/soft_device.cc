@@ -16,7 +16,8 @@ constexpr std::uint32_t stale_word = 0xdbdbdbdb;
 constexpr std::uint32_t rounds_before_sleep = 2000;
 constexpr auto longest_sleep = std::chrono::seconds(1);
 constexpr auto time_to_start = std::chrono::milliseconds(20);
-constexpr std::uint32_t ready_timeout_units = 2;  // of 500 ms
+// Of 500 ms. Its thread may have to wait for a processor.
+constexpr std::uint32_t ready_timeout_units = 60;
 constexpr std::uint32_t version_1_4 = 0x00010400;
 constexpr std::size_t soft_page = 4096;
 
