@@ -104,7 +104,7 @@ Result<Subject> make_scratch(const BenchFlags& flags, const std::string& folder,
 Result<Subject> find_subject(const BenchFlags& flags, Domain domain) {
   const std::string path = local_path(flags.path);
   struct stat status {};
-  if (stat(path.c_str(), &status) != 0) return system_error(errno, "look at " + flags.path);
+  if (stat(path.c_str(), &status) != 0) return system_error(errno, "look at " + flags.path, "check the name");
   const Machine machine = Machine::detect();
   const std::uint64_t size = flags.size.value_or(std::min(default_measured_bytes, machine.memory_bytes / 8));
   if (Status room = check_room(domain, size, machine, "choose a smaller --size"); !room.ok()) return room.error();
@@ -149,7 +149,7 @@ Result<Json> measure_all(const BenchFlags& flags) {
 
 Result<Json> read_result(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return system_error(errno, "read " + path);
+  if (!file) return system_error(errno, "read " + path, "check the name");
   std::string text(result_limit_bytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));

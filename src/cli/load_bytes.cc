@@ -38,13 +38,18 @@ Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
                  .hint = std::move(hint)};
   }
   if (end > info.size_bytes) {
-    return Error{.code = Code::out_of_range,
-                 .message = "bytes " + std::to_string(slice.offset) + " to " + std::to_string(end) +
-                            " reach past the end of " + info.name,
-                 .hint = std::move(hint)};
+    const std::string range = length ? "bytes " + std::to_string(slice.offset) + " to " + std::to_string(end) + " reach"
+                                     : "byte " + std::to_string(slice.offset) + " is";
+    return Error{
+        .code = Code::out_of_range, .message = range + " past the end of " + info.name, .hint = std::move(hint)};
   }
   if (!length) slice.size_bytes = info.size_bytes - slice.offset;
   return slice;
+}
+
+Error with_way_in(Error error, const std::string& path) {
+  if (path == "-") error.hint = "standard input is not loaded; put it into a file first: penstock write - FILE";
+  return error;
 }
 
 class ByteCargo final : public Cargo {
@@ -56,7 +61,7 @@ class ByteCargo final : public Cargo {
     std::vector<Slice> slices;
     for (const std::string& path : flags.paths) {
       Result<Store> store = context.open(path);
-      if (!store.ok()) return store.error();
+      if (!store.ok()) return with_way_in(store.error(), path);
       const Result<Slice> slice = choose_slice(store->info(), flags);
       if (!slice.ok()) return slice.error();
       if (__builtin_add_overflow(bytes_, slice->size_bytes, &bytes_)) bytes_ = UINT64_MAX;
@@ -71,7 +76,7 @@ class ByteCargo final : public Cargo {
       Region memory{.domain = domain};
       if (slices[i].size_bytes != 0) {
         Result<Buffer> buffer = context.allocate(domain, slices[i].size_bytes);
-        if (!buffer.ok()) return with_budget_option(buffer.error(), context, bytes_);
+        if (!buffer.ok()) return with_budget_option(buffer.error(), context, domain, bytes_);
         memory = buffer->region();
         buffers_.push_back(std::move(*buffer));
       }

@@ -60,7 +60,7 @@ class ModelCargo final : public Cargo {
     Region all{.domain = domain};
     if (placement.size_bytes != 0) {
       Result<Buffer> memory = tuned_.context.allocate(domain, placement.size_bytes);
-      if (!memory.ok()) return with_budget_option(memory.error(), tuned_.context, placement.size_bytes);
+      if (!memory.ok()) return with_budget_option(memory.error(), tuned_.context, domain, placement.size_bytes);
       memory_ = std::move(*memory);
       all = memory_.region();
     }

@@ -97,8 +97,8 @@ Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine, st
                .hint = std::move(hint)};
 }
 
-Error with_budget_option(Error error, const Context& context, std::uint64_t bytes) {
-  if (error.code != Code::over_budget) return error;
+Error with_budget_option(Error error, const Context& context, Domain domain, std::uint64_t bytes) {
+  if (error.code != Code::over_budget || domain.kind() != Domain::Kind::pinned) return error;
   const std::uint64_t enough = context.options().pinned_budget_bytes + bytes;
   error.hint =
       "raise the budget with --options '{\"pinned_budget_bytes\": " + std::to_string(enough) + "}', or load to host";

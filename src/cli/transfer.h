@@ -52,7 +52,7 @@ Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine,
                   std::string hint = "take it in parts, with --offset and --size");
 
 // Names the option that makes room for so many bytes, where a budget of pinned memory was too small for them.
-Error with_budget_option(Error error, const Context& context, std::uint64_t bytes);
+Error with_budget_option(Error error, const Context& context, Domain domain, std::uint64_t bytes);
 
 // Shows memory of any domain to the CPU, a piece at a time.
 class Lens {

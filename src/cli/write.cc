@@ -13,6 +13,8 @@ namespace penstock::cli {
 
 namespace {
 
+constexpr std::string_view soft_scheme = "soft-nvme:";
+
 struct WriteFlags : TransferFlags {
   std::string source, destination;
   std::optional<Pattern> pattern;  // instead of a source
@@ -53,9 +55,15 @@ bool is_block_device(const std::string& name) {
   return stat(local_path(name).c_str(), &status) == 0 && S_ISBLK(status.st_mode);
 }
 
+// The file or device that holds the bytes; those of a controller in software are in a file.
+std::string backing_path(std::string name) {
+  if (name.starts_with(soft_scheme)) name.erase(0, soft_scheme.size());
+  return local_path(name);
+}
+
 // Blocks that are what they are: a device, or the namespace of a controller that this process drives.
 bool has_fixed_size(const std::string& name) {
-  return is_block_device(name) || name.starts_with("soft-nvme:");
+  return is_block_device(name) || name.starts_with(soft_scheme);
 }
 
 // How the destination is to be opened: a whole new file, or in place.
@@ -81,6 +89,10 @@ Result<WriteFlags> settle_names(WriteFlags flags) {
   if (flags.pattern) flags.destination = std::exchange(flags.source, "pattern");
   if (flags.destination.empty() || flags.source.empty()) {
     return usage("SOURCE or DEST is missing", "penstock write SOURCE DEST, or penstock write --pattern SIZE DEST");
+  }
+  if (!is_own_disk(flags.destination) && !(flags.serial.empty() && flags.window.empty())) {
+    return usage("--serial and --window are for a DEST nvme:ADDRESS, which " + flags.destination + " is not",
+                 "leave them out");
   }
   if (flags.pattern && flags.size) return usage("--size and --pattern exclude each other", "give the size once");
   return flags;
@@ -160,7 +172,7 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, const 
   if (!access.ok()) return access.error();
   std::error_code ignored;  // of a destination that is not there yet
   if (*access != Access::replace && !flags.pattern &&
-      std::filesystem::equivalent(local_path(flags.source), local_path(flags.destination), ignored)) {
+      std::filesystem::equivalent(backing_path(flags.source), backing_path(flags.destination), ignored)) {
     return usage(flags.source + " and " + flags.destination + " are the same store", "name another destination");
   }
   const std::uint64_t offset = flags.offset.value_or(0);

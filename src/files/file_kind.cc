@@ -31,7 +31,7 @@ Kind kind_of_character_device(dev_t device) {
   const unsigned minor = gnu_dev_minor(device);
   if (major == memory_major && minor == null_minor) {
     return {"the null device, which holds nothing", "name a file or a block device",
-            "name a file; to read without writing, use `penstock load`"};
+            "name a file: what is written there is lost"};
   }
   if (major == memory_major && minor == zero_minor) {
     return {"a device of zeros without an end", "make a file of zeros: truncate --size SIZE FILE",

@@ -131,7 +131,9 @@ TEST(Budget, is_charged_by_allocations_and_refunded_by_their_end) {
   const auto third = Allocation::create(options);
   ASSERT_FALSE(third.ok());
   EXPECT_EQ(third.error().code, Code::over_budget);
-  EXPECT_NE(third.error().message.find("2097152 of 2097152"), std::string::npos) << third.error().message;
+  EXPECT_NE(third.error().message.find("the budget is 2097152 bytes, and 2097152 of them are in use"),
+            std::string::npos)
+      << third.error().message;
   first.reset();
   EXPECT_EQ(options.budget->used_bytes(), mib);
   EXPECT_TRUE(Allocation::create(options).ok());

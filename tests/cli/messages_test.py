@@ -77,7 +77,8 @@ class OddNumbers(ToolTest):
                 ("top", "--interval"): "0.25 to 3600", ("load", path, "--lba"): "0 to 18446744073709551615",
                 ("load", path, "--count"): "0 to 18446744073709551615"}
         for arguments, range_text in ends.items():
-            for value in ["-1", "x", "1x", "", "99999999999999999999999", "nan"]:
+            odd = ["", "x", "1x", "nan"] if arguments[-1] in ("--lanes", "--seconds") else []
+            for value in ["-1", "99999999999999999999999", *odd]:
                 with self.subTest(arguments=arguments, value=value):
                     error = self.fails("invalid_argument", 2, *arguments, value)
                     self.assertIn(f"from {range_text}", error["message"])
@@ -125,6 +126,26 @@ class UsageErrors(ToolTest):
         error = self.fails("is_directory", 1, "load", self.file("data", b"x"), "--options", f"@{self.folder}")
         self.assertIn(str(self.folder), error["message"])
         self.assertIn("name a file", error["hint"])
+
+
+    def test_name_what_has_no_meaning_for_the_destination(self):
+        source = self.file("source", b"x")
+        for arguments in [["--serial", "A"], ["--window", 0, 8]]:
+            error = self.fails("invalid_argument", 2, "write", source, self.folder / "copy", *arguments)
+            self.assertIn("nvme:ADDRESS", error["message"])
+        self.assertEqual(self.names(), ["source"])
+
+    def test_name_stores_that_are_the_same_behind_a_controller(self):
+        image = self.file("image", bytes(MIB))
+        for source, destination in [(image, f"soft-nvme:{image}"), (f"soft-nvme:{image}", f"soft-nvme:{image}")]:
+            self.assertIn("the same store", self.fails("invalid_argument", 2, "write", source, destination)["message"])
+
+    def test_say_what_to_name_instead(self):
+        data = self.file("data", bytes(MIB))
+        self.assertIn("penstock write - FILE", self.fails("not_found", 3, "load", "-", cwd=self.folder)["hint"])
+        error = self.fails("invalid_argument", 2, "tune", data, "--file", self.folder)
+        self.assertNotIn("rm", error["hint"])
+        self.assertIn("check the name", self.fails("not_found", 3, "bench", self.folder / "none")["hint"])
 
 
 class Loads(ToolTest):

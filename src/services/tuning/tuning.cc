@@ -40,7 +40,11 @@ Result<std::optional<std::string>> read_text(const std::string& file) {
   const ssize_t got = regular ? read(fd, text.data(), text.size()) : 0;
   const int error_number = errno;
   close(fd);
-  if (!regular) return broken(file, "it is not a file");
+  if (!regular) {
+    return Error{.code = Code::invalid_argument,
+                 .message = "tunings can't be kept in " + file + ": it is not a file",
+                 .hint = "name a file; it need not be there yet"};
+  }
   if (got < 0) return system_error(error_number, "read the tuning file " + file);
   text.resize(static_cast<std::size_t>(got));
   return std::optional(std::move(text));
