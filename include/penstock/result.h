@@ -1,6 +1,7 @@
 // Result<T>: a value or an Error. Asking for the one that is not there is a programmer's error and ends the process.
 //
-// Thread safety: as T. No exception crosses the API.
+// Thread safety: as T. No exception crosses the API: a callback of the user's that throws one ends the process as well,
+// with a message that names it.
 #pragma once
 
 #include <cstdio>
@@ -13,8 +14,13 @@
 
 namespace penstock {
 
-[[noreturn]] inline void fail_result_access(const Error& error) {
+[[noreturn]] inline void fail_value_access(const Error& error) {
   std::fprintf(stderr, "penstock: value of a failed Result: %s\n", error.message.c_str());
+  std::abort();
+}
+
+[[noreturn]] inline void fail_error_access() {
+  std::fprintf(stderr, "penstock: error of a Result or Status that is ok: ask ok() first\n");
   std::abort();
 }
 
@@ -27,9 +33,9 @@ class [[nodiscard]] Result {
   bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }
 
-  T& value() & { return check(), std::get<0>(state_); }
-  const T& value() const& { return check(), std::get<0>(state_); }
-  T&& value() && { return check(), std::get<0>(std::move(state_)); }
+  T& value() & { return check_value(), std::get<0>(state_); }
+  const T& value() const& { return check_value(), std::get<0>(state_); }
+  T&& value() && { return check_value(), std::get<0>(std::move(state_)); }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T&& operator*() && { return std::move(*this).value(); }
@@ -37,12 +43,15 @@ class [[nodiscard]] Result {
   const T* operator->() const { return &value(); }
 
   // REQUIRES: !ok()
-  const Error& error() const& { return *std::get_if<1>(&state_); }
-  Error&& error() && { return std::move(*std::get_if<1>(&state_)); }
+  const Error& error() const& { return check_error(), *std::get_if<1>(&state_); }
+  Error&& error() && { return check_error(), std::move(*std::get_if<1>(&state_)); }
 
  private:
-  void check() const {
-    if (!ok()) fail_result_access(error());
+  void check_value() const {
+    if (!ok()) fail_value_access(error());
+  }
+  void check_error() const {
+    if (ok()) fail_error_access();
   }
   std::variant<T, Error> state_;
 };
@@ -56,10 +65,13 @@ class [[nodiscard]] Status {
   bool ok() const { return !error_.has_value(); }
   explicit operator bool() const { return ok(); }
   // REQUIRES: !ok()
-  const Error& error() const& { return *error_; }
-  Error&& error() && { return std::move(*error_); }
+  const Error& error() const& { return check_error(), *error_; }
+  Error&& error() && { return check_error(), std::move(*error_); }
 
  private:
+  void check_error() const {
+    if (ok()) fail_error_access();
+  }
   std::optional<Error> error_;
 };
 

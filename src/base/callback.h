@@ -1,0 +1,31 @@
+// Calls into code of the user's that must not throw: nobody is there who could catch it, and who unwinds would leave
+// requests behind that still use memory.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <utility>
+
+namespace penstock {
+
+// Calls it; an exception ends the process with a message that names the callback.
+template <typename Callback, typename... Arguments>
+auto call_back(const char* name, const Callback& callback, Arguments&&... arguments) {
+  try {
+    return callback(std::forward<Arguments>(arguments)...);
+  } catch (const std::exception& thrown) {
+    std::fprintf(stderr, "penstock: %s threw an exception, and must not: %s\n", name, thrown.what());
+  } catch (...) {
+    std::fprintf(stderr, "penstock: %s threw something, and must not\n", name);
+  }
+  std::abort();
+}
+
+// A question that is asked by call_back. Where nobody asks, the answer is yes.
+inline std::function<bool()> keep_going_by(const char* name, std::function<bool()> ask) {
+  return [name, ask = std::move(ask)] { return !ask || call_back(name, ask); };
+}
+
+}  // namespace penstock
