@@ -42,6 +42,7 @@ penstock::Status read_blocks(penstock::Context& context, const char* path, std::
   auto memory = context.allocate(penstock::Domain::host(), live * block_bytes);
   if (!memory) return memory.error();
 
+  // Requests hold the Buffer that they fill: what still runs when this returns early writes to no one else's memory.
   std::array<penstock::Ticket, live> tickets;
   const auto slot = [&](std::size_t block) { return memory->region().part(block % live * block_bytes, block_bytes); };
   const auto submit = [&](std::size_t block) -> penstock::Status {

@@ -24,7 +24,7 @@ Statistics statistics_of(const core::Environment& environment) {
   Statistics statistics = environment.statistics.snapshot();
   statistics.pinned_bytes = environment.pinned->used_bytes();
   statistics.lanes_replaced = environment.lanes_replaced.load(std::memory_order_relaxed);
-  statistics.quarantined_bytes = environment.quarantine->bytes();
+  statistics.quarantined_bytes = environment.quarantined_bytes.load(std::memory_order_relaxed);
   return statistics;
 }
 
@@ -208,11 +208,8 @@ Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
   if (auto status = impl_->usable(); !status) return status.error();
   const auto& environment = impl_->environment;
   const bool pinned = domain == Domain::pinned();
-  memory::AllocationOptions options{.domain = domain,
-                                    .size_bytes = size_bytes,
-                                    .lock = pinned,
-                                    .budget = pinned ? environment->pinned : nullptr,
-                                    .quarantine = environment->quarantine};
+  memory::AllocationOptions options{
+      .domain = domain, .size_bytes = size_bytes, .lock = pinned, .budget = pinned ? environment->pinned : nullptr};
   cuda::Device* gpu = nullptr;
   if (domain.kind() == Domain::Kind::cuda) {
     auto pool = environment->device_memory.pool(domain);

@@ -36,7 +36,6 @@ Environment::Environment(std::shared_ptr<const engine::Table> table, const Optio
       options(chosen.resolved(detected)),
       probes(probe_all(*engines)),
       pinned(std::make_shared<memory::Budget>(options.pinned_budget_bytes)),
-      quarantine(std::make_shared<memory::Quarantine>()),
       memory(in_use(*engines, probes, route_set(options.allowed_routes))),
       device_memory(options.device_budget_bytes),
       statistics(names(*engines)),

@@ -32,7 +32,6 @@ struct Environment {
   const Options options;                    // resolved
   const std::vector<engine::Probe> probes;  // by engine
   const std::shared_ptr<memory::Budget> pinned;
-  const std::shared_ptr<memory::Quarantine> quarantine;
   MemoryMap memory;
   DeviceMemory device_memory;
   StatisticsHub statistics;
@@ -43,6 +42,7 @@ struct Environment {
   ShortestLatency shortest_local;  // past the page cache, on the way through staging memory
   ShortestLatency shortest_remote;
   std::atomic<std::uint64_t> lanes_replaced{0};
+  std::atomic<std::uint64_t> quarantined_bytes{0};  // that orphans may still touch
 };
 
 }  // namespace penstock::core

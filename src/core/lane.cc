@@ -390,10 +390,11 @@ void Lane::abandon(Part& part) {
     bytes_in_flight_ -= std::exchange(flight.weight_bytes, 0);
     if (std::exchange(flight.fills_slot, false)) --slots_filling_;
     leave_window(flight);
-    if (flight.copying) {
-      flight.quarantine = environment_->quarantine->add(flight.user, flight.length);
-    } else if (flight.op.memory != nullptr) {
-      flight.quarantine = environment_->quarantine->add(flight.op.memory, flight.op.length);
+    const std::byte* const touched = flight.copying ? flight.user : flight.op.memory;
+    if (touched != nullptr) {
+      flight.held = part.hold->held.holder_of(touched);
+      flight.quarantined_bytes = flight.copying ? flight.length : flight.op.length;
+      environment_->quarantined_bytes.fetch_add(flight.quarantined_bytes, std::memory_order_relaxed);
     }
     flight.part = nullptr;
     flight.orphan = true;

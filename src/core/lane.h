@@ -7,7 +7,7 @@
 // Invariants:
 //  1. Every operation given to a Queue occupies a Flight until it comes back. The cookie names flight and generation.
 //  2. A Part leaves its lane exactly once, when none of its flights is left; flights that don't come home within the
-//     grace become orphans: they belong to no part, their memory is quarantined, their stores are kept open.
+//     grace become orphans: they belong to no part, and keep the Buffers that they may touch, and their stores.
 //  3. A lane with orphans never ends; it is retired, and another takes its place.
 //
 // Thread safety: post, attend, close, prepare, has_staging, is_ready, is_unprepared, try_start, try_step, take_care and
@@ -121,8 +121,10 @@ class Lane {
     engine::Op op;  // as given to the queue last
     TimePoint submitted;
     TimePoint retry_at;
-    memory::Quarantine::Token quarantine = 0;
-    std::shared_ptr<StoreEntry> kept;  // an orphan's store
+    // An orphan's: its store, the Buffer that it may still touch, if that is one's, and how many bytes of any memory.
+    std::shared_ptr<StoreEntry> kept;
+    HeldMemory::Holder held;
+    std::uint64_t quarantined_bytes = 0;
     std::uint32_t generation = 0;
     std::uint32_t range = 0;
     Phase phase = Phase::transfer;

@@ -1,12 +1,15 @@
 #include "core/memory_map.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <thread>
 
 #include "core/test_key_engine.h"
+#include "penstock/buffer.h"
 
 namespace penstock::core {
 namespace {
@@ -65,6 +68,49 @@ TEST_F(MemoryMapTest, refuses_overlaps_and_leaves_no_key_behind) {
   EXPECT_EQ(first_.keys.size(), 1U);
   EXPECT_EQ(map_.attach(part(0, 0)).error().code, Code::invalid_argument);
   EXPECT_EQ(map_.attach(Region{}).error().code, Code::invalid_argument);
+}
+
+TEST_F(MemoryMapTest, refuses_memory_that_is_none) {
+  const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  void* const mapped = ::mmap(nullptr, 3 * page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  auto* const pages = static_cast<std::byte*>(mapped);
+  ASSERT_EQ(::munmap(pages + page_bytes, page_bytes), 0);
+  const auto refusal = [&](std::byte* data, std::size_t size) {
+    const Status status = map_.attach(Region::host(data, size));
+    return status.ok() || status.error().hint.empty() ? "none" : status.error().message;
+  };
+  EXPECT_EQ(refusal(nullptr, 10), "attach: empty memory");
+  EXPECT_EQ(refusal(memory_.data(), 0), "attach: empty memory");
+  EXPECT_EQ(refusal(memory_.data(), SIZE_MAX), "attach: the memory ends past the last address");
+  EXPECT_EQ(refusal(pages + page_bytes, 10), "attach: some of the memory is not mapped");
+  EXPECT_EQ(refusal(pages + page_bytes - 1, 2), "attach: some of the memory is not mapped");
+  EXPECT_EQ(refusal(pages, 3 * page_bytes), "attach: some of the memory is not mapped");
+  EXPECT_TRUE(first_.keys.empty());
+  EXPECT_TRUE(map_.empty());
+  EXPECT_TRUE(map_.attach(Region::host(pages + 1, page_bytes - 1)).ok());
+  EXPECT_TRUE(map_.detach(Region::host(pages + 1, page_bytes - 1)).ok());
+  ::munmap(pages, page_bytes);
+  ::munmap(pages + 2 * page_bytes, page_bytes);
+}
+
+TEST_F(MemoryMapTest, refuses_memory_of_a_gpu_that_is_not_there) {
+  const Status status = map_.attach({memory_.data(), 100, Domain::cuda(99)});
+  ASSERT_FALSE(status.ok());
+  EXPECT_TRUE(map_.empty());
+}
+
+TEST_F(MemoryMapTest, holds_the_memory_of_a_buffer_until_it_is_detached) {
+  memory::AllocationOptions options;
+  options.size_bytes = 4096;
+  Buffer buffer(memory::Allocation::create(options).value());
+  const Region region = buffer.region();
+  const auto is_mapped = [&] { return ::msync(region.data, region.size_bytes, MS_ASYNC) == 0; };
+  ASSERT_TRUE(map_.attach(region).ok());
+  buffer = Buffer();
+  EXPECT_TRUE(is_mapped());
+  ASSERT_TRUE(map_.detach(region).ok());
+  EXPECT_FALSE(is_mapped());
 }
 
 TEST_F(MemoryMapTest, detaches_exactly_what_was_attached) {

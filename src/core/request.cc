@@ -44,6 +44,9 @@ Status check_range(std::size_t index, const Range& range, bool needs_memory) {
     return invalid_range(index, "memory at address 0", "give memory of the size to transfer");
   }
   if (range.memory.size_bytes > std::numeric_limits<std::int64_t>::max() ||
+  if (needs_memory && range.memory.size_bytes > UINTPTR_MAX - reinterpret_cast<std::uintptr_t>(range.memory.data)) {
+    return invalid_range(index, "memory that ends past the last address", "give memory of the size to transfer");
+  }
       range.offset > std::numeric_limits<std::int64_t>::max() - range.memory.size_bytes) {
     return invalid_range(index, "offset plus size overflows", "offsets and sizes are bytes, below 2^63 together");
   }
@@ -164,7 +167,8 @@ Status Request::add_ranges(std::span<const Range> ranges) {
   }
   spans.resize(ranges.size());
   add_stores(ranges);
-  const auto attached = environment_->memory.snapshot();
+  // Most programs attach nothing.
+  const auto attached = environment_->memory.empty() ? nullptr : environment_->memory.snapshot();
   const MemoryMap::Entry* known = nullptr;
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     Span& span = spans[i];
@@ -173,13 +177,18 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     span.length = ranges[i].memory.size_bytes;
     span.memory = ranges[i].memory.data;
     if (!ranges[i].memory.domain.host_accessible()) {
+    if (span.memory != nullptr && span.length != 0 && !held.add(span.memory, span.length)) {
+      return Error{Code::out_of_range, 0,
+                   "range " + std::to_string(i) + ": its memory is partly a Buffer's and partly not",
+                   "give bytes within Buffer::size_bytes()"};
+    }
       has_gpu = true;
     } else if (!use.entry->from_host()) {
       return Error{Code::unsupported, 0,
                    "range " + std::to_string(i) + ": engine " + engine_name(use.entry->engine()) +
                        " moves bytes to and from GPU memory only",
                    "leave the engine unset"};
-    } else if (!attached->empty() && span.memory != nullptr && span.length != 0) {
+    } else if (attached && span.memory != nullptr && span.length != 0) {
       const bool same = known != nullptr && span.memory >= known->begin && span.memory + span.length <= known->end;
       if (!same) known = MemoryMap::find(*attached, span.memory, span.length);
       if (known != nullptr) span.key = known->keys[use.entry->engine()];
@@ -422,6 +431,8 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;
 
+  // Before anyone learns of the end: what was destroyed meanwhile is back in its budget then.
+  held.let_go();
   outcome_.store(outcome, std::memory_order_release);
   const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_acq_rel) == 1;
 

@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/small_array.h"
+#include "core/held_memory.h"
 #include "core/identity_query.h"
 #include "core/planner.h"
 #include "core/store_entry.h"
@@ -170,6 +171,7 @@ class Request {
   SmallArray<StoreUse> stores;
   SmallArray<Unit> units;
   SmallArray<Part> parts;
+  HeldMemory held;                           // let go of when the request ends
   bool has_gpu = false;                      // some memory is a GPU's
   bool needs_staging = false;                // and is not sure to be reached without
   std::unique_ptr<cuda::StreamOrder> order;  // set before anyone else knows the request

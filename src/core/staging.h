@@ -1,7 +1,7 @@
 // StagingArena: a lane's staging memory, cut into granules. Transfers whose offsets, sizes or addresses the device
 // can't take go through it.
 //
-// Thread safety: its lane's. Lifetime: its lane's; kept back by the Quarantine if the lane is leaked.
+// Thread safety: its lane's. Lifetime: its lane's, which is leaked rather than ended while operations may touch it.
 #pragma once
 
 #include <cstddef>

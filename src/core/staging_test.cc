@@ -11,10 +11,7 @@ namespace {
 constexpr std::size_t granule = StagingArena::granule_bytes;
 
 StagingArena arena_of(std::size_t granules) {
-  return StagingArena(memory::Allocation::create({.domain = Domain::host(),
-                                                  .size_bytes = granules * granule,
-                                                  .quarantine = std::make_shared<memory::Quarantine>()})
-                          .value());
+  return StagingArena(memory::Allocation::create({.domain = Domain::host(), .size_bytes = granules * granule}).value());
 }
 
 TEST(StagingArena, gives_whole_granules_inside_its_memory) {

@@ -82,10 +82,8 @@ Result<StagingArena*> Lane::staging() {
   const std::scoped_lock lock(staging_mutex_);
   if (staging_) return staging_.get();
   // Each time anew: the caller may have freed pinned memory meanwhile.
-  auto allocation = memory::Allocation::create({.domain = Domain::host(),
-                                                .size_bytes = settings_.staging_bytes,
-                                                .budget = environment_->pinned,
-                                                .quarantine = environment_->quarantine});
+  auto allocation = memory::Allocation::create(
+      {.domain = Domain::host(), .size_bytes = settings_.staging_bytes, .budget = environment_->pinned});
   if (!allocation) {
     Error error = std::move(allocation).error();
     error.message = "no staging memory: " + error.message;
@@ -193,11 +191,10 @@ void Lane::on_done(std::size_t engine, const Done& done, TimePoint now) {
 }
 
 void Lane::on_orphan_home(std::uint32_t index) {
-  Flight& flight = flights_[index];
-  if (flight.quarantine != 0) environment_->quarantine->release(flight.quarantine);
-  flight.quarantine = 0;
+  const std::uint64_t bytes = flights_[index].quarantined_bytes;
   --orphans_;
   free_flight(index);
+  environment_->quarantined_bytes.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
 void Lane::on_moved(std::uint32_t index, std::uint64_t bytes, Route route, TimePoint now) {

@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <string>
 
@@ -66,54 +65,8 @@ std::byte* map_aligned(std::size_t size, std::size_t alignment, std::size_t page
 
 }  // namespace
 
-Quarantine::Token Quarantine::add(const std::byte* data, std::size_t size) {
-  const std::lock_guard lock(mutex_);
-  intervals_.push_back({next_token_, data, size});
-  count_.store(intervals_.size(), std::memory_order_release);
-  return next_token_++;
-}
-
-void Quarantine::release(Token token) {
-  std::vector<std::unique_ptr<Allocation>> freed;  // destroyed after the lock is gone
-  const std::lock_guard lock(mutex_);
-  std::erase_if(intervals_, [token](const Interval& interval) { return interval.token == token; });
-  count_.store(intervals_.size(), std::memory_order_release);
-  const auto first_free = std::partition(kept_.begin(), kept_.end(), [this](const auto& allocation) {
-    return overlaps_locked(allocation->region().data, allocation->region().size_bytes);
-  });
-  freed.assign(std::move_iterator(first_free), std::move_iterator(kept_.end()));
-  kept_.erase(first_free, kept_.end());
-}
-
-bool Quarantine::overlaps(const std::byte* data, std::size_t size) const {
-  if (count_.load(std::memory_order_acquire) == 0) return false;
-  const std::lock_guard lock(mutex_);
-  return overlaps_locked(data, size);
-}
-
-bool Quarantine::overlaps_locked(const std::byte* data, std::size_t size) const {
-  return std::any_of(intervals_.begin(), intervals_.end(), [=](const Interval& interval) {
-    return data < interval.data + interval.size && interval.data < data + size;
-  });
-}
-
-void Quarantine::dispose(std::unique_ptr<Allocation> allocation) {
-  if (!allocation || count_.load(std::memory_order_acquire) == 0) return;
-  const std::lock_guard lock(mutex_);
-  const Region region = allocation->region();
-  if (overlaps_locked(region.data, region.size_bytes)) kept_.push_back(std::move(allocation));
-}
-
-std::uint64_t Quarantine::bytes() const {
-  const std::lock_guard lock(mutex_);
-  std::uint64_t sum = 0;
-  for (const Interval& interval : intervals_) sum += interval.size;
-  return sum;
-}
-
 Result<std::unique_ptr<Allocation>> Allocation::create(const AllocationOptions& options) {
   std::unique_ptr<Allocation> allocation(new Allocation);
-  allocation->quarantine_ = options.quarantine;
   allocation->region_.domain = options.domain;
   if (options.size_bytes == 0) return allocation;
   if (options.domain.kind() == Domain::Kind::cuda) {

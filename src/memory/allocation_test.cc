@@ -21,7 +21,6 @@ constexpr std::size_t mib = 1 << 20;
 AllocationOptions host_options(std::size_t size_bytes) {
   AllocationOptions options;
   options.size_bytes = size_bytes;
-  options.quarantine = std::make_shared<Quarantine>();
   return options;
 }
 
@@ -164,90 +163,6 @@ TEST(Budget, holds_when_many_threads_charge_it) {
   EXPECT_FALSE(budget.charge(std::numeric_limits<std::uint64_t>::max()));
 }
 
-TEST(Quarantine, frees_at_once_what_nothing_overlaps) {
-  const AllocationOptions options = host_options(mib);
-  auto kept = Allocation::create(options).value();
-  auto other = Allocation::create(options).value();
-  const std::byte* other_data = other->region().data;
-  const auto token = options.quarantine->add(kept->region().data, 4096);
-  options.quarantine->dispose(std::move(other));
-  EXPECT_FALSE(is_mapped(other_data));
-  options.quarantine->release(token);
-}
-
-TEST(Quarantine, keeps_memory_until_the_last_interval_in_it_is_released) {
-  AllocationOptions options = host_options(mib);
-  options.budget = std::make_shared<Budget>(mib);
-  auto allocation = Allocation::create(options).value();
-  std::byte* data = allocation->region().data;
-  int freed = 0;
-  allocation->on_free([&] { ++freed; });
-  const auto first = options.quarantine->add(data, 4096);
-  const auto second = options.quarantine->add(data + mib - 1, 1);
-  EXPECT_EQ(options.quarantine->bytes(), 4097u);
-
-  options.quarantine->dispose(std::move(allocation));
-  EXPECT_EQ(freed, 0);
-  EXPECT_EQ(options.budget->used_bytes(), mib);
-  data[0] = std::byte{1};
-  options.quarantine->release(first);
-  EXPECT_EQ(freed, 0);
-  options.quarantine->release(second);
-  EXPECT_EQ(freed, 1);
-  EXPECT_EQ(options.budget->used_bytes(), 0u);
-  EXPECT_FALSE(is_mapped(data));
-  EXPECT_EQ(options.quarantine->bytes(), 0u);
-}
-
-TEST(Quarantine, intervals_that_only_touch_do_not_overlap) {
-  Quarantine quarantine;
-  const std::byte bytes[100] = {};
-  const auto token = quarantine.add(bytes + 10, 10);
-  EXPECT_FALSE(quarantine.overlaps(bytes, 10));
-  EXPECT_TRUE(quarantine.overlaps(bytes, 11));
-  EXPECT_TRUE(quarantine.overlaps(bytes + 19, 1));
-  EXPECT_FALSE(quarantine.overlaps(bytes + 20, 10));
-  quarantine.release(token);
-  EXPECT_FALSE(quarantine.overlaps(bytes, 100));
-}
-
-TEST(Quarantine, an_action_of_freed_memory_may_call_it_again) {
-  const AllocationOptions options = host_options(4096);
-  auto allocation = Allocation::create(options).value();
-  allocation->on_free([&] { EXPECT_EQ(options.quarantine->bytes(), 0u); });
-  const auto token = options.quarantine->add(allocation->region().data, 1);
-  options.quarantine->dispose(std::move(allocation));
-  options.quarantine->release(token);
-}
-
-TEST(Quarantine, survives_being_dropped_by_everyone_but_the_memory_it_keeps) {
-  AllocationOptions options = host_options(4096);
-  Quarantine* quarantine = options.quarantine.get();
-  auto allocation = Allocation::create(options).value();
-  bool freed = false;
-  allocation->on_free([&] { freed = true; });
-  const auto token = quarantine->add(allocation->region().data, 1);
-  quarantine->dispose(std::move(allocation));
-  options.quarantine.reset();
-  EXPECT_FALSE(freed);
-  quarantine->release(token);
-  EXPECT_TRUE(freed);
-}
-
-TEST(Buffer, hands_its_memory_to_the_quarantine) {
-  const AllocationOptions options = host_options(4096);
-  std::byte* data = nullptr;
-  Quarantine::Token token = 0;
-  {
-    const Buffer buffer(Allocation::create(options).value());
-    data = buffer.data();
-    token = options.quarantine->add(data, 4096);
-  }
-  EXPECT_TRUE(is_mapped(data));
-  options.quarantine->release(token);
-  EXPECT_FALSE(is_mapped(data));
-}
-
 TEST(Buffer, moves_and_leaves_nothing_behind) {
   Buffer first(Allocation::create(host_options(100)).value());
   std::byte* data = first.data();
@@ -259,7 +174,12 @@ TEST(Buffer, moves_and_leaves_nothing_behind) {
   third = std::move(second);
   EXPECT_EQ(third.bytes().size(), 100u);
   EXPECT_TRUE(is_mapped(data));
-  third = Buffer();
+  Buffer fourth(Allocation::create(host_options(100)).value());
+  fourth = std::move(third);
+  EXPECT_EQ(third.data(), nullptr);
+  EXPECT_EQ(fourth.data(), data);
+  fourth = Buffer();
+  EXPECT_FALSE(is_mapped(data));
 }
 
 }  // namespace

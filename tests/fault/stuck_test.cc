@@ -88,6 +88,62 @@ TEST_P(Stuck, a_request_past_its_deadline_is_abandoned_and_its_memory_quarantine
   EXPECT_TRUE(eventually([&] { return peek(address) != mark; })) << "and are given back after";
 }
 
+TEST_P(Stuck, a_buffer_that_is_destroyed_in_flight_stays_until_its_request_has_ended) {
+  Context context = make_context();
+  Context another = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  constexpr std::byte mark{0xa5};
+  for (Context* owner : {&context, &another}) {
+    Buffer memory = owner->allocate(Domain::host(), 8192).value();
+    std::fill_n(memory.data(), memory.size_bytes(), mark);
+    const Range range{&store, 0, memory.region().part(0, 4096)};
+    Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+    ASSERT_TRUE(eventually([&] { return control_->stuck() == 1; }));
+    std::byte* const address = memory.data() + 4096;
+    Buffer moved = std::move(memory);
+    moved = Buffer();
+    EXPECT_EQ(peek(address), mark) << "the pages were given back while the request runs";
+    control_->release_stuck();
+    EXPECT_EQ(ticket.wait(), Outcome::done);
+    EXPECT_NE(peek(address), mark) << "the ticket alone keeps no memory";
+  }
+}
+
+TEST_P(Stuck, a_buffer_outlives_its_context_as_long_as_an_operation_may_touch_it) {
+  std::byte* address = nullptr;
+  constexpr std::byte mark{0xa5};
+  {
+    Buffer memory;
+    Context context = make_context();
+    Store store = context.open(folder_.path("file")).value();
+    memory = context.allocate(Domain::host(), 8192).value();
+    std::fill_n(memory.data(), memory.size_bytes(), mark);
+    address = memory.data() + 4096;
+    const Range range{&store, 0, memory.region().part(0, 4096)};
+    ASSERT_TRUE(context.submit(Direction::read, {&range, 1}).ok());
+    ASSERT_TRUE(eventually([&] { return control_->stuck() == 1; }));
+  }
+  EXPECT_EQ(peek(address), mark);
+  control_->release_stuck();
+  EXPECT_TRUE(eventually([&] { return peek(address) != mark; }));
+}
+
+TEST_P(Stuck, a_pinned_buffer_that_is_destroyed_in_flight_counts_until_its_request_has_ended) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  auto memory = context.allocate(Domain::pinned(), 4096);
+  if (!memory && memory.error().code == Code::out_of_memory) GTEST_SKIP() << memory.error().message;
+  const std::uint64_t pinned = context.statistics().pinned_bytes;
+  const Range range{&store, 0, memory->region()};
+  Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+  ASSERT_TRUE(eventually([&] { return control_->stuck() == 1; }));
+  *memory = Buffer();
+  EXPECT_EQ(context.statistics().pinned_bytes, pinned);
+  control_->release_stuck();
+  EXPECT_EQ(ticket.wait(), Outcome::done);
+  EXPECT_EQ(context.statistics().pinned_bytes, pinned - 4096) << "back before anybody learns of the end";
+}
+
 TEST_P(Stuck, zeroing_past_its_deadline_is_abandoned_and_has_no_memory_to_keep) {
   Context context = make_context();
   Store store = context.open(folder_.path("file"), {.access = Access::write}).value();

@@ -429,6 +429,27 @@ TEST_F(InStreamOrder, lanes_that_got_no_slots_in_time_take_no_part_and_get_some_
   EXPECT_EQ(context.statistics().pinned_bytes, 4 * mib) << "of both lanes";
 }
 
+TEST_F(InStreamOrder, a_buffer_that_is_destroyed_meanwhile_stays_until_its_request_has_ended) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  Buffer other = context.allocate(Domain::cuda(0), mib).value();
+  const Region region = memory.region();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream stream = make_stream();
+  Blocker earlier(gpu(), stream);
+  Ticket ticket = read_in_order(context, store, region, stream).value();
+  memory = Buffer();
+  other = Buffer();
+  other = context.allocate(Domain::cuda(0), mib).value();
+  EXPECT_NE(other.data(), region.data) << "the pool gives away what a request is to fill";
+  earlier.let_go();
+  EXPECT_EQ(ticket.wait(), Outcome::done);
+  memory = context.allocate(Domain::cuda(0), mib).value();
+  EXPECT_EQ(memory.data(), region.data) << "the ticket alone keeps no memory";
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+}
+
 TEST_F(InStreamOrder, memory_that_is_given_back_while_a_stream_waits_goes_when_none_does) {
   PENSTOCK_NEEDS_FAKE();
   Context context = make_context();

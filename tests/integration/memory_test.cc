@@ -19,6 +19,37 @@ TEST_F(ContextTest, refuses_memory_that_no_request_can_use) {
   EXPECT_EQ(context.allocate(Domain::cuda(999), 10).error().code, Code::no_device);
 }
 
+TEST_F(ContextTest, refuses_memory_past_the_end_of_its_buffer) {
+  Context context = make_context();
+  const Store store = context.open(make_file("file")).value();
+  const Buffer memory = context.allocate(Domain::host(), 5000).value();
+  const Report report = context.read(store, 0, memory.region().part(1000, 4001));
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error->code, Code::out_of_range);
+  EXPECT_FALSE(report.error->hint.empty());
+  EXPECT_TRUE(context.read(store, 0, memory.region().part(1000, 4000)).ok());
+  const Region wrapping = Region::host(reinterpret_cast<void*>(UINTPTR_MAX - 10), 100);
+  EXPECT_EQ(context.read(store, 0, wrapping).error->code, Code::invalid_argument);
+}
+
+TEST_F(ContextTest, detaches_only_what_was_attached) {
+  Context context = make_context();
+  std::vector<std::byte> bytes(8192);
+  const Region memory = Region::host(bytes.data(), bytes.size());
+  for (const bool before : {true, false}) {
+    const Status status = context.detach(memory);
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code, Code::invalid_argument);
+    EXPECT_FALSE(status.error().hint.empty());
+    if (!before) break;
+    ASSERT_TRUE(context.attach(memory).ok());
+    EXPECT_EQ(context.attach(memory).error().code, Code::invalid_argument);
+    EXPECT_EQ(context.attach(memory.part(4096, 10)).error().code, Code::invalid_argument);
+    EXPECT_EQ(context.detach(memory.part(0, 4096)).error().code, Code::invalid_argument);
+    EXPECT_TRUE(context.detach(memory).ok());
+  }
+}
+
 class PinnedMemory : public ContextTest {
  protected:
   PinnedMemory() {

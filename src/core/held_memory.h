@@ -1,0 +1,46 @@
+// HeldMemory: the Buffers that the ranges of a request lie in. Until the request lets go of it, their memory stays,
+// whatever becomes of them.
+//
+// Thread safety: filled by one thread, then read by any until it is let go of. Lifetime: its request's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "memory/live_buffers.h"
+
+namespace penstock::core {
+
+class HeldMemory {
+ public:
+  using Holder = std::shared_ptr<const memory::Allocation>;
+
+  HeldMemory() = default;
+  HeldMemory(const HeldMemory&) = delete;
+  HeldMemory& operator=(const HeldMemory&) = delete;
+
+  // Memory of one range. False if it is partly a Buffer's and partly not. Ranges of one Buffer, and those of none, are
+  // looked up once as long as they follow each other.
+  bool add(const std::byte* data, std::size_t size) {
+    if (!here_->contains(data)) here_ = &look_up(data);
+    return here_->covers(data, size);
+  }
+  // Null: it is no Buffer's.
+  Holder holder_of(const std::byte* data) const;
+  void let_go();
+
+ private:
+  using Place = memory::LiveBuffers::Place;
+
+  const Place& look_up(const std::byte* data);
+  const Place* find_known(const std::byte* data) const;
+
+  Place first_;                             // most requests have no other
+  std::map<std::uintptr_t, Place> others_;  // by their first byte
+  Place outside_;                           // where the last one lay that is no Buffer's
+  const Place* here_ = &outside_;           // where the last one lay
+};
+
+}  // namespace penstock::core
