@@ -10,7 +10,7 @@
 
 namespace penstock {
 
-// Feeds bytes in order; `value` may be asked for at any time.
+// Feeds bytes in order; `value` may be asked for at any time. Moved from, it begins anew.
 class PENSTOCK_EXPORT Checksum {
  public:
   Checksum();
@@ -25,7 +25,7 @@ class PENSTOCK_EXPORT Checksum {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<State> state_;  // null: no bytes yet
 };
 
 }  // namespace penstock

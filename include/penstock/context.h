@@ -7,7 +7,8 @@
 //   auto report = context.read(file, 0, memory.region());   // report.ok(), report.routes, report.reason
 //
 // Thread safety: every call from any thread. Lifetime: closing (the destructor) cancels what runs, waits a bounded
-// time, and leaks with a logged reason what a device still holds. After fork, the child gets Code::closed.
+// time, and leaks with a logged reason what a device still holds. After fork, the child gets Code::closed. Moved from,
+// a Context fails with Code::invalid_argument, and has nothing to tell.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +48,11 @@ class PENSTOCK_EXPORT Context {
   // take the longer; with stream order it would wait for what the GPU is doing then. While streams wait for requests it
   // can't be done: Code::would_deadlock after deadlines.stream_seconds.
   Status prepare(Domain domain);
-  // Makes memory of the caller's known to the engines, for faster transfers. Detach it before freeing it.
+  // Makes memory of the caller's known to the engines, for faster transfers. Detach it before freeing it, and when no
+  // request uses it any more; memory of a Buffer stays until then. Code::invalid_argument for memory that is empty, not
+  // mapped or attached already.
   Status attach(Region memory);
+  // The same memory as a whole, or Code::invalid_argument.
   Status detach(Region memory);
 
   // Synchronous transfers. A small one on a local store runs on the caller's thread.
@@ -65,7 +69,8 @@ class PENSTOCK_EXPORT Context {
   // Any number of ranges, of any stores.
   Report transfer(Direction direction, std::span<const Range> ranges, const RequestOptions& options = {});
 
-  // Asynchronous: returns at once with a Ticket. The ranges are copied; the memory is borrowed until the end.
+  // Asynchronous: returns at once with a Ticket. The ranges are copied; the memory is borrowed until the end, and held
+  // until then where it is a Buffer's. Code::out_of_range for memory that reaches past the end of its Buffer.
   Result<Ticket> submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options = {});
 
   // Starts bringing ranges into the page cache, at most `prefetch_window_bytes`; says how many bytes were started.

@@ -95,6 +95,7 @@ struct OpenOptions {
   int descriptor = -1;
 };
 
+// Made by default, or moved from: of no bytes.
 class PENSTOCK_EXPORT View {
  public:
   View();
@@ -115,6 +116,8 @@ class PENSTOCK_EXPORT View {
   std::size_t size_bytes_ = 0;
 };
 
+// Made by default, or moved from, it is not open: calls fail with Code::invalid_argument, and the rest has nothing to
+// tell.
 class PENSTOCK_EXPORT Store {
  public:
   Store();

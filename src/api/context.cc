@@ -83,14 +83,17 @@ class Context::Impl {
     environment->completions.close();
   }
 
-  Status usable() const {
-    if (!environment->fork_guard.in_child()) return {};
+  // `impl` is null where a Context was moved from.
+  static Status usable(const Impl* impl) {
+    if (impl == nullptr) {
+      return Error{Code::invalid_argument, 0, "this Context was moved from", "use the one that it was moved to"};
+    }
+    if (!impl->environment->fork_guard.in_child()) return {};
     return Error{Code::closed, 0, "this Context belongs to the parent of a fork", "create a Context in the child"};
   }
 
   Result<std::shared_ptr<core::Request>> make_request(engine::OpKind kind, std::span<const Range> ranges,
                                                       const RequestOptions& options) {
-    if (auto status = usable(); !status) return status.error();
     return core::Request::create(environment, ranges, {.kind = kind, .lanes = lanes->size(), .options = options});
   }
 
@@ -143,7 +146,8 @@ class Context::Impl {
   }
 
   // From its making to its end.
-  Report run(engine::OpKind kind, std::span<const Range> ranges, const RequestOptions& options) {
+  static Report run(Impl* self, engine::OpKind kind, std::span<const Range> ranges, const RequestOptions& options) {
+    if (auto status = usable(self); !status) return failed_report(std::move(status).error());
     if (core::CompletionThread::inside_callback()) {
       return failed_report({Code::would_deadlock, 0, "a synchronous transfer inside a completion callback",
                             "submit it and go on from its own callback"});
@@ -151,9 +155,9 @@ class Context::Impl {
     if (options.stream) {
       return failed_report({Code::invalid_argument, 0, "a synchronous transfer in stream order", "submit it instead"});
     }
-    auto request = make_request(kind, ranges, options);
+    auto request = self->make_request(kind, ranges, options);
     if (!request) return failed_report(std::move(request).error());
-    run(ranges, *request);
+    self->run(ranges, *request);
     return (*request)->report();
   }
 
@@ -198,14 +202,14 @@ Context& Context::operator=(Context&&) noexcept = default;
 Context::~Context() = default;
 
 Result<Store> Context::open(std::string_view name, const OpenOptions& options) {
-  if (auto status = impl_->usable(); !status) return status.error();
+  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
   auto entry = core::StoreEntry::open(*impl_->environment, name, options);
   if (!entry) return entry.error();
   return Store(std::move(*entry));
 }
 
 Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
-  if (auto status = impl_->usable(); !status) return status.error();
+  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
   const auto& environment = impl_->environment;
   const bool pinned = domain == Domain::pinned();
   memory::AllocationOptions options{
@@ -240,7 +244,7 @@ Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
 }
 
 Status Context::prepare(Domain domain) {
-  if (auto status = impl_->usable(); !status) return status;
+  if (auto status = Impl::usable(impl_.get()); !status) return status;
   if (domain.host_accessible()) return {};
   auto gpu = impl_->device(domain);
   if (!gpu) return gpu.error();
@@ -248,12 +252,12 @@ Status Context::prepare(Domain domain) {
 }
 
 Status Context::attach(Region memory) {
-  if (auto status = impl_->usable(); !status) return status;
+  if (auto status = Impl::usable(impl_.get()); !status) return status;
   return impl_->environment->memory.attach(memory);
 }
 
 Status Context::detach(Region memory) {
-  if (auto status = impl_->usable(); !status) return status;
+  if (auto status = Impl::usable(impl_.get()); !status) return status;
   return impl_->environment->memory.detach(memory);
 }
 
@@ -268,18 +272,18 @@ Report Context::write(const Store& store, std::uint64_t offset, Region memory, c
 }
 
 Report Context::transfer(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
-  return impl_->run(kind_of(direction), ranges, options);
+  return Impl::run(impl_.get(), kind_of(direction), ranges, options);
 }
 
 Report Context::zero(const Store& store, std::uint64_t offset, std::uint64_t length, const RequestOptions& options) {
   const Range range{&store, offset, Region::host(nullptr, length)};
-  return impl_->run(engine::OpKind::zero, {&range, 1}, options);
+  return Impl::run(impl_.get(), engine::OpKind::zero, {&range, 1}, options);
 }
 
 Report Context::deallocate(const Store& store, std::uint64_t offset, std::uint64_t length,
                            const RequestOptions& options) {
   const Range range{&store, offset, Region::host(nullptr, length)};
-  return impl_->run(engine::OpKind::deallocate, {&range, 1}, options);
+  return Impl::run(impl_.get(), engine::OpKind::deallocate, {&range, 1}, options);
 }
 
 Result<Ticket> Context::submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
@@ -291,8 +295,9 @@ Result<Ticket> Context::submit(Direction direction, std::span<const Range> range
 }
 
 Result<std::uint64_t> Context::prefetch(std::span<const Range> ranges) {
-  if (auto status = impl_->usable(); !status) return status.error();
+  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
   std::uint64_t left = impl_->environment->options.prefetch_window_bytes;
+  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
   std::uint64_t started = 0;
   for (const Range& range : ranges) {
     if (range.store == nullptr || !*range.store) {
@@ -324,31 +329,34 @@ std::vector<EngineInfo> Context::engines() const {
   }
   return infos;
 }
+  if (!impl_) return infos;
 
 std::string Context::explain(const Store& store) const {
-  return store.entry()->engine_reason();
+  return store ? store.entry()->engine_reason() : "the Store is not open";
 }
 const Options& Context::options() const {
-  return impl_->environment->options;
+  static const Options none;
+  return impl_ ? impl_->environment->options : none;
 }
 const Machine& Context::machine() const {
-  return impl_->environment->machine;
+  static const Machine none;
+  return impl_ ? impl_->environment->machine : none;
 }
 
 Statistics Context::statistics() const {
-  return statistics_of(*impl_->environment);
+  return impl_ ? statistics_of(*impl_->environment) : Statistics();
 }
 
 void Context::count_mapped(std::uint64_t bytes, double seconds) {
-  impl_->environment->statistics.count_mapped(bytes, seconds);
+  if (impl_) impl_->environment->statistics.count_mapped(bytes, seconds);
 }
 
 Trace Context::trace(double since_seconds) const {
-  return impl_->environment->traces.snapshot(since_seconds);
+  return impl_ ? impl_->environment->traces.snapshot(since_seconds) : Trace();
 }
 
 void Context::reset_statistics() {
-  impl_->environment->statistics.reset();
+  if (impl_) impl_->environment->statistics.reset();
 }
 
 std::string_view version() {

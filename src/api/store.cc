@@ -12,22 +12,34 @@ Store& Store::operator=(const Store&) = default;
 Store& Store::operator=(Store&&) noexcept = default;
 Store::~Store() = default;
 
+namespace {
+
+Error not_open() {
+  return {Code::invalid_argument, 0, "this Store is not open",
+          "use one that Context::open gave, and that was not moved from"};
+}
+
+}  // namespace
+
 const StoreInfo& Store::info() const {
-  return entry_->info();
+  static const StoreInfo none;
+  return entry_ ? entry_->info() : none;
 }
 
 Result<std::uint64_t> Store::size_bytes() const {
+  if (!entry_) return not_open();
   const auto identity = entry_->store().identity();
   if (!identity) return identity.error();
   return identity->size_bytes;
 }
 
 std::optional<std::uint64_t> Store::cached_bytes(std::uint64_t offset, std::uint64_t length) const {
-  const engine::PageCache* cache = entry_->store().page_cache();
+  const engine::PageCache* cache = entry_ ? entry_->store().page_cache() : nullptr;
   return cache != nullptr ? cache->resident_bytes(offset, length) : std::nullopt;
 }
 
 Result<View> Store::view() const {
+  if (!entry_) return not_open();
   engine::Mapping* mapping = entry_->store().mapping();
   if (mapping == nullptr) {
     return Error{Code::unsupported, 0, info().name + " can't be mapped", "read it into memory"};
@@ -36,6 +48,7 @@ Result<View> Store::view() const {
 }
 
 Status Store::commit(bool durable) {
+  if (!entry_) return not_open();
   engine::Writer* writer = entry_->store().writer();
   if (writer == nullptr) {
     return Error{Code::read_only, 0, info().name + " was opened for reading only", "there is nothing to commit"};
@@ -44,6 +57,7 @@ Status Store::commit(bool durable) {
 }
 
 Status Store::abort() {
+  if (!entry_) return not_open();
   engine::Writer* writer = entry_->store().writer();
   return writer == nullptr ? Status{} : writer->abort();
 }

@@ -21,30 +21,27 @@ bool is_left_behind(const core::Request& request) {
   return !request.ended() && request.environment().fork_guard.in_child();
 }
 
+// Nobody may wait for it here, or needs to.
+bool waits_for_nothing(const core::Request* request) {
+  return request == nullptr || core::CompletionThread::inside_callback() || is_left_behind(*request);
+}
+
 }  // namespace
 
 bool Ticket::ended() const {
-  return request_->ended() || is_left_behind(*request_);
+  return !request_ || request_->ended() || is_left_behind(*request_);
 }
 Outcome Ticket::outcome() const {
+  if (!request_) return Outcome::failed;
   return is_left_behind(*request_) ? Outcome::cancelled : request_->outcome();
 }
 std::uint64_t Ticket::bytes_done() const {
-  return request_->bytes_done();
+  return request_ ? request_->bytes_done() : 0;
 }
-
-namespace {
-
-TimePoint after(std::chrono::nanoseconds time) {
-  const TimePoint now = Clock::now();
-  return time > TimePoint::max() - now ? TimePoint::max() : now + time;
-}
-
-}  // namespace
 
 bool Ticket::wait_for(std::chrono::nanoseconds time) const {
-  if (core::CompletionThread::inside_callback() || is_left_behind(*request_)) return ended();
-  return request_->wait_until(after(time));
+  if (waits_for_nothing(request_.get())) return ended();
+  return request_->wait_until(time_after(Clock::now(), time));
 }
 
 bool Ticket::wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds time) {
@@ -54,7 +51,7 @@ bool Ticket::wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds 
   if (tickets.empty() || core::CompletionThread::inside_callback()) return one_ended();
   // Requests that nobody works on are worked on here, for a moment each: others may end elsewhere meanwhile.
   constexpr auto moment = std::chrono::milliseconds(1);
-  const TimePoint deadline = after(time);
+  const TimePoint deadline = time_after(Clock::now(), time);
   while (!one_ended()) {
     const TimePoint now = Clock::now();
     if (now >= deadline) return false;
@@ -67,13 +64,19 @@ bool Ticket::wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds 
 }
 
 Outcome Ticket::wait() const {
-  const bool may_wait = !core::CompletionThread::inside_callback() && !is_left_behind(*request_);
-  if (may_wait) request_->wait_until(TimePoint::max());
+  if (!waits_for_nothing(request_.get())) request_->wait_until(TimePoint::max());
   return outcome();
 }
 
 Report Ticket::report() const {
-  Report report = request_->report();
+  Report report;
+  if (!request_) {
+    report.outcome = Outcome::failed;
+    report.error = Error{Code::invalid_argument, 0, "this Ticket stands for no request",
+                         "use one that Context::submit gave, and that was not moved from"};
+    return report;
+  }
+  report = request_->report();
   if (is_left_behind(*request_)) {
     report.outcome = Outcome::cancelled;
     report.error = Error{Code::closed, 0, "the request belongs to the parent of a fork", "ask again in the child"};
@@ -81,7 +84,7 @@ Report Ticket::report() const {
   return report;
 }
 Outcome Ticket::cancel() {
-  return is_left_behind(*request_) ? outcome() : request_->cancel();
+  return !request_ || is_left_behind(*request_) ? outcome() : request_->cancel();
 }
 
 }  // namespace penstock

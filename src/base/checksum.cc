@@ -28,22 +28,22 @@ std::uint64_t keyed_hash(std::string_view text) {
 }
 
 struct Checksum::State {
+  State() { XXH3_64bits_reset(&xxh3); }
   XXH3_state_t xxh3;
 };
 
-Checksum::Checksum() : state_(std::make_unique<State>()) {
-  XXH3_64bits_reset(&state_->xxh3);
-}
+Checksum::Checksum() = default;
 Checksum::Checksum(Checksum&&) noexcept = default;
 Checksum& Checksum::operator=(Checksum&&) noexcept = default;
 Checksum::~Checksum() = default;
 
 void Checksum::add(std::span<const std::byte> bytes) {
+  if (!state_) state_ = std::make_unique<State>();
   XXH3_64bits_update(&state_->xxh3, bytes.data(), bytes.size());
 }
 
 std::uint64_t Checksum::value() const {
-  return XXH3_64bits_digest(&state_->xxh3);
+  return state_ ? XXH3_64bits_digest(&state_->xxh3) : XXH3_64bits("", 0);
 }
 
 std::string Checksum::hex() const {

@@ -429,6 +429,9 @@ Status copy(Region to, Region from) {
     return Error{Code::invalid_argument, 0, "copy: regions of different sizes", "give two of the same size"};
   }
   if (to.size_bytes == 0) return {};
+  if (to.data == nullptr || from.data == nullptr) {
+    return Error{Code::invalid_argument, 0, "copy: memory at address 0", "give memory of the size to copy"};
+  }
   if (to.domain.host_accessible() && from.domain.host_accessible()) {
     std::memmove(to.data, from.data, to.size_bytes);
     return {};
@@ -443,8 +446,8 @@ Status copy(Region to, Region from) {
 namespace {
 
 bool is_valid(const Rows& rows) {
-  return rows.row_bytes != 0 && rows.pitch_bytes >= rows.row_bytes && rows.memory.size_bytes >= rows.row_bytes &&
-         (rows.memory.size_bytes - rows.row_bytes) % rows.pitch_bytes == 0;
+  return rows.memory.data != nullptr && rows.row_bytes != 0 && rows.pitch_bytes >= rows.row_bytes &&
+         rows.memory.size_bytes >= rows.row_bytes && (rows.memory.size_bytes - rows.row_bytes) % rows.pitch_bytes == 0;
 }
 
 // The one whose GPU does the copy; the host's where none does.

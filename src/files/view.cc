@@ -16,8 +16,9 @@ View::View(View&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
 
 View& View::operator=(View&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_bytes_, other.size_bytes_);
+  View taken(std::move(other));
+  std::swap(data_, taken.data_);
+  std::swap(size_bytes_, taken.size_bytes_);
   return *this;
 }
 
@@ -37,6 +38,9 @@ Status View::copy_to(std::uint64_t offset, Region destination) const {
                  "ask for less"};
   }
   if (destination.size_bytes == 0) return {};
+  if (destination.data == nullptr) {
+    return Error{Code::invalid_argument, 0, "memory at address 0", "give memory of the size to copy"};
+  }
   const int error = files::guarded_copy({destination.data, data_ + offset, destination.size_bytes});
   if (error == 0) return {};
   if (error == EFAULT) {

@@ -107,7 +107,7 @@ class LoadingBuilder {
     RequestOptions request = options_.request;
     if (ranges.empty()) request.stream.reset();  // nothing will be there later than it is now
     // One deadline for all requests of the load, however many they are.
-    if (request.deadline_seconds <= 0) request.deadline_seconds = context_.options().deadlines.request_seconds;
+    if (request.deadline_seconds == 0) request.deadline_seconds = context_.options().deadlines.request_seconds;
     if (!jobs_.empty()) {
       if (Status status = prepare_rows(request); !status) return std::move(status).error();
       request.on_end = nullptr;
@@ -120,7 +120,7 @@ class LoadingBuilder {
     impl_->begin_seconds = seconds_since(impl_->begun);
     if (impl_->rows) {
       if (Status status = impl_->rows->start(impl_->ticket); !status) {
-        if (impl_->ticket) models::end(impl_->ticket);
+        models::end(impl_->ticket);
         return std::move(status).error();
       }
     }
@@ -196,34 +196,36 @@ Loading::Loading(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Loading::Loading(Loading&&) noexcept = default;
 
 Loading& Loading::operator=(Loading&& other) noexcept {
-  if (impl_) cancel();
+  cancel();
   impl_ = std::move(other.impl_);
   return *this;
 }
 
 Loading::~Loading() {
-  if (impl_) cancel();
+  cancel();
 }
 
 bool Loading::ended() const {
+  if (!impl_) return true;
   return impl_->rows ? impl_->rows->ended() || impl_->is_left_behind() : impl_->ticket.ended();
 }
 
 std::uint64_t Loading::bytes_done() const {
-  return (impl_->ticket ? impl_->ticket.bytes_done() : 0) + (impl_->rows ? impl_->rows->bytes_done() : 0);
+  if (!impl_) return 0;
+  return impl_->ticket.bytes_done() + (impl_->rows ? impl_->rows->bytes_done() : 0);
 }
 
 std::uint64_t Loading::bytes_wanted() const {
-  return impl_->wanted_bytes;
+  return impl_ ? impl_->wanted_bytes : 0;
 }
 
 bool Loading::wait_for(std::chrono::nanoseconds time) const {
-  if (impl_->is_left_behind()) return true;
+  if (!impl_ || impl_->is_left_behind()) return true;
   return impl_->rows ? impl_->rows->wait_for(time) : impl_->ticket.wait_for(time);
 }
 
 void Loading::wait() const {
-  if (impl_->is_left_behind()) return;
+  if (!impl_ || impl_->is_left_behind()) return;
   if (impl_->rows) {
     impl_->rows->wait();
   } else {
@@ -232,13 +234,20 @@ void Loading::wait() const {
 }
 
 void Loading::cancel() {
-  if (impl_->is_left_behind()) return;
+  if (!impl_ || impl_->is_left_behind()) return;
   if (impl_->rows) impl_->rows->stop();
-  if (impl_->ticket) models::end(impl_->ticket);
+  models::end(impl_->ticket);
   if (impl_->rows) impl_->rows->wait();
 }
 
 LoadReport Loading::report() const {
+  if (!impl_) {
+    LoadReport nothing;
+    nothing.transfer.outcome = Outcome::failed;
+    nothing.transfer.error =
+        Error{Code::invalid_argument, 0, "this Loading was moved from", "use the one that it was moved to"};
+    return nothing;
+  }
   LoadReport report{.wanted_bytes = impl_->wanted_bytes};
   if (impl_->is_left_behind()) {
     report.transfer.outcome = Outcome::cancelled;

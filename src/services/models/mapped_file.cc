@@ -71,7 +71,9 @@ Result<std::optional<MappedFile>> MappedFile::map(Context& context, const ModelF
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_bytes_(other.size_bytes_), threads_(other.threads_) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)),
+      threads_(other.threads_) {}
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(data_, size_bytes_);
