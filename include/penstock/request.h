@@ -2,7 +2,8 @@
 //
 // A request ends exactly once: done, failed, cancelled or abandoned. A deadline ends a wait, never ownership: an
 // *abandoned* request has ended while the kernel or a device may still touch its memory, so that memory must outlive
-// the Context. Memory of a penstock::Buffer is kept back automatically.
+// the Context. Memory of a penstock::Buffer needs no such care: whatever becomes of the Buffer, it stays until the
+// request has ended, and nothing of it can touch the memory any more.
 //
 // Thread safety: a Ticket may be used from any thread. Lifetime: tickets may be dropped at any time; the request runs
 // on. Tickets outlive their Context: closing ends every request. In a forked child, what had not ended before the fork
@@ -84,9 +85,12 @@ struct CudaStream {
 };
 
 struct RequestOptions {
-  bool durable = false;         // writes: synced before the request ends
-  double deadline_seconds = 0;  // overrides the Context's request deadline; 0: the Context's
-  // Runs once, on the Context's completion thread or on `executor`. It may submit; it must not wait.
+  bool durable = false;  // writes: synced before the request ends
+  // Overrides the Context's request deadline; 0: the Context's. One below 0, or NaN, has passed already; infinity is
+  // none.
+  double deadline_seconds = 0;
+  // Runs once, on the Context's completion thread or on `executor`. It may submit; it must not wait. Neither of them
+  // may throw: that ends the process with a message.
   std::function<void(const Report&)> on_end;
   std::function<void(std::function<void()>)> executor;
   // Stream order: the request begins when work that is on the stream already is done, and what is put on the stream
@@ -95,6 +99,7 @@ struct RequestOptions {
   std::optional<CudaStream> stream;
 };
 
+// Made by default, or moved from, it stands for no request: it has ended as failed, and the report says so.
 class PENSTOCK_EXPORT Ticket {
  public:
   Ticket();
@@ -110,7 +115,7 @@ class PENSTOCK_EXPORT Ticket {
   Outcome outcome() const;
   // Bytes that have arrived so far.
   std::uint64_t bytes_done() const;
-  // Waits until the request ends or the time is over; says whether it has ended.
+  // Waits until the request ends or the time is over, which a time below 0 is at once; says whether it has ended.
   bool wait_for(std::chrono::nanoseconds time) const;
   // Waits until the request ends, and tells how; report() tells more. Inside a completion callback it does not wait,
   // and Outcome::pending may come back.

@@ -137,7 +137,16 @@ class Context::Impl {
     return (*driver)->device(domain.device());
   }
 
+  // Ends a request whose time is over before it has begun, by a deadline that lies in the past.
+  static bool is_late(const std::shared_ptr<core::Request>& request) {
+    if (request->deadline > request->begun) return false;
+    request->stop(Code::timed_out);
+    core::Request::end_unstarted(request);
+    return true;
+  }
+
   void run(std::span<const Range> ranges, const std::shared_ptr<core::Request>& request) {
+    if (is_late(request)) return;
     // A deadline needs a lane: a thread inside a system call can't be called back.
     const bool here = is_small(ranges, *request) && request->deadline == TimePoint::max() &&
                       engine_of(*request).inline_queue && lanes->drive(request);
@@ -162,6 +171,7 @@ class Context::Impl {
   }
 
   void start(std::span<const Range> ranges, const std::shared_ptr<core::Request>& request) {
+    if (is_late(request)) return;
     // A callback must come even if nobody waits, and soon: that is a lane's work.
     const bool here = is_small(ranges, *request) && !request->has_callback() && engine_of(*request).sleeps_in_kernel &&
                       lanes->start(request);
@@ -287,6 +297,7 @@ Report Context::deallocate(const Store& store, std::uint64_t offset, std::uint64
 }
 
 Result<Ticket> Context::submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
+  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
   if (options.stream) return impl_->submit_in_order(direction, ranges, options);
   auto request = impl_->make_request(kind_of(direction), ranges, options);
   if (!request) return std::move(request).error();
@@ -297,7 +308,6 @@ Result<Ticket> Context::submit(Direction direction, std::span<const Range> range
 Result<std::uint64_t> Context::prefetch(std::span<const Range> ranges) {
   if (auto status = Impl::usable(impl_.get()); !status) return status.error();
   std::uint64_t left = impl_->environment->options.prefetch_window_bytes;
-  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
   std::uint64_t started = 0;
   for (const Range& range : ranges) {
     if (range.store == nullptr || !*range.store) {
@@ -319,6 +329,7 @@ Result<std::uint64_t> Context::prefetch(std::span<const Range> ranges) {
 
 std::vector<EngineInfo> Context::engines() const {
   std::vector<EngineInfo> infos;
+  if (!impl_) return infos;
   const auto& environment = *impl_->environment;
   for (std::size_t i = 0; i < environment.engines->size(); ++i) {
     const auto& description = (*environment.engines)[i]->description();
@@ -329,7 +340,6 @@ std::vector<EngineInfo> Context::engines() const {
   }
   return infos;
 }
-  if (!impl_) return infos;
 
 std::string Context::explain(const Store& store) const {
   return store ? store.entry()->engine_reason() : "the Store is not open";

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/callback.h"
 #include "base/futex.h"
 #include "core/cut.h"
 #include "core/environment.h"
@@ -43,10 +44,10 @@ Status check_range(std::size_t index, const Range& range, bool needs_memory) {
   if (needs_memory && range.memory.size_bytes != 0 && range.memory.data == nullptr) {
     return invalid_range(index, "memory at address 0", "give memory of the size to transfer");
   }
-  if (range.memory.size_bytes > std::numeric_limits<std::int64_t>::max() ||
   if (needs_memory && range.memory.size_bytes > UINTPTR_MAX - reinterpret_cast<std::uintptr_t>(range.memory.data)) {
     return invalid_range(index, "memory that ends past the last address", "give memory of the size to transfer");
   }
+  if (range.memory.size_bytes > std::numeric_limits<std::int64_t>::max() ||
       range.offset > std::numeric_limits<std::int64_t>::max() - range.memory.size_bytes) {
     return invalid_range(index, "offset plus size overflows", "offsets and sizes are bytes, below 2^63 together");
   }
@@ -98,9 +99,9 @@ Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environme
   request->options_ = settings.options;
   request->allowed = route_set(environment->options.allowed_routes);
   request->durable = settings.options.durable && request->direction == Direction::write;
-  const double limit = settings.options.deadline_seconds > 0 ? settings.options.deadline_seconds
-                                                             : environment->options.deadlines.request_seconds;
-  if (limit > 0) request->deadline = request->begun + duration_from_seconds(std::min(limit, 1e9));
+  const double asked = settings.options.deadline_seconds;
+  const double limit = asked != 0 ? asked : environment->options.deadlines.request_seconds;
+  if (limit != 0) request->deadline = time_after(request->begun, duration_from_seconds(limit));
   if (auto status = request->add_ranges(ranges); !status) return status.error();
   if (request->has_gpu) {
     if (auto status = request->find_gpus(ranges); !status) return status.error();
@@ -176,12 +177,12 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     span.offset = ranges[i].offset;
     span.length = ranges[i].memory.size_bytes;
     span.memory = ranges[i].memory.data;
-    if (!ranges[i].memory.domain.host_accessible()) {
     if (span.memory != nullptr && span.length != 0 && !held.add(span.memory, span.length)) {
       return Error{Code::out_of_range, 0,
                    "range " + std::to_string(i) + ": its memory is partly a Buffer's and partly not",
                    "give bytes within Buffer::size_bytes()"};
     }
+    if (!ranges[i].memory.domain.host_accessible()) {
       has_gpu = true;
     } else if (!use.entry->from_host()) {
       return Error{Code::unsupported, 0,
@@ -430,9 +431,9 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   auto on_end = std::move(options_.on_end);
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;
-
   // Before anyone learns of the end: what was destroyed meanwhile is back in its budget then.
   held.let_go();
+
   outcome_.store(outcome, std::memory_order_release);
   const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_acq_rel) == 1;
 
@@ -440,9 +441,11 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
       std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.to_drop.empty(); });
   if (has_leftovers) completions.post([self] { self->drop_leftovers(); });
   if (!on_end) return someone_sleeps;
-  auto call = [self, on_end = std::move(on_end)] { on_end(self->report()); };
+  auto call = [self, on_end = std::move(on_end)] { call_back("RequestOptions::on_end", on_end, self->report()); };
   if (executor) {
-    completions.post([call = std::move(call), executor = std::move(executor)] { executor(call); });
+    completions.post([call = std::move(call), executor = std::move(executor)] {
+      call_back("RequestOptions::executor", executor, call);
+    });
   } else {
     completions.post(std::move(call));
   }

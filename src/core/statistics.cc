@@ -123,7 +123,8 @@ void StatisticsHub::request_ended(bool ok) {
 
 void StatisticsHub::count_mapped(std::uint64_t bytes, double seconds) {
   const auto lane = add_lane();
-  lane->record(engine_names_.size() - 1, Route::mapped, bytes, static_cast<std::uint64_t>(seconds * 1e9), true);
+  const std::chrono::nanoseconds time = duration_from_seconds(seconds);
+  lane->record(engine_names_.size() - 1, Route::mapped, bytes, static_cast<std::uint64_t>(time.count()), true);
   lane->publish(Clock::now());
 }
 

@@ -156,6 +156,7 @@ class Refusals(ToolTest):
         self.fails("invalid_argument", 2, "bench", data, "--python", "python3")
         self.fails("invalid_argument", 2, "bench", data, "--to", "mars")
         self.fails("invalid_argument", 2, "bench", data, "--seconds", 0)
+        self.fails("invalid_argument", 2, "bench", data, "--seconds", "nan")
         self.fails("out_of_memory", 5, "bench", data, "--size", "1000TiB")
         self.assertIn("safetensors", self.fails("invalid_argument", 2, "bench", self.folder, "--peers")["message"])
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -133,6 +134,29 @@ TEST_F(Callbacks, of_synchronous_requests_run_too) {
     context.read(store, 0, Region::host(memory.data(), memory.size()), options);
   }
   EXPECT_EQ(calls, 2);
+}
+
+// In a process of its own, which they end.
+class CallbacksDeathTest : public Callbacks {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+  void read_with(const RequestOptions& options) {
+    Context context = make_context();
+    const Store store = context.open(make_file("file")).value();
+    std::vector<std::byte> memory(4096);
+    submit_read(context, store, Region::host(memory.data(), memory.size()), options).wait();
+  }
+};
+
+TEST_F(CallbacksDeathTest, that_throw_end_the_process_with_a_message) {
+  RequestOptions options;
+  options.on_end = [](const Report&) { throw std::runtime_error("not my day"); };
+  EXPECT_DEATH(read_with(options), "penstock: RequestOptions::on_end threw an exception, and must not: not my day");
+  options.on_end = [](const Report&) { throw 7; };
+  EXPECT_DEATH(read_with(options), "penstock: RequestOptions::on_end threw something, and must not");
+  options.on_end = [](const Report&) {};
+  options.executor = [](const std::function<void()>&) { throw std::runtime_error("no room"); };
+  EXPECT_DEATH(read_with(options), "penstock: RequestOptions::executor threw an exception, and must not: no room");
 }
 
 TEST_F(Callbacks, may_destroy_their_context) {

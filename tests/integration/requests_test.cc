@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -34,6 +36,67 @@ TEST_F(ContextTest, prefetches_no_more_than_the_window_and_the_next_read_is_cach
   EXPECT_EQ(context.prefetch({&overflow, 1}).error().code, Code::invalid_argument);
   const Range nowhere{nullptr, 0, region};
   EXPECT_EQ(context.prefetch({&nowhere, 1}).error().code, Code::invalid_argument);
+}
+
+TEST_F(ContextTest, has_no_time_for_a_deadline_that_has_passed) {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  for (const double request_seconds : {0.0, 3600.0}) {
+    options_.deadlines.request_seconds = request_seconds;
+    Context context = make_context();
+    const Store store = context.open(make_file("file")).value();
+    std::vector<std::byte> memory(size_bytes);
+    // On the caller's thread, or on lanes.
+    for (const std::size_t size : {std::size_t{4096}, size_bytes}) {
+      const Region region = Region::host(memory.data(), size);
+      for (const double spent : {-1.0, -1e-300, -infinity, nan}) {
+        const Report report = context.read(store, 0, region, {.deadline_seconds = spent});
+        EXPECT_EQ(report.outcome, Outcome::failed) << spent;
+        ASSERT_TRUE(report.error) << spent;
+        EXPECT_EQ(report.error->code, Code::timed_out);
+        EXPECT_EQ(report.bytes, 0U);
+        const Ticket ticket = submit_read(context, store, region, {.deadline_seconds = spent});
+        EXPECT_EQ(ticket.wait(), Outcome::failed);
+        EXPECT_EQ(ticket.report().error->code, Code::timed_out);
+      }
+      for (const double endless : {infinity, 1e300, 1e10}) {
+        EXPECT_TRUE(context.read(store, 0, region, {.deadline_seconds = endless}).ok()) << endless;
+      }
+    }
+    EXPECT_EQ(memory[0], content(1, 0, 1)[0]);
+  }
+}
+
+TEST_F(ContextTest, tells_of_an_end_also_where_a_deadline_had_passed) {
+  std::atomic<int> ends{0};
+  {
+    Context context = make_context();
+    const Store store = context.open(make_file("file")).value();
+    std::vector<std::byte> memory(4096);
+    RequestOptions options{.deadline_seconds = -1};
+    options.on_end = [&](const Report& report) { ends += report.error->code == Code::timed_out ? 1 : 100; };
+    submit_read(context, store, Region::host(memory.data(), memory.size()), options);
+  }
+  EXPECT_EQ(ends, 1);
+}
+
+TEST_F(ContextTest, waits_no_longer_than_any_time_that_it_is_given) {
+  using std::chrono::nanoseconds;
+  Context context = make_context();
+  const Store store = context.open(make_file("file")).value();
+  std::vector<std::byte> memory(size_bytes);
+  const Ticket ticket = submit_read(context, store, Region::host(memory.data(), memory.size()));
+  for (const nanoseconds spent : {nanoseconds(-1), nanoseconds::min(), nanoseconds(0)}) {
+    static_cast<void>(ticket.wait_for(spent));
+    static_cast<void>(Ticket::wait_any({&ticket, 1}, spent));
+  }
+  EXPECT_TRUE(Ticket::wait_any({&ticket, 1}, nanoseconds::max()));
+  EXPECT_TRUE(ticket.wait_for(nanoseconds::max()));
+  EXPECT_TRUE(ticket.wait_for(nanoseconds::min())) << "it has ended";
+  context.count_mapped(1, -1);
+  context.count_mapped(1, std::numeric_limits<double>::quiet_NaN());
+  context.count_mapped(1, 1e300);
+  EXPECT_TRUE(context.trace(std::numeric_limits<double>::quiet_NaN()).events.empty());
 }
 
 TEST_F(ContextTest, syncs_durable_writes_of_several_files) {

@@ -201,6 +201,12 @@ def test_options_are_keywords_and_unknown_ones_are_refused():
             penstock.Context(**wrong)
 
 
+def test_deadlines_that_nobody_can_mean_are_refused():
+    for seconds, message in [(-1, "request_seconds is -1"), (float("nan"), "not a number"), (float("inf"), "infinite")]:
+        with pytest.raises(ValueError, match=message):
+            penstock.Context(deadlines={"request_seconds": seconds})
+
+
 def test_a_closed_context_says_so(file):
     context = penstock.Context()
     context.close()

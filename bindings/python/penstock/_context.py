@@ -30,7 +30,11 @@ class Context:
     def __init__(self, **options: Any):
         import json
 
-        self._core = _core.Context(json.dumps(options))
+        try:
+            text = json.dumps(options, allow_nan=False)
+        except ValueError:
+            raise invalid("an option is infinite or not a number", "give numbers of docs/options.md") from None
+        self._core = _core.Context(text)
         self._closed = False
 
     def __enter__(self) -> Context:
