@@ -11,7 +11,8 @@
 //
 // Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model needs
 // no Context, and keeps its files open; a Loading must have ended before its Context is moved or gone, and before the
-// memory is. In a forked child a Loading of the parent counts as cancelled, as its requests do.
+// memory is, unless that is a Buffer's, which is held. In a forked child a Loading of the parent counts as cancelled,
+// as its requests do. Moved from, it has ended as failed.
 #pragma once
 
 #include <chrono>
@@ -225,7 +226,7 @@ struct SaveOptions {
   std::map<std::string, std::string> metadata;
   bool durable = true;
   bool checksums = false;  // recorded in the metadata, for check_model
-  // At most twenty times a second; false cancels, and leaves what was there before.
+  // At most twenty times a second; false cancels, and leaves what was there before. It must not throw.
   std::function<bool(std::uint64_t done, std::uint64_t all)> progress;
 };
 // What a safetensors file begins with, for who writes it himself: behind it come the bytes of the tensors in this

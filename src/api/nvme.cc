@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/callback.h"
 #include "base/unique_fd.h"
 #include "engines/nvme/engine.h"
 #include "engines/table.h"
@@ -135,11 +136,13 @@ Result<NvmeRegisters> read_nvme_registers(const std::string& name) {
 Result<std::vector<NvmeCheck>> test_nvme(const std::string& name, const std::function<bool()>& keep_going) {
   auto device = connect(name);
   if (!device) return std::move(device).error();
-  return nvme::run_selftest(*device->transport, {}, keep_going);
+  return nvme::run_selftest(*device->transport, {}, keep_going_by("keep_going of test_nvme", keep_going));
 }
 
 Result<NvmeTrialReport> try_soft_nvme(const NvmeTrial& trial) {
-  return nvme::run_trial(trial);
+  NvmeTrial guarded = trial;
+  guarded.keep_going = keep_going_by("NvmeTrial::keep_going", trial.keep_going);
+  return nvme::run_trial(guarded);
 }
 
 }  // namespace penstock

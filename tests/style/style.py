@@ -34,8 +34,9 @@ VENDORS = {
     re.compile(r"nanobind/.*"): ["bindings/python/"],
 }
 # Built on the public API alone, but for the helpers that services, which are in the same library, share with it.
-USERS = {"src/cli/": (), "src/services/": ("base/bounded.h", "base/keyed_hash.h"), "src/daemon/": (), "src/capi/": (),
-         "bindings/": ()}
+USERS = {"src/cli/": (),
+         "src/services/": ("base/bounded.h", "base/callback.h", "base/clock.h", "base/keyed_hash.h"),
+         "src/daemon/": (), "src/capi/": (), "bindings/": ()}
 
 
 def files(root, suffixes):

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "base/bounded.h"
+#include "base/callback.h"
+#include "base/clock.h"
 #include "penstock/context.h"
 #include "penstock/diagnosis.h"
 
@@ -225,11 +227,12 @@ Result<std::uint64_t> front_bytes(const SpeedCheck& check, Context& owner) {
 }  // namespace
 
 Result<Speeds> measure_speeds(const SpeedCheck& given) {
+  if (Status status = check_seconds("SpeedCheck::seconds", given.seconds); !status) return std::move(status).error();
   SpeedCheck check = given;
   // Absolute, it is a path to everybody, whatever it looks like.
   std::error_code ignored;
   check.path = std::filesystem::absolute(given.path, ignored).string();
-  if (!check.keep_going) check.keep_going = [] { return true; };
+  check.keep_going = keep_going_by("SpeedCheck::keep_going", given.keep_going);
 
   // The memory is the same for both, so it belongs to neither, and pinned memory leaves staging its budget.
   Options options = check.options;
@@ -252,9 +255,6 @@ Result<Speeds> measure_speeds(const SpeedCheck& given) {
   if (done) done = measure_cached(check, memory->region().part(0, seen), speeds);
   if (done) return speeds;
   if (done.error().code != Code::abandoned) return std::move(done).error();
-  // Somebody may still write there, at any time.
-  new Buffer(std::move(*memory));
-  new Context(std::move(*owner));
   if (!check.keep_going()) return stopped();
   const std::string stuck = "reads did not come back in time: the disk, or the server of its file system, hangs";
   if (!speeds.cold && speeds.no_cold_because.empty()) speeds.no_cold_because = stuck;

@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include "base/callback.h"
+#include "base/clock.h"
 #include "services/measuring/races.h"
 
 namespace penstock {
@@ -18,12 +20,13 @@ constexpr Shares writing{.cached = 0.2, .cold = 0.3, .latency = 0.2, .written = 
 }  // namespace
 
 Result<Measured> measure(const MeasuringJob& given) {
+  if (Status status = check_seconds("MeasuringJob::seconds", given.seconds); !status) return std::move(status).error();
   const double start = measuring::now();
   MeasuringJob job = given;
   // Absolute, it is a path to everybody, whatever it looks like.
   std::error_code ignored;
   job.path = std::filesystem::absolute(given.path, ignored).string();
-  if (!job.keep_going) job.keep_going = [] { return true; };
+  job.keep_going = keep_going_by("MeasuringJob::keep_going", given.keep_going);
   Result<std::unique_ptr<measuring::Session>> session = measuring::Session::create(job);
   if (!session) return session.error();
 
@@ -31,7 +34,6 @@ Result<Measured> measure(const MeasuringJob& given) {
   Measured result{.store = (*session)->info(), .size_bytes = (*session)->size_bytes()};
   // What can't be measured here does not keep the rest from it.
   const auto add = [&](RaceState state, Result<Race> race) -> Status {
-    if (!race && race.error().code == Code::abandoned) (*session)->keep_memory();
     if (!race && race.error().code == Code::cancelled) return race.error();
     result.races.push_back(race ? std::move(*race) : Race{.state = state, .refused = race.error().message});
     return {};
@@ -41,7 +43,6 @@ Result<Measured> measure(const MeasuringJob& given) {
     if (!added) return std::move(added).error();
   }
   Result<LatencyRace> latency = measuring::race_latency(**session, job.seconds * shares.latency);
-  if (!latency && latency.error().code == Code::abandoned) (*session)->keep_memory();
   if (!latency && latency.error().code == Code::cancelled) return latency.error();
   result.latency = latency ? std::move(*latency) : LatencyRace{.refused = latency.error().message};
   if (!job.write_path.empty()) {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,8 +10,11 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <random>
 
+#include "penstock/diagnosis.h"
+#include "penstock/tuning.h"
 #include "services/measuring/plain.h"
 #include "services/measuring/session.h"
 
@@ -108,22 +110,14 @@ TEST_F(Measuring, plain_work_without_enough_threads_is_an_error) {
   EXPECT_EQ(in_child(run), 0);
 }
 
-TEST_F(Measuring, memory_that_may_still_be_written_to_is_kept_for_ever) {
-  const auto run = [&](bool keep) {
-    const MeasuringJob job{.path = folder_ / "read", .size_bytes = 2 * mib, .seconds = 1, .keep_going = go_on};
-    Result<std::unique_ptr<Session>> session = Session::create(job);
-    if (!session) return 2;
-    std::byte* const memory = (*session)->memory().data;
-    *memory = std::byte{0xa5};
-    if (keep) (*session)->keep_memory();
-    session->reset();
-    std::byte found{};
-    const iovec here{&found, 1}, there{memory, 1};
-    const bool is_there = process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1 && found == std::byte{0xa5};
-    return is_there ? 1 : 0;
-  };
-  EXPECT_EQ(in_child([&] { return run(true); }), 1);
-  EXPECT_EQ(in_child([&] { return run(false); }), 0);
+TEST_F(Measuring, for_a_time_that_nobody_can_mean_is_refused) {
+  for (const double seconds :
+       {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    const std::string path = folder_ / "read";
+    EXPECT_EQ(measure({.path = path, .seconds = seconds}).error().code, Code::invalid_argument);
+    EXPECT_EQ(search_tuning({.path = path, .seconds = seconds}).error().code, Code::invalid_argument);
+    EXPECT_EQ(measure_speeds({.path = path, .seconds = seconds}).error().code, Code::invalid_argument);
+  }
 }
 
 TEST_F(Measuring, a_file_that_became_shorter_is_an_error) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "base/callback.h"
 #include "penstock/checksum.h"
 #include "penstock/gpu.h"
 
@@ -33,9 +34,6 @@ Session::Session(const MeasuringJob& job, Context owner, Store store)
 Session::~Session() {
   if (fd_ >= 0) close(fd_);
   if (direct_fd_ >= 0) close(direct_fd_);
-  if (!keeps_memory_) return;
-  new Buffer(std::move(memory_));
-  new Context(std::move(owner_));
 }
 
 Result<std::unique_ptr<Session>> Session::create(const MeasuringJob& job) {
@@ -93,7 +91,7 @@ Status Session::allocate(std::uint64_t size_bytes) {
 }
 
 void Session::say(const std::string& what) const {
-  if (job_.on_step) job_.on_step(what);
+  if (job_.on_step) call_back("MeasuringJob::on_step", job_.on_step, what);
 }
 
 Status Session::reach(RaceState state) {

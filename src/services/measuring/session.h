@@ -38,8 +38,6 @@ class Session {
   Status spoil();
   Result<bool> memory_is_right();
   Result<bool> file_is_right(int fd);
-  // For ever: somebody may still write there, at any time.
-  void keep_memory() { keeps_memory_ = true; }
 
  private:
   Session(const MeasuringJob& job, Context owner, Store store);
@@ -51,7 +49,6 @@ class Session {
   Store store_;
   int fd_ = -1, direct_fd_ = -1;
   Buffer memory_, buffers_;
-  bool keeps_memory_ = false;
   std::string checksum_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/callback.h"
 #include "penstock/checksum.h"
 #include "penstock/models.h"
 #include "services/models/contents.h"
@@ -71,7 +72,7 @@ class Checking {
       if (Status status = check_file(file, tensors_[i], checked.back()); !status) return std::move(status).error();
       bytes_before_ += file.size_bytes;
     }
-    if (progress_) (void)progress_(all_bytes_, all_bytes_);
+    if (progress_) (void)ask(all_bytes_);
     return checked;
   }
 
@@ -180,8 +181,13 @@ class Checking {
     const std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now();
     if (!progress_ || now - told_ < turn) return {};
     told_ = now;
-    if (progress_(bytes_before_ + offset, all_bytes_)) return {};
+    if (ask(bytes_before_ + offset)) return {};
     return Error{Code::cancelled, 0, "checking was cancelled", ""};
+  }
+
+  // Whether to go on.
+  bool ask(std::uint64_t done_bytes) const {
+    return call_back("progress of check_model", progress_, done_bytes, all_bytes_);
   }
 
   Context& context_;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -311,6 +312,53 @@ TEST_F(ModelLoad, has_one_deadline_for_all_that_it_reads) {
   loading.wait();
   ASSERT_FALSE(loading.report().ok());
   EXPECT_EQ(loading.report().transfer.error->code, Code::timed_out);
+}
+
+TEST_F(ModelLoad, has_no_time_for_a_deadline_that_has_passed) {
+  const Model model = Model::open(write_model("m", {{"a", {100, 100}}})).value();
+  std::string memory(200, '\0');
+  const TensorPart part{
+      .tensor = 0, .dimension = 1, .intervals = {{0, 2}}, .memory = Region::host(memory.data(), memory.size())};
+  for (const Columns columns : {Columns::pieces, Columns::whole}) {
+    for (const double spent : {-1.0, std::numeric_limits<double>::quiet_NaN()}) {
+      LoadOptions options{.columns = columns};
+      options.request.deadline_seconds = spent;
+      const Loading loading = load(context_, model, {&part, 1}, options).value();
+      loading.wait();
+      ASSERT_FALSE(loading.report().ok());
+      EXPECT_EQ(loading.report().transfer.error->code, Code::timed_out);
+    }
+  }
+}
+
+TEST_F(ModelLoad, fills_a_buffer_that_is_destroyed_meanwhile_and_then_lets_it_go) {
+  const Model model = Model::open(write_model("m", {{"a", {4096, 8192}}})).value();
+  for (const Columns columns : {Columns::pieces, Columns::whole}) {
+    Buffer memory = context_.allocate(Domain::host(), 4096 * 100).value();
+    const TensorPart part{.tensor = 0, .dimension = 1, .intervals = {{0, 100}}, .memory = memory.region()};
+    const Loading loading = load(context_, model, {&part, 1}, {.columns = columns}).value();
+    memory = Buffer();
+    loading.wait();
+    EXPECT_TRUE(loading.report().ok());
+    EXPECT_EQ(hold_memory(part.memory), nullptr) << "nobody holds it any more";
+  }
+}
+
+TEST_F(ModelLoad, that_was_moved_from_has_ended_as_failed) {
+  const Model model = Model::open(write_model("m", {{"a", {100}}})).value();
+  std::string memory(100, '\0');
+  const TensorPart part{.tensor = 0, .memory = Region::host(memory.data(), memory.size())};
+  Loading loading = load(context_, model, {&part, 1}).value();
+  Loading moved = std::move(loading);
+  EXPECT_TRUE(loading.ended());
+  EXPECT_EQ(loading.bytes_done(), 0U);
+  EXPECT_EQ(loading.bytes_wanted(), 0U);
+  EXPECT_TRUE(loading.wait_for(std::chrono::hours(1)));
+  loading.wait();
+  loading.cancel();
+  EXPECT_EQ(loading.report().transfer.error->code, Code::invalid_argument);
+  moved.wait();
+  EXPECT_TRUE(moved.report().ok());
 }
 
 TEST_F(ModelLoad, is_cancelled_within_200_ms_however_it_reads) {

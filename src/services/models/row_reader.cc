@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <system_error>
 
+#include "base/callback.h"
 #include "services/models/ending.h"
 
 namespace penstock::models {
@@ -50,6 +51,7 @@ std::vector<Segment> fill_window(std::span<const RowJob> jobs, std::uint64_t win
 Result<std::unique_ptr<RowReader>> RowReader::create(Context& context, std::vector<RowJob> jobs,
                                                      RequestOptions options) {
   std::unique_ptr<RowReader> reader(new RowReader(context, {std::move(jobs), {}, std::move(options)}));
+  for (const RowJob& job : reader->work_.jobs) reader->held_.push_back(hold_memory(job.memory));
   if (Status status = reader->allocate(); !status) return std::move(status).error();
   return reader;
 }
@@ -117,9 +119,10 @@ Status RowReader::begin(Window& window) {
   window.segments = fill_window(work_.jobs, window.memory.size_bytes(), cursor_);
   if (window.segments.empty()) return {};
   RequestOptions options;
-  if (work_.options.deadline_seconds > 0) {
+  if (work_.options.deadline_seconds != 0) {
     const std::chrono::duration<double> past = Clock::now() - begun_;
-    options.deadline_seconds = std::max(1e-3, work_.options.deadline_seconds - past.count());
+    const double left = work_.options.deadline_seconds - past.count();
+    options.deadline_seconds = left > 0 ? left : -1;  // 0 would be the Context's
   }
   std::vector<Range> ranges;
   for (const Segment& segment : window.segments) {
@@ -195,14 +198,16 @@ void RowReader::finish(const Status& status) {
     if (work_.beside) report_.add(work_.beside.report());
     report_.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
     report = report_;
+    held_.clear();
     ended_.store(true, std::memory_order_release);
     has_ended_.notify_all();
   }
   if (!work_.options.on_end) return;
+  const auto call = [on_end = work_.options.on_end, report] { call_back("RequestOptions::on_end", on_end, report); };
   if (work_.options.executor) {
-    work_.options.executor([on_end = work_.options.on_end, report] { on_end(report); });
+    call_back("RequestOptions::executor", work_.options.executor, call);
   } else {
-    work_.options.on_end(report);
+    call();
   }
 }
 

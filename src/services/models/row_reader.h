@@ -92,6 +92,7 @@ class RowReader {
 
   Context& context_;
   Work work_;
+  std::vector<std::shared_ptr<const void>> held_;  // what is copied to, until it has ended
   Window windows_[2];
   RowCursor cursor_;
   const Clock::time_point begun_ = Clock::now();

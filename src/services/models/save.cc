@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/callback.h"
 #include "penstock/checksum.h"
 #include "penstock/gpu.h"
 #include "penstock/models.h"
@@ -90,7 +91,7 @@ class Saving {
     }
     Report report = ticket->report();
     if (!report.ok()) return report;
-    if (options_.progress && !options_.progress(data_bytes_, data_bytes_)) return cancelled();
+    if (options_.progress && !ask(data_bytes_)) return cancelled();
     return options_.checksums ? write_header(store, std::move(report)) : report;
   }
 
@@ -143,8 +144,12 @@ class Saving {
     const Clock::time_point now = Clock::now();
     if (!options_.progress || now - told_ < progress_interval) return {};
     told_ = now;
-    if (options_.progress(std::min(ticket.bytes_done(), data_bytes_), data_bytes_)) return {};
-    return cancelled();
+    return ask(std::min(ticket.bytes_done(), data_bytes_)) ? Status() : cancelled();
+  }
+
+  // Whether to go on.
+  bool ask(std::uint64_t done_bytes) const {
+    return call_back("SaveOptions::progress", options_.progress, done_bytes, data_bytes_);
   }
 
   static Error cancelled() {

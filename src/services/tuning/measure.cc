@@ -10,6 +10,9 @@
 #include <filesystem>
 #include <thread>
 
+#include "base/callback.h"
+#include "base/clock.h"
+
 namespace penstock {
 
 namespace tuning {
@@ -153,12 +156,13 @@ Result<Comparison> Measurement::compare(const Options& before, const Options& af
 }  // namespace tuning
 
 Result<TuningResult> search_tuning(const TuningSearch& given) {
+  if (Status status = check_seconds("TuningSearch::seconds", given.seconds); !status) return std::move(status).error();
   const double start = measuring::now();
   TuningSearch search = given;
   // Absolute, it is a path to everybody, whatever it looks like.
   std::error_code ignored;
   search.path = std::filesystem::absolute(given.path, ignored).string();
-  if (!search.keep_going) search.keep_going = [] { return true; };
+  search.keep_going = keep_going_by("TuningSearch::keep_going", given.keep_going);
   Result<std::unique_ptr<tuning::Measurement>> measurement = tuning::Measurement::create(search);
   if (!measurement) return measurement.error();
 
@@ -170,7 +174,7 @@ Result<TuningResult> search_tuning(const TuningSearch& given) {
   job.in_time = [&] { return measuring::now() - start < search.seconds * tuning::climbing_share; };
   job.on_trial = [&](const TuningTrial& trial) {
     result.trials.push_back(trial);
-    if (search.on_trial) search.on_trial(trial);
+    if (search.on_trial) call_back("TuningSearch::on_trial", search.on_trial, trial);
   };
   const Result<Options> best = tuning::climb(job);
   if (!best) return best.error();
