@@ -24,7 +24,7 @@ LiveBuffers::Place find(const std::byte* address) {
   return LiveBuffers::of_process().find(address);
 }
 
-bool is_mapped(const std::byte* page) {
+bool is_there(const std::byte* page) {
   return ::msync(const_cast<std::byte*>(page), 1, MS_ASYNC) == 0;
 }
 
@@ -61,12 +61,12 @@ TEST(LiveBuffers, keep_memory_until_its_last_holder_lets_go_of_it) {
   auto place = find(data);
   std::shared_ptr<const void> another = hold_memory(buffer.region());
   buffer = Buffer();
-  EXPECT_TRUE(is_mapped(data));
+  EXPECT_TRUE(is_there(data));
   place = {};
-  EXPECT_TRUE(is_mapped(data));
+  EXPECT_TRUE(is_there(data));
   EXPECT_NE(find(data).held, nullptr) << "as long as it is there, it can be lent";
   another.reset();
-  EXPECT_FALSE(is_mapped(data));
+  EXPECT_FALSE(is_there(data));
   EXPECT_EQ(find(data).held, nullptr);
 }
 
