@@ -61,7 +61,7 @@ bool locks_prove(int folder, const FileSystem& file_system) {
     const auto mount = mount_of(folder);
     return mount && mount_option(*mount, "local_lock") == "none";
   }
-  return !is_remote(file_system.locality) && !file_system.name.starts_with("0x");
+  return !is_remote(file_system.locality) && !file_system.generated && !file_system.name.starts_with("0x");
 }
 
 struct CloseFolder {

@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace penstock::files {
@@ -53,7 +55,13 @@ class AttachedLoop {
 
   const std::string& path() const { return path_; }  // empty: there is none
   void detach() {
-    if (!path_.empty()) output_of("losetup --detach " + path_);
+    if (path_.empty()) return;
+    output_of("losetup --detach " + path_);
+    // It stays while anybody has the device open, be it to look at it.
+    const std::string backing = "/sys/block/" + path_.substr(path_.rfind('/') + 1) + "/loop/backing_file";
+    for (int i = 0; i < 1000 && std::filesystem::exists(backing); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
     path_.clear();
   }
 
