@@ -7,7 +7,7 @@ import subprocess
 import unittest
 
 import schema
-from tool import NOBODY, SLOW, ToolTest, refuse_io_uring, wait_until
+from tool import NOBODY, SLOW, ToolTest, refuse_io_uring, refuse_io_uring_enter, wait_until
 
 MIB = 1 << 20
 COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "bench", "top", "nvme", "sample",
@@ -84,6 +84,16 @@ class WithoutIoUring(ToolTest):
         self.assertTrue(error["hint"])
         findings = self.json_of("doctor", path, preexec_fn=refuse_io_uring)["findings"]
         self.assertIn("io_uring", findings[0]["what"])
+
+    def test_a_filter_that_refuses_only_the_use_of_rings_is_found_out_at_once(self):
+        how = {"preexec_fn": refuse_io_uring_enter, "timeout": 30}  # requests that get nowhere end after 60 seconds
+        path = self.file("data", os.urandom(MIB))
+        loaded = self.json_of("load", path, "--verify", **how)
+        self.assertEqual(loaded["engine"], "posix")
+        error = self.fails("engine_unavailable", 1, "load", path, "--engine", "uring", **how)
+        self.assertIn("io_uring_enter was refused", error["message"])
+        findings = self.json_of("doctor", path, **how)["findings"]
+        self.assertIn("io_uring_enter was refused", findings[0]["what"])
 
 
 class Doctor(ToolTest):

@@ -183,6 +183,11 @@ def refuse_io_uring():
     refuse(425, errno.EPERM)
 
 
+def refuse_io_uring_enter():
+    """For preexec_fn: a filter that has forgotten a part of io_uring. Rings can be made, and not used."""
+    refuse(426, errno.EPERM)
+
+
 def refuse_cachestat():
     """For preexec_fn: as on kernels before 6.5."""
     refuse(451, errno.ENOSYS)

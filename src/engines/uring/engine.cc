@@ -19,13 +19,11 @@ class Engine : public engine::Engine {
   engine::Probe probe() const override {
     io_uring ring{};
     constexpr std::uint32_t probe_entries = 2;
-    int error = settings_.simulated_refusal;
-    if (error == 0) {
-      error = open_ring(ring, probe_entries);
-      if (error == 0) io_uring_queue_exit(&ring);
-    }
-    if (error == 0) return {.available = true};
-    return explain_refusal(error, io_uring_disabled());
+    const int error = settings_.simulated_refusal != 0 ? settings_.simulated_refusal : open_ring(ring, probe_entries);
+    if (error != 0) return explain_refusal(error, io_uring_disabled());
+    const int use_error = try_ring(ring);
+    io_uring_queue_exit(&ring);
+    return use_error == 0 ? engine::Probe{.available = true} : explain_refused_use(use_error);
   }
 
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {

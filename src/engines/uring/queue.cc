@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "base/log.h"
 #include "engines/uring/refusal.h"
 #include "engines/uring/store.h"
 #include "files/transfer.h"
@@ -30,6 +31,8 @@ constexpr std::uint32_t max_depth = 32768;  // the kernel's
 constexpr unsigned group_size = 4;          // operations that are handed over together, at the most
 // When the kernel is short of memory for requests.
 constexpr auto back_off_time = std::chrono::microseconds(100);
+// Where the kernel can't be asked to wake us.
+constexpr auto look_again_time = std::chrono::milliseconds(1);
 constexpr auto longest_wait = std::chrono::hours(1);
 
 Store& store_of(const Op& op) {
@@ -59,6 +62,11 @@ int open_ring(io_uring& ring, std::uint32_t entries) {
   return error;
 }
 
+int try_ring(io_uring& ring) {
+  io_uring_prep_nop(io_uring_get_sqe(&ring));
+  return std::max(-io_uring_submit_and_wait(&ring, 1), 0);
+}
+
 Result<std::unique_ptr<engine::Queue>> Queue::create(const engine::QueueOptions& options, Registry& registry) {
   if (options.depth == 0 || options.depth > max_depth) {
     return Error{Code::invalid_argument, 0, "a queue of depth " + std::to_string(options.depth),
@@ -71,7 +79,10 @@ Result<std::unique_ptr<engine::Queue>> Queue::create(const engine::QueueOptions&
     const engine::Probe refusal = explain_refusal(error, io_uring_disabled());
     return Error{Code::engine_unavailable, error, refusal.reason, refusal.remedy};
   }
-  return std::unique_ptr<engine::Queue>(new Queue(ring, std::move(event), options, registry));
+  std::unique_ptr<io_uring, decltype(&io_uring_queue_exit)> unowned(&ring, &io_uring_queue_exit);
+  std::unique_ptr<engine::Queue> queue(new Queue(ring, std::move(event), options, registry));
+  static_cast<void>(unowned.release());
+  return queue;
 }
 
 Queue::Queue(io_uring ring, UniqueFd event, const engine::QueueOptions& options, Registry& registry)
@@ -81,7 +92,8 @@ Queue::Queue(io_uring ring, UniqueFd event, const engine::QueueOptions& options,
       buffers_(buffer_slots, io_uring_register_buffers_sparse(&ring_, buffer_slots) == 0),
       event_(std::move(event)),
       in_flight_(options.depth),
-      ended_(options.depth) {
+      ended_(options.depth),
+      to_do_(options.depth) {
   // Operations that can't sleep in the kernel are done by its threads; kernels before 5.15 have their own bound.
   std::array<unsigned, 2> workers{std::max(options.threads, 1U), std::max(options.threads, 1U)};
   io_uring_register_iowq_max_workers(&ring_, workers.data());
@@ -112,7 +124,7 @@ std::size_t Queue::submit(std::span<const Op> ops) {
   while (taken < ops.size() && start(ops[taken])) {
     ++taken;
     // The device works on the first while the next are prepared.
-    if (io_uring_sq_ready(&ring_) >= group_size) io_uring_submit(&ring_);
+    if (!given_up_ && io_uring_sq_ready(&ring_) >= group_size) io_uring_submit(&ring_);
   }
   return taken;
 }
@@ -128,8 +140,8 @@ bool Queue::start(const Op& op) {
     ended_.push(files::finish(op, -EINVAL));
     return true;
   }
-  io_uring_sqe* entry = io_uring_get_sqe(&ring_);
-  if (entry == nullptr) return false;
+  io_uring_sqe* entry = given_up_ ? nullptr : io_uring_get_sqe(&ring_);
+  if (entry == nullptr && !given_up_) return false;
   const std::uint32_t index = free_.back();
   free_.pop_back();
   InFlight& place = in_flight_[index];
@@ -138,6 +150,10 @@ bool Queue::start(const Op& op) {
            .busy = true,
            .cancelled = false,
            .writes_zeros = false};
+  if (given_up_) {
+    to_do_.push(index);
+    return true;
+  }
   fill(*entry, op);
   entry->user_data = user_data(index);
   return true;
@@ -209,20 +225,52 @@ std::optional<std::uint32_t> Queue::ensure_buffer(const Op& op, std::uint64_t le
 
 std::size_t Queue::poll(std::span<Done> done, TimePoint deadline) {
   if (done.empty()) return 0;
-  while (true) {
+  while (!given_up_) {
     const TimePoint now = Clock::now();
     bool sleep = now < deadline && ended_.empty() && io_uring_cq_ready(&ring_) == 0;
     const bool woken = sleep && std::exchange(wake_seen_, false);
     sleep = sleep && !woken;
     const int error = sleep ? hand_over_and_wait(deadline - now) : hand_over();
+    const bool short_of_memory = error == EBUSY || error == EAGAIN || error == ENOMEM;
+    if (error != 0 && !short_of_memory && error != ETIME && error != EINTR) give_up_ring(error);
     const std::size_t count = collect(done);
     if (count > 0 || woken || now >= deadline) return count;
-    if (error == EBUSY || error == EAGAIN || error == ENOMEM) {
-      std::this_thread::sleep_for(std::min<Duration>(back_off_time, deadline - now));
-    } else if (error != 0 && error != ETIME && error != EINTR) {
-      return 0;
-    }
+    if (short_of_memory) std::this_thread::sleep_for(std::min<Duration>(back_off_time, deadline - now));
   }
+  return poll_without_kernel(done, deadline);
+}
+
+// What the kernel has not taken is ours again; what it has still comes back.
+void Queue::give_up_ring(int error) {
+  log(LogLevel::warning, explain_refused_use(error).reason + "; operations run one after another instead");
+  given_up_ = true;
+  wake_armed_ = false;
+  const unsigned taken = std::atomic_ref<unsigned>(*ring_.sq.khead).load(std::memory_order_acquire);
+  for (unsigned at = taken; at != ring_.sq.sqe_tail; ++at) {
+    const std::uint64_t tag = ring_.sq.sqes[at & *ring_.sq.kring_mask].user_data;
+    if (tag != wake_tag && tag != cancel_tag) to_do_.push(static_cast<std::uint32_t>(tag));
+  }
+}
+
+std::size_t Queue::poll_without_kernel(std::span<Done> done, TimePoint deadline) {
+  while (true) {
+    std::size_t count = collect(done);
+    if (count == 0 && run_next(done[0])) count = 1;
+    const TimePoint now = Clock::now();
+    const bool woken = wake_written_.exchange(false) || std::exchange(wake_seen_, false);
+    if (count > 0 || woken || now >= deadline) return count;
+    std::this_thread::sleep_for(std::min<Duration>(look_again_time, deadline - now));
+  }
+}
+
+bool Queue::run_next(Done& done) {
+  if (to_do_.empty()) return false;
+  const std::uint32_t index = to_do_.pop();
+  InFlight& place = in_flight_[index];
+  done = place.cancelled ? files::finish(place.op, -ECANCELED) : files::transfer(place.op);
+  place.busy = false;
+  free_.push_back(index);
+  return true;
 }
 
 // Gives the kernel what was submitted. 0 or an error number, as below.
@@ -309,6 +357,10 @@ bool Queue::complete(const io_uring_cqe& completion, Done& done) {
 
 // In place of an operation that the file system does not have. At most the first part: the caller goes on.
 bool Queue::write_zeros(std::uint32_t index) {
+  if (given_up_) {
+    to_do_.push(index);
+    return true;
+  }
   io_uring_sqe* entry = entry_at_once();
   if (entry == nullptr) return false;
   InFlight& place = in_flight_[index];
@@ -331,6 +383,8 @@ void Queue::cancel(std::uint64_t cookie) {
   for (std::uint32_t index = 0; index < in_flight_.size(); ++index) {
     InFlight& place = in_flight_[index];
     if (!place.busy || place.op.cookie != cookie || place.cancelled) continue;
+    place.cancelled = given_up_;
+    if (given_up_) return;
     io_uring_sqe* entry = entry_at_once();
     if (entry == nullptr) return;
     io_uring_prep_cancel64(entry, user_data(index), 0);

@@ -1,7 +1,9 @@
 // Queue of the uring engine: one ring.
 //
 // submit only fills entries; a poll hands them to the kernel and waits for completions in one call. A read of an
-// eventfd is kept in the ring, so that wake() ends the wait.
+// eventfd is kept in the ring, so that wake() ends the wait. Should the kernel refuse to be entered later on (a process
+// may put a security filter on itself at any time), operations that it has not taken are done by poll, one after
+// another.
 //
 // Thread safety and lifetime: as engine::Queue. Nothing is allocated for an operation.
 #pragma once
@@ -22,6 +24,8 @@ namespace penstock::uring {
 // Sets up a ring with the best flags that the kernel knows; 0 or an error number. The caller ends it with
 // io_uring_queue_exit.
 int open_ring(io_uring& ring, std::uint32_t entries);
+// Has the ring do nothing, once: a filter may let rings be made, and refuse their use. 0 or an error number.
+int try_ring(io_uring& ring);
 
 class Queue : public engine::Queue, private Registered {
  public:
@@ -55,6 +59,9 @@ class Queue : public engine::Queue, private Registered {
   std::optional<std::uint32_t> ensure_buffer(const engine::Op& op, std::uint64_t length);
   std::uint64_t user_data(std::uint32_t index) const;
 
+  std::size_t poll_without_kernel(std::span<engine::Done> done, TimePoint deadline);
+  void give_up_ring(int error);
+  bool run_next(engine::Done& done);
   int hand_over();
   int hand_over_and_wait(Duration time);
   void arm_wake();
@@ -74,7 +81,9 @@ class Queue : public engine::Queue, private Registered {
   std::atomic<bool> wake_written_{false};  // spares the call when a wake is on its way already
   std::vector<InFlight> in_flight_;
   std::vector<std::uint32_t> free_;
-  files::Ring<engine::Done> ended_;  // without the kernel
+  files::Ring<engine::Done> ended_;   // without the kernel
+  bool given_up_ = false;             // the kernel refuses to be entered
+  files::Ring<std::uint32_t> to_do_;  // places of operations, from then on
 };
 
 }  // namespace penstock::uring

@@ -2,7 +2,11 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
 #include <array>
@@ -26,6 +30,16 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t block = 4096;
 constexpr std::size_t blocks = 256;
+
+// From now on the calling thread gets EPERM from a system call. Nothing can undo that: it is for threads of their own.
+bool refuse_call(long number) {
+  std::array program{sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+                     sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint32_t>(number), 0, 1),
+                     sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                     sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter{program.size(), program.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
 
 class UringQueue : public testing::Test {
  protected:
@@ -299,6 +313,60 @@ TEST_F(UringQueue, goes_on_where_memory_can_not_be_registered) {
   ASSERT_TRUE(key);
   read_all(*lane, *store, Path::buffered, key);
   engine_->detach(key);
+}
+
+// Runs it where the kernel refuses a call of io_uring.
+template <typename Action>
+void where_call_is_refused(long number, Action action) {
+  bool refused = false;
+  std::thread([&] {
+    refused = refuse_call(number);
+    if (refused) action();
+  }).join();
+  if (!refused) GTEST_SKIP() << "no seccomp filter can be installed here";
+}
+
+TEST_F(UringQueue, is_not_offered_where_rings_can_be_made_but_not_used) {
+  where_call_is_refused(__NR_io_uring_enter, [&] {
+    const engine::Probe probe = engine_->probe();
+    EXPECT_FALSE(probe.available);
+    EXPECT_NE(probe.reason.find("io_uring_enter was refused"), std::string::npos) << probe.reason;
+    EXPECT_NE(probe.remedy.find("seccomp"), std::string::npos);
+  });
+}
+
+TEST_F(UringQueue, works_where_nothing_can_be_registered) {
+  where_call_is_refused(__NR_io_uring_register, [&] {
+    EXPECT_TRUE(engine_->probe().available);
+    const auto store = open(file_.name());
+    read_all(*queue(), *store, Path::buffered);
+  });
+}
+
+TEST_F(UringQueue, does_operations_itself_once_the_kernel_refuses_to_be_entered) {
+  const auto store = open(file_.name(), {.access = Access::write});
+  const auto lane = queue({.depth = 8});
+  read_all(*lane, *store, Path::buffered);
+  std::array<Op, 2> held_back{read(*store, 0), read(*store, 1)};
+  EXPECT_EQ(lane->submit(held_back), 2U);
+  where_call_is_refused(__NR_io_uring_enter, [&] {
+    lane->cancel(held_back[1].cookie);
+    const std::vector<Done> done = files::collect(*lane, 2);
+    ASSERT_EQ(done.size(), 2U);
+    EXPECT_EQ(done[0].bytes, block);
+    EXPECT_EQ(done[1].code, Code::cancelled);
+    read_all(*lane, *store, Path::buffered);
+    const Op zero{.kind = OpKind::zero, .store = store.get(), .offset = 0, .length = block};
+    EXPECT_EQ(run(*lane, zero).bytes, block);
+    const Op cancelled = read(*store, 5);
+    EXPECT_EQ(lane->submit({&cancelled, 1}), 1U);
+    lane->cancel(cancelled.cookie);
+    EXPECT_EQ(files::collect(*lane, 1).at(0).code, Code::cancelled);
+    std::array<Done, 1> none{};
+    lane->wake();
+    EXPECT_EQ(lane->poll(none, TimePoint::max()), 0U);
+    EXPECT_EQ(lane->poll(none, Clock::now() + 5ms), 0U);
+  });
 }
 
 TEST_F(UringQueue, refuses_impossible_depths) {

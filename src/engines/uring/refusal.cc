@@ -7,6 +7,10 @@
 namespace penstock::uring {
 namespace {
 
+constexpr const char* allow_all_calls =
+    "start the container with a seccomp profile that allows io_uring_setup, io_uring_enter and "
+    "io_uring_register (docker run --security-opt seccomp=PROFILE)";
+
 engine::Probe explain_not_permitted(std::optional<int> disabled) {
   switch (disabled.value_or(0)) {
     case 1:
@@ -16,9 +20,7 @@ engine::Probe explain_not_permitted(std::optional<int> disabled) {
       return {false, "io_uring is switched off on this machine (kernel.io_uring_disabled is 2)",
               "sysctl kernel.io_uring_disabled=0"};
     default:
-      return {false, "io_uring is refused by a security filter, as in most containers",
-              "start the container with a seccomp profile that allows io_uring_setup, io_uring_enter and "
-              "io_uring_register (docker run --security-opt seccomp=PROFILE)"};
+      return {false, "io_uring is refused by a security filter, as in most containers", allow_all_calls};
   }
 }
 
@@ -42,6 +44,13 @@ engine::Probe explain_refusal(int error, std::optional<int> disabled) {
     default:
       return {false, std::string("io_uring can't be set up: ") + std::strerror(error), ""};
   }
+}
+
+engine::Probe explain_refused_use(int error) {
+  return {false,
+          std::string("io_uring_enter was refused, though rings can be made: ") + std::strerror(error) +
+              "; a security filter lets only a part of io_uring through",
+          allow_all_calls};
 }
 
 std::optional<int> io_uring_disabled() {

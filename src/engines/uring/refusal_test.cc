@@ -38,6 +38,13 @@ TEST(Refusal, that_is_unknown_still_has_a_reason) {
   EXPECT_TRUE(mentions(explain_refusal(EIO, 0).reason, "Input/output error"));
 }
 
+TEST(Refusal, of_rings_that_can_be_made_names_the_call) {
+  const engine::Probe probe = explain_refused_use(EPERM);
+  EXPECT_FALSE(probe.available);
+  EXPECT_TRUE(mentions(probe.reason, "io_uring_enter was refused"));
+  EXPECT_TRUE(mentions(probe.remedy, "seccomp"));
+}
+
 TEST(Refusal, that_is_simulated_is_seen_by_probe_and_make_queue) {
   const auto engine = make_engine({.simulated_refusal = ENOSYS});
   EXPECT_FALSE(engine->probe().available);
