@@ -9,6 +9,7 @@
 
 #include "api/context_builder.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "core/environment.h"
 #include "core/lane_set.h"
 #include "core/publisher.h"
@@ -94,7 +95,9 @@ class Context::Impl {
 
   Result<std::shared_ptr<core::Request>> make_request(engine::OpKind kind, std::span<const Range> ranges,
                                                       const RequestOptions& options) {
-    return core::Request::create(environment, ranges, {.kind = kind, .lanes = lanes->size(), .options = options});
+    return or_out_of_memory([&]() -> Result<std::shared_ptr<core::Request>> {
+      return core::Request::create(environment, ranges, {.kind = kind, .lanes = lanes->size(), .options = options});
+    });
   }
 
   // A small request on a store of this machine costs less on the caller's thread than the way to a lane and back.
@@ -167,8 +170,12 @@ class Context::Impl {
     auto request = self->make_request(kind, ranges, options);
     if (!request) return failed_report(std::move(request).error());
     self->run(ranges, *request);
-    return (*request)->report();
+    Result<Report> report = or_out_of_memory([&]() -> Result<Report> { return (*request)->report(); });
+    return report ? std::move(*report) : failed_report(std::move(report).error());
   }
+
+  Result<Buffer> allocate(Domain domain, std::size_t size_bytes);
+  Result<std::uint64_t> prefetch(std::span<const Range> ranges) const;
 
   void start(std::span<const Range> ranges, const std::shared_ptr<core::Request>& request) {
     if (is_late(request)) return;
@@ -184,14 +191,16 @@ class Context::Impl {
 };
 
 Result<Context> Context::create(const Options& options) {
-  Options chosen = options;
-  if (const char* engine = std::getenv("PENSTOCK_ENGINE"); engine != nullptr && *engine != '\0') {
-    chosen.engine = engine;
-  }
-  if (const char* name = std::getenv("PENSTOCK_PUBLISH"); name != nullptr && chosen.publish.empty()) {
-    chosen.publish = name;
-  }
-  return ContextBuilder::build(engines::default_table(), chosen);
+  return or_out_of_memory([&] {
+    Options chosen = options;
+    if (const char* engine = std::getenv("PENSTOCK_ENGINE"); engine != nullptr && *engine != '\0') {
+      chosen.engine = engine;
+    }
+    if (const char* name = std::getenv("PENSTOCK_PUBLISH"); name != nullptr && chosen.publish.empty()) {
+      chosen.publish = name;
+    }
+    return ContextBuilder::build(engines::default_table(), chosen);
+  });
 }
 
 Result<Context> ContextBuilder::build(engine::Table table, const Options& options) {
@@ -212,15 +221,20 @@ Context& Context::operator=(Context&&) noexcept = default;
 Context::~Context() = default;
 
 Result<Store> Context::open(std::string_view name, const OpenOptions& options) {
-  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
-  auto entry = core::StoreEntry::open(*impl_->environment, name, options);
-  if (!entry) return entry.error();
-  return Store(std::move(*entry));
+  return or_out_of_memory([&]() -> Result<Store> {
+    if (auto status = Impl::usable(impl_.get()); !status) return status.error();
+    auto entry = core::StoreEntry::open(*impl_->environment, name, options);
+    if (!entry) return entry.error();
+    return Store(std::move(*entry));
+  });
 }
 
 Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
   if (auto status = Impl::usable(impl_.get()); !status) return status.error();
-  const auto& environment = impl_->environment;
+  return or_out_of_memory([&] { return impl_->allocate(domain, size_bytes); });
+}
+
+Result<Buffer> Context::Impl::allocate(Domain domain, std::size_t size_bytes) {
   const bool pinned = domain == Domain::pinned();
   memory::AllocationOptions options{
       .domain = domain, .size_bytes = size_bytes, .lock = pinned, .budget = pinned ? environment->pinned : nullptr};
@@ -247,28 +261,35 @@ Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
   const Region region = (*allocation)->region();
   const bool attach = pinned || domain.kind() == Domain::Kind::cuda;
   if (attach && size_bytes != 0) {
+    // First, since afterwards there may be no memory for it; what is not attached is not detached either.
+    (*allocation)->on_free([known = environment, region] { (void)known->memory.detach(region); });
     if (auto status = environment->memory.attach(region); !status) return status.error();
-    (*allocation)->on_free([environment, region] { (void)environment->memory.detach(region); });
   }
   return Buffer(std::move(*allocation));
 }
 
 Status Context::prepare(Domain domain) {
-  if (auto status = Impl::usable(impl_.get()); !status) return status;
-  if (domain.host_accessible()) return {};
-  auto gpu = impl_->device(domain);
-  if (!gpu) return gpu.error();
-  return impl_->lanes->prepare(**gpu);
+  return or_out_of_memory([&]() -> Status {
+    if (auto status = Impl::usable(impl_.get()); !status) return status;
+    if (domain.host_accessible()) return {};
+    auto gpu = impl_->device(domain);
+    if (!gpu) return gpu.error();
+    return impl_->lanes->prepare(**gpu);
+  });
 }
 
 Status Context::attach(Region memory) {
-  if (auto status = Impl::usable(impl_.get()); !status) return status;
-  return impl_->environment->memory.attach(memory);
+  return or_out_of_memory([&]() -> Status {
+    if (auto status = Impl::usable(impl_.get()); !status) return status;
+    return impl_->environment->memory.attach(memory);
+  });
 }
 
 Status Context::detach(Region memory) {
-  if (auto status = Impl::usable(impl_.get()); !status) return status;
-  return impl_->environment->memory.detach(memory);
+  return or_out_of_memory([&]() -> Status {
+    if (auto status = Impl::usable(impl_.get()); !status) return status;
+    return impl_->environment->memory.detach(memory);
+  });
 }
 
 Report Context::read(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options) {
@@ -298,7 +319,7 @@ Report Context::deallocate(const Store& store, std::uint64_t offset, std::uint64
 
 Result<Ticket> Context::submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
   if (auto status = Impl::usable(impl_.get()); !status) return status.error();
-  if (options.stream) return impl_->submit_in_order(direction, ranges, options);
+  if (options.stream) return or_out_of_memory([&] { return impl_->submit_in_order(direction, ranges, options); });
   auto request = impl_->make_request(kind_of(direction), ranges, options);
   if (!request) return std::move(request).error();
   impl_->start(ranges, *request);
@@ -307,7 +328,11 @@ Result<Ticket> Context::submit(Direction direction, std::span<const Range> range
 
 Result<std::uint64_t> Context::prefetch(std::span<const Range> ranges) {
   if (auto status = Impl::usable(impl_.get()); !status) return status.error();
-  std::uint64_t left = impl_->environment->options.prefetch_window_bytes;
+  return or_out_of_memory([&] { return impl_->prefetch(ranges); });
+}
+
+Result<std::uint64_t> Context::Impl::prefetch(std::span<const Range> ranges) const {
+  std::uint64_t left = environment->options.prefetch_window_bytes;
   std::uint64_t started = 0;
   for (const Range& range : ranges) {
     if (range.store == nullptr || !*range.store) {

@@ -1,5 +1,6 @@
 #include "penstock/store.h"
 
+#include "base/out_of_memory.h"
 #include "core/store_entry.h"
 
 namespace penstock {
@@ -27,10 +28,12 @@ const StoreInfo& Store::info() const {
 }
 
 Result<std::uint64_t> Store::size_bytes() const {
-  if (!entry_) return not_open();
-  const auto identity = entry_->store().identity();
-  if (!identity) return identity.error();
-  return identity->size_bytes;
+  return or_out_of_memory([&]() -> Result<std::uint64_t> {
+    if (!entry_) return not_open();
+    const auto identity = entry_->store().identity();
+    if (!identity) return identity.error();
+    return identity->size_bytes;
+  });
 }
 
 std::optional<std::uint64_t> Store::cached_bytes(std::uint64_t offset, std::uint64_t length) const {
@@ -39,27 +42,29 @@ std::optional<std::uint64_t> Store::cached_bytes(std::uint64_t offset, std::uint
 }
 
 Result<View> Store::view() const {
-  if (!entry_) return not_open();
-  engine::Mapping* mapping = entry_->store().mapping();
-  if (mapping == nullptr) {
+  return or_out_of_memory([&]() -> Result<View> {
+    if (!entry_) return not_open();
+    engine::Mapping* mapping = entry_->store().mapping();
+    if (mapping != nullptr) return mapping->map();
     return Error{Code::unsupported, 0, info().name + " can't be mapped", "read it into memory"};
-  }
-  return mapping->map();
+  });
 }
 
 Status Store::commit(bool durable) {
-  if (!entry_) return not_open();
-  engine::Writer* writer = entry_->store().writer();
-  if (writer == nullptr) {
+  return or_out_of_memory([&]() -> Status {
+    if (!entry_) return not_open();
+    engine::Writer* writer = entry_->store().writer();
+    if (writer != nullptr) return writer->commit(durable);
     return Error{Code::read_only, 0, info().name + " was opened for reading only", "there is nothing to commit"};
-  }
-  return writer->commit(durable);
+  });
 }
 
 Status Store::abort() {
-  if (!entry_) return not_open();
-  engine::Writer* writer = entry_->store().writer();
-  return writer == nullptr ? Status{} : writer->abort();
+  return or_out_of_memory([&]() -> Status {
+    if (!entry_) return not_open();
+    engine::Writer* writer = entry_->store().writer();
+    return writer == nullptr ? Status{} : writer->abort();
+  });
 }
 
 }  // namespace penstock

@@ -35,7 +35,7 @@ bool leave_to_thread(Call call) {
   try {
     std::thread(std::move(call)).detach();
     return true;
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no thread, or no memory for it
     return false;
   }
 }

@@ -1,9 +1,10 @@
 #include "base/log.h"
 
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
-#include <string>
 
 namespace penstock {
 namespace {
@@ -33,10 +34,11 @@ std::string_view level_name(LogLevel level) {
 void log(LogLevel level, std::string_view message) {
   static const LogLevel threshold = level_from_environment();
   if (level > threshold) return;
-  std::string line = "penstock: ";
-  line.append(level_name(level)).append(": ").append(message).append("\n");
-  // One write, so that lines of several threads and processes don't mix. A closed standard error loses the message.
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  const auto part = [](std::string_view text) { return iovec{const_cast<char*>(text.data()), text.size()}; };
+  const std::array line{part("penstock: "), part(level_name(level)), part(": "), part(message), part("\n")};
+  // One write, so that lines of several threads and processes don't mix; and none of the memory that may be what lacks.
+  // A closed standard error loses the message.
+  [[maybe_unused]] const ssize_t written = ::writev(STDERR_FILENO, line.data(), static_cast<int>(line.size()));
 }
 
 }  // namespace penstock

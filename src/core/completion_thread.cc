@@ -40,6 +40,8 @@ bool CompletionThread::ensure_thread() {
       log(LogLevel::warning, std::string("no thread for callbacks, so they run on lanes: ") + error.what());
     }
     return false;
+  } catch (const std::bad_alloc&) {
+    return false;
   }
 }
 

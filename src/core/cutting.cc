@@ -102,7 +102,7 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
     piece = cut(cut_rules(part, entry, span), rest);
   }
   if (queue_of(entry.engine()) == nullptr) {
-    fail_unit(part, Code::engine_unavailable);
+    fail_unit(part, queue_failure_);
     return CutResult::cut;
   }
   const CutResult result = cut_from_host(part, entry, rest, piece, now);
@@ -114,7 +114,7 @@ Lane::CutResult Lane::cut_next(Part& part, TimePoint now) {
 Lane::CutResult Lane::cut_straight(Part& part, StoreEntry& entry, std::uint64_t length, TimePoint now) {
   StoreEntry& direct = *entry.for_device(*environment_);
   if (queue_of(direct.engine()) == nullptr) {
-    fail_unit(part, Code::engine_unavailable);
+    fail_unit(part, queue_failure_);
     return CutResult::cut;
   }
   begin(start(part, direct, {length, Shape::plain}, {}), now);
@@ -130,7 +130,7 @@ Lane::CutResult Lane::cut_from_host(Part& part, StoreEntry& entry, const Rest& r
       piece.shape == Shape::edge && entry.store().writer()->edges() == engine::Writer::Edges::blocks;
   if (piece.shape == Shape::edge && !edge_in_block) {
     if (may_be_buffered(request, entry, span)) {
-      part.edges.push_back({part.range, part.position, piece.length});
+      or_stop(part, [&] { part.edges.push_back({part.range, part.position, piece.length}); });
     } else {
       add_failure(part, {part.range, rest.offset, piece.length, Code::no_route, 0});
     }
@@ -219,7 +219,7 @@ Lane::CutResult Lane::cut_edge(Part& part, TimePoint now) {
     add_failure(part, {edge.range, span.offset + edge.position, edge.length, code, 0}, cause);
     return CutResult::cut;
   };
-  if (queue_of(entry.engine()) == nullptr) return fail_edge(Code::engine_unavailable, nullptr);
+  if (queue_of(entry.engine()) == nullptr) return fail_edge(queue_failure_, nullptr);
   StagingArena::Block block;
   if (span.gpu != nullptr) {
     const Status ready = get_ready(*span.gpu, request.staged_toward());
@@ -245,7 +245,7 @@ Lane::CutResult Lane::cut_flush(Part& part, TimePoint now) {
   StoreEntry& entry = *request.stores[part.next_flush].entry;
   if (queue_of(entry.engine()) == nullptr) {
     ++part.next_flush;
-    add_failure(part, {0, 0, 0, Code::engine_unavailable, 0});
+    add_failure(part, {0, 0, 0, queue_failure_, 0});
     return CutResult::cut;
   }
   const std::uint32_t index = free_.back();
@@ -411,7 +411,7 @@ std::uint32_t Lane::start(Part& part, StoreEntry& entry, const Cut& piece, const
   flight.staging = block;
   flight.op = {
       .kind = request.kind, .path = part.plan.path, .store = &entry.store(), .memory = flight.user, .key = span.key};
-  if (part.plan.drop_after) part.to_drop.push_back({span.store, flight.offset, flight.length});
+  if (part.plan.drop_after) or_stop(part, [&] { part.to_drop.push_back({span.store, flight.offset, flight.length}); });
   if (block.data != nullptr) {
     flight.op.memory = block.data;
     flight.op.key = staging_key(entry.engine());

@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -234,6 +235,15 @@ class Lane {
   void finish_piece(std::uint32_t index);
   void account_piece(std::uint32_t index);
   void fail_piece(std::uint32_t index, Code code, std::int32_t system_error, const Error* cause = nullptr);
+  // For the books of a part: where there is no memory for them, its request ends with that.
+  template <typename Keep>
+  void or_stop(Part& part, Keep keep) {
+    try {
+      keep();
+    } catch (const std::bad_alloc&) {
+      part.hold->stop(Code::out_of_memory);
+    }
+  }
   void add_failure(Part& part, Failure failure, const Error* cause = nullptr);
   void free_flight(std::uint32_t index);
   void leave_window(Flight& flight);
@@ -244,6 +254,7 @@ class Lane {
   Result<StagingArena*> staging_for(std::uint64_t bytes);
   engine::MemoryKey staging_key(std::size_t engine);
   EngineQueue* queue_of(std::size_t engine);
+  Status make_queue(std::size_t engine);
   static std::uint32_t store_of(const Flight& flight);
   // Whether what the device can't take may go through the page cache.
   bool may_buffer(const Flight& flight) const;
@@ -291,7 +302,8 @@ class Lane {
   StagedWindow window_;  // of what goes past the page cache to or from GPUs
   TimePoint depth_changed_;
   TimePoint next_look_ = TimePoint::max();
-  std::vector<EngineQueue> queues_;  // by engine
+  Code queue_failure_ = Code::engine_unavailable;  // why the last one that could not be made was not
+  std::vector<EngineQueue> queues_;                // by engine
   std::size_t poll_first_ = 0;
   std::vector<engine::Done> done_;
   std::vector<std::optional<engine::MemoryKey>> staging_keys_;  // by engine

@@ -7,6 +7,7 @@
 #include "base/bounded.h"
 #include "base/futex.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "cuda/quiet.h"
 
 namespace penstock::core {
@@ -68,7 +69,10 @@ LaneSet::LaneSet(std::shared_ptr<Environment> environment)
     : environment_(std::move(environment)),
       size_(environment_->options.lanes),
       workers_(size_),
-      callers_lanes_(std::min(size_, callers_lanes_most)) {}
+      callers_lanes_(std::min(size_, callers_lanes_most)) {
+  driven_.reserve(driven_most);
+  stuck_.reserve(driven_most);
+}
 
 LaneSet::~LaneSet() {
   close();
@@ -98,13 +102,15 @@ bool LaneSet::ensure_started(Worker& worker) {
     if (!std::exchange(lacks_threads_, true)) {
       log(LogLevel::warning, std::string("no thread could be started for a lane: ") + error.what());
     }
+  } catch (const std::bad_alloc&) {
+    lacks_threads_ = true;
   }
   return worker.thread.joinable();
 }
 
 std::shared_ptr<Lane> LaneSet::lane_at(std::uint32_t slot) {
   Worker& worker = workers_[slot];
-  if (!worker.lane) worker = make_worker(slot);
+  if (!worker.lane && !or_out_of_memory([&] { return worker = make_worker(slot), Status(); })) return nullptr;
   return ensure_started(worker) ? worker.lane : nullptr;
 }
 
@@ -223,7 +229,10 @@ std::shared_ptr<Lane> LaneSet::callers_lane() {
     LaneSettings settings = lane_settings(environment_->options);
     settings.runner = Runner::callers;
     settings.staging_bytes = driven_staging_bytes;
-    lane = std::make_shared<Lane>(environment_, settings, nullptr);
+    static_cast<void>(or_out_of_memory([&] {
+      lane = std::make_shared<Lane>(environment_, settings, nullptr);
+      return Status();
+    }));
   }
   return lane;
 }
@@ -234,7 +243,7 @@ bool LaneSet::ensure_caretaker() {
   try {
     caretaker_ = std::jthread([this](const std::stop_token& stop) { look_after_callers_lanes(stop); });
     return true;
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no thread, or no memory for it
     return false;
   }
 }
@@ -299,7 +308,15 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request) {
     settings.runner = Runner::one_caller;
     settings.depth = 4;
     settings.staging_bytes = driven_staging_bytes;
-    lane = std::make_shared<Lane>(environment_, settings, nullptr);
+    const Status made = or_out_of_memory([&] {
+      lane = std::make_shared<Lane>(environment_, settings, nullptr);
+      return Status();
+    });
+    if (!made) {
+      const std::scoped_lock lock(mutex_);
+      --driven_made_;
+      return false;
+    }
   }
   cuda::Device* const gpu = request->spans[0].gpu;
   const bool ready = gpu == nullptr || lane->get_ready(*gpu, request->staged_toward()).ok();

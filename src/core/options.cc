@@ -8,6 +8,7 @@
 #include <set>
 #include <variant>
 
+#include "base/out_of_memory.h"
 #include "core/lane_set.h"
 
 namespace penstock {
@@ -249,14 +250,16 @@ std::uint64_t lanes_share(const Options& options) {
 }  // namespace
 
 Result<Options> Options::from_json(std::string_view text) {
-  const auto json = parse(text);
-  if (!json) return json.error();
-  Options options;
-  for (const auto& [key, value] : json->items()) {
-    if (Status status = read_key(key, value, options); !status) return std::move(status).error();
-  }
-  if (Status status = options.validate(); !status) return std::move(status).error();
-  return options;
+  return or_out_of_memory([&]() -> Result<Options> {
+    const auto json = parse(text);
+    if (!json) return json.error();
+    Options options;
+    for (const auto& [key, value] : json->items()) {
+      if (Status status = read_key(key, value, options); !status) return std::move(status).error();
+    }
+    if (Status status = options.validate(); !status) return std::move(status).error();
+    return options;
+  });
 }
 
 std::string Options::to_json(int indent) const {

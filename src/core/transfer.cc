@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "core/lane.h"
 
 namespace penstock::core {
@@ -58,6 +59,15 @@ bool Lane::may_buffer(const Flight& flight) const {
 Lane::EngineQueue* Lane::queue_of(std::size_t engine) {
   EngineQueue& queue = queues_[engine];
   if (queue.queue) return &queue;
+  const Status made = or_out_of_memory([&] { return make_queue(engine); });
+  if (made) return &queue;
+  log(LogLevel::error, made.error().message);
+  queue_failure_ = made.error().code;
+  return nullptr;
+}
+
+Status Lane::make_queue(std::size_t engine) {
+  EngineQueue& queue = queues_[engine];
   engine::Engine& maker = *(*environment_->engines)[engine];
   const bool can_inline = maker.description().inline_queue;
   engine::QueueOptions options{settings_.depth, settings_.threads, settings_.runner == Runner::one_caller && can_inline,
@@ -68,13 +78,10 @@ Lane::EngineQueue* Lane::queue_of(std::size_t engine) {
     options.run_inline = true;
     made = maker.make_queue(options);
   }
-  if (!made) {
-    log(LogLevel::error, made.error().message);
-    return nullptr;
-  }
-  queue.queue = std::move(*made);
+  if (!made) return std::move(made).error();
   queue.batch.reserve(settings_.depth);
-  return &queue;
+  queue.queue = std::move(*made);
+  return {};
 }
 
 Result<StagingArena*> Lane::staging() {
@@ -361,8 +368,11 @@ void Lane::add_failure(Part& part, Failure failure, const Error* cause) {
   // The numbers of CUDA go with its own codes only: elsewhere they would be read as the system's.
   const bool is_of_cuda = failure.code == Code::device_error || failure.code == Code::device_lost;
   if (cause != nullptr && is_of_cuda) failure.system_error = cause->system_error;
-  if (part.failure_count++ == 0 && cause != nullptr) part.first_cause = std::make_unique<Error>(*cause);
-  if (part.failures.size() < Request::failures_kept) part.failures.push_back(failure);
+  or_stop(part, [&] {
+    if (part.failure_count == 0 && cause != nullptr) part.first_cause = std::make_unique<Error>(*cause);
+    if (part.failures.size() < Request::failures_kept) part.failures.push_back(failure);
+    ++part.failure_count;
+  });
 }
 
 void Lane::free_flight(std::uint32_t index) {

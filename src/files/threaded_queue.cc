@@ -118,8 +118,8 @@ void ThreadedQueue::start_threads() {
   for (; wanted > 0 && threads_.size() < max_threads_; --wanted) {
     try {
       threads_.emplace_back([this] { work(); });
-    } catch (const std::system_error& error) {
-      if (!threads_.empty()) return;  // fewer threads are slower, not wrong
+    } catch (const std::exception& error) {  // no thread, or no memory for it
+      if (!threads_.empty()) return;         // fewer threads are slower, not wrong
       log(LogLevel::warning, std::string("no thread can be started, work is done while polling: ") + error.what());
       const std::lock_guard lock(mutex_);
       while (!pending_.empty()) cached_.push(pending_.pop());
