@@ -67,8 +67,10 @@ Model open_model(const std::vector<nb::bytes>& paths) {
 nb::list files_of(const Model& model) {
   nb::list files;
   for (const ModelFile& file : model.files()) {
+    nb::dict metadata;
+    for (const auto& [key, value] : file.metadata) metadata[nb::str(key.data(), key.size())] = value.text();
     files.append(nb::make_tuple(file_name(file.path), std::string(model_format_name(file.format)), file.size_bytes,
-                                file.data_offset, file.metadata));
+                                file.data_offset, metadata));
   }
   return files;
 }

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -66,15 +67,41 @@ PENSTOCK_EXPORT std::uint32_t dtype_bits(DType dtype);
 struct TensorInfo {
   std::string name;
   DType dtype = DType::u8;
-  std::vector<std::uint64_t> shape;  // slowest dimension first; none: a scalar
-  std::string quantization;          // GGUF's name of a quantized type, as "Q4_K"; empty otherwise
   std::uint32_t file = 0;            // its index in Model::files()
-  std::uint64_t offset = 0;          // in that file
+  std::vector<std::uint64_t> shape;  // slowest dimension first; none: a scalar
+  std::string_view quantization;     // GGUF's name of a quantized type, as "Q4_K", a constant; empty otherwise
+  std::uint64_t offset = 0;          // in the file
   std::uint64_t size_bytes = 0;
 };
 
 enum class ModelFormat : std::uint8_t { safetensors, gguf };
 PENSTOCK_EXPORT std::string_view model_format_name(ModelFormat format);
+
+// A value of the metadata: a text, or what GGUF has besides, numbers, truth values and arrays. Those are kept as they
+// are in the file: an array of millions would take several times as much as text.
+class PENSTOCK_EXPORT MetadataValue {
+ public:
+  MetadataValue(std::string text) : bytes_(std::move(text)) {}
+  MetadataValue(const char* text) : bytes_(text) {}
+  // A value of GGUF's, of a type by its number there. REQUIRES: the bytes are one.
+  MetadataValue(std::uint32_t gguf_type, std::string bytes) : bytes_(std::move(bytes)), type_(gguf_type) {}
+
+  // A text as it is; other values as JSON.
+  std::string text() const;
+  // The same piece by piece, none of them long.
+  void write(const std::function<void(std::string_view piece)>& take) const;
+
+  friend bool operator==(const MetadataValue&, const MetadataValue&) = default;
+  template <std::convertible_to<std::string_view> Text>
+  friend bool operator==(const MetadataValue& value, const Text& text) {
+    return value.text() == std::string_view(text);
+  }
+
+ private:
+  static constexpr std::uint32_t gguf_string = 8;
+  std::string bytes_;
+  std::uint32_t type_ = gguf_string;
+};
 
 struct ModelFile {
   std::string path;  // absolute: it stays right when the process changes its directory
@@ -85,8 +112,7 @@ struct ModelFile {
   // Shared by copies of the Model: the file is read as it was even if its name is given to another, or to none. Null
   // where the process has few descriptors left; then it is opened by its name, and refused if it is not the same.
   std::shared_ptr<const models::FileReader> kept_open;
-  // Strings as they are. GGUF's other values as JSON.
-  std::map<std::string, std::string> metadata;
+  std::map<std::string, MetadataValue> metadata;
 };
 
 class PENSTOCK_EXPORT Model {
@@ -202,6 +228,7 @@ class PENSTOCK_EXPORT MappedFile {
 
  private:
   MappedFile(std::byte* data, std::uint64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
+  static Result<std::optional<MappedFile>> map_or_throw(Context& context, const ModelFile& file);
   std::byte* data_ = nullptr;
   std::uint64_t size_bytes_ = 0;
   std::uint32_t threads_ = 1;

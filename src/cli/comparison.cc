@@ -38,7 +38,7 @@ class Comparison {
       const std::size_t wanted = std::min(window_.size(), piece.memory.size_bytes - done);
       const ssize_t got = pread(fd_, window_.data(), wanted, static_cast<off_t>(piece.offset + done));
       if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return system_error(errno, "read " + piece.path + " to verify");
+      if (got < 0) return system_error(errno, "read " + path_ + " to verify");
       if (got == 0) return mismatch(piece);
       const auto bytes = static_cast<std::size_t>(got);
       const Result<std::span<const std::byte>> loaded = lens_.look(piece.memory.part(done, bytes));
@@ -53,12 +53,12 @@ class Comparison {
   std::string checksum() const { return memory_.hex(); }
 
  private:
-  Status open_file(const std::string& path) {
+  Status open_file(std::string_view path) {
     if (fd_ >= 0 && path == path_) return {};
     close_file();
-    fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd_ < 0) return system_error(errno, "open " + path + " to verify");
     path_ = path;
+    fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd_ < 0) return system_error(errno, "open " + path_ + " to verify");
     return {};
   }
 
@@ -68,13 +68,14 @@ class Comparison {
   }
 
   Error mismatch(const Loaded& piece) const {
-    if (piece.identity && !same_content(fd_, *piece.identity)) {
+    if (piece.identity != nullptr && !same_content(fd_, *piece.identity)) {
       return {.code = Code::changed,
-              .message = piece.path + " was modified while it was loaded and verified",
+              .message = path_ + " was modified while it was loaded and verified",
               .hint = "load it again when nothing writes to it"};
     }
     return {.code = Code::io_error,
-            .message = "the bytes in memory differ from those that a plain read of " + piece.what + " gives",
+            .message = "the bytes in memory differ from those that a plain read of " +
+                       (piece.tensor.empty() ? "" : "tensor " + std::string(piece.tensor) + " of ") + path_ + " gives",
             .hint = "try --engine posix; if the bytes still differ, check the device"};
   }
 

@@ -4,19 +4,19 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <string>
+#include <string_view>
 
 #include "output.h"
 #include "penstock/store.h"
 
 namespace penstock::cli {
 
+// There may be millions: what it names is the Cargo's.
 struct Loaded {
-  std::string what;  // for messages
-  std::string path;
-  std::optional<Identity> identity;  // of the file when it was opened; nothing for a device
+  std::string_view tensor;  // its name; none: bytes
+  std::string_view path;
+  const Identity* identity = nullptr;  // of the file when it was opened; null for a device
   std::uint64_t offset = 0;
   Region memory;
 };

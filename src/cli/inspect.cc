@@ -1,8 +1,10 @@
 // penstock inspect: what is in a model, from the headers of its files alone.
 #include <algorithm>
 #include <map>
-#include <tuple>
+#include <unordered_map>
+#include <utility>
 
+#include "json_writer.h"
 #include "model_names.h"
 
 namespace penstock::cli {
@@ -45,61 +47,99 @@ std::uint64_t alignment_of(const TensorInfo& tensor) {
   return tensor.offset & (~tensor.offset + 1);
 }
 
-std::vector<std::string> misaligned(const Model& model, std::uint64_t alignment) {
-  std::vector<std::string> names;
-  for (const TensorInfo& tensor : model.tensors()) {
-    if (tensor.size_bytes != 0 && tensor.offset % alignment != 0) names.push_back(tensor.name);
-  }
-  return names;
+bool is_misaligned(const TensorInfo& tensor, std::uint64_t alignment) {
+  return tensor.size_bytes != 0 && tensor.offset % alignment != 0;
 }
 
-Json files_json(const Model& model) {
+// Writes what `each` writes of every tensor, and the commas between.
+template <typename Each>
+void write_list(JsonWriter& json, const Model& model, Each each) {
+  json.raw("[");
+  bool is_first = true;
+  for (const TensorInfo& tensor : model.tensors()) {
+    each(tensor, [&] { json.raw(std::exchange(is_first, false) ? "" : ","); });
+  }
+  json.raw("]");
+}
+
+void write_misaligned(JsonWriter& json, const Model& model, std::uint64_t alignment) {
+  write_list(json, model, [&](const TensorInfo& tensor, auto begin) {
+    if (!is_misaligned(tensor, alignment)) return;
+    begin();
+    json.text(tensor.name);
+  });
+}
+
+void write_metadata(JsonWriter& json, const ModelFile& file) {
+  json.raw("{");
+  bool is_first = true;
+  for (const auto& [key, value] : file.metadata) {
+    json.raw(std::exchange(is_first, false) ? "" : ",").text(key).raw(":\"");
+    value.write([&](std::string_view piece) { json.piece(piece); });
+    json.raw("\"");
+  }
+  json.raw("}");
+}
+
+void write_files(JsonWriter& json, const Model& model) {
   const std::vector<Total> totals = totals_by_file(model);
-  Json list = Json::array();
+  json.raw("[");
   for (std::size_t i = 0; i < totals.size(); ++i) {
     const ModelFile& file = model.files()[i];
-    list.push_back({{"path", file.path},
-                    {"format", model_format_name(file.format)},
-                    {"size_bytes", file.size_bytes},
-                    {"data_offset", file.data_offset},
-                    {"tensors", totals[i].tensors},
-                    {"tensor_bytes", totals[i].bytes},
-                    {"metadata", file.metadata}});
+    json.raw(i == 0 ? "{\"path\":" : ",{\"path\":").value(file.path);
+    json.raw(",\"format\":").text(model_format_name(file.format)).raw(",\"size_bytes\":").number(file.size_bytes);
+    json.raw(",\"data_offset\":").number(file.data_offset).raw(",\"tensors\":").number(totals[i].tensors);
+    json.raw(",\"tensor_bytes\":").number(totals[i].bytes).raw(",\"metadata\":");
+    write_metadata(json, file);
+    json.raw("}");
   }
-  return list;
+  json.raw("]");
 }
 
-Json tensors_json(const Model& model) {
-  Json list = Json::array();
-  for (const TensorInfo& tensor : model.tensors()) {
-    list.push_back({{"name", tensor.name},
-                    {"dtype", dtype_name(tensor.dtype)},
-                    {"quantization", tensor.quantization.empty() ? Json() : Json(tensor.quantization)},
-                    {"shape", tensor.shape},
-                    {"file", tensor.file},
-                    {"offset", tensor.offset},
-                    {"size_bytes", tensor.size_bytes},
-                    {"alignment_bytes", alignment_of(tensor)}});
-  }
-  return list;
+void write_shape(JsonWriter& json, const TensorInfo& tensor) {
+  json.raw("[");
+  for (std::size_t i = 0; i < tensor.shape.size(); ++i) json.raw(i == 0 ? "" : ",").number(tensor.shape[i]);
+  json.raw("]");
 }
 
-Json model_json(const Model& model, const InspectFlags& flags) {
+void write_tensors(JsonWriter& json, const Model& model) {
+  write_list(json, model, [&](const TensorInfo& tensor, auto begin) {
+    begin();
+    json.raw("{\"name\":").text(tensor.name).raw(",\"dtype\":").text(dtype_name(tensor.dtype));
+    json.raw(",\"quantization\":");
+    tensor.quantization.empty() ? json.raw("null") : json.text(tensor.quantization);
+    json.raw(",\"shape\":");
+    write_shape(json, tensor);
+    json.raw(",\"file\":").number(tensor.file).raw(",\"offset\":").number(tensor.offset);
+    json.raw(",\"size_bytes\":").number(tensor.size_bytes);
+    json.raw(",\"alignment_bytes\":").number(alignment_of(tensor)).raw("}");
+  });
+}
+
+// Headers may have a hundred megabytes, so what follows them is not made before it is written.
+void write_model(const Model& model, const InspectFlags& flags) {
   Json types = Json::array();
   for (const auto& [type, total] : totals_by_type(model)) {
     types.push_back({{"type", type}, {"tensors", total.tensors}, {"bytes", total.bytes}});
   }
-  return {{"schema", "penstock.inspect/1"},
-          {"paths", flags.paths},
-          {"formats", formats(model)},
-          {"bytes", model.size_bytes()},
-          {"tensor_count", model.tensors().size()},
-          {"types", std::move(types)},
-          {"warnings", model.warnings()},
-          {"misaligned_256", misaligned(model, 256)},
-          {"misaligned_4096", misaligned(model, 4096)},
-          {"files", files_json(model)},
-          {"tensors", flags.tensors.value_or(true) ? tensors_json(model) : Json()}};
+  JsonWriter json;
+  json.raw("{\"schema\":\"penstock.inspect/1\",\"paths\":").value(flags.paths);
+  json.raw(",\"formats\":").value(formats(model)).raw(",\"bytes\":").number(model.size_bytes());
+  json.raw(",\"tensor_count\":").number(model.tensors().size());
+  json.raw(",\"types\":").value(types).raw(",\"warnings\":").value(model.warnings());
+  json.raw(",\"misaligned_256\":");
+  write_misaligned(json, model, 256);
+  json.raw(",\"misaligned_4096\":");
+  write_misaligned(json, model, 4096);
+  json.raw(",\"files\":");
+  write_files(json, model);
+  json.raw(",\"tensors\":");
+  if (flags.tensors.value_or(true)) {
+    write_tensors(json, model);
+  } else {
+    json.raw("null");
+  }
+  json.raw("}\n");
 }
 
 std::string format_shape(const std::vector<std::uint64_t>& shape) {
@@ -108,10 +148,34 @@ std::string format_shape(const std::vector<std::uint64_t>& shape) {
   return text.empty() ? "scalar" : text;
 }
 
-std::string cut(const std::string& value) {
-  std::size_t end = std::min(value.size(), value_characters);
-  while (end < value.size() && end > 0 && (static_cast<unsigned char>(value[end]) & 0xc0) == 0x80) --end;
-  return end == value.size() ? value : value.substr(0, end) + "... (" + format_bytes(value.size()) + ")";
+// The beginning of a value, and how long it is.
+std::string cut(const MetadataValue& value) {
+  std::string text;
+  std::size_t size = 0;
+  value.write([&](std::string_view piece) {
+    size += piece.size();
+    if (text.size() <= value_characters) text += piece.substr(0, value_characters + 1);
+  });
+  if (size <= value_characters) return text;
+  std::size_t end = value_characters;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end) + "... (" + format_bytes(size) + ")";
+}
+
+// The names of those that don't begin at multiples: the first few, and how many there are.
+std::string list_misaligned(const Model& model, std::uint64_t alignment) {
+  constexpr std::size_t names_shown = 8;
+  const std::string place = "at a multiple of " + std::to_string(alignment);
+  std::vector<std::string> names;
+  std::size_t count = 0;
+  for (const TensorInfo& tensor : model.tensors()) {
+    if (!is_misaligned(tensor, alignment)) continue;
+    if (++count <= names_shown) names.push_back(tensor.name);
+  }
+  if (count == 0) return "every tensor begins " + place;
+  if (count == model.tensors().size()) return "no tensor begins " + place;
+  return std::to_string(count) + " don't begin " + place + ": " + list_of(names) +
+         (count > names_shown ? " and " + std::to_string(count - names_shown) + " more" : "");
 }
 
 void print_overview(const Output& output, const Model& model, const InspectFlags& flags) {
@@ -122,15 +186,8 @@ void print_overview(const Output& output, const Model& model, const InspectFlags
   for (const auto& [type, total] : totals_by_type(model)) {
     output.field(type, format_bytes(total.bytes) + " in " + count_of(total.tensors, "tensor"));
   }
-  for (const std::uint64_t alignment : {256, 4096}) {
-    const std::vector<std::string> names = misaligned(model, alignment);
-    const std::string place = "at a multiple of " + std::to_string(alignment);
-    const bool none = !names.empty() && names.size() == model.tensors().size();
-    output.field(alignment == 256 ? "alignment" : "",
-                 names.empty() ? "every tensor begins " + place
-                 : none        ? "no tensor begins " + place
-                               : std::to_string(names.size()) + " don't begin " + place + ": " + list_of(names));
-  }
+  output.field("alignment", list_misaligned(model, 256));
+  output.field("", list_misaligned(model, 4096));
 }
 
 void print_files(const Output& output, const Model& model) {
@@ -147,7 +204,7 @@ void print_files(const Output& output, const Model& model) {
 
 // Shards mostly have the same; it is told once.
 void print_metadata(const Output& output, const Model& model) {
-  const std::map<std::string, std::string> none;
+  const std::map<std::string, MetadataValue> none;
   const auto* last = &none;
   for (const ModelFile& file : model.files()) {
     if (file.metadata == *last) continue;
@@ -161,14 +218,17 @@ void print_metadata(const Output& output, const Model& model) {
 
 void print_tensors(const Output& output, const Model& model) {
   output.section("tensors");
-  std::vector<std::vector<std::string>> rows;
-  for (const TensorInfo& tensor : model.tensors()) {
-    rows.push_back({tensor.name, type_name(tensor), format_shape(tensor.shape), format_bytes(tensor.size_bytes),
-                    (model.files().size() == 1 ? "at " : "file " + std::to_string(tensor.file + 1) + " at ") +
-                        std::to_string(tensor.offset),
-                    "aligned to " + std::to_string(alignment_of(tensor))});
-  }
-  output.table(rows);
+  const bool has_files = model.files().size() != 1;
+  output.table(model.tensors().size(), [&](std::size_t i, std::vector<std::string>& row) {
+    const TensorInfo& tensor = model.tensors()[i];
+    row.resize(6);
+    row[0] = tensor.name;
+    row[1] = type_name(tensor);
+    row[2] = format_shape(tensor.shape);
+    row[3] = format_bytes(tensor.size_bytes);
+    row[4] = (has_files ? "file " + std::to_string(tensor.file + 1) + " at " : "at ") + std::to_string(tensor.offset);
+    row[5] = "aligned to " + std::to_string(alignment_of(tensor));
+  });
 }
 
 // Numbers in the name give way to a *, so that the result fits the names of all layers, also as --select.
@@ -182,26 +242,28 @@ std::string kind_of(const std::string& name) {
   return kind;
 }
 
+// As many as are shown; of the others only the hashes of what would be.
 void print_kinds(const Output& output, const Model& model) {
-  using Kind = std::tuple<std::string, std::string, std::vector<std::uint64_t>>;
-  std::vector<std::pair<Kind, Total>> kinds;  // in the order of the model
-  std::map<Kind, std::size_t> places;
+  struct Kind {
+    std::string name, type, shape;
+    Total total;
+  };
+  std::vector<Kind> kinds;  // in the order of the model
+  std::unordered_map<std::size_t, std::size_t> places;
   for (const TensorInfo& tensor : model.tensors()) {
-    const Kind kind = {kind_of(tensor.name), type_name(tensor), tensor.shape};
-    const auto [place, is_new] = places.try_emplace(kind, kinds.size());
-    if (is_new) kinds.push_back({kind, {}});
-    kinds[place->second].second.add(tensor);
+    const Kind kind{kind_of(tensor.name), type_name(tensor), format_shape(tensor.shape), {}};
+    const std::size_t hash = std::hash<std::string>()(kind.name + '\n' + kind.type + '\n' + kind.shape);
+    const auto [place, is_new] = places.try_emplace(hash, places.size());
+    if (is_new && kinds.size() < lines_on_terminal) kinds.push_back(kind);
+    if (place->second < kinds.size()) kinds[place->second].total.add(tensor);
   }
   output.section("tensors, by kind; --tensors lists them one by one");
   std::vector<std::vector<std::string>> rows;
-  for (const auto& [kind, total] : kinds) {
-    if (rows.size() == lines_on_terminal) {
-      rows.push_back({"and " + count_of(kinds.size() - rows.size(), "more kind")});
-      break;
-    }
-    const auto& [name, type, shape] = kind;
-    rows.push_back({name, type, format_shape(shape), format_bytes(total.bytes), count_of(total.tensors, "tensor")});
+  for (const Kind& kind : kinds) {
+    rows.push_back(
+        {kind.name, kind.type, kind.shape, format_bytes(kind.total.bytes), count_of(kind.total.tensors, "tensor")});
   }
+  if (places.size() > kinds.size()) rows.push_back({"and " + count_of(places.size() - kinds.size(), "more kind")});
   output.table(rows);
 }
 
@@ -210,7 +272,7 @@ Exit run(const InspectFlags& flags) {
   const Result<Model> model = open_model(flags.paths);
   if (!model.ok()) return output.fail(model.error());
   if (output.json()) {
-    output.object(model_json(*model, flags));
+    write_model(*model, flags);
     return Exit::ok;
   }
   print_overview(output, *model, flags);

@@ -25,7 +25,7 @@ std::optional<Ceiling> disk_ceiling(const std::vector<Loaded>& loaded) {
   for (const Loaded& piece : loaded) {
     const bool again = &piece != &loaded.front() && piece.path == (&piece - 1)->path;
     if (again) continue;
-    const Result<StoragePlace> place = describe_path(piece.path);
+    const Result<StoragePlace> place = describe_path(std::string(piece.path));
     if (!place.ok()) return std::nullopt;
     for (const Disk& disk : place->disks) {
       if (std::ranges::find(disks, disk.name, &Disk::name) == disks.end()) disks.push_back(disk);

@@ -65,6 +65,7 @@ class ByteCargo final : public Cargo {
       const Result<Slice> slice = choose_slice(store->info(), flags);
       if (!slice.ok()) return slice.error();
       if (__builtin_add_overflow(bytes_, slice->size_bytes, &bytes_)) bytes_ = UINT64_MAX;
+      paths_.push_back(local_path(store->info().name));
       stores_.push_back(std::move(*store));
       slices.push_back(*slice);
     }
@@ -98,9 +99,9 @@ class ByteCargo final : public Cargo {
     std::vector<Loaded> pieces;
     for (const Range& range : ranges_) {
       const StoreInfo& info = range.store->info();
-      pieces.push_back({.what = info.name,
-                        .path = local_path(info.name),
-                        .identity = info.kind == StoreKind::file ? std::optional(info.identity) : std::nullopt,
+      pieces.push_back({.tensor = {},
+                        .path = paths_[pieces.size()],
+                        .identity = info.kind == StoreKind::file ? &info.identity : nullptr,
                         .offset = range.offset,
                         .memory = range.memory});
     }
@@ -115,6 +116,7 @@ class ByteCargo final : public Cargo {
  private:
   TunedContext tuned_;
   std::vector<Store> stores_;
+  std::vector<std::string> paths_;  // of each
   std::vector<Buffer> buffers_;
   std::vector<Range> ranges_;  // one for each store
   std::uint64_t bytes_ = 0;

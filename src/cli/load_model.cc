@@ -64,6 +64,7 @@ class ModelCargo final : public Cargo {
       memory_ = std::move(*memory);
       all = memory_.region();
     }
+    parts_.reserve(chosen_.size());
     for (std::size_t i = 0; i < chosen_.size(); ++i) {
       const std::uint64_t size_bytes = model_.tensors()[chosen_[i]].size_bytes;
       parts_.push_back({.tensor = chosen_[i], .memory = all.part(placement.offsets[i], size_bytes)});
@@ -89,12 +90,13 @@ class ModelCargo final : public Cargo {
 
   std::vector<Loaded> loaded() const override {
     std::vector<Loaded> pieces;
+    pieces.reserve(parts_.size());
     for (const TensorPart& part : parts_) {
       const TensorInfo& tensor = model_.tensors()[part.tensor];
       const ModelFile& file = model_.files()[tensor.file];
-      pieces.push_back({.what = "tensor " + tensor.name + " of " + file.path,
+      pieces.push_back({.tensor = tensor.name,
                         .path = file.path,
-                        .identity = file.identity,
+                        .identity = &file.identity,
                         .offset = tensor.offset,
                         .memory = part.memory});
     }

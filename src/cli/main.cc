@@ -1,5 +1,6 @@
 // penstock: the tool. Parses the command line, runs one command, and makes sure that what it printed was written.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -7,9 +8,11 @@
 #include <clocale>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iostream>
+#include <new>
 
 #include "common.h"
 #include "interrupt.h"
@@ -27,6 +30,14 @@ void occupy_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) < 0) static_cast<void>(open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY));
   }
+}
+
+// The usual limit is for programs that can't tell high descriptors from others; a model may have thousands of files.
+void allow_many_files() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  static_cast<void>(setrlimit(RLIMIT_NOFILE, &limit));
 }
 
 bool wants_json(int argc, char** argv) {
@@ -88,6 +99,37 @@ Exit run(int argc, char** argv) {
   return Exit::usage;
 }
 
+// Set before anything can fail: then there may be no memory to find out.
+bool fails_in_json = false;
+
+// Where there is no memory left; so it takes none. Other threads may be at work: nothing of theirs is touched.
+Exit fail_for_memory() {
+  constexpr const char* message = "out of memory";
+  constexpr const char* hint =
+      "free some memory, ask for less at once, or raise the limits of the process (ulimit -v) or its container";
+  if (fails_in_json) {
+    std::printf("{\"error\":{\"code\":\"out_of_memory\",\"message\":\"%s\",\"hint\":\"%s\"}}\n", message, hint);
+  } else {
+    std::fprintf(stderr, "penstock: %s\nhint: %s\n", message, hint);
+  }
+  return Exit::no_room;
+}
+
+// An exception on a thread that nobody can tell of it, or none at all.
+[[noreturn]] void give_up() {
+  try {
+    if (const std::exception_ptr failed = std::current_exception()) std::rethrow_exception(failed);
+  } catch (const std::bad_alloc&) {
+    const Exit exit = fail_for_memory();
+    std::fflush(stdout);
+    _exit(static_cast<int>(exit));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "penstock: %s\n", error.what());
+  } catch (...) {
+  }
+  std::abort();
+}
+
 // A report that could not be written is a failure: to whoever reads it, it never came.
 Exit flush(Exit exit) {
   std::cout.flush();
@@ -102,13 +144,19 @@ Exit flush(Exit exit) {
 
 int main(int argc, char** argv) {
   using penstock::cli::Exit;
+  penstock::cli::fails_in_json = penstock::cli::wants_json(argc, argv);
+  std::set_terminate(penstock::cli::give_up);
   std::setlocale(LC_CTYPE, "");
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that is too long for the limits of the process is an error as any other
   penstock::cli::occupy_standard_descriptors();
+  penstock::cli::allow_many_files();
   penstock::cli::catch_interrupts();
   Exit exit = Exit::failed;
   try {
     exit = penstock::cli::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    exit = penstock::cli::fail_for_memory();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "penstock: %s\n", error.what());
   }

@@ -29,7 +29,7 @@ std::vector<std::string> formats(const Model& model) {
 }
 
 std::string type_name(const TensorInfo& tensor) {
-  return tensor.quantization.empty() ? std::string(dtype_name(tensor.dtype)) : tensor.quantization;
+  return tensor.quantization.empty() ? std::string(dtype_name(tensor.dtype)) : std::string(tensor.quantization);
 }
 
 std::string count_of(std::size_t count, const std::string& thing) {

@@ -76,6 +76,7 @@ std::size_t bytes_that_fit(std::string_view text, std::size_t columns) {
 
 // Breaks text at spaces, and words that are too long anywhere; lines after the first are indented.
 std::string wrap(std::string_view text, std::size_t indent, std::size_t columns) {
+  if (columns == unlimited_columns) return std::string(text);
   const std::size_t room = columns > indent + 8 ? columns - indent : 8;
   std::string result;
   while (columns_of(text) > room) {
@@ -113,6 +114,7 @@ void print_error(const Error& error) {
 }  // namespace
 
 std::string format_bytes(std::uint64_t bytes) {
+  if (bytes < 1000) return std::to_string(bytes) + " B";
   return with_unit(static_cast<double>(bytes), "B");
 }
 
@@ -242,19 +244,29 @@ void Output::detail(std::string_view text) const {
 }
 
 void Output::table(const std::vector<std::vector<std::string>>& rows) const {
+  table(rows.size(), [&](std::size_t index, std::vector<std::string>& row) { row = rows[index]; });
+}
+
+void Output::table(std::size_t count, const std::function<void(std::size_t, std::vector<std::string>&)>& make) const {
   if (silent()) return;
   constexpr std::size_t gap = 2;
+  constexpr std::size_t rows_measured = 10'000;  // nobody sees more of them at once
   std::vector<std::size_t> widths;
-  for (const auto& row : rows) {
+  std::vector<std::string> row;
+  for (std::size_t index = 0; index < std::min(count, rows_measured); ++index) {
+    make(index, row);
     widths.resize(std::max(widths.size(), row.size()));
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns_of(row[i]));
   }
   const bool fits = std::accumulate(widths.begin(), widths.end(), gap * widths.size()) <= columns_;
-  for (const auto& row : rows) {
+  for (std::size_t index = 0; index < count; ++index) {
+    make(index, row);
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
       line += row[i];
-      if (i + 1 < row.size()) line.append(fits ? widths[i] - columns_of(row[i]) + gap : 1, ' ');
+      const std::size_t width = i < widths.size() ? widths[i] : 0;
+      const std::size_t rest = width - std::min(width, columns_of(row[i]));
+      if (i + 1 < row.size()) line.append(fits ? rest + gap : 1, ' ');
     }
     print(stdout, "  " + wrap(printable(line), 2 * gap, columns_));
   }

@@ -6,6 +6,7 @@
 
 #include <CLI/App.hpp>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -87,6 +88,9 @@ class Output {
   void detail(std::string_view text) const;
   // Rows in columns, as far as they fit; else each row is wrapped by itself.
   void table(const std::vector<std::vector<std::string>>& rows) const;
+  // Each row is made when it is needed; the first ones twice.
+  void table(std::size_t count,
+             const std::function<void(std::size_t index, std::vector<std::string>& row)>& make) const;
   bool on_terminal() const;
   // A check mark or a cross, as far as the locale can show them.
   std::string_view mark(Mark mark) const;

@@ -1,70 +1,12 @@
 // No allocation on the data path: how often a request allocates does not depend on how many operations it takes.
-//
-// Replaces operator new of this executable by one that counts, on every thread.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <filesystem>
-#include <new>
 
 #include "api/context_builder.h"
+#include "integration/allocations.h"
 #include "integration/machine.h"
 #include "support/support.h"
-
-namespace {
-std::atomic<std::uint64_t> allocations{0};
-
-// Not inlined: the compiler would see free() given what came from operator new, and warn.
-[[gnu::noinline]] void give_back(void* memory) {
-  std::free(memory);
-}
-}  // namespace
-
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(size == 0 ? 1 : size);
-}
-void* operator new(std::size_t size) {
-  if (void* memory = operator new(size, std::nothrow)) return memory;
-  throw std::bad_alloc();
-}
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  const auto step = static_cast<std::size_t>(alignment);
-  if (void* memory = std::aligned_alloc(step, (size + step - 1) / step * step)) return memory;
-  throw std::bad_alloc();
-}
-void* operator new[](std::size_t size) {
-  return operator new(size);
-}
-void* operator new[](std::size_t size, std::align_val_t alignment) {
-  return operator new(size, alignment);
-}
-void operator delete(void* memory) noexcept {
-  give_back(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-  give_back(memory);
-}
-void operator delete(void* memory, std::align_val_t) noexcept {
-  give_back(memory);
-}
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  give_back(memory);
-}
-void operator delete[](void* memory) noexcept {
-  give_back(memory);
-}
-void operator delete[](void* memory, std::size_t) noexcept {
-  give_back(memory);
-}
-void operator delete[](void* memory, std::align_val_t) noexcept {
-  give_back(memory);
-}
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
-  give_back(memory);
-}
 
 namespace penstock::test {
 namespace {
@@ -107,9 +49,9 @@ class Allocations : public testing::TestWithParam<PathCase> {
   static std::uint64_t fewest_allocations(Action action) {
     std::uint64_t fewest = UINT64_MAX;
     for (int i = 0; i < 3; ++i) {
-      const std::uint64_t before = allocations.load();
+      const std::uint64_t before = allocation_count();
       action();
-      fewest = std::min(fewest, allocations.load() - before);
+      fewest = std::min(fewest, allocation_count() - before);
     }
     return fewest;
   }

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/callback.h"
+#include "base/out_of_memory.h"
 #include "penstock/checksum.h"
 #include "penstock/models.h"
 #include "services/models/contents.h"
@@ -87,7 +88,7 @@ class Checking {
       checked.how = sha256.error().message;
       if (recorded == file.metadata.end()) return {};
     }
-    if (recorded != file.metadata.end()) return check_tensors(file, recorded->second, tensors, checked);
+    if (recorded != file.metadata.end()) return check_tensors(file, recorded->second.text(), tensors, checked);
     if (checked.how.empty())
       checked.how = "no checksums are recorded in it, and it is no blob of the Hugging Face cache";
     return {};
@@ -142,29 +143,24 @@ class Checking {
   Status read_all(const ModelFile& file, std::uint64_t offset, const Visit& visit) {
     Result<Store> store = models::open_store(context_, file);
     if (!store) return std::move(store).error();
-    Ticket tickets[2];
+    models::OwnTicket tickets[2];
     const auto length_at = [&](std::uint64_t at) { return std::min(window_bytes, file.size_bytes - at); };
     const auto begin = [&](std::size_t window, std::uint64_t at) -> Status {
       if (at >= file.size_bytes) return {};
       const Range range{&*store, at, windows_[window].region().part(0, length_at(at))};
       Result<Ticket> ticket = context_.submit(Direction::read, {&range, 1});
       if (!ticket) return std::move(ticket).error();
-      tickets[window] = std::move(*ticket);
+      tickets[window] = models::OwnTicket(std::move(*ticket));
       return {};
     };
     Status status = begin(0, offset);
     for (std::size_t window = 0; status && offset < file.size_bytes; window = 1 - window) {
       status = begin(1 - window, offset + window_bytes);
-      if (status) status = await(tickets[window], offset);
+      if (status) status = await(*tickets[window], offset);
       if (!status) break;
       const std::uint64_t length = length_at(offset);
       visit(offset, windows_[window].bytes().first(length));
       offset += length;
-    }
-    if (!status) {
-      for (Ticket& ticket : tickets) {
-        if (ticket) models::end(ticket);
-      }
     }
     return status;
   }
@@ -216,7 +212,7 @@ std::string_view verdict_name(Verdict verdict) {
 
 Result<std::vector<CheckedFile>> check_model(
     Context& context, const Model& model, const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress) {
-  return Checking(context, model, progress).run();
+  return or_out_of_memory([&] { return Checking(context, model, progress).run(); });
 }
 
 }  // namespace penstock

@@ -18,10 +18,12 @@ namespace penstock::models {
 inline constexpr std::uint64_t header_limit_bytes = 100'000'000;
 // As many dimensions as anyone computes with; a header can't make us keep more.
 inline constexpr std::size_t dimension_limit = 64;
+// More values of metadata than any file has; each costs many times what it takes in a header.
+inline constexpr std::size_t metadata_limit = 1 << 18;
 
 struct Contents {
   std::uint64_t data_offset = 0;
-  std::map<std::string, std::string> metadata;
+  std::map<std::string, MetadataValue> metadata;
   std::vector<TensorInfo> tensors;  // by offset; `file` is not set
 };
 

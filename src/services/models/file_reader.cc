@@ -63,6 +63,11 @@ bool FileReader::may_stay_open() const {
 
 Result<std::string> FileReader::read(std::uint64_t offset, std::uint64_t size_bytes) const {
   std::string bytes(size_bytes, '\0');
+  if (Status status = read(offset, bytes); !status) return std::move(status).error();
+  return bytes;
+}
+
+Status FileReader::read(std::uint64_t offset, std::span<char> bytes) const {
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t got = ::pread(fd_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
@@ -70,7 +75,7 @@ Result<std::string> FileReader::read(std::uint64_t offset, std::uint64_t size_by
     if (got == 0) return in_file(path_, ends_early("it has become shorter while it was read"));
     done += static_cast<std::size_t>(got);
   }
-  return bytes;
+  return {};
 }
 
 }  // namespace penstock::models

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "penstock/result.h"
@@ -28,6 +29,7 @@ class FileReader {
   bool may_stay_open() const;
   // Code::truncated where the file has become shorter.
   Result<std::string> read(std::uint64_t offset, std::uint64_t size_bytes) const;
+  Status read(std::uint64_t offset, std::span<char> bytes) const;
 
  private:
   FileReader(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}

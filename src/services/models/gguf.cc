@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <nlohmann/json.hpp>
-#include <set>
+#include <cstring>
 #include <tuple>
 
+#include "base/keyed_hash.h"
 #include "services/models/ggml_types.h"
+#include "services/models/gguf_value.h"
 #include "services/models/utf8.h"
 
 namespace penstock::models {
@@ -22,160 +23,178 @@ constexpr std::uint32_t default_alignment = 32;
 constexpr std::uint32_t alignment_limit = 1 << 30;
 constexpr std::string_view alignment_key = "general.alignment";
 constexpr std::string_view split_key = "split.count";
+constexpr std::uint64_t least_tensor_bytes = 24, least_pair_bytes = 13;
 
-enum class ValueType : std::uint32_t { u8, i8, u16, i16, u32, i32, f32, boolean, string, array, u64, i64, f64 };
-constexpr std::uint32_t value_types = 13;
-// The least that a value of each type takes.
-constexpr std::uint64_t least_bytes[value_types] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8};
+constexpr std::size_t window_bytes = 1 << 20;
 
-// Takes values from the front of the bytes. What is not there is either behind the part that was read (more is wanted)
-// or behind the end of the file (broken).
+// Takes values from the front of a file, of which it has a window in memory.
 class Reader {
  public:
-  Reader(std::string_view front, std::uint64_t file_bytes) : front_(front), file_bytes_(file_bytes) {}
+  Reader(const ReadAt& read, std::uint64_t file_bytes) : read_(read), file_bytes_(file_bytes) {}
 
   std::uint64_t position() const { return position_; }
-  bool wants_more() const { return wants_more_; }
   std::uint64_t left_in_file() const { return file_bytes_ - position_; }
 
-  // Whether that many bytes can be taken now; says why not otherwise.
-  Status need(std::uint64_t size, std::string_view what) {
+  // Whether that many bytes may be taken; says why not otherwise.
+  Status need(std::uint64_t size, std::string_view what) const {
     if (size > left_in_file()) return ends_early("the file ends within " + std::string(what));
-    if (size > front_.size() - position_) {
-      wants_more_ = true;
-      return ends_early("more is wanted");
-    }
+    if (size > header_limit_bytes - position_) return broken("its header has more than 100,000,000 bytes");
     return {};
   }
   template <typename T>
   Status take(T& value, std::string_view what) {
     if (Status status = need(sizeof value, what); !status) return status;
-    // Byte by byte: the file is little endian whatever the machine is.
-    std::uint64_t bits = 0;
-    for (std::size_t i = sizeof value; i-- > 0;) bits = bits << 8 | static_cast<unsigned char>(front_[position_ + i]);
-    position_ += sizeof value;
-    if constexpr (sizeof value == 8) {
-      value = std::bit_cast<T>(bits);
-    } else if constexpr (sizeof value == 4) {
-      value = std::bit_cast<T>(static_cast<std::uint32_t>(bits));
-    } else {
-      value = static_cast<T>(bits);
+    if (sizeof value > in_window().size()) {
+      if (Status status = fill(); !status) return status;
     }
+    std::memcpy(&value, in_window().data(), sizeof value);
+    static_assert(std::endian::native == std::endian::little);
+    position_ += sizeof value;
     return {};
+  }
+  // Adds them to what is there.
+  Status take_bytes(std::uint64_t size, std::string& bytes, std::string_view what) {
+    if (Status status = need(size, what); !status) return status;
+    const std::string_view here = in_window().substr(0, size);
+    bytes.append(here);
+    position_ += here.size();
+    const std::uint64_t left = size - here.size();
+    if (left == 0) return {};
+    if (left < window_bytes) {
+      if (Status status = fill(); !status) return status;
+      return take_bytes(left, bytes, what);
+    }
+    bytes.resize(bytes.size() + left);
+    position_ += left;
+    return read_(position_ - left, std::span(bytes).last(left));
   }
   Status take_text(std::string& text, std::string_view what) {
     std::uint64_t length = 0;
     if (Status status = take(length, what); !status) return status;
-    if (Status status = need(length, what); !status) return status;
-    text = front_.substr(position_, length);
-    position_ += length;
+    if (Status status = take_bytes(length, text, what); !status) return status;
     return is_utf8(text) ? Status() : broken(std::string(what) + " is not UTF-8");
   }
 
  private:
-  const std::string_view front_;
+  std::string_view in_window() const {
+    const std::uint64_t passed = position_ - window_begin_;
+    return passed < window_.size() ? std::string_view(window_).substr(passed) : std::string_view();
+  }
+  Status fill() {
+    window_.resize(std::min<std::uint64_t>(window_bytes, left_in_file()));
+    window_begin_ = position_;
+    return read_(position_, window_);
+  }
+
+  const ReadAt& read_;
   const std::uint64_t file_bytes_;
   std::uint64_t position_ = 0;
-  bool wants_more_ = false;
+  std::string window_;
+  std::uint64_t window_begin_ = 0;
 };
 
-std::string json_text(std::string_view text) {
-  // Vocabularies have hundreds of thousands of words, nearly all of them plain.
-  const bool is_plain = std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
-  if (is_plain) return in_quotes(text);
-  return nlohmann::json(text).dump();
-}
+// Adds a value to `bytes` as it is.
+class ValueReader {
+ public:
+  ValueReader(Reader& reader, std::string& bytes) : reader_(reader), bytes_(bytes) {}
 
-template <typename T>
-Status take_number(Reader& reader, std::string& json) {
-  T value{};
-  if (Status status = reader.take(value, "a value of the metadata"); !status) return status;
-  if constexpr (std::is_floating_point_v<T>) {
-    json += nlohmann::json(value).dump();
-  } else {
-    json += std::to_string(value);
-  }
-  return {};
-}
-
-Status take_boolean(Reader& reader, std::string& json) {
-  std::uint8_t value = 0;
-  if (Status status = reader.take(value, "a value of the metadata"); !status) return status;
-  if (value > 1) return broken("a boolean that is neither 0 nor 1");
-  json += value == 1 ? "true" : "false";
-  return {};
-}
-
-Status take_value(Reader& reader, ValueType type, int depth, std::string& json);
-
-Status take_array(Reader& reader, int depth, std::string& json) {
-  if (depth == array_depth_limit) return broken("arrays within arrays are nested too deeply");
-  std::uint32_t type = 0;
-  std::uint64_t count = 0;
-  if (Status status = reader.take(type, "an array of the metadata"); !status) return status;
-  if (Status status = reader.take(count, "an array of the metadata"); !status) return status;
-  if (type >= value_types) return broken("an array of the unknown type " + std::to_string(type));
-  if (count > reader.left_in_file() / least_bytes[type]) {
-    return ends_early("an array of " + std::to_string(count) + " values is longer than the file");
-  }
-  json += '[';
-  for (std::uint64_t i = 0; i < count; ++i) {
-    if (i != 0) json += ',';
-    if (Status status = take_value(reader, static_cast<ValueType>(type), depth + 1, json); !status) return status;
-  }
-  json += ']';
-  return {};
-}
-
-Status take_value(Reader& reader, ValueType type, int depth, std::string& json) {
-  switch (type) {
-    case ValueType::u8:
-      return take_number<std::uint8_t>(reader, json);
-    case ValueType::i8:
-      return take_number<std::int8_t>(reader, json);
-    case ValueType::u16:
-      return take_number<std::uint16_t>(reader, json);
-    case ValueType::i16:
-      return take_number<std::int16_t>(reader, json);
-    case ValueType::u32:
-      return take_number<std::uint32_t>(reader, json);
-    case ValueType::i32:
-      return take_number<std::int32_t>(reader, json);
-    case ValueType::f32:
-      return take_number<float>(reader, json);
-    case ValueType::boolean:
-      return take_boolean(reader, json);
-    case ValueType::string: {
-      std::string text;
-      if (Status status = reader.take_text(text, "a string of the metadata"); !status) return status;
-      json += json_text(text);
-      return {};
+  Status take(ValueType type, int depth = 0) {
+    switch (type) {
+      case ValueType::boolean:
+        return take_booleans(1);
+      case ValueType::string:
+        return take_string();
+      case ValueType::array:
+        return take_array(depth);
+      default:
+        return reader_.take_bytes(least_value_bytes[static_cast<std::size_t>(type)], bytes_, "a value of the metadata");
     }
-    case ValueType::array:
-      return take_array(reader, depth, json);
-    case ValueType::u64:
-      return take_number<std::uint64_t>(reader, json);
-    case ValueType::i64:
-      return take_number<std::int64_t>(reader, json);
-    case ValueType::f64:
-      return take_number<double>(reader, json);
   }
-  return broken("a value of an unknown type");
-}
+
+ private:
+  Status take_booleans(std::uint64_t count) {
+    const std::size_t begin = bytes_.size();
+    if (Status status = reader_.take_bytes(count, bytes_, "a value of the metadata"); !status) return status;
+    const auto is_boolean = [](char c) { return c == 0 || c == 1; };
+    const bool all_are = std::ranges::all_of(std::string_view(bytes_).substr(begin), is_boolean);
+    return all_are ? Status() : broken("a boolean that is neither 0 nor 1");
+  }
+
+  Status take_string() {
+    constexpr std::string_view what = "a string of the metadata";
+    std::uint64_t length = 0;
+    if (Status status = reader_.take(length, what); !status) return status;
+    add(length);
+    const std::size_t begin = bytes_.size();
+    if (Status status = reader_.take_bytes(length, bytes_, what); !status) return status;
+    return is_utf8(std::string_view(bytes_).substr(begin)) ? Status() : broken(std::string(what) + " is not UTF-8");
+  }
+
+  Status take_array(int depth) {
+    if (depth == array_depth_limit) return broken("arrays within arrays are nested too deeply");
+    std::uint32_t number = 0;
+    std::uint64_t count = 0;
+    if (Status status = reader_.take(number, "an array of the metadata"); !status) return status;
+    if (Status status = reader_.take(count, "an array of the metadata"); !status) return status;
+    if (number >= value_types) return broken("an array of the unknown type " + std::to_string(number));
+    if (count > reader_.left_in_file() / least_value_bytes[number]) {
+      return ends_early("an array of " + std::to_string(count) + " values is longer than the file");
+    }
+    add(number);
+    add(count);
+    const auto type = static_cast<ValueType>(number);
+    if (type == ValueType::boolean) return take_booleans(count);
+    if (type != ValueType::string && type != ValueType::array) {
+      return reader_.take_bytes(count * least_value_bytes[number], bytes_, "a value of the metadata");
+    }
+    for (std::uint64_t i = 0; i < count; ++i) {
+      if (Status status = take(type, depth + 1); !status) return status;
+    }
+    return {};
+  }
+
+  template <typename T>
+  void add(T value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+  }
+
+  Reader& reader_;
+  std::string& bytes_;
+};
+
+// Whether no two tensors have one name.
+class Names {
+ public:
+  explicit Names(std::size_t count) : places_(std::bit_ceil(2 * count + 1)) {}
+  // False: one of the tensors before it has its name. REQUIRES: it is called for one after the other.
+  bool add(const std::vector<TensorInfo>& tensors, std::uint32_t index) {
+    const std::size_t last = places_.size() - 1;
+    std::size_t place = keyed_hash(tensors[index].name) & last;
+    for (; places_[place] != 0; place = (place + 1) & last) {
+      if (tensors[places_[place] - 1].name == tensors[index].name) return false;
+    }
+    places_[place] = index + 1;
+    return true;
+  }
+
+ private:
+  std::vector<std::uint32_t> places_;  // 0: none
+};
 
 class Parser {
  public:
-  Parser(std::string_view front, std::uint64_t file_bytes) : reader_(front, file_bytes), file_bytes_(file_bytes) {}
-
-  bool wants_more() const { return reader_.wants_more(); }
+  Parser(const ReadAt& read, std::uint64_t file_bytes) : reader_(read, file_bytes), file_bytes_(file_bytes) {}
 
   Status parse() {
     if (Status status = take_start(); !status) return status;
     for (std::uint64_t i = 0; i < pair_count_; ++i) {
       if (Status status = take_pair(); !status) return status;
     }
+    // As many as the rest of a header can hold; then it is known whether they are there.
+    contents.tensors.reserve(std::min(tensor_count_, (header_limit_bytes - reader_.position()) / least_tensor_bytes));
+    Names names(contents.tensors.capacity());
     for (std::uint64_t i = 0; i < tensor_count_; ++i) {
-      if (Status status = take_tensor(); !status) return status;
+      if (Status status = take_tensor(names); !status) return status;
     }
     return finish();
   }
@@ -200,12 +219,15 @@ class Parser {
     }
     if (Status status = reader_.take(tensor_count_, "the number of tensors"); !status) return status;
     if (Status status = reader_.take(pair_count_, "the number of metadata"); !status) return status;
-    constexpr std::uint64_t least_tensor_bytes = 24, least_pair_bytes = 13;
     if (tensor_count_ > reader_.left_in_file() / least_tensor_bytes) {
       return ends_early("its " + std::to_string(tensor_count_) + " tensors are more than the file has room for");
     }
     if (pair_count_ > reader_.left_in_file() / least_pair_bytes) {
       return ends_early("its " + std::to_string(pair_count_) + " metadata are more than the file has room for");
+    }
+    if (pair_count_ > metadata_limit) {
+      return broken("it has " + std::to_string(pair_count_) + " metadata; " + std::to_string(metadata_limit) +
+                    " are allowed");
     }
     return {};
   }
@@ -220,17 +242,18 @@ class Parser {
     if (type >= value_types) {
       return broken("the metadata " + in_quotes(key) + " is of the unknown type " + std::to_string(type));
     }
-    std::string value;
+    std::string bytes;
     Status taken = static_cast<ValueType>(type) == ValueType::string
-                       ? reader_.take_text(value, "the metadata " + in_quotes(key))
-                       : take_value(reader_, static_cast<ValueType>(type), 0, value);
+                       ? reader_.take_text(bytes, "the metadata " + in_quotes(key))
+                       : ValueReader(reader_, bytes).take(static_cast<ValueType>(type));
     if (!taken) return named("the metadata " + in_quotes(key), std::move(taken).error());
+    MetadataValue value(type, std::move(bytes));
     if (key == alignment_key) {
       if (Status status = set_alignment(static_cast<ValueType>(type), value); !status) return status;
     }
     if (key == split_key && value != "0" && value != "1") {
       return Error{.code = Code::unsupported,
-                   .message = "it is one of " + value + " files of a split GGUF model",
+                   .message = "it is one of " + value.text() + " files of a split GGUF model",
                    .hint = "merge them first: llama-gguf-split --merge"};
     }
     if (!contents.metadata.emplace(key, std::move(value)).second) {
@@ -239,8 +262,8 @@ class Parser {
     return {};
   }
 
-  Status set_alignment(ValueType type, const std::string& value) {
-    const std::uint64_t number = type == ValueType::u32 ? std::stoull(value) : 0;
+  Status set_alignment(ValueType type, const MetadataValue& value) {
+    const std::uint64_t number = type == ValueType::u32 ? std::stoull(value.text()) : 0;
     if (!std::has_single_bit(number) || number > alignment_limit) {
       return broken("general.alignment is not a power of two, as u32");
     }
@@ -248,20 +271,21 @@ class Parser {
     return {};
   }
 
-  Status take_tensor() {
-    TensorInfo tensor;
+  Status take_tensor(Names& names) {
+    TensorInfo& tensor = contents.tensors.emplace_back();
     if (Status status = reader_.take_text(tensor.name, "the name of a tensor"); !status) return status;
     if (tensor.name.empty() || tensor.name.size() >= name_limit_bytes) {
       return broken("the name of a tensor has " + std::to_string(tensor.name.size()) + " bytes; 1 to 63 are allowed");
     }
-    if (!names_.insert(tensor.name).second) return broken("tensor " + in_quotes(tensor.name) + " is there twice");
+    if (!names.add(contents.tensors, static_cast<std::uint32_t>(contents.tensors.size() - 1))) {
+      return broken("tensor " + in_quotes(tensor.name) + " is there twice");
+    }
     const std::string what = "tensor " + in_quotes(tensor.name);
     if (Status status = take_shape(tensor); !status) return named(what, std::move(status).error());
     std::uint32_t type = 0;
     if (Status status = reader_.take(type, what); !status) return status;
     if (Status status = reader_.take(tensor.offset, what); !status) return status;
     if (Status status = set_type(tensor, type); !status) return named(what, std::move(status).error());
-    contents.tensors.push_back(std::move(tensor));
     return {};
   }
 
@@ -272,10 +296,9 @@ class Parser {
     if (dimensions > gguf_dimension_limit) {
       return broken("it has " + std::to_string(dimensions) + " dimensions; 4 are allowed");
     }
-    for (std::uint32_t i = 0; i < dimensions; ++i) {
-      std::uint64_t length = 0;
-      if (Status status = reader_.take(length, "its dimensions"); !status) return status;
-      tensor.shape.insert(tensor.shape.begin(), length);
+    tensor.shape.resize(dimensions);
+    for (std::uint32_t i = dimensions; i > 0; --i) {
+      if (Status status = reader_.take(tensor.shape[i - 1], "its dimensions"); !status) return status;
     }
     return {};
   }
@@ -325,9 +348,11 @@ class Parser {
     if (padding > reader_.left_in_file()) return ends_early("the file ends before its data begins");
     contents.data_offset = reader_.position() + padding;
     const std::uint64_t data_bytes = file_bytes_ - contents.data_offset;
-    std::ranges::sort(contents.tensors, [](const TensorInfo& a, const TensorInfo& b) {
+    const auto by_place = [](const TensorInfo& a, const TensorInfo& b) {
       return std::tie(a.offset, a.size_bytes, a.name) < std::tie(b.offset, b.size_bytes, b.name);
-    });
+    };
+    // Most writers write them in order.
+    if (!std::ranges::is_sorted(contents.tensors, by_place)) std::ranges::sort(contents.tensors, by_place);
     std::uint64_t end = 0;
     for (TensorInfo& tensor : contents.tensors) {
       if (Status status = check_place(tensor, end, data_bytes); !status) {
@@ -365,17 +390,22 @@ class Parser {
   std::uint64_t tensor_count_ = 0;
   std::uint64_t pair_count_ = 0;
   std::uint64_t alignment_ = default_alignment;
-  std::set<std::string> names_;
 };
 
 }  // namespace
 
-Result<std::optional<Contents>> parse_gguf(std::string_view front, std::uint64_t file_bytes) {
-  Parser parser(front, file_bytes);
-  Status parsed = parser.parse();
-  if (parsed) return std::optional(std::move(parser.contents));
-  if (parser.wants_more()) return std::optional<Contents>();
-  return std::move(parsed).error();
+Result<Contents> parse_gguf(const ReadAt& read, std::uint64_t file_bytes) {
+  Parser parser(read, file_bytes);
+  if (Status parsed = parser.parse(); !parsed) return std::move(parsed).error();
+  return std::move(parser.contents);
+}
+
+Result<Contents> parse_gguf(std::string_view file) {
+  const auto read = [file](std::uint64_t offset, std::span<char> bytes) {
+    file.copy(bytes.data(), bytes.size(), offset);
+    return Status();
+  };
+  return parse_gguf(read, file.size());
 }
 
 }  // namespace penstock::models

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "penstock/models.h"
@@ -44,13 +46,6 @@ std::string tensor(std::string_view name, const std::vector<std::uint64_t>& dime
   return all + u32(type) + little_endian(offset);
 }
 
-Result<Contents> parse(const std::string& bytes) {
-  Result<std::optional<Contents>> contents = parse_gguf(bytes, bytes.size());
-  if (!contents) return contents.error();
-  EXPECT_TRUE(contents->has_value()) << "the whole file is there";
-  return std::move(**contents);
-}
-
 TEST(Gguf, a_file_says_what_is_in_it) {
   File file;
   file.pairs = {pair("general.architecture", 8, text("llama")),
@@ -66,7 +61,7 @@ TEST(Gguf, a_file_says_what_is_in_it) {
   file.data = std::string(64 + 3 * 2 * 144, 'x');
   for (const std::uint32_t version : {2U, 3U}) {
     file.version = version;
-    const Result<Contents> contents = parse(file.bytes());
+    const Result<Contents> contents = parse_gguf(file.bytes());
     ASSERT_TRUE(contents.ok()) << contents.error().message;
     EXPECT_EQ(contents->metadata.at("general.architecture"), "llama");
     EXPECT_EQ(contents->metadata.at("a.number"), "-1");
@@ -89,28 +84,95 @@ TEST(Gguf, a_file_says_what_is_in_it) {
 }
 
 TEST(Gguf, a_file_without_tensors_is_legal) {
-  EXPECT_TRUE(parse(File{}.bytes()).ok());
+  EXPECT_TRUE(parse_gguf(File{}.bytes()).ok());
 }
 
-TEST(Gguf, more_is_wanted_until_the_header_is_there) {
+TEST(Gguf, a_file_that_ends_within_its_header_is_called_that) {
   File file;
   file.pairs = {pair("words", 9, u32(8) + little_endian(2) + text("a") + text("b"))};
   file.tensors = {tensor("a", {4}, 0, 0)};
   file.data = std::string(16, 'x');
   const std::string all = file.bytes();
-  bool was_complete = false;
-  for (std::size_t size = 0; size <= all.size(); ++size) {
-    const auto contents = parse_gguf(std::string_view(all).substr(0, size), all.size());
-    ASSERT_TRUE(contents.ok()) << size << ": " << contents.error().message;
-    EXPECT_TRUE(contents->has_value() || !was_complete);
-    was_complete = contents->has_value();
-  }
-  EXPECT_TRUE(was_complete);
   for (std::size_t size = 0; size < all.size(); ++size) {
-    const auto contents = parse_gguf(std::string_view(all).substr(0, size), size);
+    const auto contents = parse_gguf(std::string_view(all).substr(0, size));
     ASSERT_FALSE(contents.ok()) << size;
     EXPECT_EQ(contents.error().code, Code::truncated) << contents.error().message;
   }
+}
+
+// Values lie across the ends of what is read at a time, wherever those are.
+TEST(Gguf, a_long_header_is_read_piece_by_piece) {
+  const std::string long_word(2'500'000, 'w');
+  for (std::size_t shift = 0; shift < 20; ++shift) {
+    File file;
+    file.pairs = {pair("shift", 8, text(std::string((1 << 20) - 80 + shift, 's')))};
+    for (int i = 0; i < 9; ++i) file.pairs.push_back(pair("k" + std::to_string(i), 10, little_endian(1000 + i)));
+    file.pairs.push_back(pair("words", 9, u32(8) + little_endian(2) + text(long_word) + text("last")));
+    file.tensors = {tensor("a", {4}, 0, 0)};
+    file.data = std::string(16, 'x');
+    const Result<Contents> contents = parse_gguf(file.bytes());
+    ASSERT_TRUE(contents.ok()) << contents.error().message;
+    for (int i = 0; i < 9; ++i) EXPECT_EQ(contents->metadata.at("k" + std::to_string(i)), std::to_string(1000 + i));
+    EXPECT_TRUE(contents->metadata.at("words") == "[\"" + long_word + "\",\"last\"]");
+    EXPECT_EQ(contents->tensors.at(0).name, "a");
+  }
+}
+
+TEST(Gguf, no_more_is_read_of_a_file_than_its_header) {
+  const std::string header = File{}.bytes();
+  std::uint64_t end = 0;
+  const auto read = [&](std::uint64_t offset, std::span<char> bytes) {
+    end = std::max(end, offset + bytes.size());
+    std::ranges::fill(bytes, '\0');
+    header.copy(bytes.data(), bytes.size(), offset);
+    return Status();
+  };
+  EXPECT_TRUE(parse_gguf(read, std::uint64_t{1} << 40).ok());
+  EXPECT_LE(end, 1U << 20);
+}
+
+TEST(Gguf, headers_and_metadata_have_an_end) {
+  const std::string start = "GGUF" + u32(3);
+  const std::string many = start + little_endian(0) + little_endian(300'000);
+  EXPECT_NE(parse_gguf(many + std::string(5'000'000, '\0')).error().message.find("300000 metadata; 262144 are allowed"),
+            std::string::npos);
+  const std::string head =
+      start + little_endian(0) + little_endian(1) + text("k") + u32(9) + u32(0) + little_endian(1 << 30);
+  const auto read = [&](std::uint64_t offset, std::span<char> bytes) {
+    EXPECT_LE(bytes.size(), 1U << 20) << "nothing is read of what is too long";
+    std::ranges::fill(bytes, '\0');
+    if (offset < head.size()) head.copy(bytes.data(), bytes.size(), offset);
+    return Status();
+  };
+  EXPECT_NE(parse_gguf(read, std::uint64_t{1} << 40).error().message.find("more than 100,000,000 bytes"),
+            std::string::npos);
+}
+
+TEST(MetadataValue, is_json_where_it_is_no_text) {
+  const auto value = [](std::uint32_t type, const std::string& bytes) { return MetadataValue(type, bytes).text(); };
+  const auto floats = [](std::vector<float> numbers) {
+    std::string bytes = u32(6) + little_endian(numbers.size());
+    return bytes.append(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(float));
+  };
+  EXPECT_EQ(value(8, "as \"it\" is"), "as \"it\" is");
+  EXPECT_EQ(value(1, "\xff"), "-1");
+  EXPECT_EQ(value(9, floats({0.1F, 2, -1e-38F, 1e30F, INFINITY, NAN})), "[0.1,2.0,-1e-38,1e+30,null,null]");
+  EXPECT_EQ(value(9, u32(7) + little_endian(2) + std::string("\0\1", 2)), "[false,true]");
+  EXPECT_EQ(value(9, u32(8) + little_endian(1) + text("\"\\\t\x1f\x7fü")), "[\"\\\"\\\\\\t\\u001f\x7fü\"]");
+}
+
+TEST(MetadataValue, comes_in_pieces_where_it_is_long) {
+  const std::string text_value(1'000'000, 'x');
+  const std::string bytes = u32(0) + little_endian(1'000'000) + std::string(1'000'000, '\7');
+  for (const MetadataValue& value : {MetadataValue(text_value), MetadataValue(9, bytes)}) {
+    std::string all;
+    value.write([&](std::string_view piece) {
+      EXPECT_LE(piece.size(), 100'000U);
+      all += piece;
+    });
+    EXPECT_TRUE(value == all);
+  }
+  EXPECT_EQ(MetadataValue(9, bytes).text().size(), 2'000'001U);
 }
 
 struct Broken {
@@ -177,7 +239,7 @@ TEST(Gguf, every_rule_has_a_message_of_its_own) {
       {File{.tensors = {tensor("a", {4}, 0, 0)}}.bytes(), "the file ends before its data begins"},
   };
   for (const Broken& each : cases) {
-    const Result<Contents> contents = parse(each.bytes);
+    const Result<Contents> contents = parse_gguf(each.bytes);
     ASSERT_FALSE(contents.ok()) << each.message;
     EXPECT_NE(contents.error().message.find(each.message), std::string::npos)
         << each.message << ": " << contents.error().message;
@@ -194,7 +256,7 @@ TEST(Gguf, blocks_have_the_size_that_ggml_gives_them) {
   for (const auto& block : blocks) {
     const File file{.tensors = {tensor("a", {2 * block.elements, 3}, block.type, 0)},
                     .data = std::string(6 * block.bytes, 'x')};
-    const Result<Contents> contents = parse(file.bytes());
+    const Result<Contents> contents = parse_gguf(file.bytes());
     ASSERT_TRUE(contents.ok()) << contents.error().message;
     EXPECT_EQ(contents->tensors[0].quantization, block.name);
     EXPECT_EQ(contents->tensors[0].shape, (std::vector<std::uint64_t>{3, 2 * block.bytes}));

@@ -4,6 +4,7 @@
 #include <bit>
 #include <charconv>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "base/keyed_hash.h"
@@ -12,6 +13,8 @@
 
 namespace penstock::models {
 namespace {
+
+constexpr std::uint32_t is_decoded = 1U << 31;  // of a Place: it is not in the JSON
 
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
@@ -67,34 +70,49 @@ void JsonReader::Keys::clear() {
   count_ = 0;
 }
 
-bool JsonReader::Keys::add(std::string_view key) {
+bool JsonReader::Keys::add(std::string_view text, const JsonReader& reader) {
   constexpr std::size_t few = 8;
+  const Key key{text, reader.place_of(text)};
   if (table_.empty() && few_.size() < few) {
-    if (std::ranges::find(few_, key) != few_.end()) return false;
+    if (std::ranges::find(few_, text, &Key::text) != few_.end()) return false;
     few_.push_back(key);
     return true;
   }
-  if (2 * count_ >= table_.size()) grow();
-  return insert(key);
+  if (2 * count_ >= table_.size()) grow(reader);
+  return insert(key, reader);
 }
 
-bool JsonReader::Keys::insert(std::string_view key) {
-  std::size_t place = keyed_hash(key) & (table_.size() - 1);
-  for (; table_[place].data() != nullptr; place = (place + 1) & (table_.size() - 1)) {
-    if (table_[place] == key) return false;
+bool JsonReader::Keys::insert(const Key& key, const JsonReader& reader) {
+  std::size_t at = keyed_hash(key.text) & (table_.size() - 1);
+  for (; table_[at] != 0; at = (at + 1) & (table_.size() - 1)) {
+    if (reader.text_at(table_[at]) == key.text) return false;
   }
-  table_[place] = key;
+  table_[at] = key.place;
   ++count_;
   return true;
 }
 
-void JsonReader::Keys::grow() {
+void JsonReader::Keys::grow(const JsonReader& reader) {
   const std::size_t size = std::max({std::size_t{64}, 2 * table_.size(), std::bit_ceil(2 * expected_)});
-  const std::vector<std::string_view> others = std::exchange(table_, std::vector<std::string_view>(size));
+  const std::vector<Place> others = std::exchange(table_, std::vector<Place>(size));
   count_ = 0;
-  for (const std::string_view key : others.empty() ? few_ : others) {
-    if (key.data() != nullptr) insert(key);
+  for (const Key& key : few_) insert(key, reader);
+  for (const Place place : others) {
+    if (place != 0) insert({reader.text_at(place), place}, reader);
   }
+  few_.clear();
+}
+
+JsonReader::Place JsonReader::place_of(std::string_view text) const {
+  const bool in_json = std::less_equal<>()(begin_, text.data()) && std::less<>()(text.data(), end_);
+  return in_json ? static_cast<Place>(text.data() - begin_) : is_decoded | static_cast<Place>(decoded_.size() - 1);
+}
+
+// In the JSON it ends before the next quote, since nothing in it is escaped.
+std::string_view JsonReader::text_at(Place place) const {
+  if ((place & is_decoded) != 0) return decoded_[place & ~is_decoded];
+  const std::string_view text(begin_ + place, static_cast<std::size_t>(end_ - begin_) - place);
+  return text.substr(0, text.find('"'));
 }
 
 bool JsonReader::fail(std::string problem) {
@@ -166,7 +184,7 @@ bool JsonReader::open(char c) {
 
 bool JsonReader::key(std::string_view& key) {
   if (!string(key)) return false;
-  if (!keys_[depth_ - 1].add(key)) return fail("the key " + in_quotes(key) + " is there twice");
+  if (!keys_[depth_ - 1].add(key, *this)) return fail("the key " + in_quotes(key) + " is there twice");
   return close(':');
 }
 

@@ -11,6 +11,7 @@
 // `end` says what is wrong.
 //
 // Thread safety: one thread's. Lifetime: the JSON outlives it, and it outlives the texts that it gave out.
+// REQUIRES: the JSON has less than 2^31 bytes.
 #pragma once
 
 #include <array>
@@ -97,6 +98,12 @@ class JsonReader {
  private:
   static constexpr std::size_t depth_limit = 8;
 
+  // Where a text is that was given out: in the JSON, or among the texts with escapes. 0: nowhere.
+  using Place = std::uint32_t;
+  // REQUIRES: it is the last text that was given out.
+  Place place_of(std::string_view text) const;
+  std::string_view text_at(Place place) const;
+
   // The keys of an object that is open. Most objects have few; for the many of the outermost one there is a table, open
   // and at most half full.
   class Keys {
@@ -105,15 +112,19 @@ class JsonReader {
     // So many, perhaps. For one object alone: it may be much more than that has.
     void expect(std::size_t count) { expected_ = count; }
     // False: it is there already.
-    bool add(std::string_view key);
+    bool add(std::string_view key, const JsonReader& reader);
 
    private:
-    bool insert(std::string_view key);
-    void grow();
+    struct Key {
+      std::string_view text;
+      Place place = 0;
+    };
+    bool insert(const Key& key, const JsonReader& reader);
+    void grow(const JsonReader& reader);
 
-    std::vector<std::string_view> few_;
-    std::vector<std::string_view> table_;  // none in it: without data; a power of two
-    std::size_t count_ = 0;                // in the table
+    std::vector<Key> few_;
+    std::vector<Place> table_;  // a power of two
+    std::size_t count_ = 0;     // in the table
     std::size_t expected_ = 0;
   };
 

@@ -1,18 +1,25 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <deque>
 #include <tuple>
 
+#include "base/out_of_memory.h"
 #include "penstock/gpu.h"
+#include "services/models/background.h"
 #include "services/models/contents.h"
 #include "services/models/ending.h"
-#include "services/models/open_store.h"
+#include "services/models/file_stores.h"
 #include "services/models/parts.h"
 #include "services/models/row_reader.h"
+#include "services/models/wave_reader.h"
 
 namespace penstock {
 
+using models::Background;
 using models::FilePiece;
+using models::FileStores;
 using models::in_quotes;
 using models::Layout;
 using models::RowJob;
@@ -43,29 +50,49 @@ class Loading::Impl {
   Clock::time_point begun = Clock::now();
   double begin_seconds = 0;  // until the request was submitted
   std::uint64_t wanted_bytes = 0;
-  std::vector<Store> stores;        // by file; empty where nothing is read
-  Ticket ticket;                    // of all that is read where it belongs; null: nothing is
-  std::unique_ptr<RowReader> rows;  // of the rest, if there is any; it has ended when both have
+  Ticket ticket;                     // of all that one request reads where it belongs; null: nothing is
+  std::unique_ptr<Background> rest;  // if there is any; it has ended when both have
 
   ~Impl() {
-    if (in_child()) (void)rows.release();  // its thread stayed with the parent, and can't be waited for
+    if (in_child()) (void)rest.release();  // its thread stayed with the parent, and can't be waited for
   }
   // Of a fork, after which nobody is there who would end it.
-  bool is_left_behind() const { return rows && !rows->ended() && in_child(); }
+  bool is_left_behind() const { return rest && !rest->ended() && in_child(); }
 
  private:
   bool in_child() const { return ::getpid() != process_; }
   const pid_t process_ = ::getpid();
 };
 
-// Turns parts into one request, and what is better read as rows into a RowReader.
+// The files of parts, as far as they are right.
+models::WantedFiles wanted_files(const Model& model, std::span<const TensorPart> parts) {
+  models::WantedFiles wanted{.files = std::vector<bool>(model.files().size())};
+  for (const TensorPart& part : parts) {
+    if (part.tensor >= model.tensors().size() || part.memory.size_bytes == 0) continue;
+    wanted.files[model.tensors()[part.tensor].file] = true;
+    wanted.to_gpu = wanted.to_gpu || !part.memory.domain.host_accessible();
+  }
+  return wanted;
+}
+
+// Turns parts into one request. What is better read as rows, and what has more files than may be open at a time, is for
+// the background.
 class LoadingBuilder {
  public:
-  LoadingBuilder(Context& context, const Model& model, const LoadOptions& options)
-      : context_(context), model_(model), options_(options) {
-    impl_->stores.resize(model.files().size());
+  LoadingBuilder(Context& context, const Model& model, std::span<const TensorPart> parts, const LoadOptions& options)
+      : context_(context),
+        model_(model),
+        options_(options),
+        stores_(std::make_shared<FileStores>(context, model, wanted_files(model, parts))) {
     cached_.resize(model.files().size());
   }
+
+  // What was begun and is not handed over.
+  ~LoadingBuilder() {
+    if (impl_) models::end(impl_->ticket);
+  }
+  LoadingBuilder(const LoadingBuilder&) = delete;
+  LoadingBuilder& operator=(const LoadingBuilder&) = delete;
 
   Status add(const TensorPart& part) {
     if (part.tensor >= model_.tensors().size()) {
@@ -89,7 +116,9 @@ class LoadingBuilder {
     }
     if (bytes == 0) return {};
     impl_->wanted_bytes += bytes;
-    if (Status status = open(tensor.file); !status) return status;
+    if (stores_->fit()) {
+      if (Result<Store> opened = stores_->open(tensor.file); !opened) return std::move(opened).error();
+    }
     if (part.intervals.empty()) {
       pieces_.push_back({tensor.file, tensor.offset, part.memory});
       return {};
@@ -99,52 +128,48 @@ class LoadingBuilder {
 
   Result<Loading> start() {
     models::sort_and_merge(pieces_, &find_cuda_allocation);
-    std::vector<Range> ranges;
-    ranges.reserve(pieces_.size());
-    for (const FilePiece& piece : pieces_) {
-      ranges.push_back({&impl_->stores[piece.file], piece.offset, piece.memory});
-    }
     RequestOptions request = options_.request;
-    if (ranges.empty()) request.stream.reset();  // nothing will be there later than it is now
+    if (pieces_.empty()) request.stream.reset();  // nothing will be there later than it is now
     // One deadline for all requests of the load, however many they are.
     if (request.deadline_seconds == 0) request.deadline_seconds = context_.options().deadlines.request_seconds;
-    if (!jobs_.empty()) {
-      if (Status status = prepare_rows(request); !status) return std::move(status).error();
-      request.on_end = nullptr;
-    }
-    if (!ranges.empty() || !impl_->rows) {
-      Result<Ticket> ticket = context_.submit(Direction::read, ranges, request);
-      if (!ticket) return std::move(ticket).error();
-      impl_->ticket = std::move(*ticket);
+    if (Status status = prepare_rest(request); !status) return std::move(status).error();
+    if (impl_->rest) request.on_end = nullptr;
+    if (!pieces_.empty() || !impl_->rest) {
+      if (Status status = submit(request); !status) return std::move(status).error();
     }
     impl_->begin_seconds = seconds_since(impl_->begun);
-    if (impl_->rows) {
-      if (Status status = impl_->rows->start(impl_->ticket); !status) {
-        models::end(impl_->ticket);
-        return std::move(status).error();
-      }
+    if (impl_->rest) {
+      if (Status status = impl_->rest->start(impl_->ticket); !status) return std::move(status).error();
     }
     return Loading(std::move(impl_));
   }
 
  private:
-  Status open(std::uint32_t file) {
-    Store& store = impl_->stores[file];
-    if (store) return {};
-    Result<Store> opened = models::open_store(context_, model_.files()[file]);
-    if (!opened) return std::move(opened).error();
-    store = std::move(*opened);
+  Status submit(const RequestOptions& request) {
+    std::deque<Store> stores;  // their addresses stay; the request keeps them open
+    std::vector<Range> ranges;
+    ranges.reserve(pieces_.size());
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      const FilePiece& piece = pieces_[i];
+      if (i == 0 || pieces_[i - 1].file != piece.file) stores.push_back(stores_->open(piece.file).value());
+      ranges.push_back({&stores.back(), piece.offset, piece.memory});
+    }
+    Result<Ticket> ticket = context_.submit(Direction::read, ranges, request);
+    if (!ticket) return std::move(ticket).error();
+    impl_->ticket = std::move(*ticket);
     return {};
   }
 
   Status add_bytes(const TensorInfo& tensor, Layout layout, Region memory) {
-    if (choose(tensor, layout) == Columns::whole) {
+    const Result<Columns> columns = choose(tensor, layout);
+    if (!columns) return columns.error();
+    if (*columns == Columns::whole) {
       if (options_.request.stream) {
         return Error{Code::invalid_argument, 0,
                      "tensor " + in_quotes(tensor.name) + ": stream order where rows are read as a whole",
                      "use Columns::pieces, or no stream"};
       }
-      jobs_.push_back({&impl_->stores[tensor.file], tensor.offset, std::move(layout), memory});
+      jobs_.push_back({tensor.file, tensor.offset, std::move(layout), memory});
       return {};
     }
     if (!fits(layout)) {
@@ -162,30 +187,46 @@ class LoadingBuilder {
     return layout.piece_count() <= pieces_most - std::min<std::uint64_t>(pieces_most, pieces_.size());
   }
 
-  Columns choose(const TensorInfo& tensor, const Layout& layout) {
+  Result<Columns> choose(const TensorInfo& tensor, const Layout& layout) {
     if (layout.rows == 1 || layout.bounds().length > models::row_bounds_most) return Columns::pieces;
     if (options_.columns != Columns::automatic) return options_.columns;
     if (options_.request.stream) return Columns::pieces;
     std::optional<bool>& cached = cached_[tensor.file];
-    if (!cached) cached = reads_from_memory(context_, impl_->stores[tensor.file]);
+    if (!cached) {
+      const Result<Store> store = stores_->open(tensor.file);
+      if (!store) return store.error();
+      cached = reads_from_memory(context_, *store);
+    }
     if (!fits(layout)) return Columns::whole;
     return models::choose_columns(models::column_facts(layout, *cached));
   }
 
   // Before anything is written to memory of the caller's.
-  Status prepare_rows(const RequestOptions& request) {
-    std::ranges::sort(jobs_, [](const RowJob& a, const RowJob& b) {
-      return std::tie(a.store, a.offset) < std::tie(b.store, b.offset);
-    });
-    Result<std::unique_ptr<RowReader>> rows = RowReader::create(context_, std::move(jobs_), request);
-    if (!rows) return std::move(rows).error();
-    impl_->rows = std::move(*rows);
+  Status prepare_rest(const RequestOptions& request) {
+    Background::Steps steps;
+    if (!stores_->fit() && !pieces_.empty()) {
+      if (request.stream) {
+        return system_error(EMFILE, "open all files of a load in stream order",
+                            "raise the limit (ulimit -n), load fewer files at once, or leave stream unset");
+      }
+      steps.push_back(std::make_unique<models::WaveReader>(stores_, std::exchange(pieces_, {})));
+    }
+    if (!jobs_.empty()) {
+      std::ranges::sort(jobs_, [](const RowJob& a, const RowJob& b) {
+        return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
+      });
+      Result<std::unique_ptr<RowReader>> rows = RowReader::create(context_, stores_, std::move(jobs_));
+      if (!rows) return std::move(rows).error();
+      steps.push_back(std::move(*rows));
+    }
+    if (!steps.empty()) impl_->rest = std::make_unique<Background>(context_, std::move(steps), request);
     return {};
   }
 
   Context& context_;
   const Model& model_;
   const LoadOptions& options_;
+  const std::shared_ptr<FileStores> stores_;  // shared with the steps in the background
   std::unique_ptr<Loading::Impl> impl_ = std::make_unique<Loading::Impl>();
   std::vector<std::optional<bool>> cached_;  // by file; nothing: not asked yet
   std::vector<FilePiece> pieces_;
@@ -207,12 +248,12 @@ Loading::~Loading() {
 
 bool Loading::ended() const {
   if (!impl_) return true;
-  return impl_->rows ? impl_->rows->ended() || impl_->is_left_behind() : impl_->ticket.ended();
+  return impl_->rest ? impl_->rest->ended() || impl_->is_left_behind() : impl_->ticket.ended();
 }
 
 std::uint64_t Loading::bytes_done() const {
   if (!impl_) return 0;
-  return impl_->ticket.bytes_done() + (impl_->rows ? impl_->rows->bytes_done() : 0);
+  return impl_->ticket.bytes_done() + (impl_->rest ? impl_->rest->bytes_done() : 0);
 }
 
 std::uint64_t Loading::bytes_wanted() const {
@@ -221,13 +262,13 @@ std::uint64_t Loading::bytes_wanted() const {
 
 bool Loading::wait_for(std::chrono::nanoseconds time) const {
   if (!impl_ || impl_->is_left_behind()) return true;
-  return impl_->rows ? impl_->rows->wait_for(time) : impl_->ticket.wait_for(time);
+  return impl_->rest ? impl_->rest->wait_for(time) : impl_->ticket.wait_for(time);
 }
 
 void Loading::wait() const {
   if (!impl_ || impl_->is_left_behind()) return;
-  if (impl_->rows) {
-    impl_->rows->wait();
+  if (impl_->rest) {
+    impl_->rest->wait();
   } else {
     impl_->ticket.wait();
   }
@@ -235,9 +276,9 @@ void Loading::wait() const {
 
 void Loading::cancel() {
   if (!impl_ || impl_->is_left_behind()) return;
-  if (impl_->rows) impl_->rows->stop();
+  if (impl_->rest) impl_->rest->stop();
   models::end(impl_->ticket);
-  if (impl_->rows) impl_->rows->wait();
+  if (impl_->rest) impl_->rest->wait();
 }
 
 LoadReport Loading::report() const {
@@ -255,7 +296,7 @@ LoadReport Loading::report() const {
         Error{Code::closed, 0, "the load belongs to the parent of a fork", "load again in the child"};
     return report;
   }
-  report.transfer = impl_->rows ? impl_->rows->report() : impl_->ticket.report();
+  report.transfer = impl_->rest ? impl_->rest->report() : impl_->ticket.report();
   report.read_bytes = report.transfer.bytes + report.transfer.extra_bytes;
   report.seconds = impl_->begin_seconds + report.transfer.seconds;
   return report;
@@ -263,11 +304,13 @@ LoadReport Loading::report() const {
 
 Result<Loading> load(Context& context, const Model& model, std::span<const TensorPart> parts,
                      const LoadOptions& options) {
-  LoadingBuilder builder(context, model, options);
-  for (const TensorPart& part : parts) {
-    if (Status status = builder.add(part); !status) return std::move(status).error();
-  }
-  return builder.start();
+  return or_out_of_memory([&]() -> Result<Loading> {
+    LoadingBuilder builder(context, model, parts, options);
+    for (const TensorPart& part : parts) {
+      if (Status status = builder.add(part); !status) return std::move(status).error();
+    }
+    return builder.start();
+  });
 }
 
 }  // namespace penstock

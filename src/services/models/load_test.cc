@@ -251,6 +251,138 @@ TEST_F(ModelLoad, files_are_read_by_name_where_few_descriptors_are_left) {
   EXPECT_NE(refused.error().hint.find("ulimit -n"), std::string::npos);
 }
 
+// While it lives, the process may have this many descriptors beside those that it has.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(rlim_t more) {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlim_t used = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++used;
+    const struct rlimit low = {used + more, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  }
+  ~FewDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+
+ private:
+  struct rlimit before_ = {};
+};
+
+// Files with one tensor each, whose bytes are the same in no two neighbours.
+class ManyFiles : public ModelLoad {
+ protected:
+  static constexpr std::size_t count = 200, size_bytes = 3000;
+  static constexpr std::uint64_t columns = 30;
+
+  ManyFiles() {
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::string json =
+          "{\"t" + std::to_string(i) + R"(":{"dtype":"U8","shape":[100,30],"data_offsets":[0,3000]}})";
+      names_.push_back(write(std::to_string(i), safetensors_file(json, std::string(size_bytes, fill_of(i)))));
+    }
+    // Lanes have what they need, and keep it.
+    const Store store = context_.open(names_[0]).value();
+    std::string memory(size_bytes, '\0');
+    EXPECT_TRUE(context_.read(store, 0, Region::host(memory.data(), memory.size())).ok());
+  }
+
+  static char fill_of(std::size_t file) { return static_cast<char>('0' + file % 61); }
+
+  std::vector<TensorPart> parts_of(std::string& memory, std::vector<Interval> intervals = {}) const {
+    const std::size_t part_size = intervals.empty() ? size_bytes : 100 * (intervals[0].end - intervals[0].begin);
+    memory.assign(count * part_size, '\0');
+    std::vector<TensorPart> parts;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      parts.push_back({.tensor = i,
+                       .dimension = intervals.empty() ? 0U : 1U,
+                       .intervals = intervals,
+                       .memory = Region::host(memory.data() + i * part_size, part_size)});
+    }
+    return parts;
+  }
+
+  // Loads all tensors, or columns of them.
+  LoadReport load_all(const Model& model, std::vector<Interval> intervals = {}, const LoadOptions& options = {}) {
+    std::string memory;
+    const std::vector<TensorPart> parts = parts_of(memory, std::move(intervals));
+    Result<Loading> loading = load(context_, model, parts, options);
+    EXPECT_TRUE(loading.ok()) << loading.error().message;
+    loading->wait();
+    const LoadReport report = loading->report();
+    EXPECT_TRUE(report.ok()) << (report.transfer.error ? report.transfer.error->message : "");
+    EXPECT_EQ(loading->bytes_done(), memory.size());
+    EXPECT_EQ(report.wanted_bytes, memory.size());
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      const std::size_t file = i / (memory.size() / count);
+      if (memory[i] != fill_of(file)) return ADD_FAILURE() << "byte " << i << " of file " << file, report;
+    }
+    return report;
+  }
+
+  std::vector<std::string> names_;
+};
+
+TEST_F(ManyFiles, are_loaded_with_fewer_descriptors_than_files) {
+  const FewDescriptors few(100);
+  const Model model = Model::open(names_).value();
+  load_all(model);
+  load_all(model);
+}
+
+TEST_F(ManyFiles, give_columns_with_fewer_descriptors_than_files) {
+  const FewDescriptors few(100);
+  const Model model = Model::open(names_).value();
+  for (const Columns how : {Columns::automatic, Columns::pieces, Columns::whole}) {
+    load_all(model, {{5, 20}}, {.columns = how});
+  }
+}
+
+TEST_F(ManyFiles, are_loaded_one_after_the_other_with_hardly_any_descriptors) {
+  const Model model = Model::open(names_).value();
+  const FewDescriptors few(6);
+  load_all(model);
+}
+
+TEST_F(ManyFiles, that_change_between_waves_are_refused) {
+  const FewDescriptors few(100);
+  const Model model = Model::open(names_).value();
+  std::filesystem::resize_file(names_.back(), 10);
+  std::string memory;
+  const std::vector<TensorPart> parts = parts_of(memory);
+  Result<Loading> loading = load(context_, model, parts);
+  ASSERT_TRUE(loading.ok()) << loading.error().message;
+  loading->wait();
+  const LoadReport report = loading->report();
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.transfer.error->code, Code::changed);
+  EXPECT_NE(report.transfer.error->message.find(names_.back()), std::string::npos);
+}
+
+TEST_F(ManyFiles, tell_their_end_once_and_can_be_cancelled) {
+  const FewDescriptors few(100);
+  const Model model = Model::open(names_).value();
+  std::atomic<int> ended = 0;
+  load_all(model, {}, {.request = {.on_end = [&](const Report& report) { ended += report.ok() ? 1 : 100; }}});
+  while (ended == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(ended, 1);
+  std::string memory;
+  const std::vector<TensorPart> parts = parts_of(memory);
+  Loading loading = load(context_, model, parts).value();
+  loading.cancel();
+  EXPECT_TRUE(loading.ended());
+}
+
+TEST_F(ManyFiles, are_refused_in_stream_order_where_they_can_not_all_be_open) {
+  const FewDescriptors few(100);
+  const Model model = Model::open(names_).value();
+  std::string memory;
+  const std::vector<TensorPart> parts = parts_of(memory);
+  const Result<Loading> refused = load(context_, model, parts, {.request = {.stream = CudaStream{}}});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().hint.find("ulimit -n"), std::string::npos);
+}
+
 TEST_F(ModelLoad, memory_of_another_size_is_refused_by_name) {
   const Model model = Model::open(write_model("m", {{"a", {100}}})).value();
   std::string memory(100, '\0');

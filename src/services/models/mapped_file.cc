@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/out_of_memory.h"
 #include "penstock/models.h"
 #include "services/models/file_reader.h"
 #include "services/models/open_store.h"
@@ -50,6 +51,10 @@ bool make_resident(const Store& store, const models::FileReader& file) {
 }  // namespace
 
 Result<std::optional<MappedFile>> MappedFile::map(Context& context, const ModelFile& file) {
+  return or_out_of_memory([&] { return map_or_throw(context, file); });
+}
+
+Result<std::optional<MappedFile>> MappedFile::map_or_throw(Context& context, const ModelFile& file) {
   if (file.size_bytes == 0 || !may_map(context)) return std::optional<MappedFile>();
   const Result<Store> store = models::open_store(context, file);
   if (!store) return store.error();
@@ -106,7 +111,7 @@ void MappedFile::populate(Context& context, std::span<const Piece> pieces) const
   std::vector<std::thread> threads;
   try {
     while (threads.size() + 1 < std::min<std::size_t>(threads_, turns.size())) threads.emplace_back(work);
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no thread, or no memory for it
     // Fewer have to do.
   }
   work();

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/keyed_hash.h"
+#include "base/out_of_memory.h"
 #include "services/models/contents.h"
 #include "services/models/file_reader.h"
 #include "services/models/gguf.h"
@@ -32,25 +33,18 @@ Result<Contents> read_safetensors(const FileReader& file, std::string_view first
   return models::parse_safetensors(*json, file_bytes);
 }
 
-// How long a header is, only its end tells.
 Result<Contents> read_gguf(const FileReader& file) {
-  constexpr std::uint64_t first_read_bytes = 1 << 20;
-  const std::uint64_t file_bytes = file.identity().size_bytes;
-  for (std::uint64_t size = first_read_bytes;; size *= 4) {
-    const std::uint64_t length = std::min({size, file_bytes, models::header_limit_bytes});
-    const Result<std::string> front = file.read(0, length);
-    if (!front) return front.error();
-    Result<std::optional<Contents>> contents = models::parse_gguf(*front, file_bytes);
-    if (!contents) return std::move(contents).error();
-    if (*contents) return std::move(**contents);
-    if (length == models::header_limit_bytes) return broken("its header has more than 100,000,000 bytes");
-  }
+  const auto read = [&](std::uint64_t offset, std::span<char> bytes) { return file.read(offset, bytes); };
+  return models::parse_gguf(read, file.identity().size_bytes);
 }
 
 }  // namespace
 
 class ModelBuilder {
  public:
+  static Result<Model> open(const std::string& path);
+  static Result<Model> open(std::span<const std::string> files);
+
   Status add_file(const std::string& path) {
     Result<FileReader> opened = FileReader::open(path);
     if (!opened) return std::move(opened).error();
@@ -147,6 +141,14 @@ class ModelBuilder {
 };
 
 Result<Model> Model::open(const std::string& path) {
+  return or_out_of_memory([&] { return ModelBuilder::open(path); });
+}
+
+Result<Model> Model::open(std::span<const std::string> files) {
+  return or_out_of_memory([&] { return ModelBuilder::open(files); });
+}
+
+Result<Model> ModelBuilder::open(const std::string& path) {
   const Result<models::Resolved> resolved = models::resolve(path);
   if (!resolved) return resolved.error();
   ModelBuilder builder;
@@ -162,7 +164,7 @@ Result<Model> Model::open(const std::string& path) {
   return builder.build();
 }
 
-Result<Model> Model::open(std::span<const std::string> files) {
+Result<Model> ModelBuilder::open(std::span<const std::string> files) {
   if (files.empty()) return Error{Code::invalid_argument, 0, "a model of no files", "name one at least"};
   ModelBuilder builder;
   for (const std::string& file : files) {

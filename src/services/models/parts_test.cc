@@ -148,7 +148,7 @@ TEST(Windows, hold_whole_rows_of_several_tensors_where_they_lie_in_their_pages) 
   RowCursor cursor;
   std::uint64_t rows = 0;
   for (;;) {
-    const std::vector<Segment> segments = fill_window(jobs, 9000, cursor);
+    const std::vector<Segment> segments = fill_window(jobs, {.bytes = 9000}, cursor);
     if (segments.empty()) break;
     std::uint64_t end = 0;
     for (const Segment& segment : segments) {
@@ -161,6 +161,19 @@ TEST(Windows, hold_whole_rows_of_several_tensors_where_they_lie_in_their_pages) 
     }
   }
   EXPECT_EQ(rows, 20U);
+}
+
+TEST(Windows, hold_rows_of_as_many_files_as_may_be_open) {
+  std::vector<RowJob> jobs(7, RowJob{.layout = {.rows = 2, .row_bytes = 10, .pieces = {{0, 5}}}});
+  for (std::uint32_t i = 0; i < 7; ++i) jobs[i].file = i / 2;
+  RowCursor cursor;
+  std::vector<std::size_t> jobs_of_windows;
+  for (;;) {
+    const std::vector<Segment> segments = fill_window(jobs, {.bytes = 1 << 20, .files = 2}, cursor);
+    if (segments.empty()) break;
+    jobs_of_windows.push_back(segments.size());
+  }
+  EXPECT_EQ(jobs_of_windows, (std::vector<std::size_t>{4, 3}));
 }
 
 }  // namespace

@@ -1,22 +1,18 @@
 // RowReader: reads rows as a whole through windows of memory of its own, and copies the wanted pieces of each out of
 // them. While one window is copied out of, the next is read.
 //
-// Thread safety: calls from any thread. Lifetime: a thread of its own until it has ended; the destructor stops it. The
-// Context and the stores must outlive it.
+// Thread safety: one thread's. Lifetime: a step of a Background.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "penstock/context.h"
 #include "penstock/gpu.h"
+#include "services/models/background.h"
+#include "services/models/ending.h"
+#include "services/models/file_stores.h"
 #include "services/models/parts.h"
 
 namespace penstock::models {
@@ -27,7 +23,7 @@ inline constexpr std::uint64_t window_bytes_most = 32 << 20;
 inline constexpr std::uint64_t row_bounds_most = 8 << 20;
 
 struct RowJob {
-  const Store* store = nullptr;
+  std::uint32_t file = 0;
   std::uint64_t offset = 0;  // of the tensor
   Layout layout;
   Region memory;
@@ -44,65 +40,42 @@ struct RowCursor {
   std::size_t job = 0;
   std::uint64_t row = 0;
 };
+struct WindowRoom {
+  std::uint64_t bytes = 0;
+  std::size_t files = SIZE_MAX;
+};
 // As many rows as fit, from the cursor on, which moves past them. None are left: an empty list.
 // REQUIRES: a window holds the longest bounds and a page.
-std::vector<Segment> fill_window(std::span<const RowJob> jobs, std::uint64_t window_bytes, RowCursor& cursor);
+std::vector<Segment> fill_window(std::span<const RowJob> jobs, const WindowRoom& room, RowCursor& cursor);
 
-class RowReader {
+class RowReader : public Background::Step {
  public:
-  // Takes the memory that it needs, and does nothing yet. `jobs`: in the order of files and offsets.
-  static Result<std::unique_ptr<RowReader>> create(Context& context, std::vector<RowJob> jobs, RequestOptions options);
-  // `beside` is what else is being read, if anything: its failure ends this too, and this has ended only when it has.
-  Status start(const Ticket& beside);
-  ~RowReader();
-  RowReader(const RowReader&) = delete;
-  RowReader& operator=(const RowReader&) = delete;
+  // Takes the memory that it needs, and does nothing yet. `jobs`: in the order of files and offsets. `stores` is shared
+  // with other steps.
+  static Result<std::unique_ptr<RowReader>> create(Context& context, std::shared_ptr<FileStores> stores,
+                                                   std::vector<RowJob> jobs);
 
-  bool ended() const { return ended_.load(std::memory_order_acquire); }
-  bool wait_for(std::chrono::nanoseconds time) const;
-  void wait() const;
-  std::uint64_t bytes_done() const { return bytes_done_.load(std::memory_order_relaxed); }  // of the wanted ones
-  void stop() { stopped_.store(true, std::memory_order_relaxed); }
-  // What has been read; with what `beside` has, once both have ended.
-  Report report() const;
+  Status run(Background& background) override;
 
  private:
   struct Window {
     Buffer memory;
     std::vector<Segment> segments;
-    Ticket ticket;
+    OwnTicket ticket;  // ends before the memory
   };
-  using Clock = std::chrono::steady_clock;
 
-  struct Work {
-    std::vector<RowJob> jobs;
-    Ticket beside;
-    RequestOptions options;
-  };
-  RowReader(Context& context, Work work) : context_(context), work_(std::move(work)) {}
-  Status allocate();
-  void run();
-  Status read_all();
-  Status begin(Window& window);
-  Status await(Window& window);
-  Status copy_out(const Window& window);
+  RowReader(std::shared_ptr<FileStores> stores, std::vector<RowJob> jobs)
+      : stores_(std::move(stores)), jobs_(std::move(jobs)), held_(hold_memory_of(jobs_)) {}
+  Status allocate(Context& context);
+  Status begin(Background& background, Window& window);
+  Result<std::uint64_t> copy_out(const Window& window) const;
   void add_copies(const Window& window, const Segment& segment, std::vector<RowsCopy>& copies) const;
-  void add(const Report& report);
-  void finish(const Status& status);
 
-  Context& context_;
-  Work work_;
-  std::vector<std::shared_ptr<const void>> held_;  // what is copied to, until it has ended
+  const std::shared_ptr<FileStores> stores_;
+  const std::vector<RowJob> jobs_;
+  const HeldMemory held_;
   Window windows_[2];
   RowCursor cursor_;
-  const Clock::time_point begun_ = Clock::now();
-  std::atomic<std::uint64_t> bytes_done_{0};
-  std::atomic<bool> stopped_{false};
-  mutable std::mutex mutex_;
-  mutable std::condition_variable has_ended_;
-  std::atomic<bool> ended_{false};
-  Report report_;  // guarded until it has ended, then only read
-  std::thread thread_;
 };
 
 }  // namespace penstock::models

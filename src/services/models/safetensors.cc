@@ -16,8 +16,8 @@ using Kind = JsonReader::Kind;
 class Header {
  public:
   Header(std::string_view json, Contents& contents) : json_(json), contents_(contents) {
-    constexpr std::size_t usual_entry_bytes = 100;
-    contents_.tensors.reserve(json.size() / usual_entry_bytes);
+    constexpr std::size_t least_entry_bytes = 50;
+    contents_.tensors.reserve(std::min(entries_in(json), json.size() / least_entry_bytes));
   }
 
   Status read() {
@@ -26,12 +26,22 @@ class Header {
   }
 
  private:
+  // About as many as there are; there may be braces in names.
+  static std::size_t entries_in(std::string_view json) {
+    std::size_t count = 0;
+    for (std::size_t at = json.find('{', 1); at != std::string_view::npos; at = json.find('{', at + 1)) ++count;
+    return count;
+  }
+
   bool take_metadata() {
     if (!json_.may_be(Kind::object)) return json_.fail("__metadata__ is no object");
     return json_.object([&](std::string_view key) {
       if (!json_.may_be(Kind::string)) return json_.fail("the metadata " + in_quotes(key) + " is not a string");
       std::string_view text;
       if (!json_.string(text)) return false;
+      if (contents_.metadata.size() == metadata_limit) {
+        return json_.fail("it has more than " + std::to_string(metadata_limit) + " metadata");
+      }
       contents_.metadata.emplace(std::string(key), std::string(text));
       return true;
     });

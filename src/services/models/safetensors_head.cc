@@ -53,19 +53,26 @@ std::string json_of(std::string_view text) {
   return nlohmann::json(text).dump();
 }
 
+std::string shape_json(std::span<const std::uint64_t> shape) {
+  std::string text;
+  for (const std::uint64_t length : shape) text += (text.empty() ? "" : ",") + std::to_string(length);
+  return "[" + text + "]";
+}
+
 // Entry by entry: an object that keeps its order would look through all of them for each.
 std::string header_json(std::span<const TensorToSave> tensors, std::span<const std::uint32_t> order,
                         const std::map<std::string, std::string>& metadata) {
   std::string text;
-  if (!metadata.empty()) text = json_of(models::metadata_key) + ":" + nlohmann::json(metadata).dump();
+  for (const auto& [key, value] : metadata) text += (text.empty() ? "" : ",") + json_of(key) + ":" + json_of(value);
+  if (!metadata.empty()) text = json_of(models::metadata_key) + ":{" + text + "}";
   std::uint64_t offset = 0;
   for (const std::uint32_t index : order) {
     const TensorToSave& tensor = tensors[index];
     const std::uint64_t end = offset + tensor.memory.size_bytes;
     if (!text.empty()) text += ",";
     text += json_of(tensor.name) + R"(:{"dtype":")" + std::string(dtype_name(tensor.dtype)) + R"(","shape":)" +
-            nlohmann::json(tensor.shape).dump() + R"(,"data_offsets":[)" + std::to_string(offset) + "," +
-            std::to_string(end) + "]}";
+            shape_json(tensor.shape) + R"(,"data_offsets":[)" + std::to_string(offset) + "," + std::to_string(end) +
+            "]}";
     offset = end;
   }
   return "{" + text + "}";
@@ -76,6 +83,12 @@ std::string header_json(std::span<const TensorToSave> tensors, std::span<const s
 Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors,
                                          const std::map<std::string, std::string>& metadata, std::uint64_t alignment) {
   if (Status status = check_tensors(tensors); !status) return std::move(status).error();
+  if (metadata.size() > models::metadata_limit) {
+    return Error{
+        Code::invalid_argument, 0,
+        std::to_string(metadata.size()) + " metadata; " + std::to_string(models::metadata_limit) + " are allowed",
+        "put them together in fewer texts"};
+  }
   SafetensorsHead head{.order = order_of(tensors)};
   std::string json;
   try {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/callback.h"
+#include "base/out_of_memory.h"
 #include "penstock/checksum.h"
 #include "penstock/gpu.h"
 #include "penstock/models.h"
@@ -80,8 +81,9 @@ class Saving {
       if (memory.size_bytes != 0) ranges.push_back({&store, offset, memory});
       offset += memory.size_bytes;
     }
-    Result<Ticket> ticket = context_.submit(Direction::write, ranges);
-    if (!ticket) return std::move(ticket).error();
+    Result<Ticket> submitted = context_.submit(Direction::write, ranges);
+    if (!submitted) return std::move(submitted).error();
+    models::OwnTicket ticket(std::move(*submitted));
     Status summed = options_.checksums ? add_up(*ticket) : Status();
     while (summed && !ticket->wait_for(progress_interval)) summed = tell(*ticket);
     if (!summed) {
@@ -171,7 +173,7 @@ class Saving {
 
 Result<Report> save_safetensors(Context& context, const std::string& path, std::span<const TensorToSave> tensors,
                                 const SaveOptions& options) {
-  return Saving(context, tensors, options).save(path);
+  return or_out_of_memory([&] { return Saving(context, tensors, options).save(path); });
 }
 
 }  // namespace penstock

@@ -47,7 +47,7 @@ TEST_F(ModelSave, what_was_saved_comes_back) {
   const Result<Model> model = Model::open(path("x"));
   ASSERT_TRUE(model.ok()) << model.error().message;
   EXPECT_EQ(model->files()[0].data_offset % 4096, 0U);
-  EXPECT_EQ(model->files()[0].metadata, (std::map<std::string, std::string>{{"format", "pt"}, {"quote\"", "ü"}}));
+  EXPECT_EQ(model->files()[0].metadata, (std::map<std::string, MetadataValue>{{"format", "pt"}, {"quote\"", "ü"}}));
   const std::string file = content(path("x"));
   ASSERT_EQ(model->tensors().size(), saved.size());
   std::vector<std::string> order;
@@ -140,7 +140,7 @@ TEST_F(ModelSave, the_last_word_of_progress_can_cancel_too) {
 TEST_F(ModelSave, checksums_tell_which_tensor_is_wrong) {
   ASSERT_TRUE(save_safetensors(context_, path("x"), tensors(), {.checksums = true}).ok());
   const Model model = Model::open(path("x")).value();
-  EXPECT_EQ(parse_checksums(model.files()[0].metadata.at("penstock.xxh3"))->size(), tensors().size());
+  EXPECT_EQ(parse_checksums(model.files()[0].metadata.at("penstock.xxh3").text())->size(), tensors().size());
   auto checked = check_model(context_, model).value();
   ASSERT_EQ(checked.size(), 1U);
   EXPECT_EQ(checked[0].verdict, CheckedFile::Verdict::right) << checked[0].how;

@@ -1,0 +1,135 @@
+#include "services/models/background.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "base/callback.h"
+#include "base/out_of_memory.h"
+
+namespace penstock::models {
+namespace {
+
+constexpr auto turn = std::chrono::milliseconds(10);  // how soon a stop is noticed
+
+Error cancelled() {
+  return {Code::cancelled, 0, "loading was cancelled", ""};
+}
+
+}  // namespace
+
+Status Background::start(const Ticket& beside) {
+  beside_ = beside;
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    return system_error(error.code().value(), "start a thread", "raise the limit of threads");
+  }
+  return {};
+}
+
+Background::~Background() {
+  stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Background::run() {
+  Status status;
+  for (std::size_t i = 0; status && i < steps_.size(); ++i) {
+    status = or_out_of_memory([&] { return steps_[i]->run(*this); });
+    steps_[i].reset();
+  }
+  steps_.clear();
+  if (beside_) {
+    while (!beside_.wait_for(turn)) {
+      if (!status || stopped_.load(std::memory_order_relaxed)) beside_.cancel();
+    }
+  }
+  finish(status);
+}
+
+Result<Ticket> Background::submit(std::span<const Range> ranges) {
+  RequestOptions options;
+  if (options_.deadline_seconds != 0) {
+    const std::chrono::duration<double> past = Clock::now() - begun_;
+    const double left = options_.deadline_seconds - past.count();
+    options.deadline_seconds = left > 0 ? left : -1;  // 0 would be the Context's
+  }
+  return context_.submit(Direction::read, ranges, options);
+}
+
+Status Background::await(Ticket& ticket, bool counts) {
+  std::uint64_t counted = 0;
+  const auto count_more = [&] {
+    if (counts) count(ticket.bytes_done() - std::exchange(counted, ticket.bytes_done()));
+  };
+  while (!ticket.wait_for(turn)) {
+    const bool beside_failed = beside_ && beside_.ended() && beside_.outcome() != Outcome::done;
+    if (beside_failed || stopped_.load(std::memory_order_relaxed)) ticket.cancel();
+    count_more();
+  }
+  count_more();
+  const Report report = ticket.report();
+  ticket = {};
+  add(report);
+  if (!report.ok()) return report.error.value_or(cancelled());
+  return stopped_.load(std::memory_order_relaxed) ? Status(cancelled()) : Status();
+}
+
+void Background::add(const Report& report) {
+  const std::scoped_lock lock(mutex_);
+  report_.add(report);
+  report_.seconds += report.seconds;
+  report_.outcome = Outcome::pending;
+}
+
+void Background::finish(const Status& status) {
+  Report report;
+  {
+    const std::scoped_lock lock(mutex_);
+    report_.outcome = Outcome::done;
+    // Requests that were cancelled because the one beside them failed are not what went wrong.
+    const bool beside_failed = beside_ && beside_.outcome() != Outcome::done && !stopped_.load();
+    if (beside_failed && !status && status.error().code == Code::cancelled) {
+      report_.error.reset();
+    } else if (!status) {
+      report_.error = status.error();
+      report_.outcome = status.error().code == Code::cancelled   ? Outcome::cancelled
+                        : status.error().code == Code::abandoned ? Outcome::abandoned
+                                                                 : Outcome::failed;
+    }
+    if (beside_) report_.add(beside_.report());
+    report_.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
+    report = report_;
+    ended_.store(true, std::memory_order_release);
+    has_ended_.notify_all();
+  }
+  if (!options_.on_end) return;
+  const auto call = [on_end = options_.on_end, report] { call_back("RequestOptions::on_end", on_end, report); };
+  if (options_.executor) {
+    call_back("RequestOptions::executor", options_.executor, call);
+  } else {
+    call();
+  }
+}
+
+bool Background::wait_for(std::chrono::nanoseconds time) const {
+  constexpr std::chrono::nanoseconds long_enough = std::chrono::hours(24 * 365);
+  if (ended()) return true;
+  std::unique_lock lock(mutex_);
+  return has_ended_.wait_for(lock, std::min(time, long_enough), [&] { return ended(); });
+}
+
+void Background::wait() const {
+  if (ended()) return;
+  std::unique_lock lock(mutex_);
+  has_ended_.wait(lock, [&] { return ended(); });
+}
+
+Report Background::report() const {
+  if (ended()) return report_;
+  const std::scoped_lock lock(mutex_);
+  return report_;
+}
+
+}  // namespace penstock::models

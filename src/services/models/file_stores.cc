@@ -1,0 +1,62 @@
+#include "services/models/file_stores.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "services/models/open_store.h"
+
+namespace penstock::models {
+namespace {
+
+// How many descriptors the process may still open.
+std::size_t free_descriptors() {
+  struct rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  std::error_code failed;
+  std::size_t used = 0;
+  for (std::filesystem::directory_iterator at("/proc/self/fd", failed), end; !failed && at != end; at.increment(failed))
+    ++used;
+  if (failed) {
+    // They are given out lowest first.
+    const int next = ::open("/", O_PATH | O_CLOEXEC);
+    if (next < 0) return 0;
+    ::close(next);
+    used = static_cast<std::size_t>(next);
+  }
+  return limit.rlim_cur - std::min<rlim_t>(limit.rlim_cur, used);
+}
+
+}  // namespace
+
+FileStores::FileStores(Context& context, const Model& model, const WantedFiles& wanted) : context_(context) {
+  // Buffered and direct; for GPU memory another engine may open a file again.
+  const std::size_t descriptors_of_file = wanted.to_gpu ? 4 : 2;
+  const auto count = static_cast<std::size_t>(std::ranges::count(wanted.files, true));
+  for (const ModelFile& file : model.files()) {
+    files_.push_back({.path = file.path, .identity = file.identity, .kept_open = file.kept_open});
+  }
+  open_.resize(files_.size());
+  if (count <= 1) return;
+  // Half of them are left to the rest of the process, and a half of what is used to others that load at the same time.
+  const std::size_t files_at_once = free_descriptors() / 2 / descriptors_of_file;
+  fit_ = count <= files_at_once;
+  if (!fit_) for_one_request_ = std::max<std::size_t>(1, files_at_once / 4);
+}
+
+Result<Store> FileStores::open(std::uint32_t file) {
+  if (open_[file]) return open_[file];
+  Result<Store> store = open_store(context_, files_[file]);
+  if (store && fit_) open_[file] = *store;
+  return store;
+}
+
+bool is_out_of_descriptors(const Error& error) {
+  return error.system_error == EMFILE || error.system_error == ENFILE;
+}
+
+}  // namespace penstock::models

@@ -1,0 +1,153 @@
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+
+#include "penstock/models.h"
+#include "services/models/gguf_value.h"
+
+namespace penstock {
+
+using models::ValueType;
+
+namespace {
+
+constexpr std::size_t piece_bytes = 64 << 10;
+
+// Turns values into JSON.
+class ValueWriter {
+ public:
+  using Take = std::function<void(std::string_view piece)>;
+
+  // REQUIRES: the bytes are values that were checked.
+  ValueWriter(std::string_view bytes, const Take& take) : bytes_(bytes), take_(take) {}
+  ~ValueWriter() {
+    if (!json_.empty()) take_(json_);
+  }
+  ValueWriter(const ValueWriter&) = delete;
+  ValueWriter& operator=(const ValueWriter&) = delete;
+
+  void write(ValueType type) {
+    if (json_.size() >= piece_bytes) {
+      take_(json_);
+      json_.clear();
+    }
+    switch (type) {
+      case ValueType::u8:
+        return write_number<std::uint8_t>();
+      case ValueType::i8:
+        return write_number<std::int8_t>();
+      case ValueType::u16:
+        return write_number<std::uint16_t>();
+      case ValueType::i16:
+        return write_number<std::int16_t>();
+      case ValueType::u32:
+        return write_number<std::uint32_t>();
+      case ValueType::i32:
+        return write_number<std::int32_t>();
+      case ValueType::u64:
+        return write_number<std::uint64_t>();
+      case ValueType::i64:
+        return write_number<std::int64_t>();
+      case ValueType::f32:
+        return write_float<float>();
+      case ValueType::f64:
+        return write_float<double>();
+      case ValueType::boolean:
+        json_ += number<std::uint8_t>() == 1 ? "true" : "false";
+        return;
+      case ValueType::string:
+        return write_string();
+      case ValueType::array:
+        return write_array();
+    }
+  }
+
+ private:
+  // As on this machine, which is little endian as the file is.
+  template <typename T>
+  T number() {
+    T value{};
+    std::memcpy(&value, bytes_.data(), sizeof value);
+    bytes_.remove_prefix(sizeof value);
+    return value;
+  }
+
+  template <typename T>
+  void write_number() {
+    char text[24];
+    json_.append(text, std::to_chars(std::begin(text), std::end(text), number<T>()).ptr);
+  }
+
+  // As short as it can be without being another number; a fraction also where it is whole.
+  template <typename T>
+  void write_float() {
+    const T value = number<T>();
+    if (!std::isfinite(value)) {
+      json_ += "null";
+      return;
+    }
+    char text[32];
+    const std::string_view digits(text, std::to_chars(std::begin(text), std::end(text), value).ptr - text);
+    json_ += digits;
+    if (digits.find_first_of(".e") == std::string_view::npos) json_ += ".0";
+  }
+
+  void write_string() {
+    const auto length = number<std::uint64_t>();
+    const std::string_view text = bytes_.substr(0, length);
+    bytes_.remove_prefix(length);
+    json_ += '"';
+    for (const char c : text) write_character(c);
+    json_ += '"';
+  }
+
+  void write_character(char c) {
+    constexpr std::string_view digits = "0123456789abcdef", meanings = "\b\f\n\r\t\"\\", letters = "bfnrt\"\\";
+    const std::size_t which = c == '"' || c == '\\' || is_control(c) ? meanings.find(c) : std::string_view::npos;
+    if (which != std::string_view::npos) {
+      (json_ += '\\') += letters[which];
+    } else if (is_control(c)) {
+      ((json_ += "\\u00") += digits[static_cast<std::size_t>(c) >> 4]) += digits[c & 15];
+    } else {
+      json_ += c;
+    }
+  }
+  static bool is_control(char c) { return static_cast<unsigned char>(c) < ' '; }
+
+  void write_array() {
+    const auto type = static_cast<ValueType>(number<std::uint32_t>());
+    const auto count = number<std::uint64_t>();
+    json_ += '[';
+    for (std::uint64_t i = 0; i < count; ++i) {
+      if (i != 0) json_ += ',';
+      write(type);
+    }
+    json_ += ']';
+  }
+
+  std::string_view bytes_;
+  const Take& take_;
+  std::string json_;
+};
+
+}  // namespace
+
+void MetadataValue::write(const std::function<void(std::string_view)>& take) const {
+  if (type_ != gguf_string) {
+    ValueWriter(bytes_, take).write(static_cast<ValueType>(type_));
+    return;
+  }
+  for (std::string_view left = bytes_; !left.empty(); left.remove_prefix(std::min(left.size(), piece_bytes))) {
+    take(left.substr(0, piece_bytes));
+  }
+}
+
+std::string MetadataValue::text() const {
+  if (type_ == gguf_string) return bytes_;
+  std::string all;
+  write([&](std::string_view piece) { all += piece; });
+  return all;
+}
+
+}  // namespace penstock

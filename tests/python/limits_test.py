@@ -1,0 +1,80 @@
+"""What a process may not have: descriptors and memory."""
+
+import os
+import resource
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from models import write_model
+
+COUNT = 1500
+
+
+def run(code, *arguments, limit):
+    """Runs it in a process with (what, value) as soft and hard limit."""
+    what, value = limit
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120,
+                          preexec_fn=lambda: resource.setrlimit(what, (value, value)))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def many_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("many")
+    for number in range(COUNT):
+        write_model(folder / f"{number:05}.safetensors", [(f"t{number}", "U8", (10,))],
+                    content=lambda size, fill=number % 251: bytes([fill]) * size)
+    return folder
+
+
+@pytest.mark.parametrize("how", [
+    "penstock.load_file(folder, framework='np')",
+    "penstock.load_file(folder, framework='np', copy=True)",
+    "dict(penstock.stream(folder, framework='np'))",
+    "dict(penstock.stream(folder, framework='np', copy=False))",
+    "(lambda file: {key: file.get_tensor(key) for key in file.keys()})(penstock.safe_open(folder, framework='np'))",
+])
+def test_a_model_may_have_more_files_than_the_process_has_descriptors(many_files, how):
+    pytest.importorskip("numpy")
+    code = f"""
+import sys, penstock
+folder = sys.argv[1]
+tensors = {how}
+assert all(tensor.tobytes() == bytes([int(name[1:]) % 251]) * 10 for name, tensor in tensors.items())
+print(len(tensors))
+"""
+    assert run(code, many_files, limit=(resource.RLIMIT_NOFILE, 1024)) == f"{COUNT}\n"
+
+
+def test_more_files_than_descriptors_can_be_opened_one_by_one(many_files):
+    pytest.importorskip("numpy")
+    code = """
+import os, sys, penstock
+for name in sorted(os.listdir(sys.argv[1])):
+    with penstock.safe_open(os.path.join(sys.argv[1], name), framework="np") as file:
+        assert [len(file.get_tensor(key)) for key in file.keys()] == [10]
+assert penstock.verify(sys.argv[1])[0].verdict == "unknown"
+print("done")
+"""
+    assert run(code, many_files, limit=(resource.RLIMIT_NOFILE, 1024)) == "done\n"
+
+
+@pytest.mark.skipif(bool(os.environ.get("PENSTOCK_SANITIZE")), reason="sanitizers take more memory than a limit leaves")
+def test_without_memory_it_is_a_memory_error(tmp_path):
+    entries = ",".join(f'"{each:06x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for each in range(400_000))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(entries) + 2) + b"{" + entries.encode() + b"}")
+    code = """
+import sys, penstock
+context = penstock.Context()
+for attempt in range(2):
+    try:
+        penstock.verify(sys.argv[1], context=context)
+    except MemoryError as error:
+        print(error.code)
+"""
+    assert run(code, path, limit=(resource.RLIMIT_DATA, 80 << 20)) == "out_of_memory\nout_of_memory\n"
