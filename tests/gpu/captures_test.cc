@@ -88,7 +88,8 @@ class BesideCaptures : public InStreamOrder {
     const Store store = context.open(folder_.path("file")).value();
     const Buffer memory = context.allocate(Domain::cuda(0), file_bytes).value();
     // The legacy stream too: a capture of a non-blocking stream does not concern it.
-    for (cuda::CuStream stream : {make_stream(), make_stream(cuda::cu_stream_non_blocking), cuda::CuStream{}}) {
+    const std::array own{make_stream(), make_stream(cuda::cu_stream_non_blocking)};
+    for (cuda::CuStream stream : {own[0], own[1], cuda::CuStream{}}) {
       auto ticket = read_in_order(context, store, memory.region(), stream);
       called("a submit in stream order");
       ASSERT_TRUE(ticket.ok()) << ticket.error().message;
@@ -98,6 +99,7 @@ class BesideCaptures : public InStreamOrder {
       EXPECT_EQ(wait_for(stream), cuda::cu_success);
       EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
     }
+    for (cuda::CuStream stream : own) EXPECT_EQ(driver_->api().stream_destroy(stream), cuda::cu_success);
   }
 
   void use_memory() {
