@@ -79,7 +79,7 @@ PENSTOCK_EXPORT std::string_view model_format_name(ModelFormat format);
 
 // A value of the metadata: a text, or what GGUF has besides, numbers, truth values and arrays. Those are kept as they
 // are in the file: an array of millions would take several times as much as text.
-class PENSTOCK_EXPORT MetadataValue {
+class MetadataValue {
  public:
   MetadataValue(std::string text) : bytes_(std::move(text)) {}
   MetadataValue(const char* text) : bytes_(text) {}
@@ -87,9 +87,9 @@ class PENSTOCK_EXPORT MetadataValue {
   MetadataValue(std::uint32_t gguf_type, std::string bytes) : bytes_(std::move(bytes)), type_(gguf_type) {}
 
   // A text as it is; other values as JSON.
-  std::string text() const;
+  PENSTOCK_EXPORT std::string text() const;
   // The same piece by piece, none of them long.
-  void write(const std::function<void(std::string_view piece)>& take) const;
+  PENSTOCK_EXPORT void write(const std::function<void(std::string_view piece)>& take) const;
 
   friend bool operator==(const MetadataValue&, const MetadataValue&) = default;
   template <std::convertible_to<std::string_view> Text>

@@ -1,8 +1,8 @@
 // Result<T>: a value or an Error. Asking for the one that is not there is a programmer's error and ends the process.
 //
-// Thread safety: as T. No exception comes from calls that return one: without memory they give Code::out_of_memory. Calls
-// that return plain values throw std::bad_alloc then. A callback of the user's that throws ends the process, with a
-// message that names it.
+// Thread safety: as T. No exception comes from calls that return one: without memory they give Code::out_of_memory.
+// Calls that return plain values throw std::bad_alloc then. A callback of the user's that throws ends the process, with
+// a message that names it.
 #pragma once
 
 #include <cstdio>

@@ -11,8 +11,7 @@ namespace {
 
 const penstock::fuzz::Target& chosen_target() {
   const char* const name = std::getenv("PENSTOCK_FUZZ_TARGET");
-  const auto* const found =
-      std::ranges::find(penstock::fuzz::targets, name ? name : "", &penstock::fuzz::Target::name);
+  const auto* const found = std::ranges::find(penstock::fuzz::targets, name ? name : "", &penstock::fuzz::Target::name);
   if (found != std::end(penstock::fuzz::targets)) return *found;
   std::fprintf(stderr, "PENSTOCK_FUZZ_TARGET names none of");
   for (const auto& target : penstock::fuzz::targets) std::fprintf(stderr, " %s", target.name.data());

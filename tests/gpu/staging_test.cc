@@ -6,7 +6,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-
 std::uint64_t bytes_by(const Report& report, Route route) {
   return report.routes[static_cast<std::size_t>(route)];
 }

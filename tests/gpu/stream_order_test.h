@@ -9,7 +9,6 @@
 
 namespace penstock::test {
 
-
 // A stream that does nothing until it is let go: work of the user's that takes long.
 class Blocker {
  public:
