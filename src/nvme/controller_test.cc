@@ -377,7 +377,7 @@ TEST(Controller, does_not_wait_for_ever_for_a_backend_that_hangs) {
   SoftShape shape;
   shape.stop_time = std::chrono::milliseconds(20);
   ControllerOptions options = quick_options();
-  options.command_time = options.admin_time = options.ready_time = std::chrono::milliseconds(50);
+  options.command_time = options.admin_time = options.ready_time = std::chrono::milliseconds(500);
   {
     Bench bench(shape, {}, options, {}, hold);
     auto queue = bench.controller().make_queue().value();

@@ -25,8 +25,9 @@ namespace penstock::nvme {
 inline ControllerOptions quick_options() {
   ControllerOptions options;
   options.command_time = std::chrono::milliseconds(100);
-  options.admin_time = std::chrono::milliseconds(500);
-  options.ready_time = std::chrono::milliseconds(300);
+  // Of a machine that is busy with other things.
+  options.admin_time = std::chrono::milliseconds(1500);
+  options.ready_time = std::chrono::milliseconds(1500);
   return options;
 }
 

@@ -7,7 +7,7 @@ import signal
 import unittest
 
 import schema
-from tool import NOBODY, SLOW, ToolTest, resident_bytes, wait_until
+from tool import NOBODY, PROMPTLY, SLOW, ToolTest, resident_bytes, wait_until
 
 MIB = 1 << 20
 
@@ -206,7 +206,7 @@ class LoadIsInterrupted(ToolTest):
             wait_until(lambda: resident_bytes(process) > 32 * MIB)
             exit_code, stdout, stderr, seconds = self.interrupt(process, signal_number)
             self.assertEqual(exit_code, 130, stderr)
-            self.assertLess(seconds, 2)
+            self.assertLess(seconds, PROMPTLY)
             result = json.loads(stdout)
             schema.check(result, "error")
             self.assertEqual(result["error"]["code"], "cancelled")

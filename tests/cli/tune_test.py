@@ -9,7 +9,7 @@ import subprocess
 import unittest
 
 import schema
-from tool import TOOL, ToolTest, environment, wait_until
+from tool import PROMPTLY, TOOL, ToolTest, environment, wait_until
 
 MIB = 1 << 20
 FAKE_CUDA = os.environ.get("PENSTOCK_FAKE_CUDA", "")
@@ -103,7 +103,7 @@ class Tune(TuneTest):
             wait_until(lambda: any(".penstock-scratch-" in name for name in open_files(process.pid)))
             code, _, stderr, seconds = self.interrupt(process, signal_number)
             self.assertEqual((code, stderr), (130, b"penstock: interrupted\n"))
-            self.assertLess(seconds, 5)
+            self.assertLess(seconds, PROMPTLY)
             self.assertEqual(self.names(), [])
 
     def test_refuses_what_it_cannot_do(self):

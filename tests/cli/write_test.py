@@ -9,7 +9,7 @@ import time
 import unittest
 
 import schema
-from tool import NOBODY, TOOL, ToolTest, environment, resident_bytes, wait_until
+from tool import NOBODY, PROMPTLY, TOOL, ToolTest, environment, resident_bytes, wait_until
 
 MIB = 1 << 20
 
@@ -345,7 +345,7 @@ class WriteIsInterrupted(ToolTest):
         wait_until(lambda: resident_bytes(process) > 64 * MIB)
         exit_code, _, stderr, seconds = self.interrupt(process)
         self.assertEqual(exit_code, 130, stderr)
-        self.assertLess(seconds, 3)
+        self.assertLess(seconds, PROMPTLY)
         self.assertEqual(path.read_bytes(), b"old")
         self.assertEqual(self.names(), ["data"])
 
@@ -355,7 +355,7 @@ class WriteIsInterrupted(ToolTest):
         time.sleep(0.2)
         exit_code, _, _, seconds = self.interrupt(process, signal.SIGTERM)
         self.assertEqual(exit_code, 130)
-        self.assertLess(seconds, 2)
+        self.assertLess(seconds, PROMPTLY)
         self.assertEqual(self.names(), [])
 
 

@@ -166,7 +166,7 @@ TEST_P(Stuck, cancelling_returns_in_time_with_the_truth) {
   ASSERT_TRUE(eventually([&] { return control_->stuck() == 1; }));
   const auto begun = std::chrono::steady_clock::now();
   EXPECT_EQ(ticket.cancel(), Outcome::abandoned);
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, 2s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 20s);
   EXPECT_EQ(ticket.report().error->code, Code::abandoned);
   control_->release_stuck();
   EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
@@ -182,7 +182,7 @@ TEST_P(Stuck, a_request_in_which_nothing_moves_ends_by_itself) {
   Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
   const auto begun = std::chrono::steady_clock::now();
   EXPECT_EQ(ticket.wait(), Outcome::abandoned);
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, 2s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 20s);
   control_->release_stuck();
 }
 
@@ -225,7 +225,7 @@ TEST_P(Stuck, closing_ends_every_request_and_leaks_what_is_stuck_in_bounded_time
     ticket = context.submit(Direction::read, {&range, 1}).value();
     ASSERT_TRUE(eventually([&] { return control_->stuck() == 1; }));
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, 5s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 20s);
   ASSERT_TRUE(ticket.ended());
   EXPECT_EQ(ticket.outcome(), Outcome::abandoned);
   // The lane outlived its Context: it still takes what comes home late.

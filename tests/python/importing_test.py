@@ -32,10 +32,9 @@ print([line for line in open("/proc/self/maps") if "libcuda" in line])
 
 
 def test_importing_is_quick():
-    """It should take less than 50 ms, and does (docs/performance.md); ten times that means that something is wrong."""
-    seconds = [float(run("import time; start = time.monotonic(); import penstock; print(time.monotonic() - start)"))
-               for _ in range(3)]
-    assert min(seconds) < 0.5
+    """It should take less than 50 ms, and does (docs/performance.md); ten times that of a CPU means that something is
+    wrong."""
+    assert float(run("import time; import penstock; print(time.process_time())")) < 0.5
 
 
 def test_a_context_starts_no_thread_before_it_moves_bytes():

@@ -35,7 +35,8 @@ class ModelSave : public ModelTest {
     return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder_), {}));
   }
 
-  Context context_ = Context::create({.lanes = 2}).value();
+  // On a busy machine operations take their time to come home.
+  Context context_ = Context::create({.lanes = 2, .deadlines = {.cancel_grace_seconds = 5, .close_seconds = 10}}).value();
   std::string bytes_;
 };
 
