@@ -39,10 +39,9 @@ pip_install() {
   timeout 120 "$1" -m pip --quiet --disable-pip-version-check install "${from[@]}" "${@:2}"
 }
 
-# configure PRESET [CMAKE ARGUMENT...]
 configure() {
   local bundle
-  bundle=$(bundle_folder) && cmake --preset "$@" -D PENSTOCK_DEPS="$bundle" --log-level=WARNING > /dev/null
+  bundle=$(bundle_folder) && cmake --preset "$1" -D PENSTOCK_DEPS="$bundle" --log-level=WARNING > /dev/null
 }
 
 # build PRESET [TARGET...]. In a log, only what goes wrong is worth a line.

@@ -31,9 +31,11 @@ trap 'exit 130' INT TERM
 # Uses of stacks that are gone: several times slower, so not in every run.
 export PENSTOCK_ASAN_MORE=:detect_stack_use_after_return=1:max_uar_stack_size_log=16
 run_suite() {
+  local code=0
+  rm -f "build/soak/$1.xml"
   build "$1" || return
-  ctest --preset "$1" --parallel "$jobs" --no-tests=error --timeout 600 --output-junit "$PWD/build/soak/$1.xml"
-  python3 scripts/summarize_tests.py "build/soak/$1.xml"
+  ctest --preset "$1" --parallel "$jobs" --no-tests=error --timeout 600 --output-junit "$PWD/build/soak/$1.xml" || code=$?
+  python3 scripts/summarize_tests.py "build/soak/$1.xml" && ((code == 0))
 }
 run_clang() { run_suite clang; }
 run_dev() { run_suite dev; }

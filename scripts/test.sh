@@ -36,9 +36,9 @@ mkdir -p "$results"
 rm -f "$results"/*.xml
 # Tests of single folders are built and run under the sanitizers, where there are any: once more would find no more.
 sanitizers=${PENSTOCK_SANITIZERS-asan tsan}
-configure release -D PENSTOCK_UNIT_TESTS="$([[ -n $sanitizers ]] && echo OFF || echo ON)"
-stage 'build release' build release
-attempt 'test release' run_tests release
+if [[ -n $sanitizers ]]; then preset=shipped; else preset=release; fi
+stage 'build release' build "$preset"
+attempt 'test release' run_tests "$preset"
 for sanitizer in $sanitizers; do
   attempt "build $sanitizer" build "$sanitizer" sanitize_tests
   attempt "test $sanitizer" run_tests "$sanitizer" --label-regex '^sanitize$'

@@ -27,16 +27,29 @@ std::string reason(const Leftover& leftover) {
   return kept.message + (kept.hint.empty() ? "" : "; " + kept.hint);
 }
 
-Result<std::vector<Leftover>> clean(const CleanFlags& flags) {
+// Before anything is removed.
+Status check_folders(const CleanFlags& flags) {
+  const CleanOptions only_open{.dry_run = true, .keep_going = [] { return false; }};
+  for (const std::string& folder : flags.folders) {
+    if (const auto opened = remove_leftovers(folder, only_open); !opened.ok()) return opened.error();
+  }
+  return {};
+}
+
+std::vector<Leftover> clean(const CleanFlags& flags) {
   const CleanOptions options{
       .recursive = flags.recursive, .dry_run = flags.dry_run, .remote = flags.remote, .keep_going = [] {
         return !interrupted();
       }};
   std::vector<Leftover> all;
   for (const std::string& folder : flags.folders) {
+    if (interrupted()) break;
     Result<std::vector<Leftover>> found = remove_leftovers(folder, options);
-    if (!found.ok()) return found;
-    std::ranges::move(*found, std::back_inserter(all));
+    if (found.ok()) {
+      std::ranges::move(*found, std::back_inserter(all));
+    } else {
+      all.push_back({folder, 0, found.error()});
+    }
   }
   return all;
 }
@@ -81,16 +94,16 @@ void print_leftovers(const Output& output, const CleanFlags& flags, const std::v
 
 Exit run(const CleanFlags& flags) {
   const Output output(flags.output);
-  const Result<std::vector<Leftover>> leftovers = clean(flags);
-  if (!leftovers.ok()) return output.fail(interrupted() ? interrupted_error() : leftovers.error());
-  const std::optional<Error> problem = problem_of(*leftovers);
+  if (Status status = check_folders(flags); !status.ok()) return output.fail(status.error());
+  const std::vector<Leftover> leftovers = clean(flags);
+  const std::optional<Error> problem = interrupted() ? interrupted_error() : problem_of(leftovers);
   if (output.json()) {
-    Json object = cleaned_json(flags, *leftovers);
+    Json object = cleaned_json(flags, leftovers);
     if (problem) object["error"] = error_json(*problem);
     output.object(object);
     return problem ? exit_for(problem->code) : Exit::ok;
   }
-  print_leftovers(output, flags, *leftovers);
+  print_leftovers(output, flags, leftovers);
   return problem ? output.fail(*problem) : Exit::ok;
 }
 
@@ -100,7 +113,8 @@ Command add_clean(CLI::App& tool) {
   auto flags = std::make_shared<CleanFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("clean", "Remove unfinished files that killed writers have left");
   parser->add_option("DIR", flags->folders, "where to look for them")->required();
-  parser->add_flag("--recursive", flags->recursive, "look in folders below as well; links are not followed");
+  parser->add_flag("--recursive", flags->recursive,
+                   "look in folders below as well, on the same file system; links are not followed");
   parser->add_flag("--dry-run", flags->dry_run, "say what would be removed, and remove nothing");
   parser->add_flag("--remote", flags->remote,
                    "also on network and FUSE mounts whose locks other machines may not see: nothing may write there");

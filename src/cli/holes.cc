@@ -39,6 +39,11 @@ bool Holes::any_in(Extent extent) const {
   return !data || data->size_bytes != extent.size_bytes;
 }
 
+bool Holes::reaches(std::uint64_t end) const {
+  struct stat status {};
+  return fd_ < 0 || fstat(fd_, &status) != 0 || static_cast<std::uint64_t>(status.st_size) >= end;
+}
+
 std::uint64_t Holes::allocated_bytes() const {
   struct stat status {};
   return fd_ >= 0 && fstat(fd_, &status) == 0 ? static_cast<std::uint64_t>(status.st_blocks) * 512 : 0;

@@ -35,6 +35,8 @@ class Holes {
   // The next run of data within an extent; nothing if the rest is a hole. All of it where the file system can't tell.
   std::optional<Extent> next_data(Extent within) const;
   bool any_in(Extent extent) const;
+  // Whether the file is still as long: past its end all looks like a hole.
+  bool reaches(std::uint64_t end) const;
   // That the file takes on its disk.
   std::uint64_t allocated_bytes() const;
 

@@ -32,6 +32,7 @@ class StoreSource final : public Source {
     while (filled < memory.size_bytes && runs.size() < most_runs) {
       const std::optional<Extent> data = next_data();
       if (!data) {
+        if (!slice_.holes.reaches(slice_.extent.end())) return became_shorter();
         position_ = slice_.extent.size_bytes;
         break;
       }
@@ -52,6 +53,12 @@ class StoreSource final : public Source {
     std::optional<Extent> data = slice_.holes.next_data({all.offset + position_, all.size_bytes - position_});
     if (data) data->offset -= all.offset;
     return data;
+  }
+
+  Error became_shorter() const {
+    return {.code = Code::truncated,
+            .message = slice_.store.info().name + " became shorter while it was copied",
+            .hint = "check what writes to it, and copy it again"};
   }
 
   Status read(const std::vector<Extent>& runs, Region memory) {

@@ -159,7 +159,7 @@ Status check_memory(const WriteFlags& flags, std::uint64_t new_bytes, const Mach
 Status check_disk(const WriteFlags& flags, std::uint64_t data_bytes) {
   std::error_code unknown;
   const std::filesystem::space_info space = std::filesystem::space(folder_of(flags.destination), unknown);
-  if (unknown || data_bytes <= space.free) return {};
+  if (unknown || space.capacity == 0 || data_bytes <= space.free) return {};
   return Error{.code = Code::no_space,
                .message = flags.source + " has " + format_bytes(data_bytes) + " besides its holes, and " +
                           flags.destination + " has room for " + format_bytes(space.free),

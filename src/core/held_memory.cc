@@ -28,11 +28,19 @@ HeldMemory::Holder HeldMemory::holder_of(const std::byte* data) const {
   return known != nullptr ? known->held : nullptr;
 }
 
-void HeldMemory::let_go() {
+std::vector<HeldMemory::Holder> HeldMemory::let_go() {
+  std::vector<Holder> last;
+  const auto keep_last = [&last](Place& place) {
+    const bool is_last = place.held && place.held.use_count() == 1;
+    if (is_last && place.held->region().domain != Domain::host()) last.push_back(std::move(place.held));
+  };
+  keep_last(first_);
+  for (auto& [begin, place] : others_) keep_last(place);
   here_ = &outside_;
   outside_ = {};
   first_ = {};
   others_.clear();
+  return last;
 }
 
 }  // namespace penstock::core

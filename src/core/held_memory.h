@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "memory/live_buffers.h"
 
@@ -29,7 +30,9 @@ class HeldMemory {
   }
   // Null: it is no Buffer's.
   Holder holder_of(const std::byte* data) const;
-  void let_go();
+  // Memory of the host is free then, unless others hold it. Returns what nobody else holds of the rest: its Buffer is
+  // gone, and its memory goes with these.
+  std::vector<Holder> let_go();
 
  private:
   using Place = memory::LiveBuffers::Place;

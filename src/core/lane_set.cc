@@ -334,8 +334,12 @@ bool LaneSet::replace(std::uint32_t slot) {
   const std::scoped_lock lock(mutex_);
   collect_ended();
   if (closed_ || replaced_ == size_) return false;
-  Worker successor = make_worker(slot);
-  if (!ensure_started(successor)) return false;
+  Worker successor;
+  const Status made = or_out_of_memory([&] {
+    retired_.reserve(retired_.size() + 1);
+    return successor = make_worker(slot), Status();
+  });
+  if (!made || !ensure_started(successor)) return false;
   ++replaced_;
   environment_->lanes_replaced.fetch_add(1, std::memory_order_relaxed);
   retired_.push_back(std::exchange(workers_[slot], std::move(successor)));

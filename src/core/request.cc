@@ -292,7 +292,11 @@ Status Request::prepare_stores() {
     }
     if (auto status = writer->reserve({use.begin, use.end}); !status) return status;
     if (durable) {
-      if (auto status = writer->sync_name(); !status) return status;
+      if (auto status = writer->sync_name(); !status) {
+        // Nothing is written yet, so this is not Code::not_durable.
+        return system_error(status.error().system_error, "sync the folder of " + entry.info().name,
+                            "look into the kernel log, or write without durable");
+      }
     }
     entry.grown_to(use.end);
   }
@@ -431,11 +435,12 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   auto on_end = std::move(options_.on_end);
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;
-  // Before anyone learns of the end: what was destroyed meanwhile is back in its budget then.
-  held.let_go();
+  auto last_held = held.let_go();
 
   outcome_.store(outcome, std::memory_order_release);
   const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_acq_rel) == 1;
+  // To free what a GPU knows may wait for the GPU, which a lane must not.
+  if (!last_held.empty()) completions.post([last_held = std::move(last_held)] {});
 
   const bool has_leftovers =
       std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.to_drop.empty(); });

@@ -64,15 +64,24 @@ Status take_attribute(int fd, const std::string& path, const std::string& name) 
 }  // namespace
 
 Status take_attributes(int fd, const std::string& path, const struct stat& old) {
-  // Only root can give a file away; for everybody else the owner is right already or can't be kept.
-  [[maybe_unused]] const int given = ::fchown(fd, old.st_uid, old.st_gid);
-  // What the folder gives to new files, before the mode makes it count.
+  // Only root can give a file away; others can give it to a group of theirs. What the old group may do with it is not
+  // for the members of another.
+  struct stat own = {};
+  const bool keeps_group = ::fchown(fd, old.st_uid, old.st_gid) == 0 || ::fchown(fd, -1, old.st_gid) == 0 ||
+                           (::fstat(fd, &own) == 0 && own.st_gid == old.st_gid);
+  // What the folder gives to new files.
   [[maybe_unused]] const int removed = ::fremovexattr(fd, acl);
-  if (::fchmod(fd, old.st_mode & 0777) != 0) return system_error(errno, "set the mode of the new " + path);
   for (const std::string& name : names_of(path)) {
     if (std::ranges::find(of_content, name) != of_content.end()) continue;
+    if (name == acl && !keeps_group) {
+      return Error{Code::permission_denied, EPERM, "keep the access list of " + path + ": its group can't be kept",
+                   "write in place, or as a member of its group"};
+    }
     if (Status status = take_attribute(fd, path, name); !status) return status;
   }
+  // Last: with the list's mask as bits of the group, the group could do more until the list is there.
+  const mode_t mode = old.st_mode & (keeps_group ? 0777 : 0707);
+  if (::fchmod(fd, mode) != 0) return system_error(errno, "set the mode of the new " + path);
   return {};
 }
 

@@ -151,6 +151,14 @@ Status FileStore::sync_name() {
 
 Status FileStore::sync_new_name() {
   if (!name_is_new_) return {};
+  // Removed or renamed since: there is no name to make durable.
+  struct stat named = {};
+  struct stat own = {};
+  if (::stat(path_.c_str(), &named) != 0 || ::fstat(buffered_fd(), &own) != 0 || named.st_dev != own.st_dev ||
+      named.st_ino != own.st_ino) {
+    name_is_new_ = false;
+    return {};
+  }
   Status status = sync_folder_of(path_);
   name_is_new_ = !status.ok();
   return status;

@@ -102,11 +102,22 @@ Result<Entries> list(int folder, bool folders, const Wanted& wanted) {
   return entries;
 }
 
-UniqueFd open_to_lock(int folder, const std::string& name) {
+// NFS gives an exclusive lock only to who may write. Elsewhere opening for that could change something: overlayfs
+// copies the file.
+UniqueFd open_to_lock(int folder, const std::string& name, bool is_nfs) {
   constexpr int flags = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
-  // NFS gives an exclusive lock only to who may write.
-  UniqueFd fd(::openat(folder, name.c_str(), O_RDWR | flags));
-  return fd ? std::move(fd) : UniqueFd(::openat(folder, name.c_str(), O_RDONLY | flags));
+  if (is_nfs) {
+    if (UniqueFd fd(::openat(folder, name.c_str(), O_RDWR | flags)); fd) return fd;
+  }
+  return UniqueFd(::openat(folder, name.c_str(), O_RDONLY | flags));
+}
+
+// Where this machine is an NFS server, locks of its clients arrive as locks of ranges, which flock does not see.
+bool is_locked_by_a_client(int fd) {
+  struct flock any = {};
+  any.l_type = F_WRLCK;
+  any.l_whence = SEEK_SET;
+  return ::fcntl(fd, F_OFD_GETLK, &any) == 0 && any.l_type != F_UNLCK;
 }
 
 // What became of one that has such a name; nothing if it is no leftover, or gone meanwhile.
@@ -114,13 +125,15 @@ std::optional<Leftover> remove(int folder, const std::string& name, bool really 
   struct stat status = {};
   if (::fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode)) return {};
   Leftover leftover{.path = name, .bytes = static_cast<std::uint64_t>(status.st_blocks) * 512};
-  const UniqueFd fd = open_to_lock(folder, name);
+  const bool is_nfs = file_system_of(folder).name == "nfs";
+  const UniqueFd fd = open_to_lock(folder, name, is_nfs);
   if (!fd) {
     if (errno == ENOENT) return {};
     leftover.kept = system_error(errno, "open " + name, "run it as the user who wrote it, or as root");
     return leftover;
   }
-  switch (try_lock(fd.get())) {
+  const Lock lock = try_lock(fd.get());
+  switch (lock == Lock::held && !is_nfs && is_locked_by_a_client(fd.get()) ? Lock::busy : lock) {
     case Lock::busy:
       leftover.kept = Error{Code::in_use, 0, "it is being written", ""};
       return leftover;
@@ -145,7 +158,9 @@ class Cleaning {
  public:
   explicit Cleaning(const CleanOptions& options) : options_(options) {}
 
+  // Stays on the file system of the folder: below others, locks may mean something else.
   Status clean(int folder, const std::string& path) {
+    if (struct stat own = {}; depth_ == 0 && ::fstat(folder, &own) == 0) device_ = own.st_dev;
     const auto wanted = [](std::string_view name) { return is_temporary_name(name) || is_unlockable_name(name); };
     const auto entries = list(folder, options_.recursive, wanted);
     if (!entries) {
@@ -182,19 +197,39 @@ class Cleaning {
 
   Status clean_below(int folder, const std::string& name, const std::string& path) {
     const UniqueFd below(::openat(folder, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-    if (below) return clean(below.get(), path);
-    if (errno != ENOTDIR && errno != ELOOP && errno != ENOENT) add_failed(path, errno);
-    return {};
+    if (!below) {
+      if (errno != ENOTDIR && errno != ELOOP && errno != ENOENT) add_failed(path, errno);
+      return {};
+    }
+    struct stat status = {};
+    if (::fstat(below.get(), &status) != 0 || status.st_dev != device_) return {};
+    if (depth_ == most_depth) {
+      found_.push_back(
+          {path, 0, Error{Code::unsupported, 0, "it lies too deep to be looked at", "clean it by itself"}});
+      return {};
+    }
+    ++depth_;
+    Status cleaned = clean(below.get(), path);
+    --depth_;
+    return cleaned;
   }
 
   void add_failed(const std::string& path, int error) {
-    found_.push_back({path, 0, system_error(error, "list " + path, "run it as a user who may read the folder")});
+    const bool out_of_descriptors = error == EMFILE || error == ENFILE;
+    found_.push_back({path, 0,
+                      system_error(error, "list " + path,
+                                   out_of_descriptors ? "raise the limit of open files (ulimit -n)"
+                                                      : "run it as a user who may read the folder")});
   }
 
   bool stopped() const { return options_.keep_going && !options_.keep_going(); }
   static Error cancelled() { return {Code::cancelled, 0, "stopped before every folder was looked at", ""}; }
 
+  static constexpr int most_depth = 256;  // each has a descriptor
+
   const CleanOptions& options_;
+  dev_t device_ = 0;
+  int depth_ = 0;  // below the folder that was named
   const std::optional<Error> unlockable_ =
       Error{Code::unsupported, 0, "it could not be locked when it was made, so its writer may live",
             "remove it by hand if nothing writes it"};
@@ -256,8 +291,10 @@ Result<std::vector<Leftover>> remove_leftovers(const std::string& folder, const 
   }
   files::Cleaning cleaning(options);
   const std::string path = folder.size() > 1 && folder.ends_with('/') ? folder.substr(0, folder.size() - 1) : folder;
-  if (Status status = cleaning.clean(opened.get(), path); !status) return std::move(status).error();
-  return cleaning.take();
+  const Status status = cleaning.clean(opened.get(), path);
+  std::vector<Leftover> found = cleaning.take();
+  if (!status) found.push_back({path, 0, status.error()});
+  return found;
 }
 
 }  // namespace penstock

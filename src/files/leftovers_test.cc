@@ -48,6 +48,21 @@ TEST(Leftovers, are_removed_unless_somebody_holds_their_lock) {
   EXPECT_EQ(folder.file_count(), 1U);
 }
 
+// As an NFS server's clients hold theirs.
+TEST(Leftovers, are_left_where_a_range_is_locked) {
+  const ScratchFolder folder;
+  const std::string busy = folder.write(".a.0123456789abcdef.part", "being written elsewhere");
+  const UniqueFd writer(::open(busy.c_str(), O_RDWR | O_CLOEXEC));
+  struct flock all = {};
+  all.l_type = F_WRLCK;
+  all.l_whence = SEEK_SET;
+  ASSERT_EQ(::fcntl(writer.get(), F_OFD_SETLK, &all), 0);
+  const auto found = remove_leftovers(folder.path());
+  ASSERT_TRUE(found.ok() && found->size() == 1 && found->front().kept);
+  EXPECT_EQ(found->front().kept->code, Code::in_use);
+  EXPECT_EQ(folder.file_count(), 1U);
+}
+
 TEST(Leftovers, are_only_told_of_in_a_dry_run) {
   const ScratchFolder folder;
   folder.write(".a.0123456789abcdef.part", "left");
@@ -101,7 +116,8 @@ TEST(Leftovers, are_not_looked_for_any_more_when_that_is_enough) {
   const ScratchFolder folder;
   folder.write(".a.0123456789abcdef.part", "left");
   const auto found = remove_leftovers(folder.path(), {.keep_going = [] { return false; }});
-  EXPECT_EQ(found.error().code, Code::cancelled);
+  ASSERT_TRUE(found.ok() && found->size() == 1);
+  EXPECT_EQ(found->front().kept->code, Code::cancelled);
   EXPECT_EQ(folder.file_count(), 1U);
 }
 

@@ -336,7 +336,9 @@ bool beyond_process_limit(std::uint64_t end) {
 // Asked first: fallocate takes all the room there is before it gives up, and leaves none to others meanwhile.
 bool beyond_free_space(int fd, std::uint64_t bytes) {
   struct statvfs system = {};
-  return ::fstatvfs(fd, &system) == 0 && system.f_frsize != 0 && bytes / system.f_frsize > system.f_bfree;
+  // Some that have no limit tell no size.
+  return ::fstatvfs(fd, &system) == 0 && system.f_frsize != 0 && system.f_blocks != 0 &&
+         bytes / system.f_frsize > system.f_bfree;
 }
 
 // 0 or the error number.

@@ -157,6 +157,9 @@ class Clean(CleanTest):
         self.assertTrue(left.exists())
 
     def test_refuses_what_is_no_folder(self):
+        left = self.leftover(self.folder / "a")
+        self.fails("not_found", 3, "clean", self.folder, self.folder / "missing")
+        self.assertTrue(left.exists(), "nothing is removed where a name is wrong")
         self.fails("not_found", 3, "clean", self.folder / "missing")
         self.fails("invalid_argument", 2, "clean", self.file("file"))
         self.fails("invalid_argument", 2, "clean")

@@ -8,8 +8,9 @@ import pytest
 import penstock
 from penstock import _errors
 
-pytest.importorskip("torch")
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md"
+torch = pytest.importorskip("torch")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "python.md"
 
 
 def test_the_examples_run(tmp_path, monkeypatch):
@@ -22,6 +23,18 @@ def test_the_examples_run(tmp_path, monkeypatch):
             continue
         exec(compile(example, str(PAGE), "exec"), names)
     assert names["report"].bytes == 4000
+
+
+def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    penstock.save_file({"a": torch.ones(3)}, "model/model.safetensors")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example, = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "cuda:0" in example
+    names = {}
+    exec(compile(example.replace("cuda:0", "cpu"), "README.md", "exec"), names)
+    assert list(names["tensors"]) == ["a"]
 
 
 def _has_safetensors():

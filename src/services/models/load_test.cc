@@ -89,7 +89,8 @@ class ModelLoad : public ModelTest {
   }
 
   // On a busy machine operations take their time to come home.
-  Context context_ = Context::create({.lanes = 2, .deadlines = {.cancel_grace_seconds = 5, .close_seconds = 10}}).value();
+  Context context_ =
+      Context::create({.lanes = 2, .deadlines = {.cancel_grace_seconds = 5, .close_seconds = 10}}).value();
   std::string data_;
 };
 

@@ -21,7 +21,7 @@ class ValueWriter {
 
   // REQUIRES: the bytes are values that were checked.
   ValueWriter(std::string_view bytes, const Take& take) : bytes_(bytes), take_(take) {}
-  ~ValueWriter() {
+  void finish() {
     if (!json_.empty()) take_(json_);
   }
   ValueWriter(const ValueWriter&) = delete;
@@ -135,7 +135,9 @@ class ValueWriter {
 
 void MetadataValue::write(const std::function<void(std::string_view)>& take) const {
   if (type_ != gguf_string) {
-    ValueWriter(bytes_, take).write(static_cast<ValueType>(type_));
+    ValueWriter writer(bytes_, take);
+    writer.write(static_cast<ValueType>(type_));
+    writer.finish();
     return;
   }
   for (std::string_view left = bytes_; !left.empty(); left.remove_prefix(std::min(left.size(), piece_bytes))) {

@@ -36,7 +36,8 @@ class ModelSave : public ModelTest {
   }
 
   // On a busy machine operations take their time to come home.
-  Context context_ = Context::create({.lanes = 2, .deadlines = {.cancel_grace_seconds = 5, .close_seconds = 10}}).value();
+  Context context_ =
+      Context::create({.lanes = 2, .deadlines = {.cancel_grace_seconds = 5, .close_seconds = 10}}).value();
   std::string bytes_;
 };
 
