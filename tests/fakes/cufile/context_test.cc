@@ -269,6 +269,7 @@ class Hanging : public StraightToTheGpu {
 class HangingSetUp : public Hanging, public testing::WithParamInterface<const char*> {};
 
 TEST_P(HangingSetUp, leaves_staging_and_is_not_waited_for_again) {
+  options_.cache = Cache::bypass;  // whatever the page cache holds
   const std::string function = GetParam();
   const auto library = Library::acquire().value();
   library->set_patience(ages);
