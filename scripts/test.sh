@@ -5,7 +5,7 @@
 #   scripts/test.sh
 #
 #   PENSTOCK_SANITIZERS="asan tsan"   the sanitizer presets to run ("" for none)
-#   PENSTOCK_JOBS=2                   parallel compilations, and half of the parallel tests (default: the number of CPUs)
+#   PENSTOCK_JOBS=2                   parallel compilations; twice as many tests (default: the number of CPUs)
 #   PENSTOCK_DEPS=deps                an offline bundle, used by itself where ./deps exists
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -34,7 +34,7 @@ attempt() {
 scripts/install-deps.sh
 mkdir -p "$results"
 rm -f "$results"/*.xml
-# Tests of single folders are built and run under the sanitizers, where there are any: once more would find no more.
+# The sanitizers run the tests of single folders; release runs them only where there are no sanitizers.
 sanitizers=${PENSTOCK_SANITIZERS-asan tsan}
 if [[ -n $sanitizers ]]; then preset=shipped; else preset=release; fi
 stage 'build release' build "$preset"
