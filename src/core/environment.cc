@@ -39,6 +39,11 @@ Environment::Environment(std::shared_ptr<const engine::Table> table, const Optio
       memory(in_use(*engines, probes, route_set(options.allowed_routes))),
       device_memory(options.device_budget_bytes),
       statistics(names(*engines)),
-      traces(options.trace_events) {}
+      traces(options.trace_events),
+      flows({.most_bytes = options.bytes_in_flight,
+             .chunk_bytes = options.storage_chunk_bytes,
+             .lanes = options.lanes,
+             .operations = options.operations_in_flight,
+             .queue_time_most = duration_from_seconds(options.deadlines.cancel_grace_seconds) / 2}) {}
 
 }  // namespace penstock::core

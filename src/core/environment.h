@@ -11,8 +11,8 @@
 #include "core/completion_thread.h"
 #include "core/device_memory.h"
 #include "core/end_signal.h"
+#include "core/flow.h"
 #include "core/memory_map.h"
-#include "core/staged_window.h"
 #include "core/statistics.h"
 #include "core/stream_gate.h"
 #include "core/trace.h"
@@ -39,8 +39,7 @@ struct Environment {
   CompletionThread completions;
   EndSignal ends;
   StreamGate streams;
-  ShortestLatency shortest_local;  // past the page cache, on the way through staging memory
-  ShortestLatency shortest_remote;
+  const Flows flows;
   std::atomic<std::uint64_t> lanes_replaced{0};
   std::atomic<std::uint64_t> quarantined_bytes{0};  // that orphans may still touch
 };

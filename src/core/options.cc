@@ -50,6 +50,7 @@ struct Number {
 constexpr Number numbers[] = {
     {"lanes", &Options::lanes, 0, 1024},
     {"operations_in_flight", &Options::operations_in_flight, 1, 4096},
+    {"bytes_in_flight", &Options::bytes_in_flight, mib, 1024 * gib},
     {"storage_chunk_bytes", &Options::storage_chunk_bytes, 4 * kib, gib, 4 * kib},
     {"staging_slot_bytes", &Options::staging_slot_bytes, slot_granule, gib, slot_granule},
     {"staging_slots_per_lane", &Options::staging_slots_per_lane, 1, 64},

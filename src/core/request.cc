@@ -363,7 +363,7 @@ std::uint64_t Request::operation_bytes() const {
   if (!engine::moves_bytes(kind)) return memoryless_bytes_most;
   const std::uint64_t usual = std::max(unit_bytes_least, environment_->options.storage_chunk_bytes);
   const bool of_long_ranges = total_bytes / std::max<std::size_t>(1, spans.size()) >= claimed_bytes_most;
-  return direction == Direction::read && has_gpu && of_long_ranges ? StagedWindow::least_piece_bytes : usual;
+  return direction == Direction::read && has_gpu && of_long_ranges ? Flow::least_piece_bytes : usual;
 }
 
 // From GPU memory to a disk, as far as is known before the units are planned.
@@ -372,13 +372,26 @@ bool Request::writes_past_cache() const {
          std::any_of(stores.begin(), stores.end(), [](const StoreUse& use) { return use.entry->info().direct; });
 }
 
-Request::Claim Request::claim_units(std::uint64_t piece_bytes) {
+Request::Claim Request::claim_units() {
   const auto count = static_cast<std::uint32_t>(units.size());
   if (!has_more_units()) return {count, count};
-  const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? claimed_bytes_most : piece_bytes;
+  const Flow& flow = stores[0].entry->flow(direction);
+  const std::uint64_t operation = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();
+  const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? claimed_bytes_most : operation;
   const auto wanted = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
   const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
   return {std::min(begin, count), std::min(begin + wanted, count)};
+}
+
+void Part::add_failure(Failure failure, const Error* cause) {
+  // The numbers of CUDA go with its own codes only: elsewhere they would be read as the system's.
+  const bool is_of_cuda = failure.code == Code::device_error || failure.code == Code::device_lost;
+  if (cause != nullptr && is_of_cuda) failure.system_error = cause->system_error;
+  keep_or_stop([&] {
+    if (failure_count == 0 && cause != nullptr) first_cause = std::make_unique<Error>(*cause);
+    if (failures.size() < Request::failures_kept) failures.push_back(failure);
+    ++failure_count;
+  });
 }
 
 void Request::stop(Code code) {

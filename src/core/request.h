@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -109,8 +110,8 @@ struct Part {
   std::size_t next_edge = 0;
   std::uint32_t next_flush = 0;  // store
   std::uint32_t stores_flushed = 0;
-  Part* next_cutting = nullptr;  // in the lane's list of parts with work to cut
-  bool in_cutting = false;
+  Part* next_in_list = nullptr;  // of those with something left to start
+  bool in_list = false;
   Residency sampled = Residency::unknown;  // where the kernel won't tell: what a timed sample said, and of which store
   std::uint32_t sampled_store = 0;
   std::uint32_t in_flight = 0;
@@ -132,9 +133,18 @@ struct Part {
   TimePoint entered;
   double cpu_seconds_at_entry = 0;
   double copy_seconds_at_entry = 0;
+  Spent made_ready_at_entry;  // what the lane had spent by then on what is made once
   double cpu_seconds = 0;
   double copy_seconds = 0;
   double wall_seconds = 0;
+
+  // Whether its request was stopped, and the lane knows.
+  bool is_stopped() const { return grace_end != TimePoint::max(); }
+  // For its books: where there is no memory for them, its request ends with that.
+  template <typename Keep>
+  void keep_or_stop(Keep keep);
+  // `cause`: where more is known than a code and a number say.
+  void add_failure(Failure failure, const Error* cause = nullptr);
 };
 
 struct RequestSettings {
@@ -190,7 +200,7 @@ class Request {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
   };
-  Claim claim_units(std::uint64_t piece_bytes);
+  Claim claim_units();
   // What the last window was like is what the next one is expected to be.
   void prefer_long(bool yes) { prefer_long_.store(yes, std::memory_order_relaxed); }
   // In stream order, when the stream has come to the request: notes again what stores are like, since what came before
@@ -294,6 +304,15 @@ class Request {
   Report summary_;                              // complete but for its texts; written before outcome_
   std::array<std::uint64_t, reason_count> reasons_{};
 };
+
+template <typename Keep>
+void Part::keep_or_stop(Keep keep) {
+  try {
+    keep();
+  } catch (const std::bad_alloc&) {
+    hold->stop(Code::out_of_memory);
+  }
+}
 
 // Says what the lanes did with the time that they neither worked nor waited for copies, and what the limit was.
 // REQUIRES: the bytes, cpu_seconds and copy_seconds of the report are complete.

@@ -11,6 +11,9 @@ namespace penstock::core {
 
 namespace {
 
+// Some file systems would like a whole file at once.
+constexpr std::uint64_t optimal_bytes_most = 16 << 20;
+
 std::vector<EngineFacts> engine_facts(const Environment& environment, std::string_view scheme) {
   std::vector<EngineFacts> facts;
   for (std::size_t i = 0; i < environment.engines->size(); ++i) {
@@ -62,7 +65,9 @@ StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan pla
       write_alignment_(store_->info().kind == StoreKind::file
                            ? std::max(read_alignment_, environment.machine.page_bytes)
                            : read_alignment_),
-      size_bytes_(store_->info().size_bytes) {}
+      size_bytes_(store_->info().size_bytes),
+      read_flow_(environment.flows.of({engine_, store_->info().device, Direction::read})),
+      write_flow_(environment.flows.of({engine_, store_->info().device, Direction::write})) {}
 
 Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environment, std::string_view name,
                                                      const OpenOptions& options) {
@@ -144,6 +149,10 @@ std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& envir
 
 std::uint32_t StoreEntry::alignment(Direction direction) const {
   return direction == Direction::write ? write_alignment_ : read_alignment_;
+}
+
+std::uint64_t StoreEntry::operation_bytes() const {
+  return std::min<std::uint64_t>(info().alignments.optimal, optimal_bytes_most);
 }
 
 Status StoreEntry::check_end(std::uint64_t end) {

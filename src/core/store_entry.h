@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/block_locks.h"
+#include "core/flow.h"
 #include "core/planner.h"
 #include "engine/engine.h"
 
@@ -47,6 +48,11 @@ class StoreEntry {
   bool direct() const { return info().direct && !direct_refused_.load(std::memory_order_relaxed); }
   void refuse_direct() { direct_refused_.store(true, std::memory_order_relaxed); }
 
+  // How much of it may be in flight past the page cache.
+  Flow& flow(Direction direction) const { return direction == Direction::read ? *read_flow_ : *write_flow_; }
+  // What it likes best of an operation; 0: it does not say.
+  std::uint64_t operation_bytes() const;
+
   BlockLocks& blocks() { return blocks_; }
   // What a timed sample said, where the kernel does not tell what is cached: for one request at a time.
   Residency sample_residency(std::uint64_t offset, std::uint64_t length);
@@ -72,6 +78,8 @@ class StoreEntry {
   const std::uint32_t write_alignment_;
   std::atomic<std::uint64_t> size_bytes_;
   std::atomic<bool> direct_refused_{false};
+  const std::shared_ptr<Flow> read_flow_;  // shared by the stores of one device
+  const std::shared_ptr<Flow> write_flow_;
   BlockLocks blocks_;
   std::once_flag device_once_;
   std::shared_ptr<StoreEntry> device_;
