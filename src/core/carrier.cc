@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/log.h"
 #include "core/cut.h"
 #include "core/cutter.h"
 
@@ -137,16 +136,9 @@ Part* Carrier::on_copied(const cuda::CopyDone& done, TimePoint now) {
   return &part;
 }
 
-bool Carrier::on_done(std::size_t engine, const Done& done, TimePoint now, Part*& moved) {
-  moved = nullptr;
-  const auto found = lane_.pieces.find(done.cookie);
-  if (!found || lane_.pieces[*found].where != Piece::Where::queue) {
-    log(LogLevel::error, "an engine completed an operation that was not in flight; it is ignored");
-    return false;
-  }
-  const std::uint32_t index = *found;
+Part* Carrier::on_done(std::size_t engine, const Done& done, TimePoint now) {
+  const std::uint32_t index = Pieces::index_of(done.cookie);
   Piece& piece = lane_.pieces[index];
-  piece.where = Piece::Where::here;
   const Duration latency = now - piece.submitted;
   const bool is_staged = piece.gpu != nullptr && piece.op.path != Path::device;
   const Route route = is_staged ? staged(done.route) : done.route;
@@ -161,16 +153,16 @@ bool Carrier::on_done(std::size_t engine, const Done& done, TimePoint now, Part*
   if (piece.flow != nullptr && bytes != 0 && bytes == piece.op.length) piece.flow->note(bytes, latency, now);
   if (piece.orphan) {
     on_orphan_home(index);
-    return true;
+    return nullptr;
   }
-  moved = piece.part;
-  moved->last_progress = now;
+  Part* const part = piece.part;
+  part->last_progress = now;
   if (done.code == Code::ok) {
     on_moved(index, done.bytes, route, now);
   } else {
     on_failed(index, done, now);
   }
-  return true;
+  return part;
 }
 
 void Carrier::on_orphan_home(std::uint32_t index) {
@@ -367,18 +359,25 @@ void Carrier::leave_flow(Piece& piece) {
   }
 }
 
-void Carrier::withdraw(Part& part) {
+void Carrier::withdraw(Part& part, TimePoint patience_end) {
   Pieces& pieces = lane_.pieces;
   const auto is_of_part = [&](std::uint32_t index) { return pieces[index].part == &part; };
   std::erase_if(retries_, is_of_part);
   lane_.queues.take_back([&](std::uint64_t cookie) { return is_of_part(Pieces::index_of(cookie)); });
   for (std::uint32_t i = 0; i < pieces.size(); ++i) {
     if (!is_of_part(i)) continue;
-    if (pieces[i].where == Piece::Where::queue) {
-      lane_.queues.cancel(pieces[i].entry->engine(), pieces[i].op.cookie);
-    } else if (pieces[i].where == Piece::Where::here) {  // a copy can't be called back, but it does not take long
+    Piece& piece = pieces[i];
+    if (piece.where == Piece::Where::here) {
       drop(i);
+      continue;
     }
+    if (piece.where == Piece::Where::copying) continue;  // it can't be called back, but does not take long
+    lane_.queues.cancel(piece.entry->engine(), piece.op.cookie);
+    // What is written may still arrive, and over what is written next: that is waited for.
+    if (!piece.is_staged() || part.hold->direction != Direction::read) continue;
+    make_orphan(piece);
+    piece.retry_at = patience_end;
+    --part.in_flight;
   }
 }
 
@@ -386,20 +385,34 @@ void Carrier::abandon(Part& part) {
   for (std::uint32_t i = 0; i < lane_.pieces.size(); ++i) {
     Piece& piece = lane_.pieces[i];
     if (piece.part != &part) continue;
-    piece.kept = part.hold->stores[store_of(piece)].entry;
-    if (std::exchange(piece.fills_slot, false)) --lane_.slots_filling;
-    leave_flow(piece);
     if (const std::byte* const touched = piece.touched()) {
       piece.held = part.hold->held.holder_of(touched);
       piece.quarantined_bytes = piece.where == Piece::Where::copying ? piece.length : piece.op.length;
       lane_.environment.quarantined_bytes.fetch_add(piece.quarantined_bytes, std::memory_order_relaxed);
     }
-    piece.part = nullptr;
-    piece.orphan = true;
-    ++orphans_;
+    make_orphan(piece);
+    piece.retry_at = TimePoint::max();
   }
   part.in_flight = 0;
   part.abandoned = true;
+}
+
+void Carrier::make_orphan(Piece& piece) {
+  piece.kept = piece.part->hold->stores[store_of(piece)].entry;
+  if (std::exchange(piece.fills_slot, false)) --lane_.slots_filling;
+  leave_flow(piece);
+  piece.part = nullptr;
+  piece.orphan = true;
+  ++orphans_;
+}
+
+TimePoint Carrier::patience_end() const {
+  TimePoint end = TimePoint::max();
+  if (orphans_ == 0) return end;
+  for (std::uint32_t i = 0; i < lane_.pieces.size(); ++i) {
+    if (lane_.pieces[i].orphan) end = std::min(end, lane_.pieces[i].retry_at);
+  }
+  return end;
 }
 
 }  // namespace penstock::core

@@ -3,9 +3,8 @@
 //
 // Invariants:
 //  1. Every operation given to a Queue occupies a Piece until it comes back.
-//  2. A piece that does not come home within the grace becomes an orphan: it belongs to no part, and keeps its store
-//  and
-//     the Buffers that it may touch.
+//  2. A piece that does not come home within the grace, or whose request ends without it, becomes an orphan: it
+//     belongs to no part, and keeps its store and the Buffers that it may touch.
 //
 // Thread safety: the lane's. Lifetime: its lane's.
 #pragma once
@@ -24,19 +23,21 @@ class Carrier {
 
   // Sends a piece on its way. Bytes to be written are fetched into staging memory first, where they go through it.
   void begin(std::uint32_t index, TimePoint now);
-  // False: no such operation was in flight. `moved` is set to the part that may have ended by it, or to null.
-  bool on_done(std::size_t engine, const engine::Done& done, TimePoint now, Part*& moved);
-  // Returns the part that may have ended by it, or null.
+  // These return the part that may have ended by it, or null.
+  Part* on_done(std::size_t engine, const engine::Done& done, TimePoint now);
   Part* on_copied(const cuda::CopyDone& done, TimePoint now);
   void send_due_retries(TimePoint now);
   bool has_retries() const { return !retries_.empty(); }
   TimePoint next_retry() const;
 
-  // Ends what has not reached an engine, and asks the engines to end the rest.
-  void withdraw(Part& part);
+  // Ends what has not reached an engine, and asks the engines to end the rest. What is being read into staging memory
+  // can't touch the caller's: it is let go of at once, and should be home by `patience_end`.
+  void withdraw(Part& part, TimePoint patience_end);
   // Lets go of what did not come home.
   void abandon(Part& part);
   std::uint32_t orphans() const { return orphans_; }
+  // When the first orphan should have been home that was let go of at once.
+  TimePoint patience_end() const;
 
  private:
   using Phase = Piece::Phase;
@@ -58,6 +59,7 @@ class Carrier {
   void drop(std::uint32_t index);
   void free(std::uint32_t index);
   void leave_flow(Piece& piece);
+  void make_orphan(Piece& piece);
 
   LaneResources& lane_;
   std::vector<std::uint32_t> retries_;

@@ -34,9 +34,15 @@ class WaitWatch {
 
 }  // namespace
 
-EngineQueues::EngineQueues(const engine::Table& engines, const engine::QueueOptions& options, Inbox& inbox,
-                           LaneTrace* trace)
-    : engines_(engines), options_(options), inbox_(inbox), trace_(trace), queues_(engines.size()), done_(done_at_once) {
+EngineQueues::EngineQueues(const engine::Table& engines, const engine::QueueOptions& options, Pieces& pieces,
+                           Inbox& inbox, LaneTrace* trace)
+    : engines_(engines),
+      options_(options),
+      pieces_(pieces),
+      inbox_(inbox),
+      trace_(trace),
+      queues_(engines.size()),
+      done_(done_at_once) {
   events_.reserve(engines.size() + 1);
 }
 
@@ -61,14 +67,29 @@ Status EngineQueues::ensure(std::size_t engine) {
   });
 }
 
-void EngineQueues::submit(Pieces& pieces) {
+void EngineQueues::submit() {
   for (One& one : queues_) {
     if (one.batch.empty()) continue;
     const std::size_t taken = one.queue->submit(one.batch);
-    for (std::size_t i = 0; i < taken; ++i) pieces[Pieces::index_of(one.batch[i].cookie)].where = Piece::Where::queue;
+    for (const engine::Op& op : std::span(one.batch).first(taken)) {
+      pieces_[Pieces::index_of(op.cookie)].where = Piece::Where::queue;
+      bytes_in_flight_ += op.length;
+    }
     one.in_flight += static_cast<std::uint32_t>(taken);
     one.batch.erase(one.batch.begin(), one.batch.begin() + static_cast<std::ptrdiff_t>(taken));
   }
+}
+
+bool EngineQueues::note_end(std::size_t engine, const engine::Done& done) {
+  const auto index = pieces_.find(done.cookie);
+  if (!index || pieces_[*index].where != Piece::Where::queue) {
+    log(LogLevel::error, "an engine completed an operation that was not in flight; it is ignored");
+    return false;
+  }
+  pieces_[*index].where = Piece::Where::here;
+  bytes_in_flight_ -= pieces_[*index].op.length;
+  --queues_[engine].in_flight;
+  return true;
 }
 
 std::uint32_t EngineQueues::in_flight() const {

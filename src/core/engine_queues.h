@@ -22,14 +22,15 @@ namespace penstock::core {
 class EngineQueues {
  public:
   // `trace` may be null.
-  EngineQueues(const engine::Table& engines, const engine::QueueOptions& options, Inbox& inbox, LaneTrace* trace);
+  EngineQueues(const engine::Table& engines, const engine::QueueOptions& options, Pieces& pieces, Inbox& inbox,
+               LaneTrace* trace);
 
   // Makes the Queue of an engine, unless it is there.
   Status ensure(std::size_t engine);
   // REQUIRES: ensure() was ok.
   void add(std::size_t engine, const engine::Op& op) { queues_[engine].batch.push_back(op); }
   // Gives the engines what was added, as far as they take it.
-  void submit(Pieces& pieces);
+  void submit();
   // Takes back what no engine has seen, as far as `is_meant(cookie)` says.
   template <typename IsMeant>
   void take_back(IsMeant is_meant) {
@@ -39,16 +40,16 @@ class EngineQueues {
   void cancel(std::size_t engine, std::uint64_t cookie) { queues_[engine].queue->cancel(cookie); }
 
   std::uint32_t in_flight() const;
-  // Calls `on_done(engine, Done)` for what has ended, a few at a time, so that new operations are sent soon; it says
-  // whether that was in flight. Sleeps until there is something, the time has come, or there is news. Returns how many
-  // there were.
+  std::uint64_t bytes_in_flight() const { return bytes_in_flight_; }
+  // Calls `on_done(engine, Done)` for what has ended, a few at a time, so that new operations are sent soon. Sleeps
+  // until there is something, the time has come, or there is news. Returns how many there were.
   template <typename OnDone>
   std::size_t collect(TimePoint until, OnDone on_done) {
     const std::size_t busy = count_busy();
     if (busy == 1) return poll(last_busy_, until, on_done);
     std::size_t found = poll_all(on_done);
     if (found != 0 || busy == 0 || until <= Clock::now()) return found;
-    const auto next = sleep_on_all(until);
+    const auto next = sleep_on_all(std::min(until, Clock::now() + longest_sleep));
     return next ? poll(*next, std::min(until, Clock::now() + shared_sleep), on_done) : poll_all(on_done);
   }
   void clear();
@@ -58,6 +59,8 @@ class EngineQueues {
   static constexpr std::size_t done_at_once = 8;
   // Between two queues that both have work, where one of them has no event.
   static constexpr Duration shared_sleep = std::chrono::microseconds(200);
+  // Engines may have deadlines of their own, which they look at when they are polled.
+  static constexpr Duration longest_sleep = std::chrono::milliseconds(50);
 
   struct One {
     std::unique_ptr<engine::Queue> queue;
@@ -67,6 +70,8 @@ class EngineQueues {
 
   std::size_t count_busy();
   std::size_t poll_queue(std::size_t engine, TimePoint until);
+  // False: no such operation was in flight.
+  bool note_end(std::size_t engine, const engine::Done& done);
   // Until one of them has something; or the queue to sleep in for a moment, where that can't be told.
   std::optional<std::size_t> sleep_on_all(TimePoint until);
   template <typename OnDone>
@@ -80,20 +85,22 @@ class EngineQueues {
   template <typename OnDone>
   std::size_t poll(std::size_t engine, TimePoint until, OnDone on_done) {
     const std::size_t count = poll_queue(engine, until);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (on_done(engine, done_[i])) --queues_[engine].in_flight;
+    for (const engine::Done& done : std::span(done_).first(count)) {
+      if (note_end(engine, done)) on_done(engine, done);
     }
     return count;
   }
 
   const engine::Table& engines_;
   const engine::QueueOptions options_;
+  Pieces& pieces_;
   Inbox& inbox_;
   LaneTrace* const trace_;
   std::vector<One> queues_;  // by engine
   std::vector<engine::Done> done_;
   std::vector<pollfd> events_;
   std::size_t last_busy_ = 0;
+  std::uint64_t bytes_in_flight_ = 0;
 };
 
 }  // namespace penstock::core

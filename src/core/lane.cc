@@ -25,6 +25,9 @@ constexpr int passed_over_most = 16;
 // A caller who waits for one small copy looks again at once; a lane sleeps in between.
 constexpr Duration spin_time = std::chrono::microseconds(50);
 
+// What is left behind in staging memory takes room from others; a distant store may take a while to bring it.
+constexpr int graces_to_be_home = 10;
+
 // Below this the clock costs more than it tells.
 constexpr std::uint64_t timed_from_bytes = 1 << 20;
 
@@ -79,7 +82,8 @@ bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {
   const TimePoint now = Clock::now();
   accept(part, now);
   launch(now);
-  lane_.queues.submit(lane_.pieces);
+  lane_.queues.submit();
+  lane_.statistics->set_in_flight(lane_.queues.in_flight(), lane_.queues.bytes_in_flight());
   // With much in flight, a few more operations lose nothing by going to the kernel together: when there are enough of
   // them, when someone waits, or when the caretaker comes by.
   if (++held_back_ >= held_back_most || lane_.queues.in_flight() <= sent_at_once_most) collect(TimePoint::min());
@@ -125,7 +129,8 @@ void Lane::step(TimePoint until) {
   carrier_.send_due_retries(now);
   launch(now);
   wake_waiters();
-  lane_.queues.submit(lane_.pieces);
+  lane_.queues.submit();
+  lane_.statistics->set_in_flight(lane_.queues.in_flight(), lane_.queues.bytes_in_flight());
   lane_.copies.issue(false);
   until = std::min({until, next_due(), now + longest_sleep});
   if (lane_.copies.pending() != 0) {
@@ -193,13 +198,11 @@ std::size_t Lane::collect(TimePoint until) {
   TimePoint now;
   const std::size_t count = lane_.queues.collect(until, [&](std::size_t engine, const engine::Done& done) {
     if (now == TimePoint()) now = Clock::now();
-    Part* moved = nullptr;
-    const bool ours = carrier_.on_done(engine, done, now, moved);
-    settle(moved);
-    return ours;
+    settle(carrier_.on_done(engine, done, now));
   });
   if (count == 0) return 0;
   lane_.statistics->publish(now);
+  lane_.statistics->set_in_flight(lane_.queues.in_flight(), lane_.queues.bytes_in_flight());
   wake_waiters();
   return count;
 }
@@ -253,6 +256,8 @@ void Lane::look_at_all(TimePoint now) {
   next_look_ = TimePoint::max();
   // From the end: leaving puts the last part in the place of the one that left.
   for (std::size_t i = active_.size(); i > 0; --i) look_at(*active_[i - 1], now);
+  if (carrier_.patience_end() <= now) retire();
+  if (!tried_to_retire_) next_look_ = std::min(next_look_, carrier_.patience_end());
 }
 
 void Lane::look_at(Part& part, TimePoint now) {
@@ -284,11 +289,12 @@ void Lane::look_at(Part& part, TimePoint now) {
 }
 
 void Lane::withdraw(Part& part, TimePoint now) {
-  part.grace_end = now + duration_from_seconds(environment_->options.deadlines.cancel_grace_seconds);
+  const Duration grace = duration_from_seconds(environment_->options.deadlines.cancel_grace_seconds);
+  part.grace_end = now + grace;
   part.withdrawn = true;
   part.exhausted = true;
   to_start_.remove(part);
-  carrier_.withdraw(part);
+  carrier_.withdraw(part, now + graces_to_be_home * grace);
 }
 
 void Lane::abandon(Part& part) {
@@ -296,6 +302,11 @@ void Lane::abandon(Part& part) {
   log(LogLevel::warning, "operations on " + part.hold->stores[0].entry->info().name +
                              " did not come back in time; their request is abandoned");
   leave(part);
+  retire();
+}
+
+// Another takes its place, where that is possible.
+void Lane::retire() {
   if (!std::exchange(tried_to_retire_, true)) retired_ = on_stuck_ && on_stuck_();
 }
 

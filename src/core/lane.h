@@ -6,10 +6,9 @@
 // submits to it and waits (try_start, try_step): then nothing is handed from thread to thread.
 //
 // Invariants:
-//  1. A Part leaves its lane exactly once, when none of its pieces is left; pieces that don't come home within the
-//  grace
-//     become orphans.
-//  2. A lane with orphans never ends; it is retired, and another takes its place.
+//  1. A Part leaves its lane exactly once, when none of its pieces is left; pieces that don't come home in time become
+//     orphans.
+//  2. A lane with orphans never ends; if they stay away, it is retired, and another takes its place.
 //
 // Thread safety: post, attend, close, prepare, has_staging, is_ready, is_unprepared, try_start, try_step, work_if_left
 // and busy from any thread; the rest is the worker's, whoever that is at the time. Lifetime: shared by its thread, the
@@ -93,6 +92,7 @@ class Lane {
   TimePoint stalls_at(TimePoint last_progress) const;
   void withdraw(Part& part, TimePoint now);
   void abandon(Part& part);
+  void retire();
   void settle(Part* part);
   void leave(Part& part);
   void ask_servers(Part& part);

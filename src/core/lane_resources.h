@@ -39,8 +39,8 @@ struct LaneResources {
         pieces(chosen.depth),
         staging(chosen.staging_bytes, all.pinned, *all.engines),
         copies(staging, all.streams, chosen.depth, all.options.deadlines.stream_seconds),
-        queues(*all.engines, {chosen.depth, chosen.threads, chosen.runner == Runner::one_caller, all.pinned}, inbox,
-               trace),
+        queues(*all.engines, {chosen.depth, chosen.threads, chosen.runner == Runner::one_caller, all.pinned}, pieces,
+               inbox, trace),
         flow(chosen.depth) {}
 
   Environment& environment;

@@ -55,7 +55,7 @@ struct Piece {
   StagingArena::Block staging;
   engine::Op op;  // as given to the queue last
   TimePoint submitted;
-  TimePoint retry_at;
+  TimePoint retry_at;  // or, of an orphan: when it should be home
   // An orphan's: its store, the Buffer that it may still touch, if that is one's, and how many bytes of any memory.
   std::shared_ptr<StoreEntry> kept;
   HeldMemory::Holder held;

@@ -159,6 +159,10 @@ Statistics StatisticsHub::snapshot() const {
   result.seconds = seconds_between(since_, Clock::now());
   result.requests = requests_.load(std::memory_order_relaxed) - baseline_requests_;
   result.requests_failed = requests_failed_.load(std::memory_order_relaxed) - baseline_requests_failed_;
+  for (const auto& lane : lanes_) {
+    result.operations_in_flight += lane->operations_in_flight_.load(std::memory_order_relaxed);
+    result.bytes_in_flight += lane->bytes_in_flight_.load(std::memory_order_relaxed);
+  }
   for (std::size_t cell = 0; cell < cell_count(); ++cell) {
     Totals totals = totals_locked(cell);
     totals.subtract(baseline_[cell]);
@@ -227,6 +231,8 @@ void visit_totals(All& all, Visit visit) {
   visit("pinned_bytes", all.pinned_bytes);
   visit("lanes_replaced", all.lanes_replaced);
   visit("quarantined_bytes", all.quarantined_bytes);
+  visit("operations_in_flight", all.operations_in_flight);
+  visit("bytes_in_flight", all.bytes_in_flight);
 }
 
 // Takes numbers out of an object, and notes when one is missing or is none.
