@@ -376,13 +376,13 @@ struct Bench {
     if (tail == fetched) return false;
     Command& entry = submissions[fetched];
     if (entry.dw15 == stale) explorer.fail("an entry was fetched before it was written");
-    for (const Command& other : outstanding) {
-      if (other.cid == entry.cid) explorer.fail("a command identifier was used twice");
+    for (const Outstanding& other : outstanding) {
+      if (other.command.cid == entry.cid) explorer.fail("a command identifier was used twice");
     }
-    outstanding.push_back(entry);
+    ++fetched_count;
+    outstanding.push_back({entry, fetched_count});
     if (outstanding.size() >= size) explorer.fail("more commands in flight than the queue holds");
     entry.dw15 = stale;
-    ++fetched_count;
     ++fetches;
     return true;
   }
@@ -391,9 +391,9 @@ struct Bench {
     const std::uint32_t size = static_cast<std::uint32_t>(completions.size());
     if ((posted + 1) % size == head) return false;  // no room: the host has to ring
     const std::size_t which = explorer.choose(outstanding.size());
-    const Command command = outstanding[which];
+    const Outstanding ended = outstanding[which];
     outstanding.erase(outstanding.begin() + static_cast<std::ptrdiff_t>(which));
-    post(command.cid, command.dw10, fetched_count);
+    post(ended.command.cid, ended.command.dw10, old_heads ? ended.head : fetched_count);
     ++completed;
     return true;
   }
@@ -405,7 +405,11 @@ struct Bench {
   QueuePairState state;
   std::uint32_t tail = 0;
   std::uint32_t head = 0;
-  std::vector<Command> outstanding;
+  struct Outstanding {
+    Command command;
+    std::uint64_t head;  // when it was fetched
+  };
+  std::vector<Outstanding> outstanding;
   std::uint64_t fetched_count = 0;
   std::uint32_t posted = 0;
   std::uint32_t completed = 0;
@@ -413,6 +417,7 @@ struct Bench {
   std::uint32_t users = 0;
   std::uint32_t lies = 0;  // that it may still tell
   std::uint32_t lied = 0;
+  bool old_heads = false;  // completions tell the head of when their command was fetched
 };
 
 constexpr std::uint64_t never = UINT64_MAX;
@@ -473,8 +478,14 @@ class Lane {
   const Mutation mutation_;
 };
 
+// Of the controller.
+struct Manners {
+  std::uint32_t lies = 0;
+  bool old_heads = false;
+};
+
 Explorer::Outcome explore(std::uint32_t entries, std::uint32_t completion_entries, const std::vector<Work>& works,
-                          const Explorer::Limits& limits, Mutation mutation = {}, std::uint32_t lies = 0) {
+                          const Explorer::Limits& limits, Mutation mutation = {}, const Manners& manners = {}) {
   Explorer explorer;
   std::unique_ptr<Bench> bench;
   std::vector<std::unique_ptr<Group>> groups;
@@ -482,7 +493,8 @@ Explorer::Outcome explore(std::uint32_t entries, std::uint32_t completion_entrie
   std::uint32_t commands = 0;
   const auto begin = [&] {
     bench = std::make_unique<Bench>(explorer, entries, completion_entries);
-    bench->lies = lies;
+    bench->lies = manners.lies;
+    bench->old_heads = manners.old_heads;
     groups.clear();
     lanes.clear();
     commands = 0;
@@ -559,13 +571,27 @@ TEST(Interleavings, with_a_controller_that_completes_what_it_has_not_fetched_los
   const std::vector<std::vector<Work>> all_works = {
       {{.rounds = 2}, {.rounds = 1}}, {{.batch = 3}, {.batch = 1}}, {{.lanes = 2}, {.batch = 1}}};
   for (const std::vector<Work>& works : all_works) {
-    const auto outcome = explore(4, 8, works, {.departures = departures, .schedules = 200'000}, {}, 2);
+    const auto outcome = explore(4, 8, works, {.departures = departures, .schedules = 200'000}, {}, {.lies = 2});
     EXPECT_EQ(outcome.failure, "");
     EXPECT_TRUE(outcome.complete);
   }
   const auto outcome = explore(4, 16, {{.batch = 2, .rounds = 3}, {.lanes = 3, .rounds = 2}},
-                               {.schedules = is_slow ? 10 : 500, .random_seed = 1}, {}, 6);
+                               {.schedules = is_slow ? 10 : 500, .random_seed = 1}, {}, {.lies = 6});
   EXPECT_EQ(outcome.failure, "");
+}
+
+TEST(Interleavings, with_heads_that_were_noted_at_the_fetch_lose_and_mix_up_nothing) {
+  for (const std::uint32_t lies : {0U, 2U}) {
+    const Manners manners{.lies = lies, .old_heads = true};
+    for (const std::vector<Work>& works : {std::vector<Work>{{.batch = 3}, {.batch = 2}}, {{.lanes = 3}, {}}}) {
+      const auto outcome = explore(4, 8, works, {.departures = departures, .schedules = 200'000}, {}, manners);
+      EXPECT_EQ(outcome.failure, "");
+      EXPECT_TRUE(outcome.complete);
+    }
+    const auto outcome = explore(4, 16, {{.batch = 2, .rounds = 3}, {.lanes = 3, .rounds = 2}},
+                                 {.schedules = is_slow ? 10 : 500, .random_seed = 1}, {}, manners);
+    EXPECT_EQ(outcome.failure, "");
+  }
 }
 
 // The controller may complete a command before the thread that rang for it does anything else.
@@ -615,7 +641,7 @@ std::string judge_with(std::uint32_t lanes, const std::vector<Posted>& posted) {
       strange += posted[i].counts ? 0 : 1;
       if (!posted[i].counts) continue;
       results[posted[i].ticket] = i + 1;
-      fetched = posted[i].head;
+      fetched = std::max(fetched, posted[i].head);
     }
     if (bench.state.strange_completions != strange) explorer.note("strange completions were counted otherwise");
     if (bench.state.fetched != fetched) explorer.note("another head is believed");
@@ -633,12 +659,13 @@ TEST(Interleavings, of_a_group_judge_completions_in_the_order_of_the_queue) {
       {{0, 1, true}, {1, 2, true}, {2, 3, true}, {3, 4, true}},    // as they were fetched
       {{3, 4, true}, {0, 4, true}, {2, 4, true}, {1, 4, true}},    // out of order
       {{0, 1, true}, {2, 1, false}, {1, 3, true}, {2, 3, true}},   // one that was not fetched
-      {{0, 3, true}, {1, 2, false}, {2, 3, true}, {1, 4, true}},   // a head that went back
+      {{0, 3, true}, {1, 2, true}, {2, 1, true}, {3, 3, false}},   // heads that go back, of what was fetched or not
+      {{3, 4, true}, {1, 2, true}, {0, 1, true}, {2, 3, true}},    // each noted when its command was fetched
       {{0, 5, false}, {0, 1, true}, {1, 1, false}, {1, 2, true}},  // a head past what was rung
       {{0, 1, true}, {0, 4, false}, {1, 2, true}, {2, 3, true}},   // one that comes twice, with a head ahead of time
       {{0, 0, false}, {0, 1, true}, {0, 4, false}, {1, 2, true}},  // and one that comes thrice
       {{7, 4, false}, {0, 1, true}, {3, 2, false}, {1, 2, true}},  // of no command, with a head ahead of time
-      {{0, 2, true}, {1, 1, false}, {1, 1, false}, {1, 2, true}},  // twice back, then as it should be
+      {{0, 2, true}, {2, 1, false}, {2, 1, false}, {2, 3, true}},  // twice back, then as it should be
       {{0, 2, true}, {3, 3, false}, {1, 2, true}, {3, 4, true}}};
   for (const std::vector<Posted>& queue : queues) {
     for (const std::uint32_t lanes : {1U, 2U, 3U, 4U}) EXPECT_EQ(judge_with(lanes, queue), "") << lanes << " lanes";
