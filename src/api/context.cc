@@ -302,6 +302,21 @@ Report Context::write(const Store& store, std::uint64_t offset, Region memory, c
   return transfer(Direction::write, {&range, 1}, options);
 }
 
+Result<Loaded> Context::read(std::string_view name, Extent extent, Domain domain, const RequestOptions& options) {
+  auto store = open(name);
+  if (!store) return std::move(store).error();
+  if (extent.length == Extent::to_the_end) {
+    const auto size_bytes = store->size_bytes();
+    if (!size_bytes) return size_bytes.error();
+    extent.length = *size_bytes - std::min(extent.offset, *size_bytes);
+  }
+  auto buffer = allocate(domain, extent.length);
+  if (!buffer) return std::move(buffer).error();
+  Report report = read(*store, extent.offset, buffer->region(), options);
+  if (!report.ok()) return *std::move(report.error);
+  return Loaded{std::move(*buffer), std::move(report)};
+}
+
 Report Context::transfer(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
   return Impl::run(impl_.get(), kind_of(direction), ranges, options);
 }

@@ -238,7 +238,7 @@ std::shared_ptr<Lane> LaneSet::callers_lane() {
 bool LaneSet::ensure_caretaker() {
   if (caretaker_.joinable()) return true;
   try {
-    caretaker_ = std::jthread([this](const std::stop_token& stop) { look_after_callers_lanes(stop); });
+    caretaker_ = std::jthread([this](const std::stop_token& stop) { work_on_callers_lanes(stop); });
     return true;
   } catch (const std::exception&) {  // no thread, or no memory for it
     return false;
@@ -263,7 +263,7 @@ bool LaneSet::start(const std::shared_ptr<Request>& request) {
   return true;
 }
 
-void LaneSet::look_after_callers_lanes(const std::stop_token& stop) {
+void LaneSet::work_on_callers_lanes(const std::stop_token& stop) {
   int idle = 0;
   std::unique_lock lock(mutex_);
   while (!stop.stop_requested()) {

@@ -78,7 +78,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   void collect_ended();
   std::shared_ptr<Lane> callers_lane();
   bool ensure_caretaker();
-  void look_after_callers_lanes(const std::stop_token& stop);
+  void work_on_callers_lanes(const std::stop_token& stop);
 
   const std::shared_ptr<Environment> environment_;
   const std::uint32_t size_;

@@ -8,6 +8,7 @@
 
 #include "base/callback.h"
 #include "base/futex.h"
+#include "base/out_of_memory.h"
 #include "core/cut.h"
 #include "core/environment.h"
 #include "core/lane.h"
@@ -144,6 +145,7 @@ void Request::add_stores(std::span<const Range> ranges) {
   if (only_one) {
     stores.resize(1);
     stores[0].entry = first;
+    stores[0].facts = first->facts();
     return;
   }
   std::unordered_map<const StoreEntry*, std::uint32_t> index_of;
@@ -151,7 +153,7 @@ void Request::add_stores(std::span<const Range> ranges) {
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     const auto& entry = ranges[i].store->entry();
     const auto [place, added] = index_of.try_emplace(entry.get(), static_cast<std::uint32_t>(uses.size()));
-    if (added) uses.emplace_back().entry = entry;
+    if (added) uses.push_back({.entry = entry, .facts = entry->facts()});
     spans[i].store = place->second;
   }
   stores.resize(uses.size());
@@ -449,15 +451,15 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;
   auto last_held = held.let_go();
+  let_go_of_stores(self);
 
   outcome_.store(outcome, std::memory_order_release);
-  const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_acq_rel) == 1;
+  // Sequentially consistent with then(): either who waits is seen here, or sees the end there.
+  const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_seq_cst) == 1;
+  if (waiting_.load(std::memory_order_seq_cst) != nullptr) call_waiting();
   // To free what a GPU knows may wait for the GPU, which a lane must not.
   if (!last_held.empty()) completions.post([last_held = std::move(last_held)] {});
 
-  const bool has_leftovers =
-      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.to_drop.empty(); });
-  if (has_leftovers) completions.post([self] { self->drop_leftovers(); });
   if (!on_end) return someone_sleeps;
   auto call = [self, on_end = std::move(on_end)] { call_back("RequestOptions::on_end", on_end, self->report()); };
   if (executor) {
@@ -470,9 +472,41 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   return someone_sleeps;
 }
 
-// When the request has ended, so that nobody waits for it; and all at once, since each call makes the kernel look
-// through the lists of every CPU.
-void Request::drop_leftovers() {
+void Request::then(const std::shared_ptr<Request>& request, std::function<void()> call) {
+  auto waiting = std::make_unique<Waiting>(Waiting{std::move(call)});
+  waiting->next = request->waiting_.load(std::memory_order_relaxed);
+  while (!request->waiting_.compare_exchange_weak(waiting->next, waiting.get(), std::memory_order_seq_cst)) {
+  }
+  static_cast<void>(waiting.release());  // it belongs to who takes the list
+  if (request->wait_word_.load(std::memory_order_seq_cst) == 2) request->call_waiting();
+}
+
+void Request::call_waiting() {
+  std::unique_ptr<Waiting> waiting(waiting_.exchange(nullptr, std::memory_order_acquire));
+  while (waiting) {
+    environment_->completions.post([call = std::move(waiting->call)] { call_back("Ticket::then", call); });
+    waiting.reset(waiting->next);
+  }
+}
+
+// Before anyone learns of the end: who closes a store then, and opens it again, finds it free.
+void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
+  const bool has_leftovers =
+      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.to_drop.empty(); });
+  if (has_leftovers) {
+    // Nobody waits for it; what there is no memory for stays in the page cache.
+    static_cast<void>(or_out_of_memory([&]() -> Status {
+      std::vector<std::shared_ptr<StoreEntry>> entries;
+      for (const StoreUse& use : stores) entries.push_back(use.entry);
+      environment_->completions.post([self, entries = std::move(entries)] { self->drop_leftovers(entries); });
+      return {};
+    }));
+  }
+  for (StoreUse& use : stores) use.entry.reset();
+}
+
+// All at once, since each call makes the kernel look through the lists of every CPU.
+void Request::drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries) const {
   std::vector<Leftover> all;
   for (const Part& part : parts) all.insert(all.end(), part.to_drop.begin(), part.to_drop.end());
   std::sort(all.begin(), all.end());
@@ -481,7 +515,7 @@ void Request::drop_leftovers() {
     while (i < all.size() && all[i].store == run.store && all[i].offset == run.offset + run.length) {
       run.length += all[i++].length;
     }
-    stores[run.store].entry->store().page_cache()->drop(run.offset, run.length);
+    entries[run.store]->store().page_cache()->drop(run.offset, run.length);
   }
 }
 

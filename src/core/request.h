@@ -45,9 +45,10 @@ struct Span {
 };
 
 struct StoreUse {
-  std::shared_ptr<StoreEntry> entry;
-  std::uint64_t begin = UINT64_MAX;  // of the first byte that is asked for
-  std::uint64_t end = 0;             // of the last
+  std::shared_ptr<StoreEntry> entry;        // until the request ends: who closes a store finds it closed then
+  std::shared_ptr<const StoreFacts> facts;  // for the report
+  std::uint64_t begin = UINT64_MAX;         // of the first byte that is asked for
+  std::uint64_t end = 0;                    // of the last
   bool check_identity = false;
   Identity before;
 };
@@ -248,10 +249,19 @@ class Request {
   bool is_run_by_callers() const;
   std::uint64_t bytes_done() const;
   Report report() const;
+  // As Ticket::then.
+  static void then(const std::shared_ptr<Request>& request, std::function<void()> call);
   // Stops the request and wakes its lanes; waits until it has ended, within reason.
   Outcome cancel();
 
  private:
+  // Called when the request has ended.
+  struct Waiting {
+    std::function<void()> call;
+    Waiting* next = nullptr;
+  };
+
+  void call_waiting();
   Status add_ranges(std::span<const Range> ranges);
   void keep_whole_blocks(Span& span, const StoreEntry& entry) const;
   void add_stores(std::span<const Range> ranges);
@@ -266,7 +276,8 @@ class Request {
   std::string_view verb() const;
   bool writes_past_cache() const;
   std::string title() const;
-  void drop_leftovers();
+  void let_go_of_stores(const std::shared_ptr<Request>& self);
+  void drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries) const;
   void add_up_parts();
   Outcome judge();
   // Why the bytes may not belong together: the store, and what is known of it.
@@ -278,7 +289,7 @@ class Request {
   void fail_because(const Doubt& doubt);
   std::string engine_name(std::size_t engine) const;
   Error describe(Outcome outcome) const;
-  engine::Meaning cause_of(const Failure& failure, StoreEntry& entry) const;
+  engine::Meaning cause_of(const Failure& failure, const StoreFacts& store) const;
   Error describe_failures() const;
   std::string explain() const;
 
@@ -295,6 +306,7 @@ class Request {
   std::atomic<bool> needs_registration_{false};  // that can't be had while streams wait
   std::atomic<Outcome> outcome_{Outcome::pending};
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
+  std::atomic<Waiting*> waiting_{nullptr};
   std::uint64_t nvtx_range_ = 0;
   bool asks_servers_ = false;                   // of some store whose identity is checked
   bool unanswered_ = false;                     // a server had not answered when the request ended

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -65,13 +66,27 @@ void BandwidthMeter::forget_peak() {
 }
 
 LaneStatistics::LaneStatistics(std::size_t engine_count, std::shared_ptr<std::vector<BandwidthMeter>> meters)
-    : cells_(std::make_unique<Cell[]>(engine_count * route_count)), meters_(std::move(meters)) {
+    : cells_(engine_count * route_count), meters_(std::move(meters)) {
   batch_.reserve(engine_count * route_count);
+}
+
+LaneStatistics::~LaneStatistics() {
+  for (const auto& cell : cells_) delete cell.load(std::memory_order_relaxed);
+}
+
+LaneStatistics::Cell* LaneStatistics::ensure(std::size_t index) {
+  Cell* cell = cells_[index].load(std::memory_order_relaxed);
+  if (cell != nullptr) return cell;
+  cell = new (std::nothrow) Cell;
+  cells_[index].store(cell, std::memory_order_release);
+  return cell;
 }
 
 void LaneStatistics::record(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns, bool ok) {
   const std::size_t index = engine * route_count + static_cast<std::size_t>(route);
-  Cell& cell = cells_[index];
+  Cell* const made = ensure(index);
+  if (made == nullptr) return;
+  Cell& cell = *made;
   if (!ok) {
     cell.failed.add(1);
     return;
@@ -88,7 +103,7 @@ void LaneStatistics::record(std::size_t engine, Route route, std::uint64_t bytes
 
 void LaneStatistics::publish(TimePoint now) {
   for (const std::size_t index : batch_) {
-    Cell& cell = cells_[index];
+    Cell& cell = *cells_[index].load(std::memory_order_relaxed);
     (*meters_)[index].add(cell.batch_bytes, cell.batch_longest_ns, now);
     cell.batch_bytes = 0;
     cell.batch_longest_ns = 0;
@@ -141,7 +156,9 @@ StatisticsHub::Totals StatisticsHub::totals_locked(std::size_t cell) const {
   Totals totals;
   totals.busy_ns = (*meters_)[cell].busy_ns();
   for (const auto& lane : lanes_) {
-    const LaneStatistics::Cell& counted = lane->cells_[cell];
+    const LaneStatistics::Cell* const made = lane->cells_[cell].load(std::memory_order_acquire);
+    if (made == nullptr) continue;
+    const LaneStatistics::Cell& counted = *made;
     totals.bytes += counted.bytes.get();
     totals.operations += counted.operations.get();
     totals.failed += counted.failed.get();

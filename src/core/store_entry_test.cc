@@ -130,7 +130,7 @@ TEST_F(StoreEntryTest, is_opened_for_a_device_by_its_own_descriptor_where_it_was
   const auto entry = open("x", {.descriptor = 7});
   ASSERT_TRUE(entry.ok());
   EXPECT_EQ(ring_.opened_descriptor, 7);
-  ASSERT_NE((*entry)->for_device(*environment_), nullptr) << (*entry)->device_reason();
+  ASSERT_NE((*entry)->for_device(*environment_), nullptr) << (*entry)->facts()->device_reason;
   EXPECT_EQ(threads_.opened_descriptor, 8) << "by then the caller may have closed the other";
   const auto by_name = open("x");
   ASSERT_NE((*by_name)->for_device(*environment_), nullptr);
