@@ -187,6 +187,7 @@ void Lane::launch(TimePoint now) {
       to_start_.rotate();
     }
   }
+  if (!to_start_.empty() && !lane_.pieces.has_free()) Launcher::note_lack_of_places(to_start_.front());
 }
 
 std::size_t Lane::collect(TimePoint until) {

@@ -28,6 +28,13 @@ bool Launcher::has_queue(std::size_t engine) {
   return false;
 }
 
+void Launcher::note_lack_of_places(const Part& part) {
+  const Request& request = *part.hold;
+  if (request.spans.size() != 0) {
+    request.stores[request.spans[part.range].store].entry->flow(request.direction).note_full();
+  }
+}
+
 Launch Launcher::start_next(Part& part, TimePoint now) {
   if (part.stage == Stage::edges) return start_edge(part, now);
   if (part.stage == Stage::flush) return start_flush(part, now);

@@ -27,6 +27,8 @@ class Launcher {
 
   // Whether it is worth asking.
   bool has_room() const { return lane_.pieces.has_free() && lane_.cached_bytes < lane_.settings.cached_bytes_most; }
+  // The part has more to start, and there are no places for it: longer operations would help, if its store likes them.
+  static void note_lack_of_places(const Part& part);
   // The next piece of the part, in its present stage. REQUIRES: has_room().
   Launch start_next(Part& part, TimePoint now);
   // When a part that was put off should be tried again.
