@@ -3,7 +3,9 @@
 //   const penstock::Report report = co_await context.submit(penstock::Direction::read, ranges).value();
 //
 // Thread safety: the coroutine goes on on the Context's completion thread, where it may submit and must not wait; at
-// once, where it is, if the request has ended already. Lifetime: the awaiter keeps the Ticket.
+// once, where it is, if the request has ended already. Lifetime: the awaiter keeps the Ticket. A coroutine that waits
+// must not be destroyed before its request has ended. Small requests (128 KiB and less) that nobody else waits for are
+// looked after once a millisecond: await many at a time, or give them a callback.
 #pragma once
 
 #include <coroutine>

@@ -37,7 +37,7 @@ struct PENSTOCK_EXPORT Options {
   std::uint32_t lanes = 0;                       // 0: usable CPUs, at most 16
   std::uint32_t operations_in_flight = 64;       // per lane
   std::uint32_t operations_in_flight_total = 0;  // over all lanes, which share it equally; 0: no such limit
-  std::uint64_t bytes_in_flight = 512 << 20;     // the most that all lanes have in flight of one store
+  std::uint64_t bytes_in_flight = 512 << 20;     // past the page cache, of one device, over all lanes
   std::uint64_t storage_chunk_bytes = 1 << 20;   // a usual storage operation
   std::uint64_t staging_slot_bytes = 4 << 20;
   std::uint32_t staging_slots_per_lane = 3;

@@ -150,7 +150,10 @@ Part* Carrier::on_done(std::size_t engine, const Done& done, TimePoint now) {
                              done.code == Code::ok);
   }
   if (lane_.trace != nullptr) lane_.trace->add_transfer(TraceKind::storage, piece.submitted, now, bytes, route);
-  if (piece.flow != nullptr && bytes != 0 && bytes == piece.op.length) piece.flow->note(bytes, latency, now);
+  const bool past_cache = piece.op.path == Path::direct || piece.op.path == Path::device;
+  if (piece.flow != nullptr && past_cache && bytes != 0 && bytes == piece.op.length) {
+    piece.flow->note(bytes, latency, now);
+  }
   if (piece.orphan) {
     on_orphan_home(index);
     return nullptr;
@@ -169,6 +172,7 @@ void Carrier::on_orphan_home(std::uint32_t index) {
   const std::uint64_t bytes = lane_.pieces[index].quarantined_bytes;
   --orphans_;
   free(index);
+  lane_.environment.orphans.fetch_sub(1, std::memory_order_relaxed);
   lane_.environment.quarantined_bytes.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
@@ -404,6 +408,7 @@ void Carrier::make_orphan(Piece& piece) {
   piece.part = nullptr;
   piece.orphan = true;
   ++orphans_;
+  lane_.environment.orphans.fetch_add(1, std::memory_order_relaxed);
 }
 
 TimePoint Carrier::patience_end() const {

@@ -60,12 +60,13 @@ struct Environment {
   DeviceMemory device_memory;
   StatisticsHub statistics;
   TraceHub traces;
-  CompletionThread completions;
+  mutable CompletionThread completions;
   EndSignal ends;
   StreamGate streams;
   const Flows flows;
   std::atomic<std::uint64_t> lanes_replaced{0};
-  std::atomic<std::uint64_t> quarantined_bytes{0};  // that orphans may still touch
+  std::atomic<std::uint64_t> orphans{0};            // of all lanes
+  std::atomic<std::uint64_t> quarantined_bytes{0};  // that they may still touch
 };
 
 }  // namespace penstock::core

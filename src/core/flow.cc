@@ -12,12 +12,17 @@ constexpr double queue_at_least = 0.3;
 constexpr double queue_at_most = 0.6;
 // Windows that come back before the next look, so that one slow operation means nothing.
 constexpr std::uint64_t windows_between_looks = 4;
+constexpr Duration longest_look = std::chrono::milliseconds(500);
 // One at the store, one that has just come back, and as many on their way elsewhere.
 constexpr std::uint64_t staged_pieces = 4;
 // Longer operations gain nothing on any store.
 constexpr std::uint64_t piece_bytes_most = 16 << 20;
 // Of what is in flight: smaller changes tell nothing.
 constexpr double noticeable = 1.2;
+// As long as it takes to see what more has brought.
+constexpr std::uint32_t looks_at_a_try = 3;
+// Where operations wait long as it is, more is tried more rarely.
+constexpr std::uint32_t slow_tries = 8;
 constexpr std::uint32_t first_patience = 16;
 constexpr std::uint32_t longest_patience = 1024;
 
@@ -59,7 +64,8 @@ void Flow::note(std::uint64_t bytes, Duration latency, TimePoint now) {
   look_.latency += latency;
   look_.shortest += shortest;
   const std::uint64_t windows = found_queue_ ? windows_between_looks : 1;
-  if (look_.operations < 2 * limits_.lanes || look_.bytes < windows * window_bytes()) return;
+  const bool is_long = look_.bytes >= windows * window_bytes() || now - look_.begun >= longest_look;
+  if (look_.operations < 2 * limits_.lanes || !is_long) return;
   const std::uint64_t before = window_bytes();
   adapt(now);
   if (window_bytes() != before) changed_ = now;
@@ -77,16 +83,24 @@ void Flow::adapt(TimePoint now) {
   if (change != Change::none || seen_.window_bytes == 0) seen_ = seen;
   const bool was_full = full_.exchange(false, std::memory_order_relaxed);
   look_ = {};
-  if (patience_ > 0) --patience_;
+  // A store that has become much slower is another store.
+  if (patience_ > 0) patience_ = bandwidth < patient_bandwidth_ / 2 ? 0 : patience_ - 1;
 
   if (change == Change::less_brought_less && was_full) {
     set_window(window_before);
     seen_ = {};
     next_patience_ = std::clamp(next_patience_ * 2, first_patience, longest_patience);
     patience_ = next_patience_;
+    patient_bandwidth_ = bandwidth;
     return;
   }
+  if (change == Change::more_brought_nothing) {
+    found_queue_ = true;
+    if (tries_more_) set_window(window_before);
+    if (std::exchange(tries_more_, false)) looks_between_tries_ = std::min(2 * looks_between_tries_, longest_patience);
+  }
   const bool earned = change == Change::more_brought_more;
+  if (earned) looks_between_tries_ = first_looks_between_tries;
   // Before the first try nobody knows whether more would bring more.
   const bool untried = !found_queue_ && change == Change::none;
   if (waited < queue_at_least * latency || earned || untried) {
@@ -96,8 +110,18 @@ void Flow::adapt(TimePoint now) {
     return;
   }
   found_queue_ = true;
-  if (patience_ > 0 || waited <= queue_at_most * latency) return;
+  // What was short once, from a cache maybe, is the measure for ever; so now and then more is tried all the same.
   const double queue_time_most = std::chrono::duration<double>(limits_.queue_time_most).count();
+  const std::uint32_t looks_between = looks_between_tries_ * (waited > queue_time_most ? slow_tries : 1);
+  if (was_full && ++looks_ >= looks_between) {
+    looks_ = 0;
+    tries_more_ = true;
+    patience_ = std::max(patience_, looks_at_a_try);
+    seen_ = seen;
+    set_window(2 * std::max(window, static_cast<std::uint64_t>(seen.bytes_in_flight)));
+    return;
+  }
+  if (patience_ > 0 || waited <= queue_at_most * latency) return;
   if (waited > queue_time_most) {
     // What is in flight takes too long to come home.
     const double shorter = (latency - waited + queue_time_most) / latency;
@@ -114,8 +138,8 @@ Flow::Change Flow::change_since_last(const Seen& now) const {
   const double in_flight = now.bytes_in_flight / seen_.bytes_in_flight;
   if (in_flight > 1 / noticeable && in_flight < noticeable) return Change::none;
   const bool follows = (now.bandwidth / seen_.bandwidth - 1) / (in_flight - 1) > 0.5;
-  if (!follows) return Change::made_no_difference;
-  return in_flight > 1 ? Change::more_brought_more : Change::less_brought_less;
+  if (in_flight > 1) return follows ? Change::more_brought_more : Change::more_brought_nothing;
+  return follows ? Change::less_brought_less : Change::less_cost_nothing;
 }
 
 void Flow::set_window(std::uint64_t bytes) {

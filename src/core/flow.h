@@ -75,7 +75,15 @@ class Flow {
     double bandwidth = 0;
     double bytes_in_flight = 0;
   };
-  enum class Change : std::uint8_t { none, made_no_difference, more_brought_more, less_brought_less };
+  enum class Change : std::uint8_t {
+    none,
+    more_brought_more,
+    more_brought_nothing,
+    less_brought_less,
+    less_cost_nothing
+  };
+
+  static constexpr std::uint32_t first_looks_between_tries = 8;
 
   void adapt(TimePoint now);
   Change change_since_last(const Seen& now) const;
@@ -83,9 +91,9 @@ class Flow {
   Duration shortest_with(std::uint64_t bytes, Duration latency);
 
   const FlowLimits limits_;
-  std::atomic<std::uint64_t> window_bytes_;
+  alignas(64) std::atomic<std::uint64_t> window_bytes_;
   std::atomic<bool> full_{false};
-  std::mutex mutex_;                     // guards what follows; who finds it taken goes on without
+  alignas(64) std::mutex mutex_;         // guards what follows; who finds it taken goes on without
   std::array<Duration, 64> shortest_{};  // by the logarithm of the length; zero: none yet
   Look look_;
   TimePoint changed_;
@@ -93,6 +101,10 @@ class Flow {
   Seen seen_;                   // before what is in flight last changed noticeably
   std::uint32_t patience_ = 0;  // looks without shrinking: the last time cost bandwidth
   std::uint32_t next_patience_ = 0;
+  double patient_bandwidth_ = 0;  // when it last began to be patient
+  std::uint32_t looks_ = 0;  // since more was last tried
+  std::uint32_t looks_between_tries_ = first_looks_between_tries;
+  bool tries_more_ = false;
 };
 
 class LaneFlow {

@@ -19,9 +19,6 @@ constexpr Duration longest_sleep = std::chrono::seconds(10);
 constexpr std::uint32_t sent_at_once_most = 4;
 constexpr std::uint32_t held_back_most = 4;
 
-// Parts that can't go on are passed over, so many in a row.
-constexpr int passed_over_most = 16;
-
 // A caller who waits for one small copy looks again at once; a lane sleeps in between.
 constexpr Duration spin_time = std::chrono::microseconds(50);
 
@@ -73,7 +70,8 @@ void Lane::drive(Part& part) {
 
 bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {
   const std::unique_lock lock(worker_mutex_, std::try_to_lock);
-  if (!lock || !lane_.pieces.has_free() || !to_start_.empty() || closing_.load(std::memory_order_relaxed)) return false;
+  if (!lock || closing_.load(std::memory_order_relaxed)) return false;
+  if (!lane_.pieces.has_free() || !to_start_.empty() || has_orphans()) return false;
   cuda::Device* const gpu = request->spans[0].gpu;
   if (gpu != nullptr && !get_ready(*gpu, request->staged_toward())) return false;
   part.hold = request;
@@ -86,7 +84,12 @@ bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {
   lane_.statistics->set_in_flight(lane_.queues.in_flight(), lane_.queues.bytes_in_flight());
   // With much in flight, a few more operations lose nothing by going to the kernel together: when there are enough of
   // them, when someone waits, or when the caretaker comes by.
-  if (++held_back_ >= held_back_most || lane_.queues.in_flight() <= sent_at_once_most) collect(TimePoint::min());
+  const bool send = ++held_back_ >= held_back_most || lane_.queues.in_flight() <= sent_at_once_most;
+  if (send && lane_.copies.pending() != 0) {
+    wait_for_copies(TimePoint::min());
+  } else if (send) {
+    collect(TimePoint::min());
+  }
   wake_waiters();
   return true;
 }
@@ -164,14 +167,17 @@ void Lane::accept(Part& part, TimePoint now) {
 }
 
 void Lane::launch(TimePoint now) {
-  for (int passed_over = 0; !to_start_.empty() && launcher_.has_room();) {
+  const Part* first_passed_over = nullptr;
+  launcher_.begin_round();
+  while (!to_start_.empty() && launcher_.has_room()) {
     Part& part = to_start_.front();
+    if (&part == first_passed_over) return;
     Launch result = launcher_.start_next(part, now);
     if (result == Launch::full) return;
     if (result == Launch::waits || result == Launch::put_off) {
       if (result == Launch::put_off) next_look_ = std::min(next_look_, now + Launcher::between_tries);
+      if (first_passed_over == nullptr) first_passed_over = &part;
       to_start_.rotate();
-      if (&to_start_.front() == &part || ++passed_over == passed_over_most) return;
       continue;
     }
     const bool unit_is_started = part.unit.count == 0 && part.stage == Stage::transfer;

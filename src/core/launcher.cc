@@ -35,9 +35,23 @@ void Launcher::note_lack_of_places(const Part& part) {
   }
 }
 
+bool Launcher::has_flow(Flow& flow) {
+  if (&flow != full_ && lane_.flow.has_room(flow)) return true;
+  full_ = &flow;
+  return false;
+}
+
 Launch Launcher::start_next(Part& part, TimePoint now) {
   if (part.stage == Stage::edges) return start_edge(part, now);
   if (part.stage == Stage::flush) return start_flush(part, now);
+  // Of many parts that wait for one store, only the first is cut to find that out.
+  const bool is_planned = part.unit.count != 0 && !part.plan_each_piece && is_past_cache(part.plan.path);
+  if (is_planned && full_ != nullptr) {
+    const Request& request = *part.hold;
+    const Span& span = request.spans[part.range];
+    const bool is_counted = span.length >= Flow::counted_from_bytes;
+    if (is_counted && full_ == &request.stores[span.store].entry->flow(request.direction)) return Launch::waits;
+  }
   const auto next = cutter_.next(part);
   if (!next) return Launch::finished;
   return part.plan.path == Path::device ? start_straight(part, *next, now) : start_from_host(part, *next, now);
@@ -49,7 +63,7 @@ Launch Launcher::start_straight(Part& part, const NextPiece& next, TimePoint now
     Cutter::fail_unit(part, queue_failure_);
     return Launch::started;
   }
-  if (!lane_.flow.has_room(direct.flow(part.hold->direction))) return Launch::waits;
+  if (next.cut.length >= Flow::counted_from_bytes && !has_flow(direct.flow(part.hold->direction))) return Launch::waits;
   carrier_.begin(take(part, direct, {next.cut.length, Shape::plain}, {}), now);
   Cutter::advance(part, next.cut.length);
   return Launch::started;
@@ -82,7 +96,8 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
   // Cached bytes are copied inside poll: the next slot has to wait, or the first would not be on its way meanwhile.
   const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= slot_worth_bytes;
   if (fills_slot && lane_.slots_filling != 0) return Launch::full;
-  if (is_past_cache(part.plan.path) && !lane_.flow.has_room(entry.flow(request.direction))) return Launch::waits;
+  const bool is_counted = is_past_cache(part.plan.path) && piece.length >= Flow::counted_from_bytes;
+  if (is_counted && !has_flow(entry.flow(request.direction))) return Launch::waits;
   StagingArena::Block block;
   if (piece.shape == Shape::staged || edge_in_block) {
     const std::uint64_t alignment = part.plan.path == Path::direct ? entry.alignment(request.direction) : 1;
@@ -234,13 +249,11 @@ void Launcher::widen_to_blocks(Piece& piece, Direction direction) const {
 }
 
 void Launcher::enter_flow(Piece& piece, const Part& part) {
-  if (piece.user == nullptr) {
-    piece.flow_bytes = std::min(piece.length, lane_.environment.options.storage_chunk_bytes);
-  } else {
-    if (piece.length < Flow::counted_from_bytes) return;
-    piece.flow_bytes = piece.length;
-    if (is_past_cache(piece.op.path)) piece.flow = &piece.entry->flow(part.hold->direction);
-  }
+  if (piece.length < Flow::counted_from_bytes) return;
+  if (piece.user != nullptr && is_past_cache(piece.op.path)) piece.flow = &piece.entry->flow(part.hold->direction);
+  // Through the page cache, an operation is one that a thread waits for, however long it is.
+  const std::uint64_t chunk = lane_.environment.options.storage_chunk_bytes;
+  piece.flow_bytes = piece.flow != nullptr ? piece.length : std::min(piece.length, chunk);
   if (piece.flow != nullptr) {
     lane_.flow.begin(*piece.flow, piece.flow_bytes);
   } else {

@@ -27,6 +27,8 @@ class Launcher {
 
   // Whether it is worth asking.
   bool has_room() const { return lane_.pieces.has_free() && lane_.cached_bytes < lane_.settings.cached_bytes_most; }
+  // Before parts are asked for one after another: what was full is looked at again.
+  void begin_round() { full_ = nullptr; }
   // The part has more to start, and there are no places for it: longer operations would help, if its store likes them.
   static void note_lack_of_places(const Part& part);
   // The next piece of the part, in its present stage. REQUIRES: has_room().
@@ -44,6 +46,7 @@ class Launcher {
   // The part can't go on before no stream waits. If its own stream does, neither would ever move.
   Launch put_off(Part& part, TimePoint now) const;
   bool has_queue(std::size_t engine);
+  bool has_flow(Flow& flow);
   std::uint32_t take(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block);
   void widen_to_blocks(Piece& piece, Direction direction) const;
   void enter_flow(Piece& piece, const Part& part);
@@ -51,6 +54,7 @@ class Launcher {
   LaneResources& lane_;
   const Cutter& cutter_;
   Carrier& carrier_;
+  const Flow* full_ = nullptr;                     // found so in this round
   Code queue_failure_ = Code::engine_unavailable;  // why the last one that could not be made was not
 };
 

@@ -253,6 +253,8 @@ Status Request::find_gpus(std::span<const Range> ranges) {
     const auto* entry = MemoryMap::find(*attached, span.memory, span.length);
     if (entry != nullptr) span.key = entry->keys[direct->engine()];
   }
+  // So that the report finds it decided, of every store.
+  for (const StoreUse& use : stores) use.entry->for_device(*environment_);
   return {};
 }
 
@@ -472,7 +474,8 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   return someone_sleeps;
 }
 
-void Request::then(const std::shared_ptr<Request>& request, std::function<void()> call) {
+// The request is held here: as soon as the call is in the list, it may be made, and end whoever else holds it.
+void Request::then(std::shared_ptr<Request> request, std::function<void()> call) {
   auto waiting = std::make_unique<Waiting>(Waiting{std::move(call)});
   waiting->next = request->waiting_.load(std::memory_order_relaxed);
   while (!request->waiting_.compare_exchange_weak(waiting->next, waiting.get(), std::memory_order_seq_cst)) {
@@ -489,12 +492,15 @@ void Request::call_waiting() {
   }
 }
 
-// Before anyone learns of the end: who closes a store then, and opens it again, finds it free.
+// A kept Ticket keeps no store open. Closing may take its time, so what nobody else has is closed by the completion
+// thread; who opens it again waits for that.
 void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
   const bool has_leftovers =
       std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.to_drop.empty(); });
-  if (has_leftovers) {
-    // Nobody waits for it; what there is no memory for stays in the page cache.
+  const bool closes =
+      std::any_of(stores.begin(), stores.end(), [](const StoreUse& use) { return use.entry.use_count() == 1; });
+  if (has_leftovers || closes) {
+    // What there is no memory for stays in the page cache, or is closed here.
     static_cast<void>(or_out_of_memory([&]() -> Status {
       std::vector<std::shared_ptr<StoreEntry>> entries;
       for (const StoreUse& use : stores) entries.push_back(use.entry);

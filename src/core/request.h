@@ -250,7 +250,7 @@ class Request {
   std::uint64_t bytes_done() const;
   Report report() const;
   // As Ticket::then.
-  static void then(const std::shared_ptr<Request>& request, std::function<void()> call);
+  static void then(std::shared_ptr<Request> request, std::function<void()> call);
   // Stops the request and wakes its lanes; waits until it has ended, within reason.
   Outcome cancel();
 

@@ -1,6 +1,8 @@
 #include "core/store_entry.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "core/environment.h"
 #include "core/uri.h"
@@ -39,9 +41,24 @@ std::vector<std::string_view> all_schemes(const engine::Table& table) {
   return schemes;
 }
 
-}  // namespace
-
-namespace {
+// The store may be in use by requests that have ended: by their completion thread, which has yet to close it, or by
+// operations that nobody waits for any more.
+Result<std::unique_ptr<engine::Store>> open_when_closed(const Environment& environment, engine::Engine& engine,
+                                                        const std::string& name, const OpenOptions& options) {
+  auto store = engine.open(name, options);
+  const auto is_in_use = [&] { return !store && store.error().code == Code::in_use; };
+  if (!is_in_use()) return store;
+  const Deadlines& deadlines = environment.options.deadlines;
+  const TimePoint now = Clock::now();
+  if (!environment.completions.wait_for_posted(now + duration_from_seconds(deadlines.close_seconds))) return store;
+  store = engine.open(name, options);
+  const TimePoint deadline = now + duration_from_seconds(deadlines.cancel_grace_seconds);
+  while (is_in_use() && environment.orphans.load(std::memory_order_relaxed) != 0 && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    store = engine.open(name, options);
+  }
+  return store;
+}
 
 StoreFacts describe(const engine::Table& engines, EnginePlan plan, const StoreInfo& info) {
   StoreFacts facts{info.name, plan.engine, std::move(plan.reason)};
@@ -79,7 +96,7 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
   const auto facts = engine_facts(environment, uri->scheme);
   auto plan = plan_engine(facts, environment.options.engine, std::nullopt);
   if (!plan) return plan.error();
-  auto store = (*environment.engines)[plan->engine]->open(uri->name, options);
+  auto store = open_when_closed(environment, *(*environment.engines)[plan->engine], uri->name, options);
   if (!store) return store.error();
 
   // Where the bytes live is known only now; another engine may serve that better.

@@ -93,7 +93,7 @@ Result<std::size_t> Queue::link_to(Store& store) {
   }
   auto lane = connection->lane_of(this, event_.get(), pinned_);
   if (!lane) return std::move(lane).error();
-  Link link{connection->id(), connection, *lane, 0, {}};
+  Link link{connection->id(), connection, *lane, (*lane)->interrupt().value_or(-1), 0, {}};
   link.waiting.reserve(flights_.size());
   // Stores come and go: the place of one that is gone is taken by the next.
   for (std::size_t i = 0; i < links_.size(); ++i) {
@@ -257,18 +257,28 @@ int Queue::event() {
   }
   std::uint64_t wakes = 0;
   [[maybe_unused]] const ssize_t read = ::read(event_.get(), &wakes, sizeof wakes);
+  // Interrupts of those that have nothing to do are read by nobody.
+  for (const Link& link : links_) {
+    if (link.in_flight == 0 && link.interrupt >= 0) ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, link.interrupt, nullptr);
+  }
   for (Link& link : links_) {
     if (link.in_flight == 0) continue;
-    const auto interrupt = link.lane->interrupt();
-    if (!interrupt || !link.waiting.empty() || link.lane->missed() || !watch(*interrupt)) return -1;
+    if (link.interrupt < 0 || !watch(link.interrupt)) return -1;
     link.lane->after_sleep();
   }
   // What came after the last poll has been told already, and would not be told again.
   std::array<Done, 8> early;
   const std::size_t count = collect(early);
   ended_.insert(ended_.end(), early.begin(), early.begin() + static_cast<std::ptrdiff_t>(count));
-  if (count > 0) wake();
-  return events_.get();
+  if (count > 0) {
+    wake();
+    return events_.get();
+  }
+  // Others make room, or were in the way, and tell nobody.
+  const bool must_look = std::any_of(links_.begin(), links_.end(), [](const Link& link) {
+    return link.in_flight != 0 && (!link.waiting.empty() || link.lane->missed());
+  });
+  return must_look ? -1 : events_.get();
 }
 
 // Says whether it can be.
