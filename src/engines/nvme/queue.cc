@@ -263,6 +263,10 @@ int Queue::event() {
     if (!interrupt || !link.waiting.empty() || link.lane->missed() || !watch(*interrupt)) return -1;
     link.lane->after_sleep();
   }
+  // Also interrupts of links that have nothing in flight any more: nobody reads those.
+  std::array<epoll_event, 8> told;
+  while (::epoll_wait(events_.get(), told.data(), told.size(), 0) == static_cast<int>(told.size())) {
+  }
   // What came after the last poll has been told already, and would not be told again.
   std::array<Done, 8> early;
   const std::size_t count = collect(early);
@@ -273,7 +277,7 @@ int Queue::event() {
 
 // Says whether it can be.
 bool Queue::watch(int descriptor) {
-  epoll_event wanted{.events = EPOLLIN, .data = {}};
+  epoll_event wanted{.events = EPOLLIN | EPOLLET, .data = {}};
   return ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, descriptor, &wanted) == 0 || errno == EEXIST;
 }
 
