@@ -235,14 +235,16 @@ TEST_F(EngineQueuesTest, ignores_the_end_of_what_is_not_in_flight) {
   ToldQueue& queue = this->queue(0);
   const std::uint64_t twice = add(0);
   const std::uint64_t given_back = add(0);
-  const std::uint64_t stays = add(0);
   queues_.submit();
-  queue.room = 0;
-  const std::uint64_t unsent = add(0);
   const std::uint64_t no_place = 1000;
   queue.ended = {{.cookie = given_back}};
   collect();
   pieces_.give_back(Pieces::index_of(given_back));
+  queue.room = 1;
+  const std::uint64_t stays = add(0);
+  ASSERT_EQ(Pieces::index_of(stays), Pieces::index_of(given_back)) << "another has its place";
+  queues_.submit();
+  const std::uint64_t unsent = add(0);
   collected_.clear();
   queue.ended = {
       {.cookie = twice}, {.cookie = twice}, {.cookie = given_back}, {.cookie = unsent}, {.cookie = no_place}};
