@@ -55,7 +55,7 @@ bool Inbox::has_news() const {
 }
 
 Part* Inbox::take() {
-  return mail_.load(std::memory_order_relaxed) == nullptr ? nullptr : take_and_leave(nullptr);
+  return has_mail() ? take_and_leave(nullptr) : nullptr;
 }
 
 Part* Inbox::take_last() {
@@ -106,9 +106,9 @@ bool Inbox::sleep_on(std::span<pollfd> events, TimePoint until) {
     const timespec limit{.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
     ::ppoll(events.data(), events.size(), &limit, nullptr);
   }
-  // Who wakes the lane from now on writes nothing; but who did so may write only now, and is read the next time.
-  const bool woken = state_.exchange(State::working, std::memory_order_seq_cst) == State::working;
-  if (woken || events[0].revents != 0) {
+  state_.store(State::working, std::memory_order_relaxed);
+  // Who wakes the lane may be slow, and write when it is up already: that ends the next sleep, and no other.
+  if (events[0].revents != 0) {
     std::uint64_t wakes = 0;
     [[maybe_unused]] const ssize_t read = ::read(event_.get(), &wakes, sizeof wakes);
   }

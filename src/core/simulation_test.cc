@@ -62,6 +62,16 @@ class SimulatedRun {
     model_ = disk_.bytes();
   }
 
+  // After a failure some are left, and their memory must not go before them.
+  ~SimulatedRun() {
+    for (const Live& live : live_) live.request->stop(Code::cancelled);
+    simulation_.run_until([this] {
+      disk_.release_stuck();
+      return std::all_of(live_.begin(), live_.end(), [](const Live& live) { return live.request->ended(); }) &&
+             simulation_.is_idle();
+    });
+  }
+
   Digest go(std::uint64_t operations) {
     const TimePoint begun = Clock::now();
     while (disk_.operations() < operations && !testing::Test::HasFailure()) {
@@ -118,8 +128,7 @@ class SimulatedRun {
   }
 
   void finish(std::size_t index) {
-    Live live = std::move(live_[index]);
-    live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(index));
+    const Live& live = live_[index];
     // An operation that never comes back is found by whoever gives up.
     const TimePoint patience = Clock::now() + 5s;
     const bool ended = simulation_.run_until([&] { return live.request->ended() || Clock::now() >= patience; });
@@ -137,6 +146,7 @@ class SimulatedRun {
     }
     check(live, outcome);
     busy_[live.area] = false;
+    live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(index));
   }
 
   void check(const Live& live, Outcome outcome) {

@@ -29,9 +29,16 @@ struct Weather {
   std::uint32_t io_error = 0;
   std::uint32_t again = 0;
   std::uint32_t interrupted = 0;
-  std::uint32_t never = 0;  // comes back when Disk::release_stuck is called
+  std::uint32_t never = 0;  // as Fate
   Duration shortest = std::chrono::microseconds(50);
   Duration longest = std::chrono::milliseconds(2);
+};
+
+// What befalls an operation.
+struct Fate {
+  std::uint64_t bytes_most = UINT64_MAX;  // that it moves
+  int system_error = 0;                   // other than 0: it fails
+  bool never = false;                     // comes back when Disk::release_stuck is called
 };
 
 // What is behind the simulated engine: its bytes, and the operations of all queues that are on their way.
@@ -42,8 +49,12 @@ class SimulatedDisk {
   SimulatedDisk(std::uint64_t seed, std::size_t size_bytes, const Weather& weather)
       : random_(seed), weather_(weather), bytes_(size_bytes) {}
 
+  // From now on what befalls an operation is not drawn, but told.
+  void let_decide(std::function<Fate(const engine::Op&)> decide) { decide_ = std::move(decide); }
+
   std::vector<std::byte>& bytes() { return bytes_; }
   std::uint64_t operations() const { return operations_; }
+  std::uint64_t begun_and_ended() const { return operations_ + ended_; }
   std::uint64_t stuck() const { return stuck_; }
   void release_stuck() {
     for (OnItsWay& one : on_their_way_) {
@@ -62,18 +73,13 @@ class SimulatedDisk {
     ++operations_;
     OnItsWay one{queue, op, {.cookie = op.cookie, .route = Route::direct}, Clock::now() + time()};
     one.bytes = op.offset >= bytes_.size() ? 0 : std::min<std::uint64_t>(op.length, bytes_.size() - op.offset);
-    const std::uint32_t drawn = static_cast<std::uint32_t>(random_() % 1000);
-    std::uint32_t below = weather_.short_transfer;
-    if (drawn < below) {
-      one.bytes = random_() % std::max<std::uint64_t>(1, one.bytes / block_bytes) * block_bytes;
-      if (one.bytes == 0) one.bytes = std::min<std::uint64_t>(op.length, block_bytes);
-    } else if (drawn < (below += weather_.io_error)) {
-      fail(one, EIO);
-    } else if (drawn < (below += weather_.again)) {
-      fail(one, EAGAIN);
-    } else if (drawn < (below += weather_.interrupted)) {
-      fail(one, EINTR);
-    } else if (drawn < below + weather_.never) {
+    const Fate fate = decide_ ? decide_(op) : draw(one.bytes);
+    one.bytes = std::min(one.bytes, fate.bytes_most);
+    if (fate.system_error != 0) {
+      one.done.code = Code::io_error;
+      one.done.system_error = fate.system_error;
+    }
+    if (fate.never) {
       one.due = TimePoint::max();
       ++stuck_;
     }
@@ -94,6 +100,7 @@ class SimulatedDisk {
       one = on_their_way_.back();
       on_their_way_.pop_back();
     }
+    ended_ += count;
     return count;
   }
 
@@ -110,9 +117,17 @@ class SimulatedDisk {
     const auto spread = static_cast<std::uint64_t>((weather_.longest - weather_.shortest).count());
     return weather_.shortest + Duration(static_cast<Duration::rep>(random_() % std::max<std::uint64_t>(1, spread)));
   }
-  static void fail(OnItsWay& one, int error) {
-    one.done.code = Code::io_error;
-    one.done.system_error = error;
+  Fate draw(std::uint64_t bytes) {
+    const auto drawn = static_cast<std::uint32_t>(random_() % 1000);
+    std::uint32_t below = weather_.short_transfer;
+    if (drawn < below) {
+      const std::uint64_t blocks = random_() % std::max<std::uint64_t>(1, bytes / block_bytes);
+      return {.bytes_most = std::max<std::uint64_t>(1, blocks) * block_bytes};
+    }
+    if (drawn < (below += weather_.io_error)) return {.system_error = EIO};
+    if (drawn < (below += weather_.again)) return {.system_error = EAGAIN};
+    if (drawn < (below += weather_.interrupted)) return {.system_error = EINTR};
+    return {.never = drawn < below + weather_.never};
   }
   void move(OnItsWay& one) {
     one.done.bytes = one.bytes;
@@ -123,9 +138,11 @@ class SimulatedDisk {
 
   std::mt19937_64 random_;
   const Weather weather_;
+  std::function<Fate(const engine::Op&)> decide_;
   std::vector<std::byte> bytes_;
   std::vector<OnItsWay> on_their_way_;
   std::uint64_t operations_ = 0;
+  std::uint64_t ended_ = 0;
   std::uint64_t stuck_ = 0;
 };
 
@@ -204,14 +221,22 @@ class Simulation {
                                 .depth = options.operations_in_flight,
                                 .staging_bytes = options.staging_slot_bytes * options.staging_slots_per_lane};
     for (std::uint32_t i = 0; i < options.lanes; ++i) {
-      lanes_.push_back(std::make_shared<Lane>(environment_, settings, nullptr));
+      const auto on_stuck = [this] { return ++lanes_stuck_, replaces_lanes; };
+      lanes_.push_back(std::make_shared<Lane>(environment_, settings, on_stuck));
     }
   }
   // Everything comes home, or the lanes could not be ended.
   ~Simulation() {
     disk_.release_stuck();
-    run_until(
-        [this] { return std::none_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->busy(); }); });
+    run_until([this] { return is_idle(); });
+  }
+
+  // How often a lane asked for another to take its place. Where that is granted it is told so, and no other is made.
+  std::uint32_t lanes_stuck() const { return lanes_stuck_; }
+  bool replaces_lanes = false;
+  const std::vector<std::shared_ptr<Lane>>& lanes() const { return lanes_; }
+  bool is_idle() const {
+    return std::none_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->busy(); });
   }
 
   const std::shared_ptr<Environment>& environment() const { return environment_; }
@@ -219,10 +244,10 @@ class Simulation {
     return penstock::Store(StoreEntry::open(*environment_, "disk", {.access = Access::write}).value());
   }
 
-  std::shared_ptr<Request> submit(engine::OpKind kind, std::span<const Range> ranges) {
-    auto request =
-        Request::create(environment_, ranges, {.kind = kind, .lanes = static_cast<std::uint32_t>(lanes_.size())})
-            .value();
+  std::shared_ptr<Request> submit(engine::OpKind kind, std::span<const Range> ranges,
+                                  const RequestOptions& options = {}) {
+    const RequestSettings settings{kind, static_cast<std::uint32_t>(lanes_.size()), options};
+    auto request = Request::create(environment_, ranges, settings).value();
     for (std::size_t i = 0; i < request->parts.size(); ++i) {
       request->parts[i].lane = lanes_[next_lane_++ % lanes_.size()];
       request->parts[i].hold = request;
@@ -236,10 +261,13 @@ class Simulation {
   template <typename Holds>
   bool run_until(Holds holds) {
     while (!holds()) {
+      const std::uint64_t before = disk_.begun_and_ended();
       for (const auto& lane : lanes_) lane->try_step(TimePoint::min());
+      // What a step brings in is gone on with by the next, and in no time.
+      if (disk_.begun_and_ended() != before || holds()) continue;
       TimePoint next = disk_.next_due();
       for (const auto& lane : lanes_) next = std::min(next, lane->next_due());
-      if (next == TimePoint::max()) return holds();
+      if (next == TimePoint::max()) return false;
       if (next > Clock::now()) clock_.turn_to(next);
     }
     return true;
@@ -251,6 +279,7 @@ class Simulation {
   std::shared_ptr<Environment> environment_;
   std::vector<std::shared_ptr<Lane>> lanes_;  // shared with requests
   std::size_t next_lane_ = 0;
+  std::uint32_t lanes_stuck_ = 0;
 };
 
 }  // namespace penstock::core

@@ -93,7 +93,7 @@ Result<std::size_t> Queue::link_to(Store& store) {
   }
   auto lane = connection->lane_of(this, event_.get(), pinned_);
   if (!lane) return std::move(lane).error();
-  Link link{connection->id(), connection, *lane, (*lane)->interrupt().value_or(-1), 0, {}};
+  Link link{connection->id(), connection, *lane, 0, {}};
   link.waiting.reserve(flights_.size());
   // Stores come and go: the place of one that is gone is taken by the next.
   for (std::size_t i = 0; i < links_.size(); ++i) {
@@ -257,14 +257,15 @@ int Queue::event() {
   }
   std::uint64_t wakes = 0;
   [[maybe_unused]] const ssize_t read = ::read(event_.get(), &wakes, sizeof wakes);
-  // Interrupts of those that have nothing to do are read by nobody.
-  for (const Link& link : links_) {
-    if (link.in_flight == 0 && link.interrupt >= 0) ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, link.interrupt, nullptr);
-  }
   for (Link& link : links_) {
     if (link.in_flight == 0) continue;
-    if (link.interrupt < 0 || !watch(link.interrupt)) return -1;
+    const auto interrupt = link.lane->interrupt();
+    if (!interrupt || !watch(*interrupt)) return -1;
     link.lane->after_sleep();
+  }
+  // Also interrupts of links that have nothing in flight any more: nobody reads those.
+  std::array<epoll_event, 8> told;
+  while (::epoll_wait(events_.get(), told.data(), told.size(), 0) == static_cast<int>(told.size())) {
   }
   // What came after the last poll has been told already, and would not be told again.
   std::array<Done, 8> early;
@@ -283,7 +284,7 @@ int Queue::event() {
 
 // Says whether it can be.
 bool Queue::watch(int descriptor) {
-  epoll_event wanted{.events = EPOLLIN, .data = {}};
+  epoll_event wanted{.events = EPOLLIN | EPOLLET, .data = {}};
   return ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, descriptor, &wanted) == 0 || errno == EEXIST;
 }
 

@@ -37,7 +37,6 @@ class Queue : public engine::Queue {
     std::uint64_t connection_id = 0;
     std::weak_ptr<Connection> connection;
     Lane* lane = nullptr;
-    int interrupt = -1;                  // the lane's, if it has one
     std::size_t in_flight = 0;           // those that wait included
     std::vector<std::uint32_t> waiting;  // flights that were not sent yet, the first first
   };
