@@ -102,7 +102,7 @@ class Flow {
   std::uint32_t patience_ = 0;  // looks without shrinking: the last time cost bandwidth
   std::uint32_t next_patience_ = 0;
   double patient_bandwidth_ = 0;  // when it last began to be patient
-  std::uint32_t looks_ = 0;  // since more was last tried
+  std::uint32_t looks_ = 0;       // since more was last tried
   std::uint32_t looks_between_tries_ = first_looks_between_tries;
   bool tries_more_ = false;
 };
