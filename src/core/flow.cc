@@ -12,7 +12,7 @@ constexpr double queue_at_least = 0.3;
 constexpr double queue_at_most = 0.6;
 // Windows that come back before the next look, so that one slow operation means nothing.
 constexpr std::uint64_t windows_between_looks = 4;
-constexpr Duration longest_look = std::chrono::milliseconds(500);
+constexpr Duration longest_between_looks = std::chrono::milliseconds(500);
 // One at the store, one that has just come back, and as many on their way elsewhere.
 constexpr std::uint64_t staged_pieces = 4;
 // Longer operations gain nothing on any store.
@@ -64,7 +64,7 @@ void Flow::note(std::uint64_t bytes, Duration latency, TimePoint now) {
   look_.latency += latency;
   look_.shortest += shortest;
   const std::uint64_t windows = found_queue_ ? windows_between_looks : 1;
-  const bool is_long = look_.bytes >= windows * window_bytes() || now - look_.begun >= longest_look;
+  const bool is_long = look_.bytes >= windows * window_bytes() || now - look_.begun >= longest_between_looks;
   if (look_.operations < 2 * limits_.lanes || !is_long) return;
   const std::uint64_t before = window_bytes();
   adapt(now);
