@@ -10,19 +10,6 @@
 
 namespace penstock::test {
 
-inline constexpr bool under_thread_sanitizer =
-#if defined(__SANITIZE_THREAD__)
-    true;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-    true;
-#else
-    false;
-#endif
-#else
-    false;
-#endif
-
 using files::AttachedLoop;
 using files::make_file_system;
 using files::OwnMount;
