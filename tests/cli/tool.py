@@ -23,8 +23,10 @@ import schema
 TOOL = os.environ.get("PENSTOCK_TOOL") or str(pathlib.Path(__file__).resolve().parents[2] / "build" / "penstock")
 NOBODY = 65534
 PROMPTLY = 20  # seconds: far less than what is interrupted would take, and enough for a busy machine
-# Slow on purpose, so that there is time to interrupt it.
-SLOW = ["--engine", "posix", "--lanes", "1", "--options", '{"storage_chunk_bytes": 4096, "operations_in_flight": 1}']
+# Slow on purpose, so that there is time to interrupt it; and on a busy machine, what is stopped comes home late.
+SLOW = ["--engine", "posix", "--lanes", "1", "--options", json.dumps({
+    "storage_chunk_bytes": 4096, "operations_in_flight": 1,
+    "deadlines": {"cancel_grace_seconds": 5, "close_seconds": 10}})]
 
 
 def environment(**changes):

@@ -67,9 +67,7 @@ class EveryFileEngine : public EveryEngine {
 };
 
 inline Options small_lanes() {
-  Options options;
-  options.lanes = 2;
-  return options;
+  return {.lanes = 2, .deadlines = patient};
 }
 
 }  // namespace penstock::test

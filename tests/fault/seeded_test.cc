@@ -63,6 +63,7 @@ class SeededRun {
     options.storage_chunk_bytes = 16 << 10;
     options.staging_slot_bytes = 256 << 10;
     options.pinned_budget_bytes = 4 << 20;
+    options.deadlines = patient;
     options.deadlines.stall_seconds = 20;
     engine::Table table;
     table.push_back(fault::make_engine(std::move(inner), plan, control_));

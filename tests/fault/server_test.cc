@@ -21,7 +21,6 @@ constexpr std::size_t file_bytes = 2 << 20;
 class SilentServer : public testing::Test {
  protected:
   void SetUp() override {
-    options_.lanes = 1;
     for (const char* name : {"served", "local"}) write_file(folder_.path(name), content(1, 0, file_bytes));
   }
   void TearDown() override {
@@ -48,7 +47,7 @@ class SilentServer : public testing::Test {
     return ticket;
   }
 
-  Options options_;
+  Options options_{.lanes = 1, .deadlines = patient};
   TemporaryFolder folder_;
   std::shared_ptr<Server> server_ = std::make_shared<Server>();
   std::optional<Context> context_;

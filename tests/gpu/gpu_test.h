@@ -68,7 +68,7 @@ class GpuTest : public testing::Test {
 
   cuda::Driver* driver_ = nullptr;
   std::optional<FakeCuda> fake_;
-  Options options_;
+  Options options_{.deadlines = patient};
   TemporaryFolder folder_;
 };
 

@@ -33,11 +33,7 @@ class ContextTest : public testing::Test {
     return context.submit(Direction::read, {&range, 1}, options).value();
   }
 
-  Options options_ = [] {
-    Options options;
-    options.lanes = 2;
-    return options;
-  }();
+  Options options_{.lanes = 2, .deadlines = patient};
   TemporaryFolder folder_;
 };
 

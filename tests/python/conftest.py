@@ -34,7 +34,9 @@ def file(tmp_path, content):
 @pytest.fixture
 def slow_context():
     """Reads so slowly that there is time to interrupt it."""
-    with penstock.Context(engine="posix", lanes=1, storage_chunk_bytes=4096, operations_in_flight=1) as context:
+    deadlines = {"cancel_grace_seconds": 5, "close_seconds": 10}  # on a busy machine operations come home late
+    with penstock.Context(engine="posix", lanes=1, storage_chunk_bytes=4096, operations_in_flight=1,
+                          deadlines=deadlines) as context:
         yield context
 
 

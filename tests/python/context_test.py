@@ -307,7 +307,7 @@ def test_other_threads_run_while_one_waits(slow_context, large_file):
 
 def test_deadlines_are_timeouts(large_file):
     with penstock.Context(engine="posix", lanes=1, storage_chunk_bytes=4096, operations_in_flight=1,
-                          deadlines={"request_seconds": 0.1}) as context:
+                          deadlines={"request_seconds": 0.1, "cancel_grace_seconds": 5, "close_seconds": 10}) as context:
         with pytest.raises(TimeoutError) as caught:
             context.read_into(mmap.mmap(-1, 1 << 30), large_file)
         assert caught.value.code == "timed_out"

@@ -19,6 +19,10 @@ namespace penstock::test {
 // Whether it becomes true within ten seconds.
 bool eventually(const std::function<bool()>& condition);
 
+// For what is stopped and has to come home: on a busy machine a tenth of a second, as usual, is too short, and what is
+// still out by then is abandoned.
+inline constexpr Deadlines patient{.cancel_grace_seconds = 5, .close_seconds = 10};
+
 // While it lives, the process can't start threads.
 class NoMoreThreads {
  public:

@@ -29,7 +29,6 @@ class StraightToTheGpu : public WithFakes {
     test::evict(name_);
     cufile_.set_mode(fake_cufile_gds);
     machine_.with_nvidia_fs();
-    options_.lanes = 2;
   }
 
   Context make_context() { return make_context(machine_); }
@@ -45,7 +44,7 @@ class StraightToTheGpu : public WithFakes {
     return bytes;
   }
 
-  Options options_;
+  Options options_{.lanes = 2, .deadlines = test::patient};
   std::string name_;
 };
 
