@@ -17,19 +17,6 @@
 
 namespace penstock::test {
 
-inline constexpr bool under_thread_sanitizer =
-#if defined(__SANITIZE_THREAD__)
-    true;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-    true;
-#else
-    false;
-#endif
-#else
-    false;
-#endif
-
 // The last line that a command prints, or nothing if it fails.
 inline std::string output_of(const std::string& command) {
   std::string line;
