@@ -6,7 +6,6 @@ namespace {
 
 constexpr std::size_t load_bytes = 16 * mib;
 constexpr std::size_t small_bytes = 4096;
-constexpr int repeats = 2;
 
 class SpentBudget : public GpuTest {
  protected:
@@ -69,16 +68,14 @@ TEST_F(SpentBudget, a_small_read_leaves_a_load_its_slots_and_a_load_leaves_a_sma
   for (const Shape& shape : {Shape{4, 3, 48 * mib}, Shape{4, 2, 32 * mib}, Shape{2, 2, 16 * mib}, Shape{1, 1, mib}}) {
     choose(shape);
     if (shape.budget_bytes == mib) options_.staging_slot_bytes = mib;
-    for (int repeat = 0; repeat < repeats; ++repeat) {
-      Context small_first = make_context();
-      expect_reads(small_first, small_bytes);
-      expect_submits(small_first, small_bytes);
-      expect_reads(small_first, load_bytes);
-      Context load_first = make_context();
-      expect_reads(load_first, load_bytes);
-      expect_reads(load_first, small_bytes);
-      expect_submits(load_first, small_bytes);
-    }
+    Context small_first = make_context();
+    expect_reads(small_first, small_bytes);
+    expect_submits(small_first, small_bytes);
+    expect_reads(small_first, load_bytes);
+    Context load_first = make_context();
+    expect_reads(load_first, load_bytes);
+    expect_reads(load_first, small_bytes);
+    expect_submits(load_first, small_bytes);
   }
 }
 
@@ -86,19 +83,17 @@ TEST_F(SpentBudget, a_small_read_leaves_a_load_its_slots_and_a_load_leaves_a_sma
 TEST_F(SpentBudget, lanes_without_slots_leave_the_work_to_those_that_have_some) {
   choose({.lanes = 4, .slots = 3, .budget_bytes = 96 * mib});
   for (const std::uint64_t left : {12 * mib, 30 * mib}) {
-    for (int repeat = 0; repeat < repeats; ++repeat) {
-      Context context = make_context();
-      const auto pinned = take_pinned(context, 96 * mib - left);
-      if (!pinned) GTEST_SKIP() << "memory can't be locked here";
-      expect_reads(context, load_bytes);
-      for (int i = 0; i < 5; ++i) {
-        expect_reads(context, mib);  // one part alone has to find a lane that has slots
-        expect_reads(context, small_bytes);
-        expect_submits(context, small_bytes);
-      }
-      expect_writes(context, 8 * mib + 5);
-      expect_writes(context, 100);
+    Context context = make_context();
+    const auto pinned = take_pinned(context, 96 * mib - left);
+    if (!pinned) GTEST_SKIP() << "memory can't be locked here";
+    expect_reads(context, load_bytes);
+    for (int i = 0; i < 5; ++i) {
+      expect_reads(context, mib);  // one part alone has to find a lane that has slots
+      expect_reads(context, small_bytes);
+      expect_submits(context, small_bytes);
     }
+    expect_writes(context, 8 * mib + 5);
+    expect_writes(context, 100);
   }
 }
 
