@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <cstring>
 
 namespace penstock::cli {
 
 namespace {
+
+constexpr std::size_t buffer_bytes = 64 << 10;
 
 bool needs_escape(char c) {
   return static_cast<unsigned char>(c) < ' ' || c == '"' || c == '\\';
@@ -16,17 +17,17 @@ bool needs_escape(char c) {
 }  // namespace
 
 void JsonWriter::flush() {
-  std::fwrite(buffer_.data(), 1, used_, stdout);
-  used_ = 0;
+  std::fwrite(buffer_.data(), 1, buffer_.size(), stdout);
+  buffer_.clear();
 }
 
 void JsonWriter::add(std::string_view bytes) {
-  if (bytes.size() > buffer_.size() - used_) flush();
-  if (bytes.size() > buffer_.size()) {
+  if (buffer_.size() + bytes.size() > buffer_bytes) flush();
+  if (bytes.size() > buffer_bytes) {
     std::fwrite(bytes.data(), 1, bytes.size(), stdout);
   } else {
-    std::memcpy(buffer_.data() + used_, bytes.data(), bytes.size());
-    used_ += bytes.size();
+    if (buffer_.capacity() < buffer_bytes) buffer_.reserve(buffer_bytes);
+    buffer_ += bytes;
   }
 }
 
@@ -59,6 +60,10 @@ JsonWriter& JsonWriter::piece(std::string_view text) {
     text.remove_prefix(1);
   }
   return *this;
+}
+
+JsonWriter& JsonWriter::value(const Json& value) {
+  return raw(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 }  // namespace penstock::cli

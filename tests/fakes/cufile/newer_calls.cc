@@ -130,6 +130,72 @@ FAKE_CUFILE_EXPORT void cuFileBatchIODestroy(CfBatch batch) {
   model().batches.erase(batch);
 }
 
+FAKE_CUFILE_EXPORT CfError cuFileStreamRegister(cuda::CuStream, unsigned) {
+  const Lock lock(model().mutex);
+  return {model().injected("cuFileStreamRegister"), 0};
+}
+
+FAKE_CUFILE_EXPORT CfError cuFileStreamDeregister(cuda::CuStream) {
+  return success;
+}
+
+namespace {
+
+// Words that streams wait on, made known to CUDA once.
+std::uint32_t* next_word() {
+  constexpr std::size_t page = 4096;
+  static std::uint32_t* const words = [] {
+    auto* const made = static_cast<std::uint32_t*>(::operator new(page, std::align_val_t(page)));
+    std::memset(made, 0, page);
+    cuda_driver().api.host_register(made, page, cuda::cu_host_register_portable | cuda::cu_host_register_device_map);
+    return made;
+  }();
+  static std::size_t used = 0;
+  if (used == page / sizeof *words) std::abort();
+  return &words[used++];
+}
+
+// The stream runs up to an event, then waits for a word; a thread sees the one, moves the bytes and writes the other.
+CfError start_on_stream(const std::string& function, CfHandle handle, void* base, const std::size_t* size,
+                        const off_t* file_offset, const off_t* memory_offset, ssize_t* done, cuda::CuStream stream) {
+  const Lock lock(model().mutex);
+  if (const int number = model().injected(function)) return {number, 0};
+  const cuda::Api& api = cuda_driver().api;
+  std::uint32_t* const word = next_word();
+  cuda::CuDevicePtr address = 0;
+  cuda::CuEvent event = nullptr;
+  cuda::CuContext context = nullptr;
+  if (api.host_get_device_pointer(&address, word, 0) != cuda::cu_success) return {5011, 0};
+  if (api.event_create(&event, cuda::cu_event_disable_timing) != cuda::cu_success) return {5011, 0};
+  if (api.event_record(event, stream) != cuda::cu_success) return {5011, 0};
+  if (api.stream_wait_value(stream, address, 1, cuda::cu_wait_value_geq) != cuda::cu_success) return {5011, 0};
+  if (api.stream_get_context(stream, &context) != cuda::cu_success) return {5011, 0};
+  model().stream_threads.emplace_back([=, is_read = function == "cuFileReadAsync"] {
+    api.context_push(context);
+    while (api.event_query(event) == cuda::cu_not_ready) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    api.event_destroy(event);
+    {
+      Lock inner(model().mutex);
+      *done = model().transfer(
+          inner, {handle, static_cast<std::byte*>(base), *size, *file_offset, *memory_offset, is_read}, "stream");
+    }
+    std::atomic_ref(*word).store(1, std::memory_order_release);
+  });
+  return success;
+}
+
+}  // namespace
+
+FAKE_CUFILE_EXPORT CfError cuFileReadAsync(CfHandle handle, void* base, std::size_t* size, off_t* file_offset,
+                                           off_t* memory_offset, ssize_t* done, cuda::CuStream stream) {
+  return start_on_stream("cuFileReadAsync", handle, base, size, file_offset, memory_offset, done, stream);
+}
+
+FAKE_CUFILE_EXPORT CfError cuFileWriteAsync(CfHandle handle, void* base, std::size_t* size, off_t* file_offset,
+                                            off_t* memory_offset, ssize_t* done, cuda::CuStream stream) {
+  return start_on_stream("cuFileWriteAsync", handle, base, size, file_offset, memory_offset, done, stream);
+}
+
 FAKE_CUFILE_EXPORT CfError cuFileSetStatsLevel(int level) {
   const Lock lock(model().mutex);
   if (level < 0 || level > 3) return {5022, 0};
