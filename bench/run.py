@@ -298,6 +298,47 @@ def nanoseconds_per_range(setup, range_bytes, count, destinations):
         return sample["seconds"] / sample["operations"] * 1e9
 
 
+def far(setup, latency_ms, *arguments, **options):
+    return Program([setup.program("bench_far"), "--latency-ms", latency_ms, "--options", json.dumps(options),
+                    "--size", 256 * MIB if setup.quick else GIB, *arguments])
+
+
+def row_far(setup):
+    """A store that answers after a fixed time, however much is asked of it, against what is allowed in flight over that
+    time, or what the same store gives at once where that is less."""
+    rows = []
+    with far(setup, 0) as near:
+        near.ask("run 1")
+        at_once = [harness.bytes_per_second(near.ask("run 1")) for _ in range(3)]
+    for latency_ms in (1, 20, 100, 500):
+        with far(setup, latency_ms) as program:
+            # After twenty latencies it has learnt how much there should be in flight.
+            program.ask(f"run {20 * latency_ms / 1e3}")
+            rounds = [harness.bytes_per_second(program.ask(f"run {max(1, 8 * latency_ms / 1e3)}"))
+                      for _ in range(3)]
+            setup.check(f"a store of {latency_ms} ms", program)
+            allowed = program.ready["options"]["bytes_in_flight"] / (latency_ms / 1e3)
+        most = min(allowed, statistics.median(at_once))
+        rows.append(gpu_rows.figure(f"a store of {latency_ms} ms, of {most / 1e9:.2f} GB/s at most",
+                                    [speed / most for speed in rounds], "plain", 0.9))
+    return {"rows": rows, "at_once": at_once}
+
+
+def row_two_engines(setup):
+    """Single reads of 256 KiB of a cached file by the lane that is busy with another engine, against the lane alone."""
+    harness.make_cached(setup.small_file)
+    with contextlib.ExitStack() as stack:
+        alone, busy = (stack.enter_context(far(setup, 20, "--file", setup.small_file, *flags, lanes=1))
+                       for flags in ([], ["--busy"]))
+        ratios = []
+        for _ in range(setup.rounds):
+            once = {name: program.ask("small 1")["p50_seconds"] for name, program in
+                    (("alone", alone), ("busy", busy))}
+            ratios.append(once["busy"] / once["alone"])
+    return {"rows": [gpu_rows.figure("p50 of single reads of 256 KiB beside a busy engine, to that alone", ratios, "plain",
+                                     1.2, True)]}
+
+
 def row_start(setup):
     """From the start of a process to the end of its first load, with set-up: nothing is warm but the page cache."""
     rows = []
@@ -327,7 +368,7 @@ def start_and_load(setup, starter, prepare):
 # Each with the seconds that it is expected to take, where that matters: with a time limit.
 ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "random": (row_random, 0), "fuse": (row_fuse, 0),
         "fuse-direct": (row_fuse_direct, 0), "memory": (row_memory, 0), "ranges": (row_ranges, 0),
-        "start": (row_start, 0)}
+        "far": (row_far, 0), "two-engines": (row_two_engines, 0), "start": (row_start, 0)}
 
 
 def expected_seconds(setup, rows):

@@ -29,9 +29,23 @@
 
 namespace penstock {
 
+// Part of a store: so many bytes from an offset, or all that there are from there.
+struct Extent {
+  static constexpr std::uint64_t to_the_end = UINT64_MAX;
+
+  std::uint64_t offset = 0;
+  std::uint64_t length = to_the_end;
+};
+
+// What was read into memory of its own, and how.
+struct Loaded {
+  Buffer buffer;
+  Report report;
+};
+
 class PENSTOCK_EXPORT Context {
  public:
-  // Reads the environment (PENSTOCK_ENGINE, PENSTOCK_LOG), probes the engines; starts no thread.
+  // Reads the environment (PENSTOCK_ENGINE, PENSTOCK_LOG). Starts no thread; engines are probed when they are needed.
   static Result<Context> create(const Options& options = {});
 
   Context(Context&&) noexcept;
@@ -58,6 +72,9 @@ class PENSTOCK_EXPORT Context {
   // Synchronous transfers. A small one on a local store runs on the caller's thread.
   Report read(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options = {});
   Report write(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options = {});
+  // Opens a store, allocates memory, and reads into it. An error where any of that fails; what was read by then is
+  // lost.
+  Result<Loaded> read(std::string_view name, Extent extent, Domain domain, const RequestOptions& options = {});
   // Makes a range read as zeros, with as little moved as the store can do it with. As a write of zeros otherwise: also
   // where no whole block is filled, and beyond the end of a file. No bytes take a route, so Report::routes has none.
   Report zero(const Store& store, std::uint64_t offset, std::uint64_t length, const RequestOptions& options = {});

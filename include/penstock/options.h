@@ -34,9 +34,11 @@ struct PENSTOCK_EXPORT Options {
   std::vector<Route> allowed_routes;  // empty: all but cufile_compat and cufile_unknown
   std::string engine;                 // empty: the planner chooses; PENSTOCK_ENGINE overrides
   Cache cache = Cache::automatic;
-  std::uint32_t lanes = 0;                      // 0: usable CPUs, at most 16
-  std::uint32_t operations_in_flight = 64;      // per lane
-  std::uint64_t storage_chunk_bytes = 1 << 20;  // the largest single storage operation
+  std::uint32_t lanes = 0;                       // 0: usable CPUs, at most 16
+  std::uint32_t operations_in_flight = 64;       // per lane
+  std::uint32_t operations_in_flight_total = 0;  // over all lanes, which share it equally; 0: no such limit
+  std::uint64_t bytes_in_flight = 512 << 20;     // past the page cache, of one device, over all lanes
+  std::uint64_t storage_chunk_bytes = 1 << 20;   // a usual storage operation
   std::uint64_t staging_slot_bytes = 4 << 20;
   std::uint32_t staging_slots_per_lane = 3;
   std::uint64_t prefetch_window_bytes = 64 << 20;  // the most that one prefetch call starts

@@ -1,6 +1,7 @@
 // The whole public API.
 #pragma once
 
+#include "penstock/await.h"
 #include "penstock/buffer.h"
 #include "penstock/capture_mode.h"
 #include "penstock/checksum.h"

@@ -125,6 +125,11 @@ class PENSTOCK_EXPORT Ticket {
   static bool wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds time);
   // What is known now; complete once the request has ended.
   Report report() const;
+  // Calls it once, on the Context's completion thread, when the request has ended; at once if it has. (Here and now
+  // where there is no such thread: for an empty Ticket, in a forked child, after the Context.) It may submit; it must
+  // not wait, and not throw. A small request that nobody waits for may end a millisecond later than it could, unless it
+  // was given a callback.
+  void then(std::function<void()> call) const;
   // Asks the request to end; waits until it has, at most the cancel grace and a little. Ends it as cancelled, or as
   // abandoned if operations don't come home, unless it was done first.
   Outcome cancel();

@@ -34,7 +34,9 @@ struct PENSTOCK_EXPORT Statistics {
   std::uint64_t requests_failed = 0;    // failed, cancelled or abandoned
   std::uint64_t pinned_bytes = 0;       // of the budget, now
   std::uint64_t lanes_replaced = 0;
-  std::uint64_t quarantined_bytes = 0;  // memory that abandoned operations may still touch, now
+  std::uint64_t quarantined_bytes = 0;     // memory that abandoned operations may still touch, now
+  std::uint64_t operations_in_flight = 0;  // that engines have, now
+  std::uint64_t bytes_in_flight = 0;       // of those
 
   std::string to_json(int indent = -1) const;
   // Code::invalid_argument for anything that to_json would not write.

@@ -56,6 +56,7 @@ struct StoreInfo {
   std::string name;  // the path or URI that was opened
   StoreKind kind = StoreKind::file;
   Locality locality = Locality::local;
+  std::string device;       // what holds the bytes ("259:1"), maybe with those of other stores; empty: not known
   std::string file_system;  // "ext4", "tmpfs", "nfs", "fuse"; for block devices "block"
   std::uint64_t size_bytes = 0;
   std::uint32_t block_bytes = 0;  // the logical block: what LBAs count

@@ -302,6 +302,24 @@ Report Context::write(const Store& store, std::uint64_t offset, Region memory, c
   return transfer(Direction::write, {&range, 1}, options);
 }
 
+Result<Loaded> Context::read(std::string_view name, Extent extent, Domain domain, const RequestOptions& options) {
+  auto store = open(name);
+  if (!store) return std::move(store).error();
+  const auto size_bytes = store->size_bytes();
+  if (!size_bytes) return size_bytes.error();
+  const bool to_the_end = extent.length == Extent::to_the_end;
+  if (extent.offset > *size_bytes || (!to_the_end && extent.length > *size_bytes - extent.offset)) {
+    return Error{Code::out_of_range, 0,
+                 std::string(name) + " has " + std::to_string(*size_bytes) + " bytes: there is no such range",
+                 "ask for bytes within the store's size"};
+  }
+  auto buffer = allocate(domain, to_the_end ? *size_bytes - extent.offset : extent.length);
+  if (!buffer) return std::move(buffer).error();
+  Report report = read(*store, extent.offset, buffer->region(), options);
+  if (!report.ok()) return *std::move(report.error);
+  return Loaded{std::move(*buffer), std::move(report)};
+}
+
 Report Context::transfer(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
   return Impl::run(impl_.get(), kind_of(direction), ranges, options);
 }

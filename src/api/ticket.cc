@@ -83,6 +83,13 @@ Report Ticket::report() const {
   }
   return report;
 }
+void Ticket::then(std::function<void()> call) const {
+  if (!request_ || request_->environment().fork_guard.in_child()) {
+    call();
+  } else {
+    core::Request::then(request_, std::move(call));
+  }
+}
 Outcome Ticket::cancel() {
   return !request_ || is_left_behind(*request_) ? outcome() : request_->cancel();
 }

@@ -1,6 +1,7 @@
-// The one clock, which is monotonic, and the time that a thread has worked.
+// The one clock, which is monotonic and which tests can turn, and the time that a thread has worked.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <ctime>
 #include <string>
@@ -9,9 +10,37 @@
 
 namespace penstock {
 
-using Clock = std::chrono::steady_clock;
-using TimePoint = Clock::time_point;
-using Duration = Clock::duration;
+using TimePoint = std::chrono::steady_clock::time_point;
+using Duration = std::chrono::steady_clock::duration;
+
+class Clock {
+ public:
+  static TimePoint now() {
+    const std::atomic<Duration>* const turned = turned_.load(std::memory_order_relaxed);
+    return turned == nullptr ? std::chrono::steady_clock::now() : TimePoint(turned->load(std::memory_order_relaxed));
+  }
+
+ private:
+  friend class TurnedClock;
+  static inline std::atomic<const std::atomic<Duration>*> turned_{nullptr};
+};
+
+// While it lives, it is the process's clock, and stands still unless it is turned. For tests in which nothing sleeps:
+// the kernel keeps its own time.
+class TurnedClock {
+ public:
+  TurnedClock() { Clock::turned_.store(&since_start_); }
+  ~TurnedClock() { Clock::turned_.store(nullptr); }
+  TurnedClock(const TurnedClock&) = delete;
+  TurnedClock& operator=(const TurnedClock&) = delete;
+
+  // REQUIRES: time does not go back.
+  void turn_to(TimePoint time) { since_start_.store(time.time_since_epoch()); }
+  void turn_by(Duration time) { turn_to(Clock::now() + time); }
+
+ private:
+  std::atomic<Duration> since_start_{std::chrono::steady_clock::now().time_since_epoch()};
+};
 
 // Less than nothing, and what is no number, are no time at all; what no clock counts to is Duration::max().
 inline Duration duration_from_seconds(double seconds) {
@@ -34,6 +63,12 @@ inline TimePoint time_after(TimePoint begin, Duration time) {
 inline double seconds_between(TimePoint begin, TimePoint end) {
   return std::chrono::duration<double>(end - begin).count();
 }
+
+// What something took, by the clock and of a CPU.
+struct Spent {
+  Duration time{};
+  double cpu_seconds = 0;
+};
 
 inline double thread_cpu_seconds() {
   std::timespec now{};

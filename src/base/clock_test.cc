@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <thread>
 
 namespace penstock {
 namespace {
@@ -38,6 +39,41 @@ TEST(Clock, refuses_seconds_that_nobody_can_mean) {
   }
   EXPECT_TRUE(check_seconds("patience", 0).ok());
   EXPECT_TRUE(check_seconds("patience", 3600).ok());
+}
+
+TEST(TurnedClock, begins_now_and_stands_still_until_it_is_turned) {
+  const TimePoint before = Clock::now();
+  TurnedClock clock;
+  const TimePoint begun = Clock::now();
+  EXPECT_GE(begun, before);
+  while (std::chrono::steady_clock::now() <= begun) {
+  }
+  EXPECT_EQ(Clock::now(), begun);
+  clock.turn_by(std::chrono::hours(1));
+  EXPECT_EQ(Clock::now(), begun + std::chrono::hours(1));
+  clock.turn_to(begun + std::chrono::hours(3));
+  EXPECT_EQ(Clock::now(), begun + std::chrono::hours(3));
+  clock.turn_by(Duration::zero());
+  EXPECT_EQ(Clock::now(), begun + std::chrono::hours(3));
+}
+
+TEST(TurnedClock, is_the_clock_of_all_threads) {
+  TurnedClock clock;
+  clock.turn_by(std::chrono::hours(1));
+  TimePoint seen;
+  std::thread([&] { seen = Clock::now(); }).join();
+  EXPECT_EQ(seen, Clock::now());
+}
+
+TEST(TurnedClock, gives_the_clock_back_when_it_ends) {
+  {
+    TurnedClock clock;
+    clock.turn_by(std::chrono::hours(1000));
+  }
+  const TimePoint before = std::chrono::steady_clock::now();
+  const TimePoint now = Clock::now();
+  EXPECT_GE(now, before);
+  EXPECT_LE(now, std::chrono::steady_clock::now());
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ struct Total {
   }
 };
 
-std::map<std::string, Total> totals_by_type(const Model& model) {
-  std::map<std::string, Total> totals;
+std::map<std::string_view, Total> totals_by_type(const Model& model) {
+  std::map<std::string_view, Total> totals;
   for (const TensorInfo& tensor : model.tensors()) totals[type_name(tensor)].add(tensor);
   return totals;
 }
@@ -50,6 +50,28 @@ std::uint64_t alignment_of(const TensorInfo& tensor) {
 bool is_misaligned(const TensorInfo& tensor, std::uint64_t alignment) {
   return tensor.size_bytes != 0 && tensor.offset % alignment != 0;
 }
+
+// What takes memory. It is made before anything is written: were there none left in the middle, the error would follow
+// half an object.
+struct Front {
+  Front(const Model& model, const InspectFlags& flags)
+      : paths(json_text(flags.paths)),
+        formats(json_text(cli::formats(model))),
+        warnings(json_text(model.warnings())),
+        totals(totals_by_file(model)) {
+    Json list = Json::array();
+    for (const auto& [type, total] : totals_by_type(model)) {
+      list.push_back({{"type", type}, {"tensors", total.tensors}, {"bytes", total.bytes}});
+    }
+    types = json_text(list);
+    for (const ModelFile& file : model.files()) file_paths.push_back(json_text(file.path));
+  }
+
+  // As JSON.
+  std::string paths, formats, warnings, types;
+  std::vector<std::string> file_paths;
+  std::vector<Total> totals;  // by file
+};
 
 // Writes what `each` writes of every tensor, and the commas between.
 template <typename Each>
@@ -81,15 +103,15 @@ void write_metadata(JsonWriter& json, const ModelFile& file) {
   json.raw("}");
 }
 
-void write_files(JsonWriter& json, const Model& model) {
-  const std::vector<Total> totals = totals_by_file(model);
+void write_files(JsonWriter& json, const Model& model, const Front& front) {
   json.raw("[");
-  for (std::size_t i = 0; i < totals.size(); ++i) {
+  for (std::size_t i = 0; i < model.files().size(); ++i) {
     const ModelFile& file = model.files()[i];
-    json.raw(i == 0 ? "{\"path\":" : ",{\"path\":").value(file.path);
+    const Total& total = front.totals[i];
+    json.raw(i == 0 ? "{\"path\":" : ",{\"path\":").raw(front.file_paths[i]);
     json.raw(",\"format\":").text(model_format_name(file.format)).raw(",\"size_bytes\":").number(file.size_bytes);
-    json.raw(",\"data_offset\":").number(file.data_offset).raw(",\"tensors\":").number(totals[i].tensors);
-    json.raw(",\"tensor_bytes\":").number(totals[i].bytes).raw(",\"metadata\":");
+    json.raw(",\"data_offset\":").number(file.data_offset).raw(",\"tensors\":").number(total.tensors);
+    json.raw(",\"tensor_bytes\":").number(total.bytes).raw(",\"metadata\":");
     write_metadata(json, file);
     json.raw("}");
   }
@@ -118,34 +140,32 @@ void write_tensors(JsonWriter& json, const Model& model) {
 
 // Headers may have a hundred megabytes, so what follows them is not made before it is written.
 void write_model(const Model& model, const InspectFlags& flags) {
-  Json types = Json::array();
-  for (const auto& [type, total] : totals_by_type(model)) {
-    types.push_back({{"type", type}, {"tensors", total.tensors}, {"bytes", total.bytes}});
-  }
+  const Front front(model, flags);
   JsonWriter json;
-  json.raw("{\"schema\":\"penstock.inspect/1\",\"paths\":").value(flags.paths);
-  json.raw(",\"formats\":").value(formats(model)).raw(",\"bytes\":").number(model.size_bytes());
+  json.raw("{\"schema\":\"penstock.inspect/1\",\"paths\":").raw(front.paths);
+  json.raw(",\"formats\":").raw(front.formats).raw(",\"bytes\":").number(model.size_bytes());
   json.raw(",\"tensor_count\":").number(model.tensors().size());
-  json.raw(",\"types\":").value(types).raw(",\"warnings\":").value(model.warnings());
+  json.raw(",\"types\":").raw(front.types).raw(",\"warnings\":").raw(front.warnings);
   json.raw(",\"misaligned_256\":");
   write_misaligned(json, model, 256);
   json.raw(",\"misaligned_4096\":");
   write_misaligned(json, model, 4096);
   json.raw(",\"files\":");
-  write_files(json, model);
+  write_files(json, model, front);
   json.raw(",\"tensors\":");
   if (flags.tensors.value_or(true)) {
     write_tensors(json, model);
   } else {
     json.raw("null");
   }
-  json.raw("}\n");
+  json.raw("}\n").finish();
 }
 
 std::string format_shape(const std::vector<std::uint64_t>& shape) {
-  std::string text;
-  for (const std::uint64_t length : shape) text += (text.empty() ? "" : " x ") + std::to_string(length);
-  return text.empty() ? "scalar" : text;
+  if (shape.empty()) return "scalar";
+  std::string text = std::to_string(shape[0]);
+  for (const std::uint64_t length : std::span(shape).subspan(1)) (text += " x ") += std::to_string(length);
+  return text;
 }
 
 // The beginning of a value, and how long it is.
@@ -226,8 +246,10 @@ void print_tensors(const Output& output, const Model& model) {
     row[1] = type_name(tensor);
     row[2] = format_shape(tensor.shape);
     row[3] = format_bytes(tensor.size_bytes);
-    row[4] = (has_files ? "file " + std::to_string(tensor.file + 1) + " at " : "at ") + std::to_string(tensor.offset);
-    row[5] = "aligned to " + std::to_string(alignment_of(tensor));
+    row[4] = has_files ? "file " + std::to_string(tensor.file + 1) + " at " : "at ";
+    row[4] += std::to_string(tensor.offset);
+    row[5] = "aligned to ";
+    row[5] += std::to_string(alignment_of(tensor));
   });
 }
 
@@ -251,7 +273,7 @@ void print_kinds(const Output& output, const Model& model) {
   std::vector<Kind> kinds;  // in the order of the model
   std::unordered_map<std::size_t, std::size_t> places;
   for (const TensorInfo& tensor : model.tensors()) {
-    const Kind kind{kind_of(tensor.name), type_name(tensor), format_shape(tensor.shape), {}};
+    const Kind kind{kind_of(tensor.name), std::string(type_name(tensor)), format_shape(tensor.shape), {}};
     const std::size_t hash = std::hash<std::string>()(kind.name + '\n' + kind.type + '\n' + kind.shape);
     const auto [place, is_new] = places.try_emplace(hash, places.size());
     if (is_new && kinds.size() < lines_on_terminal) kinds.push_back(kind);

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <cstring>
 
 namespace penstock::cli {
 
 namespace {
-
-constexpr std::size_t buffer_bytes = 64 << 10;
 
 bool needs_escape(char c) {
   return static_cast<unsigned char>(c) < ' ' || c == '"' || c == '\\';
@@ -17,17 +16,17 @@ bool needs_escape(char c) {
 }  // namespace
 
 void JsonWriter::flush() {
-  std::fwrite(buffer_.data(), 1, buffer_.size(), stdout);
-  buffer_.clear();
+  std::fwrite(buffer_.data(), 1, used_, stdout);
+  used_ = 0;
 }
 
 void JsonWriter::add(std::string_view bytes) {
-  if (buffer_.size() + bytes.size() > buffer_bytes) flush();
-  if (bytes.size() > buffer_bytes) {
+  if (bytes.size() > buffer_.size() - used_) flush();
+  if (bytes.size() > buffer_.size()) {
     std::fwrite(bytes.data(), 1, bytes.size(), stdout);
   } else {
-    if (buffer_.capacity() < buffer_bytes) buffer_.reserve(buffer_bytes);
-    buffer_ += bytes;
+    std::memcpy(buffer_.data() + used_, bytes.data(), bytes.size());
+    used_ += bytes.size();
   }
 }
 
@@ -60,10 +59,6 @@ JsonWriter& JsonWriter::piece(std::string_view text) {
     text.remove_prefix(1);
   }
   return *this;
-}
-
-JsonWriter& JsonWriter::value(const Json& value) {
-  return raw(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 }  // namespace penstock::cli

@@ -28,8 +28,8 @@ std::vector<std::string> formats(const Model& model) {
   return names;
 }
 
-std::string type_name(const TensorInfo& tensor) {
-  return tensor.quantization.empty() ? std::string(dtype_name(tensor.dtype)) : std::string(tensor.quantization);
+std::string_view type_name(const TensorInfo& tensor) {
+  return tensor.quantization.empty() ? dtype_name(tensor.dtype) : tensor.quantization;
 }
 
 std::string count_of(std::size_t count, const std::string& thing) {

@@ -19,7 +19,7 @@ Result<Model> open_model(std::span<const std::string> names);
 // Each format of its files once.
 std::vector<std::string> formats(const Model& model);
 // The type that its values really have: a quantized one by its own name.
-std::string type_name(const TensorInfo& tensor);
+std::string_view type_name(const TensorInfo& tensor);  // a constant
 // "1 tensor", "2 tensors"
 std::string count_of(std::size_t count, const std::string& thing);
 

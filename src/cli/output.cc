@@ -48,12 +48,18 @@ std::optional<std::size_t> terminal_columns(int fd) {
 }
 
 // Names of files and tensors may hold control characters, also those of two bytes, which a terminal would obey.
+void make_printable(std::string& text) {
+  const auto is_control = [](unsigned char c) { return c < ' ' || c == 0x7f; };
+  // Counting goes many bytes at a time, and mostly that is all.
+  if (std::ranges::count_if(text, is_control) != 0) std::ranges::replace_if(text, is_control, '?');
+  for (std::size_t at = 0; (at = text.find('\xc2', at)) != std::string::npos; ++at) {
+    if (at + 1 < text.size() && static_cast<unsigned char>(text[at + 1]) < 0xa0) text.replace(at, 2, "?");
+  }
+}
+
 std::string printable(std::string_view text) {
   std::string result(text);
-  std::replace_if(result.begin(), result.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, '?');
-  for (std::size_t at = 0; (at = result.find('\xc2', at)) != std::string::npos; ++at) {
-    if (at + 1 < result.size() && static_cast<unsigned char>(result[at + 1]) < 0xa0) result.replace(at, 2, "?");
-  }
+  make_printable(result);
   return result;
 }
 
@@ -90,8 +96,9 @@ std::string wrap(std::string_view text, std::size_t indent, std::size_t columns)
   return result + std::string(text);
 }
 
-void print(std::FILE* stream, const std::string& line) {
-  std::fputs((line + "\n").c_str(), stream);
+void print(std::FILE* stream, std::string line) {
+  line += '\n';
+  std::fwrite(line.data(), 1, line.size(), stream);
 }
 
 Json failures_json(const Report& report) {
@@ -203,9 +210,12 @@ Output::Output(const OutputFlags& flags)
       utf8_(std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0),
       painted_(may_paint(STDOUT_FILENO)) {}
 
+std::string json_text(const Json& value) {
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 void Output::object(const Json& value) const {
-  // File names need not be UTF-8; JSON must be.
-  print(stdout, value.dump(-1, ' ', false, Json::error_handler_t::replace));
+  print(stdout, json_text(value));
 }
 
 std::string Output::paint(std::string_view text, std::string_view code) const {
@@ -259,16 +269,21 @@ void Output::table(std::size_t count, const std::function<void(std::size_t, std:
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns_of(row[i]));
   }
   const bool fits = std::accumulate(widths.begin(), widths.end(), gap * widths.size()) <= columns_;
+  std::string line;  // one for all, as the row is: there may be millions
   for (std::size_t index = 0; index < count; ++index) {
     make(index, row);
-    std::string line;
+    line.clear();
     for (std::size_t i = 0; i < row.size(); ++i) {
       line += row[i];
       const std::size_t width = i < widths.size() ? widths[i] : 0;
       const std::size_t rest = width - std::min(width, columns_of(row[i]));
       if (i + 1 < row.size()) line.append(fits ? rest + gap : 1, ' ');
     }
-    print(stdout, "  " + wrap(printable(line), 2 * gap, columns_));
+    make_printable(line);
+    if (columns_ != unlimited_columns) line = wrap(line, 2 * gap, columns_);
+    line += '\n';
+    std::fputs("  ", stdout);
+    std::fwrite(line.data(), 1, line.size(), stdout);
   }
 }
 

@@ -63,6 +63,8 @@ struct Transfer {
   std::optional<Verified> verified;
 };
 
+// In one line. File names need not be UTF-8; JSON must be.
+std::string json_text(const Json& value);
 Json error_json(const Error& error);
 
 // Whether colours and the like are welcome there: a terminal that understands them, and no NO_COLOR.

@@ -66,6 +66,10 @@ void add_process(const Published& now, const Published* before, double seconds, 
       "  " + std::to_string(now.statistics.requests) + " requests" +
       (now.statistics.requests_failed == 0 ? "" : ", " + std::to_string(now.statistics.requests_failed) + " failed") +
       ", " + format_bytes(now.statistics.pinned_bytes) + " pinned" +
+      (now.statistics.operations_in_flight == 0
+           ? ""
+           : ", " + format_bytes(now.statistics.bytes_in_flight) + " in flight in " +
+                 std::to_string(now.statistics.operations_in_flight) + " operations") +
       (now.statistics.quarantined_bytes == 0 ? ""
                                              : ", " + format_bytes(now.statistics.quarantined_bytes) + " quarantined"));
 }

@@ -1,5 +1,6 @@
 #include "core/completion_thread.h"
 
+#include <future>
 #include <system_error>
 #include <utility>
 
@@ -43,6 +44,14 @@ bool CompletionThread::ensure_thread() {
   } catch (const std::bad_alloc&) {
     return false;
   }
+}
+
+bool CompletionThread::wait_for_posted(TimePoint deadline) {
+  if (inside) return false;
+  auto run = std::make_shared<std::promise<void>>();
+  const std::future<void> has_run = run->get_future();
+  post([run] { run->set_value(); });
+  return has_run.wait_until(deadline) == std::future_status::ready;
 }
 
 void CompletionThread::close() {

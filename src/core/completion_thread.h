@@ -11,6 +11,8 @@
 #include <mutex>
 #include <thread>
 
+#include "base/clock.h"
+
 namespace penstock::core {
 
 class CompletionThread {
@@ -21,6 +23,8 @@ class CompletionThread {
   CompletionThread& operator=(const CompletionThread&) = delete;
 
   void post(std::function<void()> action);
+  // Waits until what was posted by now has run; false if it has not by then, or this is that thread.
+  bool wait_for_posted(TimePoint deadline);
   // Runs what was posted, then ends the thread. Later posts run on the thread that posts them.
   void close();
   // Whether the caller is inside a callback of any Context: there it must not wait.

@@ -4,21 +4,15 @@ namespace penstock::core {
 
 namespace {
 
-std::vector<engine::Probe> probe_all(const engine::Table& table) {
-  std::vector<engine::Probe> probes;
-  for (const auto& engine : table) probes.push_back(engine->probe());
-  return probes;
+// An engine that reaches GPUs by a route that isn't allowed is left alone.
+bool is_used(const engine::Engine& engine, const engine::Probe& probe, RouteSet allowed) {
+  const auto& route = probe.device_route;
+  return probe.available && (!engine.description().reaches_device || (route && (allowed & route_bit(*route)) != 0));
 }
 
-// Those that memory is attached to. An engine that reaches GPUs by a route that isn't allowed is left alone.
-std::vector<engine::Engine*> in_use(const engine::Table& table, const std::vector<engine::Probe>& probes,
-                                    RouteSet allowed) {
+std::vector<engine::Engine*> pointers(const engine::Table& table) {
   std::vector<engine::Engine*> engines;
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    const auto& route = probes[i].device_route;
-    const bool wanted = !table[i]->description().reaches_device || (route && (allowed & route_bit(*route)) != 0);
-    engines.push_back(probes[i].available && wanted ? table[i].get() : nullptr);
-  }
+  for (const auto& engine : table) engines.push_back(engine.get());
   return engines;
 }
 
@@ -34,11 +28,19 @@ Environment::Environment(std::shared_ptr<const engine::Table> table, const Optio
     : engines(std::move(table)),
       machine(detected),
       options(chosen.resolved(detected)),
-      probes(probe_all(*engines)),
+      probes(*engines),
       pinned(std::make_shared<memory::Budget>(options.pinned_budget_bytes)),
-      memory(in_use(*engines, probes, route_set(options.allowed_routes))),
+      memory(pointers(*engines),
+             [this](std::size_t engine) {
+               return is_used(*(*engines)[engine], probes[engine], route_set(options.allowed_routes));
+             }),
       device_memory(options.device_budget_bytes),
       statistics(names(*engines)),
-      traces(options.trace_events) {}
+      traces(options.trace_events),
+      flows({.most_bytes = options.bytes_in_flight,
+             .chunk_bytes = options.storage_chunk_bytes,
+             .lanes = options.lanes,
+             .operations = options.operations_in_flight,
+             .queue_time_most = duration_from_seconds(options.deadlines.cancel_grace_seconds) / 2}) {}
 
 }  // namespace penstock::core

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,8 @@
 #include "core/completion_thread.h"
 #include "core/device_memory.h"
 #include "core/end_signal.h"
+#include "core/flow.h"
 #include "core/memory_map.h"
-#include "core/staged_window.h"
 #include "core/statistics.h"
 #include "core/stream_gate.h"
 #include "core/trace.h"
@@ -23,26 +24,49 @@
 
 namespace penstock::core {
 
+// Probes: whether engines work here, found out when somebody first wants to know.
+//
+// Thread safety: any thread. Lifetime: shorter than the table's.
+class Probes {
+ public:
+  explicit Probes(const engine::Table& engines)
+      : engines_(engines), known_(std::make_unique<Known[]>(engines.size())) {}
+
+  const engine::Probe& operator[](std::size_t engine) const {
+    Known& known = known_[engine];
+    std::call_once(known.once, [&] { known.probe = engines_[engine]->probe(); });
+    return known.probe;
+  }
+
+ private:
+  struct Known {
+    std::once_flag once;
+    engine::Probe probe;
+  };
+  const engine::Table& engines_;
+  const std::unique_ptr<Known[]> known_;  // by engine
+};
+
 struct Environment {
   Environment(std::shared_ptr<const engine::Table> table, const Options& chosen, const Machine& detected);
 
   ForkGuard fork_guard;
   const std::shared_ptr<const engine::Table> engines;
   const Machine machine;
-  const Options options;                    // resolved
-  const std::vector<engine::Probe> probes;  // by engine
+  const Options options;  // resolved
+  const Probes probes;
   const std::shared_ptr<memory::Budget> pinned;
   MemoryMap memory;
   DeviceMemory device_memory;
   StatisticsHub statistics;
   TraceHub traces;
-  CompletionThread completions;
+  mutable CompletionThread completions;
   EndSignal ends;
   StreamGate streams;
-  ShortestLatency shortest_local;  // past the page cache, on the way through staging memory
-  ShortestLatency shortest_remote;
+  const Flows flows;
   std::atomic<std::uint64_t> lanes_replaced{0};
-  std::atomic<std::uint64_t> quarantined_bytes{0};  // that orphans may still touch
+  std::atomic<std::uint64_t> orphans{0};            // of all lanes
+  std::atomic<std::uint64_t> quarantined_bytes{0};  // that they may still touch
 };
 
 }  // namespace penstock::core

@@ -14,10 +14,8 @@ namespace penstock::core {
 
 namespace {
 
-// Spread over the lanes: enough to keep a fast disk or a distant server busy, little enough to cancel quickly.
-constexpr std::uint64_t bytes_in_flight_total = 64 << 20;
-// So much in flight keeps any local disk busy, and stays in the caches of processors.
-constexpr std::uint64_t staged_bytes_total = 8 << 20;
+// Through the page cache, spread over the lanes: the kernel reads ahead by itself.
+constexpr std::uint64_t cached_bytes_total = 64 << 20;
 constexpr std::uint32_t threads_total = 64;
 // How long a request that nobody waits for may lie before the caretaker looks at it.
 constexpr auto caretaker_period = std::chrono::milliseconds(1);
@@ -35,8 +33,7 @@ LaneSettings lane_settings(const Options& options) {
           .depth = options.operations_in_flight,
           .threads = std::max(1U, threads_total / options.lanes),
           .staging_bytes = options.staging_slot_bytes * options.staging_slots_per_lane,
-          .bytes_in_flight = std::max(options.storage_chunk_bytes * 2, bytes_in_flight_total / options.lanes),
-          .least_staged_bytes = staged_bytes_total / options.lanes};
+          .cached_bytes_most = std::max(options.storage_chunk_bytes * 2, cached_bytes_total / options.lanes)};
 }
 
 // A block of the store may not fit its staging memory.
@@ -241,7 +238,7 @@ std::shared_ptr<Lane> LaneSet::callers_lane() {
 bool LaneSet::ensure_caretaker() {
   if (caretaker_.joinable()) return true;
   try {
-    caretaker_ = std::jthread([this](const std::stop_token& stop) { look_after_callers_lanes(stop); });
+    caretaker_ = std::jthread([this](const std::stop_token& stop) { work_on_callers_lanes(stop); });
     return true;
   } catch (const std::exception&) {  // no thread, or no memory for it
     return false;
@@ -266,7 +263,7 @@ bool LaneSet::start(const std::shared_ptr<Request>& request) {
   return true;
 }
 
-void LaneSet::look_after_callers_lanes(const std::stop_token& stop) {
+void LaneSet::work_on_callers_lanes(const std::stop_token& stop) {
   int idle = 0;
   std::unique_lock lock(mutex_);
   while (!stop.stop_requested()) {
@@ -281,7 +278,7 @@ void LaneSet::look_after_callers_lanes(const std::stop_token& stop) {
     ++idle;
     for (const auto& lane : lanes) {
       if (!lane || !lane->busy()) continue;
-      lane->take_care();
+      lane->work_if_left();
       idle = 0;
     }
     lock.lock();

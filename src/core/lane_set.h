@@ -24,6 +24,10 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   static constexpr std::uint64_t small_bytes = 128 << 10;
   // Of each lane that callers run.
   static constexpr std::uint64_t driven_staging_bytes = 4 * StagingArena::granule_bytes;
+  // Those with threads, and those that callers share.
+  static constexpr std::uint32_t lanes_with_callers(std::uint32_t lanes) {
+    return lanes + std::min(lanes, callers_lanes_most);
+  }
   // Of all of them, beside so many with threads.
   static constexpr std::uint64_t callers_staging_bytes(std::uint32_t lanes) {
     return (driven_most + std::min(lanes, callers_lanes_most)) * driven_staging_bytes;
@@ -74,7 +78,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   void collect_ended();
   std::shared_ptr<Lane> callers_lane();
   bool ensure_caretaker();
-  void look_after_callers_lanes(const std::stop_token& stop);
+  void work_on_callers_lanes(const std::stop_token& stop);
 
   const std::shared_ptr<Environment> environment_;
   const std::uint32_t size_;

@@ -76,6 +76,7 @@ std::vector<engine::MemoryKey> MemoryMap::attach_to_engines(Region memory) {
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     if (engines_[i] == nullptr) continue;
     if (engines_[i]->description().reaches_device == memory.domain.host_accessible()) continue;
+    if (is_used_ && !is_used_(i)) continue;
     auto key = engines_[i]->attach(memory);
     // An engine that can't attach still reaches the memory, only slower.
     if (key) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,8 +36,10 @@ class MemoryMap {
   // Sorted by address; entries don't overlap.
   using Snapshot = std::vector<Entry>;
 
-  // `engines`: those that work here; null entries are skipped.
-  explicit MemoryMap(std::vector<engine::Engine*> engines) : engines_(std::move(engines)) {}
+  // Null entries of `engines` are skipped, and those of which `is_used` says no; it is asked before memory is attached
+  // to one.
+  explicit MemoryMap(std::vector<engine::Engine*> engines, std::function<bool(std::size_t engine)> is_used = nullptr)
+      : engines_(std::move(engines)), is_used_(std::move(is_used)) {}
 
   // Code::invalid_argument for memory that is none: not mapped, past the last address, of another device than it says,
   // or attached already.
@@ -57,6 +60,7 @@ class MemoryMap {
   void publish(std::shared_ptr<const Snapshot> next);
 
   const std::vector<engine::Engine*> engines_;
+  const std::function<bool(std::size_t)> is_used_;
   std::mutex change_mutex_;            // held while engines are asked
   mutable std::mutex snapshot_mutex_;  // held for a moment
   std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<Snapshot>();

@@ -50,6 +50,8 @@ struct Number {
 constexpr Number numbers[] = {
     {"lanes", &Options::lanes, 0, 1024},
     {"operations_in_flight", &Options::operations_in_flight, 1, 4096},
+    {"operations_in_flight_total", &Options::operations_in_flight_total, 0, mib},
+    {"bytes_in_flight", &Options::bytes_in_flight, mib, 1024 * gib},
     {"storage_chunk_bytes", &Options::storage_chunk_bytes, 4 * kib, gib, 4 * kib},
     {"staging_slot_bytes", &Options::staging_slot_bytes, slot_granule, gib, slot_granule},
     {"staging_slots_per_lane", &Options::staging_slots_per_lane, 1, 64},
@@ -326,6 +328,10 @@ Options Options::resolved(const Machine& machine) const {
   };
   while (staging_bytes(result) > lanes_share(result) && can_lose_a_slot()) --result.staging_slots_per_lane;
   while (staging_bytes(result) > lanes_share(result) && result.lanes > 1) --result.lanes;
+  if (result.operations_in_flight_total != 0) {
+    const std::uint32_t share = result.operations_in_flight_total / core::LaneSet::lanes_with_callers(result.lanes);
+    result.operations_in_flight = std::clamp(share, 1U, result.operations_in_flight);
+  }
   return result;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/callback.h"
 #include "base/futex.h"
+#include "base/out_of_memory.h"
 #include "core/cut.h"
 #include "core/environment.h"
 #include "core/lane.h"
@@ -144,6 +145,7 @@ void Request::add_stores(std::span<const Range> ranges) {
   if (only_one) {
     stores.resize(1);
     stores[0].entry = first;
+    stores[0].facts = first->facts();
     return;
   }
   std::unordered_map<const StoreEntry*, std::uint32_t> index_of;
@@ -151,7 +153,7 @@ void Request::add_stores(std::span<const Range> ranges) {
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     const auto& entry = ranges[i].store->entry();
     const auto [place, added] = index_of.try_emplace(entry.get(), static_cast<std::uint32_t>(uses.size()));
-    if (added) uses.emplace_back().entry = entry;
+    if (added) uses.push_back({.entry = entry, .facts = entry->facts()});
     spans[i].store = place->second;
   }
   stores.resize(uses.size());
@@ -251,6 +253,8 @@ Status Request::find_gpus(std::span<const Range> ranges) {
     const auto* entry = MemoryMap::find(*attached, span.memory, span.length);
     if (entry != nullptr) span.key = entry->keys[direct->engine()];
   }
+  // So that the report finds it decided, of every store.
+  for (const StoreUse& use : stores) use.entry->for_device(*environment_);
   return {};
 }
 
@@ -363,7 +367,7 @@ std::uint64_t Request::operation_bytes() const {
   if (!engine::moves_bytes(kind)) return memoryless_bytes_most;
   const std::uint64_t usual = std::max(unit_bytes_least, environment_->options.storage_chunk_bytes);
   const bool of_long_ranges = total_bytes / std::max<std::size_t>(1, spans.size()) >= claimed_bytes_most;
-  return direction == Direction::read && has_gpu && of_long_ranges ? StagedWindow::least_piece_bytes : usual;
+  return direction == Direction::read && has_gpu && of_long_ranges ? Flow::least_piece_bytes : usual;
 }
 
 // From GPU memory to a disk, as far as is known before the units are planned.
@@ -372,13 +376,26 @@ bool Request::writes_past_cache() const {
          std::any_of(stores.begin(), stores.end(), [](const StoreUse& use) { return use.entry->info().direct; });
 }
 
-Request::Claim Request::claim_units(std::uint64_t piece_bytes) {
+Request::Claim Request::claim_units() {
   const auto count = static_cast<std::uint32_t>(units.size());
   if (!has_more_units()) return {count, count};
-  const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? claimed_bytes_most : piece_bytes;
+  const Flow& flow = stores[0].entry->flow(direction);
+  const std::uint64_t operation = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();
+  const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? claimed_bytes_most : operation;
   const auto wanted = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
   const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
   return {std::min(begin, count), std::min(begin + wanted, count)};
+}
+
+void Part::add_failure(Failure failure, const Error* cause) {
+  // The numbers of CUDA go with its own codes only: elsewhere they would be read as the system's.
+  const bool is_of_cuda = failure.code == Code::device_error || failure.code == Code::device_lost;
+  if (cause != nullptr && is_of_cuda) failure.system_error = cause->system_error;
+  keep_or_stop([&] {
+    if (failure_count == 0 && cause != nullptr) first_cause = std::make_unique<Error>(*cause);
+    if (failures.size() < Request::failures_kept) failures.push_back(failure);
+    ++failure_count;
+  });
 }
 
 void Request::stop(Code code) {
@@ -436,15 +453,15 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;
   auto last_held = held.let_go();
+  let_go_of_stores(self);
 
   outcome_.store(outcome, std::memory_order_release);
-  const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_acq_rel) == 1;
+  // Sequentially consistent with then(): either who waits is seen here, or sees the end there.
+  const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_seq_cst) == 1;
+  if (waiting_.load(std::memory_order_seq_cst) != nullptr) call_waiting();
   // To free what a GPU knows may wait for the GPU, which a lane must not.
   if (!last_held.empty()) completions.post([last_held = std::move(last_held)] {});
 
-  const bool has_leftovers =
-      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.to_drop.empty(); });
-  if (has_leftovers) completions.post([self] { self->drop_leftovers(); });
   if (!on_end) return someone_sleeps;
   auto call = [self, on_end = std::move(on_end)] { call_back("RequestOptions::on_end", on_end, self->report()); };
   if (executor) {
@@ -457,9 +474,45 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   return someone_sleeps;
 }
 
-// When the request has ended, so that nobody waits for it; and all at once, since each call makes the kernel look
-// through the lists of every CPU.
-void Request::drop_leftovers() {
+// The request is held here: as soon as the call is in the list, it may be made, and end whoever else holds it.
+void Request::then(std::shared_ptr<Request> request, std::function<void()> call) {
+  auto waiting = std::make_unique<Waiting>(Waiting{std::move(call)});
+  waiting->next = request->waiting_.load(std::memory_order_relaxed);
+  while (!request->waiting_.compare_exchange_weak(waiting->next, waiting.get(), std::memory_order_seq_cst)) {
+  }
+  static_cast<void>(waiting.release());  // it belongs to who takes the list
+  if (request->wait_word_.load(std::memory_order_seq_cst) == 2) request->call_waiting();
+}
+
+void Request::call_waiting() {
+  std::unique_ptr<Waiting> waiting(waiting_.exchange(nullptr, std::memory_order_acquire));
+  while (waiting) {
+    environment_->completions.post([call = std::move(waiting->call)] { call_back("Ticket::then", call); });
+    waiting.reset(waiting->next);
+  }
+}
+
+// A kept Ticket keeps no store open. Closing may take its time, so what nobody else has is closed by the completion
+// thread; who opens it again waits for that.
+void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
+  const bool has_leftovers =
+      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.to_drop.empty(); });
+  const bool closes =
+      std::any_of(stores.begin(), stores.end(), [](const StoreUse& use) { return use.entry.use_count() == 1; });
+  if (has_leftovers || closes) {
+    // What there is no memory for stays in the page cache, or is closed here.
+    static_cast<void>(or_out_of_memory([&]() -> Status {
+      std::vector<std::shared_ptr<StoreEntry>> entries;
+      for (const StoreUse& use : stores) entries.push_back(use.entry);
+      environment_->completions.post([self, entries = std::move(entries)] { self->drop_leftovers(entries); });
+      return {};
+    }));
+  }
+  for (StoreUse& use : stores) use.entry.reset();
+}
+
+// All at once, since each call makes the kernel look through the lists of every CPU.
+void Request::drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries) const {
   std::vector<Leftover> all;
   for (const Part& part : parts) all.insert(all.end(), part.to_drop.begin(), part.to_drop.end());
   std::sort(all.begin(), all.end());
@@ -468,7 +521,7 @@ void Request::drop_leftovers() {
     while (i < all.size() && all[i].store == run.store && all[i].offset == run.offset + run.length) {
       run.length += all[i++].length;
     }
-    stores[run.store].entry->store().page_cache()->drop(run.offset, run.length);
+    entries[run.store]->store().page_cache()->drop(run.offset, run.length);
   }
 }
 

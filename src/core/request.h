@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -44,9 +45,10 @@ struct Span {
 };
 
 struct StoreUse {
-  std::shared_ptr<StoreEntry> entry;
-  std::uint64_t begin = UINT64_MAX;  // of the first byte that is asked for
-  std::uint64_t end = 0;             // of the last
+  std::shared_ptr<StoreEntry> entry;        // until the request ends: who closes a store finds it closed then
+  std::shared_ptr<const StoreFacts> facts;  // for the report
+  std::uint64_t begin = UINT64_MAX;         // of the first byte that is asked for
+  std::uint64_t end = 0;                    // of the last
   bool check_identity = false;
   Identity before;
 };
@@ -109,8 +111,8 @@ struct Part {
   std::size_t next_edge = 0;
   std::uint32_t next_flush = 0;  // store
   std::uint32_t stores_flushed = 0;
-  Part* next_cutting = nullptr;  // in the lane's list of parts with work to cut
-  bool in_cutting = false;
+  Part* next_in_list = nullptr;  // of those with something left to start
+  bool in_list = false;
   Residency sampled = Residency::unknown;  // where the kernel won't tell: what a timed sample said, and of which store
   std::uint32_t sampled_store = 0;
   std::uint32_t in_flight = 0;
@@ -132,9 +134,18 @@ struct Part {
   TimePoint entered;
   double cpu_seconds_at_entry = 0;
   double copy_seconds_at_entry = 0;
+  Spent made_ready_at_entry;  // what the lane had spent by then on what is made once
   double cpu_seconds = 0;
   double copy_seconds = 0;
   double wall_seconds = 0;
+
+  // Whether its request was stopped, and the lane knows.
+  bool is_stopped() const { return grace_end != TimePoint::max(); }
+  // For its books: where there is no memory for them, its request ends with that.
+  template <typename Keep>
+  void keep_or_stop(Keep keep);
+  // `cause`: where more is known than a code and a number say.
+  void add_failure(Failure failure, const Error* cause = nullptr);
 };
 
 struct RequestSettings {
@@ -190,7 +201,7 @@ class Request {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
   };
-  Claim claim_units(std::uint64_t piece_bytes);
+  Claim claim_units();
   // What the last window was like is what the next one is expected to be.
   void prefer_long(bool yes) { prefer_long_.store(yes, std::memory_order_relaxed); }
   // In stream order, when the stream has come to the request: notes again what stores are like, since what came before
@@ -238,10 +249,19 @@ class Request {
   bool is_run_by_callers() const;
   std::uint64_t bytes_done() const;
   Report report() const;
+  // As Ticket::then.
+  static void then(std::shared_ptr<Request> request, std::function<void()> call);
   // Stops the request and wakes its lanes; waits until it has ended, within reason.
   Outcome cancel();
 
  private:
+  // Called when the request has ended.
+  struct Waiting {
+    std::function<void()> call;
+    Waiting* next = nullptr;
+  };
+
+  void call_waiting();
   Status add_ranges(std::span<const Range> ranges);
   void keep_whole_blocks(Span& span, const StoreEntry& entry) const;
   void add_stores(std::span<const Range> ranges);
@@ -256,7 +276,8 @@ class Request {
   std::string_view verb() const;
   bool writes_past_cache() const;
   std::string title() const;
-  void drop_leftovers();
+  void let_go_of_stores(const std::shared_ptr<Request>& self);
+  void drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries) const;
   void add_up_parts();
   Outcome judge();
   // Why the bytes may not belong together: the store, and what is known of it.
@@ -268,7 +289,7 @@ class Request {
   void fail_because(const Doubt& doubt);
   std::string engine_name(std::size_t engine) const;
   Error describe(Outcome outcome) const;
-  engine::Meaning cause_of(const Failure& failure, StoreEntry& entry) const;
+  engine::Meaning cause_of(const Failure& failure, const StoreFacts& store) const;
   Error describe_failures() const;
   std::string explain() const;
 
@@ -285,6 +306,7 @@ class Request {
   std::atomic<bool> needs_registration_{false};  // that can't be had while streams wait
   std::atomic<Outcome> outcome_{Outcome::pending};
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
+  std::atomic<Waiting*> waiting_{nullptr};
   std::uint64_t nvtx_range_ = 0;
   bool asks_servers_ = false;                   // of some store whose identity is checked
   bool unanswered_ = false;                     // a server had not answered when the request ended
@@ -294,6 +316,15 @@ class Request {
   Report summary_;                              // complete but for its texts; written before outcome_
   std::array<std::uint64_t, reason_count> reasons_{};
 };
+
+template <typename Keep>
+void Part::keep_or_stop(Keep keep) {
+  try {
+    keep();
+  } catch (const std::bad_alloc&) {
+    hold->stop(Code::out_of_memory);
+  }
+}
 
 // Says what the lanes did with the time that they neither worked nor waited for copies, and what the limit was.
 // REQUIRES: the bytes, cpu_seconds and copy_seconds of the report are complete.

@@ -153,14 +153,14 @@ void Request::fail_because(const Doubt& doubt) {
 
 // Of the failure that the Report names: the first of the first part that has some. A number by itself says nothing to a
 // person. Engines know their own, which are none of the system's or of CUDA's.
-engine::Meaning Request::cause_of(const Failure& failure, StoreEntry& entry) const {
+engine::Meaning Request::cause_of(const Failure& failure, const StoreFacts& store) const {
   const auto failed = std::find_if(parts.begin(), parts.end(), [](const Part& part) { return !part.failures.empty(); });
   if (failed != parts.end() && failed->first_cause) return {failed->first_cause->message, failed->first_cause->hint};
   const std::int32_t number = failure.system_error;
   if (number == 0) return {text_of(failure.code, environment_->options), {}};
-  for (const StoreEntry* one : {has_gpu ? entry.for_device(*environment_) : nullptr, &entry}) {
-    if (one == nullptr) continue;
-    if (auto meaning = (*environment_->engines)[one->engine()]->meaning_of(number)) return *meaning;
+  for (const auto engine : {has_gpu ? store.device_engine : std::nullopt, std::optional(store.engine)}) {
+    if (!engine) continue;
+    if (auto meaning = (*environment_->engines)[*engine]->meaning_of(number)) return *meaning;
   }
   if (failure.code != Code::device_error && failure.code != Code::device_lost) return {std::strerror(number), {}};
   const auto driver = cuda::Driver::get();
@@ -171,23 +171,22 @@ engine::Meaning Request::cause_of(const Failure& failure, StoreEntry& entry) con
 
 Error Request::describe_failures() const {
   const Failure& first = summary_.failures.front();
-  const std::size_t store = first.range < spans.size() ? spans[first.range].store : 0;
-  const StoreInfo& info = stores[store].entry->info();
-  std::string message = info.name + ": " + std::string(verb());
+  const StoreFacts& store = *stores[first.range < spans.size() ? spans[first.range].store : 0].facts;
+  std::string message = store.name + ": " + std::string(verb());
   if (first.code == Code::changed) {
-    return {Code::changed, 0, info.name + ": the file was modified or replaced while it was read",
+    return {Code::changed, 0, store.name + ": the file was modified or replaced while it was read",
             "read it again when nothing writes to it"};
   }
   message += " of " + std::to_string(first.bytes) + " bytes at offset " + std::to_string(first.offset) + " failed: ";
-  engine::Meaning cause = cause_of(first, *stores[store].entry);
+  engine::Meaning cause = cause_of(first, store);
   message += cause.text;
   if (summary_.failure_count > 1) {
     message += " (the first of " + std::to_string(summary_.failure_count) + " failed operations)";
   }
   std::string hint = cause.hint.empty() ? usual_hint(first.code, first.system_error) : std::move(cause.hint);
   if (first.code == Code::no_route) {
-    hint = stores[store].entry->from_host() ? "allow more routes, or leave allowed_routes empty"
-                                            : "name the engine's route in allowed_routes, or leave the engine unset";
+    hint = store.from_host ? "allow more routes, or leave allowed_routes empty"
+                           : "name the engine's route in allowed_routes, or leave the engine unset";
   }
   return {first.code, first.system_error, std::move(message), std::move(hint)};
 }
@@ -219,7 +218,7 @@ Error Request::describe(Outcome outcome) const {
     return {Code::would_deadlock, 0, "copies could not get past a stream that waits for them; " + progress,
             "set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts, or put no copies on a stream behind a request"};
   }
-  const std::string server = "the server of " + (stores.size() == 1 ? stores[0].entry->info().name : "a file");
+  const std::string server = "the server of " + (stores.size() == 1 ? stores[0].facts->name : "a file");
   if (stop_code() == Code::out_of_memory && asks_servers_ && !query_) {
     return {Code::out_of_memory, 0, "no thread could be started to ask " + server + " about it; " + progress,
             "raise the limit of threads (`ulimit -u`), or that of the container"};
@@ -237,10 +236,8 @@ std::string Request::explain() const {
     if (!reason.empty() && text.find(reason) == std::string::npos) text += (text.empty() ? "" : "; ") + reason;
   };
   for (const StoreUse& use : stores) {
-    add(use.entry->engine_reason());
-    if (!has_gpu) continue;
-    const StoreEntry* direct = use.entry->for_device(*environment_);
-    add(direct != nullptr ? direct->engine_reason() : use.entry->device_reason());
+    add(use.facts->engine_reason);
+    if (has_gpu) add(use.facts->device_reason);
   }
   add(passed_over_);
   const auto used = std::count_if(reasons_.begin(), reasons_.end(), [](std::uint64_t bytes) { return bytes != 0; });
@@ -270,9 +267,8 @@ Report Request::report() const {
                                  bytes_by(Route::cufile_unknown) !=
                              0;
   for (const StoreUse& use : stores) {
-    add_engine(use.entry->engine());
-    const StoreEntry* direct = has_gpu ? use.entry->for_device(*environment_) : nullptr;
-    if (direct != nullptr && went_straight) add_engine(direct->engine());
+    add_engine(use.facts->engine);
+    if (has_gpu && use.facts->device_engine && went_straight) add_engine(*use.facts->device_engine);
   }
   if (report.outcome == Outcome::pending) return report;
   report.reason = explain();

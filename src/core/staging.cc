@@ -2,7 +2,15 @@
 
 #include <algorithm>
 
+#include "base/log.h"
+
 namespace penstock::core {
+
+namespace {
+
+constexpr Duration between_warnings = std::chrono::seconds(1);
+
+}  // namespace
 
 StagingArena::StagingArena(std::unique_ptr<memory::Allocation> allocation)
     : allocation_(std::move(allocation)), used_(allocation_->region().size_bytes / granule_bytes, false) {}
@@ -29,6 +37,57 @@ std::optional<StagingArena::Block> StagingArena::take(std::size_t bytes) {
 void StagingArena::give_back(const Block& block) {
   for (std::uint32_t i = block.first; i < block.first + block.count; ++i) used_[i] = false;
   next_ = std::min(next_, block.first);
+}
+
+Result<StagingArena*> LaneStaging::get() {
+  if (StagingArena* const made = made_.load(std::memory_order_acquire)) return made;
+  const std::scoped_lock lock(mutex_);
+  if (arena_) return arena_.get();
+  // Each time anew: the caller may have freed pinned memory meanwhile.
+  auto allocation =
+      memory::Allocation::create({.domain = Domain::host(), .size_bytes = size_bytes_, .budget = budget_});
+  if (!allocation) {
+    Error error = std::move(allocation).error();
+    error.message = "no staging memory: " + error.message;
+    const TimePoint now = Clock::now();
+    if (now - warned_ >= between_warnings) {
+      log(LogLevel::warning, error.message);
+      warned_ = now;
+    }
+    return error;
+  }
+  arena_ = std::make_unique<StagingArena>(std::move(*allocation));
+  made_.store(arena_.get(), std::memory_order_release);
+  return arena_.get();
+}
+
+Result<StagingArena*> LaneStaging::get_for(std::uint64_t bytes) {
+  auto arena = get();
+  if (!arena || bytes <= (*arena)->largest_bytes()) return arena;
+  return Error{Code::unsupported, 0,
+               std::to_string(bytes) + " bytes in whole blocks of the store don't fit the " +
+                   std::to_string((*arena)->largest_bytes()) + " bytes of a lane's staging memory",
+               "raise staging_slot_bytes"};
+}
+
+engine::MemoryKey LaneStaging::key_for(std::size_t engine) {
+  if (!keys_[engine]) {
+    const auto key = engines_[engine]->attach(arena_->region());
+    keys_[engine] = key ? *key : engine::MemoryKey{};
+  }
+  return *keys_[engine];
+}
+
+void LaneStaging::detach() {
+  for (std::size_t i = 0; i < keys_.size(); ++i) {
+    if (keys_[i] && *keys_[i]) engines_[i]->detach(*keys_[i]);
+    keys_[i].reset();
+  }
+}
+
+void LaneStaging::clear() {
+  made_.store(nullptr, std::memory_order_relaxed);
+  arena_.reset();
 }
 
 }  // namespace penstock::core

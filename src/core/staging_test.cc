@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
+
+#include "core/test_key_engine.h"
 
 namespace penstock::core {
 namespace {
@@ -85,6 +88,83 @@ TEST(StagingArena, never_gives_the_same_granule_to_two) {
     }
     held.push_back(*block);
   }
+}
+
+class LaneStagingTest : public testing::Test {
+ protected:
+  LaneStagingTest() {
+    for (KeyEngine*& engine : engines_) {
+      table_.push_back(std::make_unique<KeyEngine>());
+      engine = static_cast<KeyEngine*>(table_.back().get());
+    }
+  }
+
+  static constexpr std::size_t size_bytes = 4 * granule;
+  engine::Table table_;
+  std::array<KeyEngine*, 2> engines_{};
+  const std::shared_ptr<memory::Budget> budget_ = std::make_shared<memory::Budget>(6 * granule);
+};
+
+TEST_F(LaneStagingTest, is_made_when_it_is_first_needed_and_charged_until_it_is_cleared) {
+  LaneStaging staging(size_bytes, budget_, table_);
+  EXPECT_EQ(budget_->used_bytes(), 0U);
+  StagingArena* const arena = staging.get().value();
+  EXPECT_EQ(arena->largest_bytes(), size_bytes);
+  EXPECT_EQ(budget_->used_bytes(), size_bytes);
+  EXPECT_EQ(staging.get().value(), arena);
+  EXPECT_EQ(budget_->used_bytes(), size_bytes) << "charged once";
+  staging.clear();
+  EXPECT_EQ(budget_->used_bytes(), 0U);
+}
+
+TEST_F(LaneStagingTest, is_refused_over_budget_and_made_once_there_is_room) {
+  LaneStaging staging(size_bytes, budget_, table_);
+  ASSERT_TRUE(budget_->charge(3 * granule));
+  for (int again = 0; again < 2; ++again) {
+    const auto refused = staging.get();
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, Code::over_budget);
+    EXPECT_NE(refused.error().message.find("no staging memory"), std::string::npos) << refused.error().message;
+    EXPECT_EQ(staging.get_for(1).error().code, Code::over_budget);
+  }
+  EXPECT_EQ(budget_->used_bytes(), 3 * granule) << "nothing is charged for what is not there";
+  budget_->refund(3 * granule);
+  EXPECT_TRUE(staging.get().ok());
+}
+
+TEST_F(LaneStagingTest, says_what_does_not_fit_it) {
+  LaneStaging staging(size_bytes, budget_, table_);
+  EXPECT_TRUE(staging.get_for(size_bytes).ok());
+  const auto refused = staging.get_for(size_bytes + 1);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::unsupported);
+  EXPECT_NE(refused.error().hint.find("staging_slot_bytes"), std::string::npos) << refused.error().hint;
+}
+
+TEST_F(LaneStagingTest, is_attached_once_to_each_engine_and_detached_from_each) {
+  LaneStaging staging(size_bytes, budget_, table_);
+  ASSERT_TRUE(staging.get().ok());
+  for (std::size_t i = 0; i < engines_.size(); ++i) {
+    const engine::MemoryKey key = staging.key_for(i);
+    EXPECT_TRUE(key);
+    EXPECT_EQ(staging.key_for(i).id, key.id);
+    EXPECT_EQ(engines_[i]->keys, std::set{key.id});
+  }
+  staging.detach();
+  for (const KeyEngine* engine : engines_) EXPECT_TRUE(engine->keys.empty());
+  staging.detach();
+}
+
+TEST_F(LaneStagingTest, has_no_key_where_the_engine_gives_none) {
+  LaneStaging staging(size_bytes, budget_, table_);
+  ASSERT_TRUE(staging.get().ok());
+  engines_[0]->most_bytes = size_bytes - 1;
+  EXPECT_FALSE(staging.key_for(0));
+  engines_[0]->most_bytes = SIZE_MAX;
+  EXPECT_FALSE(staging.key_for(0)) << "it is asked once, not for every piece";
+  EXPECT_TRUE(staging.key_for(1)) << "others may";
+  staging.detach();
+  EXPECT_TRUE(engines_[1]->keys.empty());
 }
 
 }  // namespace

@@ -44,9 +44,17 @@ class BandwidthMeter {
 class LaneStatistics {
  public:
   LaneStatistics(std::size_t engine_count, std::shared_ptr<std::vector<BandwidthMeter>> meters);
+  ~LaneStatistics();
+  LaneStatistics(const LaneStatistics&) = delete;
+  LaneStatistics& operator=(const LaneStatistics&) = delete;
 
   // REQUIRES: engine < the number of engines of the hub.
   void record(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns, bool ok);
+  // What engines have of the lane's, from now on.
+  void set_in_flight(std::uint64_t operations, std::uint64_t bytes) {
+    operations_in_flight_.store(operations, std::memory_order_relaxed);
+    bytes_in_flight_.store(bytes, std::memory_order_relaxed);
+  }
   // Once per batch of completions: folds its bytes into the bandwidth that all lanes share.
   void publish(TimePoint now);
 
@@ -74,10 +82,15 @@ class LaneStatistics {
     bool in_batch = false;
   };
 
-  std::unique_ptr<Cell[]> cells_;   // by engine, then route
-  std::vector<std::size_t> batch_;  // cells touched since the last publish; never grows past its reserve
+  // Made when it is first recorded to: most engines and routes are never used. Null where there was no memory for it.
+  Cell* ensure(std::size_t index);
+
+  std::vector<std::atomic<Cell*>> cells_;  // by engine, then route; owned
+  std::vector<std::size_t> batch_;         // cells touched since the last publish; never grows past its reserve
   std::shared_ptr<std::vector<BandwidthMeter>> meters_;  // shared with the hub and its other lanes
   std::atomic<bool> taken_{false};                       // a lane records here
+  std::atomic<std::uint64_t> operations_in_flight_{0};
+  std::atomic<std::uint64_t> bytes_in_flight_{0};
 };
 
 class StatisticsHub {

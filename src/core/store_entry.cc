@@ -11,17 +11,24 @@ namespace penstock::core {
 
 namespace {
 
+// Some file systems would like a whole file at once.
+constexpr std::uint64_t optimal_bytes_most = 16 << 20;
+
+// Only those that may be chosen are asked whether they work.
 std::vector<EngineFacts> engine_facts(const Environment& environment, std::string_view scheme) {
   std::vector<EngineFacts> facts;
   for (std::size_t i = 0; i < environment.engines->size(); ++i) {
     const auto& description = (*environment.engines)[i]->description();
     const auto& schemes = description.schemes;
-    facts.push_back({.name = description.name,
-                     .serves_scheme = std::find(schemes.begin(), schemes.end(), scheme) != schemes.end(),
-                     .available = environment.probes[i].available,
-                     .unavailable_because = environment.probes[i].reason,
-                     .sleeps_in_kernel = description.sleeps_in_kernel,
-                     .only_device = description.reaches_device});
+    EngineFacts& one = facts.emplace_back();
+    one.name = description.name;
+    one.serves_scheme = std::find(schemes.begin(), schemes.end(), scheme) != schemes.end();
+    one.sleeps_in_kernel = description.sleeps_in_kernel;
+    one.only_device = description.reaches_device;
+    const bool may_be_chosen = one.serves_scheme && !one.only_device;
+    if (!may_be_chosen && one.name != environment.options.engine) continue;
+    one.available = environment.probes[i].available;
+    one.unavailable_because = environment.probes[i].reason;
   }
   return facts;
 }
@@ -34,18 +41,32 @@ std::vector<std::string_view> all_schemes(const engine::Table& table) {
   return schemes;
 }
 
-// A lane may hold the store of a request that has just ended for a moment longer than the caller, who may have closed
-// it and be about to open it again.
-Result<std::unique_ptr<engine::Store>> open_patiently(engine::Engine& engine, const std::string& name,
-                                                      const OpenOptions& options) {
-  constexpr auto longest_nap = std::chrono::milliseconds(128);
+// The store may be in use by requests that have ended: by their completion thread, which has yet to close it, or by
+// operations that nobody waits for any more.
+Result<std::unique_ptr<engine::Store>> open_when_closed(const Environment& environment, engine::Engine& engine,
+                                                        const std::string& name, const OpenOptions& options) {
   auto store = engine.open(name, options);
-  for (auto nap = std::chrono::milliseconds(1); nap <= longest_nap; nap *= 2) {
-    if (store || store.error().code != Code::in_use) break;
-    std::this_thread::sleep_for(nap);
+  const auto is_in_use = [&] { return !store && store.error().code == Code::in_use; };
+  if (!is_in_use()) return store;
+  const Deadlines& deadlines = environment.options.deadlines;
+  const TimePoint now = Clock::now();
+  if (!environment.completions.wait_for_posted(now + duration_from_seconds(deadlines.close_seconds))) return store;
+  store = engine.open(name, options);
+  const TimePoint deadline = now + duration_from_seconds(deadlines.cancel_grace_seconds);
+  while (is_in_use() && environment.orphans.load(std::memory_order_relaxed) != 0 && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
     store = engine.open(name, options);
   }
   return store;
+}
+
+StoreFacts describe(const engine::Table& engines, EnginePlan plan, const StoreInfo& info) {
+  StoreFacts facts{info.name, plan.engine, std::move(plan.reason)};
+  if (!engines[facts.engine]->description().reaches_device) return facts;
+  facts.from_host = false;
+  facts.device_engine = facts.engine;
+  facts.device_reason = facts.engine_reason;
+  return facts;
 }
 
 }  // namespace
@@ -53,16 +74,16 @@ Result<std::unique_ptr<engine::Store>> open_patiently(engine::Engine& engine, co
 StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan plan, std::unique_ptr<engine::Store> store)
     : engines_(environment.engines),
       name_(std::move(name)),
-      engine_(plan.engine),
-      from_host_(!(*engines_)[plan.engine]->description().reaches_device),
-      engine_reason_(std::move(plan.reason)),
       store_(std::move(store)),
+      facts_(std::make_shared<StoreFacts>(describe(*engines_, std::move(plan), store_->info()))),
       read_alignment_(std::max<std::uint32_t>(store_->info().alignments.offset,
                                               static_cast<std::uint32_t>(environment.options.alignment_bytes))),
       write_alignment_(store_->info().kind == StoreKind::file
                            ? std::max(read_alignment_, environment.machine.page_bytes)
                            : read_alignment_),
-      size_bytes_(store_->info().size_bytes) {}
+      size_bytes_(store_->info().size_bytes),
+      read_flow_(environment.flows.of({engine(), store_->info().device, Direction::read})),
+      write_flow_(environment.flows.of({engine(), store_->info().device, Direction::write})) {}
 
 Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environment, std::string_view name,
                                                      const OpenOptions& options) {
@@ -75,7 +96,7 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
   const auto facts = engine_facts(environment, uri->scheme);
   auto plan = plan_engine(facts, environment.options.engine, std::nullopt);
   if (!plan) return plan.error();
-  auto store = open_patiently(*(*environment.engines)[plan->engine], uri->name, options);
+  auto store = open_when_closed(environment, *(*environment.engines)[plan->engine], uri->name, options);
   if (!store) return store.error();
 
   // Where the bytes live is known only now; another engine may serve that better.
@@ -91,14 +112,20 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
 }
 
 StoreEntry* StoreEntry::for_device(const Environment& environment) {
-  if (!from_host_) return this;
-  std::call_once(device_once_, [&] { device_ = open_for_device(environment); });
+  if (!from_host()) return this;
+  std::call_once(device_once_, [&] {
+    device_ = open_for_device(environment);
+    if (!device_) return;
+    facts_->device_engine = device_->engine();
+    facts_->device_reason = device_->engine_reason();
+  });
   return device_.get();
 }
 
 std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& environment) {
   const auto pass_over = [&](std::string_view engine, std::string_view reason) {
-    device_reason_ += (device_reason_.empty() ? "" : "; ") + std::string(engine) + " not used: " + std::string(reason);
+    std::string& text = facts_->device_reason;
+    text += (text.empty() ? "" : "; ") + std::string(engine) + " not used: " + std::string(reason);
   };
   const RouteSet allowed = route_set(environment.options.allowed_routes);
   const auto is_allowed = [&](std::optional<Route> route) { return route && (allowed & route_bit(*route)) != 0; };
@@ -144,6 +171,10 @@ std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& envir
 
 std::uint32_t StoreEntry::alignment(Direction direction) const {
   return direction == Direction::write ? write_alignment_ : read_alignment_;
+}
+
+std::uint64_t StoreEntry::operation_bytes() const {
+  return std::min<std::uint64_t>(info().alignments.optimal, optimal_bytes_most);
 }
 
 Status StoreEntry::check_end(std::uint64_t end) {

@@ -7,15 +7,29 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "core/block_locks.h"
+#include "core/flow.h"
 #include "core/planner.h"
 #include "engine/engine.h"
 
 namespace penstock::core {
 
 struct Environment;
+
+// What there is to say of a store, also when it is closed: a request keeps this for its report, and not the store.
+struct StoreFacts {
+  std::string name;
+  std::size_t engine = 0;     // that serves it: its index in the table
+  std::string engine_reason;  // why that one
+  bool from_host = true;      // it can be reached from the host
+  // Known once someone wanted to reach it from a GPU: the engine that moves bytes there by itself, and why that one, or
+  // why there is none.
+  std::optional<std::size_t> device_engine = std::nullopt;
+  std::string device_reason = {};
+};
 
 class StoreEntry {
  public:
@@ -25,15 +39,15 @@ class StoreEntry {
 
   engine::Store& store() const { return *store_; }
   const StoreInfo& info() const { return store_->info(); }
-  std::size_t engine() const { return engine_; }  // its index in the table
-  const std::string& engine_reason() const { return engine_reason_; }
+  std::shared_ptr<const StoreFacts> facts() const { return facts_; }
+  std::size_t engine() const { return facts_->engine; }
+  const std::string& engine_reason() const { return facts_->engine_reason; }
 
   // The same store, opened by an engine that moves bytes between it and GPU memory by itself (it may be this one), or
-  // null: device_reason tells why. Opened on the first call.
+  // null: its facts tell why. Opened on the first call.
   StoreEntry* for_device(const Environment& environment);
-  const std::string& device_reason() const { return device_reason_; }
   // Whether it can be reached from the host at all.
-  bool from_host() const { return from_host_; }
+  bool from_host() const { return facts_->from_host; }
 
   // Offsets and lengths of direct transfers are multiples of this. Writes to files keep whole pages apart from
   // buffered edges: the kernel drops cached pages by the page.
@@ -46,6 +60,11 @@ class StoreEntry {
 
   bool direct() const { return info().direct && !direct_refused_.load(std::memory_order_relaxed); }
   void refuse_direct() { direct_refused_.store(true, std::memory_order_relaxed); }
+
+  // How much of it may be in flight past the page cache.
+  Flow& flow(Direction direction) const { return direction == Direction::read ? *read_flow_ : *write_flow_; }
+  // What it likes best of an operation; 0: it does not say.
+  std::uint64_t operation_bytes() const;
 
   BlockLocks& blocks() { return blocks_; }
   // What a timed sample said, where the kernel does not tell what is cached: for one request at a time.
@@ -64,18 +83,17 @@ class StoreEntry {
 
   const std::shared_ptr<const engine::Table> engines_;  // shared: the engine must outlive its store
   const Name name_;
-  const std::size_t engine_;
-  const bool from_host_;
-  const std::string engine_reason_;
   const std::unique_ptr<engine::Store> store_;
+  const std::shared_ptr<StoreFacts> facts_;  // shared with requests, which may outlive the store
   const std::uint32_t read_alignment_;
   const std::uint32_t write_alignment_;
   std::atomic<std::uint64_t> size_bytes_;
   std::atomic<bool> direct_refused_{false};
+  const std::shared_ptr<Flow> read_flow_;  // shared by the stores of one device
+  const std::shared_ptr<Flow> write_flow_;
   BlockLocks blocks_;
   std::once_flag device_once_;
   std::shared_ptr<StoreEntry> device_;
-  std::string device_reason_;
 };
 
 }  // namespace penstock::core

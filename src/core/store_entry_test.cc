@@ -3,78 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "core/environment.h"
+#include "core/test_scripted_engine.h"
 
 namespace penstock::core {
 namespace {
-
-// What an engine of these tests says, does, and was asked.
-struct Script {
-  std::string name;
-  std::string scheme = "file";
-  bool available = true;
-  bool sleeps_in_kernel = false;
-  StoreInfo info;
-  std::uint64_t size_now = 0;
-  double sample_seconds = 1e-6;
-  int opened = 0;
-  std::string opened_name;
-  int opened_descriptor = -1;
-  int descriptor = -1;
-  bool reaches_device = false;
-};
-
-class ScriptedStore : public engine::Store, private engine::PageCache {
- public:
-  explicit ScriptedStore(Script& script) : Store(script.info), script_(script) {}
-  Result<Identity> identity() const override { return Identity{.size_bytes = script_.size_now}; }
-  int descriptor() const override { return script_.descriptor; }
-  std::optional<Route> device_route() const override { return Route::gds; }
-  engine::PageCache* page_cache() override { return info_.page_cache ? this : nullptr; }
-
- private:
-  std::optional<std::uint64_t> resident_bytes(std::uint64_t, std::uint64_t) const override { return std::nullopt; }
-  std::optional<std::uint64_t> resident_bytes_at_once(std::uint64_t, std::uint64_t) const override {
-    return std::nullopt;
-  }
-  std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override {
-    EXPECT_LE(offset + length, script_.info.size_bytes) << "a sample past the end";
-    return script_.sample_seconds;
-  }
-  Status prefetch(std::uint64_t, std::uint64_t) override { return {}; }
-  void drop(std::uint64_t, std::uint64_t) override {}
-
-  Script& script_;
-};
-
-class ScriptedEngine : public engine::Engine {
- public:
-  explicit ScriptedEngine(Script& script)
-      : script_(script),
-        description_{.name = script.name,
-                     .schemes = {script.scheme},
-                     .sleeps_in_kernel = script.sleeps_in_kernel,
-                     .reaches_device = script.reaches_device} {}
-  const engine::Description& description() const override { return description_; }
-  engine::Probe probe() const override {
-    return {script_.available, script_.available ? "" : "it is broken", "", Route::gds};
-  }
-  Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
-    ++script_.opened;
-    script_.opened_name = name;
-    script_.opened_descriptor = options.descriptor;
-    if (name == "missing") return Error{Code::not_found, 0, name, ""};
-    return std::unique_ptr<engine::Store>(std::make_unique<ScriptedStore>(script_));
-  }
-  Result<engine::MemoryKey> attach(Region) override { return engine::MemoryKey{}; }
-  void detach(engine::MemoryKey) override {}
-  Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions&) override {
-    return Error{Code::unsupported, 0, "not here", ""};
-  }
-
- private:
-  Script& script_;
-  const engine::Description description_;
-};
 
 class StoreEntryTest : public testing::Test {
  protected:
@@ -130,7 +62,7 @@ TEST_F(StoreEntryTest, is_opened_for_a_device_by_its_own_descriptor_where_it_was
   const auto entry = open("x", {.descriptor = 7});
   ASSERT_TRUE(entry.ok());
   EXPECT_EQ(ring_.opened_descriptor, 7);
-  ASSERT_NE((*entry)->for_device(*environment_), nullptr) << (*entry)->device_reason();
+  ASSERT_NE((*entry)->for_device(*environment_), nullptr) << (*entry)->facts()->device_reason;
   EXPECT_EQ(threads_.opened_descriptor, 8) << "by then the caller may have closed the other";
   const auto by_name = open("x");
   ASSERT_NE((*by_name)->for_device(*environment_), nullptr);

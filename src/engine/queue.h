@@ -25,6 +25,11 @@ class Queue {
   // passed (a deadline in the past: never sleeps); returns how many were written.
   virtual std::size_t poll(std::span<Done> done, TimePoint deadline) = 0;
 
+  // A descriptor that can be read from when poll would find something, for who waits for several queues at once; -1
+  // where there is none, and the queue has to be polled now and then. Asked for anew before each wait, after a poll
+  // that found nothing.
+  virtual int event() { return -1; }
+
   // Ends a poll that sleeps, or the next one that would.
   virtual void wake() = 0;
 

@@ -245,14 +245,13 @@ TEST_F(FakeDisk, has_files_that_are_swapped_on) {
 class ImageInUse : public testing::Test {
  protected:
   void SetUp() override {
-    if (::geteuid() != 0) SKIP_OUTSIDE_CI("only root can make a loop device");
     image_ = folder_.write("image", std::string(4 << 20, '\0'));
     if (!make_file_system(image_)) SKIP_OUTSIDE_CI("no mkfs.ext4 here");
     loop_ = AttachedLoop(image_);
-    if (loop_.path().empty()) SKIP_OUTSIDE_CI("losetup can't make a loop device here");
+    if (!loop_.refusal().empty()) SKIP_OUTSIDE_CI(loop_.refusal());
   }
   void mount_loop(const std::string& device, unsigned long flags = 0) {
-    mount_.emplace(device, folder_.path("mounted"), flags);
+    mount_.emplace(OwnMount::What{.source = device, .flags = flags}, folder_.path("mounted"));
     if (!mount_->mounted()) SKIP_OUTSIDE_CI("mounting is not allowed here");
   }
   static Error refusal(const std::string& name, Access access) {
@@ -263,7 +262,7 @@ class ImageInUse : public testing::Test {
   ScratchFolder folder_;
   std::string image_;
   AttachedLoop loop_;
-  std::optional<MountedDevice> mount_;
+  std::optional<OwnMount> mount_;
 };
 
 TEST_F(ImageInUse, is_not_written_while_it_is_mounted) {
@@ -299,7 +298,7 @@ TEST_F(ImageInUse, may_be_replaced_where_the_device_is_read_only) {
   auto file = open_file(image_, {.access = Access::replace, .size_bytes = 10});
   ASSERT_TRUE(file.ok()) << file.error().message;
   ASSERT_TRUE(file->replacement->commit(file->buffered.get()).ok());
-  EXPECT_TRUE(std::filesystem::exists(mount_->point() + "/lost+found")) << "the old file lives on";
+  EXPECT_TRUE(std::filesystem::exists(mount_->path("lost+found"))) << "the old file lives on";
 }
 
 TEST_F(ImageInUse, is_not_written_by_way_of_its_device_while_that_is_mounted) {

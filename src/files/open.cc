@@ -24,6 +24,8 @@ namespace {
 constexpr std::uint32_t direct_alignment_bytes = 4096;
 constexpr std::uint32_t sector_bytes = 512;
 constexpr int max_interruptions = 1000;
+// Each operation on a network or FUSE mount costs a thread its whole latency, so it should be worth it.
+constexpr std::uint32_t remote_operation_bytes = 4 << 20;
 
 std::string open_hint(int error, Access access) {
   const bool write = access != Access::read;
@@ -160,6 +162,7 @@ Status describe(OpenedFile& file, const std::string& name, Access access) {
   StoreInfo& info = file.info;
   info.name = name;
   info.identity = *identity;
+  info.device = device_number(S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev).name();
   info.size_bytes = identity->size_bytes;
   info.writable = access != Access::read;
   info.page_cache = true;
@@ -180,6 +183,10 @@ Status describe(OpenedFile& file, const std::string& name, Access access) {
   if (Status length = check_length(fd, name, file_system, is_there && info.size_bytes == 0); !length) return length;
   info.kind = StoreKind::file;
   info.locality = file_system.locality;
+  if (is_remote(info.locality)) {
+    info.alignments.optimal =
+        std::max(remote_operation_bytes, power_of_two_or_zero(static_cast<std::uint64_t>(status.st_blksize)));
+  }
   info.file_system = std::move(file_system.name);
   info.block_bytes = sector_bytes;
   return {};

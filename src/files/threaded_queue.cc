@@ -1,9 +1,13 @@
 #include "files/threaded_queue.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "base/log.h"
 #include "engine/store.h"
@@ -103,10 +107,30 @@ void ThreadedQueue::cancel(std::uint64_t cookie) {
   if (pending_.take(is_meant, op) || cached_.take(is_meant, op)) done_.push(finish(op, -ECANCELED));
 }
 
+int ThreadedQueue::event() {
+  if (!cached_.empty()) return -1;  // poll does these itself
+  const std::lock_guard lock(mutex_);
+  if (!event_) event_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event_) return -1;
+  std::uint64_t told = 0;
+  [[maybe_unused]] const ssize_t read = ::read(event_.get(), &told, sizeof told);
+  event_wanted_ = true;
+  if (!done_.empty()) tell_of_end();
+  return event_.get();
+}
+
+// REQUIRES: the lock.
+void ThreadedQueue::tell_of_end() {
+  poll_ends_.notify_one();
+  if (!std::exchange(event_wanted_, false)) return;
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof one);
+}
+
 void ThreadedQueue::complete(const engine::Done& done) {
   const std::lock_guard lock(mutex_);
   done_.push(done);
-  poll_ends_.notify_one();
+  tell_of_end();
 }
 
 void ThreadedQueue::start_threads() {
@@ -157,7 +181,7 @@ void ThreadedQueue::work() {
     const engine::Done done = worker->run(group.front());
     lock.lock();
     done_.push(done);
-    poll_ends_.notify_one();
+    tell_of_end();
   }
 }
 

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "engine/engine.h"
 #include "files/ring.h"
 
@@ -49,6 +50,7 @@ class ThreadedQueue : public engine::Queue, private Completions {
 
   std::size_t submit(std::span<const engine::Op> ops) override;
   std::size_t poll(std::span<engine::Done> done, TimePoint deadline) override;
+  int event() override;
   void wake() override;
   void cancel(std::uint64_t cookie) override;
 
@@ -57,6 +59,7 @@ class ThreadedQueue : public engine::Queue, private Completions {
 
  private:
   void complete(const engine::Done& done) override;
+  void tell_of_end();
   std::size_t collect(std::span<engine::Done> done);
   std::size_t copy_cached(std::span<engine::Done> done);
   void start_threads();
@@ -78,6 +81,8 @@ class ThreadedQueue : public engine::Queue, private Completions {
   Ring<engine::Op> pending_;
   Ring<engine::Done> done_;
   std::size_t idle_threads_ = 0;
+  UniqueFd event_;             // made when it is first asked for
+  bool event_wanted_ = false;  // someone waits for it
   bool woken_ = false;
   bool stopping_ = false;
 };

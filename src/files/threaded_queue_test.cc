@@ -1,9 +1,12 @@
 #include "files/threaded_queue.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <semaphore>
 #include <set>
 #include <thread>
 
@@ -117,6 +120,80 @@ TEST(ThreadedQueue, copies_cached_bytes_itself_unless_a_server_may_be_asked_abou
   EXPECT_EQ(worker_for(Locality::memory), here);
   EXPECT_NE(worker_for(Locality::network), here);
   EXPECT_NE(worker_for(Locality::fuse), here);
+}
+
+// Ends an operation when it is let to.
+class PatientWorker : public Worker {
+ public:
+  explicit PatientWorker(std::counting_semaphore<>& ends) : ends_(ends) {}
+  Done run(const Op& op) override {
+    ends_.acquire();
+    return {.cookie = op.cookie, .bytes = op.length};
+  }
+
+ private:
+  std::counting_semaphore<>& ends_;
+};
+
+bool becomes_readable(int descriptor, std::chrono::milliseconds time) {
+  pollfd wanted{descriptor, POLLIN, 0};
+  return ::poll(&wanted, 1, static_cast<int>(time.count())) == 1;
+}
+
+TEST(ThreadedQueue, tells_of_each_end_by_its_event_and_of_nothing_else) {
+  std::counting_semaphore<> ends(0);
+  ThreadedQueue queue({.depth = 4, .threads = 1}, [&] { return std::make_unique<PatientWorker>(ends); });
+  std::array<Done, 4> done{};
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    const Op op{.length = 1, .cookie = round};
+    ASSERT_EQ(queue.submit({&op, 1}), 1U);
+    EXPECT_EQ(queue.poll(done, TimePoint::min()), 0U);
+    const int event = queue.event();
+    ASSERT_GE(event, 0);
+    EXPECT_FALSE(becomes_readable(event, 0ms));
+    queue.wake();
+    EXPECT_FALSE(becomes_readable(event, 0ms)) << "who waits for several queues is woken elsewhere";
+    ends.release();
+    EXPECT_TRUE(becomes_readable(event, 20s));
+    ASSERT_EQ(queue.poll(done, TimePoint::min()), 1U);
+    EXPECT_EQ(done[0].cookie, round);
+  }
+  EXPECT_FALSE(becomes_readable(queue.event(), 0ms)) << "what was told is forgotten";
+}
+
+TEST(ThreadedQueue, tells_of_what_ended_before_its_event_was_asked_for) {
+  std::counting_semaphore<> ends(2);
+  ThreadedQueue queue({.depth = 4, .threads = 1}, [&] { return std::make_unique<PatientWorker>(ends); });
+  const auto ops = ops_of_length(1, 2);
+  ASSERT_EQ(queue.submit(ops), 2U);
+  std::array<Done, 1> done{};
+  // One stays behind.
+  while (queue.poll(done, Clock::now() + 20s) == 0) {
+  }
+  EXPECT_TRUE(becomes_readable(queue.event(), 20s));
+  EXPECT_EQ(queue.poll(done, Clock::now() + 20s), 1U);
+}
+
+TEST(ThreadedQueue, tells_of_one_that_was_cancelled_before_a_thread_took_it) {
+  std::counting_semaphore<> ends(0);
+  ThreadedQueue queue({.depth = 4, .threads = 1}, [&] { return std::make_unique<PatientWorker>(ends); });
+  const auto ops = ops_of_length(1, 2);
+  ASSERT_EQ(queue.submit(ops), 2U);
+  queue.cancel(1);
+  EXPECT_TRUE(becomes_readable(queue.event(), 20s));
+  ends.release();
+  EXPECT_EQ(collect(queue, 2).size(), 2U);
+}
+
+TEST(ThreadedQueue, has_no_event_while_it_has_something_to_copy_itself) {
+  std::counting_semaphore<> ends(1);
+  ThreadedQueue queue({.depth = 4, .threads = 1}, [&] { return std::make_unique<PatientWorker>(ends); });
+  PlainStore store(Locality::local);
+  const Op op{.path = engine::Path::cached, .store = &store, .length = 1};
+  ASSERT_EQ(queue.submit({&op, 1}), 1U);
+  EXPECT_EQ(queue.event(), -1);
+  EXPECT_EQ(collect(queue, 1).size(), 1U);
+  EXPECT_GE(queue.event(), 0);
 }
 
 }  // namespace

@@ -523,10 +523,33 @@ TEST(Controller, believes_no_completion_of_a_command_that_was_not_fetched) {
   EXPECT_EQ(queue->state().strange_completions, count);
 }
 
+// As firmware does that notes the head when it fetches a command, and completes later ones first.
+TEST(Controller, takes_heads_that_are_out_of_order) {
+  Bench bench({}, {.seed = 1, .shuffle = 500, .old_head = 1000});
+  fill_disk(bench);
+  auto queue = bench.controller().make_queue().value();
+  for (std::uint64_t round = 0; round < 10; ++round) {
+    constexpr std::uint64_t count = 64;
+    std::vector<Io> ios;
+    for (std::uint64_t i = 0; i < count; ++i) ios.push_back(bench.io(IoKind::read, i * 512, 512, i * 512));
+    ASSERT_EQ(queue->submit(ios), count);
+    for (std::uint64_t i = 0; i < count; ++i) ASSERT_EQ(Bench::wait(*queue).code, Code::ok);
+  }
+  EXPECT_EQ(queue->state().strange_completions, 0U);
+  EXPECT_EQ(bench.controller().resets(), 0U);
+}
+
 // A seeded run with every fault at once: every operation comes back once, and with the right bytes.
 TEST(Controller, loses_and_duplicates_nothing_under_seeded_faults) {
-  SoftFaults faults{
-      .seed = 7, .delay = 20, .shuffle = 200, .lose = 1, .duplicate = 30, .unknown = 20, .unfetched = 20, .fail = 30};
+  SoftFaults faults{.seed = 7,
+                    .delay = 20,
+                    .shuffle = 200,
+                    .lose = 1,
+                    .duplicate = 30,
+                    .unknown = 20,
+                    .unfetched = 20,
+                    .old_head = 100,
+                    .fail = 30};
   faults.statuses = {status::internal_error, status::data_transfer_error, status::namespace_not_ready};
   faults.max_delay = std::chrono::microseconds(100);
   ControllerOptions options = quick_options();

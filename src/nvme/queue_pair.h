@@ -14,10 +14,11 @@
 //     So doorbells are rung in the order of tickets.
 //  4. Whoever waits drains the completion queue, one group at a time: the drainer writes the outcome into the token of
 //     the caller and frees the slot. Nobody holds a slot while waiting for another.
-//  5. A completion counts only if it fits: its queue is this one; its submission head goes on from that of the last
-//     one that fitted, at most to what was rung; its identifier is that of a command in flight, which lies below this
-//     head. What does not fit is counted, and changes nothing else. A group judges as one thread would that takes one
-//     completion after the other.
+//  5. A completion counts only if it fits: its queue is this one, its identifier is that of a command in flight, and
+//     that command was fetched, by the completion's own submission head or by one that counted before. Heads need not
+//     come in order: firmware may note one when it fetches a command, and post it after those of later commands. What
+//     does not fit is counted, and changes nothing else. A group judges as one thread would that takes one completion
+//     after the other.
 //  6. A ticket can't be given back. A caller that stops waiting leaves its command and its token in flight.
 //  7. Once the queue is poisoned nobody rings any more, and every wait ends. What was rung may still be in flight at
 //     the controller: only deleting the queue, resetting the controller or isolating it ends that (controller.h).
@@ -28,8 +29,9 @@
 //      `published` after it: a command may be completed in between.
 //  I3. Tickets in flight at the controller are N - 1 at the most, so it never has to wait for room in a completion
 //      queue of M >= N entries whose head is rung at most M - N entries late.
-//  I4. fetched <= rung, and every ticket whose slot was freed is below `fetched`. So rung - fetched < N, and a head of
-//      16 bits stands for one count of 64 bits only. Neither ever goes back.
+//  I4. fetched <= rung, and every ticket whose slot was freed is below `fetched`. Neither ever goes back.
+//  I5. While ticket t is in flight, rung < t + N. So a head that was true once t was fetched stands, with its 16 bits,
+//      for one count of 64 bits only: the one in (t, t + N).
 //
 // Thread safety: submit, try_submit, drain and wait from any number of groups; the rest while nobody else is inside.
 // Lifetime: the memory named here, and every token, outlives the commands in flight.
@@ -97,7 +99,7 @@ struct QueuePairState {
   alignas(128) std::uint32_t draining = 0;
   std::uint64_t head = 0;                    // completions seen; of the drainer
   std::uint64_t head_rung = 0;               // and told to the controller
-  std::uint64_t fetched = 0;                 // commands, by the controller's word
+  std::uint64_t fetched = 0;                 // commands, by the largest head that counted
   alignas(128) std::uint32_t poison = 0;     // a Poison
   std::uint32_t strange_completions = 0;     // that fit no command in flight, and were ignored
   alignas(128) std::uint64_t doorbells = 0;  // rung for submissions; of whoever has the turn
@@ -174,10 +176,10 @@ class QueuePair {
       const bool is_first = p_.is_first(Completion::cid(status));
       const std::uint32_t taken = p_.leading(is_first && Completion::phase(status) == expected_phase(at));
       const bool is_taken = p_.rank() < taken;
-      const Claim claim = is_taken ? judge(completion, status, fetched) : Claim{};
-      const Largest moved = p_.largest(claim.fits ? claim.moved : 0);
-      // One that went back does not count, and would not move the largest.
-      if (is_taken) finish(completion, status, claim, claim.fits && claim.moved >= moved.before);
+      const Claim claim = is_taken ? judge(completion, status) : Claim{};
+      const Largest moved = p_.largest(claim.head > fetched ? static_cast<std::uint32_t>(claim.head - fetched) : 0);
+      const bool was_fetched = claim.ticket < claim.head || claim.ticket < fetched + moved.before;
+      if (is_taken) finish(completion, status, claim, claim.in_flight && was_fetched);
       fetched += moved.of_all;
       head += taken;
       if (taken < p_.size()) break;
@@ -313,22 +315,24 @@ class QueuePair {
     return true;
   }
 
-  // What a completion says, in itself and after those that were taken before.
+  // What a completion says in itself, whatever others said before.
   struct Claim {
     std::uint64_t ticket = 0;
-    std::uint32_t moved = 0;  // by how much its head is past `fetched`
-    bool fits = false;
+    std::uint64_t head = 0;  // commands fetched, among them its own; 0: it says nothing that could be true
+    bool in_flight = false;
   };
-  PENSTOCK_ANYWHERE Claim judge(const Completion& completion, std::uint32_t status, std::uint64_t fetched) {
+  PENSTOCK_ANYWHERE Claim judge(const Completion& completion, std::uint32_t status) {
     const std::uint32_t submission = completion.submission;
     const std::uint32_t head = submission & 0xffff;
-    const std::uint32_t moved = (head - static_cast<std::uint32_t>(fetched)) & (q_.memory.entries - 1);
     const std::uint64_t turn = p_.load_acquire(slot_of(Completion::cid(status)).turn);
     const std::uint64_t ticket = turn >> 1;
-    const bool fits = submission >> 16 == q_.memory.id && head < q_.memory.entries &&
-                      fetched + moved <= p_.load_acquire(q_.rung) && (turn & 1) != 0 &&
-                      command_id(ticket) == Completion::cid(status) && ticket < fetched + moved;
-    return {ticket, moved, fits};
+    if (submission >> 16 != q_.memory.id || head >= q_.memory.entries || (turn & 1) == 0 ||
+        command_id(ticket) != Completion::cid(status)) {
+      return {};
+    }
+    const std::uint64_t past = (head - ticket) & (q_.memory.entries - 1);
+    const bool is_possible = past != 0 && ticket + past <= p_.load_acquire(q_.rung);
+    return {ticket, is_possible ? ticket + past : 0, true};
   }
 
   PENSTOCK_ANYWHERE void finish(const Completion& completion, std::uint32_t status, const Claim& claim, bool counts) {

@@ -280,8 +280,14 @@ class Trial {
 
 SoftFaults faults_of(const NvmeTrial& trial) {
   if (!trial.faults) return {};
-  SoftFaults faults{
-      .seed = trial.seed, .delay = 5, .shuffle = 100, .duplicate = 20, .unknown = 20, .unfetched = 20, .fail = 20};
+  SoftFaults faults{.seed = trial.seed,
+                    .delay = 5,
+                    .shuffle = 100,
+                    .duplicate = 20,
+                    .unknown = 20,
+                    .unfetched = 20,
+                    .old_head = 100,
+                    .fail = 20};
   faults.statuses = {status::internal_error, status::data_transfer_error, status::abort_requested,
                      status::namespace_not_ready, make_status(status::path, 0)};
   faults.max_delay = std::chrono::microseconds(200);

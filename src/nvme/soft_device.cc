@@ -290,7 +290,7 @@ SoftDevice::Flight& SoftDevice::new_flight(std::uint16_t queue, std::uint16_t ci
   }
   Flight& flight = *flights_[free_flights_.back()];
   free_flights_.pop_back();
-  flight.posting = {queue, cid, status::success, 0};
+  flight.posting = {queue, cid, status::success, 0, false, {}};
   flight.parts = 0;
   flight.live = true;
   flight.due = {};
@@ -364,7 +364,7 @@ void SoftDevice::end(Flight& flight) {
   drop(flight);  // first: once the host knows, it may reuse everything
   post(posting);
   if (twice) post(posting);
-  if (another) post({posting.queue, cid, status::success, 0, true});
+  if (another) post({posting.queue, cid, status::success, 0, true, {}});
 }
 
 void SoftDevice::drop(Flight& flight) {
@@ -403,7 +403,7 @@ void SoftDevice::write_completion(CompletionQueue& queue, const Posting& posting
   const bool phase = (queue.posted / queue.entries & 1) == 0;
   entry.result = posting.result;
   entry.reserved = 0;
-  entry.submission = submissions.head | std::uint32_t{posting.queue} << 16;
+  entry.submission = posting.old_head.value_or(submissions.head) | std::uint32_t{posting.queue} << 16;
   __atomic_store_n(&entry.status, Completion::pack(posting.cid, phase, posting.status), __ATOMIC_RELEASE);
   ++queue.posted;
   queue.has_news = true;

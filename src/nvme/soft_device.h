@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,7 @@ struct SoftFaults {
   std::uint32_t duplicate = 0;  // it is completed twice
   std::uint32_t unknown = 0;    // another one is completed that it does not have: a random one
   std::uint32_t unfetched = 0;  // the next one is completed, as failed, before it is fetched
+  std::uint32_t old_head = 0;   // the completion tells how far it had fetched when it fetched the command; no lie
   std::uint32_t fail = 0;       // with one of `statuses`, and not carried out
   std::vector<StatusField> statuses;
   std::chrono::microseconds max_delay{200};
@@ -118,6 +120,7 @@ class SoftDevice : private Sleeper {
     StatusField status;
     std::uint32_t result = 0;
     bool made_up = false;  // of no command that it has
+    std::optional<std::uint32_t> old_head;
   };
   struct CompletionQueue {
     bool live = false;
@@ -181,7 +184,7 @@ class SoftDevice : private Sleeper {
   void raise_interrupts();
   Flight& new_flight(std::uint16_t queue, std::uint16_t cid);
   // What befalls a command, one of these at a time.
-  enum class Chance : std::uint64_t { delay = 1, shuffle, lose, duplicate, unknown, fail, unfetched };
+  enum class Chance : std::uint64_t { old_head, delay, shuffle, lose, duplicate, unknown, fail, unfetched };
   std::uint64_t random(Chance chance, std::uint64_t command) const;
   bool happens(Chance chance, std::uint32_t thousandths, const Flight& flight) const;
 

@@ -19,8 +19,9 @@ std::uint64_t block_count(const Command& command) {
 void SoftDevice::start_io(std::uint16_t queue, const Command& command) {
   Flight& flight = new_flight(queue, command.cid);
   if (happens(Chance::unfetched, faults_.unfetched, flight)) {
-    post({queue, static_cast<std::uint16_t>(command.cid + 1), status::unrecovered_read, 0, true});
+    post({queue, static_cast<std::uint16_t>(command.cid + 1), status::unrecovered_read, 0, true, {}});
   }
+  if (happens(Chance::old_head, faults_.old_head, flight)) flight.posting.old_head = submission_queues_[queue].head;
   // Parts that end at once must not end the command before the last was begun.
   flight.parts = 1;
   StatusField& status = flight.posting.status;

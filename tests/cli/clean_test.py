@@ -140,6 +140,27 @@ class Clean(CleanTest):
         self.assertEqual([entry["path"] for entry in removed], [str(below)])
         self.assertTrue(elsewhere.exists())
 
+    def test_does_not_go_into_another_file_system(self):
+        point = self.mount("size=16m")
+        here, there = self.leftover(self.folder / "data"), self.leftover(point / "data")
+        removed = self.json_of("clean", self.folder, "--recursive")["removed"]
+        self.assertEqual([entry["path"] for entry in removed], [str(here)])
+        self.assertTrue(there.exists())
+
+    def test_goes_256_folders_deep_and_names_what_lies_deeper(self):
+        left = self.leftover(self.folder / "data")
+        levels = [self.folder]
+        for _ in range(258):
+            levels.append(levels[-1] / "d")
+            levels[-1].mkdir()
+        for level in levels[256], levels[257]:
+            (level / left.name).write_bytes(b"x")
+        result = self.json_of("clean", self.folder, "--recursive")
+        self.assertEqual([entry["path"] for entry in result["removed"]], [str(left), str(levels[256] / left.name)])
+        self.assertEqual([entry["path"] for entry in result["kept"]], [str(levels[257])])
+        self.assertIn("clean it by itself", result["kept"][0]["reason"])
+        self.assertEqual(len(self.json_of("clean", levels[257])["removed"]), 1)
+
     def test_takes_several_folders(self):
         folders = [self.folder / name for name in ["a", "b"]]
         for folder in folders:

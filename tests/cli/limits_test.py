@@ -82,6 +82,10 @@ class LongHeaders(ToolTest):
     def test_of_many_tensors_take_four_times_their_size(self):
         entries = [b'"%05x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % each for each in range(100_000)]
         self.assertEqual(self.check_inspect(safetensors(entries))["tensor_count"], 100_000)
+        backwards = [b'"%05x":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}' % (each, each, each + 1)
+                     for each in reversed(range(100_000))]
+        found = self.check_inspect(safetensors(backwards, bytes(100_000)))
+        self.assertEqual([found["tensors"][at]["name"] for at in (0, -1)], ["00000", "1869f"])
         tensors = b"".join(struct.pack("<Q5sIQIQ", 5, b"%05x" % each, 1, 0, 0, 0) for each in range(100_000))
         found = self.check_inspect(gguf(tensors=tensors, tensor_count=100_000))
         self.assertEqual(found["tensors"][-1]["shape"], [0])
@@ -110,6 +114,23 @@ class LongHeaders(ToolTest):
         self.assertIn("262144", self.fails("invalid_argument", 2, "inspect", self.file("m", many))["message"])
         deep = safetensors([b'"a":' + b"[" * 100_000 + b"]" * 100_000])
         self.fails("invalid_argument", 2, "inspect", self.file("d", deep))
+
+    def test_are_one_object_or_one_error_whatever_the_limit(self):
+        """Of a value that is longer as JSON, so that there might be memory to read it and none to print it."""
+        text = b'"' * MB
+        path = self.file("model.gguf", gguf_array(8, 1, struct.pack("<Q", len(text)) + text))
+
+        def is_enough(megabytes):
+            done = self.run_tool("inspect", path, "--json", preexec_fn=limit(resource.RLIMIT_AS, megabytes * MB))
+            if done.returncode in (0, 5):
+                self.assertEqual("error" in json.loads(done.stdout), done.returncode == 5)
+            return done.returncode == 0
+
+        too_little, enough = 1, 1024
+        while enough - too_little > 1:
+            middle = (too_little + enough) // 2
+            too_little, enough = (too_little, middle) if is_enough(middle) else (middle, enough)
+        self.assertIn(False, [is_enough(too_little - less) for less in range(6)])
 
     def test_without_memory_are_an_error_in_words_and_in_json(self):
         entries = [b'"%05x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % each for each in range(400_000)]

@@ -155,24 +155,33 @@ class ToolTest(unittest.TestCase):
                 return lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
         self.skipTest("no memory control group can be made here")
 
-    def mount(self, options):
-        """A tmpfs of its own."""
+    def mount(self, options, kind="tmpfs"):
+        """A file system of its own, in memory."""
         self.need_root()
         point = self.folder / "mount"
         point.mkdir()
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", point], capture_output=True)
+        done = subprocess.run(["mount", "-t", kind, "-o", options, kind, point], capture_output=True)
         if done.returncode != 0:
-            self.skipTest(f"can't mount a tmpfs here: {done.stderr}")
+            self.skipTest(f"can't mount a {kind} here: {done.stderr}")
         self.addCleanup(subprocess.run, ["umount", point])
         return point
 
 
 def refuse(call, error):
     """From now on the system call of this number gives the error."""
+    filter_call(call, 0x00050000 | error)
+
+
+def die_at(call):
+    """From now on the system call of this number ends the process."""
+    filter_call(call, 0x80000000)
+
+
+def filter_call(call, instead):
     set_no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
     load_number, jump_if_equal, answer = 0x20, 0x15, 0x06
-    refused, allowed = 0x00050000 | error, 0x7FFF0000
-    instructions = [(load_number, 0, 0, 0), (jump_if_equal, 0, 1, call), (answer, 0, 0, refused),
+    allowed = 0x7FFF0000
+    instructions = [(load_number, 0, 0, 0), (jump_if_equal, 0, 1, call), (answer, 0, 0, instead),
                     (answer, 0, 0, allowed)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
     program = struct.pack("HxxxxxxP", len(instructions), ctypes.addressof(code))

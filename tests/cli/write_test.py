@@ -2,14 +2,16 @@
 
 import json
 import os
+import platform
 import resource
 import signal
+import struct
 import subprocess
 import time
 import unittest
 
 import schema
-from tool import NOBODY, PROMPTLY, TOOL, ToolTest, environment, resident_bytes, wait_until
+from tool import NOBODY, PROMPTLY, TOOL, ToolTest, die_at, environment, resident_bytes, wait_until
 
 MIB = 1 << 20
 
@@ -92,6 +94,53 @@ class Write(ToolTest):
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"standard output", done.stderr)
         self.assertEqual(destination.read_bytes(), b"abc")
+
+
+class WriteNeverShowsAReplacedFile(ToolTest):
+    """The new file has what the old one had, and never more on the way there."""
+
+    def with_list(self, mode):
+        """A file whose group may do nothing, while a user that is named may read: acl(5)."""
+        path = self.file("data", b"secret")
+        path.chmod(mode)
+        nobody_in_particular = 0xFFFFFFFF
+        entries = [(1, 6, nobody_in_particular), (2, 4, 12345), (4, 0, nobody_in_particular),
+                   (16, 4, nobody_in_particular), (32, 0, nobody_in_particular)]
+        text = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+        try:
+            os.setxattr(path, "system.posix_acl_access", text)
+        except OSError as error:
+            self.skipTest(f"no access lists here: {error}")
+        self.assertEqual(path.stat().st_mode & 0o777, 0o640, "the list's mask stands where the group's bits were")
+        return path
+
+    def test_to_its_group_before_it_has_its_access_list(self):
+        call = {"x86_64": 190, "aarch64": 7}.get(platform.machine())  # fsetxattr
+        if call is None:
+            self.skipTest(f"the number of fsetxattr on {platform.machine()} is not known")
+        path = self.with_list(0o600)
+        done = self.run_tool("write", "--pattern", 100, path, preexec_fn=lambda: die_at(call))
+        self.assertEqual(done.returncode, -signal.SIGSYS, done.stderr)
+        unfinished, = set(self.folder.iterdir()) - {path}
+        self.assertEqual(unfinished.stat().st_mode & 0o077, 0)
+
+    def test_to_another_group(self):
+        self.need_other_user()
+        path = self.file("data", b"secret")
+        path.chmod(0o664)
+        os.chown(path, NOBODY, 0)
+        self.json_of("write", "--pattern", 100, path, user=NOBODY, group=NOBODY, extra_groups=[])
+        status = path.stat()
+        self.assertEqual((status.st_gid, status.st_mode & 0o777), (NOBODY, 0o604))
+
+    def test_to_another_group_by_its_access_list(self):
+        self.need_other_user()
+        path = self.with_list(0o600)
+        os.chown(path, NOBODY, 0)
+        error = self.fails("permission_denied", 4, "write", "--pattern", 100, path, user=NOBODY, group=NOBODY,
+                           extra_groups=[])
+        self.assertIn("in place", error["hint"])
+        self.assertEqual((path.read_bytes(), self.names()), (b"secret", ["data"]))
 
 
 class WriteKeepsHoles(ToolTest):
@@ -247,6 +296,20 @@ class WriteStaysWithinItsControlGroup(ToolTest):
         self.assertEqual(os.listdir(point), [])
 
 
+class WriteOnAFileSystemOfNoSize(ToolTest):
+    """ramfs tells that it has no blocks and none free, and takes whatever it is given."""
+
+    def test_finds_it_not_full(self):
+        point = self.mount("mode=700", "ramfs")
+        self.assertEqual(os.statvfs(point).f_blocks, 0)
+        self.json_of("write", "--pattern", MIB, point / "whole")
+        sparse = self.sparse_file("sparse", 8 * MIB)
+        with open(sparse, "r+b") as file:
+            file.write(b"x" * MIB)
+        self.json_of("write", sparse, point / "sparse")
+        self.assertEqual((point / "sparse").read_bytes(), sparse.read_bytes())
+
+
 class WriteRefuses(ToolTest):
     def test_what_is_missing(self):
         self.fails("not_found", 3, "write", self.folder / "missing", self.folder / "copy")
@@ -308,6 +371,21 @@ class WriteRefuses(ToolTest):
         self.fails("no_space", 5, "write", "-", path, input=b"x" * 4 * MIB)
         self.assertEqual(path.read_bytes(), b"old")
         self.assertEqual([entry.name for entry in point.iterdir()], ["copy"])
+
+    def test_a_source_that_is_cut_short_meanwhile_and_keeps_the_old_file(self):
+        """A file that ends early looks as if it had a hole there."""
+        truncating_seeks = os.environ.get("PENSTOCK_TRUNCATING_SEEKS")
+        if os.environ.get("PENSTOCK_SANITIZE") or not truncating_seeks:
+            self.skipTest("needs PENSTOCK_TRUNCATING_SEEKS, the library that cuts a file, and no sanitizer")
+        old, source = self.file("copy", b"old"), self.file("source", b"x" * MIB)
+        os.truncate(source, 2 * MIB)
+        done = self.run_tool("write", source, old, "--json", env={
+            "LD_PRELOAD": truncating_seeks, "TRUNCATED_FILE": str(source), "TRUNCATED_BYTES": str(MIB)})
+        self.assertEqual(source.stat().st_size, MIB)
+        error = json.loads(done.stdout)["error"]
+        self.assertEqual((error["code"], done.returncode != 0), ("truncated", True), error)
+        self.assertIn("became shorter", error["message"])
+        self.assertEqual((old.read_bytes(), self.names()), (b"old", ["copy", "source"]))
 
     def test_more_than_the_process_may_write(self):
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))

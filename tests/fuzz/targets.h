@@ -159,15 +159,16 @@ inline std::string model_index(std::string_view text) {
   const auto json = nlohmann::json::parse(text, nullptr, false);
   const bool has_large_number = text.find_first_of("eE") != std::string_view::npos || text.size() > 300;
   if (json.is_discarded()) return has_large_number ? "" : "accepted, but not valid JSON";
-  for (const auto& [tensor, file] : index->weight_map) {
-    if (json["weight_map"][tensor] != file) return "another file than the text says";
+  for (const auto& [tensor, file] : index->weights) {
+    if (json["weight_map"][tensor] != index->files.at(file)) return "another file than the text says";
   }
-  for (const auto& [tensor, file] : index->weight_map) {
+  if (json["weight_map"].size() != index->weights.size()) return "another number of tensors than the text says";
+  for (const std::string& file : index->files) {
     const bool stays = !file.empty() && file != "." && file != ".." &&
                        file.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
     if (!stays) return "a name that leaves the directory";
   }
-  return index->weight_map.empty() ? "an index of nothing" : "";
+  return index->weights.empty() ? "an index of nothing" : "";
 }
 
 struct Target {

@@ -4,7 +4,6 @@
 #include "engines/cufile/diagnosis.h"
 #include "engines/cufile/engine.h"
 #include "engines/cufile/store.h"
-#include "engines/cufile/streams.h"
 #include "gpu/gpu_test.h"
 
 namespace penstock::test {
@@ -171,23 +170,6 @@ TEST_F(RealCuFile, reads_in_batches) {
   for (const Done& done : home_) EXPECT_EQ(done.bytes, block) << done.system_error;
   EXPECT_TRUE(batches.on);
   EXPECT_TRUE(holds_content(bytes_of(region_), 1, 0));
-}
-
-TEST_F(RealCuFile, reads_in_the_order_of_a_stream) {
-  if (!library_->api().has_streams()) GTEST_SKIP() << "this release has no streams";
-  cufile::StreamTransfers transfers(*library_, gpu());
-  const cuda::CuStream stream = make_stream(cuda::cu_stream_non_blocking);
-  ASSERT_TRUE(transfers.register_stream(stream).ok());
-  fill(region_, std::vector<std::byte>(size_bytes));
-  const auto read = transfers.read(
-      {.handle = static_cast<cufile::Store&>(*store_).handle(), .base = region_.data, .length = size_bytes}, stream);
-  ASSERT_TRUE(read.ok()) << read.error().message;
-  ASSERT_TRUE(eventually([&] { return read->finished(); }));
-  EXPECT_EQ(read->bytes().value(), size_bytes);
-  EXPECT_TRUE(holds_content(bytes_of(region_), 1, 0));
-  transfers.deregister_stream(stream);
-  const cuda::Current current(gpu());
-  driver_->api().stream_destroy(stream);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ class GpuSeeds : public GpuTest, public testing::WithParamInterface<std::uint64_
 
   std::mt19937_64 random_{GetParam()};
 };
-INSTANTIATE_TEST_SUITE_P(From, GpuSeeds, testing::Range<std::uint64_t>(1, 5));
+INSTANTIATE_TEST_SUITE_P(From, GpuSeeds, testing::Range<std::uint64_t>(1, under_thread_sanitizer ? 3 : 5));
 
 struct Live {
   std::size_t area = 0;

@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "api/context_builder.h"
-#include "files/test_machine.h"
 #include "integration/machine.h"
 #include "support/support.h"
 
@@ -33,7 +32,7 @@ class BlockDevice : public testing::TestWithParam<DeviceCase> {
   void make_device(std::size_t size) {
     device_.reset();
     write_file(image_, content(1, 0, size));
-    device_.emplace(image_, GetParam().sector_bytes);
+    device_.emplace(image_, "--sector-size " + std::to_string(GetParam().sector_bytes));
     if (!device_->refusal().empty()) SKIP_OUTSIDE_CI(device_->refusal());
     engine::Table table = table_of(GetParam().engine);
     if (const auto probe = table[0]->probe(); !probe.available) GTEST_SKIP() << probe.reason;
@@ -54,7 +53,7 @@ class BlockDevice : public testing::TestWithParam<DeviceCase> {
   }();
   TemporaryFolder folder_;
   const std::string image_ = folder_.path("image");
-  std::optional<LoopDevice> device_;
+  std::optional<AttachedLoop> device_;
   std::optional<Context> context_;
 };
 
@@ -218,8 +217,8 @@ TEST_P(BlockDevice, is_shared_by_writers_of_parts_of_one_block) {
 }
 
 TEST_P(BlockDevice, is_left_alone_while_it_is_mounted) {
-  if (output_of("mkfs.ext4 -q -F " + device_->path() + " && echo made").empty()) SKIP_OUTSIDE_CI("no mkfs.ext4 here");
-  Mount mount({device_->path(), "ext4", ""}, folder_.path("mounted"));
+  if (!make_file_system(device_->path())) SKIP_OUTSIDE_CI("no mkfs.ext4 here");
+  OwnMount mount({.source = device_->path()}, folder_.path("mounted"));
   if (!mount.mounted()) SKIP_OUTSIDE_CI("mounting is not allowed here");
   const auto refused = context_->open(device_->path(), for_writing);
   ASSERT_FALSE(refused.ok());

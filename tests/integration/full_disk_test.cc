@@ -14,7 +14,7 @@ namespace {
 class FullDisk : public ContextTest {
  protected:
   // Fills the file system's room with a file that is longer than the rest.
-  void check(Mount& mount, std::size_t room_bytes) {
+  void check(OwnMount& mount, std::size_t room_bytes) {
     Context context = make_context();
     const std::string path = mount.path("file");
     const std::size_t kept = 1 << 20;
@@ -43,7 +43,7 @@ class FullDisk : public ContextTest {
 
 TEST_F(FullDisk, in_memory_loses_nothing) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can mount";
-  Mount mount({"tmpfs", "tmpfs", "size=4m"}, folder_.path("mounted"));
+  OwnMount mount({"tmpfs", "tmpfs", "size=4m"}, folder_.path("mounted"));
   if (!mount.mounted()) GTEST_SKIP() << "mounting is not allowed here";
   check(mount, 6 << 20);
 }
@@ -51,10 +51,10 @@ TEST_F(FullDisk, in_memory_loses_nothing) {
 TEST_F(FullDisk, on_a_device_loses_nothing) {
   write_file(folder_.path("image"), {});
   std::filesystem::resize_file(folder_.path("image"), 16 << 20);
-  const LoopDevice device(folder_.path("image"), 512);
+  const AttachedLoop device(folder_.path("image"));
   if (!device.refusal().empty()) GTEST_SKIP() << device.refusal();
-  if (output_of("mkfs.ext4 -q -F " + device.path() + " && echo made").empty()) GTEST_SKIP() << "no mkfs.ext4 here";
-  Mount mount({device.path(), "ext4", ""}, folder_.path("mounted"));
+  if (!make_file_system(device.path())) GTEST_SKIP() << "no mkfs.ext4 here";
+  OwnMount mount({.source = device.path()}, folder_.path("mounted"));
   if (!mount.mounted()) GTEST_SKIP() << "mounting is not allowed here";
   check(mount, 20 << 20);
 }

@@ -16,7 +16,7 @@ class SavedModels : public ContextTest {};
 
 TEST_F(SavedModels, stay_as_they_are_on_a_full_disk) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can mount";
-  Mount mount({"tmpfs", "tmpfs", "size=4m"}, folder_.path("mounted"));
+  OwnMount mount({"tmpfs", "tmpfs", "size=4m"}, folder_.path("mounted"));
   if (!mount.mounted()) GTEST_SKIP() << "mounting is not allowed here";
   Context context = make_context();
   std::vector<std::byte> memory = content(1, 0, 6 << 20);

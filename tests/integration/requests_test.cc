@@ -166,7 +166,7 @@ TEST_F(ContextTest, counts_and_forgets_while_others_work) {
 }
 
 TEST_F(ContextTest, moves_a_million_ranges_in_one_request) {
-  constexpr std::size_t count = 1'000'000;
+  constexpr std::size_t count = under_thread_sanitizer ? 100'000 : 1'000'000;  // the number is no matter of threads
   constexpr std::size_t length = 5;
   Context context = make_context();
   const Store store = context.open(make_file("file")).value();

@@ -16,6 +16,19 @@
 
 namespace penstock::test {
 
+inline constexpr bool under_thread_sanitizer =
+#if defined(__SANITIZE_THREAD__)
+    true;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+    true;
+#else
+    false;
+#endif
+#else
+    false;
+#endif
+
 // Whether it becomes true within ten seconds.
 bool eventually(const std::function<bool()>& condition);
 

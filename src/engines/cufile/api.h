@@ -47,7 +47,6 @@ inline constexpr unsigned cf_control_posix = 2;
 inline constexpr unsigned cf_control_fallback = 4;
 // Bits of feature_flags.
 inline constexpr unsigned cf_feature_batch = 1;
-inline constexpr unsigned cf_feature_streams = 2;
 inline constexpr unsigned cf_feature_p2p = 4;
 
 struct CfProperties {
@@ -98,9 +97,6 @@ struct CfBatchEvent {
 inline constexpr int cf_parameter_allow_compat = 1;
 inline constexpr int cf_parameter_force_compat = 2;
 inline constexpr int cf_parameter_use_p2pdma = 7;
-
-// Flags of stream_register: what is known when a transfer is put on the stream, not only when the stream comes to it.
-inline constexpr unsigned cf_stream_all_fixed_and_aligned = 1 | 2 | 4 | 8;
 
 // Statistics of level 3: the counters of each GPU, after others whose number grew with the versions.
 struct CfGpuCounters {
@@ -163,14 +159,6 @@ constexpr std::size_t cf_gpu_count_offset(int version) {
     (CfBatch batch, unsigned least, unsigned* count, CfBatchEvent* events, struct timespec* timeout))         \
   X(batch_cancel, cuFileBatchIOCancel, CfError, (CfBatch batch))                                              \
   X(batch_destroy, cuFileBatchIODestroy, void, (CfBatch batch))                                               \
-  X(stream_register, cuFileStreamRegister, CfError, (cuda::CuStream stream, unsigned flags))                  \
-  X(stream_deregister, cuFileStreamDeregister, CfError, (cuda::CuStream stream))                              \
-  X(read_async, cuFileReadAsync, CfError,                                                                     \
-    (CfHandle handle, void* base, std::size_t* size, off_t* file_offset, off_t* memory_offset, ssize_t* done, \
-     cuda::CuStream stream))                                                                                  \
-  X(write_async, cuFileWriteAsync, CfError,                                                                   \
-    (CfHandle handle, void* base, std::size_t* size, off_t* file_offset, off_t* memory_offset, ssize_t* done, \
-     cuda::CuStream stream))                                                                                  \
   X(set_statistics_level, cuFileSetStatsLevel, CfError, (int level))                                          \
   X(get_statistics_level, cuFileGetStatsLevel, CfError, (int* level))                                         \
   X(statistics_start, cuFileStatsStart, CfError, ())                                                          \
@@ -185,7 +173,6 @@ struct Api {
 #undef PENSTOCK_CUFILE_MEMBER
 
   bool has_batches() const { return batch_set_up && batch_submit && batch_get_status && batch_cancel && batch_destroy; }
-  bool has_streams() const { return stream_register && stream_deregister && read_async && write_async; }
 };
 
 }  // namespace penstock::cufile

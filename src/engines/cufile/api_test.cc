@@ -76,10 +76,6 @@ TEST(CuFileApi, is_that_of_the_real_header) {
   PENSTOCK_CUFILE_COMPARE(batch_get_status, cuFileBatchIOGetStatus, , )
   PENSTOCK_CUFILE_COMPARE(batch_cancel, cuFileBatchIOCancel, , )
   PENSTOCK_CUFILE_COMPARE(batch_destroy, cuFileBatchIODestroy, , )
-  PENSTOCK_CUFILE_COMPARE(read_async, cuFileReadAsync, , )
-  PENSTOCK_CUFILE_COMPARE(write_async, cuFileWriteAsync, , )
-  PENSTOCK_CUFILE_COMPARE(stream_register, cuFileStreamRegister, , )
-  PENSTOCK_CUFILE_COMPARE(stream_deregister, cuFileStreamDeregister, , )
   PENSTOCK_CUFILE_COMPARE(get_version, cuFileGetVersion, , )
   PENSTOCK_CUFILE_COMPARE(use_count, cuFileUseCount, , )
 
@@ -107,7 +103,6 @@ TEST(CuFileApi, is_that_of_the_real_header) {
   EXPECT_EQ(cf_status_nvme, static_cast<unsigned>(CU_FILE_NVME_SUPPORTED));
   EXPECT_EQ(cf_control_allow_compat, static_cast<unsigned>(CU_FILE_ALLOW_COMPAT_MODE));
   EXPECT_EQ(cf_feature_batch, static_cast<unsigned>(CU_FILE_BATCH_IO_SUPPORTED));
-  EXPECT_EQ(cf_feature_streams, static_cast<unsigned>(CU_FILE_STREAMS_SUPPORTED));
   EXPECT_EQ(cf_batch_mode, CUFILE_BATCH);
   EXPECT_EQ(cf_read, CUFILE_READ);
   EXPECT_EQ(cf_write, CUFILE_WRITE);
@@ -116,9 +111,6 @@ TEST(CuFileApi, is_that_of_the_real_header) {
   EXPECT_EQ(cf_batch_complete, CUFILE_COMPLETE);
   EXPECT_EQ(cf_batch_timeout, CUFILE_TIMEOUT);
   EXPECT_EQ(cf_batch_failed, CUFILE_FAILED);
-  EXPECT_EQ(cf_stream_all_fixed_and_aligned,
-            static_cast<unsigned>(CU_FILE_STREAM_FIXED_BUF_OFFSET | CU_FILE_STREAM_FIXED_FILE_OFFSET |
-                                  CU_FILE_STREAM_FIXED_FILE_SIZE | CU_FILE_STREAM_PAGE_ALIGNED_INPUTS));
 }
 
 TEST(CuFileApi, names_the_errors_of_the_real_header){

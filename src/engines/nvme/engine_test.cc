@@ -1,6 +1,7 @@
 #include "engines/nvme/engine.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/stat.h>
 
 #include <array>
@@ -295,6 +296,110 @@ TEST_F(SoftNvme, sleeps_until_the_deadline_or_a_wake) {
   EXPECT_GE(Clock::now(), soon);
   queue->wake();
   EXPECT_EQ(queue->poll({&done, 1}, TimePoint::max()), 0U) << "a wake that came before is not lost";
+}
+
+bool is_readable_within(int descriptor, std::chrono::milliseconds time) {
+  pollfd wanted{descriptor, POLLIN, 0};
+  return ::poll(&wanted, 1, static_cast<int>(time.count())) == 1;
+}
+
+// Blocks that are given when the test lets them be; those of the store `quick` at once.
+struct Held {
+  explicit Held(const SoftShape& shape) {
+    Settings settings;
+    settings.description.name = "held";
+    settings.controller.command_time = std::chrono::seconds(60);
+    settings.connect = [this, shape](const std::string& name, const OpenOptions&) {
+      std::unique_ptr<BlockBackend> backend = std::make_unique<RamBackend>(1 << 20);
+      if (name != "quick") backend = std::make_unique<HeldBackend>(1 << 20, hold);
+      Device device;
+      device.transport = std::make_unique<SoftController>(std::move(backend), shape, SoftFaults{});
+      return device;
+    };
+    engine = make_engine(std::move(settings));
+    store = engine->open("slow", {}).value();
+    queue = engine->make_queue({.depth = 4}).value();
+  }
+  ~Held() {
+    hold->release();
+    queue.reset();
+  }
+
+  const std::shared_ptr<Hold> hold = std::make_shared<Hold>();
+  std::unique_ptr<engine::Engine> engine;
+  std::unique_ptr<engine::Store> store;
+  std::unique_ptr<engine::Queue> queue;
+};
+
+TEST_F(SoftNvme, tells_of_each_end_by_its_event) {
+  Held held({});
+  engine::Queue& queue = *held.queue;
+  std::vector<std::byte> memory(4096);
+  Done done;
+  const auto read = [&](std::uint64_t cookie) {
+    const Op op{.store = held.store.get(), .length = 4096, .memory = memory.data(), .cookie = cookie};
+    EXPECT_EQ(queue.submit({&op, 1}), 1U);
+    return queue.poll({&done, 1}, TimePoint::min());
+  };
+  EXPECT_EQ(read(0), 0U);
+  ASSERT_TRUE(held.hold->wait_for(1));
+  EXPECT_FALSE(is_readable_within(queue.event(), std::chrono::milliseconds(0)));
+  held.hold->release();
+  std::size_t count = 0;
+  for (std::uint64_t cookie = 0; cookie < 4; ++cookie) {
+    if (cookie > 0) count = read(cookie);
+    while (count == 0) {
+      ASSERT_TRUE(is_readable_within(queue.event(), std::chrono::seconds(20)));
+      count = queue.poll({&done, 1}, TimePoint::min());
+    }
+    EXPECT_EQ(done.cookie, cookie);
+    EXPECT_EQ(done.bytes, 4096U);
+  }
+}
+
+TEST_F(SoftNvme, is_not_kept_awake_by_a_controller_that_has_nothing_to_do) {
+  Held held({});
+  engine::Queue& queue = *held.queue;
+  const auto quick = held.engine->open("quick", {}).value();
+  std::vector<std::byte> memory(4096);
+  Done done;
+  int event = -1;
+  for (int round = 0; round < 2; ++round) {
+    const Op op{.store = quick.get(), .length = 4096, .memory = memory.data(), .cookie = 1};
+    ASSERT_EQ(queue.submit({&op, 1}), 1U);
+    if (round == 0) event = queue.event();
+    const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+    while (queue.poll({&done, 1}, TimePoint::min()) == 0 && Clock::now() < deadline) {
+    }
+  }
+  // The last end was found before anyone had been told of it.
+  EXPECT_TRUE(is_readable_within(event, std::chrono::seconds(20)));
+  const Op op{.store = held.store.get(), .length = 4096, .memory = memory.data(), .cookie = 2};
+  ASSERT_EQ(queue.submit({&op, 1}), 1U);
+  ASSERT_TRUE(held.hold->wait_for(1));
+  EXPECT_EQ(queue.poll({&done, 1}, TimePoint::min()), 0U);
+  bool is_quiet = false;
+  for (const TimePoint deadline = Clock::now() + std::chrono::seconds(20); !is_quiet && Clock::now() < deadline;) {
+    is_quiet = !is_readable_within(queue.event(), std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(is_quiet);
+  held.hold->release();
+  EXPECT_TRUE(is_readable_within(event, std::chrono::seconds(20)));
+  EXPECT_EQ(queue.poll({&done, 1}, Clock::now() + std::chrono::seconds(20)), 1U);
+}
+
+TEST_F(SoftNvme, has_no_event_where_the_controller_raises_no_interrupts) {
+  SoftShape shape;
+  shape.interrupts = false;
+  Held held(shape);
+  std::vector<std::byte> memory(4096);
+  const Op op{.store = held.store.get(), .length = 4096, .memory = memory.data()};
+  ASSERT_EQ(held.queue->submit({&op, 1}), 1U);
+  Done done;
+  EXPECT_EQ(held.queue->poll({&done, 1}, TimePoint::min()), 0U);
+  EXPECT_EQ(held.queue->event(), -1);
+  held.hold->release();
+  EXPECT_EQ(held.queue->poll({&done, 1}, Clock::now() + std::chrono::seconds(20)), 1U);
 }
 
 TEST_F(SoftNvme, holds_nothing_of_a_store_that_is_gone) {

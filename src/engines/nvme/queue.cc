@@ -1,5 +1,6 @@
 #include "engines/nvme/queue.h"
 
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -247,6 +248,44 @@ bool Queue::sleep(TimePoint deadline) {
   }
   std::uint64_t wakes = 0;
   return ::read(event_.get(), &wakes, sizeof wakes) == sizeof wakes;
+}
+
+int Queue::event() {
+  if (!events_) {
+    events_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+    watch(event_.get());
+  }
+  std::uint64_t wakes = 0;
+  [[maybe_unused]] const ssize_t read = ::read(event_.get(), &wakes, sizeof wakes);
+  for (Link& link : links_) {
+    if (link.in_flight == 0) continue;
+    const auto interrupt = link.lane->interrupt();
+    if (!interrupt || !watch(*interrupt)) return -1;
+    link.lane->after_sleep();
+  }
+  // Also interrupts of links that have nothing in flight any more: nobody reads those.
+  std::array<epoll_event, 8> told;
+  while (::epoll_wait(events_.get(), told.data(), told.size(), 0) == static_cast<int>(told.size())) {
+  }
+  // What came after the last poll has been told already, and would not be told again.
+  std::array<Done, 8> early;
+  const std::size_t count = collect(early);
+  ended_.insert(ended_.end(), early.begin(), early.begin() + static_cast<std::ptrdiff_t>(count));
+  if (count > 0) {
+    wake();
+    return events_.get();
+  }
+  // Others make room, or were in the way, and tell nobody.
+  const bool must_look = std::any_of(links_.begin(), links_.end(), [](const Link& link) {
+    return link.in_flight != 0 && (!link.waiting.empty() || link.lane->missed());
+  });
+  return must_look ? -1 : events_.get();
+}
+
+// Says whether it can be.
+bool Queue::watch(int descriptor) {
+  epoll_event wanted{.events = EPOLLIN | EPOLLET, .data = {}};
+  return ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, descriptor, &wanted) == 0 || errno == EEXIST;
 }
 
 void Queue::wake() {

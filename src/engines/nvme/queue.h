@@ -27,6 +27,7 @@ class Queue : public engine::Queue {
 
   std::size_t submit(std::span<const engine::Op> ops) override;
   std::size_t poll(std::span<engine::Done> done, TimePoint deadline) override;
+  int event() override;
   void wake() override;
   void cancel(std::uint64_t cookie) override;
 
@@ -59,8 +60,10 @@ class Queue : public engine::Queue {
   std::size_t collect(std::span<engine::Done> done);
   engine::Done finish(Link& link, const IoDone& io);
   bool sleep(TimePoint deadline);
+  bool watch(int descriptor);
 
   const UniqueFd event_;
+  UniqueFd events_;  // that one, and the interrupts of all links; made when it is first asked for
   std::vector<Link> links_;
   std::vector<Flight> flights_;
   std::vector<std::uint32_t> free_;

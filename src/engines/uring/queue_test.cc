@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -224,15 +225,28 @@ TEST_F(UringQueue, does_not_lose_a_wake_that_meets_completions) {
   EXPECT_EQ(lane->poll(done, TimePoint::max()), 0U);
 }
 
-// An operation that waits for somebody: a read of an empty pipe, through a store whose descriptor was exchanged.
+// A store whose descriptor was exchanged: reads wait until somebody writes.
+class PipeStore {
+ public:
+  explicit PipeStore(std::unique_ptr<engine::Store> store) : store_(std::move(store)) {
+    std::array<int, 2> pipe{};
+    EXPECT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
+    const UniqueFd out(pipe[0]);
+    in_ = UniqueFd(pipe[1]);
+    EXPECT_GE(::dup3(out.get(), static_cast<Store&>(*store_).buffered_fd(), O_CLOEXEC), 0);
+  }
+
+  engine::Store& operator*() const { return *store_; }
+  void write() const { EXPECT_EQ(::write(in_.get(), "x", 1), 1); }
+
+ private:
+  const std::unique_ptr<engine::Store> store_;
+  UniqueFd in_;
+};
+
 TEST_F(UringQueue, brings_a_cancelled_operation_home) {
   const auto lane = queue();
-  const auto store = open(file_.name());
-  std::array<int, 2> pipe{};
-  ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
-  const UniqueFd out(pipe[0]);
-  const UniqueFd in(pipe[1]);
-  ASSERT_GE(::dup3(out.get(), static_cast<Store&>(*store).buffered_fd(), O_CLOEXEC), 0);
+  const PipeStore store(open(file_.name()));
   const Op op = read(*store, 0);
   ASSERT_EQ(lane->submit({&op, 1}), 1U);
   std::array<Done, 2> done{};
@@ -244,6 +258,42 @@ TEST_F(UringQueue, brings_a_cancelled_operation_home) {
   ASSERT_EQ(lane->poll(done, Clock::now() + 10s), 1U);
   EXPECT_EQ(done[0].code, Code::cancelled);
   EXPECT_EQ(lane->poll(done, Clock::now() + 5ms), 0U);
+}
+
+bool is_readable(int descriptor, std::chrono::milliseconds time) {
+  pollfd wanted{descriptor, POLLIN, 0};
+  return ::poll(&wanted, 1, static_cast<int>(time.count())) == 1;
+}
+
+TEST_F(UringQueue, tells_of_each_end_by_its_event) {
+  const auto lane = queue();
+  const PipeStore store(open(file_.name()));
+  std::array<Done, 2> done{};
+  for (std::size_t round = 0; round < 3; ++round) {
+    const Op op = read(*store, round);
+    ASSERT_EQ(lane->submit({&op, 1}), 1U);
+    EXPECT_EQ(lane->poll(done, TimePoint::min()), 0U);
+    const int event = lane->event();
+    ASSERT_GE(event, 0);
+    EXPECT_FALSE(is_readable(event, 0ms));
+    store.write();
+    EXPECT_TRUE(is_readable(event, 20s));
+    ASSERT_EQ(lane->poll(done, TimePoint::min()), 1U);
+    EXPECT_EQ(done[0].cookie, round);
+    EXPECT_EQ(done[0].bytes, 1U);
+    EXPECT_FALSE(is_readable(lane->event(), 0ms));
+  }
+}
+
+TEST_F(UringQueue, tells_by_its_event_of_ends_that_no_poll_has_taken) {
+  const auto lane = queue();
+  const auto store = open(file_.name());
+  const std::array<Op, 2> ops{read(*store, 0), read(*store, 1)};
+  ASSERT_EQ(lane->submit(ops), 2U);
+  std::array<Done, 1> done{};
+  ASSERT_EQ(lane->poll(done, Clock::now() + 20s), 1U);
+  EXPECT_TRUE(is_readable(lane->event(), 20s));
+  EXPECT_EQ(lane->poll(done, Clock::now() + 20s), 1U);
 }
 
 TEST_F(UringQueue, writes_flushes_zeros_and_digs_holes) {
@@ -355,6 +405,7 @@ TEST_F(UringQueue, does_operations_itself_once_the_kernel_refuses_to_be_entered)
     ASSERT_EQ(done.size(), 2U);
     EXPECT_EQ(done[0].bytes, block);
     EXPECT_EQ(done[1].code, Code::cancelled);
+    EXPECT_EQ(lane->event(), -1) << "it has to be polled now";
     read_all(*lane, *store, Path::buffered);
     const Op zero{.kind = OpKind::zero, .store = store.get(), .offset = 0, .length = block};
     EXPECT_EQ(run(*lane, zero).bytes, block);

@@ -203,6 +203,10 @@ std::string to_prometheus(std::span<const Published> published) {
   exposition.add("penstock_pinned_bytes", "gauge", "Staging and pinned memory.", number(&Statistics::pinned_bytes));
   exposition.add("penstock_quarantined_bytes", "gauge", "Memory that abandoned operations may still touch.",
                  number(&Statistics::quarantined_bytes));
+  exposition.add("penstock_operations_in_flight", "gauge", "Operations that engines have.",
+                 number(&Statistics::operations_in_flight));
+  exposition.add("penstock_bytes_in_flight", "gauge", "Bytes of those operations.",
+                 number(&Statistics::bytes_in_flight));
   return std::move(exposition).text();
 }
 

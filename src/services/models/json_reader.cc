@@ -78,29 +78,38 @@ bool JsonReader::Keys::add(std::string_view text, const JsonReader& reader) {
     few_.push_back(key);
     return true;
   }
-  if (2 * count_ >= table_.size()) grow(reader);
-  return insert(key, reader);
-}
-
-bool JsonReader::Keys::insert(const Key& key, const JsonReader& reader) {
-  std::size_t at = keyed_hash(key.text) & (table_.size() - 1);
-  for (; table_[at] != 0; at = (at + 1) & (table_.size() - 1)) {
-    if (reader.text_at(table_[at]) == key.text) return false;
-  }
-  table_[at] = key.place;
+  if (2 * count_ >= table_.size()) grow();
+  const Entry entry = entry_of(key);
+  Entry& found = find(entry.hash, [&](Place place) { return reader.text_at(place) == text; });
+  if (found.place != 0) return false;
+  found = entry;
   ++count_;
   return true;
 }
 
-void JsonReader::Keys::grow(const JsonReader& reader) {
-  const std::size_t size = std::max({std::size_t{64}, 2 * table_.size(), std::bit_ceil(2 * expected_)});
-  const std::vector<Place> others = std::exchange(table_, std::vector<Place>(size));
-  count_ = 0;
-  for (const Key& key : few_) insert(key, reader);
-  for (const Place place : others) {
-    if (place != 0) insert({reader.text_at(place), place}, reader);
+JsonReader::Keys::Entry JsonReader::Keys::entry_of(const Key& key) {
+  return {key.place, static_cast<std::uint32_t>(keyed_hash(key.text))};
+}
+
+template <typename IsSame>
+JsonReader::Keys::Entry& JsonReader::Keys::find(std::uint32_t hash, IsSame is_same) {
+  std::size_t at = hash & (table_.size() - 1);
+  while (table_[at].place != 0 && (table_[at].hash != hash || !is_same(table_[at].place))) {
+    at = (at + 1) & (table_.size() - 1);
   }
+  return table_[at];
+}
+
+void JsonReader::Keys::grow() {
+  const std::size_t size = std::max({std::size_t{64}, 2 * table_.size(), std::bit_ceil(2 * expected_)});
+  const std::vector<Entry> others = std::exchange(table_, std::vector<Entry>(size));
+  const auto add_other = [&](const Entry& other) { find(other.hash, [](Place) { return false; }) = other; };
+  for (const Key& key : few_) add_other(entry_of(key));
+  count_ += few_.size();
   few_.clear();
+  for (const Entry& other : others) {
+    if (other.place != 0) add_other(other);
+  }
 }
 
 JsonReader::Place JsonReader::place_of(std::string_view text) const {

@@ -29,9 +29,10 @@ namespace penstock::models {
 
 class JsonReader {
  public:
-  explicit JsonReader(std::string_view json) : begin_(json.data()), end_(json.data() + json.size()) {
-    constexpr std::size_t usual_member_bytes = 100;
-    keys_[0].expect(json.size() / usual_member_bytes);
+  explicit JsonReader(std::string_view json) : JsonReader(json, json.size() / usual_member_bytes) {}
+  // With so many members in the outermost object, perhaps.
+  JsonReader(std::string_view json, std::size_t members) : begin_(json.data()), end_(json.data() + json.size()) {
+    keys_[0].expect(members);
   }
 
   enum class Kind : std::uint8_t {
@@ -97,6 +98,7 @@ class JsonReader {
 
  private:
   static constexpr std::size_t depth_limit = 8;
+  static constexpr std::size_t usual_member_bytes = 100;
 
   // Where a text is that was given out: in the JSON, or among the texts with escapes. 0: nowhere.
   using Place = std::uint32_t;
@@ -105,7 +107,7 @@ class JsonReader {
   std::string_view text_at(Place place) const;
 
   // The keys of an object that is open. Most objects have few; for the many of the outermost one there is a table, open
-  // and at most half full.
+  // and at most half full. It has their hashes, since their texts lie all over the JSON.
   class Keys {
    public:
     void clear();
@@ -119,11 +121,18 @@ class JsonReader {
       std::string_view text;
       Place place = 0;
     };
-    bool insert(const Key& key, const JsonReader& reader);
-    void grow(const JsonReader& reader);
+    struct Entry {
+      Place place = 0;
+      std::uint32_t hash = 0;
+    };
+    static Entry entry_of(const Key& key);
+    // Where the hash would be: there it is, or nothing is.
+    template <typename IsSame>
+    Entry& find(std::uint32_t hash, IsSame is_same);
+    void grow();
 
     std::vector<Key> few_;
-    std::vector<Place> table_;  // a power of two
+    std::vector<Entry> table_;  // a power of two
     std::size_t count_ = 0;     // in the table
     std::size_t expected_ = 0;
   };

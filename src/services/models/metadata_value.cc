@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "penstock/models.h"
 #include "services/models/gguf_value.h"
@@ -12,9 +14,9 @@ using models::ValueType;
 
 namespace {
 
-constexpr std::size_t piece_bytes = 64 << 10;
+constexpr std::size_t piece_bytes = 16 << 10;
 
-// Turns values into JSON.
+// Turns values into JSON, and takes no memory for it.
 class ValueWriter {
  public:
   using Take = std::function<void(std::string_view piece)>;
@@ -22,16 +24,12 @@ class ValueWriter {
   // REQUIRES: the bytes are values that were checked.
   ValueWriter(std::string_view bytes, const Take& take) : bytes_(bytes), take_(take) {}
   void finish() {
-    if (!json_.empty()) take_(json_);
+    if (used_ != 0) take_({piece_.data(), std::exchange(used_, 0)});
   }
   ValueWriter(const ValueWriter&) = delete;
   ValueWriter& operator=(const ValueWriter&) = delete;
 
   void write(ValueType type) {
-    if (json_.size() >= piece_bytes) {
-      take_(json_);
-      json_.clear();
-    }
     switch (type) {
       case ValueType::u8:
         return write_number<std::uint8_t>();
@@ -54,7 +52,7 @@ class ValueWriter {
       case ValueType::f64:
         return write_float<double>();
       case ValueType::boolean:
-        json_ += number<std::uint8_t>() == 1 ? "true" : "false";
+        add(number<std::uint8_t>() == 1 ? "true" : "false");
         return;
       case ValueType::string:
         return write_string();
@@ -64,6 +62,13 @@ class ValueWriter {
   }
 
  private:
+  // REQUIRES: it is a few bytes.
+  void add(std::string_view json) {
+    if (json.size() > piece_.size() - used_) finish();
+    std::memcpy(piece_.data() + used_, json.data(), json.size());
+    used_ += json.size();
+  }
+
   // As on this machine, which is little endian as the file is.
   template <typename T>
   T number() {
@@ -76,7 +81,7 @@ class ValueWriter {
   template <typename T>
   void write_number() {
     char text[24];
-    json_.append(text, std::to_chars(std::begin(text), std::end(text), number<T>()).ptr);
+    add({text, std::to_chars(std::begin(text), std::end(text), number<T>()).ptr});
   }
 
   // As short as it can be without being another number; a fraction also where it is whole.
@@ -84,33 +89,36 @@ class ValueWriter {
   void write_float() {
     const T value = number<T>();
     if (!std::isfinite(value)) {
-      json_ += "null";
+      add("null");
       return;
     }
     char text[32];
     const std::string_view digits(text, std::to_chars(std::begin(text), std::end(text), value).ptr - text);
-    json_ += digits;
-    if (digits.find_first_of(".e") == std::string_view::npos) json_ += ".0";
+    add(digits);
+    if (digits.find_first_of(".e") == std::string_view::npos) add(".0");
   }
 
   void write_string() {
     const auto length = number<std::uint64_t>();
     const std::string_view text = bytes_.substr(0, length);
     bytes_.remove_prefix(length);
-    json_ += '"';
+    add("\"");
     for (const char c : text) write_character(c);
-    json_ += '"';
+    add("\"");
   }
 
   void write_character(char c) {
     constexpr std::string_view digits = "0123456789abcdef", meanings = "\b\f\n\r\t\"\\", letters = "bfnrt\"\\";
     const std::size_t which = c == '"' || c == '\\' || is_control(c) ? meanings.find(c) : std::string_view::npos;
     if (which != std::string_view::npos) {
-      (json_ += '\\') += letters[which];
+      add("\\");
+      add(letters.substr(which, 1));
     } else if (is_control(c)) {
-      ((json_ += "\\u00") += digits[static_cast<std::size_t>(c) >> 4]) += digits[c & 15];
+      add("\\u00");
+      add(digits.substr(static_cast<std::size_t>(c) >> 4, 1));
+      add(digits.substr(c & 15, 1));
     } else {
-      json_ += c;
+      add({&c, 1});
     }
   }
   static bool is_control(char c) { return static_cast<unsigned char>(c) < ' '; }
@@ -118,17 +126,18 @@ class ValueWriter {
   void write_array() {
     const auto type = static_cast<ValueType>(number<std::uint32_t>());
     const auto count = number<std::uint64_t>();
-    json_ += '[';
+    add("[");
     for (std::uint64_t i = 0; i < count; ++i) {
-      if (i != 0) json_ += ',';
+      if (i != 0) add(",");
       write(type);
     }
-    json_ += ']';
+    add("]");
   }
 
   std::string_view bytes_;
   const Take& take_;
-  std::string json_;
+  std::array<char, piece_bytes> piece_;
+  std::size_t used_ = 0;
 };
 
 }  // namespace

@@ -90,7 +90,7 @@ class ModelBuilder {
       model_.warnings_.push_back(path + ": its total_size is " + std::to_string(*index.total_bytes) +
                                  ", and its tensors have " + std::to_string(bytes) + " bytes");
     }
-    return check_weight_map(path, index.weight_map);
+    return check_weights(path, index);
   }
 
   Model build() { return std::move(model_); }
@@ -106,24 +106,33 @@ class ModelBuilder {
             "name the file that you want"};
   }
 
-  Status check_weight_map(const std::string& index, const models::WeightMap& weight_map) const {
-    for (const TensorInfo& tensor : model_.tensors_) {
-      const std::string& path = model_.files_[tensor.file].path;
-      const auto said = weight_map.find(tensor.name);
-      if (said == weight_map.end()) {
-        return in_file(index,
-                       broken("tensor " + in_quotes(tensor.name) + " is in " + path + ", but not in the weight_map"));
+  // REQUIRES: the files are those of the index, in its order.
+  Status check_weights(const std::string& path, const models::Index& index) const {
+    const auto wrong = [&](std::string_view tensor, const std::string& problem) {
+      return in_file(path, broken("tensor " + in_quotes(tensor) + " is " + problem));
+    };
+    const auto not_as_said = [&](std::uint32_t file) {
+      return "not in " + in_quotes(index.files[file]) + " as the weight_map says";
+    };
+    std::vector<bool> is_named(model_.tensors_.size());
+    const models::Index::Weight* unknown = nullptr;
+    for (const models::Index::Weight& weight : index.weights) {
+      const std::optional<std::uint32_t> found = model_.find(weight.tensor);
+      if (!found) {
+        unknown = unknown == nullptr ? &weight : unknown;
+        continue;
       }
-      if (said->second != std::filesystem::path(path).filename()) {
-        return in_file(index, broken("tensor " + in_quotes(tensor.name) + " is in " + path + ", not in " +
-                                     in_quotes(said->second) + " as the weight_map says"));
+      is_named[*found] = true;
+      const std::uint32_t file = model_.tensors_[*found].file;
+      if (file != weight.file) {
+        return wrong(weight.tensor, "in " + model_.files_[file].path + ", " + not_as_said(weight.file));
       }
     }
-    for (const auto& [name, file] : weight_map) {
-      if (model_.find(name)) continue;
-      return in_file(index,
-                     broken("tensor " + in_quotes(name) + " is not in " + in_quotes(file) + " as the weight_map says"));
+    if (const auto other = std::ranges::find(is_named, false); other != is_named.end()) {
+      const TensorInfo& tensor = model_.tensors_[static_cast<std::size_t>(other - is_named.begin())];
+      return wrong(tensor.name, "in " + model_.files_[tensor.file].path + ", but not in the weight_map");
     }
+    if (unknown != nullptr) return wrong(unknown->tensor, not_as_said(unknown->file));
     return {};
   }
 

@@ -141,6 +141,14 @@ TEST_F(ModelOpen, a_wrong_total_in_an_index_is_a_warning) {
   EXPECT_TRUE(has(warnings_with(bytes + "1")[0], "its total_size is " + bytes + "1, and its tensors have " + bytes));
 }
 
+TEST_F(ModelOpen, an_index_may_name_tensors_and_files_in_any_order) {
+  write_shards();
+  write_index(R"({"b":"model-00002-of-00002.safetensors","a":"model-00001-of-00002.safetensors"})");
+  const Model model = Model::open(folder_.string()).value();
+  EXPECT_EQ(model.tensors()[model.find("b").value()].file, 1U);
+  EXPECT_TRUE(model.files()[1].path.ends_with("model-00002-of-00002.safetensors"));
+}
+
 TEST_F(ModelOpen, an_index_agrees_with_its_files) {
   write_shards();
   const auto refused = [&](const std::string& weight_map) {

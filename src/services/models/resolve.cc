@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "services/models/contents.h"
@@ -42,7 +43,8 @@ class IndexReader {
     const bool taken = json_.may_be(Kind::object) ? take_index() : json_.fail("the index is no object");
     if (const Status status = json_.end(taken); !status) return status.error();
     if (!has_map_) return broken("the index has no weight_map");
-    if (index_.weight_map.empty()) return broken("the weight_map of the index is empty");
+    if (index_.weights.empty()) return broken("the weight_map of the index is empty");
+    sort_files();
     return std::move(index_);
   }
 
@@ -73,13 +75,33 @@ class IndexReader {
       if (const std::string problem = check_file_name(file); !problem.empty()) {
         return fail("the name of its file, " + in_quotes(file) + ", " + problem);
       }
-      index_.weight_map.emplace(std::string(key), std::string(file));
+      index_.weights.push_back({std::string(key), number_of(file)});
       return true;
     });
   }
 
+  // Models have few files, and most tensors lie in that of the one before.
+  std::uint32_t number_of(std::string_view file) {
+    if (!index_.files.empty() && index_.files[last_file_] == file) return last_file_;
+    const auto [known, is_new] = numbers_.try_emplace(std::string(file), static_cast<std::uint32_t>(numbers_.size()));
+    if (is_new) index_.files.emplace_back(file);
+    return last_file_ = known->second;
+  }
+
+  void sort_files() {
+    std::vector<std::uint32_t> places(index_.files.size());
+    index_.files.clear();
+    for (const auto& [file, number] : numbers_) {
+      places[number] = static_cast<std::uint32_t>(index_.files.size());
+      index_.files.push_back(file);
+    }
+    for (Index::Weight& weight : index_.weights) weight.file = places[weight.file];
+  }
+
   JsonReader json_;
   Index index_;
+  std::map<std::string, std::uint32_t> numbers_;  // of files
+  std::uint32_t last_file_ = 0;
   bool has_map_ = false;
 };
 
@@ -89,19 +111,18 @@ Result<Resolved> resolve_index(const std::string& path) {
   Result<Index> index = parse_index(*text);
   if (!index) return in_file(path, std::move(index).error());
 
-  std::set<std::string> names;
-  for (const auto& [tensor, file] : index->weight_map) names.insert(file);
   Resolved resolved{.files = {}, .index_path = path, .index = std::move(*index)};
   std::vector<std::string> missing;
   std::error_code failed;
-  for (const std::string& name : names) {
+  for (const std::string& name : resolved.index->files) {
     const fs::path file = fs::path(path).parent_path() / name;
     if (!fs::exists(file, failed)) missing.push_back(name);
     resolved.files.push_back(file.string());
   }
   if (missing.empty()) return resolved;
   return Error{.code = Code::not_found,
-               .message = path + ": " + std::to_string(missing.size()) + " of the " + std::to_string(names.size()) +
+               .message = path + ": " + std::to_string(missing.size()) + " of the " +
+                          std::to_string(resolved.index->files.size()) +
                           " files that it names are missing: " + list_of(missing),
                .hint = "fetch the rest of the model"};
 }

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,10 +14,14 @@
 
 namespace penstock::models {
 
-// Which file holds a tensor, by the names in the index.
-using WeightMap = std::map<std::string, std::string, std::less<>>;
 struct Index {
-  WeightMap weight_map;
+  // Which file holds a tensor. No tensor is there twice.
+  struct Weight {
+    std::string tensor;
+    std::uint32_t file = 0;  // in `files`
+  };
+  std::vector<Weight> weights;
+  std::vector<std::string> files;            // each once, in order
   std::optional<std::uint64_t> total_bytes;  // what its metadata say that all tensors have
 };
 inline constexpr std::string_view index_ending = ".safetensors.index.json";

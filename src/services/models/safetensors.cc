@@ -1,8 +1,8 @@
 #include "services/models/safetensors.h"
 
 #include <algorithm>
+#include <compare>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "services/models/json_reader.h"
@@ -15,10 +15,7 @@ using Kind = JsonReader::Kind;
 
 class Header {
  public:
-  Header(std::string_view json, Contents& contents) : json_(json), contents_(contents) {
-    constexpr std::size_t least_entry_bytes = 50;
-    contents_.tensors.reserve(std::min(entries_in(json), json.size() / least_entry_bytes));
-  }
+  Header(std::string_view json, Contents& contents) : Header(json, contents, entries_in(json)) {}
 
   Status read() {
     return json_.end(
@@ -26,11 +23,14 @@ class Header {
   }
 
  private:
+  Header(std::string_view json, Contents& contents, std::size_t entries) : json_(json, entries), contents_(contents) {
+    contents_.tensors.reserve(entries);
+  }
+
   // About as many as there are; there may be braces in names.
   static std::size_t entries_in(std::string_view json) {
-    std::size_t count = 0;
-    for (std::size_t at = json.find('{', 1); at != std::string_view::npos; at = json.find('{', at + 1)) ++count;
-    return count;
+    constexpr std::size_t least_entry_bytes = 50;
+    return std::min(static_cast<std::size_t>(std::ranges::count(json, '{')) - 1, json.size() / least_entry_bytes);
   }
 
   bool take_metadata() {
@@ -155,6 +155,32 @@ class Header {
   std::uint64_t offsets_[2] = {};
 };
 
+// Those without bytes lie where another begins, and stay in the order of the header. Keys are sorted, and each tensor
+// is moved once: it is several times as long.
+void sort_by_place(std::vector<TensorInfo>& tensors) {
+  struct Key {
+    std::uint64_t offset, size_bytes;
+    std::uint32_t index;
+    auto operator<=>(const Key&) const = default;
+  };
+  const auto place_of = [](const TensorInfo& tensor) { return std::pair(tensor.offset, tensor.size_bytes); };
+  if (std::ranges::is_sorted(tensors, {}, place_of)) return;  // as most writers write them
+  std::vector<Key> keys;
+  keys.reserve(tensors.size());
+  for (std::uint32_t i = 0; i < tensors.size(); ++i) keys.push_back({tensors[i].offset, tensors[i].size_bytes, i});
+  std::ranges::sort(keys);
+  for (std::uint32_t first = 0; first < keys.size(); ++first) {
+    if (keys[first].index == first) continue;
+    // A cycle of moves: each place gets what belongs there, and is free for the next one.
+    TensorInfo kept = std::move(tensors[first]);
+    std::uint32_t place = first;
+    for (std::uint32_t from = 0; (from = std::exchange(keys[place].index, place)) != first; place = from) {
+      tensors[place] = std::move(tensors[from]);
+    }
+    tensors[place] = std::move(kept);
+  }
+}
+
 std::string numbers(std::uint64_t has, std::uint64_t wants) {
   return std::to_string(has) + ", not at " + std::to_string(wants);
 }
@@ -209,11 +235,7 @@ Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_byt
     error.message = "header: " + error.message;
     return error;
   }
-  const auto by_place = [](const TensorInfo& a, const TensorInfo& b) {
-    return std::tie(a.offset, a.size_bytes, a.name) < std::tie(b.offset, b.size_bytes, b.name);
-  };
-  // Most writers write them in order.
-  if (!std::ranges::is_sorted(contents.tensors, by_place)) std::ranges::sort(contents.tensors, by_place);
+  sort_by_place(contents.tensors);
   contents.data_offset = safetensors_length_bytes + json.size();
   if (Status status = check_layout(contents.tensors, file_bytes - contents.data_offset); !status) {
     return std::move(status).error();

@@ -71,6 +71,24 @@ TEST(Safetensors, an_entry_that_is_nearly_as_usual_is_read_as_strictly) {
   EXPECT_FALSE(parse(R"({"a":{"dtype":"F16","shape":[1],"data_offsets":[0,2],"more":1}})", 2).ok());
 }
 
+TEST(Safetensors, tensors_are_told_in_the_order_of_their_bytes_and_without_bytes_in_that_of_the_header) {
+  const auto entry = [](const std::string& name, std::uint64_t begin, std::uint64_t end) {
+    return "\"" + name + R"(":{"dtype":"U8","shape":[)" + std::to_string(end - begin) + R"(],"data_offsets":[)" +
+           std::to_string(begin) + "," + std::to_string(end) + "]}";
+  };
+  const auto names = [](const std::string& entries, std::uint64_t bytes) {
+    const Contents contents = parse("{" + entries + "}", bytes).value();
+    std::string all;
+    for (const TensorInfo& tensor : contents.tensors) all += tensor.name;
+    return all;
+  };
+  EXPECT_EQ(names(entry("c", 0, 0) + "," + entry("a", 0, 0) + "," + entry("b", 0, 0), 0), "cab");
+  EXPECT_EQ(names(entry("d", 4, 6) + "," + entry("z", 4, 4) + "," + entry("c", 3, 4) + "," + entry("y", 4, 4) + "," +
+                      entry("a", 0, 2) + "," + entry("b", 2, 3),
+                  6),
+            "abczyd");
+}
+
 TEST(Safetensors, long_texts_are_cut_in_messages) {
   const std::string many(1 << 20, 'x');
   const Result<Contents> contents = parse(R"({"a":{"dtype":")" + many + R"(","shape":[],"data_offsets":[0,4]}})", 4);

@@ -38,7 +38,7 @@ FAKE_CUFILE_EXPORT CfError cuFileDriverGetProperties(CfProperties* properties) {
     properties->kernel_module.status_flags = 1U << cf_status_nvme;
   }
   properties->kernel_module.control_flags = m.allow_compat ? 1U << cf_control_allow_compat : 0;
-  properties->feature_flags = 1U << cf_feature_batch | 1U << cf_feature_streams;
+  properties->feature_flags = 1U << cf_feature_batch;
   if (m.mode == fake_cufile_p2pdma && m.use_p2pdma) properties->feature_flags |= 1U << cf_feature_p2p;
   properties->max_batch_size = 128;
   return success;

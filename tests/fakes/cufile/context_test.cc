@@ -223,8 +223,10 @@ TEST_F(StraightToTheGpu, a_call_that_hangs_is_abandoned_in_time) {
   const Store store = context.open(name_).value();
   const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
   cufile_.set_hang(1);
-  const Report report = context.read(store, 0, memory.region(), {.deadline_seconds = 0.2});
-  EXPECT_EQ(report.outcome, Outcome::abandoned);
+  const Range range{&store, 0, memory.region()};
+  Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+  ASSERT_TRUE(test::eventually([&] { return cufile_.counters().in_transfers == 1; }));
+  EXPECT_EQ(ticket.cancel(), Outcome::abandoned);
   EXPECT_EQ(context.statistics().quarantined_bytes, mib);
   std::vector<std::byte> host(mib);
   EXPECT_TRUE(context.read(store, 0, Region::host(host.data(), host.size())).ok()) << "the Context goes on";

@@ -138,17 +138,11 @@ ssize_t Model::transfer(Lock& lock, const Transfer& transfer, const std::string&
 using namespace fake_cufile;
 
 FAKE_CUFILE_EXPORT void fake_cufile_reset() {
-  std::vector<std::thread> threads;
-  {
-    Lock lock(model().mutex);
-    model().ending = true;
-    model().changed.notify_all();
-    model().changed.wait(lock, [] { return model().counters.in_transfers + model().counters.hanging == 0; });
-    threads.swap(model().stream_threads);
-  }
-  for (std::thread& thread : threads) thread.join();
-  const Lock lock(model().mutex);
   Model& m = model();
+  Lock lock(m.mutex);
+  m.ending = true;
+  m.changed.notify_all();
+  m.changed.wait(lock, [&] { return m.counters.in_transfers + m.counters.hanging == 0; });
   m.mode = fake_cufile_compat;
   m.version = 1150;
   m.part_bytes = 0;

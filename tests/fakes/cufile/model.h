@@ -94,7 +94,6 @@ struct Model {
   Ways reads;
   Ways writes;
   FakeCufileCounters counters{};
-  std::vector<std::thread> stream_threads;
 
   // cuFile calls CUDA, from nearly everywhere. False if CUDA does not let it.
   static bool calls_cuda();

@@ -17,7 +17,6 @@ TEST_F(OldCuFile, works_without_optional_calls) {
   const auto library = Library::acquire().value();
   EXPECT_EQ(library->version(), 0);
   EXPECT_FALSE(library->api().has_batches());
-  EXPECT_FALSE(library->api().has_streams());
   EXPECT_EQ(library->api().use_count, nullptr);
   EXPECT_NE(library->api().driver_close, nullptr);  // by its first name
 

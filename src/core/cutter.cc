@@ -1,0 +1,220 @@
+#include "core/cutter.h"
+
+#include <algorithm>
+
+namespace penstock::core {
+
+using engine::Path;
+
+namespace {
+
+// Of a group of short ranges, so many are asked about; if they agree, the rest is taken to be alike. A wrong guess
+// costs speed, never bytes.
+constexpr std::uint32_t residency_samples = 8;
+
+// GPUDirect Storage moves whole blocks between aligned places.
+constexpr std::uint64_t device_alignment = 4096;
+
+// Whether `next` is the same long range, from where `unit` ends.
+bool continues(const Unit& unit, const Unit& next) {
+  return unit.count == 1 && next.count == 1 && next.first == unit.first && next.begin == unit.begin + unit.length;
+}
+
+Residency compare(std::uint64_t resident, std::uint64_t length) {
+  if (resident >= length) return Residency::all;
+  return resident == 0 ? Residency::none : Residency::some;
+}
+
+StoreEntry& entry_of(const Part& part) {
+  return *part.hold->stores[part.hold->spans[part.range].store].entry;
+}
+
+Residency residency_of(Part& part, std::uint64_t offset, std::uint64_t length) {
+  StoreEntry& entry = entry_of(part);
+  const engine::PageCache* cache = entry.store().page_cache();
+  if (const auto resident = cache->resident_bytes_at_once(offset, length)) return compare(*resident, length);
+  const std::uint32_t store = part.hold->spans[part.range].store;
+  if (part.sampled == Residency::unknown || part.sampled_store != store) {
+    part.sampled = entry.sample_residency(offset, length);
+    part.sampled_store = store;
+  }
+  return part.sampled;
+}
+
+// What is left of the range, within the unit.
+Rest rest_of(const Part& part) {
+  const Span& span = part.hold->spans[part.range];
+  const std::uint64_t end = part.unit.count == 1 ? part.unit.begin + part.unit.length : span.length;
+  // Where there is no memory, every place in it is aligned.
+  const auto memory = reinterpret_cast<std::uintptr_t>(span.memory);
+  return {span.offset + part.position, end - part.position, memory != 0 ? memory + part.position : 0};
+}
+
+}  // namespace
+
+std::optional<NextPiece> Cutter::next(Part& part) const {
+  while (true) {
+    if (part.unit.count == 0) {
+      if (!next_unit(part)) return std::nullopt;
+      plan_unit(part);
+      part.hold->prefer_long(part.plan.path != Path::direct);
+    }
+    Rest rest = rest_of(part);
+    if (rest.length == 0) {
+      advance(part, 0);
+      continue;
+    }
+    // The way around the device was chosen for one piece.
+    if (part.goes_straight) part.plan = {Path::device, Reason::straight};
+    if (part.plan_each_piece) {
+      // What was asked about is what the plan is for.
+      rest.length = std::min(rest.length, environment_.options.storage_chunk_bytes);
+      plan_window_at(part, rest.offset, rest.length);
+    }
+    const Span& span = part.hold->spans[part.range];
+    StoreEntry& entry = entry_of(part);
+    if (!part.no_route) {
+      const Cut piece = cut(rules(part, entry, span), rest);
+      // Where there is no way around, the engine has to see to alignment itself.
+      const bool fits = part.plan.path != Path::device || piece.shape == Shape::plain || !entry.from_host();
+      if (fits) return NextPiece{&entry, &span, rest.offset, piece};
+      // Ends and places that aren't aligned go through the host; what comes after may go straight again.
+      part.goes_straight = true;
+      rest.length = std::min(rest.length, environment_.options.storage_chunk_bytes);
+      plan_window_at(part, rest.offset, rest.length, true);
+      if (!part.no_route) return NextPiece{&entry, &span, rest.offset, cut(rules(part, entry, span), rest)};
+    }
+    fail_unit(part, Code::no_route);
+  }
+}
+
+bool Cutter::next_unit(Part& part) {
+  Request& request = *part.hold;
+  if (part.claimed == part.claimed_end) {
+    const auto claim = request.claim_units();
+    if (claim.begin == claim.end) return false;
+    part.claimed = claim.begin;
+    part.claimed_end = claim.end;
+  }
+  part.unit = request.units[part.claimed++];
+  while (part.claimed != part.claimed_end && continues(part.unit, request.units[part.claimed])) {
+    part.unit.length += request.units[part.claimed++].length;
+  }
+  part.range = part.unit.first;
+  part.position = part.unit.begin;
+  return true;
+}
+
+void Cutter::advance(Part& part, std::uint64_t bytes) {
+  part.position += bytes;
+  const Span& span = part.hold->spans[part.range];
+  if (part.unit.count == 1) {
+    if (part.position >= part.unit.begin + part.unit.length) part.unit.count = 0;
+    return;
+  }
+  if (part.position < span.length) return;
+  part.position = 0;
+  ++part.range;
+  if (part.range == part.unit.first + part.unit.count) part.unit.count = 0;
+}
+
+void Cutter::plan_unit(Part& part) const {
+  const Request& request = *part.hold;
+  const Unit& unit = part.unit;
+  part.plan_each_piece = false;
+  part.goes_straight = false;
+  if (unit.count == 1) {
+    const Span& span = request.spans[unit.first];
+    const Residency residency = plan_window_at(part, span.offset + unit.begin, unit.length);
+    part.plan_each_piece = residency == Residency::some && unit.length > environment_.options.storage_chunk_bytes;
+    return;
+  }
+  const std::uint32_t stride = std::max(1U, unit.count / residency_samples);
+  std::optional<Residency> agreed;
+  for (std::uint32_t i = 0; i < unit.count; i += stride) {
+    const Span& span = request.spans[unit.first + i];
+    if (span.length == 0) continue;
+    const Residency residency = plan_window_at(part, span.offset, span.length);
+    if (residency == Residency::unknown) return;  // nobody needs to know
+    if (agreed && *agreed != residency) {
+      part.plan_each_piece = true;
+      return;
+    }
+    agreed = residency;
+  }
+}
+
+Residency Cutter::plan_window_at(Part& part, std::uint64_t offset, std::uint64_t length, bool around_device) const {
+  const cuda::Device* gpu = part.hold->spans[part.range].gpu;
+  StoreEntry& entry = entry_of(part);
+  WindowFacts facts{.direction = part.hold->direction,
+                    .locality = entry.info().locality,
+                    .direct = entry.from_host() && entry.direct(),
+                    .page_cache = entry.from_host() && entry.info().page_cache,
+                    .cache = environment_.options.cache,
+                    .allowed = part.hold->allowed,
+                    .gpu = gpu != nullptr};
+  if (gpu != nullptr && !around_device) {
+    const StoreEntry* direct = entry.for_device(environment_);
+    if (direct != nullptr) facts.device_route = direct->store().device_route_to(gpu->info());
+  }
+  if (wants_residency(facts)) facts.residency = residency_of(part, offset, length);
+  const auto plan = plan_window(facts);
+  part.no_route = !plan;
+  if (plan) part.plan = *plan;
+  return facts.residency;
+}
+
+CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& span) const {
+  const Options& options = environment_.options;
+  const Direction direction = part.hold->direction;
+  const std::uint64_t alignment = entry.alignment(direction);
+  const Path path = part.plan.path;
+  const bool straight = path == Path::device;
+  const bool past_cache = path == Path::direct || straight;
+  // Written in long pieces: a file system has to note the extents of each.
+  const bool reads_to_gpu = span.gpu != nullptr && direction == Direction::read;
+  // Units to a GPU are short, and lanes take several from wherever the last lane stopped.
+  const std::uint64_t chunk = align_up(
+      reads_to_gpu ? std::min(options.storage_chunk_bytes, Flow::least_piece_bytes) : options.storage_chunk_bytes,
+      alignment);
+  // A copy engine is at its best from a whole slot at a time, and a store may like longer operations; a disk is content
+  // with less.
+  std::uint64_t longest = options.storage_chunk_bytes;
+  if (reads_to_gpu && path == Path::direct) {
+    longest = entry.flow(direction).staged_piece_bytes();
+  } else if (straight || (span.gpu != nullptr && path == Path::cached)) {
+    longest = std::max(longest, options.staging_slot_bytes);
+  } else if (span.memory == nullptr) {
+    longest = memoryless_bytes_most;
+  } else {
+    longest = past_cache ? entry.flow(direction).plain_piece_bytes() : longest;
+    longest = std::max(longest, entry.operation_bytes());
+  }
+  longest = std::max(chunk, longest / chunk * chunk);
+  // Half of a short arena: the other half is filled meanwhile.
+  const std::uint64_t slot = std::min(options.staging_slot_bytes, staging_bytes_ / 2);
+  return {.direction = direction,
+          .path = path,
+          .chunk_bytes = chunk,
+          .longest_bytes = longest,
+          .alignment = alignment,
+          .memory_alignment = straight ? device_alignment : entry.info().alignments.memory,
+          .staged_only = span.gpu != nullptr && !straight,
+          .staging_bytes = align_down(std::min(longest, slot), past_cache ? alignment : 1)};
+}
+
+bool Cutter::may_be_buffered(const Request& request, const StoreEntry& entry, const Span& span) {
+  const Route route = span.gpu != nullptr ? Route::buffered_staged : Route::buffered;
+  return entry.info().page_cache && (request.allowed & route_bit(route)) != 0;
+}
+
+void Cutter::fail_unit(Part& part, Code code, const Error* cause) {
+  while (part.unit.count != 0) {
+    const Rest rest = rest_of(part);
+    if (rest.length != 0) part.add_failure({part.range, rest.offset, rest.length, code, 0}, cause);
+    advance(part, rest.length);
+  }
+}
+
+}  // namespace penstock::core

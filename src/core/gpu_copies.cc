@@ -1,0 +1,142 @@
+#include "core/gpu_copies.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/futex.h"
+#include "base/log.h"
+
+namespace penstock::core {
+
+using cuda::CopyQueue;
+using cuda::Toward;
+
+namespace {
+
+// Small copies are given to the GPU many together; from this size on, each by itself, so that its slot is free as soon
+// as it has been copied.
+constexpr std::size_t worth_issuing_copies = 32;
+constexpr std::size_t worth_issuing_bytes = 256 << 10;
+
+constexpr Duration shortest_look = std::chrono::microseconds(20);
+constexpr Duration longest_look = std::chrono::microseconds(100);
+
+}  // namespace
+
+GpuCopies::GpuCopies(LaneStaging& staging, StreamGate& streams, std::uint32_t depth, double stream_seconds)
+    : staging_(staging), streams_(streams), depth_(depth), stream_seconds_(stream_seconds), done_(depth) {}
+
+void GpuCopies::ask_to_prepare(cuda::Device& gpu, Left left) {
+  left->fetch_add(1, std::memory_order_relaxed);
+  unprepared_.store(false, std::memory_order_relaxed);
+  const std::scoped_lock lock(mutex_);
+  to_prepare_.push_back({&gpu, std::move(left)});
+}
+
+bool GpuCopies::prepare_asked() {
+  std::vector<ToPrepare> all;
+  {
+    const std::scoped_lock lock(mutex_);
+    all.swap(to_prepare_);
+  }
+  std::erase_if(all, [this](const ToPrepare& one) {
+    const bool done = prepare(*one.gpu, Toward::device) && prepare(*one.gpu, Toward::host);
+    if (done && one.left->fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(*one.left);
+    return done;
+  });
+  if (all.empty()) return true;
+  const std::scoped_lock lock(mutex_);
+  std::move(all.begin(), all.end(), std::back_inserter(to_prepare_));
+  return false;
+}
+
+// False if it has to wait; what can't be done at all is done with.
+bool GpuCopies::prepare(cuda::Device& gpu, Toward toward) {
+  const Status status = get_ready(gpu, toward);
+  if (status) return true;
+  if (status.error().code == Code::would_deadlock) return false;
+  if (status.error().code == Code::over_budget) {
+    // Others do its work until there is room; LaneStaging has warned.
+    unprepared_.store(true, std::memory_order_relaxed);
+  } else {
+    log(LogLevel::error, status.error().message);
+  }
+  return true;
+}
+
+GpuCopies::OfGpu& GpuCopies::of(cuda::Device& gpu) {
+  const auto found = std::find_if(gpus_.begin(), gpus_.end(), [&](const OfGpu& one) { return one.gpu == &gpu; });
+  return found != gpus_.end() ? *found : gpus_.emplace_back(OfGpu{.gpu = &gpu});
+}
+
+Status GpuCopies::get_ready(cuda::Device& gpu, Toward toward) {
+  auto& queue = of(gpu).toward(toward);
+  if (queue) return {};
+  const TimePoint begun = Clock::now();
+  const double cpu_begun = thread_cpu_seconds();
+  auto made = make(gpu, toward);
+  spent_.time += Clock::now() - begun;
+  spent_.cpu_seconds += thread_cpu_seconds() - cpu_begun;
+  if (!made) return std::move(made).error();
+  queue = std::move(*made);
+  ready_.store(true, std::memory_order_relaxed);
+  return {};
+}
+
+Result<std::unique_ptr<CopyQueue>> GpuCopies::make(cuda::Device& gpu, Toward toward) {
+  auto arena = staging_.get();
+  if (!arena) return std::move(arena).error();
+  if (auto status = (*arena)->register_with(gpu); !status) {
+    if (status.error().code == Code::would_deadlock) return std::move(status).error();
+    log(LogLevel::warning, status.error().message + "; copies to and from the GPU are slower");
+  }
+  return CopyQueue::create(gpu, {.toward = toward, .depth = depth_, .host_to_device = (*arena)->host_to_device()});
+}
+
+void GpuCopies::add(cuda::Device& gpu, Toward toward, const cuda::Copy& copy) {
+  CopyQueue& queue = *of(gpu).toward(toward);
+  if (pending_++ == 0) moved_ = Clock::now();
+  queue.add(copy);
+  if (copy.bytes >= worth_issuing_bytes) queue.issue();
+}
+
+void GpuCopies::issue(bool all) {
+  if (pending_ == 0) return;
+  for (OfGpu& of : gpus_) {
+    for (CopyQueue* queue : {of.to_device.get(), of.to_host.get()}) {
+      if (queue == nullptr) continue;
+      const bool worth_it = queue->added() >= worth_issuing_copies || queue->added_bytes() >= worth_issuing_bytes;
+      if (worth_it || all) queue->issue();
+    }
+  }
+}
+
+std::size_t GpuCopies::added() const {
+  std::size_t count = 0;
+  for (const OfGpu& of : gpus_) {
+    for (const CopyQueue* queue : {of.to_device.get(), of.to_host.get()}) {
+      if (queue != nullptr) count += queue->added();
+    }
+  }
+  return count;
+}
+
+void GpuCopies::note_moved(std::size_t count) {
+  const TimePoint now = Clock::now();
+  // Copies of other lanes go over the same bus: the more there are, the longer each takes.
+  between_looks_ = std::clamp<Duration>((now - moved_) / 8, shortest_look, longest_look);
+  moved_ = now;
+  pending_ -= static_cast<std::uint32_t>(count);
+}
+
+void GpuCopies::watch_streams(TimePoint now) {
+  if (stream_seconds_ <= 0 || pending_ == 0 || now - moved_ < duration_from_seconds(stream_seconds_)) return;
+  const bool streams_wait =
+      std::any_of(gpus_.begin(), gpus_.end(), [](const OfGpu& of) { return of.gpu->stream_waits() != 0; });
+  if (!streams_wait) return;
+  log(LogLevel::warning, "copies make no progress while streams wait for them; requests in stream order are ended");
+  streams_.break_all();
+  moved_ = now;
+}
+
+}  // namespace penstock::core

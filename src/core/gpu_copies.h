@@ -1,0 +1,113 @@
+// GpuCopies: a lane's copies between its staging memory and GPUs. Storage fills one slot while a copy engine empties
+// another.
+//
+// Thread safety: ask_to_prepare, is_ready and is_unprepared from any thread; the rest is the lane's. Lifetime: its
+// lane's, which is leaked rather than ended while copies are pending.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "core/staging.h"
+#include "core/stream_gate.h"
+#include "cuda/copy_queue.h"
+
+namespace penstock::core {
+
+class GpuCopies {
+ public:
+  using Left = std::shared_ptr<std::atomic<std::uint32_t>>;
+
+  // `depth`: the most that may be pending. `stream_seconds`: as Deadlines has it.
+  GpuCopies(LaneStaging& staging, StreamGate& streams, std::uint32_t depth, double stream_seconds);
+
+  // Makes the lane prepare for a GPU when it next looks; `left` is counted up, and down, and woken, when that is done
+  // or can't be.
+  void ask_to_prepare(cuda::Device& gpu, Left left);
+  // Whether something was made ready: the staging memory need not be registered any more.
+  bool is_ready() const { return ready_.load(std::memory_order_relaxed); }
+  // Whether preparing may do what it has not: it was never asked to, or the budget had no room.
+  bool is_unprepared() const { return unprepared_.load(std::memory_order_relaxed); }
+
+  // Does what was asked; false if something has to wait until no stream waits for us.
+  bool prepare_asked();
+  // Makes what copies to or from the GPU need, if it is not there. Code::would_deadlock: a stream waits for us, and it
+  // can't be made meanwhile.
+  Status get_ready(cuda::Device& gpu, cuda::Toward toward);
+  // Spent by get_ready so far: what is made once is neither the disk's time nor the bus's.
+  const Spent& spent() const { return spent_; }
+
+  // REQUIRES: get_ready was ok for it, and fewer than `depth` are pending.
+  void add(cuda::Device& gpu, cuda::Toward toward, const cuda::Copy& copy);
+  // Gives the GPUs what was added, where it is worth it, or all.
+  void issue(bool all);
+  std::uint32_t pending() const { return pending_; }
+  // Those that no GPU has yet.
+  std::size_t added() const;
+  // Calls `on_copied(CopyDone, now)` for those that have ended; returns how many there were.
+  template <typename OnCopied>
+  std::size_t collect(OnCopied on_copied) {
+    std::size_t found = 0;
+    for (OfGpu& of : gpus_) {
+      for (cuda::CopyQueue* queue : {of.to_device.get(), of.to_host.get()}) {
+        if (queue == nullptr || queue->pending() == 0) continue;
+        const std::size_t count = queue->collect(done_);
+        if (count == 0) continue;
+        found += count;
+        note_moved(count);
+        for (std::size_t i = 0; i < count; ++i) on_copied(done_[i], moved_);
+      }
+    }
+    return found;
+  }
+  // When one last ended, or the first of those pending began.
+  TimePoint last_moved() const { return moved_; }
+  // How long to wait before looking again.
+  Duration between_looks() const { return between_looks_; }
+  // A stream that waits for us may stand in the hardware's queue before our copies; then neither ever moves. Where
+  // copies have made no progress for too long, requests in stream order are ended.
+  void watch_streams(TimePoint now);
+  void clear() { gpus_.clear(); }
+
+ private:
+  struct ToPrepare {
+    cuda::Device* gpu = nullptr;
+    Left left;
+  };
+  struct OfGpu {
+    cuda::Device* gpu = nullptr;
+    std::unique_ptr<cuda::CopyQueue> to_device;
+    std::unique_ptr<cuda::CopyQueue> to_host;
+
+    std::unique_ptr<cuda::CopyQueue>& toward(cuda::Toward end) {
+      return end == cuda::Toward::device ? to_device : to_host;
+    }
+  };
+
+  OfGpu& of(cuda::Device& gpu);
+  Result<std::unique_ptr<cuda::CopyQueue>> make(cuda::Device& gpu, cuda::Toward toward);
+  bool prepare(cuda::Device& gpu, cuda::Toward toward);
+  void note_moved(std::size_t count);
+
+  LaneStaging& staging_;
+  StreamGate& streams_;
+  const std::uint32_t depth_;
+  const double stream_seconds_;
+  std::mutex mutex_;
+  std::vector<ToPrepare> to_prepare_;  // guarded by mutex_
+  std::atomic<bool> unprepared_{true};
+  std::atomic<bool> ready_{false};
+  std::vector<OfGpu> gpus_;
+  std::vector<cuda::CopyDone> done_;
+  std::uint32_t pending_ = 0;
+  TimePoint moved_;
+  Duration between_looks_ = std::chrono::microseconds(20);
+  Spent spent_;
+};
+
+}  // namespace penstock::core

@@ -1,0 +1,145 @@
+#include "core/lane_set.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "core/test_scripted_engine.h"
+#include "memory/allocation.h"
+
+namespace penstock::core {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Ends every operation at once.
+class InstantQueue : public engine::Queue {
+ public:
+  std::size_t submit(std::span<const engine::Op> ops) override {
+    for (const engine::Op& op : ops) ended_.push_back({.cookie = op.cookie, .bytes = op.length});
+    return ops.size();
+  }
+  std::size_t poll(std::span<engine::Done> done, TimePoint) override {
+    const std::size_t count = std::min(done.size(), ended_.size());
+    std::copy_n(ended_.begin(), count, done.begin());
+    ended_.erase(ended_.begin(), ended_.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+  }
+  void wake() override {}
+  void cancel(std::uint64_t) override {}
+
+ private:
+  std::vector<engine::Done> ended_;
+};
+
+class LaneSetTest : public testing::Test {
+ protected:
+  LaneSetTest() {
+    script_.name = "instant";
+    script_.info = {.name = "x", .size_bytes = 64 << 20, .alignments = {.offset = 512, .memory = 512}, .direct = true};
+    script_.size_now = script_.info.size_bytes;
+    script_.make_queue = [this](const engine::QueueOptions& options) -> std::unique_ptr<engine::Queue> {
+      const std::scoped_lock lock(mutex_);
+      depths_.push_back(options.depth);
+      return std::make_unique<InstantQueue>();
+    };
+    options_.lanes = 2;
+  }
+
+  std::shared_ptr<LaneSet> make_lanes() {
+    auto table = std::make_shared<engine::Table>();
+    table->push_back(std::make_unique<ScriptedEngine>(script_));
+    environment_ = std::make_shared<Environment>(table, options_, Machine{.lockable_bytes = UINT64_MAX});
+    store_ = penstock::Store(StoreEntry::open(*environment_, "x", {}).value());
+    return std::make_shared<LaneSet>(environment_);
+  }
+  std::shared_ptr<Request> read(std::uint64_t length, RequestOptions options = {}) {
+    const Range range{&store_, 0, Region::host(memory_->region().data, length)};
+    return Request::create(environment_, {&range, 1}, {.lanes = 2, .options = std::move(options)}).value();
+  }
+  std::vector<std::uint32_t> depths() {
+    const std::scoped_lock lock(mutex_);
+    return depths_;
+  }
+
+  Script script_;
+  Options options_;
+  std::shared_ptr<Environment> environment_;
+  penstock::Store store_;
+  const std::unique_ptr<memory::Allocation> memory_ =
+      memory::Allocation::create({.domain = Domain::host(), .size_bytes = 16 << 20}).value();
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::uint32_t> depths_;
+};
+
+TEST_F(LaneSetTest, runs_requests_on_its_threads_and_on_those_of_callers) {
+  const auto lanes = make_lanes();
+  EXPECT_EQ(lanes->size(), 2U);
+  const auto submitted = read(16 << 20);
+  lanes->submit(submitted);
+  EXPECT_TRUE(submitted->wait_until(Clock::now() + 20s));
+  EXPECT_EQ(submitted->outcome(), Outcome::done);
+  const auto driven = read(4096);
+  EXPECT_TRUE(lanes->drive(driven));
+  EXPECT_EQ(driven->outcome(), Outcome::done);
+  const auto started = read(4096);
+  EXPECT_TRUE(lanes->start(started));
+  EXPECT_TRUE(started->wait_until(Clock::now() + 20s));
+  EXPECT_EQ(started->outcome(), Outcome::done);
+}
+
+TEST_F(LaneSetTest, ends_a_request_at_once_when_it_is_closed) {
+  const auto lanes = make_lanes();
+  lanes->close();
+  const auto request = read(4 << 20);
+  lanes->submit(request);
+  ASSERT_TRUE(request->ended());
+  EXPECT_EQ(request->outcome(), Outcome::cancelled);
+  EXPECT_EQ(request->report().error->code, Code::closed);
+  const auto small = read(512);
+  EXPECT_FALSE(lanes->start(small));
+  EXPECT_FALSE(lanes->drive(small));
+  EXPECT_FALSE(small->ended()) << "it is the caller's to submit";
+  EXPECT_TRUE(depths().empty()) << "no lane was made for it";
+  lanes->close();
+}
+
+TEST_F(LaneSetTest, divides_the_operations_in_flight_among_all_its_lanes) {
+  options_.operations_in_flight_total = 24;
+  const auto lanes = make_lanes();
+  const auto submitted = read(16 << 20);
+  lanes->submit(submitted);
+  EXPECT_TRUE(submitted->wait_until(Clock::now() + 20s));
+  const auto started = read(4096);
+  EXPECT_TRUE(lanes->start(started));
+  EXPECT_TRUE(started->wait_until(Clock::now() + 20s));
+  // Two with threads, and two that callers share.
+  const std::vector<std::uint32_t> made = depths();
+  EXPECT_GE(made.size(), 2U);
+  for (const std::uint32_t depth : made) EXPECT_EQ(depth, 6U);
+}
+
+TEST_F(LaneSetTest, gives_each_lane_one_operation_at_least) {
+  options_.operations_in_flight_total = 1;
+  const auto lanes = make_lanes();
+  const auto request = read(16 << 20);
+  lanes->submit(request);
+  EXPECT_TRUE(request->wait_until(Clock::now() + 20s));
+  EXPECT_EQ(request->outcome(), Outcome::done);
+  for (const std::uint32_t depth : depths()) EXPECT_EQ(depth, 1U);
+}
+
+TEST_F(LaneSetTest, takes_no_request_on_a_callers_thread_whose_blocks_do_not_fit_there) {
+  script_.info.alignments.offset = 1 << 20;
+  const auto lanes = make_lanes();
+  const auto request = read(4096);
+  EXPECT_FALSE(lanes->start(request));
+  EXPECT_FALSE(lanes->drive(request));
+}
+
+}  // namespace
+}  // namespace penstock::core

@@ -1,0 +1,264 @@
+#include "core/launcher.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace penstock::core {
+
+using engine::OpKind;
+using engine::Path;
+
+namespace {
+
+// Of a slot: copying less takes no time worth mentioning.
+constexpr std::uint64_t slot_worth_bytes = 256 << 10;
+
+bool is_past_cache(Path path) {
+  return path == Path::direct || path == Path::device;
+}
+
+}  // namespace
+
+bool Launcher::has_queue(std::size_t engine) {
+  const Status made = lane_.queues.ensure(engine);
+  if (made) return true;
+  log(LogLevel::error, made.error().message);
+  queue_failure_ = made.error().code;
+  return false;
+}
+
+void Launcher::note_lack_of_places(const Part& part) {
+  const Request& request = *part.hold;
+  if (request.spans.size() != 0) {
+    request.stores[request.spans[part.range].store].entry->flow(request.direction).note_full();
+  }
+}
+
+bool Launcher::has_flow(Flow& flow) {
+  if (&flow != full_ && lane_.flow.has_room(flow)) return true;
+  full_ = &flow;
+  return false;
+}
+
+Launch Launcher::start_next(Part& part, TimePoint now) {
+  if (part.stage == Stage::edges) return start_edge(part, now);
+  if (part.stage == Stage::flush) return start_flush(part, now);
+  // Of many parts that wait for one store, only the first is cut to find that out.
+  const bool is_planned = part.unit.count != 0 && !part.plan_each_piece && is_past_cache(part.plan.path);
+  if (is_planned && full_ != nullptr) {
+    const Request& request = *part.hold;
+    const Span& span = request.spans[part.range];
+    const bool is_counted = span.length >= Flow::counted_from_bytes;
+    if (is_counted && full_ == &request.stores[span.store].entry->flow(request.direction)) return Launch::waits;
+  }
+  const auto next = cutter_.next(part);
+  if (!next) return Launch::finished;
+  return part.plan.path == Path::device ? start_straight(part, *next, now) : start_from_host(part, *next, now);
+}
+
+Launch Launcher::start_straight(Part& part, const NextPiece& next, TimePoint now) {
+  StoreEntry& direct = *next.entry->for_device(lane_.environment);
+  if (!has_queue(direct.engine())) {
+    Cutter::fail_unit(part, queue_failure_);
+    return Launch::started;
+  }
+  if (next.cut.length >= Flow::counted_from_bytes && !has_flow(direct.flow(part.hold->direction))) return Launch::waits;
+  carrier_.begin(take(part, direct, {next.cut.length, Shape::plain}, {}), now);
+  Cutter::advance(part, next.cut.length);
+  return Launch::started;
+}
+
+// One piece between the store and host memory: the caller's, or staging.
+Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint now) {
+  const Request& request = *part.hold;
+  const Span& span = *next.span;
+  StoreEntry& entry = *next.entry;
+  Cut piece = next.cut;
+  if (!has_queue(entry.engine())) {
+    Cutter::fail_unit(part, queue_failure_);
+    return Launch::started;
+  }
+  const bool edge_in_block =
+      piece.shape == Shape::edge && entry.store().writer()->edges() == engine::Writer::Edges::blocks;
+  if (piece.shape == Shape::edge && !edge_in_block) return leave_edge(part, next);
+  if (span.gpu != nullptr) {
+    if (const Status ready = lane_.copies.get_ready(*span.gpu, request.staged_toward()); !ready) {
+      if (request.reads_straight(*span.gpu, entry)) {
+        part.plan = {Path::device, Reason::straight};
+        return start_straight(part, next, now);
+      }
+      if (ready.error().code == Code::would_deadlock) return put_off(part, now);
+      Cutter::fail_unit(part, ready.error().code, &ready.error());
+      return Launch::started;
+    }
+  }
+  // Cached bytes are copied inside poll: the next slot has to wait, or the first would not be on its way meanwhile.
+  const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= slot_worth_bytes;
+  if (fills_slot && lane_.slots_filling != 0) return Launch::full;
+  const bool is_counted = is_past_cache(part.plan.path) && piece.length >= Flow::counted_from_bytes;
+  if (is_counted && !has_flow(entry.flow(request.direction))) return Launch::waits;
+  StagingArena::Block block;
+  if (piece.shape == Shape::staged || edge_in_block) {
+    const std::uint64_t alignment = part.plan.path == Path::direct ? entry.alignment(request.direction) : 1;
+    const std::uint64_t around = align_up(next.offset + piece.length, alignment) - align_down(next.offset, alignment);
+    const auto arena = lane_.staging.get_for(around);
+    if (arena) {
+      const auto taken = (*arena)->take(around);
+      if (!taken) return Launch::full;
+      block = *taken;
+    } else if (span.gpu == nullptr && Cutter::may_be_buffered(request, entry, span)) {
+      // Without staging memory the page cache can still take what the device can't.
+      piece.shape = Shape::plain;
+      part.plan = {Path::buffered, Reason::no_direct, false};
+    } else {
+      Cutter::fail_unit(part, arena.error().code, &arena.error());
+      return Launch::started;
+    }
+  }
+  const std::uint32_t index = take(part, entry, piece, block);
+  lane_.pieces[index].fills_slot = fills_slot;
+  if (fills_slot) ++lane_.slots_filling;
+  carrier_.begin(index, now);
+  Cutter::advance(part, piece.length);
+  return Launch::started;
+}
+
+Launch Launcher::leave_edge(Part& part, const NextPiece& next) const {
+  if (Cutter::may_be_buffered(*part.hold, *next.entry, *next.span)) {
+    part.keep_or_stop([&] { part.edges.push_back({part.range, part.position, next.cut.length}); });
+  } else {
+    part.add_failure({part.range, next.offset, next.cut.length, Code::no_route, 0});
+  }
+  Cutter::advance(part, next.cut.length);
+  return Launch::started;
+}
+
+Launch Launcher::start_edge(Part& part, TimePoint now) {
+  const Request& request = *part.hold;
+  while (part.next_edge == request.parts[part.next_edge_part].edges.size()) {
+    part.next_edge = 0;
+    if (++part.next_edge_part == request.parts.size()) return Launch::finished;
+  }
+  const Edge& edge = request.parts[part.next_edge_part].edges[part.next_edge];
+  const Span& span = request.spans[edge.range];
+  StoreEntry& entry = *request.stores[span.store].entry;
+  const auto fail_edge = [&](Code code, const Error* cause) {
+    ++part.next_edge;
+    part.add_failure({edge.range, span.offset + edge.position, edge.length, code, 0}, cause);
+    return Launch::started;
+  };
+  if (!has_queue(entry.engine())) return fail_edge(queue_failure_, nullptr);
+  StagingArena::Block block;
+  if (span.gpu != nullptr) {
+    const Status ready = lane_.copies.get_ready(*span.gpu, request.staged_toward());
+    if (!ready && ready.error().code == Code::would_deadlock) return put_off(part, now);
+    if (!ready) return fail_edge(ready.error().code, &ready.error());
+    const auto arena = lane_.staging.get_for(edge.length);
+    if (!arena) return fail_edge(arena.error().code, &arena.error());
+    const auto taken = (*arena)->take(edge.length);
+    if (!taken) return Launch::full;
+    block = *taken;
+  }
+  ++part.next_edge;
+  part.range = edge.range;
+  part.position = edge.position;
+  part.plan.path = Path::buffered;
+  carrier_.begin(take(part, entry, {edge.length, Shape::edge}, block), now);
+  return Launch::started;
+}
+
+Launch Launcher::start_flush(Part& part, TimePoint now) {
+  const Request& request = *part.hold;
+  if (part.next_flush == request.stores.size()) return Launch::finished;
+  StoreEntry& entry = *request.stores[part.next_flush].entry;
+  if (!has_queue(entry.engine())) {
+    ++part.next_flush;
+    part.add_failure({0, 0, 0, queue_failure_, 0});
+    return Launch::started;
+  }
+  const std::uint32_t index = lane_.pieces.take();
+  Piece& piece = lane_.pieces[index];
+  piece.part = &part;
+  piece.entry = &entry;
+  piece.phase = Piece::Phase::flush;
+  piece.range = part.next_flush++;
+  piece.op.kind = OpKind::flush;
+  piece.op.store = &entry.store();
+  ++part.in_flight;
+  carrier_.begin(index, now);
+  return Launch::started;
+}
+
+Launch Launcher::put_off(Part& part, TimePoint now) const {
+  const double limit = lane_.environment.options.deadlines.stream_seconds;
+  const bool too_long = limit > 0 && now - part.last_progress >= duration_from_seconds(limit);
+  if ((part.hold->order || too_long) && part.hold->stop_code() == Code::ok) {
+    log(LogLevel::warning, "a lane can't register memory while streams wait; a request that needs it is ended");
+    part.hold->stop_for_registration();
+  }
+  return Launch::put_off;
+}
+
+std::uint32_t Launcher::take(Part& part, StoreEntry& entry, const Cut& cut, const StagingArena::Block& block) {
+  const std::uint32_t index = lane_.pieces.take();
+  Piece& piece = lane_.pieces[index];
+  const Request& request = *part.hold;
+  const Span& span = request.spans[part.range];
+  piece.part = &part;
+  piece.entry = &entry;
+  piece.gpu = span.gpu;
+  piece.range = part.range;
+  piece.reason = part.plan.reason;
+  piece.user = span.memory != nullptr ? span.memory + part.position : nullptr;
+  piece.offset = span.offset + part.position;
+  piece.length = cut.length;
+  piece.span_bytes = cut.length;
+  piece.staging = block;
+  piece.op = {
+      .kind = request.kind, .path = part.plan.path, .store = &entry.store(), .memory = piece.user, .key = span.key};
+  if (part.plan.drop_after) {
+    part.keep_or_stop([&] { part.to_drop.push_back({span.store, piece.offset, piece.length}); });
+  }
+  if (piece.is_staged()) piece.op.key = lane_.staging.key_for(entry.engine());
+  const bool in_blocks = piece.is_staged() && part.plan.path == Path::direct;
+  if (in_blocks) widen_to_blocks(piece, request.direction);
+  if (cut.shape == Shape::edge) {
+    piece.reason = Reason::edge;
+    if (in_blocks) {
+      piece.phase = Piece::Phase::lock_block;
+    } else {
+      piece.op.path = Path::buffered;
+    }
+  }
+  enter_flow(piece, part);
+  ++part.in_flight;
+  return index;
+}
+
+void Launcher::widen_to_blocks(Piece& piece, Direction direction) const {
+  const std::uint64_t alignment = piece.entry->alignment(direction);
+  piece.lead = piece.offset % alignment;
+  std::uint64_t end = align_up(piece.offset + piece.length, alignment);
+  // A disk may end within what is a block to us. What is past the end of a file is read as nothing.
+  const StoreInfo& info = piece.entry->info();
+  if (info.kind == StoreKind::block_device && piece.offset + piece.length <= info.size_bytes) {
+    end = std::min(end, info.size_bytes);
+  }
+  piece.span_bytes = end - (piece.offset - piece.lead);
+}
+
+void Launcher::enter_flow(Piece& piece, const Part& part) {
+  if (piece.length < Flow::counted_from_bytes) return;
+  if (piece.user != nullptr && is_past_cache(piece.op.path)) piece.flow = &piece.entry->flow(part.hold->direction);
+  // Through the page cache, an operation is one that a thread waits for, however long it is.
+  const std::uint64_t chunk = lane_.environment.options.storage_chunk_bytes;
+  piece.flow_bytes = piece.flow != nullptr ? piece.length : std::min(piece.length, chunk);
+  if (piece.flow != nullptr) {
+    lane_.flow.begin(*piece.flow, piece.flow_bytes);
+  } else {
+    lane_.cached_bytes += piece.flow_bytes;
+  }
+}
+
+}  // namespace penstock::core

@@ -1,0 +1,61 @@
+// Launcher: starts pieces. It takes what each needs (a place, a queue, staging memory, room in the store's Flow), or
+// says why there has to be a wait.
+//
+// Thread safety: the lane's. Lifetime: its lane's.
+#pragma once
+
+#include <cstdint>
+
+#include "core/carrier.h"
+#include "core/cutter.h"
+#include "core/lane_resources.h"
+
+namespace penstock::core {
+
+enum class Launch : std::uint8_t {
+  started,   // a piece, or what needed none was dealt with
+  full,      // the lane can start nothing before something has come back
+  waits,     // enough of the part's store is in flight; others may go on
+  put_off,   // the part has to be tried again later; others may go on
+  finished,  // the part has nothing left to start
+};
+
+class Launcher {
+ public:
+  Launcher(LaneResources& lane, const Cutter& cutter, Carrier& carrier)
+      : lane_(lane), cutter_(cutter), carrier_(carrier) {}
+
+  // Whether it is worth asking.
+  bool has_room() const { return lane_.pieces.has_free() && lane_.cached_bytes < lane_.settings.cached_bytes_most; }
+  // Before parts are asked for one after another: what was full is looked at again.
+  void begin_round() { full_ = nullptr; }
+  // The part has more to start, and there are no places for it: longer operations would help, if its store likes them.
+  static void note_lack_of_places(const Part& part);
+  // The next piece of the part, in its present stage. REQUIRES: has_room().
+  Launch start_next(Part& part, TimePoint now);
+  // When a part that was put off should be tried again.
+  static constexpr Duration between_tries = std::chrono::milliseconds(1);
+
+ private:
+  Launch start_edge(Part& part, TimePoint now);
+  Launch start_flush(Part& part, TimePoint now);
+  Launch start_straight(Part& part, const NextPiece& next, TimePoint now);
+  Launch start_from_host(Part& part, const NextPiece& next, TimePoint now);
+  // What lies in part of a block, and can't be written now.
+  Launch leave_edge(Part& part, const NextPiece& next) const;
+  // The part can't go on before no stream waits. If its own stream does, neither would ever move.
+  Launch put_off(Part& part, TimePoint now) const;
+  bool has_queue(std::size_t engine);
+  bool has_flow(Flow& flow);
+  std::uint32_t take(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block);
+  void widen_to_blocks(Piece& piece, Direction direction) const;
+  void enter_flow(Piece& piece, const Part& part);
+
+  LaneResources& lane_;
+  const Cutter& cutter_;
+  Carrier& carrier_;
+  const Flow* full_ = nullptr;                     // found so in this round
+  Code queue_failure_ = Code::engine_unavailable;  // why the last one that could not be made was not
+};
+
+}  // namespace penstock::core

@@ -1,0 +1,230 @@
+#include "core/request.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <thread>
+#include <vector>
+
+#include "core/environment.h"
+#include "core/test_scripted_engine.h"
+#include "memory/allocation.h"
+
+namespace penstock::core {
+namespace {
+
+using engine::OpKind;
+
+constexpr std::uint64_t unit_bytes = 1 << 20;
+
+class RequestTest : public testing::Test {
+ protected:
+  RequestTest() {
+    script_.name = "scripted";
+    script_.info = {.name = "x",
+                    .size_bytes = 64 * unit_bytes,
+                    .alignments = {.offset = 512, .memory = 512},
+                    .writable = true,
+                    .direct = true,
+                    .page_cache = true};
+    script_.size_now = script_.info.size_bytes;
+    options_.lanes = 4;
+  }
+
+  penstock::Store open() {
+    if (!environment_) {
+      auto table = std::make_shared<engine::Table>();
+      table->push_back(std::make_unique<ScriptedEngine>(script_));
+      environment_ = std::make_shared<Environment>(table, options_, Machine{});
+    }
+    return penstock::Store(StoreEntry::open(*environment_, "x", {}).value());
+  }
+  Range range(const penstock::Store& store, std::uint64_t offset, std::uint64_t length) const {
+    return {&store, offset, Region::host(memory_->region().data, length)};
+  }
+  std::shared_ptr<Request> create(const std::vector<Range>& ranges, const RequestSettings& settings = {.lanes = 4}) {
+    return Request::create(environment_, ranges, settings).value();
+  }
+  // Each unit as {first range, ranges, begin, length}.
+  using Units = std::vector<std::array<std::uint64_t, 4>>;
+  static Units units_of(const Request& request) {
+    Units units;
+    for (const Unit& unit : request.units) units.push_back({unit.first, unit.count, unit.begin, unit.length});
+    return units;
+  }
+
+  Script script_;
+  Options options_;
+  std::shared_ptr<Environment> environment_;
+  const std::unique_ptr<memory::Allocation> memory_ =
+      memory::Allocation::create({.domain = Domain::host(), .size_bytes = 32 * unit_bytes}).value();
+};
+
+TEST_F(RequestTest, cuts_a_long_range_at_multiples_of_a_unit) {
+  const penstock::Store store = open();
+  const auto request = create({range(store, unit_bytes - 100, 2 * unit_bytes)});
+  EXPECT_EQ(units_of(*request),
+            (Units{{0, 1, 0, 100}, {0, 1, 100, unit_bytes}, {0, 1, unit_bytes + 100, unit_bytes - 100}}));
+  EXPECT_EQ(request->parts.size(), 3U) << "no lane is there for nothing";
+}
+
+TEST_F(RequestTest, joins_short_ranges_of_one_store_up_to_a_unit) {
+  const penstock::Store store = open();
+  const penstock::Store other = open();
+  const std::uint64_t half = unit_bytes / 2;
+  const auto request = create({range(store, 0, half), range(store, 5 * half, half), range(store, 0, 1),
+                               range(other, 0, 1), range(other, 9, 0), range(store, 0, 7)});
+  EXPECT_EQ(units_of(*request), (Units{{0, 2, 0, unit_bytes}, {2, 1, 0, 1}, {3, 2, 0, 1}, {5, 1, 0, 7}}));
+  EXPECT_EQ(request->stores.size(), 2U);
+  EXPECT_EQ(request->total_bytes, unit_bytes + 9);
+}
+
+TEST_F(RequestTest, joins_no_more_ranges_than_a_lane_may_take_at_once) {
+  const penstock::Store store = open();
+  const auto request = create(std::vector<Range>(1000, range(store, 0, 1)));
+  ASSERT_EQ(request->units.size(), 2U);
+  EXPECT_EQ(request->units[0].count, 512U);
+  EXPECT_EQ(request->units[1].count, 488U);
+}
+
+TEST_F(RequestTest, has_one_part_and_no_unit_where_there_is_nothing_to_do) {
+  const penstock::Store store = open();
+  for (const auto& ranges : {std::vector<Range>{}, std::vector<Range>{range(store, 0, 0)}}) {
+    const auto request = create(ranges);
+    EXPECT_EQ(request->units.size(), 0U);
+    EXPECT_EQ(request->parts.size(), 1U);
+    EXPECT_FALSE(request->has_more_units());
+  }
+}
+
+TEST_F(RequestTest, gives_each_unit_to_one_lane_in_order) {
+  const penstock::Store store = open();
+  const auto request = create({range(store, 0, 8 * unit_bytes)});
+  std::uint32_t next = 0;
+  while (request->has_more_units()) {
+    const auto claim = request->claim_units();
+    EXPECT_EQ(claim.begin, next);
+    EXPECT_EQ(claim.end, next + 1) << "all lanes together read a disk in order";
+    next = claim.end;
+  }
+  EXPECT_EQ(next, 8U);
+  const auto none = request->claim_units();
+  EXPECT_EQ(none.begin, none.end);
+}
+
+TEST_F(RequestTest, gives_several_units_at_once_where_long_pieces_are_better) {
+  const penstock::Store store = open();
+  const auto request = create({range(store, 0, 6 * unit_bytes)});
+  request->prefer_long(true);
+  const auto first = request->claim_units();
+  EXPECT_EQ(first.begin, 0U);
+  EXPECT_EQ(first.end, 4U);
+  const auto second = request->claim_units();
+  EXPECT_EQ(second.begin, 4U);
+  EXPECT_EQ(second.end, 6U) << "no more than there are";
+  const auto none = request->claim_units();
+  EXPECT_EQ(none.begin, none.end);
+}
+
+TEST_F(RequestTest, gives_no_unit_to_two_lanes) {
+  const penstock::Store store = open();
+  const auto request = create(std::vector<Range>(200'000, range(store, 0, 1)));
+  std::vector<std::atomic<int>> claimed(request->units.size());
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 3; ++i) {
+    lanes.emplace_back([&] {
+      for (auto claim = request->claim_units(); claim.begin != claim.end; claim = request->claim_units()) {
+        request->prefer_long(claim.begin % 2 == 0);
+        for (std::uint32_t unit = claim.begin; unit < claim.end; ++unit) ++claimed[unit];
+      }
+    });
+  }
+  for (std::thread& lane : lanes) lane.join();
+  EXPECT_TRUE(std::all_of(claimed.begin(), claimed.end(), [](int count) { return count == 1; }));
+}
+
+TEST_F(RequestTest, keeps_the_first_reason_to_stop) {
+  const penstock::Store store = open();
+  const auto request = create({range(store, 0, 4096)});
+  EXPECT_EQ(request->stop_code(), Code::ok);
+  request->stop(Code::timed_out);
+  request->stop(Code::cancelled);
+  EXPECT_EQ(request->stop_code(), Code::timed_out);
+  Request::end_unstarted(request);
+  EXPECT_EQ(request->outcome(), Outcome::failed);
+  EXPECT_EQ(request->report().error->code, Code::timed_out);
+}
+
+TEST_F(RequestTest, ends_once_when_its_last_part_has_left) {
+  const penstock::Store store = open();
+  const auto request = create({range(store, 0, 3 * unit_bytes)}, {.lanes = 3});
+  ASSERT_EQ(request->parts.size(), 3U);
+  EXPECT_FALSE(request->leave());
+  EXPECT_FALSE(request->leave());
+  EXPECT_TRUE(request->leave());
+  for (Part& part : request->parts) part.bytes = unit_bytes;
+  EXPECT_FALSE(request->conclude(request)) << "nobody sleeps until then";
+  EXPECT_EQ(request->outcome(), Outcome::done);
+}
+
+TEST_F(RequestTest, writes_edges_and_then_flushes_when_all_is_written) {
+  const penstock::Store store = open();
+  const auto request = create({range(store, 0, 8192)}, {.kind = OpKind::write, .options = {.durable = true}});
+  Part& part = request->parts[0];
+  part.bytes = 4096;
+  EXPECT_EQ(request->next_stage(Stage::transfer), std::nullopt) << "what has failed is not flushed";
+  part.edges.push_back({0, 4096, 4096});
+  EXPECT_EQ(request->next_stage(Stage::transfer), Stage::edges);
+  EXPECT_EQ(request->next_stage(Stage::edges), std::nullopt);
+  part.bytes = 8192;
+  EXPECT_EQ(request->next_stage(Stage::edges), Stage::flush);
+  EXPECT_EQ(request->next_stage(Stage::flush), std::nullopt);
+  request->stop(Code::cancelled);
+  EXPECT_EQ(request->next_stage(Stage::transfer), std::nullopt);
+  EXPECT_EQ(request->next_stage(Stage::edges), std::nullopt);
+}
+
+TEST_F(RequestTest, flushes_only_writes_that_are_to_be_durable) {
+  const penstock::Store store = open();
+  for (const auto& settings :
+       {RequestSettings{.kind = OpKind::write}, RequestSettings{.kind = OpKind::read, .options = {.durable = true}}}) {
+    const auto request = create({range(store, 0, 8192)}, settings);
+    request->parts[0].bytes = 8192;
+    EXPECT_EQ(request->next_stage(Stage::transfer), std::nullopt);
+  }
+}
+
+TEST_F(RequestTest, asks_servers_last_what_a_long_read_was_of) {
+  script_.info.locality = Locality::network;
+  script_.info.writable = false;
+  const penstock::Store store = open();
+  const auto long_read = create({range(store, 0, unit_bytes)});
+  EXPECT_EQ(long_read->next_stage(Stage::transfer), std::nullopt) << "not before all is there";
+  long_read->parts[0].bytes = unit_bytes;
+  EXPECT_EQ(long_read->next_stage(Stage::transfer), Stage::identities);
+  EXPECT_EQ(long_read->next_stage(Stage::identities), std::nullopt);
+  const auto short_read = create({range(store, 0, 4096)});
+  short_read->parts[0].bytes = 4096;
+  EXPECT_EQ(short_read->next_stage(Stage::transfer), std::nullopt);
+}
+
+TEST_F(RequestTest, refuses_what_can_not_be_before_a_byte_moves) {
+  const penstock::Store store = open();
+  const penstock::Store closed;
+  const auto code = [&](const Range& wrong, OpKind kind = OpKind::read) {
+    const std::array ranges{range(store, 0, 1), wrong};
+    return Request::create(environment_, ranges, {.kind = kind}).error().code;
+  };
+  EXPECT_EQ(code({nullptr, 0, Region::host(memory_->region().data, 1)}), Code::invalid_argument);
+  EXPECT_EQ(code({&closed, 0, Region::host(memory_->region().data, 1)}), Code::invalid_argument);
+  EXPECT_EQ(code({&store, 0, Region::host(nullptr, 1)}), Code::invalid_argument);
+  EXPECT_EQ(code({&store, UINT64_MAX, Region::host(memory_->region().data, 1)}), Code::invalid_argument);
+  EXPECT_EQ(code(range(store, script_.size_now, 1)), Code::out_of_range);
+  script_.info.writable = false;
+  const penstock::Store read_only = open();
+  EXPECT_EQ(code(range(read_only, 0, 1), OpKind::write), Code::read_only);
+}
+
+}  // namespace
+}  // namespace penstock::core
