@@ -11,5 +11,9 @@ if(PENSTOCK_SANITIZE)
     -fsanitize=${PENSTOCK_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
     # With the sanitizers' own code in between, GCC can't follow initialization any more.
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  # Checks of memory as calls instead of inline: the same findings, in half the time to compile.
+  if(PENSTOCK_SANITIZE MATCHES address AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    target_compile_options(penstock_compile_options INTERFACE --param=asan-instrumentation-with-call-threshold=0)
+  endif()
   target_link_options(penstock_compile_options INTERFACE -fsanitize=${PENSTOCK_SANITIZE})
 endif()

@@ -1,9 +1,12 @@
-# penstock_folder(base DEPENDS ... PRIVATE ...): one target for one folder of src/.
+# penstock_folder(base [COLD] SOURCES ... DEPENDS ... PRIVATE ...): one target for one folder of src/.
 #
 # A folder's headers are included as "<folder>/<header>" and only by folders that depend on it: each target exposes an
 # include root that holds nothing but a link to its own folder, so an include across layers does not compile.
+#
+# COLD folders do no work by the byte: under a sanitizer, where most of the time goes into compiling, they are not
+# optimized.
 function(penstock_folder folder)
-  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;PRIVATE" ${ARGN})
+  cmake_parse_arguments(arg "COLD" "" "SOURCES;DEPENDS;PRIVATE" ${ARGN})
   string(REPLACE "/" "_" target penstock_${folder})
   set(root ${CMAKE_BINARY_DIR}/layers/${target})
   get_filename_component(parent ${root}/${folder} DIRECTORY)
@@ -19,6 +22,12 @@ function(penstock_folder folder)
       -ffile-prefix-map=${root}/=src/ -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
     target_link_libraries(${target} PRIVATE penstock_compile_options ${arg_PRIVATE} PUBLIC Threads::Threads)
     set_property(GLOBAL APPEND PROPERTY PENSTOCK_OBJECTS ${target})
+    set(optimization hot)
+    if(PENSTOCK_SANITIZE AND arg_COLD)
+      set(optimization cold)
+      target_compile_options(${target} PRIVATE -O0)
+    endif()
+    penstock_precompile(${target} ${optimization})
     set(scope PUBLIC)
   else()
     add_library(${target} INTERFACE)
@@ -31,4 +40,22 @@ function(penstock_folder folder)
     target_include_directories(${target} ${scope}
       $<TARGET_PROPERTY:${dependency_target},INTERFACE_INCLUDE_DIRECTORIES>)
   endforeach()
+endfunction()
+
+# penstock_precompile(target optimization): reading these headers takes longer than most of our files. None of ours is
+# among them. Targets that are optimized alike share what the first has compiled.
+function(penstock_precompile target optimization)
+  get_property(owner GLOBAL PROPERTY PENSTOCK_PRECOMPILED_${optimization})
+  if(owner)
+    target_precompile_headers(${target} REUSE_FROM ${owner})
+  else()
+    target_precompile_headers(${target} PRIVATE
+      <algorithm> <array> <atomic> <charconv> <chrono> <condition_variable> <filesystem> <fstream> <functional> <map>
+      <memory> <mutex> <optional> <span> <string> <string_view> <thread> <vector>)
+    set_property(GLOBAL PROPERTY PENSTOCK_PRECOMPILED_${optimization} ${target})
+  endif()
+  # With a precompiled header, GCC 12 forgets that warnings are off in the standard library's own code, and sees
+  # accesses out of bounds there that can't happen.
+  target_compile_options(${target} PRIVATE
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow;-Wno-stringop-overread;-Wno-array-bounds>)
 endfunction()

@@ -11,6 +11,7 @@
 #include "api/context_builder.h"
 #include "integration/context_fixture.h"
 #include "integration/machine.h"
+#include "support/support.h"
 
 namespace penstock::test {
 namespace {
