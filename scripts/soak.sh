@@ -7,8 +7,10 @@
 #   tidy     clang-tidy over src/ without its tests, warnings are errors
 #   clang    the whole suite, built with clang
 #   dev      the whole suite, with the assertions of the standard library, and every header by itself
-#   asan     the whole suite under the address and undefined-behaviour sanitizers
+#   asan     the whole suite under the address sanitizer and all checks of undefined behaviour
 #   tsan     the whole suite under the thread sanitizer
+#   slow     those tests of the release build that scripts/test.sh leaves out: the whole conformance suite in the guest,
+#            and more layouts of the comparison with other loaders
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes)
 #   nvme     the NVMe driver against a controller that misbehaves, with PENSTOCK_NVME_SEEDS seeds of 3,000 operations and
@@ -18,7 +20,7 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-all_stages=(tidy clang dev asan tsan fuzz seeds nvme guest browser)
+all_stages=(tidy clang dev asan tsan slow fuzz seeds nvme guest browser)
 for argument in "$@"; do
   case " ${all_stages[*]} --help -h " in
     *" $argument "*) ;;
@@ -30,17 +32,20 @@ trap 'exit 130' INT TERM
 
 # Uses of stacks that are gone: several times slower, so not in every run.
 export PENSTOCK_ASAN_MORE=:detect_stack_use_after_return=1:max_uar_stack_size_log=16
+# run_suite PRESET [CTEST ARGUMENT...]
 run_suite() {
-  local code=0
-  rm -f "build/soak/$1.xml"
-  build "$1" || return
-  ctest --preset "$1" --parallel "$jobs" --no-tests=error --timeout 600 --output-junit "$PWD/build/soak/$1.xml" || code=$?
-  python3 scripts/summarize_tests.py "build/soak/$1.xml" && ((code == 0))
+  local preset=$1 results=$PWD/build/soak/$1.xml code=0
+  shift
+  rm -f "$results"
+  build "$preset" || return
+  ctest --preset "$preset" --parallel "$jobs" --no-tests=error --timeout 600 --output-junit "$results" "$@" || code=$?
+  python3 scripts/summarize_tests.py "$results" && ((code == 0))
 }
 run_clang() { run_suite clang; }
 run_dev() { run_suite dev; }
-run_asan() { run_suite asan; }
+run_asan() { run_suite asan-all; }
 run_tsan() { run_suite tsan; }
+run_slow() { run_suite shipped --build-config soak --label-regex '^soak$'; }
 
 # clang-tidy reads the commands of the clang build: those of gcc have options that it doesn't know.
 run_tidy() {
@@ -94,7 +99,7 @@ run_guest() {
     -D CMAKE_CXX_COMPILER="$other-linux-gnu-g++" -D PENSTOCK_DEPS="$PWD/build-guest/deps" -D PENSTOCK_BENCH=OFF \
     > /dev/null &&
     cmake --build build-guest --parallel "$jobs" --target penstock_tool nvme_exercise conformance -- --quiet || return
-  python3 -B tests/guest/nvme_guest.py build-guest/penstock build-guest/bin/nvme_exercise build-guest/bin/conformance \
+  python3 -B tests/guest/nvme_guest.py --all build-guest/penstock build-guest/bin/nvme_exercise build-guest/bin/conformance \
     build-guest/guest "$other" || code=$?
   ((code == 0 || code == 77))
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds everything, runs every test, then the tests that are worth it under the sanitizers. Exits non-zero if one
-# fails; ends with a line that counts passed, failed and skipped tests over all stages.
+# Builds everything that is shipped, as it is shipped; runs the tests, then those that are worth it under the sanitizers.
+# What takes minutes more is left to scripts/soak.sh. Exits non-zero if a test fails; ends with a line that counts
+# passed, failed and skipped tests over all stages.
 #
 #   scripts/test.sh
 #
