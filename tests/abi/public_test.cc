@@ -164,7 +164,7 @@ TEST(SharedLibrary, exports_the_public_api_and_nothing_of_its_inside) {
   for (const std::string& line : lines) {
     if (std::regex_match(line.substr(0, line.find('\n')), standard)) {
       EXPECT_EQ(line.find("nlohmann"), std::string::npos) << line;
-      EXPECT_EQ(line.find(" penstock::"), std::string::npos) << line;
+      EXPECT_EQ(line.substr(0, line.find_first_of("<(")).find(" penstock::"), std::string::npos) << line;
       continue;
     }
     ++exported;

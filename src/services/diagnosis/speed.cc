@@ -25,10 +25,8 @@ constexpr std::uint64_t step_growth = 8;
 // Over a slow network, single operations take long: only what takes longer than this is taken for stuck.
 constexpr double patience_seconds = 1;
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+double seconds_since(TimePoint start) {
+  return seconds_between(start, Clock::now());
 }
 
 Error stopped() {

@@ -51,8 +51,7 @@ void Background::run() {
 Result<Ticket> Background::submit(std::span<const Range> ranges) {
   RequestOptions options;
   if (options_.deadline_seconds != 0) {
-    const std::chrono::duration<double> past = Clock::now() - begun_;
-    const double left = options_.deadline_seconds - past.count();
+    const double left = options_.deadline_seconds - seconds_between(begun_, Clock::now());
     options.deadline_seconds = left > 0 ? left : -1;  // 0 would be the Context's
   }
   return context_.submit(Direction::read, ranges, options);
@@ -99,7 +98,7 @@ void Background::finish(const Status& status) {
                                                                  : Outcome::failed;
     }
     if (beside_) report_.add(beside_.report());
-    report_.seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
+    report_.seconds = seconds_between(begun_, Clock::now());
     report = report_;
     ended_.store(true, std::memory_order_release);
     has_ended_.notify_all();

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "penstock/buffer.h"
 #include "penstock/context.h"
 
@@ -68,7 +69,6 @@ class Background {
   void count(std::uint64_t bytes) { bytes_done_.fetch_add(bytes, std::memory_order_relaxed); }
 
  private:
-  using Clock = std::chrono::steady_clock;
 
   void run();
   void add(const Report& report);
@@ -78,7 +78,7 @@ class Background {
   Steps steps_;
   RequestOptions options_;
   Ticket beside_;
-  const Clock::time_point begun_ = Clock::now();
+  const TimePoint begun_ = Clock::now();
   std::atomic<std::uint64_t> bytes_done_{0};
   std::atomic<bool> stopped_{false};
   mutable std::mutex mutex_;

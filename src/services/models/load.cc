@@ -5,6 +5,7 @@
 #include <deque>
 #include <tuple>
 
+#include "base/clock.h"
 #include "base/out_of_memory.h"
 #include "penstock/gpu.h"
 #include "services/models/background.h"
@@ -27,13 +28,11 @@ using models::RowReader;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // More ranges than this in a request cost more memory than reading rows as a whole.
 constexpr std::uint64_t pieces_most = 1 << 22;
 
-double seconds_since(Clock::time_point time) {
-  return std::chrono::duration<double>(Clock::now() - time).count();
+double seconds_since(TimePoint time) {
+  return seconds_between(time, Clock::now());
 }
 
 bool reads_from_memory(const Context& context, const Store& store) {
@@ -47,7 +46,7 @@ bool reads_from_memory(const Context& context, const Store& store) {
 
 class Loading::Impl {
  public:
-  Clock::time_point begun = Clock::now();
+  TimePoint begun = Clock::now();
   double begin_seconds = 0;  // until the request was submitted
   std::uint64_t wanted_bytes = 0;
   Ticket ticket;                     // of all that one request reads where it belongs; null: nothing is

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/callback.h"
+#include "base/clock.h"
 #include "base/out_of_memory.h"
 #include "penstock/checksum.h"
 #include "penstock/gpu.h"
@@ -16,7 +17,6 @@ namespace penstock {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t data_alignment = 4096;
 constexpr auto progress_interval = std::chrono::milliseconds(50);
@@ -143,7 +143,7 @@ class Saving {
   }
 
   Status tell(const Ticket& ticket) {
-    const Clock::time_point now = Clock::now();
+    const TimePoint now = Clock::now();
     if (!options_.progress || now - told_ < progress_interval) return {};
     told_ = now;
     return ask(std::min(ticket.bytes_done(), data_bytes_)) ? Status() : cancelled();
@@ -166,7 +166,7 @@ class Saving {
   std::uint64_t data_bytes_ = 0;
   std::string header_;
   Buffer header_memory_;
-  Clock::time_point told_ = Clock::now();
+  TimePoint told_ = Clock::now();
 };
 
 }  // namespace
