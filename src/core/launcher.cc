@@ -29,10 +29,9 @@ bool Launcher::has_queue(std::size_t engine) {
 }
 
 void Launcher::note_lack_of_places(const Part& part) {
+  if (part.unit.count == 0) return;  // between units, or in a later stage: there is no range that it stands in
   const Request& request = *part.hold;
-  if (request.spans.size() != 0) {
-    request.stores[request.spans[part.range].store].entry->flow(request.direction).note_full();
-  }
+  request.stores[request.spans[part.range].store].entry->flow(request.direction).note_full();
 }
 
 bool Launcher::has_flow(Flow& flow) {
