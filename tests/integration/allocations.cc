@@ -37,6 +37,9 @@ void* allocate(std::size_t size, std::size_t alignment) {
 void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
   return allocate(size, 0);
 }
+void* operator new(std::size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return allocate(size, static_cast<std::size_t>(alignment));
+}
 void* operator new(std::size_t size) {
   if (void* memory = allocate(size, 0)) return memory;
   throw std::bad_alloc();
