@@ -262,7 +262,7 @@ Result<Buffer> Context::Impl::allocate(Domain domain, std::size_t size_bytes) {
   const bool attach = pinned || domain.kind() == Domain::Kind::cuda;
   if (attach && size_bytes != 0) {
     // First, since afterwards there may be no memory for it; what is not attached is not detached either.
-    (*allocation)->on_free([known = environment, region] { (void)known->memory.detach(region); });
+    (*allocation)->on_free(environment.get(), [known = environment, region] { (void)known->memory.detach(region); });
     if (auto status = environment->memory.attach(region); !status) return status.error();
   }
   return Buffer(std::move(*allocation));

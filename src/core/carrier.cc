@@ -101,11 +101,12 @@ void Carrier::copy(std::uint32_t index, cuda::Toward toward) {
   Piece& piece = lane_.pieces[index];
   if (lane_.trace != nullptr) piece.submitted = Clock::now();
   piece.where = Piece::Where::copying;
-  lane_.copies.add(*piece.gpu, toward,
-                   {.host = piece.staging.data + piece.lead,
-                    .device = piece.user,
-                    .bytes = piece.length,
-                    .cookie = lane_.pieces.cookie_of(index)});
+  lane_.copies.add(
+      *piece.gpu, toward,
+      {.host = (piece.loan != nullptr ? const_cast<std::byte*>(piece.loan->data()) : piece.staging.data) + piece.lead,
+       .device = piece.user,
+       .bytes = piece.length,
+       .cookie = lane_.pieces.cookie_of(index)});
 }
 
 Part* Carrier::on_copied(const cuda::CopyDone& done, TimePoint now) {
@@ -140,8 +141,8 @@ Part* Carrier::on_done(std::size_t engine, const Done& done, TimePoint now) {
   const std::uint32_t index = Pieces::index_of(done.cookie);
   Piece& piece = lane_.pieces[index];
   const Duration latency = now - piece.submitted;
-  const bool is_staged = piece.gpu != nullptr && piece.op.path != Path::device;
-  const Route route = is_staged ? staged(done.route) : done.route;
+  const bool is_copied = piece.is_out_of_reach && piece.op.path != Path::device;
+  const Route route = is_copied ? staged(done.route) : done.route;
   // What has no memory goes no way; it only takes its time.
   const std::uint64_t bytes = engine::moves_bytes(piece.op.kind) ? done.bytes : 0;
   if (piece.phase != Phase::flush) {
@@ -154,6 +155,7 @@ Part* Carrier::on_done(std::size_t engine, const Done& done, TimePoint now) {
   if (piece.flow != nullptr && past_cache && bytes != 0 && bytes == piece.op.length) {
     piece.flow->note(bytes, latency, now);
   }
+  if (done.loan != nullptr) take_loan(piece, done);
   if (piece.orphan) {
     on_orphan_home(index);
     return nullptr;
@@ -166,6 +168,19 @@ Part* Carrier::on_done(std::size_t engine, const Done& done, TimePoint now) {
     on_failed(index, done, now);
   }
   return part;
+}
+
+// Copied to where the operation would have brought it, or kept until a GPU has copied it.
+void Carrier::take_loan(Piece& piece, const Done& done) {
+  const std::uint64_t bytes = std::min(done.bytes, piece.op.length);
+  const bool is_wanted = !piece.orphan && done.code == Code::ok && piece.op.kind == OpKind::read;
+  const bool is_whole = piece.phase == Phase::transfer && piece.moved == 0 && bytes >= needed_bytes(piece);
+  if (is_wanted && is_whole && piece.gpu != nullptr && done.loan->is_pinned()) {
+    piece.loan = done.loan;
+    return;
+  }
+  if (is_wanted && piece.op.path != Path::device) std::memcpy(piece.op.memory, done.loan->data(), bytes);
+  done.loan->give_back();
 }
 
 void Carrier::on_orphan_home(std::uint32_t index) {
@@ -347,7 +362,8 @@ void Carrier::drop(std::uint32_t index) {
 void Carrier::free(std::uint32_t index) {
   Piece& piece = lane_.pieces[index];
   if (piece.holds_block) piece.entry->blocks().unlock(piece.offset - piece.lead);
-  if (piece.is_staged()) lane_.staging.give_back(piece.staging);
+  if (piece.loan != nullptr) piece.loan->give_back();
+  if (piece.is_staged()) piece.staging.arena->give_back(piece.staging);
   if (piece.fills_slot) --lane_.slots_filling;
   leave_flow(piece);
   lane_.pieces.give_back(index);
@@ -378,7 +394,8 @@ void Carrier::withdraw(Part& part, TimePoint patience_end) {
     if (piece.where == Piece::Where::copying) continue;  // it can't be called back, but does not take long
     lane_.queues.cancel(piece.entry->engine(), piece.op.cookie);
     // What is written may still arrive, and over what is written next: that is waited for.
-    if (!piece.is_staged() || part.hold->direction != Direction::read) continue;
+    const bool is_lent = (*lane_.environment.engines)[piece.entry->engine()]->description().lends;
+    if ((!piece.is_staged() && !is_lent) || part.hold->direction != Direction::read) continue;
     make_orphan(piece);
     piece.retry_at = patience_end;
     --part.in_flight;
@@ -390,6 +407,7 @@ void Carrier::abandon(Part& part) {
     Piece& piece = lane_.pieces[i];
     if (piece.part != &part) continue;
     if (const std::byte* const touched = piece.touched()) {
+      piece.attachment = part.hold->attachment_of(touched);
       piece.held = part.hold->held.holder_of(touched);
       piece.quarantined_bytes = piece.where == Piece::Where::copying ? piece.length : piece.op.length;
       lane_.environment.quarantined_bytes.fetch_add(piece.quarantined_bytes, std::memory_order_relaxed);

@@ -30,8 +30,8 @@ class Carrier {
   bool has_retries() const { return !retries_.empty(); }
   TimePoint next_retry() const;
 
-  // Ends what has not reached an engine, and asks the engines to end the rest. What is being read into staging memory
-  // can't touch the caller's: it is let go of at once, and should be home by `patience_end`.
+  // Ends what has not reached an engine, and asks the engines to end the rest. What is being read into staging memory,
+  // or will be lent, can't touch the caller's: it is let go of at once, and should be home by `patience_end`.
   void withdraw(Part& part, TimePoint patience_end);
   // Lets go of what did not come home.
   void abandon(Part& part);
@@ -47,6 +47,7 @@ class Carrier {
   void on_moved(std::uint32_t index, std::uint64_t bytes, Route route, TimePoint now);
   void on_failed(std::uint32_t index, const engine::Done& done, TimePoint now);
   void on_orphan_home(std::uint32_t index);
+  static void take_loan(Piece& piece, const engine::Done& done);
   void continue_short(std::uint32_t index, std::uint64_t before, Route route, TimePoint now);
   void lock_block(std::uint32_t index, TimePoint now);
   void write_back_block(std::uint32_t index, TimePoint now);

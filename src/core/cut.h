@@ -16,7 +16,7 @@ struct CutRules {
   std::uint64_t longest_bytes = 1 << 20;  // and have at most this many bytes; a multiple of chunk_bytes
   std::uint64_t alignment = 4096;         // of offsets and lengths on the direct path; a power of two
   std::uint64_t memory_alignment = 512;   // of addresses there; a power of two
-  bool staged_only = false;               // the memory is a GPU's, out of the engine's reach
+  bool staged_only = false;               // the memory is out of the engine's reach
   // The most that one staged operation may take, but a block at least; a multiple of the alignment on the direct path.
   std::uint64_t staging_bytes = 1 << 20;
 };

@@ -153,7 +153,7 @@ Residency Cutter::plan_window_at(Part& part, std::uint64_t offset, std::uint64_t
                     .page_cache = entry.from_host() && entry.info().page_cache,
                     .cache = environment_.options.cache,
                     .allowed = part.hold->allowed,
-                    .gpu = gpu != nullptr};
+                    .out_of_reach = part.hold->spans[part.range].is_out_of_reach};
   if (gpu != nullptr && !around_device) {
     const StoreEntry* direct = entry.for_device(environment_);
     if (direct != nullptr) facts.device_route = direct->store().device_route_to(gpu->info());
@@ -200,12 +200,12 @@ CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& sp
           .longest_bytes = longest,
           .alignment = alignment,
           .memory_alignment = straight ? device_alignment : entry.info().alignments.memory,
-          .staged_only = span.gpu != nullptr && !straight,
+          .staged_only = span.is_out_of_reach && !straight,
           .staging_bytes = align_down(std::min(longest, slot), past_cache ? alignment : 1)};
 }
 
 bool Cutter::may_be_buffered(const Request& request, const StoreEntry& entry, const Span& span) {
-  const Route route = span.gpu != nullptr ? Route::buffered_staged : Route::buffered;
+  const Route route = span.is_out_of_reach ? Route::buffered_staged : Route::buffered;
   return entry.info().page_cache && (request.allowed & route_bit(route)) != 0;
 }
 

@@ -245,6 +245,7 @@ TEST_F(CutterTest, lets_writes_through_the_page_cache_where_there_is_one_and_its
   request_->allowed = route_bit(Route::buffered);
   EXPECT_TRUE(Cutter::may_be_buffered(*request_, entry, span));
   span.gpu = &gpu.device();
+  span.is_out_of_reach = true;
   EXPECT_FALSE(Cutter::may_be_buffered(*request_, entry, span)) << "to a GPU it is another";
   request_->allowed = route_bit(Route::buffered_staged);
   EXPECT_TRUE(Cutter::may_be_buffered(*request_, entry, span));
@@ -254,6 +255,7 @@ TEST_F(CutterTest, goes_straight_to_a_gpu_but_for_ends_that_are_not_aligned) {
   NamedGpu gpu;
   ask({{100, 3 * cutter_mib}}, OpKind::read, true);
   request_->spans[0].gpu = &gpu.device();
+  request_->spans[0].is_out_of_reach = true;
   const std::vector<Step> steps = cut_all();
   ASSERT_GE(steps.size(), 3U);
   std::uint64_t at = 100;
@@ -272,6 +274,7 @@ TEST_F(CutterTest, goes_through_the_host_where_the_gpus_memory_is_not_aligned_an
   NamedGpu gpu;
   ask({{0, cutter_mib}}, OpKind::read, true);
   request_->spans[0].gpu = &gpu.device();
+  request_->spans[0].is_out_of_reach = true;
   request_->spans[0].memory += 512;
   for (const Step& step : cut_all()) {
     EXPECT_EQ(step.path, Path::direct);
@@ -284,6 +287,7 @@ TEST_F(CutterTest, fails_ends_that_may_not_go_around_and_nothing_else) {
   options_.allowed_routes = {Route::gds};
   ask({{0, cutter_mib + 100}}, OpKind::read, true);
   request_->spans[0].gpu = &gpu.device();
+  request_->spans[0].is_out_of_reach = true;
   std::uint64_t bytes = 0;
   for (const Step& step : cut_all()) {
     EXPECT_EQ(step.path, Path::device);
@@ -301,6 +305,7 @@ TEST_F(CutterTest, takes_what_is_in_the_page_cache_from_there_even_to_a_gpu) {
   resident_bytes_ = cutter_mib;
   ask({{0, cutter_mib}}, OpKind::read, true);
   request_->spans[0].gpu = &gpu.device();
+  request_->spans[0].is_out_of_reach = true;
   for (const Step& step : cut_all()) {
     EXPECT_EQ(step.path, Path::cached);
     EXPECT_EQ(step.shape, Shape::staged);

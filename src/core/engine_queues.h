@@ -86,7 +86,11 @@ class EngineQueues {
   std::size_t poll(std::size_t engine, TimePoint until, OnDone on_done) {
     const std::size_t count = poll_queue(engine, until);
     for (const engine::Done& done : std::span(done_).first(count)) {
-      if (note_end(engine, done)) on_done(engine, done);
+      if (note_end(engine, done)) {
+        on_done(engine, done);
+      } else if (done.loan != nullptr) {
+        done.loan->give_back();
+      }
     }
     return count;
   }

@@ -69,8 +69,6 @@ class ToldEngine : public engine::Engine {
   Result<std::unique_ptr<engine::Store>> open(const std::string&, const OpenOptions&) override {
     return Error{Code::unsupported, 0, "not here", ""};
   }
-  Result<engine::MemoryKey> attach(Region) override { return engine::MemoryKey{}; }
-  void detach(engine::MemoryKey) override {}
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     asked.push_back(options);
     if (refuses || (refuses_threads && !options.run_inline)) {

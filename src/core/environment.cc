@@ -7,7 +7,8 @@ namespace {
 // An engine that reaches GPUs by a route that isn't allowed is left alone.
 bool is_used(const engine::Engine& engine, const engine::Probe& probe, RouteSet allowed) {
   const auto& route = probe.device_route;
-  return probe.available && (!engine.description().reaches_device || (route && (allowed & route_bit(*route)) != 0));
+  const bool only_device = engine.description().host == engine::HostReach::none;
+  return probe.available && (!only_device || (route && (allowed & route_bit(*route)) != 0));
 }
 
 std::vector<engine::Engine*> pointers(const engine::Table& table) {
@@ -30,10 +31,12 @@ Environment::Environment(std::shared_ptr<const engine::Table> table, const Optio
       options(chosen.resolved(detected)),
       probes(*engines),
       pinned(std::make_shared<memory::Budget>(options.pinned_budget_bytes)),
-      memory(pointers(*engines),
-             [this](std::size_t engine) {
-               return is_used(*(*engines)[engine], probes[engine], route_set(options.allowed_routes));
-             }),
+      memory(
+          pointers(*engines),
+          [this](std::size_t engine) {
+            return is_used(*(*engines)[engine], probes[engine], route_set(options.allowed_routes));
+          },
+          pinned),
       device_memory(options.device_budget_bytes),
       statistics(names(*engines)),
       traces(options.trace_events),

@@ -93,6 +93,16 @@ Result<std::unique_ptr<CopyQueue>> GpuCopies::make(cuda::Device& gpu, Toward tow
   return CopyQueue::create(gpu, {.toward = toward, .depth = depth_, .host_to_device = (*arena)->host_to_device()});
 }
 
+Status GpuCopies::get_ready(cuda::Device& gpu, StagingArena& arena) {
+  StagingArena& ours = **staging_.get();
+  if (&arena == &ours || arena.host_to_device()) return {};
+  if (auto status = arena.register_with(gpu); !status) return status;
+  // Kernels that copy know one of them.
+  if (arena.host_to_device() == ours.host_to_device()) return {};
+  return Error{Code::unsupported, 0, "memory of an engine's own lies elsewhere for " + gpu.info().name + " than ours",
+               "read to host memory"};
+}
+
 void GpuCopies::add(cuda::Device& gpu, Toward toward, const cuda::Copy& copy) {
   CopyQueue& queue = *of(gpu).toward(toward);
   if (pending_++ == 0) moved_ = Clock::now();

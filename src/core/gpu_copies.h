@@ -39,6 +39,8 @@ class GpuCopies {
   // Makes what copies to or from the GPU need, if it is not there. Code::would_deadlock: a stream waits for us, and it
   // can't be made meanwhile.
   Status get_ready(cuda::Device& gpu, cuda::Toward toward);
+  // Staging memory that is an engine's own, which the GPU gets to know too. REQUIRES: the other get_ready was ok.
+  Status get_ready(cuda::Device& gpu, StagingArena& arena);
   // Spent by get_ready so far: what is made once is neither the disk's time nor the bus's.
   const Spent& spent() const { return spent_; }
 

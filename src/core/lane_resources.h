@@ -37,10 +37,9 @@ struct LaneResources {
         statistics(all.statistics.add_lane()),
         trace(all.traces.add_lane()),
         pieces(chosen.depth),
-        staging(chosen.staging_bytes, all.pinned, *all.engines),
+        staging(chosen.staging_bytes, all.pinned, all.engines),
         copies(staging, all.streams, chosen.depth, all.options.deadlines.stream_seconds),
-        queues(*all.engines, {chosen.depth, chosen.threads, chosen.runner == Runner::one_caller, all.pinned}, pieces,
-               inbox, trace),
+        queues(*all.engines, {chosen.depth, chosen.threads, chosen.runner == Runner::one_caller}, pieces, inbox, trace),
         flow(chosen.depth) {}
 
   Environment& environment;

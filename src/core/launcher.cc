@@ -34,6 +34,14 @@ void Launcher::note_lack_of_places(const Part& part) {
   request.stores[request.spans[part.range].store].entry->flow(request.direction).note_full();
 }
 
+// REQUIRES: copies are ready, if the memory is a GPU's.
+Result<StagingArena*> Launcher::staging_for(const StoreEntry& entry, const Span& span, std::uint64_t bytes) {
+  auto arena = lane_.staging.get_for(entry.engine(), bytes);
+  if (!arena || span.gpu == nullptr) return arena;
+  if (const Status ready = lane_.copies.get_ready(*span.gpu, **arena); !ready) return ready.error();
+  return arena;
+}
+
 bool Launcher::has_flow(Flow& flow) {
   if (&flow != full_ && lane_.flow.has_room(flow)) return true;
   full_ = &flow;
@@ -101,12 +109,12 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
   if (piece.shape == Shape::staged || edge_in_block) {
     const std::uint64_t alignment = part.plan.path == Path::direct ? entry.alignment(request.direction) : 1;
     const std::uint64_t around = align_up(next.offset + piece.length, alignment) - align_down(next.offset, alignment);
-    const auto arena = lane_.staging.get_for(around);
+    const auto arena = staging_for(entry, span, around);
     if (arena) {
       const auto taken = (*arena)->take(around);
       if (!taken) return Launch::full;
       block = *taken;
-    } else if (span.gpu == nullptr && Cutter::may_be_buffered(request, entry, span)) {
+    } else if (!span.is_out_of_reach && Cutter::may_be_buffered(request, entry, span)) {
       // Without staging memory the page cache can still take what the device can't.
       piece.shape = Shape::plain;
       part.plan = {Path::buffered, Reason::no_direct, false};
@@ -153,7 +161,9 @@ Launch Launcher::start_edge(Part& part, TimePoint now) {
     const Status ready = lane_.copies.get_ready(*span.gpu, request.staged_toward());
     if (!ready && ready.error().code == Code::would_deadlock) return put_off(part, now);
     if (!ready) return fail_edge(ready.error().code, &ready.error());
-    const auto arena = lane_.staging.get_for(edge.length);
+  }
+  if (span.is_out_of_reach) {
+    const auto arena = staging_for(entry, span, edge.length);
     if (!arena) return fail_edge(arena.error().code, &arena.error());
     const auto taken = (*arena)->take(edge.length);
     if (!taken) return Launch::full;
@@ -207,19 +217,23 @@ std::uint32_t Launcher::take(Part& part, StoreEntry& entry, const Cut& cut, cons
   piece.part = &part;
   piece.entry = &entry;
   piece.gpu = span.gpu;
+  piece.is_out_of_reach = span.is_out_of_reach;
   piece.range = part.range;
-  piece.reason = part.plan.reason;
+  piece.reason = span.is_out_of_reach && span.gpu == nullptr ? Reason::out_of_reach : part.plan.reason;
   piece.user = span.memory != nullptr ? span.memory + part.position : nullptr;
   piece.offset = span.offset + part.position;
   piece.length = cut.length;
   piece.span_bytes = cut.length;
   piece.staging = block;
-  piece.op = {
-      .kind = request.kind, .path = part.plan.path, .store = &entry.store(), .memory = piece.user, .key = span.key};
+  piece.op = {.kind = request.kind,
+              .path = part.plan.path,
+              .store = &entry.store(),
+              .memory = piece.user,
+              .attached = span.attached};
   if (part.plan.drop_after) {
     part.keep_or_stop([&] { part.to_drop.push_back({span.store, piece.offset, piece.length}); });
   }
-  if (piece.is_staged()) piece.op.key = lane_.staging.key_for(entry.engine());
+  if (piece.is_staged()) piece.op.attached = lane_.staging.attached_to(entry.engine());
   const bool in_blocks = piece.is_staged() && part.plan.path == Path::direct;
   if (in_blocks) widen_to_blocks(piece, request.direction);
   if (cut.shape == Shape::edge) {

@@ -47,6 +47,7 @@ class Launcher {
   Launch put_off(Part& part, TimePoint now) const;
   bool has_queue(std::size_t engine);
   bool has_flow(Flow& flow);
+  Result<StagingArena*> staging_for(const StoreEntry& entry, const Span& span, std::uint64_t bytes);
   std::uint32_t take(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block);
   void widen_to_blocks(Piece& piece, Direction direction) const;
   void enter_flow(Piece& piece, const Part& part);

@@ -52,6 +52,12 @@ Status check_memory(Region memory) {
   return driver ? check_gpu_memory(**driver, memory) : driver.error();
 }
 
+// The order of uses, of all maps.
+std::uint64_t count_of_uses() {
+  static std::atomic<std::uint64_t> count{0};
+  return count.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
 }  // namespace
 
 std::shared_ptr<const MemoryMap::Snapshot> MemoryMap::snapshot() const {
@@ -59,61 +65,119 @@ std::shared_ptr<const MemoryMap::Snapshot> MemoryMap::snapshot() const {
   return snapshot_;
 }
 
-const MemoryMap::Entry* MemoryMap::find(const Snapshot& snapshot, const std::byte* data, std::size_t size) {
+MemoryMap::Entry MemoryMap::find(const Snapshot& snapshot, const std::byte* data, std::size_t size) {
   const auto after =
       std::upper_bound(snapshot.begin(), snapshot.end(), data,
-                       [](const std::byte* address, const Entry& entry) { return address < entry.begin; });
+                       [](const std::byte* address, const auto& entry) { return address < entry->begin; });
   if (after == snapshot.begin()) return nullptr;
   const Entry& entry = *std::prev(after);
-  if (data >= entry.end || size > static_cast<std::size_t>(entry.end - data)) return nullptr;
-  if (entry.driver == nullptr) return &entry;
-  const bool has_key = std::any_of(entry.keys.begin(), entry.keys.end(), [](auto key) { return bool{key}; });
-  return has_key && entry.is_gone() ? nullptr : &entry;
+  if (!entry->covers(data, size)) return nullptr;
+  if (entry->is_known && entry->is_gone()) return nullptr;
+  if (entry->on_use) entry->last_used.store(count_of_uses(), std::memory_order_relaxed);
+  return entry;
 }
 
-std::vector<engine::MemoryKey> MemoryMap::attach_to_engines(Region memory) {
-  std::vector<engine::MemoryKey> keys(engines_.size());
+std::shared_ptr<Attachment> MemoryMap::make(Region memory) {
+  auto entry = std::make_shared<Attachment>();
+  entry->begin = memory.data;
+  entry->end = memory.data + memory.size_bytes;
+  if (!memory.domain.host_accessible()) {
+    entry->driver = cuda::Driver::get().value();
+    entry->buffer_id = entry->driver->buffer_id(memory.data);
+  }
+  return entry;
+}
+
+// Those that `wants` names.
+void MemoryMap::attach_to_engines(Attachment& entry, Region memory, const Wants& wants) {
+  entry.by_engine.resize(engines_.size());
   for (std::size_t i = 0; i < engines_.size(); ++i) {
-    if (engines_[i] == nullptr) continue;
-    if (engines_[i]->description().reaches_device == memory.domain.host_accessible()) continue;
+    if (engines_[i] == nullptr || engines_[i]->memory() == nullptr || !wants(engines_[i]->description())) continue;
     if (is_used_ && !is_used_(i)) continue;
-    auto key = engines_[i]->attach(memory);
-    // An engine that can't attach still reaches the memory, only slower.
-    if (key) {
-      keys[i] = *key;
+    auto attached = engines_[i]->memory()->attach(memory);
+    // An engine that can't attach still reaches the memory, only slower, or core does it.
+    if (attached) {
+      entry.by_engine[i] = std::move(*attached);
+      entry.is_known |= entry.by_engine[i] != nullptr;
     } else {
       log(LogLevel::info,
-          "memory not attached to " + std::string(engines_[i]->description().name) + ": " + key.error().message);
+          "memory not attached to " + std::string(engines_[i]->description().name) + ": " + attached.error().message);
     }
   }
-  return keys;
+}
+
+bool MemoryMap::make_place(Snapshot& next, Region memory) {
+  const std::byte* const end = memory.data + memory.size_bytes;
+  const auto overlaps = [&](const auto& entry) { return entry->begin < end && entry->end > memory.data; };
+  if (std::any_of(next.begin(), next.end(), [&](const auto& entry) { return overlaps(entry) && !entry->is_gone(); })) {
+    return false;
+  }
+  std::erase_if(next, overlaps);
+  return true;
+}
+
+void MemoryMap::insert(Snapshot& next, std::shared_ptr<Attachment> entry) {
+  const auto place =
+      std::find_if(next.begin(), next.end(), [&](const auto& after) { return after->begin >= entry->end; });
+  next.insert(place, std::move(entry));
 }
 
 Status MemoryMap::attach(Region memory) {
   if (auto status = check_memory(memory); !status) return status;
   const std::scoped_lock changing(change_mutex_);
   auto next = std::make_shared<Snapshot>(*snapshot());
-  const auto* end = memory.data + memory.size_bytes;
-  const auto overlaps = [&](const Entry& entry) { return entry.begin < end && entry.end > memory.data; };
-  if (std::any_of(next->begin(), next->end(),
-                  [&](const Entry& entry) { return overlaps(entry) && !entry.is_gone(); })) {
+  std::erase_if(*next,
+                [&](const auto& entry) { return entry->on_use && entry->covers(memory.data, memory.size_bytes); });
+  if (!make_place(*next, memory)) {
     return not_attachable("some of the memory is attached already",
                           "detach that first; pinned Buffers, and those of GPUs, are attached by their Context");
   }
-  for (const Entry& gone : *next) {
-    if (overlaps(gone)) detach_from_engines(gone);
-  }
-  std::erase_if(*next, overlaps);
-  Entry entry{memory.data, end, attach_to_engines(memory)};
-  entry.held = memory::LiveBuffers::of_process().find(memory.data).held;
-  if (!memory.domain.host_accessible()) {
-    entry.driver = cuda::Driver::get().value();
-    entry.buffer_id = entry.driver->buffer_id(memory.data);
-  }
-  const auto place = std::find_if(next->begin(), next->end(), [&](const Entry& after) { return after.begin >= end; });
-  next->insert(place, std::move(entry));
+  const bool on_host = memory.domain.host_accessible();
+  auto entry = make(memory);
+  attach_to_engines(*entry, memory, [&](const engine::Description& engine) {
+    return on_host ? engine.host == engine::HostReach::any || engine.host == engine::HostReach::attached
+                   : engine.reaches_device;
+  });
+  entry->held = memory::LiveBuffers::of_process().find(memory.data).held;
+  insert(*next, std::move(entry));
   publish(std::move(next));
   return {};
+}
+
+MemoryMap::Entry MemoryMap::attach_on_use(Region allocation) {
+  Snapshot evicted;  // outlives the lock
+  const std::scoped_lock changing(change_mutex_);
+  auto next = std::make_shared<Snapshot>(*snapshot());
+  if (auto known = find(*next, allocation.data, allocation.size_bytes)) return known;  // meanwhile
+  if (!make_place(*next, allocation)) return nullptr;
+  const bool on_host = allocation.domain.host_accessible();
+  auto entry = make(allocation);
+  if (on_host && pinned_ != nullptr) {
+    if (!pinned_->charge(allocation.size_bytes)) return nullptr;
+    entry->charged_bytes = allocation.size_bytes;
+    entry->budget = pinned_;
+  }
+  const auto uses = [](const auto& one) { return one->last_used.load(std::memory_order_relaxed); };
+  if (std::count_if(next->begin(), next->end(), [](const auto& one) { return one->on_use; }) >= on_use_most) {
+    const auto oldest = std::min_element(next->begin(), next->end(), [&](const auto& a, const auto& b) {
+      return a->on_use != b->on_use ? a->on_use : uses(a) < uses(b);
+    });
+    evicted.push_back(std::move(*oldest));
+    next->erase(oldest);
+  }
+  attach_to_engines(*entry, allocation, [&](const engine::Description& engine) {
+    return on_host ? engine.host == engine::HostReach::attached : engine.reaches_device;
+  });
+  entry->on_use = true;
+  entry->last_used.store(count_of_uses(), std::memory_order_relaxed);
+  insert(*next, entry);
+  publish(std::move(next));
+  return entry;
+}
+
+Attachment::~Attachment() {
+  by_engine.clear();
+  if (budget) budget->refund(charged_bytes);
 }
 
 void MemoryMap::publish(std::shared_ptr<const Snapshot> next) {
@@ -123,11 +187,11 @@ void MemoryMap::publish(std::shared_ptr<const Snapshot> next) {
 }
 
 Status MemoryMap::detach(Region memory) {
-  std::optional<Entry> removed;  // outlives the lock: a Buffer that ends with it may be attached here too
+  std::shared_ptr<Attachment> removed;  // outlives the lock: a Buffer that ends with it may be attached here too
   const std::scoped_lock changing(change_mutex_);
   auto next = std::make_shared<Snapshot>(*snapshot());
-  const auto place = std::find_if(next->begin(), next->end(), [&](const Entry& entry) {
-    return entry.begin == memory.data && entry.end == memory.data + memory.size_bytes;
+  const auto place = std::find_if(next->begin(), next->end(), [&](const auto& entry) {
+    return entry->begin == memory.data && entry->end == memory.data + memory.size_bytes;
   });
   if (place == next->end()) {
     return Error{Code::invalid_argument, 0, "detach: this memory was not attached",
@@ -136,14 +200,8 @@ Status MemoryMap::detach(Region memory) {
   removed = *place;
   next->erase(place);
   publish(std::move(next));
-  detach_from_engines(*removed);
+  removed->by_engine.clear();  // now, whoever still looks at an old snapshot
   return {};
-}
-
-void MemoryMap::detach_from_engines(const Entry& entry) {
-  for (std::size_t i = 0; i < engines_.size(); ++i) {
-    if (entry.keys[i]) engines_[i]->detach(entry.keys[i]);
-  }
 }
 
 }  // namespace penstock::core

@@ -17,7 +17,7 @@ namespace {
 class MemoryMapTest : public testing::Test {
  protected:
   Region part(std::size_t offset, std::size_t size) { return Region::host(&memory_[offset], size); }
-  const MemoryMap::Entry* find(std::size_t offset, std::size_t size) {
+  MemoryMap::Entry find(std::size_t offset, std::size_t size) {
     snapshot_ = map_.snapshot();
     return MemoryMap::find(*snapshot_, &memory_[offset], size);
   }
@@ -31,12 +31,12 @@ class MemoryMapTest : public testing::Test {
 
 TEST_F(MemoryMapTest, attaches_to_every_engine_that_works) {
   ASSERT_TRUE(map_.attach(part(100, 200)).ok());
-  const MemoryMap::Entry* entry = find(100, 200);
+  const MemoryMap::Entry entry = find(100, 200);
   ASSERT_NE(entry, nullptr);
-  ASSERT_EQ(entry->keys.size(), 3U);
-  EXPECT_TRUE(entry->keys[0]);
-  EXPECT_FALSE(entry->keys[1]);
-  EXPECT_TRUE(entry->keys[2]);
+  ASSERT_EQ(entry->by_engine.size(), 3U);
+  EXPECT_TRUE(entry->by_engine[0]);
+  EXPECT_FALSE(entry->by_engine[1]);
+  EXPECT_TRUE(entry->by_engine[2]);
 }
 
 TEST_F(MemoryMapTest, finds_only_what_lies_wholly_inside) {
@@ -58,14 +58,14 @@ TEST_F(MemoryMapTest, does_not_join_neighbours) {
   EXPECT_EQ(find(150, 100), nullptr) << "two registrations are not one";
 }
 
-TEST_F(MemoryMapTest, refuses_overlaps_and_leaves_no_key_behind) {
+TEST_F(MemoryMapTest, refuses_overlaps_and_leaves_nothing_behind) {
   ASSERT_TRUE(map_.attach(part(100, 100)).ok());
   for (const auto& [offset, size] : {std::pair(100, 100), {50, 51}, {199, 10}, {120, 10}, {0, 500}}) {
     const Status status = map_.attach(part(static_cast<std::size_t>(offset), static_cast<std::size_t>(size)));
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().code, Code::invalid_argument);
   }
-  EXPECT_EQ(first_.keys.size(), 1U);
+  EXPECT_EQ(first_.attached.size(), 1U);
   EXPECT_EQ(map_.attach(part(0, 0)).error().code, Code::invalid_argument);
   EXPECT_EQ(map_.attach(Region{}).error().code, Code::invalid_argument);
 }
@@ -86,7 +86,7 @@ TEST_F(MemoryMapTest, refuses_memory_that_is_none) {
   EXPECT_EQ(refusal(pages + page_bytes, 10), "attach: some of the memory is not mapped");
   EXPECT_EQ(refusal(pages + page_bytes - 1, 2), "attach: some of the memory is not mapped");
   EXPECT_EQ(refusal(pages, 3 * page_bytes), "attach: some of the memory is not mapped");
-  EXPECT_TRUE(first_.keys.empty());
+  EXPECT_TRUE(first_.attached.empty());
   EXPECT_TRUE(map_.empty());
   EXPECT_TRUE(map_.attach(Region::host(pages + 1, page_bytes - 1)).ok());
   EXPECT_TRUE(map_.detach(Region::host(pages + 1, page_bytes - 1)).ok());
@@ -119,8 +119,8 @@ TEST_F(MemoryMapTest, detaches_exactly_what_was_attached) {
   EXPECT_EQ(map_.detach(part(101, 99)).error().code, Code::invalid_argument);
   EXPECT_TRUE(map_.detach(part(100, 100)).ok());
   EXPECT_EQ(find(100, 100), nullptr);
-  EXPECT_TRUE(first_.keys.empty());
-  EXPECT_TRUE(second_.keys.empty());
+  EXPECT_TRUE(first_.attached.empty());
+  EXPECT_TRUE(second_.attached.empty());
   EXPECT_FALSE(map_.detach(part(100, 100)).ok());
   EXPECT_TRUE(map_.attach(part(100, 100)).ok());
 }
@@ -128,10 +128,10 @@ TEST_F(MemoryMapTest, detaches_exactly_what_was_attached) {
 TEST_F(MemoryMapTest, goes_on_without_an_engine_that_refuses) {
   first_.most_bytes = 10;
   ASSERT_TRUE(map_.attach(part(0, 100)).ok());
-  const MemoryMap::Entry* entry = find(0, 100);
+  const MemoryMap::Entry entry = find(0, 100);
   ASSERT_NE(entry, nullptr);
-  EXPECT_FALSE(entry->keys[0]);
-  EXPECT_TRUE(entry->keys[2]);
+  EXPECT_FALSE(entry->by_engine[0]);
+  EXPECT_TRUE(entry->by_engine[2]);
   EXPECT_TRUE(map_.detach(part(0, 100)).ok());
 }
 
@@ -148,9 +148,9 @@ TEST_F(MemoryMapTest, is_searched_while_it_changes) {
   std::thread searcher([&] {
     while (!stop) {
       const auto snapshot = map_.snapshot();
-      const MemoryMap::Entry* entry = MemoryMap::find(*snapshot, &memory_[10], 5);
+      const MemoryMap::Entry entry = MemoryMap::find(*snapshot, &memory_[10], 5);
       if (entry != nullptr) {
-        EXPECT_EQ(entry->keys.size(), 3U);
+        EXPECT_EQ(entry->end - entry->begin, 100);
       }
     }
   });
@@ -160,6 +160,50 @@ TEST_F(MemoryMapTest, is_searched_while_it_changes) {
   }
   stop = true;
   searcher.join();
+}
+
+class OnUse : public testing::Test {
+ protected:
+  static Region page(std::size_t index) { return Region::host(memory_.data() + index * page_bytes, page_bytes); }
+  MemoryMap::Entry find(std::size_t index) { return MemoryMap::find(*map_.snapshot(), page(index).data, page_bytes); }
+
+  static constexpr std::size_t page_bytes = 4096;
+  static constexpr std::size_t most = MemoryMap::on_use_most;
+  static inline std::array<std::byte, (most + 2) * page_bytes> memory_{};
+  KeyEngine any_;
+  KeyEngine attached_{KeyEngine::Reach::attached};
+  const std::shared_ptr<memory::Budget> budget_ = std::make_shared<memory::Budget>((most + 1) * page_bytes);
+  MemoryMap map_{{&any_, &attached_}, nullptr, budget_};
+};
+
+TEST_F(OnUse, memory_is_attached_to_the_engines_that_reach_no_other) {
+  const auto entry = map_.attach_on_use(page(0));
+  ASSERT_TRUE(entry);
+  EXPECT_FALSE(entry->by_engine[0]);
+  EXPECT_TRUE(entry->by_engine[1]);
+  EXPECT_EQ(map_.attach_on_use(page(0)), entry) << "once";
+  EXPECT_EQ(budget_->used_bytes(), page_bytes);
+}
+
+TEST_F(OnUse, the_longest_unused_makes_room_and_is_detached_when_nobody_uses_it) {
+  const auto in_use = map_.attach_on_use(page(0));
+  for (std::size_t i = 1; i < most; ++i) ASSERT_TRUE(map_.attach_on_use(page(i)));
+  ASSERT_TRUE(find(1)) << "used again";
+  ASSERT_TRUE(map_.attach_on_use(page(most)));
+  EXPECT_FALSE(find(0));
+  EXPECT_TRUE(find(1));
+  EXPECT_EQ(attached_.attached.size(), most + 1) << "a request holds it";
+  ASSERT_FALSE(map_.attach_on_use(page(most + 1))) << "the budget has no room";
+  EXPECT_TRUE(find(2)) << "so nothing has to make room";
+}
+
+TEST_F(OnUse, what_is_attached_explicitly_takes_its_place) {
+  ASSERT_TRUE(map_.attach_on_use(page(0)));
+  ASSERT_TRUE(map_.attach(page(0)).ok());
+  EXPECT_TRUE(find(0)->by_engine[0]);
+  EXPECT_EQ(budget_->used_bytes(), 0U);
+  EXPECT_TRUE(map_.attach_on_use(page(0)));
+  EXPECT_FALSE(map_.attach_on_use(Region::host(page(0).data, 2 * page_bytes))) << "some of it is attached";
 }
 
 }  // namespace

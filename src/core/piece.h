@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "core/held_memory.h"
+#include "core/memory_map.h"
 #include "core/planner.h"
 #include "core/staging.h"
 #include "engine/op.h"
@@ -53,11 +54,14 @@ struct Piece {
   std::uint64_t span_bytes = 0;  // of the whole operation: lead, length and what alignment adds
   RouteBytes routes{};           // of the piece's own bytes
   StagingArena::Block staging;
-  engine::Op op;  // as given to the queue last
+  engine::Loan* loan = nullptr;  // which a GPU copies from
+  engine::Op op;                 // as given to the queue last
   TimePoint submitted;
   TimePoint retry_at;  // or, of an orphan: when it should be home
-  // An orphan's: its store, the Buffer that it may still touch, if that is one's, and how many bytes of any memory.
+  // An orphan's: its store, what engines know of the memory that it may still touch, the Buffer that this lies in, if
+  // it is one's, and how many bytes of any memory.
   std::shared_ptr<StoreEntry> kept;
+  MemoryMap::Entry attachment;  // goes before the memory
   HeldMemory::Holder held;
   std::uint64_t quarantined_bytes = 0;
   std::uint32_t range = 0;
@@ -65,6 +69,7 @@ struct Piece {
   Where where = Where::here;
   Reason reason = Reason::in_memory;
   std::uint8_t attempts = 0;
+  bool is_out_of_reach = false;  // `user`, of the engine: it is filled and emptied through staging memory
   bool orphan = false;
   bool holds_block = false;  // in the store's BlockLocks
   bool fills_slot = false;   // of a GPU's bytes, from the page cache, while poll lasts

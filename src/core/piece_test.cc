@@ -85,7 +85,7 @@ TEST(Piece, is_staged_when_it_has_a_block_of_staging_memory) {
   std::byte block{};
   Piece piece;
   EXPECT_FALSE(piece.is_staged());
-  piece.staging = {&block, 0, 1};
+  piece.staging = {.data = &block, .count = 1};
   EXPECT_TRUE(piece.is_staged());
 }
 

@@ -96,6 +96,7 @@ std::string_view reason_text(Reason reason) {
       "no page cache is in between",
       "through host memory, in cuFile's compatibility mode: not direct",
       "by cuFile, which does not tell whether it went straight or through host memory",
+      "copied through staging memory: the engine reaches Buffers and what is attached, not this",
   };
   return texts[static_cast<std::size_t>(reason)];
 }
@@ -139,7 +140,7 @@ WindowPlan preferred_read(const WindowFacts& facts) {
 std::optional<WindowPlan> plan_window(const WindowFacts& facts) {
   const auto is_allowed = [&](Path path) {
     const Route route = route_of(path);
-    return (facts.allowed & route_bit(facts.gpu ? staged(route) : route)) != 0;
+    return (facts.allowed & route_bit(facts.out_of_reach ? staged(route) : route)) != 0;
   };
   const WindowPlan plan = facts.direction == Direction::write ? preferred_write(facts) : preferred_read(facts);
   const bool reachable = facts.direct || facts.page_cache;

@@ -61,8 +61,9 @@ enum class Reason : std::uint8_t {
   no_page_cache,      // the store has none
   cufile_compat,      // should have gone straight, and cuFile took it through host memory
   cufile_unknown,     // may have
+  out_of_reach,       // memory of the host that the engine can't name
 };
-inline constexpr std::size_t reason_count = 16;
+inline constexpr std::size_t reason_count = 17;
 std::string_view reason_text(Reason reason);
 // What was to go straight is known only afterwards: the reason by the route that it took.
 Reason reason_after(Reason planned, Route route);
@@ -84,8 +85,8 @@ struct WindowFacts {
   Cache cache = Cache::automatic;
   RouteSet allowed = ~RouteSet{0};
   Residency residency = Residency::unknown;
-  bool gpu = false;                   // the memory is a GPU's: host routes are staged
-  std::optional<Route> device_route;  // and the store can be reached from there without staging
+  bool out_of_reach = false;          // memory that the engine can't name, or a GPU's: host routes are staged
+  std::optional<Route> device_route;  // of a GPU's: the store can be reached from there without staging
 };
 
 struct WindowPlan {

@@ -76,7 +76,8 @@ void for_each_unit(const SmallArray<Span>& spans, std::uint64_t unit_bytes, Visi
       continue;
     }
     const bool fits = group.count != 0 && group.count < unit_ranges_most && group.length + span.length <= unit_bytes &&
-                      spans[group.first].store == span.store && spans[group.first].gpu == span.gpu;
+                      spans[group.first].store == span.store && spans[group.first].gpu == span.gpu &&
+                      spans[group.first].is_out_of_reach == span.is_out_of_reach;
     if (!fits) flush_group();
     if (group.count == 0) group.first = i;
     group.length += span.length;
@@ -160,6 +161,60 @@ void Request::add_stores(std::span<const Range> ranges) {
   std::move(uses.begin(), uses.end(), stores.begin());
 }
 
+// What engines know of the memory of ranges, most of which lies where that of the range before does.
+class Request::KnownMemory {
+ public:
+  // Most programs attach nothing.
+  explicit KnownMemory(Environment& environment)
+      : map_(environment.memory), snapshot_(map_.empty() ? nullptr : map_.snapshot()) {}
+
+  const MemoryMap::Entry& find(const std::byte* data, std::uint64_t length) {
+    const bool same = entry_ != nullptr && entry_->covers(data, length);
+    if (!same) entry_ = snapshot_ != nullptr ? MemoryMap::find(*snapshot_, data, length) : nullptr;
+    return entry_;
+  }
+  const MemoryMap::Entry& attach(Region allocation) {
+    entry_ = allocation.data != refused_ ? map_.attach_on_use(allocation) : nullptr;
+    if (entry_ != nullptr) snapshot_ = map_.snapshot();
+    refused_ = entry_ != nullptr ? nullptr : allocation.data;
+    return entry_;
+  }
+
+ private:
+  MemoryMap& map_;
+  std::shared_ptr<const MemoryMap::Snapshot> snapshot_;
+  MemoryMap::Entry entry_;
+  const std::byte* refused_ = nullptr;
+};
+
+void Request::reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& known) {
+  const engine::HostReach reach = entry.host_reach();
+  const MemoryMap::Entry* found = &known.find(span.memory, span.length);
+  const HeldMemory::Holder buffer =
+      *found == nullptr && reach == engine::HostReach::attached ? held.holder_of(span.memory) : nullptr;
+  if (buffer) {
+    const Region memory = buffer->region();
+    buffer->on_free(environment_.get(), [known = environment_, memory] { (void)known->memory.detach(memory); });
+    found = &known.attach(memory);
+  }
+  if (*found != nullptr) span.attached = (*found)->by_engine[entry.engine()].get();
+  if (reach == engine::HostReach::any) return;
+  const bool is_reached = reach == engine::HostReach::attached && span.attached != nullptr &&
+                          (*environment_->engines)[entry.engine()]->memory()->reaches(*span.attached, entry.store());
+  span.is_out_of_reach = !is_reached;
+  if (is_reached) hold(*found);
+}
+
+void Request::hold(const MemoryMap::Entry& entry) {
+  if (entry->on_use && (attachments.empty() || attachments.back() != entry)) attachments.push_back(entry);
+}
+
+MemoryMap::Entry Request::attachment_of(const std::byte* memory) const {
+  const auto found = std::find_if(attachments.begin(), attachments.end(),
+                                  [&](const MemoryMap::Entry& entry) { return entry->covers(memory, 1); });
+  return found != attachments.end() ? *found : nullptr;
+}
+
 Status Request::add_ranges(std::span<const Range> ranges) {
   if (ranges.size() > std::numeric_limits<std::uint32_t>::max()) {
     return Error{Code::invalid_argument, 0, "more than 2^32 - 1 ranges in a request", "split it"};
@@ -170,9 +225,7 @@ Status Request::add_ranges(std::span<const Range> ranges) {
   }
   spans.resize(ranges.size());
   add_stores(ranges);
-  // Most programs attach nothing.
-  const auto attached = environment_->memory.empty() ? nullptr : environment_->memory.snapshot();
-  const MemoryMap::Entry* known = nullptr;
+  KnownMemory known(*environment_);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     Span& span = spans[i];
     StoreUse& use = stores[span.store];
@@ -191,10 +244,8 @@ Status Request::add_ranges(std::span<const Range> ranges) {
                    "range " + std::to_string(i) + ": engine " + engine_name(use.entry->engine()) +
                        " moves bytes to and from GPU memory only",
                    "leave the engine unset"};
-    } else if (attached && span.memory != nullptr && span.length != 0) {
-      const bool same = known != nullptr && span.memory >= known->begin && span.memory + span.length <= known->end;
-      if (!same) known = MemoryMap::find(*attached, span.memory, span.length);
-      if (known != nullptr) span.key = known->keys[use.entry->engine()];
+    } else if (span.memory != nullptr && span.length != 0) {
+      reach_from_host(span, *use.entry, known);
     }
     use.begin = std::min(use.begin, span.offset);
     use.end = std::max(use.end, span.offset + span.length);
@@ -215,7 +266,7 @@ void Request::keep_whole_blocks(Span& span, const StoreEntry& entry) const {
 Status Request::find_gpus(std::span<const Range> ranges) {
   const auto driver = cuda::Driver::get();
   if (!driver) return driver.error();
-  const auto attached = environment_->memory.snapshot();
+  KnownMemory attached(*environment_);
   Region known;
   cuda::Device* gpu = nullptr;
   const Span* before = nullptr;
@@ -245,13 +296,17 @@ Status Request::find_gpus(std::span<const Range> ranges) {
       note_reach(*gpu, *stores[span.store].entry);
     }
     span.gpu = gpu;
+    span.is_out_of_reach = true;
     const bool alike = before != nullptr && before->gpu == gpu && before->store == span.store;
     if (!alike) needs_staging |= !reads_straight(*gpu, *stores[span.store].entry);
     before = &span;
     StoreEntry* direct = stores[span.store].entry->for_device(*environment_);
     if (direct == nullptr) continue;
-    const auto* entry = MemoryMap::find(*attached, span.memory, span.length);
-    if (entry != nullptr) span.key = entry->keys[direct->engine()];
+    const MemoryMap::Entry* entry = &attached.find(span.memory, span.length);
+    if (*entry == nullptr) entry = &attached.attach(known);
+    if (*entry == nullptr) continue;
+    span.attached = (*entry)->by_engine[direct->engine()].get();
+    hold(*entry);
   }
   // So that the report finds it decided, of every store.
   for (const StoreUse& use : stores) use.entry->for_device(*environment_);
@@ -452,6 +507,7 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   auto on_end = std::move(options_.on_end);
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;
+  attachments.clear();
   auto last_held = held.let_go();
   let_go_of_stores(self);
 

@@ -22,6 +22,7 @@
 #include "base/small_array.h"
 #include "core/held_memory.h"
 #include "core/identity_query.h"
+#include "core/memory_map.h"
 #include "core/planner.h"
 #include "core/store_entry.h"
 #include "cuda/copy_queue.h"
@@ -38,10 +39,11 @@ class Request;
 struct Span {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
-  std::byte* memory = nullptr;  // null: there is none
-  std::uint32_t store = 0;      // index into Request::stores
-  engine::MemoryKey key;        // for the engine that reaches the memory, if one does
-  cuda::Device* gpu = nullptr;  // whose memory it is; null: the host's
+  std::byte* memory = nullptr;                 // null: there is none
+  std::uint32_t store = 0;                     // index into Request::stores
+  const engine::Attached* attached = nullptr;  // to the engine that reaches the memory by itself, if one does
+  cuda::Device* gpu = nullptr;                 // whose memory it is; null: the host's
+  bool is_out_of_reach = false;                // of the engine that serves it from the host
 };
 
 struct StoreUse {
@@ -182,11 +184,14 @@ class Request {
   SmallArray<StoreUse> stores;
   SmallArray<Unit> units;
   SmallArray<Part> parts;
-  HeldMemory held;                           // let go of when the request ends
-  bool has_gpu = false;                      // some memory is a GPU's
-  bool needs_staging = false;                // and is not sure to be reached without
-  std::unique_ptr<cuda::StreamOrder> order;  // set before anyone else knows the request
+  HeldMemory held;                            // let go of when the request ends
+  std::vector<MemoryMap::Entry> attachments;  // that were made on use; likewise, and before the memory
+  bool has_gpu = false;                       // some memory is a GPU's
+  bool needs_staging = false;                 // and is not sure to be reached without
+  std::unique_ptr<cuda::StreamOrder> order;   // set before anyone else knows the request
 
+  // What was attached on use and covers the address, if anything does.
+  MemoryMap::Entry attachment_of(const std::byte* memory) const;
   // Where what a GPU's memory is staged for goes to.
   cuda::Toward staged_toward() const {
     return direction == Direction::read ? cuda::Toward::device : cuda::Toward::host;
@@ -262,7 +267,11 @@ class Request {
   };
 
   void call_waiting();
+  class KnownMemory;
+
   Status add_ranges(std::span<const Range> ranges);
+  void reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& known);
+  void hold(const MemoryMap::Entry& entry);
   void keep_whole_blocks(Span& span, const StoreEntry& entry) const;
   void add_stores(std::span<const Range> ranges);
   Status prepare_stores();

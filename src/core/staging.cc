@@ -29,7 +29,7 @@ std::optional<StagingArena::Block> StagingArena::take(std::size_t bytes) {
     const std::uint32_t first = at + 1 - wanted;
     for (std::uint32_t i = first; i <= at; ++i) used_[i] = true;
     next_ = (at + 1) % total;
-    return Block{region().data + first * granule_bytes, first, wanted};
+    return Block{this, region().data + first * granule_bytes, first, wanted};
   }
   return std::nullopt;
 }
@@ -61,33 +61,60 @@ Result<StagingArena*> LaneStaging::get() {
   return arena_.get();
 }
 
-Result<StagingArena*> LaneStaging::get_for(std::uint64_t bytes) {
-  auto arena = get();
-  if (!arena || bytes <= (*arena)->largest_bytes()) return arena;
+Result<StagingArena*> LaneStaging::get_for(std::size_t engine, std::uint64_t bytes) {
+  const bool has_own = (*engines_)[engine]->description().host == engine::HostReach::own;
+  auto arena = has_own ? make_own(engine) : get();
+  if (!arena) return arena;
+  if (auto known = make_known(engine); !known) return std::move(known).error();
+  if (bytes <= (*arena)->largest_bytes()) return arena;
   return Error{Code::unsupported, 0,
                std::to_string(bytes) + " bytes in whole blocks of the store don't fit the " +
                    std::to_string((*arena)->largest_bytes()) + " bytes of a lane's staging memory",
                "raise staging_slot_bytes"};
 }
 
-engine::MemoryKey LaneStaging::key_for(std::size_t engine) {
-  if (!keys_[engine]) {
-    const auto key = engines_[engine]->attach(arena_->region());
-    keys_[engine] = key ? *key : engine::MemoryKey{};
-  }
-  return *keys_[engine];
+Result<StagingArena*> LaneStaging::make_own(std::size_t engine) {
+  OfEngine& of = of_engines_[engine];
+  if (of.own) return of.own.get();
+  auto allocated = (*engines_)[engine]->memory()->allocate(size_bytes_);
+  if (!allocated) return std::move(allocated).error();
+  // The engine has to be there until its memory is not.
+  struct Owned {
+    std::shared_ptr<const engine::Table> engines;
+    std::unique_ptr<engine::Attached> attached;
+  };
+  const auto owned = std::make_shared<Owned>(Owned{engines_, std::move(allocated->attached)});
+  of.own = std::make_unique<StagingArena>(memory::Allocation::adopt(allocated->memory, owned));
+  of.attached = std::shared_ptr<engine::Attached>(owned, owned->attached.get());
+  of.is_known = true;
+  return of.own.get();
+}
+
+// To most engines it makes no difference but in speed.
+Status LaneStaging::make_known(std::size_t engine) {
+  OfEngine& of = of_engines_[engine];
+  engine::Memory* const memory = (*engines_)[engine]->memory();
+  if (of.is_known || memory == nullptr) return {};
+  auto attached = memory->attach(arena_->region());
+  const bool is_needed = (*engines_)[engine]->description().host == engine::HostReach::attached;
+  if (!attached && is_needed) return std::move(attached).error();
+  of.is_known = true;
+  if (attached) of.attached = std::move(*attached);
+  return {};
 }
 
 void LaneStaging::detach() {
-  for (std::size_t i = 0; i < keys_.size(); ++i) {
-    if (keys_[i] && *keys_[i]) engines_[i]->detach(*keys_[i]);
-    keys_[i].reset();
+  for (OfEngine& of : of_engines_) {
+    if (of.own) continue;
+    of.attached.reset();
+    of.is_known = false;
   }
 }
 
 void LaneStaging::clear() {
   made_.store(nullptr, std::memory_order_relaxed);
   arena_.reset();
+  for (OfEngine& of : of_engines_) of = {};
 }
 
 }  // namespace penstock::core

@@ -1,5 +1,6 @@
 // StagingArena: a lane's staging memory, cut into granules. Transfers whose offsets, sizes or addresses the device
-// can't take go through it. LaneStaging: the arena, made when it is first needed, and what engines know it by.
+// can't take go through it, and those of memory that an engine can't reach. LaneStaging: the arena, made when it is
+// first needed, what engines know it by, and arenas in the memory of engines that reach no other.
 //
 // Thread safety: its lane's, but for LaneStaging::get. Lifetime: its lane's, which is leaked rather than ended while
 // operations may touch it.
@@ -27,6 +28,7 @@ class StagingArena {
   explicit StagingArena(std::unique_ptr<memory::Allocation> allocation);
 
   struct Block {
+    StagingArena* arena = nullptr;
     std::byte* data = nullptr;
     std::uint32_t first = 0;  // granule
     std::uint32_t count = 0;
@@ -49,30 +51,40 @@ class StagingArena {
 
 class LaneStaging {
  public:
-  LaneStaging(std::uint64_t size_bytes, std::shared_ptr<memory::Budget> budget, const engine::Table& engines)
-      : size_bytes_(size_bytes), budget_(std::move(budget)), engines_(engines), keys_(engines.size()) {}
+  LaneStaging(std::uint64_t size_bytes, std::shared_ptr<memory::Budget> budget,
+              std::shared_ptr<const engine::Table> engines)
+      : size_bytes_(size_bytes),
+        budget_(std::move(budget)),
+        engines_(std::move(engines)),
+        of_engines_(engines_->size()) {}
 
   // Made now, if the budget has room for it. Any thread.
   Result<StagingArena*> get();
-  // For one piece that takes so many bytes of it.
-  Result<StagingArena*> get_for(std::uint64_t bytes);
-  // REQUIRES: a block of it.
-  void give_back(const StagingArena::Block& block) { arena_->give_back(block); }
-  // What the engine knows it by. REQUIRES: it was made.
-  engine::MemoryKey key_for(std::size_t engine);
+  // For one piece that takes so many bytes of it, in memory that the engine's operations can name.
+  Result<StagingArena*> get_for(std::size_t engine, std::uint64_t bytes);
+  // What the engine knows it by; null: it need not. REQUIRES: get_for(engine) was ok.
+  const engine::Attached* attached_to(std::size_t engine) const { return of_engines_[engine].attached.get(); }
   // Before the queues go, and after that.
   void detach();
   void clear();
 
  private:
+  struct OfEngine {
+    bool is_known = false;                       // it was told of the memory
+    std::shared_ptr<engine::Attached> attached;  // shared with `own`, which may be unknown to a GPU later only
+    std::unique_ptr<StagingArena> own;           // of HostReach::own
+  };
+  Result<StagingArena*> make_own(std::size_t engine);
+  Status make_known(std::size_t engine);
+
   const std::uint64_t size_bytes_;
-  const std::shared_ptr<memory::Budget> budget_;  // shared by all of the Context
-  const engine::Table& engines_;
-  std::mutex mutex_;  // held while it is made
+  const std::shared_ptr<memory::Budget> budget_;        // shared by all of the Context
+  const std::shared_ptr<const engine::Table> engines_;  // shared: memory of an engine's own may go back late
+  std::mutex mutex_;                                    // held while it is made
   std::unique_ptr<StagingArena> arena_;
   std::atomic<StagingArena*> made_{nullptr};  // the same, once it is there
   TimePoint warned_;
-  std::vector<std::optional<engine::MemoryKey>> keys_;  // by engine
+  std::vector<OfEngine> of_engines_;  // by engine
 };
 
 }  // namespace penstock::core

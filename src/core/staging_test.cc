@@ -93,15 +93,16 @@ TEST(StagingArena, never_gives_the_same_granule_to_two) {
 class LaneStagingTest : public testing::Test {
  protected:
   LaneStagingTest() {
-    for (KeyEngine*& engine : engines_) {
-      table_.push_back(std::make_unique<KeyEngine>());
-      engine = static_cast<KeyEngine*>(table_.back().get());
+    for (std::size_t i = 0; i < engines_.size(); ++i) {
+      table_->push_back(std::make_unique<KeyEngine>(reaches[i]));
+      engines_[i] = static_cast<KeyEngine*>(table_->back().get());
     }
   }
 
   static constexpr std::size_t size_bytes = 4 * granule;
-  engine::Table table_;
-  std::array<KeyEngine*, 2> engines_{};
+  static constexpr std::array reaches = {engine::HostReach::any, engine::HostReach::attached, engine::HostReach::own};
+  const std::shared_ptr<engine::Table> table_ = std::make_shared<engine::Table>();
+  std::array<KeyEngine*, 3> engines_{};
   const std::shared_ptr<memory::Budget> budget_ = std::make_shared<memory::Budget>(6 * granule);
 };
 
@@ -125,7 +126,7 @@ TEST_F(LaneStagingTest, is_refused_over_budget_and_made_once_there_is_room) {
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().code, Code::over_budget);
     EXPECT_NE(refused.error().message.find("no staging memory"), std::string::npos) << refused.error().message;
-    EXPECT_EQ(staging.get_for(1).error().code, Code::over_budget);
+    EXPECT_EQ(staging.get_for(0, 1).error().code, Code::over_budget);
   }
   EXPECT_EQ(budget_->used_bytes(), 3 * granule) << "nothing is charged for what is not there";
   budget_->refund(3 * granule);
@@ -134,8 +135,8 @@ TEST_F(LaneStagingTest, is_refused_over_budget_and_made_once_there_is_room) {
 
 TEST_F(LaneStagingTest, says_what_does_not_fit_it) {
   LaneStaging staging(size_bytes, budget_, table_);
-  EXPECT_TRUE(staging.get_for(size_bytes).ok());
-  const auto refused = staging.get_for(size_bytes + 1);
+  EXPECT_TRUE(staging.get_for(0, size_bytes).ok());
+  const auto refused = staging.get_for(0, size_bytes + 1);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code, Code::unsupported);
   EXPECT_NE(refused.error().hint.find("staging_slot_bytes"), std::string::npos) << refused.error().hint;
@@ -143,28 +144,46 @@ TEST_F(LaneStagingTest, says_what_does_not_fit_it) {
 
 TEST_F(LaneStagingTest, is_attached_once_to_each_engine_and_detached_from_each) {
   LaneStaging staging(size_bytes, budget_, table_);
-  ASSERT_TRUE(staging.get().ok());
-  for (std::size_t i = 0; i < engines_.size(); ++i) {
-    const engine::MemoryKey key = staging.key_for(i);
-    EXPECT_TRUE(key);
-    EXPECT_EQ(staging.key_for(i).id, key.id);
-    EXPECT_EQ(engines_[i]->keys, std::set{key.id});
+  for (const std::size_t i : {0, 1}) {
+    for (int again = 0; again < 2; ++again) EXPECT_EQ(staging.get_for(i, 1).value(), staging.get().value());
+    EXPECT_EQ(engines_[i]->attached, std::set{staging.attached_to(i)});
   }
   staging.detach();
-  for (const KeyEngine* engine : engines_) EXPECT_TRUE(engine->keys.empty());
+  for (const KeyEngine* engine : engines_) EXPECT_TRUE(engine->attached.empty());
   staging.detach();
 }
 
-TEST_F(LaneStagingTest, has_no_key_where_the_engine_gives_none) {
+TEST_F(LaneStagingTest, is_used_without_being_attached_where_the_engine_can_do_without) {
   LaneStaging staging(size_bytes, budget_, table_);
-  ASSERT_TRUE(staging.get().ok());
-  engines_[0]->most_bytes = size_bytes - 1;
-  EXPECT_FALSE(staging.key_for(0));
-  engines_[0]->most_bytes = SIZE_MAX;
-  EXPECT_FALSE(staging.key_for(0)) << "it is asked once, not for every piece";
-  EXPECT_TRUE(staging.key_for(1)) << "others may";
+  for (KeyEngine* engine : engines_) engine->most_bytes = size_bytes - 1;
+  EXPECT_TRUE(staging.get_for(0, 1).ok());
+  EXPECT_EQ(staging.attached_to(0), nullptr);
+  EXPECT_EQ(staging.get_for(1, 1).error().code, Code::out_of_memory);
+  EXPECT_EQ(staging.get_for(2, 1).error().code, Code::out_of_memory);
+  for (KeyEngine* engine : engines_) engine->most_bytes = SIZE_MAX;
+  EXPECT_TRUE(staging.get_for(0, 1).ok());
+  EXPECT_EQ(staging.attached_to(0), nullptr) << "it is asked once, not for every piece";
+  EXPECT_TRUE(staging.get_for(1, 1).ok()) << "what is needed is asked for again";
+  EXPECT_TRUE(staging.get_for(2, 1).ok());
   staging.detach();
-  EXPECT_TRUE(engines_[1]->keys.empty());
+  staging.clear();
+}
+
+TEST_F(LaneStagingTest, lies_in_the_memory_of_an_engine_that_reaches_no_other) {
+  LaneStaging staging(size_bytes, budget_, table_);
+  StagingArena* const own = staging.get_for(2, 1).value();
+  EXPECT_EQ(budget_->used_bytes(), 0U) << "it is not ours";
+  EXPECT_NE(own, staging.get().value());
+  EXPECT_EQ(staging.get_for(2, size_bytes).value(), own);
+  EXPECT_EQ(engines_[2]->attached, std::set{staging.attached_to(2)});
+  const auto block = own->take(granule).value();
+  EXPECT_EQ(block.arena, own);
+  block.data[0] = std::byte{1};
+  own->give_back(block);
+  staging.detach();
+  EXPECT_EQ(engines_[2]->attached.size(), 1U) << "the memory is there until it is cleared";
+  staging.clear();
+  EXPECT_TRUE(engines_[2]->attached.empty());
 }
 
 }  // namespace

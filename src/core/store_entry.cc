@@ -24,7 +24,7 @@ std::vector<EngineFacts> engine_facts(const Environment& environment, std::strin
     one.name = description.name;
     one.serves_scheme = std::find(schemes.begin(), schemes.end(), scheme) != schemes.end();
     one.sleeps_in_kernel = description.sleeps_in_kernel;
-    one.only_device = description.reaches_device;
+    one.only_device = description.host == engine::HostReach::none;
     const bool may_be_chosen = one.serves_scheme && !one.only_device;
     if (!may_be_chosen && one.name != environment.options.engine) continue;
     one.available = environment.probes[i].available;
@@ -62,7 +62,7 @@ Result<std::unique_ptr<engine::Store>> open_when_closed(const Environment& envir
 
 StoreFacts describe(const engine::Table& engines, EnginePlan plan, const StoreInfo& info) {
   StoreFacts facts{info.name, plan.engine, std::move(plan.reason)};
-  if (!engines[facts.engine]->description().reaches_device) return facts;
+  if (engines[facts.engine]->description().host != engine::HostReach::none) return facts;
   facts.from_host = false;
   facts.device_engine = facts.engine;
   facts.device_reason = facts.engine_reason;
@@ -76,6 +76,7 @@ StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan pla
       name_(std::move(name)),
       store_(std::move(store)),
       facts_(std::make_shared<StoreFacts>(describe(*engines_, std::move(plan), store_->info()))),
+      host_reach_((*engines_)[facts_->engine]->description().host),
       read_alignment_(std::max<std::uint32_t>(store_->info().alignments.offset,
                                               static_cast<std::uint32_t>(environment.options.alignment_bytes))),
       write_alignment_(store_->info().kind == StoreKind::file

@@ -48,6 +48,8 @@ class StoreEntry {
   StoreEntry* for_device(const Environment& environment);
   // Whether it can be reached from the host at all.
   bool from_host() const { return facts_->from_host; }
+  // Which memory of the host its operations can name.
+  engine::HostReach host_reach() const { return host_reach_; }
 
   // Offsets and lengths of direct transfers are multiples of this. Writes to files keep whole pages apart from
   // buffered edges: the kernel drops cached pages by the page.
@@ -85,6 +87,7 @@ class StoreEntry {
   const Name name_;
   const std::unique_ptr<engine::Store> store_;
   const std::shared_ptr<StoreFacts> facts_;  // shared with requests, which may outlive the store
+  const engine::HostReach host_reach_;
   const std::uint32_t read_alignment_;
   const std::uint32_t write_alignment_;
   std::atomic<std::uint64_t> size_bytes_;

@@ -70,6 +70,7 @@ class ScriptedEngine : public engine::Engine {
         description_{.name = script.name,
                      .schemes = {script.scheme},
                      .sleeps_in_kernel = script.sleeps_in_kernel,
+                     .host = script.reaches_device ? engine::HostReach::none : engine::HostReach::any,
                      .reaches_device = script.reaches_device} {}
   const engine::Description& description() const override { return description_; }
   engine::Probe probe() const override {
@@ -82,8 +83,6 @@ class ScriptedEngine : public engine::Engine {
     if (name == "missing") return Error{Code::not_found, 0, name, ""};
     return std::unique_ptr<engine::Store>(std::make_unique<ScriptedStore>(script_));
   }
-  Result<engine::MemoryKey> attach(Region) override { return engine::MemoryKey{}; }
-  void detach(engine::MemoryKey) override {}
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     if (!script_.make_queue) return Error{Code::unsupported, 0, "not here", ""};
     return script_.make_queue(options);

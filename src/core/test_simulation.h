@@ -164,8 +164,6 @@ class SimulatedEngine : public engine::Engine {
     info.direct = true;
     return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(info)));
   }
-  Result<engine::MemoryKey> attach(Region) override { return engine::MemoryKey{}; }
-  void detach(engine::MemoryKey) override {}
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(disk_, options.depth));
   }

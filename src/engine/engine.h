@@ -11,11 +11,10 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/memory.h"
 #include "engine/queue.h"
 #include "engine/store.h"
-#include "memory/budget.h"
 #include "penstock/engine_info.h"
-#include "penstock/region.h"
 #include "penstock/result.h"
 
 namespace penstock::engine {
@@ -27,7 +26,9 @@ struct Description {
   std::vector<std::string_view> schemes;  // URI schemes; plain paths are the scheme "file"
   bool sleeps_in_kernel = false;          // deep queues without a thread each: the planner's choice for local disks
   bool inline_queue = false;              // can make a Queue that does its work inside submit, on the caller's thread
-  bool reaches_device = false;            // Path::device: between a store and GPU memory, without staging
+  HostReach host = HostReach::any;
+  bool lends = false;           // reads never touch Op::memory: all that they bring is lent (Done::loan)
+  bool reaches_device = false;  // Path::device: between a store and GPU memory, without staging
 };
 
 // Whether an engine works on this machine.
@@ -49,9 +50,6 @@ struct QueueOptions {
   std::uint32_t depth = 64;    // operations in flight
   std::uint32_t threads = 32;  // the most threads that a blocking engine may start for this queue
   bool run_inline = false;     // REQUIRES: Description::inline_queue. submit runs each Op to its end
-  // What an engine pins for itself is charged to it; null: there is no limit. Shared, since memory that never comes
-  // home stays charged.
-  std::shared_ptr<memory::Budget> pinned = nullptr;
 };
 
 class Engine {
@@ -62,10 +60,8 @@ class Engine {
   virtual Probe probe() const = 0;
   // `name` has lost its scheme and percent-encoding.
   virtual Result<std::unique_ptr<Store>> open(const std::string& name, const OpenOptions& options) = 0;
-  // Makes memory known to the engine; a key without id where that gains nothing.
-  virtual Result<MemoryKey> attach(Region memory) = 0;
-  // REQUIRES: no Op in flight uses the key.
-  virtual void detach(MemoryKey key) = 0;
+  // Null where it makes no difference to an engine whether it knew the memory before.
+  virtual Memory* memory() { return nullptr; }
   virtual Result<std::unique_ptr<Queue>> make_queue(const QueueOptions& options) = 0;
   // Nothing for the system's own numbers, and for those of others.
   virtual std::optional<Meaning> meaning_of(std::int32_t) const { return std::nullopt; }

@@ -9,6 +9,7 @@
 
 namespace penstock::engine {
 
+class Attached;
 class Store;
 
 enum class OpKind : std::uint8_t {
@@ -46,21 +47,27 @@ constexpr Route route_of(Path path) {
   return Route::buffered;
 }
 
-// Names memory that was attached to an engine (Engine::attach). Zero: not attached.
-struct MemoryKey {
-  std::uint32_t id = 0;
-  explicit operator bool() const { return id != 0; }
-};
-
 struct Op {
   OpKind kind = OpKind::read;
   Path path = Path::buffered;
   Store* store = nullptr;  // of the same engine as the Queue; outlives the Op
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
-  std::byte* memory = nullptr;  // null for flush, zero, deallocate
-  MemoryKey key;                // covers all of memory, if set
-  std::uint64_t cookie = 0;     // the caller's; unique among the Ops in flight on a Queue
+  std::byte* memory = nullptr;         // null for flush, zero, deallocate
+  const Attached* attached = nullptr;  // by the same engine, to memory that this is within; null: nothing was
+  std::uint64_t cookie = 0;            // the caller's; unique among the Ops in flight on a Queue
+};
+
+// Memory of an engine's own in which a read has brought its bytes.
+class Loan {
+ public:
+  virtual ~Loan() = default;
+  // The first byte of the operation.
+  virtual const std::byte* data() const = 0;
+  // Whether CUDA knows it, so that GPUs can copy from there.
+  virtual bool is_pinned() const { return false; }
+  // Once, by the thread that polls: it is the engine's again.
+  virtual void give_back() = 0;
 };
 
 struct Done {
@@ -69,6 +76,7 @@ struct Done {
   Code code = Code::ok;
   std::int32_t system_error = 0;  // errno or a vendor's number; EAGAIN and EINTR are for core to retry
   Route route = Route::buffered;
+  Loan* loan = nullptr;  // of a read into host memory: the bytes are there, and Op::memory is for core to fill
 };
 
 }  // namespace penstock::engine

@@ -4,8 +4,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
+#include <utility>
 
 #include "cuda/quiet.h"
 
@@ -98,6 +100,14 @@ Result<std::unique_ptr<Allocation>> Allocation::create(const AllocationOptions& 
   return allocation;
 }
 
+std::unique_ptr<Allocation> Allocation::adopt(Region memory, std::shared_ptr<const void> owner) {
+  std::unique_ptr<Allocation> allocation(new Allocation);
+  allocation->region_ = memory;
+  allocation->mapped_bytes_ = memory.size_bytes;
+  allocation->owner_ = std::move(owner);
+  return allocation;
+}
+
 Status Allocation::register_with(cuda::Device& device) {
   if (registered_with_ != nullptr || mapped_bytes_ == 0) return {};
   const std::string what = "register " + std::to_string(mapped_bytes_) + " bytes with CUDA";
@@ -119,11 +129,19 @@ Status Allocation::register_with(cuda::Device& device) {
   return {};
 }
 
+void Allocation::on_free(const void* owner, std::function<void()> action) const {
+  const std::scoped_lock lock(on_free_mutex_);
+  const bool is_known =
+      std::any_of(on_free_.begin(), on_free_.end(), [=](const auto& one) { return one.owner == owner; });
+  if (!is_known) on_free_.push_back({owner, std::move(action)});
+}
+
 Allocation::~Allocation() {
-  if (on_free_) on_free_();
+  for (const OnFree& one : on_free_) one.action();
   if (pool_) pool_->give_back(block_);
-  const auto unmap = [data = region_.data, size = mapped_bytes_, budget = budget_, charged = charged_bytes_] {
-    if (size > 0) ::munmap(data, size);  // unlocks too
+  const auto unmap = [data = region_.data, size = mapped_bytes_, budget = budget_, charged = charged_bytes_,
+                      owner = std::move(owner_)] {
+    if (size > 0 && !owner) ::munmap(data, size);  // unlocks too
     if (budget) budget->refund(charged);
   };
   if (registered_with_ == nullptr) {

@@ -8,8 +8,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
-#include <utility>
+#include <vector>
 
 #include "cuda/driver.h"
 #include "memory/budget.h"
@@ -31,6 +32,8 @@ struct AllocationOptions {
 class Allocation {
  public:
   static Result<std::unique_ptr<Allocation>> create(const AllocationOptions& options);
+  // Memory of the host that is somebody else's: it is there as long as `owner` is, which is let go of at the end.
+  static std::unique_ptr<Allocation> adopt(Region memory, std::shared_ptr<const void> owner);
   ~Allocation();
   Allocation(const Allocation&) = delete;
   Allocation& operator=(const Allocation&) = delete;
@@ -41,8 +44,9 @@ class Allocation {
   Status register_with(cuda::Device& device);
   // What to add to an address of it to get the GPU's, if it is registered.
   std::optional<std::ptrdiff_t> host_to_device() const { return host_to_device_; }
-  // Runs once, just before the memory goes back to the system: detaching from engines.
-  void on_free(std::function<void()> action) { on_free_ = std::move(action); }
+  // Runs once, just before the memory goes back to the system: detaching from engines. One for each owner; the first
+  // stays. Any thread.
+  void on_free(const void* owner, std::function<void()> action) const;
 
  private:
   Allocation() = default;
@@ -54,7 +58,13 @@ class Allocation {
   DevicePool::Block block_;  // of the pool
   cuda::Device* registered_with_ = nullptr;
   std::optional<std::ptrdiff_t> host_to_device_;
-  std::function<void()> on_free_;
+  std::shared_ptr<const void> owner_;  // of adopted memory
+  struct OnFree {
+    const void* owner = nullptr;
+    std::function<void()> action;
+  };
+  mutable std::mutex on_free_mutex_;
+  mutable std::vector<OnFree> on_free_;
 };
 
 }  // namespace penstock::memory

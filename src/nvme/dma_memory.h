@@ -30,7 +30,6 @@ class DmaMemory {
   std::size_t size_bytes() const { return size_bytes_; }
   // Never frees it: a controller that nothing could stop may still write there.
   void leave_behind() { transport_ = nullptr; }
-  bool is_left_behind() const { return data_ != nullptr && transport_ == nullptr; }
 
  private:
   void swap(DmaMemory& other) noexcept;

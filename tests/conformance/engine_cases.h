@@ -14,6 +14,7 @@
 #include "engines/nvme/engine.h"
 #include "engines/posix/engine.h"
 #include "engines/uring/engine.h"
+#include "support/picky_engine.h"
 #include "support/support.h"
 
 namespace penstock::test {
@@ -33,6 +34,8 @@ struct Stores {
   };
   // Whether they grow, shrink, are replaced and sit in the page cache as files do. The tests of that leave others out.
   bool are_files = true;
+  // Whether the engine reaches what tests have in the way of memory: the tests of routes leave others out.
+  bool in_reach = true;
   OpenOptions to_write = {.access = Access::write};
 };
 
@@ -46,12 +49,21 @@ struct EngineCase {
 std::vector<EngineCase> nvme_cases();
 
 inline std::vector<EngineCase> engine_cases() {
+  using engine::HostReach;
   std::vector<EngineCase> cases{
       {"posix", [] { return posix::make_engine(); }},
       {"uring", [] { return uring::make_engine(); }},
       // Without faults a wrapped engine must behave as the engine itself, by whatever name its stores are opened.
       {"fault_over_posix", [] { return fault::make_engine(posix::make_engine(), {}); }, {.scheme = "file:"}},
       {"fault_over_uring", [] { return fault::make_engine(uring::make_engine(), {}); }},
+      // Engines that can't reach all memory of the host, or lend theirs.
+      {"told_of_memory",
+       [] { return std::make_unique<PickyEngine>(PickyEngine::Rules{.host = HostReach::attached}); },
+       {.in_reach = false}},
+      {"own_memory",
+       [] { return std::make_unique<PickyEngine>(PickyEngine::Rules{.host = HostReach::own}); },
+       {.in_reach = false}},
+      {"lent_memory", [] { return std::make_unique<PickyEngine>(PickyEngine::Rules{.lends = true}); }},
       // A namespace behind a controller in software, which keeps its blocks in the file.
       {"soft_nvme",
        [] { return nvme::make_soft_engine(posix::make_engine()); },
@@ -63,7 +75,7 @@ inline std::vector<EngineCase> engine_cases() {
 
 inline std::vector<EngineCase> file_engine_cases() {
   auto cases = engine_cases();
-  std::erase_if(cases, [](const EngineCase& engine_case) { return !engine_case.stores.are_files; });
+  std::erase_if(cases, [](const EngineCase& one) { return !one.stores.are_files || !one.stores.in_reach; });
   return cases;
 }
 

@@ -66,7 +66,7 @@ class RealCuFile : public GpuTest, protected files::Completions {
     region_ = {reinterpret_cast<std::byte*>(memory_), size_bytes, Domain::cuda(0)};
   }
 
-  std::vector<Op> ops(OpKind kind, engine::MemoryKey key) const {
+  std::vector<Op> ops(OpKind kind, const engine::Attached* attached) const {
     std::vector<Op> all;
     for (std::size_t i = 0; i < blocks; ++i) {
       all.push_back({.kind = kind,
@@ -75,13 +75,13 @@ class RealCuFile : public GpuTest, protected files::Completions {
                      .offset = i * block,
                      .length = block,
                      .memory = region_.data + i * block,
-                     .key = key,
+                     .attached = attached,
                      .cookie = i});
     }
     return all;
   }
-  void run(OpKind kind, engine::MemoryKey key = {}) {
-    ASSERT_EQ(queue_->submit(ops(kind, key)), blocks);
+  void run(OpKind kind, const engine::Attached* attached = nullptr) {
+    ASSERT_EQ(queue_->submit(ops(kind, attached)), blocks);
     std::array<Done, 16> done{};
     std::size_t home = 0;
     const TimePoint deadline = Clock::now() + 30s;
@@ -128,16 +128,15 @@ TEST_F(RealCuFile, is_called_gds_only_where_the_machine_can_do_it) {
 }
 
 TEST_F(RealCuFile, reads_and_writes_what_the_file_holds) {
-  for (const bool attached : {false, true}) {
-    const engine::MemoryKey key = attached ? engine_->attach(region_).value() : engine::MemoryKey{};
+  for (const bool attaches : {false, true}) {
+    const auto attached = attaches ? engine_->memory()->attach(region_).value() : nullptr;
     fill(region_, std::vector<std::byte>(size_bytes));
-    run(OpKind::read, key);
+    run(OpKind::read, attached.get());
     EXPECT_TRUE(holds_content(bytes_of(region_), 1, 0));
     fill(region_, content(2, 0, size_bytes));
-    run(OpKind::write, key);
+    run(OpKind::write, attached.get());
     EXPECT_TRUE(holds_content(read_file(path_), 2, 0));
     write_file(path_, content(1, 0, size_bytes));
-    engine_->detach(key);
   }
 }
 

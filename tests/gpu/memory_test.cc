@@ -233,7 +233,7 @@ TEST_F(GpuMemory, control_memory_that_the_gpu_can_t_reach_is_given_back) {
 
 TEST_F(GpuMemory, other_memory_at_the_address_of_what_was_attached_is_not_taken_for_it) {
   PENSTOCK_NEEDS_FAKE();
-  core::KeyEngine engine(true);
+  core::KeyEngine engine(engine::HostReach::none, true);
   core::MemoryMap map({&engine});
   const cuda::Current current(gpu());
   cuda::CuDevicePtr address = 0;
@@ -252,9 +252,9 @@ TEST_F(GpuMemory, other_memory_at_the_address_of_what_was_attached_is_not_taken_
   EXPECT_FALSE(is_known());
   ASSERT_TRUE(map.attach(memory).ok());
   EXPECT_TRUE(is_known());
-  EXPECT_EQ(engine.keys.size(), 1U) << "the old registration is gone";
+  EXPECT_EQ(engine.attached.size(), 1U) << "the old registration is gone";
   ASSERT_TRUE(map.detach(memory).ok());
-  EXPECT_TRUE(engine.keys.empty());
+  EXPECT_TRUE(engine.attached.empty());
   ASSERT_EQ(driver_->api().memory_free(address), cuda::cu_success);
 }
 

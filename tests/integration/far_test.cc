@@ -56,6 +56,25 @@ TEST(Far, what_is_read_through_staging_memory_is_not_waited_for_when_it_is_cance
   EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{0xc5}), 4000) << "what comes late touches nothing";
 }
 
+TEST(Far, what_will_be_lent_is_not_waited_for_when_it_is_cancelled) {
+  engine::Table table;
+  table.push_back(std::make_unique<FarEngine>(3s, true));
+  Options options;
+  options.lanes = 1;
+  Context context = ContextBuilder::build(std::move(table), options).value();
+  const Store store = context.open("far:1048576").value();
+  Buffer memory = context.allocate(Domain::host(), 1 << 20).value();
+  std::fill_n(memory.data(), memory.size_bytes(), std::byte{0xc5});
+  const Range range{&store, 0, memory.region()};
+  Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+  EXPECT_TRUE(eventually([&] { return context.statistics().operations_in_flight != 0; }));
+  EXPECT_EQ(ticket.cancel(), Outcome::cancelled) << "and not abandoned";
+  EXPECT_EQ(context.statistics().quarantined_bytes, 0U);
+  EXPECT_TRUE(eventually([&] { return context.statistics().operations_in_flight == 0; }));
+  EXPECT_EQ(std::count(memory.data(), memory.data() + memory.size_bytes(), std::byte{0xc5}), 1 << 20)
+      << "what comes late touches nothing";
+}
+
 TEST(Far, another_engine_on_the_same_lane_is_served_meanwhile) {
   engine::Table table;
   table.push_back(std::make_unique<FarEngine>(2s));

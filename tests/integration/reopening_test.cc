@@ -13,7 +13,11 @@ namespace {
 
 TEST(Reopening, finds_free_what_was_just_closed) {
   nvme::Settings settings;
-  settings.description = {.name = "nvme", .summary = "", .schemes = {"nvme"}, .sleeps_in_kernel = true};
+  settings.description = {.name = "nvme",
+                          .summary = "",
+                          .schemes = {"nvme"},
+                          .sleeps_in_kernel = true,
+                          .host = engine::HostReach::attached};
   settings.probe = [] { return engine::Probe{.available = true}; };
   settings.connect = nvme::connect_pci;
   settings.reach = [](const std::string& name) -> Result<std::unique_ptr<nvme::Transport>> {

@@ -24,7 +24,7 @@ namespace penstock::test {
 
 class FarEngine : public engine::Engine {
  public:
-  explicit FarEngine(Duration latency) : latency_(latency) {}
+  explicit FarEngine(Duration latency, bool lends = false) : latency_(latency) { description_.lends = lends; }
 
   static constexpr std::size_t period_bytes = (1 << 20) + 7;
   // What a store has at an offset, up to a place where it begins anew.
@@ -59,10 +59,8 @@ class FarEngine : public engine::Engine {
     info.direct = true;
     return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(info)));
   }
-  Result<engine::MemoryKey> attach(Region) override { return engine::MemoryKey{}; }
-  void detach(engine::MemoryKey) override {}
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
-    return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(latency_, options.depth));
+    return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(latency_, options.depth, description_.lends));
   }
 
  private:
@@ -74,8 +72,11 @@ class FarEngine : public engine::Engine {
 
   class Queue : public engine::Queue {
    public:
-    Queue(Duration latency, std::size_t depth)
-        : latency_(latency), depth_(depth), timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {}
+    Queue(Duration latency, std::size_t depth, bool lends)
+        : latency_(latency),
+          depth_(depth),
+          lends_(lends),
+          timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {}
 
     std::size_t submit(std::span<const engine::Op> ops) override {
       const std::size_t taken = std::min(ops.size(), depth_ - on_their_way_.size());
@@ -108,6 +109,16 @@ class FarEngine : public engine::Engine {
     void cancel(std::uint64_t) override {}
 
    private:
+    class Loan : public engine::Loan {
+     public:
+      explicit Loan(std::size_t size) : bytes_(size) {}
+      std::byte* bytes() { return bytes_.data(); }
+      const std::byte* data() const override { return bytes_.data(); }
+      void give_back() override { delete this; }
+
+     private:
+      std::vector<std::byte> bytes_;
+    };
     struct OnItsWay {
       engine::Op op;
       TimePoint due;
@@ -117,13 +128,15 @@ class FarEngine : public engine::Engine {
       const TimePoint now = Clock::now();
       for (; count < done.size() && !on_their_way_.empty() && on_their_way_.front().due <= now; ++count) {
         const engine::Op& op = on_their_way_.front().op;
+        Loan* const loan = lends_ ? new Loan(op.length) : nullptr;
+        std::byte* const memory = lends_ ? loan->bytes() : op.memory;
         for (std::uint64_t moved = 0; moved < op.length;) {
           const auto from = content_at(op.offset + moved);
           const std::size_t bytes = std::min<std::size_t>(from.size(), op.length - moved);
-          std::memcpy(op.memory + moved, from.data(), bytes);
+          std::memcpy(memory + moved, from.data(), bytes);
           moved += bytes;
         }
-        done[count] = {.cookie = op.cookie, .bytes = op.length, .route = Route::direct};
+        done[count] = {.cookie = op.cookie, .bytes = op.length, .route = Route::direct, .loan = loan};
         on_their_way_.pop_front();
       }
       return count;
@@ -131,6 +144,7 @@ class FarEngine : public engine::Engine {
 
     const Duration latency_;
     const std::size_t depth_;
+    const bool lends_;
     const UniqueFd timer_;
     std::deque<OnItsWay> on_their_way_;  // all take as long, so they end in order
     std::mutex mutex_;
@@ -139,7 +153,7 @@ class FarEngine : public engine::Engine {
   };
 
   const Duration latency_;
-  const engine::Description description_{
+  engine::Description description_{
       .name = "far", .summary = "bytes that take their time", .schemes = {"far"}, .sleeps_in_kernel = true};
 };
 

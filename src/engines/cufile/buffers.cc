@@ -19,84 +19,80 @@ Result<cuda::Device*> device_of(Region memory) {
 
 }  // namespace
 
-engine::MemoryKey Buffers::add(Region memory) {
+Result<std::unique_ptr<engine::Attached>> Buffers::attach(Region memory) {
+  if (memory.domain.host_accessible()) return std::unique_ptr<engine::Attached>();
+  auto buffer = std::make_unique<AttachedBuffer>(*this, memory);
   const std::lock_guard lock(mutex_);
-  const auto entry = std::ranges::find(entries_, false, &Entry::taken);
-  if (entry == entries_.end()) return {};
-  entry->memory = memory;
-  entry->taken = true;
-  entry->put_off = true;
-  if (const Library* library = library_) register_entries(*library);
-  return {static_cast<std::uint32_t>(entry - entries_.begin() + 1)};
+  attached_.push_back(buffer.get());
+  if (const Library* library = library_) register_all(*library);
+  return std::unique_ptr<engine::Attached>(std::move(buffer));
 }
 
-void Buffers::remove(engine::MemoryKey key) {
-  if (!key) return;
+AttachedBuffer::~AttachedBuffer() {
+  buffers_.remove(*this);
+}
+
+void Buffers::remove(AttachedBuffer& buffer) {
   const std::lock_guard lock(mutex_);
-  Entry& entry = entries_[key.id - 1];
-  const auto device = device_of(entry.memory);
-  if (entry.ours && device) {
-    const Library& library = *library_;
-    static_cast<void>(library.take_down(
-        "cuFileBufDeregister", [device = *device, base = entry.memory.data, remove = library.api().buffer_deregister] {
-          const cuda::Current current(*device);
-          remove(base);
-        }));
-  }
-  entry.memory = {};
-  entry.taken = false;
-  entry.registered = false;
-  entry.ours = false;
+  std::erase(attached_, &buffer);
+  const auto device = device_of(buffer.memory_);
+  if (!buffer.ours_ || !device) return;
+  const Library& library = *library_;
+  static_cast<void>(library.take_down(
+      "cuFileBufDeregister", [device = *device, base = buffer.memory_.data, remove = library.api().buffer_deregister] {
+        const cuda::Current current(*device);
+        remove(base);
+      }));
 }
 
 void Buffers::use(const Library& library) {
   if (library_ != nullptr && !some_put_off_) return;
   const std::lock_guard lock(mutex_);
-  register_entries(library);
+  register_all(library);
   library_ = &library;
 }
 
-void Buffers::register_entries(const Library& library) {
+void Buffers::register_all(const Library& library) {
   bool some_put_off = false;
-  for (Entry& entry : entries_) {
-    if (!entry.taken || !entry.put_off) continue;
+  for (AttachedBuffer* const buffer : attached_) {
+    if (!buffer->put_off_) continue;
     // A call that hangs is waited for only so long, and then no longer stands in the way of streams.
-    entry.put_off = !cuda::Quiet::of_process().run([&] { register_entry(entry, library); });
-    some_put_off |= entry.put_off;
+    buffer->put_off_ = !cuda::Quiet::of_process().run([&] { buffer->register_with(library); });
+    some_put_off |= buffer->put_off_;
   }
   some_put_off_ = some_put_off;
 }
 
-void Buffers::register_entry(Entry& entry, const Library& library) {
-  const auto device = device_of(entry.memory);
+void AttachedBuffer::register_with(const Library& library) {
+  const auto device = device_of(memory_);
   if (!device) return;
-  const Region memory = entry.memory;
   const auto error = library.set_up(
       "cuFileBufRegister",
-      [device = *device, memory, add = library.api().buffer_register] {
+      [device = *device, memory = memory_, add = library.api().buffer_register] {
         const cuda::Current current(*device);
         return add(memory.data, memory.size_bytes, 0);
       },
-      [device = *device, memory, remove = library.api().buffer_deregister] {
+      [device = *device, memory = memory_, remove = library.api().buffer_deregister] {
         const cuda::Current current(*device);
         remove(memory.data);
       });
-  entry.ours = error && error->number == cf_success;
-  entry.registered = entry.ours || (error && error->number == cf_memory_already_registered);
-  if (entry.registered) return;
+  ours_ = error && error->number == cf_success;
+  registered_ = ours_ || (error && error->number == cf_memory_already_registered);
+  if (registered_) return;
   const std::string what =
-      "register " + std::to_string(memory.size_bytes) + " bytes of " + memory.domain.name() + " with cuFile";
+      "register " + std::to_string(memory_.size_bytes) + " bytes of " + memory_.domain.name() + " with cuFile";
   const std::string refusal = error ? make_error(*error, what).message : what + ": " + error.error().message;
   log(LogLevel::info, refusal + "; transfers go through buffers of cuFile's own");
 }
 
-Result<Place> Buffers::find(const engine::Op& op) const {
-  if (op.key) {
-    const Entry& entry = entries_[op.key.id - 1];
-    const int device = entry.memory.domain.device();
-    if (!entry.registered) return Place{op.memory, 0, device};
-    return Place{entry.memory.data, static_cast<off_t>(op.memory - entry.memory.data), device};
-  }
+Place AttachedBuffer::place_of(std::byte* memory) const {
+  const int device = memory_.domain.device();
+  if (!registered_) return {memory, 0, device};
+  return {memory_.data, static_cast<off_t>(memory - memory_.data), device};
+}
+
+Result<Place> Buffers::find(const engine::Op& op) {
+  if (op.attached != nullptr) return static_cast<const AttachedBuffer*>(op.attached)->place_of(op.memory);
   const auto driver = cuda::Driver::get();
   if (!driver) return driver.error();
   const auto memory = (*driver)->find(op.memory, 1);

@@ -5,17 +5,17 @@
 // memory attached when none does. A registration that is put off, or that cuFile refuses or does not come back from,
 // costs speed, nothing else.
 //
-// Thread safety: every call from any thread; `find` takes no lock, because an entry is written only while nobody uses
-// its key, but for `registered`. Lifetime: outlives the queues.
+// Thread safety: every call from any thread; `find` takes no lock. Lifetime: outlives the queues and what is attached.
 #pragma once
 
-#include <array>
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <vector>
 
+#include "engine/memory.h"
 #include "engine/op.h"
 #include "engines/cufile/library.h"
-#include "penstock/region.h"
 
 namespace penstock::cufile {
 
@@ -26,37 +26,49 @@ struct Place {
   int device = 0;
 };
 
-class Buffers {
- public:
-  // A key without id when there is no room left for one.
-  engine::MemoryKey add(Region memory);
-  void remove(engine::MemoryKey key);
+class Buffers;
 
-  // Registers what was added before, and at once what will be. Called again, it registers what was put off.
+class AttachedBuffer : public engine::Attached {
+ public:
+  AttachedBuffer(Buffers& buffers, Region memory) : buffers_(buffers), memory_(memory) {}
+  ~AttachedBuffer() override;
+
+  // So that base and offset may be used.
+  bool is_registered() const { return registered_; }
+  Place place_of(std::byte* memory) const;
+
+ private:
+  friend class Buffers;
+
+  void register_with(const Library& library);
+
+  Buffers& buffers_;
+  const Region memory_;
+  // These are guarded by the mutex of Buffers, but for loads of `registered_`.
+  bool put_off_ = true;  // until the driver is open, and no stream waits
+  std::atomic<bool> registered_ = false;
+  bool ours_ = false;  // so that we end it
+};
+
+class Buffers : public engine::Memory {
+ public:
+  Result<std::unique_ptr<engine::Attached>> attach(Region memory) override;
+  void remove(AttachedBuffer& buffer);
+
+  // Registers what was attached before, and at once what will be. Called again, it registers what was put off.
   void use(const Library& library);
 
   // Of an operation's memory. An error where CUDA does not know it.
-  Result<Place> find(const engine::Op& op) const;
-
-  // For tests.
-  bool registered(engine::MemoryKey key) const { return entries_[key.id - 1].registered; }
+  static Result<Place> find(const engine::Op& op);
 
  private:
-  struct Entry {
-    Region memory;
-    bool taken = false;
-    bool put_off = false;                  // until the driver is open, and no stream waits
-    std::atomic<bool> registered = false;  // so that base and offset may be used
-    bool ours = false;                     // so that we end it
-  };
   // REQUIRES: the lock.
-  void register_entries(const Library& library);
-  static void register_entry(Entry& entry, const Library& library);
+  void register_all(const Library& library);
 
   std::mutex mutex_;
-  std::atomic<const Library*> library_{nullptr};  // set when it has been asked to register all entries
+  std::atomic<const Library*> library_{nullptr};  // set when it has been asked to register all of them
   std::atomic<bool> some_put_off_ = false;
-  std::array<Entry, 4096> entries_;
+  std::vector<AttachedBuffer*> attached_;
 };
 
 }  // namespace penstock::cufile

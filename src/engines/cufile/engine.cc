@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include "cuda/driver.h"
+#include "engines/cufile/buffers.h"
 #include "engines/cufile/diagnosis.h"
 #include "engines/cufile/errors.h"
 #include "engines/cufile/queue.h"
@@ -24,16 +25,13 @@ class Engine : public engine::Engine {
   engine::Probe probe() const override;
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override;
 
-  Result<engine::MemoryKey> attach(Region memory) override {
-    return memory.domain.host_accessible() ? engine::MemoryKey{} : buffers_.add(memory);
-  }
-  void detach(engine::MemoryKey key) override { buffers_.remove(key); }
+  engine::Memory* memory() override { return &buffers_; }
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for 1 at least"};
     auto library = acquire();
     if (!library) return std::move(library).error();
-    return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(options, Lending{**library, buffers_, batches_}));
+    return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(options, Lending{**library, batches_}));
   }
 
   std::optional<engine::Meaning> meaning_of(std::int32_t number) const override {
@@ -61,6 +59,7 @@ class Engine : public engine::Engine {
       .name = "cufile",
       .summary = "between files and GPU memory by NVIDIA's cuFile (GPUDirect Storage)",
       .schemes = {"file"},
+      .host = engine::HostReach::none,
       .reaches_device = true,
   };
   std::mutex mutex_;

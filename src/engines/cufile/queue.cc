@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cuda/driver.h"
+#include "engines/cufile/buffers.h"
 #include "engines/cufile/store.h"
 #include "files/transfer.h"
 
@@ -40,7 +41,7 @@ class Worker : public files::Worker {
     if (!moves_bytes(op.kind)) return files::transfer(op);
     if (op.path != engine::Path::device) return refuse(op, Code::unsupported, EOPNOTSUPP);
     if (!addressable(op)) return refuse(op, Code::invalid_argument, EINVAL);
-    const auto place = lending_.buffers.find(op);
+    const auto place = Buffers::find(op);
     if (!place) return refuse(op, place.error().code, place.error().system_error);
     const auto device = device_of(*place);
     if (!device) return refuse(op, device.error().code, device.error().system_error);
@@ -85,7 +86,7 @@ class Worker : public files::Worker {
     std::array<Transfer, max_batch> transfers;
     std::optional<Place> first;
     for (std::size_t i = 0; i < ops.size(); ++i) {
-      const auto place = lending_.buffers.find(ops[i]);
+      const auto place = Buffers::find(ops[i]);
       if (!place || (first && place->device != first->device)) return false;
       if (!first) first = *place;
       const Store& store = store_of(ops[i]);

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "engines/cufile/batch.h"
-#include "engines/cufile/buffers.h"
 #include "files/threaded_queue.h"
 
 namespace penstock::cufile {
@@ -13,7 +12,6 @@ namespace penstock::cufile {
 // What the threads of a queue need; outlives them.
 struct Lending {
   const Library& library;
-  const Buffers& buffers;
   BatchSwitch& batches;
 };
 

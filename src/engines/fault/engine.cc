@@ -66,8 +66,7 @@ class Engine : public engine::Engine {
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
     return inner_->open(name, options);
   }
-  Result<engine::MemoryKey> attach(Region memory) override { return inner_->attach(memory); }
-  void detach(engine::MemoryKey key) override { inner_->detach(key); }
+  engine::Memory* memory() override { return inner_->memory(); }
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     auto inner = inner_->make_queue(options);

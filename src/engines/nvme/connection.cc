@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "engines/nvme/store.h"
 
 namespace penstock::nvme {
 namespace {
@@ -17,36 +18,44 @@ constexpr auto longest_run = std::chrono::seconds(120);
 constexpr std::uint32_t most_attempts = 8;
 constexpr auto first_backoff = std::chrono::milliseconds(1);
 
-struct Pages {
-  std::byte* data = nullptr;
-  std::size_t size_bytes = 0;
-};
-
-Pages pages_around(const Attachments::Memory& memory) {
-  const std::size_t page = system_page_bytes();
-  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data);
-  const std::size_t lead = begin % page;
-  return {memory.data - lead, (lead + memory.size_bytes + page - 1) / page * page};
+std::size_t bytes_into_page(const std::byte* memory) {
+  return reinterpret_cast<std::uintptr_t>(memory) % system_page_bytes();
 }
 
 }  // namespace
 
-engine::MemoryKey Attachments::add(Region memory) {
+Result<std::unique_ptr<engine::Attached>> Attachments::attach(Region memory) {
+  if (!memory.domain.host_accessible()) return std::unique_ptr<engine::Attached>();
   const std::lock_guard lock(mutex_);
-  for (std::uint32_t id = 1; id < slots; ++id) {
-    if (memory_[id].data != nullptr) continue;
-    memory_[id] = {memory.data, memory.size_bytes};
-    return {id};
+  const auto free = std::find(taken_.begin(), taken_.end(), false);
+  if (free == taken_.end()) {
+    return Error{Code::unsupported, 0, std::to_string(slots) + " pieces of memory are attached already",
+                 "attach fewer and larger ones"};
   }
-  return {};
+  const auto slot = static_cast<std::uint32_t>(free - taken_.begin());
+  std::unique_ptr<engine::Attached> attached = std::make_unique<AttachedMemory>(*this, slot, memory);
+  *free = true;
+  return attached;
 }
 
-void Attachments::remove(engine::MemoryKey key) {
+bool Attachments::reaches(const engine::Attached& attached, const engine::Store& store) {
+  const auto& memory = static_cast<const AttachedMemory&>(attached);
+  return static_cast<const Store&>(store).connection()->address_of(memory, memory.pages()).has_value();
+}
+
+void Attachments::remove(const AttachedMemory& memory) {
   if (in_child()) return;
   const std::lock_guard lock(mutex_);
-  for (Connection* connection : connections_) connection->forget(key);
-  memory_[key.id] = {};
+  for (Connection* connection : connections_) connection->forget(memory.slot());
+  taken_[memory.slot()] = false;
 }
+
+AttachedMemory::AttachedMemory(Attachments& attachments, std::uint32_t slot, Region memory)
+    : attachments_(attachments),
+      slot_(slot),
+      pages_(memory.data - bytes_into_page(memory.data)),
+      pages_bytes_((bytes_into_page(memory.data) + memory.size_bytes + system_page_bytes() - 1) / system_page_bytes() *
+                   system_page_bytes()) {}
 
 void Attachments::join(Connection& connection) {
   const std::lock_guard lock(mutex_);
@@ -78,17 +87,17 @@ Connection::~Connection() {
   attachments_.leave(*this);
   users_.clear();
   queues_.clear();
-  for (std::uint32_t id = 0; id < Attachments::slots; ++id) forget({id});
+  for (std::uint32_t slot = 0; slot < Attachments::slots; ++slot) forget(slot);
   controller_.reset();
 }
 
-Result<Lane*> Connection::lane_of(const void* user, int event, const std::shared_ptr<memory::Budget>& budget) {
+Result<Lane*> Connection::lane_of(const void* user, int event) {
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(users_.begin(), users_.end(), [user](const User& one) { return one.user == user; });
   if (found != users_.end()) return found->lane.get();
   auto queue = queue_for_another();
   if (!queue) return std::move(queue).error();
-  users_.push_back({user, std::make_unique<Lane>(std::move(*queue), *transport_, event, budget)});
+  users_.push_back({user, std::make_unique<Lane>(std::move(*queue), event)});
   return users_.back().lane.get();
 }
 
@@ -115,29 +124,27 @@ void Connection::release(const void* user) {
   std::erase_if(queues_, [](const auto& queue) { return queue.use_count() == 1; });
 }
 
-std::optional<std::uint64_t> Connection::address_of(engine::MemoryKey key, const std::byte* memory) {
-  if (!key) return std::nullopt;
-  const auto& address = mappings_[key.id].address;
-  if (address.load(std::memory_order_acquire) == unmapped) map(key);
+std::optional<std::uint64_t> Connection::address_of(const AttachedMemory& attached, const std::byte* memory) {
+  const auto& address = mappings_[attached.slot()].address;
+  if (address.load(std::memory_order_acquire) == unmapped) map(attached);
   const std::uint64_t first = address.load(std::memory_order_acquire);
   if (first == refused) return std::nullopt;
-  return first + static_cast<std::uint64_t>(memory - pages_around(attachments_.at(key)).data);
+  return first + static_cast<std::uint64_t>(memory - attached.pages());
 }
 
-void Connection::map(engine::MemoryKey key) {
+void Connection::map(const AttachedMemory& attached) {
   const std::lock_guard lock(mutex_);
-  Mapping& mapping = mappings_[key.id];
+  Mapping& mapping = mappings_[attached.slot()];
   if (mapping.address.load(std::memory_order_relaxed) != unmapped) return;
-  const Pages pages = pages_around(attachments_.at(key));
-  const auto mapped = transport_->map(pages.data, pages.size_bytes);
+  const auto mapped = transport_->map(attached.pages(), attached.pages_bytes());
   if (!mapped) log(LogLevel::warning, mapped.error().message + "; its bytes are copied; " + mapped.error().hint);
-  mapping.size_bytes = pages.size_bytes;
+  mapping.size_bytes = attached.pages_bytes();
   mapping.address.store(mapped ? *mapped : refused, std::memory_order_release);
 }
 
-void Connection::forget(engine::MemoryKey key) {
+void Connection::forget(std::uint32_t slot) {
   const std::lock_guard lock(mutex_);
-  Mapping& mapping = mappings_[key.id];
+  Mapping& mapping = mappings_[slot];
   const std::uint64_t address = mapping.address.exchange(unmapped);
   if (address != unmapped && address != refused) transport_->unmap(address, mapping.size_bytes);
 }

@@ -1,6 +1,7 @@
 // Connection: a controller in use by stores of the engine: its driver, its lanes, and mapped memory.
 //
-// Attachments: the memory that was made known to the engine; each Connection maps it when it first meets it.
+// Attachments: gives memory that is made known to the engine a number, by which each Connection maps it when it first
+// meets it.
 //
 // Thread safety: any thread, but what a Lane holds is its user's. Lifetime: of the stores that share it; the
 // Attachments outlive it. It goes when nothing is in flight on it. In the child of a fork nothing of it is touched, and
@@ -17,28 +18,23 @@
 #include <optional>
 #include <vector>
 
-#include "engine/op.h"
+#include "engine/memory.h"
 #include "engines/nvme/lane.h"
 #include "nvme/controller.h"
-#include "penstock/region.h"
 
 namespace penstock::nvme {
 
 class Connection;
 
-class Attachments {
+class AttachedMemory;
+
+class Attachments : public engine::Memory {
  public:
   static constexpr std::uint32_t slots = 1024;
 
-  struct Memory {
-    std::byte* data = nullptr;
-    std::size_t size_bytes = 0;
-  };
-
-  // Without id when all slots are taken: such memory is served by copies.
-  engine::MemoryKey add(Region memory);
-  void remove(engine::MemoryKey key);
-  const Memory& at(engine::MemoryKey key) const { return memory_[key.id]; }
+  Result<std::unique_ptr<engine::Attached>> attach(Region memory) override;
+  bool reaches(const engine::Attached& attached, const engine::Store& store) override;
+  void remove(const AttachedMemory& memory);
   // Of a fork: the device is the parent's alone.
   bool in_child() const { return ::getpid() != process_; }
 
@@ -46,10 +42,27 @@ class Attachments {
   void leave(Connection& connection);
 
  private:
-  std::mutex mutex_;  // guards all but memory_, whose entries are written only while nobody has their key
-  std::array<Memory, slots> memory_{};
+  std::mutex mutex_;  // guards what follows
+  std::array<bool, slots> taken_{};
   std::vector<Connection*> connections_;
   const pid_t process_ = ::getpid();
+};
+
+class AttachedMemory : public engine::Attached {
+ public:
+  AttachedMemory(Attachments& attachments, std::uint32_t slot, Region memory);
+  ~AttachedMemory() override { attachments_.remove(*this); }
+
+  std::uint32_t slot() const { return slot_; }
+  // The whole pages around it, of which controllers map no less.
+  std::byte* pages() const { return pages_; }
+  std::size_t pages_bytes() const { return pages_bytes_; }
+
+ private:
+  Attachments& attachments_;
+  const std::uint32_t slot_;
+  std::byte* const pages_;
+  const std::size_t pages_bytes_;
 };
 
 class Connection {
@@ -62,14 +75,14 @@ class Connection {
   std::uint64_t id() const { return id_; }
   Controller& controller() { return *controller_; }
 
-  // The lane of a user, made when first asked for; the same until released. The rest is as Lane takes it.
-  Result<Lane*> lane_of(const void* user, int event = -1, const std::shared_ptr<memory::Budget>& budget = nullptr);
+  // The lane of a user, made when first asked for; the same until released. `event` is as Lane takes it.
+  Result<Lane*> lane_of(const void* user, int event = -1);
   // REQUIRES: nothing is in flight on the user's lane.
   void release(const void* user);
 
   // Where the controller finds attached memory; nothing if it can't reach it.
-  std::optional<std::uint64_t> address_of(engine::MemoryKey key, const std::byte* memory);
-  void forget(engine::MemoryKey key);
+  std::optional<std::uint64_t> address_of(const AttachedMemory& attached, const std::byte* memory);
+  void forget(std::uint32_t slot);
 
   // One operation without memory, to its end, on the calling thread; tried again where that may help.
   Status run(const Io& io, const std::string& what);
@@ -87,7 +100,7 @@ class Connection {
   };
 
   Connection(std::unique_ptr<Transport> transport, Attachments& attachments);
-  void map(engine::MemoryKey key);
+  void map(const AttachedMemory& attached);
   Result<std::shared_ptr<SharedQueue>> queue_for_another();
   Result<IoDone> run_once(Lane& lane, const Io& io, TimePoint deadline);
 
@@ -98,7 +111,7 @@ class Connection {
   std::mutex mutex_;                                  // guards what follows, but for the loads of addresses
   std::vector<std::shared_ptr<SharedQueue>> queues_;  // shared with their lanes
   std::vector<User> users_;
-  std::array<Mapping, Attachments::slots> mappings_{};
+  std::array<Mapping, Attachments::slots> mappings_{};  // by the slot of attached memory
   std::mutex run_mutex_;
   std::uint32_t next_run_ = 0;
 };

@@ -78,10 +78,7 @@ class Engine : public engine::Engine {
         std::move(*info), std::move(*connection), std::move(space), std::move(device->identity), std::move(*claim)));
   }
 
-  Result<engine::MemoryKey> attach(Region memory) override {
-    return memory.domain.host_accessible() ? attachments_.add(memory) : engine::MemoryKey{};
-  }
-  void detach(engine::MemoryKey key) override { attachments_.remove(key); }
+  engine::Memory* memory() override { return &attachments_; }
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     return Queue::create(options);
@@ -211,7 +208,8 @@ std::unique_ptr<engine::Engine> make_soft_engine(std::unique_ptr<engine::Engine>
   settings.description = {.name = "soft-nvme",
                           .summary = "files behind an NVMe controller in software, which this process drives itself",
                           .schemes = {"soft-nvme"},
-                          .sleeps_in_kernel = true};
+                          .sleeps_in_kernel = true,
+                          .host = engine::HostReach::attached};
   settings.controller = options;
   settings.probe = [inner] {
     engine::Probe probe = inner->probe();

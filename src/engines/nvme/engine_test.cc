@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "api/context_builder.h"
-#include "engines/nvme/lane.h"
 #include "engines/posix/engine.h"
 #include "nvme/errors.h"
 #include "nvme/soft_test_support.h"
@@ -89,6 +88,10 @@ class SoftNvme : public testing::Test {
     EXPECT_EQ(queue.submit({&op, 1}), 1U);
     EXPECT_EQ(queue.poll({&done, 1}, Clock::now() + std::chrono::seconds(20)), 1U);
     return done;
+  }
+
+  static std::unique_ptr<engine::Attached> attach(engine::Engine& engine, std::span<std::byte> memory) {
+    return engine.memory()->attach(Region::host(memory.data(), memory.size())).value();
   }
 
   std::filesystem::path folder_;
@@ -171,8 +174,10 @@ TEST_F(SoftNvme, changes_nothing_that_was_opened_for_reading) {
   EXPECT_EQ(store->writer(), nullptr);
   auto queue = engine->make_queue({}).value();
   alignas(4096) std::array<std::byte, 4096> memory{};
+  const auto attached = attach(*engine, memory);
   for (const OpKind kind : {OpKind::write, OpKind::zero, OpKind::deallocate}) {
-    const Op op{.kind = kind, .store = store.get(), .length = 4096, .memory = memory.data()};
+    const Op op{
+        .kind = kind, .store = store.get(), .length = 4096, .memory = memory.data(), .attached = attached.get()};
     EXPECT_EQ(run(*queue, op).code, Code::read_only);
   }
   EXPECT_EQ(file_bytes()[100], byte_at(100));
@@ -185,9 +190,15 @@ TEST_F(SoftNvme, takes_no_more_than_its_depth_and_goes_on_after) {
   auto store = engine->open(file_.string(), {}).value();
   auto queue = engine->make_queue({.depth = 4}).value();
   std::vector<std::byte> memory(16 * 4096);
+  const auto attached = attach(*engine, memory);
   std::vector<Op> ops;
   for (std::uint64_t i = 0; i < 16; ++i) {
-    ops.push_back({.store = store.get(), .offset = i * 4096, .length = 4096, .memory = &memory[i * 4096], .cookie = i});
+    ops.push_back({.store = store.get(),
+                   .offset = i * 4096,
+                   .length = 4096,
+                   .memory = &memory[i * 4096],
+                   .attached = attached.get(),
+                   .cookie = i});
   }
   std::size_t sent = 0;
   std::size_t ended = 0;
@@ -218,12 +229,14 @@ TEST_F(SoftNvme, shares_the_queues_that_there_are_among_all_lanes) {
       lanes.emplace_back([&, lane] {
         auto queue = engine->make_queue({.depth = 8}).value();
         std::vector<std::byte> memory(8 * 4096);
+        const auto attached = attach(*engine, memory);
         std::vector<Op> ops;
         for (std::uint64_t i = 0; i < 8; ++i) {
           ops.push_back({.store = store.get(),
                          .offset = (lane * 8 + i) * 4096,
                          .length = 4096,
                          .memory = &memory[i * 4096],
+                         .attached = attached.get(),
                          .cookie = i});
         }
         for (int round = 0; round < 4; ++round) {
@@ -246,35 +259,53 @@ TEST_F(SoftNvme, shares_the_queues_that_there_are_among_all_lanes) {
   }
 }
 
-TEST_F(SoftNvme, copies_through_less_memory_where_little_can_be_mapped_and_says_so_when_there_is_none) {
-  const auto code_with = [](std::size_t longest_mapping) {
-    Controlled controlled({.max_queue_entries = 8}, {}, {.longest_mapping = longest_mapping});
-    auto queue = controlled.engine->make_queue({}).value();
-    std::array<std::byte, 4096> memory{};
-    return run(*queue, {.store = controlled.store.get(), .length = 4096, .memory = memory.data()}).code;
-  };
-  EXPECT_EQ(code_with(Bounces::piece_bytes), Code::ok);
-  EXPECT_EQ(code_with(Bounces::piece_bytes - 1), Code::out_of_memory);
+TEST_F(SoftNvme, refuses_operations_on_memory_that_the_controller_can_not_reach) {
+  constexpr std::size_t longest = 64 << 10;
+  Controlled controlled({.max_queue_entries = 8}, {}, {.longest_mapping = longest});
+  auto queue = controlled.engine->make_queue({}).value();
+  alignas(4096) static std::array<std::byte, 2 * longest> memory{};
+  engine::Memory& known = *controlled.engine->memory();
+  Op op{.store = controlled.store.get(), .length = 4096, .memory = memory.data()};
+  EXPECT_EQ(run(*queue, op).code, Code::out_of_memory) << "it is not attached";
+  const auto enough = attach(*controlled.engine, std::span(memory).first(longest));
+  op.attached = enough.get();
+  EXPECT_TRUE(known.reaches(*enough, *controlled.store));
+  EXPECT_EQ(run(*queue, op).code, Code::ok);
+  op.memory += 2;
+  EXPECT_EQ(run(*queue, op).code, Code::out_of_memory) << "it is not aligned";
+  op.memory -= 2;
+  const auto too_much = attach(*controlled.engine, memory);
+  op.attached = too_much.get();
+  EXPECT_FALSE(known.reaches(*too_much, *controlled.store));
+  EXPECT_EQ(run(*queue, op).code, Code::out_of_memory);
 }
 
-TEST_F(SoftNvme, counts_memory_to_copy_through_as_pinned) {
-  make_file(64 << 10);
-  auto engine = make_soft_engine(posix::make_engine());
-  auto store = engine->open(file_.string(), {}).value();
-  std::array<std::byte, 4096> memory{};
-  const Op op{.store = store.get(), .length = 4096, .memory = memory.data()};
-  const auto budget_after = [&](std::uint64_t limit, Code expected) {
-    const auto budget = std::make_shared<memory::Budget>(limit);
-    auto queue = engine->make_queue({.pinned = budget}).value();
-    EXPECT_EQ(run(*queue, op).code, expected);
-    const std::uint64_t used = budget->used_bytes();
-    queue.reset();
-    EXPECT_EQ(budget->used_bytes(), 0U);
-    return used;
+TEST_F(SoftNvme, copies_what_is_no_buffer_and_says_so) {
+  make_file(1 << 20);
+  Context context = SoftNvme::context();
+  const Store store = context.open(name()).value();
+  const auto route_of = [&](Region memory) {
+    const Report report = context.read(store, 0, memory);
+    EXPECT_TRUE(report.ok()) << report.error->message;
+    for (std::size_t i = 0; i < memory.size_bytes; ++i) EXPECT_EQ(memory.data[i], byte_at(i));
+    const auto bytes_by = [&](Route route) { return report.routes[static_cast<std::size_t>(route)]; };
+    EXPECT_EQ(bytes_by(Route::direct) + bytes_by(Route::direct_staged), memory.size_bytes);
+    return bytes_by(Route::direct) == memory.size_bytes ? Route::direct : Route::direct_staged;
   };
-  EXPECT_EQ(budget_after(16 << 20, Code::ok), Bounces::most_pieces * Bounces::piece_bytes);
-  EXPECT_EQ(budget_after(300 << 10, Code::ok), 2 * Bounces::piece_bytes) << "as much as there is";
-  EXPECT_EQ(budget_after(100 << 10, Code::over_budget), 0U);
+  std::vector<std::byte> plain(1 << 20);
+  EXPECT_EQ(route_of(Region::host(plain.data(), plain.size())), Route::direct_staged);
+  const std::uint64_t pinned_before = context.statistics().pinned_bytes;
+  {
+    Buffer buffer = context.allocate(Domain::host(), 1 << 20).value();
+    EXPECT_EQ(route_of(buffer.region()), Route::direct) << "attached when it was first used";
+    EXPECT_EQ(context.statistics().pinned_bytes, pinned_before + (1 << 20));
+    EXPECT_EQ(route_of(buffer.region()), Route::direct);
+  }
+  EXPECT_EQ(context.statistics().pinned_bytes, pinned_before) << "detached with the Buffer";
+  ASSERT_TRUE(context.attach(Region::host(plain.data(), plain.size())).ok());
+  EXPECT_EQ(route_of(Region::host(plain.data(), plain.size())), Route::direct);
+  ASSERT_TRUE(context.detach(Region::host(plain.data(), plain.size())).ok());
+  EXPECT_EQ(route_of(Region::host(plain.data(), plain.size())), Route::direct_staged);
 }
 
 TEST_F(SoftNvme, tries_a_commit_again_but_not_for_ever) {
@@ -336,8 +367,13 @@ TEST_F(SoftNvme, tells_of_each_end_by_its_event) {
   engine::Queue& queue = *held.queue;
   std::vector<std::byte> memory(4096);
   Done done;
+  const auto attached = attach(*held.engine, memory);
   const auto read = [&](std::uint64_t cookie) {
-    const Op op{.store = held.store.get(), .length = 4096, .memory = memory.data(), .cookie = cookie};
+    const Op op{.store = held.store.get(),
+                .length = 4096,
+                .memory = memory.data(),
+                .attached = attached.get(),
+                .cookie = cookie};
     EXPECT_EQ(queue.submit({&op, 1}), 1U);
     return queue.poll({&done, 1}, TimePoint::min());
   };
@@ -362,10 +398,11 @@ TEST_F(SoftNvme, is_not_kept_awake_by_a_controller_that_has_nothing_to_do) {
   engine::Queue& queue = *held.queue;
   const auto quick = held.engine->open("quick", {}).value();
   std::vector<std::byte> memory(4096);
+  const auto attached = attach(*held.engine, memory);
   Done done;
   int event = -1;
   for (int round = 0; round < 2; ++round) {
-    const Op op{.store = quick.get(), .length = 4096, .memory = memory.data(), .cookie = 1};
+    const Op op{.store = quick.get(), .length = 4096, .memory = memory.data(), .attached = attached.get(), .cookie = 1};
     ASSERT_EQ(queue.submit({&op, 1}), 1U);
     if (round == 0) event = queue.event();
     const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
@@ -374,7 +411,8 @@ TEST_F(SoftNvme, is_not_kept_awake_by_a_controller_that_has_nothing_to_do) {
   }
   // The last end was found before anyone had been told of it.
   EXPECT_TRUE(is_readable_within(event, std::chrono::seconds(20)));
-  const Op op{.store = held.store.get(), .length = 4096, .memory = memory.data(), .cookie = 2};
+  const Op op{
+      .store = held.store.get(), .length = 4096, .memory = memory.data(), .attached = attached.get(), .cookie = 2};
   ASSERT_EQ(queue.submit({&op, 1}), 1U);
   ASSERT_TRUE(held.hold->wait_for(1));
   EXPECT_EQ(queue.poll({&done, 1}, TimePoint::min()), 0U);
@@ -393,7 +431,8 @@ TEST_F(SoftNvme, has_no_event_where_the_controller_raises_no_interrupts) {
   shape.interrupts = false;
   Held held(shape);
   std::vector<std::byte> memory(4096);
-  const Op op{.store = held.store.get(), .length = 4096, .memory = memory.data()};
+  const auto attached = attach(*held.engine, memory);
+  const Op op{.store = held.store.get(), .length = 4096, .memory = memory.data(), .attached = attached.get()};
   ASSERT_EQ(held.queue->submit({&op, 1}), 1U);
   Done done;
   EXPECT_EQ(held.queue->poll({&done, 1}, TimePoint::min()), 0U);
@@ -415,11 +454,12 @@ TEST_F(SoftNvme, holds_nothing_of_a_store_that_is_gone) {
   const std::size_t before = open_files();
   for (int i = 0; i < 3; ++i) {
     auto store = engine->open(file_.string(), {}).value();
-    const auto key = engine->attach(Region::host(memory.data(), memory.size())).value();
-    EXPECT_EQ(run(*queue, {.store = store.get(), .length = 4096, .memory = memory.data(), .key = key}).bytes, 4096U);
+    auto attached = attach(*engine, memory);
+    const Op op{.store = store.get(), .length = 4096, .memory = memory.data(), .attached = attached.get()};
+    EXPECT_EQ(run(*queue, op).bytes, 4096U);
     EXPECT_EQ(memory[77], byte_at(77));
     if (i == 1) store.reset();  // before the memory is detached, or after
-    engine->detach(key);
+    attached.reset();
   }
   EXPECT_EQ(open_files(), before);
 }

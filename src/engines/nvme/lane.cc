@@ -6,8 +6,6 @@
 #include <array>
 #include <utility>
 
-#include "base/log.h"
-
 namespace penstock::nvme {
 namespace {
 
@@ -16,42 +14,8 @@ constexpr std::uint64_t cookie_mask = (std::uint64_t{1} << number_shift) - 1;
 
 }  // namespace
 
-Bounces::~Bounces() {
-  if (memory_.data() != nullptr && budget_ != nullptr && !memory_.is_left_behind()) {
-    budget_->refund(memory_.size_bytes());
-  }
-}
-
-Code Bounces::make() {
-  if (memory_.data() != nullptr) return Code::ok;
-  Code reason = Code::over_budget;
-  for (std::uint32_t pieces = most_pieces; pieces > 0; pieces /= 2) {
-    if (budget_ != nullptr && !budget_->charge(pieces * piece_bytes)) continue;
-    auto memory = DmaMemory::create(transport_, pieces * piece_bytes);
-    if (memory) {
-      memory_ = std::move(*memory);
-      for (std::uint32_t i = 0; i < pieces; ++i) free_.push_back(i);
-      return Code::ok;
-    }
-    if (budget_ != nullptr) budget_->refund(pieces * piece_bytes);
-    if (pieces == 1) log(LogLevel::error, memory.error().message + "; " + memory.error().hint);
-    reason = Code::out_of_memory;
-  }
-  return reason;
-}
-
-std::optional<std::uint32_t> Bounces::take() {
-  if (free_.empty()) return std::nullopt;
-  const std::uint32_t piece = free_.back();
-  free_.pop_back();
-  return piece;
-}
-
-Lane::Lane(std::shared_ptr<SharedQueue> shared, Transport& transport, int event, std::shared_ptr<memory::Budget> budget)
-    : shared_(std::move(shared)),
-      event_(event),
-      interrupt_(shared_->queue->interrupt()),
-      bounces_(transport, std::move(budget)) {
+Lane::Lane(std::shared_ptr<SharedQueue> shared, int event)
+    : shared_(std::move(shared)), event_(event), interrupt_(shared_->queue->interrupt()) {
   const std::lock_guard lock(shared_->mutex);
   const auto place = std::find(shared_->lanes.begin(), shared_->lanes.end(), nullptr);
   number_ = static_cast<std::uint64_t>(place - shared_->lanes.begin());
@@ -61,7 +25,6 @@ Lane::Lane(std::shared_ptr<SharedQueue> shared, Transport& transport, int event,
 
 Lane::~Lane() {
   const std::lock_guard lock(shared_->mutex);
-  if (shared_->queue->is_stuck()) bounces_.leave_behind();
   shared_->lanes[number_] = nullptr;
 }
 

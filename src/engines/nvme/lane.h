@@ -1,5 +1,5 @@
 // Lane: what one user of a controller, usually a lane of core, has of it: a queue pair, which it shares with others
-// where the controller has fewer than there are users, and memory to copy through.
+// where the controller has fewer than there are users.
 //
 // Of those who share a pair one at a time is inside; the others come again. Completions of another are put into its
 // inbox, and it is woken.
@@ -15,7 +15,6 @@
 #include <span>
 #include <vector>
 
-#include "memory/budget.h"
 #include "nvme/controller.h"
 #include "nvme/io_queue.h"
 
@@ -29,40 +28,10 @@ struct SharedQueue {
   std::vector<Lane*> lanes;  // by the number in their cookies; null: gone
 };
 
-// Memory that the controller can reach, in pieces, for memory that it can't.
-class Bounces {
- public:
-  static constexpr std::size_t piece_bytes = 128 << 10;
-  static constexpr std::uint32_t most_pieces = 16;
-
-  // Without a budget: as much as there is.
-  Bounces(Transport& transport, std::shared_ptr<memory::Budget> budget)
-      : transport_(transport), budget_(std::move(budget)) {}
-  ~Bounces();
-  Bounces(const Bounces&) = delete;
-  Bounces& operator=(const Bounces&) = delete;
-
-  // Made when first asked for, with fewer pieces where the budget has no more, or little memory may be locked.
-  // Code::over_budget or out_of_memory.
-  Code make();
-  // Nothing while all are in use.
-  std::optional<std::uint32_t> take();
-  void give_back(std::uint32_t piece) { free_.push_back(piece); }
-  std::byte* at(std::uint32_t piece) const { return memory_.data() + piece * piece_bytes; }
-  std::uint64_t address(std::uint32_t piece) const { return memory_.address() + piece * piece_bytes; }
-  void leave_behind() { memory_.leave_behind(); }
-
- private:
-  Transport& transport_;
-  const std::shared_ptr<memory::Budget> budget_;  // of a Context, which may be gone before the controller
-  DmaMemory memory_;
-  std::vector<std::uint32_t> free_;
-};
-
 class Lane {
  public:
   // `event` is written to when the inbox is filled; -1: the user looks by itself.
-  Lane(std::shared_ptr<SharedQueue> shared, Transport& transport, int event, std::shared_ptr<memory::Budget> budget);
+  Lane(std::shared_ptr<SharedQueue> shared, int event);
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -80,8 +49,6 @@ class Lane {
   // What is in flight never ends.
   bool is_stuck();
 
-  Bounces& bounces() { return bounces_; }
-
  private:
   std::unique_lock<std::mutex> try_enter() { return {shared_->mutex, std::try_to_lock}; }
   void deliver(const IoDone& done);
@@ -92,7 +59,6 @@ class Lane {
   std::uint64_t number_ = 0;
   bool missed_ = false;
   std::vector<IoDone> inbox_;  // guarded by the queue's mutex
-  Bounces bounces_;
 };
 
 }  // namespace penstock::nvme

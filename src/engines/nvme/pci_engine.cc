@@ -66,7 +66,8 @@ std::unique_ptr<engine::Engine> make_pci_engine() {
   settings.description = {.name = "nvme",
                           .summary = "NVMe controllers that this process drives itself, through VFIO",
                           .schemes = {"nvme"},
-                          .sleeps_in_kernel = true};
+                          .sleeps_in_kernel = true,
+                          .host = engine::HostReach::attached};
   settings.probe = probe_vfio;
   settings.connect = connect_pci;
   settings.reach = VfioTransport::open;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <ctime>
 #include <thread>
 #include <utility>
@@ -22,6 +21,7 @@ using engine::Op;
 using engine::OpKind;
 
 constexpr std::uint32_t max_depth = 4096;
+constexpr std::uintptr_t memory_alignment = 4;  // as PRPs have it
 // A fast disk answers within this; whoever sleeps at once pays for waking up as well.
 constexpr auto spin_time = std::chrono::microseconds(20);
 constexpr auto longest_sleep = std::chrono::milliseconds(50);
@@ -57,7 +57,7 @@ Result<std::unique_ptr<engine::Queue>> Queue::create(const engine::QueueOptions&
 }
 
 Queue::Queue(UniqueFd event, const engine::QueueOptions& options)
-    : event_(std::move(event)), flights_(options.depth), pinned_(options.pinned), sleepers_(1) {
+    : event_(std::move(event)), flights_(options.depth), sleepers_(1) {
   free_.reserve(options.depth);
   ended_.reserve(options.depth);
   batch_.reserve(options.depth);
@@ -75,11 +75,13 @@ std::size_t Queue::submit(std::span<const Op> ops) {
   // What has ended is still in flight for the caller.
   for (; taken < ops.size() && free_.size() > ended_.size(); ++taken) {
     const Op& op = ops[taken];
-    if (const auto link = link_to(*static_cast<Store*>(op.store))) {
-      take(op, *link);
-    } else {
+    if (const auto link = link_to(*static_cast<Store*>(op.store)); !link) {
       log(LogLevel::error, link.error().message + "; " + link.error().hint);
       ended_.push_back({.cookie = op.cookie, .code = Code::engine_unavailable, .route = Route::direct});
+    } else if (const auto address = address_of(op)) {
+      take(op, *link, *address);
+    } else {
+      ended_.push_back({.cookie = op.cookie, .code = Code::out_of_memory, .route = Route::direct});
     }
   }
   for (Link& link : links_) send(link);
@@ -91,7 +93,7 @@ Result<std::size_t> Queue::link_to(Store& store) {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     if (links_[i].connection_id == connection->id()) return i;
   }
-  auto lane = connection->lane_of(this, event_.get(), pinned_);
+  auto lane = connection->lane_of(this, event_.get());
   if (!lane) return std::move(lane).error();
   Link link{connection->id(), connection, *lane, 0, {}};
   link.waiting.reserve(flights_.size());
@@ -106,7 +108,16 @@ Result<std::size_t> Queue::link_to(Store& store) {
   return links_.size() - 1;
 }
 
-void Queue::take(const Op& op, std::size_t link) {
+// Where the controller finds the memory, if it can reach it, or if there is none.
+std::optional<std::uint64_t> Queue::address_of(const Op& op) {
+  if (!moves_bytes(op.kind)) return 0;
+  if (op.attached == nullptr || reinterpret_cast<std::uintptr_t>(op.memory) % memory_alignment != 0)
+    return std::nullopt;
+  const auto& attached = *static_cast<const AttachedMemory*>(op.attached);
+  return static_cast<const Store*>(op.store)->connection()->address_of(attached, op.memory);
+}
+
+void Queue::take(const Op& op, std::size_t link, std::uint64_t address) {
   const auto& store = *static_cast<const Store*>(op.store);
   const std::uint32_t index = free_.back();
   free_.pop_back();
@@ -115,55 +126,19 @@ void Queue::take(const Op& op, std::size_t link) {
   const std::uint64_t length = op.offset < size ? std::min(op.length, size - op.offset) : op.length;
   flights_[index] = {.op = op,
                      .link = link,
-                     .io = {kind_of(op.kind), &store.space(), op.offset, length, 0, index},
-                     .bounce = no_bounce,
-                     .busy = true,
-                     .placed = !moves_bytes(op.kind)};
+                     .io = {kind_of(op.kind), &store.space(), op.offset, length, address, index},
+                     .busy = true};
   links_[link].waiting.push_back(index);
   ++links_[link].in_flight;
 }
 
 // As many as find a place, with one doorbell.
 void Queue::send(Link& link) {
+  if (link.waiting.empty()) return;
   batch_.clear();
-  while (batch_.size() < link.waiting.size()) {
-    Flight& flight = flights_[link.waiting[batch_.size()]];
-    if (!flight.placed) {
-      const Code code = place(flight, *link.lane);
-      if (code != Code::ok) {
-        end_unsent(link, batch_.size(), code);
-        continue;
-      }
-      if (!flight.placed) break;
-    }
-    batch_.push_back(flight.io);
-  }
-  if (batch_.empty()) return;
+  for (const std::uint32_t index : link.waiting) batch_.push_back(flights_[index].io);
   const std::size_t sent = link.lane->submit(batch_);
   link.waiting.erase(link.waiting.begin(), link.waiting.begin() + static_cast<std::ptrdiff_t>(sent));
-}
-
-// Where the controller finds the memory: where it is, or else in a bounce buffer, which may be shorter. Not placed, if
-// all of those are in use.
-Code Queue::place(Flight& flight, Lane& lane) {
-  const Op& op = flight.op;
-  const auto& store = *static_cast<const Store*>(op.store);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(op.memory) % 4 == 0;
-  if (const auto address = aligned ? store.connection()->address_of(op.key, op.memory) : std::nullopt) {
-    flight.io.address = *address;
-    flight.placed = true;
-    return Code::ok;
-  }
-  Bounces& bounces = lane.bounces();
-  if (const Code made = bounces.make(); made != Code::ok) return made;
-  const auto piece = bounces.take();
-  if (!piece) return Code::ok;
-  flight.bounce = *piece;
-  flight.io.length = std::min<std::uint64_t>(flight.io.length, Bounces::piece_bytes);
-  flight.io.address = bounces.address(*piece);
-  flight.placed = true;
-  if (op.kind == OpKind::write) std::memcpy(bounces.at(*piece), op.memory, flight.io.length);
-  return Code::ok;
 }
 
 // By its place among those that wait.
@@ -175,9 +150,7 @@ void Queue::end_unsent(Link& link, std::size_t waiting, Code code) {
 }
 
 void Queue::free(Link& link, std::uint32_t index) {
-  Flight& flight = flights_[index];
-  if (flight.bounce != no_bounce) link.lane->bounces().give_back(flight.bounce);
-  flight.busy = false;
+  flights_[index].busy = false;
   free_.push_back(index);
   --link.in_flight;
 }
@@ -203,9 +176,6 @@ std::size_t Queue::collect(std::span<Done> done) {
 Done Queue::finish(Link& link, const IoDone& io) {
   const auto index = static_cast<std::uint32_t>(io.cookie);
   const Flight& flight = flights_[index];
-  if (flight.bounce != no_bounce && flight.op.kind == OpKind::read && io.bytes > 0) {
-    std::memcpy(flight.op.memory, link.lane->bounces().at(flight.bounce), io.bytes);
-  }
   free(link, index);
   return {flight.op.cookie, io.bytes, io.code, io.system_error, Route::direct};
 }

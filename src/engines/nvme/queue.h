@@ -1,8 +1,7 @@
 // Queue of the nvme engines: an I/O queue pair on each controller whose stores it meets.
 //
-// Polls for a moment and then sleeps until an interrupt, a wake or a deadline. Memory that a controller can't reach is
-// copied through memory that it can. What finds no place at the controller, because others use its queues too, waits
-// here.
+// Polls for a moment and then sleeps until an interrupt, a wake or a deadline. What finds no place at the controller,
+// because others use its queues too, waits here.
 //
 // Thread safety and lifetime: as engine::Queue. Nothing is allocated for an operation.
 #pragma once
@@ -10,6 +9,7 @@
 #include <poll.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -40,21 +40,18 @@ class Queue : public engine::Queue {
     std::size_t in_flight = 0;           // those that wait included
     std::vector<std::uint32_t> waiting;  // flights that were not sent yet, the first first
   };
-  static constexpr std::uint32_t no_bounce = UINT32_MAX;
   struct Flight {
     engine::Op op;
     std::size_t link = 0;
     Io io;
-    std::uint32_t bounce = no_bounce;
     bool busy = false;
-    bool placed = false;  // the controller knows the memory that `io` names
   };
 
   Queue(UniqueFd event, const engine::QueueOptions& options);
   Result<std::size_t> link_to(Store& store);
-  void take(const engine::Op& op, std::size_t link);
+  static std::optional<std::uint64_t> address_of(const engine::Op& op);
+  void take(const engine::Op& op, std::size_t link, std::uint64_t address);
   void send(Link& link);
-  Code place(Flight& flight, Lane& lane);
   void end_unsent(Link& link, std::size_t waiting, Code code);
   void free(Link& link, std::uint32_t index);
   std::size_t collect(std::span<engine::Done> done);
@@ -67,9 +64,8 @@ class Queue : public engine::Queue {
   std::vector<Link> links_;
   std::vector<Flight> flights_;
   std::vector<std::uint32_t> free_;
-  const std::shared_ptr<memory::Budget> pinned_;  // of the Context, which may be gone before the queue
-  std::vector<engine::Done> ended_;               // without a controller
-  std::vector<Io> batch_;                         // for one controller, to go with one doorbell
+  std::vector<engine::Done> ended_;  // without a controller
+  std::vector<Io> batch_;            // for one controller, to go with one doorbell
   std::vector<pollfd> sleepers_;
 };
 

@@ -52,16 +52,12 @@ StoreBackend::StoreBackend(std::shared_ptr<engine::Engine> engine, std::unique_p
   for (std::uint32_t i = depth; i > 0; --i) free_.push_back(i - 1);
 }
 
-StoreBackend::~StoreBackend() {
-  for (const auto& [data, attached] : memory_) engine_->detach(attached.key);
-}
-
 void StoreBackend::add_memory(std::byte* data, std::size_t size_bytes) {
-  if (size_bytes < least_attached_bytes) return;
-  const auto key = engine_->attach(Region::host(data, size_bytes));
-  if (!key || !*key) return;
+  if (size_bytes < least_attached_bytes || engine_->memory() == nullptr) return;
+  auto attached = engine_->memory()->attach(Region::host(data, size_bytes));
+  if (!attached || *attached == nullptr) return;
   const std::lock_guard lock(memory_mutex_);
-  memory_[data] = {size_bytes, *key};
+  memory_[data] = {size_bytes, std::move(*attached)};
 }
 
 void StoreBackend::remove_memory(std::byte* data, std::size_t size_bytes) {
@@ -69,17 +65,16 @@ void StoreBackend::remove_memory(std::byte* data, std::size_t size_bytes) {
   const auto found = memory_.find(data);
   // Memory that begins in the same page may not have been attached.
   if (found == memory_.end() || found->second.size_bytes != size_bytes) return;
-  engine_->detach(found->second.key);
   memory_.erase(found);
 }
 
-engine::MemoryKey StoreBackend::key_of(const std::byte* memory, std::uint64_t length) {
+const engine::Attached* StoreBackend::find_attached(const std::byte* memory, std::uint64_t length) {
   const std::lock_guard lock(memory_mutex_);
   const auto after = memory_.upper_bound(memory);
-  if (after == memory_.begin()) return {};
-  const auto& [data, attached] = *std::prev(after);
+  if (after == memory_.begin()) return nullptr;
+  const auto& [data, known] = *std::prev(after);
   const auto offset = static_cast<std::uint64_t>(memory - data);
-  return offset < attached.size_bytes && length <= attached.size_bytes - offset ? attached.key : engine::MemoryKey{};
+  return offset < known.size_bytes && length <= known.size_bytes - offset ? known.attached.get() : nullptr;
 }
 
 std::uint64_t StoreBackend::size_bytes() const {
@@ -115,7 +110,7 @@ bool StoreBackend::submit(const BlockOp& op) {
                   .offset = op.offset,
                   .length = inside,
                   .memory = op.memory,
-                  .key = op.memory != nullptr ? key_of(op.memory, inside) : engine::MemoryKey{},
+                  .attached = op.memory != nullptr ? find_attached(op.memory, inside) : nullptr,
                   .cookie = index};
   pending.rest.path = path_of(pending.rest);
   if (queue_->submit({&pending.rest, 1}) == 0) to_submit_.push_back(index);

@@ -17,7 +17,6 @@ namespace penstock::nvme {
 
 class StoreBackend : public BlockBackend {
  public:
-  ~StoreBackend() override;
   static Result<std::unique_ptr<StoreBackend>> create(std::shared_ptr<engine::Engine> engine,
                                                       std::unique_ptr<engine::Store> store);
 
@@ -40,7 +39,7 @@ class StoreBackend : public BlockBackend {
   StoreBackend(std::shared_ptr<engine::Engine> engine, std::unique_ptr<engine::Store> store,
                std::unique_ptr<engine::Queue> queue);
   engine::Path path_of(const engine::Op& op) const;
-  engine::MemoryKey key_of(const std::byte* memory, std::uint64_t length);
+  const engine::Attached* find_attached(const std::byte* memory, std::uint64_t length);
   // Whether it has ended; if not, it goes on.
   bool note(Pending& pending, const engine::Done& done, BlockDone& ended);
 
@@ -53,12 +52,12 @@ class StoreBackend : public BlockBackend {
   std::vector<std::uint32_t> to_submit_;  // what the queue did not take yet
   std::vector<engine::Done> done_;
 
-  struct Attached {
+  struct Known {
     std::size_t size_bytes = 0;
-    engine::MemoryKey key;
+    std::unique_ptr<engine::Attached> attached;
   };
   std::mutex memory_mutex_;
-  std::map<const std::byte*, Attached> memory_;  // that the engine knows, by its start; guarded by memory_mutex_
+  std::map<const std::byte*, Known> memory_;  // to the engine, by its start; guarded by memory_mutex_
 };
 
 }  // namespace penstock::nvme

@@ -18,10 +18,6 @@ class Engine : public engine::Engine {
     return std::unique_ptr<engine::Store>(std::make_unique<files::FileStore>(std::move(*file)));
   }
 
-  // The kernel takes any memory, and knowing it before gains nothing.
-  Result<engine::MemoryKey> attach(Region) override { return engine::MemoryKey{}; }
-  void detach(engine::MemoryKey) override {}
-
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for 1 at least"};
     if (options.run_inline) return std::unique_ptr<engine::Queue>(std::make_unique<files::InlineQueue>(options.depth));

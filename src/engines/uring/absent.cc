@@ -9,8 +9,6 @@ class Engine : public engine::Engine {
   const engine::Description& description() const override { return description_; }
   engine::Probe probe() const override { return {false, absent().message, absent().hint}; }
   Result<std::unique_ptr<engine::Store>> open(const std::string&, const OpenOptions&) override { return absent(); }
-  Result<engine::MemoryKey> attach(Region) override { return absent(); }
-  void detach(engine::MemoryKey) override {}
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions&) override { return absent(); }
 
  private:

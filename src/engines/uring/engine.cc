@@ -32,10 +32,7 @@ class Engine : public engine::Engine {
     return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*file), registry_));
   }
 
-  Result<engine::MemoryKey> attach(Region memory) override {
-    return memory.domain.host_accessible() ? registry_.add_memory(memory) : engine::MemoryKey{};
-  }
-  void detach(engine::MemoryKey key) override { registry_.remove_memory(key); }
+  engine::Memory* memory() override { return &registry_; }
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for 1 at least"};

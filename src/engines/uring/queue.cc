@@ -214,7 +214,8 @@ bool Queue::ensure_file(const Op& op) {
 }
 
 std::optional<std::uint32_t> Queue::ensure_buffer(const Op& op, std::uint64_t length) {
-  const auto piece = registry_.find(op.key, op.memory, length);
+  if (op.attached == nullptr) return std::nullopt;
+  const auto piece = static_cast<const AttachedMemory*>(op.attached)->find(op.memory, length);
   if (!piece) return std::nullopt;
   const bool usable = buffers_.ensure(piece->slot, [&] {
     const iovec range{piece->data, piece->size_bytes};

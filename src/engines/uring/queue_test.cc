@@ -65,15 +65,18 @@ class UringQueue : public testing::Test {
     EXPECT_EQ(done[0].cookie, op.cookie);
     return done[0];
   }
+  std::unique_ptr<engine::Attached> attach(std::byte* data, std::size_t size) {
+    return engine_->memory()->attach(Region::host(data, size)).value();
+  }
   // Reads the whole file, block by block, as deep as the queue lets us.
-  void read_all(engine::Queue& queue, engine::Store& store, Path path, engine::MemoryKey key = {}) {
+  void read_all(engine::Queue& queue, engine::Store& store, Path path, const engine::Attached* attached = nullptr) {
     std::fill_n(file_.memory(), file_.size_bytes(), std::byte{});
     std::set<std::uint64_t> cookies;
     std::size_t next = 0;
     while (cookies.size() < blocks) {
       for (; next < blocks; ++next) {
         Op op = read(store, next, path);
-        op.key = key;
+        op.attached = attached;
         if (queue.submit({&op, 1}) == 0) break;
       }
       const auto got = files::collect(queue, 1);
@@ -91,17 +94,17 @@ class UringQueue : public testing::Test {
   const files::BlockFile file_{block, blocks};
 };
 
-TEST_F(UringQueue, reads_by_every_path_with_and_without_a_key) {
+TEST_F(UringQueue, reads_by_every_path_whether_memory_is_attached_or_not) {
   const auto store = open(file_.name());
   const auto lane = queue({.depth = 32});
-  const auto key = engine_->attach(Region::host(file_.memory(), file_.size_bytes())).value();
-  ASSERT_TRUE(key);
+  auto attached = attach(file_.memory(), file_.size_bytes());
+  ASSERT_TRUE(attached);
   for (const Path path : {Path::cached, Path::buffered, Path::direct}) {
     if (path == Path::direct && !store->info().direct) continue;
     read_all(*lane, *store, path);
-    read_all(*lane, *store, path, key);
+    read_all(*lane, *store, path, attached.get());
   }
-  engine_->detach(key);
+  attached.reset();
   read_all(*lane, *store, Path::buffered);
 }
 
@@ -126,14 +129,17 @@ TEST_F(UringQueue, reuses_slots_of_stores_and_memory_for_the_next_owner) {
     const std::string name = file_.folder().write("b", std::string(block, static_cast<char>('a' + round)));
     const auto store = open(name);
     files::AlignedMemory memory(block);
-    const auto key = engine_->attach(Region::host(memory.data(), block)).value();
+    const auto attached = attach(memory.data(), block);
     for (engine::Queue* lane : {first_lane.get(), second_lane.get()}) {
       std::fill_n(memory.data(), block, std::byte{});
-      const Op op{.path = Path::buffered, .store = store.get(), .length = block, .memory = memory.data(), .key = key};
+      const Op op{.path = Path::buffered,
+                  .store = store.get(),
+                  .length = block,
+                  .memory = memory.data(),
+                  .attached = attached.get()};
       EXPECT_EQ(run(*lane, op).bytes, block);
       EXPECT_EQ(static_cast<char>(memory.data()[block - 1]), 'a' + round);
     }
-    engine_->detach(key);
   }
 }
 
@@ -177,16 +183,15 @@ TEST_F(UringQueue, opens_and_closes_stores_while_lanes_run) {
       files::AlignedMemory memory(block);
       for (std::size_t i = 0; i < 50; ++i) {
         const auto store = open(file_.name());
-        const auto key = engine_->attach(Region::host(memory.data(), block)).value();
+        const auto attached = attach(memory.data(), block);
         const Op op{.path = Path::buffered,
                     .store = store.get(),
                     .offset = i * block,
                     .length = block,
                     .memory = memory.data(),
-                    .key = key};
+                    .attached = attached.get()};
         EXPECT_EQ(run(*lane, op).bytes, block);
         EXPECT_TRUE(files::has_pattern(memory.data(), i * block, block));
-        engine_->detach(key);
       }
     });
   }
@@ -358,11 +363,10 @@ TEST_F(UringQueue, answers_what_it_can_not_do_with_a_code) {
 TEST_F(UringQueue, goes_on_where_memory_can_not_be_registered) {
   const auto lane = queue();
   const auto store = open(file_.name());
-  // Registering fails for memory that is not there; the key is then worth nothing, on this ring, for good.
-  const auto key = engine_->attach(Region::host(file_.memory(), std::size_t{1} << 30)).value();
-  ASSERT_TRUE(key);
-  read_all(*lane, *store, Path::buffered, key);
-  engine_->detach(key);
+  // Registering fails for memory that is not there; that it is attached is then worth nothing, on this ring, for good.
+  const auto attached = attach(file_.memory(), std::size_t{1} << 30);
+  ASSERT_TRUE(attached);
+  read_all(*lane, *store, Path::buffered, attached.get());
 }
 
 // Runs it where the kernel refuses a call of io_uring.

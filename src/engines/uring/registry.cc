@@ -47,39 +47,35 @@ void Registry::remove_store(Slot slot) {
   store_taken_[slot.index] = false;
 }
 
-engine::MemoryKey Registry::add_memory(Region memory) {
-  Memory added{memory.data, memory.size_bytes, 0};
-  if (added.data == nullptr || added.size_bytes == 0 || added.size_bytes > piece_bytes * buffer_slots) return {};
+Result<std::unique_ptr<engine::Attached>> Registry::attach(Region memory) {
+  std::unique_ptr<engine::Attached> none;
+  if (!memory.domain.host_accessible() || memory.data == nullptr || memory.size_bytes == 0) return none;
+  if (memory.size_bytes > piece_bytes * buffer_slots) return none;
   const std::lock_guard lock(mutex_);
-  const auto first = take_run(buffer_taken_, added.pieces());
-  if (!first) return {};
-  added.registration = next_registration_++;
-  memory_[*first] = added;
-  return {*first + 1};
+  const auto first = take_run(buffer_taken_, AttachedMemory::slots_for(memory.size_bytes));
+  if (!first) return none;
+  return std::unique_ptr<engine::Attached>(
+      std::make_unique<AttachedMemory>(*this, memory, Slot{*first, next_registration_++}));
 }
 
-void Registry::remove_memory(engine::MemoryKey key) {
-  if (!key || key.id > buffer_slots || in_child()) return;
-  const std::uint32_t first = key.id - 1;
+void Registry::remove(const AttachedMemory& memory) {
+  if (in_child()) return;
   const std::lock_guard lock(mutex_);
-  for (std::uint32_t index = first; index < first + memory_[first].pieces(); ++index) {
+  for (std::uint32_t index = memory.first_slot(); index < memory.first_slot() + memory.slots(); ++index) {
     for (Registered* ring : rings_) ring->forget_buffer(index);
     buffer_taken_[index] = false;
   }
-  memory_[first] = {};
 }
 
-std::optional<Piece> Registry::find(engine::MemoryKey key, const std::byte* data, std::uint64_t length) const {
-  if (!key || key.id > buffer_slots) return std::nullopt;
-  const Memory& memory = memory_[key.id - 1];
-  if (data < memory.data) return std::nullopt;
-  const auto offset = static_cast<std::uint64_t>(data - memory.data);
-  if (offset >= memory.size_bytes) return std::nullopt;
+std::optional<Piece> AttachedMemory::find(const std::byte* data, std::uint64_t length) const {
+  if (data < memory_.data) return std::nullopt;
+  const auto offset = static_cast<std::uint64_t>(data - memory_.data);
+  if (offset >= memory_.size_bytes) return std::nullopt;
   const std::uint64_t number = offset / piece_bytes;
   const std::uint64_t begin = number * piece_bytes;
-  const std::uint64_t size = std::min(piece_bytes, memory.size_bytes - begin);
+  const std::uint64_t size = std::min<std::uint64_t>(piece_bytes, memory_.size_bytes - begin);
   if (length > begin + size - offset) return std::nullopt;
-  return Piece{{key.id - 1 + static_cast<std::uint32_t>(number), memory.registration}, memory.data + begin, size};
+  return Piece{{first_.index + static_cast<std::uint32_t>(number), first_.registration}, memory_.data + begin, size};
 }
 
 }  // namespace penstock::uring

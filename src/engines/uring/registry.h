@@ -4,7 +4,7 @@
 // again, tells one owner of a slot from the next. Each ring enters a slot into its own table when it first meets the
 // owner; when the owner goes, the registry clears the slot on every ring.
 //
-// Thread safety: every call from any thread; `find` takes no lock. Lifetime: outlives its stores and rings.
+// Thread safety: every call from any thread; `find` takes no lock. Lifetime: outlives its stores, memory and rings.
 #pragma once
 
 #include <array>
@@ -15,8 +15,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/op.h"
-#include "penstock/region.h"
+#include "engine/memory.h"
 
 namespace penstock::uring {
 
@@ -69,7 +68,10 @@ class Registered {
   virtual void forget_buffer(std::uint32_t index) = 0;
 };
 
-class Registry {
+// Memory that has slots, one for each piece_bytes of it.
+class AttachedMemory;
+
+class Registry : public engine::Memory {
  public:
   Registry();
   void join(Registered& ring);
@@ -78,30 +80,38 @@ class Registry {
   // Without a registration when all slots are taken; everything works without one, only slower.
   Slot add_store();
   void remove_store(Slot slot);
-  engine::MemoryKey add_memory(Region memory);
-  void remove_memory(engine::MemoryKey key);
-
-  // The piece that holds all of [data, data + length); nothing if there is none.
-  std::optional<Piece> find(engine::MemoryKey key, const std::byte* data, std::uint64_t length) const;
+  Result<std::unique_ptr<engine::Attached>> attach(Region memory) override;
+  void remove(const AttachedMemory& memory);
 
  private:
-  struct Memory {
-    std::byte* data = nullptr;
-    std::uint64_t size_bytes = 0;
-    std::uint64_t registration = 0;
-    std::uint32_t pieces() const { return static_cast<std::uint32_t>((size_bytes + piece_bytes - 1) / piece_bytes); }
-  };
-
   // A forked child has the descriptors of its parent's rings: it must not clear what the parent goes on using.
   bool in_child() const;
 
   const int process_;
-  std::mutex mutex_;  // guards all but memory_, whose entries are written only while nobody has their key
+  std::mutex mutex_;  // guards what follows
   std::vector<Registered*> rings_;
   std::uint64_t next_registration_ = 1;
   std::array<bool, store_slots> store_taken_{};
   std::array<bool, buffer_slots> buffer_taken_{};
-  std::array<Memory, buffer_slots> memory_{};  // at the first slot of each
+};
+
+class AttachedMemory : public engine::Attached {
+ public:
+  AttachedMemory(Registry& registry, Region memory, Slot first) : registry_(registry), memory_(memory), first_(first) {}
+  ~AttachedMemory() override { registry_.remove(*this); }
+
+  std::uint32_t first_slot() const { return first_.index; }
+  static std::uint32_t slots_for(std::uint64_t size_bytes) {
+    return static_cast<std::uint32_t>((size_bytes + piece_bytes - 1) / piece_bytes);
+  }
+  std::uint32_t slots() const { return slots_for(memory_.size_bytes); }
+  // The piece that holds all of [data, data + length); nothing if there is none.
+  std::optional<Piece> find(const std::byte* data, std::uint64_t length) const;
+
+ private:
+  Registry& registry_;
+  const Region memory_;
+  const Slot first_;
 };
 
 }  // namespace penstock::uring

@@ -21,6 +21,11 @@ class FakeRing : public Registered {
 
 class ARegistry : public testing::Test {
  protected:
+  std::unique_ptr<AttachedMemory> attach(std::byte* data, std::size_t size) {
+    auto attached = registry_.attach(Region::host(data, size)).value();
+    return std::unique_ptr<AttachedMemory>(static_cast<AttachedMemory*>(attached.release()));
+  }
+
   Registry registry_;
 };
 
@@ -48,9 +53,9 @@ TEST_F(ARegistry, clears_what_goes_on_every_ring_that_lives) {
   registry_.leave(leaves);
   registry_.add_store();
   const Slot slot = registry_.add_store();
-  const auto key = registry_.add_memory(Region::host(address(4096), 3 * piece_bytes));
+  auto attached = attach(address(4096), 3 * piece_bytes);
   registry_.remove_store(slot);
-  registry_.remove_memory(key);
+  attached.reset();
   EXPECT_EQ(stays.stores, std::set<std::uint32_t>{slot.index});
   EXPECT_EQ(stays.buffers.size(), 3U);
   EXPECT_TRUE(leaves.stores.empty());
@@ -59,36 +64,33 @@ TEST_F(ARegistry, clears_what_goes_on_every_ring_that_lives) {
 
 TEST_F(ARegistry, cuts_large_memory_into_pieces) {
   const std::uint64_t base = 1 << 20;
-  const auto key = registry_.add_memory(Region::host(address(base), 2 * piece_bytes + 100));
-  ASSERT_TRUE(key);
-  const auto first = registry_.find(key, address(base), 4096);
-  const auto last = registry_.find(key, address(base + 2 * piece_bytes + 50), 50);
+  const auto attached = attach(address(base), 2 * piece_bytes + 100);
+  ASSERT_TRUE(attached);
+  const auto first = attached->find(address(base), 4096);
+  const auto last = attached->find(address(base + 2 * piece_bytes + 50), 50);
   ASSERT_TRUE(first && last);
   EXPECT_EQ(last->slot.index, first->slot.index + 2);
   EXPECT_EQ(last->size_bytes, 100U);
   EXPECT_EQ(last->data, address(base + 2 * piece_bytes));
-  EXPECT_FALSE(registry_.find(key, address(base + piece_bytes - 1), 2)) << "crosses two pieces";
-  EXPECT_TRUE(registry_.find(key, address(base + piece_bytes - 1), 1));
+  EXPECT_FALSE(attached->find(address(base + piece_bytes - 1), 2)) << "crosses two pieces";
+  EXPECT_TRUE(attached->find(address(base + piece_bytes - 1), 1));
 }
 
 TEST_F(ARegistry, finds_nothing_outside_of_attached_memory) {
-  const auto key = registry_.add_memory(Region::host(address(8192), 4096));
-  EXPECT_FALSE(registry_.find(key, address(8191), 1));
-  EXPECT_FALSE(registry_.find(key, address(12288), 1));
-  EXPECT_FALSE(registry_.find(key, address(8192), 4097));
-  EXPECT_FALSE(registry_.find({}, address(8192), 1));
-  EXPECT_FALSE(registry_.find({buffer_slots + 1}, address(8192), 1));
-  registry_.remove_memory(key);
-  EXPECT_FALSE(registry_.find(key, address(8192), 1));
+  const auto attached = attach(address(8192), 4096);
+  EXPECT_FALSE(attached->find(address(8191), 1));
+  EXPECT_FALSE(attached->find(address(12288), 1));
+  EXPECT_FALSE(attached->find(address(8192), 4097));
 }
 
-TEST_F(ARegistry, gives_no_key_when_there_is_no_room_or_no_memory) {
-  EXPECT_FALSE(registry_.add_memory(Region::host(nullptr, 10)));
-  EXPECT_FALSE(registry_.add_memory(Region::host(address(4096), 0)));
-  EXPECT_FALSE(registry_.add_memory(Region::host(address(4096), SIZE_MAX)));
-  EXPECT_TRUE(registry_.add_memory(Region::host(address(4096), piece_bytes * (buffer_slots - 1))));
-  EXPECT_FALSE(registry_.add_memory(Region::host(address(4096), 2 * piece_bytes)));
-  EXPECT_TRUE(registry_.add_memory(Region::host(address(4096), piece_bytes)));
+TEST_F(ARegistry, attaches_nothing_when_there_is_no_room_or_no_memory) {
+  EXPECT_FALSE(attach(nullptr, 10));
+  EXPECT_FALSE(attach(address(4096), 0));
+  EXPECT_FALSE(attach(address(4096), SIZE_MAX));
+  const auto most = attach(address(4096), piece_bytes * (buffer_slots - 1));
+  EXPECT_TRUE(most);
+  EXPECT_FALSE(attach(address(4096), 2 * piece_bytes));
+  EXPECT_TRUE(attach(address(4096), piece_bytes));
 }
 
 TEST(FixedTable, enters_a_slot_once_for_each_owner) {

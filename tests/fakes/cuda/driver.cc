@@ -95,6 +95,7 @@ void Driver::clear_injections() {
   last_breach.clear();
   for (const auto& device : devices) {
     device->attributes = attributes_of(device->board);
+    if (device->error != cu_success) ++device->healings;
     device->error = cu_success;
     device->is_hung = false;
     device->bytes_per_s = 0;

@@ -71,6 +71,7 @@ struct Operation {
   std::size_t bytes_to_device = 0;  // what the bandwidth limit counts
   std::size_t bytes_from_device = 0;
   bool waits_for_value = false;
+  std::uint64_t healings = 0;  // of the device when it was queued
   std::function<bool()> ready = [] { return true; };
   std::function<CuResult(Lock&)> run = [](Lock&) { return cu_success; };
 };
@@ -132,6 +133,7 @@ struct Device {
   CuContext context = nullptr;
   unsigned references = 0;
   CuResult error = cu_success;  // sticky: what every later call returns
+  std::uint64_t healings = 0;   // how often it was broken and is no more: what was queued before is never run
 
   std::size_t used_bytes = 0;
   std::shared_ptr<Stream> legacy;
@@ -258,7 +260,10 @@ struct Driver {
  private:
   void work(std::shared_ptr<Channel> channel);
   CuResult execute(Lock& lock, Channel& channel, Operation& operation);
-  bool pause(Lock& lock, Channel& channel, Device& device, Clock::time_point until);
+  static bool is_dropped(const Device& device, const Operation& operation) {
+    return device.error != cu_success || operation.healings != device.healings;
+  }
+  bool pause(Lock& lock, Channel& channel, const Operation& operation, Clock::time_point until);
   Clock::time_point start_of_run(Device& device, const Operation& operation);
   std::shared_ptr<Channel> channel_for(Stream& stream, Unit unit);
   std::vector<Point> implied_order(const Stream& stream);

@@ -96,6 +96,7 @@ CuResult Driver::enqueue(std::unique_ptr<Operation> operation) {
   if (unit != stream.last_unit) operation->after.push_back({operation->stream, stream.queued});
   stream.last_unit = unit;
   ++stream.queued;
+  operation->healings = stream.device->healings;
   if (operation->waits_for_value) stream.device->waits_for_values.push_back(operation.get());
   happens_before(operation.get());
 
@@ -146,7 +147,7 @@ CuResult Driver::execute(Lock& lock, Channel& channel, Operation& operation) {
                        [&](const Point& point) { return reached(point); });
   };
   while (!may_run()) {
-    if (is_stopping || device.error != cu_success) return cu_success;
+    if (is_stopping || is_dropped(device, operation)) return cu_success;
     if (operation.waits_for_value) {
       channel.wake.wait_for(lock, poll);
       poll = std::min(poll * 2, longest_poll);
@@ -154,7 +155,7 @@ CuResult Driver::execute(Lock& lock, Channel& channel, Operation& operation) {
       channel.wake.wait(lock);
     }
   }
-  if (!pause(lock, channel, device, start_of_run(device, operation))) return cu_success;
+  if (!pause(lock, channel, operation, start_of_run(device, operation))) return cu_success;
 
   start_watching();
   happens_after(&operation);
@@ -164,9 +165,10 @@ CuResult Driver::execute(Lock& lock, Channel& channel, Operation& operation) {
 }
 
 // False when there is nothing more to do: the driver ends or the device broke.
-bool Driver::pause(Lock& lock, Channel& channel, Device& device, Clock::time_point until) {
+bool Driver::pause(Lock& lock, Channel& channel, const Operation& operation, Clock::time_point until) {
+  const Device& device = *operation.stream->device;
   for (;;) {
-    if (is_stopping || device.error != cu_success) return false;
+    if (is_stopping || is_dropped(device, operation)) return false;
     if (device.is_hung) {
       channel.wake.wait(lock);
     } else if (Clock::now() < until) {

@@ -51,16 +51,17 @@ class CuFileEngine : public WithFakes {
     queue_ = engine_->make_queue({.depth = 64, .threads = threads}).value();
   }
 
-  Op op(OpKind kind, std::size_t index, std::size_t count = 1, engine::MemoryKey key = {}) {
+  Op op(OpKind kind, std::size_t index, std::size_t count = 1, const engine::Attached* attached = nullptr) {
     return {.kind = kind,
             .path = Path::device,
             .store = store_.get(),
             .offset = index * block,
             .length = count * block,
             .memory = memory_->data() + index * block,
-            .key = key,
+            .attached = attached,
             .cookie = index};
   }
+  std::unique_ptr<engine::Attached> attach() { return engine_->memory()->attach(memory_->region()).value(); }
   Done run(const Op& one) {
     EXPECT_EQ(queue_->submit({&one, 1}), 1U);
     return collect(*queue_, 1)[one.cookie];
@@ -101,13 +102,13 @@ TEST_F(CuFileEngine, writes_from_gpu_memory_and_syncs) {
 
 TEST_F(CuFileEngine, names_attached_memory_by_its_base) {
   start_gds();
-  const engine::MemoryKey key = engine_->attach(memory_->region()).value();
-  ASSERT_TRUE(key);
+  auto attached = attach();
+  ASSERT_TRUE(attached);
   EXPECT_EQ(cufile_.counters().buffers, 1U);
-  for (std::size_t i = 0; i < blocks; i += 8) EXPECT_EQ(run(op(OpKind::read, i, 8, key)).bytes, 8 * block);
+  for (std::size_t i = 0; i < blocks; i += 8) EXPECT_EQ(run(op(OpKind::read, i, 8, attached.get())).bytes, 8 * block);
   EXPECT_TRUE(memory_has_pattern());
   EXPECT_EQ(cufile_.counters().interior_pointers, 0U);
-  engine_->detach(key);
+  attached.reset();
   EXPECT_EQ(cufile_.counters().buffers, 0U);
 }
 
@@ -115,13 +116,13 @@ TEST_F(CuFileEngine, registers_memory_that_was_attached_before_the_driver_was_op
   cufile_.set_mode(fake_cufile_gds);
   machine_.with_nvidia_fs();
   engine_ = make_engine({machine_.root()});
-  const engine::MemoryKey key = engine_->attach(memory_->region()).value();
+  auto attached = attach();
   EXPECT_TRUE(engine_->probe().available);
   EXPECT_EQ(cufile_.counters().driver_opens, 0U);
   store_ = engine_->open(name_, {}).value();
   EXPECT_EQ(cufile_.counters().driver_opens, 1U);
   EXPECT_EQ(cufile_.counters().buffers, 1U);
-  engine_->detach(key);
+  attached.reset();
   EXPECT_EQ(cufile_.counters().buffers, 0U);
 }
 
@@ -141,44 +142,43 @@ TEST_F(CuFileEngine, opens_the_driver_only_when_no_stream_waits) {
 TEST_F(CuFileEngine, registers_memory_that_was_attached_while_a_stream_waited_when_none_does) {
   start_gds();
   ASSERT_TRUE(cuda::Quiet::of_process().begin_wait());
-  const engine::MemoryKey key = engine_->attach(memory_->region()).value();
+  auto attached = attach();
   const auto meanwhile = engine_->open(name_, {});
   EXPECT_EQ(cufile_.counters().buffers, 0U);
-  EXPECT_EQ(run(op(OpKind::read, 0, blocks, key)).bytes, size_bytes) << "through cuFile's own buffers";
+  EXPECT_EQ(run(op(OpKind::read, 0, blocks, attached.get())).bytes, size_bytes) << "through cuFile's own buffers";
   cuda::Quiet::of_process().end_wait();
   EXPECT_TRUE(memory_has_pattern());
   const auto after = engine_->open(name_, {});
   EXPECT_EQ(cufile_.counters().buffers, 1U);
-  EXPECT_EQ(run(op(OpKind::read, 8, 8, key)).bytes, 8 * block);
+  EXPECT_EQ(run(op(OpKind::read, 8, 8, attached.get())).bytes, 8 * block);
   EXPECT_EQ(cufile_.counters().interior_pointers, 0U);
-  engine_->detach(key);
+  attached.reset();
   EXPECT_EQ(cufile_.counters().buffers, 0U);
 }
 
 TEST_F(CuFileEngine, goes_on_where_memory_can_not_be_registered) {
   start_gds();
   cufile_.fail("cuFileBufRegister", 1, 5036, 0);
-  const engine::MemoryKey key = engine_->attach(memory_->region()).value();
-  EXPECT_EQ(run(op(OpKind::read, 0, blocks, key)).bytes, size_bytes);
+  auto attached = attach();
+  EXPECT_EQ(run(op(OpKind::read, 0, blocks, attached.get())).bytes, size_bytes);
   EXPECT_TRUE(memory_has_pattern());
-  engine_->detach(key);
+  attached.reset();
 }
 
 TEST_F(CuFileEngine, leaves_the_registration_of_somebody_else_alone) {
   start_gds();
-  const engine::MemoryKey theirs = engine_->attach(memory_->region()).value();
-  const engine::MemoryKey ours = engine_->attach(memory_->region()).value();  // 5023 from cuFile
-  EXPECT_EQ(run(op(OpKind::read, 8, 8, ours)).bytes, 8 * block);
+  auto theirs = attach();
+  auto ours = attach();  // 5023 from cuFile
+  EXPECT_EQ(run(op(OpKind::read, 8, 8, ours.get())).bytes, 8 * block);
   EXPECT_EQ(cufile_.counters().interior_pointers, 0U);
-  engine_->detach(ours);
+  ours.reset();
   EXPECT_EQ(cufile_.counters().buffers, 1U);
-  engine_->detach(theirs);
 }
 
-TEST_F(CuFileEngine, takes_no_key_for_host_memory) {
+TEST_F(CuFileEngine, attaches_no_host_memory) {
   start_gds();
   std::byte memory{};
-  EXPECT_FALSE(engine_->attach(Region::host(&memory, 1)).value());
+  EXPECT_FALSE(engine_->memory()->attach(Region::host(&memory, 1)).value());
 }
 
 TEST_F(CuFileEngine, uses_p2pdma_where_its_conditions_are_met) {
