@@ -22,6 +22,7 @@
 #include "penstock/engine_info.h"
 #include "penstock/machine.h"
 #include "penstock/options.h"
+#include "penstock/recipe.h"
 #include "penstock/request.h"
 #include "penstock/statistics.h"
 #include "penstock/store.h"
@@ -54,6 +55,8 @@ class PENSTOCK_EXPORT Context {
 
   // `name` is a path, or a URI with the scheme of an engine. "./x" and "file:x" are always paths.
   Result<Store> open(std::string_view name, const OpenOptions& options = {});
+  // What a function makes.
+  Result<Store> open(Recipe recipe);
 
   // Page-aligned memory. Pinned memory counts against the budget and is attached to every engine; once a GPU is
   // in use it is registered with CUDA too. GPU memory counts against a budget of its own.

@@ -18,6 +18,7 @@
 #include "penstock/nvme.h"
 #include "penstock/options.h"
 #include "penstock/published.h"
+#include "penstock/recipe.h"
 #include "penstock/region.h"
 #include "penstock/request.h"
 #include "penstock/result.h"

@@ -16,17 +16,19 @@ enum class Route : std::uint8_t {
   direct,    // from the device past the page cache
   buffered,  // through the page cache, residency unknown or absent; network and FUSE mounts
   mapped,    // copied out of a read-only mapping
+  made,      // by a function of the caller's (penstock/recipe.h)
 
-  // To and from a GPU. Staged: through pinned memory of ours.
+  // To and from a GPU, and memory that an engine can't reach. Staged: through memory of ours, for a GPU pinned.
   cached_staged,
   direct_staged,
   buffered_staged,
+  made_staged,
   gds,             // GPUDirect Storage by nvidia-fs: the disk writes into the GPU's memory
   p2pdma,          // the same by the kernel's P2PDMA
   cufile_compat,   // cuFile's own staging; only on request
   cufile_unknown,  // cuFile carried them and does not tell how
 };
-inline constexpr std::size_t route_count = 11;
+inline constexpr std::size_t route_count = 13;
 
 PENSTOCK_EXPORT std::string_view route_name(Route route);
 PENSTOCK_EXPORT std::optional<Route> route_from_name(std::string_view name);
@@ -38,6 +40,8 @@ constexpr Route staged(Route route) {
       return Route::cached_staged;
     case Route::direct:
       return Route::direct_staged;
+    case Route::made:
+      return Route::made_staged;
     default:
       return Route::buffered_staged;
   }

@@ -19,7 +19,7 @@ namespace core {
 class StoreEntry;
 }
 
-enum class StoreKind : std::uint8_t { file, block_device };
+enum class StoreKind : std::uint8_t { file, block_device, made };
 PENSTOCK_EXPORT std::string_view store_kind_name(StoreKind kind);
 
 // Where the bytes of a Store are, as far as speed is concerned.

@@ -15,6 +15,7 @@
 #include "core/publisher.h"
 #include "core/request.h"
 #include "core/store_entry.h"
+#include "engines/made/engine.h"
 #include "engines/table.h"
 
 namespace penstock {
@@ -229,6 +230,24 @@ Result<Store> Context::open(std::string_view name, const OpenOptions& options) {
   });
 }
 
+Result<Store> Context::open(Recipe recipe) {
+  return or_out_of_memory([&]() -> Result<Store> {
+    if (auto status = Impl::usable(impl_.get()); !status) return status.error();
+    const core::Environment& environment = *impl_->environment;
+    const auto& engines = *environment.engines;
+    const auto found = std::find_if(engines.begin(), engines.end(),
+                                    [](const auto& engine) { return engine->description().name == made::engine_name; });
+    if (found == engines.end()) {
+      return Error{Code::engine_unavailable, 0, "this Context has no engine for recipes",
+                   "make one with Context::create"};
+    }
+    auto store = made::make_store(std::move(recipe));
+    if (!store) return std::move(store).error();
+    return Store(
+        core::StoreEntry::adopt(environment, static_cast<std::size_t>(found - engines.begin()), std::move(*store)));
+  });
+}
+
 Result<Buffer> Context::allocate(Domain domain, std::size_t size_bytes) {
   if (auto status = Impl::usable(impl_.get()); !status) return status.error();
   return or_out_of_memory([&] { return impl_->allocate(domain, size_bytes); });
@@ -376,6 +395,7 @@ std::vector<EngineInfo> Context::engines() const {
   const auto& environment = *impl_->environment;
   for (std::size_t i = 0; i < environment.engines->size(); ++i) {
     const auto& description = (*environment.engines)[i]->description();
+    if (description.schemes.empty()) continue;  // names open nothing of it
     const auto& probe = environment.probes[i];
     infos.push_back({std::string(description.name), std::string(description.summary),
                      std::vector<std::string>(description.schemes.begin(), description.schemes.end()), probe.available,

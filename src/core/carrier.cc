@@ -294,7 +294,7 @@ void Carrier::on_failed(std::uint32_t index, const Done& done, TimePoint now) {
     send(index, now);
     return;
   }
-  fail(index, done.code, done.system_error);
+  fail(index, done.code, done.system_error, done.cause);
 }
 
 void Carrier::retry_at(std::uint32_t index, TimePoint time) {

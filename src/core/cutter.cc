@@ -147,6 +147,11 @@ void Cutter::plan_unit(Part& part) const {
 Residency Cutter::plan_window_at(Part& part, std::uint64_t offset, std::uint64_t length, bool around_device) const {
   const cuda::Device* gpu = part.hold->spans[part.range].gpu;
   StoreEntry& entry = entry_of(part);
+  if (entry.info().kind == StoreKind::made) {
+    part.no_route = false;
+    part.plan = {Path::cached, Reason::made};
+    return Residency::unknown;
+  }
   WindowFacts facts{.direction = part.hold->direction,
                     .locality = entry.info().locality,
                     .direct = entry.from_host() && entry.direct(),

@@ -12,12 +12,12 @@ namespace penstock {
 namespace {
 
 constexpr std::array<std::string_view, route_count> route_names = {
-    "cached",          "direct", "buffered", "mapped",        "cached-staged", "direct-staged",
-    "buffered-staged", "gds",    "p2pdma",   "cufile-compat", "cufile-unknown"};
+    "cached",          "direct",      "buffered", "mapped", "made",          "cached-staged", "direct-staged",
+    "buffered-staged", "made-staged", "gds",      "p2pdma", "cufile-compat", "cufile-unknown"};
 constexpr std::array<std::string_view, 3> cache_names = {"auto", "keep", "bypass"};
 constexpr std::array<std::string_view, 5> outcome_names = {"pending", "done", "failed", "cancelled", "abandoned"};
 constexpr std::array<std::string_view, 4> limit_names = {"unknown", "storage", "copy", "cpu"};
-constexpr std::array<std::string_view, 2> store_kind_names = {"file", "block_device"};
+constexpr std::array<std::string_view, 3> store_kind_names = {"file", "block_device", "made"};
 constexpr std::array<std::string_view, 4> locality_names = {"local", "memory", "network", "fuse"};
 
 template <typename Enum, std::size_t count>

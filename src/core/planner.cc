@@ -97,6 +97,7 @@ std::string_view reason_text(Reason reason) {
       "through host memory, in cuFile's compatibility mode: not direct",
       "by cuFile, which does not tell whether it went straight or through host memory",
       "copied through staging memory: the engine reaches Buffers and what is attached, not this",
+      "made by a function",
   };
   return texts[static_cast<std::size_t>(reason)];
 }

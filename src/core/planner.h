@@ -62,8 +62,9 @@ enum class Reason : std::uint8_t {
   cufile_compat,      // should have gone straight, and cuFile took it through host memory
   cufile_unknown,     // may have
   out_of_reach,       // memory of the host that the engine can't name
+  made,               // there is no other way
 };
-inline constexpr std::size_t reason_count = 17;
+inline constexpr std::size_t reason_count = 18;
 std::string_view reason_text(Reason reason);
 // What was to go straight is known only afterwards: the reason by the route that it took.
 Reason reason_after(Reason planned, Route route);

@@ -177,6 +177,7 @@ TEST(PlanWindow, gives_reasons_that_are_true) {
       case Reason::cufile_compat:
       case Reason::cufile_unknown:
       case Reason::out_of_reach:
+      case Reason::made:
         break;  // found out later, by lanes
     }
     EXPECT_TRUE(fits) << describe(facts) << ": " << reason_text(plan->reason);

@@ -436,7 +436,8 @@ Request::Claim Request::claim_units() {
   if (!has_more_units()) return {count, count};
   const Flow& flow = stores[0].entry->flow(direction);
   const std::uint64_t operation = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();
-  const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? claimed_bytes_most : operation;
+  const std::uint64_t longest = std::max(claimed_bytes_most, environment_->options.staging_slot_bytes);
+  const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? longest : operation;
   const auto wanted = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
   const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
   return {std::min(begin, count), std::min(begin + wanted, count)};

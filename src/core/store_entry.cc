@@ -112,6 +112,12 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
       new StoreEntry(environment, {uri->scheme, uri->name, options}, std::move(*plan), std::move(*store)));
 }
 
+std::shared_ptr<StoreEntry> StoreEntry::adopt(const Environment& environment, std::size_t engine,
+                                              std::unique_ptr<engine::Store> store) {
+  EnginePlan plan{engine, std::string((*environment.engines)[engine]->description().name) + ": opened by itself"};
+  return std::shared_ptr<StoreEntry>(new StoreEntry(environment, {}, std::move(plan), std::move(store)));
+}
+
 StoreEntry* StoreEntry::for_device(const Environment& environment) {
   if (!from_host()) return this;
   std::call_once(device_once_, [&] {

@@ -37,6 +37,10 @@ class StoreEntry {
   static Result<std::shared_ptr<StoreEntry>> open(const Environment& environment, std::string_view name,
                                                   const OpenOptions& options);
 
+  // A store without a name, of an engine of the table.
+  static std::shared_ptr<StoreEntry> adopt(const Environment& environment, std::size_t engine,
+                                           std::unique_ptr<engine::Store> store);
+
   engine::Store& store() const { return *store_; }
   const StoreInfo& info() const { return store_->info(); }
   std::shared_ptr<const StoreFacts> facts() const { return facts_; }

@@ -76,6 +76,8 @@ struct Done {
   Code code = Code::ok;
   std::int32_t system_error = 0;  // errno or a vendor's number; EAGAIN and EINTR are for core to retry
   Route route = Route::buffered;
+  // Of a failure, where more is known than numbers say. Until the queue is used again.
+  const Error* cause = nullptr;
   Loan* loan = nullptr;  // of a read into host memory: the bytes are there, and Op::memory is for core to fill
 };
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engines/cufile/engine.h"
+#include "engines/made/engine.h"
 #include "engines/nvme/engine.h"
 #include "engines/posix/engine.h"
 #include "engines/uring/engine.h"
@@ -21,6 +22,7 @@ engine::Table default_table() {
   table.push_back(cufile::make_engine());
   table.push_back(nvme::make_pci_engine());
   table.push_back(nvme::make_soft_engine(best_for_files()));
+  table.push_back(made::make_engine());
   table.push_back(posix::make_engine());
   return table;
 }
