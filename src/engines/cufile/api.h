@@ -146,22 +146,22 @@ constexpr std::size_t cf_gpu_count_offset(int version) {
     (CfHandle handle, const void* base, std::size_t size, off_t file_offset, off_t memory_offset))
 
 // Optional: null where the library has none.
-#define PENSTOCK_CUFILE_OPTIONAL(X)                                                                           \
-  X(driver_close, cuFileDriverClose_v2, CfError, ())                                                          \
-  X(use_count, cuFileUseCount, long, ())                                                                      \
-  X(get_version, cuFileGetVersion, CfError, (int* version))                                                   \
-  X(set_parameter_bool, cuFileSetParameterBool, CfError, (int parameter, bool value))                         \
-  X(get_parameter_bool, cuFileGetParameterBool, CfError, (int parameter, bool* value))                        \
-  X(batch_set_up, cuFileBatchIOSetUp, CfError, (CfBatch * batch, unsigned capacity))                          \
-  X(batch_submit, cuFileBatchIOSubmit, CfError,                                                               \
-    (CfBatch batch, unsigned count, CfBatchEntry* entries, unsigned flags))                                   \
-  X(batch_get_status, cuFileBatchIOGetStatus, CfError,                                                        \
-    (CfBatch batch, unsigned least, unsigned* count, CfBatchEvent* events, struct timespec* timeout))         \
-  X(batch_cancel, cuFileBatchIOCancel, CfError, (CfBatch batch))                                              \
-  X(batch_destroy, cuFileBatchIODestroy, void, (CfBatch batch))                                               \
-  X(set_statistics_level, cuFileSetStatsLevel, CfError, (int level))                                          \
-  X(get_statistics_level, cuFileGetStatsLevel, CfError, (int* level))                                         \
-  X(statistics_start, cuFileStatsStart, CfError, ())                                                          \
+#define PENSTOCK_CUFILE_OPTIONAL(X)                                                                   \
+  X(driver_close, cuFileDriverClose_v2, CfError, ())                                                  \
+  X(use_count, cuFileUseCount, long, ())                                                              \
+  X(get_version, cuFileGetVersion, CfError, (int* version))                                           \
+  X(set_parameter_bool, cuFileSetParameterBool, CfError, (int parameter, bool value))                 \
+  X(get_parameter_bool, cuFileGetParameterBool, CfError, (int parameter, bool* value))                \
+  X(batch_set_up, cuFileBatchIOSetUp, CfError, (CfBatch * batch, unsigned capacity))                  \
+  X(batch_submit, cuFileBatchIOSubmit, CfError,                                                       \
+    (CfBatch batch, unsigned count, CfBatchEntry* entries, unsigned flags))                           \
+  X(batch_get_status, cuFileBatchIOGetStatus, CfError,                                                \
+    (CfBatch batch, unsigned least, unsigned* count, CfBatchEvent* events, struct timespec* timeout)) \
+  X(batch_cancel, cuFileBatchIOCancel, CfError, (CfBatch batch))                                      \
+  X(batch_destroy, cuFileBatchIODestroy, void, (CfBatch batch))                                       \
+  X(set_statistics_level, cuFileSetStatsLevel, CfError, (int level))                                  \
+  X(get_statistics_level, cuFileGetStatsLevel, CfError, (int* level))                                 \
+  X(statistics_start, cuFileStatsStart, CfError, ())                                                  \
   X(get_statistics, cuFileGetStatsL3, CfError, (void* statistics))
 
 // cuFile calls CUDA, on the thread that calls it.
