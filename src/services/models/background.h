@@ -69,7 +69,6 @@ class Background {
   void count(std::uint64_t bytes) { bytes_done_.fetch_add(bytes, std::memory_order_relaxed); }
 
  private:
-
   void run();
   void add(const Report& report);
   void finish(const Status& status);

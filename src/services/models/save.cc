@@ -17,7 +17,6 @@ namespace penstock {
 
 namespace {
 
-
 constexpr std::uint64_t data_alignment = 4096;
 constexpr auto progress_interval = std::chrono::milliseconds(50);
 
