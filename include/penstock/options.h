@@ -33,6 +33,7 @@ struct PENSTOCK_EXPORT Deadlines {
 struct PENSTOCK_EXPORT Options {
   std::vector<Route> allowed_routes;  // empty: all but cufile_compat and cufile_unknown
   std::string engine;                 // empty: the planner chooses; PENSTOCK_ENGINE overrides
+  std::vector<std::string> modules;   // paths of engines to load that are not in the library
   Cache cache = Cache::automatic;
   std::uint32_t lanes = 0;                       // 0: usable CPUs, at most 16
   std::uint32_t operations_in_flight = 64;       // per lane
@@ -42,12 +43,13 @@ struct PENSTOCK_EXPORT Options {
   std::uint64_t staging_slot_bytes = 4 << 20;
   std::uint32_t staging_slots_per_lane = 3;
   std::uint64_t prefetch_window_bytes = 64 << 20;  // the most that one prefetch call starts
-  std::uint64_t alignment_bytes = 0;               // for direct transfers; 0: asked of the store, 4096 at least
-  std::uint64_t pinned_budget_bytes = 256 << 20;   // staging and pinned buffers of one Context together
-  std::uint64_t device_budget_bytes = 0;           // GPU memory allocated through one Context; 0: no such limit
-  bool nvtx = false;                               // every request is a range in NVIDIA's profilers
-  std::uint32_t trace_events = 0;                  // kept of each lane, for Context::trace; 0: none
-  std::string publish;  // a name under which others can see the statistics; empty: nobody can
+  std::uint64_t alignment_bytes = 0;               // for direct transfers; 0: asked of the store
+  std::uint64_t pinned_budget_bytes =
+      256 << 20;  // staging, and Buffers that are pinned or locked for an engine, of one Context
+  std::uint64_t device_budget_bytes = 0;  // GPU memory allocated through one Context; 0: no such limit
+  bool nvtx = false;                      // every request is a range in NVIDIA's profilers
+  std::uint32_t trace_events = 0;         // kept of each lane, for Context::trace; 0: none
+  std::string publish;                    // a name under which others can see the statistics; empty: nobody can
   Deadlines deadlines;
 
   // Reads a JSON object; absent keys keep their defaults.

@@ -16,6 +16,7 @@
 #include "core/request.h"
 #include "core/store_entry.h"
 #include "engines/made/engine.h"
+#include "engines/modules.h"
 #include "engines/table.h"
 
 namespace penstock {
@@ -192,7 +193,7 @@ class Context::Impl {
 };
 
 Result<Context> Context::create(const Options& options) {
-  return or_out_of_memory([&] {
+  return or_out_of_memory([&]() -> Result<Context> {
     Options chosen = options;
     if (const char* engine = std::getenv("PENSTOCK_ENGINE"); engine != nullptr && *engine != '\0') {
       chosen.engine = engine;
@@ -200,7 +201,9 @@ Result<Context> Context::create(const Options& options) {
     if (const char* name = std::getenv("PENSTOCK_PUBLISH"); name != nullptr && chosen.publish.empty()) {
       chosen.publish = name;
     }
-    return ContextBuilder::build(engines::default_table(), chosen);
+    engine::Table table = engines::default_table();
+    if (Status status = engines::add_modules(table, chosen.modules); !status) return std::move(status).error();
+    return ContextBuilder::build(std::move(table), chosen);
   });
 }
 

@@ -201,6 +201,13 @@ Status read_key(const std::string& key, const Json& value, Options& options) {
     options.engine = value.get<std::string>();
     return {};
   }
+  if (key == "modules") {
+    const bool are_paths =
+        value.is_array() && std::all_of(value.begin(), value.end(), [](const Json& path) { return path.is_string(); });
+    if (!are_paths) return invalid("modules must be a list of paths");
+    options.modules = value.get<std::vector<std::string>>();
+    return {};
+  }
   if (key == "publish") {
     if (!value.is_string()) return invalid("publish must be a name, or \"\"");
     options.publish = value.get<std::string>();
@@ -209,7 +216,7 @@ Status read_key(const std::string& key, const Json& value, Options& options) {
   const auto number = find_key(numbers, key);
   if (number != std::end(numbers)) return read_number(*number, value, options);
   return invalid("unknown key " + shown(key),
-                 "known keys: " + keys_of(numbers, "allowed_routes, engine, cache, nvtx, publish, deadlines"));
+                 "known keys: " + keys_of(numbers, "allowed_routes, engine, modules, cache, nvtx, publish, deadlines"));
 }
 
 Status check_deadlines(const Deadlines& deadlines) {
@@ -269,6 +276,7 @@ std::string Options::to_json(int indent) const {
   json["allowed_routes"] = Json::array();
   for (const Route route : allowed_routes) json["allowed_routes"].push_back(route_name(route));
   json["engine"] = engine;
+  json["modules"] = modules;
   json["cache"] = cache_name(cache);
   json["nvtx"] = nvtx;
   json["publish"] = publish;

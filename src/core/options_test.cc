@@ -42,6 +42,7 @@ Options random_options(std::mt19937_64& random) {
   options.nvtx = pick(random, 0, 1) == 1;
   options.trace_events = pick<std::uint32_t>(random, 0, 1 << 20);
   options.publish = pick(random, 0, 1) == 1 ? "Rank-7_a" : "";
+  if (pick(random, 0, 1) == 1) options.modules = {"./a.so", "/b/c.so"};
   options.device_budget_bytes = pick<std::uint64_t>(random, 0, 1024 * mib);
   std::uniform_real_distribution<double> seconds(0, 1000);
   options.deadlines = {seconds(random), seconds(random), seconds(random) / 100 + 1e-9, seconds(random),
@@ -72,6 +73,8 @@ TEST(Options, what_is_published_has_a_plain_name) {
   }
   expect_refused(R"({"publish": ")" + std::string(65, 'a') + "\"}", "publish");
   expect_refused(R"({"publish": 1})", "publish");
+  expect_refused(R"({"modules": "a.so"})", "modules");
+  expect_refused(R"({"modules": [1]})", "modules");
 }
 
 TEST(Options, come_back_from_json_exactly) {

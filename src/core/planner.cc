@@ -96,7 +96,7 @@ std::string_view reason_text(Reason reason) {
       "no page cache is in between",
       "through host memory, in cuFile's compatibility mode: not direct",
       "by cuFile, which does not tell whether it went straight or through host memory",
-      "copied through staging memory: the engine reaches Buffers and what is attached, not this",
+      "copied through staging memory: the engine can't reach this memory by itself",
       "made by a function",
   };
   return texts[static_cast<std::size_t>(reason)];

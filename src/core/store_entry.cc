@@ -114,7 +114,8 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
 
 std::shared_ptr<StoreEntry> StoreEntry::adopt(const Environment& environment, std::size_t engine,
                                               std::unique_ptr<engine::Store> store) {
-  EnginePlan plan{engine, std::string((*environment.engines)[engine]->description().name) + ": opened by itself"};
+  EnginePlan plan{engine, std::string((*environment.engines)[engine]->description().name) +
+                              ": opened by the caller's own function"};
   return std::shared_ptr<StoreEntry>(new StoreEntry(environment, {}, std::move(plan), std::move(store)));
 }
 

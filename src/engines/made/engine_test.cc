@@ -76,7 +76,7 @@ TEST(Made, bytes_of_any_range_are_those_that_the_function_makes) {
       ASSERT_TRUE(report.ok()) << report.error->message;
       EXPECT_TRUE(holds(memory, offset));
       EXPECT_EQ(report.routes[static_cast<std::size_t>(Route::made)], memory.size());
-      EXPECT_EQ(report.reason, "made by a function");
+      EXPECT_NE(report.reason.find("made by a function"), std::string::npos) << report.reason;
     }
   }
 }
