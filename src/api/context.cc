@@ -84,6 +84,7 @@ class Context::Impl {
     environment->streams.close();
     lanes->close();
     environment->completions.close();
+    if (environment->orphans.load() == 0) environment->memory.let_go_of_buffers();
   }
 
   // `impl` is null where a Context was moved from.
@@ -284,7 +285,9 @@ Result<Buffer> Context::Impl::allocate(Domain domain, std::size_t size_bytes) {
   const bool attach = pinned || domain.kind() == Domain::Kind::cuda;
   if (attach && size_bytes != 0) {
     // First, since afterwards there may be no memory for it; what is not attached is not detached either.
-    (*allocation)->on_free(environment.get(), [known = environment, region] { (void)known->memory.detach(region); });
+    (*allocation)->on_free(environment.get(), [known = environment, region] {
+      if (!known->fork_guard.in_child()) (void)known->memory.detach(region);
+    });
     if (auto status = environment->memory.attach(region); !status) return status.error();
   }
   return Buffer(std::move(*allocation));

@@ -175,7 +175,8 @@ void Carrier::take_loan(Piece& piece, const Done& done) {
   const std::uint64_t bytes = std::min(done.bytes, piece.op.length);
   const bool is_wanted = !piece.orphan && done.code == Code::ok && piece.op.kind == OpKind::read;
   const bool is_whole = piece.phase == Phase::transfer && piece.moved == 0 && bytes >= needed_bytes(piece);
-  if (is_wanted && is_whole && piece.gpu != nullptr && done.loan->is_pinned()) {
+  const bool can_copy = piece.gpu != nullptr && lane_.staging.is_at_one_address() && done.loan->is_pinned();
+  if (is_wanted && is_whole && can_copy) {
     piece.loan = done.loan;
     return;
   }
@@ -407,7 +408,7 @@ void Carrier::abandon(Part& part) {
     Piece& piece = lane_.pieces[i];
     if (piece.part != &part) continue;
     if (const std::byte* const touched = piece.touched()) {
-      piece.attachment = part.hold->attachment_of(touched);
+      piece.attachment = part.hold->attachment_of(piece.op.attached);
       piece.held = part.hold->held.holder_of(touched);
       piece.quarantined_bytes = piece.where == Piece::Where::copying ? piece.length : piece.op.length;
       lane_.environment.quarantined_bytes.fetch_add(piece.quarantined_bytes, std::memory_order_relaxed);

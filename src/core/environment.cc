@@ -1,5 +1,9 @@
 #include "core/environment.h"
 
+#include <algorithm>
+
+#include "core/lane_set.h"
+
 namespace penstock::core {
 
 namespace {
@@ -9,6 +13,12 @@ bool is_used(const engine::Engine& engine, const engine::Probe& probe, RouteSet 
   const auto& route = probe.device_route;
   const bool only_device = engine.description().host == engine::HostReach::none;
   return probe.available && (!only_device || (route && (allowed & route_bit(*route)) != 0));
+}
+
+// Of the budget: what lanes take for staging, sooner or later.
+std::uint64_t lanes_bytes(const Options& options) {
+  const std::uint64_t slots = options.lanes * options.staging_slots_per_lane * options.staging_slot_bytes;
+  return std::min(options.pinned_budget_bytes, slots + LaneSet::callers_staging_bytes(options.lanes));
 }
 
 std::vector<engine::Engine*> pointers(const engine::Table& table) {
@@ -31,12 +41,12 @@ Environment::Environment(std::shared_ptr<const engine::Table> table, const Optio
       options(chosen.resolved(detected)),
       probes(*engines),
       pinned(std::make_shared<memory::Budget>(options.pinned_budget_bytes)),
-      memory(
-          pointers(*engines),
-          [this](std::size_t engine) {
-            return is_used(*(*engines)[engine], probes[engine], route_set(options.allowed_routes));
-          },
-          pinned),
+      on_use(std::make_shared<memory::Budget>(options.pinned_budget_bytes - lanes_bytes(options))),
+      memory(pointers(*engines),
+             [this](std::size_t engine) {
+               return is_used(*(*engines)[engine], probes[engine], route_set(options.allowed_routes));
+             },
+             {pinned, on_use}),
       device_memory(options.device_budget_bytes),
       statistics(names(*engines)),
       traces(options.trace_events),

@@ -56,6 +56,7 @@ struct Environment {
   const Options options;  // resolved
   const Probes probes;
   const std::shared_ptr<memory::Budget> pinned;
+  const std::shared_ptr<memory::Budget> on_use;  // the part of it that Buffers may take which requests attach
   MemoryMap memory;
   DeviceMemory device_memory;
   StatisticsHub statistics;

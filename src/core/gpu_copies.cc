@@ -95,10 +95,12 @@ Result<std::unique_ptr<CopyQueue>> GpuCopies::make(cuda::Device& gpu, Toward tow
 
 Status GpuCopies::get_ready(cuda::Device& gpu, StagingArena& arena) {
   StagingArena& ours = **staging_.get();
-  if (&arena == &ours || arena.host_to_device()) return {};
-  if (auto status = arena.register_with(gpu); !status) return status;
-  // Kernels that copy know one of them.
-  if (arena.host_to_device() == ours.host_to_device()) return {};
+  if (&arena == &ours) return {};
+  if (!arena.host_to_device()) {
+    if (auto status = arena.register_with(gpu); !status) return status;
+  }
+  // Kernels that copy, if there are any, know one of them.
+  if (!ours.host_to_device() || arena.host_to_device() == ours.host_to_device()) return {};
   return Error{Code::unsupported, 0, "memory of an engine's own lies elsewhere for " + gpu.info().name + " than ours",
                "read to host memory"};
 }

@@ -114,6 +114,8 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
       const auto taken = (*arena)->take(around);
       if (!taken) return Launch::full;
       block = *taken;
+    } else if (arena.error().code == Code::would_deadlock) {
+      return put_off(part, now);
     } else if (!span.is_out_of_reach && Cutter::may_be_buffered(request, entry, span)) {
       // Without staging memory the page cache can still take what the device can't.
       piece.shape = Shape::plain;
@@ -164,6 +166,7 @@ Launch Launcher::start_edge(Part& part, TimePoint now) {
   }
   if (span.is_out_of_reach) {
     const auto arena = staging_for(entry, span, edge.length);
+    if (!arena && arena.error().code == Code::would_deadlock) return put_off(part, now);
     if (!arena) return fail_edge(arena.error().code, &arena.error());
     const auto taken = (*arena)->take(edge.length);
     if (!taken) return Launch::full;

@@ -88,31 +88,64 @@ std::shared_ptr<Attachment> MemoryMap::make(Region memory) {
   return entry;
 }
 
+// What an engine was told of the same memory, or of more, before that left the table.
+std::shared_ptr<engine::Attached> MemoryMap::known_to(std::size_t engine, const Attachment& memory) const {
+  for (const auto& one : retired_) {
+    const auto entry = one.lock();
+    const bool covers = entry && entry->covers(memory.begin, static_cast<std::size_t>(memory.end - memory.begin));
+    if (covers && entry->buffer_id == memory.buffer_id && entry->by_engine[engine]) return entry->by_engine[engine];
+  }
+  return nullptr;
+}
+
 // Those that `wants` names.
 void MemoryMap::attach_to_engines(Attachment& entry, Region memory, const Wants& wants) {
   entry.by_engine.resize(engines_.size());
   for (std::size_t i = 0; i < engines_.size(); ++i) {
     if (engines_[i] == nullptr || engines_[i]->memory() == nullptr || !wants(engines_[i]->description())) continue;
     if (is_used_ && !is_used_(i)) continue;
-    auto attached = engines_[i]->memory()->attach(memory);
-    // An engine that can't attach still reaches the memory, only slower, or core does it.
-    if (attached) {
-      entry.by_engine[i] = std::move(*attached);
-      entry.is_known |= entry.by_engine[i] != nullptr;
-    } else {
-      log(LogLevel::info,
-          "memory not attached to " + std::string(engines_[i]->description().name) + ": " + attached.error().message);
+    entry.by_engine[i] = known_to(i, entry);
+    if (!entry.by_engine[i]) {
+      auto attached = engines_[i]->memory()->attach(memory);
+      // An engine that can't attach still reaches the memory, only slower, or core does it.
+      if (attached) {
+        entry.by_engine[i] = std::move(*attached);
+      } else {
+        log(LogLevel::info,
+            "memory not attached to " + std::string(engines_[i]->description().name) + ": " + attached.error().message);
+      }
     }
+    entry.is_known |= entry.by_engine[i] != nullptr;
+  }
+}
+
+void MemoryMap::retire(Snapshot& next, Snapshot::iterator entry) {
+  const std::shared_ptr<Attachment> leaving = *entry;
+  next.erase(entry);
+  publish(std::make_shared<Snapshot>(next));
+  leaving->has_left.store(true, std::memory_order_seq_cst);
+  std::erase_if(retired_, [](const auto& one) { return one.expired(); });
+  if (leaving->users.load(std::memory_order_seq_cst) == 0) {
+    leaving->by_engine.clear();  // now, whoever still looks at an old snapshot
+  } else {
+    retired_.push_back(leaving);
   }
 }
 
 bool MemoryMap::make_place(Snapshot& next, Region memory) {
   const std::byte* const end = memory.data + memory.size_bytes;
   const auto overlaps = [&](const auto& entry) { return entry->begin < end && entry->end > memory.data; };
-  if (std::any_of(next.begin(), next.end(), [&](const auto& entry) { return overlaps(entry) && !entry->is_gone(); })) {
-    return false;
+  for (auto entry = next.begin(); entry != next.end();) {
+    if (!overlaps(*entry)) {
+      ++entry;
+    } else if ((*entry)->on_use || (*entry)->is_gone()) {
+      const auto index = entry - next.begin();
+      retire(next, entry);
+      entry = next.begin() + index;
+    } else {
+      return false;
+    }
   }
-  std::erase_if(next, overlaps);
   return true;
 }
 
@@ -126,8 +159,6 @@ Status MemoryMap::attach(Region memory) {
   if (auto status = check_memory(memory); !status) return status;
   const std::scoped_lock changing(change_mutex_);
   auto next = std::make_shared<Snapshot>(*snapshot());
-  std::erase_if(*next,
-                [&](const auto& entry) { return entry->on_use && entry->covers(memory.data, memory.size_bytes); });
   if (!make_place(*next, memory)) {
     return not_attachable("some of the memory is attached already",
                           "detach that first; pinned Buffers, and those of GPUs, are attached by their Context");
@@ -144,30 +175,49 @@ Status MemoryMap::attach(Region memory) {
   return {};
 }
 
+MemoryMap::Snapshot::iterator MemoryMap::longest_unused(Snapshot& next) {
+  auto oldest = next.end();
+  for (auto entry = next.begin(); entry != next.end(); ++entry) {
+    if (!(*entry)->on_use || (*entry)->users.load(std::memory_order_relaxed) != 0) continue;
+    const auto uses = [](const auto& one) { return one->last_used.load(std::memory_order_relaxed); };
+    if (oldest == next.end() || uses(*entry) < uses(*oldest)) oldest = entry;
+  }
+  return oldest;
+}
+
+// Others that nobody uses make room.
+bool MemoryMap::charge(Attachment& entry, Snapshot& next) {
+  const auto bytes = static_cast<std::uint64_t>(entry.end - entry.begin);
+  for (const auto& budget : budgets_) {
+    if (bytes > budget->limit_bytes()) return false;
+    while (!budget->charge(bytes)) {
+      const auto oldest = longest_unused(next);
+      if (oldest == next.end()) return false;
+      retire(next, oldest);
+    }
+    entry.budgets.push_back(budget);
+  }
+  return true;
+}
+
 MemoryMap::Entry MemoryMap::attach_on_use(Region allocation) {
-  Snapshot evicted;  // outlives the lock
   const std::scoped_lock changing(change_mutex_);
   auto next = std::make_shared<Snapshot>(*snapshot());
   if (auto known = find(*next, allocation.data, allocation.size_bytes)) return known;  // meanwhile
   if (!make_place(*next, allocation)) return nullptr;
   const bool on_host = allocation.domain.host_accessible();
   auto entry = make(allocation);
-  if (on_host && pinned_ != nullptr) {
-    if (!pinned_->charge(allocation.size_bytes)) return nullptr;
-    entry->charged_bytes = allocation.size_bytes;
-    entry->budget = pinned_;
-  }
-  const auto uses = [](const auto& one) { return one->last_used.load(std::memory_order_relaxed); };
-  if (std::count_if(next->begin(), next->end(), [](const auto& one) { return one->on_use; }) >= on_use_most) {
-    const auto oldest = std::min_element(next->begin(), next->end(), [&](const auto& a, const auto& b) {
-      return a->on_use != b->on_use ? a->on_use : uses(a) < uses(b);
-    });
-    evicted.push_back(std::move(*oldest));
-    next->erase(oldest);
+  if (on_host && !charge(*entry, *next)) return nullptr;
+  const auto count = std::count_if(next->begin(), next->end(), [](const auto& one) { return one->on_use; });
+  if (count >= on_use_most) {
+    const auto oldest = longest_unused(*next);
+    if (oldest == next->end()) return nullptr;
+    retire(*next, oldest);
   }
   attach_to_engines(*entry, allocation, [&](const engine::Description& engine) {
     return on_host ? engine.host == engine::HostReach::attached : engine.reaches_device;
   });
+  if (!entry->is_known) entry->refund();
   entry->on_use = true;
   entry->last_used.store(count_of_uses(), std::memory_order_relaxed);
   insert(*next, entry);
@@ -175,9 +225,25 @@ MemoryMap::Entry MemoryMap::attach_on_use(Region allocation) {
   return entry;
 }
 
+void Attachment::refund() {
+  for (const auto& budget : budgets) budget->refund(static_cast<std::uint64_t>(end - begin));
+  budgets.clear();
+}
+
 Attachment::~Attachment() {
   by_engine.clear();
-  if (budget) budget->refund(charged_bytes);
+  refund();
+}
+
+void MemoryMap::let_go_of_buffers() {
+  Snapshot held;  // outlives the lock: a Buffer that ends with it may be attached here too
+  const std::scoped_lock changing(change_mutex_);
+  auto next = std::make_shared<Snapshot>(*snapshot());
+  for (const auto& entry : *next) {
+    if (entry->held) held.push_back(entry);
+  }
+  std::erase_if(*next, [](const auto& entry) { return entry->held != nullptr; });
+  publish(std::move(next));
 }
 
 void MemoryMap::publish(std::shared_ptr<const Snapshot> next) {

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <optional>
 #include <thread>
 
 #include "core/test_key_engine.h"
@@ -173,7 +174,7 @@ class OnUse : public testing::Test {
   KeyEngine any_;
   KeyEngine attached_{KeyEngine::Reach::attached};
   const std::shared_ptr<memory::Budget> budget_ = std::make_shared<memory::Budget>((most + 1) * page_bytes);
-  MemoryMap map_{{&any_, &attached_}, nullptr, budget_};
+  MemoryMap map_{{&any_, &attached_}, nullptr, {budget_}};
 };
 
 TEST_F(OnUse, memory_is_attached_to_the_engines_that_reach_no_other) {
@@ -185,25 +186,75 @@ TEST_F(OnUse, memory_is_attached_to_the_engines_that_reach_no_other) {
   EXPECT_EQ(budget_->used_bytes(), page_bytes);
 }
 
-TEST_F(OnUse, the_longest_unused_makes_room_and_is_detached_when_nobody_uses_it) {
-  const auto in_use = map_.attach_on_use(page(0));
+TEST_F(OnUse, the_longest_unused_makes_room_and_what_is_in_use_stays) {
+  const AttachmentUse in_use(map_.attach_on_use(page(0)));
   for (std::size_t i = 1; i < most; ++i) ASSERT_TRUE(map_.attach_on_use(page(i)));
   ASSERT_TRUE(find(1)) << "used again";
   ASSERT_TRUE(map_.attach_on_use(page(most)));
-  EXPECT_FALSE(find(0));
+  EXPECT_TRUE(find(0));
   EXPECT_TRUE(find(1));
-  EXPECT_EQ(attached_.attached.size(), most + 1) << "a request holds it";
-  ASSERT_FALSE(map_.attach_on_use(page(most + 1))) << "the budget has no room";
-  EXPECT_TRUE(find(2)) << "so nothing has to make room";
+  EXPECT_FALSE(find(2));
+  EXPECT_EQ(attached_.attached.size(), most);
+  EXPECT_EQ(budget_->used_bytes(), most * page_bytes);
 }
 
-TEST_F(OnUse, what_is_attached_explicitly_takes_its_place) {
+TEST_F(OnUse, what_nobody_uses_makes_room_in_the_budget) {
+  const auto two_pages = std::make_shared<memory::Budget>(2 * page_bytes);
+  MemoryMap map{{&attached_}, nullptr, {budget_, two_pages}};
+  ASSERT_TRUE(map.attach_on_use(page(0)));
+  const AttachmentUse first(map.attach_on_use(page(1)));
+  const AttachmentUse second(map.attach_on_use(page(2)));
+  EXPECT_TRUE(second.is_valid());
+  EXPECT_EQ(map.snapshot()->size(), 2U);
+  EXPECT_FALSE(map.attach_on_use(page(3)));
+  EXPECT_FALSE(map.attach_on_use(Region::host(page(3).data, 3 * page_bytes))) << "more than there ever is";
+  EXPECT_EQ(map.snapshot()->size(), 2U);
+  EXPECT_EQ(budget_->used_bytes(), 2 * page_bytes);
+  EXPECT_EQ(two_pages->used_bytes(), 2 * page_bytes);
+}
+
+TEST_F(OnUse, what_no_engine_takes_is_remembered_and_costs_nothing) {
+  attached_.most_bytes = 10;
   ASSERT_TRUE(map_.attach_on_use(page(0)));
-  ASSERT_TRUE(map_.attach(page(0)).ok());
-  EXPECT_TRUE(find(0)->by_engine[0]);
+  EXPECT_FALSE(find(0)->by_engine[1]);
   EXPECT_EQ(budget_->used_bytes(), 0U);
-  EXPECT_TRUE(map_.attach_on_use(page(0)));
-  EXPECT_FALSE(map_.attach_on_use(Region::host(page(0).data, 2 * page_bytes))) << "some of it is attached";
+}
+
+TEST_F(OnUse, no_engine_is_told_twice_of_memory_that_is_attached_explicitly_meanwhile) {
+  std::optional<AttachmentUse> in_use(map_.attach_on_use(page(0)));
+  const auto* const known = in_use->get()->by_engine[1].get();
+  ASSERT_TRUE(map_.attach(page(0)).ok());
+  EXPECT_FALSE(in_use->is_valid()) << "for others";
+  EXPECT_EQ(find(0)->by_engine[1].get(), known);
+  EXPECT_TRUE(find(0)->by_engine[0]) << "explicitly it is attached to all";
+  in_use.reset();
+  EXPECT_EQ(attached_.attached.size(), 1U);
+  EXPECT_EQ(budget_->used_bytes(), 0U);
+  EXPECT_TRUE(map_.attach_on_use(page(0))) << "it is there";
+  EXPECT_FALSE(map_.attach_on_use(Region::host(page(0).data, 2 * page_bytes))) << "some of it is";
+  ASSERT_TRUE(map_.detach(page(0)).ok());
+  EXPECT_TRUE(attached_.attached.empty());
+}
+
+TEST_F(OnUse, what_left_the_table_is_ended_at_once_unless_it_is_in_use) {
+  ASSERT_TRUE(map_.attach_on_use(page(0)));
+  const auto old = map_.snapshot();
+  ASSERT_TRUE(map_.attach(Region::host(page(0).data, 2 * page_bytes)).ok());
+  EXPECT_EQ(attached_.attached.size(), 1U) << "though somebody looks at the table as it was";
+  EXPECT_FALSE(AttachmentUse(old->front()).is_valid());
+}
+
+TEST_F(MemoryMapTest, lets_go_of_buffers_at_the_end) {
+  memory::AllocationOptions options;
+  options.size_bytes = 4096;
+  Buffer buffer(memory::Allocation::create(options).value());
+  const Region region = buffer.region();
+  ASSERT_TRUE(map_.attach(region).ok());
+  ASSERT_TRUE(map_.attach(part(0, 100)).ok());
+  buffer = Buffer();
+  map_.let_go_of_buffers();
+  EXPECT_NE(::msync(region.data, region.size_bytes, MS_ASYNC), 0) << "it is gone";
+  EXPECT_EQ(first_.attached.size(), 1U) << "what is no Buffer's stays";
 }
 
 }  // namespace

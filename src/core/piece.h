@@ -61,7 +61,7 @@ struct Piece {
   // An orphan's: its store, what engines know of the memory that it may still touch, the Buffer that this lies in, if
   // it is one's, and how many bytes of any memory.
   std::shared_ptr<StoreEntry> kept;
-  MemoryMap::Entry attachment;  // goes before the memory
+  AttachmentUse attachment;  // goes before the memory
   HeldMemory::Holder held;
   std::uint64_t quarantined_bytes = 0;
   std::uint32_t range = 0;

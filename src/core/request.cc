@@ -194,25 +194,39 @@ void Request::reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& 
       *found == nullptr && reach == engine::HostReach::attached ? held.holder_of(span.memory) : nullptr;
   if (buffer) {
     const Region memory = buffer->region();
-    buffer->on_free(environment_.get(), [known = environment_, memory] { (void)known->memory.detach(memory); });
+    buffer->on_free(environment_.get(), [known = environment_, memory] {
+      if (!known->fork_guard.in_child()) (void)known->memory.detach(memory);
+    });
     found = &known.attach(memory);
   }
-  if (*found != nullptr) span.attached = (*found)->by_engine[entry.engine()].get();
+  if (*found != nullptr && hold(*found)) span.attached = (*found)->by_engine[entry.engine()].get();
   if (reach == engine::HostReach::any) return;
   const bool is_reached = reach == engine::HostReach::attached && span.attached != nullptr &&
                           (*environment_->engines)[entry.engine()]->memory()->reaches(*span.attached, entry.store());
   span.is_out_of_reach = !is_reached;
-  if (is_reached) hold(*found);
+  needs_staging |= !is_reached;
 }
 
-void Request::hold(const MemoryMap::Entry& entry) {
-  if (entry->on_use && (attachments.empty() || attachments.back() != entry)) attachments.push_back(entry);
+// False: it left the table meanwhile.
+bool Request::hold(const MemoryMap::Entry& entry) {
+  if (!entry->on_use) return true;
+  const bool is_held = std::any_of(attachments.rbegin(), attachments.rend(),
+                                   [&](const AttachmentUse& use) { return use.get() == entry.get(); });
+  if (is_held) return true;
+  AttachmentUse use(entry);
+  if (!use.is_valid()) return false;
+  attachments.push_back(std::move(use));
+  return true;
 }
 
-MemoryMap::Entry Request::attachment_of(const std::byte* memory) const {
-  const auto found = std::find_if(attachments.begin(), attachments.end(),
-                                  [&](const MemoryMap::Entry& entry) { return entry->covers(memory, 1); });
-  return found != attachments.end() ? *found : nullptr;
+AttachmentUse Request::attachment_of(const engine::Attached* attached) const {
+  const auto names_it = [&](const AttachmentUse& use) {
+    return std::any_of(use.get()->by_engine.begin(), use.get()->by_engine.end(),
+                       [&](const auto& one) { return one.get() == attached; });
+  };
+  const auto found =
+      attached != nullptr ? std::find_if(attachments.begin(), attachments.end(), names_it) : attachments.end();
+  return found != attachments.end() ? *found : AttachmentUse();
 }
 
 Status Request::add_ranges(std::span<const Range> ranges) {
@@ -303,10 +317,8 @@ Status Request::find_gpus(std::span<const Range> ranges) {
     StoreEntry* direct = stores[span.store].entry->for_device(*environment_);
     if (direct == nullptr) continue;
     const MemoryMap::Entry* entry = &attached.find(span.memory, span.length);
-    if (*entry == nullptr) entry = &attached.attach(known);
-    if (*entry == nullptr) continue;
-    span.attached = (*entry)->by_engine[direct->engine()].get();
-    hold(*entry);
+    if (*entry == nullptr && (*driver)->is_one_allocation(known.data)) entry = &attached.attach(known);
+    if (*entry != nullptr && hold(*entry)) span.attached = (*entry)->by_engine[direct->engine()].get();
   }
   // So that the report finds it decided, of every store.
   for (const StoreUse& use : stores) use.entry->for_device(*environment_);

@@ -184,14 +184,14 @@ class Request {
   SmallArray<StoreUse> stores;
   SmallArray<Unit> units;
   SmallArray<Part> parts;
-  HeldMemory held;                            // let go of when the request ends
-  std::vector<MemoryMap::Entry> attachments;  // that were made on use; likewise, and before the memory
-  bool has_gpu = false;                       // some memory is a GPU's
-  bool needs_staging = false;                 // and is not sure to be reached without
-  std::unique_ptr<cuda::StreamOrder> order;   // set before anyone else knows the request
+  HeldMemory held;                           // let go of when the request ends
+  std::vector<AttachmentUse> attachments;    // that were made on use; likewise, and before the memory
+  bool has_gpu = false;                      // some memory is a GPU's
+  bool needs_staging = false;                // and is not sure to be reached without
+  std::unique_ptr<cuda::StreamOrder> order;  // set before anyone else knows the request
 
-  // What was attached on use and covers the address, if anything does.
-  MemoryMap::Entry attachment_of(const std::byte* memory) const;
+  // What was attached on use and an operation names, if that is so.
+  AttachmentUse attachment_of(const engine::Attached* attached) const;
   // Where what a GPU's memory is staged for goes to.
   cuda::Toward staged_toward() const {
     return direction == Direction::read ? cuda::Toward::device : cuda::Toward::host;
@@ -271,7 +271,7 @@ class Request {
 
   Status add_ranges(std::span<const Range> ranges);
   void reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& known);
-  void hold(const MemoryMap::Entry& entry);
+  bool hold(const MemoryMap::Entry& entry);
   void keep_whole_blocks(Span& span, const StoreEntry& entry) const;
   void add_stores(std::span<const Range> ranges);
   Status prepare_stores();

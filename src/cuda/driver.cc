@@ -365,6 +365,11 @@ Result<Region> Driver::find(const void* pointer, std::size_t bytes) {
   return Region{device_pointer(range->start), range->end - range->start, domain};
 }
 
+bool Driver::is_one_allocation(const std::byte* pointer) const {
+  const RelaxedCaptureMode mode;
+  return range_at(device_address(pointer)) && !is_mapped(device_address(pointer));
+}
+
 std::optional<std::uint64_t> Driver::buffer_id(const std::byte* pointer) const {
   unsigned long long id = 0;
   const CuResult result = api_.pointer_get_attribute(&id, cu_pointer_buffer_id, device_address(pointer));

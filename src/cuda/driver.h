@@ -102,6 +102,8 @@ class Driver {
   // Finds the device of a pointer, and the whole allocation around it. Virtual memory may be mapped in pieces: those
   // that follow each other count as one, as far as `bytes` reach.
   Result<Region> find(const void* pointer, std::size_t bytes);
+  // Whether it lies in one allocation that the driver knows the ends of, and not in mappings that can be replaced.
+  bool is_one_allocation(const std::byte* pointer) const;
 
   // The number of the allocation at this address, which no other ever gets; nothing where there is none.
   std::optional<std::uint64_t> buffer_id(const std::byte* pointer) const;

@@ -64,7 +64,7 @@ class Loan {
   virtual ~Loan() = default;
   // The first byte of the operation.
   virtual const std::byte* data() const = 0;
-  // Whether CUDA knows it, so that GPUs can copy from there.
+  // Whether CUDA knows it, at the same address for GPUs, so that they can copy from there.
   virtual bool is_pinned() const { return false; }
   // Once, by the thread that polls: it is the engine's again.
   virtual void give_back() = 0;

@@ -114,6 +114,7 @@ void Queue::take_inner(std::span<const engine::Done> done) {
     if (found == pending_.end()) std::abort();  // the inner queue has invented or repeated a completion
     const Pending pending = found->second;
     pending_.erase(found);
+    completion.cause = nullptr;  // it does not last as long as a completion may be held here
     if (pending.most_bytes) completion.bytes = std::min(completion.bytes, *pending.most_bytes);
     held_.push_back({completion, pending.delay == Duration{} ? TimePoint::min() : now + pending.delay});
   }

@@ -7,12 +7,11 @@
 namespace penstock::uring {
 namespace {
 
-// Takes the first `count` free slots in a row and returns the first of them.
+// The first of the first `count` free slots in a row.
 template <std::size_t size>
-std::optional<std::uint32_t> take_run(std::array<bool, size>& taken, std::uint32_t count) {
+std::optional<std::uint32_t> find_run(const std::array<bool, size>& taken, std::uint32_t count) {
   const auto begin = std::search_n(taken.begin(), taken.end(), count, false);
   if (begin == taken.end()) return std::nullopt;
-  std::fill_n(begin, count, true);
   return static_cast<std::uint32_t>(begin - taken.begin());
 }
 
@@ -36,8 +35,10 @@ void Registry::leave(Registered& ring) {
 
 Slot Registry::add_store() {
   const std::lock_guard lock(mutex_);
-  const auto index = take_run(store_taken_, 1);
-  return index ? Slot{*index, next_registration_++} : Slot{};
+  const auto index = find_run(store_taken_, 1);
+  if (!index) return {};
+  store_taken_[*index] = true;
+  return {*index, next_registration_++};
 }
 
 void Registry::remove_store(Slot slot) {
@@ -51,11 +52,14 @@ Result<std::unique_ptr<engine::Attached>> Registry::attach(Region memory) {
   std::unique_ptr<engine::Attached> none;
   if (!memory.domain.host_accessible() || memory.data == nullptr || memory.size_bytes == 0) return none;
   if (memory.size_bytes > piece_bytes * buffer_slots) return none;
+  const std::uint32_t slots = AttachedMemory::slots_for(memory.size_bytes);
   const std::lock_guard lock(mutex_);
-  const auto first = take_run(buffer_taken_, AttachedMemory::slots_for(memory.size_bytes));
+  const auto first = find_run(buffer_taken_, slots);
   if (!first) return none;
-  return std::unique_ptr<engine::Attached>(
-      std::make_unique<AttachedMemory>(*this, memory, Slot{*first, next_registration_++}));
+  std::unique_ptr<engine::Attached> attached =
+      std::make_unique<AttachedMemory>(*this, memory, Slot{*first, next_registration_++});
+  std::fill_n(buffer_taken_.begin() + *first, slots, true);
+  return attached;
 }
 
 void Registry::remove(const AttachedMemory& memory) {
