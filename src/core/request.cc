@@ -204,7 +204,7 @@ void Request::reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& 
   const bool is_reached = reach == engine::HostReach::attached && span.attached != nullptr &&
                           (*environment_->engines)[entry.engine()]->memory()->reaches(*span.attached, entry.store());
   span.is_out_of_reach = !is_reached;
-  needs_staging |= !is_reached;
+  needs_staging |= !is_reached && reach == engine::HostReach::attached;  // of ours
 }
 
 // False: it left the table meanwhile.

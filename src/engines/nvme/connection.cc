@@ -91,14 +91,14 @@ Connection::~Connection() {
   controller_.reset();
 }
 
-Result<Lane*> Connection::lane_of(const void* user, int event) {
+Result<Share*> Connection::share_of(const void* user, int event) {
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(users_.begin(), users_.end(), [user](const User& one) { return one.user == user; });
-  if (found != users_.end()) return found->lane.get();
+  if (found != users_.end()) return found->share.get();
   auto queue = queue_for_another();
   if (!queue) return std::move(queue).error();
-  users_.push_back({user, std::make_unique<Lane>(std::move(*queue), event)});
-  return users_.back().lane.get();
+  users_.push_back({user, std::make_unique<Share>(std::move(*queue), event)});
+  return users_.back().share.get();
 }
 
 // A new one, or where no more can be had, the one that has the fewest users.
@@ -154,35 +154,35 @@ Status Connection::run(const Io& io, const std::string& what) {
     return Error{Code::closed, 0, what + ": the controller belongs to the parent of a fork", "open it again here"};
   }
   const std::lock_guard running(run_mutex_);
-  auto lane = lane_of(this);
-  if (!lane) return std::move(lane).error();
+  auto share = share_of(this);
+  if (!share) return std::move(share).error();
   const TimePoint deadline = Clock::now() + longest_run;
-  Result<IoDone> done = run_once(**lane, io, deadline);
+  Result<IoDone> done = run_once(**share, io, deadline);
   for (std::uint32_t again = 1; done && done->system_error == EAGAIN && again < most_attempts; ++again) {
     std::this_thread::sleep_for(first_backoff * (1 << again));
-    done = run_once(**lane, io, deadline);
+    done = run_once(**share, io, deadline);
   }
   if (!done) return Error{done.error().code, 0, what + ": " + done.error().message, done.error().hint};
   if (done->code == Code::ok) return {};
   return Error{done->code, done->system_error, what + " failed", controller_->failure()};
 }
 
-Result<IoDone> Connection::run_once(Lane& lane, const Io& io, TimePoint deadline) {
+Result<IoDone> Connection::run_once(Share& share, const Io& io, TimePoint deadline) {
   const std::uint32_t cookie = next_run_++;
   Io mine = io;
   mine.cookie = cookie;
   bool sent = false;
   while (true) {
-    if (!sent) sent = lane.submit({&mine, 1}) == 1;
+    if (!sent) sent = share.submit({&mine, 1}) == 1;
     IoDone done;
     // What comes late, from a run that was given up, is not this one's.
-    if (lane.poll({&done, 1}) == 1 && done.cookie == cookie) return done;
-    if (lane.is_stuck()) return Error{Code::io_error, 0, "the controller can't be stopped", controller_->failure()};
+    if (share.poll({&done, 1}) == 1 && done.cookie == cookie) return done;
+    if (share.is_stuck()) return Error{Code::io_error, 0, "the controller can't be stopped", controller_->failure()};
     if (Clock::now() > deadline) {
-      lane.cancel(cookie);
+      share.cancel(cookie);
       return Error{Code::timed_out, 0, "the controller does not answer", ""};
     }
-    lane.after_sleep();
+    share.after_sleep();
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }

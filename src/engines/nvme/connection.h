@@ -1,9 +1,9 @@
-// Connection: a controller in use by stores of the engine: its driver, its lanes, and mapped memory.
+// Connection: a controller in use by stores of the engine: its driver, its shares, and mapped memory.
 //
 // Attachments: gives memory that is made known to the engine a number, by which each Connection maps it when it first
 // meets it.
 //
-// Thread safety: any thread, but what a Lane holds is its user's. Lifetime: of the stores that share it; the
+// Thread safety: any thread, but what a Share holds is its user's. Lifetime: of the stores that share it; the
 // Attachments outlive it. It goes when nothing is in flight on it. In the child of a fork nothing of it is touched, and
 // it is left behind: the doorbells there are the parent's.
 #pragma once
@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "engine/memory.h"
-#include "engines/nvme/lane.h"
+#include "engines/nvme/share.h"
 #include "nvme/controller.h"
 
 namespace penstock::nvme {
@@ -75,9 +75,9 @@ class Connection {
   std::uint64_t id() const { return id_; }
   Controller& controller() { return *controller_; }
 
-  // The lane of a user, made when first asked for; the same until released. `event` is as Lane takes it.
-  Result<Lane*> lane_of(const void* user, int event = -1);
-  // REQUIRES: nothing is in flight on the user's lane.
+  // The share of a user, made when first asked for; the same until released. `event` is as Share takes it.
+  Result<Share*> share_of(const void* user, int event = -1);
+  // REQUIRES: nothing is in flight on the user's share.
   void release(const void* user);
 
   // Where the controller finds attached memory; nothing if it can't reach it.
@@ -96,20 +96,20 @@ class Connection {
   static constexpr std::uint64_t refused = 1;
   struct User {
     const void* user = nullptr;
-    std::unique_ptr<Lane> lane;
+    std::unique_ptr<Share> share;
   };
 
   Connection(std::unique_ptr<Transport> transport, Attachments& attachments);
   void map(const AttachedMemory& attached);
   Result<std::shared_ptr<SharedQueue>> queue_for_another();
-  Result<IoDone> run_once(Lane& lane, const Io& io, TimePoint deadline);
+  Result<IoDone> run_once(Share& share, const Io& io, TimePoint deadline);
 
   const std::uint64_t id_;
   const std::unique_ptr<Transport> transport_;
   Attachments& attachments_;
   std::unique_ptr<Controller> controller_;
   std::mutex mutex_;                                  // guards what follows, but for the loads of addresses
-  std::vector<std::shared_ptr<SharedQueue>> queues_;  // shared with their lanes
+  std::vector<std::shared_ptr<SharedQueue>> queues_;  // shared with their shares
   std::vector<User> users_;
   std::array<Mapping, Attachments::slots> mappings_{};  // by the slot of attached memory
   std::mutex run_mutex_;

@@ -93,9 +93,9 @@ Result<std::size_t> Queue::link_to(Store& store) {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     if (links_[i].connection_id == connection->id()) return i;
   }
-  auto lane = connection->lane_of(this, event_.get());
-  if (!lane) return std::move(lane).error();
-  Link link{connection->id(), connection, *lane, 0, {}};
+  auto share = connection->share_of(this, event_.get());
+  if (!share) return std::move(share).error();
+  Link link{connection->id(), connection, *share, 0, {}};
   link.waiting.reserve(flights_.size());
   // Stores come and go: the place of one that is gone is taken by the next.
   for (std::size_t i = 0; i < links_.size(); ++i) {
@@ -137,7 +137,7 @@ void Queue::send(Link& link) {
   if (link.waiting.empty()) return;
   batch_.clear();
   for (const std::uint32_t index : link.waiting) batch_.push_back(flights_[index].io);
-  const std::size_t sent = link.lane->submit(batch_);
+  const std::size_t sent = link.share->submit(batch_);
   link.waiting.erase(link.waiting.begin(), link.waiting.begin() + static_cast<std::ptrdiff_t>(sent));
 }
 
@@ -164,7 +164,7 @@ std::size_t Queue::collect(std::span<Done> done) {
     std::array<IoDone, 32> ios;
     while (count < done.size()) {
       const std::size_t wanted = std::min(ios.size(), done.size() - count);
-      const std::size_t got = link.lane->poll(std::span(ios).first(wanted));
+      const std::size_t got = link.share->poll(std::span(ios).first(wanted));
       for (std::size_t i = 0; i < got; ++i) done[count++] = finish(link, ios[i]);
       if (got < wanted) break;
     }
@@ -204,17 +204,17 @@ bool Queue::sleep(TimePoint deadline) {
   sleepers_[count++] = {event_.get(), POLLIN, 0};
   for (const Link& link : links_) {
     if (link.in_flight == 0) continue;
-    const auto interrupt = link.lane->interrupt();
+    const auto interrupt = link.share->interrupt();
     // Others make room, or were in the way, and tell nobody.
-    const bool looks = !interrupt || !link.waiting.empty() || link.lane->missed();
-    until = std::min(until, looks ? now + nap : link.lane->next_deadline());
+    const bool looks = !interrupt || !link.waiting.empty() || link.share->missed();
+    until = std::min(until, looks ? now + nap : link.share->next_deadline());
     if (interrupt) sleepers_[count++] = {*interrupt, POLLIN, 0};
   }
   const auto ns = std::max<std::int64_t>(std::chrono::nanoseconds(until - now).count(), 0);
   const timespec limit{.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
   ::ppoll(sleepers_.data(), count, &limit, nullptr);
   for (Link& link : links_) {
-    if (link.in_flight != 0) link.lane->after_sleep();
+    if (link.in_flight != 0) link.share->after_sleep();
   }
   std::uint64_t wakes = 0;
   return ::read(event_.get(), &wakes, sizeof wakes) == sizeof wakes;
@@ -229,9 +229,9 @@ int Queue::event() {
   [[maybe_unused]] const ssize_t read = ::read(event_.get(), &wakes, sizeof wakes);
   for (Link& link : links_) {
     if (link.in_flight == 0) continue;
-    const auto interrupt = link.lane->interrupt();
+    const auto interrupt = link.share->interrupt();
     if (!interrupt || !watch(*interrupt)) return -1;
-    link.lane->after_sleep();
+    link.share->after_sleep();
   }
   // Also interrupts of links that have nothing in flight any more: nobody reads those.
   std::array<epoll_event, 8> told;
@@ -247,7 +247,7 @@ int Queue::event() {
   }
   // Others make room, or were in the way, and tell nobody.
   const bool must_look = std::any_of(links_.begin(), links_.end(), [](const Link& link) {
-    return link.in_flight != 0 && (!link.waiting.empty() || link.lane->missed());
+    return link.in_flight != 0 && (!link.waiting.empty() || link.share->missed());
   });
   return must_look ? -1 : events_.get();
 }
@@ -271,7 +271,7 @@ void Queue::cancel(std::uint64_t cookie) {
     if (waiting != link.waiting.end()) {
       end_unsent(link, static_cast<std::size_t>(waiting - link.waiting.begin()), Code::cancelled);
     } else {
-      link.lane->cancel(index);
+      link.share->cancel(index);
     }
     return;
   }

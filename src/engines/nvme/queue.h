@@ -36,7 +36,7 @@ class Queue : public engine::Queue {
   struct Link {
     std::uint64_t connection_id = 0;
     std::weak_ptr<Connection> connection;
-    Lane* lane = nullptr;
+    Share* share = nullptr;
     std::size_t in_flight = 0;           // those that wait included
     std::vector<std::uint32_t> waiting;  // flights that were not sent yet, the first first
   };

@@ -1,10 +1,10 @@
-// Lane: what one user of a controller, usually a lane of core, has of it: a queue pair, which it shares with others
+// Share: what one user of a controller, usually a lane of core, has of it: a queue pair, which it shares with others
 // where the controller has fewer than there are users.
 //
 // Of those who share a pair one at a time is inside; the others come again. Completions of another are put into its
 // inbox, and it is woken.
 //
-// Thread safety: one thread uses a Lane. Lifetime: ends when nothing of its user is in flight, or never will be
+// Thread safety: one thread uses a Share. Lifetime: ends when nothing of its user is in flight, or never will be
 // anything else (is_stuck); before the Controller.
 #pragma once
 
@@ -20,23 +20,23 @@
 
 namespace penstock::nvme {
 
-class Lane;
+class Share;
 
 struct SharedQueue {
   std::mutex mutex;  // guards what follows
   std::unique_ptr<IoQueue> queue;
-  std::vector<Lane*> lanes;  // by the number in their cookies; null: gone
+  std::vector<Share*> shares;  // by the number in their cookies; null: gone
 };
 
-class Lane {
+class Share {
  public:
   // `event` is written to when the inbox is filled; -1: the user looks by itself.
-  Lane(std::shared_ptr<SharedQueue> shared, int event);
-  ~Lane();
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  Share(std::shared_ptr<SharedQueue> shared, int event);
+  ~Share();
+  Share(const Share&) = delete;
+  Share& operator=(const Share&) = delete;
 
-  // As IoQueue, with cookies of 32 bits, to which the lane adds its own. None is taken while another user is inside.
+  // As IoQueue, with cookies of 32 bits, to which the share adds its own. None is taken while another user is inside.
   std::size_t submit(std::span<Io> ios);
   std::size_t poll(std::span<IoDone> done);
   void cancel(std::uint32_t cookie);
@@ -53,7 +53,7 @@ class Lane {
   std::unique_lock<std::mutex> try_enter() { return {shared_->mutex, std::try_to_lock}; }
   void deliver(const IoDone& done);
 
-  const std::shared_ptr<SharedQueue> shared_;  // with the other lanes
+  const std::shared_ptr<SharedQueue> shared_;  // with the other shares
   const int event_;
   const std::optional<int> interrupt_;
   std::uint64_t number_ = 0;

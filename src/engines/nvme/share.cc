@@ -1,4 +1,4 @@
-#include "engines/nvme/lane.h"
+#include "engines/nvme/share.h"
 
 #include <unistd.h>
 
@@ -14,28 +14,28 @@ constexpr std::uint64_t cookie_mask = (std::uint64_t{1} << number_shift) - 1;
 
 }  // namespace
 
-Lane::Lane(std::shared_ptr<SharedQueue> shared, int event)
+Share::Share(std::shared_ptr<SharedQueue> shared, int event)
     : shared_(std::move(shared)), event_(event), interrupt_(shared_->queue->interrupt()) {
   const std::lock_guard lock(shared_->mutex);
-  const auto place = std::find(shared_->lanes.begin(), shared_->lanes.end(), nullptr);
-  number_ = static_cast<std::uint64_t>(place - shared_->lanes.begin());
-  if (place == shared_->lanes.end()) shared_->lanes.push_back(nullptr);
-  shared_->lanes[number_] = this;
+  const auto place = std::find(shared_->shares.begin(), shared_->shares.end(), nullptr);
+  number_ = static_cast<std::uint64_t>(place - shared_->shares.begin());
+  if (place == shared_->shares.end()) shared_->shares.push_back(nullptr);
+  shared_->shares[number_] = this;
 }
 
-Lane::~Lane() {
+Share::~Share() {
   const std::lock_guard lock(shared_->mutex);
-  shared_->lanes[number_] = nullptr;
+  shared_->shares[number_] = nullptr;
 }
 
-std::size_t Lane::submit(std::span<Io> ios) {
+std::size_t Share::submit(std::span<Io> ios) {
   const auto lock = try_enter();
   if (!lock) return 0;
   for (Io& io : ios) io.cookie = (io.cookie & cookie_mask) | number_ << number_shift;
   return shared_->queue->submit(ios);
 }
 
-std::size_t Lane::poll(std::span<IoDone> done) {
+std::size_t Share::poll(std::span<IoDone> done) {
   const auto lock = try_enter();
   missed_ = !lock;
   if (missed_) return 0;
@@ -58,9 +58,9 @@ std::size_t Lane::poll(std::span<IoDone> done) {
   return count;
 }
 
-// To the lane that it belongs to; one that is gone has left it behind.
-void Lane::deliver(const IoDone& done) {
-  Lane* const owner = shared_->lanes[done.cookie >> number_shift];
+// To the share that it belongs to; one that is gone has left it behind.
+void Share::deliver(const IoDone& done) {
+  Share* const owner = shared_->shares[done.cookie >> number_shift];
   if (owner == nullptr) return;
   owner->inbox_.push_back(done);
   owner->inbox_.back().cookie &= cookie_mask;
@@ -69,20 +69,20 @@ void Lane::deliver(const IoDone& done) {
   [[maybe_unused]] const ssize_t written = ::write(owner->event_, &one, sizeof one);
 }
 
-void Lane::cancel(std::uint32_t cookie) {
+void Share::cancel(std::uint32_t cookie) {
   if (const auto lock = try_enter()) shared_->queue->cancel(cookie | number_ << number_shift);
 }
 
-TimePoint Lane::next_deadline() {
+TimePoint Share::next_deadline() {
   const auto lock = try_enter();
   return lock ? shared_->queue->next_deadline() : TimePoint::max();
 }
 
-void Lane::after_sleep() {
+void Share::after_sleep() {
   if (const auto lock = try_enter()) shared_->queue->after_sleep();
 }
 
-bool Lane::is_stuck() {
+bool Share::is_stuck() {
   const auto lock = try_enter();
   return lock && shared_->queue->is_stuck();
 }
