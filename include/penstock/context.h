@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -44,6 +45,9 @@ struct Loaded {
   Report report;
 };
 
+// Opens what a name means: a store of several tiers, something that is made from others.
+using Resolver = std::function<Result<Store>(std::string_view name, const OpenOptions& options)>;
+
 class PENSTOCK_EXPORT Context {
  public:
   // Reads the environment (PENSTOCK_ENGINE, PENSTOCK_LOG). Starts no thread; engines are probed when they are needed.
@@ -53,10 +57,15 @@ class PENSTOCK_EXPORT Context {
   Context& operator=(Context&&) noexcept;
   ~Context();
 
-  // `name` is a path, or a URI with the scheme of an engine. "./x" and "file:x" are always paths.
+  // `name` is a path, or a URI with the scheme of an engine, or one that was added. "./x" and "file:x" are always
+  // paths.
   Result<Store> open(std::string_view name, const OpenOptions& options = {});
   // What a function makes.
   Result<Store> open(Recipe recipe);
+
+  // From now on the function opens names of this scheme, without the scheme and percent-encoding. It may open other
+  // stores of the Context, and must not throw. Code::invalid_argument if the scheme is served already, or can't be one.
+  Status add_scheme(std::string scheme, Resolver resolve);
 
   // Page-aligned memory. Pinned memory counts against the budget and is attached to every engine; once a GPU is
   // in use it is registered with CUDA too. GPU memory counts against a budget of its own.

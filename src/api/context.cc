@@ -8,6 +8,7 @@
 #include <new>
 
 #include "api/context_builder.h"
+#include "api/resolvers.h"
 #include "base/log.h"
 #include "base/out_of_memory.h"
 #include "core/environment.h"
@@ -191,6 +192,7 @@ class Context::Impl {
   const std::shared_ptr<core::Environment> environment;  // shared: lanes and tickets may outlive the Context
   const std::shared_ptr<core::LaneSet> lanes;            // shared: a stuck lane asks for a successor
   std::unique_ptr<core::Publisher> publisher;
+  Resolvers resolvers;
 };
 
 Result<Context> Context::create(const Options& options) {
@@ -228,9 +230,22 @@ Context::~Context() = default;
 Result<Store> Context::open(std::string_view name, const OpenOptions& options) {
   return or_out_of_memory([&]() -> Result<Store> {
     if (auto status = Impl::usable(impl_.get()); !status) return status.error();
+    if (auto resolved = impl_->resolvers.open(name, options)) return std::move(*resolved);
     auto entry = core::StoreEntry::open(*impl_->environment, name, options);
     if (!entry) return entry.error();
     return Store(std::move(*entry));
+  });
+}
+
+Status Context::add_scheme(std::string scheme, Resolver resolve) {
+  return or_out_of_memory([&]() -> Status {
+    if (auto status = Impl::usable(impl_.get()); !status) return status;
+    std::vector<std::string_view> others;
+    for (const auto& engine : *impl_->environment->engines) {
+      const auto& schemes = engine->description().schemes;
+      others.insert(others.end(), schemes.begin(), schemes.end());
+    }
+    return impl_->resolvers.add(std::move(scheme), std::move(resolve), others);
   });
 }
 

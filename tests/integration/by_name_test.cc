@@ -49,5 +49,55 @@ TEST_F(ByName, finds_nothing_at_the_end_and_no_such_place_past_it) {
   EXPECT_EQ(context.read(folder_.path("file"), {.offset = size + 1}, Domain::host()).error().code, Code::out_of_range);
 }
 
+TEST_F(ByName, a_scheme_that_was_added_is_opened_by_its_function) {
+  Context context = make_context();
+  std::string asked;
+  const auto resolve = [&](std::string_view name, const OpenOptions& options) {
+    asked = name;
+    return context.open(folder_.path("file"), options);
+  };
+  ASSERT_TRUE(context.add_scheme("tier", resolve).ok());
+  const auto loaded = context.read("tier:a%20b", {.offset = 10, .length = 100}, Domain::host());
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_EQ(asked, "a b");
+  EXPECT_TRUE(holds_content(loaded->buffer.bytes(), 1, 10));
+  EXPECT_TRUE(context.open(folder_.path("file")).ok()) << "others are opened as before";
+  EXPECT_EQ(context.open("tiers://x").error().code, Code::unknown_scheme);
+  EXPECT_EQ(context.open("./tier:x").error().code, Code::not_found) << "that is a path";
+}
+
+TEST_F(ByName, what_a_function_opens_may_be_a_recipe_or_an_error) {
+  Context context = make_context();
+  ASSERT_TRUE(context
+                  .add_scheme("made-of",
+                              [&](std::string_view name, const OpenOptions&) -> Result<Store> {
+                                if (name != "sevens") return Error{Code::not_found, 0, "only sevens", "ask for those"};
+                                return context.open(Recipe{"sevens", 1000, [](auto, auto memory) {
+                                                             std::fill(memory.begin(), memory.end(), std::byte{7});
+                                                             return Status();
+                                                           }});
+                              })
+                  .ok());
+  const auto error = context.read("made-of:eights", {}, Domain::host());
+  ASSERT_FALSE(error.ok());
+  EXPECT_EQ(error.error().message, "only sevens");
+  const auto sevens = context.read("made-of:sevens", {}, Domain::host());
+  ASSERT_TRUE(sevens.ok()) << sevens.error().message;
+  EXPECT_EQ(std::count(sevens->buffer.bytes().begin(), sevens->buffer.bytes().end(), std::byte{7}), 1000);
+}
+
+TEST_F(ByName, a_scheme_is_served_once) {
+  Context context = make_context();
+  const auto resolve = [](std::string_view, const OpenOptions&) -> Result<Store> {
+    return Error{Code::not_found, 0, "nothing", ""};
+  };
+  for (const char* scheme : {"file", "", "a", "Tier", "9p", "with space", "a:b"}) {
+    EXPECT_EQ(context.add_scheme(scheme, resolve).error().code, Code::invalid_argument) << scheme;
+  }
+  EXPECT_EQ(context.add_scheme("tier", nullptr).error().code, Code::invalid_argument);
+  EXPECT_TRUE(context.add_scheme("tier", resolve).ok());
+  EXPECT_EQ(context.add_scheme("tier", resolve).error().code, Code::invalid_argument);
+}
+
 }  // namespace
 }  // namespace penstock::test
