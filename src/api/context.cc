@@ -85,7 +85,11 @@ class Context::Impl {
     environment->streams.close();
     lanes->close();
     environment->completions.close();
-    if (environment->orphans.load() == 0) environment->memory.let_go_of_buffers();
+    // What there is no memory for stays.
+    static_cast<void>(or_out_of_memory([&]() -> Status {
+      if (environment->orphans.load() == 0) environment->memory.let_go_of_buffers();
+      return {};
+    }));
   }
 
   // `impl` is null where a Context was moved from.

@@ -236,6 +236,7 @@ Attachment::~Attachment() {
 }
 
 void MemoryMap::let_go_of_buffers() {
+  if (empty()) return;
   Snapshot held;  // outlives the lock: a Buffer that ends with it may be attached here too
   const std::scoped_lock changing(change_mutex_);
   auto next = std::make_shared<Snapshot>(*snapshot());
