@@ -30,7 +30,7 @@ TEST(Reopening, finds_free_what_was_just_closed) {
   options.lanes = 2;
   Context context = ContextBuilder::build(std::move(table), options).value();
   std::vector<std::byte> memory(512 << 10);
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < (under_thread_sanitizer ? 20 : 100); ++i) {
     auto store = context.open(
         "nvme:0000:01:00.0",
         {.access = Access::write, .allow_block_device_write = true, .serial = "SERIAL", .writable_blocks = 2048});
