@@ -1,6 +1,7 @@
 #include "engines/fault/engine.h"
 
 #include <atomic>
+#include <cstring>
 #include <utility>
 
 #include "engines/fault/queue.h"
@@ -15,6 +16,12 @@ engine::Done perform(engine::Engine& engine, const engine::Op& op) {
   if (!queue || (*queue)->submit({&op, 1}) != 1) return done;
   constexpr auto limit = std::chrono::seconds(10);
   (*queue)->poll({&done, 1}, Clock::now() + limit);
+  // Neither lasts longer than this queue.
+  if (engine::Loan* const loan = std::exchange(done.loan, nullptr)) {
+    if (done.code == Code::ok) std::memcpy(op.memory, loan->data(), done.bytes);
+    loan->give_back();
+  }
+  done.cause = nullptr;
   return done;
 }
 

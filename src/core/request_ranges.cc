@@ -1,0 +1,244 @@
+// The ranges of a Request: what they name, and who reaches their memory.
+#include "core/request.h"
+
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+#include "core/cut.h"
+#include "core/environment.h"
+#include "cuda/driver.h"
+
+namespace penstock::core {
+
+namespace {
+
+Error invalid_range(std::size_t index, std::string what, std::string hint) {
+  return {Code::invalid_argument, 0, "range " + std::to_string(index) + ": " + std::move(what), std::move(hint)};
+}
+
+Error invalid_memory(std::size_t index, Error error) {
+  error.message = "range " + std::to_string(index) + ": " + error.message;
+  return error;
+}
+
+Status check_range(std::size_t index, const Range& range, bool needs_memory) {
+  if (range.store == nullptr || !*range.store) return invalid_range(index, "no store", "open one first");
+  if (needs_memory && range.memory.size_bytes != 0 && range.memory.data == nullptr) {
+    return invalid_range(index, "memory at address 0", "give memory of the size to transfer");
+  }
+  if (needs_memory && range.memory.size_bytes > UINTPTR_MAX - reinterpret_cast<std::uintptr_t>(range.memory.data)) {
+    return invalid_range(index, "memory that ends past the last address", "give memory of the size to transfer");
+  }
+  if (range.memory.size_bytes > std::numeric_limits<std::int64_t>::max() ||
+      range.offset > std::numeric_limits<std::int64_t>::max() - range.memory.size_bytes) {
+    return invalid_range(index, "offset plus size overflows", "offsets and sizes are bytes, below 2^63 together");
+  }
+  return {};
+}
+
+}  // namespace
+
+// Every store that is named, once; and for each span, which one.
+void Request::add_stores(std::span<const Range> ranges) {
+  const auto& first = ranges.front().store->entry();
+  const bool only_one =
+      std::all_of(ranges.begin(), ranges.end(), [&](const Range& range) { return range.store->entry() == first; });
+  if (only_one) {
+    stores.resize(1);
+    stores[0].entry = first;
+    stores[0].facts = first->facts();
+    return;
+  }
+  std::unordered_map<const StoreEntry*, std::uint32_t> index_of;
+  std::vector<StoreUse> uses;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const auto& entry = ranges[i].store->entry();
+    const auto [place, added] = index_of.try_emplace(entry.get(), static_cast<std::uint32_t>(uses.size()));
+    if (added) uses.push_back({.entry = entry, .facts = entry->facts()});
+    spans[i].store = place->second;
+  }
+  stores.resize(uses.size());
+  std::move(uses.begin(), uses.end(), stores.begin());
+}
+
+// What engines know of the memory of ranges, most of which lies where that of the range before does.
+class Request::KnownMemory {
+ public:
+  // Most programs attach nothing.
+  explicit KnownMemory(Environment& environment)
+      : map_(environment.memory), snapshot_(map_.empty() ? nullptr : map_.snapshot()) {}
+
+  const MemoryMap::Entry& find(const std::byte* data, std::uint64_t length) {
+    const bool same = entry_ != nullptr && entry_->covers(data, length);
+    if (!same) entry_ = snapshot_ != nullptr ? MemoryMap::find(*snapshot_, data, length) : nullptr;
+    return entry_;
+  }
+  const MemoryMap::Entry& attach(Region allocation) {
+    entry_ = allocation.data != refused_ ? map_.attach_on_use(allocation) : nullptr;
+    if (entry_ != nullptr) snapshot_ = map_.snapshot();
+    refused_ = entry_ != nullptr ? nullptr : allocation.data;
+    return entry_;
+  }
+
+ private:
+  MemoryMap& map_;
+  std::shared_ptr<const MemoryMap::Snapshot> snapshot_;
+  MemoryMap::Entry entry_;
+  const std::byte* refused_ = nullptr;
+};
+
+void Request::reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& known) {
+  const engine::HostReach reach = entry.host_reach();
+  const MemoryMap::Entry* found = &known.find(span.memory, span.length);
+  const HeldMemory::Holder buffer =
+      *found == nullptr && reach == engine::HostReach::attached ? held.holder_of(span.memory) : nullptr;
+  if (buffer) {
+    const Region memory = buffer->region();
+    buffer->on_free(environment_.get(), [known = environment_, memory] {
+      if (!known->fork_guard.in_child()) (void)known->memory.detach(memory);
+    });
+    found = &known.attach(memory);
+  }
+  if (*found != nullptr && hold(*found)) span.attached = (*found)->by_engine[entry.engine()].get();
+  if (reach == engine::HostReach::any) return;
+  const bool is_reached = reach == engine::HostReach::attached && span.attached != nullptr &&
+                          (*environment_->engines)[entry.engine()]->memory()->reaches(*span.attached, entry.store());
+  span.is_out_of_reach = !is_reached;
+  needs_staging |= !is_reached && reach == engine::HostReach::attached;  // of ours
+}
+
+// False: it left the table meanwhile.
+bool Request::hold(const MemoryMap::Entry& entry) {
+  if (!entry->on_use) return true;
+  const bool is_held = std::any_of(attachments.rbegin(), attachments.rend(),
+                                   [&](const AttachmentUse& use) { return use.get() == entry.get(); });
+  if (is_held) return true;
+  AttachmentUse use(entry);
+  if (!use.is_valid()) return false;
+  attachments.push_back(std::move(use));
+  return true;
+}
+
+AttachmentUse Request::attachment_of(const engine::Attached* attached) const {
+  const auto names_it = [&](const AttachmentUse& use) {
+    return std::any_of(use.get()->by_engine.begin(), use.get()->by_engine.end(),
+                       [&](const auto& one) { return one.get() == attached; });
+  };
+  const auto found =
+      attached != nullptr ? std::find_if(attachments.begin(), attachments.end(), names_it) : attachments.end();
+  return found != attachments.end() ? *found : AttachmentUse();
+}
+
+Status Request::add_ranges(std::span<const Range> ranges) {
+  if (ranges.size() > std::numeric_limits<std::uint32_t>::max()) {
+    return Error{Code::invalid_argument, 0, "more than 2^32 - 1 ranges in a request", "split it"};
+  }
+  if (ranges.empty()) return {};
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    if (auto status = check_range(i, ranges[i], engine::moves_bytes(kind)); !status) return status;
+  }
+  spans.resize(ranges.size());
+  add_stores(ranges);
+  KnownMemory known(*environment_);
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    Span& span = spans[i];
+    StoreUse& use = stores[span.store];
+    span.offset = ranges[i].offset;
+    span.length = ranges[i].memory.size_bytes;
+    span.memory = ranges[i].memory.data;
+    if (span.memory != nullptr && span.length != 0 && !held.add(span.memory, span.length)) {
+      return Error{Code::out_of_range, 0,
+                   "range " + std::to_string(i) + ": its memory is partly a Buffer's and partly not",
+                   "give bytes within Buffer::size_bytes()"};
+    }
+    if (!ranges[i].memory.domain.host_accessible()) {
+      has_gpu = true;
+    } else if (!use.entry->from_host()) {
+      return Error{Code::unsupported, 0,
+                   "range " + std::to_string(i) + ": engine " + engine_name(use.entry->engine()) +
+                       " moves bytes to and from GPU memory only",
+                   "leave the engine unset"};
+    } else if (span.memory != nullptr && span.length != 0) {
+      reach_from_host(span, *use.entry, known);
+    }
+    use.begin = std::min(use.begin, span.offset);
+    use.end = std::max(use.end, span.offset + span.length);
+    if (kind == engine::OpKind::deallocate) keep_whole_blocks(span, *use.entry);
+    total_bytes += span.length;
+  }
+  return {};
+}
+
+void Request::keep_whole_blocks(Span& span, const StoreEntry& entry) const {
+  const std::uint64_t alignment = entry.alignment(direction);
+  const std::uint64_t end = align_down(span.offset + span.length, alignment);
+  span.offset = align_up(span.offset, alignment);
+  span.length = end > span.offset ? end - span.offset : 0;
+}
+
+// The device of each range in GPU memory. The driver is asked once for each allocation, not for each range.
+Status Request::find_gpus(std::span<const Range> ranges) {
+  const auto driver = cuda::Driver::get();
+  if (!driver) return driver.error();
+  KnownMemory attached(*environment_);
+  Region known;
+  cuda::Device* gpu = nullptr;
+  const Span* before = nullptr;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    Span& span = spans[i];
+    const Domain domain = ranges[i].memory.domain;
+    if (domain.host_accessible() || span.length == 0) continue;
+    const auto covers = [&](const Region& region) {
+      return span.memory >= region.data && span.length <= region.size_bytes &&
+             static_cast<std::size_t>(span.memory - region.data) <= region.size_bytes - span.length;
+    };
+    if (gpu == nullptr || domain != known.domain || !covers(known)) {
+      auto device = (*driver)->device(domain.device());
+      if (!device) return device.error();
+      gpu = *device;
+      auto found = (*driver)->find(span.memory, span.length);
+      if (!found) return invalid_memory(i, std::move(found).error());
+      known = *found;
+      if (known.domain != domain) {
+        return invalid_range(i, "the memory is of " + known.domain.name() + ", not of " + domain.name(),
+                             "find_cuda_region tells the device of a pointer");
+      }
+      if (!covers(known)) {
+        return invalid_range(i, "reaches past the end of the allocation on " + domain.name(),
+                             "give memory of the size to transfer");
+      }
+      note_reach(*gpu, *stores[span.store].entry);
+    }
+    span.gpu = gpu;
+    span.is_out_of_reach = true;
+    const bool alike = before != nullptr && before->gpu == gpu && before->store == span.store;
+    if (!alike) needs_staging |= !reads_straight(*gpu, *stores[span.store].entry);
+    before = &span;
+    StoreEntry* direct = stores[span.store].entry->for_device(*environment_);
+    if (direct == nullptr) continue;
+    const MemoryMap::Entry* entry = &attached.find(span.memory, span.length);
+    if (*entry == nullptr && (*driver)->is_one_allocation(known.data)) entry = &attached.attach(known);
+    if (*entry != nullptr && hold(*entry)) span.attached = (*entry)->by_engine[direct->engine()].get();
+  }
+  // So that the report finds it decided, of every store.
+  for (const StoreUse& use : stores) use.entry->for_device(*environment_);
+  return {};
+}
+
+bool Request::reads_straight(const cuda::Device& gpu, StoreEntry& entry) const {
+  if (direction != Direction::read || environment_->options.cache == Cache::keep) return false;
+  const StoreEntry* direct = entry.for_device(*environment_);
+  if (direct == nullptr) return false;
+  const auto route = direct->store().device_route_to(gpu.info());
+  return route && (allowed & route_bit(*route)) != 0;
+}
+
+void Request::note_reach(const cuda::Device& gpu, StoreEntry& entry) {
+  const StoreEntry* direct = entry.for_device(*environment_);
+  if (direct == nullptr || direct->store().device_route_to(gpu.info())) return;
+  passed_over_ = engine_name(direct->engine()) + " not used: it does not reach " + gpu.info().name + " now";
+}
+
+}  // namespace penstock::core
