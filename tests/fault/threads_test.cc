@@ -117,7 +117,9 @@ TEST_F(NoThreads, for_a_successor_leave_a_stuck_lane_its_slot) {
 
 TEST_F(NoThreadsOverUring, to_wait_for_what_is_stuck_let_a_context_close) {
   open(without_end(uring::make_engine()));
-  ASSERT_EQ(submit(small_bytes).cancel(), Outcome::abandoned);
+  Ticket stuck = submit(small_bytes);
+  ASSERT_TRUE(eventually([&] { return control_->stuck() == 1; }));
+  ASSERT_EQ(stuck.cancel(), Outcome::abandoned);
   store_ = Store();
   {
     const NoMoreThreads none;

@@ -342,7 +342,8 @@ TEST_P(Staging, a_gpu_that_hangs_costs_its_request_not_the_context) {
   Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
   ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
   fake_->hang(0, 1);
-  const Report report = context.read(store, 0, memory.region(), {.deadline_seconds = 0.2});
+  const Report report = past_deadline(
+      [&](double seconds) { return context.read(store, 0, memory.region(), {.deadline_seconds = seconds}); });
   EXPECT_EQ(report.outcome, Outcome::abandoned);
   EXPECT_GT(context.statistics().quarantined_bytes, 0U);
   const auto used = fake_->counters().allocations;

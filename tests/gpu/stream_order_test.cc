@@ -385,7 +385,9 @@ TEST_F(InStreamOrder, a_lane_that_took_the_place_of_a_stuck_one_ends_requests_in
   Blocker earlier(gpu(), stream);
   Ticket ordered = read_in_order(context, store, memory.region(), stream).value();
   fake_->hang(0, 1);
-  EXPECT_EQ(context.read(store, 0, other.region(), {.deadline_seconds = 0.1}).outcome, Outcome::abandoned);
+  const Report stuck = past_deadline(
+      [&](double seconds) { return context.read(store, 0, other.region(), {.deadline_seconds = seconds}); });
+  EXPECT_EQ(stuck.outcome, Outcome::abandoned);
   ASSERT_TRUE(eventually([&] { return context.statistics().lanes_replaced == 1; }));
   earlier.let_go();
   fake_->hang(0, 0);

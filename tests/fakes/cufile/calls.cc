@@ -61,6 +61,7 @@ FAKE_CUFILE_EXPORT CfError cuFileHandleRegister(CfHandle* handle, CfDescription*
   const std::string name = "/proc/self/fd/" + std::to_string(fd);
   penstock::UniqueFd plain(::open(name.c_str(), (flags & O_ACCMODE) | O_CLOEXEC));
   if (!plain) return {5025, 0};
+  ::posix_fadvise(plain.get(), 0, 0, POSIX_FADV_RANDOM);  // what is not asked for stays out of the page cache
   *handle = reinterpret_cast<CfHandle>(m.next_handle++);
   m.files.emplace(*handle, File{fd, std::move(plain)});
   return success;
