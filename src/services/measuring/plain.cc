@@ -161,7 +161,8 @@ Result<Sample> run_plain_random(const PlainRandomJob& job, std::vector<float>& l
     std::vector<float> own;
     const std::size_t place = thread * std::size_t{job.block_bytes};
     const std::span block = job.memory.subspan(place, job.block_bytes);
-    while (!crew.stop()) {
+    // Once at least: a busy machine may let a thread begin when the time is over.
+    do {
       const double start = now();
       const std::uint64_t offset = random() % (job.size_bytes / job.block_bytes) * job.block_bytes;
       if (Status moved = move_all(job.fd, Direction::read, offset, block); !moved) return moved;
@@ -170,7 +171,7 @@ Result<Sample> run_plain_random(const PlainRandomJob& job, std::vector<float>& l
         if (Status copied = copy(job.to.part(place, block.size()), from); !copied) return copied;
       }
       own.push_back(static_cast<float>(now() - start));
-    }
+    } while (!crew.stop());
     const std::lock_guard lock(mutex);
     operations += own.size();
     latencies.insert(latencies.end(), own.begin(), own.end());
