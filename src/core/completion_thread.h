@@ -1,4 +1,4 @@
-// CompletionThread: where callbacks run, so that no lane ever runs a user's code.
+// CompletionThread: where callbacks run, so that no lane ever runs one.
 //
 // Thread safety: post from any thread. Lifetime: starts at the first post; closing runs what was posted. Where it can't
 // be started, an action runs on the thread that posts it, and the next post tries again.
