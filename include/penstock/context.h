@@ -103,7 +103,7 @@ class PENSTOCK_EXPORT Context {
   Result<Ticket> submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options = {});
 
   // Starts bringing ranges into the page cache, at most `prefetch_window_bytes`; says how many bytes were started.
-  // Only `store`, `offset` and `memory.size_bytes` of a Range are looked at.
+  // Of a Range's memory, only the size is looked at.
   Result<std::uint64_t> prefetch(std::span<const Range> ranges);
 
   std::vector<EngineInfo> engines() const;

@@ -6,6 +6,7 @@
 #include "penstock/capture_mode.h"
 #include "penstock/checksum.h"
 #include "penstock/context.h"
+#include "penstock/cuda.h"
 #include "penstock/diagnosis.h"
 #include "penstock/domain.h"
 #include "penstock/engine_info.h"
@@ -27,4 +28,5 @@
 #include "penstock/store.h"
 #include "penstock/topology.h"
 #include "penstock/trace.h"
+#include "penstock/transform.h"
 #include "penstock/tuning.h"

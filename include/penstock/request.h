@@ -19,10 +19,12 @@
 #include <string>
 #include <vector>
 
+#include "penstock/cuda.h"
 #include "penstock/region.h"
 #include "penstock/result.h"
 #include "penstock/route.h"
 #include "penstock/store.h"
+#include "penstock/transform.h"
 
 namespace penstock {
 
@@ -30,11 +32,13 @@ namespace core {
 class Request;
 }
 
-// One contiguous transfer between a store and memory. Its length is the size of `memory`.
+// One contiguous transfer between a store and memory. Its length is the size of `memory`. What it points to needs to
+// live only until the call that takes it returns.
 struct Range {
-  const Store* store = nullptr;  // needs to live only until the call that takes the Range returns
+  const Store* store = nullptr;
   std::uint64_t offset = 0;
   Region memory;
+  const Stored* stored = nullptr;  // reads only: the store has other bytes, which make those of the memory
 };
 
 enum class Direction : std::uint8_t { read, write };
@@ -58,10 +62,11 @@ PENSTOCK_EXPORT std::string_view limit_name(Limit limit);
 
 struct PENSTOCK_EXPORT Report {
   Outcome outcome = Outcome::pending;
-  std::uint64_t bytes = 0;        // that arrived
-  double seconds = 0;             // from the call to the end
-  RouteBytes routes{};            // the way they took
-  std::uint64_t extra_bytes = 0;  // that were read beside them, since disks give whole blocks
+  std::uint64_t bytes = 0;         // that arrived
+  double seconds = 0;              // from the call to the end
+  RouteBytes routes{};             // the way they took
+  std::uint64_t extra_bytes = 0;   // that were read beside them, since disks give whole blocks
+  std::uint64_t stored_bytes = 0;  // that were read to make some of them (Range::stored)
   std::string engine;
   std::string reason;  // why that way
   Limit limit = Limit::unknown;
@@ -77,11 +82,6 @@ struct PENSTOCK_EXPORT Report {
   // Adds what another request did; the worse outcome and the first error stay. Only `seconds` is the caller's: it
   // knows whether they ran at the same time.
   void add(const Report& other);
-};
-
-// A stream of CUDA's (a CUstream or cudaStream_t; null is the legacy null stream).
-struct CudaStream {
-  void* handle = nullptr;
 };
 
 struct RequestOptions {

@@ -401,7 +401,8 @@ Result<std::uint64_t> Context::Impl::prefetch(std::span<const Range> ranges) con
       return Error{Code::invalid_argument, 0, "prefetch: a range without a store", "open one first"};
     }
     engine::PageCache* cache = range.store->entry()->store().page_cache();
-    const std::uint64_t length = std::min<std::uint64_t>(left, range.memory.size_bytes);
+    const std::uint64_t size_bytes = range.stored != nullptr ? range.stored->bytes : range.memory.size_bytes;
+    const std::uint64_t length = std::min(left, size_bytes);
     if (cache == nullptr || length == 0) continue;
     if (range.offset > UINT64_MAX - length) {
       return Error{Code::invalid_argument, 0, "prefetch: offset plus size overflows", "give bytes within the store"};

@@ -1,10 +1,12 @@
 #include "core/carrier.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
+#include "base/callback.h"
 #include "core/cut.h"
 #include "core/cutter.h"
 
@@ -57,6 +59,11 @@ std::uint64_t needed_bytes(const Piece& piece) {
   return is_whole_block(piece) ? piece.span_bytes : piece.lead + piece.length;
 }
 
+// The first byte of the piece, in staging memory or in what was lent.
+const std::byte* arrived_at(const Piece& piece) {
+  return (piece.loan != nullptr ? piece.loan->data() : piece.staging.data) + piece.lead;
+}
+
 Code nothing_moved(const Piece& piece) {
   return piece.op.kind == OpKind::read ? Code::truncated : Code::no_space;
 }
@@ -101,12 +108,61 @@ void Carrier::copy(std::uint32_t index, cuda::Toward toward) {
   Piece& piece = lane_.pieces[index];
   if (lane_.trace != nullptr) piece.submitted = Clock::now();
   piece.where = Piece::Where::copying;
-  lane_.copies.add(
-      *piece.gpu, toward,
-      {.host = (piece.loan != nullptr ? const_cast<std::byte*>(piece.loan->data()) : piece.staging.data) + piece.lead,
-       .device = piece.user,
-       .bytes = piece.length,
-       .cookie = lane_.pieces.cookie_of(index)});
+  cuda::Copy copy{.host = const_cast<std::byte*>(arrived_at(piece)),
+                  .device = piece.user,
+                  .bytes = piece.length,
+                  .cookie = lane_.pieces.cookie_of(index)};
+  const Making* const making = piece.making.get();
+  if (making != nullptr && making->made != nullptr) {
+    copy.host = making->made;
+    copy.bytes = piece.memory_bytes;
+  } else if (making != nullptr) {
+    copy.device = making->scratch;
+    copy.then = &launch_making;
+    copy.argument = &piece;
+  }
+  lane_.copies.add(*piece.gpu, toward, copy);
+}
+
+void Carrier::make(std::uint32_t index) {
+  Piece& piece = lane_.pieces[index];
+  const Making& making = *piece.making;
+  if (making.scratch != nullptr) {
+    copy(index, cuda::Toward::device);
+    return;
+  }
+  const Transform::Piece given{making.stored->tag,
+                               {arrived_at(piece), piece.length},
+                               {making.made != nullptr ? making.made : piece.user, piece.memory_bytes}};
+  const Status made = call_back("Transform::by_cpu", [&] { return making.stored->transform->by_cpu(given); });
+  if (!made) {
+    fail(index, made.error().code, made.error().system_error, &made.error());
+  } else if (piece.gpu != nullptr) {
+    copy(index, cuda::Toward::device);
+  } else {
+    account(index);
+  }
+}
+
+// The copy queue may come to it when its request is gone.
+cuda::CuResult Carrier::launch_making(cuda::CuStream stream, void* argument) {
+  const Piece& piece = *static_cast<const Piece*>(argument);
+  if (piece.orphan) return cuda::cu_success;
+  Making& making = *piece.making;
+  const Transform::Piece given{making.stored->tag, {making.scratch, piece.length}, {piece.user, piece.memory_bytes}};
+  const Transform::OnGpu gpu{{stream}, reinterpret_cast<std::uint32_t*>(cuda::device_pointer(making.status.device))};
+  Status put = call_back("Transform::by_gpu", [&] { return making.stored->transform->by_gpu(given, gpu); });
+  if (!put) making.failure = std::move(put).error();
+  return cuda::cu_success;
+}
+
+std::optional<Error> Carrier::failure_of(const Making& making) {
+  if (making.failure) return making.failure;
+  if (making.status.host == nullptr) return std::nullopt;
+  const auto status = std::atomic_ref(*reinterpret_cast<std::uint32_t*>(making.status.host)).load();
+  if (status == 0) return std::nullopt;
+  const Stored& stored = *making.stored;
+  return call_back("Transform::failure_of", [&] { return stored.transform->failure_of(stored.tag, status); });
 }
 
 Part* Carrier::on_copied(const cuda::CopyDone& done, TimePoint now) {
@@ -127,7 +183,12 @@ Part* Carrier::on_copied(const cuda::CopyDone& done, TimePoint now) {
     const Error cause = piece.gpu->driver().error(done.result, way + piece.gpu->info().domain.name());
     fail(index, cause.code, 0, &cause);
   } else if (part.hold->direction == Direction::read) {
-    account(index);
+    const auto failure = piece.making ? failure_of(*piece.making) : std::nullopt;
+    if (failure) {
+      fail(index, failure->code, failure->system_error, &*failure);
+    } else {
+      account(index);
+    }
   } else if (part.is_stopped()) {
     drop(index);
   } else {
@@ -329,6 +390,10 @@ void Carrier::finish(std::uint32_t index) {
   // From here on the slot is what limits, not the page cache.
   if (piece.flow == nullptr) leave_flow(piece);
   if (std::exchange(piece.fills_slot, false)) --lane_.slots_filling;
+  if (piece.making) {
+    make(index);
+    return;
+  }
   if (piece.is_staged() && piece.op.kind == OpKind::read) {
     if (piece.gpu != nullptr) {
       copy(index, cuda::Toward::device);
@@ -342,10 +407,15 @@ void Carrier::finish(std::uint32_t index) {
 void Carrier::account(std::uint32_t index) {
   const Piece& piece = lane_.pieces[index];
   Part& part = *piece.part;
-  for (std::size_t i = 0; i < route_count; ++i) part.routes[i] += piece.routes[i];
+  if (piece.making) {
+    part.routes[static_cast<std::size_t>(main_route(piece.routes))] += piece.memory_bytes;
+    part.stored_bytes += piece.length;
+  } else {
+    for (std::size_t i = 0; i < route_count; ++i) part.routes[i] += piece.routes[i];
+  }
   if (part.hold->direction == Direction::read) part.extra_bytes += piece.moved - std::min(piece.moved, piece.length);
-  part.reasons[static_cast<std::size_t>(reason_after(piece.reason, main_route(piece.routes)))] += piece.length;
-  part.bytes.store(part.bytes.load(std::memory_order_relaxed) + piece.length, std::memory_order_relaxed);
+  part.reasons[static_cast<std::size_t>(reason_after(piece.reason, main_route(piece.routes)))] += piece.memory_bytes;
+  part.bytes.store(part.bytes.load(std::memory_order_relaxed) + piece.memory_bytes, std::memory_order_relaxed);
   drop(index);
 }
 
@@ -410,7 +480,7 @@ void Carrier::abandon(Part& part) {
     if (const std::byte* const touched = piece.touched()) {
       piece.attachment = part.hold->attachment_of(piece.op.attached);
       piece.held = part.hold->held.holder_of(touched);
-      piece.quarantined_bytes = piece.where == Piece::Where::copying ? piece.length : piece.op.length;
+      piece.quarantined_bytes = piece.where == Piece::Where::copying ? piece.memory_bytes : piece.op.length;
       lane_.environment.quarantined_bytes.fetch_add(piece.quarantined_bytes, std::memory_order_relaxed);
     }
     make_orphan(piece);

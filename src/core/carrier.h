@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/lane_resources.h"
@@ -44,6 +45,11 @@ class Carrier {
 
   void send(std::uint32_t index, TimePoint now);
   void copy(std::uint32_t index, cuda::Toward toward);
+  // What is stored is there: makes the piece's bytes of it, or has its GPU do that.
+  void make(std::uint32_t index);
+  static cuda::CuResult launch_making(cuda::CuStream stream, void* piece);
+  // What a GPU that made them says; nothing: they are there.
+  static std::optional<Error> failure_of(const Making& making);
   void on_moved(std::uint32_t index, std::uint64_t bytes, Route route, TimePoint now);
   void on_failed(std::uint32_t index, const engine::Done& done, TimePoint now);
   void on_orphan_home(std::uint32_t index);

@@ -64,6 +64,14 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
       advance(part, 0);
       continue;
     }
+    const Span& of = part.hold->spans[part.range];
+    if (of.transform != 0) {
+      const std::uint64_t stored_bytes = part.hold->stored_bytes(of);
+      if (part.plan_each_piece) plan_window_at(part, of.offset, stored_bytes);
+      if (!part.no_route) return NextPiece{&entry_of(part), &of, of.offset, {stored_bytes, Shape::staged}};
+      fail_unit(part, Code::no_route);
+      continue;
+    }
     // The way around the device was chosen for one piece.
     if (part.goes_straight) part.plan = {Path::device, Reason::straight};
     if (part.plan_each_piece) {
@@ -125,8 +133,11 @@ void Cutter::plan_unit(Part& part) const {
   part.goes_straight = false;
   if (unit.count == 1) {
     const Span& span = request.spans[unit.first];
-    const Residency residency = plan_window_at(part, span.offset + unit.begin, unit.length);
-    part.plan_each_piece = residency == Residency::some && unit.length > environment_.options.storage_chunk_bytes;
+    const bool is_whole = span.transform != 0;
+    const std::uint64_t length = is_whole ? request.stored_bytes(span) : unit.length;
+    const Residency residency = plan_window_at(part, span.offset + unit.begin, length);
+    part.plan_each_piece =
+        residency == Residency::some && !is_whole && length > environment_.options.storage_chunk_bytes;
     return;
   }
   const std::uint32_t stride = std::max(1U, unit.count / residency_samples);
@@ -134,7 +145,7 @@ void Cutter::plan_unit(Part& part) const {
   for (std::uint32_t i = 0; i < unit.count; i += stride) {
     const Span& span = request.spans[unit.first + i];
     if (span.length == 0) continue;
-    const Residency residency = plan_window_at(part, span.offset, span.length);
+    const Residency residency = plan_window_at(part, span.offset, request.stored_bytes(span));
     if (residency == Residency::unknown) return;  // nobody needs to know
     if (agreed && *agreed != residency) {
       part.plan_each_piece = true;
@@ -145,7 +156,7 @@ void Cutter::plan_unit(Part& part) const {
 }
 
 Residency Cutter::plan_window_at(Part& part, std::uint64_t offset, std::uint64_t length, bool around_device) const {
-  const cuda::Device* gpu = part.hold->spans[part.range].gpu;
+  const Span& span = part.hold->spans[part.range];
   StoreEntry& entry = entry_of(part);
   if (entry.info().kind == StoreKind::made) {
     part.no_route = false;
@@ -158,10 +169,10 @@ Residency Cutter::plan_window_at(Part& part, std::uint64_t offset, std::uint64_t
                     .page_cache = entry.from_host() && entry.info().page_cache,
                     .cache = environment_.options.cache,
                     .allowed = part.hold->allowed,
-                    .out_of_reach = part.hold->spans[part.range].is_out_of_reach};
-  if (gpu != nullptr && !around_device) {
+                    .out_of_reach = span.is_out_of_reach};
+  if (span.gpu != nullptr && span.transform == 0 && !around_device) {
     const StoreEntry* direct = entry.for_device(environment_);
-    if (direct != nullptr) facts.device_route = direct->store().device_route_to(gpu->info());
+    if (direct != nullptr) facts.device_route = direct->store().device_route_to(span.gpu->info());
   }
   if (wants_residency(facts)) facts.residency = residency_of(part, offset, length);
   const auto plan = plan_window(facts);

@@ -23,8 +23,14 @@ constexpr Duration longest_look = std::chrono::microseconds(100);
 
 }  // namespace
 
-GpuCopies::GpuCopies(LaneStaging& staging, StreamGate& streams, std::uint32_t depth, double stream_seconds)
-    : staging_(staging), streams_(streams), depth_(depth), stream_seconds_(stream_seconds), done_(depth) {}
+GpuCopies::GpuCopies(LaneStaging& staging, StreamGate& streams, DeviceMemory& memory, std::uint32_t depth,
+                     double stream_seconds)
+    : staging_(staging),
+      streams_(streams),
+      memory_(memory),
+      depth_(depth),
+      stream_seconds_(stream_seconds),
+      done_(depth) {}
 
 void GpuCopies::ask_to_prepare(cuda::Device& gpu, Left left) {
   left->fetch_add(1, std::memory_order_relaxed);
@@ -103,6 +109,18 @@ Status GpuCopies::get_ready(cuda::Device& gpu, StagingArena& arena) {
   if (!ours.host_to_device() || arena.host_to_device() == ours.host_to_device()) return {};
   return Error{Code::unsupported, 0, "memory of an engine's own lies elsewhere for " + gpu.info().name + " than ours",
                "read to host memory"};
+}
+
+Result<std::byte*> GpuCopies::scratch(cuda::Device& gpu, std::uint64_t bytes) {
+  auto& scratch = of(gpu).scratch;
+  if (!scratch) {
+    auto pool = memory_.pool(gpu.info().domain);
+    if (!pool) return std::move(pool).error();
+    auto made = memory::Allocation::create({.domain = gpu.info().domain, .size_bytes = bytes, .pool = *pool});
+    if (!made) return std::move(made).error();
+    scratch = std::move(*made);
+  }
+  return scratch->region().data;
 }
 
 void GpuCopies::add(cuda::Device& gpu, Toward toward, const cuda::Copy& copy) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "core/device_memory.h"
 #include "core/staging.h"
 #include "core/stream_gate.h"
 #include "cuda/copy_queue.h"
@@ -24,7 +25,8 @@ class GpuCopies {
   using Left = std::shared_ptr<std::atomic<std::uint32_t>>;
 
   // `depth`: the most that may be pending. `stream_seconds`: as Deadlines has it.
-  GpuCopies(LaneStaging& staging, StreamGate& streams, std::uint32_t depth, double stream_seconds);
+  GpuCopies(LaneStaging& staging, StreamGate& streams, DeviceMemory& memory, std::uint32_t depth,
+            double stream_seconds);
 
   // Makes the lane prepare for a GPU when it next looks; `left` is counted up, and down, and woken, when that is done
   // or can't be.
@@ -41,6 +43,9 @@ class GpuCopies {
   Status get_ready(cuda::Device& gpu, cuda::Toward toward);
   // Staging memory that is an engine's own, which the GPU gets to know too. REQUIRES: the other get_ready was ok.
   Status get_ready(cuda::Device& gpu, StagingArena& arena);
+  // Memory of the GPU for one copy at a time: what follows a copy on the stream is done with it before the next begins.
+  // REQUIRES: get_ready was ok, and `bytes` is the same each time.
+  Result<std::byte*> scratch(cuda::Device& gpu, std::uint64_t bytes);
   // Spent by get_ready so far: what is made once is neither the disk's time nor the bus's.
   const Spent& spent() const { return spent_; }
 
@@ -85,6 +90,7 @@ class GpuCopies {
     cuda::Device* gpu = nullptr;
     std::unique_ptr<cuda::CopyQueue> to_device;
     std::unique_ptr<cuda::CopyQueue> to_host;
+    std::unique_ptr<memory::Allocation> scratch;
 
     std::unique_ptr<cuda::CopyQueue>& toward(cuda::Toward end) {
       return end == cuda::Toward::device ? to_device : to_host;
@@ -98,6 +104,7 @@ class GpuCopies {
 
   LaneStaging& staging_;
   StreamGate& streams_;
+  DeviceMemory& memory_;
   const std::uint32_t depth_;
   const double stream_seconds_;
   std::mutex mutex_;

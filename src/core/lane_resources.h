@@ -38,7 +38,7 @@ struct LaneResources {
         trace(all.traces.add_lane()),
         pieces(chosen.depth),
         staging(chosen.staging_bytes, all.pinned, all.engines),
-        copies(staging, all.streams, chosen.depth, all.options.deadlines.stream_seconds),
+        copies(staging, all.streams, all.device_memory, chosen.depth, all.options.deadlines.stream_seconds),
         queues(*all.engines, {chosen.depth, chosen.threads, chosen.runner == Runner::one_caller}, pieces, inbox, trace),
         flow(chosen.depth) {}
 

@@ -36,9 +36,10 @@ LaneSettings lane_settings(const Options& options) {
           .cached_bytes_most = std::max(options.storage_chunk_bytes * 2, cached_bytes_total / options.lanes)};
 }
 
-// A block of the store may not fit its staging memory.
+// A block of the store, or what is transformed, may not fit its staging memory.
 bool fits_callers_lane(const Request& request) {
-  return request.stores[0].entry->alignment(request.direction) <= LaneSet::driven_staging_bytes;
+  return request.transforms.empty() &&
+         request.stores[0].entry->alignment(request.direction) <= LaneSet::driven_staging_bytes;
 }
 
 Error no_thread() {

@@ -1,6 +1,8 @@
 #include "core/launcher.h"
 
 #include <algorithm>
+#include <cstring>
+#include <new>
 
 #include "base/log.h"
 
@@ -13,6 +15,9 @@ namespace {
 
 // Of a slot: copying less takes no time worth mentioning.
 constexpr std::uint64_t slot_worth_bytes = 256 << 10;
+
+// Of what a transform makes in staging memory: a page.
+constexpr std::uint64_t made_alignment = 4096;
 
 bool is_past_cache(Path path) {
   return path == Path::direct || path == Path::device;
@@ -91,7 +96,7 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
   if (piece.shape == Shape::edge && !edge_in_block) return leave_edge(part, next);
   if (span.gpu != nullptr) {
     if (const Status ready = lane_.copies.get_ready(*span.gpu, request.staged_toward()); !ready) {
-      if (request.reads_straight(*span.gpu, entry)) {
+      if (span.transform == 0 && request.reads_straight(*span.gpu, entry)) {
         part.plan = {Path::device, Reason::straight};
         return start_straight(part, next, now);
       }
@@ -106,14 +111,27 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
   const bool is_counted = is_past_cache(part.plan.path) && piece.length >= Flow::counted_from_bytes;
   if (is_counted && !has_flow(entry.flow(request.direction))) return Launch::waits;
   StagingArena::Block block;
+  std::unique_ptr<Making> making;
+  const Maker maker = maker_of(request, span);
   if (piece.shape == Shape::staged || edge_in_block) {
     const std::uint64_t alignment = part.plan.path == Path::direct ? entry.alignment(request.direction) : 1;
     const std::uint64_t around = align_up(next.offset + piece.length, alignment) - align_down(next.offset, alignment);
-    const auto arena = staging_for(entry, span, around);
+    const std::uint64_t made_at = align_up(around, made_alignment);
+    const std::uint64_t needed = maker == Maker::cpu_for_gpu ? made_at + span.length : around;
+    const auto arena = staging_for(entry, span, needed);
     if (arena) {
-      const auto taken = (*arena)->take(around);
+      const auto taken = (*arena)->take(needed);
       if (!taken) return Launch::full;
       block = *taken;
+      if (maker != Maker::nobody) {
+        auto begun = begin_making(request, span, maker, block.data + made_at);
+        if (!begun) {
+          block.arena->give_back(block);
+          Cutter::fail_unit(part, begun.error().code, &begun.error());
+          return Launch::started;
+        }
+        making = std::move(*begun);
+      }
     } else if (arena.error().code == Code::would_deadlock) {
       return put_off(part, now);
     } else if (!span.is_out_of_reach && Cutter::may_be_buffered(request, entry, span)) {
@@ -128,9 +146,39 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
   const std::uint32_t index = take(part, entry, piece, block);
   lane_.pieces[index].fills_slot = fills_slot;
   if (fills_slot) ++lane_.slots_filling;
+  if (making) {
+    lane_.pieces[index].making = std::move(making);
+    lane_.pieces[index].memory_bytes = piece.length = span.length;
+  }
   carrier_.begin(index, now);
   Cutter::advance(part, piece.length);
   return Launch::started;
+}
+
+// A kernel could stand behind a stream that waits for us.
+Maker Launcher::maker_of(const Request& request, const Span& span) {
+  const TransformUse* const use = request.transform_of(span);
+  if (use == nullptr) return Maker::nobody;
+  if (span.gpu == nullptr) return Maker::cpu;
+  const bool may_use_gpu = use->is_for_gpu && span.gpu->stream_waits().load(std::memory_order_relaxed) == 0;
+  return may_use_gpu && lane_.copies.scratch(*span.gpu, lane_.environment.options.staging_slot_bytes)
+             ? Maker::gpu
+             : Maker::cpu_for_gpu;
+}
+
+Result<std::unique_ptr<Making>> Launcher::begin_making(const Request& request, const Span& span, Maker maker,
+                                                       std::byte* made) {
+  std::unique_ptr<Making> making(new (std::nothrow) Making);
+  if (!making) return Error{Code::out_of_memory, 0, "no memory for a transform", ""};
+  making->stored = &request.transform_of(span)->stored;
+  if (maker == Maker::cpu_for_gpu) making->made = made;
+  if (maker != Maker::gpu) return making;
+  auto status = cuda::ControlMemory::of_process().take(*span.gpu, sizeof(std::uint32_t));
+  if (!status) return std::move(status).error();
+  making->status = *status;
+  std::memset(status->host, 0, sizeof(std::uint32_t));
+  making->scratch = lane_.copies.scratch(*span.gpu, lane_.environment.options.staging_slot_bytes).value();
+  return making;
 }
 
 Launch Launcher::leave_edge(Part& part, const NextPiece& next) const {
@@ -226,6 +274,7 @@ std::uint32_t Launcher::take(Part& part, StoreEntry& entry, const Cut& cut, cons
   piece.user = span.memory != nullptr ? span.memory + part.position : nullptr;
   piece.offset = span.offset + part.position;
   piece.length = cut.length;
+  piece.memory_bytes = cut.length;
   piece.span_bytes = cut.length;
   piece.staging = block;
   piece.op = {.kind = request.kind,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "core/carrier.h"
 #include "core/cutter.h"
@@ -18,6 +19,14 @@ enum class Launch : std::uint8_t {
   waits,     // enough of the part's store is in flight; others may go on
   put_off,   // the part has to be tried again later; others may go on
   finished,  // the part has nothing left to start
+};
+
+// Who makes the bytes of a piece of what is stored.
+enum class Maker : std::uint8_t {
+  nobody,       // they are stored as they are
+  cpu,          // in the caller's memory
+  cpu_for_gpu,  // in staging memory
+  gpu,
 };
 
 class Launcher {
@@ -49,6 +58,9 @@ class Launcher {
   bool has_flow(Flow& flow);
   Result<StagingArena*> staging_for(const StoreEntry& entry, const Span& span, std::uint64_t bytes);
   std::uint32_t take(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block);
+  Maker maker_of(const Request& request, const Span& span);
+  // `made`: where the CPU makes what is copied to a GPU.
+  Result<std::unique_ptr<Making>> begin_making(const Request& request, const Span& span, Maker maker, std::byte* made);
   void widen_to_blocks(Piece& piece, Direction direction) const;
   void enter_flow(Piece& piece, const Part& part);
 

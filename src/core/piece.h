@@ -15,6 +15,7 @@
 #include "core/memory_map.h"
 #include "core/planner.h"
 #include "core/staging.h"
+#include "cuda/control_memory.h"
 #include "engine/op.h"
 
 namespace penstock::cuda {
@@ -26,6 +27,22 @@ namespace penstock::core {
 class Flow;
 struct Part;
 class StoreEntry;
+
+// How the bytes of a piece are made of what is stored.
+struct Making {
+  Making() = default;
+  ~Making() {
+    if (status.host != nullptr) cuda::ControlMemory::of_process().give_back(status);
+  }
+  Making(const Making&) = delete;
+  Making& operator=(const Making&) = delete;
+
+  const Stored* stored = nullptr;    // the request's
+  std::byte* made = nullptr;         // by the CPU for a GPU: in staging memory
+  std::byte* scratch = nullptr;      // of the GPU, where its kernels find what is stored
+  cuda::ControlMemory::Cell status;  // that they write to
+  std::optional<Error> failure;      // why there are none
+};
 
 struct Piece {
   enum class Phase : std::uint8_t {
@@ -44,18 +61,20 @@ struct Piece {
   Part* part = nullptr;         // null: free, or an orphan
   StoreEntry* entry = nullptr;  // that serves it
   cuda::Device* gpu = nullptr;  // whose memory `user` is; null: the host's
-  std::byte* user = nullptr;    // the caller's memory: `length` bytes
+  std::byte* user = nullptr;    // the caller's memory: `memory_bytes`
   std::uint64_t offset = 0;
-  std::uint64_t length = 0;
-  Flow* flow = nullptr;          // of its store; null: it goes through the page cache
-  std::uint64_t flow_bytes = 0;  // what it takes of that, or of what may go through the page cache
-  std::uint64_t lead = 0;        // bytes of the operation before `offset`
-  std::uint64_t moved = 0;       // bytes of the operation that are there, from its start
-  std::uint64_t span_bytes = 0;  // of the whole operation: lead, length and what alignment adds
-  RouteBytes routes{};           // of the piece's own bytes
+  std::uint64_t length = 0;        // in the store
+  std::uint64_t memory_bytes = 0;  // the same, but for what is transformed
+  Flow* flow = nullptr;            // of its store; null: it goes through the page cache
+  std::uint64_t flow_bytes = 0;    // what it takes of that, or of what may go through the page cache
+  std::uint64_t lead = 0;          // bytes of the operation before `offset`
+  std::uint64_t moved = 0;         // bytes of the operation that are there, from its start
+  std::uint64_t span_bytes = 0;    // of the whole operation: lead, length and what alignment adds
+  RouteBytes routes{};             // of the piece's own bytes
   StagingArena::Block staging;
-  engine::Loan* loan = nullptr;  // which a GPU copies from
-  engine::Op op;                 // as given to the queue last
+  engine::Loan* loan = nullptr;    // which a GPU copies from
+  std::unique_ptr<Making> making;  // null: its bytes are stored as they are
+  engine::Op op;                   // as given to the queue last
   TimePoint submitted;
   TimePoint retry_at;  // or, of an orphan: when it should be home
   // An orphan's: its store, what engines know of the memory that it may still touch, the Buffer that this lies in, if

@@ -39,6 +39,11 @@ void for_each_unit(const SmallArray<Span>& spans, std::uint64_t unit_bytes, Visi
   };
   for (std::uint32_t i = 0; i < spans.size(); ++i) {
     const Span& span = spans[i];
+    if (span.length > unit_bytes && span.transform != 0) {
+      flush_group();
+      visit(Unit{0, span.length, i, 1});
+      continue;
+    }
     if (span.length > unit_bytes) {
       flush_group();
       for (std::uint64_t begin = 0; begin < span.length;) {
@@ -51,7 +56,8 @@ void for_each_unit(const SmallArray<Span>& spans, std::uint64_t unit_bytes, Visi
     }
     const bool fits = group.count != 0 && group.count < unit_ranges_most && group.length + span.length <= unit_bytes &&
                       spans[group.first].store == span.store && spans[group.first].gpu == span.gpu &&
-                      spans[group.first].is_out_of_reach == span.is_out_of_reach;
+                      spans[group.first].is_out_of_reach == span.is_out_of_reach &&
+                      (spans[group.first].transform != 0) == (span.transform != 0);
     if (!fits) flush_group();
     if (group.count == 0) group.first = i;
     group.length += span.length;
@@ -222,7 +228,8 @@ Request::Claim Request::claim_units() {
   const Flow& flow = stores[0].entry->flow(direction);
   const std::uint64_t operation = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();
   const std::uint64_t longest = std::max(claimed_bytes_most, environment_->options.staging_slot_bytes);
-  const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? longest : operation;
+  std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? longest : operation;
+  if (!transforms.empty()) bytes = unit_bytes_;  // they are as long as they are
   const auto wanted = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
   const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
   return {std::min(begin, count), std::min(begin + wanted, count)};

@@ -44,6 +44,13 @@ struct Span {
   const engine::Attached* attached = nullptr;  // to the engine that reaches the memory by itself, if one does
   cuda::Device* gpu = nullptr;                 // whose memory it is; null: the host's
   bool is_out_of_reach = false;                // of the engine that serves it from the host
+  std::uint32_t transform = 0;                 // index into Request::transforms, plus one; 0: none
+};
+
+// How the bytes of a span are made of what is stored.
+struct TransformUse {
+  Stored stored;
+  bool is_for_gpu = false;  // that the memory is of
 };
 
 struct StoreUse {
@@ -126,6 +133,7 @@ struct Part {
   std::atomic<std::uint64_t> bytes{0};
   RouteBytes routes{};
   std::uint64_t extra_bytes = 0;
+  std::uint64_t stored_bytes = 0;
   std::array<std::uint64_t, reason_count> reasons{};
   std::vector<Failure> failures;  // the first few
   std::uint64_t failure_count = 0;
@@ -182,6 +190,7 @@ class Request {
   TimePoint deadline = TimePoint::max();
   SmallArray<Span> spans;
   SmallArray<StoreUse> stores;
+  std::vector<TransformUse> transforms;
   SmallArray<Unit> units;
   SmallArray<Part> parts;
   HeldMemory held;                           // let go of when the request ends
@@ -190,6 +199,14 @@ class Request {
   bool needs_staging = false;                // and is not sure to be reached without
   std::unique_ptr<cuda::StreamOrder> order;  // set before anyone else knows the request
 
+  // How its bytes are stored; null: as they are.
+  const TransformUse* transform_of(const Span& span) const {
+    return span.transform != 0 ? &transforms[span.transform - 1] : nullptr;
+  }
+  // That it takes in its store.
+  std::uint64_t stored_bytes(const Span& span) const {
+    return span.transform != 0 ? transforms[span.transform - 1].stored.bytes : span.length;
+  }
   // What was attached on use and an operation names, if that is so.
   AttachmentUse attachment_of(const engine::Attached* attached) const;
   // Where what a GPU's memory is staged for goes to.

@@ -38,6 +38,24 @@ Status check_range(std::size_t index, const Range& range, bool needs_memory) {
   return {};
 }
 
+Status check_stored(std::size_t index, const Range& range, Direction direction, const Options& options) {
+  const Stored& stored = *range.stored;
+  if (direction != Direction::read) return invalid_range(index, "only reads are transformed", "write what is stored");
+  if (!stored.transform || stored.bytes == 0) {
+    return invalid_range(index, "nothing is stored, or there is no transform", "set Stored::transform and bytes");
+  }
+  if (stored.bytes > std::numeric_limits<std::int64_t>::max() - range.offset) {
+    return invalid_range(index, "offset plus stored bytes overflows", "they are bytes, below 2^63 together");
+  }
+  const std::uint64_t lane_bytes = options.staging_slot_bytes * options.staging_slots_per_lane;
+  const bool fits_staging = range.memory.domain.host_accessible() || range.memory.size_bytes <= lane_bytes / 2;
+  if (stored.bytes <= options.staging_slot_bytes && fits_staging) return {};
+  return invalid_range(index,
+                       std::to_string(stored.bytes) + " stored bytes for " + std::to_string(range.memory.size_bytes) +
+                           " of memory don't fit staging memory",
+                       "store shorter pieces, or raise Options::staging_slot_bytes");
+}
+
 }  // namespace
 
 // Every store that is named, once; and for each span, which one.
@@ -138,6 +156,8 @@ Status Request::add_ranges(std::span<const Range> ranges) {
   if (ranges.empty()) return {};
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     if (auto status = check_range(i, ranges[i], engine::moves_bytes(kind)); !status) return status;
+    if (ranges[i].stored == nullptr) continue;
+    if (auto status = check_stored(i, ranges[i], direction, environment_->options); !status) return status;
   }
   spans.resize(ranges.size());
   add_stores(ranges);
@@ -153,6 +173,12 @@ Status Request::add_ranges(std::span<const Range> ranges) {
                    "range " + std::to_string(i) + ": its memory is partly a Buffer's and partly not",
                    "give bytes within Buffer::size_bytes()"};
     }
+    if (ranges[i].stored != nullptr) {
+      transforms.push_back({*ranges[i].stored});
+      span.transform = static_cast<std::uint32_t>(transforms.size());
+      span.is_out_of_reach = true;
+      needs_staging = true;
+    }
     if (!ranges[i].memory.domain.host_accessible()) {
       has_gpu = true;
     } else if (!use.entry->from_host()) {
@@ -160,11 +186,11 @@ Status Request::add_ranges(std::span<const Range> ranges) {
                    "range " + std::to_string(i) + ": engine " + engine_name(use.entry->engine()) +
                        " moves bytes to and from GPU memory only",
                    "leave the engine unset"};
-    } else if (span.memory != nullptr && span.length != 0) {
+    } else if (span.memory != nullptr && span.length != 0 && span.transform == 0) {
       reach_from_host(span, *use.entry, known);
     }
     use.begin = std::min(use.begin, span.offset);
-    use.end = std::max(use.end, span.offset + span.length);
+    use.end = std::max(use.end, span.offset + stored_bytes(span));
     if (kind == engine::OpKind::deallocate) keep_whole_blocks(span, *use.entry);
     total_bytes += span.length;
   }
@@ -213,6 +239,11 @@ Status Request::find_gpus(std::span<const Range> ranges) {
     }
     span.gpu = gpu;
     span.is_out_of_reach = true;
+    if (span.transform != 0) {
+      TransformUse& use = transforms[span.transform - 1];
+      use.is_for_gpu = use.stored.transform->is_for(gpu->info());
+      continue;
+    }
     const bool alike = before != nullptr && before->gpu == gpu && before->store == span.store;
     if (!alike) needs_staging |= !reads_straight(*gpu, *stores[span.store].entry);
     before = &span;

@@ -82,7 +82,8 @@ CuResult CopyQueue::issue_copies(std::size_t first, std::size_t count) {
     // Runs of small ones go together. Rings and tables wrap, so a run ends at the ring's end.
     std::size_t run = 0;
     const std::size_t to_end = ring_.size() - (first + i) % ring_.size();
-    while (i + run < count && run < to_end && ring_[(first + i + run) % ring_.size()].bytes <= small_bytes) ++run;
+    const auto is_small = [](const Copy& copy) { return copy.bytes <= small_bytes && copy.then == nullptr; };
+    while (i + run < count && run < to_end && is_small(ring_[(first + i + run) % ring_.size()])) ++run;
     if (run >= worth_a_batch && device_.stream_waits().load(std::memory_order_relaxed) == 0) {
       result = issue_small((first + i) % ring_.size(), run);
       i += run;
@@ -136,6 +137,11 @@ CuResult CopyQueue::issue_by_batch(std::size_t first, std::size_t count) {
 }
 
 CuResult CopyQueue::issue_one(const Copy& copy) {
+  const CuResult result = issue_alone(copy);
+  return result == cu_success && copy.then != nullptr ? copy.then(stream_, copy.argument) : result;
+}
+
+CuResult CopyQueue::issue_alone(const Copy& copy) {
   const CuDevicePtr device = device_address(copy.device);
   if (options_.toward == Toward::host) return device_.api().copy_from_device(copy.host, device, copy.bytes, stream_);
   const bool is_for_copy_engine = copy.bytes >= copy_engine_bytes || copy.bytes == 1;

@@ -33,6 +33,9 @@ struct Copy {
   std::byte* device = nullptr;  // an address of the GPU's
   std::size_t bytes = 0;
   std::uint64_t cookie = 0;
+  // Called when the copy is on the stream, with `argument`: what it puts there ends with the copy.
+  CuResult (*then)(CuStream stream, void* argument) = nullptr;
+  void* argument = nullptr;
 };
 
 struct CopyDone {
@@ -82,6 +85,7 @@ class CopyQueue {
   CuResult issue_by_kernel(std::size_t first, std::size_t count);
   CuResult issue_by_batch(std::size_t first, std::size_t count);
   CuResult issue_one(const Copy& copy);
+  CuResult issue_alone(const Copy& copy);
   CuResult issue_by_copy_engine(const Copy& copy);
 
   Device& device_;

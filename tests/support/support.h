@@ -36,8 +36,8 @@ bool eventually(const std::function<bool()>& condition);
 // still out by then is abandoned.
 inline constexpr Deadlines patient{.cancel_grace_seconds = 5, .close_seconds = 10};
 
-// What `move(seconds)` reports with a deadline by which its operations had begun: on a busy machine the first may be over
-// before that.
+// What `move(seconds)` reports with a deadline by which its operations had begun: on a busy machine the first may be
+// over before that.
 template <typename Move>
 Report past_deadline(Move move) {
   double seconds = 0.1;

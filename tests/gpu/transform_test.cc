@@ -1,0 +1,126 @@
+// Ranges whose bytes are made of what is stored, in GPU memory: by kernels, or by the CPU.
+#include "gpu/gpu_test.h"
+#include "support/echo.h"
+
+namespace penstock::test {
+namespace {
+
+class TransformedOnGpu : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    options_.lanes = 2;
+    options_.staging_slot_bytes = 1 << 20;
+  }
+  void open(const EchoFile& file) {
+    write_file(folder_.path("file"), file.bytes);
+    context_.emplace(make_context());
+    store_ = context_->open(folder_.path("file")).value();
+    memory_ = context_->allocate(Domain::cuda(0), file.memory_bytes()).value();
+    file.add_ranges(store_, echo_, memory_.region(), stored_, ranges_);
+  }
+  void expect_content(const EchoFile& file, std::optional<std::size_t> but = std::nullopt) {
+    const auto bytes = bytes_of(memory_.region());
+    for (std::size_t i = 0, at = 0; i < ranges_.size(); at += file.expected[i++].size()) {
+      const bool is_there = std::equal(file.expected[i].begin(), file.expected[i].end(), bytes.begin() + at);
+      EXPECT_TRUE(i == but || is_there) << i;
+    }
+  }
+
+  const std::vector<std::uint64_t> lengths_ = {5, 4096, 100'000, 777, 600'000, 300'001, 64, 8192, 599'999, 4097};
+  const std::shared_ptr<Echo> echo_ = std::make_shared<Echo>();
+  std::optional<Context> context_;
+  Store store_;
+  Buffer memory_;
+  std::vector<Stored> stored_;
+  std::vector<Range> ranges_;
+};
+
+TEST_F(TransformedOnGpu, is_made_by_kernels_where_there_are_some_and_else_by_the_cpu) {
+  for (const bool has_kernels : {true, false}) {
+    SCOPED_TRACE(has_kernels);
+    echo_->has_kernels = has_kernels;
+    stored_.clear();
+    ranges_.clear();
+    const EchoFile file(77, lengths_);
+    open(file);
+    const Report report = context_->transfer(Direction::read, ranges_);
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    expect_content(file);
+    EXPECT_EQ(report.bytes, file.memory_bytes());
+    EXPECT_EQ(report.stored_bytes, file.stored_bytes());
+    EXPECT_EQ(echo_->by_gpu_count, static_cast<int>(lengths_.size()));
+    EXPECT_EQ(echo_->by_cpu_count, has_kernels ? 0 : static_cast<int>(lengths_.size()));
+  }
+}
+
+TEST_F(TransformedOnGpu, fails_by_what_a_kernel_writes) {
+  for (const bool has_kernels : {true, false}) {
+    echo_->has_kernels = has_kernels;
+    stored_.clear();
+    ranges_.clear();
+    EchoFile file(0, lengths_);
+    file.damage(4, std::byte{3});
+    open(file);
+    const Report report = context_->transfer(Direction::read, ranges_);
+    ASSERT_EQ(report.outcome, Outcome::failed);
+    EXPECT_NE(report.error->message.find("piece 4 can't be transformed: status 3"), std::string::npos)
+        << report.error->message;
+    EXPECT_EQ(report.failure_count, 1U);
+    expect_content(file, 4);
+  }
+}
+
+TEST_F(TransformedOnGpu, fails_where_kernels_can_not_be_started) {
+  echo_->has_kernels = true;
+  echo_->refuses = true;
+  const EchoFile file(0, lengths_);
+  open(file);
+  const Report report = context_->transfer(Direction::read, ranges_);
+  ASSERT_EQ(report.outcome, Outcome::failed);
+  EXPECT_NE(report.error->message.find("no kernel today"), std::string::npos) << report.error->message;
+  EXPECT_EQ(report.failure_count, lengths_.size());
+}
+
+TEST_F(TransformedOnGpu, needs_no_kernel_while_a_stream_waits) {
+  echo_->has_kernels = true;
+  const EchoFile file(0, lengths_);
+  open(file);
+  ASSERT_TRUE(context_->prepare(Domain::cuda(0)).ok());
+  const Ticket ticket =
+      context_->submit(Direction::read, ranges_, {.stream = CudaStream{make_stream(cuda::cu_stream_non_blocking)}})
+          .value();
+  ASSERT_EQ(ticket.wait(), Outcome::done);
+  expect_content(file);
+  EXPECT_EQ(echo_->by_gpu_count, 0);
+}
+
+TEST_F(TransformedOnGpu, is_made_by_the_cpu_where_there_is_no_room_for_the_scratch) {
+  echo_->has_kernels = true;
+  const EchoFile file(0, lengths_);
+  options_.device_budget_bytes = file.memory_bytes() + (256 << 10);
+  open(file);
+  const Report report = context_->transfer(Direction::read, ranges_);
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  expect_content(file);
+  EXPECT_EQ(echo_->by_gpu_count, 0);
+}
+
+TEST_F(TransformedOnGpu, touches_no_request_that_is_gone) {
+  PENSTOCK_NEEDS_FAKE();
+  echo_->has_kernels = true;
+  options_.deadlines.cancel_grace_seconds = 0.05;
+  const EchoFile file(0, lengths_);
+  open(file);
+  ASSERT_TRUE(context_->prepare(Domain::cuda(0)).ok());
+  fake_->hang(0, 1);
+  const Report report = past_deadline(
+      [&](double seconds) { return context_->transfer(Direction::read, ranges_, {.deadline_seconds = seconds}); });
+  EXPECT_EQ(report.outcome, Outcome::abandoned);
+  memory_ = Buffer();
+  fake_->hang(0, 0);
+  EXPECT_TRUE(eventually([&] { return context_->statistics().quarantined_bytes == 0; }));
+}
+
+}  // namespace
+}  // namespace penstock::test
