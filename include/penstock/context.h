@@ -25,6 +25,7 @@
 #include "penstock/options.h"
 #include "penstock/recipe.h"
 #include "penstock/request.h"
+#include "penstock/standing.h"
 #include "penstock/statistics.h"
 #include "penstock/store.h"
 #include "penstock/trace.h"
@@ -101,6 +102,14 @@ class PENSTOCK_EXPORT Context {
   // Asynchronous: returns at once with a Ticket. The ranges are copied; the memory is borrowed until the end, and held
   // until then where it is a Buffer's. Code::out_of_range for memory that reaches past the end of its Buffer.
   Result<Ticket> submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options = {});
+
+  // In stream order, with ranges that are asked for when the stream has come to the request: what it wrote before may
+  // say which. All memory must be of `gpu`.
+  Result<Ticket> submit(Direction direction, Domain gpu, RangeSource ranges, const RequestOptions& options);
+
+  // A request that stands by to be begun inside CUDA graphs. Its ranges are asked for in each round, by the thread that
+  // looks at the words; all memory must be of `gpu`. A deadline counts from the beginning of a round.
+  Result<Standing> stand_by(Direction direction, Domain gpu, RangeSource ranges, const RequestOptions& options = {});
 
   // Starts bringing ranges into the page cache, at most `prefetch_window_bytes`; says how many bytes were started.
   // Of a Range's memory, only the size is looked at.

@@ -41,6 +41,9 @@ struct Range {
   const Stored* stored = nullptr;  // reads only: the store has other bytes, which make those of the memory
 };
 
+// Ranges that are known only when a request begins. It must not wait, nor throw.
+using RangeSource = std::function<Result<std::vector<Range>>()>;
+
 enum class Direction : std::uint8_t { read, write };
 
 enum class Outcome : std::uint8_t { pending, done, failed, cancelled, abandoned };
@@ -93,6 +96,10 @@ struct RequestOptions {
   // may throw: that ends the process with a message.
   std::function<void(const Report&)> on_end;
   std::function<void(std::function<void()>)> executor;
+  // Runs once for each range that has bytes: when all of them are there (Code::ok), or the first of them failed; others
+  // of that range may still be on their way then. On the lane that moved them, so it must not wait, nor take a lock
+  // that is held for long, nor throw. Ranges of a request that is stopped early may not be told of.
+  std::function<void(std::uint64_t range, Code code)> on_range;
   // Stream order: the request begins when work that is on the stream already is done, and what is put on the stream
   // later begins when the request has ended, also by failure or cancellation: look at the ticket. All memory must be of
   // the stream's device. Asynchronous requests only. A stream that is being captured into a graph is refused.

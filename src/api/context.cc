@@ -130,16 +130,48 @@ class Context::Impl {
       return Error{Code::invalid_argument, 0, "stream order: memory of more than one domain",
                    "split the request: all memory must be of the stream's device"};
     }
+    return submit_in_order(domain, *options.stream, [&] { return make_request(kind_of(direction), ranges, options); });
+  }
+
+  template <typename Make>
+  Result<Ticket> submit_in_order(Domain domain, CudaStream stream, Make make) {
     auto gpu = device(domain);
     if (!gpu) return gpu.error();
     if (auto status = lanes->prepare(**gpu); !status) return status.error();
-    auto request = make_request(kind_of(direction), ranges, options);
+    Result<std::shared_ptr<core::Request>> request = make();
     if (!request) return std::move(request).error();
-    auto order = cuda::StreamOrder::begin(**gpu, options.stream->handle);
+    auto order = cuda::StreamOrder::begin(**gpu, stream.handle);
     if (!order) return std::move(order).error();
     (*request)->order = std::move(*order);
     if (auto status = lanes->submit_in_order(*request); !status) return std::move(status).error();
     return Ticket(std::move(*request));
+  }
+
+  Result<Standing> stand_by(Direction direction, Domain domain, RangeSource ranges, const RequestOptions& options) {
+    auto gpu = device(domain);
+    if (!gpu) return gpu.error();
+    if (auto status = lanes->prepare(**gpu); !status) return status.error();
+    // Not the Context: what stands by ends with it.
+    const auto make = [environment = environment, direction, domain, ranges = std::move(ranges), options,
+                       most = lanes->size()]() -> Result<std::shared_ptr<core::Request>> {
+      auto request = core::Request::create_late(environment, domain, ranges,
+                                                {.kind = kind_of(direction), .lanes = most, .options = options});
+      request->ask_for_ranges();
+      return request;
+    };
+    const auto submit = [weak = std::weak_ptr(lanes)](const std::shared_ptr<core::Request>& request) {
+      const auto found = weak.lock();
+      if (!found) request->stop(Code::closed);
+      if (request->stop_code() == Code::ok) {
+        found->submit(request);
+      } else {
+        core::Request::end_unstarted(request);
+      }
+    };
+    auto standing = core::StandingRequest::create(**gpu, make, submit);
+    if (!standing) return std::move(standing).error();
+    if (auto status = environment->streams.add(*standing); !status) return std::move(status).error();
+    return Standing(std::move(*standing));
   }
 
   static Result<cuda::Device*> device(Domain domain) {
@@ -386,6 +418,30 @@ Result<Ticket> Context::submit(Direction direction, std::span<const Range> range
   if (!request) return std::move(request).error();
   impl_->start(ranges, *request);
   return Ticket(std::move(*request));
+}
+
+Result<Ticket> Context::submit(Direction direction, Domain gpu, RangeSource ranges, const RequestOptions& options) {
+  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
+  if (!options.stream || !ranges) {
+    return Error{Code::invalid_argument, 0, "ranges that are asked for later: no stream, or no function to ask",
+                 "set RequestOptions::stream, or give the ranges"};
+  }
+  return or_out_of_memory([&] {
+    return impl_->submit_in_order(gpu, *options.stream, [&]() -> Result<std::shared_ptr<core::Request>> {
+      return core::Request::create_late(
+          impl_->environment, gpu, std::move(ranges),
+          {.kind = kind_of(direction), .lanes = impl_->lanes->size(), .options = options});
+    });
+  });
+}
+
+Result<Standing> Context::stand_by(Direction direction, Domain gpu, RangeSource ranges, const RequestOptions& options) {
+  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
+  if (options.stream || !ranges || gpu.host_accessible()) {
+    return Error{Code::invalid_argument, 0, "stand by: with a stream, without a function to ask, or for no GPU",
+                 "give a GPU and a function; the streams are those that the words are put on"};
+  }
+  return or_out_of_memory([&] { return impl_->stand_by(direction, gpu, std::move(ranges), options); });
 }
 
 Result<std::uint64_t> Context::prefetch(std::span<const Range> ranges) {

@@ -416,6 +416,7 @@ void Carrier::account(std::uint32_t index) {
   if (part.hold->direction == Direction::read) part.extra_bytes += piece.moved - std::min(piece.moved, piece.length);
   part.reasons[static_cast<std::size_t>(reason_after(piece.reason, main_route(piece.routes)))] += piece.memory_bytes;
   part.bytes.store(part.bytes.load(std::memory_order_relaxed) + piece.memory_bytes, std::memory_order_relaxed);
+  part.hold->range_moved(piece.range, piece.memory_bytes);
   drop(index);
 }
 

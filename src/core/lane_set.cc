@@ -168,7 +168,8 @@ Status LaneSet::prepare(cuda::Device& gpu) {
 
 Status LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
   const auto start = [self = shared_from_this(), request] {
-    if (!request->note_identities_again()) return false;
+    request->ask_for_ranges();
+    if (request->stop_code() != Code::ok || !request->note_identities_again()) return false;
     self->submit(request);
     return true;
   };

@@ -74,8 +74,43 @@ Request::Request(Private, std::shared_ptr<Environment> environment)
 
 Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environment>& environment,
                                                  std::span<const Range> ranges, const RequestSettings& settings) {
+  auto request = begin(environment, settings);
+  if (auto status = request->take(ranges); !status) return status.error();
+  return request;
+}
+
+std::shared_ptr<Request> Request::create_late(const std::shared_ptr<Environment>& environment, Domain domain,
+                                              RangeSource ranges, const RequestSettings& settings) {
+  auto request = begin(environment, settings);
+  request->source_ = std::move(ranges);
+  request->source_domain_ = domain;
+  request->parts.resize(settings.lanes);
+  request->parts_left_.store(settings.lanes, std::memory_order_relaxed);
+  return request;
+}
+
+void Request::ask_for_ranges() {
+  if (!source_) return;
+  const auto source = std::exchange(source_, nullptr);
+  const auto ranges = call_back("RangeSource", source);
+  const auto is_elsewhere = [this](const Range& range) { return range.memory.domain != source_domain_; };
+  Status taken;
+  if (!ranges) {
+    taken = ranges.error();
+  } else if (std::any_of(ranges->begin(), ranges->end(), is_elsewhere)) {
+    taken = Error{Code::invalid_argument, 0, "memory of another domain than " + source_domain_.name(),
+                  "all memory must be of the stream's device"};
+  } else {
+    taken = or_out_of_memory([&] { return take(*ranges); });
+  }
+  if (!taken) stop_because(std::move(taken).error());
+}
+
+std::shared_ptr<Request> Request::begin(const std::shared_ptr<Environment>& environment,
+                                        const RequestSettings& settings) {
   auto request = std::make_shared<Request>(Private{}, environment);
   request->begun = Clock::now();
+  request->lanes_ = settings.lanes;
   request->kind = settings.kind;
   request->direction = settings.kind == engine::OpKind::read ? Direction::read : Direction::write;
   request->options_ = settings.options;
@@ -84,15 +119,20 @@ Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environme
   const double asked = settings.options.deadline_seconds;
   const double limit = asked != 0 ? asked : environment->options.deadlines.request_seconds;
   if (limit != 0) request->deadline = time_after(request->begun, duration_from_seconds(limit));
-  if (auto status = request->add_ranges(ranges); !status) return status.error();
-  if (request->has_gpu) {
-    if (auto status = request->find_gpus(ranges); !status) return status.error();
-  }
-  if (auto status = request->prepare_stores(); !status) return status.error();
-  if (auto status = request->note(identities_of(request->checked_stores())); !status) return status.error();
-  request->make_units(settings.lanes);
-  if (environment->options.nvtx) request->nvtx_range_ = cuda::begin_range(request->title());
   return request;
+}
+
+Status Request::take(std::span<const Range> ranges) {
+  if (auto status = add_ranges(ranges); !status) return status;
+  if (has_gpu) {
+    if (auto status = find_gpus(ranges); !status) return status;
+  }
+  if (auto status = prepare_stores(); !status) return status;
+  if (auto status = note(identities_of(checked_stores())); !status) return status;
+  make_units();
+  has_ranges_ = true;
+  if (environment_->options.nvtx) nvtx_range_ = cuda::begin_range(title());
+  return {};
 }
 
 Request::~Request() {
@@ -196,14 +236,19 @@ void Request::ask_servers(std::function<void()> on_answer) {
   if (!query_) stop(Code::out_of_memory);
 }
 
-void Request::make_units(std::uint32_t lanes) {
+void Request::make_units() {
   unit_bytes_ = std::max(operation_bytes(), std::bit_ceil(total_bytes / units_most));
   std::size_t count = 0;
   for_each_unit(spans, unit_bytes_, [&](const Unit&) { ++count; });
   units.resize(count);
   std::size_t next = 0;
   for_each_unit(spans, unit_bytes_, [&](const Unit& unit) { units[next++] = unit; });
-  parts.resize(std::clamp<std::size_t>(count, 1, writes_past_cache() ? std::min(lanes, staged_writers_most) : lanes));
+  if (options_.on_range) {
+    left_ = std::make_unique<std::atomic<std::uint64_t>[]>(spans.size());
+    for (std::size_t i = 0; i < spans.size(); ++i) left_[i].store(spans[i].length, std::memory_order_relaxed);
+  }
+  if (parts.size() != 0) return;  // a late request's
+  parts.resize(std::clamp<std::size_t>(count, 1, writes_past_cache() ? std::min(lanes_, staged_writers_most) : lanes_));
   parts_left_.store(static_cast<std::uint32_t>(parts.size()), std::memory_order_relaxed);
 }
 
@@ -235,7 +280,20 @@ Request::Claim Request::claim_units() {
   return {std::min(begin, count), std::min(begin + wanted, count)};
 }
 
+// A range that failed has more left than any has bytes.
+void Request::range_moved(std::uint32_t range, std::uint64_t bytes) {
+  if (!left_ || left_[range].fetch_sub(bytes, std::memory_order_acq_rel) != bytes) return;
+  call_back("RequestOptions::on_range", options_.on_range, range, Code::ok);
+}
+
+void Request::range_failed(std::uint64_t range, Code code) {
+  constexpr std::uint64_t failed = std::uint64_t{3} << 62;
+  if (!left_ || left_[range].exchange(failed, std::memory_order_acq_rel) > failed / 2) return;
+  call_back("RequestOptions::on_range", options_.on_range, range, code);
+}
+
 void Part::add_failure(Failure failure, const Error* cause) {
+  if (stage != Stage::flush) hold->range_failed(failure.range, failure.code);
   // The numbers of CUDA go with its own codes only: elsewhere they would be read as the system's.
   const bool is_of_cuda = failure.code == Code::device_error || failure.code == Code::device_lost;
   if (cause != nullptr && is_of_cuda) failure.system_error = cause->system_error;
@@ -298,6 +356,7 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   if (order) order->release();
   cuda::end_range(std::exchange(nvtx_range_, 0));
   auto on_end = std::move(options_.on_end);
+  options_.on_range = nullptr;  // a kept Ticket keeps nothing of the caller's
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;
   attachments.clear();

@@ -180,7 +180,13 @@ class Request {
   static Result<std::shared_ptr<Request>> create(const std::shared_ptr<Environment>& environment,
                                                  std::span<const Range> ranges, const RequestSettings& settings);
 
-  // Fixed at creation, but for the parts' contents.
+  // One whose ranges are asked for when it begins: see ask_for_ranges.
+  static std::shared_ptr<Request> create_late(const std::shared_ptr<Environment>& environment, Domain domain,
+                                              RangeSource ranges, const RequestSettings& settings);
+  // When the stream has come to the request. Stops it where they are not right.
+  void ask_for_ranges();
+
+  // Fixed when it begins, but for the parts' contents.
   engine::OpKind kind = engine::OpKind::read;  // zero and deallocate have no memory
   Direction direction = Direction::read;       // towards the store: all kinds but read
   bool durable = false;
@@ -259,7 +265,11 @@ class Request {
   void lanes_are_set() { lanes_set_.store(true, std::memory_order_seq_cst); }
   bool has_lanes() const { return lanes_set_.load(std::memory_order_seq_cst); }
 
-  bool has_callback() const { return options_.on_end != nullptr; }
+  // As RequestOptions::on_range has it, if someone wants to know.
+  void range_moved(std::uint32_t range, std::uint64_t bytes);
+  void range_failed(std::uint64_t range, Code code);
+
+  bool has_callback() const { return options_.on_end || options_.on_range; }
   Environment& environment() const { return *environment_; }
 
   // Any thread.
@@ -298,7 +308,11 @@ class Request {
   IdentityQuery::Stores checked_stores() const;
   Status find_gpus(std::span<const Range> ranges);
   void note_reach(const cuda::Device& gpu, StoreEntry& entry);
-  void make_units(std::uint32_t lanes);
+  static std::shared_ptr<Request> begin(const std::shared_ptr<Environment>& environment,
+                                        const RequestSettings& settings);
+  // Checks them, and makes the units.
+  Status take(std::span<const Range> ranges);
+  void make_units();
   std::uint64_t operation_bytes() const;
   std::string_view verb() const;
   bool writes_past_cache() const;
@@ -322,6 +336,10 @@ class Request {
 
   const std::shared_ptr<Environment> environment_;  // shared: tickets may outlive their Context
   RequestOptions options_;
+  std::uint32_t lanes_ = 1;     // the most that may work on it
+  RangeSource source_;          // until it was asked
+  Domain source_domain_;        // where its memory must be
+  bool has_ranges_ = false;     // they were right
   const Duration cancel_wait_;  // the grace, and time to notice
   std::atomic<bool> lanes_set_{false};
   std::atomic<std::uint32_t> next_unit_{0};
@@ -335,12 +353,13 @@ class Request {
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
   std::atomic<Waiting*> waiting_{nullptr};
   std::uint64_t nvtx_range_ = 0;
-  bool asks_servers_ = false;                   // of some store whose identity is checked
-  bool unanswered_ = false;                     // a server had not answered when the request ended
-  std::shared_ptr<const IdentityQuery> query_;  // shared with its thread
-  std::string passed_over_;                     // an engine that reaches some GPUs, and not one of these
-  bool stopped_short_ = false;                  // it was stopped before all of it was done
-  Report summary_;                              // complete but for its texts; written before outcome_
+  bool asks_servers_ = false;                           // of some store whose identity is checked
+  bool unanswered_ = false;                             // a server had not answered when the request ended
+  std::shared_ptr<const IdentityQuery> query_;          // shared with its thread
+  std::unique_ptr<std::atomic<std::uint64_t>[]> left_;  // of each range, not there yet; null: nobody wants to know
+  std::string passed_over_;                             // an engine that reaches some GPUs, and not one of these
+  bool stopped_short_ = false;                          // it was stopped before all of it was done
+  Report summary_;                                      // complete but for its texts; written before outcome_
   std::array<std::uint64_t, reason_count> reasons_{};
 };
 

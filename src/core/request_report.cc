@@ -111,7 +111,7 @@ Outcome Request::judge() {
   if (abandoned) return Outcome::abandoned;
   // A stream that was let go before its request had ended has gone on without the bytes.
   const bool in_order = stop_code() != Code::would_deadlock;
-  const bool whole = in_order && summary_.bytes == total_bytes && (!durable || flushed == stores.size());
+  const bool whole = has_ranges_ && in_order && summary_.bytes == total_bytes && (!durable || flushed == stores.size());
   const bool answered = servers_answered();
   unanswered_ = query_ && !answered;
   // Without an answer nobody knows whether the bytes belong together.

@@ -13,6 +13,10 @@ namespace {
 // Between two looks at the streams: short at first, and longer the longer nothing happens.
 constexpr Duration shortest_pause = std::chrono::microseconds(10);
 constexpr Duration longest_pause = std::chrono::microseconds(200);
+// After a round of a standing request: no pause for so long, then short ones.
+constexpr Duration without_pause = std::chrono::microseconds(200);
+constexpr Duration standing_pause = std::chrono::microseconds(20);
+constexpr Duration with_standing_pause = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -20,8 +24,7 @@ StreamGate::~StreamGate() {
   close();
 }
 
-Status StreamGate::add(std::shared_ptr<Request> request, std::function<bool()> start) {
-  const std::scoped_lock lock(mutex_);
+Status StreamGate::ensure_thread() {
   if (closed_) return Error{Code::closed, 0, "the Context is closing", ""};
   if (!thread_.joinable()) {
     try {
@@ -32,9 +35,28 @@ Status StreamGate::add(std::shared_ptr<Request> request, std::function<bool()> s
                    "raise the limit of threads (`ulimit -u`), or that of the container"};
     }
   }
+  return {};
+}
+
+// REQUIRES: the mutex is held.
+void StreamGate::note(const std::shared_ptr<Request>& request) {
   std::erase_if(ordered_, [](const auto& known) { return known.expired(); });
   ordered_.push_back(request);
+}
+
+Status StreamGate::add(std::shared_ptr<Request> request, std::function<bool()> start) {
+  const std::scoped_lock lock(mutex_);
+  if (auto status = ensure_thread(); !status) return status;
+  note(request);
   waiting_.push_back({std::move(request), std::move(start)});
+  changed_.notify_one();
+  return {};
+}
+
+Status StreamGate::add(std::shared_ptr<StandingRequest> standing) {
+  const std::scoped_lock lock(mutex_);
+  if (auto status = ensure_thread(); !status) return status;
+  standing_.push_back(std::move(standing));
   changed_.notify_one();
   return {};
 }
@@ -42,19 +64,39 @@ Status StreamGate::add(std::shared_ptr<Request> request, std::function<bool()> s
 void StreamGate::run() {
   const ServesOthers serves_others;
   Duration pause = shortest_pause;
+  TimePoint last_round;
+  std::vector<std::shared_ptr<StandingRequest>> standing;
+  std::vector<std::shared_ptr<Request>> begun;
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return closed_ || !waiting_.empty(); });
+    changed_.wait(lock, [this] { return closed_ || !waiting_.empty() || !standing_.empty(); });
     if (closed_) return;
+    std::erase_if(standing_, [](const auto& one) { return one->has_ended(); });
+    standing = standing_;
     auto looked_at = std::exchange(waiting_, {});
     lock.unlock();
+    for (const auto& one : standing) {
+      if (auto request = one->look()) begun.push_back(std::move(request));
+    }
+    const TimePoint now = Clock::now();
+    if (!begun.empty()) last_round = now;
     const bool moved = std::erase_if(looked_at, look_at) != 0;
     pause = moved ? shortest_pause : std::min(longest_pause, pause + pause / 4);
     lock.lock();
     // In the order in which they came: those that were added meanwhile are younger.
     waiting_.insert(waiting_.begin(), std::make_move_iterator(looked_at.begin()),
                     std::make_move_iterator(looked_at.end()));
-    if (!waiting_.empty()) changed_.wait_for(lock, pause, [this] { return closed_; });
+    for (const auto& request : begun) note(request);
+    begun.clear();
+    if (!standing.empty() && now - last_round < without_pause) {
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+    } else if (!standing.empty() && now - last_round < with_standing_pause) {
+      changed_.wait_for(lock, standing_pause, [this] { return closed_; });
+    } else if (!standing.empty() || !waiting_.empty()) {
+      changed_.wait_for(lock, standing.empty() ? pause : longest_pause, [this] { return closed_; });
+    }
   }
 }
 
@@ -91,6 +133,8 @@ void StreamGate::close() {
     Request::end_unstarted(waiting.request);
   }
   waiting_.clear();
+  for (const auto& standing : standing_) standing->end();
+  standing_.clear();
 }
 
 }  // namespace penstock::core

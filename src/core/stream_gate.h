@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/request.h"
+#include "core/standing.h"
 
 namespace penstock::core {
 
@@ -23,6 +24,8 @@ class StreamGate {
   // it must not hang, since all streams wait for that thread. If the request is stopped before it says true, it ends
   // with the reason. An error, and nothing is kept, after close and where the thread can't be started.
   Status add(std::shared_ptr<Request> request, std::function<bool()> start);
+  // Looked at until it has ended.
+  Status add(std::shared_ptr<StandingRequest> standing);
   // Ends every request in stream order, waiting or running, and lets their streams go on: copies can't get past them.
   void break_all();
   void close();
@@ -32,7 +35,9 @@ class StreamGate {
     std::shared_ptr<Request> request;
     std::function<bool()> start;
   };
+  Status ensure_thread();
   void run();
+  void note(const std::shared_ptr<Request>& request);
   // Whether the request has left the gate.
   static bool look_at(const Waiting& waiting);
 
@@ -40,6 +45,7 @@ class StreamGate {
   std::condition_variable changed_;
   bool closed_ = false;
   std::vector<Waiting> waiting_;
+  std::vector<std::shared_ptr<StandingRequest>> standing_;
   std::vector<std::weak_ptr<Request>> ordered_;  // those, and those that run
   std::thread thread_;                           // started by the first request
 };

@@ -168,6 +168,8 @@ struct CuMemcpy2d {
 #define PENSTOCK_CUDA_OPTIONAL(X)                                                                                   \
   X(stream_wait_value, cuStreamWaitValue32_v2,                                                                      \
     (CuStream stream, CuDevicePtr address, std::uint32_t value, unsigned flags))                                    \
+  X(stream_write_value, cuStreamWriteValue32_v2,                                                                    \
+    (CuStream stream, CuDevicePtr address, std::uint32_t value, unsigned flags))                                    \
   X(copy_batch, cuMemcpyBatchAsync_v2,                                                                              \
     (CuDevicePtr * to, CuDevicePtr * from, std::size_t * bytes, std::size_t count, CuMemcpyAttributes * attributes, \
      std::size_t * attribute_starts, std::size_t attribute_count, CuStream stream))

@@ -60,9 +60,16 @@ Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* st
   return order;
 }
 
+std::unique_ptr<StreamOrder> StreamOrder::answer(Device& device, const ControlMemory::Cell& word) {
+  std::unique_ptr<StreamOrder> order(new StreamOrder(device, nullptr));
+  order->cell_ = word;
+  order->generation_ = 1;
+  return order;
+}
+
 StreamOrder::~StreamOrder() {
   release();
-  device_.give_back_event(event_);
+  if (event_ != nullptr) device_.give_back_event(event_);
 }
 
 CuResult StreamOrder::reached() const {
@@ -72,6 +79,7 @@ CuResult StreamOrder::reached() const {
 void StreamOrder::release() {
   if (cell_.host == nullptr || released_.exchange(true)) return;
   word().store(generation_, std::memory_order_release);
+  if (event_ == nullptr) return;
   device_.stream_waits().fetch_sub(1);
   Quiet::of_process().end_wait();
   ControlMemory::of_process().give_back(cell_);

@@ -24,11 +24,13 @@ class StreamOrder {
   // Nothing of ours that could wait for the device may happen from here to the release. A stream that is being
   // captured, or is of another context, is refused.
   static Result<std::unique_ptr<StreamOrder>> begin(Device& device, void* stream);
+  // That of a request which a stream began by itself, and waits for by a word: released, the word is 1.
+  static std::unique_ptr<StreamOrder> answer(Device& device, const ControlMemory::Cell& word);
   ~StreamOrder();
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  // cu_success: the stream's earlier work is done; cu_not_ready; or why it never will be.
+  // REQUIRES: not an answer. cu_success: the stream's earlier work is done; cu_not_ready; or why it never will be.
   CuResult reached() const;
   // Lets the stream go on.
   void release();
@@ -40,7 +42,7 @@ class StreamOrder {
   StreamOrder(Device& device, CuEvent event) : device_(device), event_(event) {}
 
   Device& device_;
-  const CuEvent event_;
+  const CuEvent event_;  // null: an answer
   ControlMemory::Cell cell_;
   std::uint32_t generation_ = 0;
   std::atomic<bool> released_{false};

@@ -1,6 +1,7 @@
 // Callbacks: where they run, what they may do, and what they can not hold up.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -42,6 +43,40 @@ TEST_F(Callbacks, run_once_each_on_one_thread_that_is_not_the_callers) {
     EXPECT_EQ(id, threads[0]);
     EXPECT_NE(id, std::this_thread::get_id());
   }
+}
+
+TEST_F(Callbacks, tell_of_each_range_once_and_before_the_end) {
+  Context context = make_context();
+  const Store file = context.open(make_file("file")).value();
+  const Store broken = context
+                           .open(Recipe{"broken", 8 << 20,
+                                        [](std::uint64_t offset, std::span<std::byte>) -> Status {
+                                          if (offset < (4 << 20)) return {};
+                                          return Error{Code::io_error, 0, "broken", ""};
+                                        }})
+                           .value();
+  std::vector<std::byte> memory(size_bytes + (8 << 20) + 100);
+  std::byte* const data = memory.data();
+  const std::vector<Range> ranges = {{&file, 0, Region::host(data, size_bytes)},
+                                     {&broken, 0, Region::host(data + size_bytes, 8 << 20)},
+                                     {&file, 7, Region::host(data + size_bytes + (8 << 20), 0)},
+                                     {&file, 7, Region::host(data + size_bytes + (8 << 20), 100)}};
+  std::array<std::atomic<int>, 4> calls{};
+  std::atomic<bool> has_ended{false};
+  RequestOptions options;
+  options.on_range = [&](std::uint64_t range, Code code) {
+    ++calls[range];
+    EXPECT_EQ(code, range == 1 ? Code::io_error : Code::ok);
+    EXPECT_FALSE(has_ended);
+  };
+  options.on_end = [&](const Report&) { has_ended = true; };
+  const Ticket ticket = context.submit(Direction::read, ranges, options).value();
+  EXPECT_EQ(ticket.wait(), Outcome::failed);
+  EXPECT_TRUE(eventually([&] { return has_ended.load(); }));
+  EXPECT_EQ(calls[0], 1);
+  EXPECT_EQ(calls[1], 1);
+  EXPECT_EQ(calls[2], 0) << "it has no bytes";
+  EXPECT_EQ(calls[3], 1);
 }
 
 TEST_F(Callbacks, that_take_their_time_do_not_hold_up_requests) {

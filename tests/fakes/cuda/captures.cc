@@ -11,7 +11,7 @@ namespace {
 
 // The manual has no list of calls that are "potentially unsafe". Here all are but those that give a stream work, ask
 // about devices and streams, or are about contexts and captures themselves.
-constexpr std::array<std::string_view, 28> safe_calls = {
+constexpr std::array<std::string_view, 29> safe_calls = {
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -38,6 +38,7 @@ constexpr std::array<std::string_view, 28> safe_calls = {
     "cuMemcpyBatchAsync_v2",
     "cuStreamWaitEvent",
     "cuStreamWaitValue32_v2",
+    "cuStreamWriteValue32_v2",
     "cuEventRecord",
     "cuLaunchKernel",
 };

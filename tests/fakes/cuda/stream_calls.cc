@@ -71,15 +71,39 @@ FAKE_CUDA_EXPORT CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsi
   });
 }
 
+namespace {
+
+// Null where there is no memory any more.
+std::uint32_t* word_at(Driver& driver, CuDevicePtr address) {
+  const auto range = driver.memory_at(address);
+  if (range == nullptr || !range->holds(address, sizeof(std::uint32_t))) return nullptr;
+  return reinterpret_cast<std::uint32_t*>(range->data + (address - range->start));
+}
+
+}  // namespace
+
+FAKE_CUDA_EXPORT CuResult cuStreamWriteValue32_v2(CuStream stream, CuDevicePtr address, std::uint32_t value,
+                                                  unsigned flags) {
+  return call_on_stream(__func__, stream, [&](Driver& d, Lock&, const std::shared_ptr<Stream>& found) {
+    if (flags != 0 || address % sizeof value != 0 || word_at(d, address) == nullptr) return cu_invalid_value;
+    auto operation = operation_on(found);
+    operation->run = [&d, address, value](Lock&) -> CuResult {
+      std::uint32_t* const word = word_at(d, address);
+      if (word == nullptr) return cu_illegal_address;
+      start_watching();
+      __atomic_store_n(word, value, __ATOMIC_RELEASE);
+      stop_watching();
+      return cu_success;
+    };
+    return d.enqueue(std::move(operation));
+  });
+}
+
 // The comparison is cyclic, as the device's is.
 FAKE_CUDA_EXPORT CuResult cuStreamWaitValue32_v2(CuStream stream, CuDevicePtr address, std::uint32_t value,
                                                  unsigned flags) {
   return call_on_stream(__func__, stream, [&](Driver& d, Lock&, const std::shared_ptr<Stream>& found) {
-    const auto word = [&d, address]() -> const std::uint32_t* {
-      const auto range = d.memory_at(address);
-      if (range == nullptr || !range->holds(address, sizeof(std::uint32_t))) return nullptr;
-      return reinterpret_cast<const std::uint32_t*>(range->data + (address - range->start));
-    };
+    const auto word = [&d, address]() -> const std::uint32_t* { return word_at(d, address); };
     if (flags != cu_wait_value_geq || address % sizeof value != 0 || word() == nullptr) return cu_invalid_value;
     auto operation = operation_on(found);
     operation->waits_for_value = true;

@@ -1,0 +1,84 @@
+#include "core/standing.h"
+
+#include <utility>
+
+#include "base/callback.h"
+#include "cuda/quiet.h"
+
+namespace penstock::core {
+
+Result<std::shared_ptr<StandingRequest>> StandingRequest::create(cuda::Device& gpu, Make make, Submit submit) {
+  const std::string what = "stand by for " + gpu.info().domain.name();
+  if (gpu.api().stream_wait_value == nullptr || gpu.api().stream_write_value == nullptr) {
+    return Error{Code::unsupported, 0, what + ": the driver has no cuStreamWaitValue32",
+                 "update NVIDIA's driver to one for CUDA 12, or submit a request for each round"};
+  }
+  auto standing = std::make_shared<StandingRequest>(Private{}, gpu, std::move(make), std::move(submit));
+  for (cuda::ControlMemory::Cell* cell : {&standing->begin_, &standing->end_}) {
+    auto taken = cuda::ControlMemory::of_process().take(gpu, sizeof(std::uint32_t));
+    if (!taken) return std::move(taken).error();
+    *cell = *taken;
+    word(*cell).store(0, std::memory_order_relaxed);
+  }
+  if (!cuda::Quiet::of_process().begin_wait()) {
+    return Error{Code::would_deadlock, 0, what + ": memory is being freed, which takes too long",
+                 "the device may be busy with work that waits for this thread: submit that first"};
+  }
+  gpu.stream_waits().fetch_add(1);
+  standing->counts_ = true;
+  return standing;
+}
+
+std::shared_ptr<Request> StandingRequest::look() {
+  if (word(begin_).load(std::memory_order_acquire) != 1) return nullptr;
+  word(begin_).store(0, std::memory_order_relaxed);
+  rounds_.fetch_add(1, std::memory_order_relaxed);
+  auto made = make_();
+  if (!made) {
+    keep(nullptr, std::move(made).error());
+    word(end_).store(1, std::memory_order_release);
+    return nullptr;
+  }
+  (*made)->order = cuda::StreamOrder::answer(gpu_, end_);
+  keep(*made, std::nullopt);
+  submit_(*made);
+  return std::move(*made);
+}
+
+void StandingRequest::keep(std::shared_ptr<Request> request, std::optional<Error> error) {
+  const std::scoped_lock lock(mutex_);
+  last_.swap(request);
+  error_ = std::move(error);
+}
+
+void StandingRequest::end() {
+  if (ended_.exchange(true, std::memory_order_acq_rel) || !counts_) return;
+  word(end_).store(1, std::memory_order_release);
+  gpu_.stream_waits().fetch_sub(1);
+  cuda::Quiet::of_process().end_wait();
+}
+
+Status StandingRequest::enqueue(void* stream) {
+  const cuda::Current current(gpu_);
+  auto* const handle = static_cast<cuda::CuStream>(stream);
+  const auto& api = gpu_.api();
+  cuda::CuResult result = api.stream_write_value(handle, begin_.device, 1, 0);
+  if (result == cuda::cu_success) result = api.stream_wait_value(handle, end_.device, 1, cuda::cu_wait_value_geq);
+  if (result == cuda::cu_success) result = api.stream_write_value(handle, end_.device, 0, 0);
+  if (result == cuda::cu_success) return {};
+  return gpu_.driver().error(result, "put a round of a standing request on a stream",
+                             "give a stream of " + gpu_.info().domain.name() + " that has not been destroyed");
+}
+
+Report StandingRequest::report() const {
+  const std::scoped_lock lock(mutex_);
+  if (last_) return last_->report();
+  Report report;
+  if (error_) {
+    report.outcome = Outcome::failed;
+    report.error = *error_;
+  }
+  return report;
+}
+
+}  // namespace penstock::core

@@ -1,0 +1,62 @@
+// StandingRequest: a request that streams begin and wait for by words in memory (penstock/standing.h).
+//
+// Thread safety: look is the gate's; the rest from any thread. Lifetime: shared by its handle and the gate; the words
+// are never used again, since a graph may still look at them.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "core/request.h"
+#include "cuda/control_memory.h"
+
+namespace penstock::core {
+
+class StandingRequest {
+  struct Private {};
+
+ public:
+  using Make = std::function<Result<std::shared_ptr<Request>>()>;
+  using Submit = std::function<void(const std::shared_ptr<Request>&)>;
+
+  StandingRequest(Private, cuda::Device& gpu, Make make, Submit submit)
+      : gpu_(gpu), make_(std::move(make)), submit_(std::move(submit)) {}
+  // `make` is called for each round, and what it makes is given to `submit`; neither may wait.
+  static Result<std::shared_ptr<StandingRequest>> create(cuda::Device& gpu, Make make, Submit submit);
+  ~StandingRequest() { end(); }
+  StandingRequest(const StandingRequest&) = delete;
+  StandingRequest& operator=(const StandingRequest&) = delete;
+
+  // Begins a round if a stream asks for one; returns its request, or nothing.
+  std::shared_ptr<Request> look();
+  // No more rounds; who waits for one goes on.
+  void end();
+  bool has_ended() const { return ended_.load(std::memory_order_acquire); }
+
+  Status enqueue(void* stream);
+  std::uint64_t begin_word() const { return begin_.device; }
+  std::uint64_t end_word() const { return end_.device; }
+  std::uint64_t rounds() const { return rounds_.load(std::memory_order_relaxed); }
+  Report report() const;
+
+ private:
+  using Word = std::atomic<std::uint32_t>;
+  static Word& word(const cuda::ControlMemory::Cell& cell) { return *reinterpret_cast<Word*>(cell.host); }
+  void keep(std::shared_ptr<Request> request, std::optional<Error> error);
+
+  cuda::Device& gpu_;
+  const Make make_;
+  const Submit submit_;
+  cuda::ControlMemory::Cell begin_;
+  cuda::ControlMemory::Cell end_;
+  bool counts_ = false;  // as a stream that waits
+  std::atomic<bool> ended_{false};
+  std::atomic<std::uint64_t> rounds_{0};
+  mutable std::mutex mutex_;  // guards what follows
+  std::shared_ptr<Request> last_;
+  std::optional<Error> error_;  // why the last round has none
+};
+
+}  // namespace penstock::core
