@@ -23,6 +23,7 @@
 #include "penstock/engine_info.h"
 #include "penstock/machine.h"
 #include "penstock/options.h"
+#include "penstock/plan.h"
 #include "penstock/recipe.h"
 #include "penstock/request.h"
 #include "penstock/standing.h"
@@ -116,8 +117,11 @@ class PENSTOCK_EXPORT Context {
   Result<std::uint64_t> prefetch(std::span<const Range> ranges);
 
   std::vector<EngineInfo> engines() const;
-  // Why an open store is served as it is: the engine and the planner's reason, before any byte moves.
-  std::string explain(const Store& store) const;
+  // How bytes of an open store would travel to or from memory of a domain, and why. Code::no_device for a GPU that is
+  // not there.
+  Result<Plan> plan(const Store& store, Direction direction = Direction::read, Domain domain = Domain::host()) const;
+  // The same in words, or why there is none.
+  std::string explain(const Store& store, Direction direction = Direction::read, Domain domain = Domain::host()) const;
   const Options& options() const;  // with every default filled in
   const Machine& machine() const;
 

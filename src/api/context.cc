@@ -13,6 +13,7 @@
 #include "base/out_of_memory.h"
 #include "core/environment.h"
 #include "core/lane_set.h"
+#include "core/plan.h"
 #include "core/publisher.h"
 #include "core/request.h"
 #include "core/store_entry.h"
@@ -486,8 +487,14 @@ std::vector<EngineInfo> Context::engines() const {
   return infos;
 }
 
-std::string Context::explain(const Store& store) const {
-  return store ? store.entry()->engine_reason() : "the Store is not open";
+Result<Plan> Context::plan(const Store& store, Direction direction, Domain domain) const {
+  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
+  if (!store) return Error{Code::invalid_argument, 0, "the Store is not open", "open one first"};
+  return or_out_of_memory([&] { return core::plan_of(*impl_->environment, *store.entry(), direction, domain); });
+}
+std::string Context::explain(const Store& store, Direction direction, Domain domain) const {
+  const auto found = plan(store, direction, domain);
+  return found ? found->text() : found.error().message;
 }
 const Options& Context::options() const {
   static const Options none;

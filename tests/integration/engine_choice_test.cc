@@ -40,6 +40,41 @@ TEST_F(EngineVariable, is_refused_when_there_is_no_such_engine) {
   EXPECT_TRUE(Context::create().ok()) << "empty is unset";
 }
 
+TEST_F(ContextTest, plans_what_then_happens_and_explains_it_whole) {
+  Context context = make_context();
+  const std::string name = make_file("file");
+  const Store store = context.open(name).value();
+  const Plan plan = context.plan(store).value();
+  ASSERT_EQ(plan.routes.size(), 2U) << "what is cached, and what is not";
+  std::vector<std::byte> memory(size_bytes);
+  for (const PlannedRoute& planned : plan.routes) {
+    ASSERT_TRUE(planned.route);
+    if (planned.bytes == "in the page cache") {
+      warm(name);
+    } else {
+      evict(name);
+    }
+    const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
+    ASSERT_TRUE(report.ok());
+    EXPECT_EQ(report.routes[static_cast<std::size_t>(*planned.route)], size_bytes) << planned.bytes;
+    EXPECT_NE(report.reason.find(planned.reason), std::string::npos) << report.reason;
+    EXPECT_NE(plan.text().find(planned.reason), std::string::npos) << plan.text();
+  }
+  EXPECT_EQ(context.read(store, 0, Region::host(memory.data(), 4096)).engine, plan.engine);
+  EXPECT_EQ(context.explain(store), plan.text());
+  EXPECT_NE(plan.text().find(plan.engine_reason), std::string::npos);
+  EXPECT_GE(plan.in_flight_bytes, plan.operation_bytes);
+
+  Options forbidding;
+  forbidding.allowed_routes = {Route::mapped};
+  Context strict = Context::create(forbidding).value();
+  const Plan none = strict.plan(strict.open(name).value()).value();
+  EXPECT_FALSE(none.routes[0].route);
+  EXPECT_FALSE(none.routes[1].route);
+  EXPECT_EQ(context.plan(Store()).error().code, Code::invalid_argument);
+  EXPECT_EQ(context.plan(store, Direction::read, Domain::cuda(99)).error().code, Code::no_device);
+}
+
 TEST_F(ContextTest, is_served_by_posix_where_io_uring_is_refused_and_says_why) {
   engine::Table table;
   table.push_back(uring::make_engine({.simulated_refusal = EPERM}));

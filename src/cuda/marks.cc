@@ -1,0 +1,87 @@
+#include <utility>
+
+#include "cuda/driver.h"
+#include "penstock/cuda.h"
+
+namespace penstock {
+
+namespace {
+
+Result<cuda::Device*> active_device(Domain domain) {
+  const auto driver = cuda::Driver::get();
+  if (!driver) return driver.error();
+  return (*driver)->device(domain.device());
+}
+
+// REQUIRES: there is a mark.
+cuda::Device& device_of_mark(int gpu) {
+  return *cuda::Driver::get().value()->device(gpu).value();
+}
+
+Error no_mark() {
+  return {Code::invalid_argument, 0, "this CudaMark was moved from", "use the one that it was moved to"};
+}
+
+}  // namespace
+
+Result<CudaMark> CudaMark::put(Domain gpu, CudaStream stream) {
+  if (gpu.host_accessible()) {
+    return Error{Code::invalid_argument, 0, "a mark on a stream of " + gpu.name(), "give the stream's GPU"};
+  }
+  const auto device = active_device(gpu);
+  if (!device) return device.error();
+  const cuda::Current current(**device);
+  const auto event = (*device)->take_event();
+  if (!event) return event.error();
+  const cuda::CuResult result = (*device)->api().event_record(*event, static_cast<cuda::CuStream>(stream.handle));
+  if (result == cuda::cu_success) return CudaMark(gpu.device(), *event);
+  (*device)->give_back_event(*event);
+  return (*device)->driver().error(result, "mark a stream of " + gpu.name(),
+                                   "give a stream of that GPU that has not been destroyed");
+}
+
+CudaMark::CudaMark(CudaMark&& other) noexcept : gpu_(other.gpu_), event_(std::exchange(other.event_, nullptr)) {}
+
+CudaMark& CudaMark::operator=(CudaMark&& other) noexcept {
+  std::swap(gpu_, other.gpu_);
+  std::swap(event_, other.event_);
+  return *this;
+}
+
+CudaMark::~CudaMark() {
+  if (event_ != nullptr) device_of_mark(gpu_).give_back_event(static_cast<cuda::CuEvent>(event_));
+}
+
+Result<bool> CudaMark::reached() const {
+  if (event_ == nullptr) return no_mark();
+  const cuda::Device& device = device_of_mark(gpu_);
+  const cuda::CuResult state = device.api().event_query(static_cast<cuda::CuEvent>(event_));
+  if (state == cuda::cu_success || state == cuda::cu_not_ready) return state == cuda::cu_success;
+  return device.driver().error(state, "the work before a mark on a stream of " + device.info().domain.name());
+}
+
+Status CudaMark::hold_back(CudaStream stream) const {
+  if (event_ == nullptr) return no_mark();
+  cuda::Device& device = device_of_mark(gpu_);
+  const cuda::Current current(device);
+  const cuda::CuResult result =
+      device.api().stream_wait_event(static_cast<cuda::CuStream>(stream.handle), static_cast<cuda::CuEvent>(event_), 0);
+  if (result == cuda::cu_success) return {};
+  return device.driver().error(result, "make a stream wait for a mark", "give a stream that has not been destroyed");
+}
+
+Result<std::uint64_t> gpu_address(Domain gpu, const void* pinned) {
+  if (gpu.host_accessible()) {
+    return Error{Code::invalid_argument, 0, "the address of memory for " + gpu.name(), "give a GPU"};
+  }
+  const auto device = active_device(gpu);
+  if (!device) return device.error();
+  const cuda::Current current(**device);
+  cuda::CuDevicePtr address = 0;
+  const cuda::CuResult result = (*device)->api().host_get_device_pointer(&address, const_cast<void*>(pinned), 0);
+  if (result == cuda::cu_success) return address;
+  return (*device)->driver().error(result, "find out where " + gpu.name() + " reaches memory of the host",
+                                   "allocate it in Domain::pinned() after Context::prepare, or pin it with CUDA");
+}
+
+}  // namespace penstock
