@@ -113,7 +113,8 @@ Result<Patient> examine(Context& context, const std::string& path, Domain to) {
   Result<Store> store = context.open(path);
   if (!store.ok()) return store.error();
   const std::string file = local_path(path);
-  Patient patient{.info = store->info(), .explanation = context.plan(*store).value().engine_reason, .to = to, .speeds = {}};
+  Patient patient{
+      .info = store->info(), .explanation = context.plan(*store).value().engine_reason, .to = to, .speeds = {}};
   patient.cached_bytes = store->cached_bytes(0, patient.info.size_bytes);
   if (Result<MountFacts> mount = find_mount(file); mount.ok()) patient.mount = std::move(*mount);
   if (const Result<std::uint64_t> extents = count_extents(file); extents.ok()) patient.extents = *extents;
