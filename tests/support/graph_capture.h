@@ -27,6 +27,7 @@ struct PlainCuda {
     if (library == nullptr) std::abort();
 #define FIND(member, symbol, arguments) api.member = reinterpret_cast<decltype(api.member)>(::dlsym(library, #symbol));
     PENSTOCK_CUDA_REQUIRED(FIND)
+    PENSTOCK_CUDA_OPTIONAL(FIND)
 #undef FIND
 #define FIND(member, symbol, arguments) \
   captures.member = reinterpret_cast<decltype(captures.member)>(::dlsym(library, #symbol));

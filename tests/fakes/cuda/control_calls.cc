@@ -56,7 +56,7 @@ FAKE_CUDA_EXPORT void fake_cuda_set_bandwidth(int device, std::uint64_t bytes_pe
 
 FAKE_CUDA_EXPORT void fake_cuda_set_synchronizing_calls_block(int block, unsigned limit_ms) {
   const Lock lock(driver().mutex);
-  driver().synchronizing_calls_block = block != 0;
+  driver().synchronizing_calls_block = block;
   driver().synchronizing_limit = std::chrono::milliseconds(limit_ms);
 }
 

@@ -86,7 +86,7 @@ CuResult Driver::initialize() {
 void Driver::clear_injections() {
   max_delay_us = 0;
   piece_bytes = 0;
-  synchronizing_calls_block = true;
+  synchronizing_calls_block = 1;
   synchronizing_limit = default_synchronizing_limit;
   injections.clear();
   call_delays.clear();

@@ -172,7 +172,7 @@ struct Driver {
   bool takes_kernels = true;
   int version = 13000;  // of CUDA, from cuInit on as FAKE_CUDA_VERSION says
   unsigned connections = 0;
-  bool synchronizing_calls_block = true;
+  int synchronizing_calls_block = 1;
   std::chrono::milliseconds synchronizing_limit{0};
   std::mt19937_64 random;
   unsigned max_delay_us = 0;
@@ -238,8 +238,9 @@ struct Driver {
   // Until all points are reached, the device breaks, or the limit has passed (cu_not_ready).
   CuResult wait(Lock& lock, Device& device, const std::vector<Point>& points,
                 std::optional<std::chrono::milliseconds> limit = std::nullopt);
-  // What the driver may do before it changes mappings: wait for all earlier work of the device. A breach where part of
-  // that waits for a value that nobody has written yet: whoever is to write it may be the caller, or held up by it.
+  // What the driver does before it takes mappings away or loads code: it waits for all earlier work of the device. A
+  // breach where part of that waits for a value that nobody has written yet: whoever is to write it may be the caller,
+  // or held up by it. Making memory known does not wait.
   CuResult synchronizing_call(Lock& lock, Device& device, const char* function);
   // All that the device's streams were given so far; of the blocking ones alone, where only those matter.
   std::vector<Point> all_work(const Device& device, bool blocking_alone = false) const;

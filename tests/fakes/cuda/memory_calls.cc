@@ -69,10 +69,8 @@ FAKE_CUDA_EXPORT CuResult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* 
 }
 
 FAKE_CUDA_EXPORT CuResult cuMemAlloc_v2(CuDevicePtr* address, std::size_t bytes) {
-  return call_in_context(__func__, [&](Driver& d, Lock& lock, Device& device) {
-    if (address == nullptr) return cu_invalid_value;
-    const CuResult waited = d.synchronizing_call(lock, device, "cuMemAlloc_v2");
-    return waited != cu_success ? waited : d.allocate(device, bytes, *address);
+  return call_in_context(__func__, [&](Driver& d, Lock&, Device& device) {
+    return address == nullptr ? cu_invalid_value : d.allocate(device, bytes, *address);
   });
 }
 
@@ -84,10 +82,8 @@ FAKE_CUDA_EXPORT CuResult cuMemFree_v2(CuDevicePtr address) {
 }
 
 FAKE_CUDA_EXPORT CuResult cuMemHostRegister_v2(void* address, std::size_t bytes, unsigned flags) {
-  return call_in_context(__func__, [&](Driver& d, Lock& lock, Device& device) {
-    const CuResult waited = d.synchronizing_call(lock, device, "cuMemHostRegister_v2");
-    return waited != cu_success ? waited : d.register_host(device, address, bytes, flags);
-  });
+  return call_in_context(
+      __func__, [&](Driver& d, Lock&, Device& device) { return d.register_host(device, address, bytes, flags); });
 }
 
 FAKE_CUDA_EXPORT CuResult cuMemHostUnregister(void* address) {

@@ -77,7 +77,10 @@ std::vector<Point> Driver::implied_order(const Stream& stream) {
 CuResult Driver::enqueue(std::unique_ptr<Operation> operation) {
   Stream& stream = *operation->stream;
   if (stream.capture != nullptr) {
-    if (operation->waits_for_value) breach("a wait for a value was captured into a graph");
+    // A program may; the library, whose calls are relaxed, must not: its requests are not repeated.
+    if (operation->waits_for_value && capture_mode() == cu_capture_mode_relaxed) {
+      breach("a wait for a value was captured into a graph");
+    }
     if (stream.capture->is_spoilt) return cu_stream_capture_invalidated;
     operation->stream.reset();
     stream.capture->operations.push_back(std::move(*operation));
@@ -212,7 +215,9 @@ CuResult Driver::wait(Lock& lock, Device& device, const std::vector<Point>& poin
 }
 
 CuResult Driver::synchronizing_call(Lock& lock, Device& device, const char* function) {
-  if (!synchronizing_calls_block || device.waits_for_values.empty()) return cu_success;
+  constexpr int however_long = 2;
+  if (synchronizing_calls_block == 0 || device.waits_for_values.empty()) return cu_success;
+  if (synchronizing_calls_block == however_long) return wait(lock, device, all_work(device));
   const bool waits = std::any_of(device.waits_for_values.begin(), device.waits_for_values.end(),
                                  [](const Operation* operation) { return !operation->ready(); });
   if (waits) breach(std::string(function) + " was called while a stream waited for a value");

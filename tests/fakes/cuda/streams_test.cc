@@ -126,28 +126,40 @@ TEST_F(FakeCudaDriver, holds_up_streams_that_share_a_connection_with_one_that_wa
   release(gate, 2);
 }
 
-TEST_F(FakeCudaDriver, blocks_synchronizing_calls_while_a_stream_waits_for_a_value) {
+TEST_F(FakeCudaDriver, blocks_what_takes_memory_away_or_loads_code_while_a_stream_waits_for_a_value) {
   std::uint32_t* const gate = word();
   const CuStream on = stream();
+  unsigned char* const known = pinned(0);
   ASSERT_EQ(wait_for(on, gate, 1), cu_success);
   fake.set_synchronizing_calls_block(1, 20);
   CuDevicePtr address = 0;
-  EXPECT_EQ(cu.memory_allocate(&address, page), cu_unknown);
+  EXPECT_EQ(cu.memory_allocate(&address, page), cu_success) << "allocating goes on";
+  EXPECT_EQ(cu.host_register(pageable(0), page, cu_host_register_portable), cu_success) << "so does registering";
+  EXPECT_EQ(fake.counters().breaches, 0U);
+  EXPECT_EQ(cu.memory_free(address), cu_unknown);
   EXPECT_EQ(fake.counters().breaches, 1U);
-  EXPECT_NE(last_breach().find("cuMemAlloc_v2"), std::string::npos) << last_breach();
+  EXPECT_NE(last_breach().find("cuMemFree_v2"), std::string::npos) << last_breach();
+  EXPECT_EQ(cu.host_unregister(known), cu_unknown);
+  CuModule module = nullptr;
+  EXPECT_EQ(cu.module_load_data(&module, "image"), cu_unknown);
+  EXPECT_EQ(fake.counters().breaches, 3U);
 
-  fake.set_synchronizing_calls_block(1, 10000);
-  std::thread releasing([&] {
-    std::this_thread::sleep_for(10ms);
-    release(gate, 1);
-  });
-  EXPECT_EQ(cu.memory_allocate(&address, page), cu_success);
-  releasing.join();
+  for (const int block : {1, 2}) {
+    fake.set_synchronizing_calls_block(block, 10000);
+    std::thread releasing([&] {
+      std::this_thread::sleep_for(10ms);
+      release(gate, static_cast<std::uint32_t>(block));
+    });
+    EXPECT_EQ(cu.memory_free(address), cu_success);
+    releasing.join();
+    EXPECT_EQ(cu.memory_allocate(&address, page), cu_success);
+    ASSERT_EQ(wait_for(on, gate, static_cast<std::uint32_t>(block) + 1), cu_success);
+  }
+  EXPECT_EQ(fake.counters().breaches, 4U) << "of those that may take as long as they like, none";
 
-  ASSERT_EQ(wait_for(on, gate, 2), cu_success);
   fake.set_synchronizing_calls_block(0, 0);
-  EXPECT_EQ(cu.memory_allocate(&address, page), cu_success);
-  release(gate, 2);
+  EXPECT_EQ(cu.memory_free(address), cu_success);
+  release(gate, 3);
 }
 
 TEST_F(FakeCudaDriver, releases_all_who_wait_when_a_device_breaks) {
