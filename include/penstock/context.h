@@ -72,9 +72,9 @@ class PENSTOCK_EXPORT Context {
   // Page-aligned memory. Pinned memory counts against the budget and is attached to every engine; once a GPU is
   // in use it is registered with CUDA too. GPU memory counts against a budget of its own.
   Result<Buffer> allocate(Domain domain, std::size_t size_bytes);
-  // Makes all that requests to and from a GPU need: context, streams, pinned slots. The first request would do it, and
-  // take the longer; with stream order it would wait for what the GPU is doing then. While streams wait for requests it
-  // can't be done: Code::would_deadlock after deadlines.stream_seconds.
+  // Makes all that requests to and from a GPU need: context, kernels, streams, pinned slots. The first request would do
+  // it, and take the longer. A GPU that was not in use can't be taken into use while streams wait for requests:
+  // Code::would_deadlock.
   Status prepare(Domain domain);
   // Makes memory of the caller's known to the engines, for faster transfers. Detach it before freeing it, and when no
   // request uses it any more; memory of a Buffer stays until then. Code::invalid_argument for memory that is empty, not

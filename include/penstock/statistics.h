@@ -34,7 +34,11 @@ struct PENSTOCK_EXPORT Statistics {
   std::uint64_t requests_failed = 0;    // failed, cancelled or abandoned
   std::uint64_t pinned_bytes = 0;       // of the budget, now
   std::uint64_t lanes_replaced = 0;
-  std::uint64_t quarantined_bytes = 0;     // memory that abandoned operations may still touch, now
+  std::uint64_t quarantined_bytes = 0;  // memory that abandoned operations may still touch, now
+  // Of the process, now: GPU and pinned memory that was freed, and can't be before a GPU has done what it is busy with.
+  std::uint64_t unfreed_calls = 0;
+  std::uint64_t unfreed_pinned_bytes = 0;
+  std::uint64_t unfreed_device_bytes = 0;
   std::uint64_t operations_in_flight = 0;  // that engines have, now
   std::uint64_t bytes_in_flight = 0;       // of those
 

@@ -17,6 +17,7 @@
 #include "core/publisher.h"
 #include "core/request.h"
 #include "core/store_entry.h"
+#include "cuda/quiet.h"
 #include "engines/made/engine.h"
 #include "engines/modules.h"
 #include "engines/table.h"
@@ -30,6 +31,10 @@ Statistics statistics_of(const core::Environment& environment) {
   statistics.pinned_bytes = environment.pinned->used_bytes();
   statistics.lanes_replaced = environment.lanes_replaced.load(std::memory_order_relaxed);
   statistics.quarantined_bytes = environment.quarantined_bytes.load(std::memory_order_relaxed);
+  const cuda::Quiet::Unfreed unfreed = cuda::Quiet::of_process().unfreed();
+  statistics.unfreed_calls = unfreed.calls;
+  statistics.unfreed_pinned_bytes = unfreed.pinned_bytes;
+  statistics.unfreed_device_bytes = unfreed.device_bytes;
   return statistics;
 }
 
@@ -138,7 +143,6 @@ class Context::Impl {
   Result<Ticket> submit_in_order(Domain domain, CudaStream stream, Make make) {
     auto gpu = device(domain);
     if (!gpu) return gpu.error();
-    if (auto status = lanes->prepare(**gpu); !status) return status.error();
     Result<std::shared_ptr<core::Request>> request = make();
     if (!request) return std::move(request).error();
     auto order = cuda::StreamOrder::begin(**gpu, stream.handle);
@@ -226,6 +230,11 @@ class Context::Impl {
     if (!here) lanes->submit(request);
   }
 
+  // What the rest has left to be freed is given a moment, when that has gone.
+  struct CatchesUp {
+    ~CatchesUp() { cuda::Quiet::of_process().catch_up(); }
+  };
+  const CatchesUp catches_up;
   const std::shared_ptr<core::Environment> environment;  // shared: lanes and tickets may outlive the Context
   const std::shared_ptr<core::LaneSet> lanes;            // shared: a stuck lane asks for a successor
   std::unique_ptr<core::Publisher> publisher;

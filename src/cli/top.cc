@@ -62,6 +62,7 @@ void add_process(const Published& now, const Published* before, double seconds, 
   }
   lines.push_back(now.name + " " + std::to_string(now.pid) + " " + now.command + " " + format_rate(rate(all, seconds)));
   lines.insert(lines.end(), routes.begin(), routes.end());
+  const std::uint64_t unfreed_bytes = now.statistics.unfreed_pinned_bytes + now.statistics.unfreed_device_bytes;
   lines.push_back(
       "  " + std::to_string(now.statistics.requests) + " requests" +
       (now.statistics.requests_failed == 0 ? "" : ", " + std::to_string(now.statistics.requests_failed) + " failed") +
@@ -71,7 +72,8 @@ void add_process(const Published& now, const Published* before, double seconds, 
            : ", " + format_bytes(now.statistics.bytes_in_flight) + " in flight in " +
                  std::to_string(now.statistics.operations_in_flight) + " operations") +
       (now.statistics.quarantined_bytes == 0 ? ""
-                                             : ", " + format_bytes(now.statistics.quarantined_bytes) + " quarantined"));
+                                             : ", " + format_bytes(now.statistics.quarantined_bytes) + " quarantined") +
+      (unfreed_bytes == 0 ? "" : ", " + format_bytes(unfreed_bytes) + " not freed yet"));
 }
 
 std::vector<std::string> describe(const Listing& now, const Listing& before, double seconds) {

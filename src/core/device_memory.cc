@@ -5,6 +5,10 @@ namespace penstock::core {
 DeviceMemory::DeviceMemory(std::uint64_t budget_bytes)
     : budget_(std::make_shared<memory::Budget>(budget_bytes != 0 ? budget_bytes : UINT64_MAX)) {}
 
+DeviceMemory::~DeviceMemory() {
+  for (const auto& pool : pools_) pool->close();
+}
+
 Result<std::shared_ptr<memory::DevicePool>> DeviceMemory::pool(Domain domain) {
   const auto driver = cuda::Driver::get();
   if (!driver) return driver.error();

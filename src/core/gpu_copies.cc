@@ -34,40 +34,27 @@ GpuCopies::GpuCopies(LaneStaging& staging, StreamGate& streams, DeviceMemory& me
 
 void GpuCopies::ask_to_prepare(cuda::Device& gpu, Left left) {
   left->fetch_add(1, std::memory_order_relaxed);
-  unprepared_.store(false, std::memory_order_relaxed);
   const std::scoped_lock lock(mutex_);
   to_prepare_.push_back({&gpu, std::move(left)});
 }
 
-bool GpuCopies::prepare_asked() {
+void GpuCopies::prepare_asked() {
   std::vector<ToPrepare> all;
   {
     const std::scoped_lock lock(mutex_);
     all.swap(to_prepare_);
   }
-  std::erase_if(all, [this](const ToPrepare& one) {
-    const bool done = prepare(*one.gpu, Toward::device) && prepare(*one.gpu, Toward::host);
-    if (done && one.left->fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(*one.left);
-    return done;
-  });
-  if (all.empty()) return true;
-  const std::scoped_lock lock(mutex_);
-  std::move(all.begin(), all.end(), std::back_inserter(to_prepare_));
-  return false;
+  for (const ToPrepare& one : all) {
+    prepare(*one.gpu, Toward::device);
+    prepare(*one.gpu, Toward::host);
+    if (one.left->fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(*one.left);
+  }
 }
 
-// False if it has to wait; what can't be done at all is done with.
-bool GpuCopies::prepare(cuda::Device& gpu, Toward toward) {
+// Where the budget has no room, others do its work until there is some; LaneStaging has warned.
+void GpuCopies::prepare(cuda::Device& gpu, Toward toward) {
   const Status status = get_ready(gpu, toward);
-  if (status) return true;
-  if (status.error().code == Code::would_deadlock) return false;
-  if (status.error().code == Code::over_budget) {
-    // Others do its work until there is room; LaneStaging has warned.
-    unprepared_.store(true, std::memory_order_relaxed);
-  } else {
-    log(LogLevel::error, status.error().message);
-  }
-  return true;
+  if (!status && status.error().code != Code::over_budget) log(LogLevel::error, status.error().message);
 }
 
 GpuCopies::OfGpu& GpuCopies::of(cuda::Device& gpu) {
@@ -85,7 +72,6 @@ Status GpuCopies::get_ready(cuda::Device& gpu, Toward toward) {
   spent_.cpu_seconds += thread_cpu_seconds() - cpu_begun;
   if (!made) return std::move(made).error();
   queue = std::move(*made);
-  ready_.store(true, std::memory_order_relaxed);
   return {};
 }
 
@@ -93,7 +79,6 @@ Result<std::unique_ptr<CopyQueue>> GpuCopies::make(cuda::Device& gpu, Toward tow
   auto arena = staging_.get();
   if (!arena) return std::move(arena).error();
   if (auto status = (*arena)->register_with(gpu); !status) {
-    if (status.error().code == Code::would_deadlock) return std::move(status).error();
     log(LogLevel::warning, status.error().message + "; copies to and from the GPU are slower");
   }
   return CopyQueue::create(gpu, {.toward = toward, .depth = depth_, .host_to_device = (*arena)->host_to_device()});

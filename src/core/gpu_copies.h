@@ -1,8 +1,8 @@
 // GpuCopies: a lane's copies between its staging memory and GPUs. Storage fills one slot while a copy engine empties
 // another.
 //
-// Thread safety: ask_to_prepare, is_ready and is_unprepared from any thread; the rest is the lane's. Lifetime: its
-// lane's, which is leaked rather than ended while copies are pending.
+// Thread safety: ask_to_prepare from any thread; the rest is the lane's. Lifetime: its lane's, which is leaked rather
+// than ended while copies are pending.
 #pragma once
 
 #include <atomic>
@@ -31,15 +31,9 @@ class GpuCopies {
   // Makes the lane prepare for a GPU when it next looks; `left` is counted up, and down, and woken, when that is done
   // or can't be.
   void ask_to_prepare(cuda::Device& gpu, Left left);
-  // Whether something was made ready: the staging memory need not be registered any more.
-  bool is_ready() const { return ready_.load(std::memory_order_relaxed); }
-  // Whether preparing may do what it has not: it was never asked to, or the budget had no room.
-  bool is_unprepared() const { return unprepared_.load(std::memory_order_relaxed); }
-
-  // Does what was asked; false if something has to wait until no stream waits for us.
-  bool prepare_asked();
-  // Makes what copies to or from the GPU need, if it is not there. Code::would_deadlock: a stream waits for us, and it
-  // can't be made meanwhile.
+  // Does what was asked.
+  void prepare_asked();
+  // Makes what copies to or from the GPU need, if it is not there.
   Status get_ready(cuda::Device& gpu, cuda::Toward toward);
   // Staging memory that is an engine's own, which the GPU gets to know too. REQUIRES: the other get_ready was ok.
   Status get_ready(cuda::Device& gpu, StagingArena& arena);
@@ -99,7 +93,7 @@ class GpuCopies {
 
   OfGpu& of(cuda::Device& gpu);
   Result<std::unique_ptr<cuda::CopyQueue>> make(cuda::Device& gpu, cuda::Toward toward);
-  bool prepare(cuda::Device& gpu, cuda::Toward toward);
+  void prepare(cuda::Device& gpu, cuda::Toward toward);
   void note_moved(std::size_t count);
 
   LaneStaging& staging_;
@@ -109,8 +103,6 @@ class GpuCopies {
   const double stream_seconds_;
   std::mutex mutex_;
   std::vector<ToPrepare> to_prepare_;  // guarded by mutex_
-  std::atomic<bool> unprepared_{true};
-  std::atomic<bool> ready_{false};
   std::vector<OfGpu> gpus_;
   std::vector<cuda::CopyDone> done_;
   std::uint32_t pending_ = 0;

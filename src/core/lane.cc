@@ -124,7 +124,7 @@ void Lane::step(TimePoint until) {
   take_mail(now);
   if (lane_.inbox.take_attention() || now >= next_look_) {
     look_at_all(now);
-    if (!lane_.copies.prepare_asked()) next_look_ = std::min(next_look_, now + Launcher::between_tries);
+    lane_.copies.prepare_asked();
     // What a caller waits for may have ended; orphans alone are no reason for it to stay.
     if (runner() == Runner::callers) until = TimePoint::min();
   }
@@ -174,8 +174,7 @@ void Lane::launch(TimePoint now) {
     if (&part == first_passed_over) return;
     Launch result = launcher_.start_next(part, now);
     if (result == Launch::full) return;
-    if (result == Launch::waits || result == Launch::put_off) {
-      if (result == Launch::put_off) next_look_ = std::min(next_look_, now + Launcher::between_tries);
+    if (result == Launch::waits) {
       if (first_passed_over == nullptr) first_passed_over = &part;
       to_start_.rotate();
       continue;

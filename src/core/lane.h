@@ -10,9 +10,9 @@
 //     orphans.
 //  2. A lane with orphans never ends; if they stay away, it is retired, and another takes its place.
 //
-// Thread safety: post, attend, close, prepare, has_staging, is_ready, is_unprepared, try_start, try_step, work_if_left
-// and busy from any thread; the rest is the worker's, whoever that is at the time. Lifetime: shared by its thread, the
-// LaneSet and the requests that may have to wake it.
+// Thread safety: post, attend, close, prepare, has_staging, try_start, try_step, work_if_left and busy from any
+// thread; the rest is the worker's, whoever that is at the time. Lifetime: shared by its thread, the LaneSet and the
+// requests that may have to wake it.
 #pragma once
 
 #include <atomic>
@@ -44,7 +44,7 @@ class Lane {
   bool post(Part& part) { return lane_.inbox.post(part); }
   // Makes the lane look at its requests' stop codes soon.
   void attend() { lane_.inbox.attend(); }
-  // Makes what copies to and from the GPU need, as soon as no stream waits for us; `left` as GpuCopies has it.
+  // Makes what copies to and from the GPU need; `left` as GpuCopies has it.
   void prepare(cuda::Device& gpu, GpuCopies::Left left);
   // Takes no more, ends every request with Code::closed, and ends when nothing is in flight.
   void close();
@@ -52,8 +52,6 @@ class Lane {
   Runner runner() const { return lane_.settings.runner; }
   // Takes it now, if the budget has room for it.
   bool has_staging() { return lane_.staging.get().ok(); }
-  bool is_ready() const { return lane_.copies.is_ready(); }
-  bool is_unprepared() const { return lane_.copies.is_unprepared(); }
 
   // The thread's whole life.
   void run();

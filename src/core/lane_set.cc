@@ -8,7 +8,6 @@
 #include "base/futex.h"
 #include "base/log.h"
 #include "base/out_of_memory.h"
-#include "cuda/quiet.h"
 
 namespace penstock::core {
 
@@ -23,7 +22,6 @@ constexpr auto caretaker_period = std::chrono::milliseconds(1);
 constexpr int caretaker_idle_periods = 100;
 
 constexpr Duration prepare_time = std::chrono::seconds(30);
-constexpr Duration between_looks = std::chrono::milliseconds(100);
 
 constexpr std::string_view leaked_message =
     "a lane still waits for operations that never came back; it and its memory are left behind";
@@ -55,10 +53,13 @@ void keep_for_ever(const std::shared_ptr<Lane>& lane) {
   kept->push_back(lane);
 }
 
-void wait_for_none(const std::atomic<std::uint32_t>& left, TimePoint until) {
-  for (std::uint32_t now = left.load(); now != 0 && Clock::now() < until; now = left.load(std::memory_order_acquire)) {
+// Whether it came to that in time.
+bool wait_for_none(const std::atomic<std::uint32_t>& left, TimePoint until) {
+  std::uint32_t now = left.load(std::memory_order_acquire);
+  for (; now != 0 && Clock::now() < until; now = left.load(std::memory_order_acquire)) {
     futex_wait_until(left, now, until);
   }
+  return now == 0;
 }
 
 }  // namespace
@@ -112,54 +113,24 @@ std::shared_ptr<Lane> LaneSet::lane_at(std::uint32_t slot) {
   return ensure_started(worker) ? worker.lane : nullptr;
 }
 
-// What the budget had no room for, and has now. Not while streams wait: nothing could be registered.
-void LaneSet::prepare_rest(const std::shared_ptr<std::atomic<std::uint32_t>>& left) {
-  const memory::Budget& pinned = *environment_->pinned;
-  const std::uint64_t needed_bytes = lane_settings(environment_->options).staging_bytes;
-  if (pinned.used_bytes() + needed_bytes > pinned.limit_bytes() || cuda::Quiet::of_process().streams_wait()) return;
-  for (const Worker& worker : workers_) {
-    if (!worker.thread.joinable() || !worker.lane->is_unprepared()) continue;
-    for (cuda::Device* gpu : prepared_) worker.lane->prepare(*gpu, left);
-  }
-}
-
 Status LaneSet::prepare(cuda::Device& gpu) {
-  const double stream_seconds = environment_->options.deadlines.stream_seconds;
-  auto left = std::make_shared<std::atomic<std::uint32_t>>(0);
-  bool is_again = false;
+  const auto left = std::make_shared<std::atomic<std::uint32_t>>(0);
   {
     const std::scoped_lock lock(mutex_);
     if (closed_) return Error{Code::closed, 0, "the Context is closing", ""};
-    is_again = std::find(prepared_.begin(), prepared_.end(), &gpu) != prepared_.end();
-    if (is_again) {
-      prepare_rest(left);
-    } else {
-      bool has_lanes = false;
-      for (std::uint32_t slot = 0; slot < size_; ++slot) {
-        const auto lane = lane_at(slot);
-        if (lane) lane->prepare(gpu, left);
-        has_lanes |= lane != nullptr;
-      }
-      if (!has_lanes) return no_thread();
+    if (std::find(prepared_.begin(), prepared_.end(), &gpu) != prepared_.end()) return {};
+    bool has_lanes = false;
+    for (std::uint32_t slot = 0; slot < size_; ++slot) {
+      const auto lane = lane_at(slot);
+      if (lane) lane->prepare(gpu, left);
+      has_lanes |= lane != nullptr;
     }
-  }
-  if (is_again) {
-    // Other lanes are ready, so this is not worth a long wait.
-    wait_for_none(*left, Clock::now() + between_looks);
-    return {};
+    if (!has_lanes) return no_thread();
   }
   cuda::StreamOrder::prepare(gpu);
-  const TimePoint begun = Clock::now();
-  for (std::uint32_t now = left->load(); now != 0; now = left->load(std::memory_order_acquire)) {
-    const bool streams_wait = stream_seconds > 0 && cuda::Quiet::of_process().streams_wait();
-    const TimePoint deadline = begun + (streams_wait ? duration_from_seconds(stream_seconds) : prepare_time);
-    if (Clock::now() >= deadline) {
-      if (streams_wait) return cuda::streams_wait_error("prepare " + gpu.info().domain.name());
-      return Error{Code::timed_out, 0, "preparing " + gpu.info().domain.name() + " took too long",
-                   "is the GPU busy, or are all lanes stuck?"};
-    }
-    // A stream may begin to wait meanwhile.
-    futex_wait_until(*left, now, std::min(deadline, Clock::now() + between_looks));
+  if (!wait_for_none(*left, Clock::now() + prepare_time)) {
+    return Error{Code::timed_out, 0, "preparing " + gpu.info().domain.name() + " took too long",
+                 "is the GPU busy, or are all lanes stuck?"};
   }
   const std::scoped_lock lock(mutex_);
   prepared_.push_back(&gpu);
@@ -188,15 +159,12 @@ bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request) {
   return found != 0;
 }
 
-// Most GPU memory is reached through staging memory. The budget may have no room for that of every lane, and what is
-// new can't be registered while streams wait. Where no lane has any, each part fails with the reason.
+// Most GPU memory is reached through staging memory. The budget may have no room for that of every lane. Where no lane
+// has any, each part fails with the reason.
 bool LaneSet::give_lanes(Request& request) {
   const auto any = [](Lane&) { return true; };
-  const auto is_ready = [](Lane& lane) { return lane.is_ready(); };
   const auto has_staging = [](Lane& lane) { return lane.has_staging(); };
-  const bool streams_wait = request.needs_staging && cuda::Quiet::of_process().streams_wait();
-  return (streams_wait && give_lanes_that(is_ready, request)) ||
-         (request.needs_staging && give_lanes_that(has_staging, request)) || give_lanes_that(any, request);
+  return (request.needs_staging && give_lanes_that(has_staging, request)) || give_lanes_that(any, request);
 }
 
 void LaneSet::submit(const std::shared_ptr<Request>& request) {

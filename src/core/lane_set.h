@@ -39,8 +39,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   LaneSet& operator=(const LaneSet&) = delete;
 
   std::uint32_t size() const { return size_; }
-  // Makes what requests to and from a GPU need, on every lane, so that none of it is made while a stream waits. A lane
-  // that the budget had no room for is tried again by later calls.
+  // Makes what requests to and from a GPU need, on every lane, so that the first of them need not.
   Status prepare(cuda::Device& gpu);
   // Submits the request when its stream has come to it. An error where it can't wait for that: let go of it, and the
   // stream goes on.
@@ -73,7 +72,6 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   bool give_lanes(Request& request);
   // Gives the parts to lanes that fit, some to the same lane if need be; false if none does.
   bool give_lanes_that(bool (*fit)(Lane& lane), Request& request);
-  void prepare_rest(const std::shared_ptr<std::atomic<std::uint32_t>>& left);
   bool replace(std::uint32_t slot);
   void collect_ended();
   std::shared_ptr<Lane> callers_lane();

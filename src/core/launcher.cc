@@ -100,7 +100,6 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
         part.plan = {Path::device, Reason::straight};
         return start_straight(part, next, now);
       }
-      if (ready.error().code == Code::would_deadlock) return put_off(part, now);
       Cutter::fail_unit(part, ready.error().code, &ready.error());
       return Launch::started;
     }
@@ -132,8 +131,6 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
         }
         making = std::move(*begun);
       }
-    } else if (arena.error().code == Code::would_deadlock) {
-      return put_off(part, now);
     } else if (!span.is_out_of_reach && Cutter::may_be_buffered(request, entry, span)) {
       // Without staging memory the page cache can still take what the device can't.
       piece.shape = Shape::plain;
@@ -209,12 +206,10 @@ Launch Launcher::start_edge(Part& part, TimePoint now) {
   StagingArena::Block block;
   if (span.gpu != nullptr) {
     const Status ready = lane_.copies.get_ready(*span.gpu, request.staged_toward());
-    if (!ready && ready.error().code == Code::would_deadlock) return put_off(part, now);
     if (!ready) return fail_edge(ready.error().code, &ready.error());
   }
   if (span.is_out_of_reach) {
     const auto arena = staging_for(entry, span, edge.length);
-    if (!arena && arena.error().code == Code::would_deadlock) return put_off(part, now);
     if (!arena) return fail_edge(arena.error().code, &arena.error());
     const auto taken = (*arena)->take(edge.length);
     if (!taken) return Launch::full;
@@ -248,16 +243,6 @@ Launch Launcher::start_flush(Part& part, TimePoint now) {
   ++part.in_flight;
   carrier_.begin(index, now);
   return Launch::started;
-}
-
-Launch Launcher::put_off(Part& part, TimePoint now) const {
-  const double limit = lane_.environment.options.deadlines.stream_seconds;
-  const bool too_long = limit > 0 && now - part.last_progress >= duration_from_seconds(limit);
-  if ((part.hold->order || too_long) && part.hold->stop_code() == Code::ok) {
-    log(LogLevel::warning, "a lane can't register memory while streams wait; a request that needs it is ended");
-    part.hold->stop_for_registration();
-  }
-  return Launch::put_off;
 }
 
 std::uint32_t Launcher::take(Part& part, StoreEntry& entry, const Cut& cut, const StagingArena::Block& block) {

@@ -17,7 +17,6 @@ enum class Launch : std::uint8_t {
   started,   // a piece, or what needed none was dealt with
   full,      // the lane can start nothing before something has come back
   waits,     // enough of the part's store is in flight; others may go on
-  put_off,   // the part has to be tried again later; others may go on
   finished,  // the part has nothing left to start
 };
 
@@ -42,8 +41,6 @@ class Launcher {
   static void note_lack_of_places(const Part& part);
   // The next piece of the part, in its present stage. REQUIRES: has_room().
   Launch start_next(Part& part, TimePoint now);
-  // When a part that was put off should be tried again.
-  static constexpr Duration between_tries = std::chrono::milliseconds(1);
 
  private:
   Launch start_edge(Part& part, TimePoint now);
@@ -52,8 +49,6 @@ class Launcher {
   Launch start_from_host(Part& part, const NextPiece& next, TimePoint now);
   // What lies in part of a block, and can't be written now.
   Launch leave_edge(Part& part, const NextPiece& next) const;
-  // The part can't go on before no stream waits. If its own stream does, neither would ever move.
-  Launch put_off(Part& part, TimePoint now) const;
   bool has_queue(std::size_t engine);
   bool has_flow(Flow& flow);
   Result<StagingArena*> staging_for(const StoreEntry& entry, const Span& span, std::uint64_t bytes);

@@ -320,11 +320,6 @@ void Request::stop_because(Error cause) {
   stop(code);
 }
 
-void Request::stop_for_registration() {
-  needs_registration_.store(true, std::memory_order_relaxed);
-  stop(Code::would_deadlock);
-}
-
 std::optional<Stage> Request::next_stage(Stage done) const {
   if (stop_code() != Code::ok) return std::nullopt;
   const bool has_edges = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.edges.empty(); });

@@ -245,8 +245,6 @@ class Request {
   void stop(Code code);
   // The same, where more is known than the code says. REQUIRES: no lane has it, and nobody else calls this.
   void stop_because(Error cause);
-  // With Code::would_deadlock, because a lane can't register memory while streams wait.
-  void stop_for_registration();
   Code stop_code() const { return stop_code_.load(std::memory_order_seq_cst); }
   // Each lane calls it once when its part is over; true for the last one, which must then conclude.
   bool leave() { return parts_left_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
@@ -347,8 +345,7 @@ class Request {
   std::atomic<bool> prefer_long_{false};
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};
-  std::unique_ptr<const Error> stop_cause_;      // where that is more than a code; written before it
-  std::atomic<bool> needs_registration_{false};  // that can't be had while streams wait
+  std::unique_ptr<const Error> stop_cause_;  // where that is more than a code; written before it
   std::atomic<Outcome> outcome_{Outcome::pending};
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
   std::atomic<Waiting*> waiting_{nullptr};

@@ -210,11 +210,6 @@ Error Request::describe(Outcome outcome) const {
   if (stop_cause_ && stop_cause_->code == stop_code()) {
     return {stop_cause_->code, stop_cause_->system_error, stop_cause_->message + "; " + progress, stop_cause_->hint};
   }
-  if (stop_code() == Code::would_deadlock && needs_registration_.load(std::memory_order_relaxed)) {
-    return {Code::would_deadlock, 0,
-            "streams wait for requests, and memory for this one can't be registered meanwhile; " + progress,
-            "prepare the GPU before the first request in stream order, or try again when those have ended"};
-  }
   if (stop_code() == Code::would_deadlock) {
     return {Code::would_deadlock, 0, "copies could not get past a stream that waits for them; " + progress,
             "set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts, or put no copies on a stream behind a request"};

@@ -248,6 +248,9 @@ void visit_totals(All& all, Visit visit) {
   visit("pinned_bytes", all.pinned_bytes);
   visit("lanes_replaced", all.lanes_replaced);
   visit("quarantined_bytes", all.quarantined_bytes);
+  visit("unfreed_calls", all.unfreed_calls);
+  visit("unfreed_pinned_bytes", all.unfreed_pinned_bytes);
+  visit("unfreed_device_bytes", all.unfreed_device_bytes);
   visit("operations_in_flight", all.operations_in_flight);
   visit("bytes_in_flight", all.bytes_in_flight);
 }

@@ -102,7 +102,7 @@ class StatisticsHub {
   void request_ended(bool ok);
   // By no engine of ours, but by the kernel's mmap, which is named as one.
   void count_mapped(std::uint64_t bytes, double seconds);
-  // Everything but what only a Context knows: pinned and quarantined bytes, lanes replaced.
+  // Everything but what only a Context knows: pinned, quarantined and unfreed bytes, lanes replaced.
   Statistics snapshot() const;
   void reset();
 

@@ -16,6 +16,23 @@ std::size_t size_class(std::size_t size_bytes) {
   return static_cast<std::size_t>(std::bit_width(std::bit_ceil(cells)) - 1);
 }
 
+// One that the GPU can't reach goes back.
+class UnusedPage : public Deferred {
+ public:
+  UnusedPage(Device& device, void* page) : device_(device), page_(page) {}
+
+ private:
+  bool run() override {
+    const Current current(device_);
+    device_.api().host_unregister(page_);
+    ::munmap(page_, ControlMemory::page_bytes);
+    return false;
+  }
+
+  Device& device_;
+  void* const page_;
+};
+
 }  // namespace
 
 ControlMemory& ControlMemory::of_process() {
@@ -50,20 +67,14 @@ Status ControlMemory::add_page(Device& device, std::size_t cell_bytes, std::vect
   const RelaxedApi& api = device.api();
   CuDevicePtr address = 0;
   constexpr unsigned flags = cu_host_register_portable | cu_host_register_device_map;
-  CuResult result = cu_success;
-  const bool ran = Quiet::of_process().run([&] { result = api.host_register(page, page_bytes, flags); });
-  if (!ran || result != cu_success) {
+  CuResult result = api.host_register(page, page_bytes, flags);
+  if (result != cu_success) {
     ::munmap(page, page_bytes);
-    if (!ran) return streams_wait_error("register control memory with CUDA");
     return device.driver().error(result, "register control memory with CUDA");
   }
   result = api.host_get_device_pointer(&address, page, 0);
   if (result != cu_success) {
-    Quiet::of_process().run_later([&device, page] {
-      const Current again(device);
-      device.api().host_unregister(page);
-      ::munmap(page, page_bytes);
-    });
+    Quiet::of_process().defer(std::make_shared<UnusedPage>(device, page));
     return device.driver().error(result, "map control memory for the GPU");
   }
   for (std::size_t offset = 0; offset < page_bytes; offset += cell_bytes) {

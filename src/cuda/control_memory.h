@@ -1,7 +1,6 @@
 // ControlMemory: small pinned cells that GPUs see: words that streams wait on, tables for kernels.
 //
-// Pages are never freed: a stream may look at its word long after the request, or the Context, has ended. None is made
-// while a stream waits: a page has more words than requests should be pending.
+// Pages are never freed: a stream may look at its word long after the request, or the Context, has ended.
 //
 // Thread safety: any thread. Lifetime: the process's.
 #pragma once
@@ -28,8 +27,7 @@ class ControlMemory {
     CuDevicePtr device = 0;  // the same cell, as GPUs see it
     std::size_t size_bytes = 0;
   };
-  // Zeros, or what the last user left. `size_bytes` at most `largest_bytes`. Code::would_deadlock where there is none
-  // left and streams wait.
+  // Zeros, or what the last user left. `size_bytes` at most `largest_bytes`.
   Result<Cell> take(Device& device, std::size_t size_bytes);
   void give_back(const Cell& cell);
 

@@ -32,7 +32,8 @@ Result<std::unique_ptr<CopyQueue>> CopyQueue::create(Device& device, const CopyQ
     if (!event) return event.error();
     group.event = *event;
   }
-  if (device.scatter() != nullptr && options.host_to_device) {
+  const bool may_have_kernel = device.kernels()[Kernel::scatter] != nullptr || !device.kernels().is_settled();
+  if (may_have_kernel && options.host_to_device) {
     const std::size_t entries = std::min(options.depth, ControlMemory::largest_bytes / sizeof(ScatterEntry));
     auto table = ControlMemory::of_process().take(device, entries * sizeof(ScatterEntry));
     if (!table) return table.error();
@@ -96,14 +97,17 @@ CuResult CopyQueue::issue_copies(std::size_t first, std::size_t count) {
 }
 
 CuResult CopyQueue::issue_small(std::size_t first, std::size_t count) {
-  if ((first + count) * sizeof(ScatterEntry) <= table_.size_bytes) return issue_by_kernel(first, count);
+  CuFunction const kernel = device_.kernels()[Kernel::scatter];
+  if (kernel != nullptr && (first + count) * sizeof(ScatterEntry) <= table_.size_bytes) {
+    return issue_by_kernel(kernel, first, count);
+  }
   if (device_.api().copy_batch != nullptr) return issue_by_batch(first, count);
   CuResult result = cu_success;
   for (std::size_t i = 0; i < count && result == cu_success; ++i) result = issue_one(ring_[first + i]);
   return result;
 }
 
-CuResult CopyQueue::issue_by_kernel(std::size_t first, std::size_t count) {
+CuResult CopyQueue::issue_by_kernel(CuFunction kernel, std::size_t first, std::size_t count) {
   const bool to_device = options_.toward == Toward::device;
   auto* const table = reinterpret_cast<ScatterEntry*>(table_.host);
   for (std::size_t i = first; i < first + count; ++i) {
@@ -114,8 +118,7 @@ CuResult CopyQueue::issue_by_kernel(std::size_t first, std::size_t count) {
   CuDevicePtr entries = table_.device + first * sizeof(ScatterEntry);
   auto blocks = static_cast<unsigned>(count);
   void* parameters[] = {&entries, &blocks};
-  return device_.api().launch_kernel(device_.scatter(), blocks, 1, 1, scatter_threads, 1, 1, 0, stream_, parameters,
-                                     nullptr);
+  return device_.api().launch_kernel(kernel, blocks, 1, 1, kernel_threads, 1, 1, 0, stream_, parameters, nullptr);
 }
 
 CuResult CopyQueue::issue_by_batch(std::size_t first, std::size_t count) {

@@ -82,7 +82,7 @@ class CopyQueue {
   void record(Group& group);
   CuResult issue_copies(std::size_t first, std::size_t count);
   CuResult issue_small(std::size_t first, std::size_t count);
-  CuResult issue_by_kernel(std::size_t first, std::size_t count);
+  CuResult issue_by_kernel(CuFunction kernel, std::size_t first, std::size_t count);
   CuResult issue_by_batch(std::size_t first, std::size_t count);
   CuResult issue_one(const Copy& copy);
   CuResult issue_alone(const Copy& copy);
@@ -91,7 +91,7 @@ class CopyQueue {
   Device& device_;
   const CopyQueueOptions options_;
   CuStream stream_ = nullptr;
-  ControlMemory::Cell table_;  // of ScatterEntry, by place in the ring; empty: no kernel
+  ControlMemory::Cell table_;  // of ScatterEntry, by place in the ring; empty: no kernel ever
   std::vector<Copy> ring_;     // of `depth`
   std::size_t first_ = 0;      // the oldest pending copy
   std::size_t pending_ = 0;    // added and not collected

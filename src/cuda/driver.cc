@@ -9,13 +9,15 @@
 #include <utility>
 
 #include "base/log.h"
-#include "cuda/kernels.h"
+#include "cuda/quiet.h"
 
 namespace penstock::cuda {
 
 namespace {
 
 constexpr int oldest_version = 11000;
+// How long the first use of a GPU waits for its kernels. It goes on without them if the GPU is busy with others' work.
+constexpr std::chrono::seconds kernels_time{2};
 
 Error no_driver(std::string reason, std::string hint) {
   return {Code::no_device, 0, "no CUDA driver: " + std::move(reason), std::move(hint)};
@@ -100,34 +102,46 @@ const RelaxedApi& Device::api() const {
   return driver_.api();
 }
 
+class Device::LoadsKernels : public Deferred {
+ public:
+  explicit LoadsKernels(Device& device) : device_(device) {}
+
+ private:
+  bool run() override {
+    const Current current(device_);
+    device_.kernels_.load(device_.api());
+    return false;
+  }
+
+  Device& device_;
+};
+
 Status Device::activate() {
   if (active_.load(std::memory_order_acquire)) return {};
   const std::scoped_lock lock(mutex_);
   if (active_.load(std::memory_order_relaxed)) return {};
-  if (const CuResult result = api().primary_context_retain(&context_, handle_); result != cu_success) {
-    return driver_.error(result, "make a context on " + info_.domain.name());
-  }
-  const Current current(*this);
-  scatter_ = load_scatter(api());
-  warm_up();
+  if (Status status = retain_context(); !status) return status;
+  Quiet& quiet = Quiet::of_process();
+  quiet.defer(std::make_shared<LoadsKernels>(*this));
+  quiet.catch_up(kernels_time);
   active_.store(true, std::memory_order_release);
   return {};
 }
 
-// The driver loads a kernel when it is first launched, and may wait for the whole device then. Later a stream may be
-// waiting for us.
-void Device::warm_up() {
-  CuStream stream = nullptr;
-  if (scatter_ == nullptr || api().stream_create(&stream, cu_stream_non_blocking, 0) != cu_success) return;
-  CuDevicePtr entries = 0;
-  unsigned count = 0;
-  void* parameters[] = {&entries, &count};
-  CuResult result = api().launch_kernel(scatter_, 1, 1, 1, scatter_threads, 1, 1, 0, stream, parameters, nullptr);
-  if (result == cu_success) result = api().stream_synchronize(stream);
-  api().stream_destroy(stream);
-  if (result == cu_success) return;
-  log(LogLevel::warning, driver_.error(result, "run the scatter kernel").message + "; it is not used");
-  scatter_ = nullptr;
+// One that the program has made is only counted. Making one may wait for other devices, as far as anybody knows.
+Status Device::retain_context() {
+  const std::string what = "make a context on " + info_.domain.name();
+  unsigned flags = 0;
+  int is_there = 0;
+  api().primary_context_get_state(handle_, &flags, &is_there);
+  CuResult result = cu_success;
+  const auto retain = [&] { result = api().primary_context_retain(&context_, handle_); };
+  if (is_there != 0) {
+    retain();
+  } else if (!Quiet::of_process().run(retain)) {
+    return streams_wait_error(what);
+  }
+  return result == cu_success ? Status() : driver_.error(result, what);
 }
 
 namespace {

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/kernels.h"
 #include "cuda/relaxed.h"
 #include "penstock/gpu.h"
 #include "penstock/region.h"
@@ -35,13 +36,14 @@ class Device {
   const Gpu& info() const { return info_; }
   int ordinal() const { return info_.domain.device(); }
 
-  // Makes the primary context, unless that was done. Everything that needs it comes after.
+  // Makes the primary context, unless that was done, and has the kernels loaded. Everything that needs them comes
+  // after. Code::would_deadlock where there is no context yet and a stream waits for us.
   Status activate();
   bool is_active() const { return active_.load(std::memory_order_acquire); }
   CuContext context() const { return context_; }
 
-  // The scatter kernel, loaded with the context; null where it was not built or does not fit the GPU.
-  CuFunction scatter() const { return scatter_; }
+  // Where the GPU was busy when the context was made, they may come later.
+  const KernelTable& kernels() const { return kernels_; }
 
   Status copy_and_wait(Region to, Region from);
   // REQUIRES: checked by copy_rows, and with memory of this device on one side each.
@@ -57,7 +59,8 @@ class Device {
  private:
   // Waits for the work, on a stream that nobody else uses.
   CuResult on_own_stream(const std::function<CuResult(CuStream)>& work);
-  void warm_up();
+  Status retain_context();
+  class LoadsKernels;
 
   Driver& driver_;
   const CuDevice handle_;
@@ -66,7 +69,7 @@ class Device {
   std::atomic<bool> active_{false};
   std::atomic<std::uint32_t> stream_waits_{0};
   CuContext context_ = nullptr;
-  CuFunction scatter_ = nullptr;
+  KernelTable kernels_;
   std::vector<CuEvent> free_events_;
 };
 

@@ -12,6 +12,21 @@ namespace {
 // A fat binary, put here by the assembler (kernels.cmake).
 extern "C" const unsigned char penstock_kernels_image[];
 constexpr int oldest_compute = 75;
+
+// The driver loads a kernel when it is first launched, and may wait for the whole device then. Later a stream may be
+// waiting for us.
+CuResult launch_once(const RelaxedApi& api, CuFunction kernel) {
+  CuStream stream = nullptr;
+  CuResult result = api.stream_create(&stream, cu_stream_non_blocking, 0);
+  if (result != cu_success) return result;
+  CuDevicePtr entries = 0;
+  unsigned count = 0;
+  void* parameters[] = {&entries, &count};
+  result = api.launch_kernel(kernel, 1, 1, 1, kernel_threads, 1, 1, 0, stream, parameters, nullptr);
+  if (result == cu_success) result = api.stream_synchronize(stream);
+  api.stream_destroy(stream);
+  return result;
+}
 #endif
 
 }  // namespace
@@ -24,17 +39,28 @@ bool has_kernels_for([[maybe_unused]] int compute_major, [[maybe_unused]] int co
 #endif
 }
 
-CuFunction load_scatter([[maybe_unused]] const RelaxedApi& api) {
+void KernelTable::load(const RelaxedApi& api) {
+  if (const CuResult result = load_module(api); result != cu_success) {
+    log(LogLevel::info, "kernels don't load (CUDA error " + std::to_string(result) + "); copies are made without them");
+  }
+  settled_.store(true, std::memory_order_release);
+}
+
+CuResult KernelTable::load_module([[maybe_unused]] const RelaxedApi& api) {
 #if PENSTOCK_HAS_KERNELS
   CuModule module = nullptr;
-  CuFunction function = nullptr;
-  CuResult result = api.module_load_data(&module, penstock_kernels_image);
-  if (result == cu_success) result = api.module_get_function(&function, module, "penstock_scatter");
-  if (result == cu_success) return function;
-  log(LogLevel::info, "the scatter kernel does not load (CUDA error " + std::to_string(result) +
-                          "); small scattered copies are made one by one");
+  if (const CuResult result = api.module_load_data(&module, penstock_kernels_image); result != cu_success) {
+    return result;
+  }
+  for (Entry& entry : table_) {
+    CuFunction function = nullptr;
+    CuResult result = api.module_get_function(&function, module, entry.name);
+    if (result == cu_success) result = launch_once(api, function);
+    if (result != cu_success) return result;
+    entry.function.store(function, std::memory_order_release);
+  }
 #endif
-  return nullptr;
+  return cu_success;
 }
 
 }  // namespace penstock::cuda

@@ -1,11 +1,20 @@
-// The kernels that were built in, as images for the driver.
+// The kernels that were built in, as images for the driver, and the table of those that a GPU has loaded.
 #pragma once
 
+#include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/relaxed.h"
 
 namespace penstock::cuda {
+
+// By place in the table. Each is `name(const Entry* entries, unsigned count)`, with a block an entry, and does nothing
+// where there are no entries.
+enum class Kernel : std::uint8_t { scatter };
+
+inline constexpr unsigned kernel_threads = 256;  // in a block
 
 // One copy of the scatter kernel. Addresses as the GPU sees them.
 struct ScatterEntry {
@@ -17,9 +26,29 @@ struct ScatterEntry {
 // Whether the build had nvcc, and its kernels run on such a GPU.
 bool has_kernels_for(int compute_major, int compute_minor);
 
-// `penstock_scatter(const ScatterEntry* entries, unsigned count)`, one block an entry. Null where there is none.
-// REQUIRES: a current context, for whose life the kernel stays loaded.
-CuFunction load_scatter(const RelaxedApi& api);
-inline constexpr unsigned scatter_threads = 256;  // in a block
+// Thread safety: any thread; `load` once. Lifetime: its GPU's context.
+class KernelTable {
+ public:
+  // Null where it was not built, does not fit the GPU, or is not loaded.
+  CuFunction operator[](Kernel kernel) const {
+    return table_[static_cast<std::size_t>(kernel)].function.load(std::memory_order_acquire);
+  }
+  // Whether there will be no others than there are.
+  bool is_settled() const { return settled_.load(std::memory_order_acquire); }
+
+  // Loads all of them. The driver waits with that for all that the GPU is doing, so it is Quiet's. REQUIRES: a current
+  // context, for whose life they stay loaded.
+  void load(const RelaxedApi& api);
+
+ private:
+  struct Entry {
+    const char* name;
+    std::atomic<CuFunction> function{nullptr};
+  };
+  CuResult load_module(const RelaxedApi& api);
+
+  std::array<Entry, 1> table_{{{"penstock_scatter"}}};
+  std::atomic<bool> settled_{false};
+};
 
 }  // namespace penstock::cuda

@@ -21,7 +21,7 @@ class StreamOrder {
   // Makes the words that streams wait for, as far as that is not done. What can't be made is told by begin.
   static void prepare(Device& device);
   // Marks where the stream stands, and makes it wait. `stream` as CUDA's APIs take it; null is the legacy null stream.
-  // Nothing of ours that could wait for the device may happen from here to the release. A stream that is being
+  // Nothing of ours that may wait for the device begins from here to the release. A stream that is being
   // captured, or is of another context, is refused.
   static Result<std::unique_ptr<StreamOrder>> begin(Device& device, void* stream);
   // That of a request which a stream began by itself, and waits for by a word: released, the word is 1.

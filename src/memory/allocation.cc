@@ -45,8 +45,15 @@ Error over_budget(std::size_t size_bytes, const Budget& budget) {
   return {Code::over_budget, 0,
           "allocate " + std::to_string(size_bytes) + " bytes of pinned memory: the budget is " +
               std::to_string(budget.limit_bytes()) + " bytes, and " + std::to_string(budget.used_bytes()) +
-              " of them are in use",
+              " of them are in use" + cuda::describe_unfreed(cuda::Quiet::Kind::pinned),
           "free pinned buffers, or raise pinned_budget_bytes"};
+}
+
+// What was freed a moment ago may not be back yet.
+bool charge_in_time(Budget& budget, std::uint64_t bytes) {
+  if (budget.charge(bytes)) return true;
+  cuda::Quiet::of_process().catch_up();
+  return budget.charge(bytes);
 }
 
 // Maps `size` bytes at a multiple of `alignment`, by mapping more and giving the ends back.
@@ -84,7 +91,7 @@ Result<std::unique_ptr<Allocation>> Allocation::create(const AllocationOptions& 
   const std::size_t size = round_up(options.size_bytes, page_bytes);
   if (size == 0) return no_memory(options.size_bytes, ENOMEM);
   if (options.budget) {
-    if (!options.budget->charge(size)) return over_budget(options.size_bytes, *options.budget);
+    if (!charge_in_time(*options.budget, size)) return over_budget(options.size_bytes, *options.budget);
     allocation->budget_ = options.budget;
     allocation->charged_bytes_ = size;
   }
@@ -108,20 +115,69 @@ std::unique_ptr<Allocation> Allocation::adopt(Region memory, std::shared_ptr<con
   return allocation;
 }
 
-Status Allocation::register_with(cuda::Device& device) {
-  if (registered_with_ != nullptr || mapped_bytes_ == 0) return {};
-  const std::string what = "register " + std::to_string(mapped_bytes_) + " bytes with CUDA";
+// Mapped memory, or that of somebody else, goes back to the system and its budget.
+struct Mapping {
+  std::byte* data = nullptr;
+  std::size_t size_bytes = 0;
+  std::uint64_t charged_bytes = 0;
+  std::shared_ptr<Budget> budget;
+  std::shared_ptr<const void> owner;
+
+  void end() const {
+    if (size_bytes > 0 && !owner) ::munmap(data, size_bytes);  // unlocks too
+    if (budget) budget->refund(charged_bytes);
+  }
+};
+
+// Unregistering waits for all that the GPU is doing.
+class Allocation::Registration : public cuda::Deferred {
+ public:
+  Registration(cuda::Device& device, Mapping mapping) : device_(device), mapping_(std::move(mapping)) {}
+
+  static void end(std::shared_ptr<Registration> registration) {
+    cuda::Quiet& quiet = cuda::Quiet::of_process();
+    quiet.note_unfreed(cuda::Quiet::Kind::pinned, registration->mapping_.size_bytes);
+    quiet.defer(std::move(registration));
+  }
+
+ private:
+  bool run() override {
+    {
+      const cuda::Current current(device_);
+      device_.api().host_unregister(mapping_.data);
+    }
+    mapping_.end();
+    cuda::Quiet::of_process().note_freed(cuda::Quiet::Kind::pinned, mapping_.size_bytes);
+    return false;
+  }
+
+  cuda::Device& device_;
+  const Mapping mapping_;
+};
+
+Status Allocation::check_unfreed() const {
   cuda::Quiet& quiet = cuda::Quiet::of_process();
-  if (quiet.streams_wait()) return cuda::streams_wait_error(what);
+  const auto fits = [&] { return quiet.unfreed().pinned_bytes + mapped_bytes_ <= budget_->limit_bytes(); };
+  if (!budget_ || fits()) return {};
+  quiet.catch_up();
+  return fits() ? Status() : over_budget(region_.size_bytes, *budget_);
+}
+
+Status Allocation::register_with(cuda::Device& device) {
+  if (registration_ || mapped_bytes_ == 0) return {};
+  if (Status status = check_unfreed(); !status) return status;
+  const std::string what = "register " + std::to_string(mapped_bytes_) + " bytes with CUDA";
+  // Before there is something to unregister, which needs it.
+  auto registration =
+      std::make_shared<Registration>(device, Mapping{region_.data, mapped_bytes_, charged_bytes_, budget_, owner_});
+  cuda::Quiet::of_process().get_ready();
   // Pages that are there already are registered several times faster than those that the driver must ask for.
   ::madvise(region_.data, mapped_bytes_, MADV_POPULATE_WRITE);
   const cuda::Current current(device);
   constexpr unsigned flags = cuda::cu_host_register_portable | cuda::cu_host_register_device_map;
-  cuda::CuResult result = cuda::cu_success;
-  const bool ran = quiet.run([&] { result = device.api().host_register(region_.data, mapped_bytes_, flags); });
-  if (!ran) return cuda::streams_wait_error(what);
+  cuda::CuResult result = device.api().host_register(region_.data, mapped_bytes_, flags);
   if (result != cuda::cu_success) return device.driver().error(result, what);
-  registered_with_ = &device;
+  registration_ = std::move(registration);
   cuda::CuDevicePtr address = 0;
   result = device.api().host_get_device_pointer(&address, region_.data, 0);
   if (result != cuda::cu_success) return device.driver().error(result, what);
@@ -139,20 +195,11 @@ void Allocation::on_free(const void* owner, std::function<void()> action) const 
 Allocation::~Allocation() {
   for (const OnFree& one : on_free_) one.action();
   if (pool_) pool_->give_back(block_);
-  const auto unmap = [data = region_.data, size = mapped_bytes_, budget = budget_, charged = charged_bytes_,
-                      owner = std::move(owner_)] {
-    if (size > 0 && !owner) ::munmap(data, size);  // unlocks too
-    if (budget) budget->refund(charged);
-  };
-  if (registered_with_ == nullptr) {
-    unmap();
-    return;
+  if (registration_) {
+    Registration::end(std::move(registration_));
+  } else {
+    Mapping{region_.data, mapped_bytes_, charged_bytes_, std::move(budget_), std::move(owner_)}.end();
   }
-  cuda::Quiet::of_process().run_later([unmap, &device = *registered_with_, data = region_.data] {
-    const cuda::Current current(device);
-    device.api().host_unregister(data);
-    unmap();
-  });
 }
 
 }  // namespace penstock::memory

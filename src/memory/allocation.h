@@ -39,8 +39,8 @@ class Allocation {
   Allocation& operator=(const Allocation&) = delete;
 
   Region region() const { return region_; }
-  // Makes host memory known to CUDA, so that GPUs copy to and from it by themselves. Its bytes stay.
-  // Code::would_deadlock while a stream waits for us.
+  // Makes host memory known to CUDA, so that GPUs copy to and from it by themselves. Its bytes stay. Code::over_budget
+  // where as much pinned memory as the budget has waits to be freed, since this would have to be freed like that too.
   Status register_with(cuda::Device& device);
   // What to add to an address of it to get the GPU's, if it is registered.
   std::optional<std::ptrdiff_t> host_to_device() const { return host_to_device_; }
@@ -49,14 +49,17 @@ class Allocation {
   void on_free(const void* owner, std::function<void()> action) const;
 
  private:
+  class Registration;
+
   Allocation() = default;
+  Status check_unfreed() const;
   Region region_;
   std::size_t mapped_bytes_ = 0;
   std::uint64_t charged_bytes_ = 0;
   std::shared_ptr<Budget> budget_;
   std::shared_ptr<DevicePool> pool_;
-  DevicePool::Block block_;  // of the pool
-  cuda::Device* registered_with_ = nullptr;
+  DevicePool::Block block_;                     // of the pool
+  std::shared_ptr<Registration> registration_;  // shared with Quiet in the end; null: not registered
   std::optional<std::ptrdiff_t> host_to_device_;
   std::shared_ptr<const void> owner_;  // of adopted memory
   struct OnFree {

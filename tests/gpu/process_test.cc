@@ -3,9 +3,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <thread>
 
+#include "cuda/stream_order.h"
 #include "gpu/gpu_test.h"
 #include "support/graph_capture.h"
 
@@ -134,6 +136,53 @@ TEST_F(GpuProcess, DISABLED_begins_while_a_graph_is_captured) {
 
 TEST_F(GpuProcess, may_begin_while_a_graph_is_captured) {
   EXPECT_EQ(exit_status_of_test("GpuProcess.DISABLED_begins_while_a_graph_is_captured"), 0);
+}
+
+// For a process of its own, likewise: kernels can't be loaded while the GPU is busy, and are not waited for.
+TEST_F(GpuProcess, DISABLED_begins_while_its_gpu_is_busy) {
+  const PlainCuda plain;
+  cuda::CuContext context = nullptr;
+  cuda::CuStream stream = nullptr;
+  cuda::CuDevicePtr place = 0;
+  alignas(4096) static std::atomic<std::uint32_t> word[1024] = {};
+  ASSERT_EQ(plain.api.primary_context_retain(&context, 0), cuda::cu_success);
+  ASSERT_EQ(plain.api.context_push(context), cuda::cu_success);
+  ASSERT_EQ(plain.api.stream_create(&stream, cuda::cu_stream_non_blocking, 0), cuda::cu_success);
+  ASSERT_EQ(plain.api.host_register(word, sizeof word, cuda::cu_host_register_device_map), cuda::cu_success);
+  ASSERT_EQ(plain.api.host_get_device_pointer(&place, word, 0), cuda::cu_success);
+  if (fake_) fake_->set_synchronizing_calls_block(2, 0);
+  ASSERT_EQ(plain.api.stream_wait_value(stream, place, 1, cuda::cu_wait_value_geq), cuda::cu_success);
+  {
+    Context ours = make_context();
+    EXPECT_TRUE(load(ours).ok());
+    EXPECT_EQ(gpu().kernels()[cuda::Kernel::scatter], nullptr);
+  }
+  word[0] = 1;
+  EXPECT_TRUE(eventually([&] { return gpu().kernels().is_settled(); }));
+  Context after = make_context();
+  EXPECT_TRUE(load(after).ok());
+}
+
+TEST_F(GpuProcess, may_begin_while_its_gpu_is_busy) {
+  EXPECT_EQ(exit_status_of_test("GpuProcess.DISABLED_begins_while_its_gpu_is_busy"), 0);
+}
+
+// For a process of its own, in which only one GPU is in use.
+TEST_F(GpuProcess, DISABLED_wants_another_gpu_while_a_stream_waits) {
+  if (driver_->devices().size() < 2) GTEST_SKIP() << "one GPU";
+  Context context = make_context();
+  ASSERT_TRUE(load(context).ok());
+  auto order = cuda::StreamOrder::begin(gpu(), make_stream()).value();
+  const auto refused = context.allocate(Domain::cuda(1), written_bytes);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::would_deadlock);
+  EXPECT_NE(refused.error().message.find("make a context on cuda:1"), std::string::npos) << refused.error().message;
+  order->release();
+  EXPECT_TRUE(context.allocate(Domain::cuda(1), written_bytes).ok());
+}
+
+TEST_F(GpuProcess, gets_no_new_context_while_a_stream_waits) {
+  EXPECT_EQ(exit_status_of_test("GpuProcess.DISABLED_wants_another_gpu_while_a_stream_waits"), 0);
 }
 
 }  // namespace

@@ -184,14 +184,14 @@ TEST_P(Staging, thousands_of_small_ranges_land_where_they_belong) {
   if (fake_) {
     const std::uint64_t launches = fake_->calls("cuLaunchKernel") + fake_->calls("cuMemcpyBatchAsync_v2");
     EXPECT_LT(launches, count / 2) << "many go in one call";
-    const bool has_batches = gpu().scatter() != nullptr || gpu().api().copy_batch != nullptr;
+    const bool has_batches = gpu().kernels()[cuda::Kernel::scatter] != nullptr || gpu().api().copy_batch != nullptr;
     EXPECT_TRUE(!has_batches || fake_->calls("cuMemcpyHtoDAsync_v2") < count / 2);
   }
 }
 
 TEST_P(Staging, a_kernel_that_does_not_start_fails_its_request_and_no_other) {
   PENSTOCK_NEEDS_FAKE();
-  if (gpu().scatter() == nullptr) GTEST_SKIP() << "there are no kernels";
+  if (gpu().kernels()[cuda::Kernel::scatter] == nullptr) GTEST_SKIP() << "there are no kernels";
   write_file(folder_.path("file"), content(8, 0, mib));
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();

@@ -1,6 +1,8 @@
 // Requests in the order of a CUDA stream.
 #include "gpu/stream_order_test.h"
 
+#include <cstdlib>
+
 #include "cuda/control_memory.h"
 
 namespace penstock::test {
@@ -270,39 +272,30 @@ TEST_F(InStreamOrder, more_than_a_thousand_waits_may_be_pending) {
   }
 }
 
-TEST_F(InStreamOrder, when_all_words_are_in_use_the_next_request_is_refused_by_name) {
+TEST_F(InStreamOrder, more_words_are_made_while_a_stream_waits_where_all_are_in_use) {
   PENSTOCK_NEEDS_FAKE();
   using cuda::ControlMemory;
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
-  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
   cuda::CuStream stream = make_stream();
   Blocker earlier(gpu(), stream);
   std::vector<ControlMemory::Cell> cells;
-  const auto take = [&] { return ControlMemory::of_process().take(gpu(), ControlMemory::smallest_bytes); };
-  auto cell = take();
-  for (; cell; cell = take()) cells.push_back(*cell);
-  EXPECT_EQ(cell.error().code, Code::would_deadlock);
-  EXPECT_GT(cells.size(), 10'000U);
-  const auto refused = read_in_order(context, store, memory.region(), stream);
-  ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.error().code, Code::would_deadlock);
-  ControlMemory::of_process().give_back(cells.back());
-  cells.pop_back();
+  for (int i = 0; i < 40'000; ++i) {
+    cells.push_back(ControlMemory::of_process().take(gpu(), ControlMemory::smallest_bytes).value());
+  }
   Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
   earlier.let_go();
   EXPECT_EQ(ticket.wait(), Outcome::done);
   for (const auto& each : cells) ControlMemory::of_process().give_back(each);
 }
 
-TEST_F(InStreamOrder, small_requests_behind_one_that_waits_register_nothing) {
+TEST_F(InStreamOrder, small_requests_behind_one_that_waits_go_past_it) {
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
   const Buffer other = context.allocate(Domain::cuda(0), mib).value();
   cuda::CuStream stream = make_stream();
-  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
   Blocker earlier(gpu(), stream);
   Ticket ordered = read_in_order(context, store, memory.region(), stream).value();
   const Report report = context.read(store, 0, other.region().part(0, 4096));
@@ -319,45 +312,31 @@ TEST_F(InStreamOrder, small_requests_behind_one_that_waits_register_nothing) {
   EXPECT_TRUE(holds_content(bytes_of(other.region().part(0, 8192)), 1, 0));
 }
 
-TEST_F(InStreamOrder, a_context_that_is_not_prepared_waits_for_streams_and_is_refused_by_name) {
-  options_.deadlines.stream_seconds = 0.05;
-  Context context = make_context();
-  Store store = context.open(folder_.path("file")).value();
-  const Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
-  Blocker earlier(gpu(), make_stream());
-  const auto refused = read_in_order(context, store, memory.region(), make_stream());
-  ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.error().code, Code::would_deadlock);
-  EXPECT_NE(refused.error().hint.find("prepare"), std::string::npos);
-
-  const Report plain = context.read(store, 0, memory.region());
-  ASSERT_EQ(plain.outcome, Outcome::failed);
-  EXPECT_EQ(plain.error->code, Code::would_deadlock);
-  EXPECT_NE(plain.error->message.find("can't be registered"), std::string::npos) << plain.error->message;
-  earlier.let_go();
-  EXPECT_TRUE(context.read(store, 0, memory.region()).ok());
-  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
-}
-
-TEST_F(InStreamOrder, a_context_that_is_not_prepared_goes_on_when_no_stream_waits) {
-  options_.deadlines.stream_seconds = 60;
-  options_.lanes = 1;
-  Context context = make_context();
-  Store store = context.open(folder_.path("file")).value();
-  const Buffer memory = context.allocate(Domain::cuda(0), 2 * mib).value();
-  Blocker earlier(gpu(), make_stream());
-  // Several, because a lane that looked for work among those that are put off alone would never come to the host's.
-  std::vector<Ticket> plain;
-  for (const std::uint64_t half : {0 * mib, 1 * mib}) {
-    const Range range{&store, half, memory.region().part(half, mib)};
-    plain.push_back(context.submit(Direction::read, {&range, 1}).value());
+TEST_F(InStreamOrder, a_context_that_is_not_prepared_works_while_a_stream_waits) {
+  if (fake_) {
+    fake_->set_connections(0);
+  } else if (std::getenv("CUDA_DEVICE_MAX_CONNECTIONS") != nullptr) {
+    GTEST_SKIP() << "the second stream stands behind the first in its hardware queue";
   }
-  std::vector<std::byte> host(2 * mib);
-  EXPECT_TRUE(context.read(store, 0, Region::host(host.data(), host.size())).ok()) << "host memory needs no GPU";
-  for (const Ticket& ticket : plain) EXPECT_EQ(ticket.bytes_done(), 0U);
+  Blocker earlier(gpu(), make_stream());
+  for (const bool in_order : {true, false}) {
+    Context context = make_context();
+    Store store = context.open(folder_.path("file")).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+    if (in_order) {
+      cuda::CuStream stream = make_stream();
+      const Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
+      ASSERT_TRUE(ticket.wait_for(20s));
+      EXPECT_EQ(ticket.outcome(), Outcome::done) << ticket.report().error->message;
+      EXPECT_EQ(wait_for(stream), cuda::cu_success);
+    } else {
+      const Report report = context.read(store, 0, memory.region());
+      EXPECT_TRUE(report.ok()) << report.error->message;
+    }
+    EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+    EXPECT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  }
   earlier.let_go();
-  for (Ticket& ticket : plain) EXPECT_EQ(ticket.wait(), Outcome::done);
-  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
 }
 
 TEST_F(InStreamOrder, is_refused_by_name_where_the_driver_has_no_waits) {
@@ -372,7 +351,7 @@ TEST_F(InStreamOrder, is_refused_by_name_where_the_driver_has_no_waits) {
   EXPECT_TRUE(context.read(store, 0, memory.region()).ok());
 }
 
-TEST_F(InStreamOrder, a_lane_that_took_the_place_of_a_stuck_one_ends_requests_in_order_by_name) {
+TEST_F(InStreamOrder, a_lane_that_took_the_place_of_a_stuck_one_serves_requests_in_order) {
   PENSTOCK_NEEDS_FAKE();
   options_.lanes = 1;
   options_.deadlines.cancel_grace_seconds = 0.05;
@@ -392,43 +371,35 @@ TEST_F(InStreamOrder, a_lane_that_took_the_place_of_a_stuck_one_ends_requests_in
   earlier.let_go();
   fake_->hang(0, 0);
   ASSERT_TRUE(ordered.wait_for(20s));
-  ASSERT_NE(ordered.outcome(), Outcome::done);
-  const Error error = *ordered.report().error;
-  EXPECT_EQ(error.code, Code::would_deadlock);
-  EXPECT_NE(error.message.find("can't be registered"), std::string::npos) << error.message;
-  EXPECT_NE(error.hint.find("prepare"), std::string::npos) << error.hint;
+  EXPECT_EQ(ordered.outcome(), Outcome::done) << ordered.report().error->message;
   EXPECT_EQ(wait_for(stream), cuda::cu_success);
-  Ticket next = read_in_order(context, store, memory.region(), stream).value();
-  EXPECT_EQ(next.wait(), Outcome::done) << "the lane made what it needs when no stream waited";
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
 }
 
 // All but the slots of one lane is the user's at first.
-TEST_F(InStreamOrder, lanes_that_got_no_slots_in_time_take_no_part_and_get_some_when_no_stream_waits) {
+TEST_F(InStreamOrder, lanes_that_got_no_slots_get_some_once_there_is_room_also_while_a_stream_waits) {
   PENSTOCK_NEEDS_FAKE();
+  fake_->set_connections(0);
   options_.staging_slot_bytes = mib;
   options_.staging_slots_per_lane = 2;
   options_.pinned_budget_bytes = 16 * mib;
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
-  const auto expect_done = [&](const Ticket& ticket) {
+  const auto expect_read = [&] {
+    const Ticket ticket = read_in_order(context, store, memory.region(), make_stream()).value();
     ASSERT_TRUE(ticket.wait_for(20s));
     EXPECT_EQ(ticket.outcome(), Outcome::done) << ticket.report().error->message;
   };
   auto pinned = context.allocate(Domain::pinned(), 13 * mib);
   if (!pinned) GTEST_SKIP() << pinned.error().message;
-  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
-  cuda::CuStream stream = make_stream();
-  expect_done(read_in_order(context, store, memory.region(), stream).value());
+  expect_read();
   *pinned = Buffer();
-  Blocker earlier(gpu(), stream);
-  Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
-  earlier.let_go();
-  expect_done(ticket);
-  EXPECT_EQ(context.statistics().pinned_bytes, 2 * mib) << "of one lane";
-  ASSERT_EQ(wait_for(stream), cuda::cu_success);
-  expect_done(read_in_order(context, store, memory.region(), stream).value());
+  EXPECT_TRUE(eventually([&] { return context.statistics().pinned_bytes == 2 * mib; })) << "of one lane";
+  Blocker earlier(gpu(), make_stream());
+  expect_read();
   EXPECT_EQ(context.statistics().pinned_bytes, 4 * mib) << "of both lanes";
+  earlier.let_go();
 }
 
 TEST_F(InStreamOrder, a_buffer_that_is_destroyed_meanwhile_stays_until_its_request_has_ended) {
@@ -471,12 +442,19 @@ TEST_F(InStreamOrder, memory_that_is_given_back_while_a_stream_waits_goes_when_n
   EXPECT_EQ(fake_->counters().allocations, before.allocations + 1);
   EXPECT_GT(fake_->counters().registrations, before.registrations);
   EXPECT_EQ(fake_->counters().breaches, 0U) << last_breach();
+  const Statistics unfreed = context.statistics();
+  EXPECT_GE(unfreed.unfreed_calls, 4U) << "of each Buffer, and of each lane of the other Context";
+  EXPECT_EQ(unfreed.unfreed_device_bytes, 64 * mib);
+  EXPECT_GT(unfreed.unfreed_pinned_bytes, mib);
   earlier.let_go();
   EXPECT_TRUE(eventually([&] {
     const FakeCudaCounters now = fake_->counters();
     return now.allocations == before.allocations && now.registrations == before.registrations;
   }));
   EXPECT_TRUE(eventually([&] { return context.statistics().pinned_bytes == pinned_before; }));
+  EXPECT_TRUE(eventually([&] { return context.statistics().unfreed_calls == 0; }));
+  EXPECT_EQ(context.statistics().unfreed_pinned_bytes, 0U);
+  EXPECT_EQ(context.statistics().unfreed_device_bytes, 0U);
 }
 
 }  // namespace

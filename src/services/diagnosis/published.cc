@@ -203,6 +203,12 @@ std::string to_prometheus(std::span<const Published> published) {
   exposition.add("penstock_pinned_bytes", "gauge", "Staging and pinned memory.", number(&Statistics::pinned_bytes));
   exposition.add("penstock_quarantined_bytes", "gauge", "Memory that abandoned operations may still touch.",
                  number(&Statistics::quarantined_bytes));
+  exposition.add("penstock_unfreed_calls", "gauge", "Frees that wait until a GPU has done what it is busy with.",
+                 number(&Statistics::unfreed_calls));
+  exposition.add("penstock_unfreed_pinned_bytes", "gauge", "Pinned memory of those.",
+                 number(&Statistics::unfreed_pinned_bytes));
+  exposition.add("penstock_unfreed_device_bytes", "gauge", "GPU memory of those.",
+                 number(&Statistics::unfreed_device_bytes));
   exposition.add("penstock_operations_in_flight", "gauge", "Operations that engines have.",
                  number(&Statistics::operations_in_flight));
   exposition.add("penstock_bytes_in_flight", "gauge", "Bytes of those operations.",
