@@ -35,14 +35,22 @@ constexpr bool is_remote(Locality locality) {
   return locality == Locality::network || locality == Locality::fuse;
 }
 
-// What must differ when the content may differ. For files: inode and modification time.
-struct Identity {
-  std::uint64_t device = 0;
-  std::uint64_t inode = 0;
-  std::int64_t modified_ns = 0;
-  std::uint64_t size_bytes = 0;
+// What must differ when the content may differ: bytes to compare, which are a text to show. What is in it is the
+// engine's matter; for files it is device, inode, time of modification and size.
+class PENSTOCK_EXPORT Identity {
+ public:
+  Identity() = default;
+  explicit Identity(std::string text) : text_(std::move(text)) {}
+  // Of an open file, as a Store of it has it.
+  static Result<Identity> of_file(int descriptor);
+
+  std::span<const std::byte> bytes() const { return std::as_bytes(std::span(text_)); }
+  const std::string& text() const { return text_; }
 
   friend bool operator==(const Identity&, const Identity&) = default;
+
+ private:
+  std::string text_;
 };
 
 // What direct transfers need, in bytes, powers of two.

@@ -30,9 +30,9 @@ const StoreInfo& Store::info() const {
 Result<std::uint64_t> Store::size_bytes() const {
   return or_out_of_memory([&]() -> Result<std::uint64_t> {
     if (!entry_) return not_open();
-    const auto identity = entry_->store().identity();
-    if (!identity) return identity.error();
-    return identity->size_bytes;
+    const auto state = entry_->store().state();
+    if (!state) return state.error();
+    return state->size_bytes;
   });
 }
 

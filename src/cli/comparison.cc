@@ -1,7 +1,6 @@
 #include "comparison.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,10 +17,8 @@ namespace {
 
 // Whether a file is still the one that was opened, unmodified.
 bool same_content(int fd, const Identity& identity) {
-  struct stat now {};
-  if (fstat(fd, &now) != 0) return false;
-  const std::int64_t modified_ns = now.st_mtim.tv_sec * 1'000'000'000 + now.st_mtim.tv_nsec;
-  return now.st_ino == identity.inode && modified_ns == identity.modified_ns;
+  const Result<Identity> now = Identity::of_file(fd);
+  return now && *now == identity;
 }
 
 class Comparison {

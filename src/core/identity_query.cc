@@ -18,7 +18,10 @@ std::shared_ptr<const IdentityQuery> IdentityQuery::begin(Stores stores, std::fu
 
 Identities identities_of(const IdentityQuery::Stores& stores) {
   Identities identities;
-  for (const auto& entry : stores) identities.push_back(entry->store().identity());
+  for (const auto& entry : stores) {
+    auto state = entry->store().state();
+    identities.push_back(state ? Result<Identity>(std::move(state->identity)) : std::move(state).error());
+  }
   return identities;
 }
 

@@ -155,15 +155,15 @@ std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& envir
     OpenOptions options = name_.options;
     if (options.access == Access::create) options.access = Access::write;
     options.size_bytes = 0;
-    if (options.descriptor >= 0) options.descriptor = store_->descriptor();  // the caller's may be closed by now
+    // The name may mean another file by now.
+    const bool by_descriptor = info().kind == StoreKind::file && store_->descriptor() >= 0;
+    options.descriptor = by_descriptor ? store_->descriptor() : -1;
     auto store = engine.open(name_.name, options);
     if (!store) {
       pass_over(description.name, store.error().message);
       continue;
     }
-    const Identity& here = info().identity;
-    const Identity& there = (*store)->info().identity;
-    if (here.device != there.device || here.inode != there.inode) {
+    if (!by_descriptor && (*store)->info().identity != info().identity) {
       pass_over(description.name, "the name means another file by now");
       continue;
     }
@@ -187,13 +187,13 @@ std::uint64_t StoreEntry::operation_bytes() const {
 
 Status StoreEntry::check_end(std::uint64_t end) {
   if (end <= size_bytes_.load(std::memory_order_relaxed)) return {};
-  auto identity = store_->identity();
-  if (!identity) return identity.error();
-  size_bytes_.store(identity->size_bytes, std::memory_order_relaxed);
-  if (end <= identity->size_bytes) return {};
+  auto state = store_->state();
+  if (!state) return state.error();
+  size_bytes_.store(state->size_bytes, std::memory_order_relaxed);
+  if (end <= state->size_bytes) return {};
   return Error{Code::out_of_range, 0,
                info().name + ": a range ends at " + std::to_string(end) + ", past the end at " +
-                   std::to_string(identity->size_bytes),
+                   std::to_string(state->size_bytes),
                "ask for bytes within the store's size"};
 }
 

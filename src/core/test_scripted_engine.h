@@ -36,7 +36,7 @@ struct Script {
 class ScriptedStore : public engine::Store, private engine::PageCache, private engine::Writer {
  public:
   explicit ScriptedStore(Script& script) : Store(script.info), script_(script) {}
-  Result<Identity> identity() const override { return Identity{.size_bytes = script_.size_now}; }
+  Result<engine::State> state() const override { return engine::State{info_.identity, script_.size_now}; }
   int descriptor() const override { return script_.descriptor; }
   std::optional<Route> device_route() const override { return Route::gds; }
   engine::PageCache* page_cache() override { return info_.page_cache ? this : nullptr; }

@@ -157,7 +157,6 @@ class SimulatedEngine : public engine::Engine {
     info.name = name;
     info.kind = StoreKind::block_device;
     info.size_bytes = disk_.bytes().size();
-    info.identity.size_bytes = info.size_bytes;
     info.block_bytes = SimulatedDisk::block_bytes;
     info.alignments = {.offset = SimulatedDisk::block_bytes, .memory = 4};
     info.writable = options.access != Access::read;
@@ -172,7 +171,7 @@ class SimulatedEngine : public engine::Engine {
   class Store : public engine::Store, private engine::Writer {
    public:
     using engine::Store::Store;
-    Result<Identity> identity() const override { return info_.identity; }
+    Result<engine::State> state() const override { return engine::State{info_.identity, info_.size_bytes}; }
     engine::Writer* writer() override { return info_.writable ? this : nullptr; }
 
    private:

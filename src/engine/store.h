@@ -13,6 +13,12 @@
 
 namespace penstock::engine {
 
+// What a store is like at a moment.
+struct State {
+  Identity identity;
+  std::uint64_t size_bytes = 0;
+};
+
 // Of stores that the kernel caches.
 class PageCache {
  public:
@@ -74,7 +80,7 @@ class Store {
   // As of opening.
   const StoreInfo& info() const { return info_; }
   // As of now. Code::changed if the name now means another file.
-  virtual Result<Identity> identity() const = 0;
+  virtual Result<State> state() const = 0;
 
   // By which the same file can be opened again; -1 where only the name will do.
   virtual int descriptor() const { return -1; }

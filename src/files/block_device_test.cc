@@ -70,7 +70,7 @@ TEST_F(LoopDevice, is_read_and_tells_its_size_and_block) {
       .path = engine::Path::direct, .store = &store, .offset = 4096, .length = 8192, .memory = memory.data()};
   EXPECT_EQ(transfer(op).bytes, 8192U);
   EXPECT_TRUE(has_pattern(memory.data(), 4096, 8192));
-  EXPECT_TRUE(store.identity().ok());
+  EXPECT_TRUE(store.state().ok());
 }
 
 TEST_F(LoopDevice, is_written_only_with_the_explicit_word) {

@@ -74,18 +74,20 @@ std::shared_ptr<const void> FileStore::give_descriptors() {
   return std::make_shared<std::pair<UniqueFd, UniqueFd>>(std::move(buffered_), std::move(direct_));
 }
 
-Result<Identity> FileStore::identity() const {
-  auto identity = identity_of(buffered_fd(), info_.name);
-  if (!identity || !checks_path_) return identity;
+Result<engine::State> FileStore::state() const {
+  auto state = state_of(buffered_fd(), info_.name);
+  if (!state || !checks_path_) return state;
+  struct stat own = {};
   struct stat named = {};
+  if (::fstat(buffered_fd(), &own) != 0) return system_error(errno, "ask about " + info_.name);
   if (::stat(path_.c_str(), &named) != 0) {
     if (errno == ENOENT || errno == ENOTDIR || errno == ESTALE) return changed(info_.name, "was removed or renamed");
     return system_error(errno, "ask about " + info_.name);
   }
-  if (named.st_dev != identity->device || named.st_ino != identity->inode) {
+  if (named.st_dev != own.st_dev || named.st_ino != own.st_ino) {
     return changed(info_.name, "was replaced by another file");
   }
-  return identity;
+  return state;
 }
 
 std::optional<std::uint64_t> FileStore::resident_bytes(std::uint64_t offset, std::uint64_t length) const {
@@ -127,12 +129,12 @@ void FileStore::drop(std::uint64_t offset, std::uint64_t length) {
 }
 
 Result<View> FileStore::map() const {
-  const auto identity = identity_of(buffered_fd(), info_.name);
-  if (!identity) return identity.error();
-  if (identity->size_bytes == 0) return View();
-  void* data = ::mmap(nullptr, identity->size_bytes, PROT_READ, MAP_SHARED, buffered_fd(), 0);
+  const auto state = state_of(buffered_fd(), info_.name);
+  if (!state) return state.error();
+  if (state->size_bytes == 0) return View();
+  void* data = ::mmap(nullptr, state->size_bytes, PROT_READ, MAP_SHARED, buffered_fd(), 0);
   if (data == MAP_FAILED) return system_error(errno, "map " + info_.name, "read it instead");
-  return View(static_cast<const std::byte*>(data), identity->size_bytes);
+  return View(static_cast<const std::byte*>(data), state->size_bytes);
 }
 
 engine::Writer::Edges FileStore::edges() const {

@@ -23,7 +23,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   // -1 if the store can't be reached past the page cache.
   int direct_fd() const { return direct_.get(); }
 
-  Result<Identity> identity() const override;
+  Result<engine::State> state() const override;
   int descriptor() const override { return buffered_fd(); }
   engine::PageCache* page_cache() override { return this; }
   engine::Mapping* mapping() override { return this; }

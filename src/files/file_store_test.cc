@@ -59,31 +59,31 @@ class AFileStore : public testing::Test {
 
 TEST_F(AFileStore, keeps_its_identity_while_nothing_happens) {
   const auto store = open(folder_.write("a", "hello"));
-  EXPECT_EQ(store->identity().value(), store->info().identity);
+  EXPECT_EQ(store->state()->identity, store->info().identity);
 }
 
 TEST_F(AFileStore, changes_its_identity_with_its_content) {
   const auto store = open(folder_.write("a", "hello"));
   folder_.write("a", "hello, world");
-  EXPECT_NE(store->identity().value(), store->info().identity);
-  EXPECT_EQ(store->identity()->size_bytes, 12U);
+  EXPECT_NE(store->state()->identity, store->info().identity);
+  EXPECT_EQ(store->state()->size_bytes, 12U);
 }
 
 TEST_F(AFileStore, knows_when_its_name_means_another_file) {
   const auto store = open(folder_.write("a", "hello"));
   std::filesystem::rename(folder_.write("b", "other"), folder_.path("a"));
-  EXPECT_EQ(store->identity().error().code, Code::changed);
+  EXPECT_EQ(store->state().error().code, Code::changed);
   std::filesystem::remove(folder_.path("a"));
-  EXPECT_EQ(store->identity().error().code, Code::changed);
+  EXPECT_EQ(store->state().error().code, Code::changed);
 }
 
 TEST_F(AFileStore, needs_no_name_where_it_was_opened_by_a_descriptor) {
   const auto first = open(folder_.write("a", "hello"));
   const auto store = open(folder_.path("a"), {.descriptor = first->descriptor()});
   std::filesystem::rename(folder_.path("a"), folder_.path("b"));
-  EXPECT_EQ(store->identity().value(), first->info().identity);
+  EXPECT_EQ(store->state()->identity, first->info().identity);
   std::filesystem::remove(folder_.path("b"));
-  EXPECT_EQ(store->identity().value(), first->info().identity);
+  EXPECT_EQ(store->state()->identity, first->info().identity);
   EXPECT_TRUE(store->page_cache()->resident_bytes(0, 5) == first->page_cache()->resident_bytes(0, 5));
 }
 
@@ -93,7 +93,7 @@ TEST_F(AFileStore, is_found_again_after_the_process_changed_its_folder) {
   std::filesystem::current_path(folder_.path());
   const auto store = open("a");
   std::filesystem::current_path(before);
-  EXPECT_TRUE(store->identity().ok());
+  EXPECT_TRUE(store->state().ok());
 }
 
 TEST_F(AFileStore, has_a_writer_only_when_it_was_opened_for_writing) {
@@ -103,9 +103,9 @@ TEST_F(AFileStore, has_a_writer_only_when_it_was_opened_for_writing) {
   ASSERT_NE(store->writer(), nullptr);
   EXPECT_EQ(store->writer()->edges(), engine::Writer::Edges::buffered);
   EXPECT_TRUE(store->writer()->reserve({0, 100}).ok());
-  EXPECT_EQ(store->identity()->size_bytes, 100U);
+  EXPECT_EQ(store->state()->size_bytes, 100U);
   EXPECT_TRUE(store->writer()->reserve({0, 3}).ok());
-  EXPECT_EQ(store->identity()->size_bytes, 100U);
+  EXPECT_EQ(store->state()->size_bytes, 100U);
   EXPECT_TRUE(store->writer()->commit().ok());
 }
 

@@ -7,9 +7,11 @@
 #include <sys/vfs.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <limits>
 
@@ -156,14 +158,14 @@ Status describe(OpenedFile& file, const std::string& name, Access access) {
   struct stat status = {};
   if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
   if (Status kind = check_kind(status, name, access); !kind) return kind;
-  auto identity = identity_of(fd, name);
-  if (!identity) return std::move(identity).error();
+  auto state = state_of(fd, name);
+  if (!state) return std::move(state).error();
 
   StoreInfo& info = file.info;
   info.name = name;
-  info.identity = *identity;
+  info.identity = std::move(state->identity);
   info.device = device_number(S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev).name();
-  info.size_bytes = identity->size_bytes;
+  info.size_bytes = state->size_bytes;
   info.writable = access != Access::read;
   info.page_cache = true;
   info.mappable = true;
@@ -199,7 +201,7 @@ void open_direct(OpenedFile& file, int access_flags) {
   if (support.refused) return;
   const int flags = access_flags | O_DIRECT | O_NONBLOCK | O_CLOEXEC;
   UniqueFd direct(file.replacement ? file.replacement->open(flags) : ::open(file.path.c_str(), flags));
-  // A name that has come to mean another file is found out by identity(), and must not mix two files here.
+  // A name that has come to mean another file is found out by state(), and must not mix two files here.
   if (!direct || !same_file(direct.get(), file.buffered.get())) return;
   make_blocking(direct.get());
   struct stat status = {};
@@ -250,9 +252,9 @@ std::string path_of(int descriptor) {
   return std::string(own_descriptors) + "/" + std::to_string(descriptor);
 }
 
-Status check_descriptor(int descriptor, const std::string& name) {
+Status check_descriptor(int descriptor, const std::string& name, Access access) {
   struct stat status = {};
-  if (::fstat(descriptor, &status) == 0) return check_kind(status, name, Access::read);
+  if (::fstat(descriptor, &status) == 0) return check_kind(status, name, access);
   if (errno != EBADF) return system_error(errno, "ask about " + name);
   return Error{Code::invalid_argument, EBADF,
                "descriptor " + std::to_string(descriptor) + ", by which " + name + " is to be opened, is not open",
@@ -260,9 +262,11 @@ Status check_descriptor(int descriptor, const std::string& name) {
 }
 
 Result<OpenedFile> open_again(const std::string& name, const OpenOptions& options) {
-  if (Status usable = check_descriptor(options.descriptor, name); !usable) return std::move(usable).error();
+  if (Status usable = check_descriptor(options.descriptor, name, options.access); !usable)
+    return std::move(usable).error();
   OpenedFile file;
-  file.buffered = UniqueFd(::open(path_of(options.descriptor).c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  const int access = options.access == Access::read ? O_RDONLY : O_RDWR;
+  file.buffered = UniqueFd(::open(path_of(options.descriptor).c_str(), access | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   if (file.buffered) {
     file.path = path_of(file.buffered.get());
   } else if (const int error = errno; error != ENOENT || ::access(own_descriptors, F_OK) == 0) {
@@ -373,39 +377,47 @@ Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options
   return file;
 }
 
-Result<Identity> identity_of(int fd, const std::string& name) {
+Result<engine::State> state_of(int fd, const std::string& name) {
   struct stat status = {};
   if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
-  if (S_ISBLK(status.st_mode)) {
+  const bool is_device = S_ISBLK(status.st_mode);
+  auto size_bytes = static_cast<std::uint64_t>(status.st_size);
+  if (is_device) {
     auto geometry = block_device_geometry(fd, name);
     if (!geometry) return std::move(geometry).error();
-    // The times of a device node say nothing about the content of the device.
-    return Identity{status.st_rdev, status.st_ino, 0, geometry->size_bytes};
+    size_bytes = geometry->size_bytes;
   }
-  constexpr std::int64_t ns_per_s = 1'000'000'000;
-  return Identity{status.st_dev, status.st_ino, status.st_mtim.tv_sec * ns_per_s + status.st_mtim.tv_nsec,
-                  static_cast<std::uint64_t>(status.st_size)};
+  std::string text = device_number(is_device ? status.st_rdev : status.st_dev).name() + ", inode " +
+                     std::to_string(status.st_ino) + ", " + std::to_string(size_bytes) + " bytes";
+  // The times of a device node say nothing about the content of the device.
+  if (!is_device) {
+    std::array<char, 64> modified{};
+    std::snprintf(modified.data(), modified.size(), ", modified at %lld.%09ld",
+                  static_cast<long long>(status.st_mtim.tv_sec), static_cast<long>(status.st_mtim.tv_nsec));
+    text += modified.data();
+  }
+  return engine::State{Identity(std::move(text)), size_bytes};
 }
 
 Status reserve_space(int fd, const std::string& name, engine::Room room) {
   const std::uint64_t end = room.end;
-  auto identity = identity_of(fd, name);
-  if (!identity) return std::move(identity).error();
-  if (end <= identity->size_bytes) return {};
+  auto state = state_of(fd, name);
+  if (!state) return std::move(state).error();
+  if (end <= state->size_bytes) return {};
   struct stat status = {};
   if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
   if (S_ISBLK(status.st_mode)) {
     return Error{
         Code::out_of_range, 0,
-        name + " has " + std::to_string(identity->size_bytes) + " bytes; " + std::to_string(end) + " were asked for",
+        name + " has " + std::to_string(state->size_bytes) + " bytes; " + std::to_string(end) + " were asked for",
         "a device can't grow: write less, or elsewhere"};
   }
-  const std::uint64_t begin = std::clamp(room.begin, identity->size_bytes, end);
+  const std::uint64_t begin = std::clamp(room.begin, state->size_bytes, end);
   const std::uint64_t bytes = end - begin;
   // The kernel would answer with a signal that ends the process.
   if (end > std::numeric_limits<off_t>::max() || beyond_process_limit(end)) return no_space(EFBIG, name, bytes);
   if (beyond_free_space(fd, bytes)) return no_space(ENOSPC, name, bytes);
-  const auto size = static_cast<off_t>(identity->size_bytes);
+  const auto size = static_cast<off_t>(state->size_bytes);
   const int error = grow(fd, static_cast<off_t>(begin), static_cast<off_t>(end));
   if (error == 0) return {};
   [[maybe_unused]] const int restored = ::ftruncate(fd, size);
@@ -414,3 +426,13 @@ Status reserve_space(int fd, const std::string& name, engine::Room room) {
 }
 
 }  // namespace penstock::files
+
+namespace penstock {
+
+Result<Identity> Identity::of_file(int descriptor) {
+  auto state = files::state_of(descriptor, "the file");
+  if (!state) return std::move(state).error();
+  return std::move(state->identity);
+}
+
+}  // namespace penstock

@@ -23,8 +23,7 @@ struct OpenedFile {
 // REQUIRES: nothing of `name`; whatever it is, the call does not wait for another program.
 Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options);
 
-// Size, inode and time of modification as of now.
-Result<Identity> identity_of(int fd, const std::string& name);
+Result<engine::State> state_of(int fd, const std::string& name);
 
 // Grows the file so that writes within the room don't; an error leaves its size as it was. What lies before the room
 // and past the end is a hole then, and takes no space.

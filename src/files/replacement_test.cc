@@ -59,7 +59,7 @@ TEST_F(Replace, takes_the_name_also_without_a_sync) {
 TEST_F(Replace, makes_a_file_where_there_was_none) {
   auto store = open(folder_.path("new"), 4096);
   EXPECT_EQ(store->info().size_bytes, 4096U);
-  EXPECT_TRUE(store->identity().ok());
+  EXPECT_TRUE(store->state().ok());
   EXPECT_FALSE(std::filesystem::exists(folder_.path("new")));
   ASSERT_TRUE(store->writer()->commit().ok());
   EXPECT_EQ(std::filesystem::file_size(folder_.path("new")), 4096U);

@@ -102,7 +102,7 @@ class NamingWorker : public Worker {
 class PlainStore : public engine::Store {
  public:
   explicit PlainStore(Locality locality) : Store({.locality = locality}) {}
-  Result<Identity> identity() const override { return info().identity; }
+  Result<engine::State> state() const override { return engine::State{}; }
 };
 
 TEST(ThreadedQueue, copies_cached_bytes_itself_unless_a_server_may_be_asked_about_them) {

@@ -55,7 +55,6 @@ class FarEngine : public engine::Engine {
     info.device = "far away";
     info.file_system = "far";
     info.size_bytes = std::stoull(name);
-    info.identity.size_bytes = info.size_bytes;
     info.direct = true;
     return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(info)));
   }
@@ -67,7 +66,7 @@ class FarEngine : public engine::Engine {
   class Store : public engine::Store {
    public:
     using engine::Store::Store;
-    Result<Identity> identity() const override { return info_.identity; }
+    Result<engine::State> state() const override { return engine::State{info_.identity, info_.size_bytes}; }
   };
 
   class Queue : public engine::Queue {

@@ -71,9 +71,9 @@ class ServedStore : public files::FileStore {
  public:
   ServedStore(files::OpenedFile file, std::shared_ptr<Server> server)
       : FileStore(std::move(file)), server_(std::move(server)) {}
-  Result<Identity> identity() const override {
+  Result<engine::State> state() const override {
     server_->ask();
-    return FileStore::identity();
+    return FileStore::state();
   }
 
  private:

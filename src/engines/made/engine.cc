@@ -43,7 +43,6 @@ Result<std::unique_ptr<engine::Store>> make_store(Recipe recipe) {
   info.kind = StoreKind::made;
   info.locality = Locality::memory;
   info.size_bytes = recipe.size_bytes;
-  info.identity.size_bytes = recipe.size_bytes;
   info.block_bytes = 1;
   return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(info), std::move(recipe.make)));
 }

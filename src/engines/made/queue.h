@@ -19,7 +19,7 @@ class Store : public engine::Store {
   Store(StoreInfo info, decltype(Recipe::make) make) : engine::Store(std::move(info)), make_(std::move(make)) {}
 
   Status make(std::uint64_t offset, std::span<std::byte> memory) const;
-  Result<Identity> identity() const override { return info_.identity; }
+  Result<engine::State> state() const override { return engine::State{info_.identity, info_.size_bytes}; }
 
  private:
   const decltype(Recipe::make) make_;

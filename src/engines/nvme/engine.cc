@@ -75,7 +75,7 @@ class Engine : public engine::Engine {
     auto claim = claim_window(*device, space, name);
     if (!claim) return std::move(claim).error();
     return std::unique_ptr<engine::Store>(std::make_unique<Store>(
-        std::move(*info), std::move(*connection), std::move(space), std::move(device->identity), std::move(*claim)));
+        std::move(*info), std::move(*connection), std::move(space), std::move(device->state), std::move(*claim)));
   }
 
   engine::Memory* memory() override { return &attachments_; }
@@ -156,13 +156,12 @@ class Engine : public engine::Engine {
     info.block_bytes = space.block_bytes;
     info.alignments = {space.block_bytes, 4, static_cast<std::uint32_t>(controller.info().max_transfer_bytes)};
     info.direct = true;
-    info.identity = device.marks;
-    info.identity.size_bytes = info.size_bytes;
-    if (!device.identity) return info;
-    auto identity = device.identity();
-    if (!identity) return std::move(identity).error();
-    info.identity = *identity;
-    info.size_bytes = identity->size_bytes;
+    info.identity = device.identity;
+    if (!device.state) return info;
+    auto state = device.state();
+    if (!state) return std::move(state).error();
+    info.identity = std::move(state->identity);
+    info.size_bytes = state->size_bytes;
     return info;
   }
 
@@ -191,10 +190,10 @@ Result<Device> connect_soft(const std::shared_ptr<engine::Engine>& files, const 
   Device device;
   device.kind = StoreKind::file;
   // The blocks are those of opening: what is appended later is not among them.
-  device.identity = [file] {
-    auto identity = file->identity();
-    if (identity) identity->size_bytes = std::min(identity->size_bytes, file->info().size_bytes);
-    return identity;
+  device.state = [file] {
+    auto state = file->state();
+    if (state) state->size_bytes = std::min(state->size_bytes, file->info().size_bytes);
+    return state;
   };
   device.transport = std::make_unique<SoftController>(std::move(*backend), std::move(named), faults);
   return device;

@@ -25,9 +25,9 @@ struct Device {
   // The blocks that may be written, if the store was opened for that; 0 blocks: all of them.
   std::uint64_t first_writable = 0;
   std::uint64_t writable_blocks = 0;
-  std::string serial;                          // what the controller must say that it is; empty: anything
-  Identity marks;                              // of a disk that has no other identity; the size is filled in
-  std::function<Result<Identity>()> identity;  // of what may change behind the controller
+  std::string serial;  // what the controller must say that it is; empty: anything
+  Identity identity;   // of a disk; what may change behind the controller tells it by `state`
+  std::function<Result<engine::State>()> state;
 };
 
 struct Settings {

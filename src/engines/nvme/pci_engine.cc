@@ -1,7 +1,6 @@
 // nvme: namespaces of controllers on the PCI bus.
 #include <unistd.h>
 
-#include <charconv>
 #include <utility>
 
 #include "engines/nvme/engine.h"
@@ -10,17 +9,6 @@
 
 namespace penstock::nvme {
 namespace {
-
-// "0000:01:00.0" as a number, and the namespace: what tells one disk from another.
-Identity identity_of(const NamespaceName& name) {
-  Identity identity;
-  for (const char c : name.address) {
-    std::uint64_t digit = 0;
-    if (std::from_chars(&c, &c + 1, digit, 16).ec == std::errc()) identity.device = identity.device << 4 | digit;
-  }
-  identity.inode = name.id;
-  return identity;
-}
 
 Status check_writing(const std::string& name, const OpenOptions& options) {
   if (!options.allow_block_device_write) {
@@ -52,7 +40,7 @@ Result<Device> connect_pci(const std::string& name, const OpenOptions& options) 
   Device device;
   device.controller = parsed->address;
   device.namespace_id = parsed->id;
-  device.marks = identity_of(*parsed);
+  device.identity = Identity("namespace " + std::to_string(parsed->id) + " of " + parsed->address);
   if (options.access == Access::read) return device;
   if (auto status = check_writing(name, options); !status) return std::move(status).error();
   device.serial = options.serial;

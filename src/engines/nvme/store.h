@@ -16,17 +16,19 @@ class Store : public engine::Store, private engine::Writer {
  public:
   // `claim` is held as long as the store is open.
   Store(StoreInfo info, std::shared_ptr<Connection> connection, Namespace space,
-        std::function<Result<Identity>()> identity, std::shared_ptr<void> claim = nullptr)
+        std::function<Result<engine::State>()> state, std::shared_ptr<void> claim = nullptr)
       : engine::Store(std::move(info)),
         connection_(std::move(connection)),
         space_(std::move(space)),
-        identity_(std::move(identity)),
+        state_(std::move(state)),
         claim_(std::move(claim)) {}
 
   const std::shared_ptr<Connection>& connection() const { return connection_; }
   const Namespace& space() const { return space_; }
 
-  Result<Identity> identity() const override { return identity_ ? identity_() : Result<Identity>(info_.identity); }
+  Result<engine::State> state() const override {
+    return state_ ? state_() : Result<engine::State>({info_.identity, info_.size_bytes});
+  }
   engine::Writer* writer() override { return info_.writable ? this : nullptr; }
 
  private:
@@ -44,7 +46,7 @@ class Store : public engine::Store, private engine::Writer {
 
   const std::shared_ptr<Connection> connection_;  // shared by the stores of a controller
   const Namespace space_;
-  const std::function<Result<Identity>()> identity_;
+  const std::function<Result<engine::State>()> state_;
   const std::shared_ptr<void> claim_;  // shared with the engine, which looks whether it is still held
 };
 

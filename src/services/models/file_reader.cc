@@ -36,19 +36,24 @@ Result<FileReader> FileReader::open(const std::string& path) {
     return Error{Code::is_directory, EISDIR, path + " is a directory", "name a file, or the directory alone"};
   }
   if (!S_ISREG(status.st_mode)) return Error{Code::unsupported, 0, path + " is not a regular file", "name a file"};
-  constexpr std::int64_t ns_per_s = 1'000'000'000;
-  file.identity_ = {status.st_dev, status.st_ino, status.st_mtim.tv_sec * ns_per_s + status.st_mtim.tv_nsec,
-                    static_cast<std::uint64_t>(status.st_size)};
+  auto identity = Identity::of_file(fd);
+  if (!identity) return std::move(identity).error();
+  file.identity_ = std::move(*identity);
+  file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
+  file.on_a_disk_ = major(status.st_dev) != 0;
   return file;
 }
 
 FileReader::FileReader(FileReader&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)), identity_(other.identity_) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      path_(std::move(other.path_)),
+      identity_(std::move(other.identity_)),
+      size_bytes_(other.size_bytes_),
+      on_a_disk_(other.on_a_disk_) {}
 
 FileReader::~FileReader() {
   if (fd_ < 0) return;
-  const bool on_a_disk = ::major(identity_.device) != 0;  // others may be a server's, which is told of every close
-  if (on_a_disk) {
+  if (on_a_disk_) {
     ::close(fd_);
   } else {
     static_cast<void>(comes_back(closing_seconds, [fd = fd_] { ::close(fd); }));

@@ -23,7 +23,8 @@ class FileReader {
   ~FileReader();
 
   int descriptor() const { return fd_; }
-  const Identity& identity() const { return identity_; }  // as a Store of the file has it
+  std::uint64_t size_bytes() const { return size_bytes_; }  // when it was opened
+  const Identity& identity() const { return identity_; }    // then, as a Store of the file has it
   // False where more than a quarter of the descriptors that the process may have are in use: a load needs two more for
   // each file.
   bool may_stay_open() const;
@@ -37,6 +38,8 @@ class FileReader {
   int fd_ = -1;
   std::string path_;
   Identity identity_;
+  std::uint64_t size_bytes_ = 0;
+  bool on_a_disk_ = true;  // others may be a server's, which is told of every close
 };
 
 }  // namespace penstock::models

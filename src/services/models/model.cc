@@ -25,7 +25,7 @@ namespace {
 constexpr std::uint32_t no_tensor = UINT32_MAX;
 
 Result<Contents> read_safetensors(const FileReader& file, std::string_view first_bytes) {
-  const std::uint64_t file_bytes = file.identity().size_bytes;
+  const std::uint64_t file_bytes = file.size_bytes();
   const Result<std::uint64_t> length = models::safetensors_header_bytes(first_bytes, file_bytes);
   if (!length) return length.error();
   const Result<std::string> json = file.read(models::safetensors_length_bytes, *length);
@@ -35,7 +35,7 @@ Result<Contents> read_safetensors(const FileReader& file, std::string_view first
 
 Result<Contents> read_gguf(const FileReader& file) {
   const auto read = [&](std::uint64_t offset, std::span<char> bytes) { return file.read(offset, bytes); };
-  return models::parse_gguf(read, file.identity().size_bytes);
+  return models::parse_gguf(read, file.size_bytes());
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ class ModelBuilder {
     std::error_code failed;
     const std::filesystem::path absolute = std::filesystem::absolute(path, failed);
     if (failed) return system_error(failed.value(), "find the directory of " + path, "give an absolute path");
-    const std::uint64_t file_bytes = file->identity().size_bytes;
+    const std::uint64_t file_bytes = file->size_bytes();
     const Result<std::string> first_bytes =
         file->read(0, std::min<std::uint64_t>(file_bytes, models::safetensors_length_bytes));
     if (!first_bytes) return first_bytes.error();

@@ -263,10 +263,10 @@ Result<Resolved> resolve(const std::string& path) {
 Result<std::string> read_whole(const std::string& path, std::uint64_t limit_bytes) {
   const Result<FileReader> file = FileReader::open(path);
   if (!file) return file.error();
-  if (file->identity().size_bytes > limit_bytes) {
+  if (file->size_bytes() > limit_bytes) {
     return in_file(path, broken("it has more than " + std::to_string(limit_bytes) + " bytes"));
   }
-  return file->read(0, file->identity().size_bytes);
+  return file->read(0, file->size_bytes());
 }
 
 }  // namespace penstock::models
