@@ -22,10 +22,10 @@ PENSTOCK_EXPORT std::string_view cache_name(Cache cache);
 
 struct PENSTOCK_EXPORT Deadlines {
   double request_seconds = 0;         // a request ends by then; 0: no such limit
-  double stall_seconds = 60;          // a request in which nothing completes for so long ends; 0: never
+  double stall_seconds = 60;          // a request in which nothing completes, or a server, has so long; 0: for ever
   double cancel_grace_seconds = 0.1;  // how long a cancelled or late request waits for its operations to come home
   double stream_seconds = 5;  // copies that make no progress for so long while streams wait for us can't get past them
-  double close_seconds = 5;   // how long closing a Context waits before it leaks what is stuck
+  double close_seconds = 5;   // how long closing a Context or a store waits before it leaves behind what is stuck
 
   friend bool operator==(const Deadlines&, const Deadlines&) = default;
 };

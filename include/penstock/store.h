@@ -147,7 +147,8 @@ class PENSTOCK_EXPORT Store {
   Result<View> view() const;
   // Access::replace: syncs and takes the name. Otherwise: syncs, with the name of a file that opening made. Without
   // `durable` nothing is synced, and a crash soon after may leave a file that is not complete. Code::not_durable: all
-  // went well, the name is taken, and only making that durable failed.
+  // went well, the name is taken, and only making that durable failed. Code::timed_out: its server has not answered,
+  // and may yet do it.
   Status commit(bool durable = true);
   // Access::replace: removes the unfinished file. Otherwise nothing.
   Status abort();

@@ -91,6 +91,7 @@ class Context::Impl {
     environment->streams.close();
     lanes->close();
     environment->completions.close();
+    environment->calls->close();
     // What there is no memory for stays.
     static_cast<void>(or_out_of_memory([&]() -> Status {
       if (environment->orphans.load() == 0) environment->memory.let_go_of_buffers();
@@ -466,15 +467,19 @@ Result<std::uint64_t> Context::Impl::prefetch(std::span<const Range> ranges) con
     if (range.store == nullptr || !*range.store) {
       return Error{Code::invalid_argument, 0, "prefetch: a range without a store", "open one first"};
     }
-    engine::PageCache* cache = range.store->entry()->store().page_cache();
+    core::StoreEntry& entry = *range.store->entry();
+    const bool has_cache = entry.store().page_cache() != nullptr;
     const std::uint64_t size_bytes = range.stored != nullptr ? range.stored->bytes : range.memory.size_bytes;
     const std::uint64_t length = std::min(left, size_bytes);
-    if (cache == nullptr || length == 0) continue;
+    if (!has_cache || length == 0) continue;
     if (range.offset > UINT64_MAX - length) {
       return Error{Code::invalid_argument, 0, "prefetch: offset plus size overflows", "give bytes within the store"};
     }
-    if (auto status = range.store->entry()->check_end(range.offset + length); !status) return status.error();
-    if (auto status = cache->prefetch(range.offset, length); !status) return status.error();
+    if (auto status = entry.check_end(range.offset + length); !status) return status.error();
+    const auto prefetch = [offset = range.offset, length](engine::Store& store) {
+      return store.page_cache()->prefetch(offset, length);
+    };
+    if (auto status = entry.ask(prefetch); !status) return status.error();
     left -= length;
     started += length;
   }

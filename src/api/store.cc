@@ -1,5 +1,7 @@
 #include "penstock/store.h"
 
+#include <utility>
+
 #include "base/out_of_memory.h"
 #include "core/store_entry.h"
 
@@ -9,9 +11,18 @@ Store::Store() = default;
 Store::Store(std::shared_ptr<core::StoreEntry> entry) : entry_(std::move(entry)) {}
 Store::Store(const Store&) = default;
 Store::Store(Store&&) noexcept = default;
-Store& Store::operator=(const Store&) = default;
-Store& Store::operator=(Store&&) noexcept = default;
-Store::~Store() = default;
+Store& Store::operator=(const Store& other) {
+  return *this = Store(other);
+}
+Store& Store::operator=(Store&& other) noexcept {
+  Store before(std::move(other));
+  entry_.swap(before.entry_);
+  return *this;
+}
+// A store that is closed is closed when its last handle is gone; unless a request has it still, which closes it later.
+Store::~Store() {
+  if (entry_.use_count() == 1) entry_->close_and_wait();
+}
 
 namespace {
 
@@ -30,7 +41,7 @@ const StoreInfo& Store::info() const {
 Result<std::uint64_t> Store::size_bytes() const {
   return or_out_of_memory([&]() -> Result<std::uint64_t> {
     if (!entry_) return not_open();
-    const auto state = entry_->store().state();
+    const auto state = entry_->ask([](engine::Store& store) { return store.state(); });
     if (!state) return state.error();
     return state->size_bytes;
   });
@@ -44,8 +55,8 @@ std::optional<std::uint64_t> Store::cached_bytes(std::uint64_t offset, std::uint
 Result<View> Store::view() const {
   return or_out_of_memory([&]() -> Result<View> {
     if (!entry_) return not_open();
-    engine::Mapping* mapping = entry_->store().mapping();
-    if (mapping != nullptr) return mapping->map();
+    if (entry_->store().mapping() != nullptr)
+      return entry_->ask([](engine::Store& store) { return store.mapping()->map(); });
     return Error{Code::unsupported, 0, info().name + " can't be mapped", "read it into memory"};
   });
 }
@@ -53,8 +64,9 @@ Result<View> Store::view() const {
 Status Store::commit(bool durable) {
   return or_out_of_memory([&]() -> Status {
     if (!entry_) return not_open();
-    engine::Writer* writer = entry_->store().writer();
-    if (writer != nullptr) return writer->commit(durable);
+    if (entry_->store().writer() != nullptr) {
+      return entry_->ask([durable](engine::Store& store) { return store.writer()->commit(durable); });
+    }
     return Error{Code::read_only, 0, info().name + " was opened for reading only", "there is nothing to commit"};
   });
 }
@@ -62,8 +74,8 @@ Status Store::commit(bool durable) {
 Status Store::abort() {
   return or_out_of_memory([&]() -> Status {
     if (!entry_) return not_open();
-    engine::Writer* writer = entry_->store().writer();
-    return writer == nullptr ? Status{} : writer->abort();
+    if (entry_->store().writer() == nullptr) return Status{};
+    return entry_->ask([](engine::Store& store) { return store.writer()->abort(); });
   });
 }
 

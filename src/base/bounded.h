@@ -14,21 +14,6 @@
 
 namespace penstock {
 
-// While it lives, its thread works for many, who would all wait with it: it should leave such calls to others.
-class ServesOthers {
- public:
-  ServesOthers() : before_(std::exchange(in_force, true)) {}
-  ~ServesOthers() { in_force = before_; }
-  ServesOthers(const ServesOthers&) = delete;
-  ServesOthers& operator=(const ServesOthers&) = delete;
-
-  static bool here() { return in_force; }
-
- private:
-  static inline thread_local bool in_force = false;
-  const bool before_;
-};
-
 // False where no thread can be started: then nobody makes the call. REQUIRES: it throws nothing.
 template <typename Call>
 bool leave_to_thread(Call call) {

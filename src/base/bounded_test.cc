@@ -35,15 +35,5 @@ TEST(Bounded, nobody_waits_for_a_call_that_is_left_to_a_thread) {
   EXPECT_EQ(ended->get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
 }
 
-TEST(Bounded, a_thread_serves_others_for_itself_alone_and_as_long_as_it_says) {
-  {
-    const ServesOthers outer;
-    { const ServesOthers inner; }
-    EXPECT_TRUE(ServesOthers::here());
-    std::thread([] { EXPECT_FALSE(ServesOthers::here()); }).join();
-  }
-  EXPECT_FALSE(ServesOthers::here());
-}
-
 }  // namespace
 }  // namespace penstock

@@ -251,6 +251,7 @@ void Carrier::on_orphan_home(std::uint32_t index) {
   free(index);
   lane_.environment.orphans.fetch_sub(1, std::memory_order_relaxed);
   lane_.environment.quarantined_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+  lane_.environment.ends.announce();  // who opens its store anew may wait for it
 }
 
 void Carrier::on_moved(std::uint32_t index, std::uint64_t bytes, Route route, TimePoint now) {

@@ -4,7 +4,6 @@
 #include <system_error>
 #include <utility>
 
-#include "base/bounded.h"
 #include "base/log.h"
 
 namespace penstock::core {
@@ -73,7 +72,6 @@ void CompletionThread::close() {
 
 void CompletionThread::run(State& state) {
   inside = true;
-  const ServesOthers serves_others;
   std::unique_lock lock(state.mutex);
   while (true) {
     state.changed.wait(lock, [&state] { return state.closed || !state.actions.empty(); });

@@ -32,7 +32,7 @@ StoreEntry& entry_of(const Part& part) {
 Residency residency_of(Part& part, std::uint64_t offset, std::uint64_t length) {
   StoreEntry& entry = entry_of(part);
   const engine::PageCache* cache = entry.store().page_cache();
-  if (const auto resident = cache->resident_bytes_at_once(offset, length)) return compare(*resident, length);
+  if (const auto resident = cache->resident_bytes(offset, length)) return compare(*resident, length);
   const std::uint32_t store = part.hold->spans[part.range].store;
   if (part.sampled == Residency::unknown || part.sampled_store != store) {
     part.sampled = entry.sample_residency(offset, length);

@@ -40,6 +40,7 @@ Environment::Environment(std::shared_ptr<const engine::Table> table, const Optio
       machine(detected),
       options(chosen.resolved(detected)),
       probes(*engines),
+      calls(std::make_shared<Calls>(engines, options.deadlines)),
       pinned(std::make_shared<memory::Budget>(options.pinned_budget_bytes)),
       on_use(std::make_shared<memory::Budget>(options.pinned_budget_bytes - lanes_bytes(options))),
       memory(pointers(*engines),

@@ -55,6 +55,7 @@ struct Environment {
   const Machine machine;
   const Options options;  // resolved
   const Probes probes;
+  const std::shared_ptr<Calls> calls;  // shared: stores may outlive the Context
   const std::shared_ptr<memory::Budget> pinned;
   const std::shared_ptr<memory::Budget> on_use;  // the part of it that Buffers may take which requests attach
   MemoryMap memory;
@@ -62,7 +63,7 @@ struct Environment {
   StatisticsHub statistics;
   TraceHub traces;
   mutable CompletionThread completions;
-  EndSignal ends;
+  mutable EndSignal ends;
   StreamGate streams;
   const Flows flows;
   std::atomic<std::uint64_t> lanes_replaced{0};

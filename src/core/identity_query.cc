@@ -2,18 +2,12 @@
 
 #include <utility>
 
-#include "base/bounded.h"
-
 namespace penstock::core {
 
-std::shared_ptr<const IdentityQuery> IdentityQuery::begin(Stores stores, std::function<void()> on_answer) {
-  const auto query = std::make_shared<IdentityQuery>();
-  const bool started = leave_to_thread([query, stores = std::move(stores), on_answer = std::move(on_answer)] {
-    query->identities_ = identities_of(stores);
-    query->answered_.store(true, std::memory_order_release);
-    on_answer();
-  });
-  return started ? query : nullptr;
+void IdentityQuery::run() {
+  identities_ = identities_of(stores_);
+  answered_.store(true, std::memory_order_release);
+  on_answer_();
 }
 
 Identities identities_of(const IdentityQuery::Stores& stores) {

@@ -1,8 +1,7 @@
-// IdentityQuery: what stores are like, asked by a thread of its own: where a server has to be asked, it may never
-// answer.
+// IdentityQuery: what stores are like, as a call: where a server has to be asked, it may never answer.
 //
-// Thread safety: any thread. Lifetime: shared with its thread, which may outlive everybody who wants to know and holds
-// the stores that it asks about.
+// Thread safety: any thread. Lifetime: shared by the operation, which may outlive everybody who wants to know, and by
+// who waits for it; it holds the stores that it asks about.
 #pragma once
 
 #include <atomic>
@@ -17,12 +16,13 @@ namespace penstock::core {
 
 using Identities = std::vector<Result<Identity>>;
 
-class IdentityQuery {
+class IdentityQuery : public engine::Call {
  public:
   using Stores = std::vector<std::shared_ptr<StoreEntry>>;
 
-  // `on_answer` is called by the thread. Null where none can be started.
-  static std::shared_ptr<const IdentityQuery> begin(Stores stores, std::function<void()> on_answer);
+  // `on_answer` is called by the thread that has the answer.
+  IdentityQuery(Stores stores, std::function<void()> on_answer)
+      : stores_(std::move(stores)), on_answer_(std::move(on_answer)) {}
 
   TimePoint begun() const { return begun_; }
   bool answered() const { return answered_.load(std::memory_order_acquire); }
@@ -30,7 +30,11 @@ class IdentityQuery {
   const Identities& identities() const { return identities_; }
 
  private:
+  void run() override;
+
   const TimePoint begun_ = Clock::now();
+  const Stores stores_;
+  const std::function<void()> on_answer_;
   Identities identities_;
   std::atomic<bool> answered_{false};
 };

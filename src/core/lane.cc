@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/bounded.h"
 #include "base/log.h"
 
 namespace penstock::core {
@@ -56,7 +55,6 @@ void Lane::close() {
 }
 
 void Lane::run() {
-  const ServesOthers serves_others;
   // Waits for copies are a few microseconds long; the default slack would make each fifty more.
   ::prctl(PR_SET_TIMERSLACK, 1000);
   while (!finished()) step(TimePoint::max());

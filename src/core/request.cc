@@ -128,7 +128,10 @@ Status Request::take(std::span<const Range> ranges) {
     if (auto status = find_gpus(ranges); !status) return status;
   }
   if (auto status = prepare_stores(); !status) return status;
-  if (auto status = note(identities_of(checked_stores())); !status) return status;
+  const bool is_late = parts.size() != 0;  // then they are noted next, as for all requests in stream order
+  if (!is_late) {
+    if (auto status = note_first_identities(); !status) return status;
+  }
   make_units();
   has_ranges_ = true;
   if (environment_->options.nvtx) nvtx_range_ = cuda::begin_range(title());
@@ -166,23 +169,26 @@ Status Request::prepare_stores() {
   for (StoreUse& use : stores) {
     StoreEntry& entry = *use.entry;
     if (direction == Direction::read) {
-      if (auto status = entry.check_end(use.end); !status) return status;
+      if (auto status = entry.check_end(use.end, deadline); !status) return status;
       use.check_identity = total_bytes >= identity_checked_from_bytes && !entry.info().writable;
       asks_servers_ |= use.check_identity && is_remote(entry.info().locality);
       continue;
     }
-    engine::Writer* writer = entry.store().writer();
-    if (writer == nullptr) {
+    if (entry.store().writer() == nullptr) {
       return Error{Code::read_only, 0, entry.info().name + " was opened for reading only",
                    "open it with Access::write, create or replace"};
     }
     if (kind == engine::OpKind::deallocate) {
-      if (auto status = entry.check_end(use.end); !status) return status;
+      if (auto status = entry.check_end(use.end, deadline); !status) return status;
       continue;
     }
-    if (auto status = writer->reserve({use.begin, use.end}); !status) return status;
+    const engine::Room room{use.begin, use.end};
+    const auto reserve = [room](engine::Store& store) { return store.writer()->reserve(room); };
+    if (auto status = entry.ask(reserve, deadline); !status) return status;
     if (durable) {
-      if (auto status = writer->sync_name(); !status) {
+      const auto sync_name = [](engine::Store& store) { return store.writer()->sync_name(); };
+      if (auto status = entry.ask(sync_name, deadline); !status) {
+        if (status.error().code == Code::timed_out) return status;
         // Nothing is written yet, so this is not Code::not_durable.
         return system_error(status.error().system_error, "sync the folder of " + entry.info().name,
                             "look into the kernel log, or write without durable");
@@ -211,6 +217,20 @@ Status Request::note(const Identities& identities) {
   return {};
 }
 
+Status Request::note_first_identities() {
+  if (!asks_servers_) return note(identities_of(checked_stores()));
+  if (Status asked = begin_query([] {}); !asked) return asked;
+  Status answered = asked_->begun.wait_until(std::min(deadline, environment_->calls->patience_end()));
+  if (!answered) {
+    Error error = std::move(answered).error();
+    error.message.insert(0, checked_stores()[0]->info().name + ": ");
+    return error;
+  }
+  Status noted = note(asked_->query->identities());
+  asked_.reset();
+  return noted;
+}
+
 bool Request::note_identities_again() {
   const auto note_or_stop = [this](const Identities& identities) {
     if (auto status = note(identities); !status) stop_because(std::move(status).error());
@@ -219,21 +239,37 @@ bool Request::note_identities_again() {
     note_or_stop(identities_of(checked_stores()));
     return true;
   }
-  if (!query_) ask_servers([] {});
+  if (!asked_) ask_servers([] {});
   if (!servers_answered()) {
     const double stall_seconds = environment_->options.deadlines.stall_seconds;
-    const bool stalls = query_ && stall_seconds > 0 && seconds_between(query_->begun(), Clock::now()) >= stall_seconds;
+    const bool stalls =
+        asked_ && stall_seconds > 0 && seconds_between(asked_->query->begun(), Clock::now()) >= stall_seconds;
     if (stalls) stop(Code::timed_out);
     return false;
   }
-  note_or_stop(query_->identities());
-  query_.reset();
+  note_or_stop(asked_->query->identities());
+  asked_.reset();
   return true;
 }
 
 void Request::ask_servers(std::function<void()> on_answer) {
-  query_ = IdentityQuery::begin(checked_stores(), std::move(on_answer));
-  if (!query_) stop(Code::out_of_memory);
+  const Status asked = begin_query(std::move(on_answer));
+  unasked_ = !asked.ok();
+  if (unasked_) stop(asked.error().code);
+}
+
+// By the engine of one of them: the question is the same to all.
+Status Request::begin_query(std::function<void()> on_answer) {
+  return or_out_of_memory([&]() -> Status {
+    const auto remote = std::find_if(stores.begin(), stores.end(), [](const StoreUse& use) {
+      return use.check_identity && is_remote(use.entry->info().locality);
+    });
+    auto query = std::make_shared<IdentityQuery>(checked_stores(), std::move(on_answer));
+    auto call = environment_->calls->begin(remote->entry->engine(), query);
+    if (!call) return std::move(call).error();
+    asked_.emplace(Asked{std::move(query), std::move(*call)});
+    return {};
+  });
 }
 
 void Request::make_units() {
@@ -354,6 +390,7 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   options_.on_range = nullptr;  // a kept Ticket keeps nothing of the caller's
   auto executor = std::move(options_.executor);
   auto& completions = environment_->completions;
+  asked_.reset();
   attachments.clear();
   auto last_held = held.let_go();
   let_go_of_stores(self);

@@ -237,10 +237,10 @@ class Request {
   // on the stream may have written to them. False if a server has not answered yet: call it again. One that does not
   // answer stops the request.
   bool note_identities_again();
-  // For Stage::identities. `on_answer` is called by a thread that may outlive the request. Stops it where there can be
-  // no such thread.
+  // For Stage::identities. `on_answer` is called by a thread that may outlive the request. Stops it where nobody can be
+  // asked.
   void ask_servers(std::function<void()> on_answer);
-  bool servers_answered() const { return query_ && query_->answered(); }
+  bool servers_answered() const { return asked_ && asked_->query->answered(); }
   // Asks the lanes to end the request with this code; the first reason stays.
   void stop(Code code);
   // The same, where more is known than the code says. REQUIRES: no lane has it, and nobody else calls this.
@@ -303,6 +303,8 @@ class Request {
   Status prepare_stores();
   // What stores that are only read are like, to be compared with what they are like at the end.
   Status note(const Identities& identities);
+  Status note_first_identities();
+  Status begin_query(std::function<void()> on_answer);
   IdentityQuery::Stores checked_stores() const;
   Status find_gpus(std::span<const Range> ranges);
   void note_reach(const cuda::Device& gpu, StoreEntry& entry);
@@ -350,9 +352,15 @@ class Request {
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
   std::atomic<Waiting*> waiting_{nullptr};
   std::uint64_t nvtx_range_ = 0;
-  bool asks_servers_ = false;                           // of some store whose identity is checked
-  bool unanswered_ = false;                             // a server had not answered when the request ended
-  std::shared_ptr<const IdentityQuery> query_;          // shared with its thread
+  // A question that servers were asked.
+  struct Asked {
+    std::shared_ptr<const IdentityQuery> query;  // shared with the operation
+    Calls::Begun begun;
+  };
+  bool asks_servers_ = false;  // of some store whose identity is checked
+  bool unasked_ = false;       // nobody could be asked
+  bool unanswered_ = false;    // a server had not answered when the request ended
+  std::optional<Asked> asked_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> left_;  // of each range, not there yet; null: nobody wants to know
   std::string passed_over_;                             // an engine that reaches some GPUs, and not one of these
   bool stopped_short_ = false;                          // it was stopped before all of it was done

@@ -113,7 +113,7 @@ Outcome Request::judge() {
   const bool in_order = stop_code() != Code::would_deadlock;
   const bool whole = has_ranges_ && in_order && summary_.bytes == total_bytes && (!durable || flushed == stores.size());
   const bool answered = servers_answered();
-  unanswered_ = query_ && !answered;
+  unanswered_ = asked_ && !answered;
   // Without an answer nobody knows whether the bytes belong together.
   const bool unknown = whole && asks_servers_ && !answered;
   stopped_short_ = unknown || (!whole && (stopped_short_ || summary_.failure_count == 0));
@@ -122,7 +122,7 @@ Outcome Request::judge() {
     return asked_for ? Outcome::cancelled : Outcome::failed;
   }
   if (summary_.failure_count != 0) return Outcome::failed;
-  const auto doubt = doubt_about(asks_servers_ ? query_->identities() : identities_of(checked_stores()));
+  const auto doubt = doubt_about(asks_servers_ ? asked_->query->identities() : identities_of(checked_stores()));
   if (!doubt) return Outcome::done;
   fail_because(*doubt);
   return Outcome::failed;
@@ -215,7 +215,7 @@ Error Request::describe(Outcome outcome) const {
             "set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts, or put no copies on a stream behind a request"};
   }
   const std::string server = "the server of " + (stores.size() == 1 ? stores[0].facts->name : "a file");
-  if (stop_code() == Code::out_of_memory && asks_servers_ && !query_) {
+  if (stop_code() == Code::out_of_memory && unasked_) {
     return {Code::out_of_memory, 0, "no thread could be started to ask " + server + " about it; " + progress,
             "raise the limit of threads (`ulimit -u`), or that of the container"};
   }

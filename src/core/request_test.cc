@@ -198,6 +198,7 @@ TEST_F(RequestTest, flushes_only_writes_that_are_to_be_durable) {
 TEST_F(RequestTest, asks_servers_last_what_a_long_read_was_of) {
   script_.info.locality = Locality::network;
   script_.info.writable = false;
+  script_.make_queue = [](const engine::QueueOptions&) { return std::make_unique<CallQueue>(); };
   const penstock::Store store = open();
   const auto long_read = create({range(store, 0, unit_bytes)});
   EXPECT_EQ(long_read->next_stage(Stage::transfer), std::nullopt) << "not before all is there";

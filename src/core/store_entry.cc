@@ -1,9 +1,11 @@
 #include "core/store_entry.h"
 
-#include <algorithm>
-#include <chrono>
-#include <thread>
+#include <fcntl.h>
 
+#include <algorithm>
+
+#include "base/log.h"
+#include "base/unique_fd.h"
 #include "core/environment.h"
 #include "core/uri.h"
 
@@ -41,23 +43,45 @@ std::vector<std::string_view> all_schemes(const engine::Table& table) {
   return schemes;
 }
 
+using OpenedStore = Result<std::unique_ptr<engine::Store>>;
+
+// Whatever becomes of the server of a file meanwhile, if it has one.
+OpenedStore open_in_time(const Environment& environment, std::size_t index, const std::string& name,
+                         const OpenOptions& options, bool may_wait) {
+  engine::Engine& engine = *(*environment.engines)[index];
+  if (!may_wait) return engine.open(name, options);
+  UniqueFd descriptor;  // the caller's may be closed before the file is open
+  if (options.descriptor >= 0) {
+    descriptor = UniqueFd(::fcntl(options.descriptor, F_DUPFD_CLOEXEC, 0));
+    if (!descriptor) return engine.open(name, options);  // which says what is wrong with it
+  }
+  return environment.calls->run(index, name, TimePoint::max(),
+                                [&engine, name, options, descriptor = std::move(descriptor)]() mutable {
+                                  const UniqueFd own = std::move(descriptor);
+                                  OpenOptions with_own = options;
+                                  if (own) with_own.descriptor = own.get();
+                                  return engine.open(name, with_own);
+                                });
+}
+
 // The store may be in use by requests that have ended: by their completion thread, which has yet to close it, or by
 // operations that nobody waits for any more.
-Result<std::unique_ptr<engine::Store>> open_when_closed(const Environment& environment, engine::Engine& engine,
-                                                        const std::string& name, const OpenOptions& options) {
-  auto store = engine.open(name, options);
+template <typename Open>
+OpenedStore open_when_closed(const Environment& environment, Open open) {
+  OpenedStore store = open();
   const auto is_in_use = [&] { return !store && store.error().code == Code::in_use; };
   if (!is_in_use()) return store;
   const Deadlines& deadlines = environment.options.deadlines;
   const TimePoint now = Clock::now();
   if (!environment.completions.wait_for_posted(now + duration_from_seconds(deadlines.close_seconds))) return store;
-  store = engine.open(name, options);
   const TimePoint deadline = now + duration_from_seconds(deadlines.cancel_grace_seconds);
-  while (is_in_use() && environment.orphans.load(std::memory_order_relaxed) != 0 && Clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    store = engine.open(name, options);
+  while (true) {
+    const std::uint64_t orphans = environment.orphans.load();
+    store = open();
+    if (!is_in_use() || orphans == 0) return store;
+    const auto one_is_home = [&] { return environment.orphans.load() < orphans; };
+    if (!environment.ends.wait_until(deadline, one_is_home)) return store;
   }
-  return store;
 }
 
 StoreFacts describe(const engine::Table& engines, EnginePlan plan, const StoreInfo& info) {
@@ -71,10 +95,24 @@ StoreFacts describe(const engine::Table& engines, EnginePlan plan, const StoreIn
 
 }  // namespace
 
+// Made with the store: to let go of one takes no memory.
+class StoreEntry::Closing : public engine::Call {
+ public:
+  explicit Closing(std::shared_ptr<const engine::Table> engines) : engines_(std::move(engines)) {}
+  void run() override { store.reset(); }
+
+  std::unique_ptr<engine::Store> store;
+
+ private:
+  const std::shared_ptr<const engine::Table> engines_;  // shared: the engine must outlive its store
+};
+
 StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan plan, std::unique_ptr<engine::Store> store)
     : engines_(environment.engines),
+      calls_(environment.calls),
       name_(std::move(name)),
       store_(std::move(store)),
+      closing_(is_remote(store_->info().locality) ? std::make_shared<Closing>(engines_) : nullptr),
       facts_(std::make_shared<StoreFacts>(describe(*engines_, std::move(plan), store_->info()))),
       host_reach_((*engines_)[facts_->engine]->description().host),
       read_alignment_(std::max<std::uint32_t>(store_->info().alignments.offset,
@@ -97,13 +135,16 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
   const auto facts = engine_facts(environment, uri->scheme);
   auto plan = plan_engine(facts, environment.options.engine, std::nullopt);
   if (!plan) return plan.error();
-  auto store = open_when_closed(environment, *(*environment.engines)[plan->engine], uri->name, options);
+  const auto asks = (*environment.engines)[plan->engine]->description().may_wait;
+  const bool waits = asks != nullptr && asks(uri->name);
+  const auto open_by = [&](std::size_t engine) { return open_in_time(environment, engine, uri->name, options, waits); };
+  auto store = open_when_closed(environment, [&] { return open_by(plan->engine); });
   if (!store) return store.error();
 
   // Where the bytes live is known only now; another engine may serve that better.
   auto better = plan_engine(facts, environment.options.engine, (*store)->info().locality);
   if (better && better->engine != plan->engine && options.access == Access::read) {
-    auto reopened = (*environment.engines)[better->engine]->open(uri->name, options);
+    auto reopened = open_by(better->engine);
     if (!reopened) return reopened.error();
     store = std::move(reopened);
     plan = std::move(better);
@@ -158,7 +199,7 @@ std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& envir
     // The name may mean another file by now.
     const bool by_descriptor = info().kind == StoreKind::file && store_->descriptor() >= 0;
     options.descriptor = by_descriptor ? store_->descriptor() : -1;
-    auto store = engine.open(name_.name, options);
+    auto store = open_in_time(environment, i, name_.name, options, is_remote(info().locality));
     if (!store) {
       pass_over(description.name, store.error().message);
       continue;
@@ -185,9 +226,38 @@ std::uint64_t StoreEntry::operation_bytes() const {
   return std::min<std::uint64_t>(info().alignments.optimal, optimal_bytes_most);
 }
 
-Status StoreEntry::check_end(std::uint64_t end) {
+StoreEntry::~StoreEntry() {
+  close(TimePoint::min());
+}
+
+void StoreEntry::close_and_wait() {
+  if (closing_) close(CompletionThread::inside_callback() ? TimePoint::min() : calls_->closing_end());
+}
+
+void StoreEntry::close(TimePoint wait_until) {
+  const auto closing = std::move(closing_);
+  if (!closing) return;
+  closing->store = std::move(store_);
+  bool is_begun = false;
+  const Status closed = or_out_of_memory([&]() -> Status {
+    auto begun = calls_->begin(engine(), closing);
+    if (!begun) return std::move(begun).error();
+    is_begun = true;
+    if (wait_until == TimePoint::min() || begun->wait_until(wait_until)) return {};
+    log(LogLevel::warning, facts_->name + " does not close: its server does not answer; it is left behind");
+    return {};
+  });
+  if (is_begun) return;
+  if (closed.error().code == Code::timed_out) {
+    static_cast<void>(closing->store.release());  // as so many others that don't close
+  } else {
+    closing->run();
+  }
+}
+
+Status StoreEntry::check_end(std::uint64_t end, TimePoint deadline) {
   if (end <= size_bytes_.load(std::memory_order_relaxed)) return {};
-  auto state = store_->state();
+  auto state = ask([](engine::Store& store) { return store.state(); }, deadline);
   if (!state) return state.error();
   size_bytes_.store(state->size_bytes, std::memory_order_relaxed);
   if (end <= state->size_bytes) return {};

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "core/block_locks.h"
+#include "core/calls.h"
 #include "core/flow.h"
 #include "core/planner.h"
 #include "engine/engine.h"
@@ -31,7 +32,7 @@ struct StoreFacts {
   std::string device_reason = {};
 };
 
-class StoreEntry {
+class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
  public:
   // Chooses an engine, opens the store with it.
   static Result<std::shared_ptr<StoreEntry>> open(const Environment& environment, std::string_view name,
@@ -40,6 +41,21 @@ class StoreEntry {
   // A store without a name, of an engine of the table.
   static std::shared_ptr<StoreEntry> adopt(const Environment& environment, std::size_t engine,
                                            std::unique_ptr<engine::Store> store);
+
+  ~StoreEntry();
+  StoreEntry(const StoreEntry&) = delete;
+  StoreEntry& operator=(const StoreEntry&) = delete;
+
+  // By who is the last to hold it, and waits until it is closed, within reason. Otherwise nobody waits for a server.
+  void close_and_wait();
+  // What `ask(engine::Store&)` returns, a Result or a Status. Where a server may have to be asked, that is
+  // Code::timed_out by the deadline at the latest.
+  template <typename Ask>
+  auto ask(Ask ask, TimePoint deadline = TimePoint::max()) -> decltype(ask(std::declval<engine::Store&>())) {
+    if (!is_remote(info().locality)) return ask(*store_);
+    return calls_->run(engine(), info().name, deadline,
+                       [self = shared_from_this(), ask = std::move(ask)] { return ask(*self->store_); });
+  }
 
   engine::Store& store() const { return *store_; }
   const StoreInfo& info() const { return store_->info(); }
@@ -60,7 +76,7 @@ class StoreEntry {
   std::uint32_t alignment(Direction direction) const;
 
   // Whether a range up to `end` exists; asks again if it did not at opening.
-  Status check_end(std::uint64_t end);
+  Status check_end(std::uint64_t end, TimePoint deadline = TimePoint::max());
   // After a write that may have made the store longer.
   void grown_to(std::uint64_t end);
 
@@ -84,12 +100,17 @@ class StoreEntry {
     OpenOptions options;
   };
 
+  class Closing;
+
   StoreEntry(const Environment& environment, Name name, EnginePlan plan, std::unique_ptr<engine::Store> store);
+  void close(TimePoint wait_until);
   std::shared_ptr<StoreEntry> open_for_device(const Environment& environment);
 
   const std::shared_ptr<const engine::Table> engines_;  // shared: the engine must outlive its store
+  const std::shared_ptr<Calls> calls_;                  // shared: closing may outlive the Context
   const Name name_;
-  const std::unique_ptr<engine::Store> store_;
+  std::unique_ptr<engine::Store> store_;
+  std::shared_ptr<Closing> closing_;         // shared with its operation; null: closing does not wait
   const std::shared_ptr<StoreFacts> facts_;  // shared with requests, which may outlive the store
   const engine::HostReach host_reach_;
   const std::uint32_t read_alignment_;

@@ -4,8 +4,6 @@
 #include <system_error>
 #include <utility>
 
-#include "base/bounded.h"
-
 namespace penstock::core {
 
 namespace {
@@ -62,7 +60,6 @@ Status StreamGate::add(std::shared_ptr<StandingRequest> standing) {
 }
 
 void StreamGate::run() {
-  const ServesOthers serves_others;
   Duration pause = shortest_pause;
   TimePoint last_round;
   std::vector<std::shared_ptr<StandingRequest>> standing;

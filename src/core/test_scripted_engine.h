@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "engine/engine.h"
 
@@ -33,6 +36,39 @@ struct Script {
   std::function<std::unique_ptr<engine::Queue>(const engine::QueueOptions&)> make_queue;  // none: it can't be made
 };
 
+// For an engine that is given nothing but calls: a thread for each.
+class CallQueue : public engine::Queue {
+ public:
+  ~CallQueue() override {
+    if (thread_.joinable()) thread_.join();
+  }
+  std::size_t submit(std::span<const engine::Op> ops) override {
+    if (thread_.joinable()) thread_.join();
+    thread_ = std::thread([this, op = ops[0]] {
+      op.call->run();
+      const std::lock_guard lock(mutex_);
+      ended_ = op;
+      changed_.notify_all();
+    });
+    return 1;
+  }
+  std::size_t poll(std::span<engine::Done> done, TimePoint deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, deadline, [this] { return ended_.has_value(); })) return 0;
+    done[0] = {.cookie = ended_->cookie};
+    ended_.reset();
+    return 1;
+  }
+  void wake() override {}
+  void cancel(std::uint64_t) override {}
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<engine::Op> ended_;
+  std::thread thread_;
+};
+
 class ScriptedStore : public engine::Store, private engine::PageCache, private engine::Writer {
  public:
   explicit ScriptedStore(Script& script) : Store(script.info), script_(script) {}
@@ -45,9 +81,6 @@ class ScriptedStore : public engine::Store, private engine::PageCache, private e
  private:
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override {
     return script_.resident_bytes ? script_.resident_bytes(offset, length) : std::nullopt;
-  }
-  std::optional<std::uint64_t> resident_bytes_at_once(std::uint64_t offset, std::uint64_t length) const override {
-    return resident_bytes(offset, length);
   }
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override {
     EXPECT_LE(offset + length, script_.info.size_bytes) << "a sample past the end";

@@ -29,6 +29,8 @@ struct Description {
   HostReach host = HostReach::any;
   bool lends = false;           // reads never touch Op::memory: all that they bring is lent (Done::loan)
   bool reaches_device = false;  // Path::device: between a store and GPU memory, without staging
+  // Whether to open the name may wait for another machine or program; null: no name does. It does not wait itself.
+  bool (*may_wait)(const std::string& name) = nullptr;
 };
 
 // Whether an engine works on this machine.
@@ -58,7 +60,7 @@ class Engine {
 
   virtual const Description& description() const = 0;
   virtual Probe probe() const = 0;
-  // `name` has lost its scheme and percent-encoding.
+  // `name` has lost its scheme and percent-encoding. Where it may wait, it is called by an Op (OpKind::call).
   virtual Result<std::unique_ptr<Store>> open(const std::string& name, const OpenOptions& options) = 0;
   // Null where it makes no difference to an engine whether it knew the memory before.
   virtual Memory* memory() { return nullptr; }

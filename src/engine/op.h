@@ -18,6 +18,7 @@ enum class OpKind : std::uint8_t {
   flush,
   zero,        // reads as zeros from now on; makes files longer as a write does
   deallocate,  // the store need not keep the range any more. A file reads as zeros there; a disk as zeros or as before
+  call,        // runs Op::call
 };
 
 // Whether an Op of this kind has memory.
@@ -47,14 +48,24 @@ constexpr Route route_of(Path path) {
   return Route::buffered;
 }
 
+// What is asked of an engine or a store, and may have to wait for another machine or program: to open, to tell a state,
+// to make room, to commit, to close. It knows what it is about, and takes the answer.
+class Call {
+ public:
+  virtual ~Call() = default;
+  // Once, where waiting holds up no other Op. Throws nothing.
+  virtual void run() = 0;
+};
+
 struct Op {
   OpKind kind = OpKind::read;
   Path path = Path::buffered;
-  Store* store = nullptr;  // of the same engine as the Queue; outlives the Op
+  Store* store = nullptr;  // of the same engine as the Queue; outlives the Op. Null for a call
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
-  std::byte* memory = nullptr;         // null for flush, zero, deallocate
+  std::byte* memory = nullptr;         // null where no bytes are moved
   const Attached* attached = nullptr;  // by the same engine, to memory that this is within; null: nothing was
+  Call* call = nullptr;                // of OpKind::call
   std::uint64_t cookie = 0;            // the caller's; unique among the Ops in flight on a Queue
 };
 

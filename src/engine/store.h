@@ -1,5 +1,9 @@
 // Store, as an engine opens it: facts, and abilities that are there or not (a null pointer, never a stub).
 //
+// What follows may wait where the store is a server's (Locality::network and fuse). There core calls it by an Op
+// (OpKind::call), as it destroys the store, so that nobody waits longer than he has time; but for what says that it
+// does not wait.
+//
 // Thread safety: const calls and abilities from any thread. Lifetime: outlives every Op that names it.
 #pragma once
 
@@ -23,17 +27,15 @@ struct State {
 class PageCache {
  public:
   virtual ~PageCache() = default;
-  // How many bytes of the range are in the page cache; nothing where the kernel won't tell the truth. May wait for the
-  // server of a network or FUSE mount.
+  // How many bytes of the range are in the page cache; nothing where the kernel won't tell the truth, or a server would
+  // have to be asked: it does not wait.
   virtual std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const = 0;
-  // The same, and nothing where a server may have to be asked: for who must not wait for one.
-  virtual std::optional<std::uint64_t> resident_bytes_at_once(std::uint64_t offset, std::uint64_t length) const = 0;
   // Reads the range through the page cache, discards it, and tells how long that took; nothing if it failed. For
-  // guessing what is cached where the kernel won't tell. At most 64 KiB.
+  // guessing what is cached where the kernel won't tell. At most 64 KiB. Not asked of a server's.
   virtual std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const = 0;
   // Starts reading the range into the page cache.
   virtual Status prefetch(std::uint64_t offset, std::uint64_t length) = 0;
-  // Lets go of clean cached pages of the range.
+  // Lets go of clean cached pages of the range. Does not wait.
   virtual void drop(std::uint64_t offset, std::uint64_t length) = 0;
 };
 

@@ -9,9 +9,7 @@
 #include <cerrno>
 #include <limits>
 
-#include "base/bounded.h"
 #include "base/clock.h"
-#include "base/log.h"
 #include "files/durability.h"
 #include "files/residency.h"
 
@@ -19,7 +17,6 @@ namespace penstock::files {
 namespace {
 
 constexpr std::size_t max_sample_bytes = 64 << 10;
-constexpr double closing_seconds = 5;
 
 // Ranges that no file can have, for calls that take signed offsets.
 bool addressable(std::uint64_t offset, std::uint64_t length) {
@@ -47,28 +44,11 @@ FileStore::FileStore(OpenedFile file)
       buffered_(std::move(file.buffered)),
       direct_(std::move(file.direct)),
       is_ours_(info_.writable || counts_as_owner(buffered_fd())),
-      mincore_is_honest_(is_ours_ ||
-                         (!is_remote(info_.locality) && ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) == 0)),
+      mincore_is_honest_(!is_remote(info_.locality) &&  // of a server's, mapping asks the server
+                         (is_ours_ || ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) == 0)),
       checks_path_(info_.kind == StoreKind::file && !file.replacement),
       name_is_new_(file.name_is_new),
       replacement_(std::move(file.replacement)) {}
-
-FileStore::~FileStore() {
-  if (!is_remote(info_.locality)) return;  // remote file systems tell their server of every close, and wait
-  auto close = [replacement = std::move(replacement_), direct = std::move(direct_),
-                buffered = std::move(buffered_)]() mutable {
-    replacement.reset();
-    direct = UniqueFd();
-    buffered = UniqueFd();
-  };
-  if (ServesOthers::here() && !info_.writable) {  // what was written, or begun, is brought to its end
-    static_cast<void>(leave_to_thread(std::move(close)));
-    return;
-  }
-  if (comes_back(closing_seconds, std::move(close))) return;
-  log(LogLevel::warning,
-      info_.name + " does not close: the server of its " + info_.file_system + " does not answer; it is left behind");
-}
 
 std::shared_ptr<const void> FileStore::give_descriptors() {
   return std::make_shared<std::pair<UniqueFd, UniqueFd>>(std::move(buffered_), std::move(direct_));
@@ -92,15 +72,11 @@ Result<engine::State> FileStore::state() const {
 
 std::optional<std::uint64_t> FileStore::resident_bytes(std::uint64_t offset, std::uint64_t length) const {
   if (info_.locality == Locality::memory) return length;
+  // Of files of others the kernel tells it only to who may write to them, and asks the server about that.
+  if (is_remote(info_.locality) && !is_ours_) return std::nullopt;
   const ByteRange range{offset, length};
   if (const auto resident = resident_by_cachestat(buffered_fd(), range)) return resident;
   return mincore_is_honest_ ? resident_by_mincore(buffered_fd(), range) : std::nullopt;
-}
-
-std::optional<std::uint64_t> FileStore::resident_bytes_at_once(std::uint64_t offset, std::uint64_t length) const {
-  if (!is_remote(info_.locality)) return resident_bytes(offset, length);
-  // Of files of others the kernel tells it only to who may write to them, and asks the server about that.
-  return is_ours_ ? resident_by_cachestat(buffered_fd(), {offset, length}) : std::nullopt;
 }
 
 std::optional<double> FileStore::timed_read_seconds(std::uint64_t offset, std::uint64_t length) const {
@@ -176,13 +152,7 @@ Status FileStore::commit(bool durable) {
 
 Status FileStore::abort() {
   const std::lock_guard lock(writer_mutex_);
-  if (!replacement_ || !is_remote(info_.locality)) return replacement_ ? replacement_->abort() : Status();
-  const auto status = std::make_shared<Status>();
-  abort_hangs_ = abort_hangs_ || !comes_back(closing_seconds, [status, own = replacement_] { *status = own->abort(); });
-  if (!abort_hangs_) return *status;
-  return Error{Code::timed_out, 0,
-               "the server of " + info_.name + " does not answer, so an unfinished file stays there",
-               "remove it when the server is back"};
+  return replacement_ ? replacement_->abort() : Status();
 }
 
 }  // namespace penstock::files

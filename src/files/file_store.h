@@ -2,9 +2,7 @@
 //
 // Two descriptors, one through the page cache and one past it, both opened with the store.
 //
-// Thread safety: as engine::Store. Lifetime: as engine::Store; an uncommitted Access::replace is removed with it. On a
-// network or FUSE mount whose server does not answer, that and closing go on without its owner after five seconds, and
-// at once where the owner serves others (base/bounded.h) and nothing could be written.
+// Thread safety: as engine::Store. Lifetime: as engine::Store; an uncommitted Access::replace is removed with it.
 #pragma once
 
 #include <mutex>
@@ -17,7 +15,6 @@ namespace penstock::files {
 class FileStore : public engine::Store, private engine::PageCache, private engine::Mapping, private engine::Writer {
  public:
   explicit FileStore(OpenedFile file);
-  ~FileStore() override;
 
   int buffered_fd() const { return buffered_.get(); }
   // -1 if the store can't be reached past the page cache.
@@ -36,7 +33,6 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
  private:
   Status sync_new_name();  // REQUIRES: writer_mutex_
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override;
-  std::optional<std::uint64_t> resident_bytes_at_once(std::uint64_t offset, std::uint64_t length) const override;
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override;
   Status prefetch(std::uint64_t offset, std::uint64_t length) override;
   void drop(std::uint64_t offset, std::uint64_t length) override;
@@ -52,14 +48,13 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   const std::string path_;
   UniqueFd buffered_;
   UniqueFd direct_;
-  // Found out when the store is opened: who asks about residency later must not hang with a server.
+  // Found out when the store is opened: who asks about residency later must not wait for a server.
   const bool is_ours_;
   const bool mincore_is_honest_;
   const bool checks_path_;  // whether the name must go on meaning this file
   std::mutex writer_mutex_;
   bool name_is_new_;
-  std::shared_ptr<Replacement> replacement_;  // with who removes it and may hang in that
-  bool abort_hangs_ = false;
+  std::unique_ptr<Replacement> replacement_;
 };
 
 }  // namespace penstock::files

@@ -11,10 +11,8 @@
 #include <cstddef>
 #include <thread>
 
-#include "base/bounded.h"
 #include "base/clock.h"
 #include "files/test_scratch.h"
-#include "files/test_silent_peer.h"
 
 namespace penstock::files {
 namespace {
@@ -169,7 +167,7 @@ TEST_F(AFileStore, of_somebody_else_is_not_lied_about) {
   EXPECT_TRUE(!resident || *resident < size_bytes);
 }
 
-TEST_F(AFileStore, asks_no_server_what_is_cached_for_who_must_not_wait) {
+TEST_F(AFileStore, asks_no_server_what_is_cached) {
   const std::string name = folder_.write_pattern("a", size_bytes);
   const auto local = open(name);
   const auto served = open_served(name);
@@ -177,9 +175,8 @@ TEST_F(AFileStore, asks_no_server_what_is_cached_for_who_must_not_wait) {
   std::thread([&] {
     refused = refuse_cachestat();
     if (!refused) return;
-    EXPECT_TRUE(local->page_cache()->resident_bytes_at_once(0, size_bytes).has_value());
-    EXPECT_TRUE(served->page_cache()->resident_bytes(0, size_bytes).has_value());
-    EXPECT_FALSE(served->page_cache()->resident_bytes_at_once(0, size_bytes).has_value());
+    EXPECT_TRUE(local->page_cache()->resident_bytes(0, size_bytes).has_value());
+    EXPECT_FALSE(served->page_cache()->resident_bytes(0, size_bytes).has_value());
   }).join();
   if (!refused) GTEST_SKIP() << "no seccomp filter can be installed here";
 }
@@ -190,25 +187,12 @@ TEST_F(AFileStore, of_somebody_else_is_not_asked_about_where_the_kernel_would_as
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
   std::filesystem::permissions(name, std::filesystem::perms(0666));
   const AsNobody nobody;
-  EXPECT_FALSE(open_served(name)->page_cache()->resident_bytes_at_once(0, size_bytes).has_value());
+  EXPECT_FALSE(open_served(name)->page_cache()->resident_bytes(0, size_bytes).has_value());
 }
 
 TEST_F(AFileStore, leaves_no_trace_of_having_asked_whose_it_is) {
   const auto store = open(folder_.write("a", "hello"));
   EXPECT_EQ(::fcntl(store->buffered_fd(), F_GETFL) & O_NOATIME, 0);
-}
-
-TEST_F(AFileStore, that_does_not_close_holds_nobody_up_who_serves_others) {
-  auto file = open_file(folder_.write("a", "hello"), {}).value();
-  file.info.locality = Locality::network;
-  SilentPeer peer;
-  file.direct = peer.take_descriptor();
-  if (!file.direct) GTEST_SKIP() << "there is no network";
-  auto store = std::make_unique<FileStore>(std::move(file));
-  const ServesOthers serves_others;
-  const TimePoint begin = Clock::now();
-  store.reset();
-  EXPECT_LT(seconds_between(begin, Clock::now()), 2);
 }
 
 TEST_F(AFileStore, maps_what_it_holds) {

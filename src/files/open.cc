@@ -8,14 +8,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
 
-#include "base/bounded.h"
 #include "files/device_use.h"
 #include "files/durability.h"
 #include "files/file_kind.h"
@@ -122,23 +120,12 @@ Alignments direct_alignments(const struct stat& status, const StoreInfo& info, c
           .optimal = optimal != 0 ? optimal : power_of_two_or_zero(static_cast<std::uint64_t>(status.st_blksize))};
 }
 
-// Of a file that calls itself empty. A server is not waited for: what it does not show now is not there.
-bool has_bytes(int fd, Locality locality) {
-  constexpr double answer_seconds = 1;
-  const auto read_one = [](int from) {
-    char byte = 0;
-    struct stat status = {};
-    // It may have grown meanwhile.
-    return ::pread(from, &byte, 1, 0) > 0 && ::fstat(from, &status) == 0 && status.st_size == 0;
-  };
-  if (!is_remote(locality)) return read_one(fd);
-  auto found = std::make_shared<std::atomic<bool>>(false);
-  UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  const bool answered = comes_back(answer_seconds, [found, read_one, own = std::move(own)]() mutable {
-    const UniqueFd taken = std::move(own);  // closing asks the server too
-    *found = taken && read_one(taken.get());
-  });
-  return answered && *found;
+// Of a file that calls itself empty.
+bool has_bytes(int fd) {
+  char byte = 0;
+  struct stat status = {};
+  // It may have grown meanwhile.
+  return ::pread(fd, &byte, 1, 0) > 0 && ::fstat(fd, &status) == 0 && status.st_size == 0;
 }
 
 // A size that is not the length would make a copy that is too short or too long, and pass for whole.
@@ -149,7 +136,7 @@ Status check_length(int fd, const std::string& name, const FileSystem& file_syst
                  name + " is on " + file_system.name + ": its content is made as it is read, and its size says nothing",
                  hint};
   }
-  if (!seems_empty || !has_bytes(fd, file_system.locality)) return {};
+  if (!seems_empty || !has_bytes(fd)) return {};
   return Error{Code::unsupported, 0, name + " calls itself empty, but has bytes: its size says nothing", hint};
 }
 

@@ -20,7 +20,7 @@ struct OpenedFile {
   bool name_is_new = false;                  // opening made the file, or may have
 };
 
-// REQUIRES: nothing of `name`; whatever it is, the call does not wait for another program.
+// REQUIRES: nothing of `name`; whatever it is, the call waits for nobody but the server of its file system.
 Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options);
 
 Result<engine::State> state_of(int fd, const std::string& name);

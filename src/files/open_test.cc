@@ -256,7 +256,7 @@ TEST(ReserveSpace, reserves_what_is_written_and_not_what_lies_before) {
   ASSERT_TRUE(file.ok());
   constexpr std::uint64_t mib = 1 << 20;
   ASSERT_TRUE(reserve_space(file->buffered.get(), "a", {64 * mib, 65 * mib}).ok());
-  EXPECT_EQ(identity_of(file->buffered.get(), "a")->size_bytes, 65 * mib);
+  EXPECT_EQ(state_of(file->buffered.get(), "a")->size_bytes, 65 * mib);
   EXPECT_GE(allocated_bytes(file->buffered.get()), mib);
   EXPECT_LT(allocated_bytes(file->buffered.get()), 4 * mib);
 }

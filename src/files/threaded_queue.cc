@@ -146,9 +146,18 @@ void ThreadedQueue::start_threads() {
       if (!threads_.empty()) return;         // fewer threads are slower, not wrong
       log(LogLevel::warning, std::string("no thread can be started, work is done while polling: ") + error.what());
       const std::lock_guard lock(mutex_);
-      while (!pending_.empty()) cached_.push(pending_.pop());
+      while (!pending_.empty()) do_without_thread(pending_.pop());
       return;
     }
+  }
+}
+
+// REQUIRES: the lock. Who polls must not wait for a server.
+void ThreadedQueue::do_without_thread(const engine::Op& op) {
+  if (op.kind == engine::OpKind::call) {
+    done_.push({.cookie = op.cookie, .code = Code::out_of_memory});
+  } else {
+    cached_.push(op);
   }
 }
 

@@ -63,6 +63,7 @@ class ThreadedQueue : public engine::Queue, private Completions {
   std::size_t collect(std::span<engine::Done> done);
   std::size_t copy_cached(std::span<engine::Done> done);
   void start_threads();
+  void do_without_thread(const engine::Op& op);
   void work();
   std::size_t take_group(const Worker& worker, std::span<engine::Op> group);
 

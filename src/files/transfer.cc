@@ -63,6 +63,8 @@ std::int64_t run(int fd, const Op& op) {
       return op.length == 0 ? 0 : zero(fd, op);
     case OpKind::deallocate:
       return op.length == 0 ? 0 : deallocate(fd, op);
+    case OpKind::call:
+      break;
   }
   return -EINVAL;
 }
@@ -105,6 +107,10 @@ Done finish(const Op& op, std::int64_t result) {
 }
 
 Done transfer(const Op& op) {
+  if (op.kind == OpKind::call) {
+    op.call->run();
+    return finish(op, 0);
+  }
   const int fd = descriptor_of(op);
   if (fd < 0 || !addressable(op)) return finish(op, -EINVAL);
   return finish(op, run(fd, op));

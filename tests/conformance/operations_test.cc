@@ -1,10 +1,12 @@
-// What every engine must do with operations that have no memory, flush, zero and deallocate: at its queue, as core
-// drives it, and through the public API.
+// What every engine must do with operations that have no memory, flush, zero, deallocate and calls: at its queue, as
+// core drives it, and through the public API.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -59,12 +61,79 @@ class Bench {
   const std::unique_ptr<engine::Queue> queue_;
 };
 
+// Waits until it may end.
+class CountedCall : public engine::Call {
+ public:
+  void run() override {
+    std::unique_lock lock(mutex_);
+    ++runs_;
+    changed_.wait(lock, [this] { return may_end_; });
+  }
+  void let_end() {
+    const std::lock_guard lock(mutex_);
+    may_end_ = true;
+    changed_.notify_all();
+  }
+  int runs() {
+    const std::lock_guard lock(mutex_);
+    return runs_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool may_end_ = false;
+  int runs_ = 0;
+};
+
+std::size_t poll_for(engine::Queue& queue, Done& done, Duration time) {
+  std::size_t count = 0;
+  for (const TimePoint end = Clock::now() + time; count == 0 && Clock::now() < end;)
+    count = queue.poll({&done, 1}, end);
+  return count;
+}
+
 constexpr std::uint64_t block = 4096;  // a multiple of every store's
 
 struct Part {
   std::uint64_t offset;
   std::uint64_t length;
 };
+
+TEST_P(EveryEngine, runs_a_call_once) {
+  const auto engine = GetParam().make();
+  const auto queue = engine->make_queue({.depth = 4}).value();
+  CountedCall call;
+  call.let_end();
+  const Op op{.kind = OpKind::call, .call = &call, .cookie = 5};
+  ASSERT_EQ(queue->submit({&op, 1}), 1U);
+  Done done;
+  ASSERT_EQ(poll_for(*queue, done, 20s), 1U);
+  EXPECT_EQ(done.cookie, 5U);
+  EXPECT_EQ(done.code, Code::ok);
+  EXPECT_EQ(call.runs(), 1);
+}
+
+TEST_P(EveryEngine, holds_nothing_up_while_a_call_waits) {
+  const auto engine = GetParam().make();
+  if (engine->description().may_wait == nullptr) GTEST_SKIP() << "its calls don't wait";
+  make_store("file", block);
+  const auto store = engine->open(engine_name("file"), to_write()).value();
+  const auto queue = engine->make_queue({.depth = 4, .threads = 2}).value();
+  CountedCall call;
+  const Op op{.kind = OpKind::call, .call = &call, .cookie = 5};
+  ASSERT_EQ(queue->submit({&op, 1}), 1U);
+  const Op flush{.kind = OpKind::flush, .store = store.get(), .cookie = 6};
+  ASSERT_EQ(queue->submit({&flush, 1}), 1U);
+  Done done;
+  ASSERT_EQ(poll_for(*queue, done, 20s), 1U);
+  EXPECT_EQ(done.cookie, 6U);
+  EXPECT_TRUE(eventually([&] { return call.runs() == 1; }));
+  EXPECT_EQ(poll_for(*queue, done, 10ms), 0U);
+  call.let_end();
+  ASSERT_EQ(poll_for(*queue, done, 20s), 1U);
+  EXPECT_EQ(done.cookie, 5U);
+}
 
 TEST_P(EveryEngine, zeroes_blocks_and_nothing_beside_them) {
   for (const Part part : {Part{0, block}, Part{3 * block, 2 * block}, Part{7 * block, 1 << 20}}) {

@@ -2,9 +2,12 @@
 // it: the request ends in time all the same, and its lane goes on with others.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <functional>
 #include <optional>
+#include <thread>
 
 #include "api/context_builder.h"
 #include "engines/fault/engine.h"
@@ -122,14 +125,124 @@ TEST_F(SilentServer, an_answer_that_is_an_error_is_told_as_such_and_not_as_a_cha
 
 TEST_F(SilentServer, without_a_thread_to_ask_it_a_request_fails_by_name) {
   const Store store = open("served");
+  const Store other = open("served");
   const auto read_all = [&] { return context_->read(store, 0, Region::host(memory_.data(), memory_.size())); };
   ASSERT_TRUE(read_all().ok()) << "the lane has its threads";
-  const NoMoreThreads none;
-  const Report report = read_all();
+  server_->hang_after(0);
+  std::thread asking([&] { EXPECT_TRUE(other.size_bytes().ok()); });  // by the one thread that there is
+  EXPECT_TRUE(eventually([&] { return server_->waiting() == 1; }));
+  Report report;
+  {
+    const NoMoreThreads none;
+    report = read_all();
+  }
+  server_->answer();
+  asking.join();
   ASSERT_EQ(report.outcome, Outcome::failed);
   EXPECT_EQ(report.error->code, Code::out_of_memory);
   EXPECT_NE(report.error->message.find("no thread"), std::string::npos) << report.error->message;
 }
+
+TEST_F(SilentServer, holds_up_nobody_past_the_deadline) {
+  options_.deadlines = {.stall_seconds = 2, .cancel_grace_seconds = 0.1, .close_seconds = 0.2};
+  open("local");
+  Store store = context_->open(folder_.path("served"), {.access = Access::replace, .size_bytes = 4096}).value();
+  server_->hang_after(0);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(context_->open(folder_.path("served")).error().code, Code::timed_out);
+  EXPECT_EQ(store.size_bytes().error().code, Code::timed_out);
+  EXPECT_EQ(context_->write(store, 4096, Region::host(memory_.data(), 4096)).error->code, Code::timed_out);
+  EXPECT_EQ(store.commit().error().code, Code::timed_out);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+  EXPECT_EQ(server_->waiting(), 4);
+  server_->answer();
+}
+
+TEST_F(SilentServer, holds_up_nobody_who_closes_its_file) {
+  options_.deadlines = {.cancel_grace_seconds = 0.1, .close_seconds = 0.2};
+  if (!server_->hang_in_closing()) GTEST_SKIP() << "there is no network";
+  Store store = open("served");
+  const auto begin = std::chrono::steady_clock::now();
+  store = Store();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s) << "the peer would take 60 s";
+}
+
+// Whatever may wait, of a store that is open to be replaced.
+struct Verb {
+  std::string name;
+  std::function<std::optional<Error>(Context&, Store&)> run;
+};
+void PrintTo(const Verb& verb, std::ostream* out) {
+  *out << verb.name;
+}
+template <typename Outcome>
+std::optional<Error> error_of(const Outcome& outcome) {
+  return outcome ? std::nullopt : std::optional(outcome.error());
+}
+std::vector<Verb> verbs() {
+  static std::array<std::byte, 4096> bytes;
+  const auto range_of = [](const Store& store) { return Range{&store, 0, Region::host(bytes.data(), bytes.size())}; };
+  return {
+      {"open", [](Context& context, Store& store) { return error_of(context.open(store.info().name)); }},
+      {"size", [](Context&, Store& store) { return error_of(store.size_bytes()); }},
+      {"reserve",
+       [](Context& context, Store& store) {
+         return context.write(store, file_bytes, Region::host(bytes.data(), bytes.size())).error;
+       }},
+      {"prefetch",
+       [=](Context& context, Store& store) {
+         const Range range = range_of(store);
+         return error_of(context.prefetch({&range, 1}));
+       }},
+      {"view", [](Context&, Store& store) { return error_of(store.view()); }},
+      {"commit", [](Context&, Store& store) { return error_of(store.commit()); }},
+      {"abort", [](Context&, Store& store) { return error_of(store.abort()); }},
+  };
+}
+
+class EveryVerb : public SilentServer, public testing::WithParamInterface<Verb> {
+ protected:
+  Store open_to_write() {
+    engine::Table table;
+    table.push_back(fault::make_engine(std::make_unique<ServedEngine>(server_), {}, control_));
+    context_ = ContextBuilder::build(std::move(table), options_).value();
+    return context_->open(folder_.path("served"), {.access = Access::replace, .size_bytes = file_bytes}).value();
+  }
+  const std::shared_ptr<fault::FaultControl> control_ = std::make_shared<fault::FaultControl>();
+};
+
+TEST_P(EveryVerb, ends_in_time_though_its_engine_never_answers) {
+  options_.deadlines = {.stall_seconds = 2, .cancel_grace_seconds = 0.1, .close_seconds = 0.2};
+  Store store = open_to_write();
+  control_->hang_calls(true);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto error = GetParam().run(*context_, store);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code, Code::timed_out) << error->message;
+  EXPECT_NE(error->message.find("served"), std::string::npos) << error->message;
+  store = Store();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+  EXPECT_GE(control_->stuck(), 1U);
+  const Store local = context_->open(folder_.path("local")).value();
+  EXPECT_TRUE(context_->read(local, 0, Region::host(memory_.data(), memory_.size())).ok()) << "others are served";
+  control_->hang_calls(false);
+  control_->release_stuck();
+}
+
+TEST_P(EveryVerb, brings_an_answer_that_comes_late) {
+  Store store = open_to_write();
+  control_->hang_calls(true);
+  std::optional<Error> error;
+  std::thread asking([&] { error = GetParam().run(*context_, store); });
+  EXPECT_TRUE(eventually([&] { return control_->stuck() == 1; }));
+  std::this_thread::sleep_for(500ms);
+  control_->hang_calls(false);
+  control_->release_stuck();
+  asking.join();
+  EXPECT_FALSE(error) << error->message;
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, EveryVerb, testing::ValuesIn(verbs()), [](const auto& verb) { return verb.param.name; });
 
 TEST_F(SilentServer, a_lane_that_closes_the_file_goes_on_with_others) {
   const auto control = std::make_shared<fault::FaultControl>();

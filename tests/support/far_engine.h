@@ -126,7 +126,13 @@ class FarEngine : public engine::Engine {
       std::size_t count = 0;
       const TimePoint now = Clock::now();
       for (; count < done.size() && !on_their_way_.empty() && on_their_way_.front().due <= now; ++count) {
-        const engine::Op& op = on_their_way_.front().op;
+        const engine::Op op = on_their_way_.front().op;
+        if (op.kind == engine::OpKind::call) {
+          op.call->run();
+          done[count] = {.cookie = op.cookie};
+          on_their_way_.pop_front();
+          continue;
+        }
         Loan* const loan = lends_ ? new Loan(op.length) : nullptr;
         std::byte* const memory = lends_ ? loan->bytes() : op.memory;
         for (std::uint64_t moved = 0; moved < op.length;) {

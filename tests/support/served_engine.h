@@ -1,5 +1,5 @@
 // An engine for tests: the posix engine, with a server behind files whose name begins with "served". They count as
-// remote, and what they are like is asked of the server, which can be made not to answer, and not to let go of a file.
+// remote, and whatever may wait is asked of the server, which can be made not to answer, and not to let go of a file.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -67,27 +67,44 @@ class Server {
   int waiting_ = 0;
 };
 
+// What another does, when the server has answered.
+class ServedWriter : public engine::Writer {
+ public:
+  ServedWriter(engine::Writer* inner, Server& server) : inner_(inner), server_(server) {}
+
+  Edges edges() const override { return inner_->edges(); }
+  Status reserve(engine::Room room) override { return server_.ask(), inner_->reserve(room); }
+  Status sync_name() override { return server_.ask(), inner_->sync_name(); }
+  Status commit(bool durable) override { return server_.ask(), inner_->commit(durable); }
+  Status abort() override { return server_.ask(), inner_->abort(); }
+
+ private:
+  engine::Writer* const inner_;
+  Server& server_;
+};
+
 class ServedStore : public files::FileStore {
  public:
   ServedStore(files::OpenedFile file, std::shared_ptr<Server> server)
-      : FileStore(std::move(file)), server_(std::move(server)) {}
-  Result<engine::State> state() const override {
-    server_->ask();
-    return FileStore::state();
-  }
+      : FileStore(std::move(file)), server_(std::move(server)), writer_(FileStore::writer(), *server_) {}
+  Result<engine::State> state() const override { return server_->ask(), FileStore::state(); }
+  engine::Writer* writer() override { return info_.writable ? &writer_ : nullptr; }
 
  private:
   const std::shared_ptr<Server> server_;
+  ServedWriter writer_;
 };
 
 class ServedEngine : public OverPosix {
  public:
-  explicit ServedEngine(std::shared_ptr<Server> server) : server_(std::move(server)) {}
+  explicit ServedEngine(std::shared_ptr<Server> server) : server_(std::move(server)) {
+    description_.may_wait = is_served;
+  }
 
+  const engine::Description& description() const override { return description_; }
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
-    if (!std::filesystem::path(name).filename().string().starts_with("served")) {
-      return OverPosix::open(name, options);
-    }
+    if (!is_served(name)) return OverPosix::open(name, options);
+    server_->ask();
     auto file = files::open_file(name, options);
     if (!file) return std::move(file).error();
     file->info.locality = Locality::network;
@@ -97,7 +114,12 @@ class ServedEngine : public OverPosix {
   }
 
  private:
+  static bool is_served(const std::string& name) {
+    return std::filesystem::path(name).filename().string().starts_with("served");
+  }
+
   const std::shared_ptr<Server> server_;
+  engine::Description description_ = OverPosix::description();
 };
 
 // The server answers questions about the file with ELOOP.

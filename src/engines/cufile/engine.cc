@@ -9,6 +9,7 @@
 #include "engines/cufile/queue.h"
 #include "engines/cufile/store.h"
 #include "files/block_device.h"
+#include "files/may_wait.h"
 
 namespace penstock::cufile {
 namespace {
@@ -61,6 +62,7 @@ class Engine : public engine::Engine {
       .schemes = {"file"},
       .host = engine::HostReach::none,
       .reaches_device = true,
+      .may_wait = files::may_wait,
   };
   std::mutex mutex_;
   std::shared_ptr<Library> library_;  // shared: there is one in the process

@@ -37,6 +37,8 @@ class FaultControl {
   // Performs the operations that were stuck, as a device that writes late, and lets them complete.
   void release_stuck();
   std::uint64_t stuck() const { return stuck_count_.load(); }
+  // Whether calls are stuck from now on. Nothing else befalls them.
+  void hang_calls(bool yes) { hangs_calls_.store(yes); }
 
  private:
   friend class Queue;
@@ -51,6 +53,7 @@ class FaultControl {
   std::mutex mutex_;  // guards stuck_, and the late completions of every queue
   std::vector<Stuck> stuck_;
   std::atomic<std::uint64_t> stuck_count_{0};
+  std::atomic<bool> hangs_calls_{false};
 };
 
 // `control` is shared by the engine and the test that holds it; none is needed to inject.

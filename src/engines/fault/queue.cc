@@ -52,7 +52,9 @@ std::size_t Queue::submit(std::span<const engine::Op> ops) {
 
 void Queue::inject(engine::Op op) {
   Pending pending;
-  switch (draw()) {
+  const bool is_call = op.kind == engine::OpKind::call;
+  if (is_call && control_.hangs_calls_.load()) return control_.add(*this, op);
+  switch (is_call ? Fault::none : draw()) {
     case Fault::none:
       break;
     case Fault::short_transfer:

@@ -16,13 +16,17 @@ Status Store::make(std::uint64_t offset, std::span<std::byte> memory) const {
 std::size_t Queue::submit(std::span<const Op> ops) {
   const std::size_t taken = std::min(ops.size(), ended_.size() - count_);
   for (const Op& op : ops.first(taken)) {
-    const auto& store = *static_cast<const Store*>(op.store);
     Ended& ended = ended_[(first_ + count_++) % ended_.size()];
     ended.done = {.cookie = op.cookie, .route = Route::made};
+    if (op.kind == engine::OpKind::call) {
+      op.call->run();
+      continue;
+    }
     if (op.kind != engine::OpKind::read) {
       ended.done.code = Code::read_only;
       continue;
     }
+    const auto& store = *static_cast<const Store*>(op.store);
     const std::uint64_t left = store.info().size_bytes - std::min(op.offset, store.info().size_bytes);
     const std::uint64_t length = std::min(op.length, left);
     Status made = store.make(op.offset, {op.memory, length});

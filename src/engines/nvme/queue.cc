@@ -39,6 +39,7 @@ IoKind kind_of(OpKind kind) {
     case OpKind::zero:
       return IoKind::zero;
     case OpKind::deallocate:
+    case OpKind::call:  // not sent: its stores don't wait
       break;
   }
   return IoKind::deallocate;
@@ -75,7 +76,10 @@ std::size_t Queue::submit(std::span<const Op> ops) {
   // What has ended is still in flight for the caller.
   for (; taken < ops.size() && free_.size() > ended_.size(); ++taken) {
     const Op& op = ops[taken];
-    if (const auto link = link_to(*static_cast<Store*>(op.store)); !link) {
+    if (op.kind == OpKind::call) {
+      op.call->run();
+      ended_.push_back({.cookie = op.cookie, .route = Route::direct});
+    } else if (const auto link = link_to(*static_cast<Store*>(op.store)); !link) {
       log(LogLevel::error, link.error().message + "; " + link.error().hint);
       ended_.push_back({.cookie = op.cookie, .code = Code::engine_unavailable, .route = Route::direct});
     } else if (const auto address = address_of(op)) {

@@ -3,6 +3,7 @@
 #include "engines/posix/queue.h"
 #include "files/file_store.h"
 #include "files/inline_queue.h"
+#include "files/may_wait.h"
 
 namespace penstock::posix {
 namespace {
@@ -31,6 +32,7 @@ class Engine : public engine::Engine {
       .schemes = {"file"},
       .sleeps_in_kernel = false,
       .inline_queue = true,
+      .may_wait = files::may_wait,
   };
 };
 

@@ -6,6 +6,7 @@
 #include "engines/uring/refusal.h"
 #include "engines/uring/store.h"
 #include "files/inline_queue.h"
+#include "files/may_wait.h"
 
 namespace penstock::uring {
 namespace {
@@ -52,6 +53,7 @@ class Engine : public engine::Engine {
       .schemes = {"file"},
       .sleeps_in_kernel = true,
       .inline_queue = true,
+      .may_wait = files::may_wait,
   };
   Registry registry_;
 };

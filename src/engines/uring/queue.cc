@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -26,6 +27,7 @@ using engine::OpKind;
 // Completions that are ours alone. Those of operations have a generation, which is never 0, in the upper half.
 constexpr std::uint64_t wake_tag = 1;
 constexpr std::uint64_t cancel_tag = 2;
+constexpr std::uint64_t threads_tag = 3;
 
 constexpr std::uint32_t max_depth = 32768;  // the kernel's
 constexpr unsigned group_size = 4;          // operations that are handed over together, at the most
@@ -40,9 +42,14 @@ Store& store_of(const Op& op) {
 }
 
 // io_uring knows no discard of block devices.
-bool runs_without_kernel_queue(const Op& op) {
-  return op.kind == OpKind::deallocate && op.store->info().kind == StoreKind::block_device;
+bool needs_thread(const Op& op) {
+  return op.kind == OpKind::call || (op.kind == OpKind::deallocate && op.store->info().kind == StoreKind::block_device);
 }
+
+class ThreadWorker : public files::Worker {
+ public:
+  Done run(const Op& op) override { return files::transfer(op); }
+};
 
 }  // namespace
 
@@ -131,11 +138,9 @@ std::size_t Queue::submit(std::span<const Op> ops) {
 
 // False when the queue is full.
 bool Queue::start(const Op& op) {
-  if (free_.size() <= ended_.size()) return false;  // what has ended is still in flight for the caller
-  if (runs_without_kernel_queue(op)) {
-    ended_.push(files::transfer(op));
-    return true;
-  }
+  // What has ended is still in flight for the caller.
+  if (free_.size() <= ended_.size() + threads_have_) return false;
+  if (needs_thread(op)) return give_to_threads(op);
   if (files::descriptor_of(op) < 0) {
     ended_.push(files::finish(op, -EINVAL));
     return true;
@@ -157,6 +162,28 @@ bool Queue::start(const Op& op) {
   fill(*entry, op);
   entry->user_data = user_data(index);
   return true;
+}
+
+bool Queue::give_to_threads(const Op& op) {
+  if (!threads_) {
+    const engine::QueueOptions options{.depth = static_cast<std::uint32_t>(in_flight_.size()), .threads = 1};
+    threads_ = std::make_unique<files::ThreadedQueue>(options, [] { return std::make_unique<ThreadWorker>(); });
+  }
+  if (threads_->submit({&op, 1}) == 0) return false;
+  ++threads_have_;
+  watch_threads();
+  return true;
+}
+
+// So that the ring wakes who sleeps when a thread is done.
+void Queue::watch_threads() {
+  if (threads_watched_ || threads_have_ == 0 || given_up_) return;
+  const int event = threads_->event();
+  io_uring_sqe* entry = event >= 0 ? entry_at_once() : nullptr;
+  if (entry == nullptr) return;
+  io_uring_prep_poll_add(entry, event, POLLIN);
+  entry->user_data = threads_tag;
+  threads_watched_ = true;
 }
 
 std::uint64_t Queue::user_data(std::uint32_t index) const {
@@ -183,6 +210,8 @@ void Queue::fill(io_uring_sqe& entry, const Op& op) {
     case OpKind::deallocate:
       io_uring_prep_fallocate(&entry, file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(op.offset),
                               static_cast<off_t>(op.length));
+      break;
+    case OpKind::call:  // the threads have it
       break;
   }
   if (fixed) entry.flags |= IOSQE_FIXED_FILE;
@@ -231,7 +260,10 @@ std::size_t Queue::poll(std::span<Done> done, TimePoint deadline) {
     bool sleep = now < deadline && ended_.empty() && io_uring_cq_ready(&ring_) == 0;
     const bool woken = sleep && std::exchange(wake_seen_, false);
     sleep = sleep && !woken;
-    const int error = sleep ? hand_over_and_wait(deadline - now) : hand_over();
+    const bool is_told = threads_have_ == 0 || threads_watched_;
+    const int error =
+        sleep ? hand_over_and_wait(is_told ? deadline - now : std::min<Duration>(deadline - now, look_again_time))
+              : hand_over();
     const bool short_of_memory = error == EBUSY || error == EAGAIN || error == ENOMEM;
     if (error != 0 && !short_of_memory && error != ETIME && error != EINTR) give_up_ring(error);
     const std::size_t count = collect(done);
@@ -249,7 +281,7 @@ void Queue::give_up_ring(int error) {
   const unsigned taken = std::atomic_ref<unsigned>(*ring_.sq.khead).load(std::memory_order_acquire);
   for (unsigned at = taken; at != ring_.sq.sqe_tail; ++at) {
     const std::uint64_t tag = ring_.sq.sqes[at & *ring_.sq.kring_mask].user_data;
-    if (tag != wake_tag && tag != cancel_tag) to_do_.push(static_cast<std::uint32_t>(tag));
+    if (tag != wake_tag && tag != cancel_tag && tag != threads_tag) to_do_.push(static_cast<std::uint32_t>(tag));
   }
 }
 
@@ -319,7 +351,11 @@ std::size_t Queue::collect(std::span<Done> done) {
     ++seen;
   }
   io_uring_cq_advance(&ring_, seen);
-  return count;
+  if (threads_have_ == 0) return count;
+  const std::size_t done_by_threads = threads_->poll(done.subspan(count), TimePoint::min());
+  threads_have_ -= done_by_threads;
+  watch_threads();
+  return count + done_by_threads;
 }
 
 // False for completions that are ours alone.
@@ -333,6 +369,10 @@ bool Queue::complete(const io_uring_cqe& completion, Done& done) {
     return false;
   }
   if (completion.user_data == cancel_tag) return false;
+  if (completion.user_data == threads_tag) {
+    threads_watched_ = false;
+    return false;
+  }
   const auto index = static_cast<std::uint32_t>(completion.user_data);
   if (index >= in_flight_.size() || !in_flight_[index].busy || user_data(index) != completion.user_data) std::abort();
   InFlight& place = in_flight_[index];
@@ -381,6 +421,7 @@ void Queue::wake() {
 }
 
 void Queue::cancel(std::uint64_t cookie) {
+  if (threads_have_ != 0) threads_->cancel(cookie);
   for (std::uint32_t index = 0; index < in_flight_.size(); ++index) {
     InFlight& place = in_flight_[index];
     if (!place.busy || place.op.cookie != cookie || place.cancelled) continue;

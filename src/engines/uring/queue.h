@@ -1,7 +1,8 @@
 // Queue of the uring engine: one ring.
 //
 // submit only fills entries; a poll hands them to the kernel and waits for completions in one call. A read of an
-// eventfd is kept in the ring, so that wake() ends the wait. Should the kernel refuse to be entered later on (a process
+// eventfd is kept in the ring, so that wake() ends the wait. What a ring can't do is done by threads, whose event the
+// ring looks at. Should the kernel refuse to be entered later on (a process
 // may put a security filter on itself at any time), operations that it has not taken are done by poll, one after
 // another.
 //
@@ -18,6 +19,7 @@
 #include "engine/engine.h"
 #include "engines/uring/registry.h"
 #include "files/ring.h"
+#include "files/threaded_queue.h"
 
 namespace penstock::uring {
 
@@ -66,6 +68,8 @@ class Queue : public engine::Queue, private Registered {
   int hand_over();
   int hand_over_and_wait(Duration time);
   void arm_wake();
+  bool give_to_threads(const engine::Op& op);
+  void watch_threads();
   io_uring_sqe* entry_at_once();
   bool write_zeros(std::uint32_t index);
   std::size_t collect(std::span<engine::Done> done);
@@ -78,8 +82,11 @@ class Queue : public engine::Queue, private Registered {
   const UniqueFd event_;
   std::uint64_t event_value_ = 0;  // where the ring reads the eventfd to
   bool wake_armed_ = false;
-  bool wake_seen_ = false;                 // the next poll that would sleep must not
-  std::atomic<bool> wake_written_{false};  // spares the call when a wake is on its way already
+  bool wake_seen_ = false;                         // the next poll that would sleep must not
+  std::atomic<bool> wake_written_{false};          // spares the call when a wake is on its way already
+  std::unique_ptr<files::ThreadedQueue> threads_;  // made when there is something for it
+  std::size_t threads_have_ = 0;                   // operations
+  bool threads_watched_ = false;
   std::vector<InFlight> in_flight_;
   std::vector<std::uint32_t> free_;
   files::Ring<engine::Done> ended_;   // without the kernel

@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <future>
 #include <set>
 #include <thread>
 
@@ -341,6 +342,31 @@ TEST_F(UringQueue, writes_zeros_where_the_file_system_has_no_such_operation) {
   std::string expected(3 << 20, 'x');
   std::fill_n(expected.begin() + 100, 2 << 20, '\0');
   EXPECT_TRUE(shm.read("a") == expected);
+}
+
+// Ends when it is told to.
+class WaitingCall : public engine::Call {
+ public:
+  void run() override { may_end.get_future().wait(); }
+  std::promise<void> may_end;
+};
+
+TEST_F(UringQueue, sleeps_until_a_call_has_been_run) {
+  const auto ring = queue({.depth = 4, .threads = 1});
+  for (int round = 0; round < 3; ++round) {
+    WaitingCall call;
+    const Op op{.kind = engine::OpKind::call, .call = &call, .cookie = 9};
+    ASSERT_EQ(ring->submit({&op, 1}), 1U);
+    Done done;
+    EXPECT_EQ(ring->poll({&done, 1}, Clock::now() + 1ms), 0U);
+    std::thread ending([&] { call.may_end.set_value(); });
+    std::size_t count = 0;
+    const TimePoint end = Clock::now() + 20s;
+    while (count == 0 && Clock::now() < end) count = ring->poll({&done, 1}, end);
+    ending.join();
+    ASSERT_EQ(count, 1U);
+    EXPECT_EQ(done.cookie, 9U);
+  }
 }
 
 TEST_F(UringQueue, answers_what_it_can_not_do_with_a_code) {
