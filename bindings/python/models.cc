@@ -58,10 +58,16 @@ nb::object to_tuple(const std::vector<std::uint64_t>& numbers) {
   return tuple;
 }
 
-Model open_model(const std::vector<nb::bytes>& paths) {
+// Without a Context, by paths.
+Model open_model(PythonContext* self, const std::vector<nb::bytes>& paths) {
   std::vector<std::string> names;
   for (const nb::bytes& path : paths) names.push_back(to_string(path));
-  return value_or_raise(without_gil([&] { return names.size() == 1 ? Model::open(names[0]) : Model::open(names); }));
+  if (self == nullptr) {
+    return value_or_raise(without_gil([&] { return names.size() == 1 ? Model::open(names[0]) : Model::open(names); }));
+  }
+  const auto context = self->get();
+  return value_or_raise(
+      without_gil([&] { return names.size() == 1 ? Model::open(*context, names[0]) : Model::open(*context, names); }));
 }
 
 nb::list files_of(const Model& model) {
@@ -330,7 +336,7 @@ void define_models(nb::module_& module) {
       .def_prop_ro("sizes", &sizes_of, nb::rv_policy::automatic)
       .def_prop_ro("dtypes", &dtypes_of)
       .def("describe_part", &describe_part, nb::arg("tensor"), nb::arg("dimension"), nb::arg("intervals"));
-  module.def("open_model", &open_model, nb::arg("paths"));
+  module.def("open_model", &open_model, nb::arg("context").none(), nb::arg("paths"));
   nb::class_<PythonLoading>(module, "Loading")
       .def_prop_ro("ended", &PythonLoading::ended)
       .def("wait", &PythonLoading::wait, nb::arg("progress").none() = nb::none())

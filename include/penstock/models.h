@@ -1,13 +1,14 @@
 // Models: named tensors in files, read into the places where they belong by one request, and written back.
 //
-//   auto model = penstock::Model::open("models/llama/").value();
+//   auto model = penstock::Model::open(context, "models/llama/").value();
 //   std::vector<penstock::TensorPart> parts;
 //   for (std::uint32_t i = 0; i < model.tensors().size(); ++i) parts.push_back({.tensor = i, .memory = place_for(i)});
 //   auto loading = penstock::load(context, model, parts).value();
 //   loading.wait();
 //
 // Formats: safetensors (a file, several, a directory, an index, a snapshot of the Hugging Face cache) and GGUF (one
-// file). Headers are checked completely before any tensor is read: what is open is valid.
+// file). Headers are checked completely before any tensor is read: what is open is valid. A file may lie in any store
+// that a Context opens, also at the front of one that is longer, as a device is.
 //
 // Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model needs
 // no Context, and keeps its files open; a Loading must have ended before its Context is moved or gone, and before the
@@ -104,22 +105,29 @@ class MetadataValue {
 };
 
 struct ModelFile {
-  std::string path;  // absolute: it stays right when the process changes its directory
+  // Absolute: it stays right when the process changes its directory. Of a store that is no file of the kernel's: the
+  // URI.
+  std::string path;
   ModelFormat format = ModelFormat::safetensors;
-  std::uint64_t size_bytes = 0;
+  std::uint64_t size_bytes = 0;   // on a device: up to the end of the last tensor
   std::uint64_t data_offset = 0;  // where tensors begin
   Identity identity;              // when it was opened
   // Shared by copies of the Model: the file is read as it was even if its name is given to another, or to none. Null
-  // where the process has few descriptors left; then it is opened by its name, and refused if it is not the same.
+  // where the process has few descriptors left, and for other stores; then it is opened by its name, and refused if it
+  // is not the same.
   std::shared_ptr<const models::FileReader> kept_open;
   std::map<std::string, MetadataValue> metadata;
 };
 
 class PENSTOCK_EXPORT Model {
  public:
-  // A file, a directory or an index.
-  static Result<Model> open(const std::string& path);
+  // A file, a directory or an index, by any name that the Context opens: a path, a URI. An index names files beside it,
+  // by its own scheme. Only directories of paths are listed.
+  static Result<Model> open(Context& context, const std::string& name);
   // Several files that are one model: no tensor may be in two of them.
+  static Result<Model> open(Context& context, std::span<const std::string> files);
+  // The same by paths alone, whatever they look like.
+  static Result<Model> open(const std::string& path);
   static Result<Model> open(std::span<const std::string> files);
 
   const std::vector<ModelFile>& files() const { return files_; }

@@ -23,26 +23,24 @@ bool same_content(int fd, const Identity& identity) {
 
 class Comparison {
  public:
-  Comparison() = default;
+  explicit Comparison(Context& context) : context_(context) {}
   Comparison(const Comparison&) = delete;
   Comparison& operator=(const Comparison&) = delete;
   ~Comparison() { close_file(); }
 
   Status add(const Loaded& piece) {
-    if (Status opened = open_file(piece.path); !opened.ok()) return opened;
+    if (Status opened = open_again(piece); !opened.ok()) return opened;
     for (std::size_t done = 0; done < piece.memory.size_bytes;) {
       if (interrupted()) return interrupted_error();
       const std::size_t wanted = std::min(window_.size(), piece.memory.size_bytes - done);
-      const ssize_t got = pread(fd_, window_.data(), wanted, static_cast<off_t>(piece.offset + done));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) return system_error(errno, "read " + path_ + " to verify");
-      if (got == 0) return mismatch(piece);
-      const auto bytes = static_cast<std::size_t>(got);
-      const Result<std::span<const std::byte>> loaded = lens_.look(piece.memory.part(done, bytes));
+      const Result<std::size_t> bytes = read_again(piece.offset + done, wanted);
+      if (!bytes.ok()) return bytes.error();
+      if (*bytes == 0) return mismatch(piece);
+      const Result<std::span<const std::byte>> loaded = lens_.look(piece.memory.part(done, *bytes));
       if (!loaded.ok()) return loaded.error();
-      file_.add({window_.data(), bytes});
+      file_.add({window_.data(), *bytes});
       memory_.add(*loaded);
-      done += bytes;
+      done += *bytes;
     }
     return file_.value() == memory_.value() ? Status() : mismatch(piece);
   }
@@ -50,10 +48,16 @@ class Comparison {
   std::string checksum() const { return memory_.hex(); }
 
  private:
-  Status open_file(std::string_view path) {
-    if (fd_ >= 0 && path == path_) return {};
+  Status open_again(const Loaded& piece) {
+    if ((fd_ >= 0 || store_) && piece.path == path_) return {};
     close_file();
-    path_ = path;
+    path_ = piece.path;
+    if (!piece.is_file) {
+      Result<Store> store = context_.open(path_);
+      if (!store.ok()) return store.error();
+      store_ = std::move(*store);
+      return {};
+    }
     fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd_ < 0) return system_error(errno, "open " + path_ + " to verify");
     return {};
@@ -62,31 +66,50 @@ class Comparison {
   void close_file() {
     if (fd_ >= 0) close(fd_);
     fd_ = -1;
+    store_ = {};
+  }
+
+  // Into the window; says how much, which is nothing past the end of a file.
+  Result<std::size_t> read_again(std::uint64_t offset, std::size_t wanted) {
+    if (store_) {
+      const Report report = context_.read(store_, offset, Region::host(window_.data(), wanted));
+      if (!report.ok()) return *report.error;
+      return wanted;
+    }
+    for (;;) {
+      const ssize_t got = pread(fd_, window_.data(), wanted, static_cast<off_t>(offset));
+      if (got >= 0) return static_cast<std::size_t>(got);
+      if (errno != EINTR) return system_error(errno, "read " + path_ + " to verify");
+      if (interrupted()) return interrupted_error();
+    }
   }
 
   Error mismatch(const Loaded& piece) const {
-    if (piece.identity != nullptr && !same_content(fd_, *piece.identity)) {
+    if (fd_ >= 0 && piece.identity != nullptr && !same_content(fd_, *piece.identity)) {
       return {.code = Code::changed,
               .message = path_ + " was modified while it was loaded and verified",
               .hint = "load it again when nothing writes to it"};
     }
     return {.code = Code::io_error,
-            .message = "the bytes in memory differ from those that a plain read of " +
+            .message = "the bytes in memory differ from those that " +
+                       std::string(fd_ >= 0 ? "a plain read of " : "another read of ") +
                        (piece.tensor.empty() ? "" : "tensor " + std::string(piece.tensor) + " of ") + path_ + " gives",
             .hint = "try --engine posix; if the bytes still differ, check the device"};
   }
 
+  Context& context_;
   Checksum memory_, file_;
   Lens lens_;
   std::vector<std::byte> window_ = std::vector<std::byte>(Lens::piece_bytes);
   std::string path_;
   int fd_ = -1;
+  Store store_;  // where there is no file
 };
 
 }  // namespace
 
-Verified compare_with_files(std::span<const Loaded> pieces) {
-  Comparison comparison;
+Verified compare_with_files(Context& context, std::span<const Loaded> pieces) {
+  Comparison comparison(context);
   for (const Loaded& piece : pieces) {
     if (Status status = comparison.add(piece); !status.ok()) return {comparison.checksum(), status.error()};
   }

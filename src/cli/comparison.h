@@ -1,4 +1,5 @@
-// Comparison: what memory holds against what an independent, plain read of the files gives.
+// Comparison: what memory holds against what an independent, plain read of the files gives; where there is no file,
+// against another read of the store.
 //
 // Thread safety: one thread.
 #pragma once
@@ -8,20 +9,21 @@
 #include <string_view>
 
 #include "output.h"
-#include "penstock/store.h"
+#include "penstock/context.h"
 
 namespace penstock::cli {
 
 // There may be millions: what it names is the Cargo's.
 struct Loaded {
-  std::string_view tensor;  // its name; none: bytes
-  std::string_view path;
+  std::string_view tensor;             // its name; none: bytes
+  std::string_view path;               // or a URI
+  bool is_file = true;                 // that can be read plainly, without Penstock
   const Identity* identity = nullptr;  // of the file when it was opened; null for a device
   std::uint64_t offset = 0;
   Region memory;
 };
 
 // Ends at the first difference. Pieces of one file are best told one after the other.
-Verified compare_with_files(std::span<const Loaded> pieces);
+Verified compare_with_files(Context& context, std::span<const Loaded> pieces);
 
 }  // namespace penstock::cli

@@ -17,6 +17,7 @@ constexpr std::size_t value_characters = 100;
 struct InspectFlags {
   std::vector<std::string> paths;
   std::optional<bool> tensors;  // listed or not; neither: as long as they fit on a screen or two
+  ContextFlags context;
   OutputFlags output;
 };
 
@@ -291,7 +292,9 @@ void print_kinds(const Output& output, const Model& model) {
 
 Exit run(const InspectFlags& flags) {
   const Output output(flags.output);
-  const Result<Model> model = open_model(flags.paths);
+  Result<Context> context = make_context(flags.context);
+  if (!context.ok()) return output.fail(context.error());
+  const Result<Model> model = open_model(*context, flags.paths);
   if (!model.ok()) return output.fail(model.error());
   if (output.json()) {
     write_model(*model, flags);
@@ -314,10 +317,14 @@ Exit run(const InspectFlags& flags) {
 Command add_inspect(CLI::App& tool) {
   auto flags = std::make_shared<InspectFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("inspect", "Tell what is in a model: tensors, types, sizes, alignment, files");
-  parser->add_option("MODEL", flags->paths, "a directory, a file or an index; or the files of one model")->required();
+  parser
+      ->add_option("MODEL", flags->paths, "a directory, a file or an index, by path or URI; or the files of one model")
+      ->required();
   parser->add_flag_function(
       "--tensors,!--no-tensors", [flags](std::int64_t count) { flags->tensors = count > 0; },
       "list every tensor, or none; default: by kind, where they are too many for a terminal");
+  parser->add_option("--options", flags->context.options, "of the Context that opens it: a JSON object, or @FILE")
+      ->type_name("JSON");
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->footer(
       "Examples:\n"

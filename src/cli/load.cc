@@ -107,7 +107,7 @@ Exit run(const LoadFlags& given) {
     if (!written.ok()) return output.fail(written.error());
     transfer.own.push_back({"timeline", flags.timeline + ", for ui.perfetto.dev or chrome://tracing"});
   }
-  if (flags.verify) transfer.verified = compare_with_files((*cargo)->loaded());
+  if (flags.verify) transfer.verified = compare_with_files((*cargo)->context(), (*cargo)->loaded());
   return output.transfer(transfer);
 }
 

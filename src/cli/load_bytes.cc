@@ -1,4 +1,6 @@
 // penstock load, of stores or parts of them.
+#include <sys/stat.h>
+
 #include "interrupt.h"
 #include "load.h"
 
@@ -52,6 +54,20 @@ Error with_way_in(Error error, const std::string& path) {
   return error;
 }
 
+// Where the bytes of a store can be read once more.
+struct Place {
+  std::string path;  // or a URI
+  bool is_file = true;
+};
+// A controller in software has a file behind it.
+Place place_of(const StoreInfo& info, const std::string& name) {
+  struct stat status {};
+  const std::string path = local_path(info.name);
+  const bool is_same =
+      stat(path.c_str(), &status) == 0 && status.st_dev == info.identity.device && status.st_ino == info.identity.inode;
+  return info.mappable || is_same ? Place{path, true} : Place{name, false};
+}
+
 class ByteCargo final : public Cargo {
  public:
   explicit ByteCargo(TunedContext tuned) : tuned_(std::move(tuned)) {}
@@ -65,7 +81,7 @@ class ByteCargo final : public Cargo {
       const Result<Slice> slice = choose_slice(store->info(), flags);
       if (!slice.ok()) return slice.error();
       if (__builtin_add_overflow(bytes_, slice->size_bytes, &bytes_)) bytes_ = UINT64_MAX;
-      paths_.push_back(local_path(store->info().name));
+      places_.push_back(place_of(store->info(), path));
       stores_.push_back(std::move(*store));
       slices.push_back(*slice);
     }
@@ -100,7 +116,8 @@ class ByteCargo final : public Cargo {
     for (const Range& range : ranges_) {
       const StoreInfo& info = range.store->info();
       pieces.push_back({.tensor = {},
-                        .path = paths_[pieces.size()],
+                        .path = places_[pieces.size()].path,
+                        .is_file = places_[pieces.size()].is_file,
                         .identity = info.kind == StoreKind::file ? &info.identity : nullptr,
                         .offset = range.offset,
                         .memory = range.memory});
@@ -116,7 +133,7 @@ class ByteCargo final : public Cargo {
  private:
   TunedContext tuned_;
   std::vector<Store> stores_;
-  std::vector<std::string> paths_;  // of each
+  std::vector<Place> places_;  // of each
   std::vector<Buffer> buffers_;
   std::vector<Range> ranges_;  // one for each store
   std::uint64_t bytes_ = 0;

@@ -34,14 +34,21 @@ Result<Indices> select_tensors(const Model& model, const LoadFlags& flags) {
                .hint = "penstock inspect " + flags.paths.front() + " --tensors lists their names"};
 }
 
-// A file that is broken as a model can still be loaded as bytes.
+// What is broken as a model can still be loaded as bytes.
 Error with_way_out(Error error, const std::string& path) {
   const bool broken =
       error.code == Code::invalid_argument || error.code == Code::truncated || error.code == Code::unsupported;
   std::error_code failed;
-  const bool is_file = std::filesystem::is_regular_file(local_path(path), failed);
-  if (broken && is_file) error.hint += std::string(error.hint.empty() ? "" : "; ") + "--raw loads it as bytes";
+  const bool is_directory = std::filesystem::is_directory(local_path(path), failed);
+  if (broken && !is_directory) error.hint += std::string(error.hint.empty() ? "" : "; ") + "--raw loads it as bytes";
   return error;
+}
+
+// By a Context of its own: which one is to load it depends on where the files are.
+Result<Model> open_model(const LoadFlags& flags) {
+  Result<Context> context = make_context(flags.context);
+  if (!context.ok()) return context.error();
+  return cli::open_model(*context, flags.paths);
 }
 
 class ModelCargo final : public Cargo {
@@ -96,6 +103,7 @@ class ModelCargo final : public Cargo {
       const ModelFile& file = model_.files()[tensor.file];
       pieces.push_back({.tensor = tensor.name,
                         .path = file.path,
+                        .is_file = file.path.starts_with('/'),
                         .identity = &file.identity,
                         .offset = tensor.offset,
                         .memory = part.memory});
@@ -133,7 +141,7 @@ class ModelCargo final : public Cargo {
 Result<std::unique_ptr<Cargo>> prepare_model(const LoadFlags& flags) {
   const Result<Domain> domain = Domain::parse(flags.domain);
   if (!domain.ok()) return domain.error();
-  Result<Model> model = open_model(flags.paths);
+  Result<Model> model = open_model(flags);
   if (!model.ok()) return with_way_out(model.error(), flags.paths.front());
   Result<Indices> chosen = select_tensors(*model, flags);
   if (!chosen.ok()) return chosen.error();

@@ -13,10 +13,10 @@ bool names_model(const std::string& name) {
          std::filesystem::is_directory(local_path(name), failed);
 }
 
-Result<Model> open_model(std::span<const std::string> names) {
-  std::vector<std::string> paths;
-  for (const std::string& name : names) paths.push_back(local_path(name));
-  return paths.size() == 1 ? Model::open(paths.front()) : Model::open(paths);
+Result<Model> open_model(Context& context, std::span<const std::string> names) {
+  std::vector<std::string> known;
+  for (const std::string& name : names) known.push_back(local_path(name));
+  return known.size() == 1 ? Model::open(context, known.front()) : Model::open(context, known);
 }
 
 std::vector<std::string> formats(const Model& model) {

@@ -74,10 +74,10 @@ void print_files(const Output& output, const std::vector<CheckedFile>& files) {
 
 Exit run(const VerifyFlags& flags) {
   const Output output(flags.output);
-  const Result<Model> model = open_model(flags.paths);
-  if (!model.ok()) return output.fail(model.error());
   Result<Context> context = make_context(flags.context);
   if (!context.ok()) return output.fail(context.error());
+  const Result<Model> model = open_model(*context, flags.paths);
+  if (!model.ok()) return output.fail(model.error());
 
   const Result<std::vector<CheckedFile>> files = [&] {
     std::uint64_t all_bytes = 0;
@@ -105,7 +105,9 @@ Exit run(const VerifyFlags& flags) {
 Command add_verify(CLI::App& tool) {
   auto flags = std::make_shared<VerifyFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("verify", "Compare a model with the checksums that were recorded for it");
-  parser->add_option("MODEL", flags->paths, "a directory, a file or an index; or the files of one model")->required();
+  parser
+      ->add_option("MODEL", flags->paths, "a directory, a file or an index, by path or URI; or the files of one model")
+      ->required();
   add_context_flags(*parser, flags->context);
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");

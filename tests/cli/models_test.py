@@ -336,6 +336,49 @@ class Inspect(ModelTest):
                     self.assertLessEqual(len(line), 40, line)
 
 
+class OtherStores(ModelTest):
+    """A model need not be a file of the kernel's: here it lies at the front of a disk behind a controller in software."""
+
+    def setUp(self):
+        super().setUp()
+        path = self.folder / "x.safetensors"
+        self.json_of("sample", path, "--size", "1MiB")
+        self.size = path.stat().st_size
+        with open(path, "ab") as file:
+            file.truncate(2 * MIB)
+        self.path, self.name = path, f"soft-nvme:{path}"
+
+    def test_models_are_loaded_inspected_and_verified(self):
+        result = self.json_of("load", self.name, "--verify")
+        self.assertEqual((result["model"]["tensors"], result["verified"]), (10, True))
+        self.assertEqual(list(result["routes"]), ["direct"])
+        inspected = self.json_of("inspect", self.name)
+        self.assertEqual(inspected["files"][0]["path"], self.name)
+        self.assertEqual(inspected["files"][0]["size_bytes"], self.size)
+        verified = self.json_of("verify", self.name)
+        self.assertEqual((verified["verdict"], verified["files"][0]["how"]), ("right", "xxh3 of 10 tensors"))
+        self.fails("invalid_argument", 2, "inspect", self.path)  # a file has nothing behind its last tensor
+
+    def test_what_is_wrong_there_is_told(self):
+        content = bytearray(self.path.read_bytes())
+        content[self.size - 1] ^= 1
+        self.path.write_bytes(content)
+        done = self.run_tool("verify", self.name, "--json")
+        self.assertEqual(json.loads(done.stdout)["files"][0]["wrong_tensors"], ["layers.7.weight"])
+        error = self.fails("not_found", 3, "inspect", f"soft-nvme:{self.folder}/nothing.safetensors")
+        self.assertIn("nothing.safetensors", error["message"])
+
+    def test_an_index_names_files_of_its_own_scheme(self):
+        self.model("a.safetensors", {"a": ("U8", [100])})
+        self.model("b.safetensors", {"b": ("U8", [200])})
+        index = self.file("m.safetensors.index.json",
+                          json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}).encode())
+        result = self.json_of("inspect", f"soft-nvme:{index}")
+        self.assertEqual([each["path"] for each in result["files"]],
+                         [f"soft-nvme:{self.folder}/{name}.safetensors" for name in "ab"])
+        self.assertEqual(self.json_of("load", f"soft-nvme:{index}")["model"]["files"], 2)
+
+
 class Verify(ModelTest):
     def verdict(self, exit_code, *arguments, **how):
         done = self.run_tool("verify", *arguments, "--json", **how)

@@ -31,6 +31,17 @@ def test_every_tensor_has_the_bytes_of_the_file(mixed):
     assert tensors.report.read_bytes >= tensors.report.wanted_bytes
 
 
+def test_a_model_may_lie_in_any_store(mixed):
+    path, contents = mixed
+    with penstock.Context() as context:
+        for name in (f"soft-nvme:{path}", f"file:{path}"):
+            tensors = penstock.load_file(name, context=context)
+            assert {name: raw(tensor) for name, tensor in tensors.items()} == contents
+            with penstock.safe_open(name, "pt", context=context) as file:
+                assert {name: raw(file.get_tensor(name)) for name in file.keys()} == contents
+            assert {name: raw(tensor) for name, tensor in penstock.stream(name, context=context)} == contents
+
+
 def test_all_is_one_request(mixed):
     with penstock.Context() as context:
         penstock.load_file(mixed[0], context=context)

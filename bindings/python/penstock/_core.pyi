@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import Optional
 
 
 class LentBuffer:
@@ -124,7 +125,7 @@ class Model:
 
     def describe_part(self, tensor: int, dimension: int, intervals: Sequence[tuple[int, int]]) -> tuple: ...
 
-def open_model(paths: Sequence[bytes]) -> Model: ...
+def open_model(context: Optional[Context], paths: Sequence[bytes]) -> Model: ...
 
 class Loading:
     @property

@@ -6,6 +6,7 @@ import copy
 import functools
 import operator
 import os
+import re
 import time
 from array import array
 from collections import OrderedDict
@@ -26,6 +27,7 @@ Part = Union[slice, tuple[int, Union[slice, Sequence[Interval]]]]
 Slices = Union[None, Mapping[str, Part], Callable[[str, tuple[int, ...]], Optional[Part]]]
 Device = Any
 COLUMNS = "auto", "pieces", "whole"
+URI = re.compile(rb"[a-z][a-z0-9+-]+:")
 
 
 class Tensor(NamedTuple):
@@ -93,14 +95,17 @@ class AllTensors(Sequence):
 
 class Model:
     """The tensors of a file, of several, of a directory or an index; none is read yet. `title` is what it is called where
-    its paths say nothing."""
+    its paths say nothing. `context` opens what looks like a URI; none: the default one."""
 
-    def __init__(self, path: Any, title: str = ""):
+    def __init__(self, path: Any, title: str = "", context: Optional[Context] = None):
         if hasattr(path, "read"):
             raise invalid(f"{path!r} is an open file", "give its path; load() of penstock.torch takes bytes")
         self.paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
         self._title = title
-        self.core = _core.open_model([os.fsencode(each) for each in self.paths])
+        names = [os.fsencode(each) for each in self.paths]
+        # Most are paths, for which there need be no Context yet.
+        opener = (context or default_context())._core if any(map(URI.match, names)) else None
+        self.core = _core.open_model(opener, names)
         self.tensors = AllTensors(self.core)
         self._mapped: dict[int, Any] = {}
 
@@ -366,7 +371,7 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
     for programs that take tensors of one storage for the same.
     """
     frame = framework_named(framework, own_storage)
-    return load_tensors(Model(filename), frame, device, select, slices, columns, copy, context, progress)
+    return load_tensors(Model(filename, context=context), frame, device, select, slices, columns, copy, context, progress)
 
 
 def load_tensors(model: Model, frame: Any, device: Device, select: Select = None, slices: Slices = None,
@@ -397,7 +402,7 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
     of names for the same tensor the file has only one; otherwise those that both have are filled, a tensor of several
     names by the last of them. Tensors that a failed load was to fill are not as they were.
     """
-    model = Model(filename)
+    model = Model(filename, context=context)
     tensors = tensors_in(target)
     in_both = {name: value for name, value in tensors.items() if name in model.by_name}
     filled = without_repeats(in_both)
@@ -562,7 +567,7 @@ class Checked(NamedTuple):
 def verify(filename: Any, *, context: Optional[Context] = None, progress: Progress = None) -> list[Checked]:
     """Compares a model with the checksums that were recorded when it was saved, or with the digest in the name of a
     blob of the Hugging Face cache. What is odd about the model and does not matter for loading comes as a warning."""
-    model = Model(filename)
+    model = Model(filename, context=context)
     for warning in model.core.warnings:
         warn(warning, 3)
     checked = _core.verify((context or default_context())._core, model.core, progress)

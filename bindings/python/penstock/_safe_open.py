@@ -256,7 +256,7 @@ class safe_open:
                  backend: Optional[str] = None, copy: bool = False, own_storage: bool = False,
                  context: Optional[Context] = None):
         # `backend` is how safetensors would read; the route is chosen here by what is fastest.
-        self._source = Source(Model(filename), framework_named(framework, own_storage), device, copy, context)
+        self._source = Source(Model(filename, context=context), framework_named(framework, own_storage), device, copy, context)
         self._model, self._frame = self._source.model, self._source.frame
         self._lock = threading.Lock()
         self._reader: Optional[ReadAhead] = ReadAhead(self._source)

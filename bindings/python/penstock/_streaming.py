@@ -88,7 +88,7 @@ def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB",
     last one, if the caller still has that when it asks for the next: `del` it.
     """
     frame = framework_named(framework)
-    model = Model(paths)
+    model = Model(paths, context=context)
     what = wanted(model, model.select(select), slices)
     domains = checked_domains(frame, what.specs, device)
     total = Total()

@@ -66,12 +66,6 @@ bool FileReader::may_stay_open() const {
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && static_cast<rlim_t>(fd_) < limit.rlim_cur / 4;
 }
 
-Result<std::string> FileReader::read(std::uint64_t offset, std::uint64_t size_bytes) const {
-  std::string bytes(size_bytes, '\0');
-  if (Status status = read(offset, bytes); !status) return std::move(status).error();
-  return bytes;
-}
-
 Status FileReader::read(std::uint64_t offset, std::span<char> bytes) const {
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t got = ::pread(fd_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));

@@ -1,5 +1,5 @@
-// FileReader: the beginning of a file, for its header. Tensors are read by a Context, which opens the same file by the
-// descriptor.
+// FileReader: a file of the kernel's, read for its header and kept open. Tensors are read by a Context, which opens the
+// same file by the descriptor.
 //
 // Thread safety: const calls from any thread. Lifetime: owns a descriptor. Where the server of a file does not answer,
 // closing goes on without its owner after five seconds.
@@ -29,7 +29,6 @@ class FileReader {
   // each file.
   bool may_stay_open() const;
   // Code::truncated where the file has become shorter.
-  Result<std::string> read(std::uint64_t offset, std::uint64_t size_bytes) const;
   Status read(std::uint64_t offset, std::span<char> bytes) const;
 
  private:

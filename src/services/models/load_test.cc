@@ -3,7 +3,9 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <limits>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -103,6 +105,54 @@ TEST_F(ModelLoad, every_tensor_goes_to_its_place) {
   EXPECT_EQ(report.wanted_bytes, data_.size());
   EXPECT_EQ(report.read_bytes, data_.size());
   EXPECT_GT(report.seconds, 0);
+}
+
+TEST_F(ModelLoad, a_model_in_any_store_is_loaded) {
+  const std::string file = write_model("m", {{"a", {5, 7}}, {"b", {3000}}});
+  ASSERT_TRUE(context_.add_scheme("made", [&](std::string_view name, const OpenOptions&) {
+    const std::string content = (std::ostringstream() << std::ifstream(path(std::string(name))).rdbuf()).str();
+    return context_.open(
+        Recipe{std::string(name), content.size(), [content](std::uint64_t offset, std::span<std::byte> memory) {
+                 content.copy(reinterpret_cast<char*>(memory.data()), memory.size(), offset);
+                 return Status();
+               }});
+  }));
+  for (const std::string& name : {"soft-nvme:" + file, "file:" + file, file, std::string("made:m")}) {
+    const Result<Model> model = Model::open(context_, name);
+    ASSERT_TRUE(model.ok()) << model.error().message;
+    EXPECT_EQ(model->files()[0].path, name == "file:" + file ? file : name);
+    EXPECT_EQ(model->files()[0].size_bytes, std::filesystem::file_size(file));
+    EXPECT_EQ(model->files()[0].kept_open != nullptr, name.ends_with(file) && !name.starts_with("soft"));
+    check(*model, {{.tensor = 0}, {.tensor = 1}, {.tensor = 0, .dimension = 1, .intervals = {{1, 3}}}});
+    check(*model, {{.tensor = 0, .dimension = 1, .intervals = {{1, 3}}}}, {.columns = Columns::whole});
+    const auto mapped = MappedFile::map(context_, model->files()[0]);
+    ASSERT_TRUE(mapped.ok()) << mapped.error().message;
+    EXPECT_TRUE(model->files()[0].kept_open || !mapped->has_value());
+  }
+}
+
+TEST_F(ModelLoad, a_model_at_the_front_of_a_device_ends_with_its_last_tensor) {
+  const std::string file = write_model("disk", {{"a", {5, 7}}, {"b", {3000}}});
+  const std::uint64_t size_bytes = std::filesystem::file_size(file);
+  std::filesystem::resize_file(file, 1 << 20);
+  EXPECT_FALSE(Model::open(context_, file).ok());  // a file is not longer than what is in it
+  const Result<Model> model = Model::open(context_, "soft-nvme:" + file);
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  EXPECT_EQ(model->files()[0].size_bytes, size_bytes);
+  check(*model, {{.tensor = 0}, {.tensor = 1}});
+}
+
+TEST_F(ModelLoad, a_store_that_was_modified_since_is_refused_by_its_name) {
+  const std::string name = "soft-nvme:" + write_model("m", {{"a", {100}}});
+  const Result<Model> model = Model::open(context_, name);
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  write_model("m", {{"a", {101}}});
+  std::string memory(100, '\0');
+  const TensorPart part{.memory = Region::host(memory.data(), memory.size())};
+  const Result<Loading> loading = load(context_, *model, {&part, 1});
+  ASSERT_FALSE(loading.ok());
+  EXPECT_EQ(loading.error().code, Code::changed);
+  EXPECT_TRUE(loading.error().message.starts_with(name)) << loading.error().message;
 }
 
 TEST_F(ModelLoad, nothing_is_a_load_too) {

@@ -34,6 +34,7 @@ std::uint64_t missing_bytes(const Store& store, std::uint64_t offset, std::uint6
 // Reads what is missing of a file that is all but in the page cache: the system drops pages now and then, and to copy
 // everything because of a few would take many times as long. By plain reads, which tell what a disk can't read.
 bool make_resident(const Store& store, const models::FileReader& file) {
+  std::vector<char> window;
   constexpr std::uint64_t part_that_may_miss = 32;
   const StoreInfo& info = store.info();
   if (info.locality == Locality::memory) return true;
@@ -43,7 +44,9 @@ bool make_resident(const Store& store, const models::FileReader& file) {
   if (missing > info.size_bytes / part_that_may_miss) return false;
   for (std::uint64_t offset = 0; offset < info.size_bytes; offset += turn_bytes) {
     const std::uint64_t size_bytes = std::min(turn_bytes, info.size_bytes - offset);
-    if (missing_bytes(store, offset, size_bytes) != 0 && !file.read(offset, size_bytes)) return false;
+    if (missing_bytes(store, offset, size_bytes) == 0) continue;
+    window.resize(size_bytes);
+    if (!file.read(offset, window)) return false;
   }
   return true;
 }
@@ -58,6 +61,8 @@ Result<std::optional<MappedFile>> MappedFile::map_or_throw(Context& context, con
   if (file.size_bytes == 0 || !may_map(context)) return std::optional<MappedFile>();
   const Result<Store> store = models::open_store(context, file);
   if (!store) return store.error();
+  const bool is_path = file.path.starts_with('/');
+  if (!store->info().mappable || !is_path) return std::optional<MappedFile>();
   std::shared_ptr<const models::FileReader> opened = file.kept_open;
   if (!opened) {
     Result<models::FileReader> by_name = models::FileReader::open(file.path);

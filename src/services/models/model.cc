@@ -1,70 +1,73 @@
 #include <algorithm>
 #include <bit>
-#include <filesystem>
 #include <iterator>
 #include <numeric>
 
 #include "base/keyed_hash.h"
 #include "base/out_of_memory.h"
 #include "services/models/contents.h"
-#include "services/models/file_reader.h"
 #include "services/models/gguf.h"
 #include "services/models/resolve.h"
 #include "services/models/safetensors.h"
+#include "services/models/source.h"
 
 namespace penstock {
 
 using models::broken;
 using models::Contents;
-using models::FileReader;
 using models::in_file;
 using models::in_quotes;
+using models::Source;
 
 namespace {
 
 constexpr std::uint32_t no_tensor = UINT32_MAX;
 
-Result<Contents> read_safetensors(const FileReader& file, std::string_view first_bytes) {
-  const std::uint64_t file_bytes = file.size_bytes();
+Result<Contents> read_safetensors(const Source& source, std::string_view first_bytes) {
+  const std::uint64_t file_bytes = source.size_bytes();
   const Result<std::uint64_t> length = models::safetensors_header_bytes(first_bytes, file_bytes);
   if (!length) return length.error();
-  const Result<std::string> json = file.read(models::safetensors_length_bytes, *length);
+  const Result<std::string> json = source.read(models::safetensors_length_bytes, *length);
   if (!json) return json.error();
-  return models::parse_safetensors(*json, file_bytes);
+  const models::Rest rest = source.ends_with_its_file() ? models::Rest::refused : models::Rest::ignored;
+  return models::parse_safetensors(*json, file_bytes, rest);
 }
 
-Result<Contents> read_gguf(const FileReader& file) {
-  const auto read = [&](std::uint64_t offset, std::span<char> bytes) { return file.read(offset, bytes); };
-  return models::parse_gguf(read, file.size_bytes());
+Result<Contents> read_gguf(const Source& source) {
+  const auto read = [&](std::uint64_t offset, std::span<char> bytes) { return source.read(offset, bytes); };
+  return models::parse_gguf(read, source.size_bytes());
+}
+
+// Of a file at the front of a device nobody knows the end but its last tensor.
+std::uint64_t file_bytes_of(const Source& source, const Contents& contents) {
+  if (source.ends_with_its_file()) return source.size_bytes();
+  if (contents.tensors.empty()) return contents.data_offset;
+  return contents.tensors.back().offset + contents.tensors.back().size_bytes;
 }
 
 }  // namespace
 
 class ModelBuilder {
  public:
-  static Result<Model> open(const std::string& path);
-  static Result<Model> open(std::span<const std::string> files);
+  // Without a Context, names are paths.
+  static Result<Model> open(Context* context, const std::string& name);
+  static Result<Model> open(Context* context, std::span<const std::string> files);
 
-  Status add_file(const std::string& path) {
-    Result<FileReader> opened = FileReader::open(path);
-    if (!opened) return std::move(opened).error();
-    const auto file = std::make_shared<const FileReader>(std::move(*opened));  // shared: with copies of the Model
-    std::error_code failed;
-    const std::filesystem::path absolute = std::filesystem::absolute(path, failed);
-    if (failed) return system_error(failed.value(), "find the directory of " + path, "give an absolute path");
-    const std::uint64_t file_bytes = file->size_bytes();
+  Status add_file(Context* context, const std::string& name) {
+    const Result<Source> source = Source::open(context, name);
+    if (!source) return source.error();
     const Result<std::string> first_bytes =
-        file->read(0, std::min<std::uint64_t>(file_bytes, models::safetensors_length_bytes));
+        source->read(0, std::min<std::uint64_t>(source->size_bytes(), models::safetensors_length_bytes));
     if (!first_bytes) return first_bytes.error();
     const bool is_gguf = first_bytes->starts_with(models::gguf_magic);
-    Result<Contents> contents = is_gguf ? read_gguf(*file) : read_safetensors(*file, *first_bytes);
-    if (!contents) return in_file(path, std::move(contents).error());
-    model_.files_.push_back({.path = absolute.string(),
+    Result<Contents> contents = is_gguf ? read_gguf(*source) : read_safetensors(*source, *first_bytes);
+    if (!contents) return in_file(name, std::move(contents).error());
+    model_.files_.push_back({.path = source->name(),
                              .format = is_gguf ? ModelFormat::gguf : ModelFormat::safetensors,
-                             .size_bytes = file_bytes,
+                             .size_bytes = file_bytes_of(*source, *contents),
                              .data_offset = contents->data_offset,
-                             .identity = file->identity(),
-                             .kept_open = file->may_stay_open() ? file : nullptr,
+                             .identity = source->identity(),
+                             .kept_open = source->to_keep_open(),
                              .metadata = std::move(contents->metadata)});
     add_tensors(std::move(contents->tensors));
     return {};
@@ -150,19 +153,27 @@ class ModelBuilder {
 };
 
 Result<Model> Model::open(const std::string& path) {
-  return or_out_of_memory([&] { return ModelBuilder::open(path); });
+  return or_out_of_memory([&] { return ModelBuilder::open(nullptr, path); });
 }
 
 Result<Model> Model::open(std::span<const std::string> files) {
-  return or_out_of_memory([&] { return ModelBuilder::open(files); });
+  return or_out_of_memory([&] { return ModelBuilder::open(nullptr, files); });
 }
 
-Result<Model> ModelBuilder::open(const std::string& path) {
-  const Result<models::Resolved> resolved = models::resolve(path);
+Result<Model> Model::open(Context& context, const std::string& name) {
+  return or_out_of_memory([&] { return ModelBuilder::open(&context, name); });
+}
+
+Result<Model> Model::open(Context& context, std::span<const std::string> files) {
+  return or_out_of_memory([&] { return ModelBuilder::open(&context, files); });
+}
+
+Result<Model> ModelBuilder::open(Context* context, const std::string& name) {
+  const Result<models::Resolved> resolved = models::resolve(context, name);
   if (!resolved) return resolved.error();
   ModelBuilder builder;
   for (const std::string& file : resolved->files) {
-    if (Status status = builder.add_file(file); !status) return std::move(status).error();
+    if (Status status = builder.add_file(context, file); !status) return std::move(status).error();
   }
   if (Status status = builder.index_names(); !status) return std::move(status).error();
   if (resolved->index) {
@@ -173,14 +184,14 @@ Result<Model> ModelBuilder::open(const std::string& path) {
   return builder.build();
 }
 
-Result<Model> ModelBuilder::open(std::span<const std::string> files) {
+Result<Model> ModelBuilder::open(Context* context, std::span<const std::string> files) {
   if (files.empty()) return Error{Code::invalid_argument, 0, "a model of no files", "name one at least"};
   ModelBuilder builder;
   for (const std::string& file : files) {
     if (file.ends_with(models::index_ending)) {
       return Error{Code::invalid_argument, 0, file + " is an index among files", "name the index alone"};
     }
-    if (Status status = builder.add_file(file); !status) return std::move(status).error();
+    if (Status status = builder.add_file(context, file); !status) return std::move(status).error();
   }
   if (Status status = builder.index_names(); !status) return std::move(status).error();
   return builder.build();

@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "penstock/models.h"
+#include "services/models/resolve.h"
 #include "services/models/test_model.h"
 
 namespace penstock::models {
@@ -37,6 +38,40 @@ TEST_F(ModelOpen, a_file_is_a_model) {
   EXPECT_EQ(model->tensors()[0].offset, model->files()[0].data_offset);
   EXPECT_EQ(model->find("a"), 0U);
   EXPECT_EQ(model->find("b"), std::nullopt);
+}
+
+TEST_F(ModelOpen, an_index_names_files_beside_it_by_its_own_scheme) {
+  EXPECT_EQ(beside("soft-nvme:/disks/index.json", "a"), "soft-nvme:/disks/a");
+  EXPECT_EQ(beside("soft-nvme:index.json", "50%"), "soft-nvme:50%25");
+  write_shards();
+  const std::string index =
+      write_index(R"({"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"})");
+  fs::resize_file(index, fs::file_size(index) + 5000);  // zeros follow it, as on a device
+  Context context = Context::create().value();
+  const Result<Model> model = Model::open(context, "soft-nvme:" + index);
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  EXPECT_EQ(model->tensors().size(), 2U);
+  EXPECT_EQ(model->files()[1].path, "soft-nvme:" + path("model-00002-of-00002.safetensors"));
+  fs::remove(path("model-00002-of-00002.safetensors"));
+  EXPECT_EQ(Model::open(context, "soft-nvme:" + index).error().code, Code::not_found);
+}
+
+TEST_F(ModelOpen, a_path_may_look_like_a_uri_where_nothing_serves_it) {
+  const fs::path before = fs::current_path();
+  fs::current_path(folder_);
+  Context context = Context::create().value();
+  write("odd:x.safetensors", one_tensor("a", 4));
+  const Result<Model> file = Model::open(context, "odd:x.safetensors");
+  fs::create_directory("odd:folder");
+  write("odd:folder/x.safetensors", one_tensor("a", 4));
+  const Result<Model> directory = Model::open(context, "odd:folder");
+  const Result<Model> other = Model::open(context, "odd://x");
+  fs::current_path(before);
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  EXPECT_EQ(file->files()[0].path, path("odd:x.safetensors"));
+  ASSERT_TRUE(directory.ok()) << directory.error().message;
+  EXPECT_EQ(directory->files()[0].path, path("odd:folder/x.safetensors"));
+  EXPECT_EQ(other.error().code, Code::unknown_scheme);
 }
 
 TEST_F(ModelOpen, a_model_that_was_moved_or_never_opened_has_no_tensors) {

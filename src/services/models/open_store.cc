@@ -6,7 +6,7 @@ namespace penstock::models {
 
 Result<Store> open_store(Context& context, const ModelFile& file) {
   const int descriptor = file.kept_open ? file.kept_open->descriptor() : -1;
-  // It is absolute, so it is a path whatever it looks like.
+  // A path is absolute, so it is one whatever it looks like.
   Result<Store> store = context.open(file.path, {.descriptor = descriptor});
   if (!store || store->info().identity == file.identity) return store;
   return changed(file);
@@ -14,8 +14,9 @@ Result<Store> open_store(Context& context, const ModelFile& file) {
 
 Error changed(const ModelFile& file) {
   return {Code::changed, 0, file.path + ": the file was modified or replaced since the model was opened",
-          file.kept_open ? "open the model again"
-                         : "open the model again; with more descriptors (ulimit -n) files that are replaced stay open"};
+          file.kept_open || !file.path.starts_with('/')
+              ? "open the model again"
+              : "open the model again; with more descriptors (ulimit -n) files that are replaced stay open"};
 }
 
 }  // namespace penstock::models

@@ -8,8 +8,8 @@
 #include <set>
 
 #include "services/models/contents.h"
-#include "services/models/file_reader.h"
 #include "services/models/json_reader.h"
+#include "services/models/source.h"
 
 namespace penstock::models {
 namespace {
@@ -105,12 +105,30 @@ class IndexReader {
   bool has_map_ = false;
 };
 
-Result<Resolved> resolve_index(const std::string& path) {
-  Result<std::string> text = read_whole(path, header_limit_bytes);
-  if (!text) return std::move(text).error();
-  Result<Index> index = parse_index(*text);
-  if (!index) return in_file(path, std::move(index).error());
+// The text of an index. On a device zeros follow it.
+Result<std::string> read_text(const Source& source) {
+  if (!source.ends_with_its_file()) {
+    Result<std::string> text = source.read(0, std::min(source.size_bytes(), header_limit_bytes));
+    if (text) text->resize(std::min(text->find('\0'), text->size()));
+    return text;
+  }
+  if (source.size_bytes() <= header_limit_bytes) return source.read(0, source.size_bytes());
+  return in_file(source.name(), broken("it has more than " + std::to_string(header_limit_bytes) + " bytes"));
+}
 
+Result<Index> read_index(Context* context, const std::string& name) {
+  const Result<Source> source = Source::open(context, name);
+  if (!source) return source.error();
+  const Result<std::string> text = read_text(*source);
+  if (!text) return text.error();
+  Result<Index> index = parse_index(*text);
+  if (!index) return in_file(name, std::move(index).error());
+  return index;
+}
+
+Result<Resolved> resolve_index(Context* context, const std::string& path) {
+  Result<Index> index = read_index(context, path);
+  if (!index) return std::move(index).error();
   Resolved resolved{.files = {}, .index_path = path, .index = std::move(*index)};
   std::vector<std::string> missing;
   std::error_code failed;
@@ -205,13 +223,13 @@ Status refuse_split_gguf(const std::string& path) {
                .hint = "merge them first: llama-gguf-split --merge"};
 }
 
-Result<Resolved> resolve_directory(const std::string& directory) {
+Result<Resolved> resolve_directory(Context* context, const std::string& directory) {
   const Result<std::vector<std::string>> names = names_in(directory);
   if (!names) return names.error();
   const std::vector<std::string> indices = ending_in(*names, index_ending);
   const bool has_usual = std::ranges::find(indices, usual_index) != indices.end();
   if (has_usual || indices.size() == 1) {
-    return resolve_index((fs::path(directory) / (has_usual ? std::string(usual_index) : indices[0])).string());
+    return resolve_index(context, (fs::path(directory) / (has_usual ? std::string(usual_index) : indices[0])).string());
   }
   if (indices.size() > 1) {
     return unclear(directory + " has several indices: " + list_of(indices), "name the one that you want");
@@ -241,32 +259,65 @@ Result<Resolved> resolve_directory(const std::string& directory) {
                .hint = "name the directory that the files of the model are in"};
 }
 
+Result<Resolved> resolve_path(Context* context, const std::string& path) {
+  std::error_code failed;
+  const fs::file_status status = fs::status(path, failed);
+  if (!fs::exists(status)) {
+    return system_error(failed ? failed.value() : ENOENT, "open the model " + path, "check the name");
+  }
+  if (fs::is_directory(status)) return resolve_directory(context, path);
+  const std::string name = fs::path(path).filename().string();
+  if (name.ends_with(".json")) return resolve_index(context, path);
+  if (Status refused = refuse_split_gguf(path); !refused) return std::move(refused).error();
+  return Resolved{.files = {path}, .index_path = {}, .index = {}};
+}
+
+// "scheme:rest", as the Context tells schemes from paths.
+bool looks_like_uri(std::string_view name) {
+  const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
+  const auto may_stand = [&](char c) { return is_letter(c) || (c >= '0' && c <= '9') || c == '+' || c == '-'; };
+  const std::size_t colon = name.find(':');
+  return colon != std::string_view::npos && colon > 1 && is_letter(name[0]) &&
+         std::ranges::all_of(name.substr(0, colon), may_stand);
+}
+
+// What looks like a URI is a path all the same where nothing serves the scheme, which the Context knows.
+Result<bool> is_path(Context* context, const std::string& name) {
+  if (context == nullptr || !looks_like_uri(name)) return true;
+  const Result<Store> store = context->open(name);
+  if (store) return store->info().mappable && store->info().name == name;
+  std::error_code failed;
+  if (store.error().code == Code::is_directory && fs::is_directory(name, failed)) return true;
+  return store.error();
+}
+
+Result<Resolved> resolve_uri(Context& context, const std::string& uri) {
+  if (!uri.ends_with(".json")) return Resolved{.files = {uri}, .index_path = {}, .index = {}};
+  Result<Index> index = read_index(&context, uri);
+  if (!index) return std::move(index).error();
+  Resolved resolved{.files = {}, .index_path = uri, .index = {}};
+  for (const std::string& file : index->files) resolved.files.push_back(beside(uri, file));
+  resolved.index = std::move(*index);
+  return resolved;
+}
+
 }  // namespace
 
 Result<Index> parse_index(std::string_view json) {
   return IndexReader(json).read();
 }
 
-Result<Resolved> resolve(const std::string& path) {
-  std::error_code failed;
-  const fs::file_status status = fs::status(path, failed);
-  if (!fs::exists(status)) {
-    return system_error(failed ? failed.value() : ENOENT, "open the model " + path, "check the name");
-  }
-  if (fs::is_directory(status)) return resolve_directory(path);
-  const std::string name = fs::path(path).filename().string();
-  if (name.ends_with(".json")) return resolve_index(path);
-  if (Status refused = refuse_split_gguf(path); !refused) return std::move(refused).error();
-  return Resolved{.files = {path}, .index_path = {}, .index = {}};
+std::string beside(std::string_view uri, std::string_view file) {
+  const std::size_t slash = uri.rfind('/');
+  std::string name(uri.substr(0, (slash != std::string_view::npos ? slash : uri.find(':')) + 1));
+  for (const char letter : file) name += letter == '%' ? "%25" : std::string(1, letter);
+  return name;
 }
 
-Result<std::string> read_whole(const std::string& path, std::uint64_t limit_bytes) {
-  const Result<FileReader> file = FileReader::open(path);
-  if (!file) return file.error();
-  if (file->size_bytes() > limit_bytes) {
-    return in_file(path, broken("it has more than " + std::to_string(limit_bytes) + " bytes"));
-  }
-  return file->read(0, file->size_bytes());
+Result<Resolved> resolve(Context* context, const std::string& name) {
+  const Result<bool> path = is_path(context, name);
+  if (!path) return path.error();
+  return *path ? resolve_path(context, name) : resolve_uri(*context, name);
 }
 
 }  // namespace penstock::models

@@ -1,7 +1,7 @@
-// What a path means: the files of a model. Names that an index gives are checked as text, before any is looked up;
+// What a name means: the files of a model. Names that an index gives are checked as text, before any is looked up;
 // links are followed, as the snapshots of the Hugging Face cache need it.
 //
-// Thread safety: functions of the file system and of text.
+// Thread safety: functions of the file system, of stores and of text.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "penstock/result.h"
+#include "penstock/context.h"
 
 namespace penstock::models {
 
@@ -33,9 +33,10 @@ struct Resolved {
   std::string index_path;  // if there is one
   std::optional<Index> index;
 };
-Result<Resolved> resolve(const std::string& path);
+// A path, or any other name that the Context opens; without a Context, a path. Only directories of paths are listed.
+Result<Resolved> resolve(Context* context, const std::string& name);
 
-// At most `limit_bytes` of a regular file. Never waits for somebody to write to a pipe.
-Result<std::string> read_whole(const std::string& path, std::uint64_t limit_bytes);
+// The name of a file in the folder of another, by the scheme of that. Pure.
+std::string beside(std::string_view uri, std::string_view file);
 
 }  // namespace penstock::models

@@ -186,7 +186,7 @@ std::string numbers(std::uint64_t has, std::uint64_t wants) {
 }
 
 // No holes, no overlaps, nothing left over.
-Status check_layout(const std::vector<TensorInfo>& tensors, std::uint64_t data_bytes) {
+Status check_layout(const std::vector<TensorInfo>& tensors, std::uint64_t data_bytes, Rest rest) {
   std::uint64_t end = 0;
   for (const TensorInfo& tensor : tensors) {
     if (tensor.offset > end) {
@@ -203,7 +203,7 @@ Status check_layout(const std::vector<TensorInfo>& tensors, std::uint64_t data_b
                         " of the data, of which the file has " + std::to_string(data_bytes));
     }
   }
-  if (end == data_bytes) return {};
+  if (end == data_bytes || rest == Rest::ignored) return {};
   return broken("the file has " + std::to_string(data_bytes - end) + " bytes behind its last tensor");
 }
 
@@ -226,7 +226,7 @@ Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std
   return length;
 }
 
-Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_bytes) {
+Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_bytes, Rest rest) {
   if (json.empty() || json[0] != '{') return broken("its header does not begin with {: it is no safetensors file");
   Contents contents;
   const Status read = Header(json, contents).read();
@@ -237,7 +237,7 @@ Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_byt
   }
   sort_by_place(contents.tensors);
   contents.data_offset = safetensors_length_bytes + json.size();
-  if (Status status = check_layout(contents.tensors, file_bytes - contents.data_offset); !status) {
+  if (Status status = check_layout(contents.tensors, file_bytes - contents.data_offset, rest); !status) {
     return std::move(status).error();
   }
   for (TensorInfo& tensor : contents.tensors) tensor.offset += contents.data_offset;

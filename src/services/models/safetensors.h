@@ -15,7 +15,10 @@ inline constexpr std::string_view metadata_key = "__metadata__";
 
 // How many bytes of JSON follow the first 8.
 Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std::uint64_t file_bytes);
-// REQUIRES: `json` is as long as safetensors_header_bytes said.
-Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_bytes);
+// What follows the last tensor.
+enum class Rest : std::uint8_t { refused, ignored };
+// `rest` is ignored where the file lies at the front of a device. REQUIRES: `json` is as long as
+// safetensors_header_bytes said.
+Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_bytes, Rest rest = Rest::refused);
 
 }  // namespace penstock::models
