@@ -32,3 +32,4 @@
 #include "penstock/trace.h"
 #include "penstock/transform.h"
 #include "penstock/tuning.h"
+#include "penstock/window_ring.h"

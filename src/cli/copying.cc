@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "interrupt.h"
+#include "penstock/window_ring.h"
 #include "transfer.h"
 
 namespace penstock::cli {
@@ -86,6 +87,11 @@ std::vector<Extent> holes_before(std::uint64_t position, const std::vector<Exten
   return holes;
 }
 
+bool has_to_clear(const CopyJob& job, const std::vector<Extent>& holes) {
+  return std::ranges::any_of(
+      holes, [&](const Extent& hole) { return hole.size_bytes != 0 && job.offset + hole.offset < job.old_end; });
+}
+
 Status clear(const CopyJob& job, const std::vector<Extent>& holes) {
   for (const Extent& hole : holes) {
     if (Status cleared = clear(job, hole); !cleared.ok()) return cleared;
@@ -101,6 +107,67 @@ Status add(Checksum& checksum, const std::vector<Extent>& holes, const std::vect
   }
   return {};
 }
+
+// What the source gives, on its way by a window at a time.
+class Copying {
+ public:
+  Copying(const CopyJob& job, Progress& progress) : job_(job), progress_(progress) {}
+
+  // Fills a window and starts to write it; a null Ticket at the end of the source.
+  Result<Ticket> begin(const Window& window) {
+    if (interrupted()) return interrupted_error();
+    if (at_end_) return Ticket();
+    const Result<std::vector<Extent>> filled = job_.source.fill_data(window.memory);
+    if (!filled.ok()) return filled.error();
+    at_end_ = filled->empty();
+    if (at_end_) return Ticket();
+    const std::vector<Extent> holes = holes_before(position_, *filled);
+    const std::vector<Range> data = ranges_of(job_, *filled, window.memory);
+    position_ = filled->back().end();
+    written_[window.number] = {filled->front().offset, position_ - filled->front().offset};
+    if (job_.checksum) {
+      if (Status added = add(*job_.checksum, holes, data); !added.ok()) return added.error();
+    }
+    // While no bytes beside them are on their way: the two may share a page.
+    if (has_to_clear(job_, holes)) {
+      if (last_) static_cast<void>(cli::await(last_));
+      if (Status cleared = clear(job_, holes); !cleared.ok()) return cleared.error();
+    }
+    Result<Ticket> ticket = job_.context.submit(Direction::write, data);
+    if (ticket.ok()) last_ = *ticket;
+    return ticket;
+  }
+
+  Status await(Ticket& ticket, const Window& window) {
+    const Extent& extent = written_[window.number];
+    total_.add(cli::await(std::move(ticket), [&](std::uint64_t bytes) { progress_.update(extent.offset + bytes); }));
+    if (!total_.report().ok()) return *total_.report().error;
+    progress_.update(extent.end());
+    return {};
+  }
+
+  // Once all has been written: what the source has a hole for at its end.
+  Status finish() {
+    if (interrupted()) return interrupted_error();
+    const Extent rest{position_, job_.source.size_bytes().value_or(position_) - position_};
+    if (Status cleared = clear(job_, rest); !cleared.ok()) return cleared;
+    return job_.checksum ? add_zeros(*job_.checksum, rest.size_bytes) : Status();
+  }
+
+  Report report(const Status& status) {
+    if (!status.ok() && total_.report().ok()) total_.fail(status.error());
+    return total_.report();
+  }
+
+ private:
+  const CopyJob& job_;
+  Progress& progress_;
+  Total total_;
+  std::uint64_t position_ = 0;       // in the source
+  std::array<Extent, 2> written_{};  // of the source, by window
+  Ticket last_;
+  bool at_end_ = false;
+};
 
 }  // namespace
 
@@ -136,38 +203,16 @@ Status fill_gpu(const CopyJob& job) {
 }
 
 Report copy_windows(const CopyJob& job, Progress& progress) {
-  Total total;
-  std::array<Buffer, 2> windows;
-  for (Buffer& window : windows) {
-    Result<Buffer> buffer = job.context.allocate(job.domain, window_size(job));
-    if (!buffer.ok()) return total.fail(buffer.error()), total.report();
-    window = std::move(*buffer);
+  Copying copying(job, progress);
+  Result<WindowRing> ring = WindowRing::create(job.context, {.size_bytes = window_size(job), .domain = job.domain});
+  if (!ring.ok()) return copying.report(ring.error());
+  const auto begin = [&](const Window& window) { return copying.begin(window); };
+  const auto await_one = [&](Ticket& ticket, const Window& window) { return copying.await(ticket, window); };
+  for (;;) {
+    const Result<std::optional<Window>> window = ring->next(begin, await_one);
+    if (!window.ok()) return copying.report(window.error());
+    if (!*window) return copying.report(copying.finish());
   }
-
-  std::uint64_t position = 0;  // in the source
-  Result<std::vector<Extent>> filled = job.source.fill_data(windows[0].region());
-  for (std::size_t turn = 0; filled.ok() && !filled->empty() && !interrupted(); ++turn) {
-    const std::vector<Extent> holes = holes_before(position, *filled);
-    const std::vector<Range> data = ranges_of(job, *filled, windows[turn % 2].region());
-    const std::uint64_t begin = filled->front().offset;
-    position = filled->back().end();
-    // Before the bytes beside them are on their way: the two may share a page.
-    if (Status cleared = clear(job, holes); !cleared.ok()) return total.fail(cleared.error()), total.report();
-    Result<Ticket> ticket = job.context.submit(Direction::write, data);
-    if (!ticket.ok()) return total.fail(ticket.error()), total.report();
-    const Status added = job.checksum ? add(*job.checksum, holes, data) : Status();
-    filled = added.ok() ? job.source.fill_data(windows[(turn + 1) % 2].region()) : added.error();
-    total.add(await(std::move(*ticket), [&](std::uint64_t bytes) { progress.update(begin + bytes); }));
-    if (!total.report().ok()) return total.report();
-    progress.update(position);
-  }
-  if (interrupted()) filled = interrupted_error();
-  if (!filled.ok()) return total.fail(filled.error()), total.report();
-  const Extent rest{position, job.source.size_bytes().value_or(position) - position};
-  Status kept = clear(job, rest);
-  if (kept.ok() && job.checksum) kept = add_zeros(*job.checksum, rest.size_bytes);
-  if (!kept.ok()) total.fail(kept.error());
-  return total.report();
 }
 
 Report write_memory(const CopyJob& job, Progress& progress) {

@@ -1,5 +1,5 @@
-// How `penstock write` moves bytes: from a Source through two windows of host memory that take turns, so that the size
-// is not limited by memory, or from GPU memory that was filled before.
+// How `penstock write` moves bytes: from a Source through windows of host memory that take turns, so that the size is
+// not limited by memory, or from GPU memory that was filled before.
 #pragma once
 
 #include <cstdint>

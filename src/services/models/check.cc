@@ -7,8 +7,8 @@
 #include "base/out_of_memory.h"
 #include "penstock/checksum.h"
 #include "penstock/models.h"
+#include "penstock/window_ring.h"
 #include "services/models/contents.h"
-#include "services/models/ending.h"
 #include "services/models/json_reader.h"
 #include "services/models/open_store.h"
 #include "services/models/sha256.h"
@@ -60,11 +60,9 @@ class Checking {
   }
 
   Result<std::vector<CheckedFile>> run() {
-    for (Buffer& window : windows_) {
-      Result<Buffer> memory = context_.allocate(Domain::host(), window_bytes);
-      if (!memory) return std::move(memory).error();
-      window = std::move(*memory);
-    }
+    Result<WindowRing> ring = WindowRing::create(context_, {.size_bytes = window_bytes});
+    if (!ring) return std::move(ring).error();
+    ring_.emplace(std::move(*ring));
     for (std::size_t i = 0; i < model_.files().size(); ++i) all_bytes_ += model_.files()[i].size_bytes;
     std::vector<CheckedFile> checked;
     for (std::size_t i = 0; i < model_.files().size(); ++i) {
@@ -143,26 +141,23 @@ class Checking {
   Status read_all(const ModelFile& file, std::uint64_t offset, const Visit& visit) {
     Result<Store> store = models::open_store(context_, file);
     if (!store) return std::move(store).error();
-    models::OwnTicket tickets[2];
     const auto length_at = [&](std::uint64_t at) { return std::min(window_bytes, file.size_bytes - at); };
-    const auto begin = [&](std::size_t window, std::uint64_t at) -> Status {
-      if (at >= file.size_bytes) return {};
-      const Range range{&*store, at, windows_[window].region().part(0, length_at(at))};
-      Result<Ticket> ticket = context_.submit(Direction::read, {&range, 1});
-      if (!ticket) return std::move(ticket).error();
-      tickets[window] = models::OwnTicket(std::move(*ticket));
-      return {};
+    std::uint64_t next = offset;
+    const auto begin = [&](const Window& window) -> Result<Ticket> {
+      if (next >= file.size_bytes) return Ticket();
+      const Range range{&*store, next, window.memory.part(0, length_at(next))};
+      next += length_at(next);
+      return context_.submit(Direction::read, {&range, 1});
     };
-    Status status = begin(0, offset);
-    for (std::size_t window = 0; status && offset < file.size_bytes; window = 1 - window) {
-      status = begin(1 - window, offset + window_bytes);
-      if (status) status = await(*tickets[window], offset);
-      if (!status) break;
+    const auto await_here = [&](const Ticket& ticket, const Window&) { return await(ticket, offset); };
+    for (;;) {
+      const Result<std::optional<Window>> window = ring_->next(begin, await_here);
+      if (!window) return window.error();
+      if (!*window) return {};
       const std::uint64_t length = length_at(offset);
-      visit(offset, windows_[window].bytes().first(length));
+      visit(offset, {(*window)->memory.data, length});
       offset += length;
     }
-    return status;
   }
 
   Status await(const Ticket& ticket, std::uint64_t offset) {
@@ -189,8 +184,8 @@ class Checking {
   Context& context_;
   const Model& model_;
   const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress_;
-  std::vector<Tensors> tensors_;  // by file
-  Buffer windows_[2];
+  std::vector<Tensors> tensors_;    // by file
+  std::optional<WindowRing> ring_;  // while it runs
   std::uint64_t all_bytes_ = 0;
   std::uint64_t bytes_before_ = 0;
   std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();

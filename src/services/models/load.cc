@@ -208,7 +208,9 @@ class LoadingBuilder {
         return system_error(EMFILE, "open all files of a load in stream order",
                             "raise the limit (ulimit -n), load fewer files at once, or leave stream unset");
       }
-      steps.push_back(std::make_unique<models::WaveReader>(stores_, std::exchange(pieces_, {})));
+      auto waves = models::WaveReader::create(context_, stores_, std::exchange(pieces_, {}));
+      if (!waves) return std::move(waves).error();
+      steps.push_back(std::move(*waves));
     }
     if (!jobs_.empty()) {
       std::ranges::sort(jobs_, [](const RowJob& a, const RowJob& b) {

@@ -20,6 +20,15 @@ std::uint64_t segment_bytes(const RowJob& job, std::uint64_t rows) {
   return (rows - 1) * job.layout.row_bytes + job.layout.bounds().length;
 }
 
+// Only copies to a GPU gain from pinned memory; where the budget has none left, any will do.
+Result<WindowRing> make_ring(Context& context, std::uint64_t size_bytes, bool to_gpu) {
+  if (to_gpu) {
+    Result<WindowRing> pinned = WindowRing::create(context, {.size_bytes = size_bytes, .domain = Domain::pinned()});
+    if (pinned) return pinned;
+  }
+  return WindowRing::create(context, {.size_bytes = size_bytes});
+}
+
 }  // namespace
 
 std::vector<Segment> fill_window(std::span<const RowJob> jobs, const WindowRoom& room, RowCursor& cursor) {
@@ -45,54 +54,40 @@ std::vector<Segment> fill_window(std::span<const RowJob> jobs, const WindowRoom&
 
 Result<std::unique_ptr<RowReader>> RowReader::create(Context& context, std::shared_ptr<FileStores> stores,
                                                      std::vector<RowJob> jobs) {
-  std::unique_ptr<RowReader> reader(new RowReader(std::move(stores), std::move(jobs)));
-  if (Status status = reader->allocate(context); !status) return std::move(status).error();
-  return reader;
-}
-
-Status RowReader::allocate(Context& context) {
   std::uint64_t all = 0, least = 0;
   bool to_gpu = false;
-  for (const RowJob& job : jobs_) {
+  for (const RowJob& job : jobs) {
     all += segment_bytes(job, job.layout.rows) + 2 * page_bytes;
     least = std::max(least, job.layout.bounds().length + 2 * page_bytes);
     to_gpu = to_gpu || !job.memory.domain.host_accessible();
   }
   const std::uint64_t most = std::max(least, std::min(all, window_bytes_most));
-  for (Window& window : windows_) {
-    // Only copies to a GPU gain from pinned memory; where the budget has none left, any will do.
-    Result<Buffer> memory = context.allocate(to_gpu ? Domain::pinned() : Domain::host(), most);
-    if (!memory && to_gpu) memory = context.allocate(Domain::host(), most);
-    if (!memory) return std::move(memory).error();
-    window.memory = std::move(*memory);
-  }
-  return {};
+  Result<WindowRing> ring = make_ring(context, most, to_gpu);
+  if (!ring) return std::move(ring).error();
+  return std::unique_ptr<RowReader>(new RowReader(std::move(stores), std::move(jobs), std::move(*ring)));
 }
 
 Status RowReader::run(Background& background) {
-  if (Status status = begin(background, windows_[0]); !status) return status;
-  for (std::size_t turn_of = 0; !windows_[turn_of].segments.empty(); turn_of = 1 - turn_of) {
-    Status begun = begin(background, windows_[1 - turn_of]);
-    Status read = background.await(*windows_[turn_of].ticket);
-    if (begun && read) {
-      const Result<std::uint64_t> copied = copy_out(windows_[turn_of]);
-      if (!copied) read = copied.error();
-      if (copied) background.count(*copied);
-    }
-    if (!begun || !read) return begun ? read : begun;
+  const auto begin_one = [&](const Window& window) { return begin(background, window); };
+  const auto await = [&](Ticket& ticket, const Window&) { return background.await(ticket); };
+  for (;;) {
+    const Result<std::optional<Window>> window = ring_.next(begin_one, await);
+    if (!window) return window.error();
+    if (!*window) return {};
+    const Result<std::uint64_t> copied = copy_out(**window);
+    if (!copied) return copied.error();
+    background.count(*copied);
   }
-  return {};
 }
 
-// Nothing to begin with: no segments.
-Status RowReader::begin(Background& background, Window& window) {
-  window.segments =
-      fill_window(jobs_, {.bytes = window.memory.size_bytes(), .files = stores_->for_one_request()}, cursor_);
-  if (window.segments.empty()) return {};
+Result<Ticket> RowReader::begin(Background& background, const Window& window) {
+  std::vector<Segment>& segments = segments_[window.number];
+  segments = fill_window(jobs_, {.bytes = window.memory.size_bytes, .files = stores_->for_one_request()}, cursor_);
+  if (segments.empty()) return Ticket();
   std::deque<Store> stores;  // their addresses stay; the request keeps them open
   std::vector<Range> ranges;
   const RowJob* last = nullptr;
-  for (const Segment& segment : window.segments) {
+  for (const Segment& segment : segments) {
     const RowJob& job = jobs_[segment.job];
     if (last == nullptr || last->file != job.file) {
       Result<Store> store = stores_->open(job.file);
@@ -101,19 +96,16 @@ Status RowReader::begin(Background& background, Window& window) {
     }
     last = &job;
     ranges.push_back({&stores.back(), segment_offset(job, segment.first_row),
-                      window.memory.region().part(segment.place, segment_bytes(job, segment.rows))});
+                      window.memory.part(segment.place, segment_bytes(job, segment.rows))});
   }
-  Result<Ticket> ticket = background.submit(ranges);
-  if (!ticket) return std::move(ticket).error();
-  window.ticket = OwnTicket(std::move(*ticket));
-  return {};
+  return background.submit(ranges);
 }
 
 // How many wanted bytes that were.
 Result<std::uint64_t> RowReader::copy_out(const Window& window) const {
   std::vector<RowsCopy> copies;
   std::uint64_t wanted_bytes = 0;
-  for (const Segment& segment : window.segments) {
+  for (const Segment& segment : segments_[window.number]) {
     add_copies(window, segment, copies);
     wanted_bytes += segment.rows * jobs_[segment.job].layout.wanted_row_bytes();
   }
@@ -128,9 +120,9 @@ void RowReader::add_copies(const Window& window, const Segment& segment, std::ve
   for (const Layout::Piece& piece : job.layout.pieces) {
     const std::uint64_t from = segment.place + piece.begin - job.layout.bounds().begin;
     const auto extent = [&](std::uint64_t pitch) { return (segment.rows - 1) * pitch + piece.length; };
-    copies.push_back({.to = {job.memory.part(to, extent(wanted)), piece.length, wanted},
-                      .from = {window.memory.region().part(from, extent(job.layout.row_bytes)), piece.length,
-                               job.layout.row_bytes}});
+    copies.push_back(
+        {.to = {job.memory.part(to, extent(wanted)), piece.length, wanted},
+         .from = {window.memory.part(from, extent(job.layout.row_bytes)), piece.length, job.layout.row_bytes}});
     to += piece.length;
   }
 }

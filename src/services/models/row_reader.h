@@ -10,8 +10,8 @@
 
 #include "penstock/context.h"
 #include "penstock/gpu.h"
+#include "penstock/window_ring.h"
 #include "services/models/background.h"
-#include "services/models/ending.h"
 #include "services/models/file_stores.h"
 #include "services/models/parts.h"
 
@@ -58,23 +58,17 @@ class RowReader : public Background::Step {
   Status run(Background& background) override;
 
  private:
-  struct Window {
-    Buffer memory;
-    std::vector<Segment> segments;
-    OwnTicket ticket;  // ends before the memory
-  };
-
-  RowReader(std::shared_ptr<FileStores> stores, std::vector<RowJob> jobs)
-      : stores_(std::move(stores)), jobs_(std::move(jobs)), held_(hold_memory_of(jobs_)) {}
-  Status allocate(Context& context);
-  Status begin(Background& background, Window& window);
+  RowReader(std::shared_ptr<FileStores> stores, std::vector<RowJob> jobs, WindowRing ring)
+      : stores_(std::move(stores)), jobs_(std::move(jobs)), held_(hold_memory_of(jobs_)), ring_(std::move(ring)) {}
+  Result<Ticket> begin(Background& background, const Window& window);
   Result<std::uint64_t> copy_out(const Window& window) const;
   void add_copies(const Window& window, const Segment& segment, std::vector<RowsCopy>& copies) const;
 
   const std::shared_ptr<FileStores> stores_;
   const std::vector<RowJob> jobs_;
   const HeldMemory held_;
-  Window windows_[2];
+  WindowRing ring_;
+  std::vector<Segment> segments_[2];  // by window
   RowCursor cursor_;
 };
 

@@ -4,21 +4,27 @@
 
 namespace penstock::models {
 
+Result<std::unique_ptr<WaveReader>> WaveReader::create(Context& context, std::shared_ptr<FileStores> stores,
+                                                       std::vector<FilePiece> pieces) {
+  Result<WindowRing> ring = WindowRing::create(context, {});
+  if (!ring) return std::move(ring).error();
+  return std::unique_ptr<WaveReader>(new WaveReader(std::move(stores), std::move(pieces), std::move(*ring)));
+}
+
 Status WaveReader::run(Background& background) {
-  for (OwnTicket running;;) {
-    Result<OwnTicket> next = begin(background);
-    if (!next && !(running && is_out_of_descriptors(next.error()))) return std::move(next).error();
-    if (running) {
-      if (Status read = background.await(*running, true); !read) return read;
-    }
-    if (!next) continue;  // what was running has closed its files
-    if (!*next) return {};
-    running = std::move(*next);
+  const auto begin_one = [&](const Window&) { return begin(background); };
+  const auto await = [&](Ticket& ticket, const Window&) {
+    --under_way_;
+    return background.await(ticket, true);
+  };
+  for (;;) {
+    const Result<std::optional<Window>> wave = ring_.next(begin_one, await);
+    if (!wave) return wave.error();
+    if (!*wave) return {};
   }
 }
 
-// A null ticket: nothing is left.
-Result<OwnTicket> WaveReader::begin(Background& background) {
+Result<Ticket> WaveReader::begin(Background& background) {
   std::deque<Store> stores;  // their addresses stay; the request keeps them open
   std::vector<Range> ranges;
   std::size_t at = next_;
@@ -27,17 +33,20 @@ Result<OwnTicket> WaveReader::begin(Background& background) {
     if (at == next_ || piece.file != pieces_[at - 1].file) {
       if (stores.size() == stores_->for_one_request()) break;
       Result<Store> store = stores_->open(piece.file);
-      if (!store && !stores.empty() && is_out_of_descriptors(store.error())) break;
+      const bool later = !store && is_out_of_descriptors(store.error());
+      if (later && !stores.empty()) break;
+      if (later && under_way_ != 0) return Ticket();  // what is under way will have closed its files
       if (!store) return std::move(store).error();
       stores.push_back(std::move(*store));
     }
     ranges.push_back({&stores.back(), piece.offset, piece.memory});
   }
-  if (ranges.empty()) return OwnTicket();
+  if (ranges.empty()) return Ticket();
   Result<Ticket> ticket = background.submit(ranges);
-  if (!ticket) return std::move(ticket).error();
+  if (!ticket) return ticket;
   next_ = at;
-  return OwnTicket(std::move(*ticket));
+  ++under_way_;
+  return ticket;
 }
 
 }  // namespace penstock::models
