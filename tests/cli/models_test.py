@@ -359,6 +359,13 @@ class OtherStores(ModelTest):
         self.assertEqual((verified["verdict"], verified["files"][0]["how"]), ("right", "xxh3 of 10 tensors"))
         self.fails("invalid_argument", 2, "inspect", self.path)  # a file has nothing behind its last tensor
 
+    def test_gguf_too(self):
+        content = gguf({"a": (0, [4], os.urandom(16)), "b": (0, [8], os.urandom(32))})
+        name = f"soft-nvme:{self.file('m.gguf', content + bytes(10_000))}"
+        self.assertEqual(self.json_of("inspect", name)["files"][0]["size_bytes"], len(content))
+        result = self.json_of("load", name, "--verify")
+        self.assertEqual((result["bytes"], result["verified"]), (48, True))
+
     def test_what_is_wrong_there_is_told(self):
         content = bytearray(self.path.read_bytes())
         content[self.size - 1] ^= 1
