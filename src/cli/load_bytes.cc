@@ -1,5 +1,6 @@
 // penstock load, of stores or parts of them.
-#include <sys/stat.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include "interrupt.h"
 #include "load.h"
@@ -59,13 +60,17 @@ struct Place {
   std::string path;  // or a URI
   bool is_file = true;
 };
+bool is_of_file(const Identity& identity, const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return false;
+  const Result<Identity> found = Identity::of_file(fd);
+  ::close(fd);
+  return found && *found == identity;
+}
 // A controller in software has a file behind it.
 Place place_of(const StoreInfo& info, const std::string& name) {
-  struct stat status {};
   const std::string path = local_path(info.name);
-  const bool is_same =
-      stat(path.c_str(), &status) == 0 && status.st_dev == info.identity.device && status.st_ino == info.identity.inode;
-  return info.mappable || is_same ? Place{path, true} : Place{name, false};
+  return info.mappable || is_of_file(info.identity, path) ? Place{path, true} : Place{name, false};
 }
 
 class ByteCargo final : public Cargo {

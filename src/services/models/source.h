@@ -22,7 +22,7 @@ class Source {
 
   // By which a Context opens it again: a path that is absolute, or else a URI.
   const std::string& name() const { return name_; }
-  std::uint64_t size_bytes() const { return file_ ? file_->identity().size_bytes : store_.info().size_bytes; }
+  std::uint64_t size_bytes() const { return file_ ? file_->size_bytes() : store_.info().size_bytes; }
   const Identity& identity() const { return file_ ? file_->identity() : store_.info().identity; }
   // False where a file may lie at the front of what is longer, as a device is.
   bool ends_with_its_file() const;
