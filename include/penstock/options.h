@@ -42,6 +42,9 @@ struct PENSTOCK_EXPORT Options {
   std::uint64_t storage_chunk_bytes = 1 << 20;   // a usual storage operation
   std::uint64_t staging_slot_bytes = 4 << 20;
   std::uint32_t staging_slots_per_lane = 3;
+  // Memory that lanes stage in instead of their own: a memfd that other processes may map too. -1: none. Not in JSON,
+  // and not needed any more once the Context is there.
+  int staging_descriptor = -1;
   std::uint64_t prefetch_window_bytes = 64 << 20;  // the most that one prefetch call starts
   std::uint64_t alignment_bytes = 0;               // for direct transfers; 0: asked of the store
   std::uint64_t pinned_budget_bytes =

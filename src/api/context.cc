@@ -73,9 +73,9 @@ Report failed_report(Error error) {
 
 class Context::Impl {
  public:
-  Impl(engine::Table table, const Options& options, const Machine& machine)
-      : environment(
-            std::make_shared<core::Environment>(std::make_shared<engine::Table>(std::move(table)), options, machine)),
+  Impl(engine::Table table, const Options& options, const Machine& machine, std::shared_ptr<memory::Given> staging)
+      : environment(std::make_shared<core::Environment>(std::make_shared<engine::Table>(std::move(table)), options,
+                                                        machine, std::move(staging))),
         lanes(std::make_shared<core::LaneSet>(environment)),
         publisher(publish(environment)) {}
 
@@ -266,7 +266,13 @@ Result<Context> ContextBuilder::build(engine::Table table, const Options& option
     return Error{Code::unknown_engine, 0, "there is no engine named " + options.engine,
                  "run `penstock engines` for the list"};
   }
-  return Context(std::make_shared<Context::Impl>(std::move(table), options, Machine::detect()));
+  std::shared_ptr<memory::Given> staging;
+  if (options.staging_descriptor >= 0) {
+    auto mapped = memory::Given::map(options.staging_descriptor);
+    if (!mapped) return std::move(mapped).error();
+    staging = std::move(*mapped);
+  }
+  return Context(std::make_shared<Context::Impl>(std::move(table), options, Machine::detect(), std::move(staging)));
 }
 
 Context::Context(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -35,7 +35,8 @@ std::vector<std::string> names(const engine::Table& table) {
 
 }  // namespace
 
-Environment::Environment(std::shared_ptr<const engine::Table> table, const Options& chosen, const Machine& detected)
+Environment::Environment(std::shared_ptr<const engine::Table> table, const Options& chosen, const Machine& detected,
+                         std::shared_ptr<memory::Given> staging)
     : engines(std::move(table)),
       machine(detected),
       options(chosen.resolved(detected)),
@@ -43,6 +44,7 @@ Environment::Environment(std::shared_ptr<const engine::Table> table, const Optio
       calls(std::make_shared<Calls>(engines, options.deadlines)),
       pinned(std::make_shared<memory::Budget>(options.pinned_budget_bytes)),
       on_use(std::make_shared<memory::Budget>(options.pinned_budget_bytes - lanes_bytes(options))),
+      given(std::move(staging)),
       memory(pointers(*engines),
              [this](std::size_t engine) {
                return is_used(*(*engines)[engine], probes[engine], route_set(options.allowed_routes));

@@ -19,6 +19,7 @@
 #include "core/trace.h"
 #include "engine/engine.h"
 #include "memory/allocation.h"
+#include "memory/given.h"
 #include "penstock/machine.h"
 #include "penstock/options.h"
 
@@ -48,7 +49,8 @@ class Probes {
 };
 
 struct Environment {
-  Environment(std::shared_ptr<const engine::Table> table, const Options& chosen, const Machine& detected);
+  Environment(std::shared_ptr<const engine::Table> table, const Options& chosen, const Machine& detected,
+              std::shared_ptr<memory::Given> staging = nullptr);
 
   ForkGuard fork_guard;
   const std::shared_ptr<const engine::Table> engines;
@@ -58,6 +60,7 @@ struct Environment {
   const std::shared_ptr<Calls> calls;  // shared: stores may outlive the Context
   const std::shared_ptr<memory::Budget> pinned;
   const std::shared_ptr<memory::Budget> on_use;  // the part of it that Buffers may take which requests attach
+  const std::shared_ptr<memory::Given> given;    // that lanes stage in; null: each has its own
   MemoryMap memory;
   DeviceMemory device_memory;
   StatisticsHub statistics;

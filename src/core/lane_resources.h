@@ -37,7 +37,8 @@ struct LaneResources {
         statistics(all.statistics.add_lane()),
         trace(all.traces.add_lane()),
         pieces(chosen.depth),
-        staging(chosen.staging_bytes, all.pinned, all.engines),
+        staging(chosen.staging_bytes, all.pinned, all.engines,
+                chosen.runner == Runner::own_thread ? all.given : nullptr),
         copies(staging, all.streams, all.device_memory, chosen.depth, all.options.deadlines.stream_seconds),
         queues(*all.engines, {chosen.depth, chosen.threads, chosen.runner == Runner::one_caller}, pieces, inbox, trace),
         flow(chosen.depth) {}

@@ -45,7 +45,8 @@ Result<StagingArena*> LaneStaging::get() {
   if (arena_) return arena_.get();
   // Each time anew: the caller may have freed pinned memory meanwhile.
   auto allocation =
-      memory::Allocation::create({.domain = Domain::host(), .size_bytes = size_bytes_, .budget = budget_});
+      given_ ? given_->take(size_bytes_)
+             : memory::Allocation::create({.domain = Domain::host(), .size_bytes = size_bytes_, .budget = budget_});
   if (!allocation) {
     Error error = std::move(allocation).error();
     error.message = "no staging memory: " + error.message;

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "memory/allocation.h"
+#include "memory/given.h"
 
 namespace penstock::core {
 
@@ -53,10 +54,11 @@ class StagingArena {
 class LaneStaging {
  public:
   LaneStaging(std::uint64_t size_bytes, std::shared_ptr<memory::Budget> budget,
-              std::shared_ptr<const engine::Table> engines)
+              std::shared_ptr<const engine::Table> engines, std::shared_ptr<memory::Given> given = nullptr)
       : size_bytes_(size_bytes),
         budget_(std::move(budget)),
         engines_(std::move(engines)),
+        given_(std::move(given)),
         of_engines_(engines_->size()) {}
 
   // Made now, if the budget has room for it. Any thread.
@@ -83,6 +85,7 @@ class LaneStaging {
   const std::uint64_t size_bytes_;
   const std::shared_ptr<memory::Budget> budget_;        // shared by all of the Context
   const std::shared_ptr<const engine::Table> engines_;  // shared: memory of an engine's own may go back late
+  const std::shared_ptr<memory::Given> given_;          // shared by all lanes; null: each takes its own
   std::mutex mutex_;                                    // held while it is made
   std::unique_ptr<StagingArena> arena_;
   std::atomic<StagingArena*> made_{nullptr};  // the same, once it is there

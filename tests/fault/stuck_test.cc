@@ -209,9 +209,8 @@ TEST_P(Stuck, lanes_are_replaced_a_bounded_number_of_times_and_come_home) {
   std::vector<Buffer> memory;
   for (int i = 0; i < 6; ++i) {
     memory.push_back(context.allocate(Domain::host(), 4096).value());
-    const Report report = past_deadline([&](double seconds) {
-      return context.read(store, 0, memory.back().region(), {.deadline_seconds = seconds});
-    });
+    const Report report = past_deadline(
+        [&](double seconds) { return context.read(store, 0, memory.back().region(), {.deadline_seconds = seconds}); });
     EXPECT_EQ(report.outcome, Outcome::abandoned);
   }
   EXPECT_EQ(context.statistics().lanes_replaced, 2U) << "no more than there are lanes";
@@ -255,9 +254,8 @@ TEST_P(SometimesStuck, other_requests_are_served_by_the_lanes_that_take_over) {
   for (int i = 0; i < 100; ++i) {
     Buffer memory = context.allocate(Domain::host(), 4096).value();
     const std::uint64_t offset = static_cast<std::uint64_t>(i) * 4096;
-    const Report report = past_deadline([&](double seconds) {
-      return context.read(store, offset, memory.region(), {.deadline_seconds = seconds});
-    });
+    const Report report = past_deadline(
+        [&](double seconds) { return context.read(store, offset, memory.region(), {.deadline_seconds = seconds}); });
     if (report.ok()) {
       ++done;
       EXPECT_TRUE(holds_content(memory.bytes(), 1, offset));

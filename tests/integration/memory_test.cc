@@ -1,6 +1,9 @@
 // The memory of requests: what none can use, and the budget of pinned memory.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -104,6 +107,29 @@ TEST_F(PinnedMemory, that_is_spent_is_an_error_where_only_the_device_is_allowed)
   const Report report = poor.read(other, 1, unaligned);
   ASSERT_FALSE(report.ok());
   EXPECT_EQ(report.error->code, Code::over_budget);
+}
+
+TEST_F(ContextTest, stages_in_memory_that_is_given) {
+  const int fd = ::memfd_create("staging", MFD_CLOEXEC);
+  ASSERT_EQ(::ftruncate(fd, 8 << 20), 0);
+  options_.lanes = 2;
+  options_.staging_slot_bytes = 1 << 20;
+  options_.staging_descriptor = fd;
+  Context context = make_context();
+  const std::string name = make_file("file");
+  evict(name);
+  const Store store = context.open(name).value();
+  std::vector<std::byte> memory(size_bytes);
+  // Nothing is aligned, so that all goes through staging memory.
+  const std::size_t length = size_bytes - 14;
+  const Report report = context.read(store, 7, Region::host(memory.data() + 3, length));
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(holds_content(std::span(memory).subspan(3, length), 1, 7));
+  EXPECT_EQ(context.statistics().pinned_bytes, 0U) << "it is not ours";
+  const auto given = read_file("/proc/self/fd/" + std::to_string(fd));
+  EXPECT_TRUE(std::any_of(given.begin(), given.end(), [](std::byte byte) { return byte != std::byte{0}; }));
+  ::close(fd);
+  EXPECT_FALSE(Context::create({.staging_descriptor = 1'000'000}).ok());
 }
 
 }  // namespace
