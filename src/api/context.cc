@@ -1,5 +1,7 @@
 #include "penstock/context.h"
 
+#include <cxxabi.h>
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -157,24 +159,11 @@ class Context::Impl {
     auto gpu = device(domain);
     if (!gpu) return gpu.error();
     if (auto status = lanes->prepare(**gpu); !status) return status.error();
-    // Not the Context: what stands by ends with it.
-    const auto make = [environment = environment, direction, domain, ranges = std::move(ranges), options,
-                       most = lanes->size()]() -> Result<std::shared_ptr<core::Request>> {
-      auto request = core::Request::create_late(environment, domain, ranges,
-                                                {.kind = kind_of(direction), .lanes = most, .options = options});
-      request->ask_for_ranges();
-      return request;
-    };
-    const auto submit = [weak = std::weak_ptr(lanes)](const std::shared_ptr<core::Request>& request) {
-      const auto found = weak.lock();
-      if (!found) request->stop(Code::closed);
-      if (request->stop_code() == Code::ok) {
-        found->submit(request);
-      } else {
-        core::Request::end_unstarted(request);
-      }
-    };
-    auto standing = core::StandingRequest::create(**gpu, make, submit);
+    auto standing = core::StandingRequest::create(
+        **gpu, {environment,
+                lanes,
+                std::move(ranges),
+                {.kind = kind_of(direction), .lanes = lanes->size(), .options = options}});
     if (!standing) return std::move(standing).error();
     if (auto status = environment->streams.add(*standing); !status) return std::move(status).error();
     return Standing(std::move(*standing));
@@ -243,6 +232,10 @@ class Context::Impl {
 };
 
 Result<Context> Context::create(const Options& options) {
+  // The C library ends the process where there is no memory for what a thread has of a library that was loaded later,
+  // of ours and of the one that throws std::bad_alloc: so it is made now.
+  static_cast<void>(core::CompletionThread::inside_callback());
+  static_cast<void>(abi::__cxa_get_globals());
   return or_out_of_memory([&]() -> Result<Context> {
     Options chosen = options;
     if (const char* engine = std::getenv("PENSTOCK_ENGINE"); engine != nullptr && *engine != '\0') {

@@ -89,20 +89,19 @@ std::shared_ptr<Request> Request::create_late(const std::shared_ptr<Environment>
   return request;
 }
 
+Status Request::check_domain(std::span<const Range> ranges, Domain domain) {
+  const auto is_elsewhere = [&](const Range& range) { return range.memory.domain != domain; };
+  if (std::none_of(ranges.begin(), ranges.end(), is_elsewhere)) return {};
+  return Error{Code::invalid_argument, 0, "memory of another domain than " + domain.name(),
+               "all memory must be of the stream's device"};
+}
+
 void Request::ask_for_ranges() {
   if (!source_) return;
   const auto source = std::exchange(source_, nullptr);
   const auto ranges = call_back("RangeSource", source);
-  const auto is_elsewhere = [this](const Range& range) { return range.memory.domain != source_domain_; };
-  Status taken;
-  if (!ranges) {
-    taken = ranges.error();
-  } else if (std::any_of(ranges->begin(), ranges->end(), is_elsewhere)) {
-    taken = Error{Code::invalid_argument, 0, "memory of another domain than " + source_domain_.name(),
-                  "all memory must be of the stream's device"};
-  } else {
-    taken = or_out_of_memory([&] { return take(*ranges); });
-  }
+  Status taken = ranges ? check_domain(*ranges, source_domain_) : Status(ranges.error());
+  if (taken) taken = or_out_of_memory([&] { return take(*ranges); });
   if (!taken) stop_because(std::move(taken).error());
 }
 

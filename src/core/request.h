@@ -183,6 +183,8 @@ class Request {
   // One whose ranges are asked for when it begins: see ask_for_ranges.
   static std::shared_ptr<Request> create_late(const std::shared_ptr<Environment>& environment, Domain domain,
                                               RangeSource ranges, const RequestSettings& settings);
+  // Whether all memory is there.
+  static Status check_domain(std::span<const Range> ranges, Domain domain);
   // When the stream has come to the request. Stops it where they are not right.
   void ask_for_ranges();
 

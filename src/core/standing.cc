@@ -3,17 +3,19 @@
 #include <utility>
 
 #include "base/callback.h"
+#include "base/out_of_memory.h"
+#include "core/lane_set.h"
 #include "cuda/quiet.h"
 
 namespace penstock::core {
 
-Result<std::shared_ptr<StandingRequest>> StandingRequest::create(cuda::Device& gpu, Make make, Submit submit) {
+Result<std::shared_ptr<StandingRequest>> StandingRequest::create(cuda::Device& gpu, Round round) {
   const std::string what = "stand by for " + gpu.info().domain.name();
   if (gpu.api().stream_wait_value == nullptr || gpu.api().stream_write_value == nullptr) {
     return Error{Code::unsupported, 0, what + ": the driver has no cuStreamWaitValue32",
                  "update NVIDIA's driver to one for CUDA 12, or submit a request for each round"};
   }
-  auto standing = std::make_shared<StandingRequest>(Private{}, gpu, std::move(make), std::move(submit));
+  auto standing = std::make_shared<StandingRequest>(Private{}, gpu, std::move(round));
   for (cuda::ControlMemory::Cell* cell : {&standing->begin_, &standing->end_}) {
     auto taken = cuda::ControlMemory::of_process().take(gpu, sizeof(std::uint32_t));
     if (!taken) return std::move(taken).error();
@@ -29,19 +31,29 @@ Result<std::shared_ptr<StandingRequest>> StandingRequest::create(cuda::Device& g
   return standing;
 }
 
+Result<std::shared_ptr<Request>> StandingRequest::make() const {
+  return or_out_of_memory([&]() -> Result<std::shared_ptr<Request>> {
+    const auto ranges = call_back("RangeSource", round_.ranges);
+    if (!ranges) return ranges.error();
+    if (auto status = Request::check_domain(*ranges, gpu_.info().domain); !status) return std::move(status).error();
+    return Request::create(round_.environment, *ranges, round_.settings);
+  });
+}
+
 std::shared_ptr<Request> StandingRequest::look() {
   if (word(begin_).load(std::memory_order_acquire) != 1) return nullptr;
   word(begin_).store(0, std::memory_order_relaxed);
   rounds_.fetch_add(1, std::memory_order_relaxed);
-  auto made = make_();
-  if (!made) {
-    keep(nullptr, std::move(made).error());
+  const auto lanes = round_.lanes.lock();
+  auto made = make();
+  if (!made || !lanes) {
+    keep(nullptr, made ? Error{Code::closed, 0, "the Context is closing", ""} : std::move(made).error());
     word(end_).store(1, std::memory_order_release);
     return nullptr;
   }
   (*made)->order = cuda::StreamOrder::answer(gpu_, end_);
   keep(*made, std::nullopt);
-  submit_(*made);
+  lanes->submit(*made);
   return std::move(*made);
 }
 

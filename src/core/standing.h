@@ -5,7 +5,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
 
@@ -14,17 +13,22 @@
 
 namespace penstock::core {
 
+class LaneSet;
+
 class StandingRequest {
   struct Private {};
 
  public:
-  using Make = std::function<Result<std::shared_ptr<Request>>()>;
-  using Submit = std::function<void(const std::shared_ptr<Request>&)>;
+  // What each round is made of.
+  struct Round {
+    std::shared_ptr<Environment> environment;
+    std::weak_ptr<LaneSet> lanes;  // not the Context's any more: there are no more rounds
+    RangeSource ranges;
+    RequestSettings settings;
+  };
 
-  StandingRequest(Private, cuda::Device& gpu, Make make, Submit submit)
-      : gpu_(gpu), make_(std::move(make)), submit_(std::move(submit)) {}
-  // `make` is called for each round, and what it makes is given to `submit`; neither may wait.
-  static Result<std::shared_ptr<StandingRequest>> create(cuda::Device& gpu, Make make, Submit submit);
+  StandingRequest(Private, cuda::Device& gpu, Round round) : gpu_(gpu), round_(std::move(round)) {}
+  static Result<std::shared_ptr<StandingRequest>> create(cuda::Device& gpu, Round round);
   ~StandingRequest() { end(); }
   StandingRequest(const StandingRequest&) = delete;
   StandingRequest& operator=(const StandingRequest&) = delete;
@@ -44,11 +48,11 @@ class StandingRequest {
  private:
   using Word = std::atomic<std::uint32_t>;
   static Word& word(const cuda::ControlMemory::Cell& cell) { return *reinterpret_cast<Word*>(cell.host); }
+  Result<std::shared_ptr<Request>> make() const;
   void keep(std::shared_ptr<Request> request, std::optional<Error> error);
 
   cuda::Device& gpu_;
-  const Make make_;
-  const Submit submit_;
+  const Round round_;
   cuda::ControlMemory::Cell begin_;
   cuda::ControlMemory::Cell end_;
   bool counts_ = false;  // as a stream that waits

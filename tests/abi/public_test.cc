@@ -160,8 +160,11 @@ TEST(SharedLibrary, exports_the_public_api_and_nothing_of_its_inside) {
   // arguments are no exports.
   const std::regex standard("^\\S+ [WVu] .*");
   const std::regex ours("^\\S+ [TDBR] penstock::([a-z_0-9]+(\\[abi:cxx11\\])?\\(|[A-Z]\\w*::).*\n");
+  // What programs derive from.
+  const std::regex base_class("^\\S+ [VD] (vtable|typeinfo|typeinfo name) for penstock::[A-Z]\\w*\n");
   int exported = 0;
   for (const std::string& line : lines) {
+    if (std::regex_match(line, base_class)) continue;
     if (std::regex_match(line.substr(0, line.find('\n')), standard)) {
       EXPECT_EQ(line.find("nlohmann"), std::string::npos) << line;
       EXPECT_EQ(line.substr(0, line.find_first_of("<(")).find(" penstock::"), std::string::npos) << line;

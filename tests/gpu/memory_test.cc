@@ -4,6 +4,7 @@
 #include "core/memory_map.h"
 #include "core/test_key_engine.h"
 #include "cuda/control_memory.h"
+#include "cuda/quiet.h"
 #include "gpu/gpu_test.h"
 
 namespace penstock::test {
@@ -218,12 +219,13 @@ TEST_F(GpuMemory, control_memory_that_the_gpu_can_t_reach_is_given_back) {
   PENSTOCK_NEEDS_FAKE();
   using cuda::ControlMemory;
   const auto take = [&] { return ControlMemory::of_process().take(gpu(), ControlMemory::largest_bytes); };
+  cuda::Quiet::of_process().catch_up(std::chrono::seconds(10));
+  const std::uint64_t before = fake_->counters().registrations;
   fake_->fail_call("cuMemHostGetDevicePointer_v2", 1, cuda::cu_out_of_memory, 1);
   std::vector<ControlMemory::Cell> cells;
   auto cell = take();
   for (; cell; cell = take()) cells.push_back(*cell);  // those that are free already
   const std::uint64_t registered = fake_->calls("cuMemHostRegister_v2");
-  const std::uint64_t before = fake_->counters().registrations;
   EXPECT_EQ(take().error().code, Code::out_of_memory);
   EXPECT_EQ(fake_->calls("cuMemHostRegister_v2"), registered + 1);
   EXPECT_TRUE(eventually([&] { return fake_->counters().registrations == before; }));
