@@ -1,7 +1,6 @@
 #include "penstock/context.h"
 
 #include <cxxabi.h>
-
 #include <unistd.h>
 
 #include <algorithm>
