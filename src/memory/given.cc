@@ -28,6 +28,11 @@ Given::~Given() {
 }
 
 Result<std::unique_ptr<Allocation>> Given::take(std::size_t size_bytes) {
+  const Error none{Code::over_budget, 0,
+                   "of the " + std::to_string(memory_.size_bytes) + " bytes that were given no " +
+                       std::to_string(size_bytes) + " are free",
+                   "give more, or lower lanes, staging_slots_per_lane or staging_slot_bytes"};
+  if (size_bytes > memory_.size_bytes) return none;
   const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const std::size_t size = (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
   const std::scoped_lock lock(mutex_);
@@ -36,12 +41,7 @@ Result<std::unique_ptr<Allocation>> Given::take(std::size_t size_bytes) {
     if (from - begin >= size) break;
     begin = to;
   }
-  if (size > memory_.size_bytes || begin > memory_.size_bytes - size) {
-    return Error{Code::over_budget, 0,
-                 "of the " + std::to_string(memory_.size_bytes) + " bytes that were given no " +
-                     std::to_string(size_bytes) + " are free",
-                 "give more, or lower lanes, staging_slots_per_lane or staging_slot_bytes"};
-  }
+  if (size > memory_.size_bytes || begin > memory_.size_bytes - size) return none;
   taken_.emplace(begin, begin + size);
   const std::shared_ptr<const void> part(memory_.data + begin,
                                          [self = shared_from_this(), begin](const void*) { self->give_back(begin); });
