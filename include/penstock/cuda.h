@@ -1,11 +1,12 @@
 // What a program, or a service above Penstock, needs of CUDA beside it, without a header of CUDA's: its streams, marks
-// on them, and the addresses of words that kernels share with the host.
+// on them, the addresses of words that kernels share with the host, and the kernels of the library.
 //
 // Nothing here disturbs a graph that another thread captures, or leaves another context current.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "penstock/domain.h"
 #include "penstock/region.h"
@@ -43,5 +44,11 @@ class PENSTOCK_EXPORT CudaMark {
 // The address by which a GPU reaches memory of the host: of a Buffer in Domain::pinned() that was allocated when a GPU
 // was in use, or pinned by CUDA itself. Code::device_error for memory that it does not reach.
 PENSTOCK_EXPORT Result<std::uint64_t> gpu_address(Domain gpu, const void* pinned);
+
+// Puts one of the library's own kernels on a stream, with a block for each of `count` entries of its table, whose
+// address is the GPU's. There is "scatter", which copies: an entry is three numbers of 64 bits, from, to and bytes.
+// Code::unsupported where the GPU has no such kernel (Gpu::kernels), or has not loaded it yet.
+PENSTOCK_EXPORT Status launch_kernel(Domain gpu, CudaStream stream, std::string_view kernel, std::uint64_t entries,
+                                     std::uint32_t count);
 
 }  // namespace penstock

@@ -39,6 +39,16 @@ bool has_kernels_for([[maybe_unused]] int compute_major, [[maybe_unused]] int co
 #endif
 }
 
+CuFunction KernelTable::find(std::string_view name) const {
+  constexpr std::string_view prefix = "penstock_";
+  for (const Entry& entry : table_) {
+    if (std::string_view(entry.name).substr(prefix.size()) == name) {
+      return entry.function.load(std::memory_order_acquire);
+    }
+  }
+  return nullptr;
+}
+
 void KernelTable::load(const RelaxedApi& api) {
   if (const CuResult result = load_module(api); result != cu_success) {
     log(LogLevel::info, "kernels don't load (CUDA error " + std::to_string(result) + "); copies are made without them");

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "cuda/relaxed.h"
 
@@ -33,6 +34,8 @@ class KernelTable {
   CuFunction operator[](Kernel kernel) const {
     return table_[static_cast<std::size_t>(kernel)].function.load(std::memory_order_acquire);
   }
+  // By its name without `penstock_`; null likewise.
+  CuFunction find(std::string_view name) const;
   // Whether there will be no others than there are.
   bool is_settled() const { return settled_.load(std::memory_order_acquire); }
 

@@ -1,5 +1,7 @@
 // What penstock/cuda.h gives to programs and services: marks on streams, and addresses of words.
+#include <array>
 #include <atomic>
+#include <cstring>
 
 #include "gpu/stream_order_test.h"
 #include "penstock/cuda.h"
@@ -52,6 +54,26 @@ TEST_F(Cuda, a_word_in_a_pinned_buffer_is_one_that_streams_write_and_wait_for) {
   std::vector<std::byte> plain(4096);
   EXPECT_EQ(gpu_address(Domain::cuda(0), plain.data()).error().code, Code::device_error);
   EXPECT_EQ(gpu_address(Domain::host(), pinned.data()).error().code, Code::invalid_argument);
+}
+
+TEST_F(Cuda, kernels_of_the_table_are_launched_by_their_names) {
+  Context context = make_context();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  const cuda::CuStream stream = make_stream(cuda::cu_stream_non_blocking);
+  EXPECT_EQ(launch_kernel(Domain::cuda(0), {stream}, "pigeon", 0, 1).error().code, Code::unsupported);
+  EXPECT_EQ(launch_kernel(Domain::host(), {stream}, "scatter", 0, 1).error().code, Code::invalid_argument);
+  if (gpu().kernels().find("scatter") == nullptr) GTEST_SKIP() << "there are no kernels";
+  const Buffer memory = context.allocate(Domain::cuda(0), 8192).value();
+  const Buffer pinned = context.allocate(Domain::pinned(), 4096).value();
+  fill(memory.region().part(0, 4096), content(5, 0, 4096));
+  const auto from = reinterpret_cast<std::uint64_t>(memory.data());
+  const std::array<std::uint64_t, 6> entries = {from, from + 4096, 1000, from + 1000, from + 5096, 3096};
+  std::memcpy(pinned.data(), entries.data(), sizeof(entries));
+  const std::uint64_t table = gpu_address(Domain::cuda(0), pinned.data()).value();
+  ASSERT_TRUE(launch_kernel(Domain::cuda(0), {stream}, "scatter", table, 2).ok());
+  ASSERT_TRUE(launch_kernel(Domain::cuda(0), {stream}, "scatter", table, 0).ok());
+  EXPECT_EQ(wait_for(stream), cuda::cu_success);
+  EXPECT_TRUE(holds_content(bytes_of(memory.region().part(4096, 4096)), 5, 0));
 }
 
 }  // namespace

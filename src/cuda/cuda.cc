@@ -1,3 +1,4 @@
+#include <string>
 #include <utility>
 
 #include "cuda/driver.h"
@@ -82,6 +83,29 @@ Result<std::uint64_t> gpu_address(Domain gpu, const void* pinned) {
   if (result == cuda::cu_success) return address;
   return (*device)->driver().error(result, "find out where " + gpu.name() + " reaches memory of the host",
                                    "allocate it in Domain::pinned() after Context::prepare, or pin it with CUDA");
+}
+
+Status launch_kernel(Domain gpu, CudaStream stream, std::string_view kernel, std::uint64_t entries,
+                     std::uint32_t count) {
+  if (gpu.host_accessible()) {
+    return Error{Code::invalid_argument, 0, "a kernel for " + gpu.name(), "give a GPU"};
+  }
+  const auto device = active_device(gpu);
+  if (!device) return device.error();
+  cuda::CuFunction const function = (*device)->kernels().find(kernel);
+  if (function == nullptr) {
+    return Error{Code::unsupported, 0, gpu.name() + " has no kernel " + std::string(kernel),
+                 "look at Gpu::kernels, and at the list in penstock/cuda.h"};
+  }
+  if (count == 0) return {};
+  const cuda::Current current(**device);
+  void* parameters[] = {&entries, &count};
+  const cuda::CuResult result =
+      (*device)->api().launch_kernel(function, count, 1, 1, cuda::kernel_threads, 1, 1, 0,
+                                     static_cast<cuda::CuStream>(stream.handle), parameters, nullptr);
+  if (result == cuda::cu_success) return {};
+  return (*device)->driver().error(result, "launch the kernel " + std::string(kernel) + " on " + gpu.name(),
+                                   "give a stream of that GPU that has not been destroyed");
 }
 
 }  // namespace penstock
