@@ -1,4 +1,5 @@
 // penstock._core: the library as Python sees it. The package around it is what users import.
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 
 #include "context.h"
@@ -8,6 +9,9 @@
 #include "packing.h"
 
 NB_MODULE(_core, module) {
+  // The C library ends the process where a thread has no memory for what throws std::bad_alloc in it: so it is made
+  // now.
+  static_cast<void>(abi::__cxa_get_globals());
   // A daemon thread that still waits when the process ends is no mistake of the binding.
   nanobind::set_leak_warnings(false);
   module.def("shut_down", &penstock::python::shut_down);
