@@ -14,8 +14,8 @@
 // later, and many small copies take a little longer. A thread looks at the words: all the time shortly after a round,
 // then every 20 µs, after a second without one every 200 µs.
 //
-// Thread safety: any thread. Lifetime: destroyed, or after its Context, it begins nothing any more, and a graph that is
-// launched then waits for ever: graphs go first.
+// Thread safety: any thread. Lifetime: destroyed, or with its Context, it ends a round that runs, whose stream goes on
+// when that has ended, and begins no other: a graph that is launched then waits for ever. So graphs go first.
 #pragma once
 
 #include <cstdint>

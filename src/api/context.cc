@@ -431,8 +431,8 @@ Result<Ticket> Context::submit(Direction direction, std::span<const Range> range
 
 Result<Ticket> Context::submit(Direction direction, Domain gpu, RangeSource ranges, const RequestOptions& options) {
   if (auto status = Impl::usable(impl_.get()); !status) return status.error();
-  if (!options.stream || !ranges) {
-    return Error{Code::invalid_argument, 0, "ranges that are asked for later: no stream, or no function to ask",
+  if (!options.stream || !ranges || gpu.host_accessible()) {
+    return Error{Code::invalid_argument, 0, "ranges that are asked for later: no stream, no GPU, or no function to ask",
                  "set RequestOptions::stream, or give the ranges"};
   }
   return or_out_of_memory([&] {

@@ -16,8 +16,8 @@ class SmallArray {
 
   // REQUIRES: called once, before any element is looked at.
   void resize(std::size_t size) {
-    size_ = size;
     if (size > 1) many_ = std::make_unique<T[]>(size);
+    size_ = size;
   }
   // REQUIRES: size <= size()
   void shrink(std::size_t size) { size_ = size; }

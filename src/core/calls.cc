@@ -129,7 +129,7 @@ std::unique_ptr<Calls::Place> Calls::take_free(std::size_t engine) {
 
 void Calls::give_back(std::unique_ptr<Place> place) {
   const std::scoped_lock lock(mutex_);
-  if (free_count_ == free_most) return;
+  if (closed_ || free_count_ == free_most) return;
   ++free_count_;
   place->next = std::move(free_);
   free_ = std::move(place);
@@ -149,12 +149,17 @@ std::unique_ptr<Calls::Place> Calls::take_ended() {
       place->next = std::move(ended);
       ended = std::move(place);
       const std::scoped_lock lock(mutex_);
-      --away_count_;
-    } else {
-      const std::scoped_lock lock(mutex_);
+      if (!closed_) --away_count_;
+      continue;
+    }
+    std::unique_lock lock(mutex_);
+    if (!closed_) {
       place->next = std::move(away_);
       away_ = std::move(place);
+      continue;
     }
+    lock.unlock();
+    keep_company(std::move(place));
   }
   return ended;
 }
@@ -166,7 +171,6 @@ void Calls::leave(std::unique_ptr<Place> place) {
   }
   std::unique_lock lock(mutex_);
   if (!closed_) {
-    place->queue->cancel(0);
     place->next = std::move(away_);
     away_ = std::move(place);
     ++away_count_;
@@ -187,11 +191,14 @@ void Calls::keep_company(std::unique_ptr<Place> place) const {
 
 void Calls::close() {
   std::unique_ptr<Place> away;
+  std::unique_ptr<Place> free;
   {
     const std::scoped_lock lock(mutex_);
     closed_ = true;
     away_count_ = 0;
+    free_count_ = 0;
     away = std::move(away_);
+    free = std::move(free_);
   }
   while (away) {
     auto place = std::exchange(away, std::move(away->next));

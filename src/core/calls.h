@@ -93,7 +93,8 @@ class Calls::Question : public engine::Call {
   explicit Question(Ask ask) : ask_(std::move(ask)) {}
 
   void run() override {
-    answer_.emplace(or_out_of_memory([&] { return ask_(); }));
+    answer_.emplace(or_out_of_memory([&] { return (*ask_)(); }));
+    ask_.reset();  // with what it holds, whoever waits for the answer
     if (end_.exchange(End::answered) == End::given_up) answer_.reset();
   }
   // Nothing if there is no answer yet: then nobody will want it.
@@ -104,7 +105,7 @@ class Calls::Question : public engine::Call {
 
  private:
   enum class End : std::uint8_t { pending, answered, given_up };
-  Ask ask_;
+  std::optional<Ask> ask_;
   std::optional<Answer> answer_;
   std::atomic<End> end_{End::pending};
 };

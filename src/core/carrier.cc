@@ -126,7 +126,15 @@ void Carrier::copy(std::uint32_t index, cuda::Toward toward) {
 
 void Carrier::make(std::uint32_t index) {
   Piece& piece = lane_.pieces[index];
-  const Making& making = *piece.making;
+  Making& making = *piece.making;
+  // A stream may have begun to wait since.
+  if (making.scratch != nullptr && piece.gpu->stream_waits().load(std::memory_order_relaxed) != 0) {
+    if (const auto room = piece.staging.arena->take(piece.memory_bytes)) {
+      making.room = *room;
+      making.made = room->data;
+      making.scratch = nullptr;
+    }
+  }
   if (making.scratch != nullptr) {
     copy(index, cuda::Toward::device);
     return;

@@ -5,6 +5,7 @@
 
 #include "base/futex.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 
 namespace penstock::core {
 
@@ -17,6 +18,9 @@ namespace {
 // as it has been copied.
 constexpr std::size_t worth_issuing_copies = 32;
 constexpr std::size_t worth_issuing_bytes = 256 << 10;
+
+// Where a GPU has no room, it is not asked again for every piece.
+constexpr Duration between_scratches = std::chrono::seconds(1);
 
 constexpr Duration shortest_look = std::chrono::microseconds(20);
 constexpr Duration longest_look = std::chrono::microseconds(100);
@@ -97,15 +101,18 @@ Status GpuCopies::get_ready(cuda::Device& gpu, StagingArena& arena) {
 }
 
 Result<std::byte*> GpuCopies::scratch(cuda::Device& gpu, std::uint64_t bytes) {
-  auto& scratch = of(gpu).scratch;
-  if (!scratch) {
-    auto pool = memory_.pool(gpu.info().domain);
-    if (!pool) return std::move(pool).error();
-    auto made = memory::Allocation::create({.domain = gpu.info().domain, .size_bytes = bytes, .pool = *pool});
-    if (!made) return std::move(made).error();
-    scratch = std::move(*made);
-  }
-  return scratch->region().data;
+  OfGpu& of_gpu = of(gpu);
+  if (of_gpu.scratch) return of_gpu.scratch->region().data;
+  const TimePoint now = Clock::now();
+  if (now < of_gpu.scratch_again) return Error{Code::over_budget, 0, "no scratch", ""};
+  of_gpu.scratch_again = now + between_scratches;
+  auto pool = memory_.pool(gpu.info().domain);
+  if (!pool) return std::move(pool).error();
+  auto made = or_out_of_memory(
+      [&] { return memory::Allocation::create({.domain = gpu.info().domain, .size_bytes = bytes, .pool = *pool}); });
+  if (!made) return std::move(made).error();
+  of_gpu.scratch = std::move(*made);
+  return of_gpu.scratch->region().data;
 }
 
 void GpuCopies::add(cuda::Device& gpu, Toward toward, const cuda::Copy& copy) {

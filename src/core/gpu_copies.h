@@ -85,6 +85,7 @@ class GpuCopies {
     std::unique_ptr<cuda::CopyQueue> to_device;
     std::unique_ptr<cuda::CopyQueue> to_host;
     std::unique_ptr<memory::Allocation> scratch;
+    TimePoint scratch_again;  // not before then: there was no room for it
 
     std::unique_ptr<cuda::CopyQueue>& toward(cuda::Toward end) {
       return end == cuda::Toward::device ? to_device : to_host;

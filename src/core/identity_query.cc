@@ -2,20 +2,32 @@
 
 #include <utility>
 
+#include "base/out_of_memory.h"
+
 namespace penstock::core {
 
+namespace {
+
+Result<Identity> identity_of(const StoreEntry& entry) {
+  return or_out_of_memory([&]() -> Result<Identity> {
+    auto state = entry.store().state();
+    if (!state) return std::move(state).error();
+    return std::move(state->identity);
+  });
+}
+
+}  // namespace
+
 void IdentityQuery::run() {
-  identities_ = identities_of(stores_);
+  for (const auto& entry : stores_) identities_.push_back(identity_of(*entry));
+  stores_.clear();
   answered_.store(true, std::memory_order_release);
   on_answer_();
 }
 
 Identities identities_of(const IdentityQuery::Stores& stores) {
   Identities identities;
-  for (const auto& entry : stores) {
-    auto state = entry->store().state();
-    identities.push_back(state ? Result<Identity>(std::move(state->identity)) : std::move(state).error());
-  }
+  for (const auto& entry : stores) identities.push_back(identity_of(*entry));
   return identities;
 }
 

@@ -22,7 +22,9 @@ class IdentityQuery : public engine::Call {
 
   // `on_answer` is called by the thread that has the answer.
   IdentityQuery(Stores stores, std::function<void()> on_answer)
-      : stores_(std::move(stores)), on_answer_(std::move(on_answer)) {}
+      : stores_(std::move(stores)), on_answer_(std::move(on_answer)) {
+    identities_.reserve(stores_.size());
+  }
 
   TimePoint begun() const { return begun_; }
   bool answered() const { return answered_.load(std::memory_order_acquire); }
@@ -33,7 +35,7 @@ class IdentityQuery : public engine::Call {
   void run() override;
 
   const TimePoint begun_ = Clock::now();
-  const Stores stores_;
+  Stores stores_;  // until they have answered
   const std::function<void()> on_answer_;
   Identities identities_;
   std::atomic<bool> answered_{false};

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/log.h"
+#include "base/out_of_memory.h"
 
 namespace penstock::core {
 
@@ -166,11 +167,13 @@ Maker Launcher::maker_of(const Request& request, const Span& span) {
 Result<std::unique_ptr<Making>> Launcher::begin_making(const Request& request, const Span& span, Maker maker,
                                                        std::byte* made) {
   std::unique_ptr<Making> making(new (std::nothrow) Making);
-  if (!making) return Error{Code::out_of_memory, 0, "no memory for a transform", ""};
+  if (!making) return out_of_memory();
   making->stored = &request.transform_of(span)->stored;
+  making->transform = making->stored->transform;
   if (maker == Maker::cpu_for_gpu) making->made = made;
   if (maker != Maker::gpu) return making;
-  auto status = cuda::ControlMemory::of_process().take(*span.gpu, sizeof(std::uint32_t));
+  auto status = or_out_of_memory(
+      [&] { return cuda::ControlMemory::of_process().take(*span.gpu, cuda::ControlMemory::other_word_bytes); });
   if (!status) return std::move(status).error();
   making->status = *status;
   std::memset(status->host, 0, sizeof(std::uint32_t));

@@ -33,15 +33,18 @@ struct Making {
   Making() = default;
   ~Making() {
     if (status.host != nullptr) cuda::ControlMemory::of_process().give_back(status);
+    if (room.arena != nullptr) room.arena->give_back(room);
   }
   Making(const Making&) = delete;
   Making& operator=(const Making&) = delete;
 
-  const Stored* stored = nullptr;    // the request's
-  std::byte* made = nullptr;         // by the CPU for a GPU: in staging memory
-  std::byte* scratch = nullptr;      // of the GPU, where its kernels find what is stored
-  cuda::ControlMemory::Cell status;  // that they write to
-  std::optional<Error> failure;      // why there are none
+  const Stored* stored = nullptr;              // the request's, which may be gone when an orphan comes home
+  std::shared_ptr<const Transform> transform;  // shared: kernels of an orphan may use what it has
+  StagingArena::Block room;                    // beside that of the piece, where `made` had none from the beginning
+  std::byte* made = nullptr;                   // by the CPU for a GPU: in staging memory
+  std::byte* scratch = nullptr;                // of the GPU, where its kernels find what is stored
+  cuda::ControlMemory::Cell status;            // that they write to
+  std::optional<Error> failure;                // why there are none
 };
 
 struct Piece {

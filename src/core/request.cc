@@ -132,7 +132,7 @@ Status Request::take(std::span<const Range> ranges) {
     if (auto status = note_first_identities(); !status) return status;
   }
   make_units();
-  has_ranges_ = true;
+  has_ranges_.store(true, std::memory_order_release);
   if (environment_->options.nvtx) nvtx_range_ = cuda::begin_range(title());
   return {};
 }
@@ -383,7 +383,6 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   summary_.outcome = outcome;
   summary_.seconds = seconds_between(begun, Clock::now());
   environment_->statistics.request_ended(outcome == Outcome::done);
-  if (order) order->release();
   cuda::end_range(std::exchange(nvtx_range_, 0));
   auto on_end = std::move(options_.on_end);
   options_.on_range = nullptr;  // a kept Ticket keeps nothing of the caller's
@@ -392,14 +391,19 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   asked_.reset();
   attachments.clear();
   auto last_held = held.let_go();
+  auto used = std::exchange(transforms, {});
+  source_ = nullptr;
   let_go_of_stores(self);
 
   outcome_.store(outcome, std::memory_order_release);
+  if (order) order->release();  // whoever waited for the stream finds the outcome
   // Sequentially consistent with then(): either who waits is seen here, or sees the end there.
   const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_seq_cst) == 1;
   if (waiting_.load(std::memory_order_seq_cst) != nullptr) call_waiting();
   // To free what a GPU knows may wait for the GPU, which a lane must not.
-  if (!last_held.empty()) completions.post([last_held = std::move(last_held)] {});
+  if (!last_held.empty() || !used.empty()) {
+    completions.post([last_held = std::move(last_held), used = std::move(used)] {});
+  }
 
   if (!on_end) return someone_sleeps;
   auto call = [self, on_end = std::move(on_end)] { call_back("RequestOptions::on_end", on_end, self->report()); };

@@ -338,11 +338,11 @@ class Request {
 
   const std::shared_ptr<Environment> environment_;  // shared: tickets may outlive their Context
   RequestOptions options_;
-  std::uint32_t lanes_ = 1;     // the most that may work on it
-  RangeSource source_;          // until it was asked
-  Domain source_domain_;        // where its memory must be
-  bool has_ranges_ = false;     // they were right
-  const Duration cancel_wait_;  // the grace, and time to notice
+  std::uint32_t lanes_ = 1;              // the most that may work on it
+  RangeSource source_;                   // until it was asked
+  Domain source_domain_;                 // where its memory must be
+  std::atomic<bool> has_ranges_{false};  // they were right, and stores may be looked at
+  const Duration cancel_wait_;           // the grace, and time to notice
   std::atomic<bool> lanes_set_{false};
   std::atomic<std::uint32_t> next_unit_{0};
   std::uint64_t unit_bytes_ = 1;

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/callback.h"
 #include "core/cut.h"
 #include "core/environment.h"
 #include "cuda/driver.h"
@@ -241,7 +242,7 @@ Status Request::find_gpus(std::span<const Range> ranges) {
     span.is_out_of_reach = true;
     if (span.transform != 0) {
       TransformUse& use = transforms[span.transform - 1];
-      use.is_for_gpu = use.stored.transform->is_for(gpu->info());
+      use.is_for_gpu = call_back("Transform::is_for", [&] { return use.stored.transform->is_for(gpu->info()); });
       continue;
     }
     const bool alike = before != nullptr && before->gpu == gpu && before->store == span.store;

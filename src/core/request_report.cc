@@ -111,7 +111,8 @@ Outcome Request::judge() {
   if (abandoned) return Outcome::abandoned;
   // A stream that was let go before its request had ended has gone on without the bytes.
   const bool in_order = stop_code() != Code::would_deadlock;
-  const bool whole = has_ranges_ && in_order && summary_.bytes == total_bytes && (!durable || flushed == stores.size());
+  const bool whole = has_ranges_.load(std::memory_order_relaxed) && in_order && summary_.bytes == total_bytes &&
+                     (!durable || flushed == stores.size());
   const bool answered = servers_answered();
   unanswered_ = asked_ && !answered;
   // Without an answer nobody knows whether the bytes belong together.
@@ -262,7 +263,10 @@ Report Request::report() const {
   const bool went_straight = bytes_by(Route::gds) + bytes_by(Route::p2pdma) + bytes_by(Route::cufile_compat) +
                                  bytes_by(Route::cufile_unknown) !=
                              0;
-  for (const StoreUse& use : stores) {
+  // Before a late request has begun there are none to look at.
+  const bool has_stores = has_ranges_.load(std::memory_order_acquire) || report.outcome != Outcome::pending;
+  for (const StoreUse& use : std::span(stores.data(), has_stores ? stores.size() : 0)) {
+    if (!use.facts) continue;
     add_engine(use.facts->engine);
     if (has_gpu && use.facts->device_engine && went_straight) add_engine(*use.facts->device_engine);
   }

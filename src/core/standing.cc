@@ -17,7 +17,7 @@ Result<std::shared_ptr<StandingRequest>> StandingRequest::create(cuda::Device& g
   }
   auto standing = std::make_shared<StandingRequest>(Private{}, gpu, std::move(round));
   for (cuda::ControlMemory::Cell* cell : {&standing->begin_, &standing->end_}) {
-    auto taken = cuda::ControlMemory::of_process().take(gpu, sizeof(std::uint32_t));
+    auto taken = cuda::ControlMemory::of_process().take(gpu, cuda::ControlMemory::other_word_bytes);
     if (!taken) return std::move(taken).error();
     *cell = *taken;
     word(*cell).store(0, std::memory_order_relaxed);
@@ -36,48 +36,59 @@ Result<std::shared_ptr<Request>> StandingRequest::make() const {
     const auto ranges = call_back("RangeSource", round_.ranges);
     if (!ranges) return ranges.error();
     if (auto status = Request::check_domain(*ranges, gpu_.info().domain); !status) return std::move(status).error();
-    return Request::create(round_.environment, *ranges, round_.settings);
+    auto request = Request::create(round_.environment, *ranges, round_.settings);
+    if (request) (*request)->order = cuda::StreamOrder::answer(gpu_, end_);
+    return request;
   });
 }
 
 std::shared_ptr<Request> StandingRequest::look() {
-  if (word(begin_).load(std::memory_order_acquire) != 1) return nullptr;
+  const std::scoped_lock turn(turn_);
+  if (has_ended() || word(begin_).load(std::memory_order_acquire) != 1) return nullptr;
   word(begin_).store(0, std::memory_order_relaxed);
   rounds_.fetch_add(1, std::memory_order_relaxed);
   const auto lanes = round_.lanes.lock();
   auto made = make();
-  if (!made || !lanes) {
-    keep(nullptr, made ? Error{Code::closed, 0, "the Context is closing", ""} : std::move(made).error());
-    word(end_).store(1, std::memory_order_release);
-    return nullptr;
-  }
-  (*made)->order = cuda::StreamOrder::answer(gpu_, end_);
-  keep(*made, std::nullopt);
-  lanes->submit(*made);
-  return std::move(*made);
-}
-
-void StandingRequest::keep(std::shared_ptr<Request> request, std::optional<Error> error) {
+  if (made && !lanes) made = Error{Code::closed, 0, "closing", ""};
   const std::scoped_lock lock(mutex_);
-  last_.swap(request);
-  error_ = std::move(error);
+  last_ = made ? *made : nullptr;
+  if (made) {
+    error_.reset();
+    lanes->submit(*made);
+    return std::move(*made);
+  }
+  error_ = std::move(made).error();
+  word(end_).store(1, std::memory_order_release);
+  return nullptr;
 }
 
+// A round that runs lets its stream go when nothing of it can touch the memory any more.
 void StandingRequest::end() {
+  const std::scoped_lock turn(turn_);
   if (ended_.exchange(true, std::memory_order_acq_rel) || !counts_) return;
-  word(end_).store(1, std::memory_order_release);
+  {
+    const std::scoped_lock lock(mutex_);
+    if (last_ && !last_->ended()) {
+      last_->stop(Code::cancelled);
+    } else if (word(begin_).load(std::memory_order_acquire) == 1) {
+      word(end_).store(1, std::memory_order_release);
+    }
+  }
   gpu_.stream_waits().fetch_sub(1);
   cuda::Quiet::of_process().end_wait();
 }
 
 Status StandingRequest::enqueue(void* stream) {
+  if (has_ended()) return Error{Code::closed, 0, "the Standing has ended", "stand by anew"};
   const cuda::Current current(gpu_);
   auto* const handle = static_cast<cuda::CuStream>(stream);
   const auto& api = gpu_.api();
   cuda::CuResult result = api.stream_write_value(handle, begin_.device, 1, 0);
-  if (result == cuda::cu_success) result = api.stream_wait_value(handle, end_.device, 1, cuda::cu_wait_value_geq);
+  const bool is_begun = result == cuda::cu_success;
+  if (is_begun) result = api.stream_wait_value(handle, end_.device, 1, cuda::cu_wait_value_geq);
   if (result == cuda::cu_success) result = api.stream_write_value(handle, end_.device, 0, 0);
   if (result == cuda::cu_success) return {};
+  if (is_begun) end();  // its words can't be trusted any more
   return gpu_.driver().error(result, "put a round of a standing request on a stream",
                              "give a stream of " + gpu_.info().domain.name() + " that has not been destroyed");
 }

@@ -49,7 +49,6 @@ class StandingRequest {
   using Word = std::atomic<std::uint32_t>;
   static Word& word(const cuda::ControlMemory::Cell& cell) { return *reinterpret_cast<Word*>(cell.host); }
   Result<std::shared_ptr<Request>> make() const;
-  void keep(std::shared_ptr<Request> request, std::optional<Error> error);
 
   cuda::Device& gpu_;
   const Round round_;
@@ -58,7 +57,8 @@ class StandingRequest {
   bool counts_ = false;  // as a stream that waits
   std::atomic<bool> ended_{false};
   std::atomic<std::uint64_t> rounds_{0};
-  mutable std::mutex mutex_;  // guards what follows
+  std::mutex turn_;           // held while a round begins, and by who ends it
+  mutable std::mutex mutex_;  // guards what follows; after turn_
   std::shared_ptr<Request> last_;
   std::optional<Error> error_;  // why the last round has none
 };

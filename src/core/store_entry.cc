@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/bounded.h"
 #include "base/log.h"
 #include "base/unique_fd.h"
 #include "core/environment.h"
@@ -96,15 +97,17 @@ StoreFacts describe(const engine::Table& engines, EnginePlan plan, const StoreIn
 }  // namespace
 
 // Made with the store: to let go of one takes no memory.
-class StoreEntry::Closing : public engine::Call {
- public:
-  explicit Closing(std::shared_ptr<const engine::Table> engines) : engines_(std::move(engines)) {}
+struct StoreEntry::Closing : engine::Call {
+  explicit Closing(std::shared_ptr<const engine::Table> table) : engines(std::move(table)) {}
   void run() override { store.reset(); }
+  // No operation can do it. A thread of its own may wait for ever; as one of so many that don't close, it stays.
+  void leave(Code why) {
+    engine::Store* const left = store.release();
+    if (why != Code::timed_out) static_cast<void>(leave_to_thread([table = engines, left] { delete left; }));
+  }
 
+  const std::shared_ptr<const engine::Table> engines;  // shared: the engine must outlive its store
   std::unique_ptr<engine::Store> store;
-
- private:
-  const std::shared_ptr<const engine::Table> engines_;  // shared: the engine must outlive its store
 };
 
 StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan plan, std::unique_ptr<engine::Store> store)
@@ -145,6 +148,7 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
   auto better = plan_engine(facts, environment.options.engine, (*store)->info().locality);
   if (better && better->engine != plan->engine && options.access == Access::read) {
     auto reopened = open_by(better->engine);
+    let_go(environment, plan->engine, std::move(*store));
     if (!reopened) return reopened.error();
     store = std::move(reopened);
     plan = std::move(better);
@@ -206,10 +210,12 @@ std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& envir
     }
     if (!by_descriptor && (*store)->info().identity != info().identity) {
       pass_over(description.name, "the name means another file by now");
+      let_go(environment, i, std::move(*store));
       continue;
     }
     if (!is_allowed((*store)->device_route())) {
       pass_over(description.name, "it would not reach this file without a detour through host memory");
+      let_go(environment, i, std::move(*store));
       continue;
     }
     EnginePlan plan{i, std::string(description.name) + ": reaches GPU memory by itself"};
@@ -248,11 +254,16 @@ void StoreEntry::close(TimePoint wait_until) {
     return {};
   });
   if (is_begun) return;
-  if (closed.error().code == Code::timed_out) {
-    static_cast<void>(closing->store.release());  // as so many others that don't close
-  } else {
-    closing->run();
-  }
+  closing->leave(closed.error().code);
+}
+
+// Of an engine that does not serve it after all. Its server may not let go of it.
+void StoreEntry::let_go(const Environment& environment, std::size_t engine, std::unique_ptr<engine::Store> store) {
+  if (!is_remote(store->info().locality)) return;
+  const auto closing = std::make_shared<Closing>(environment.engines);
+  closing->store = std::move(store);
+  const auto begun = environment.calls->begin(engine, closing);
+  if (!begun) closing->leave(begun.error().code);
 }
 
 Status StoreEntry::check_end(std::uint64_t end, TimePoint deadline) {

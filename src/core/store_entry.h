@@ -100,7 +100,8 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
     OpenOptions options;
   };
 
-  class Closing;
+  struct Closing;
+  static void let_go(const Environment& environment, std::size_t engine, std::unique_ptr<engine::Store> store);
 
   StoreEntry(const Environment& environment, Name name, EnginePlan plan, std::unique_ptr<engine::Store> store);
   void close(TimePoint wait_until);

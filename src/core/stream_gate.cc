@@ -1,6 +1,7 @@
 #include "core/stream_gate.h"
 
 #include <algorithm>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -98,6 +99,15 @@ void StreamGate::run() {
 }
 
 bool StreamGate::look_at(const Waiting& waiting) {
+  try {
+    return look_at_once(waiting);
+  } catch (const std::bad_alloc&) {
+    waiting.request->stop(Code::out_of_memory);
+    return false;
+  }
+}
+
+bool StreamGate::look_at_once(const Waiting& waiting) {
   Request& request = *waiting.request;
   if (Clock::now() >= request.deadline) request.stop(Code::timed_out);
   if (request.stop_code() == Code::ok) {

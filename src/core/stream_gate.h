@@ -40,6 +40,7 @@ class StreamGate {
   void note(const std::shared_ptr<Request>& request);
   // Whether the request has left the gate.
   static bool look_at(const Waiting& waiting);
+  static bool look_at_once(const Waiting& waiting);
 
   std::mutex mutex_;
   std::condition_variable changed_;

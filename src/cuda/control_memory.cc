@@ -77,6 +77,9 @@ Status ControlMemory::add_page(Device& device, std::size_t cell_bytes, std::vect
     Quiet::of_process().defer(std::make_shared<UnusedPage>(device, page));
     return device.driver().error(result, "map control memory for the GPU");
   }
+  std::size_t& made = made_.at(size_class(cell_bytes));
+  made += page_bytes / cell_bytes;
+  free.reserve(made);  // to give one back takes no memory
   for (std::size_t offset = 0; offset < page_bytes; offset += cell_bytes) {
     free.push_back({static_cast<std::byte*>(page) + offset, address + offset, cell_bytes});
   }

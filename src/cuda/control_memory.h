@@ -18,6 +18,9 @@ class ControlMemory {
  public:
   static constexpr std::size_t smallest_bytes = 64;  // a cache line: two users should not poll one
   static constexpr std::size_t largest_bytes = 64 << 10;
+  // Cells of the smallest size are words of StreamOrder's, which only grow: a stream may look at one long after. A word
+  // that begins anew each time takes this size.
+  static constexpr std::size_t other_word_bytes = 2 * smallest_bytes;
   static constexpr std::size_t page_bytes = 1 << 20;
 
   static ControlMemory& of_process();
@@ -35,6 +38,7 @@ class ControlMemory {
   Status add_page(Device& device, std::size_t cell_bytes, std::vector<Cell>& free);
 
   std::mutex mutex_;
+  std::array<std::size_t, 11> made_{};      // how many there are, by size
   std::array<std::vector<Cell>, 11> free_;  // by size: 64 bytes, 128, … 64 KiB
 };
 

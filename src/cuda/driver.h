@@ -70,6 +70,7 @@ class Device {
   std::atomic<std::uint32_t> stream_waits_{0};
   CuContext context_ = nullptr;
   KernelTable kernels_;
+  std::size_t events_made_ = 0;
   std::vector<CuEvent> free_events_;
 };
 

@@ -62,8 +62,7 @@ void Quiet::list(std::shared_ptr<Deferred> work) {
 }
 
 void Quiet::defer(std::shared_ptr<Deferred> work) {
-  // A forked child has neither the thread nor a driver.
-  if (fork_guard_.in_child()) return;
+  if (is_in_child()) return;
   const std::scoped_lock lock(deferred_mutex_);
   list(std::move(work));
   start_thread();
@@ -71,7 +70,7 @@ void Quiet::defer(std::shared_ptr<Deferred> work) {
 }
 
 void Quiet::get_ready() {
-  if (fork_guard_.in_child()) return;
+  if (is_in_child()) return;
   const std::scoped_lock lock(deferred_mutex_);
   start_thread();
 }
@@ -79,6 +78,7 @@ void Quiet::get_ready() {
 bool Quiet::start_thread() {
   if (is_ending_ || thread_.joinable()) return thread_.joinable();
   try {
+    if (!made_guard_) guard_.store(&made_guard_.emplace(), std::memory_order_release);
     thread_ = std::thread([this] { work(); });
   } catch (const std::exception&) {  // no thread, or no memory for it; the next call tries again
     log(LogLevel::warning, "no thread to free GPU memory later");
@@ -115,7 +115,7 @@ void Quiet::work() {
 }
 
 void Quiet::catch_up(std::chrono::milliseconds at_most) {
-  if (fork_guard_.in_child()) return;
+  if (is_in_child()) return;
   const TimePoint until = Clock::now() + at_most;
   std::unique_lock lock(deferred_mutex_);
   while ((first_ || is_running_) && !is_ending_ && !streams_wait() && start_thread()) {
@@ -128,7 +128,7 @@ void Quiet::catch_up(std::chrono::milliseconds at_most) {
 // A call that takes long is left to itself.
 void Quiet::end_with_process() {
   catch_up();
-  if (fork_guard_.in_child()) return;
+  if (is_in_child()) return;
   std::thread ending;
   {
     const std::scoped_lock lock(deferred_mutex_);

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <thread>
@@ -82,6 +83,11 @@ class Quiet {
   void note_freed(Kind kind, std::uint64_t bytes);
 
  private:
+  // Whether this is a forked child, which has neither the thread nor a driver.
+  bool is_in_child() const {
+    const ForkGuard* const guard = guard_.load(std::memory_order_acquire);
+    return guard != nullptr && guard->in_child();
+  }
   void work();
   bool start_thread();
   void list(std::shared_ptr<Deferred> work);
@@ -91,7 +97,9 @@ class Quiet {
   }
 
   const std::chrono::milliseconds longest_call_;
-  const ForkGuard fork_guard_;
+  // Since the thread was started: a child that was forked before is its own.
+  std::optional<ForkGuard> made_guard_;
+  std::atomic<const ForkGuard*> guard_{nullptr};
   std::shared_timed_mutex mutex_;  // shared by calls of `run`; a stream that begins to wait has it alone, for a moment
   std::atomic<std::uint32_t> waits_{0};
   std::atomic<std::uint64_t> unfreed_calls_{0};

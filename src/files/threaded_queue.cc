@@ -104,7 +104,9 @@ void ThreadedQueue::cancel(std::uint64_t cookie) {
   const auto is_meant = [cookie](const engine::Op& op) { return op.cookie == cookie; };
   const std::lock_guard lock(mutex_);
   engine::Op op;
-  if (pending_.take(is_meant, op) || cached_.take(is_meant, op)) done_.push(finish(op, -ECANCELED));
+  if (!pending_.take(is_meant, op) && !cached_.take(is_meant, op)) return;
+  done_.push(finish(op, -ECANCELED));
+  tell_of_end();
 }
 
 int ThreadedQueue::event() {

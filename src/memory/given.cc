@@ -35,7 +35,7 @@ Result<std::unique_ptr<Allocation>> Given::take(std::size_t size_bytes) {
   if (size_bytes > memory_.size_bytes) return none;
   const auto page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const std::size_t size = (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
-  const std::scoped_lock lock(mutex_);
+  std::unique_lock lock(mutex_);
   std::size_t begin = 0;
   for (const auto& [from, to] : taken_) {
     if (from - begin >= size) break;
@@ -43,6 +43,7 @@ Result<std::unique_ptr<Allocation>> Given::take(std::size_t size_bytes) {
   }
   if (size > memory_.size_bytes || begin > memory_.size_bytes - size) return none;
   taken_.emplace(begin, begin + size);
+  lock.unlock();  // what follows gives it back where it fails
   const std::shared_ptr<const void> part(memory_.data + begin,
                                          [self = shared_from_this(), begin](const void*) { self->give_back(begin); });
   return Allocation::adopt(Region::host(memory_.data + begin, size_bytes), part);

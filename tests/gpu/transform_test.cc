@@ -1,5 +1,8 @@
 // Ranges whose bytes are made of what is stored, in GPU memory: by kernels, or by the CPU.
+#include <atomic>
+
 #include "gpu/gpu_test.h"
+#include "penstock/cuda.h"
 #include "support/echo.h"
 
 namespace penstock::test {
@@ -104,6 +107,37 @@ TEST_F(TransformedOnGpu, is_made_by_the_cpu_where_there_is_no_room_for_the_scrat
   ASSERT_TRUE(report.ok()) << report.error->message;
   expect_content(file);
   EXPECT_EQ(echo_->by_gpu_count, 0);
+}
+
+TEST_F(TransformedOnGpu, leaves_words_alone_that_streams_still_look_at) {
+  PENSTOCK_NEEDS_FAKE();
+  echo_->has_kernels = true;
+  const EchoFile file(0, lengths_);
+  open(file);
+  ASSERT_TRUE(context_->prepare(Domain::cuda(0)).ok());
+  const cuda::CuStream stream = make_stream(cuda::cu_stream_non_blocking);
+  Buffer pinned = context_->allocate(Domain::pinned(), 4096).value();
+  auto* const word = reinterpret_cast<std::atomic<std::uint32_t>*>(pinned.data());
+  *word = 0;
+  {
+    // Work of the program's own, for as long as it likes.
+    const cuda::Current current(gpu());
+    const std::uint64_t address = gpu_address(Domain::cuda(0), pinned.data()).value();
+    ASSERT_EQ(gpu().api().stream_wait_value(stream, address, 1, cuda::cu_wait_value_geq), cuda::cu_success);
+  }
+  const Range plain{&store_, 0, memory_.region().part(0, 4096)};
+  Ticket ordered = context_->submit(Direction::read, {&plain, 1}, {.stream = CudaStream{stream}}).value();
+  EXPECT_EQ(ordered.cancel(), Outcome::cancelled);
+  // What the stream will wait for has been let go of, and is used again.
+  ASSERT_TRUE(context_->transfer(Direction::read, ranges_).ok());
+  EXPECT_GT(echo_->by_gpu_count, 0);
+  const Standing standing = context_
+                                ->stand_by(Direction::read, Domain::cuda(0),
+                                           []() -> Result<std::vector<Range>> { return std::vector<Range>{}; })
+                                .value();
+  *word = 1;
+  const cuda::Current current(gpu());
+  EXPECT_EQ(driver_->api().stream_synchronize(stream), cuda::cu_success);
 }
 
 TEST_F(TransformedOnGpu, touches_no_request_that_is_gone) {
