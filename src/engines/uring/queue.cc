@@ -414,6 +414,13 @@ bool Queue::write_zeros(std::uint32_t index) {
   return true;
 }
 
+// What watches the threads may have been put back into the ring by the poll before.
+int Queue::event() {
+  if (given_up_) return -1;
+  if (::io_uring_sq_ready(&ring_) != 0) ::io_uring_submit(&ring_);
+  return ring_.ring_fd;
+}
+
 void Queue::wake() {
   if (wake_written_.exchange(true)) return;
   const std::uint64_t one = 1;

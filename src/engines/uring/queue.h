@@ -36,7 +36,7 @@ class Queue : public engine::Queue, private Registered {
 
   std::size_t submit(std::span<const engine::Op> ops) override;
   std::size_t poll(std::span<engine::Done> done, TimePoint deadline) override;
-  int event() override { return given_up_ ? -1 : ring_.ring_fd; }
+  int event() override;
   void wake() override;
   void cancel(std::uint64_t cookie) override;
 
