@@ -11,7 +11,7 @@
 NB_MODULE(_core, module) {
   // The C library ends the process where a thread has no memory for what throws std::bad_alloc in it: so it is made
   // now.
-  static_cast<void>(abi::__cxa_get_globals());
+  [[maybe_unused]] void* volatile made = abi::__cxa_get_globals();  // or the compiler would leave it out
   // A daemon thread that still waits when the process ends is no mistake of the binding.
   nanobind::set_leak_warnings(false);
   module.def("shut_down", &penstock::python::shut_down);
