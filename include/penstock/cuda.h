@@ -1,5 +1,6 @@
 // What a program, or a service above Penstock, needs of CUDA beside it, without a header of CUDA's: its streams, marks
-// on them, the addresses of words that kernels share with the host, and the kernels of the library.
+// on them, the addresses of words that kernels share with the host, the kernels of the library, and a way to put off
+// what a busy GPU would hold up.
 //
 // Nothing here disturbs a graph that another thread captures, or leaves another context current.
 #pragma once
@@ -50,5 +51,25 @@ PENSTOCK_EXPORT Result<std::uint64_t> gpu_address(Domain gpu, const void* pinned
 // Code::unsupported where the GPU has no such kernel (Gpu::kernels), or has not loaded it yet.
 PENSTOCK_EXPORT Status launch_kernel(Domain gpu, CudaStream stream, std::string_view kernel, std::uint64_t entries,
                                      std::uint32_t count);
+
+// While one lives, Penstock frees no GPU or pinned memory, and loads no kernels, in this process. The driver waits with
+// that until the GPU has done all that it was given, and lets no other call of CUDA through meanwhile, copies included.
+// Usually that takes a moment. Programs whose kernels run for hours, or whose graphs wait for the program itself, hold
+// one as long; Statistics::unfreed_* counts what waits. Requests in stream order, and a Standing, do this by
+// themselves.
+//
+// Thread safety: any thread; any number may live. Lifetime: the process's at most.
+class PENSTOCK_EXPORT HeldFrees {
+ public:
+  // Code::would_deadlock if something is being freed already and does not end.
+  static Result<HeldFrees> begin();
+  HeldFrees(HeldFrees&& other) noexcept;
+  HeldFrees& operator=(HeldFrees&& other) noexcept;
+  ~HeldFrees();
+
+ private:
+  HeldFrees() = default;
+  bool is_held_ = true;
+};
 
 }  // namespace penstock

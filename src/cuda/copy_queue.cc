@@ -25,8 +25,7 @@ CopyQueue::CopyQueue(Device& device, const CopyQueueOptions& options)
 Result<std::unique_ptr<CopyQueue>> CopyQueue::create(Device& device, const CopyQueueOptions& options) {
   std::unique_ptr<CopyQueue> queue(new CopyQueue(device, options));
   const Current current(device);
-  const CuResult result = device.api().stream_create(&queue->stream_, cu_stream_non_blocking, 0);
-  if (result != cu_success) return device.driver().error(result, "make a stream on " + device.info().domain.name());
+  queue->stream_ = device.take_stream();
   for (Group& group : queue->groups_) {
     auto event = device.take_event();
     if (!event) return event.error();
@@ -47,9 +46,7 @@ CopyQueue::~CopyQueue() {
     if (group.event != nullptr) device_.give_back_event(group.event);
   }
   if (table_.host != nullptr) ControlMemory::of_process().give_back(table_);
-  if (stream_ == nullptr) return;
-  const Current current(device_);
-  device_.api().stream_destroy(stream_);
+  if (stream_ != nullptr) device_.give_back_stream(stream_);
 }
 
 void CopyQueue::add(const Copy& copy) {

@@ -1,9 +1,10 @@
-// CopyQueue: one lane's copies between pinned memory and a GPU, in one direction, on a stream of its own.
+// CopyQueue: one lane's copies between pinned memory and a GPU, in one direction, on a stream of ours.
 //
 // Copies are added one by one and given to the GPU in groups; a group has one event. Many small ones go by one kernel
 // or one batched call instead of a call each. They end in the order in which they were added.
 //
-// The stream is non-blocking: it must not wait for the legacy null stream, which may wait for us.
+// The stream is non-blocking: it must not wait for the legacy null stream, which may wait for us. Other queues may use
+// the same (StreamPool).
 //
 // The driver puts the work of all streams into a few hardware queues of each kind (CUDA_DEVICE_MAX_CONNECTIONS), where
 // one that waits holds up those behind it, whatever their priorities. A stream that waits for us stands in the queues

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "cuda/driver.h"
+#include "cuda/quiet.h"
 #include "penstock/cuda.h"
 
 namespace penstock {
@@ -106,6 +107,23 @@ Status launch_kernel(Domain gpu, CudaStream stream, std::string_view kernel, std
   if (result == cuda::cu_success) return {};
   return (*device)->driver().error(result, "launch the kernel " + std::string(kernel) + " on " + gpu.name(),
                                    "give a stream of that GPU that has not been destroyed");
+}
+
+Result<HeldFrees> HeldFrees::begin() {
+  if (cuda::Quiet::of_process().begin_wait()) return HeldFrees();
+  return Error{Code::would_deadlock, 0, "hold frees back: memory is being freed, which takes too long",
+               "the GPU is busy already: begin before the work that keeps it so"};
+}
+
+HeldFrees::HeldFrees(HeldFrees&& other) noexcept : is_held_(std::exchange(other.is_held_, false)) {}
+
+HeldFrees& HeldFrees::operator=(HeldFrees&& other) noexcept {
+  std::swap(is_held_, other.is_held_);
+  return *this;
+}
+
+HeldFrees::~HeldFrees() {
+  if (is_held_) cuda::Quiet::of_process().end_wait();
 }
 
 }  // namespace penstock

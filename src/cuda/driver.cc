@@ -121,6 +121,12 @@ Status Device::activate() {
   const std::scoped_lock lock(mutex_);
   if (active_.load(std::memory_order_relaxed)) return {};
   if (Status status = retain_context(); !status) return status;
+  {
+    const Current current(*this);
+    if (const CuResult result = streams_.fill(api()); result != cu_success) {
+      return driver_.error(result, "make streams on " + info_.domain.name());
+    }
+  }
   Quiet& quiet = Quiet::of_process();
   quiet.defer(std::make_shared<LoadsKernels>(*this));
   quiet.catch_up(kernels_time);
@@ -173,7 +179,7 @@ CuMemcpy2d describe(const RowsCopy& copy) {
 Status Device::copy_and_wait(Region to, Region from) {
   const CuDevicePtr target = device_address(to.data);
   const CuDevicePtr source = device_address(from.data);
-  const CuResult result = on_own_stream([&](CuStream stream) {
+  const CuResult result = on_our_stream([&](CuStream stream) {
     if (to.domain.host_accessible()) return api().copy_from_device(to.data, source, to.size_bytes, stream);
     if (from.domain.host_accessible()) return api().copy_to_device(target, from.data, to.size_bytes, stream);
     return api().copy_between_devices(target, source, to.size_bytes, stream);
@@ -184,7 +190,7 @@ Status Device::copy_and_wait(Region to, Region from) {
 }
 
 Status Device::copy_rows_and_wait(std::span<const RowsCopy> copies) {
-  const CuResult result = on_own_stream([&](CuStream stream) {
+  const CuResult result = on_our_stream([&](CuStream stream) {
     for (const RowsCopy& copy : copies) {
       const CuMemcpy2d rows = describe(copy);
       if (const CuResult issued = api().copy_2d(&rows, stream); issued != cu_success) return issued;
@@ -195,14 +201,12 @@ Status Device::copy_rows_and_wait(std::span<const RowsCopy> copies) {
   return driver_.error(result, "copy rows to or from " + info_.domain.name());
 }
 
-CuResult Device::on_own_stream(const std::function<CuResult(CuStream)>& work) {
+CuResult Device::on_our_stream(const std::function<CuResult(CuStream)>& work) {
   const Current current(*this);
-  CuStream stream = nullptr;
-  CuResult result = api().stream_create(&stream, cu_stream_non_blocking, 0);
-  if (result != cu_success) return result;
-  result = work(stream);
+  CuStream stream = streams_.take(api());
+  const CuResult result = work(stream);
   const CuResult finished = api().stream_synchronize(stream);
-  api().stream_destroy(stream);
+  streams_.give_back(stream);
   return result == cu_success ? finished : result;
 }
 
@@ -227,6 +231,11 @@ Result<CuEvent> Device::take_event() {
 void Device::give_back_event(CuEvent event) {
   const std::scoped_lock lock(mutex_);
   free_events_.push_back(event);
+}
+
+CuStream Device::take_stream() {
+  const Current current(*this);
+  return streams_.take(api());
 }
 
 Current::Current(const Device& device)

@@ -19,6 +19,7 @@
 
 #include "cuda/kernels.h"
 #include "cuda/relaxed.h"
+#include "cuda/stream_pool.h"
 #include "penstock/gpu.h"
 #include "penstock/region.h"
 #include "penstock/result.h"
@@ -55,10 +56,13 @@ class Device {
   // Events without timing. Those given back are used again.
   Result<CuEvent> take_event();
   void give_back_event(CuEvent event);
+  // A stream of ours, which others may use at the same time. It does not wait for the legacy null stream.
+  CuStream take_stream();
+  void give_back_stream(CuStream stream) { streams_.give_back(stream); }
 
  private:
-  // Waits for the work, on a stream that nobody else uses.
-  CuResult on_own_stream(const std::function<CuResult(CuStream)>& work);
+  // Waits for the work, on a stream of ours.
+  CuResult on_our_stream(const std::function<CuResult(CuStream)>& work);
   Status retain_context();
   class LoadsKernels;
 
@@ -70,6 +74,7 @@ class Device {
   std::atomic<std::uint32_t> stream_waits_{0};
   CuContext context_ = nullptr;
   KernelTable kernels_;
+  StreamPool streams_;
   std::size_t events_made_ = 0;
   std::vector<CuEvent> free_events_;
 };

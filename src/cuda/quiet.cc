@@ -155,7 +155,8 @@ void Quiet::note_freed(Kind kind, std::uint64_t bytes) {
 }
 
 Error streams_wait_error(const std::string& what) {
-  return {Code::would_deadlock, 0, what + ": streams wait for requests, and the driver might wait for them first",
+  return {Code::would_deadlock, 0,
+          what + ": streams wait for requests, or frees are held back, and the driver might wait for the GPU first",
           "prepare the GPU before the first request in stream order, or try again when those have ended"};
 }
 

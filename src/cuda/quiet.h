@@ -1,9 +1,9 @@
-// Quiet: calls that wait for all that a device is doing. They may never end while a stream waits for us, since that
-// waits for copies of ours, which may wait for the call; so none begins meanwhile.
+// Quiet: calls that wait for all that a device is doing, and hold up every other call of the driver meanwhile. They may
+// never end while a stream waits for us, since that waits for copies of ours; so none begins meanwhile. Programs that
+// keep a device busy for hours say so (HeldFrees), which counts as a stream that waits.
 //
 // The driver's own calls of this kind (freeing, unregistering, loading of modules) are made by one thread of Quiet's
-// alone, as Deferred: where the device is busy for hours with work of others, nobody else waits. Making memory known
-// (allocating, registering) does not wait and needs none of this.
+// alone, as Deferred. Making memory known (allocating, registering) does not wait and needs none of this.
 //
 // Thread safety: any thread. Lifetime: the process's; of others, until nobody uses them.
 #pragma once

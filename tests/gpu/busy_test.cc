@@ -1,13 +1,15 @@
-// A GPU that is busy with work which nobody here knows of: a kernel that runs for hours, a captured graph that waits
-// for the program. Freeing, unregistering and loading of modules wait for that; nothing else may.
+// A GPU that the program keeps busy: with a kernel that runs for hours, or a captured graph that waits for the program.
+// Freeing, unregistering and loading of modules would wait for that, and hold up all else.
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "cuda/control_memory.h"
 #include "cuda/quiet.h"
 #include "gpu/stream_order_test.h"
+#include "penstock/cuda.h"
 #include "support/graph_capture.h"
 
 namespace penstock::test {
@@ -57,6 +59,7 @@ class Work {
   void end() {
     has_ended_ = true;
     word() = value_;
+    held_.reset();
   }
   bool is_running() const { return !has_ended_; }
 
@@ -65,6 +68,7 @@ class Work {
 
   Word& word() const { return *reinterpret_cast<Word*>(cell_.host); }
 
+  std::optional<HeldFrees> held_ = HeldFrees::begin().value();
   const PlainCuda cuda_;
   const ControlMemory::Cell cell_;  // for ever: the stream may look at it later
   const std::uint32_t value_;
@@ -80,9 +84,7 @@ class BusyGpu : public InStreamOrder, public testing::WithParamInterface<bool> {
     if (IsSkipped()) return;
     if (gpu().api().stream_wait_value == nullptr) GTEST_SKIP() << "the driver has no waits";
     cuda::Quiet::of_process().catch_up(10s);  // of other tests
-    if (!fake_) return;
-    fake_->set_synchronizing_calls_block(2, 0);
-    fake_->set_connections(0);
+    if (fake_) fake_->set_connections(0);
   }
   void TearDown() override {
     if (!IsSkipped()) {

@@ -1,7 +1,8 @@
-// What penstock/cuda.h gives to programs and services: marks on streams, and addresses of words.
+// What penstock/cuda.h gives to programs and services: marks on streams, and addresses of words; our own streams.
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <set>
 
 #include "gpu/stream_order_test.h"
 #include "penstock/cuda.h"
@@ -54,6 +55,25 @@ TEST_F(Cuda, a_word_in_a_pinned_buffer_is_one_that_streams_write_and_wait_for) {
   std::vector<std::byte> plain(4096);
   EXPECT_EQ(gpu_address(Domain::cuda(0), plain.data()).error().code, Code::device_error);
   EXPECT_EQ(gpu_address(Domain::host(), pinned.data()).error().code, Code::invalid_argument);
+}
+
+TEST_F(Cuda, our_streams_are_shared_rather_than_made_while_a_stream_waits) {
+  auto order = cuda::StreamOrder::begin(gpu(), make_stream()).value();
+  const std::uint64_t made = fake_ ? fake_->calls("cuStreamCreateWithPriority") : 0;
+  std::vector<cuda::CuStream> taken;
+  for (std::size_t i = 0; i < 2 * cuda::StreamPool::streams_most; ++i) taken.push_back(gpu().take_stream());
+  if (fake_) {
+    EXPECT_EQ(fake_->calls("cuStreamCreateWithPriority"), made);
+  }
+  order->release();
+  for (cuda::CuStream stream : taken) EXPECT_EQ(wait_for(stream), cuda::cu_success);
+  for (cuda::CuStream stream : taken) gpu().give_back_stream(stream);
+  // As many as there may be, each with one user, now that they can be made.
+  taken.clear();
+  for (std::size_t i = 0; i < cuda::StreamPool::streams_most; ++i) taken.push_back(gpu().take_stream());
+  const std::set<cuda::CuStream> different(taken.begin(), taken.end());
+  EXPECT_EQ(different.size(), taken.size());
+  for (cuda::CuStream stream : taken) gpu().give_back_stream(stream);
 }
 
 TEST_F(Cuda, kernels_of_the_table_are_launched_by_their_names) {

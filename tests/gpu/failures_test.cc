@@ -24,17 +24,14 @@ class GpuFailure : public GpuTest, public testing::WithParamInterface<Refusal> {
 };
 INSTANTIATE_TEST_SUITE_P(
     Of, GpuFailure,
-    testing::Values(
-        Refusal{"cuStreamCreateWithPriority", cuda::cu_out_of_memory, Code::out_of_memory, "stream on cuda:0"},
-        Refusal{"cuStreamCreateWithPriority", cuda::cu_invalid_value, Code::device_error, "stream on cuda:0"},
-        Refusal{"cuEventCreate", cuda::cu_out_of_memory, Code::out_of_memory, "event on cuda:0"},
-        Refusal{"cuEventRecord", cuda::cu_invalid_value, Code::device_error, "CUDA_ERROR_INVALID_VALUE"},
-        Refusal{"cuEventRecord", cuda::cu_not_supported, Code::unsupported, "CUDA_ERROR_NOT_SUPPORTED"},
-        Refusal{"cuMemcpyHtoDAsync_v2", cuda::cu_invalid_value, Code::device_error, "copy to cuda:0"},
-        Refusal{"cuMemcpyHtoDAsync_v2", cuda::cu_out_of_memory, Code::out_of_memory, "copy to cuda:0"},
-        Refusal{"cuMemcpyHtoDAsync_v2", cuda::cu_illegal_address, Code::device_lost, "copy to cuda:0"},
-        Refusal{"cuLaunchKernel", cuda::cu_invalid_value, Code::device_error, "copy to cuda:0"},
-        Refusal{"cuMemcpyDtoHAsync_v2", cuda::cu_out_of_memory, Code::out_of_memory, "copy from cuda:0"}),
+    testing::Values(Refusal{"cuEventCreate", cuda::cu_out_of_memory, Code::out_of_memory, "event on cuda:0"},
+                    Refusal{"cuEventRecord", cuda::cu_invalid_value, Code::device_error, "CUDA_ERROR_INVALID_VALUE"},
+                    Refusal{"cuEventRecord", cuda::cu_not_supported, Code::unsupported, "CUDA_ERROR_NOT_SUPPORTED"},
+                    Refusal{"cuMemcpyHtoDAsync_v2", cuda::cu_invalid_value, Code::device_error, "copy to cuda:0"},
+                    Refusal{"cuMemcpyHtoDAsync_v2", cuda::cu_out_of_memory, Code::out_of_memory, "copy to cuda:0"},
+                    Refusal{"cuMemcpyHtoDAsync_v2", cuda::cu_illegal_address, Code::device_lost, "copy to cuda:0"},
+                    Refusal{"cuLaunchKernel", cuda::cu_invalid_value, Code::device_error, "copy to cuda:0"},
+                    Refusal{"cuMemcpyDtoHAsync_v2", cuda::cu_out_of_memory, Code::out_of_memory, "copy from cuda:0"}),
     [](const auto& instance) {
       return std::string(instance.param.function) + "_" + std::to_string(instance.param.result);
     });

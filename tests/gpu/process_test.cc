@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <thread>
 
 #include "cuda/stream_order.h"
 #include "gpu/gpu_test.h"
+#include "penstock/cuda.h"
 #include "support/graph_capture.h"
 
 namespace penstock::test {
@@ -138,7 +140,7 @@ TEST_F(GpuProcess, may_begin_while_a_graph_is_captured) {
   EXPECT_EQ(exit_status_of_test("GpuProcess.DISABLED_begins_while_a_graph_is_captured"), 0);
 }
 
-// For a process of its own, likewise: kernels can't be loaded while the GPU is busy, and are not waited for.
+// For a process of its own, likewise: kernels can't be loaded while the program keeps the GPU busy.
 TEST_F(GpuProcess, DISABLED_begins_while_its_gpu_is_busy) {
   const PlainCuda plain;
   cuda::CuContext context = nullptr;
@@ -150,7 +152,7 @@ TEST_F(GpuProcess, DISABLED_begins_while_its_gpu_is_busy) {
   ASSERT_EQ(plain.api.stream_create(&stream, cuda::cu_stream_non_blocking, 0), cuda::cu_success);
   ASSERT_EQ(plain.api.host_register(word, sizeof word, cuda::cu_host_register_device_map), cuda::cu_success);
   ASSERT_EQ(plain.api.host_get_device_pointer(&place, word, 0), cuda::cu_success);
-  if (fake_) fake_->set_synchronizing_calls_block(2, 0);
+  std::optional<HeldFrees> held = HeldFrees::begin().value();
   ASSERT_EQ(plain.api.stream_wait_value(stream, place, 1, cuda::cu_wait_value_geq), cuda::cu_success);
   {
     Context ours = make_context();
@@ -158,6 +160,7 @@ TEST_F(GpuProcess, DISABLED_begins_while_its_gpu_is_busy) {
     EXPECT_EQ(gpu().kernels()[cuda::Kernel::scatter], nullptr);
   }
   word[0] = 1;
+  held.reset();
   EXPECT_TRUE(eventually([&] { return gpu().kernels().is_settled(); }));
   Context after = make_context();
   EXPECT_TRUE(load(after).ok());
@@ -165,6 +168,23 @@ TEST_F(GpuProcess, DISABLED_begins_while_its_gpu_is_busy) {
 
 TEST_F(GpuProcess, may_begin_while_its_gpu_is_busy) {
   EXPECT_EQ(exit_status_of_test("GpuProcess.DISABLED_begins_while_its_gpu_is_busy"), 0);
+}
+
+// For a process of its own, likewise: our streams are made with the first use.
+TEST_F(GpuProcess, DISABLED_begins_where_no_stream_can_be_made) {
+  PENSTOCK_NEEDS_FAKE();
+  fake_->fail_call("cuStreamCreateWithPriority", 1, cuda::cu_out_of_memory, 1);
+  Context context = make_context();
+  const auto refused = context.allocate(Domain::cuda(0), written_bytes);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::out_of_memory);
+  EXPECT_NE(refused.error().message.find("make streams on cuda:0"), std::string::npos) << refused.error().message;
+  fake_->clear_injections();
+  EXPECT_TRUE(load(context).ok());
+}
+
+TEST_F(GpuProcess, tells_where_no_stream_can_be_made) {
+  EXPECT_EQ(exit_status_of_test("GpuProcess.DISABLED_begins_where_no_stream_can_be_made"), 0);
 }
 
 // For a process of its own, in which only one GPU is in use.

@@ -215,9 +215,7 @@ CuResult Driver::wait(Lock& lock, Device& device, const std::vector<Point>& poin
 }
 
 CuResult Driver::synchronizing_call(Lock& lock, Device& device, const char* function) {
-  constexpr int however_long = 2;
   if (synchronizing_calls_block == 0 || device.waits_for_values.empty()) return cu_success;
-  if (synchronizing_calls_block == however_long) return wait(lock, device, all_work(device));
   const bool waits = std::any_of(device.waits_for_values.begin(), device.waits_for_values.end(),
                                  [](const Operation* operation) { return !operation->ready(); });
   if (waits) breach(std::string(function) + " was called while a stream waited for a value");
