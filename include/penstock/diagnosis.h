@@ -44,8 +44,9 @@ struct Speeds {
   std::optional<Report> cached;  // out of it: the middle of three
   std::string no_cold_because, no_cached_because;
 };
-// Reads the front of a store past the page cache and out of it. What was not in the page cache before is not left
-// there. A store that hangs is no error: that is the reason why it was not measured.
+// Reads the front of a store past the page cache and out of it. What was not in the page cache before is dropped again;
+// where the kernel does not tell what was, nothing is read into it. A store that hangs is no error: that is the reason
+// why it was not measured.
 PENSTOCK_EXPORT Result<Speeds> measure_speeds(const SpeedCheck& check);
 
 }  // namespace penstock

@@ -19,16 +19,20 @@ struct DoctorFlags {
   std::string to = "host";
   std::string sysfs = "/sys";
   std::string bundle;
+  bool all = false;
   ContextFlags context;
   OutputFlags output;
 };
 
-// An engine made for GPUs is not missed where there are none; where there are, less than the best costs speed.
+// What an engine is made for has to be here, or nobody misses it: a GPU and a disk that can reach it, or a controller
+// that Penstock could drive itself. Where they are, less than the best costs speed.
 Findings engine_findings(const Diagnosis& diagnosis) {
   Findings findings;
-  const bool has_gpu = !diagnosis.gpus.seen.empty();
+  const bool has_gpu = could_go_straight(diagnosis);
   for (const EngineInfo& engine : diagnosis.engines) {
     if (engine.name == "uring") continue;  // stands among the limits
+    const bool drives_nvme = std::ranges::find(engine.schemes, "nvme") != engine.schemes.end();
+    if (drives_nvme && !diagnosis.has_nvme) continue;
     const auto of_store = has_gpu && engine.reason.empty() && engine.device_route
                               ? obstacle_of_store(diagnosis, *engine.device_route)
                               : std::nullopt;
@@ -38,8 +42,10 @@ Findings engine_findings(const Diagnosis& diagnosis) {
     }
     const bool lacks = engine.reaches_device ? has_gpu && !engine.reason.empty() : !engine.available;
     if (!lacks) continue;
-    findings.push_back({"engine " + engine.name + ": " + engine.reason, engine.remedy,
-                        engine.reaches_device ? gain_without_staging(diagnosis) : Gain{}});
+    Gain gain;
+    if (engine.reaches_device) gain = gain_without_staging(diagnosis);
+    if (drives_nvme) gain = {"none for files: only stores named nvme:ADDRESS/NAMESPACE need it", 1.0};
+    findings.push_back({"engine " + engine.name + ": " + engine.reason, engine.remedy, std::move(gain)});
   }
   return findings;
 }
@@ -71,22 +77,6 @@ std::string largest_file(const std::string& path) {
   return largest;
 }
 
-std::string limit_text(const Patient& patient) {
-  switch (limit_on(patient)) {
-    case Limit::storage:
-      if (patient.info.locality == Locality::network) return "the network or its server is the limit";
-      if (patient.info.locality == Locality::fuse) return "the user-space file system is the limit";
-      return "the disk is the limit";
-    case Limit::copy:
-      return "the bus to the GPU is the limit";
-    case Limit::cpu:
-      return "the CPUs are the limit";
-    case Limit::unknown:
-      break;
-  }
-  return "";
-}
-
 std::string speeds_text(const Speeds& speeds) {
   if (speeds.cold && speeds.cached) {
     return format_rate(rate_of(*speeds.cold)) + " cold and " + format_rate(rate_of(*speeds.cached)) + " cached";
@@ -116,9 +106,9 @@ std::string verdict_on(const Diagnosis& diagnosis) {
     return patient.info.name + " could not be measured: " + reasons_of(patient.speeds);
   }
   const std::string into = patient.to.host_accessible() ? "" : " into " + patient.to.name();
-  const std::string limit = limit_text(patient);
-  return patient.info.name + ": expect about " + speeds_text(patient.speeds) + into + (limit.empty() ? "" : "; ") +
-         limit + (costs.empty() ? "" : "; ") + costs;
+  const std::string& limit = diagnosis.bottleneck.what;
+  return patient.info.name + ": expect about " + speeds_text(patient.speeds) + into +
+         (limit.empty() ? "" : "; " + limit + " is the limit") + (costs.empty() ? "" : "; ") + costs;
 }
 
 Result<Diagnosis> diagnose(const DoctorFlags& flags) {
@@ -133,6 +123,7 @@ Result<Diagnosis> diagnose(const DoctorFlags& flags) {
   diagnosis.engines = context->engines();
   diagnosis.options = context->options();
   diagnosis.gpus = look_for_gpus(flags.sysfs);
+  diagnosis.has_nvme = has_nvme_controller(flags.sysfs);
   diagnosis.limits = find_limits(diagnosis);
   if (!flags.path.empty()) {
     const std::string path = largest_file(flags.path);
@@ -141,6 +132,7 @@ Result<Diagnosis> diagnose(const DoctorFlags& flags) {
     Result<Patient> patient = examine(*context, path, *to);
     if (!patient.ok()) return patient.error();
     diagnosis.patient = std::move(*patient);
+    diagnosis.bottleneck = judge_limit(*diagnosis.patient);
     choose_routes(diagnosis);
   }
   const auto add = [&](Findings more) { std::ranges::move(more, std::back_inserter(diagnosis.findings)); };
@@ -168,6 +160,11 @@ Json no_gpu_json(const Gpus& gpus) {
   return {{"reason", gpus.none->message}, {"remedy", gpus.none->hint}};
 }
 
+Json limit_json(const Bottleneck& bottleneck) {
+  if (bottleneck.what.empty()) return {};
+  return {{"limit", limit_name(bottleneck.limit)}, {"what", bottleneck.what}, {"why", bottleneck.why}};
+}
+
 Json diagnosis_json(const Diagnosis& diagnosis) {
   Json findings = Json::array();
   for (const Finding& finding : diagnosis.findings) {
@@ -175,6 +172,7 @@ Json diagnosis_json(const Diagnosis& diagnosis) {
   }
   return {{"schema", "penstock.doctor/1"},
           {"verdict", diagnosis.verdict},
+          {"limit", limit_json(diagnosis.bottleneck)},
           {"findings", std::move(findings)},
           {"routes", routes_json(diagnosis.routes)},
           {"way", way_json(diagnosis.way)},
@@ -187,13 +185,57 @@ Json diagnosis_json(const Diagnosis& diagnosis) {
           {"store", store_json(diagnosis)}};
 }
 
+void print_finding(const Output& output, const Finding& finding) {
+  output.item(Mark::bad, finding.what);
+  if (!finding.remedy.empty()) output.detail("try: " + finding.remedy);
+  if (!finding.gain.text.empty()) output.detail("gain: " + finding.gain.text);
+}
+
+std::size_t lines_of(const Output& output, const Finding& finding) {
+  std::size_t lines = output.lines_of(finding.what);
+  if (!finding.remedy.empty()) lines += output.lines_of("try: " + finding.remedy);
+  if (!finding.gain.text.empty()) lines += output.lines_of("gain: " + finding.gain.text);
+  return lines;
+}
+
+// What would help most comes first; what would gain nothing is left to --all.
+std::vector<const Finding*> helpful(const Findings& findings) {
+  std::vector<const Finding*> list;
+  for (const Finding& finding : findings) {
+    if (finding.gain.factor != 1.0) list.push_back(&finding);
+  }
+  std::ranges::stable_sort(list, std::ranges::greater(),
+                           [](const Finding* finding) { return finding->gain.factor.value_or(1.0); });
+  return list;
+}
+
+// The verdict, what limits and what would help, on a screen.
+void print_short(const Output& output, const Diagnosis& diagnosis, const DoctorFlags& flags) {
+  constexpr std::size_t most_lines = 20;
+  const auto last_line = [&](std::size_t left) {
+    const std::string more = left == 0 ? "" : std::to_string(left) + (left == 1 ? " finding" : " findings") + " and ";
+    return more + "the facts: --all" + (flags.path.empty() ? "; how fast a file is: name one" : "");
+  };
+  output.verdict(diagnosis.verdict);
+  std::size_t lines = output.lines_of(diagnosis.verdict) + output.lines_of(last_line(diagnosis.findings.size()));
+  if (!diagnosis.bottleneck.what.empty()) {
+    const std::string limit = diagnosis.bottleneck.what + ": " + diagnosis.bottleneck.why;
+    output.field("limit", limit);
+    lines += output.lines_of(limit);
+  }
+  std::size_t shown = 0;
+  for (const Finding* finding : helpful(diagnosis.findings)) {
+    lines += lines_of(output, *finding);
+    if (lines > most_lines) break;
+    print_finding(output, *finding);
+    ++shown;
+  }
+  output.field("more", last_line(diagnosis.findings.size() - shown));
+}
+
 void print_diagnosis(const Output& output, const Diagnosis& diagnosis) {
   output.verdict(diagnosis.verdict);
-  for (const Finding& finding : diagnosis.findings) {
-    output.item(Mark::bad, finding.what);
-    if (!finding.remedy.empty()) output.detail("try: " + finding.remedy);
-    if (!finding.gain.text.empty()) output.detail("gain: " + finding.gain.text);
-  }
+  for (const Finding& finding : diagnosis.findings) print_finding(output, finding);
   print_way(output, diagnosis.way);
   print_routes(output, diagnosis);
   if (diagnosis.patient) {
@@ -225,7 +267,11 @@ Exit run(const DoctorFlags& flags) {
   if (output.json()) {
     output.object(diagnosis_json(*diagnosis));
   } else {
-    print_diagnosis(output, *diagnosis);
+    if (flags.all) {
+      print_diagnosis(output, *diagnosis);
+    } else {
+      print_short(output, *diagnosis, flags);
+    }
     if (!flags.bundle.empty()) output.section("written to " + flags.bundle + ": read it before you send it");
   }
   return Exit::ok;
@@ -235,7 +281,7 @@ Exit run(const DoctorFlags& flags) {
 
 Command add_doctor(CLI::App& tool) {
   auto flags = std::make_shared<DoctorFlags>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("doctor", "Say what this machine offers, and how a path is served");
+  CLI::App* parser = tool.add_subcommand("doctor", "Check this machine, and explain how fast a path is read");
   auto* path = parser->add_option("PATH", flags->path,
                                   "a store to examine: its first 256 MiB are read, a few times, for seconds at most");
   parser->add_option("--to", flags->to, "into which memory PATH is read: host, pinned or cuda:N")
@@ -245,6 +291,7 @@ Command add_doctor(CLI::App& tool) {
   parser->add_option("--sysfs", flags->sysfs, "where to look for the bus: a copy of another machine's /sys")
       ->type_name("DIR")
       ->capture_default_str();
+  parser->add_flag("--all", flags->all, "print every finding and fact, not just what matters most");
   parser->add_option("--bundle", flags->bundle, "write all of it, without names and secrets, for a bug report")
       ->type_name("FILE");
   add_context_flags(*parser, flags->context);
@@ -252,6 +299,7 @@ Command add_doctor(CLI::App& tool) {
   parser->footer(
       "Examples:\n"
       "  penstock doctor\n"
+      "  penstock doctor weights.bin --all\n"
       "  penstock doctor weights.bin --json\n"
       "  penstock doctor weights.bin --to cuda:0\n"
       "  penstock doctor weights.bin --bundle report.json");

@@ -71,10 +71,20 @@ struct RouteVerdict {
 
 // From one thing to the next on the way of the bytes.
 struct Edge {
+  // Where it lies: before memory, from there to where the bytes were measured to arrive, or further on.
+  enum class Stretch : std::uint8_t { storage, memory, beyond };
+  Stretch stretch = Stretch::storage;
   std::string from, to;
   std::optional<double> bytes_per_second;
   std::string how;  // it is known
   bool is_limit = false;
+};
+
+// What limits the loads of a store. It is judged once: the verdict, the way of the bytes and the JSON all show it.
+struct Bottleneck {
+  Limit limit = Limit::unknown;
+  std::string what;  // "the disk"; empty if it is unknown
+  std::string why;   // that is known
 };
 
 struct Diagnosis {
@@ -85,7 +95,9 @@ struct Diagnosis {
   Gpus gpus;
   std::vector<EngineInfo> engines;
   Options options;
+  bool has_nvme = false;  // a controller on the bus, whoever drives it
   std::optional<Patient> patient;
+  Bottleneck bottleneck;             // of the patient
   Place place;                       // of the patient
   std::vector<RouteVerdict> routes;  // to the host, then to GPUs
   std::vector<Edge> way;             // of the patient's bytes
@@ -123,13 +135,15 @@ Route main_route(const Report& report);
 // Cold, or else cached, where one of them was measured.
 const Report* measured(const Patient& patient);
 double rate_of(const Report& report);
+// Whether it came straight into GPU memory.
+bool is_straight(const Patient& patient);
 // So many times as much is no noise any more.
 inline constexpr double clearly = 1.2;
-// What limits the store: the disk, if all the rest carries clearly more when the file is cached; else what the lanes
-// say.
-Limit limit_on(const Patient& patient);
+// Of the slower of the two, if one is: a disk can't be the limit of a file that comes faster cold than cached.
+Bottleneck judge_limit(const Patient& patient);
 
 // Its place on the bus (doctor_place.cc).
+bool has_nvme_controller(const std::string& sysfs);
 Place find_place(const std::string& path, const std::string& sysfs);
 // How bytes come from there to each GPU. REQUIRES: there is a patient.
 void choose_routes(Diagnosis& diagnosis);
@@ -140,6 +154,8 @@ void print_place(const Output& output, const Place& place, const Gpus& gpus);
 
 // Every route, and what it would take (doctor_routes.cc).
 std::vector<RouteVerdict> judge_routes(const Diagnosis& diagnosis);
+// Whether GPUDirect Storage could ever carry bytes here: there is a GPU, and an NVMe disk or a store on a network.
+bool could_go_straight(const Diagnosis& diagnosis);
 // What of the store stands in the way of a route straight to a GPU: the machine may be fine and the store not.
 std::optional<Condition> obstacle_of_store(const Diagnosis& diagnosis, Route route);
 Json routes_json(const std::vector<RouteVerdict>& routes);

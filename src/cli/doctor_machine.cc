@@ -47,8 +47,9 @@ Condition memory_limit(const Machine& machine) {
   const std::string detail =
       format_bytes(machine.memory_bytes) + (limited ? " of " + format_bytes(physical) + ", by its cgroup" : ", all");
   if (machine.memory_bytes / 4 >= Options().pinned_budget_bytes) return {"memory", State::met, detail, {}};
-  return {"memory", State::missing, detail + "; pinned memory is limited to a quarter of it",
-          "docker run --memory=4g, or a larger memory limit for the pod"};
+  const std::string quarter = detail + "; pinned memory is limited to a quarter of it";
+  if (!limited) return {"memory", State::met, quarter, {}};
+  return {"memory", State::missing, quarter, "docker run --memory=4g, or a larger memory limit for the pod"};
 }
 
 Condition cpu_limit(const Machine& machine) {
@@ -74,10 +75,11 @@ Condition page_cache_limit(const Machine& machine) {
           "use Linux 6.5 or newer; a container's seccomp profile has to allow cachestat"};
 }
 
-// Only cuFile looks into it.
-Condition udev_limit(const Gpus& gpus) {
+// Only cuFile looks into it, for the disks of files.
+Condition udev_limit(const Diagnosis& diagnosis) {
   if (access("/run/udev/data", R_OK) == 0) return {"udev", State::met, "its database is here", {}};
-  if (gpus.seen.empty()) return {"udev", State::met, "missing, and not missed without a GPU", {}};
+  if (diagnosis.gpus.seen.empty()) return {"udev", State::met, "not here (only needed with a GPU)", {}};
+  if (!diagnosis.has_nvme) return {"udev", State::met, "not here (only needed with a GPU and an NVMe disk)", {}};
   return {"udev", State::missing, "no /run/udev/data: cuFile refuses files whose disk is not in it",
           "docker run -v /run/udev:/run/udev:ro"};
 }
@@ -113,13 +115,15 @@ std::vector<Condition> find_limits(const Diagnosis& diagnosis) {
           cpu_limit(machine),
           huge_page_limit(machine),
           page_cache_limit(machine),
-          udev_limit(diagnosis.gpus)};
+          udev_limit(diagnosis)};
 }
 
 Findings limit_findings(const Diagnosis& diagnosis) {
   Findings findings;
   for (const Condition& limit : diagnosis.limits) {
     if (limit.state != State::missing) continue;
+    // The kernel told it of this file all the same: mincore does, for files of one's own.
+    if (limit.name == "cachestat" && diagnosis.patient && diagnosis.patient->cached_bytes) continue;
     findings.push_back({limit.name + ": " + limit.detail, limit.remedy, gain_of(limit.name, diagnosis)});
   }
   return findings;

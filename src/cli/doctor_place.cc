@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 
 #include "doctor.h"
 
@@ -103,6 +105,16 @@ std::string relation_text(Relation relation) {
 }
 
 }  // namespace
+
+bool has_nvme_controller(const std::string& sysfs) {
+  std::error_code ignored;
+  for (const auto& device : std::filesystem::directory_iterator(sysfs + "/bus/pci/devices", ignored)) {
+    std::string code;
+    std::getline(std::ifstream(device.path() / "class"), code);
+    if (code.starts_with("0x0108")) return true;  // PCI Code and ID: mass storage, non-volatile memory
+  }
+  return false;
+}
 
 Place find_place(const std::string& path, const std::string& sysfs) {
   Place place;

@@ -167,14 +167,21 @@ Gain gain_without_staging(const Diagnosis& diagnosis) {
   const Report& cold = *diagnosis.patient->speeds.cold;
   const bool to_gpu = !diagnosis.patient->to.host_accessible();
   const std::optional<double> disk = disk_link(diagnosis), gpu = gpu_link(diagnosis);
-  if (to_gpu ? limit_on(*diagnosis.patient) == Limit::storage : gpu && rate_of(cold) * clearly < *gpu) {
-    return {"none for this store, whose disk is the limit; CPU time is saved: " +
+  const bool disk_is_slower =
+      to_gpu ? diagnosis.bottleneck.limit == Limit::storage : gpu && rate_of(cold) * clearly < *gpu;
+  if (disk_is_slower) {
+    return {"none for this store, which is read slower than the bus to the GPU carries; CPU time is saved: " +
                 format_seconds(cold.cpu_seconds / static_cast<double>(cold.bytes) * 1e9) + " a GB",
             1.0};
   }
   if (!disk || !gpu) return {};
   const double most = std::min(*disk, *gpu);
   return {"at most to " + format_rate(most) + ", which the bus carries", std::max(1.0, most / rate_of(cold))};
+}
+
+bool could_go_straight(const Diagnosis& diagnosis) {
+  if (diagnosis.gpus.seen.empty()) return false;
+  return diagnosis.has_nvme || (diagnosis.patient && diagnosis.patient->info.locality == Locality::network);
 }
 
 std::vector<RouteVerdict> judge_routes(const Diagnosis& diagnosis) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdio>
 #include <sstream>
 
 #include "doctor.h"
@@ -51,7 +52,6 @@ Json sample_json(const std::optional<Report>& sample, Domain to) {
           {"routes", routes_json(sample->routes)},
           {"engine", sample->engine},
           {"reason", sample->reason},
-          {"limit", limit_name(sample->limit)},
           {"storage_seconds", sample->storage_seconds},
           {"copy_seconds", sample->copy_seconds},
           {"cpu_seconds", sample->cpu_seconds}};
@@ -74,7 +74,29 @@ void print_sample(const Output& output, const char* label, const std::optional<R
   output.field(label, format_rate(rate_of(*sample)) + ", " + format_bytes(sample->bytes) + " in " +
                           format_seconds(sample->seconds) + " by " + sample->engine + ", " +
                           format_routes(sample->routes));
-  output.field("", "limit: " + format_limit(*sample));
+  output.field("", format_lanes(*sample));
+}
+
+std::string limit_text(Limit limit, Locality locality) {
+  switch (limit) {
+    case Limit::storage:
+      if (locality == Locality::network) return "the network or its server";
+      if (locality == Locality::fuse) return "the user-space file system";
+      return "the disk";
+    case Limit::copy:
+      return "the bus to the GPU";
+    case Limit::cpu:
+      return "CPU time";
+    case Limit::unknown:
+      break;
+  }
+  return "";
+}
+
+std::string times(double factor) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f times", factor);
+  return text;
 }
 
 }  // namespace
@@ -97,12 +119,31 @@ const Report* measured(const Patient& patient) {
   return patient.speeds.cached ? &*patient.speeds.cached : nullptr;
 }
 
-Limit limit_on(const Patient& patient) {
+bool is_straight(const Patient& patient) {
+  const Report* report = measured(patient);
+  if (report == nullptr) return false;
+  const Route route = main_route(*report);
+  return route == Route::gds || route == Route::p2pdma;
+}
+
+Bottleneck judge_limit(const Patient& patient) {
   const std::optional<Report>& cold = patient.speeds.cold;
   const std::optional<Report>& cached = patient.speeds.cached;
-  if (cold && cached && rate_of(*cached) > rate_of(*cold) * clearly) return Limit::storage;
+  // What comes straight shares nothing with what is staged out of the page cache.
+  const double factor = cold && cached && !is_straight(patient) ? rate_of(*cached) / rate_of(*cold) : 1;
   const Report* report = measured(patient);
-  return report != nullptr ? report->limit : Limit::unknown;
+  Bottleneck found;
+  if (factor > clearly) {
+    found = {Limit::storage, "", "out of the page cache the same bytes come " + times(factor) + " as fast"};
+  } else if (factor * clearly < 1) {
+    // Nobody waits for storage there: what the lanes did with their time was copying, or waiting for a CPU.
+    const Limit limit = cached->limit == Limit::copy ? Limit::copy : Limit::cpu;
+    found = {limit, "", "past the page cache the same bytes come " + times(1 / factor) + " as fast as out of it"};
+  } else if (report != nullptr && report->limit != Limit::unknown) {
+    found = {report->limit, "", "the lanes spent their time " + format_lanes(*report)};
+  }
+  found.what = limit_text(found.limit, patient.info.locality);
+  return found;
 }
 
 Route main_route(const Report& report) {

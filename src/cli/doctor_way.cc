@@ -7,13 +7,7 @@ namespace penstock::cli {
 namespace {
 
 constexpr std::size_t named_disks = 3;
-
-bool is_straight(const Patient& patient) {
-  const Report* report = measured(patient);
-  if (report == nullptr) return false;
-  const Route route = main_route(*report);
-  return route == Route::gds || route == Route::p2pdma;
-}
+constexpr auto storage = Edge::Stretch::storage;
 
 std::string disks_label(const std::vector<Disk>& disks) {
   std::string text;
@@ -41,19 +35,19 @@ void add_source(const Diagnosis& diagnosis, const std::string& next, std::vector
   const std::string how = cold ? "measured cold" : "not measured";
   if (!diagnosis.place.storage || diagnosis.place.storage->disks.empty()) {
     const bool named = patient.mount && patient.info.locality == Locality::network;
-    way.push_back({named ? patient.mount->source : patient.info.file_system, next, cold, how});
+    way.push_back({storage, named ? patient.mount->source : patient.info.file_system, next, cold, how});
     return;
   }
   const std::vector<Disk>& disks = diagnosis.place.storage->disks;
   if (std::ranges::any_of(disks, [](const Disk& disk) { return disk.is_virtual || !disk.pci; })) {
-    way.push_back({disks_label(disks), next, cold, how});
+    way.push_back({storage, disks_label(disks), next, cold, how});
     return;
   }
   double links = 0;
   for (const Disk& disk : disks) links += disk.pci->link.bytes_per_second();
-  way.push_back({disks_label(disks), controller_label(disks), cold, how});
+  way.push_back({storage, disks_label(disks), controller_label(disks), cold, how});
   const std::string link = disks.size() == 1 ? format_link(disks.front().pci->link) : "all links together";
-  way.push_back({way.back().to, next, links > 0 ? std::optional(links) : std::nullopt,
+  way.push_back({storage, way.back().to, next, links > 0 ? std::optional(links) : std::nullopt,
                  links > 0 ? link.substr(0, link.find(':')) : "link of unknown speed"});
 }
 
@@ -69,9 +63,11 @@ void add_gpu(const SeenGpu& gpu, const Patient& patient, const std::string& from
   const double link = gpu.bus ? awake_link(*gpu.bus).bytes_per_second() : 0;
   std::string how = gpu.bus ? format_link(awake_link(*gpu.bus)) : "not shown by /sys";
   how = how.substr(0, how.find(':'));
-  Edge edge{from, gpu.gpu.domain.name() + ", " + gpu.gpu.name, std::nullopt, how};
+  const bool arrives = patient.to == gpu.gpu.domain;
+  Edge edge{arrives ? Edge::Stretch::memory : Edge::Stretch::beyond, from, gpu.gpu.domain.name() + ", " + gpu.gpu.name,
+            std::nullopt, how};
   if (link > 0) edge.bytes_per_second = link;
-  if (patient.speeds.cached && patient.to == gpu.gpu.domain) {
+  if (patient.speeds.cached && arrives) {
     edge.bytes_per_second = rate_of(*patient.speeds.cached);
     edge.how = "measured cached" + (link > 0 ? " (" + how + " carries " + format_rate(link) + ")" : "");
   }
@@ -87,14 +83,16 @@ int memory_node(const Diagnosis& diagnosis, const SeenGpu* gpu) {
   return -1;
 }
 
-// The narrowest, if there is something to compare it with.
-void mark_limit(std::vector<Edge>& way) {
-  const auto known = [](const Edge& edge) { return edge.bytes_per_second.has_value(); };
-  if (std::ranges::count_if(way, known) < 2) return;
-  const auto narrower = [](const Edge& a, const Edge& b) {
-    return a.bytes_per_second.value_or(1e30) < b.bytes_per_second.value_or(1e30);
-  };
-  std::ranges::min_element(way, narrower)->is_limit = true;
+// The edge that the limit is about: of those on its stretch, the narrowest.
+void mark_limit(Limit limit, std::vector<Edge>& way) {
+  if (limit == Limit::unknown) return;
+  const Edge::Stretch stretch = limit == Limit::storage ? Edge::Stretch::storage : Edge::Stretch::memory;
+  Edge* narrowest = nullptr;
+  for (Edge& edge : way) {
+    if (edge.stretch != stretch || !edge.bytes_per_second) continue;
+    if (narrowest == nullptr || *edge.bytes_per_second < *narrowest->bytes_per_second) narrowest = &edge;
+  }
+  if (narrowest != nullptr) narrowest->is_limit = true;
 }
 
 }  // namespace
@@ -107,16 +105,18 @@ std::vector<Edge> find_way(const Diagnosis& diagnosis) {
   const std::string memory = node_label(memory_node(diagnosis, gpu));
   if (gpu != nullptr && is_straight(patient)) {
     add_source(diagnosis, gpu->gpu.domain.name() + ", " + gpu->gpu.name, way);
+    mark_limit(diagnosis.bottleneck.limit, way);
     return way;
   }
   if (patient.info.locality != Locality::memory) add_source(diagnosis, memory, way);
   if (patient.to.host_accessible()) {
     std::optional<double> cached;
     if (patient.speeds.cached) cached = rate_of(*patient.speeds.cached);
-    way.push_back({memory, patient.to.name() + " buffer", cached, cached ? "measured cached" : "not measured"});
+    way.push_back({Edge::Stretch::memory, memory, patient.to.name() + " buffer", cached,
+                   cached ? "measured cached" : "not measured"});
   }
   if (gpu != nullptr) add_gpu(*gpu, patient, way.empty() ? memory : way.back().to, way);
-  mark_limit(way);
+  mark_limit(diagnosis.bottleneck.limit, way);
   return way;
 }
 

@@ -161,8 +161,11 @@ Json routes_json(const RouteBytes& routes) {
 }
 
 std::string format_limit(const Report& report) {
-  std::string text(limit_name(report.limit));
-  text += "; waiting for storage " + format_seconds(report.storage_seconds);
+  return std::string(limit_name(report.limit)) + "; " + format_lanes(report);
+}
+
+std::string format_lanes(const Report& report) {
+  std::string text = "waiting for storage " + format_seconds(report.storage_seconds);
   if (report.copy_seconds > 0) text += ", for copies " + format_seconds(report.copy_seconds);
   text += report.limit == Limit::cpu ? ", working or waiting for a CPU " : ", working ";
   return text + format_seconds(report.cpu_seconds) + ", summed over lanes";
@@ -251,6 +254,11 @@ void Output::item(Mark mark, std::string_view text) const {
 
 void Output::detail(std::string_view text) const {
   if (!silent() && !text.empty()) print(stdout, "    " + wrap(printable(text), 4, columns_));
+}
+
+std::size_t Output::lines_of(std::string_view text) const {
+  const std::string wrapped = wrap(printable(text), label_columns, columns_);
+  return 1 + static_cast<std::size_t>(std::ranges::count(wrapped, '\n'));
 }
 
 void Output::table(const std::vector<std::vector<std::string>>& rows) const {

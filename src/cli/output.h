@@ -38,7 +38,9 @@ std::string format_progress(std::uint64_t bytes, std::optional<std::uint64_t> to
 // So much of a text as fits into so many columns.
 std::string cut_to(std::string_view text, std::size_t columns);
 
-// "copy; waiting for storage 12 ms, for copies 130 ms, working 40 ms, summed over lanes"
+// "waiting for storage 12 ms, for copies 130 ms, working 40 ms, summed over lanes"
+std::string format_lanes(const Report& report);
+// "copy; waiting for storage 12 ms, …"
 std::string format_limit(const Report& report);
 
 struct OutputFlags {
@@ -88,6 +90,8 @@ class Output {
   // One of a list, with its mark; what more there is to say about it.
   void item(Mark mark, std::string_view text) const;
   void detail(std::string_view text) const;
+  // How many lines a text takes at most, however it is printed.
+  std::size_t lines_of(std::string_view text) const;
   // Rows in columns, as far as they fit; else each row is wrapped by itself.
   void table(const std::vector<std::vector<std::string>>& rows) const;
   // Each row is made when it is needed; the first ones twice.

@@ -227,7 +227,7 @@ class DoctorOfAGpu(GpuTest):
             self.assertTrue(gpu["name"])
             self.assertGreater(gpu["copy_engines"], 0)
             self.assertIsNone(gpu["bus"])  # the fake's boards are not in this machine
-        text = self.run_tool("doctor").stdout
+        text = self.run_tool("doctor", "--all").stdout
         for word in [b"cuda:0", b"cuda:1", b"compute capability", b"copy engines", b"BAR1", b"CUDA 1", b"our kernels"]:
             self.assertIn(word, text)
 
@@ -238,7 +238,7 @@ class DoctorOfAGpu(GpuTest):
             self.assertTrue(result["no_gpu"]["reason"])
             self.assertTrue(result["no_gpu"]["remedy"])
             self.assertFalse([each for each in result["findings"] if "cufile" in each["what"]])
-            text = self.run_tool("doctor", env=env).stdout.decode()
+            text = self.run_tool("doctor", "--all", env=env).stdout.decode()
             self.assertIn(result["no_gpu"]["reason"], text)
             self.assertIn(result["no_gpu"]["remedy"], text)
 
@@ -286,13 +286,13 @@ class DoctorOfAGpu(GpuTest):
         self.assertAlmostEqual(result["way"][1]["gb_per_s"], 7.88, 2)
         self.assertAlmostEqual(result["way"][3]["gb_per_s"], 31.5, 1)
 
-        text = self.run_tool("doctor", path, "--sysfs", bus.folder, env={"LC_ALL": "C.UTF-8"}).stdout.decode()
+        text = self.run_tool("doctor", path, "--all", "--sysfs", bus.folder, env={"LC_ALL": "C.UTF-8"}).stdout.decode()
         picture = ["└─ 0000:15:01.0", "├─ 0000:16:01.0", "└─ nvme0n1 at 0000:18:00.0, 16 GT/s x 4: 7.88 GB/s",
                    "└─ 0000:16:00.0", "└─ cuda:0 at 0000:17:00.0, 32 GT/s x 8: 31.5 GB/s"]
         places = [text.index(line) for line in picture]
         self.assertEqual(places, sorted(places), text)
         self.assertIn("slowed down to 2.5 GT/s", text)
-        plain = self.run_tool("doctor", path, "--sysfs", bus.folder, env={"LC_ALL": "C"}).stdout
+        plain = self.run_tool("doctor", path, "--all", "--sysfs", bus.folder, env={"LC_ALL": "C"}).stdout
         self.assertIn(b"`- cuda:0", plain)
 
     def test_finds_disk_and_gpu_at_different_cpus(self):
@@ -345,7 +345,12 @@ class DoctorOfAGpu(GpuTest):
             self.assertTrue(condition["remedy"], condition)
             self.assertIn(f"  ✗ {condition['name']}", text)
         if lacking:
-            diagnosis = self.json_of("doctor")
+            disk = self.folder / "sys" / "bus" / "pci" / "devices" / "0000:01:00.0"
+            disk.mkdir(parents=True)
+            unable = self.json_of("doctor", "--sysfs", self.folder / "sys")["findings"]
+            self.assertFalse([each for each in unable if "cufile" in each["what"]], unable)
+            (disk / "class").write_text("0x010802\n")
+            diagnosis = self.json_of("doctor", "--sysfs", self.folder / "sys")
             findings = diagnosis["findings"]
             self.assertTrue([each for each in findings if "cufile" in each["what"]], findings)
             routes = {each["route"]: each for each in diagnosis["routes"]}

@@ -1,6 +1,8 @@
 """penstock engines, penstock doctor, help and usage, from the outside."""
 
+import ctypes
 import json
+import mmap
 import os
 import resource
 import subprocess
@@ -124,7 +126,37 @@ class Doctor(ToolTest):
         measured = {each["route"]: each["gb_per_s"] for each in result["routes"] if each["gb_per_s"]}
         self.assertEqual(measured["cached"], store["cached"]["gb_per_s"])
         self.assertEqual(result["way"][-1]["to"], "host buffer")
-        self.assertLessEqual(sum(edge["limit"] for edge in result["way"]), 1)
+        self.agrees_on_one_limit(result)
+
+    def agrees_on_one_limit(self, result):
+        """The verdict, the way of the bytes and the JSON name the same limit, or none."""
+        marked = [place for place, edge in enumerate(result["way"]) if edge["limit"]]
+        if result["limit"] is None:
+            self.assertEqual(marked, [])
+            self.assertNotIn("is the limit", result["verdict"])
+            return
+        self.assertIn(result["limit"]["what"] + " is the limit", result["verdict"])
+        self.assertTrue(result["limit"]["why"])
+        self.assertEqual(len(marked), 1)
+        reaches_memory = result["way"][marked[0]]["to"] == "host buffer"
+        self.assertEqual(reaches_memory, result["limit"]["limit"] != "storage", result["way"])
+        for sample in filter(None, [result["store"]["cold"], result["store"]["cached"]]):
+            self.assertNotIn("limit", sample)
+
+    def test_names_one_limit_also_where_cold_is_faster_than_cached(self):
+        path = self.file("data", os.urandom(4 * MIB))
+        slow = {"LD_PRELOAD": os.environ.get("PENSTOCK_SLOW_CALLS", ""), "PENSTOCK_SLOW_CACHED": "1"}
+        can_preload = slow["LD_PRELOAD"] and not os.environ.get("PENSTOCK_SANITIZE")
+        for env in [{}, slow] if can_preload else [{}]:
+            result = self.json_of("doctor", path, "--engine", "posix", env=env)
+            self.agrees_on_one_limit(result)
+            store = result["store"]
+            if not store["cold"] or not store["cached"]:
+                continue
+            if store["cold"]["gb_per_s"] > 1.2 * store["cached"]["gb_per_s"]:
+                self.assertEqual(result["limit"]["limit"], "cpu")
+            if store["cached"]["gb_per_s"] > 1.21 * store["cold"]["gb_per_s"]:
+                self.assertEqual(result["limit"]["limit"], "storage")
 
     def test_of_a_folder_takes_the_largest_file(self):
         self.file("small", b"x")
@@ -163,6 +195,21 @@ class Doctor(ToolTest):
         self.assertEqual(self.json_of("doctor", path)["store"]["cached_bytes"], 4 * MIB)
         self.assertEqual(self.json_of("doctor", path)["store"]["cached_bytes"], 4 * MIB)
 
+    def test_leaves_the_page_cache_of_a_file_that_was_there_in_parts(self):
+        path = self.file("data", os.urandom(4 * MIB))
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # the kernel reads nothing more than it is told to
+            for place in [3, 4, 300, 1023]:
+                os.pread(file.fileno(), 4096, place * 4096)
+        before = cached_pages(path)
+        if not 0 < len(before) < 1024:
+            self.skipTest(f"{len(before)} of 1024 pages are cached: the kernel does not tell, or reads more than it is told to")
+        for more in [[], ["--all"], ["--engine", "posix"]]:
+            self.assertTrue(self.run_tool("doctor", path, *more).stdout)
+            self.assertEqual(cached_pages(path), before, more)
+
     def test_measures_for_a_second_at_most(self):
         path = self.sparse_file("sparse", 1 << 30)
         options = '{"storage_chunk_bytes": 4096, "operations_in_flight": 1}'
@@ -171,6 +218,33 @@ class Doctor(ToolTest):
             self.assertLessEqual(sample["bytes"], 256 * MIB)
             self.assertGreater(sample["bytes"], 0)
             self.assertLess(sample["seconds"], 2)
+
+    def test_fits_on_a_screen_unless_all_of_it_is_wanted(self):
+        path = self.file("data", os.urandom(MIB))
+        short, exit_code = self.on_terminal(80, "doctor", path, env={"NO_COLOR": "1", "PENSTOCK_ENGINE": "warp" * 200})
+        self.assertEqual(exit_code, 0, short)
+        self.assertLessEqual(len(short.splitlines()), 20, short)
+        self.assertIn("--all", short)
+        few = self.run_tool("doctor", path, env={"PENSTOCK_ENGINE": "warp"}).stdout.decode()
+        self.assertLessEqual(len(few.splitlines()), 20, few)
+        self.assertIn("PENSTOCK_ENGINE=warp", few)
+        self.assertNotIn("routes", few)
+        everything = self.run_tool("doctor", path, "--all").stdout.decode()
+        for word in ["the way of the bytes", "routes", "machine", "engines", "options"]:
+            self.assertIn(word, everything)
+
+    def test_misses_nothing_that_could_not_be_used_here(self):
+        devices = self.folder / "sys" / "bus" / "pci" / "devices"
+        devices.mkdir(parents=True)
+        without = self.json_of("doctor", "--sysfs", self.folder / "sys")["findings"]
+        self.assertFalse([each for each in without if "vfio" in each["what"] or "udev" in each["what"]], without)
+        (devices / "0000:01:00.0").mkdir()
+        (devices / "0000:01:00.0" / "class").write_text("0x010802\n")
+        with_disk = self.json_of("doctor", "--sysfs", self.folder / "sys")
+        vfio = [each for each in with_disk["findings"] if "vfio" in each["what"]]
+        self.assertEqual(len(vfio), 0 if os.path.exists("/dev/vfio/vfio") else 1, with_disk["findings"])
+        self.assertEqual([each["gain"]["factor"] for each in vfio], [1] * len(vfio))
+        self.assertNotIn("vfio", self.run_tool("doctor", "--sysfs", self.folder / "sys").stdout.decode())
 
     def test_says_the_verdict_first(self):
         path = self.file("data", os.urandom(MIB))
@@ -181,9 +255,9 @@ class Doctor(ToolTest):
 
     def test_draws_the_way_as_the_locale_allows(self):
         path = self.file("data", os.urandom(MIB))
-        drawn = self.run_tool("doctor", path, env={"LC_ALL": "C.UTF-8"}).stdout.decode()
+        drawn = self.run_tool("doctor", path, "--all", env={"LC_ALL": "C.UTF-8"}).stdout.decode()
         self.assertIn("   │  measured cached\n  host buffer\n", drawn)
-        self.assertIn(b"   |  measured cached\n", self.run_tool("doctor", path, env={"LC_ALL": "C"}).stdout)
+        self.assertIn(b"   |  measured cached\n", self.run_tool("doctor", path, "--all", env={"LC_ALL": "C"}).stdout)
 
     def test_tells_what_a_container_limits(self):
         limits = {each["name"]: each for each in self.json_of("doctor")["limits"]}
@@ -205,15 +279,30 @@ class Doctor(ToolTest):
 
     def test_fits_a_narrow_terminal(self):
         path = self.file("data", b"x" * 10000)
-        text, exit_code = self.on_terminal(40, "doctor", path, env={"NO_COLOR": "1"})
+        text, exit_code = self.on_terminal(40, "doctor", path, "--all", env={"NO_COLOR": "1"})
         self.assertEqual(exit_code, 0, text)
         self.assertNotIn("\x1b", text)
         for line in text.split("\r\n"):
             self.assertLessEqual(len(line), 40, line)
-        painted, _ = self.on_terminal(40, "doctor", path)
+        painted, _ = self.on_terminal(40, "doctor", path, "--all")
         self.assertIn("\x1b[32m✓\x1b[0m", painted)
         self.assertNotIn("\x1b", self.on_terminal(40, "doctor", path, env={"TERM": "dumb"})[0])
         self.assertNotIn(b"\x1b", self.run_tool("doctor", path).stdout)
+
+
+def cached_pages(path):
+    """Numbers of the pages that are in the page cache, as mincore tells it: reading would change it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    size = os.stat(path).st_size
+    with open(path, "rb") as file:
+        place = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    failed = libc.mincore(ctypes.c_void_p(place), ctypes.c_size_t(size), pages)
+    libc.munmap(ctypes.c_void_p(place), ctypes.c_size_t(size))
+    assert failed == 0, ctypes.get_errno()
+    return [number for number, there in enumerate(pages) if there & 1]
 
 
 class Interrupted(ToolTest):

@@ -1,10 +1,13 @@
 #include "penstock/diagnosis.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+
+#include "penstock/context.h"
 
 namespace penstock {
 
@@ -50,6 +53,23 @@ TEST_F(Diagnosis, measures_or_says_why_not) {
   for (const auto* sample : {&speeds->cold, &speeds->cached}) {
     EXPECT_TRUE(!*sample || (*sample)->bytes == 2 << 20);
   }
+}
+
+TEST_F(Diagnosis, leaves_nothing_in_the_page_cache_that_was_not_there) {
+  fill(8 << 20);
+  Result<Context> context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok()) << context.error().message;
+  const Result<Store> store = context->open(name_);
+  ASSERT_TRUE(store.ok()) << store.error().message;
+  const auto cached = [&] { return store->cached_bytes(0, 8 << 20); };
+  const int fd = open(name_.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(fsync(fd), 0);
+  posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  close(fd);
+  if (cached() != std::uint64_t{0}) GTEST_SKIP() << "the file can't be evicted here, or the kernel does not tell";
+  // The kernel reads ahead, past what is measured.
+  ASSERT_TRUE(measure_speeds({.path = name_, .size_bytes = 1 << 20}).ok());
+  EXPECT_EQ(cached(), std::uint64_t{0});
 }
 
 TEST_F(Diagnosis, measures_nothing_of_an_empty_file) {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -122,37 +122,81 @@ Result<Steps> read_in_steps(const SpeedCheck& check, Reader& reader, Region memo
   return steps;
 }
 
-// The front of a file in the page cache, for as long as this lives; then it is as it was.
-class Warmth {
+struct Stretch {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+// What of the front of a file is not in the page cache when this is made. When it is destroyed, that is dropped again:
+// measuring leaves nothing behind, also of a file that was there in parts.
+class Absence {
  public:
-  explicit Warmth(const SpeedCheck& check) : check_(check), fd_(open(check.path.c_str(), O_RDONLY | O_CLOEXEC)) {}
-  ~Warmth() {
-    if (fd_ < 0) return;
-    // The server of the file may have stopped answering meanwhile, and is asked by both.
-    static_cast<void>(comes_back(patience_seconds, [fd = fd_, drop_bytes = static_cast<off_t>(drop_bytes_)] {
-      if (drop_bytes != 0) static_cast<void>(posix_fadvise(fd, 0, drop_bytes, POSIX_FADV_DONTNEED));
+  // A little more than the front: the kernel reads ahead.
+  Absence(const std::string& path, const Store& store, std::uint64_t front_bytes)
+      : path_(path), size_bytes_(std::min(store.info().size_bytes, front_bytes + read_ahead_bytes)) {
+    is_known_ = store.info().page_cache && store.cached_bytes(0, size_bytes_).has_value();
+    for (std::uint64_t at = 0; is_known_ && at < size_bytes_; at += largest_question_bytes) {
+      look_at(store, {at, std::min(at + largest_question_bytes, size_bytes_)});
+    }
+  }
+  ~Absence() {
+    if (!is_known_ || absent_.empty()) return;
+    // The server of the file may have stopped answering meanwhile, and is asked by all of these.
+    static_cast<void>(comes_back(patience_seconds, [path = path_, absent = std::move(absent_)] {
+      const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+      if (fd < 0) return;
+      for (const Stretch& one : absent) {
+        const auto begin = static_cast<off_t>(one.begin), length = static_cast<off_t>(one.end - one.begin);
+        static_cast<void>(posix_fadvise(fd, begin, length, POSIX_FADV_DONTNEED));
+      }
       close(fd);
     }));
   }
-  Warmth(const Warmth&) = delete;
-  Warmth& operator=(const Warmth&) = delete;
+  Absence(const Absence&) = delete;
+  Absence& operator=(const Absence&) = delete;
 
-  // Says how many bytes are there then. `drop`: they are nobody's, and go again.
-  Result<std::uint64_t> add(Region memory, bool drop) {
-    if (fd_ < 0) return system_error(errno, "open " + check_.path);
-    Result<Reader> reader = Reader::create(check_, Cache::keep);
-    if (!reader) return reader.error();
-    if (drop) drop_bytes_ = memory.size_bytes;
-    const Result<Steps> steps = read_in_steps(check_, *reader, memory, true);
-    if (!steps) return steps.error();
-    return steps->bytes;
-  }
+  // False: the kernel does not tell what is there, so nothing could be dropped that was read into the page cache.
+  bool is_known() const { return is_known_; }
 
  private:
-  const SpeedCheck& check_;
-  int fd_;
-  std::uint64_t drop_bytes_ = 0;
+  static constexpr std::uint64_t read_ahead_bytes = 32 << 20;
+  static constexpr std::uint64_t largest_question_bytes = 8 << 20;
+  static constexpr std::uint64_t smallest_question_bytes = 4096;
+
+  // Halves what is there in part, down to pages. Neighbours become one: a page of the cache may be as large as both,
+  // and the kernel only drops what lies in a stretch as a whole.
+  void look_at(const Store& store, Stretch asked) {
+    const std::uint64_t length = asked.end - asked.begin;
+    const std::optional<std::uint64_t> there = store.cached_bytes(asked.begin, length);
+    if (!there || *there >= length) return;
+    if (*there != 0 && length > smallest_question_bytes) {
+      const std::uint64_t half = std::bit_ceil(length) / 2;
+      look_at(store, {asked.begin, asked.begin + half});
+      look_at(store, {asked.begin + half, asked.end});
+      return;
+    }
+    if (*there != 0) return;
+    if (!absent_.empty() && absent_.back().end == asked.begin) {
+      absent_.back().end = asked.end;
+    } else {
+      absent_.push_back(asked);
+    }
+  }
+
+  std::string path_;
+  std::uint64_t size_bytes_;
+  bool is_known_ = false;
+  std::vector<Stretch> absent_;
 };
+
+// Reads the front through the page cache, which keeps it; says how many bytes are there then.
+Result<std::uint64_t> warm(const SpeedCheck& check, Region memory) {
+  Result<Reader> reader = Reader::create(check, Cache::keep);
+  if (!reader) return reader.error();
+  const Result<Steps> steps = read_in_steps(check, *reader, memory, true);
+  if (!steps) return steps.error();
+  return steps->bytes;
+}
 
 Status measure_cold(const SpeedCheck& check, Region memory, Speeds& speeds) {
   Result<Reader> reader = Reader::create(check, Cache::bypass);
@@ -178,7 +222,7 @@ Status measure_cold(const SpeedCheck& check, Region memory, Speeds& speeds) {
   return {};
 }
 
-Status measure_cached(const SpeedCheck& check, Region memory, Speeds& speeds) {
+Status measure_cached(const SpeedCheck& check, Region memory, bool may_warm, Speeds& speeds) {
   Result<Reader> reader = Reader::create(check, Cache::automatic);
   if (!reader) return reader.error();
   const bool in_memory = reader->info().locality == Locality::memory;
@@ -186,11 +230,9 @@ Status measure_cached(const SpeedCheck& check, Region memory, Speeds& speeds) {
     speeds.no_cached_because = "it has no page cache";
     return {};
   }
-  const std::optional<std::uint64_t> before = reader->cached_bytes(memory.size_bytes);
-  Warmth warmth(check);
   std::uint64_t warm_bytes = memory.size_bytes;
-  if (!in_memory && before != memory.size_bytes) {
-    const Result<std::uint64_t> warmed = warmth.add(memory, before == std::uint64_t{0});
+  if (!in_memory && may_warm && reader->cached_bytes(memory.size_bytes) != memory.size_bytes) {
+    const Result<std::uint64_t> warmed = warm(check, memory);
     if (!warmed) return warmed.error();
     if (*warmed == 0) {
       speeds.no_cached_because = "nothing arrived within the time";
@@ -216,10 +258,8 @@ Status measure_cached(const SpeedCheck& check, Region memory, Speeds& speeds) {
   return {};
 }
 
-Result<std::uint64_t> front_bytes(const SpeedCheck& check, Context& owner) {
-  const Result<Store> store = owner.open(check.path);
-  if (!store) return store.error();
-  return std::min({check.size_bytes, store->info().size_bytes, owner.machine().memory_bytes / 4});
+std::uint64_t front_bytes(const SpeedCheck& check, const Store& store, const Context& owner) {
+  return std::min({check.size_bytes, store.info().size_bytes, owner.machine().memory_bytes / 4});
 }
 
 }  // namespace
@@ -237,20 +277,22 @@ Result<Speeds> measure_speeds(const SpeedCheck& given) {
   options.pinned_budget_bytes += check.size_bytes;
   Result<Context> owner = Context::create(options);
   if (!owner) return owner.error();
-  const Result<std::uint64_t> size = front_bytes(check, *owner);
-  if (!size) return size.error();
+  const Result<Store> store = owner->open(check.path);
+  if (!store) return store.error();
+  const std::uint64_t size = front_bytes(check, *store, *owner);
   Speeds speeds{.no_cold_because = "it is empty", .no_cached_because = "it is empty"};
-  if (*size == 0) return speeds;
-  Result<Buffer> memory = owner->allocate(check.memory, *size);
+  if (size == 0) return speeds;
+  Result<Buffer> memory = owner->allocate(check.memory, size);
   if (!memory) return memory.error();
   // The first touch of fresh memory is the kernel's cost, not the store's.
   if (check.memory.host_accessible()) std::memset(memory->data(), 0, memory->size_bytes());
 
   speeds = {};
+  const Absence absence(check.path, *store, size);
   Status done = measure_cold(check, memory->region(), speeds);
   // A store that is too slow to be read within the time is not read again as a whole.
-  const std::uint64_t seen = speeds.cold ? speeds.cold->bytes : *size;
-  if (done) done = measure_cached(check, memory->region().part(0, seen), speeds);
+  const std::uint64_t seen = speeds.cold ? speeds.cold->bytes : size;
+  if (done) done = measure_cached(check, memory->region().part(0, seen), absence.is_known(), speeds);
   if (done) return speeds;
   if (done.error().code != Code::abandoned) return std::move(done).error();
   if (!check.keep_going()) return stopped();
