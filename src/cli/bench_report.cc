@@ -277,6 +277,12 @@ void print_peers(const Output& output, const Json& peers) {
     table.push_back(std::move(row));
   }
   if (table.size() > 1) output.table(table);
+  for (const char* state : {"cached", "cold"}) {
+    const Json& ceiling = peers.at("ceiling").at(state);
+    if (ceiling.is_null() || ceiling.at("gb_per_s").at("spread").get<double>() <= conclusive_spread) continue;
+    output.field("verdict", std::string(state) + ", inconclusive: rounds of the ceiling differ by " +
+                                spread_text(ceiling.at("gb_per_s")) + ", more than 5 %");
+  }
   print_left_out(output, peers.at("missing"));
 }
 

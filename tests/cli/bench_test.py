@@ -1,10 +1,13 @@
 """penstock bench: what it measures, checks, leaves behind and refuses. Behaviour, not speed."""
 
+import copy
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import unittest
 
@@ -14,6 +17,7 @@ from tool import PROMPTLY, ToolTest, wait_until
 MIB = 1 << 20
 FAKE_CUDA = os.environ.get("PENSTOCK_FAKE_CUDA", "")
 QUICK = ["--seconds", 0.2]
+ROOT = pathlib.Path(__file__).resolve().parent
 
 
 def embedded(page):
@@ -78,6 +82,34 @@ class Bench(ToolTest):
         text, code = self.on_terminal(40, "bench", "--from", json_file, env={"NO_COLOR": "1"})
         self.assertEqual(code, 0)
         self.assertTrue(all(len(line) <= 40 for line in text.replace("\r", "\n").split("\n")), text)
+
+    def test_every_chart_says_when_it_is_inconclusive(self):
+        if not shutil.which("node"):
+            self.skipTest("there is no node to draw the page with")
+        data, page = self.folder / "result.json", self.folder / "page.html"
+        result = self.json_of("bench", self.file("data", os.urandom(MIB)), *QUICK)
+        figures = {key: result["races"][0]["rows"][0][key] for key in ("gb_per_s", "ratio", "cpu_seconds_per_gb")}
+        for conclusive in [True, False]:
+            for race in result["races"]:
+                race["conclusive"] = conclusive
+            for point in (point for curve in result["latency"]["curves"] for point in curve["points"]):
+                point["conclusive"] = conclusive or point["depth"] != 4
+            ceiling = copy.deepcopy(figures)
+            ceiling["gb_per_s"]["spread"] = 0.01 if conclusive else 0.2
+            result["peers"] = {"device": "cpu", "python": "python3", "missing": [],
+                               "ceiling": {"cached": ceiling, "cold": ceiling},
+                               "loaders": [{"name": "penstock", "version": "1", "setting": {}, "cached": figures,
+                                            "cold": figures, "start_seconds": 1, "extra_device_bytes": 0,
+                                            "extra_host_bytes": 0, "wrong": []}]}
+            data.write_text(json.dumps(result))
+            shown = self.run_tool("bench", "--from", data, "--html", page).stdout.decode()
+            self.assertEqual("inconclusive" in shown.split("loaders of")[1], not conclusive, shown)
+            drawn = subprocess.run(["node", ROOT / "draw_page.js", page], capture_output=True, text=True, timeout=60)
+            self.assertEqual(drawn.returncode, 0, drawn.stderr)
+            charts = json.loads(drawn.stdout)
+            self.assertGreaterEqual(len(charts), 4)
+            for chart in charts:
+                self.assertEqual("inconclusive" in chart["beside"], not conclusive, chart)
 
     def test_wrong_bytes_fail_the_run(self):
         wrong_reads = os.environ.get("PENSTOCK_WRONG_READS")
