@@ -194,6 +194,11 @@ Result<Context> make_context(const ContextFlags& flags) {
   return Context::create(*options);
 }
 
+std::string own_path() {
+  std::error_code ignored;
+  return std::filesystem::read_symlink("/proc/self/exe", ignored).string();
+}
+
 std::string local_path(const std::string& name) {
   std::string_view rest = name;
   if (!rest.starts_with("file:")) return name;

@@ -72,6 +72,7 @@ Command add_top(CLI::App& tool);
 Command add_completion(CLI::App& tool);
 Command add_manual(CLI::App& tool);
 Command add_nvme(CLI::App& tool);
+Command add_report(CLI::App& tool);
 
 // Reads "4096", "64KiB", "64K", "1.5GiB" or "2GB": KiB, MiB, GiB, TiB and K, M, G, T count in 1024s; KB, MB, GB and TB
 // in 1000s.
@@ -95,6 +96,9 @@ struct ContextFlags {
 void add_context_flags(CLI::App& parser, ContextFlags& flags);
 Result<Options> make_options(const ContextFlags& flags);
 Result<Context> make_context(const ContextFlags& flags);
+
+// Where this tool is.
+std::string own_path();
 
 // The path behind the name of a file store: "file:" and percent-encoding undone.
 std::string local_path(const std::string& name);

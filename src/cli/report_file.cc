@@ -1,11 +1,17 @@
 #include "report_file.h"
 
+#include <cstdlib>
 #include <filesystem>
 
 namespace penstock::cli {
 
 Result<ReportFile> ReportFile::create(const std::string& path) {
+  // The engine that the environment names is meant for what is reported on, and may not even exist.
+  const char* wanted = std::getenv("PENSTOCK_ENGINE");
+  const std::string engine = wanted != nullptr ? wanted : "";
+  unsetenv("PENSTOCK_ENGINE");
   Result<Context> context = Context::create({.lanes = 1});
+  if (!engine.empty()) setenv("PENSTOCK_ENGINE", engine.c_str(), 1);
   if (!context.ok()) return context.error();
   // Absolute, it is a path whatever it looks like.
   std::error_code failed;

@@ -30,6 +30,10 @@ Scratch::~Scratch() {
   if (fd_ >= 0) close(fd_);
 }
 
+std::string Scratch::path_for_children() const {
+  return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd_);
+}
+
 Status Scratch::fill(std::uint64_t size_bytes) const {
   std::vector<std::byte> window(8 << 20);
   const auto source = pattern_source({.size_bytes = size_bytes, .seed = 1});

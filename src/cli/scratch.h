@@ -20,6 +20,8 @@ class Scratch {
 
   // A name for as long as this lives, within this process.
   std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+  // The same for processes that this one starts.
+  std::string path_for_children() const;
 
  private:
   explicit Scratch(int fd) : fd_(fd) {}

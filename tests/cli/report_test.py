@@ -12,7 +12,7 @@ import schema
 from tool import NOBODY, SLOW, ToolTest, refuse_io_uring, refuse_io_uring_enter, wait_until
 
 MIB = 1 << 20
-COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "bench", "top", "nvme", "sample",
+COMMANDS = ["load", "write", "inspect", "verify", "engines", "doctor", "tune", "bench", "top", "nvme", "report", "sample",
             "completion", "manual"]
 
 
