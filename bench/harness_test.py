@@ -1,11 +1,13 @@
 """The judge of the benchmark is itself judged: races, verdicts, and the page cache."""
 
 import copy
+import ctypes
 import json
 import os
 import sys
 import tempfile
 import time
+import types
 import unittest
 from unittest import mock
 
@@ -247,6 +249,95 @@ class Peers(unittest.TestCase):
             mapped = numpy.memmap(file.name, mode="r")
             tensors = {"mapped": mapped, "a part of it": mapped[4096:], "read": numpy.zeros(5, "uint8")}
             self.assertEqual(loaders.own_bytes(tensors, [file.name]), 5)
+
+
+class Rows(unittest.TestCase):
+    def test_a_llama_has_four_shards_in_the_order_of_its_layers(self):
+        for size in (4 << 20, 256 << 20, 16 << 30):
+            shards = layouts.LAYOUTS["llama"](size)
+            self.assertEqual(len(shards), 4)
+            names = [name for shard in shards for name, _, _ in shard]
+            self.assertEqual((names[0], names[-1]), ("model.embed_tokens.weight", "lm_head.weight"))
+            self.assertEqual(len(set(names)), len(names))
+            sizes = [sum(layouts._bytes_of(dtype, shape) for _, dtype, shape in shard) for shard in shards]
+            self.assertLess(sum(sizes), size)
+            self.assertGreater(sum(sizes), size * 0.8)
+            self.assertGreater(min(sizes), sum(sizes) / 10)
+        shapes = {name: shape for shard in layouts.LAYOUTS["llama"](16 << 30) for name, _, shape in shard}
+        self.assertEqual(shapes["model.embed_tokens.weight"], [128256, 4096])
+        self.assertEqual(shapes["model.layers.0.mlp.down_proj.weight"], [4096, 14336])
+
+    def test_a_plain_read_fills_all_of_its_memory(self):
+        with tempfile.NamedTemporaryFile() as file:
+            content = os.urandom(10_000)
+            file.write(content)
+            file.flush()
+            memory = bytearray(len(content))
+            loaders.read_whole(file.name, memoryview(memory))
+            self.assertEqual(memory, content)
+            with self.assertRaises(OSError):
+                loaders.read_whole(file.name, memoryview(bytearray(len(content) + 1)))
+
+    def test_nixl_reads_every_piece_once_with_its_threads(self):
+        content = os.urandom((9 << 20) + 5)
+        memory = ctypes.create_string_buffer(len(content))
+        target = mock.MagicMock()
+        target.__len__.return_value = len(content)
+        target.data_ptr.return_value, target.get_device.return_value = ctypes.addressof(memory), 0
+        agent = FakeNixlAgent()
+        api = types.SimpleNamespace(nixl_agent=lambda name, config: agent, nixl_agent_config=lambda backends: backends)
+        with mock.patch.dict(sys.modules, {"nixl": types.SimpleNamespace(_api=api), "nixl._api": api}), \
+                tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            loader = loaders.Nixl.__new__(loaders.Nixl)
+            loader.setting = loaders.Nixl.settings[0]
+            loader.start()
+            loader.fill(file.name, target)
+            self.assertEqual(memory.raw, content)
+            self.assertEqual((agent.backend, agent.registered), (("GDS_MT", {"thread_count": "16"}), 0))
+            self.assertEqual([length for _, length, _ in agent.pieces], [4 << 20, 4 << 20, (1 << 20) + 5])
+            agent.plugins = ["UCX"]
+            with self.assertRaisesRegex(ImportError, "GDS_MT"):
+                loader.start()
+
+
+class FakeNixlAgent:
+    """What the loader asks of nixl's Python API (1.5), done with pread."""
+
+    name, plugins, registered = "fake", ["GDS_MT"], 0
+
+    def get_plugin_list(self):
+        return self.plugins
+
+    def create_backend(self, name, parameters):
+        self.backend = (name, parameters)
+
+    def register_memory(self, what, kind=None, backends=()):
+        self.registered += 1
+        return what
+
+    def deregister_memory(self, what, backends=()):
+        self.registered -= 1
+
+    def get_xfer_descs(self, pieces, kind):
+        return pieces
+
+    def initialize_xfer(self, operation, to, origin, remote, backends=()):
+        assert (operation, remote) == ("READ", self.name)
+        self.pieces = origin
+        return list(zip(to, origin))
+
+    def transfer(self, handle):
+        for (place, length, _), (offset, _, descriptor) in handle:
+            ctypes.memmove(place, os.pread(descriptor, length, offset), length)
+        return "PROC"
+
+    def check_xfer_state(self, handle):
+        return "DONE"
+
+    def release_xfer_handle(self, handle):
+        handle.clear()
 
 
 if __name__ == "__main__":

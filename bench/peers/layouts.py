@@ -6,7 +6,7 @@ import os
 import struct
 
 KIB, MIB = 1 << 10, 1 << 20
-_BITS = {"F16": 16, "F32": 32, "F8_E4M3": 8, "U8": 8}
+_BITS = {"F16": 16, "F32": 32, "BF16": 16, "F8_E4M3": 8, "U8": 8}
 
 
 def _tensors(count, size, dtype, name="layers.{}.weight", columns=4096):
@@ -50,7 +50,43 @@ def _sharded(size):
     return [shard for shard in shards if shard]
 
 
-LAYOUTS = {"dense": _dense, "wide": _wide, "experts": _experts, "fp8": _fp8, "misaligned": _misaligned, "sharded": _sharded}
+def _llama_layer(number, hidden):
+    """As in Llama 3: a quarter of the heads for keys and values, 3.5 times the width between."""
+    name, wide, narrow = f"model.layers.{number}.", hidden * 7 // 2, hidden // 4
+    shapes = {"self_attn.q_proj": [hidden, hidden], "self_attn.k_proj": [narrow, hidden],
+              "self_attn.v_proj": [narrow, hidden], "self_attn.o_proj": [hidden, hidden],
+              "mlp.gate_proj": [wide, hidden], "mlp.up_proj": [wide, hidden], "mlp.down_proj": [hidden, wide],
+              "input_layernorm": [hidden], "post_attention_layernorm": [hidden]}
+    return [(f"{name}{part}.weight", "BF16", shape) for part, shape in shapes.items()]
+
+
+def _llama(size):
+    """Four shards in the order of the layers, as they are published; the widest model of which eight layers fit."""
+    def ends(hidden):
+        vocabulary = hidden * 501 // 16  # 128256 at 4096
+        return [[("model.embed_tokens.weight", "BF16", [vocabulary, hidden])],
+                [("model.norm.weight", "BF16", [hidden]), ("lm_head.weight", "BF16", [vocabulary, hidden])]]
+
+    def bytes_in(tensors):
+        return sum(_bytes_of(dtype, shape) for _, dtype, shape in tensors)
+
+    def layers_that_fit(hidden):
+        return (size - sum(map(bytes_in, ends(hidden)))) // bytes_in(_llama_layer(0, hidden))
+
+    hidden = next((width for width in (4096, 2048, 1024, 512, 256, 128) if layers_that_fit(width) >= 8), 64)
+    first, last = ends(hidden)
+    tensors = [*first, *(tensor for number in range(max(4, layers_that_fit(hidden)))
+                         for tensor in _llama_layer(number, hidden)), *last]
+    shards, limit = [[]], bytes_in(tensors) / 4
+    for tensor in tensors:
+        if len(shards) < 4 and shards[-1] and bytes_in(shards[-1]) + bytes_in([tensor]) > limit:
+            shards.append([])
+        shards[-1].append(tensor)
+    return shards
+
+
+LAYOUTS = {"dense": _dense, "wide": _wide, "experts": _experts, "fp8": _fp8, "misaligned": _misaligned, "sharded": _sharded,
+           "llama": _llama}
 
 
 def make(folder, layout, size):

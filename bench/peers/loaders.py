@@ -26,6 +26,17 @@ def _torch():
     return torch
 
 
+def read_whole(path, memory):
+    """The kernel gives 2 GiB at a time at most."""
+    with open(path, "rb", buffering=0) as file:
+        done = 0
+        while done < len(memory):
+            count = file.readinto(memory[done:])
+            if not count:
+                raise OSError(f"{path} ends early")
+            done += count
+
+
 class Loader:
     """`load` returns tensors by name; all of them are where they belong when it returns."""
 
@@ -189,6 +200,59 @@ class Staged(WholeFiles):
         stream.synchronize()
 
 
+class Pageable(WholeFiles):
+    """What most people write first: a plain read into ordinary memory, and one copy of that to the GPU (cudaMemcpy)."""
+
+    def fill(self, path, target):
+        memory = _torch().empty(len(target), dtype=_torch().uint8)
+        read_whole(path, memoryview(memory.numpy()))
+        target.copy_(memory)
+
+
+class Nixl(WholeFiles):
+    """NIXL with its plugin of threads over cuFile, as nixlbench drives it: transfers of 4 MiB, all in one request."""
+
+    package = "nixl"
+    plugin = "GDS_MT"
+    settings = [{"threads": 16, "chunk": 4 << 20}, {"threads": 8, "chunk": 4 << 20}, {"threads": 16, "chunk": 16 << 20}]
+
+    def start(self):
+        from nixl._api import nixl_agent, nixl_agent_config
+        self.agent = nixl_agent("penstock-bench", nixl_agent_config(backends=[]))
+        if self.plugin not in self.agent.get_plugin_list():
+            raise ImportError(f"this build of nixl has no plugin {self.plugin}")
+        self.agent.create_backend(self.plugin, {"thread_count": str(self.setting["threads"])})
+
+    def fill(self, path, target):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            self.fill_from(descriptor, target)
+        finally:
+            os.close(descriptor)
+
+    def fill_from(self, descriptor, target):
+        agent, size, chunk = self.agent, len(target), self.setting["chunk"]
+        memory = agent.register_memory(target, backends=[self.plugin])
+        # A file is a segment: its number is the descriptor, its addresses are offsets.
+        file = agent.register_memory([(0, size, descriptor, "")], "FILE", backends=[self.plugin])
+        pieces = [(offset, min(chunk, size - offset)) for offset in range(0, size, chunk)]
+        to = agent.get_xfer_descs([(target.data_ptr() + offset, length, target.get_device())
+                                   for offset, length in pieces], "VRAM")
+        origin = agent.get_xfer_descs([(offset, length, descriptor) for offset, length in pieces], "FILE")
+        handle = agent.initialize_xfer("READ", to, origin, agent.name, backends=[self.plugin])
+        try:
+            state = agent.transfer(handle)
+            while state == "PROC":
+                time.sleep(0.0001)
+                state = agent.check_xfer_state(handle)
+            if state != "DONE":
+                raise RuntimeError(f"nixl could not read the file: {state}")
+        finally:
+            agent.release_xfer_handle(handle)
+            agent.deregister_memory(file, backends=[self.plugin])
+            agent.deregister_memory(memory, backends=[self.plugin])
+
+
 class TorchGds(WholeFiles):
     def start(self):
         self.file = _torch().cuda.gds.GdsFile
@@ -268,9 +332,11 @@ class RunaiStreamer(Loader):
 
 LOADERS = {"penstock": Penstock, "penstock, NumPy": PenstockNumpy, "safetensors": Safetensors,
            "safetensors, pread": SafetensorsPread, "safetensors, prefetch": SafetensorsPrefetch,
-           "safetensors, NumPy": SafetensorsNumpy, "torch.load": TorchLoad, "pinned loop by hand": Staged,
+           "safetensors, NumPy": SafetensorsNumpy, "torch.load": TorchLoad, "pageable copy": Pageable,
+           "pinned loop by hand": Staged,
            "torch.cuda.gds": TorchGds, "fastsafetensors": FastSafetensors, "InstantTensor": InstantTensor,
-           "Run:ai streamer": RunaiStreamer, "KvikIO": KvikIO}
+           "Run:ai streamer": RunaiStreamer, "KvikIO": KvikIO,
+           "NIXL": Nixl}
 ON_CPU_ONLY = {"penstock, NumPy", "safetensors, NumPy"}
 
 
