@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t smallest_size_bytes = 1 << 20;
 constexpr std::size_t result_limit_bytes = 64 << 20;
+constexpr const char* bench_schema = "penstock.bench/1";
 
 Error usage(std::string message, std::string hint) {
   return {.code = Code::invalid_argument, .message = std::move(message), .hint = std::move(hint)};
@@ -147,14 +148,14 @@ Result<Json> measure_all(const BenchFlags& flags) {
   return bench;
 }
 
-Result<Json> read_result(const std::string& path) {
+Result<Json> read_result(const std::string& path, std::initializer_list<const char*> schemas) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return system_error(errno, "read " + path, "check the name");
   std::string text(result_limit_bytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));
   Json bench = text.size() > result_limit_bytes ? Json() : Json::parse(text, nullptr, false);
-  if (bench.is_object() && bench.value("schema", Json()) == "penstock.bench/1") return bench;
+  if (bench.is_object() && std::ranges::find(schemas, bench.value("schema", Json())) != schemas.end()) return bench;
   return usage(path + " is not a result of penstock bench", "name what `penstock bench --json` printed");
 }
 
@@ -197,8 +198,30 @@ Status check_page_name(const BenchFlags& flags) {
   return usage("--html names the file that is read, " + flags.html, "name another");
 }
 
+// The exit code says whether anything got worse.
+Exit compare(const BenchFlags& flags, const Output& output) {
+  std::vector<Json> results;
+  for (const std::string& path : flags.compare) {
+    Result<Json> result = read_result(path, {bench_schema, run_schema});
+    if (!result.ok()) return output.fail(result.error());
+    results.push_back(std::move(*result));
+  }
+  if (results[0].at("schema") != results[1].at("schema")) {
+    return output.fail(usage("the two results are of different programs", "compare those of one"));
+  }
+  try {
+    const Json comparison = compare_results(results[0], results[1]);
+    if (output.json()) output.object(comparison);
+    print_comparison(output, comparison);
+    return comparison.at("worse") == 0 ? Exit::ok : Exit::failed;
+  } catch (const Json::exception& broken) {
+    return output.fail(usage(std::string("one of the two is not a whole result: ") + broken.what(), ""));
+  }
+}
+
 Exit run(const BenchFlags& flags) {
   const Output output(flags.output);
+  if (!flags.compare.empty()) return compare(flags, output);
   if (Status named = check_page_name(flags); !named.ok()) return output.fail(named.error());
   std::optional<PageFile> page;
   if (!flags.html.empty()) {
@@ -206,7 +229,7 @@ Exit run(const BenchFlags& flags) {
     if (!made.ok()) return output.fail(made.error());
     page.emplace(std::move(*made));
   }
-  const Result<Json> bench = flags.from.empty() ? measure_all(flags) : read_result(flags.from);
+  const Result<Json> bench = flags.from.empty() ? measure_all(flags) : read_result(flags.from, {bench_schema});
   if (!bench.ok()) return output.fail(interrupted() ? interrupted_error() : bench.error());
   try {
     return show(flags, output, *bench, page);
@@ -234,15 +257,23 @@ Command add_bench(CLI::App& tool) {
   auto* from = parser->add_option("--from", flags->from, "measure nothing: show what --json printed earlier")
                    ->type_name("FILE")
                    ->excludes(path);
-  parser->callback([path, from] {
-    if (path->count() + from->count() == 0) throw CLI::RequiredError("PATH, or --from FILE,");
+  auto* compare = parser->add_option("--compare", flags->compare, "measure nothing: compare two results, OLD and NEW")
+                      ->type_name("FILE")
+                      ->expected(2)
+                      ->excludes(path)
+                      ->excludes(from);
+  parser->callback([path, from, compare] {
+    if (path->count() + from->count() + compare->count() == 0) {
+      throw CLI::RequiredError("PATH, --from FILE or --compare OLD NEW");
+    }
   });
   parser->footer(
       "Examples:\n"
       "  penstock bench weights.bin --to cuda:0 --html report.html\n"
       "  penstock bench /mnt/fast --write --seconds 60\n"
       "  penstock bench model.safetensors --peers --python venv/bin/python\n"
-      "  penstock bench --from result.json --html report.html");
+      "  penstock bench --from result.json --html report.html\n"
+      "  penstock bench --compare old.json new.json");
   return {parser, [flags] { return run(*flags); }};
 }
 

@@ -13,6 +13,7 @@ struct BenchFlags : MeasureFlags {
   BenchFlags() { seconds = 30; }
 
   std::string html, python = "python3", from;
+  std::vector<std::string> compare;  // two results
   bool peers = false;
   bool write = false;
 };
@@ -26,6 +27,12 @@ struct BenchFacts {
 };
 Json bench_json(const Measured& measured, const BenchFacts& facts);
 void print_bench(const Output& output, const Json& bench);
+
+// What bench/run.py calls its results.
+inline constexpr const char* run_schema = "penstock-bench-1";
+// Two results of one kind, row by row. Throws Json::exception if one is not whole.
+Json compare_results(const Json& before, const Json& after);
+void print_comparison(const Output& output, const Json& comparison);
 
 // One page that needs nothing else, with the object inside.
 std::string bench_page(const Json& bench);

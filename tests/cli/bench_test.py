@@ -219,6 +219,80 @@ class Refusals(ToolTest):
         self.assertEqual(list(mount.iterdir()), [])
 
 
+def series(median, width=0.01):
+    return {"median": median, "p25": median * (1 - width / 2), "p75": median * (1 + width / 2), "spread": width,
+            "rounds": [median]}
+
+
+def result_of(speeds, *, yardstick=10, conclusive=True, width=0.01):
+    """As much of a result as is compared."""
+    rows = [{"name": "plain reads", "plain": True, "gb_per_s": series(yardstick)}]
+    rows += [{"name": name, "plain": False, "gb_per_s": series(speed, width)} for name, speed in speeds.items()]
+    point = {"depth": 1, "iops": series(1000), "conclusive": conclusive}
+    return {"schema": "penstock.bench/1", "to": "host", "bytes": 1, "machine": {"cpu": "one"}, "peers": None,
+            "races": [{"state": "cached", "conclusive": conclusive, "rows": rows}],
+            "latency": {"curves": [{"name": "penstock", "plain": False, "points": [point]}]}}
+
+
+class Comparison(ToolTest):
+    def compare(self, before, after, worse=0):
+        old, new = (self.file(name, json.dumps(content).encode()) for name, content in [("old", before), ("new", after)])
+        done = self.run_tool("bench", "--compare", old, new, "--json")
+        result = json.loads(done.stdout)
+        schema.check(result, "compare")
+        self.assertEqual((done.returncode, result["worse"]), (1 if worse else 0, worse), result)
+        text = self.run_tool("bench", "--compare", old, new)
+        self.assertEqual(text.returncode, done.returncode)
+        verdicts = {row["name"]: row["verdict"] for row in result["rows"] if row["group"] != "4 KiB, 1 at a time"}
+        for name, verdict in verdicts.items():
+            self.assertRegex(text.stdout.decode(), rf"{name}.*{verdict}")
+        return result, verdicts
+
+    def test_tells_what_changed_by_more_than_the_noise(self):
+        before = result_of({"uring": 8, "posix": 6, "cufile": 5, "gone": 1})
+        after = result_of({"uring": 9, "posix": 5, "cufile": 5.1, "fresh": 1})
+        result, verdicts = self.compare(before, after, worse=1)
+        self.assertEqual(verdicts, {"plain reads": "same within noise", "uring": "better", "posix": "worse",
+                                    "cufile": "same within noise", "gone": "only in the old", "fresh": "only in the new"})
+        row = next(row for row in result["rows"] if row["name"] == "posix")
+        self.assertEqual((row["old"], row["new"], round(row["ratio"], 3), row["spread"]), (6, 5, 0.833, 0.03))
+        self.assertEqual(result["notes"], [])
+
+    def test_noise_is_no_change(self):
+        self.compare(result_of({"uring": 8}, width=0.3), result_of({"uring": 6}), worse=0)
+
+    def test_what_is_inconclusive_is_no_change(self):
+        for other in [result_of({"uring": 4}, conclusive=False), result_of({"uring": 4}, yardstick=5)]:
+            _, verdicts = self.compare(result_of({"uring": 8}), other)
+            self.assertEqual(verdicts["uring"], "inconclusive")
+
+    def test_other_machines_are_told(self):
+        other = {**result_of({"uring": 8}), "machine": {"cpu": "two"}, "to": "cuda:0"}
+        result, _ = self.compare(result_of({"uring": 8}), other)
+        self.assertEqual(len(result["notes"]), 2)
+
+    def test_results_of_the_script_are_compared_too(self):
+        def report(seconds):
+            row = {"kind": "ratio", "title": "small reads", "ours_name": "penstock", "peer_name": "fio",
+                   "unit": "p50_seconds", "lower_is_better": True, "ours": series(seconds), "peer": series(1)}
+            return {"schema": "penstock-bench-1", "settings": {"spread_limit": 0.05}, "machine": {},
+                    "results": {"small": {"rows": [row, {"kind": "figure"}]}}}
+
+        _, verdicts = self.compare(report(1), report(2), worse=1)
+        self.assertEqual(verdicts, {"fio": "same within noise", "penstock": "worse"})
+        self.assertEqual(self.compare(report(2), report(1))[1]["penstock"], "better")
+
+    def test_what_is_no_result_is_refused(self):
+        good = self.file("good", json.dumps(result_of({})).encode())
+        script = self.file("script", b'{"schema": "penstock-bench-1", "results": {}}')
+        self.fails("invalid_argument", 2, "bench", "--compare", good, self.file("bad", b"{}"))
+        self.fails("invalid_argument", 2, "bench", "--compare", good, self.file("part", b'{"schema": "penstock.bench/1"}'))
+        self.fails("invalid_argument", 2, "bench", "--compare", good, script)
+        self.fails("invalid_argument", 2, "bench", "--compare", good)
+        self.fails("invalid_argument", 2, "bench", good, "--compare", good, good)
+        self.fails("not_found", 3, "bench", "--compare", good, self.folder / "missing")
+
+
 class Peers(ToolTest):
     def test_loaders_that_are_not_installed_are_named(self):
         # Without its site-packages a Python has none of the loaders, and says so at once.
@@ -230,6 +304,7 @@ class Peers(ToolTest):
         missing = {one["name"]: one["reason"] for one in result["peers"]["missing"]}
         self.assertIn("No module named", missing["safetensors"])
         self.assertIn("beside the model", missing["torch.load"])
+        self.assertEqual((missing["NIXL"], missing["pageable copy"]), ("needs a GPU", "needs a GPU"))
         self.assertEqual((result["peers"]["loaders"], result["peers"]["python"]), ([], str(python)))
         self.assertEqual(self.names(), ["model.safetensors", "python"])
         self.fails("not_found", 3, "bench", model, "--peers", "--python", self.folder / "no python", *QUICK)
