@@ -7,7 +7,7 @@ namespace penstock::cli {
 namespace {
 
 constexpr std::size_t named_disks = 3;
-constexpr auto storage = Edge::Stretch::storage;
+constexpr auto from_storage = Edge::Stretch::storage;
 
 std::string disks_label(const std::vector<Disk>& disks) {
   std::string text;
@@ -35,19 +35,19 @@ void add_source(const Diagnosis& diagnosis, const std::string& next, std::vector
   const std::string how = cold ? "measured cold" : "not measured";
   if (!diagnosis.place.storage || diagnosis.place.storage->disks.empty()) {
     const bool named = patient.mount && patient.info.locality == Locality::network;
-    way.push_back({storage, named ? patient.mount->source : patient.info.file_system, next, cold, how});
+    way.push_back({from_storage, named ? patient.mount->source : patient.info.file_system, next, cold, how});
     return;
   }
   const std::vector<Disk>& disks = diagnosis.place.storage->disks;
   if (std::ranges::any_of(disks, [](const Disk& disk) { return disk.is_virtual || !disk.pci; })) {
-    way.push_back({storage, disks_label(disks), next, cold, how});
+    way.push_back({from_storage, disks_label(disks), next, cold, how});
     return;
   }
   double links = 0;
   for (const Disk& disk : disks) links += disk.pci->link.bytes_per_second();
-  way.push_back({storage, disks_label(disks), controller_label(disks), cold, how});
+  way.push_back({from_storage, disks_label(disks), controller_label(disks), cold, how});
   const std::string link = disks.size() == 1 ? format_link(disks.front().pci->link) : "all links together";
-  way.push_back({storage, way.back().to, next, links > 0 ? std::optional(links) : std::nullopt,
+  way.push_back({from_storage, way.back().to, next, links > 0 ? std::optional(links) : std::nullopt,
                  links > 0 ? link.substr(0, link.find(':')) : "link of unknown speed"});
 }
 
