@@ -187,6 +187,7 @@ class Request {
   static Status check_domain(std::span<const Range> ranges, Domain domain);
   // When the stream has come to the request. Stops it where they are not right.
   void ask_for_ranges();
+  bool asks_for_ranges() const { return source_ != nullptr; }
 
   // Fixed when it begins, but for the parts' contents.
   engine::OpKind kind = engine::OpKind::read;  // zero and deallocate have no memory

@@ -21,8 +21,9 @@ class StreamGate {
   ~StreamGate();
 
   // `start` is called on the gate's thread when the stream has come to the request, and again as long as it says false;
-  // it must not hang, since all streams wait for that thread. If the request is stopped before it says true, it ends
-  // with the reason. An error, and nothing is kept, after close and where the thread can't be started.
+  // it must not hang, since all streams wait for that thread. Where the stream comes to it at once, it is called here.
+  // If the request is stopped before it says true, it ends with the reason. An error, and nothing is kept, after close
+  // and where the thread can't be started.
   Status add(std::shared_ptr<Request> request, std::function<bool()> start);
   // Looked at until it has ended.
   Status add(std::shared_ptr<StandingRequest> standing);

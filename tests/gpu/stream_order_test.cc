@@ -258,8 +258,9 @@ TEST_F(InStreamOrder, more_than_a_thousand_waits_may_be_pending) {
   const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
   std::vector<std::unique_ptr<Blocker>> earlier;
   std::vector<Ticket> tickets;
-  for (int i = 0; i < 4; ++i) {
-    cuda::CuStream stream = make_stream();
+  std::vector<cuda::CuStream> streams;
+  for (int i = 0; i < 4; ++i) streams.push_back(make_stream());
+  for (cuda::CuStream stream : streams) {
     tickets.push_back(read_in_order(context, store, memory.region(), stream).value());
     for (int wait = 0; wait < 300; ++wait) earlier.push_back(std::make_unique<Blocker>(gpu(), stream));
     tickets.push_back(read_in_order(context, store, memory.region(), stream).value());

@@ -35,14 +35,14 @@ struct FakeCudaCounters {
 // clear_injections   takes back all that set_*, fail_*, delay_call and hang did, heals broken devices, ends captures,
 //                    zeroes the counts of calls, bytes and breaches; handles stay alive
 // set_devices        takes effect at the next cuInit
-// set_connections    how many channels each unit has for all streams, from the next stream on; 0: one for each stream
+// set_connections    how many channels each unit has for all streams that have nothing to do now; 0: one for each stream
 // set_attribute      of a device, from now on
 // set_delays         every operation of a stream waits a random time before it runs; 0 for none
 // set_bandwidth      of a device's copies, in each direction; 0 for no limit
 // set_pieces         memory allocated from now on is virtual memory, mapped in pieces of so many bytes; 0: ordinary
-// set_synchronizing_calls_block   what freeing, unregistering, loading of modules and making one stream more than many
-//                    do while a wait-value is pending: 0: they go on; 1: they wait, which is a breach, and give up with
-//                    cu_unknown after so long
+// set_synchronizing_calls_block   what freeing, unregistering and loading of modules do while a wait-value is pending,
+//                    and making a stream while many are: 0: they go on; 1: they wait, which is a breach, and give up
+//                    with cu_unknown after so long
 // fail_call          the nth call from now of the function of that name (1: the next) returns `result`; always: and
 //                    all after it
 // delay_call         every call of the function of that name takes so long before it does anything

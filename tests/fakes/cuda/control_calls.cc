@@ -30,6 +30,12 @@ FAKE_CUDA_EXPORT void fake_cuda_set_connections(unsigned count) {
   for (const auto& device : driver().devices) {
     device->channels.clear();
     device->next_channel.clear();
+    for (const auto& weak : device->streams) {
+      const auto stream = weak.lock();
+      if (stream == nullptr || !driver().reached({stream, stream->queued})) continue;
+      driver().close_own_channels(*stream);
+      stream->channels.clear();
+    }
   }
 }
 

@@ -7,11 +7,11 @@
 using namespace fake_cuda;
 
 FAKE_CUDA_EXPORT CuResult cuStreamCreateWithPriority(CuStream* stream, unsigned flags, int /*priority*/) {
-  // From about so many on, the driver was seen to wait with another until the device has nothing to do.
-  constexpr std::size_t many_streams = 72;
+  // Where many streams wait, the driver was seen to wait with another until the device has nothing to do.
+  constexpr std::size_t many_waits = 32;
   return call_in_context(__func__, [&](Driver& d, Lock& lock, Device& device) {
     if (stream == nullptr || (flags & ~cu_stream_non_blocking) != 0) return cu_invalid_value;
-    if (d.streams.size() >= many_streams) {
+    if (device.waits_for_values.size() >= many_waits) {
       const CuResult waited = d.synchronizing_call(lock, device, "cuStreamCreateWithPriority");
       if (waited != cu_success) return waited;
     }
