@@ -35,7 +35,7 @@ struct FakeCudaCounters {
 // clear_injections   takes back all that set_*, fail_*, delay_call and hang did, heals broken devices, ends captures,
 //                    zeroes the counts of calls, bytes and breaches; handles stay alive
 // set_devices        takes effect at the next cuInit
-// set_connections    how many channels each unit has for all streams that have nothing to do now; 0: one for each stream
+// set_connections    how many channels each unit has for all streams that have nothing to do now; 0: one a stream
 // set_attribute      of a device, from now on
 // set_delays         every operation of a stream waits a random time before it runs; 0 for none
 // set_bandwidth      of a device's copies, in each direction; 0 for no limit
