@@ -82,6 +82,10 @@ struct PENSTOCK_EXPORT Report {
   std::optional<Error> error;       // set unless done
 
   bool ok() const { return outcome == Outcome::done; }
+  // The routes that bytes took, the one with the most first.
+  std::vector<RouteShare> routes_taken() const;
+  // For people: bytes, time, speed, routes and the reason, in two lines; or what went wrong, and what helps.
+  std::string to_string() const;
   // Adds what another request did; the worse outcome and the first error stay. Only `seconds` is the caller's: it
   // knows whether they ran at the same time.
   void add(const Report& other);

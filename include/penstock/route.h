@@ -50,4 +50,12 @@ constexpr Route staged(Route route) {
 // Bytes by route, indexed by Route.
 using RouteBytes = std::array<std::uint64_t, route_count>;
 
+// How many bytes took a route.
+struct RouteShare {
+  Route route = Route::cached;
+  std::uint64_t bytes = 0;
+
+  friend bool operator==(const RouteShare&, const RouteShare&) = default;
+};
+
 }  // namespace penstock
