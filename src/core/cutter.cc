@@ -8,37 +8,17 @@ using engine::Path;
 
 namespace {
 
-// Of a group of short ranges, so many are asked about; if they agree, the rest is taken to be alike. A wrong guess
-// costs speed, never bytes.
-constexpr std::uint32_t residency_samples = 8;
-
 // GPUDirect Storage moves whole blocks between aligned places.
 constexpr std::uint64_t device_alignment = 4096;
 
 // Whether `next` is the same long range, from where `unit` ends.
 bool continues(const Unit& unit, const Unit& next) {
-  return unit.count == 1 && next.count == 1 && next.first == unit.first && next.begin == unit.begin + unit.length;
-}
-
-Residency compare(std::uint64_t resident, std::uint64_t length) {
-  if (resident >= length) return Residency::all;
-  return resident == 0 ? Residency::none : Residency::some;
+  return unit.count == 1 && next.count == 1 && next.first == unit.first && next.begin == unit.begin + unit.length &&
+         next.residency == unit.residency;
 }
 
 StoreEntry& entry_of(const Part& part) {
   return *part.hold->stores[part.hold->spans[part.range].store].entry;
-}
-
-Residency residency_of(Part& part, std::uint64_t offset, std::uint64_t length) {
-  StoreEntry& entry = entry_of(part);
-  const engine::PageCache* cache = entry.store().page_cache();
-  if (const auto resident = cache->resident_bytes(offset, length)) return compare(*resident, length);
-  const std::uint32_t store = part.hold->spans[part.range].store;
-  if (part.sampled == Residency::unknown || part.sampled_store != store) {
-    part.sampled = entry.sample_residency(offset, length);
-    part.sampled_store = store;
-  }
-  return part.sampled;
 }
 
 // What is left of the range, within the unit.
@@ -67,7 +47,7 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
     const Span& of = part.hold->spans[part.range];
     if (of.transform != 0) {
       const std::uint64_t stored_bytes = part.hold->stored_bytes(of);
-      if (part.plan_each_piece) plan_window_at(part, of.offset, stored_bytes);
+      if (part.plan_each_piece) plan_piece(part, of.offset, stored_bytes);
       if (!part.no_route) return NextPiece{&entry_of(part), &of, of.offset, {stored_bytes, Shape::staged}};
       fail_unit(part, Code::no_route);
       continue;
@@ -77,7 +57,7 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
     if (part.plan_each_piece) {
       // What was asked about is what the plan is for.
       rest.length = std::min(rest.length, environment_.options.storage_chunk_bytes);
-      plan_window_at(part, rest.offset, rest.length);
+      plan_piece(part, rest.offset, rest.length);
     }
     const Span& span = part.hold->spans[part.range];
     StoreEntry& entry = entry_of(part);
@@ -89,20 +69,21 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
       // Ends and places that aren't aligned go through the host; what comes after may go straight again.
       part.goes_straight = true;
       rest.length = std::min(rest.length, environment_.options.storage_chunk_bytes);
-      plan_window_at(part, rest.offset, rest.length, true);
+      plan_window(part, part.unit.residency, true);
       if (!part.no_route) return NextPiece{&entry, &span, rest.offset, cut(rules(part, entry, span), rest)};
     }
     fail_unit(part, Code::no_route);
   }
 }
 
-bool Cutter::next_unit(Part& part) {
+bool Cutter::next_unit(Part& part) const {
   Request& request = *part.hold;
   if (part.claimed == part.claimed_end) {
     const auto claim = request.claim_units();
     if (claim.begin == claim.end) return false;
     part.claimed = claim.begin;
     part.claimed_end = claim.end;
+    request.survey.reach(environment_, request, claim.end);
   }
   part.unit = request.units[part.claimed++];
   while (part.claimed != part.claimed_end && continues(part.unit, request.units[part.claimed])) {
@@ -126,42 +107,28 @@ void Cutter::advance(Part& part, std::uint64_t bytes) {
   if (part.range == part.unit.first + part.unit.count) part.unit.count = 0;
 }
 
-void Cutter::plan_unit(Part& part) const {
-  const Request& request = *part.hold;
-  const Unit& unit = part.unit;
-  part.plan_each_piece = false;
-  part.goes_straight = false;
-  if (unit.count == 1) {
-    const Span& span = request.spans[unit.first];
-    const bool is_whole = span.transform != 0;
-    const std::uint64_t length = is_whole ? request.stored_bytes(span) : unit.length;
-    const Residency residency = plan_window_at(part, span.offset + unit.begin, length);
-    part.plan_each_piece =
-        residency == Residency::some && !is_whole && length > environment_.options.storage_chunk_bytes;
-    return;
-  }
-  const std::uint32_t stride = std::max(1U, unit.count / residency_samples);
-  std::optional<Residency> agreed;
-  for (std::uint32_t i = 0; i < unit.count; i += stride) {
-    const Span& span = request.spans[unit.first + i];
-    if (span.length == 0) continue;
-    const Residency residency = plan_window_at(part, span.offset, request.stored_bytes(span));
-    if (residency == Residency::unknown) return;  // nobody needs to know
-    if (agreed && *agreed != residency) {
-      part.plan_each_piece = true;
-      return;
-    }
-    agreed = residency;
-  }
+// Of a unit that is partly cached.
+void Cutter::plan_piece(Part& part, std::uint64_t offset, std::uint64_t length) const {
+  plan_window(part, part.hold->survey.ask(*part.hold, {part.hold->spans[part.range].store, offset, length}));
 }
 
-Residency Cutter::plan_window_at(Part& part, std::uint64_t offset, std::uint64_t length, bool around_device) const {
+void Cutter::plan_unit(Part& part) const {
+  const Unit& unit = part.unit;
+  part.goes_straight = false;
+  plan_window(part, unit.residency);
+  // With cache=keep all of it goes through the page cache, whatever a closer look would say.
+  const bool could_differ = unit.count != 1 || (part.hold->spans[unit.first].transform == 0 &&
+                                                unit.length > environment_.options.storage_chunk_bytes);
+  part.plan_each_piece = unit.residency == Residency::some && could_differ && environment_.options.cache != Cache::keep;
+}
+
+void Cutter::plan_window(Part& part, Residency residency, bool around_device) const {
   const Span& span = part.hold->spans[part.range];
   StoreEntry& entry = entry_of(part);
   if (entry.info().kind == StoreKind::made) {
     part.no_route = false;
     part.plan = {Path::cached, Reason::made};
-    return Residency::unknown;
+    return;
   }
   WindowFacts facts{.direction = part.hold->direction,
                     .locality = entry.info().locality,
@@ -169,16 +136,15 @@ Residency Cutter::plan_window_at(Part& part, std::uint64_t offset, std::uint64_t
                     .page_cache = entry.from_host() && entry.info().page_cache,
                     .cache = environment_.options.cache,
                     .allowed = part.hold->allowed,
+                    .residency = residency,
                     .out_of_reach = span.is_out_of_reach};
   if (span.gpu != nullptr && span.transform == 0 && !around_device) {
     const StoreEntry* direct = entry.for_device(environment_);
     if (direct != nullptr) facts.device_route = direct->store().device_route_to(span.gpu->info());
   }
-  if (wants_residency(facts)) facts.residency = residency_of(part, offset, length);
-  const auto plan = plan_window(facts);
+  const auto plan = core::plan_window(facts);
   part.no_route = !plan;
   if (plan) part.plan = *plan;
-  return facts.residency;
 }
 
 CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& span) const {

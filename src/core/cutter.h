@@ -36,10 +36,11 @@ class Cutter {
   static bool may_be_buffered(const Request& request, const StoreEntry& entry, const Span& span);
 
  private:
-  static bool next_unit(Part& part);
+  bool next_unit(Part& part) const;
   void plan_unit(Part& part) const;
   // `around_device`: as if no engine reached GPU memory by itself.
-  Residency plan_window_at(Part& part, std::uint64_t offset, std::uint64_t length, bool around_device = false) const;
+  void plan_window(Part& part, Residency residency, bool around_device = false) const;
+  void plan_piece(Part& part, std::uint64_t offset, std::uint64_t length) const;
   CutRules rules(const Part& part, const StoreEntry& entry, const Span& span) const;
 
   Environment& environment_;

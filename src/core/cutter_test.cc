@@ -181,6 +181,31 @@ TEST_F(CutterTest, asks_about_each_piece_of_a_unit_that_is_half_in_the_page_cach
                                           {768 * cutter_kib, 256 * cutter_kib, Path::direct}}));
 }
 
+TEST_F(CutterTest, does_not_take_what_the_kernel_reads_ahead_for_cached) {
+  options_.cache = Cache::keep;
+  resident_bytes_ = 2 * cutter_mib;
+  ask({{0, 8 * cutter_mib}});
+  for (std::uint64_t done = 0; done < 8 * cutter_mib;) {
+    const auto next = cutter_->next(part());
+    ASSERT_TRUE(next);
+    EXPECT_EQ(part().plan.path, done < 2 * cutter_mib ? Path::cached : Path::buffered) << "at " << done;
+    done += next->cut.length;
+    Cutter::advance(part(), next->cut.length);
+    resident_bytes_ = std::max(resident_bytes_, done + 2 * cutter_mib);  // as reading it makes the kernel do
+  }
+  EXPECT_EQ(asked_, 8) << "once about each unit";
+}
+
+TEST_F(CutterTest, guesses_unit_by_unit_where_the_kernel_tells_only_of_pages) {
+  host_.resident_bytes = nullptr;
+  host_.is_resident = [](std::uint64_t offset) { return offset < 3 * cutter_mib; };
+  ask({{0, 6 * cutter_mib}});
+  for (const Step& step : cut_all()) {
+    EXPECT_EQ(step.path, step.offset < 3 * cutter_mib ? Path::cached : Path::direct) << "at " << step.offset;
+    EXPECT_LE(step.length, cutter_mib);
+  }
+}
+
 TEST_F(CutterTest, asks_about_each_range_of_a_group_that_does_not_agree) {
   resident_bytes_ = cutter_mib;
   ask({{0, 4096}, {2 * cutter_mib, 4096}, {8192, 4096}});

@@ -87,7 +87,7 @@ std::string_view reason_text(Reason reason) {
       "cache=bypass: past the page cache",
       "the store can't be reached past the page cache",
       "a network or user-space mount, read through the page cache at depth",
-      "the kernel does not tell what is cached; a timed sample decided",
+      "a guess from a few pages: the kernel does not tell what is cached of a file of somebody else",
       "written straight to the device",
       "ends that fill no whole block",
       "the kernel refused direct transfers on this store",

@@ -52,7 +52,7 @@ enum class Reason : std::uint8_t {
   bypass_asked,       // cache=bypass
   no_direct,          // the store can't be reached past the cache
   remote,             // a network or FUSE mount: deep buffered reads
-  residency_unknown,  // the kernel won't tell; a timed sample decided
+  residency_unknown,  // the kernel won't tell; a few pages, or the time of a few reads, decided
   write_through,      // writes go straight to the device
   edge,               // ends of a write that fill no whole block
   refused,            // the kernel refused a direct transfer that should have worked
@@ -74,8 +74,8 @@ enum class Residency : std::uint8_t {
   none,
   some,
   unknown,      // not asked, or the kernel won't tell
-  likely_all,   // unknown, and a timed sample was fast
-  likely_none,  // unknown, and a timed sample was slow, or was not taken: a server may not answer
+  likely_all,   // unknown, and the pages that were looked at were there, or a timed sample was fast
+  likely_none,  // unknown, and one was not, or a sample was slow, or was not taken: a server may not answer
 };
 
 struct WindowFacts {

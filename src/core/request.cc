@@ -438,16 +438,22 @@ void Request::call_waiting() {
 // A kept Ticket keeps no store open. Closing may take its time, so what nobody else has is closed by the completion
 // thread; who opens it again waits for that.
 void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
-  const bool has_leftovers =
-      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.to_drop.empty(); });
+  std::vector<Stretch> leftovers;
+  static_cast<void>(or_out_of_memory([&]() -> Status {
+    for (const Part& part : parts) leftovers.insert(leftovers.end(), part.to_drop.begin(), part.to_drop.end());
+    survey.add_leftovers(*environment_, *this, leftovers);
+    return {};
+  }));
   const bool closes =
       std::any_of(stores.begin(), stores.end(), [](const StoreUse& use) { return use.entry.use_count() == 1; });
-  if (has_leftovers || closes) {
+  if (!leftovers.empty() || closes) {
     // What there is no memory for stays in the page cache, or is closed here.
     static_cast<void>(or_out_of_memory([&]() -> Status {
       std::vector<std::shared_ptr<StoreEntry>> entries;
       for (const StoreUse& use : stores) entries.push_back(use.entry);
-      environment_->completions.post([self, entries = std::move(entries)] { self->drop_leftovers(entries); });
+      environment_->completions.post([self, entries = std::move(entries), all = std::move(leftovers)]() mutable {
+        drop_leftovers(entries, std::move(all));
+      });
       return {};
     }));
   }
@@ -455,12 +461,10 @@ void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
 }
 
 // All at once, since each call makes the kernel look through the lists of every CPU.
-void Request::drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries) const {
-  std::vector<Leftover> all;
-  for (const Part& part : parts) all.insert(all.end(), part.to_drop.begin(), part.to_drop.end());
+void Request::drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries, std::vector<Stretch> all) {
   std::sort(all.begin(), all.end());
   for (std::size_t i = 0; i < all.size();) {
-    Leftover run = all[i++];
+    Stretch run = all[i++];
     while (i < all.size() && all[i].store == run.store && all[i].offset == run.offset + run.length) {
       run.length += all[i++].length;
     }

@@ -25,6 +25,7 @@
 #include "core/memory_map.h"
 #include "core/planner.h"
 #include "core/store_entry.h"
+#include "core/survey.h"
 #include "cuda/copy_queue.h"
 #include "cuda/stream_order.h"
 #include "penstock/request.h"
@@ -65,10 +66,11 @@ struct StoreUse {
 // The least that a lane takes at once: part of a long range, or several whole short ranges of one store, all
 // in memory of the same device.
 struct Unit {
-  std::uint64_t begin = 0;   // within the range, if there is only one
-  std::uint64_t length = 0;  // all bytes of the unit
-  std::uint32_t first = 0;   // range
-  std::uint32_t count = 0;   // of ranges
+  std::uint64_t begin = 0;                   // within the range, if there is only one
+  std::uint64_t length = 0;                  // all bytes of the unit
+  std::uint32_t first = 0;                   // range
+  std::uint32_t count = 0;                   // of ranges
+  Residency residency = Residency::unknown;  // before the request read there (Survey); some: also if ranges differ
 };
 
 // An end of a write that fills no whole block.
@@ -76,17 +78,6 @@ struct Edge {
   std::uint32_t range = 0;
   std::uint64_t position = 0;  // within the range
   std::uint64_t length = 0;
-};
-
-// Bytes that a read brought into the page cache and that nobody asked to keep there.
-struct Leftover {
-  std::uint32_t store = 0;
-  std::uint64_t offset = 0;
-  std::uint64_t length = 0;
-
-  friend bool operator<(const Leftover& a, const Leftover& b) {
-    return std::tie(a.store, a.offset) < std::tie(b.store, b.offset);
-  }
 };
 
 // What is done to a request, in order. The last lane to finish one stage does the next ones alone.
@@ -122,8 +113,6 @@ struct Part {
   std::uint32_t stores_flushed = 0;
   Part* next_in_list = nullptr;  // of those with something left to start
   bool in_list = false;
-  Residency sampled = Residency::unknown;  // where the kernel won't tell: what a timed sample said, and of which store
-  std::uint32_t sampled_store = 0;
   std::uint32_t in_flight = 0;
   std::size_t index_in_lane = 0;
   TimePoint last_progress;
@@ -140,7 +129,7 @@ struct Part {
   std::unique_ptr<Error> first_cause;  // of the first one, where more is known than its code and number say
   bool withdrawn = false;              // the request was stopped while this part had work
   bool abandoned = false;
-  std::vector<Leftover> to_drop;
+  std::vector<Stretch> to_drop;  // that it brought into the page cache, and that nobody asked to keep there
   TimePoint entered;
   double cpu_seconds_at_entry = 0;
   double copy_seconds_at_entry = 0;
@@ -202,6 +191,7 @@ class Request {
   std::vector<TransformUse> transforms;
   SmallArray<Unit> units;
   SmallArray<Part> parts;
+  Survey survey;                             // of the units
   HeldMemory held;                           // let go of when the request ends
   std::vector<AttachmentUse> attachments;    // that were made on use; likewise, and before the memory
   bool has_gpu = false;                      // some memory is a GPU's
@@ -225,6 +215,7 @@ class Request {
   // Whether an engine brings bytes of the store to the GPU by itself, wherever they go. Not so writes: ends that fill
   // no whole block are core's.
   bool reads_straight(const cuda::Device& gpu, StoreEntry& entry) const;
+  std::uint64_t unit_bytes() const { return unit_bytes_; }
   bool has_more_units() const { return next_unit_.load(std::memory_order_relaxed) < units.size(); }
   // The next units, for whichever lane asks: indices from `begin` to `end`, the same when there are no more. One at a
   // time, so that all lanes together read a disk in order; several where long pieces are better than order. (A disk
@@ -321,7 +312,7 @@ class Request {
   bool writes_past_cache() const;
   std::string title() const;
   void let_go_of_stores(const std::shared_ptr<Request>& self);
-  void drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries) const;
+  static void drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries, std::vector<Stretch> all);
   void add_up_parts();
   Outcome judge();
   // Why the bytes may not belong together: the store, and what is known of it.

@@ -284,6 +284,20 @@ void StoreEntry::grown_to(std::uint64_t end) {
   }
 }
 
+std::optional<StoreEntry::Guess> StoreEntry::guess_residency(std::uint64_t offset, std::uint64_t length) {
+  constexpr std::uint64_t pages_looked_at = 8;
+  engine::PageCache* cache = store_->page_cache();
+  if (cache == nullptr || is_remote(info().locality) || length == 0) return std::nullopt;
+  const std::uint64_t last = length - 1;
+  for (std::uint64_t i = 0; i < pages_looked_at; ++i) {
+    const std::uint64_t at = offset + last / (pages_looked_at - 1) * i;
+    const auto there = cache->is_resident(at);
+    if (!there) return std::nullopt;
+    if (!*there) return Guess{at};
+  }
+  return Guess{};
+}
+
 Residency StoreEntry::sample_residency(std::uint64_t offset, std::uint64_t length) {
   // Copying 64 KiB takes ten microseconds or so; a disk takes longer than this to answer at all.
   constexpr double cached_below_seconds = 50e-6;

@@ -89,7 +89,13 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   std::uint64_t operation_bytes() const;
 
   BlockLocks& blocks() { return blocks_; }
-  // What a timed sample said, where the kernel does not tell what is cached: for one request at a time.
+  // From a few pages, where the kernel does not tell what of a stretch is cached but does of a page. Nothing where it
+  // tells neither.
+  struct Guess {
+    std::optional<std::uint64_t> missing;  // a byte that is not there, if one was found; its page is brought in
+  };
+  std::optional<Guess> guess_residency(std::uint64_t offset, std::uint64_t length);
+  // What a timed sample says, where nothing else does.
   Residency sample_residency(std::uint64_t offset, std::uint64_t length);
 
  private:

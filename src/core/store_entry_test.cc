@@ -140,6 +140,21 @@ TEST_F(StoreEntryTest, guesses_residency_from_the_time_that_samples_take) {
   EXPECT_EQ(entry->sample_residency(0, 10'000), Residency::likely_none);
 }
 
+TEST_F(StoreEntryTest, guesses_residency_from_a_few_pages_from_the_first_to_the_last) {
+  const auto entry = *open("x");
+  EXPECT_FALSE(entry->guess_residency(0, 10'000)) << "the kernel tells nothing";
+  std::uint64_t first = 0;
+  std::uint64_t end = 10'000;
+  ring_.is_resident = [&](std::uint64_t offset) { return offset >= first && offset < end; };
+  EXPECT_EQ(entry->guess_residency(0, 10'000)->missing, std::nullopt);
+  EXPECT_EQ(entry->guess_residency(9'999, 1)->missing, std::nullopt);
+  end = 9'990;
+  EXPECT_GE(entry->guess_residency(0, 10'000)->missing, end);
+  EXPECT_EQ(entry->guess_residency(0, 5'000)->missing, std::nullopt);
+  first = 1;
+  EXPECT_EQ(entry->guess_residency(0, 5'000)->missing, 0U);
+}
+
 TEST_F(StoreEntryTest, never_times_reads_that_a_server_may_not_answer) {
   for (Script* script : {&ring_, &threads_}) script->info.locality = Locality::network;
   EXPECT_EQ((*open("x"))->sample_residency(0, 10'000), Residency::likely_none);

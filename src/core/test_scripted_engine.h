@@ -26,6 +26,7 @@ struct Script {
   std::uint64_t size_now = 0;
   // Of a range; nothing: the kernel does not tell.
   std::function<std::optional<std::uint64_t>(std::uint64_t offset, std::uint64_t length)> resident_bytes;
+  std::function<std::optional<bool>(std::uint64_t offset)> is_resident;  // of a page; none: the same
   double sample_seconds = 1e-6;
   int opened = 0;
   std::string opened_name;
@@ -81,6 +82,10 @@ class ScriptedStore : public engine::Store, private engine::PageCache, private e
  private:
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override {
     return script_.resident_bytes ? script_.resident_bytes(offset, length) : std::nullopt;
+  }
+  std::optional<bool> is_resident(std::uint64_t offset) const override {
+    EXPECT_LT(offset, script_.info.size_bytes) << "a page past the end";
+    return script_.is_resident ? script_.is_resident(offset) : std::nullopt;
   }
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override {
     EXPECT_LE(offset + length, script_.info.size_bytes) << "a sample past the end";

@@ -30,8 +30,11 @@ class PageCache {
   // How many bytes of the range are in the page cache; nothing where the kernel won't tell the truth, or a server would
   // have to be asked: it does not wait.
   virtual std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const = 0;
+  // Whether the page that has this byte is there, where the kernel tells that of a page. If not, the question may bring
+  // in this page, and no other. Does not wait. For guessing what is cached where resident_bytes has no answer.
+  virtual std::optional<bool> is_resident(std::uint64_t) const { return std::nullopt; }
   // Reads the range through the page cache, discards it, and tells how long that took; nothing if it failed. For
-  // guessing what is cached where the kernel won't tell. At most 64 KiB. Not asked of a server's.
+  // guessing where is_resident has no answer either. At most 64 KiB. Not asked of a server's.
   virtual std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const = 0;
   // Starts reading the range into the page cache.
   virtual Status prefetch(std::uint64_t offset, std::uint64_t length) = 0;

@@ -48,7 +48,11 @@ FileStore::FileStore(OpenedFile file)
                          (is_ours_ || ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) == 0)),
       checks_path_(info_.kind == StoreKind::file && !file.replacement),
       name_is_new_(file.name_is_new),
-      replacement_(std::move(file.replacement)) {}
+      replacement_(std::move(file.replacement)) {
+  // Pages are looked at one by one then (is_resident), and that must not make the kernel read ahead.
+  const bool is_told = is_remote(info_.locality) || resident_bytes(0, 1).has_value();
+  if (!is_told) ::posix_fadvise(buffered_fd(), 0, 0, POSIX_FADV_RANDOM);
+}
 
 std::shared_ptr<const void> FileStore::give_descriptors() {
   return std::make_shared<std::pair<UniqueFd, UniqueFd>>(std::move(buffered_), std::move(direct_));
@@ -77,6 +81,11 @@ std::optional<std::uint64_t> FileStore::resident_bytes(std::uint64_t offset, std
   const ByteRange range{offset, length};
   if (const auto resident = resident_by_cachestat(buffered_fd(), range)) return resident;
   return mincore_is_honest_ ? resident_by_mincore(buffered_fd(), range) : std::nullopt;
+}
+
+std::optional<bool> FileStore::is_resident(std::uint64_t offset) const {
+  // Even to look into the page cache may ask a server whether it still holds.
+  return is_remote(info_.locality) ? std::nullopt : resident_by_reading(buffered_fd(), offset);
 }
 
 std::optional<double> FileStore::timed_read_seconds(std::uint64_t offset, std::uint64_t length) const {

@@ -33,6 +33,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
  private:
   Status sync_new_name();  // REQUIRES: writer_mutex_
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override;
+  std::optional<bool> is_resident(std::uint64_t offset) const override;
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override;
   Status prefetch(std::uint64_t offset, std::uint64_t length) override;
   void drop(std::uint64_t offset, std::uint64_t length) override;

@@ -2,10 +2,12 @@
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <limits>
 
 namespace penstock::files {
@@ -88,6 +90,15 @@ std::optional<std::uint64_t> resident_by_mincore(int fd, ByteRange range) {
     resident += *found;
   }
   return bytes_from_pages(range.length, resident, pages.count);
+}
+
+std::optional<bool> resident_by_reading(int fd, std::uint64_t offset) {
+  char byte = 0;
+  const iovec place{&byte, 1};
+  if (!askable({offset, 1})) return std::nullopt;
+  const ssize_t got = ::preadv2(fd, &place, 1, static_cast<off_t>(offset), RWF_NOWAIT);
+  if (got == 1) return true;
+  return got < 0 && errno == EAGAIN ? std::optional(false) : std::nullopt;
 }
 
 }  // namespace penstock::files

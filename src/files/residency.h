@@ -20,6 +20,11 @@ std::optional<std::uint64_t> resident_by_cachestat(int fd, ByteRange range);
 // others the kernel says that everything is resident.
 std::optional<std::uint64_t> resident_by_mincore(int fd, ByteRange range);
 
+// Asks preadv2(2) for one byte with RWF_NOWAIT, as anybody may who can read the file. A page that is not there may be
+// brought in by that; with POSIX_FADV_RANDOM no others are. Nothing where the file system does not know the flag, or
+// the read fails.
+std::optional<bool> resident_by_reading(int fd, std::uint64_t offset);
+
 // Bytes of a range of which `resident` of `pages` pages are cached; all of it exactly if they all are.
 std::uint64_t bytes_from_pages(std::uint64_t length, std::uint64_t resident, std::uint64_t pages);
 

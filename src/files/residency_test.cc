@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "base/unique_fd.h"
 #include "files/test_scratch.h"
@@ -30,6 +31,22 @@ TEST(Residency, is_the_same_by_cachestat_and_by_mincore) {
     if (!by_cachestat) GTEST_SKIP() << "the kernel has no cachestat";
     EXPECT_EQ(*by_cachestat, *by_mincore);
   }
+}
+
+TEST(Residency, of_a_page_is_told_by_reading_a_byte_of_it) {
+  const ScratchFolder folder;
+  const UniqueFd fd(::open(folder.write_pattern("a", 1 << 20).c_str(), O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(fd);
+  const auto there = resident_by_reading(fd.get(), 12345);
+  if (!there) GTEST_SKIP() << "the file system does not know RWF_NOWAIT";
+  EXPECT_TRUE(*there) << "it has just been written";
+  EXPECT_FALSE(resident_by_reading(fd.get(), 1 << 20).has_value()) << "past the end";
+  ASSERT_EQ(::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_RANDOM), 0);
+  ASSERT_EQ(::fdatasync(fd.get()), 0);
+  ASSERT_EQ(::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
+  if (resident_by_mincore(fd.get(), {0, 1 << 20}) != 0U) GTEST_SKIP() << "the file system keeps it in memory";
+  EXPECT_EQ(resident_by_reading(fd.get(), 12345), false);
+  EXPECT_LE(resident_by_mincore(fd.get(), {0, 1 << 20}).value(), 64U << 10) << "a page, and nothing ahead of it";
 }
 
 TEST(Residency, is_unknown_for_ranges_that_no_file_has) {

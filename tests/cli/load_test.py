@@ -7,7 +7,7 @@ import signal
 import unittest
 
 import schema
-from tool import NOBODY, PROMPTLY, SLOW, ToolTest, resident_bytes, wait_until
+from tool import NOBODY, PROMPTLY, SLOW, ToolTest, cached_bytes, resident_bytes, wait_until
 
 MIB = 1 << 20
 
@@ -135,6 +135,52 @@ class Load(ToolTest):
         pathlib.Path(os.fsdecode(odd)).write_bytes(b"abc")
         self.assertEqual(self.json_of("load", os.fsdecode(odd), "--verify")["bytes"], 3)
         self.assertNotIn(b"\x1b", self.run_tool("load", os.fsdecode(odd) + "missing").stderr)
+
+
+class LoadTellsWhatHappened(ToolTest):
+    """About what is in the page cache, and what only came there by reading."""
+
+    SIZE = 48 * MIB
+
+    def file_with_cached_half(self, cached):
+        path = self.file("data", os.urandom(self.SIZE))
+        os.chmod(path, 0o644)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if cached_bytes(file) != 0:
+                self.skipTest("the kernel does not tell what is cached, or keeps it all")
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            file.read(cached)
+            self.cached = cached_bytes(file)
+        return path
+
+    def left_of(self, path):
+        with open(path, "rb") as file:
+            return cached_bytes(file)
+
+    def test_what_the_kernel_reads_ahead_was_not_cached(self):
+        result = self.json_of("load", self.file_with_cached_half(0), "--cache", "keep")
+        self.assertEqual(result["routes"], {"buffered": self.SIZE})
+        self.assertIn("cache=keep", result["reason"])
+
+    def test_a_cached_half_is_told_apart_and_the_rest_leaves_nothing(self):
+        path = self.file_with_cached_half(16 * MIB)
+        result = self.json_of("load", path)
+        self.assertEqual(sum(result["routes"].values()), self.SIZE)
+        self.assertLessEqual(result["routes"]["cached"], self.cached)
+        self.assertGreater(result["routes"]["cached"], 0)
+        self.assertLessEqual(self.left_of(path), self.cached)
+
+    def test_what_is_guessed_of_a_file_of_somebody_else_is_called_a_guess(self):
+        self.need_other_user()
+        path = self.file_with_cached_half(16 * MIB)
+        done = self.run_tool("load", path, "--json", user=NOBODY, group=NOBODY, extra_groups=[])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(done.stdout)
+        self.assertIn("a guess", result["reason"])
+        self.assertLessEqual(result["routes"].get("cached", 0), self.cached)
+        self.assertLess(self.left_of(path), self.SIZE, "what was cold is not left in the page cache")
 
 
 class LoadRefuses(ToolTest):

@@ -212,5 +212,13 @@ def wait_until(condition, seconds=30):
         time.sleep(0.01)
 
 
+def cached_bytes(file):
+    """How much of a file the page cache has; None where the kernel has no cachestat."""
+    whole = (ctypes.c_uint64 * 2)(0, 0)
+    counts = (ctypes.c_uint64 * 5)()
+    failed = ctypes.CDLL(None).syscall(451, file.fileno(), whole, counts, 0) != 0
+    return None if failed else counts[0] * os.sysconf("SC_PAGE_SIZE")
+
+
 def resident_bytes(process):
     return int(pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

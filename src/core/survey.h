@@ -1,0 +1,59 @@
+// Survey: what of a request's units was in the page cache before the request read there.
+//
+// The kernel reads ahead of what is read through the page cache. A unit that is asked about only when its turn comes
+// would be taken for cached though the disk has just read it for this request. So units are asked about before anything
+// that near in front of them is read.
+//
+// Thread safety: any thread. Lifetime: within its request.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "core/planner.h"
+
+namespace penstock::core {
+
+struct Environment;
+class Request;
+class StoreEntry;
+struct Unit;
+
+// Of a request's stores.
+struct Stretch {
+  std::uint32_t store = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+
+  friend bool operator<(const Stretch& a, const Stretch& b) {
+    return std::tie(a.store, a.offset) < std::tie(b.store, b.offset);
+  }
+};
+
+class Survey {
+ public:
+  // Sets Unit::residency of the first `end` units, and of as many behind them as the kernel may read ahead.
+  void reach(const Environment& environment, Request& request, std::uint32_t end);
+  // The same of a single stretch, as it is now.
+  Residency ask(const Request& request, const Stretch& stretch);
+
+  // What is in the page cache for this request though nothing of it was meant to go there: pages that were looked at,
+  // and what the kernel read ahead of cached units. REQUIRES: every part has left.
+  void add_leftovers(const Environment& environment, const Request& request, std::vector<Stretch>& leftovers) const;
+
+ private:
+  Residency ask_about(const Environment& environment, const Request& request, const Unit& unit);
+  Residency ask_locked(const Request& request, const Stretch& stretch);
+
+  std::mutex mutex_;
+  std::atomic<std::uint32_t> asked_{0};  // so many units
+  // Where only the time of a read tells: what that was, and of which store.
+  Residency timed_ = Residency::unknown;
+  const StoreEntry* timed_entry_ = nullptr;
+  std::vector<Stretch> brought_;  // the pages that were looked at and were not there
+};
+
+}  // namespace penstock::core
