@@ -212,6 +212,7 @@ Status Request::note(const Identities& identities) {
     if (!use.check_identity) continue;
     if (!*identity) return identity->error();
     use.before = **identity++;
+    use.entry->store().await_writers();
   }
   return {};
 }

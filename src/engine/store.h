@@ -87,6 +87,10 @@ class Store {
   // As of now. Code::changed if the name now means another file.
   virtual Result<State> state() const = 0;
 
+  // Returns when writes of others that were under way have ended, as far as this machine knows of them. The time of
+  // modification is set when a write begins: a state that was told before means bytes that were read afterwards.
+  // Nothing where the store can't wait for writers, or a server would have to be asked.
+  virtual void await_writers() const {}
   // By which the same file can be opened again; -1 where only the name will do.
   virtual int descriptor() const { return -1; }
   // The way that Path::device takes; nothing where there is none.

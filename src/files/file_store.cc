@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -72,6 +73,13 @@ Result<engine::State> FileStore::state() const {
     return changed(info_.name, "was replaced by another file");
   }
   return state;
+}
+
+// To look for a hole takes the lock that a write holds to its end. In the last block: no list of extents is searched.
+void FileStore::await_writers() const {
+  if (info_.kind != StoreKind::file || is_remote(info_.locality)) return;
+  const auto size_bytes = static_cast<off_t>(info_.size_bytes);
+  if (size_bytes > 0) static_cast<void>(::lseek(buffered_fd(), size_bytes - 1, SEEK_HOLE));
 }
 
 std::optional<std::uint64_t> FileStore::resident_bytes(std::uint64_t offset, std::uint64_t length) const {

@@ -21,6 +21,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   int direct_fd() const { return direct_.get(); }
 
   Result<engine::State> state() const override;
+  void await_writers() const override;
   int descriptor() const override { return buffered_fd(); }
   engine::PageCache* page_cache() override { return this; }
   engine::Mapping* mapping() override { return this; }

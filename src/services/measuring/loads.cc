@@ -17,10 +17,8 @@ std::uint64_t bytes_by(const Report& report, std::initializer_list<Route> routes
   return bytes;
 }
 
-// Whether the bytes came from where the state says they are. What stays in the page cache is there before it is asked
-// for, by the kernel's own reading ahead: then the state was right if it was before the load.
-bool came_from(RaceState state, Cache cache, const Report& report) {
-  if (cache == Cache::keep) return true;
+// Whether the bytes came from where the state says they are.
+bool came_from(RaceState state, const Report& report) {
   if (state == RaceState::cold) return bytes_by(report, {Route::cached, Route::cached_staged}) == 0;
   return bytes_by(report, {Route::direct, Route::direct_staged, Route::gds, Route::p2pdma}) == 0;
 }
@@ -35,8 +33,7 @@ Result<Load> load_once(Session& session, Subject& subject, RaceState state) {
     const double cpu = cpu_seconds();
     Result<Report> report = move_front(subject, Direction::read, session.memory(), session.job().keep_going);
     if (!report) return report.error();
-    if (came_from(state, subject.context.options().cache, *report))
-      return Load{std::move(*report), cpu_seconds() - cpu};
+    if (came_from(state, *report)) return Load{std::move(*report), cpu_seconds() - cpu};
   }
   return Error{
       .code = Code::unsupported,
