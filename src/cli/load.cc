@@ -15,6 +15,7 @@ namespace penstock::cli {
 namespace {
 
 constexpr unsigned repeat_limit = 1000;
+constexpr double shortest_deadline_seconds = 0.001, longest_deadline_seconds = 1e6;
 constexpr std::uint32_t traced_events = 1 << 18;  // of a lane
 
 Result<std::unique_ptr<Cargo>> prepare(const LoadFlags& flags) {
@@ -138,6 +139,9 @@ Command add_load(CLI::App& tool) {
   parser->add_option("--repeat", flags->repeat, "load so many times into the same memory, and tell the steady speed")
       ->type_name("N")
       ->check(whole_number(1, repeat_limit));
+  parser->add_option("--deadline", flags->deadline_seconds, "give up after so many seconds; each round has as many")
+      ->type_name("SECONDS")
+      ->check(number(shortest_deadline_seconds, longest_deadline_seconds));
   parser->add_option("--timeline", flags->timeline, "write what each lane did, and when, as a Chrome trace")
       ->type_name("FILE");
   parser->add_flag("--watch", flags->watch, "show on the terminal what each lane does");

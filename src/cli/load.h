@@ -19,6 +19,7 @@ struct LoadFlags : TransferFlags {
   std::vector<std::string> select;  // patterns of tensors' names
   bool raw = false;
   unsigned repeat = 1;
+  double deadline_seconds = 0;  // of each round; 0: as the options say
   std::string timeline;
   bool watch = false;
 };

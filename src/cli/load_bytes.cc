@@ -75,7 +75,8 @@ Place place_of(const StoreInfo& info, const std::string& name) {
 
 class ByteCargo final : public Cargo {
  public:
-  explicit ByteCargo(TunedContext tuned) : tuned_(std::move(tuned)) {}
+  ByteCargo(TunedContext tuned, double deadline_seconds)
+      : tuned_(std::move(tuned)), deadline_seconds_(deadline_seconds) {}
 
   Status prepare(const LoadFlags& flags, Domain domain) {
     Context& context = tuned_.context;
@@ -111,7 +112,7 @@ class ByteCargo final : public Cargo {
   std::uint64_t bytes() const override { return bytes_; }
 
   Report load(const std::function<void(std::uint64_t)>& on_progress) override {
-    Result<Ticket> ticket = tuned_.context.submit(Direction::read, ranges_);
+    Result<Ticket> ticket = tuned_.context.submit(Direction::read, ranges_, {.deadline_seconds = deadline_seconds_});
     if (!ticket.ok()) return {.outcome = Outcome::failed, .error = ticket.error()};
     return await(std::move(*ticket), on_progress);
   }
@@ -137,6 +138,7 @@ class ByteCargo final : public Cargo {
 
  private:
   TunedContext tuned_;
+  const double deadline_seconds_;
   std::vector<Store> stores_;
   std::vector<Place> places_;  // of each
   std::vector<Buffer> buffers_;
@@ -151,7 +153,7 @@ Result<std::unique_ptr<Cargo>> prepare_bytes(const LoadFlags& flags) {
   if (!domain.ok()) return domain.error();
   Result<TunedContext> tuned = make_tuned_context(flags, flags.paths, *domain);
   if (!tuned.ok()) return tuned.error();
-  auto cargo = std::make_unique<ByteCargo>(std::move(*tuned));
+  auto cargo = std::make_unique<ByteCargo>(std::move(*tuned), flags.deadline_seconds);
   if (Status ready = cargo->prepare(flags, *domain); !ready.ok()) return ready.error();
   return std::unique_ptr<Cargo>(std::move(cargo));
 }

@@ -53,8 +53,11 @@ Result<Model> open_model(const LoadFlags& flags) {
 
 class ModelCargo final : public Cargo {
  public:
-  ModelCargo(TunedContext tuned, Model model, Indices chosen)
-      : tuned_(std::move(tuned)), model_(std::move(model)), chosen_(std::move(chosen)) {}
+  ModelCargo(TunedContext tuned, Model model, Indices chosen, double deadline_seconds)
+      : tuned_(std::move(tuned)),
+        deadline_seconds_(deadline_seconds),
+        model_(std::move(model)),
+        chosen_(std::move(chosen)) {}
 
   Status prepare(Domain domain) {
     const Placement placement = place(model_, chosen_);
@@ -83,7 +86,8 @@ class ModelCargo final : public Cargo {
   std::uint64_t bytes() const override { return memory_.size_bytes(); }
 
   Report load(const std::function<void(std::uint64_t)>& on_progress) override {
-    Result<Loading> loading = penstock::load(tuned_.context, model_, parts_);
+    Result<Loading> loading =
+        penstock::load(tuned_.context, model_, parts_, {.request = {.deadline_seconds = deadline_seconds_}});
     if (!loading.ok()) return {.outcome = Outcome::failed, .error = loading.error()};
     while (!loading->wait_for(std::chrono::milliseconds(100))) {
       if (interrupted()) loading->cancel();
@@ -129,6 +133,7 @@ class ModelCargo final : public Cargo {
 
  private:
   TunedContext tuned_;
+  const double deadline_seconds_;
   Model model_;
   Indices chosen_;
   Buffer memory_;  // of all tensors
@@ -149,7 +154,8 @@ Result<std::unique_ptr<Cargo>> prepare_model(const LoadFlags& flags) {
   for (const ModelFile& file : model->files()) files.push_back(file.path);
   Result<TunedContext> tuned = make_tuned_context(flags, files, *domain);
   if (!tuned.ok()) return tuned.error();
-  auto cargo = std::make_unique<ModelCargo>(std::move(*tuned), std::move(*model), std::move(*chosen));
+  auto cargo =
+      std::make_unique<ModelCargo>(std::move(*tuned), std::move(*model), std::move(*chosen), flags.deadline_seconds);
   if (Status ready = cargo->prepare(*domain); !ready.ok()) return ready.error();
   return std::unique_ptr<Cargo>(std::move(cargo));
 }

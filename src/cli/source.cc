@@ -1,12 +1,17 @@
 #include "source.h"
 
+#include <fcntl.h>
+#include <linux/magic.h>
 #include <poll.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "common.h"
 #include "interrupt.h"
 
 namespace penstock::cli {
@@ -81,9 +86,15 @@ class StoreSource final : public Source {
   StoreSlice slice_;
 };
 
-class StandardInput final : public Source {
+class Stream final : public Source {
  public:
-  explicit StandardInput(std::optional<std::uint64_t> size_bytes) : size_bytes_(size_bytes) {}
+  Stream(int descriptor, std::string name, std::optional<std::uint64_t> size_bytes)
+      : descriptor_(descriptor), name_(std::move(name)), size_bytes_(size_bytes) {}
+  ~Stream() override {
+    if (descriptor_ != STDIN_FILENO) close(descriptor_);
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
 
   std::optional<std::uint64_t> size_bytes() const override { return size_bytes_; }
 
@@ -100,27 +111,29 @@ class StandardInput final : public Source {
     position_ += filled;
     if (filled < wanted && size_bytes_) {
       return Error{.code = Code::truncated,
-                   .message = "standard input ended after " + std::to_string(position_) + " of " +
+                   .message = name_ + " ended after " + std::to_string(position_) + " of " +
                               std::to_string(*size_bytes_) + " bytes",
-                   .hint = "leave out --size to write all of standard input"};
+                   .hint = "leave out --size to write all of " + name_};
     }
     return filled;
   }
 
  private:
   // A reader of a pipe may wait for ever; polling with a limit keeps it open to interruption.
-  static Result<std::uint64_t> read_some(Region memory) {
+  Result<std::uint64_t> read_some(Region memory) const {
     while (!interrupted()) {
-      pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+      pollfd input{.fd = descriptor_, .events = POLLIN, .revents = 0};
       if (poll(&input, 1, 100) <= 0) continue;
-      const ssize_t got = read(STDIN_FILENO, memory.data, memory.size_bytes);
+      const ssize_t got = read(descriptor_, memory.data, memory.size_bytes);
       if (got >= 0) return static_cast<std::uint64_t>(got);
-      if (errno != EINTR && errno != EAGAIN) return system_error(errno, "read standard input");
+      if (errno != EINTR && errno != EAGAIN) return system_error(errno, "read " + name_);
     }
     return interrupted_error();
   }
 
-  std::optional<std::uint64_t> size_bytes_;
+  const int descriptor_;
+  const std::string name_;
+  const std::optional<std::uint64_t> size_bytes_;
 };
 
 class PatternSource final : public Source {
@@ -155,6 +168,27 @@ class PatternSource final : public Source {
   Pattern pattern_;
 };
 
+// Their size is 0, or that of a page, whatever there is to be read.
+bool is_made_as_it_is_read(int file) {
+  struct statfs system {};
+  if (fstatfs(file, &system) != 0) return false;
+  switch (static_cast<std::uint32_t>(system.f_type)) {
+    case PROC_SUPER_MAGIC:
+    case SYSFS_MAGIC:
+    case DEBUGFS_MAGIC:
+    case TRACEFS_MAGIC:
+    case SECURITYFS_MAGIC:
+    case CGROUP_SUPER_MAGIC:
+    case CGROUP2_SUPER_MAGIC:
+      return true;
+    default:
+      break;
+  }
+  struct stat status {};
+  char byte = 0;
+  return fstat(file, &status) == 0 && status.st_size == 0 && pread(file, &byte, 1, 0) == 1;
+}
+
 }  // namespace
 
 Result<std::vector<Extent>> Source::fill_data(Region memory) {
@@ -168,8 +202,20 @@ std::unique_ptr<Source> store_source(Context& context, StoreSlice slice) {
   return std::make_unique<StoreSource>(context, std::move(slice));
 }
 
-std::unique_ptr<Source> standard_input(std::optional<std::uint64_t> size_bytes) {
-  return std::make_unique<StandardInput>(size_bytes);
+Result<std::unique_ptr<Source>> open_stream(const std::string& name, std::optional<std::uint64_t> size_bytes) {
+  if (name == "-") return std::unique_ptr<Source>(std::make_unique<Stream>(STDIN_FILENO, "standard input", size_bytes));
+  const std::string path = local_path(name);
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) return std::unique_ptr<Source>();
+  // A character device may have no end.
+  const bool is_stream = S_ISFIFO(status.st_mode) || (S_ISCHR(status.st_mode) && size_bytes);
+  if (!is_stream && !S_ISREG(status.st_mode)) return std::unique_ptr<Source>();
+  // A pipe that nobody writes to yet is waited for by poll, which can be interrupted.
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (file < 0) return system_error(errno, "open " + name);
+  auto stream = std::make_unique<Stream>(file, name, size_bytes);
+  if (!is_stream && !is_made_as_it_is_read(file)) return std::unique_ptr<Source>();
+  return std::unique_ptr<Source>(std::move(stream));
 }
 
 std::unique_ptr<Source> pattern_source(Pattern pattern) {

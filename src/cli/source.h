@@ -1,4 +1,4 @@
-// Source: where `penstock write` takes its bytes from, a window at a time: a store, standard input, or a pattern.
+// Source: where `penstock write` takes its bytes from, a window at a time: a store, a stream, or a pattern.
 //
 // Thread safety: one thread. Lifetime: a store's Source borrows its Context.
 #pragma once
@@ -36,8 +36,10 @@ struct StoreSlice {
 };
 std::unique_ptr<Source> store_source(Context& context, StoreSlice slice);
 
-// Standard input up to its end, or exactly `size_bytes` of it.
-std::unique_ptr<Source> standard_input(std::optional<std::uint64_t> size_bytes);
+// What can only be read from its front to its end: standard input ("-"), pipes, character devices, and files whose
+// content is made as it is read, such as those of /proc. Up to the end, or exactly `size_bytes`. Nothing: it is none of
+// those.
+Result<std::unique_ptr<Source>> open_stream(const std::string& name, std::optional<std::uint64_t> size_bytes);
 
 // Bytes that depend on nothing but their position and the seed.
 struct Pattern {

@@ -109,7 +109,7 @@ Result<StoreSlice> open_slice(Context& context, const std::string& name) {
 
 // A SOURCE that is a store, or nothing for the other kinds.
 Result<std::optional<StoreSlice>> open_source(Context& context, const WriteFlags& flags) {
-  if (flags.pattern || flags.source == "-") return std::optional<StoreSlice>();
+  if (flags.pattern) return std::optional<StoreSlice>();
   Result<StoreSlice> slice = open_slice(context, flags.source);
   if (!slice.ok()) return slice.error();
   const std::uint64_t all = slice->extent.size_bytes;
@@ -329,12 +329,16 @@ Exit run(const WriteFlags& given) {
   if (!tuned.ok()) return output.fail(tuned.error());
   Context* context = &tuned->context;
 
-  Result<std::optional<StoreSlice>> slice = open_source(*context, flags);
+  Result<std::unique_ptr<Source>> stream = std::unique_ptr<Source>();
+  if (!flags.pattern) stream = open_stream(flags.source, flags.size);
+  if (!stream.ok()) return output.fail(stream.error());
+  Result<std::optional<StoreSlice>> slice = std::optional<StoreSlice>();
+  if (!*stream) slice = open_source(*context, flags);
   if (!slice.ok()) return output.fail(slice.error());
   const Demand demand = demand_of(*slice, flags);
   const auto source = *slice          ? store_source(*context, std::move(**slice))
                       : flags.pattern ? pattern_source(*flags.pattern)
-                                      : standard_input(flags.size);
+                                      : std::move(*stream);
   Checksum checksum;
   CopyJob job{.context = *context,
               .source = *source,
@@ -379,7 +383,7 @@ Exit run(const WriteFlags& given) {
 Command add_write(CLI::App& tool) {
   auto flags = std::make_shared<WriteFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("write", "Copy a file, standard input or a pattern into a file or device");
-  parser->add_option("SOURCE", flags->source, "a file, block device or URI; - is standard input");
+  parser->add_option("SOURCE", flags->source, "a file, block device, pipe or URI; - is standard input");
   parser->add_option("DEST", flags->destination, "a file, block device or URI");
   const auto read_pattern = [flags](const std::string& text) {
     const Result<Pattern> pattern = parse_pattern(text);

@@ -257,6 +257,16 @@ class LoadIsInterrupted(ToolTest):
             schema.check(result, "error")
             self.assertEqual(result["error"]["code"], "cancelled")
 
+    def test_by_the_deadline_that_was_given(self):
+        path = self.sparse_file("sparse", 2 << 30)
+        error = self.fails("timed_out", 124, "load", path, *SLOW, "--deadline", 0.1)
+        self.assertIn("the deadline passed", error["message"])
+        model = self.folder / "model"
+        self.assertEqual(self.run_tool("sample", model).returncode, 0)
+        self.json_of("load", model, "--deadline", 60)
+        for wrong in ["0", "-1", "nan", "soon"]:
+            self.fails("invalid_argument", 2, "load", path, "--deadline", wrong)
+
     def test_by_a_deadline(self):
         path = self.sparse_file("sparse", 2 << 30)
         options = {"storage_chunk_bytes": 4096, "operations_in_flight": 1, "deadlines": {"request_seconds": 0.2}}

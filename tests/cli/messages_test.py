@@ -34,6 +34,8 @@ class OddStores(ToolTest):
         for path, kind in kinds.items():
             for arguments in [["load", path], ["write", path, self.folder / "copy"], ["write", source, path],
                               ["write", source, path, "--in-place"]]:
+                if path == fifo and arguments[:2] == ["write", path]:
+                    continue  # it is read to its end
                 error = self.check("unsupported", 1, [str(path), kind], *arguments)
                 self.assertTrue(error["hint"], arguments)
                 self.assertNotIn("in place", error["hint"])
@@ -42,12 +44,11 @@ class OddStores(ToolTest):
         self.check("is_directory", 1, ["is a directory", "name a file"], "write", source, self.folder)
         self.assertEqual(self.names(), ["fifo", "socket", "source"])
 
-    def test_whose_size_says_nothing_are_refused(self):
+    def test_whose_size_says_nothing_are_not_loaded(self):
         for path in ["/proc/cpuinfo", "/proc/self/status", "/sys/kernel/uevent_seqnum"]:
             if not os.path.exists(path):
                 self.skipTest(f"there is no {path}")
-            for arguments in [["load", path, "--verify"], ["write", path, self.folder / "copy", "--verify"]]:
-                self.check("unsupported", 1, [path, "its size says nothing", f"cat {path} > FILE"], *arguments)
+            self.check("unsupported", 1, [path, "its size says nothing", f"cat {path} > FILE"], "load", path, "--verify")
         self.assertEqual(self.names(), [])
 
     def test_that_are_read_only_devices_are_called_that(self):

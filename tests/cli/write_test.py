@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import platform
 import resource
 import signal
@@ -50,6 +51,23 @@ class Write(ToolTest):
         self.assertEqual((self.folder / "copy").read_bytes(), b"abc")
         self.fails("truncated", 1, "write", "-", self.folder / "copy", "--size", 7, input=b"abcdef")
         self.assertEqual((self.folder / "copy").read_bytes(), b"abc")
+
+    def test_pipes_and_files_without_a_size_are_copied_whole(self):
+        pipe, copy = self.folder / "pipe", self.folder / "copy"
+        os.mkfifo(pipe)
+        content = os.urandom(3 * MIB + 1)
+        process = self.start("write", pipe, copy, "--verify", "--quiet")
+        pipe.write_bytes(content)
+        self.assertEqual(process.wait(timeout=60), 0)
+        self.assertEqual(copy.read_bytes(), content)
+        result = self.json_of("write", "/proc/version", copy)
+        self.assertEqual(result["source"], "/proc/version")
+        self.assertEqual(copy.read_bytes(), pathlib.Path("/proc/version").read_bytes())
+        self.json_of("write", "/dev/zero", copy, "--size", 5)
+        self.assertEqual(copy.read_bytes(), bytes(5))
+        error = self.fails("truncated", 1, "write", "/proc/version", copy, "--size", MIB)
+        self.assertIn("/proc/version ended after", error["message"])
+        self.assertEqual(copy.read_bytes(), bytes(5))
 
     def test_patterns_depend_on_size_and_seed_alone(self):
         def pattern(text):
@@ -426,6 +444,15 @@ class WriteIsInterrupted(ToolTest):
         self.assertLess(seconds, PROMPTLY)
         self.assertEqual(path.read_bytes(), b"old")
         self.assertEqual(self.names(), ["data"])
+
+    def test_while_nobody_writes_to_the_pipe(self):
+        os.mkfifo(self.folder / "pipe")
+        process = self.start("write", self.folder / "pipe", self.folder / "copy")
+        wait_until(lambda: len(self.names()) == 2)
+        exit_code, _, _, seconds = self.interrupt(process, signal.SIGINT)
+        self.assertEqual(exit_code, 130)
+        self.assertLess(seconds, PROMPTLY)
+        self.assertEqual(self.names(), ["pipe"])
 
     def test_while_it_waits_for_input(self):
         process = self.start("write", "-", self.folder / "copy", stdin=subprocess.PIPE)
