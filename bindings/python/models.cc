@@ -289,21 +289,33 @@ std::vector<TensorToSave> to_save(const std::vector<Saved>& tensors) {
   return wanted;
 }
 
+// None is not the same as an empty one.
+using Metadata = std::optional<std::map<std::string, std::string>>;
+constexpr std::uint64_t safetensors_alignment = 8;
+
+void set_metadata(SaveOptions& options, const Metadata& metadata) {
+  options.metadata = metadata.value_or(std::map<std::string, std::string>());
+  options.empty_metadata = metadata.has_value();
+}
+
 // The first bytes of a file, and which tensors come behind them one after the other.
-nb::tuple safetensors_head_of(const std::vector<Saved>& tensors, const std::map<std::string, std::string>& metadata) {
-  const SafetensorsHead head = value_or_raise(safetensors_head(to_save(tensors), metadata));
+nb::tuple safetensors_head_of(const std::vector<Saved>& tensors, const Metadata& metadata) {
+  SaveOptions options{.alignment = safetensors_alignment};
+  set_metadata(options, metadata);
+  const SafetensorsHead head = value_or_raise(safetensors_head(to_save(tensors), options));
   return nb::make_tuple(nb::bytes(head.bytes.data(), head.bytes.size()), head.order);
 }
 
-nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Saved>& tensors,
-              const std::map<std::string, std::string>& metadata, bool durable, bool checksums, nb::object progress) {
+nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Saved>& tensors, const Metadata& metadata,
+              std::uint64_t alignment, bool durable, bool checksums, nb::object progress) {
   const auto context = self.get();
   const std::vector<TensorToSave> wanted = to_save(tensors);
   ProgressCall call(std::move(progress));
-  const SaveOptions options{.metadata = metadata,
-                            .durable = durable,
-                            .checksums = checksums,
-                            .progress = [&](std::uint64_t done, std::uint64_t all) { return call(done, all); }};
+  SaveOptions options{.alignment = alignment,
+                      .durable = durable,
+                      .checksums = checksums,
+                      .progress = [&](std::uint64_t done, std::uint64_t all) { return call(done, all); }};
+  set_metadata(options, metadata);
   const std::string name = to_string(path);
   auto report = without_gil([&] { return save_safetensors(*context, name, wanted, options); });
   call.rethrow();
@@ -348,9 +360,9 @@ void define_models(nb::module_& module) {
       .def("populate", &populate, nb::arg("context"), nb::arg("pieces"));
   module.def("map_file", &map_file, nb::arg("context"), nb::arg("model"), nb::arg("file"));
   module.def("use_huge_pages", &use_huge_pages, nb::arg("memory"));
-  module.def("safetensors_head", &safetensors_head_of, nb::arg("tensors"), nb::arg("metadata"));
-  module.def("save", &save, nb::arg("context"), nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),
-             nb::arg("durable"), nb::arg("checksums"), nb::arg("progress").none());
+  module.def("safetensors_head", &safetensors_head_of, nb::arg("tensors"), nb::arg("metadata").none());
+  module.def("save", &save, nb::arg("context"), nb::arg("path"), nb::arg("tensors"), nb::arg("metadata").none(),
+             nb::arg("alignment"), nb::arg("durable"), nb::arg("checksums"), nb::arg("progress").none());
   module.def("verify", &verify, nb::arg("context"), nb::arg("model"), nb::arg("progress").none());
 }
 

@@ -36,7 +36,8 @@ namespace models {
 class FileReader;
 }
 
-// The types of safetensors. GGUF's plain types are among them; its quantized ones are rows of u8.
+// The types of safetensors, in the order in which it sorts them. GGUF's plain types are among them; its quantized ones
+// are rows of u8.
 enum class DType : std::uint8_t {
   boolean,
   f4,
@@ -56,10 +57,10 @@ enum class DType : std::uint8_t {
   i32,
   u32,
   f32,
+  c64,
+  f64,
   i64,
   u64,
-  f64,
-  c64,
 };
 PENSTOCK_EXPORT std::string_view dtype_name(DType dtype);  // as safetensors writes it: "BF16"
 PENSTOCK_EXPORT std::optional<DType> dtype_from_name(std::string_view name);
@@ -259,6 +260,9 @@ struct TensorToSave {
 };
 struct SaveOptions {
   std::map<std::string, std::string> metadata;
+  bool empty_metadata = false;     // written as an empty object where there is none, as safetensors does it for {}
+  std::uint64_t alignment = 4096;  // of the first tensor: a power of two, 8 at least; with 8 the file is byte for byte
+                                   // as safetensors writes it, whose order of several metadata is by chance
   bool durable = true;
   bool checksums = false;  // recorded in the metadata, for check_model
   // At most twenty times a second; false cancels, and leaves what was there before. It must not throw.
@@ -270,11 +274,10 @@ struct SafetensorsHead {
   std::string bytes;
   std::vector<std::uint32_t> order;
 };
-// As many bytes as a multiple of `alignment`. Fails for tensors that could not be loaded again.
+// By `metadata`, `empty_metadata` and `alignment` of the options. Fails for tensors that could not be loaded again.
 PENSTOCK_EXPORT Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors,
-                                                         const std::map<std::string, std::string>& metadata,
-                                                         std::uint64_t alignment = 8);
-// A safetensors file whose data begins at a multiple of 4096, in place of what was there, or not at all.
+                                                         const SaveOptions& options);
+// A safetensors file in place of what was there, or not at all.
 PENSTOCK_EXPORT Result<Report> save_safetensors(Context& context, const std::string& path,
                                                 std::span<const TensorToSave> tensors, const SaveOptions& options = {});
 

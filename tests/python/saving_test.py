@@ -46,6 +46,72 @@ def test_the_data_begins_at_a_page(tmp_path, tensors):
         assert (8 + int.from_bytes(file.read(8), "little")) % 4096 == 0
 
 
+def test_the_first_tensor_begins_where_it_is_told_to(tmp_path, tensors):
+    for align in (8, 64, 65536):
+        penstock.torch.save_file(tensors, tmp_path / "model", align=align)
+        with open(tmp_path / "model", "rb") as file:
+            assert (8 + int.from_bytes(file.read(8), "little")) % align == 0
+        same(penstock.load_file(tmp_path / "model"), tensors)
+    for align in (0, 4, 24, 1 << 30):
+        with pytest.raises(penstock.InvalidError, match="alignment"):
+            penstock.save_file(tensors, tmp_path / "other", align=align)
+
+
+# Every type of both, names that JSON escapes, shapes with nothing in them: what decides about the bytes of a file.
+NAMES = ["b", "a", 'quote"d', "new\nline\t", "\x01\x7f", "größe", "a/b\\c", "日本", "\U0001f600", "A", "layer.10", "layer.9"]
+SHAPES = [(), (1,), (3,), (2, 3), (0,), (2, 0, 3)]
+METADATA = [None, {}, {"format": "pt"}, {'a "key"': "a\nvalue \x1f ü"}]
+
+
+@pytest.mark.parametrize("metadata", METADATA)
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_files_and_bytes_are_those_of_safetensors(tmp_path, kind, metadata):
+    ours = getattr(penstock, kind)
+    theirs = pytest.importorskip(f"safetensors.{kind}")
+    if kind == "torch":
+        types = [getattr(torch, name) for name in (
+            "bool", "uint8", "int8", "int16", "uint16", "float16", "bfloat16", "int32", "uint32", "float32", "int64",
+            "uint64", "float64", "complex64", "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu", "float8_e4m3fnuz",
+            "float8_e5m2fnuz", "float4_e2m1fn_x2") if hasattr(torch, name)]
+        made = [torch.arange(max(1, int(numpy.prod(shape))) * 8, dtype=torch.uint8) for shape in SHAPES]
+        tensors = {f"{NAMES[(i + j) % len(NAMES)]}.{i}.{j}":
+                   memory.clone().view(torch.uint8)[:int(numpy.prod(shape)) * torch.empty(0, dtype=dtype).element_size()]
+                   .clone().view(dtype).view(shape)
+                   for i, dtype in enumerate(types) for j, (shape, memory) in enumerate(zip(SHAPES, made))}
+    else:
+        types = ["bool", "uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32", "int64", "uint64",
+                 "float64", "complex64", ">f4"]
+        tensors = {f"{NAMES[(i + j) % len(NAMES)]}.{i}.{j}": numpy.ones(shape, dtype)
+                   for i, dtype in enumerate(types) for j, shape in enumerate(SHAPES)}
+    for chosen in (tensors, dict(reversed(tensors.items())), {}, dict(list(tensors.items())[:3])):
+        if not chosen and metadata == {}:
+            continue  # safetensors 0.8.0 writes a header then that is no JSON
+        theirs.save_file(chosen, tmp_path / "theirs", metadata)
+        ours.save_file(chosen, tmp_path / "ours", metadata)
+        expected = (tmp_path / "theirs").read_bytes()
+        assert (tmp_path / "ours").read_bytes() == expected
+        assert ours.save(chosen, metadata) == expected
+        penstock.save_file(chosen, tmp_path / "ours", metadata, align=8)
+        assert (tmp_path / "ours").read_bytes() == expected
+
+
+def test_modules_are_saved_as_by_safetensors(tmp_path):
+    theirs = pytest.importorskip("safetensors.torch")
+    for module in (torch.nn.Linear(3, 5), Tied()):
+        theirs.save_model(module, str(tmp_path / "theirs"))
+        penstock.torch.save_model(module, tmp_path / "ours")
+        assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_tied_weights_are_refused_by_every_way_to_save_a_dict(tmp_path):
+    base = torch.zeros(10)
+    for save in (lambda tied: penstock.save_file(tied, tmp_path / "x"), penstock.torch.save,
+                 lambda tied: penstock.torch.save_file(tied, tmp_path / "x")):
+        with pytest.raises(penstock.MismatchError, match="share memory.*'a', 'b'"):
+            save({"a": base, "b": base[3:]})
+    assert not (tmp_path / "x").exists()
+
+
 def test_bytes_are_read_by_safetensors_and_safetensors_bytes_by_us(tensors):
     safetensors = pytest.importorskip("safetensors.torch")
     same(safetensors.load(penstock.torch.save(tensors, {"a": "b"})), tensors)

@@ -19,6 +19,7 @@ from ._frameworks import PACKED_BITS, Numbers, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
 from ._memory import TORCH_DEVICES, count_as_written, device_domain, memory_of
 from ._report import Report, Total, log
+from ._sharing import check_no_sharing, layout_of
 
 Select = Union[None, str, Iterable[str], Callable[[str], bool]]
 Interval = tuple[int, int]
@@ -452,15 +453,6 @@ def tensors_in(target: Any) -> dict[str, Any]:
     return dict(target)
 
 
-def layout_of(value: Any) -> tuple:
-    """Equal for two names of the same tensor."""
-    if 0 in value.shape or str(getattr(value, "layout", "torch.strided")) != "torch.strided":
-        return (id(value),)  # no memory, or not in one piece
-    if hasattr(value, "data_ptr"):
-        return value.device, value.data_ptr(), value.dtype, tuple(value.shape), tuple(value.stride())
-    return "cpu", value.__array_interface__["data"][0], value.dtype, value.shape, value.strides
-
-
 def without_repeats(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Of names for the same tensor the last one, which is what remains if all are copied there in turn."""
     last = {layout_of(value): name for name, value in tensors.items()}
@@ -499,12 +491,22 @@ def check_no_repeats(model: Model, in_both: Mapping[str, Any], filled: Mapping[s
 
 
 def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None, *,
-              durable: bool = True, checksums: bool = False, context: Optional[Context] = None,
+              align: int = 4096, durable: bool = True, checksums: bool = False, context: Optional[Context] = None,
               progress: Progress = None) -> Report:
     """Saves tensors of torch or NumPy as a safetensors file: all of it, synced if `durable`, or what was there before.
 
-    With `checksums`, `verify` can tell later whether the bytes are still right.
+    The first tensor begins at a multiple of `align`, so that reads need no copy. With `align=8` the file is byte for byte
+    what safetensors writes. With `checksums`, `verify` can tell later whether the bytes are still right. Tensors that
+    share memory are refused, as by safetensors: save one of them, or clone.
     """
+    check_mapping(tensors)
+    check_no_sharing(tensors)
+    return save_checked(tensors, filename, metadata, align, durable, checksums, context, progress)
+
+
+def save_checked(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]], align: int,
+                 durable: bool = True, checksums: bool = False, context: Optional[Context] = None,
+                 progress: Progress = None) -> Report:
     saved, owners = [], []
     for name, frame, value in checked_tensors(tensors):
         each, owner = saved_tensor(name, frame, value)
@@ -513,7 +515,7 @@ def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapp
     for domain in {each[5] for each in saved} - {"host"}:
         framework_named("pt").settle(domain)
     report = Report(**_core.save((context or default_context())._core, os.fsencode(filename), saved,
-                                 text_metadata(metadata), durable, checksums, progress))
+                                 text_metadata(metadata), align, durable, checksums, progress))
     log(f"saved {os.fsdecode(filename)}: {len(saved)} tensors", report)
     return report
 
@@ -543,13 +545,13 @@ def checked_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]
         yield name, frame, value
 
 
-def text_metadata(metadata: Optional[Mapping[str, str]]) -> dict[str, str]:
+def text_metadata(metadata: Optional[Mapping[str, str]]) -> Optional[dict[str, str]]:
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata is a {type(metadata).__name__}, not a dict")
     for key, value in (metadata or {}).items():
         if not is_text(key) or not is_text(value):
             raise invalid(f"metadata: {key!r}: {value!r}", "give strings for strings")
-    return dict(metadata or {})
+    return None if metadata is None else dict(metadata)
 
 
 def is_text(value: Any) -> bool:

@@ -19,10 +19,10 @@ def load(data: bytes) -> Tensors:
     return load_bytes(data, "np")
 
 
-def save_file(tensor_dict: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None,
-              **options: Any) -> Report:
-    """`options` are those of penstock.save_file."""
-    return _models.save_file(tensor_dict, filename, metadata, **options)
+def save_file(tensor_dict: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None, *,
+              align: int = 8, **options: Any) -> Report:
+    """Writes the same bytes as safetensors. `options` are those of penstock.save_file."""
+    return _models.save_file(tensor_dict, filename, metadata, align=align, **options)
 
 
 def save(tensor_dict: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> bytes:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 from . import _models
 from ._errors import invalid, mismatch
 from ._memory_file import load_bytes, save_bytes
-from ._models import Tensors, layout_of
+from ._models import Tensors
 from ._report import Report
+from ._sharing import check_no_sharing, kept_of, shared_groups
+
+ALIGN = 8  # as safetensors
 
 
 def load_file(filename: Any, device: Any = "cpu", *, backend: Optional[str] = None, **options: Any) -> Tensors:
@@ -20,20 +23,23 @@ def load(data: bytes, *, own_storage: bool = False) -> Tensors:
     return load_bytes(data, "pt", own_storage)
 
 
-def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None,
-              **options: Any) -> Report:
-    """`options` are those of penstock.save_file. Tensors that share memory are refused: save_model knows them."""
-    check_no_sharing(tensors)
-    return _models.save_file(tensors, filename, metadata, **options)
+def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None, *,
+              align: int = ALIGN, **options: Any) -> Report:
+    """Writes the same bytes as safetensors. `options` are those of penstock.save_file. Tensors that share memory are
+    refused: save_model knows them."""
+    check_tensors(tensors)
+    return _models.save_file(tensors, filename, metadata, align=align, **options)
 
 
 def save(tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> bytes:
+    """The bytes of a file, the same as those of safetensors."""
+    check_tensors(tensors)
     check_no_sharing(tensors)
     return save_bytes(tensors, metadata)
 
 
 def save_model(model: Any, filename: str, metadata: Optional[Mapping[str, str]] = None, force_contiguous: bool = True,
-               **options: Any) -> Report:
+               *, align: int = ALIGN, **options: Any) -> Report:
     """Saves a module. Of names for the same memory one that means all of it is saved; the metadata says which the others
     are, where it has no such name already."""
     state = model.state_dict()
@@ -48,7 +54,8 @@ def save_model(model: Any, filename: str, metadata: Optional[Mapping[str, str]] 
     saved = {name: tensor for name, tensor in state.items() if name not in aliases}
     if force_contiguous:
         saved = {name: tensor.contiguous() for name, tensor in saved.items()}
-    return _models.save_file(saved, filename, {**aliases, **(metadata or {})}, **options)
+    told = {**aliases, **(metadata or {})} if aliases else metadata
+    return _models.save_checked(saved, filename, told, align, **options)
 
 
 class Loaded(tuple):
@@ -93,50 +100,6 @@ def check_tensors(tensors: Mapping[str, Any]) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise invalid(f"{name!r} is a {type(tensor).__name__}", "give tensors of torch")
-
-
-def check_no_sharing(tensors: Mapping[str, Any]) -> None:
-    check_tensors(tensors)
-    groups = shared_groups(tensors)
-    if groups:
-        raise mismatch(f"tensors share memory: {[sorted(names) for names in groups]}",
-                       "save a module with save_model, or clone them")
-
-
-def span_of(tensor: Any) -> tuple[int, int]:
-    """The memory between its first and last element."""
-    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def shared_groups(tensors: Mapping[str, Any]) -> list[list[str]]:
-    """Names of tensors that overlap, group by group."""
-    spans = sorted(((str(tensor.device), *span_of(tensor), name) for name, tensor in tensors.items()
-                    if str(tensor.layout) == "torch.strided" and tensor.numel() and tensor.device.type != "meta"))
-    groups: list[list[str]] = []
-    device, reach = "", 0
-    for where, begin, end, name in spans:
-        if where == device and begin < reach:
-            groups[-1].append(name)
-        else:
-            groups.append([name])
-            reach = 0
-        device, reach = where, max(reach, end)
-    return [names for names in groups if len(names) > 1]
-
-
-def kept_of(names: Collection[str], tensors: Mapping[str, Any], preferred: Collection[str] = ()) -> Optional[str]:
-    """Of names for the same memory one that means all of it: the first, or the first of those that are preferred."""
-    spans = [span_of(tensors[name]) for name in names]
-    all_of_it = min(begin for begin, _ in spans), max(end for _, end in spans)
-    same = len({layout_of(tensors[name]) for name in names}) == 1
-    complete = sorted(name for name in names if same or span_of(tensors[name]) == all_of_it and is_dense(tensors[name]))
-    return next((name for name in complete if name in preferred), complete[0] if complete else None)
-
-
-def is_dense(tensor: Any) -> bool:
-    begin, end = span_of(tensor)
-    return tensor.numel() * tensor.element_size() == end - begin
 
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]

@@ -16,9 +16,9 @@ constexpr std::array<Row, 22> dtypes = {{
     {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
     {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
     {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
-    {"I64", 64},    {"U64", 64},    {"F64", 64},    {"C64", 64},
+    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64},
 }};
-static_assert(dtypes.size() == static_cast<std::size_t>(DType::c64) + 1);
+static_assert(dtypes.size() == static_cast<std::size_t>(DType::u64) + 1);
 
 }  // namespace
 

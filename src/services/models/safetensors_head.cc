@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
@@ -12,6 +13,9 @@ namespace penstock {
 using models::in_quotes;
 
 namespace {
+
+// Of the first tensor.
+constexpr std::uint64_t alignment_limit_bytes = 1 << 20;
 
 Error wrong_tensor(const TensorToSave& tensor, const std::string& what) {
   return {.code = Code::invalid_argument,
@@ -61,10 +65,11 @@ std::string shape_json(std::span<const std::uint64_t> shape) {
 
 // Entry by entry: an object that keeps its order would look through all of them for each.
 std::string header_json(std::span<const TensorToSave> tensors, std::span<const std::uint32_t> order,
-                        const std::map<std::string, std::string>& metadata) {
+                        const SaveOptions& options) {
   std::string text;
-  for (const auto& [key, value] : metadata) text += (text.empty() ? "" : ",") + json_of(key) + ":" + json_of(value);
-  if (!metadata.empty()) text = json_of(models::metadata_key) + ":{" + text + "}";
+  for (const auto& [key, value] : options.metadata)
+    text += (text.empty() ? "" : ",") + json_of(key) + ":" + json_of(value);
+  if (!options.metadata.empty() || options.empty_metadata) text = json_of(models::metadata_key) + ":{" + text + "}";
   std::uint64_t offset = 0;
   for (const std::uint32_t index : order) {
     const TensorToSave& tensor = tensors[index];
@@ -80,19 +85,23 @@ std::string header_json(std::span<const TensorToSave> tensors, std::span<const s
 
 }  // namespace
 
-Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors,
-                                         const std::map<std::string, std::string>& metadata, std::uint64_t alignment) {
+Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors, const SaveOptions& options) {
   if (Status status = check_tensors(tensors); !status) return std::move(status).error();
-  if (metadata.size() > models::metadata_limit) {
-    return Error{
-        Code::invalid_argument, 0,
-        std::to_string(metadata.size()) + " metadata; " + std::to_string(models::metadata_limit) + " are allowed",
-        "put them together in fewer texts"};
+  const std::uint64_t alignment = options.alignment;
+  if (!std::has_single_bit(alignment) || alignment < 8 || alignment > alignment_limit_bytes) {
+    return Error{Code::invalid_argument, 0, "alignment: " + std::to_string(alignment),
+                 "give a power of two from 8 to 1048576"};
+  }
+  if (options.metadata.size() > models::metadata_limit) {
+    return Error{Code::invalid_argument, 0,
+                 std::to_string(options.metadata.size()) + " metadata; " + std::to_string(models::metadata_limit) +
+                     " are allowed",
+                 "put them together in fewer texts"};
   }
   SafetensorsHead head{.order = order_of(tensors)};
   std::string json;
   try {
-    json = header_json(tensors, head.order, metadata);
+    json = header_json(tensors, head.order, options);
   } catch (const nlohmann::json::type_error&) {
     return Error{Code::invalid_argument, 0, "a name or a text of the metadata is not UTF-8", "nothing was written"};
   }

@@ -17,7 +17,6 @@ namespace penstock {
 
 namespace {
 
-constexpr std::uint64_t data_alignment = 4096;
 constexpr auto progress_interval = std::chrono::milliseconds(50);
 
 // Saves one file.
@@ -49,10 +48,11 @@ class Saving {
 
  private:
   Status make_header() {
-    std::map<std::string, std::string> metadata = options_.metadata;
-    metadata.erase(std::string(models::checksums_key));  // those of other bytes
-    if (options_.checksums) metadata.emplace(models::checksums_key, checksums_json());
-    Result<SafetensorsHead> head = safetensors_head(tensors_, metadata, data_alignment);
+    SaveOptions options{
+        .metadata = options_.metadata, .empty_metadata = options_.empty_metadata, .alignment = options_.alignment};
+    options.metadata.erase(std::string(models::checksums_key));  // those of other bytes
+    if (options_.checksums) options.metadata.emplace(models::checksums_key, checksums_json());
+    Result<SafetensorsHead> head = safetensors_head(tensors_, options);
     if (!head) return std::move(head).error();
     header_ = std::move(head->bytes);
     order_ = std::move(head->order);

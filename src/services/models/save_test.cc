@@ -67,6 +67,18 @@ TEST_F(ModelSave, what_was_saved_comes_back) {
   EXPECT_EQ(files_in_folder(), 1U);
 }
 
+TEST_F(ModelSave, the_first_tensor_begins_where_it_is_told_to) {
+  ASSERT_TRUE(save_safetensors(context_, path("x"), tensors(), {.empty_metadata = true, .alignment = 8}).ok());
+  const std::uint64_t begin = Model::open(path("x"))->files()[0].data_offset;
+  EXPECT_EQ(begin % 8, 0U);
+  EXPECT_NE(begin % 4096, 0U);
+  EXPECT_EQ(content(path("x")).substr(8, 18), R"({"__metadata__":{})");
+  for (const std::uint64_t wrong : {0, 4, 24, 1 << 21}) {
+    EXPECT_EQ(save_safetensors(context_, path("y"), tensors(), {.alignment = wrong}).error().code,
+              Code::invalid_argument);
+  }
+}
+
 TEST_F(ModelSave, nothing_can_be_saved_too) {
   ASSERT_TRUE(save_safetensors(context_, path("x"), {}, {.durable = false}).ok());
   EXPECT_TRUE(Model::open(path("x"))->tensors().empty());
