@@ -15,6 +15,7 @@
 
 #include "errors.h"
 #include "gil.h"
+#include "penstock/gpu.h"
 #include "waiting.h"
 
 namespace nb = nanobind;
@@ -95,8 +96,28 @@ class Reading {
   nb::object memory_;
 };
 
-Store open(Context& context, const nb::bytes& path) {
-  return value_or_raise(without_gil([&, name = to_string(path)] { return context.open(name); }));
+Store open(Context& context, const nb::bytes& path, const OpenOptions& options = {}) {
+  return value_or_raise(without_gil([&, name = to_string(path)] { return context.open(name, options); }));
+}
+
+Access access_from(const std::string& name) {
+  if (name == "read") return Access::read;
+  if (name == "write") return Access::write;
+  if (name == "create") return Access::create;
+  if (name == "replace") return Access::replace;
+  raise({Code::invalid_argument, 0, "access: " + name, "give read, write, create or replace"});
+}
+
+Store open_store(PythonContext& self, const nb::bytes& path, const std::string& access, std::uint64_t size_bytes,
+                 bool device_write, const std::string& serial, std::uint64_t first_block, std::uint64_t blocks) {
+  OpenOptions options;
+  options.access = access_from(access);
+  options.size_bytes = size_bytes;
+  options.allow_block_device_write = device_write;
+  options.serial = serial;
+  options.first_writable_block = first_block;
+  options.writable_blocks = blocks;
+  return open(*self.get(), path, options);
 }
 
 struct Place {
@@ -117,18 +138,20 @@ std::uint64_t offset_in(const StoreInfo& info, Place place) {
   return bytes;
 }
 
-Reading read(PythonContext& self, const nb::bytes& path, std::uint64_t offset, bool in_blocks, std::uintptr_t pointer,
-             std::size_t size_bytes, const std::string& domain, std::optional<std::uintptr_t> stream, nb::object memory,
-             const PythonEndings* endings, std::uint64_t number) {
+Reading transfer(PythonContext& self, const Store& store, bool writes, bool durable, std::uint64_t offset,
+                 bool in_blocks, std::uintptr_t pointer, std::size_t size_bytes, const std::string& domain,
+                 std::optional<std::uintptr_t> stream, nb::object memory, const PythonEndings* endings,
+                 std::uint64_t number) {
   const auto context = self.get();
   const Domain where = value_or_raise(Domain::parse(domain));
-  const Store store = open(*context, path);
   const Range range{
       &store, offset_in(store.info(), {offset, in_blocks}), {reinterpret_cast<std::byte*>(pointer), size_bytes, where}};
   RequestOptions options;
+  options.durable = writes && durable;
   if (endings != nullptr) options.on_end = [to = endings->shared, number](const Report&) { to->add(number); };
   if (stream && size_bytes != 0) options.stream = CudaStream{reinterpret_cast<void*>(*stream)};
-  auto ticket = without_gil([&] { return context->submit(Direction::read, {&range, 1}, options); });
+  auto ticket =
+      without_gil([&] { return context->submit(writes ? Direction::write : Direction::read, {&range, 1}, options); });
   return {value_or_raise(std::move(ticket)), size_bytes, std::move(memory)};
 }
 
@@ -142,8 +165,40 @@ std::uint64_t prefetch(PythonContext& self, const nb::bytes& path,
   return value_or_raise(without_gil([&] { return context->prefetch(wanted); }));
 }
 
-std::uint32_t block_bytes(PythonContext& self, const nb::bytes& path) {
-  return open(*self.get(), path).info().block_bytes;
+nb::list engines(PythonContext& self) {
+  nb::list all;
+  for (const EngineInfo& info : self.get()->engines()) {
+    nb::dict each;
+    each["name"] = info.name;
+    each["summary"] = info.summary;
+    each["schemes"] = info.schemes;
+    each["available"] = info.available;
+    each["reason"] = info.reason;
+    each["remedy"] = info.remedy;
+    each["reaches_device"] = info.reaches_device;
+    all.append(each);
+  }
+  return all;
+}
+
+// None where there is no CUDA.
+nb::list gpus() {
+  nb::list all;
+  auto found = without_gil([] { return list_gpus(); });
+  if (!found && found.error().code == Code::no_device) return all;
+  for (const Gpu& gpu : value_or_raise(std::move(found))) {
+    nb::dict each;
+    each["device"] = gpu.domain.name();
+    each["name"] = gpu.name;
+    each["pci_address"] = gpu.pci_address;
+    each["memory_bytes"] = gpu.memory_bytes;
+    each["compute_capability"] = nb::make_tuple(gpu.compute_major, gpu.compute_minor);
+    each["numa_node"] = gpu.numa_node;
+    each["gpu_direct_rdma"] = gpu.gpu_direct_rdma;
+    each["dma_buf"] = gpu.dma_buf;
+    all.append(each);
+  }
+  return all;
 }
 
 }  // namespace
@@ -194,17 +249,31 @@ void define_context(nb::module_& module) {
       .def_prop_ro("ended", &Reading::ended)
       .def("wait", &Reading::wait, nb::arg("progress").none() = nb::none())
       .def("cancel", &Reading::cancel);
+  nb::class_<Store>(module, "Store")
+      .def_prop_ro("name", [](const Store& self) { return self.info().name; })
+      .def_prop_ro("kind", [](const Store& self) { return std::string(store_kind_name(self.info().kind)); })
+      .def_prop_ro("block_bytes", [](const Store& self) { return self.info().block_bytes; })
+      .def_prop_ro("writable", [](const Store& self) { return self.info().writable; })
+      .def("size_bytes",
+           [](const Store& self) { return value_or_raise(without_gil([&] { return self.size_bytes(); })); })
+      .def(
+          "commit", [](Store& self, bool durable) { check(without_gil([&] { return self.commit(durable); })); },
+          nb::arg("durable"))
+      .def("abort", [](Store& self) { check(without_gil([&] { return self.abort(); })); });
   nb::class_<PythonContext>(module, "Context")
       .def(nb::init<const std::string&>(), nb::arg("options_json"))
       .def("close", &PythonContext::close)
       .def("options_json", [](PythonContext& self) { return self.get()->options().to_json(); })
       .def("statistics_json", [](PythonContext& self) { return self.get()->statistics().to_json(); })
       .def("reset_statistics", [](PythonContext& self) { self.get()->reset_statistics(); })
-      .def("read", &read, nb::arg("path"), nb::arg("offset"), nb::arg("in_blocks"), nb::arg("pointer"),
-           nb::arg("size_bytes"), nb::arg("domain"), nb::arg("stream").none(), nb::arg("memory").none(),
-           nb::arg("endings").none(), nb::arg("number"))
-      .def("prefetch", &prefetch, nb::arg("path"), nb::arg("ranges"))
-      .def("block_bytes", &block_bytes, nb::arg("path"));
+      .def("open", &open_store, nb::arg("path"), nb::arg("access"), nb::arg("size_bytes"), nb::arg("device_write"),
+           nb::arg("serial"), nb::arg("first_block"), nb::arg("blocks"))
+      .def("transfer", &transfer, nb::arg("store"), nb::arg("writes"), nb::arg("durable"), nb::arg("offset"),
+           nb::arg("in_blocks"), nb::arg("pointer"), nb::arg("size_bytes"), nb::arg("domain"), nb::arg("stream").none(),
+           nb::arg("memory").none(), nb::arg("endings").none(), nb::arg("number"))
+      .def("engines", &engines)
+      .def("prefetch", &prefetch, nb::arg("path"), nb::arg("ranges"));
+  module.def("gpus", &gpus);
   module.def("version", [] { return std::string(version()); });
 }
 

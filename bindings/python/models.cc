@@ -218,20 +218,30 @@ PythonLoading start_load(PythonContext& self, const Model& model, const std::vec
 }
 
 // None where the file is not to be mapped.
-std::optional<MappedFile> map_file(PythonContext& self, const Model& model, std::uint32_t file) {
+std::optional<MappedFile> map_file(PythonContext& self, const Model& model, std::uint32_t file, bool cold_too) {
   if (file >= model.files().size()) throw nb::index_error("there is no such file");
   const auto context = self.get();
-  return value_or_raise(without_gil([&] { return MappedFile::map(*context, model.files()[file]); }));
+  const auto which = cold_too ? MappedFile::Which::any : MappedFile::Which::cached;
+  return value_or_raise(without_gil([&] { return MappedFile::map(*context, model.files()[file], which); }));
 }
 
 // Of offset and size.
 using Pieces = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
+std::vector<MappedFile::Piece> to_pieces(const Pieces& pairs) {
+  std::vector<MappedFile::Piece> pieces;
+  for (const auto& [offset, size_bytes] : pairs) pieces.push_back({offset, size_bytes});
+  return pieces;
+}
+
 void populate(const MappedFile& file, PythonContext& self, const Pieces& pieces) {
   const auto context = self.get();
-  std::vector<MappedFile::Piece> wanted;
-  for (const auto& [offset, size_bytes] : pieces) wanted.push_back({offset, size_bytes});
-  without_gil([&] { file.populate(*context, wanted); });
+  without_gil([&, wanted = to_pieces(pieces)] { file.populate(*context, wanted); });
+}
+
+void read_ahead(const MappedFile& file, PythonContext& self, const Pieces& pieces, std::uint64_t most_bytes) {
+  const auto context = self.get();
+  without_gil([&, wanted = to_pieces(pieces)] { file.read_ahead(*context, wanted, most_bytes); });
 }
 
 // The whole file as a memoryview, which keeps the mapping.
@@ -357,8 +367,10 @@ void define_models(nb::module_& module) {
              nb::arg("columns"), nb::arg("memory").none());
   nb::class_<MappedFile>(module, "MappedFile")
       .def_prop_ro("memory", &memory_of)
-      .def("populate", &populate, nb::arg("context"), nb::arg("pieces"));
-  module.def("map_file", &map_file, nb::arg("context"), nb::arg("model"), nb::arg("file"));
+      .def_prop_ro("was_cached", &MappedFile::was_cached)
+      .def("populate", &populate, nb::arg("context"), nb::arg("pieces"))
+      .def("read_ahead", &read_ahead, nb::arg("context"), nb::arg("pieces"), nb::arg("most_bytes"));
+  module.def("map_file", &map_file, nb::arg("context"), nb::arg("model"), nb::arg("file"), nb::arg("cold_too"));
   module.def("use_huge_pages", &use_huge_pages, nb::arg("memory"));
   module.def("safetensors_head", &safetensors_head_of, nb::arg("tensors"), nb::arg("metadata").none());
   module.def("save", &save, nb::arg("context"), nb::arg("path"), nb::arg("tensors"), nb::arg("metadata").none(),

@@ -218,15 +218,16 @@ PENSTOCK_EXPORT Result<Loading> load(Context& context, const Model& model, std::
 // what is written there stays in this process. Touching it after the file was truncated raises SIGBUS.
 class PENSTOCK_EXPORT MappedFile {
  public:
-  // Nothing where more than a little of the file is not in the page cache, or the options of the Context keep away from
-  // that.
-  static Result<std::optional<MappedFile>> map(Context& context, const ModelFile& file);
+  enum class Which : std::uint8_t { cached, any };  // files that are all but in the page cache, or all that can be
+  // Nothing where the file is not one of those, or the options of the Context keep away from the page cache.
+  static Result<std::optional<MappedFile>> map(Context& context, const ModelFile& file, Which which = Which::cached);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&&) = delete;
   ~MappedFile();
 
   std::byte* data() const { return data_; }
   std::uint64_t size_bytes() const { return size_bytes_; }
+  bool was_cached() const { return was_cached_; }  // all but little of it, when it was mapped
   struct Piece {
     std::uint64_t offset = 0;
     std::uint64_t size_bytes = 0;
@@ -234,13 +235,19 @@ class PENSTOCK_EXPORT MappedFile {
   // Maps the pages of pieces, in ascending order, by as many threads as the Context has lanes: otherwise whoever
   // touches a page first has to. They count in its statistics.
   void populate(Context& context, std::span<const Piece> pieces) const;
+  // Begins to bring pieces into the page cache, the first `most_bytes` of them, and returns: whoever touches them soon
+  // waits for less. They count in the statistics as mapped. It ends when the mapping does.
+  void read_ahead(Context& context, std::span<const Piece> pieces, std::uint64_t most_bytes) const;
 
  private:
+  class Ahead;
   MappedFile(std::byte* data, std::uint64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
-  static Result<std::optional<MappedFile>> map_or_throw(Context& context, const ModelFile& file);
+  static Result<std::optional<MappedFile>> map_or_throw(Context& context, const ModelFile& file, Which which);
   std::byte* data_ = nullptr;
   std::uint64_t size_bytes_ = 0;
   std::uint32_t threads_ = 1;
+  bool was_cached_ = true;
+  std::shared_ptr<Ahead> ahead_;  // shared with threads that nobody waits for: a disk may hold them up
 };
 
 // Where tensors go in one piece of memory: at multiples of 256 bytes.

@@ -138,7 +138,7 @@ def cached(path):
     path.read_bytes()
     with penstock.Context() as context:
         model = penstock._models.Model(path)
-        if penstock._core.map_file(context._core, model.core, 0) is None:
+        if penstock._core.map_file(context._core, model.core, 0, False) is None:
             pytest.skip("the kernel does not tell what is cached, or caches nothing here")
     return path
 

@@ -173,7 +173,7 @@ def test_a_load_that_fails_half_way_leaves_nothing_behind(tmp_path, monkeypatch)
 
     model = _models.Model(path)
     load = _models.Load(penstock.default_context(), model, _models.wanted(model, [0, 1], None),
-                        _models.framework_named("np"), "cpu", copy=True)
+                        _models.framework_named("np"), "cpu", mapping="none")
     with pytest.raises(MemoryError):
         load.finish()
     assert load.tensors == []

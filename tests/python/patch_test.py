@@ -2,10 +2,14 @@
 
 import importlib.util
 import logging
+import os
+import pathlib
 import pickle
 import subprocess
 import sys
+import types
 
+import numpy
 import pytest
 
 import penstock
@@ -92,7 +96,7 @@ def with_tensors(tensors):
 
 @pytest.mark.parametrize("loaded_by", ["load_file", "load", "get_tensor", "penstock"])
 def test_modules_of_small_tensors_are_saved_whole(patched, monkeypatch, tmp_path, loaded_by):
-    monkeypatch.setattr(penstock._models.Model, "mapped", lambda *_: None)  # as if it were not in the page cache
+    monkeypatch.setattr(penstock._models.Model, "mapped", lambda *_: None)  # as where nothing can be mapped
     module, path = of_small_layers(), tmp_path / "module"
     safetensors.torch.save_model(module, str(path))
     if loaded_by == "load":
@@ -172,6 +176,189 @@ def test_errors_are_of_both_families(patched, path, tmp_path):
         assert type(pickle.loads(pickle.dumps(caught.value))) is type(caught.value)
     with pytest.raises(FileNotFoundError):
         safetensors.torch.load_file(tmp_path / "missing")
+
+
+def test_errors_have_the_words_of_safetensors(patched, path, tmp_path):
+    (tmp_path / "bad").write_bytes(b"bad")
+    closed = safetensors.safe_open(path, "pt")
+    theirs_closed = ORIGINALS["safe_open"](path, "pt")
+    for file in (closed, theirs_closed):
+        file.__exit__(None, None, None)
+    module, strange = torch.nn.Linear(2, 2), str(tmp_path / "strange")
+    safetensors.torch.save_file({"weight": torch.zeros(2, 2), "other": torch.zeros(1)}, strange)
+    files = {"ours": safetensors.safe_open(path, "pt"), "theirs": ORIGINALS["safe_open"](path, "pt")}
+    opened = {"ours": safetensors.safe_open, "theirs": ORIGINALS["safe_open"]}
+    shut = {"ours": closed, "theirs": theirs_closed}
+    loaded = {"ours": safetensors.torch.load_model, "theirs": ORIGINALS["load_model"]}
+    for call in (lambda who: opened[who](tmp_path / "bad", "pt"), lambda who: opened[who](tmp_path / "missing", "pt"),
+                 lambda who: opened[who](path, "pt", backend="bogus"), lambda who: files[who].get_tensor("nowhere"),
+                 lambda who: files[who].get_slice("nowhere"), lambda who: files[who].get_slice("a")[0, -9],
+                 lambda who: shut[who].get_tensor("a"), lambda who: shut[who].keys(),
+                 lambda who: loaded[who](module, strange)):
+        caught = {}
+        for who in ("ours", "theirs"):
+            with pytest.raises(Exception) as each:
+                call(who)
+            caught[who] = each.value
+        assert str(caught["ours"]) == str(caught["theirs"])
+        assert isinstance(caught["ours"], type(caught["theirs"]))
+        if isinstance(caught["ours"], penstock.Error):
+            assert caught["ours"].message and str(pickle.loads(pickle.dumps(caught["ours"]))) == str(caught["ours"])
+    arrays = {"ours": safetensors.safe_open(path, "np"), "theirs": ORIGINALS["safe_open"](path, "np")}
+    for index in ([0, 1], slice(0, 9), slice(-2, None), slice(None, None, -1), (0, 9), (0, -9), (0, 0, 0), None, "x",
+                  (..., ...)):
+        with pytest.raises(Exception) as ours:
+            arrays["ours"].get_slice("a")[index]
+        with pytest.raises(Exception) as theirs:
+            arrays["theirs"].get_slice("a")[index]
+        assert str(ours.value) == str(theirs.value) and isinstance(ours.value, type(theirs.value)), index
+    for index in (0, -1, slice(1, None), (slice(0, 3), 2), (..., 1), slice(None, None, 2), [], (1, slice(1, 1))):
+        assert numpy.array_equal(arrays["ours"].get_slice("a")[index], arrays["theirs"].get_slice("a")[index]), index
+    for wrong in ({"a": 3}, {"a": torch.zeros(2, 3).t()}, [1], {"a": torch.zeros(3).to_sparse()}):
+        with pytest.raises(ValueError) as ours:
+            safetensors.torch.save_file(wrong, tmp_path / "x")
+        with pytest.raises(ValueError) as theirs:
+            safetensors.torch.save(wrong)
+        assert str(ours.value) == str(theirs.value)
+
+
+def test_the_low_level_names_do_what_those_of_safetensors_do(tmp_path):
+    data = torch.arange(6, dtype=torch.float32)
+    about = {"dtype": "float32", "shape": [2, 3], "data_ptr": data.data_ptr(), "data_len": 24}
+    for metadata in (None, {"a": "b"}):
+        expected = safetensors.serialize({"x": safetensors.TensorSpec(**about)}, metadata)
+        mine = {"x": penstock.TensorSpec(**about)}
+        assert penstock.serialize(mine, metadata) == expected
+        assert penstock.serialize_file(mine, tmp_path / "x", metadata) is None
+        assert (tmp_path / "x").read_bytes() == expected
+        assert penstock.deserialize(expected) == safetensors.deserialize(expected)
+    spec = penstock.TensorSpec(**about)
+    assert repr(spec) == repr(safetensors.TensorSpec(**about))
+    assert (spec.dtype, spec.shape, spec.data_len) == ("F32", [2, 3], 24)
+    with pytest.raises(AttributeError):
+        spec.dtype = "F16"
+    for wrong in (lambda: penstock.TensorSpec(**{**about, "dtype": "float3"}), lambda: penstock.deserialize(b"bad"),
+                  lambda: penstock.serialize({"x": penstock.TensorSpec(**{**about, "data_len": 20})})):
+        with pytest.raises(penstock.SafetensorError):
+            wrong()
+    public = {name for name in dir(safetensors) if not name.startswith("_")} - {"numpy", "torch"}
+    assert public <= set(dir(penstock)), public - set(dir(penstock))
+    for kind in ("torch", "numpy"):
+        theirs = getattr(safetensors, kind)
+        names = {name for name, value in vars(theirs).items() if getattr(value, "__module__", "") == theirs.__name__
+                 and not name.startswith("_")}
+        assert names <= set(dir(getattr(penstock, kind))), names
+
+
+def drop_from_cache(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def is_mapped(tensor, path):
+    """Whether a tensor lies in a mapping of a file."""
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        for line in maps:
+            begin, _, end = line.split()[0].partition("-")
+            if int(begin, 16) <= tensor.data_ptr() < int(end, 16):
+                return line.rstrip().endswith(str(path))
+    return False
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_tensors_on_the_cpu_are_those_of_the_page_cache(patched, tmp_path, cold):
+    path = tmp_path / "model"
+    values = {f"layer.{i}": torch.full((300_000,), float(i)) for i in range(20)}
+    safetensors.torch.save_file(values, path)
+    if cold:
+        drop_from_cache(path)
+    loaded = safetensors.torch.load_file(path)
+    if cold:
+        drop_from_cache(path)
+    with safetensors.safe_open(path, "pt") as file:
+        one_by_one = {name: file.get_tensor(name) for name in file.keys()}
+        part = file.get_slice("layer.7")[5:9]
+    for tensors in (loaded, one_by_one):
+        assert all(is_mapped(tensor, path) and torch.equal(tensor, values[name]) for name, tensor in tensors.items())
+    assert part.tolist() == [7.0] * 4
+    loaded["layer.3"].fill_(-1)  # private: neither the file nor others see it
+    assert torch.equal(one_by_one["layer.3"], values["layer.3"])
+    assert torch.equal(penstock.load_file(path, copy=True)["layer.3"], values["layer.3"])
+
+
+def test_patching_takes_options(path):
+    penstock.patch(copy=True)
+    try:
+        assert not is_mapped(safetensors.torch.load_file(path)["a"], path)
+    finally:
+        penstock.unpatch()
+    with pytest.raises(TypeError, match="'cpoy'"):
+        penstock.patch(cpoy=True)
+    with pytest.raises(penstock.InvalidError, match="copy together with share"):
+        penstock.load_file(path, copy=True, share=True)
+    assert is_mapped(penstock.load_file(path, share=True)["a"], path)
+
+
+def test_functions_that_modules_and_classes_have_kept_are_replaced(path):
+    module = types.ModuleType("kept")
+    code = "from safetensors.torch import load_file as mine\nclass Loader:\n    read = staticmethod(mine)"
+    exec(code, vars(module))
+    sys.modules["kept"] = module
+    try:
+        penstock.patch()
+        assert module.mine is safetensors.torch.load_file is module.Loader.read is not ORIGINALS["load_file"]
+        penstock.unpatch()
+        assert module.mine is ORIGINALS["load_file"] is module.Loader.read
+    finally:
+        del sys.modules["kept"]
+
+
+WORKER = """
+import multiprocessing, sys
+def is_patched(_=None):
+    import safetensors
+    from safetensors.numpy import load_file  # which is there sooner than torch
+    return load_file.__code__.co_filename.endswith("_patch.py") and type(safetensors.safe_open) is not type
+if __name__ == "__main__":
+    assert "penstock" not in sys.modules or sys.argv[1] == "1"
+    assert "torch" not in sys.modules
+    found = [is_patched()]
+    for how in ("spawn", "forkserver"):
+        with multiprocessing.get_context(how).Pool(1) as pool:
+            found += pool.map(is_patched, [0])
+    print(found)
+"""
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_workers_are_patched_by_the_environment(tmp_path, value):
+    # What an installation is: a folder whose .pth files Python runs at its start.
+    package = pathlib.Path(penstock.__file__).parent.parent
+    if not (package / "penstock.pth").exists():
+        pytest.skip("penstock.pth is not beside the package")
+    (tmp_path / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(package)!r})\n")
+    (tmp_path / "worker.py").write_text(WORKER)
+    environment = {**os.environ, "PENSTOCK_PATCH": value, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, tmp_path / "worker.py", value], capture_output=True, text=True, timeout=120,
+                          env=environment)
+    assert done.stdout == f"{[value == '1'] * 3}\n", done.stderr
+
+
+def test_the_line_of_the_environment_never_raises(tmp_path):
+    line = (pathlib.Path(__file__).parents[2] / "bindings/python/penstock.pth").read_text()
+    assert line.count("\n") == 1
+    code = f"import sys; before = set(sys.modules)\n{line}\nprint(sorted(set(sys.modules) - before))"
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PENSTOCK_PATCH")}
+    for set_ in ({}, {"PENSTOCK_PATCH": ""}, {"PENSTOCK_PATCH": "0"}):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                              env={**environment, **set_})
+        assert done.stdout == "[]\n", done.stderr
+    (tmp_path / "penstock.py").write_text("raise RuntimeError('broken')")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                          env={**environment, "PENSTOCK_PATCH": "1", "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0 and done.stderr.startswith("penstock: PENSTOCK_PATCH has no effect: "), done.stderr
 
 
 def test_files_that_only_safetensors_takes_are_left_to_it(patched, tmp_path):

@@ -77,7 +77,8 @@ def test_files_and_bytes_are_those_of_safetensors(tmp_path, kind, metadata):
         tensors = {f"{NAMES[(i + j) % len(NAMES)]}.{i}.{j}":
                    memory.clone().view(torch.uint8)[:int(numpy.prod(shape)) * torch.empty(0, dtype=dtype).element_size()]
                    .clone().view(dtype).view(shape)
-                   for i, dtype in enumerate(types) for j, (shape, memory) in enumerate(zip(SHAPES, made))}
+                   for i, dtype in enumerate(types) for j, (shape, memory) in enumerate(zip(SHAPES, made))
+                   if shape or "float4" not in str(dtype)}  # a scalar of which would be half a byte
     else:
         types = ["bool", "uint8", "int8", "int16", "uint16", "float16", "int32", "uint32", "float32", "int64", "uint64",
                  "float64", "complex64", ">f4"]

@@ -1,6 +1,6 @@
 """penstock run SCRIPT [ARGUMENT...], penstock run -m MODULE [ARGUMENT...]: runs a Python program whose safetensors files
-are loaded through Penstock, also in processes that it forks. Those that it starts anew (multiprocessing's spawn, torchrun)
-have to call penstock.patch() themselves. Every other command is the tool's own; see penstock --help."""
+are loaded through Penstock, also in processes that it forks or starts (by PENSTOCK_PATCH=1 in its environment, which has an
+effect where Penstock is installed). Every other command is the tool's own; see penstock --help."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def run(arguments: list[str]) -> None:
     from . import patch
 
     patch()
+    os.environ["PENSTOCK_PATCH"] = "1"  # for those that it starts
     as_module = arguments[0] == "-m"
     sys.argv = arguments[1:] if as_module else arguments
     if not getattr(sys.flags, "safe_path", False):

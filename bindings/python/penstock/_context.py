@@ -105,7 +105,8 @@ class Context:
         return report
 
     def _reader(self, target: Any, path: Any, offset: Optional[int], size: Optional[int], lba: Optional[int],
-                count: Optional[int], endings: Any = None, number: int = 0) -> Callable[[], Any]:
+                count: Optional[int], endings: Any = None, number: int = 0, opened: Any = None, writes: bool = False,
+                durable: bool = False) -> Callable[[], Any]:
         """What starts a read, on any thread: the caller's own current stream is known already. Its end is added to
         `endings` as `number`."""
         if lba is None and count is not None:
@@ -119,18 +120,20 @@ class Context:
 
         def start() -> Any:
             size_bytes = memory.size_bytes if size is None else size
+            store = opened or self._core.open(name, "read", 0, False, "", 0, 0)
             if count is not None:
-                size_bytes = count * self._core.block_bytes(name)
+                size_bytes = count * store.block_bytes
             if size_bytes > memory.size_bytes:
                 raise invalid(f"{size_bytes} bytes do not fit into {memory.size_bytes}", "give a larger target")
             domain = memory.domain
             if domain == "cuda":
                 domain = _core.find_cuda_domain(memory.pointer, memory.size_bytes)
-            reading = self._core.read(
-                path=name, offset=offset or 0 if lba is None else lba, in_blocks=lba is not None,
+            reading = self._core.transfer(
+                store, writes, durable, offset=offset or 0 if lba is None else lba, in_blocks=lba is not None,
                 pointer=memory.pointer, size_bytes=size_bytes, domain=domain, stream=memory.stream,
                 memory=memory.owner, endings=endings, number=number)
-            count_as_written(memory.owner)
+            if not writes:
+                count_as_written(memory.owner)
             return reading
 
         return start

@@ -12,6 +12,7 @@ class Error(Exception):
     system_error: int
     hint: str
     report: Any  # what is known of the request that failed; None if there was none
+    words: str = ""  # of safetensors, while it is patched: what str() says instead
 
     def __init__(self, message: str, code: str = "internal", system_error: int = 0, hint: str = "",
                  report: Any = None):
@@ -24,12 +25,12 @@ class Error(Exception):
         self.report = report
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.hint})" if self.hint else self.message
+        return self.words or (f"{self.message} ({self.hint})" if self.hint else self.message)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         # What an error belongs to besides is known where it arrives.
         class_ = getattr(type(self), "alone", type(self))
-        return make, (self.code, self.system_error, self.message, self.hint, self.report, class_)
+        return make, (self.code, self.system_error, self.message, self.hint, self.report, class_), {"words": self.words}
 
 
 class InvalidError(Error, ValueError):

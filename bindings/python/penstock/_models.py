@@ -10,7 +10,7 @@ import re
 import time
 from array import array
 from collections import OrderedDict
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, Literal, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
 from ._context import Context, Progress, default_context
@@ -27,7 +27,10 @@ Interval = tuple[int, int]
 Part = Union[slice, tuple[int, Union[slice, Sequence[Interval]]]]
 Slices = Union[None, Mapping[str, Part], Callable[[str, tuple[int, ...]], Optional[Part]]]
 Device = Any
+Mapping_ = Literal["cached", "all", "none"]
+MOST_AHEAD_BYTES = 8 << 30  # of a mapped file, where the system does not tell what it has room for
 COLUMNS = "auto", "pieces", "whole"
+BACKENDS = None, "mmap", "pread"  # of safetensors; what is fastest is chosen here
 URI = re.compile(rb"[a-z][a-z0-9+-]+:")
 
 
@@ -110,11 +113,11 @@ class Model:
         self.tensors = AllTensors(self.core)
         self._mapped: dict[int, Any] = {}
 
-    def mapped(self, context: Context, file: int) -> Any:
-        """The file as memory, where all but little of it is in the page cache; else nothing."""
+    def mapped(self, context: Context, file: int, cold_too: bool) -> Any:
+        """The file as memory, where all but little of it is in the page cache, or `cold_too`; else nothing."""
         memory = self._mapped.get(file)
         if memory is None:  # not yet, or too little of it was there the last time
-            memory = self._mapped[file] = _core.map_file(context._core, self.core, file)
+            memory = self._mapped[file] = _core.map_file(context._core, self.core, file, cold_too)
         return memory
 
     @functools.cached_property
@@ -197,15 +200,27 @@ def wanted(model: Model, indices: Sequence[int], slices: Slices) -> Wanted:
     return Wanted(indices, specs, parts)
 
 
+def check_backend(backend: Any) -> None:
+    """Refuses what safetensors refuses."""
+    if backend not in BACKENDS:
+        raise invalid(f"backend: {backend!r}", "give 'mmap' or 'pread', which mean the same here")
+
+
+def how_to_map(copy: bool, share: bool) -> Mapping_:
+    if copy and share:
+        raise invalid("copy together with share", "give one of them")
+    return "all" if share else "none" if copy else "cached"
+
+
 class Load:
     """A load under way. What is in its tensors is right after `finish`; forgetting it cancels it.
 
-    `copy` is whether tensors on the CPU always have memory of their own: false, they are mapped where their file is in
-    the page cache, as safetensors' are, unless that puts elements across their own boundaries.
+    `mapping` is which tensors on the CPU are mapped, unless that puts elements across their own boundaries: those whose
+    file is in the page cache, all, or none. What is mapped and not in the page cache is read ahead.
     """
 
     def __init__(self, context: Context, model: Model, what: Wanted, frame: Any, device: Device, columns: str = "auto",
-                 copy: bool = False):
+                 mapping: Mapping_ = "cached"):
         if columns not in COLUMNS:
             raise invalid(f"columns: {columns}", f"give {', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}")
         self._places: list[tuple[Sequence[int], Any]] = []
@@ -214,8 +229,9 @@ class Load:
         self._streams: dict[str, Any] = {}  # by device: the one that its memory was allocated for
         self.begun = time.monotonic()
         self._mapped_bytes = 0
+        self._mapped_cold = False
         with frame.normal_mode():
-            groups, owners = self._allocate(context, model, what, device, columns, copy)
+            groups, owners = self._allocate(context, model, what, device, columns, mapping)
         self._mapped_seconds = time.monotonic() - self.begun
         self._loading: Any = None
         if self._mapped_bytes == 0 or any(group[2] for group in groups):
@@ -223,12 +239,12 @@ class Load:
         self.tensors: list[Any] = []
 
     def _allocate(self, context: Context, model: Model, what: Wanted, device: Device, columns: str,
-                  copy: bool) -> tuple[list[tuple], list[Any]]:
+                  mapping: Mapping_) -> tuple[list[tuple], list[Any]]:
         """Maps what can be, and makes memory for the rest: what goes where, and whose memory that is."""
         groups, owners = [], []
         for domain, places in domains_of(what.specs, device).items():
-            if domain == "host" and not copy:
-                places = self._map(context, model, what, places, columns == "auto")
+            if domain == "host" and mapping != "none":
+                places = self._map(context, model, what, places, columns == "auto", mapping == "all")
                 if not places and self._mapped_bytes != 0:
                     continue
             if len(places) == len(what.specs):
@@ -244,7 +260,7 @@ class Load:
         return groups, owners
 
     def _map(self, context: Context, model: Model, what: Wanted, places: Sequence[int],
-             with_parts: bool) -> Sequence[int]:
+             with_parts: bool, cold_too: bool) -> Sequence[int]:
         """Maps what can be; says what is left."""
         frame = self._frame
         by_file: dict[int, list[int]] = {}
@@ -256,8 +272,12 @@ class Load:
                     and (index not in what.parts or with_parts and dtype not in PACKED_BITS))
             (by_file.setdefault(file, []) if fits else left).append(place)
         for file, mapped in by_file.items():
-            memory = model.mapped(context, file)
-            if memory is None:
+            memory = model.mapped(context, file, cold_too)
+            if memory is not None and not memory.was_cached:
+                # Parts are copied in any case: reading just those is faster than mapping what lies around them.
+                left += [place for place in mapped if what.indices[place] in what.parts]
+                mapped = [place for place in mapped if what.indices[place] not in what.parts]
+            if memory is None or not mapped:
                 left += mapped
                 continue
             wholes = [model.tensors[what.indices[place]] for place in mapped]
@@ -270,7 +290,11 @@ class Load:
                     tensors[number] = frame.part(tensors[number], dimension, intervals)
                 if dimension == 0:
                     ranges += rows_in_file(whole, intervals)
-            memory.populate(context._core, sorted(ranges))
+            if memory.was_cached:
+                memory.populate(context._core, sorted(ranges))
+            else:
+                self._mapped_cold = True
+                memory.read_ahead(context._core, sorted(ranges), (frame.room("host") or MOST_AHEAD_BYTES) // 2)
             self._mapped_bytes += sum(what.specs[place][3] for place in mapped)
             self._places.append((mapped, tensors.copy))
         return sorted(left)
@@ -292,8 +316,9 @@ class Load:
         count = self._mapped_bytes
         if count == 0:
             return Report(**self._loading.wait(progress))
-        report = Report("done", count, self._mapped_seconds, {"mapped": count}, "", "the file is in the page cache: "
-                        "it is mapped, not copied", "cpu")
+        why = ("the file is mapped, to be shared; it comes into the page cache as it is used, or before" if
+               self._mapped_cold else "the file is in the page cache: it is mapped, not copied")
+        report = Report("done", count, self._mapped_seconds, {"mapped": count}, "", why, "cpu")
         if self._loading is None:
             if progress is not None:
                 progress(count, count)
@@ -354,8 +379,8 @@ def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[i
 
 
 def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = None, *, select: Select = None,
-              slices: Slices = None, columns: str = "auto", copy: bool = False, own_storage: bool = False,
-              context: Optional[Context] = None, progress: Progress = None) -> Tensors:
+              slices: Slices = None, columns: str = "auto", copy: bool = False, share: bool = False,
+              own_storage: bool = False, context: Optional[Context] = None, progress: Progress = None) -> Tensors:
     """Loads a model into a dict of tensors, by one request.
 
     `filename` is a safetensors or GGUF file, several, a directory, an index, or a snapshot of the Hugging Face cache.
@@ -366,20 +391,22 @@ def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = 
 
     Tensors on the CPU whose file is in the page cache are mapped, not copied, as safetensors does it: who writes into
     the file later changes them too, and who truncates it makes a program that looks at them end with SIGBUS. With `copy`
-    they have memory of their own, each at a multiple of 256 bytes.
+    they have memory of their own, each at a multiple of 256 bytes. With `share` they are always mapped: processes that
+    load the same file have one copy of it, it may be larger than memory, and it is read ahead, or as it is used.
 
     With `own_storage`, torch's tensors of less than 1 MiB have a storage of their own too, instead of a place in a slab:
     for programs that take tensors of one storage for the same.
     """
     frame = framework_named(framework, own_storage)
-    return load_tensors(Model(filename, context=context), frame, device, select, slices, columns, copy, context, progress)
+    return load_tensors(Model(filename, context=context), frame, device, select, slices, columns, how_to_map(copy, share),
+                        context, progress)
 
 
 def load_tensors(model: Model, frame: Any, device: Device, select: Select = None, slices: Slices = None,
-                 columns: str = "auto", copy: bool = False, context: Optional[Context] = None,
+                 columns: str = "auto", mapping: Mapping_ = "cached", context: Optional[Context] = None,
                  progress: Progress = None) -> Tensors:
     what = wanted(model, model.select(select), slices)
-    load = Load(context or default_context(), model, what, frame, device, columns, copy)
+    load = Load(context or default_context(), model, what, frame, device, columns, mapping)
     result = Tensors()
     result.metadata = model.metadata
     result.quantization = model.quantization

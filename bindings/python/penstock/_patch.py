@@ -4,7 +4,6 @@ through Penstock."""
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 import os
 import sys
@@ -12,88 +11,182 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from . import _errors
 from ._models import Tensors
+from ._safe_open import Slice
 from ._safe_open import safe_open as ours
-
-# How safetensors does it: whatever is cached is mapped, wherever it lies, and tensors share no storage.
-AS_THEIRS = {"own_storage": True}
 
 OPENED = "filename", "framework", "device"
 FILE = "filename", "device"
 MODULE = "model", "filename", "strict", "device"
+# What safetensors may judge otherwise, or in words that programs look for.
+JUDGED_TWICE = _errors.InvalidError, _errors.NotFoundError, _errors.UnsupportedError
 
-_replaced: list[tuple[Any, Any]] = []  # what safetensors has, and what stands in its place
+# How safetensors does it: files are mapped, wherever they lie, and tensors share no storage.
+OPTIONS = {"share": True, "own_storage": True, "copy": None, "context": None}
+
+Pairs = list[tuple[Any, Any]]  # what safetensors has, and what stands in its place
+_replaced: Pairs = []
 
 
-def patch() -> None:
+def patch(**options: Any) -> None:
     """Replaces load_file, load, save_file, load_model, save_model and safe_open of safetensors, also where they were
     imported by name.
 
-    What Penstock has no memory for (other frameworks, other devices) goes to safetensors as before. Errors are of the
-    kinds that penstock raises, and are SafetensorErrors too. Tensors have storages of their own, as with safetensors:
-    there are programs that take tensors of one storage for the same.
+    What Penstock has no memory for (other frameworks, other devices) goes to safetensors as before. Errors are
+    SafetensorErrors too, and say what safetensors says; what Penstock says of them is in their `message` and `hint`.
+    Tensors have storages of their own, as with safetensors: there are programs that take tensors of one storage for the
+    same. Those on the CPU share the page cache: workers that load the same file have one copy of it.
+
+    `options` are those of penstock.safe_open for every file that is opened: `patch(share=False)` copies instead. What
+    is patched already stays as it is.
     """
-    if _replaced:
+    unknown = options.keys() - OPTIONS.keys()
+    if unknown:
+        raise TypeError(f"patch() has no option {sorted(unknown)[0]!r}: give {', '.join(OPTIONS)}")
+    if _watcher in sys.meta_path:
         return
     import safetensors
 
-    pairs: list[tuple[Any, Any]] = [(safetensors.safe_open, _safe_open(safetensors.safe_open))]
-    if importlib.util.find_spec("numpy") is not None:
-        import safetensors.numpy as theirs_numpy
-
-        from . import numpy as ours_numpy
-
-        pairs += [
-            (theirs_numpy.load_file, _fitting(theirs_numpy.load_file, ours_numpy.load_file, FILE)),
-            (theirs_numpy.load, _loading_bytes(theirs_numpy.load, ours_numpy.load)),
-            (theirs_numpy.save_file, _saving(theirs_numpy.save_file, ours_numpy.save_file, "tensor_dict")),
-        ]
-    if importlib.util.find_spec("torch") is not None:
-        import safetensors.torch as theirs_torch
-
-        from . import torch as ours_torch
-
-        pairs += [
-            (theirs_torch.load_file, _fitting(theirs_torch.load_file, ours_torch.load_file, FILE)),
-            (theirs_torch.load, _loading_bytes(theirs_torch.load, functools.partial(ours_torch.load, own_storage=True))),
-            (theirs_torch.save_file, _saving(theirs_torch.save_file, ours_torch.save_file, "tensors")),
-            (theirs_torch.load_model, _fitting(theirs_torch.load_model, ours_torch.load_model, MODULE)),
-            (theirs_torch.save_model, _saving(theirs_torch.save_model, ours_torch.save_model, "model")),
-        ]
-    _replaced.extend(pairs)
-    _swap({id(theirs): ours for theirs, ours in pairs})
+    if options.get("copy"):
+        options.setdefault("share", False)
+    _watcher.options = {**{name: value for name, value in OPTIONS.items() if value is not None}, **options}
     _errors.also = safetensors.SafetensorError
+    sys.meta_path.insert(0, _watcher)
+    for name in PAIRS:
+        if name in sys.modules:
+            _replace(name)
 
 
 def unpatch() -> None:
     """Puts back what patch() replaced."""
+    if _watcher in sys.meta_path:
+        sys.meta_path.remove(_watcher)
     _swap({id(ours): theirs for theirs, ours in _replaced})
     _replaced.clear()
     _errors.also = None
 
 
+def patch_when_imported() -> None:
+    """Patches once a program imports safetensors: for PENSTOCK_PATCH, which many processes may have that never do."""
+    if "safetensors" in sys.modules:
+        patch()
+    elif _watcher not in sys.meta_path:
+        sys.meta_path.insert(0, _first)
+
+
+class Watcher:
+    """Looks out for modules of safetensors that are imported later: torch is not imported for their sake."""
+
+    def __init__(self, names: Sequence[str], loaded: Callable[[str], None]) -> None:
+        self.options: dict[str, Any] = {}
+        self._names, self._loaded = names, loaded
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self._names:
+            return None
+        for finder in sys.meta_path:
+            spec = None if isinstance(finder, Watcher) else finder.find_spec(name, path, target)
+            if spec is not None:
+                break
+        else:
+            return None
+        loader: Any = spec.loader
+        run = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            if module.__name__ == name:
+                self._loaded(name)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def _patch_at_last(_: str) -> None:
+    sys.meta_path.remove(_first)
+    patch()
+
+
+def _replace(module: str) -> None:
+    pairs = PAIRS[module](_watcher.options)
+    _replaced.extend(pairs)
+    _swap({id(theirs): ours for theirs, ours in pairs})
+
+
+def _opening_pairs(options: Mapping[str, Any]) -> Pairs:
+    import safetensors
+
+    return [(safetensors.safe_open, _safe_open(safetensors.safe_open, options))]
+
+
+def _numpy_pairs(options: Mapping[str, Any]) -> Pairs:
+    import safetensors.numpy as theirs
+
+    from . import numpy as ours
+
+    return [
+        (theirs.load_file, _fitting(theirs.load_file, ours.load_file, FILE, options)),
+        (theirs.load, _loading_bytes(theirs.load, ours.load)),
+        (theirs.save_file, _saving(theirs.save_file, ours.save_file, "tensor_dict")),
+    ]
+
+
+def _torch_pairs(options: Mapping[str, Any]) -> Pairs:
+    import safetensors.torch as theirs
+
+    from . import torch as ours
+
+    return [
+        (theirs.load_file, _fitting(theirs.load_file, ours.load_file, FILE, options)),
+        (theirs.load, _loading_bytes(theirs.load, functools.partial(ours.load, own_storage=True))),
+        (theirs.save_file, _saving(theirs.save_file, ours.save_file, "tensors")),
+        (theirs.load_model, _fitting(theirs.load_model, ours.load_model, MODULE, options)),
+        (theirs.save_model, _saving(theirs.save_model, ours.save_model, "model")),
+    ]
+
+
+PAIRS = {"safetensors": _opening_pairs, "safetensors.numpy": _numpy_pairs, "safetensors.torch": _torch_pairs}
+_watcher = Watcher(list(PAIRS), _replace)
+_first = Watcher(["safetensors"], _patch_at_last)
+
+
 def _swap(replacements: dict[int, Any]) -> None:
+    """In modules, and in the classes that they define: a function kept there by name is found as well."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "penstock" or not hasattr(module, "__dict__"):
             continue
         for key, value in list(vars(module).items()):
             if id(value) in replacements:
                 setattr(module, key, replacements[id(value)])
+            elif isinstance(value, type) and getattr(value, "__module__", None) == name:
+                _swap_in_class(value, replacements)
 
 
-def _fitting(theirs: Callable, ours: Callable, names: Sequence[str]) -> Callable:
+def _swap_in_class(class_: type, replacements: dict[int, Any]) -> None:
+    for key, value in list(vars(class_).items()):
+        held = value.__func__ if isinstance(value, staticmethod) else value
+        if id(held) in replacements:
+            new = replacements[id(held)]
+            try:
+                setattr(class_, key, staticmethod(new) if isinstance(value, staticmethod) else new)
+            except (AttributeError, TypeError):  # a class that can't be changed
+                return
+
+
+def _fitting(theirs: Callable[..., Any], ours: Callable[..., Any], names: Sequence[str],
+             options: Mapping[str, Any]) -> Callable[..., Any]:
     """Ours, where a file and a place are given that we have; else theirs. `names` are those of the arguments."""
 
     @functools.wraps(theirs)
     def choose(*arguments: Any, **named: Any) -> Any:
         if not _fits({**dict(zip(names, arguments)), **named}):
             return theirs(*arguments, **named)
-        return _ours_or_theirs(lambda: _plain(ours(*arguments, **named, **AS_THEIRS)),
+        return _ours_or_theirs(lambda: _plain(ours(*arguments, **named, **options)),
                                lambda: theirs(*arguments, **named))
 
     return choose
 
 
-def _loading_bytes(theirs: Callable, ours: Callable) -> Callable:
+def _loading_bytes(theirs: Callable[[Any], Any], ours: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(theirs)
     def load(data: Any) -> Any:
         return _ours_or_theirs(lambda: _plain(ours(data)), lambda: theirs(data))
@@ -102,17 +195,27 @@ def _loading_bytes(theirs: Callable, ours: Callable) -> Callable:
 
 
 def _ours_or_theirs(ours: Callable[[], Any], theirs: Callable[[], Any]) -> Any:
-    """Theirs is asked about what ours takes for wrong: it is less strict with files. If it refuses too, our error says
-    more."""
+    """Theirs is asked about what ours takes for wrong: it is less strict with files. If it refuses too, it has the
+    words."""
     try:
         return ours()
-    except _errors.InvalidError as error:
-        if isinstance(error, _errors.MismatchError):
+    except _errors.Error as error:
+        if not isinstance(error, JUDGED_TWICE) and error.code != "truncated":
             raise
-        try:
-            return theirs()
-        except Exception:
-            raise error from None
+        mine = error
+    try:
+        return theirs()
+    except Exception as error:
+        raise _worded(mine, error) from None
+
+
+def _worded(mine: _errors.Error, theirs: Exception) -> Exception:
+    """Our error with their words, where it is of their class too; else theirs, with ours as its cause."""
+    if isinstance(mine, type(theirs)):
+        mine.words = theirs.words if isinstance(theirs, _errors.Error) and theirs.words else str(theirs)
+        return mine
+    theirs.__cause__ = mine
+    return theirs
 
 
 def _plain(loaded: Any) -> Any:
@@ -120,20 +223,70 @@ def _plain(loaded: Any) -> Any:
     return dict(loaded) if isinstance(loaded, Tensors) else loaded
 
 
-def _safe_open(theirs: type) -> type:
+def _safe_open(theirs: type, options: Mapping[str, Any]) -> type:
     """A class, as theirs is: programs ask whether something is one, and write it into their types."""
 
     class Opening(type):
         def __call__(cls, *arguments: Any, **named: Any) -> Any:
             if not _fits({**dict(zip(OPENED, arguments)), **named}):
                 return theirs(*arguments, **named)
-            return _ours_or_theirs(lambda: super(Opening, cls).__call__(*arguments, **named, **AS_THEIRS),
-                                   lambda: theirs(*arguments, **named))
+
+            def reopen() -> Any:
+                return theirs(*arguments, **named)
+
+            def opened() -> Any:
+                file = super(Opening, cls).__call__(*arguments, **named, **options)
+                file._reopen = reopen
+                return file
+
+            return _ours_or_theirs(opened, reopen)
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, (ours, theirs))
 
-    return Opening("safe_open", (ours,), {"__doc__": theirs.__doc__, "__module__": "safetensors"})
+    return Opening("safe_open", (_Asking,), {"__doc__": theirs.__doc__, "__module__": "safetensors"})
+
+
+class _Asking(ours):
+    """What is wrong with a name or an index is said by safetensors, which is asked the same."""
+
+    _reopen: Callable[[], Any]
+
+    def _check_open(self) -> Any:
+        try:
+            return super()._check_open()
+        except _errors.StateError as error:
+            error.words = "File is closed"
+            raise
+
+    def get_tensor(self, name: str) -> Any:
+        return _ours_or_theirs(lambda: ours.get_tensor(self, name), lambda: self._reopen().get_tensor(name))
+
+    def get_slice(self, name: str) -> Any:
+        reopen = self._reopen
+        found = _ours_or_theirs(lambda: ours.get_slice(self, name), lambda: reopen().get_slice(name))
+        if isinstance(found, Slice):
+            # Torch's tensors are indexed by torch there too, if they are mapped; others by rules of its own.
+            by_rules = self._frame.name == "np" or self._backend == "pread"
+            shape = found.get_shape()
+
+            def ask(index: Any, mine: Callable[[], Any]) -> Any:
+                def theirs() -> Any:
+                    return reopen().get_slice(name)[index]
+
+                return theirs() if by_rules and not _plain_index(index, shape) else _ours_or_theirs(mine, theirs)
+
+            found.ask = ask
+        return found
+
+
+def _plain_index(index: Any, shape: Sequence[int]) -> bool:
+    """Whether safetensors' own indexing surely takes it: numbers, and slices forward, within the shape."""
+    given = index if isinstance(index, tuple) else (index,)
+    return len(given) <= len(shape) and all(
+        isinstance(each, slice) and each.step in (None, 1)
+        and 0 <= (each.start or 0) <= (length if each.stop is None else each.stop) <= length
+        or type(each) is int and -length <= each < length for each, length in zip(given, shape))
 
 
 def _fits(given: dict[str, Any]) -> bool:
@@ -147,16 +300,17 @@ def _is_ours(place: Any) -> bool:
     return place is None or name in ("pt", "torch", "pytorch", "np", "numpy", "cpu") or name.partition(":")[0] == "cuda"
 
 
-def _saving(theirs: Callable, ours: Callable, name: str) -> Callable:
+def _saving(theirs: Callable[..., Any], ours: Callable[..., Any], name: str) -> Callable[..., None]:
     """Ours, where all that is saved lies where we can reach it; else theirs. `name` is that of the first argument."""
 
     @functools.wraps(theirs)
     def save(*arguments: Any, **named: Any) -> None:
         saved = arguments[0] if arguments else named.get(name)
         if not all(_is_ours(getattr(tensor, "device", None)) for tensor in _tensors_of(saved)):
-            return theirs(*arguments, **named)
+            theirs(*arguments, **named)
+            return
         # As safetensors leaves it: written, and synced when the system likes.
-        ours(*arguments, **named, durable=False)
+        _ours_or_theirs(lambda: ours(*arguments, **named, durable=False), lambda: theirs(*arguments, **named))
 
     return save
 

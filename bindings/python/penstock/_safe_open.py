@@ -8,7 +8,7 @@ import re
 import reprlib
 import threading
 import weakref
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 from ._context import Context, default_context
 from ._errors import Error, invalid, make
@@ -16,7 +16,7 @@ from ._frameworks import PACKED_BITS
 from ._frameworks import framework as framework_named
 from ._indexing import Interval, Plan, plan
 from ._report import Report, Total, log
-from ._models import Load, Model, Wanted, domains_of, rounded, wanted
+from ._models import Load, Mapping_, Model, Wanted, check_backend, domains_of, how_to_map, rounded, wanted
 
 # How far a loop is read ahead of, at most. Several requests, so that the next is at work while the last pieces of one
 # come; each long enough to be worth it.
@@ -41,18 +41,20 @@ def natural_order(name: str) -> list[tuple[int, str]]:
 class Source:
     """Where tensors of a file come from, and where they go to."""
 
-    def __init__(self, model: Model, frame: Any, device: Any, copy: bool, context: Optional[Context]):
+    def __init__(self, model: Model, frame: Any, device: Any, mapping: Mapping_,
+                 context: Optional[Context]):
         self.model, self.frame, self.device = model, frame, device
-        self._copy = copy
+        self._mapping: Mapping_ = mapping
         self._context = context  # none: the default one, which after a fork is another
         self._given: dict[int, object] = {}  # NumPy: by tensor, the load that may have mapped it
 
     def start(self, what: Wanted, device: Any = None) -> Load:
         # Arrays of NumPy are the caller's own, as with safetensors: of what is mapped already there is no second view.
         this = object()
-        copy = self._copy or self.frame.name == "np" and \
+        again = self.frame.name == "np" and \
             not all([self._given.setdefault(index, this) is this for index in what.indices])
-        return Load(self._context or default_context(), self.model, what, self.frame, device or self.device, copy=copy)
+        return Load(self._context or default_context(), self.model, what, self.frame, device or self.device,
+                    mapping="none" if again else self._mapping)
 
     def start_wholes(self, indices: Sequence[int]) -> Load:
         return self.start(wanted(self.model, indices, None))
@@ -253,10 +255,12 @@ class safe_open:
     """
 
     def __init__(self, filename: Any, framework: Optional[str] = None, device: Any = "cpu", *,
-                 backend: Optional[str] = None, copy: bool = False, own_storage: bool = False,
-                 context: Optional[Context] = None):
-        # `backend` is how safetensors would read; the route is chosen here by what is fastest.
-        self._source = Source(Model(filename, context=context), framework_named(framework, own_storage), device, copy, context)
+                 backend: Optional[str] = None, copy: bool = False, share: bool = False,
+                 own_storage: bool = False, context: Optional[Context] = None):
+        check_backend(backend)
+        self._backend = backend
+        self._source = Source(Model(filename, context=context), framework_named(framework, own_storage), device,
+                              how_to_map(copy, share), context)
         self._model, self._frame = self._source.model, self._source.frame
         self._lock = threading.Lock()
         self._reader: Optional[ReadAhead] = ReadAhead(self._source)
@@ -362,6 +366,9 @@ class Slice:
     """A tensor in a file, of which indexing loads a part: what lies before and behind it is not read. It may be used
     when the file that it came from is closed."""
 
+    # Of patch(): called with an index and with what looks it up here.
+    ask: Optional[Callable[[Any, Callable[[], Any]], Any]] = None
+
     def __init__(self, file: safe_open, index: int):
         self._file = file
         self._index = index
@@ -375,6 +382,9 @@ class Slice:
 
     def __getitem__(self, index: Any) -> Any:
         """What indexing the whole tensor would give."""
+        return self._in_normal_mode(index) if self.ask is None else self.ask(index, lambda: self._in_normal_mode(index))
+
+    def _in_normal_mode(self, index: Any) -> Any:
         with self._file._frame.normal_mode():
             return self._get(index)
 

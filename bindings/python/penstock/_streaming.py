@@ -13,7 +13,8 @@ from ._context import Context, default_context
 from ._errors import invalid
 from ._frameworks import OWN_BYTES, SLAB_BYTES, Spec
 from ._frameworks import framework as framework_named
-from ._models import Device, Load, Model, Select, Slices, Wanted, domains_of, rounded, wanted, warn
+from ._models import (Device, Load, Mapping_, Model, Select, Slices, Wanted, domains_of, how_to_map, rounded, wanted,
+                      warn)
 from ._report import Report, Total, log
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K": 1 << 10, "KIB": 1 << 10,
@@ -78,12 +79,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB", *, select: Select = None,
-           slices: Slices = None, framework: Optional[str] = None, copy: bool = True,
+           slices: Slices = None, framework: Optional[str] = None, copy: bool = True, share: bool = False,
            context: Optional[Context] = None) -> Stream:
     """Yields (name, tensor) in the order of the files; the next ones are read while the caller works.
 
     What is read ahead and the tensor that was yielded last take at most `window` together. Tensors are the caller's
-    own: those that it keeps come on top; with `copy=False` those on the CPU are mapped where load_file would map them.
+    own: those that it keeps come on top; with `copy=False` those on the CPU are mapped where load_file would map them, and with `share=True` all of them.
     The window is enlarged, with a warning, where it is smaller than the largest tensor, or than a tensor beside the
     last one, if the caller still has that when it asks for the next: `del` it.
     """
@@ -93,7 +94,7 @@ def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB",
     domains = checked_domains(frame, what.specs, device)
     total = Total()
     return Stream(_stream(context or default_context(), model, what, frame, domains,
-                          enlarged(size_in_bytes(window), what.specs), copy, total), total, model.quantization)
+                          enlarged(size_in_bytes(window), what.specs), how_to_map(copy and not share, share), total), total, model.quantization)
 
 
 def checked_domains(frame: Any, specs: Sequence[Spec], device: Device) -> dict[str, str]:
@@ -158,7 +159,7 @@ class Held:
 
 
 def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: Device, window: int,
-            copy: bool, total: Total) -> Generator[tuple[str, Any], None, None]:
+            mapping: Mapping_, total: Total) -> Generator[tuple[str, Any], None, None]:
     waiting = batches(what, min(window // 4, 256 << 20))
     coming = next(waiting, None)
     ahead: list[tuple[Batch, Load]] = []  # oldest first
@@ -177,7 +178,7 @@ def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: De
                 warned = True
                 warn(f"the window of {window} bytes is enlarged to {needed}: {coming.what.specs[0][0]!r} is read while "
                      f"the caller still has {held.name!r}", 5)
-            ahead.append((coming, Load(context, model, coming.what, frame, device, copy=copy)))
+            ahead.append((coming, Load(context, model, coming.what, frame, device, mapping=mapping)))
             used += coming.size_bytes
             coming = next(waiting, None)
 

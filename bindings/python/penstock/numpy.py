@@ -12,6 +12,7 @@ from ._report import Report
 
 def load_file(filename: Any, *, backend: Optional[str] = None, **options: Any) -> Tensors:
     """Arrays by name. `options` are those of penstock.load_file; `backend`, safetensors' way of reading, has no effect."""
+    _models.check_backend(backend)
     return _models.load_file(filename, "cpu", "np", **options)
 
 

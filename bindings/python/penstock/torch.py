@@ -16,6 +16,7 @@ ALIGN = 8  # as safetensors
 
 def load_file(filename: Any, device: Any = "cpu", *, backend: Optional[str] = None, **options: Any) -> Tensors:
     """Tensors by name. `options` are those of penstock.load_file; `backend`, safetensors' way of reading, has no effect."""
+    _models.check_backend(backend)
     return _models.load_file(filename, device, "pt", **options)
 
 
@@ -72,7 +73,7 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     A name that stands for the memory of one that the file has, or for a part of it, is not missing; if the file has both,
     it is unexpected. With `strict`, either is refused, when the module has been filled already, as with safetensors.
     """
-    tensors = load_file(filename, device, **options)
+    tensors = load_file(filename, device, backend=backend, **options)
     state = _models.tensors_in(model)
     try:
         missing, unexpected = model.load_state_dict(tensors, strict=False)
@@ -93,6 +94,22 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     return loaded
 
 
+def storage_ptr(tensor: Any) -> int:
+    """Where the memory begins that a tensor lies in, maybe together with others."""
+    pointer: int = _storage_of(tensor).data_ptr()
+    return pointer
+
+
+def storage_size(tensor: Any) -> int:
+    """How many bytes that memory has."""
+    size_bytes: int = _storage_of(tensor).nbytes()
+    return size_bytes
+
+
+def _storage_of(tensor: Any) -> Any:
+    return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()
+
+
 def check_tensors(tensors: Mapping[str, Any]) -> None:
     import torch
 
@@ -102,4 +119,4 @@ def check_tensors(tensors: Mapping[str, Any]) -> None:
             raise invalid(f"{name!r} is a {type(tensor).__name__}", "give tensors of torch")
 
 
-__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model", "storage_ptr", "storage_size"]

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -53,11 +54,34 @@ bool make_resident(const Store& store, const models::FileReader& file) {
 
 }  // namespace
 
-Result<std::optional<MappedFile>> MappedFile::map(Context& context, const ModelFile& file) {
-  return or_out_of_memory([&] { return map_or_throw(context, file); });
+Result<std::optional<MappedFile>> MappedFile::map(Context& context, const ModelFile& file, Which which) {
+  return or_out_of_memory([&] { return map_or_throw(context, file, which); });
 }
 
-Result<std::optional<MappedFile>> MappedFile::map_or_throw(Context& context, const ModelFile& file) {
+// What threads that read ahead need of a mapping.
+class MappedFile::Ahead {
+ public:
+  explicit Ahead(std::shared_ptr<const models::FileReader> file) : file_(std::move(file)) {}
+
+  void stop() { stopped_ = true; }
+  // Step by step, so that it can be stopped. The kernel reads on while the next step is asked for.
+  void read(const std::vector<Piece>& pieces) const {
+    constexpr std::uint64_t step_bytes = 4 << 20;
+    for (const Piece& piece : pieces) {
+      for (std::uint64_t at = 0; at < piece.size_bytes && !stopped_; at += step_bytes) {
+        const std::uint64_t length = std::min(step_bytes, piece.size_bytes - at);
+        ::posix_fadvise(file_->descriptor(), static_cast<off_t>(piece.offset + at), static_cast<off_t>(length),
+                        POSIX_FADV_WILLNEED);
+      }
+    }
+  }
+
+ private:
+  const std::shared_ptr<const models::FileReader> file_;
+  std::atomic<bool> stopped_ = false;
+};
+
+Result<std::optional<MappedFile>> MappedFile::map_or_throw(Context& context, const ModelFile& file, Which which) {
   if (file.size_bytes == 0 || !may_map(context)) return std::optional<MappedFile>();
   const Result<Store> store = models::open_store(context, file);
   if (!store) return store.error();
@@ -70,23 +94,54 @@ Result<std::optional<MappedFile>> MappedFile::map_or_throw(Context& context, con
     opened = std::make_shared<models::FileReader>(std::move(*by_name));
   }
   if (opened->identity() != file.identity) return models::changed(file);
-  if (!make_resident(*store, *opened)) return std::optional<MappedFile>();
+  const bool is_cached = make_resident(*store, *opened);
+  if (!is_cached && which == Which::cached) return std::optional<MappedFile>();
   // Writable pages of a private mapping would count as memory that may be needed; hardly any ever is.
   constexpr int flags = MAP_PRIVATE | MAP_NORESERVE;
   void* const data = ::mmap(nullptr, file.size_bytes, PROT_READ | PROT_WRITE, flags, opened->descriptor(), 0);
   if (data == MAP_FAILED) return std::optional<MappedFile>();
   MappedFile mapped(static_cast<std::byte*>(data), file.size_bytes);
   mapped.threads_ = context.options().lanes;
+  mapped.was_cached_ = is_cached;
+  mapped.ahead_ = std::make_shared<Ahead>(std::move(opened));
   return std::optional(std::move(mapped));
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)),
-      threads_(other.threads_) {}
+      threads_(other.threads_),
+      was_cached_(other.was_cached_),
+      ahead_(std::move(other.ahead_)) {}
 
 MappedFile::~MappedFile() {
+  if (ahead_) ahead_->stop();
   if (data_ != nullptr) ::munmap(data_, size_bytes_);
+}
+
+void MappedFile::read_ahead(Context& context, std::span<const Piece> pieces, std::uint64_t most_bytes) const {
+  constexpr std::uint64_t worth_a_thread_bytes = 4 << 20;
+  std::vector<Piece> wanted;
+  std::uint64_t wanted_bytes = 0, bytes = 0;
+  for (const Piece& piece : pieces) {
+    bytes += piece.size_bytes;
+    const std::uint64_t taken = std::min(piece.size_bytes, most_bytes - wanted_bytes);
+    if (taken == 0) continue;
+    // Neighbours are one piece.
+    if (!wanted.empty() && wanted.back().offset + wanted.back().size_bytes == piece.offset) {
+      wanted.back().size_bytes += taken;
+    } else {
+      wanted.push_back({piece.offset, taken});
+    }
+    wanted_bytes += taken;
+  }
+  if (bytes != 0) context.count_mapped(bytes, 0);
+  if (wanted_bytes <= worth_a_thread_bytes) return ahead_->read(wanted);
+  try {
+    std::thread([ahead = ahead_, wanted] { ahead->read(wanted); }).detach();
+  } catch (const std::system_error&) {
+    // Without a thread whoever touches the pages first waits for them.
+  }
 }
 
 void MappedFile::populate(Context& context, std::span<const Piece> pieces) const {
