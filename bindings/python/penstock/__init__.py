@@ -12,11 +12,13 @@ from ._context import Context, default_context, read_into, read_into_async
 from ._errors import (DeniedError, DirectoryError, Error, InvalidError, MismatchError, NoMemoryError, NotFoundError,
                       RangeError, StateError, TimedOutError, TransferError, UnsupportedError)
 from ._memory_file import TensorSpec, deserialize, serialize, serialize_file
-from ._models import Tensors, load_file, load_into, save_file, verify
+from ._machine import doctor, engines, gpus
+from ._models import Tensors, load_file, load_file_async, load_into, load_models, save_file, verify
 from ._patch import patch, unpatch
 from ._report import Report
 from ._safe_open import safe_open
-from ._streaming import stream
+from ._stores import Store, open
+from ._streaming import Stream, stream
 
 SafetensorError = Error  # by the name that programs which use safetensors catch
 
@@ -24,8 +26,9 @@ __version__: str = _core.version()
 
 __all__ = [
     "Context", "DeniedError", "DirectoryError", "Error", "InvalidError", "MismatchError", "NoMemoryError",
-    "NotFoundError", "RangeError", "Report", "SafetensorError", "StateError", "TensorSpec", "Tensors", "TimedOutError",
-    "TransferError", "UnsupportedError", "default_context", "deserialize", "load_file", "load_into", "patch", "read_into", "read_into_async",
+    "NotFoundError", "RangeError", "Report", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "TimedOutError",
+    "TransferError", "UnsupportedError", "default_context", "deserialize",
+    "doctor", "engines", "gpus", "load_file", "load_file_async", "load_into", "load_models", "open", "patch", "read_into", "read_into_async",
     "safe_open", "save_file", "serialize", "serialize_file", "stream", "unpatch", "verify",
 ]
 

@@ -36,10 +36,14 @@ def run(arguments: list[str]) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["run"]:
         return run(sys.argv[2:])
-    tool = os.path.join(os.path.dirname(__file__), "bin", "penstock")
-    if not os.path.exists(tool):
-        sys.exit(f"penstock: the tool is not part of this installation: there is no {tool}")
-    os.execv(tool, [tool, *sys.argv[1:]])
+    from ._errors import NotFoundError
+    from ._machine import tool
+
+    try:
+        path = tool()
+    except NotFoundError as error:
+        sys.exit(f"penstock: {error}")
+    os.execv(path, [path, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ from typing import Any, Callable, Iterable, Iterator, Optional
 from . import _core
 from ._errors import invalid
 from ._memory import count_as_written, memory_of
-from ._report import Report, log
-
-Progress = Optional[Callable[[int, int], Any]]
+from ._report import Progress, Report, log, told
 
 
 class Context:
@@ -37,6 +35,9 @@ class Context:
         self._core = _core.Context(text)
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"<penstock.Context{', closed' if self._closed else ''}>"
+
     def __enter__(self) -> Context:
         return self
 
@@ -54,13 +55,15 @@ class Context:
         """What is in force, with every default filled in."""
         import json
 
-        return json.loads(self._core.options_json())
+        options: dict[str, Any] = json.loads(self._core.options_json())
+        return options
 
     def statistics(self) -> dict[str, Any]:
         """What was moved since the Context was made or reset, as in docs/schema/statistics.schema.json."""
         import json
 
-        return json.loads(self._core.statistics_json())
+        statistics: dict[str, Any] = json.loads(self._core.statistics_json())
+        return statistics
 
     def reset_statistics(self) -> None:
         self._core.reset_statistics()
@@ -79,18 +82,28 @@ class Context:
         interface or a writable buffer, or (pointer, size, device). `size` is the target's own unless it is given.
         `lba` and `count` say the same in logical blocks of the store.
         """
-        report = Report(**self._reader(target, path, offset, size, lba, count)().wait(progress))
-        log(os.fsdecode(path), report)
-        return report
+        return self._move(target, path, offset, size, lba, count, progress)
 
     async def read_into_async(self, target: Any, path: Any, offset: Optional[int] = None, size: Optional[int] = None,
                               *, lba: Optional[int] = None, count: Optional[int] = None) -> Report:
         """The same for asyncio. Cancelling the task cancels the read; afterwards the target is not written any more."""
+        return await self._move_async(target, path, offset, size, lba, count)
+
+    def _move(self, memory: Any, path: Any, offset: Optional[int], size: Optional[int], lba: Optional[int],
+              count: Optional[int], progress: Progress, **how: Any) -> Report:
+        """`how` is that of _reader."""
+        reading = self._reader(memory, path, offset, size, lba, count, **how)()
+        report = Report(**reading.wait(told(progress, os.fsdecode(path))))
+        log(os.fsdecode(path), report)
+        return report
+
+    async def _move_async(self, memory: Any, path: Any, offset: Optional[int], size: Optional[int],
+                          lba: Optional[int], count: Optional[int], **how: Any) -> Report:
         import asyncio
 
         reads = AwaitedReads.of(asyncio.get_running_loop())
         with reads.expect() as (number, ended):
-            start = self._reader(target, path, offset, size, lba, count, reads.endings, number)
+            start = self._reader(memory, path, offset, size, lba, count, reads.endings, number, **how)
             async with reads.room:
                 reading = await _started(start)
                 try:
@@ -108,12 +121,12 @@ class Context:
                 count: Optional[int], endings: Any = None, number: int = 0, opened: Any = None, writes: bool = False,
                 durable: bool = False) -> Callable[[], Any]:
         """What starts a read, on any thread: the caller's own current stream is known already. Its end is added to
-        `endings` as `number`."""
+        `endings` as `number`. `opened` is the store, if it is open already; with `writes` it is written instead."""
         if lba is None and count is not None:
             raise invalid("count without lba", "give both, or offset and size")
         if lba is not None and (offset is not None or size is not None):
             raise invalid("lba together with offset or size", "give the place in blocks or in bytes")
-        memory = memory_of(target)
+        memory = memory_of(target, not writes)
         name = os.fsencode(path)
         offset, size, lba, count = (None if value is None else _natural(what, value) for what, value in (
             ("offset", offset), ("size", size), ("lba", lba), ("count", count)))
@@ -124,7 +137,7 @@ class Context:
             if count is not None:
                 size_bytes = count * store.block_bytes
             if size_bytes > memory.size_bytes:
-                raise invalid(f"{size_bytes} bytes do not fit into {memory.size_bytes}", "give a larger target")
+                raise invalid(f"{size_bytes} bytes are asked for, and the memory has {memory.size_bytes}", "give larger memory")
             domain = memory.domain
             if domain == "cuda":
                 domain = _core.find_cuda_domain(memory.pointer, memory.size_bytes)

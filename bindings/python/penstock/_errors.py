@@ -118,7 +118,8 @@ def make(code: str, system_error: int, message: str, hint: str, report: Any = No
         from ._report import Report
 
         report = Report(**report)
-    return class_(message, code, system_error, hint, report)
+    error: Error = class_(message, code, system_error, hint, report)
+    return error
 
 
 def invalid(message: str, hint: str = "") -> Error:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
 from . import _core
 from ._errors import Error, invalid, make
-from ._memory import Memory, memory_of
+from ._memory import Memory, device_domain, memory_of
 
 OWN_BYTES = _core.OWN_BYTES
 SLAB_BYTES = _core.SLAB_BYTES
@@ -24,7 +24,7 @@ PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 # A tensor to be made: (name, dtype, shape, size in bytes, …), the beginning of what a model says of it. A plain tuple:
 # there may be tens of thousands, and nothing is loaded before all are looked at.
-Spec = tuple
+Spec = tuple[Any, ...]
 
 # For each tensor one: an array.array("Q") or a memoryview of such.
 Numbers = Any
@@ -125,13 +125,21 @@ class Framework:
     def move(self, tensor: Any, domain: str) -> Any:
         return tensor
 
-    def normal_mode(self) -> contextlib.AbstractContextManager:
+    def normal_mode(self) -> contextlib.AbstractContextManager[Any]:
         """In which tensors are made, in whatever mode the caller is: who gets them may be in another. And another thread
         may be capturing a CUDA graph, which allocating must not break."""
         return _core.RelaxedCaptures()
 
     def settle(self, domain: str) -> Any:
         return None
+
+    def here(self, device: Any) -> Any:
+        """A device as the calling thread means it, for another one."""
+        return device
+
+    def on_current_stream(self) -> contextlib.AbstractContextManager[Any]:
+        """For a block on another thread: the stream of the one that calls."""
+        return contextlib.nullcontext()
 
     def give(self, tensor: Any, streams: dict[str, Any]) -> Any:
         """To a caller, perhaps some time after it was made."""
@@ -250,6 +258,15 @@ class Torch(Framework):
         memory = mmap.mmap(-1, spec[3], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return self.torch.frombuffer(memory, dtype=self.torch.uint8).view(dtype).view(shape).data  # as in views
 
+    def here(self, device: Any) -> Any:
+        return device_domain(device).replace("host", "cpu") if isinstance(device, str) else device
+
+    def on_current_stream(self) -> contextlib.AbstractContextManager[Any]:
+        cuda = self.torch.cuda
+        stream: contextlib.AbstractContextManager[Any] = \
+            cuda.stream(cuda.current_stream()) if cuda.is_initialized() else contextlib.nullcontext()
+        return stream
+
     def check_device(self, domain: str) -> None:
         cuda = self.torch.cuda
         if domain != "host" and (not cuda.is_available() or int(domain[5:]) >= cuda.device_count()):
@@ -289,7 +306,8 @@ class Torch(Framework):
         cuda = self.torch.cuda
         with _core.RelaxedCaptures():
             free_bytes = cuda.mem_get_info(domain)[0]
-        return free_bytes + cuda.memory_reserved(domain) - cuda.memory_allocated(domain)
+        room: int = free_bytes + cuda.memory_reserved(domain) - cuda.memory_allocated(domain)
+        return room
 
     @contextlib.contextmanager
     def normal_mode(self) -> Iterator[None]:
@@ -453,7 +471,7 @@ class Numpy(Framework):
 
     def part(self, array: Any, dimension: int, intervals: Sequence[tuple[int, int]]) -> Any:
         before = (slice(None),) * dimension
-        pieces = [array[(*before, slice(begin, end))] for begin, end in intervals]
+        pieces = [array[before + (slice(begin, end),)] for begin, end in intervals]
         if len(pieces) == 1:
             return self.numpy.ascontiguousarray(pieces[0])
         return self.numpy.concatenate(pieces, dimension)
@@ -462,7 +480,8 @@ class Numpy(Framework):
         return self.numpy.array(array, order="C")
 
     def copy_bytes(self, array: Any) -> bytes:
-        return array.tobytes()
+        content: bytes = array.tobytes()
+        return content
 
 
 _made: dict[tuple[type, bool], Any] = {}

@@ -20,7 +20,7 @@ class Plan(NamedTuple):
 
     dimension: int
     intervals: Optional[list[Interval]]
-    rest: tuple
+    rest: tuple[Any, ...]
 
 
 class Pick(NamedTuple):
@@ -49,11 +49,12 @@ def plan(framework: str, shape: Sequence[int], index: Any, dimensions: int) -> O
     except Unclear:
         return None
     places = [place for place, each in enumerate(picks) if each is not None]
-    cut = best_cut([picks[place] for place in places], shape, dimensions)
+    wanted = [each for each in picks if each is not None]
+    cut = best_cut(wanted, shape, dimensions)
     rest = [None if each is None else each.among_all for each in picks]
     if cut is None:
         return Plan(0, None, shortened(rest))
-    pick = picks[places[cut]]
+    pick = wanted[cut]
     # One list alone selects in its own place, as a slice does; with numbers or lists beside it, frameworks differ.
     alone = sum(isinstance(each, (int, list)) for each in rest) == 1
     in_order = isinstance(pick.among_read, list) and pick.among_read == list(range(len(pick.among_read)))
@@ -61,7 +62,7 @@ def plan(framework: str, shape: Sequence[int], index: Any, dimensions: int) -> O
     return Plan(cut, pick.intervals, shortened(rest))
 
 
-def shortened(rest: list[Any]) -> tuple:
+def shortened(rest: list[Any]) -> tuple[Any, ...]:
     return () if all(isinstance(each, slice) and each == slice(None) for each in rest) else tuple(rest)
 
 
@@ -117,7 +118,7 @@ def spread(given: list[Any], shape: Sequence[int]) -> list[Optional[Pick]]:
     return [None if each is None else pick_of(each, next(lengths)) for each in given]
 
 
-def pick_of(each: Union[slice, int, list], length: int) -> Pick:
+def pick_of(each: Union[slice, int, list[Any]], length: int) -> Pick:
     if isinstance(each, slice):
         places = range(*each.indices(length))
         lowest, highest = (min(places[0], places[-1]), max(places[0], places[-1])) if places else (0, -1)

@@ -35,28 +35,29 @@ def device_domain(device: Any) -> str:
         return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_available() else "cuda:0"
     if name.startswith("cuda:") and name[5:].isdecimal():
         return name
-    raise invalid(f"there is no device {device!r}", "give 'cpu', 'cuda' or 'cuda:N'")
+    raise invalid(f"device: there is no {device!r}", "give 'cpu', 'cuda' or 'cuda:N'")
 
 
-def memory_of(target: Any) -> Memory:
-    """Memory that may be written, of whatever has some."""
+def memory_of(target: Any, writable: bool = True) -> Memory:
+    """Memory of whatever has some; `writable`: that may be written."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(target, torch.Tensor):
         return _of_torch(torch, target)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(target, numpy.ndarray):
-        return _of_numpy(target)
+        return _of_numpy(target, writable)
     if isinstance(target, tuple):
         return _of_pointer(target)
     if hasattr(target, "__cuda_array_interface__"):
-        return _of_cuda_array(target, target.__cuda_array_interface__)
+        return _of_cuda_array(target, target.__cuda_array_interface__, writable)
     if hasattr(target, "__dlpack__"):
         return _of_dlpack(target)
     try:
-        return _of_lent(target, _core.LentBuffer(target))
+        return _of_lent(target, _core.LentBuffer(target, writable))
     except (TypeError, BufferError) as error:
-        raise invalid(f"{type(target).__name__} has no contiguous memory that may be written: {error}",
-                      "give a tensor, an array, a writable buffer, or (pointer, size, device)") from None
+        which = " that may be written" if writable else ""
+        raise invalid(f"{type(target).__name__} has no contiguous memory{which}: {error}",
+                      "give a tensor, an array, a buffer, or (pointer, size, device)") from None
 
 
 def count_as_written(owner: Any) -> None:
@@ -104,16 +105,16 @@ def _of_torch(torch: Any, tensor: Any) -> Memory:
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), device_domain(tensor.device), tensor, stream)
 
 
-def _of_numpy(array: Any) -> Memory:
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        what = "contiguous" if array.flags.writeable else "writable"
+def _of_numpy(array: Any, writable: bool) -> Memory:
+    if not array.flags.c_contiguous or writable and not array.flags.writeable:
+        what = "writable" if writable and not array.flags.writeable else "contiguous"
         raise invalid(f"the array is not {what}", f"give a {what} one, and copy from it")
     if array.dtype.hasobject:
         raise invalid("the array has objects of Python, which bytes of a file are not", "give one of numbers")
     return Memory(array.__array_interface__["data"][0], array.nbytes, "host", array)
 
 
-def _of_pointer(target: tuple) -> Memory:
+def _of_pointer(target: tuple[Any, ...]) -> Memory:
     try:
         pointer, size_bytes, device = target
         pointer, size_bytes = operator.index(pointer), operator.index(size_bytes)
@@ -124,9 +125,9 @@ def _of_pointer(target: tuple) -> Memory:
     return Memory(pointer, size_bytes, device_domain(device), None)
 
 
-def _of_cuda_array(target: Any, interface: dict) -> Memory:
+def _of_cuda_array(target: Any, interface: dict[str, Any], writable: bool) -> Memory:
     pointer, read_only = interface["data"]
-    if read_only:
+    if read_only and writable:
         raise invalid("the array may only be read", "give one that may be written")
     item_bytes = int(interface["typestr"][2:])
     size_bytes = item_bytes

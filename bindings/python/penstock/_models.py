@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import operator
@@ -13,12 +14,12 @@ from collections import OrderedDict
 from typing import Any, Callable, Iterable, Iterator, Literal, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._context import Context, Progress, default_context
+from ._context import Context, default_context
 from ._errors import invalid, mismatch
 from ._frameworks import PACKED_BITS, Numbers, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
 from ._memory import TORCH_DEVICES, count_as_written, device_domain, memory_of
-from ._report import Report, Total, log
+from ._report import Progress, Report, Total, log, told
 from ._sharing import check_no_sharing, layout_of
 
 Select = Union[None, str, Iterable[str], Callable[[str], bool]]
@@ -46,48 +47,49 @@ class Tensor(NamedTuple):
     quantization: str
 
 
-class Tensors(dict):
+class Tensors(dict[str, Any]):
     """Tensors by name, with what is known about the load that brought them."""
 
     report: Report
     metadata: dict[str, str]
     quantization: dict[str, str]  # GGUF: the type of those that are quantized, as rows of bytes
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         # Whoever gets them from a file or another process need not have penstock; torch.load takes this class as safe.
         return OrderedDict, (), None, None, iter(self.items())
 
-    def __copy__(self):
+    def __copy__(self) -> Tensors:
         copied = Tensors(self)
         vars(copied).update(vars(self))
         return copied
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: Any) -> Tensors:
         copied = Tensors(copy.deepcopy(dict(self), memo))
         vars(copied).update(vars(self))
         return copied
 
 
-class AllTensors(Sequence):
+class AllTensors(Sequence[Any]):
     """What files say of their tensors, each as in Tensor. There may be tens of thousands: they are made when one is
     looked at, and a load need not wait for that."""
 
     def __init__(self, core: Any):
         self._core = core
-        self._made: Optional[list[tuple]] = None
+        self._made: Optional[list[Spec]] = None
 
-    def made(self) -> list[tuple]:
+    def made(self) -> list[Spec]:
         if self._made is None:
             self._made = self._core.tensors
         return self._made
 
     def __len__(self) -> int:
-        return self._core.tensor_count
+        count: int = self._core.tensor_count
+        return count
 
     def __getitem__(self, index: Any) -> Any:
         return self.made()[index]
 
-    def __iter__(self) -> Iterator[tuple]:
+    def __iter__(self) -> Iterator[Spec]:
         return iter(self.made())
 
     def sizes(self) -> Numbers:
@@ -97,6 +99,19 @@ class AllTensors(Sequence):
         return set(self._core.dtypes)
 
 
+# A part of a GGUF model that is split into files, as llama.cpp names them.
+GGUF_PART = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.gguf)")
+
+
+def all_parts(path: Any) -> list[Any]:
+    """A file by itself, or with the others that the model is split into."""
+    name = os.fsdecode(path)
+    match = GGUF_PART.fullmatch(name)
+    if match is None or int(match[3]) < 2:
+        return [path]
+    return [f"{match[1]}{part:05}-of-{match[3]}{match[4]}" for part in range(1, int(match[3]) + 1)]
+
+
 class Model:
     """The tensors of a file, of several, of a directory or an index; none is read yet. `title` is what it is called where
     its paths say nothing. `context` opens what looks like a URI; none: the default one."""
@@ -104,7 +119,7 @@ class Model:
     def __init__(self, path: Any, title: str = "", context: Optional[Context] = None):
         if hasattr(path, "read"):
             raise invalid(f"{path!r} is an open file", "give its path; load() of penstock.torch takes bytes")
-        self.paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
+        self.paths = all_parts(path) if isinstance(path, (str, bytes, os.PathLike)) else list(path)
         self._title = title
         names = [os.fsencode(each) for each in self.paths]
         # Most are paths, for which there need be no Context yet.
@@ -119,6 +134,10 @@ class Model:
         if memory is None:  # not yet, or too little of it was there the last time
             memory = self._mapped[file] = _core.map_file(context._core, self.core, file, cold_too)
         return memory
+
+    def unmap(self) -> None:
+        """Lets go of mappings: tensors in them keep them."""
+        self._mapped.clear()
 
     @functools.cached_property
     def by_name(self) -> dict[str, int]:
@@ -239,7 +258,7 @@ class Load:
         self.tensors: list[Any] = []
 
     def _allocate(self, context: Context, model: Model, what: Wanted, device: Device, columns: str,
-                  mapping: Mapping_) -> tuple[list[tuple], list[Any]]:
+                  mapping: Mapping_) -> tuple[list[Spec], list[Any]]:
         """Maps what can be, and makes memory for the rest: what goes where, and whose memory that is."""
         groups, owners = [], []
         for domain, places in domains_of(what.specs, device).items():
@@ -264,7 +283,7 @@ class Load:
         """Maps what can be; says what is left."""
         frame = self._frame
         by_file: dict[int, list[int]] = {}
-        left = []
+        left: list[int] = []
         for place in places:
             index = what.indices[place]
             dtype, _, size_bytes, file, offset = model.tensors[index][1:6]
@@ -299,7 +318,7 @@ class Load:
             self._places.append((mapped, tensors.copy))
         return sorted(left)
 
-    def finish(self, progress: Progress = None, total: Optional[Total] = None) -> Report:
+    def finish(self, progress: Optional[Callable[[int, int], Any]] = None, total: Optional[Total] = None) -> Report:
         try:
             self.make()
             report = self._wait(progress)
@@ -312,7 +331,7 @@ class Load:
             total.add(self.begun, report)
         return report
 
-    def _wait(self, progress: Progress) -> Report:
+    def _wait(self, progress: Optional[Callable[[int, int], Any]]) -> Report:
         count = self._mapped_bytes
         if count == 0:
             return Report(**self._loading.wait(progress))
@@ -354,7 +373,7 @@ class Load:
         return self._frame.give(tensor, self._streams)
 
 
-def rows_in_file(whole: tuple, intervals: Optional[list[Interval]]) -> list[tuple[int, int]]:
+def rows_in_file(whole: Spec, intervals: Optional[list[Interval]]) -> list[tuple[int, int]]:
     """(offset, size) of rows of a tensor; none: of all."""
     _, _, shape, size_bytes, _, offset = whole[:6]
     if intervals is None:
@@ -406,7 +425,11 @@ def load_tensors(model: Model, frame: Any, device: Device, select: Select = None
                  columns: str = "auto", mapping: Mapping_ = "cached", context: Optional[Context] = None,
                  progress: Progress = None) -> Tensors:
     what = wanted(model, model.select(select), slices)
-    load = Load(context or default_context(), model, what, frame, device, columns, mapping)
+    return finished(model, what, Load(context or default_context(), model, what, frame, device, columns, mapping), progress)
+
+
+def finished(model: Model, what: Wanted, load: Load, progress: Progress) -> Tensors:
+    """What a load brings, when it has ended."""
     result = Tensors()
     result.metadata = model.metadata
     result.quantization = model.quantization
@@ -414,12 +437,63 @@ def load_tensors(model: Model, frame: Any, device: Device, select: Select = None
     try:
         result.update(zip((spec[0] for spec in what.specs), load.make()))
         del model, what  # there may be tens of thousands of tensors, and now is time for that
-        result.report = load.finish(progress)
+        result.report = load.finish(told(progress, title))
     except BaseException:
         result.clear()  # as in Load
         raise
     log(f"{title}: {len(result)} tensors", result.report)
     return result
+
+
+async def load_file_async(filename: Any, device: Device = "cpu", framework: Optional[str] = None,
+                          **options: Any) -> Tensors:
+    """load_file for asyncio, with its options. Cancelling the task cancels the load."""
+    import asyncio
+    import threading
+
+    frame = framework_named(framework, options.get("own_storage", False))
+    device = frame.here(device)
+    stopped = threading.Event()
+    tell = told(options.pop("progress", None), str(filename))
+
+    def check(done: int, all_bytes: int) -> None:
+        if stopped.is_set():
+            raise asyncio.CancelledError
+        if tell is not None:
+            tell(done, all_bytes)
+
+    with_stream = frame.on_current_stream()
+
+    def load() -> Tensors:
+        with with_stream:
+            return load_file(filename, device, framework, progress=check, **options)
+
+    loading = asyncio.ensure_future(asyncio.to_thread(load))
+    try:
+        return await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        stopped.set()
+        while not loading.done():  # whoever cancels again has to wait too: the memory is still written
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([loading])
+        with contextlib.suppress(BaseException):
+            loading.result()
+        raise
+
+
+def load_models(paths: Mapping[Any, Any], device: Device = "cpu", framework: Optional[str] = None, *,
+                select: Select = None, copy: bool = False, share: bool = False, own_storage: bool = False,
+                context: Optional[Context] = None, progress: Progress = None) -> dict[Any, Tensors]:
+    """Loads several models at the same time: {key: path} becomes {key: tensors}. Their tensors may have equal names:
+    adapters, experts, checkpoints to be averaged."""
+    frame = framework_named(framework, own_storage)
+    mapping = how_to_map(copy, share)
+    started = []
+    for key, path in paths.items():
+        model = Model(path, context=context)
+        what = wanted(model, model.select(select), None)
+        started.append((key, model, what, Load(context or default_context(), model, what, frame, device, mapping=mapping)))
+    return {key: finished(model, what, load, progress) for key, model, what, load in started}
 
 
 def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optional[Context] = None,
@@ -437,7 +511,7 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
     if strict:
         check_names(model, tensors, filled)
         check_no_repeats(model, in_both, filled)
-    groups: dict[str, tuple[list[int], array]] = {}
+    groups: dict[str, tuple[list[int], array[int]]] = {}
     owners, spans = [], []
     for name, value in filled.items():
         frame = framework_of(value)
@@ -463,7 +537,7 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
                          [(domain, *lists) for domain, lists in groups.items()], {}, "auto", owners)
     for value in filled.values():
         count_as_written(value)
-    report = Report(**loading.wait(progress))
+    report = Report(**loading.wait(told(progress, str(model))))
     log(f"{model}: {len(owners)} tensors", report)
     return report
 
@@ -542,12 +616,13 @@ def save_checked(tensors: Mapping[str, Any], filename: Any, metadata: Optional[M
     for domain in {each[5] for each in saved} - {"host"}:
         framework_named("pt").settle(domain)
     report = Report(**_core.save((context or default_context())._core, os.fsencode(filename), saved,
-                                 text_metadata(metadata), align, durable, checksums, progress))
+                                 text_metadata(metadata), align, durable, checksums,
+                                 told(progress, os.fsdecode(filename))))
     log(f"saved {os.fsdecode(filename)}: {len(saved)} tensors", report)
     return report
 
 
-def saved_tensor(name: str, frame: Any, value: Any) -> tuple[tuple, Any]:
+def saved_tensor(name: str, frame: Any, value: Any) -> tuple[Spec, Any]:
     """As the core takes it, and whose memory it is."""
     dtype, shape, memory = frame.to_save(name, value)
     return (name, dtype, list(shape), memory.pointer, memory.size_bytes, memory.domain), memory.owner
@@ -599,7 +674,7 @@ def verify(filename: Any, *, context: Optional[Context] = None, progress: Progre
     model = Model(filename, context=context)
     for warning in model.core.warnings:
         warn(warning, 3)
-    checked = _core.verify((context or default_context())._core, model.core, progress)
+    checked = _core.verify((context or default_context())._core, model.core, told(progress, str(model)))
     return [Checked._make(each) for each in checked]
 
 

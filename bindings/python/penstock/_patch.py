@@ -157,7 +157,7 @@ def _swap(replacements: dict[int, Any]) -> None:
         for key, value in list(vars(module).items()):
             if id(value) in replacements:
                 setattr(module, key, replacements[id(value)])
-            elif isinstance(value, type) and getattr(value, "__module__", None) == name:
+            elif issubclass(type(value), type) and value.__module__ == name:  # isinstance() would run code of theirs
                 _swap_in_class(value, replacements)
 
 

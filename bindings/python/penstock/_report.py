@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Optional
+from typing import Any, Callable, Optional, Union
+
+# Called with what is done and with all, in bytes; True: a line on the terminal.
+Progress = Union[None, bool, Callable[[int, int], Any]]
 
 
 def size_text(count: float) -> str:
@@ -55,7 +58,12 @@ class Report:
         return (f"{size_text(self.bytes)} in {self.seconds:.3f} s, {size_text(self.bytes_per_second)}/s "
                 f"({routes or 'no bytes'}; limit: {self.limit}; {self.reason})")
 
-    def __reduce__(self):
+    def as_dict(self) -> dict[str, Any]:
+        """For logs and JSON."""
+        return {**{name: getattr(self, name) for name in self.__slots__}, "routes": dict(self.routes),
+                "bytes_per_second": self.bytes_per_second}
+
+    def __reduce__(self) -> Any:
         return Report, tuple(getattr(self, name) for name in self.__slots__)
 
 
@@ -80,6 +88,29 @@ class Total:
             setattr(total, name, getattr(total, name) + getattr(report, name))
         for route, count in report.routes.items():
             total.routes[route] = total.routes.get(route, 0) + count
+
+
+def told(progress: Progress, what: str) -> Optional[Callable[[int, int], Any]]:
+    """What is called, if anything is."""
+    if not isinstance(progress, bool):
+        return progress
+    return Line(what) if progress else None
+
+
+class Line:
+    """Progress as a line on the terminal, or in a log."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __call__(self, done: int, all_bytes: int) -> None:
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        if sys.stderr is None or (done < all_bytes and not is_terminal):
+            return  # a log has the last line only
+        begin, end = ("\r", "\n" if done >= all_bytes else "") if is_terminal else ("", "\n")
+        part = 100 * done // all_bytes if all_bytes else 100
+        sys.stderr.write(f"{begin}{self._what}: {part:3d} %, {size_text(done)} of {size_text(all_bytes)}{end}")
+        sys.stderr.flush()
 
 
 def log(what: str, report: Report) -> None:

@@ -258,6 +258,8 @@ class safe_open:
                  backend: Optional[str] = None, copy: bool = False, share: bool = False,
                  own_storage: bool = False, context: Optional[Context] = None):
         check_backend(backend)
+        self._given = (filename, framework, device), {"backend": backend, "copy": copy, "share": share,
+                                                      "own_storage": own_storage}
         self._backend = backend
         self._source = Source(Model(filename, context=context), framework_named(framework, own_storage), device,
                               how_to_map(copy, share), context)
@@ -267,12 +269,20 @@ class safe_open:
         self._total = self._reader.total
         _open_files.add(self)
 
+    def __reduce__(self) -> Any:
+        """By name: where it arrives it is opened again, with the default Context there."""
+        return _opened, (type(self), *self._given)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.safe_open {str(self._model)!r}{', closed' if self._reader is None else ''}>"
+
     def __enter__(self) -> safe_open:
         return self
 
     def __exit__(self, *exception: Any) -> None:
         with self._lock:
             was_open, self._reader = self._reader is not None, None
+            self._model.unmap()
         if was_open and self.report is not None:
             log(f"{self._model}: tensors one by one", self.report)
 
@@ -351,6 +361,14 @@ class safe_open:
         return self._frame.allocate([spec], domain).finish()[0]
 
 
+def _opened(class_: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    if not issubclass(class_, safe_open):  # that of safetensors, where it is not patched
+        options = {"backend": options["backend"] or "mmap"}
+    elif class_.__module__ == "safetensors":
+        options = {"backend": options["backend"]}  # the others are those of patch()
+    return class_(*arguments, **options)
+
+
 _open_files: weakref.WeakSet[safe_open] = weakref.WeakSet()
 
 
@@ -373,6 +391,9 @@ class Slice:
         self._file = file
         self._index = index
         self._tensor = file._model.tensor(index)
+
+    def __repr__(self) -> str:
+        return f"<penstock.Slice {self._tensor.name!r}: {self._tensor.dtype} {list(self._tensor.shape)}>"
 
     def get_shape(self) -> list[int]:
         return list(self._tensor.shape)

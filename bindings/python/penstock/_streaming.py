@@ -36,13 +36,18 @@ def size_in_bytes(size: Union[int, str]) -> int:
 
 class Stream:
     """Gives (name, tensor), one after the other; several threads may share it. `report` tells of what was read so far;
-    it is complete at the end. `quantization` has the type of each tensor of a GGUF file that comes as bytes. Used with
+    it is complete at the end. `tensor_count` and `total_bytes` are those of all that come. `quantization` has the type of each tensor of a GGUF file that comes as bytes. Used with
     `with`, it is closed at the end of the block."""
 
-    def __init__(self, tensors: Generator[tuple[str, Any], None, None], total: Total, quantization: dict[str, str]):
+    def __init__(self, tensors: Generator[tuple[str, Any], None, None], total: Total, quantization: dict[str, str],
+                 tensor_count: int, total_bytes: int):
         self._tensors, self._total, self.quantization = tensors, total, quantization
+        self.tensor_count, self.total_bytes = tensor_count, total_bytes
         self._lock = threading.RLock()  # reentrant: signal handlers may not wait for what they interrupt
         _streams.add(self)
+
+    def __repr__(self) -> str:
+        return f"<penstock.Stream of {self.tensor_count} tensors, {self.total_bytes} bytes>"
 
     def __enter__(self) -> Stream:
         return self
@@ -94,12 +99,13 @@ def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB",
     domains = checked_domains(frame, what.specs, device)
     total = Total()
     return Stream(_stream(context or default_context(), model, what, frame, domains,
-                          enlarged(size_in_bytes(window), what.specs), how_to_map(copy and not share, share), total), total, model.quantization)
+                          enlarged(size_in_bytes(window), what.specs), how_to_map(copy and not share, share), total), total, model.quantization,
+                  len(what.specs), sum(spec[3] for spec in what.specs))
 
 
 def checked_domains(frame: Any, specs: Sequence[Spec], device: Device) -> dict[str, str]:
     """Where each tensor goes, by name. Refuses at once what a load of all of them would refuse."""
-    domains = {}
+    domains: dict[str, str] = {}
     for domain, places in domains_of(specs, device).items():
         frame.allocate((), domain)  # of nothing: whether it has memory there
         domains.update((specs[place][0], domain) for place in places)

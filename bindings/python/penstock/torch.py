@@ -59,7 +59,7 @@ def save_model(model: Any, filename: str, metadata: Optional[Mapping[str, str]] 
     return _models.save_checked(saved, filename, told, align, **options)
 
 
-class Loaded(tuple):
+class Loaded(tuple[Any, ...]):
     """(missing, unexpected), as safetensors says it."""
 
     report: Report

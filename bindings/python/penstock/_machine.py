@@ -1,0 +1,44 @@
+"""What this machine offers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Optional
+
+from . import _core
+from ._context import Context, default_context
+from ._errors import make
+
+
+def engines(context: Optional[Context] = None) -> list[dict[str, Any]]:
+    """The ways to reach storage: of each its name, what it is, its schemes, whether it works here, and why not."""
+    return (context or default_context())._core.engines()
+
+
+def gpus() -> list[dict[str, Any]]:
+    """The GPUs that this process may use, in CUDA's order; none where there is no CUDA. Starts CUDA."""
+    return _core.gpus()
+
+
+def tool() -> str:
+    """The command-line tool that comes with the package."""
+    path = os.path.join(os.path.dirname(__file__), "bin", "penstock")
+    if not os.path.exists(path):
+        raise make("not_found", 2, f"the tool is not part of this installation: there is no {path}",
+                   "install the package from its wheel")
+    return path
+
+
+def doctor(*paths: Any) -> dict[str, Any]:
+    """What `penstock doctor --json` says of this machine, and of how paths would be read (docs/schema/doctor.schema.json)."""
+    import json
+    import subprocess
+
+    done = subprocess.run([tool(), "doctor", "--json", *map(os.fsdecode, paths)], capture_output=True, text=True,
+                          check=False)
+    try:
+        said: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise make("internal", 0, f"penstock doctor ended with {done.returncode}: {done.stderr.strip()}",
+                   "run it in a shell") from None
+    return said

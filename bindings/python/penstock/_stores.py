@@ -1,0 +1,157 @@
+"""Stores that stay open: files, block devices, namespaces of NVMe disks, read and written range by range."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Optional
+
+from ._context import Context, default_context
+from ._errors import invalid, make
+from ._frameworks import framework as framework_named
+from ._memory import device_domain
+from ._report import Progress, Report
+
+ACCESS = "read", "write", "create", "replace"
+
+
+class Store:
+    """What penstock.open gives: a file, a block device or a URI, opened once for any number of reads and writes.
+
+    Offsets and sizes are bytes; `lba` and `count` say the same in blocks of the store. Calls from any thread. Used with
+    `with`, it is closed at the end of the block.
+    """
+
+    def __init__(self, name: Any, access: str = "read", *, size: int = 0, device_write: bool = False, serial: str = "",
+                 first_block: int = 0, blocks: int = 0, context: Optional[Context] = None) -> None:
+        if access not in ACCESS:
+            raise invalid(f"access: {access!r}", f"give one of {', '.join(ACCESS)}")
+        self._context = context or default_context()
+        self._name = os.fsdecode(name)
+        self._core: Any = self._context._core.open(os.fsencode(name), access, size, device_write, serial, first_block,
+                                                   blocks)
+        self._replaces = access == "replace"
+        self._committed = False
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
+        """Of access="replace": takes the name, unless something was raised."""
+        if self._core is not None and self._replaces and kind is None and not self._committed:
+            self.commit()
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return f"<penstock.Store {self._name!r}, closed>"
+        return f"<penstock.Store {self._name!r}: {self.kind} of {self.size} bytes>"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def kind(self) -> str:
+        """ "file", "block_device" or "made"."""
+        kind: str = self._open().kind
+        return kind
+
+    @property
+    def size(self) -> int:
+        """In bytes, now."""
+        size: int = self._open().size_bytes()
+        return size
+
+    @property
+    def block_bytes(self) -> int:
+        """What `lba` and `count` count; 0 where there are no blocks."""
+        size: int = self._open().block_bytes
+        return size
+
+    @property
+    def writable(self) -> bool:
+        writable: bool = self._open().writable
+        return writable
+
+    def read_into(self, target: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
+                  lba: Optional[int] = None, count: Optional[int] = None, progress: Progress = None) -> Report:
+        """Fills memory, as penstock.read_into does."""
+        return self._context._move(target, self._name, offset, size, lba, count, progress, opened=self._open())
+
+    async def read_into_async(self, target: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
+                              lba: Optional[int] = None, count: Optional[int] = None) -> Report:
+        return await self._context._move_async(target, self._name, offset, size, lba, count, opened=self._open())
+
+    def read(self, offset: Optional[int] = None, size: Optional[int] = None, *, lba: Optional[int] = None,
+             count: Optional[int] = None, device: Any = "cpu", framework: Optional[str] = None,
+             progress: Progress = None) -> Any:
+        """Bytes in new memory: a tensor of torch, or an array of NumPy (`framework`), of uint8. Without a size, all up to
+        the end."""
+        target = self._allocate(offset, size, lba, count, device, framework)
+        self.read_into(target, offset, lba=lba, progress=progress)
+        return target
+
+    async def read_async(self, offset: Optional[int] = None, size: Optional[int] = None, *, lba: Optional[int] = None,
+                         count: Optional[int] = None, device: Any = "cpu", framework: Optional[str] = None) -> Any:
+        target = self._allocate(offset, size, lba, count, device, framework)
+        await self.read_into_async(target, offset, lba=lba)
+        return target
+
+    def write_from(self, source: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
+                   lba: Optional[int] = None, count: Optional[int] = None, durable: bool = False,
+                   progress: Progress = None) -> Report:
+        """Writes memory: a tensor, an array, bytes, or (pointer, size, device). With `durable` it is synced too."""
+        return self._context._move(source, self._name, offset, size, lba, count, progress, opened=self._open(),
+                                   writes=True, durable=durable)
+
+    async def write_from_async(self, source: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
+                               lba: Optional[int] = None, count: Optional[int] = None, durable: bool = False) -> Report:
+        return await self._context._move_async(source, self._name, offset, size, lba, count, opened=self._open(),
+                                               writes=True, durable=durable)
+
+    def commit(self, durable: bool = True) -> None:
+        """Of access="replace": takes the name. Otherwise: syncs."""
+        self._open().commit(durable)
+        self._committed = True
+
+    def close(self) -> None:
+        """Of access="replace": what was not committed vanishes. Reads under way go on."""
+        core, self._core = self._core, None
+        if core is not None and self._replaces and not self._committed:
+            core.abort()
+
+    def _open(self) -> Any:
+        if self._core is None:
+            raise make("closed", 0, f"the store {self._name} is closed", "open it again")
+        return self._core
+
+    def _allocate(self, offset: Optional[int], size: Optional[int], lba: Optional[int], count: Optional[int], device: Any,
+                  framework: Optional[str]) -> Any:
+        core = self._open()
+        if lba is not None and (offset is not None or size is not None):
+            raise invalid("lba together with offset or size", "give the place in blocks or in bytes")
+        if lba is None and count is not None:
+            raise invalid("count without lba", "give both, or offset and size")
+        begin = (offset or 0) if lba is None else lba * core.block_bytes
+        wanted = size if count is None else count * core.block_bytes
+        if wanted is None:
+            wanted = max(0, core.size_bytes() - begin)
+        frame = framework_named(framework)
+        domain = device_domain(device)
+        with frame.normal_mode():
+            return frame.allocate([("the bytes", "U8", (wanted,), wanted)], domain).finish()[0]
+
+
+def open(name: Any, access: str = "read", *, size: int = 0, device_write: bool = False, serial: str = "",
+         first_block: int = 0, blocks: int = 0, context: Optional[Context] = None) -> Store:
+    """Opens a file, a block device or a URI ("nvme:...") and keeps it open, so that a disk is set up once.
+
+    `access` is "read", "write" (in place), "create" (made if missing) or "replace" (a new file that takes the name when
+    it is committed, or the `with` block ends well); with the last two, `size` reserves room. Writing to a block device
+    needs `device_write=True`; to a disk past the kernel also its `serial`, and which blocks may change (`first_block`,
+    `blocks`).
+    """
+    return Store(name, access, size=size, device_write=device_write, serial=serial, first_block=first_block,
+                 blocks=blocks, context=context)
