@@ -9,6 +9,7 @@ import pytest
 
 import penstock
 import penstock._frameworks
+import penstock._safe_open
 from models import write_model
 
 # What the machine's owner has set must not change what a test sees.
@@ -17,6 +18,12 @@ for name in ("PENSTOCK_ENGINE", "PENSTOCK_LOG"):
 
 
 PLAIN = ["BOOL", "U8", "I8", "I16", "F16", "I32", "F32", "I64", "F64", "C64"]
+
+
+@pytest.fixture(autouse=True)
+def no_habits(monkeypatch):
+    """What a test does to files that it reads tensor by tensor must not change what the next one sees."""
+    monkeypatch.setattr(penstock._safe_open, "habit", penstock._safe_open.Habit())
 
 
 @pytest.fixture

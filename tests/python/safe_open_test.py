@@ -470,3 +470,30 @@ def test_threads_share_an_open_file(mixed):
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+def test_what_is_read_ahead_in_vain_is_bounded_told_and_learnt_from(tmp_path):
+    path = tmp_path / "model"
+    names = [f"layer.{i:03}" for i in range(96)]
+    write_model(path, [(name, "U8", (1 << 20,)) for name in names])
+
+    def read(order):
+        with penstock.safe_open(path, "np", copy=True) as file:  # so that it is read, cached or not
+            for name in order:
+                file.get_tensor(name)
+        return file.report
+
+    straight = read(names)
+    assert straight.unused_bytes == 0 and "in vain" not in str(straight)
+    # Runs that break off: what was on its way then is of no use.
+    broken = [names[place] for begin in (60, 20, 80, 0, 40, 70, 10, 50, 30, 90) for place in range(begin, begin + 4)]
+    first = read(broken)
+    assert 0 < first.unused_bytes <= penstock._safe_open.FIRST_AHEAD_BYTES + first.bytes
+    assert f"{first.unused_bytes / 1e6:.3g} MB were read ahead in vain" in str(first)
+    assert first.as_dict()["unused_bytes"] == first.unused_bytes
+    again = read(broken)
+    assert again.unused_bytes < first.unused_bytes
+    assert penstock._safe_open.habit.first_bytes() < penstock._safe_open.FIRST_AHEAD_BYTES
+    for _ in range(8):
+        read(names)
+    assert penstock._safe_open.habit.first_bytes() > 0

@@ -253,6 +253,8 @@ class Load:
             groups, owners = self._allocate(context, model, what, device, columns, mapping)
         self._mapped_seconds = time.monotonic() - self.begun
         self._loading: Any = None
+        # Whether it costs more than a look at the page cache, should nobody want it.
+        self.reads = self._mapped_cold or self._mapped_bytes == 0 or any(group[2] for group in groups)
         if self._mapped_bytes == 0 or any(group[2] for group in groups):
             self._loading = _core.load(context._core, model.core, groups, what.parts, columns, owners)
         self.tensors: list[Any] = []

@@ -29,12 +29,15 @@ class Report:
     limit         what the time went into: "storage", "copy", "cpu" or "unknown"
     wanted_bytes  of a load: of all tensors, or of their parts
     read_bytes    of a load: from storage, with what was read beside the parts
+    unused_bytes  of a file that is read tensor by tensor: read ahead, and never asked for
     """
 
-    __slots__ = ("outcome", "bytes", "seconds", "routes", "engine", "reason", "limit", "wanted_bytes", "read_bytes")
+    __slots__ = ("outcome", "bytes", "seconds", "routes", "engine", "reason", "limit", "wanted_bytes", "read_bytes",
+                 "unused_bytes")
 
     def __init__(self, outcome: str, bytes: int, seconds: float, routes: dict[str, int], engine: str, reason: str,
-                 limit: str, wanted_bytes: int | None = None, read_bytes: int | None = None):
+                 limit: str, wanted_bytes: int | None = None, read_bytes: int | None = None,
+                 unused_bytes: int = 0):
         self.outcome = outcome
         self.bytes = bytes
         self.seconds = seconds
@@ -44,6 +47,7 @@ class Report:
         self.limit = limit
         self.wanted_bytes = bytes if wanted_bytes is None else wanted_bytes
         self.read_bytes = bytes if read_bytes is None else read_bytes
+        self.unused_bytes = unused_bytes
 
     @property
     def bytes_per_second(self) -> float:
@@ -55,8 +59,9 @@ class Report:
 
     def __str__(self) -> str:
         routes = ", ".join(f"{name} {size_text(count)}" for name, count in self.routes.items())
+        unused = f"; {size_text(self.unused_bytes)} were read ahead in vain" if self.unused_bytes else ""
         return (f"{size_text(self.bytes)} in {self.seconds:.3f} s, {size_text(self.bytes_per_second)}/s "
-                f"({routes or 'no bytes'}; limit: {self.limit}; {self.reason})")
+                f"({routes or 'no bytes'}; limit: {self.limit}; {self.reason}{unused})")
 
     def as_dict(self) -> dict[str, Any]:
         """For logs and JSON."""

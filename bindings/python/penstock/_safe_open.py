@@ -26,6 +26,8 @@ BATCHES_AHEAD = 4
 # for another, and one that was read in vain for much less. No more is earned than a few such loops could use.
 FIRST_AHEAD_BYTES = 32 << 20
 LOST_BY_A_BYTE = 4
+# Nor may more than this part of what was asked for be read in vain, beyond what every file may begin with.
+PART_IN_VAIN = 16
 EARNED_AT_MOST = 4
 # Tensors are still asked for in order where some are left out, and where a few come late: there may be several threads.
 NEAR = 32
@@ -67,6 +69,26 @@ class Source:
         return min((room // 8 for room in rooms if room is not None), default=AHEAD_BYTES)
 
 
+class Habit:
+    """What read-ahead was worth in this process: programs open one file after the other in the same way."""
+
+    def __init__(self) -> None:
+        self._used_bytes = float(FIRST_AHEAD_BYTES)
+        self._unused_bytes = 0.0
+
+    def first_bytes(self) -> int:
+        """How much may be ahead before a file has earned any."""
+        used = self._used_bytes / (self._used_bytes + self._unused_bytes)
+        return int(FIRST_AHEAD_BYTES * max(0.0, 1 - PART_IN_VAIN * (1 - used)))
+
+    def learn(self, used_bytes: int, unused_bytes: int) -> None:
+        self._used_bytes = self._used_bytes / 2 + used_bytes  # older files count less and less
+        self._unused_bytes = self._unused_bytes / 2 + unused_bytes
+
+
+habit = Habit()
+
+
 class ReadAhead:
     """Gives tensors in any order. Where they are asked for in an order that is known, the next ones are on their way.
 
@@ -88,7 +110,10 @@ class ReadAhead:
         self._kept = 0  # in that order: the first that is not passed yet
         self._ahead: dict[int, tuple[Load, int]] = {}  # by tensor: its load, and its place in it
         self._ahead_bytes = 0
-        self._credit_bytes = FIRST_AHEAD_BYTES  # of what may be ahead
+        self._first_bytes = habit.first_bytes()
+        self._credit_bytes = self._first_bytes  # of what may be ahead
+        self._given_bytes = 0
+        self.unused_bytes = 0  # of what was read ahead
         self._most_bytes: Optional[int] = None  # of what is ahead; none: not asked yet
         self._stuck = 0  # in that order: the first behind what could not be read ahead; until the caller is there
 
@@ -101,6 +126,7 @@ class ReadAhead:
         return [self._names[index] for index in self._orders[0]]
 
     def get(self, index: int) -> Any:
+        self._given_bytes += self._size_of(index)
         follows = self._follow(index)
         entry = self._ahead.pop(index, None)
         was_ahead = entry is not None
@@ -189,8 +215,14 @@ class ReadAhead:
     def _lose(self, size_bytes: int) -> None:
         self._credit_bytes -= LOST_BY_A_BYTE * size_bytes
 
+    def close(self) -> None:
+        """Forgets, and learns for the next file."""
+        self.forget()
+        habit.learn(self._given_bytes, self.unused_bytes)
+
     def forget(self) -> None:
         """Lets go of what is on its way."""
+        self.unused_bytes += sum(self._size_of(index) for index, (load, _) in self._ahead.items() if load.reads)
         self._ahead.clear()
         self._ahead_bytes = self._started = self._kept = self._stuck = 0
 
@@ -205,6 +237,8 @@ class ReadAhead:
                 if load.tensors:
                     load.tensors[place_in_load] = None
                 self._ahead_bytes -= self._size_of(passed)
+                if load.reads:
+                    self.unused_bytes += self._size_of(passed)
                 self._lose(self._size_of(passed))
 
     def _top_up(self) -> None:
@@ -214,7 +248,10 @@ class ReadAhead:
             except Exception:  # about tensors that nobody has asked for, perhaps
                 self._most_bytes = 0
         self._credit_bytes = min(self._credit_bytes, EARNED_AT_MOST * self._most_bytes)
-        limit = min(self._most_bytes, self._credit_bytes)
+        limit = min(self._most_bytes, self._credit_bytes,
+                    # So that all that is ahead may turn out to be in vain.
+                    max(self._first_bytes, self._given_bytes) if self.unused_bytes == 0 else
+                    FIRST_AHEAD_BYTES + self._given_bytes // PART_IN_VAIN - self.unused_bytes)
         if not self._ahead:
             self._kept = self._started
         while 0 < limit and self._ahead_bytes <= limit - limit // BATCHES_AHEAD:
@@ -267,6 +304,7 @@ class safe_open:
         self._lock = threading.Lock()
         self._reader: Optional[ReadAhead] = ReadAhead(self._source)
         self._total = self._reader.total
+        self._unused_bytes = 0  # when it was closed
         _open_files.add(self)
 
     def __reduce__(self) -> Any:
@@ -281,15 +319,21 @@ class safe_open:
 
     def __exit__(self, *exception: Any) -> None:
         with self._lock:
-            was_open, self._reader = self._reader is not None, None
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.close()
+                self._unused_bytes = reader.unused_bytes
             self._model.unmap()
-        if was_open and self.report is not None:
+        if reader is not None and self.report is not None:
             log(f"{self._model}: tensors one by one", self.report)
 
     @property
     def report(self) -> Optional[Report]:
-        """Of all that was asked for so far, without what was read ahead in vain; none before that."""
-        return self._total.report
+        """Of all that was asked for so far; none before that. `unused_bytes` is what was read ahead in vain."""
+        report, reader = self._total.report, self._reader
+        if report is not None:
+            report.unused_bytes = self._unused_bytes if reader is None else reader.unused_bytes
+        return report
 
     def keys(self) -> list[str]:
         return self._check_open().names()
