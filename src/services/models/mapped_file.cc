@@ -103,7 +103,8 @@ Result<std::optional<MappedFile>> MappedFile::map_or_throw(Context& context, con
   MappedFile mapped(static_cast<std::byte*>(data), file.size_bytes);
   mapped.threads_ = context.options().lanes;
   mapped.was_cached_ = is_cached;
-  mapped.ahead_ = std::make_shared<Ahead>(std::move(opened));
+  // Only where the descriptor is kept anyway: a mapping needs none, and there may be many.
+  if (!is_cached && file.kept_open) mapped.ahead_ = std::make_shared<Ahead>(file.kept_open);
   return std::optional(std::move(mapped));
 }
 
@@ -136,6 +137,7 @@ void MappedFile::read_ahead(Context& context, std::span<const Piece> pieces, std
     wanted_bytes += taken;
   }
   if (bytes != 0) context.count_mapped(bytes, 0);
+  if (!ahead_) return;  // whoever touches the pages first waits for them
   if (wanted_bytes <= worth_a_thread_bytes) return ahead_->read(wanted);
   try {
     std::thread([ahead = ahead_, wanted] { ahead->read(wanted); }).detach();
