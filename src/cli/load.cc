@@ -2,9 +2,12 @@
 // took.
 #include "load.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "model_names.h"
 #include "report_file.h"
@@ -75,9 +78,31 @@ double process_cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
+// Where bytes go to standard output, all that is said goes to standard error.
+Result<int> take_standard_output(const LoadFlags& flags) {
+  const auto refuse = [](std::string message, std::string hint) {
+    return Error{.code = Code::invalid_argument, .message = std::move(message), .hint = std::move(hint)};
+  };
+  if (flags.verify || flags.repeat > 1 || !flags.select.empty() || flags.watch) {
+    return refuse("--to - excludes --verify, --repeat, --select and --watch", "leave them out");
+  }
+  if (isatty(STDOUT_FILENO) != 0) return refuse("standard output is a terminal", "redirect it to a file or a pipe");
+  const int output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+  if (output < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) {
+    return Error{.code = code_from_errno(errno), .system_error = errno, .message = "standard output can't be used"};
+  }
+  return output;
+}
+
 Exit run(const LoadFlags& given) {
   LoadFlags flags = given;
+  std::optional<Result<int>> streamed;
+  if (flags.domain == to_standard_output) {
+    streamed = take_standard_output(flags);
+    flags.domain = "host";
+  }
   const Output output(flags.output);
+  if (streamed && !streamed->ok()) return output.fail(streamed->error());
   std::optional<ReportFile> timeline;
   if (!flags.timeline.empty()) {
     Result<ReportFile> made = ReportFile::create(flags.timeline);
@@ -86,9 +111,9 @@ Exit run(const LoadFlags& given) {
   }
   if (timeline || flags.watch) flags.context.trace_events = traced_events;
   const Stopwatch setup;
-  const Result<std::unique_ptr<Cargo>> cargo = prepare(flags);
+  const Result<std::unique_ptr<Cargo>> cargo = streamed ? prepare_stream(flags, **streamed) : prepare(flags);
   if (!cargo.ok()) return output.fail(cargo.error());
-  Transfer transfer{.head = {{"schema", "penstock.load/1"}, {"paths", flags.paths}, {"to", flags.domain}},
+  Transfer transfer{.head = {{"schema", "penstock.load/1"}, {"paths", flags.paths}, {"to", given.domain}},
                     .setup_seconds = setup.seconds()};
 
   std::vector<Report> rounds;
@@ -119,12 +144,13 @@ Command add_load(CLI::App& tool) {
   CLI::App* parser = tool.add_subcommand("load", "Bring models, files or devices into memory of the host or a GPU");
   parser->add_option("PATH", flags->paths, "a model (directory, *.safetensors, *.gguf, index), files, devices or URIs")
       ->required();
-  const TransferOptions shared = add_transfer_flags(*parser, *flags,
-                                                    {.domain_name = "--to",
-                                                     .domain = "where to: host, pinned or cuda:N",
-                                                     .offset = "where to begin, in each PATH",
-                                                     .size = "how much to load of each PATH; default: to its end",
-                                                     .verify = "compare with an independent, plain read"});
+  const TransferOptions shared =
+      add_transfer_flags(*parser, *flags,
+                         {.domain_name = "--to",
+                          .domain = "where to: host, pinned, cuda:N, or - for standard output",
+                          .offset = "where to begin, in each PATH",
+                          .size = "how much to load of each PATH; default: to its end",
+                          .verify = "compare with an independent, plain read"});
   auto* lba = parser->add_option("--lba", flags->lba, "where to begin, in blocks of the store");
   auto* count = parser->add_option("--count", flags->count, "how many blocks");
   for (CLI::Option* in_blocks : {lba, count}) {
@@ -152,6 +178,7 @@ Command add_load(CLI::App& tool) {
       "  penstock load weights.bin --to cuda:0 --repeat 5\n"
       "  penstock load weights.bin --watch --timeline trace.json\n"
       "  penstock load shard-*.bin --json\n"
+      "  penstock load backup.tar --to - --cache bypass | tar t\n"
       "  penstock load model.safetensors --offset 1GiB --size 64MiB --cache bypass\n"
       "  penstock load /dev/nvme0n1 --lba 2048 --count 8");
   return {parser, [flags] { return run(*flags); }};

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comparison.h"
@@ -24,6 +25,13 @@ struct LoadFlags : TransferFlags {
   bool watch = false;
 };
 
+// What the flags want of a store.
+struct Slice {
+  std::uint64_t offset = 0;
+  std::uint64_t size_bytes = 0;
+};
+Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags);
+
 // Everything that is open and allocated before the first byte moves.
 class Cargo {
  public:
@@ -38,6 +46,9 @@ class Cargo {
   virtual void describe(Transfer& transfer) const = 0;
 };
 Result<std::unique_ptr<Cargo>> prepare_bytes(const LoadFlags& flags);
+// Bytes that go to standard output, in order, through a little memory.
+inline constexpr std::string_view to_standard_output = "-";
+Result<std::unique_ptr<Cargo>> prepare_stream(const LoadFlags& flags, int output);
 Result<std::unique_ptr<Cargo>> prepare_model(const LoadFlags& flags);
 
 // What is worth knowing about a load besides its report (load_block.cc).

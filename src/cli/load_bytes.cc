@@ -7,13 +7,6 @@
 
 namespace penstock::cli {
 
-namespace {
-
-struct Slice {
-  std::uint64_t offset = 0;
-  std::uint64_t size_bytes = 0;
-};
-
 Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
   const bool in_blocks = flags.lba || flags.count;
   const std::uint64_t unit = in_blocks ? info.block_bytes : 1;
@@ -49,6 +42,8 @@ Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
   if (!length) slice.size_bytes = info.size_bytes - slice.offset;
   return slice;
 }
+
+namespace {
 
 Error with_way_in(Error error, const std::string& path) {
   if (path == "-") error.hint = "standard input is not loaded; put it into a file first: penstock write - FILE";

@@ -137,6 +137,37 @@ class Load(ToolTest):
         self.assertNotIn(b"\x1b", self.run_tool("load", os.fsdecode(odd) + "missing").stderr)
 
 
+class LoadToStandardOutput(ToolTest):
+    def test_bytes_of_all_paths_come_in_order_and_the_report_goes_to_standard_error(self):
+        first, second = os.urandom(5 * MIB + 3), os.urandom(70_001)
+        paths = [self.file("first", first), self.file("second", second)]
+        done = self.run_tool("load", *paths, "--to", "-", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout, first + second)
+        report = json.loads(done.stderr)
+        self.assertEqual((report["to"], report["bytes"]), ("-", len(first) + len(second)))
+        part = self.run_tool("load", paths[0], "--to", "-", "--offset", "1000", "--size", "4000", "--quiet")
+        self.assertEqual((part.stdout, part.stderr), (first[1000:5000], b""))
+
+    def test_a_reader_that_goes_away_is_an_error(self):
+        path = self.file("data", bytes(8 * MIB))
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            done = self.run_tool("load", path, "--to", "-", stdout=writing)
+        finally:
+            os.close(writing)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(b"the program that reads it has ended", done.stderr)
+
+    def test_what_makes_no_sense_there_is_refused(self):
+        path = self.file("data", b"x" * 5000)
+        done = self.run_tool("load", path, "--to", "-", "--verify")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(done.stdout, b"")
+        self.assertIn(b"--to - excludes --verify", done.stderr)
+
+
 class LoadTellsWhatHappened(ToolTest):
     """About what is in the page cache, and what only came there by reading."""
 
