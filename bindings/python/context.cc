@@ -108,8 +108,21 @@ Access access_from(const std::string& name) {
   raise({Code::invalid_argument, 0, "access: " + name, "give read, write, create or replace"});
 }
 
-Store open_store(PythonContext& self, const nb::bytes& path, const std::string& access, std::uint64_t size_bytes,
-                 bool device_write, const std::string& serial, std::uint64_t first_block, std::uint64_t blocks) {
+// Lets go of it without the GIL: closing may wait for a server.
+class HeldStore : public Store {
+ public:
+  explicit HeldStore(Store store) : Store(std::move(store)) {}
+  HeldStore(HeldStore&&) = default;
+  HeldStore& operator=(HeldStore&&) = delete;
+  ~HeldStore() {
+    if (!*this || PyGILState_Check() == 0) return;
+    const WithoutGil released;
+    static_cast<Store&>(*this) = Store();
+  }
+};
+
+HeldStore open_store(PythonContext& self, const nb::bytes& path, const std::string& access, std::uint64_t size_bytes,
+                     bool device_write, const std::string& serial, std::uint64_t first_block, std::uint64_t blocks) {
   OpenOptions options;
   options.access = access_from(access);
   options.size_bytes = size_bytes;
@@ -138,7 +151,7 @@ std::uint64_t offset_in(const StoreInfo& info, Place place) {
   return bytes;
 }
 
-Reading transfer(PythonContext& self, const Store& store, bool writes, bool durable, std::uint64_t offset,
+Reading transfer(PythonContext& self, const HeldStore& store, bool writes, bool durable, std::uint64_t offset,
                  bool in_blocks, std::uintptr_t pointer, std::size_t size_bytes, const std::string& domain,
                  std::optional<std::uintptr_t> stream, nb::object memory, const PythonEndings* endings,
                  std::uint64_t number) {
@@ -249,17 +262,17 @@ void define_context(nb::module_& module) {
       .def_prop_ro("ended", &Reading::ended)
       .def("wait", &Reading::wait, nb::arg("progress").none() = nb::none())
       .def("cancel", &Reading::cancel);
-  nb::class_<Store>(module, "Store")
-      .def_prop_ro("name", [](const Store& self) { return self.info().name; })
-      .def_prop_ro("kind", [](const Store& self) { return std::string(store_kind_name(self.info().kind)); })
-      .def_prop_ro("block_bytes", [](const Store& self) { return self.info().block_bytes; })
-      .def_prop_ro("writable", [](const Store& self) { return self.info().writable; })
+  nb::class_<HeldStore>(module, "Store")
+      .def_prop_ro("name", [](const HeldStore& self) { return self.info().name; })
+      .def_prop_ro("kind", [](const HeldStore& self) { return std::string(store_kind_name(self.info().kind)); })
+      .def_prop_ro("block_bytes", [](const HeldStore& self) { return self.info().block_bytes; })
+      .def_prop_ro("writable", [](const HeldStore& self) { return self.info().writable; })
       .def("size_bytes",
-           [](const Store& self) { return value_or_raise(without_gil([&] { return self.size_bytes(); })); })
+           [](const HeldStore& self) { return value_or_raise(without_gil([&] { return self.size_bytes(); })); })
       .def(
-          "commit", [](Store& self, bool durable) { check(without_gil([&] { return self.commit(durable); })); },
+          "commit", [](HeldStore& self, bool durable) { check(without_gil([&] { return self.commit(durable); })); },
           nb::arg("durable"))
-      .def("abort", [](Store& self) { check(without_gil([&] { return self.abort(); })); });
+      .def("abort", [](HeldStore& self) { check(without_gil([&] { return self.abort(); })); });
   nb::class_<PythonContext>(module, "Context")
       .def(nb::init<const std::string&>(), nb::arg("options_json"))
       .def("close", &PythonContext::close)

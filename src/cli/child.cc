@@ -61,7 +61,8 @@ GroupEnd await_group(pid_t group, std::optional<double> seconds, const std::func
   const Stopwatch stopwatch;
   std::optional<double> ended_at;
   int status = 0;
-  while (waitpid(group, &status, WNOHANG) == 0) {
+  pid_t waited = 0;
+  while ((waited = waitpid(group, &status, WNOHANG)) == 0) {
     const double now = stopwatch.seconds();
     if (seconds && now > *seconds && !ended_at) end.late = true;
     if (end.late || interrupted()) {
@@ -73,7 +74,8 @@ GroupEnd await_group(pid_t group, std::optional<double> seconds, const std::func
     on_progress();
     usleep(20'000);
   }
-  end.status = status;
+  constexpr int unknown_end = 127 << 8;  // as of a program that could not be started
+  end.status = waited == group ? status : unknown_end;
   return end;
 }
 

@@ -1,4 +1,7 @@
 // penstock load --to -: bytes of stores to standard output, in order.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,22 +27,25 @@ Error no_reader(int error) {
           .hint = error == EPIPE ? "the program that reads it has ended" : ""};
 }
 
-Status write_all(int output, std::span<const std::byte> bytes) {
-  constexpr std::size_t step_bytes = 1 << 20;  // between two looks at signals
-  while (!bytes.empty()) {
-    if (interrupted()) return interrupted_error();
-    const ssize_t written = ::write(output, bytes.data(), std::min(bytes.size(), step_bytes));
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return no_reader(errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
-  return {};
+// A pipe that does not wait, though whoever shares it may; other outputs as they are.
+int own_output(int output) {
+  struct stat status {};
+  if (::fstat(output, &status) != 0 || !S_ISFIFO(status.st_mode)) return output;
+  const std::string path = "/proc/self/fd/" + std::to_string(output);
+  const int opened = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  return opened >= 0 ? opened : output;
+}
+
+Error changed_meanwhile(const std::string& name) {
+  return {.code = Code::changed,
+          .message = name + " was changed while it was read: the output may hold parts of both",
+          .hint = "do it again when nobody writes to it"};
 }
 
 class StreamCargo final : public Cargo {
  public:
   StreamCargo(TunedContext tuned, double deadline_seconds, int output)
-      : tuned_(std::move(tuned)), deadline_seconds_(deadline_seconds), output_(output) {}
+      : tuned_(std::move(tuned)), deadline_seconds_(deadline_seconds), output_(own_output(output)) {}
 
   Status prepare(const LoadFlags& flags) {
     for (const std::string& path : flags.paths) {
@@ -48,7 +54,7 @@ class StreamCargo final : public Cargo {
       const Result<Slice> slice = choose_slice(store->info(), flags);
       if (!slice.ok()) return slice.error();
       bytes_ += slice->size_bytes;
-      parts_.push_back({std::move(*store), *slice});
+      parts_.push_back({path, std::move(*store), *slice});
     }
     return {};
   }
@@ -77,6 +83,7 @@ class StreamCargo final : public Cargo {
 
  private:
   struct Part {
+    std::string path;
     Store store;
     Slice slice;
   };
@@ -111,11 +118,47 @@ class StreamCargo final : public Cargo {
     while (true) {
       Result<std::optional<Window>> window = ring->next(begin, await_and_add);
       if (!window.ok()) return window.error();
-      if (!*window) return {};
+      if (!*window) return check_unchanged();
       const std::uint64_t length = lengths[(*window)->number];
-      if (Status written = write_all(output_, {(*window)->memory.data, length}); !written.ok()) return written;
+      const Status written = write_all({(*window)->memory.data, length}, seconds);
+      if (!written.ok()) return written;
       on_progress(done += length);
     }
+  }
+
+  // A reader that has stopped reading is waited for until the deadline, or a signal.
+  Status write_all(std::span<const std::byte> bytes, const std::function<double()>& seconds) const {
+    constexpr std::size_t step_bytes = 1 << 20;
+    constexpr int between_looks_ms = 100;
+    while (!bytes.empty()) {
+      if (interrupted()) return interrupted_error();
+      if (deadline_seconds_ > 0 && seconds() > deadline_seconds_) {
+        return Error{.code = Code::timed_out,
+                     .message = "the reader of standard output has not taken all by the deadline",
+                     .hint = "raise --deadline, or leave it out"};
+      }
+      const ssize_t written = ::write(output_, bytes.data(), std::min(bytes.size(), step_bytes));
+      if (written < 0 && errno == EAGAIN) {
+        pollfd ready{.fd = output_, .events = POLLOUT, .revents = 0};
+        ::poll(&ready, 1, between_looks_ms);
+      } else if (written < 0 && errno != EINTR) {
+        return no_reader(errno);
+      } else if (written > 0) {
+        bytes = bytes.subspan(static_cast<std::size_t>(written));
+      }
+    }
+    return {};
+  }
+
+  // Each window is a request of its own, which sees only what happens meanwhile.
+  Status check_unchanged() {
+    for (const Part& part : parts_) {
+      if (part.store.info().kind != StoreKind::file) continue;
+      const Result<Store> again = context().open(part.path);
+      if (!again.ok()) return again.error();
+      if (again->info().identity != part.store.info().identity) return changed_meanwhile(part.path);
+    }
+    return {};
   }
 
   TunedContext tuned_;

@@ -148,6 +148,7 @@ int main(int argc, char** argv) {
   std::set_terminate(penstock::cli::give_up);
   std::setlocale(LC_CTYPE, "");
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGCHLD, SIG_DFL);  // who started us may have had it ignored, which a child's status is lost by
   std::signal(SIGXFSZ, SIG_IGN);  // a file that is too long for the limits of the process is an error as any other
   penstock::cli::occupy_standard_descriptors();
   penstock::cli::allow_many_files();

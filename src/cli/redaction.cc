@@ -14,8 +14,11 @@ namespace penstock::cli {
 namespace {
 
 // Paths that are the same on every machine.
-constexpr std::array<std::string_view, 9> known_folders = {"/dev/",           "/sys/", "/proc/", "/run/udev",  "/boot/",
-                                                           "/etc/modprobe.d", "/usr/", "/lib",   "/opt/nvidia"};
+constexpr std::array<std::string_view, 10> known_folders = {
+    "/dev/", "/sys/", "/proc/",  "/run/udev/",  "/boot/", "/etc/modprobe.d/",
+    "/usr/", "/lib/", "/lib64/", "/opt/nvidia/"};
+// Of those, what is named after machines, people or serial numbers.
+constexpr std::array<std::string_view, 2> telling_folders = {"/dev/mapper/", "/dev/disk/"};
 // Options of mounts whose values name nobody.
 constexpr std::array<std::string_view, 34> harmless_options = {
     "rw",    "ro",      "noatime", "relatime", "nodiratime", "nodev",   "nosuid",        "noexec",  "discard",
@@ -27,13 +30,16 @@ constexpr std::array<std::string_view, 8> names_of_all = {"root",      "user",  
                                                           "localhost", "(none)", "memory", "penstock"};
 
 bool is_known(std::string_view path) {
+  if (std::ranges::any_of(telling_folders, [&](std::string_view folder) { return path.starts_with(folder); })) {
+    return false;
+  }
   return path == "/" || std::ranges::any_of(known_folders, [&](std::string_view folder) {
            return path.starts_with(folder) || (folder.back() == '/' && path == folder.substr(0, folder.size() - 1));
          });
 }
 
 std::string without_paths(std::string_view text) {
-  constexpr std::string_view ends = " \t\n\"'(),;<>=|`";
+  constexpr std::string_view ends = " \t\n\"'()[]{},;<>=|`";
   std::string clean;
   for (std::size_t at = 0; at < text.size();) {
     // A slash within a word is a fraction or a rate, but "server:/export" is a place.
@@ -48,7 +54,7 @@ std::string without_paths(std::string_view text) {
 }
 
 bool is_part_of_word(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+  return std::isalnum(static_cast<unsigned char>(c)) != 0;
 }
 
 void replace_words(std::string& text, const Secret& secret) {

@@ -118,6 +118,8 @@ std::shared_ptr<Request> Request::begin(const std::shared_ptr<Environment>& envi
   const double asked = settings.options.deadline_seconds;
   const double limit = asked != 0 ? asked : environment->options.deadlines.request_seconds;
   if (limit != 0) request->deadline = time_after(request->begun, duration_from_seconds(limit));
+  // That takes as long as a write does: not where others wait behind the request, or it may take only so long.
+  request->may_wait_ = settings.may_wait && !settings.options.stream && limit == 0;
   return request;
 }
 
@@ -212,7 +214,7 @@ Status Request::note(const Identities& identities) {
     if (!use.check_identity) continue;
     if (!*identity) return identity->error();
     use.before = **identity++;
-    use.entry->store().await_writers();
+    if (may_wait_) use.entry->store().await_writers();
   }
   return {};
 }

@@ -151,6 +151,7 @@ struct RequestSettings {
   engine::OpKind kind = engine::OpKind::read;  // not flush
   std::uint32_t lanes = 1;                     // the most that may work on it
   RequestOptions options;
+  bool may_wait = true;  // for writers of its stores; not where it is made by the gate's thread
 };
 
 class Request {
@@ -331,6 +332,7 @@ class Request {
   const std::shared_ptr<Environment> environment_;  // shared: tickets may outlive their Context
   RequestOptions options_;
   std::uint32_t lanes_ = 1;              // the most that may work on it
+  bool may_wait_ = true;                 // for writers of its stores
   RangeSource source_;                   // until it was asked
   Domain source_domain_;                 // where its memory must be
   std::atomic<bool> has_ranges_{false};  // they were right, and stores may be looked at

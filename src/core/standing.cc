@@ -15,6 +15,7 @@ Result<std::shared_ptr<StandingRequest>> StandingRequest::create(cuda::Device& g
     return Error{Code::unsupported, 0, what + ": the driver has no cuStreamWaitValue32",
                  "update NVIDIA's driver to one for CUDA 12, or submit a request for each round"};
   }
+  round.settings.may_wait = false;
   auto standing = std::make_shared<StandingRequest>(Private{}, gpu, std::move(round));
   for (cuda::ControlMemory::Cell* cell : {&standing->begin_, &standing->end_}) {
     auto taken = cuda::ControlMemory::of_process().take(gpu, cuda::ControlMemory::other_word_bytes);

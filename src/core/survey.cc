@@ -18,6 +18,9 @@ constexpr std::uint64_t read_ahead_most_bytes = 16 << 20;
 // Where pages are looked at one by one: so much is asked about before any of it is read.
 constexpr std::uint64_t guessed_at_once_bytes = 1 << 30;
 
+constexpr std::uint32_t misses_in_a_row = 16;
+constexpr std::uint32_t looked_at_one_in = 8;
+
 // Of a group of short ranges, so many are asked about; if they agree, the rest is taken to be alike. A wrong guess
 // costs speed, never bytes.
 constexpr std::uint32_t residency_samples = 8;
@@ -47,10 +50,14 @@ void Survey::reach(const Environment& environment, Request& request, std::uint32
   if (asked_.load(std::memory_order_acquire) >= wanted) return;
   const std::lock_guard lock(mutex_);
   const std::uint32_t asked = asked_.load(std::memory_order_relaxed);
-  // From the end: to look at a page may make the kernel read ahead of it, too.
+  // From the end: to look at a page may make the kernel read ahead of it, too. Each look at a page that is not there is
+  // a read; where many in a row were not, only some are looked at.
+  std::uint32_t missing = 0;
   for (std::uint32_t at = wanted; at > asked;) {
     Unit& unit = request.units[--at];
-    unit.residency = ask_about(environment, request, unit);
+    const bool is_skipped = missing >= misses_in_a_row && missing % looked_at_one_in != 0;
+    unit.residency = is_skipped ? Residency::likely_none : ask_about(environment, request, unit);
+    missing = unit.residency == Residency::likely_none ? missing + 1 : 0;
     const bool guesses = unit.residency == Residency::likely_all || unit.residency == Residency::likely_none;
     if (guesses && at + 1 == wanted && wanted < with(guessed_at_once_bytes)) {
       wanted = with(guessed_at_once_bytes);

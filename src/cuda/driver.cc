@@ -123,7 +123,12 @@ Status Device::activate() {
   if (Status status = retain_context(); !status) return status;
   {
     const Current current(*this);
-    if (const CuResult result = streams_.fill(api()); result != cu_success) {
+    // Where a stream waits, one has to be enough: a few are made without a wait, if the program has no more than a few.
+    CuResult result = cu_success;
+    const bool all = Quiet::of_process().run([&] { result = streams_.fill(api(), StreamPool::first_streams); });
+    if (!all) result = streams_.fill(api(), 1);
+    if (result != cu_success) {
+      api().primary_context_release(handle_);
       return driver_.error(result, "make streams on " + info_.domain.name());
     }
   }

@@ -13,13 +13,12 @@ CuResult StreamPool::add(const RelaxedApi& api) {
   return result;
 }
 
-CuResult StreamPool::fill(const RelaxedApi& api) {
+CuResult StreamPool::fill(const RelaxedApi& api, std::size_t count) {
   const std::scoped_lock lock(mutex_);
   entries_.reserve(streams_most);
-  while (entries_.size() < first_streams) {
-    if (const CuResult result = add(api); result != cu_success) return result;
-  }
-  return cu_success;
+  CuResult result = cu_success;
+  while (entries_.size() < count && result == cu_success) result = add(api);
+  return entries_.empty() ? result : cu_success;
 }
 
 CuStream StreamPool::take(const RelaxedApi& api) {

@@ -16,12 +16,13 @@ namespace penstock::cuda {
 
 class StreamPool {
  public:
-  // Those that are there from the beginning, and the most there ever are.
+  // Those that are there from the beginning, usually, and the most there ever are.
   static constexpr std::size_t first_streams = 16;
   static constexpr std::size_t streams_most = 64;
 
   // REQUIRES, for both: a current context.
-  CuResult fill(const RelaxedApi& api);
+  // So many, or as many as there can be: an error only where there is none.
+  CuResult fill(const RelaxedApi& api, std::size_t count);
   // One with the fewest users, none if possible. REQUIRES: fill was a success.
   CuStream take(const RelaxedApi& api);
   void give_back(CuStream stream);

@@ -123,7 +123,15 @@ int Replacement::open(int flags) const {
   return ::openat(folder_.get(), temporary_.c_str(), flags | O_CLOEXEC);
 }
 
+// The file is its parent's.
+Status Replacement::refuse_in_child(const char* what) const {
+  if (::getpid() == process_) return {};
+  return Error{Code::closed, 0, std::string(what) + ' ' + path_ + ": it was opened before this process was forked",
+               "let the process that opened it do that"};
+}
+
 Status Replacement::commit(int fd, bool durable) {
+  if (auto status = refuse_in_child("commit"); !status) return status;
   if (state_ == State::aborted) {
     return Error{Code::invalid_argument, 0, "commit " + path_ + ": it was aborted", "open it again"};
   }
@@ -139,6 +147,7 @@ Status Replacement::commit(int fd, bool durable) {
 }
 
 Status Replacement::abort() {
+  if (auto status = refuse_in_child("abort"); !status) return status;
   if (state_ != State::unfinished) return {};
   state_ = State::aborted;
   if (::unlinkat(folder_.get(), temporary_.c_str(), 0) != 0 && errno != ENOENT) {

@@ -32,7 +32,7 @@ class Replacement {
   int open(int flags) const;
   // Makes the content that was written through `fd` durable, gives it the name, and makes the name durable. Without
   // `durable` only the name is given: what is there after a crash is the old file, the new one, or a part of it.
-  // Code::not_durable: the name is given, and all that failed is making that durable.
+  // Code::not_durable: the name is given, and all that failed is making that durable. Code::closed in a forked child.
   Status commit(int fd, bool durable = true);
   Status abort();
 
@@ -40,6 +40,7 @@ class Replacement {
   enum class State { unfinished, committed, aborted };
   Replacement() = default;
   Status make_temporary(mode_t mode);
+  Status refuse_in_child(const char* what) const;
   void unlock();
 
   UniqueFd folder_;

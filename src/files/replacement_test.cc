@@ -165,6 +165,25 @@ TEST_F(Replace, leaves_no_lock_on_the_file_that_took_the_name) {
   ::waitpid(child, nullptr, 0);
 }
 
+TEST_F(Replace, is_neither_committed_nor_aborted_by_a_forked_child) {
+  const std::string name = folder_.write("a", "old");
+  const auto store = open(name);
+  put(*store, "new");
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const bool refused =
+        store->writer()->commit().error().code == Code::closed && store->writer()->abort().error().code == Code::closed;
+    ::_exit(refused ? 0 : 1);
+  }
+  int status = 1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(folder_.read("a"), "old");
+  EXPECT_TRUE(store->writer()->commit().ok());
+  EXPECT_EQ(folder_.read("a"), "new");
+}
+
 TEST_F(Replace, removes_what_dead_writers_left_of_the_name_before_it_makes_room) {
   const std::string name = folder_.path("a");
   folder_.write(".a.0123456789abcdef.part", "left");

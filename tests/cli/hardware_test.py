@@ -36,7 +36,7 @@ class Hardware(ToolTest):
         # Nobody expects them there, which is when they slip through.
         (disk / "device" / "model").write_text(
             f"Fast Disk 9000 {SECRETS['uuid']} {SECRETS['mac']} {SECRETS['address']} {SECRETS['address6']} "
-            f"of jane-doe in /home/jane-doe/disks\n")
+            f"of jane-doe in /home/jane-doe/disks on /dev/mapper/rhel_janes-box-root of vg_janes-box\n")
         device = sysfs / "bus" / "pci" / "devices" / "0000:01:00.0"
         device.mkdir(parents=True)
         (device / "class").write_text("0x010802\n")
@@ -60,7 +60,7 @@ class Hardware(ToolTest):
         sysfs = self.made_up_sysfs()
         self.report(self.folder / "test", "--size", "1MiB", "--sysfs", sysfs, env=env)
         text = self.out.read_text()
-        self.assertIn("Fast Disk 9000 <UUID> <address> <address> <address> of <private> in <private><path>", text)
+        self.assertIn("Fast Disk 9000 <UUID> <address> <address> <address> of <private> in <private><path> on <path> of vg_<private>", text)
         self.assertIn("0000:01:00.0", text)
         for secret in [*SECRETS.values(), "jane-doe", "janes-box", str(self.folder)]:
             self.assertNotIn(secret, text)

@@ -160,6 +160,17 @@ class LoadToStandardOutput(ToolTest):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(b"the program that reads it has ended", done.stderr)
 
+    def test_a_reader_that_stops_reading_is_waited_for_until_the_deadline(self):
+        path = self.file("data", bytes(8 * MIB))
+        reading, writing = os.pipe()
+        try:
+            done = self.run_tool("load", path, "--to", "-", "--deadline", "0.3", stdout=writing)
+        finally:
+            os.close(reading)
+            os.close(writing)
+        self.assertEqual(done.returncode, 124, done.stderr)
+        self.assertIn(b"has not taken all by the deadline", done.stderr)
+
     def test_what_makes_no_sense_there_is_refused(self):
         path = self.file("data", b"x" * 5000)
         done = self.run_tool("load", path, "--to", "-", "--verify")

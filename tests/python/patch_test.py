@@ -383,6 +383,23 @@ def test_patching_twice_is_patching_once(path):
     assert not isinstance(caught.value, safetensors.SafetensorError)
 
 
+def test_patching_by_hand_and_by_the_environment_is_patching_once():
+    code = """
+import sys
+import penstock
+from penstock import _patch
+_patch.patch_when_imported()
+penstock.patch()
+assert sum(isinstance(finder, _patch.Watcher) for finder in sys.meta_path) == 1, sys.meta_path
+penstock.unpatch()
+assert not any(isinstance(finder, _patch.Watcher) for finder in sys.meta_path)
+import safetensors
+assert safetensors.safe_open.__module__ != "penstock._safe_open", safetensors.safe_open
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 SCRIPT = '''
 import sys
 from safetensors.torch import load_file

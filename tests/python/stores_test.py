@@ -85,6 +85,22 @@ def test_the_machine_is_described():
     if not os.path.exists(os.path.join(os.path.dirname(penstock.__file__), "bin", "penstock")):
         pytest.skip("the tool was not built")
     assert {"verdict", "findings"} <= penstock.doctor().keys()
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        penstock.doctor("/nowhere")
+
+
+def test_a_forked_child_leaves_the_new_file_to_its_parent(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with penstock.open(path, "replace", size=5) as store:
+        store.write_from(b"after")
+        child = os.fork()
+        if child == 0:
+            store.__exit__(None, None, None)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert path.read_bytes() == b"before"
+    assert path.read_bytes() == b"after"
 
 
 @pytest.fixture

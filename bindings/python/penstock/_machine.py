@@ -29,16 +29,19 @@ def tool() -> str:
     return path
 
 
-def doctor(*paths: Any) -> dict[str, Any]:
-    """What `penstock doctor --json` says of this machine, and of how paths would be read (docs/schema/doctor.schema.json)."""
+def doctor(path: Any = None) -> dict[str, Any]:
+    """What `penstock doctor --json` says of this machine, and of how a path would be read (docs/schema/doctor.schema.json)."""
     import json
     import subprocess
 
-    done = subprocess.run([tool(), "doctor", "--json", *map(os.fsdecode, paths)], capture_output=True, text=True,
-                          check=False)
+    of = [] if path is None else ["--", os.fsdecode(path)]
+    done = subprocess.run([tool(), "doctor", "--json", *of], capture_output=True, text=True, check=False)
     try:
         said: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         raise make("internal", 0, f"penstock doctor ended with {done.returncode}: {done.stderr.strip()}",
                    "run it in a shell") from None
+    if "error" in said:
+        error = said["error"]
+        raise make(error["code"], error.get("system_error", 0), error["message"], error.get("hint", ""))
     return said

@@ -44,6 +44,8 @@ def patch(**options: Any) -> None:
         raise TypeError(f"patch() has no option {sorted(unknown)[0]!r}: give {', '.join(OPTIONS)}")
     if _watcher in sys.meta_path:
         return
+    if _first in sys.meta_path:  # or the import below would patch before we do
+        sys.meta_path.remove(_first)
     import safetensors
 
     if options.get("copy"):
@@ -102,8 +104,8 @@ class Watcher:
 
 
 def _patch_at_last(_: str) -> None:
-    sys.meta_path.remove(_first)
-    patch()
+    if _first in sys.meta_path:
+        patch()
 
 
 def _replace(module: str) -> None:

@@ -31,6 +31,7 @@ class Store:
         self._core: Any = self._context._core.open(os.fsencode(name), access, size, device_write, serial, first_block,
                                                    blocks)
         self._replaces = access == "replace"
+        self._process = os.getpid()  # a forked child leaves the new file to its parent
         self._committed = False
 
     def __enter__(self) -> Store:
@@ -39,9 +40,11 @@ class Store:
     def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
                  traceback: Optional[TracebackType]) -> None:
         """Of access="replace": takes the name, unless something was raised."""
-        if self._core is not None and self._replaces and kind is None and not self._committed:
-            self.commit()
-        self.close()
+        try:
+            if self._core is not None and self._is_unfinished() and kind is None:
+                self.commit()
+        finally:
+            self.close()
 
     def __repr__(self) -> str:
         if self._core is None:
@@ -119,8 +122,11 @@ class Store:
     def close(self) -> None:
         """Of access="replace": what was not committed vanishes. Reads under way go on."""
         core, self._core = self._core, None
-        if core is not None and self._replaces and not self._committed:
+        if core is not None and self._is_unfinished():
             core.abort()
+
+    def _is_unfinished(self) -> bool:
+        return self._replaces and not self._committed and os.getpid() == self._process
 
     def _open(self) -> Any:
         if self._core is None:
