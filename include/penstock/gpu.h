@@ -41,14 +41,14 @@ PENSTOCK_EXPORT Result<Region> find_cuda_allocation(const void* pointer, std::si
 PENSTOCK_EXPORT Status copy(Region to, Region from);
 
 // Rows that don't touch each other.
-struct Rows {
+struct StridedRows {
   Region memory;                // from the first byte of the first row to the last byte of the last
   std::size_t row_bytes = 0;    // not 0
   std::size_t pitch_bytes = 0;  // from the beginning of a row to that of the next; not less
 };
 struct RowsCopy {
-  Rows to;
-  Rows from;  // as many, of the same size
+  StridedRows to;
+  StridedRows from;  // as many, of the same size
 };
 // The same for rows: a part of each row of a matrix, say. Waits once for all of them.
 PENSTOCK_EXPORT Status copy_rows(std::span<const RowsCopy> copies);

@@ -157,12 +157,12 @@ Status Device::retain_context() {
 
 namespace {
 
-std::size_t count_rows(const Rows& rows) {
+std::size_t count_rows(const StridedRows& rows) {
   return (rows.memory.size_bytes - rows.row_bytes) / rows.pitch_bytes + 1;
 }
 
 CuMemcpy2d describe(const RowsCopy& copy) {
-  const auto type_of = [](const Rows& rows) {
+  const auto type_of = [](const StridedRows& rows) {
     return rows.memory.domain.host_accessible() ? cu_memory_type_host : cu_memory_type_device;
   };
   CuMemcpy2d rows;
@@ -480,7 +480,7 @@ Status copy(Region to, Region from) {
 
 namespace {
 
-bool is_valid(const Rows& rows) {
+bool is_valid(const StridedRows& rows) {
   return rows.memory.data != nullptr && rows.row_bytes != 0 && rows.pitch_bytes >= rows.row_bytes &&
          rows.memory.size_bytes >= rows.row_bytes && (rows.memory.size_bytes - rows.row_bytes) % rows.pitch_bytes == 0;
 }
