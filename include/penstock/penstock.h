@@ -25,6 +25,7 @@
 #include "penstock/request.h"
 #include "penstock/result.h"
 #include "penstock/route.h"
+#include "penstock/rows.h"
 #include "penstock/standing.h"
 #include "penstock/statistics.h"
 #include "penstock/store.h"

@@ -141,6 +141,9 @@ class PENSTOCK_EXPORT Store {
   const StoreInfo& info() const;
   // The size now: a file may have grown since it was opened.
   Result<std::uint64_t> size_bytes() const;
+  // The identity now; another one than that of opening where the content may have changed since. Code::changed where
+  // the name means another file by now, or none.
+  Result<Identity> identity() const;
   // How much of a range is in the page cache; nothing where there is none, or the kernel won't tell.
   std::optional<std::uint64_t> cached_bytes(std::uint64_t offset, std::uint64_t length) const;
   // Maps the whole store read-only; Code::unsupported where a store can't.

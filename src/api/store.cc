@@ -47,6 +47,15 @@ Result<std::uint64_t> Store::size_bytes() const {
   });
 }
 
+Result<Identity> Store::identity() const {
+  return or_out_of_memory([&]() -> Result<Identity> {
+    if (!entry_) return not_open();
+    auto state = entry_->ask([](engine::Store& store) { return store.state(); });
+    if (!state) return std::move(state).error();
+    return std::move(state->identity);
+  });
+}
+
 std::optional<std::uint64_t> Store::cached_bytes(std::uint64_t offset, std::uint64_t length) const {
   const engine::PageCache* cache = entry_ ? entry_->store().page_cache() : nullptr;
   return cache != nullptr ? cache->resident_bytes(offset, length) : std::nullopt;

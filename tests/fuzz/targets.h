@@ -15,6 +15,7 @@
 #include "services/models/gguf.h"
 #include "services/models/resolve.h"
 #include "services/models/safetensors.h"
+#include "services/rows/npy.h"
 #include "services/tuning/text.h"
 
 namespace penstock::fuzz {
@@ -171,14 +172,37 @@ inline std::string model_index(std::string_view text) {
   return index->weights.empty() ? "an index of nothing" : "";
 }
 
+// The input is a file. A change in its header nearly always makes its length wrong, so that is mended too.
+inline std::string npy(std::string_view file) {
+  const auto check = [](std::string_view bytes) -> std::string {
+    // As long as any header tells: what it says of the data is then its own matter.
+    constexpr std::uint64_t file_bytes = std::uint64_t{1} << 40;
+    const auto array = rows::parse_npy(bytes, file_bytes);
+    if (!array) return check_refusal(array.error());
+    if (array->data_offset > bytes.size()) return "data within the header";
+    if (array->data_bytes > file_bytes - array->data_offset) return "data past the end";
+    std::uint64_t size = array->element_bytes;
+    for (const std::uint64_t length : array->shape) size *= length;
+    return size == array->data_bytes ? "" : "another size than its shape";
+  };
+  if (const std::string problem = check(file); !problem.empty()) return problem;
+  const std::size_t last = file.rfind('}');
+  if (last == std::string_view::npos || last < 10) return "";
+  std::string mended(file.substr(0, last + 1));
+  mended.replace(0, 8, std::string_view("\x93NUMPY\x01\0", 8));
+  mended[8] = static_cast<char>((mended.size() - 10) & 0xff);
+  mended[9] = static_cast<char>((mended.size() - 10) >> 8 & 0xff);
+  return check(mended);
+}
+
 struct Target {
   std::string_view name;  // also of its folder in corpus/
   std::string (*run)(std::string_view);
 };
 inline constexpr Target targets[] = {
-    {"options", options},         {"uri", uri},       {"domain", domain},
-    {"cgroup", cgroup},           {"mounts", mounts}, {"tuning", tuning},
-    {"safetensors", safetensors}, {"gguf", gguf},     {"model_index", model_index},
+    {"options", options},         {"uri", uri},       {"domain", domain},           {"cgroup", cgroup},
+    {"mounts", mounts},           {"tuning", tuning}, {"safetensors", safetensors}, {"gguf", gguf},
+    {"model_index", model_index}, {"npy", npy},
 };
 
 }  // namespace penstock::fuzz

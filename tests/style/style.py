@@ -35,8 +35,8 @@ VENDORS = {
 }
 # Built on the public API alone, but for the helpers that services, which are in the same library, share with it.
 USERS = {"src/cli/": (),
-         "src/services/": ("base/bounded.h", "base/callback.h", "base/clock.h", "base/keyed_hash.h",
-                           "base/out_of_memory.h"),
+         "src/services/": ("base/bounded.h", "base/callback.h", "base/clock.h", "base/fork_guard.h",
+                           "base/keyed_hash.h", "base/out_of_memory.h"),
          "src/daemon/": (), "src/capi/": (), "bindings/": ()}
 
 

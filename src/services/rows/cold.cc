@@ -1,0 +1,71 @@
+#include "services/rows/cold.h"
+
+#include <algorithm>
+
+namespace penstock::rows {
+namespace {
+
+// Longer ones gain nothing, and would be cut.
+constexpr std::uint64_t extent_limit_bytes = 1 << 20;
+constexpr std::uint64_t line_bytes = 64;
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Operations that begin and end with blocks need no staging memory on their way.
+std::uint64_t block_of(const StoreInfo& info) {
+  return info.direct ? std::max<std::uint64_t>(info.alignments.offset, 1) : 1;
+}
+
+std::uint64_t scratch_alignment(const StoreInfo& info) {
+  return std::max({line_bytes, block_of(info), std::uint64_t{info.alignments.memory}});
+}
+
+}  // namespace
+
+ColdPlan plan_cold(const Table& table, std::span<const ColdRow> cold) {
+  ColdPlan plan;
+  const Layout& layout = *table.layout();
+  for (std::size_t i = 0; i < cold.size(); ++i) {
+    const std::uint64_t row = cold[i].row;
+    if (i > 0 && cold[i - 1].row == row) continue;
+    plan.wanted_bytes += layout.row_bytes;
+    const std::size_t part = layout.part_of(row);
+    const Layout::Part& about = layout.parts[part];
+    const StoreInfo& info = table.shard(part).store().info();
+    const std::uint64_t block = block_of(info);
+    const std::uint64_t first = about.offset + (row - about.first_row) * about.stride_bytes;
+    const std::uint64_t begin = first / block * block;
+    const std::uint64_t end = std::min(round_up(first + layout.row_bytes, block), info.size_bytes);
+    if (!plan.extents.empty()) {
+      ColdExtent& last = plan.extents.back();
+      const std::uint64_t last_end = last.offset + last.length;
+      const bool is_near = part == last.part && begin <= last_end + table.options().join_bytes;
+      // What shares a block with the last is joined whatever the length, so that nothing is read twice.
+      if (is_near && (begin < last_end || end - last.offset <= extent_limit_bytes)) {
+        last.length = std::max(last_end, end) - last.offset;
+        continue;
+      }
+    }
+    plan.extents.push_back({part, begin, end - begin, 0});
+  }
+  for (ColdExtent& extent : plan.extents) {
+    const StoreInfo& info = table.shard(extent.part).store().info();
+    extent.scratch_offset = round_up(plan.scratch_bytes, scratch_alignment(info));
+    plan.scratch_bytes = extent.scratch_offset + extent.length;
+    plan.read_bytes += extent.length;
+  }
+  return plan;
+}
+
+std::uint64_t scratch_bytes_of_row(const Table& table) {
+  std::uint64_t most = 0;
+  for (const auto& shard : table.shards()) {
+    const StoreInfo& info = shard->store().info();
+    most = std::max(most, 2 * block_of(info) + scratch_alignment(info));
+  }
+  return table.info().row_bytes + table.options().join_bytes + most;
+}
+
+}  // namespace penstock::rows

@@ -1,0 +1,459 @@
+#include "services/rows/gather.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "penstock/gpu.h"
+#include "services/rows/cold.h"
+#include "services/rows/fill.h"
+#include "services/rows/numbers.h"
+
+namespace penstock::rows {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+template <typename Number>
+Error no_such_row(Number number, std::size_t position, const Table& table) {
+  const std::string rows = std::to_string(table.info().rows);
+  return {Code::out_of_range, 0,
+          "the number " + std::to_string(number) + " at position " + std::to_string(position) +
+              " is no row of the table, which has " + rows,
+          table.info().rows == 0 ? "ask a table that has rows"
+                                 : "give numbers from 0 to " + std::to_string(table.info().rows - 1) +
+                                       ", or set zeros_for_missing for rows of zeros"};
+}
+
+// Whether all are rows of the table; Code::out_of_range names the first that is not.
+Status check_numbers(const Table& table, const RowNumbers& numbers) {
+  return with_numbers(numbers, [&](auto span) -> Status {
+    const std::uint64_t rows = table.info().rows;
+    bool bad = false;
+    for (const auto number : span) bad |= row_of(number) >= rows;
+    if (!bad) return {};
+    const auto found = std::ranges::find_if(span, [&](auto number) { return row_of(number) >= rows; });
+    return no_such_row(*found, static_cast<std::size_t>(found - span.begin()), table);
+  });
+}
+
+Status check_memory(const RowNumbers& numbers) {
+  const Region& memory = numbers.memory();
+  const std::size_t bytes = numbers.element_bytes();
+  if (memory.size_bytes % bytes == 0 && (memory.size_bytes == 0 || memory.data != nullptr) &&
+      reinterpret_cast<std::uintptr_t>(memory.data) % bytes == 0) {
+    return {};
+  }
+  return Error{Code::invalid_argument, 0,
+               "numbers of rows must be whole, and aligned: " + std::to_string(memory.size_bytes) +
+                   " bytes are given for numbers of " + std::to_string(bytes),
+               "give an array of the type"};
+}
+
+// Numbers that the CPU can read.
+class HostNumbers {
+ public:
+  static Result<HostNumbers> of(const RowNumbers& numbers) {
+    if (Status status = check_memory(numbers); !status) return std::move(status).error();
+    HostNumbers host(numbers);
+    if (numbers.memory().domain.host_accessible() || numbers.size() == 0) return host;
+    host.copied_.resize(numbers.size());  // as long as the longest type
+    const Region copied = Region::host(host.copied_.data(), numbers.memory().size_bytes);
+    if (Status status = copy(copied, numbers.memory()); !status) return std::move(status).error();
+    host.numbers_ = RowNumbers(numbers.type(), copied);
+    return host;
+  }
+  const RowNumbers& get() const { return numbers_; }
+
+ private:
+  explicit HostNumbers(const RowNumbers& numbers) : numbers_(numbers) {}
+  std::vector<std::uint64_t> copied_;
+  RowNumbers numbers_;
+};
+
+// What is to be known of the page cache for these rows.
+void look(const Table& table, const RowNumbers& numbers) {
+  std::size_t all = 0;
+  for (const auto& shard : table.shards()) all += shard->residency() != nullptr ? shard->residency()->stretches() : 0;
+  if (numbers.size() >= all) {
+    for (const auto& shard : table.shards()) {
+      if (shard->residency() != nullptr) shard->residency()->look();
+    }
+    return;
+  }
+  const Layout& layout = *table.layout();
+  std::vector<std::vector<std::size_t>> touched(layout.parts.size());
+  with_numbers(numbers, [&](auto span) {
+    for (const auto number : span) {
+      const std::uint64_t row = row_of(number);
+      if (row >= table.info().rows) continue;
+      const std::size_t part = layout.part_of(row);
+      const Residency* const residency = table.shard(part).residency();
+      if (residency == nullptr) continue;
+      const Layout::Part& about = layout.parts[part];
+      const std::uint64_t offset = about.offset + (row - about.first_row) * about.stride_bytes;
+      const std::size_t last = residency->stretch_of(offset + layout.row_bytes - 1);
+      for (std::size_t stretch = residency->stretch_of(offset); stretch <= last; ++stretch) {
+        touched[part].push_back(stretch);
+      }
+    }
+  });
+  for (std::size_t part = 0; part < touched.size(); ++part) {
+    if (touched[part].empty()) continue;
+    std::ranges::sort(touched[part]);
+    touched[part].erase(std::ranges::unique(touched[part]).begin(), touched[part].end());
+    table.shard(part).residency()->look(touched[part]);
+  }
+}
+
+struct Sorted {
+  std::vector<ColdRow> cold;  // by position
+  std::vector<std::uint64_t> missing;
+};
+
+// Which rows are not in a mapping, or nowhere.
+Sorted sort_out(const Table& table, const RowNumbers& numbers, bool all_are_rows) {
+  Sorted sorted;
+  const bool all_mapped = std::ranges::all_of(table.shards(), [](const auto& shard) {
+    return shard->place().rows == 0 || (shard->residency() != nullptr && shard->residency()->is_whole());
+  });
+  if (all_mapped && all_are_rows) return sorted;
+  std::vector<std::shared_lock<std::shared_mutex>> held;
+  for (const auto& shard : table.shards()) {
+    if (shard->residency() != nullptr) held.push_back(shard->residency()->hold());
+  }
+  const Layout& layout = *table.layout();
+  with_numbers(numbers, [&](auto span) {
+    for (std::size_t i = 0; i < span.size(); ++i) {
+      const std::uint64_t row = row_of(span[i]);
+      if (row >= table.info().rows) {
+        sorted.missing.push_back(i);
+        continue;
+      }
+      const std::size_t part = layout.part_of(row);
+      const Layout::Part& about = layout.parts[part];
+      const std::uint64_t offset = about.offset + (row - about.first_row) * about.stride_bytes;
+      const Residency* const residency = table.shard(part).residency();
+      if (residency == nullptr || !residency->has(offset, layout.row_bytes)) sorted.cold.push_back({row, i});
+    }
+  });
+  return sorted;
+}
+
+// So many rows of a gather as have room in the scratch.
+struct Turn {
+  std::size_t first = 0;  // a position
+  std::size_t count = 0;
+  std::vector<ColdRow> cold;  // ascending
+  ColdPlan plan;
+  Buffer scratch;
+  Ticket reading;
+};
+
+class Gather {
+ public:
+  Gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options)
+      : table_(table), numbers_(numbers), memory_(memory), options_(options) {}
+
+  RowsReport run() {
+    if (Status status = carry_out(); !status) {
+      for (Turn* turn : {&now_, &next_}) {
+        if (turn->reading) turn->reading.cancel();
+      }
+      report_.outcome = Outcome::failed;
+      if (report_.reading.outcome == Outcome::abandoned || report_.filling.outcome == Outcome::abandoned) {
+        report_.outcome = Outcome::abandoned;
+      } else if (status.error().code == Code::cancelled) {
+        report_.outcome = Outcome::cancelled;
+      }
+      report_.error = std::move(status).error();
+    } else {
+      report_.outcome = Outcome::done;
+    }
+    report_.seconds = seconds_since(begin_);
+    return std::move(report_);
+  }
+
+ private:
+  Status carry_out() {
+    if (table_.in_child()) {
+      return Error{Code::closed, 0, "the table belongs to the parent of this process",
+                   "make a Context, and open the table, after the fork"};
+    }
+    std::uint64_t bytes = 0;
+    if (__builtin_mul_overflow(numbers_.size(), table_.info().row_bytes, &bytes) || bytes != memory_.size_bytes) {
+      return Error{Code::invalid_argument, 0,
+                   std::to_string(numbers_.size()) + " rows of " + std::to_string(table_.info().row_bytes) +
+                       " bytes don't fill memory of " + std::to_string(memory_.size_bytes),
+                   "give memory of exactly their size"};
+    }
+    const Status all_are_rows = check_numbers(table_, numbers_);
+    if (!all_are_rows && !options_.zeros_for_missing) return all_are_rows;
+    if (numbers_.size() == 0) return {};
+    look(table_, numbers_);
+    Sorted sorted = sort_out(table_, numbers_, all_are_rows.ok());
+    missing_ = std::move(sorted.missing);
+    cold_ = std::move(sorted.cold);
+    report_.missing_rows = missing_.size();
+    report_.cold_rows = cold_.size();
+    report_.cached_rows = numbers_.size() - missing_.size() - cold_.size();
+    report_.bytes = bytes;
+    if (Status status = move_rows(); !status) return status;
+    return table_.check_unchanged();
+  }
+
+  Status move_rows() {
+    if (cold_.empty() && missing_.empty()) {
+      return fill(std::make_shared<Fill>(table_.layout(), numbers_), {0, numbers_.size()});
+    }
+    decide_turns();
+    if (Status status = begin_next(); !status) return status;
+    while (next_.count != 0) {
+      now_ = std::exchange(next_, {});
+      if (Status status = begin_next(); !status) return status;
+      if (Status status = finish(now_); !status) return status;
+    }
+    return {};
+  }
+
+  // All at once where there is room for it, since a row is read once a turn.
+  void decide_turns() {
+    std::vector<ColdRow> all = cold_;
+    std::ranges::sort(all);
+    ColdPlan plan = plan_cold(table_, all);
+    if (plan.scratch_bytes <= table_.options().scratch_bytes) {
+      cold_in_turn_ = SIZE_MAX;
+      whole_ = {.first = 0, .count = numbers_.size(), .cold = std::move(all), .plan = std::move(plan)};
+    } else {
+      // One is read while the other is copied.
+      const std::uint64_t room = table_.options().scratch_bytes / 2;
+      cold_in_turn_ = std::max<std::size_t>(1, room / scratch_bytes_of_row(table_));
+    }
+  }
+
+  Turn cut_turn() {
+    if (cold_in_turn_ == SIZE_MAX) return std::exchange(whole_, {});
+    Turn turn{.first = positions_done_};
+    const std::size_t end = std::min(cold_.size(), cold_done_ + std::min(cold_in_turn_, cold_.size() - cold_done_));
+    turn.cold.assign(cold_.begin() + static_cast<std::ptrdiff_t>(cold_done_),
+                     cold_.begin() + static_cast<std::ptrdiff_t>(end));
+    std::ranges::sort(turn.cold);
+    turn.plan = plan_cold(table_, turn.cold);
+    const std::size_t next = end == cold_.size() ? numbers_.size() : cold_[end].position;
+    turn.count = next - turn.first;
+    positions_done_ = next;
+    cold_done_ = end;
+    return turn;
+  }
+
+  Status begin_next() {
+    Turn turn = cut_turn();
+    if (turn.count == 0) return {};
+    next_ = std::move(turn);
+    report_.read_bytes += next_.plan.read_bytes;
+    report_.extra_bytes += next_.plan.read_bytes - next_.plan.wanted_bytes;
+    if (next_.plan.extents.empty()) return {};
+    auto scratch = table_.take_scratch(next_.plan.scratch_bytes);
+    if (!scratch) return std::move(scratch).error();
+    next_.scratch = std::move(*scratch);
+    std::vector<Range> ranges;
+    ranges.reserve(next_.plan.extents.size());
+    for (const ColdExtent& extent : next_.plan.extents) {
+      ranges.push_back({&table_.shard(extent.part).store(), extent.offset,
+                        next_.scratch.region().part(extent.scratch_offset, extent.length)});
+    }
+    auto ticket = table_.context().submit(Direction::read, ranges, request_options());
+    if (!ticket) return std::move(ticket).error();
+    next_.reading = std::move(*ticket);
+    return {};
+  }
+
+  Status finish(Turn& turn) {
+    if (turn.reading) {
+      turn.reading.wait();
+      const Report report = turn.reading.report();
+      turn.reading = {};
+      add(report_.reading, report);
+      report_.read_bytes += report.extra_bytes;
+      report_.extra_bytes += report.extra_bytes;
+      if (!report.ok()) return *report.error;
+    }
+    std::vector<const std::byte*> sources(turn.count);
+    point_to_mapped(turn, sources);
+    place_cold(table_, turn.plan, turn.cold, [&](const ColdRow& cold, std::uint64_t offset) {
+      sources[cold.position - turn.first] = turn.scratch.data() + offset;
+    });
+    const auto first_missing = std::ranges::lower_bound(missing_, turn.first);
+    for (auto at = first_missing; at != missing_.end() && *at < turn.first + turn.count; ++at) {
+      sources[*at - turn.first] = nullptr;
+    }
+    const std::shared_ptr<const void> scratch = hold_memory(turn.scratch.region());
+    Status status =
+        fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), {turn.first, turn.count}, scratch);
+    if (status && turn.scratch.size_bytes() != 0) table_.give_scratch(std::move(turn.scratch));
+    return status;
+  }
+
+  void point_to_mapped(const Turn& turn, std::vector<const std::byte*>& sources) const {
+    const Layout& layout = *table_.layout();
+    with_numbers(numbers_, [&](auto span) {
+      for (std::size_t i = 0; i < turn.count; ++i) {
+        const std::uint64_t row = row_of(span[turn.first + i]);
+        if (row >= table_.info().rows) continue;
+        const Layout::Part& part = layout.parts[layout.part_of(row)];
+        if (part.data != nullptr) sources[i] = part.data + (row - part.first_row) * part.stride_bytes;
+      }
+    });
+  }
+
+  struct Positions {
+    std::size_t first = 0;
+    std::size_t count = 0;
+  };
+  // By the lanes: straight into host memory, through pinned slots to a GPU. What is `held` stays as long as they may
+  // use it.
+  Status fill(std::shared_ptr<const Fill> fill, Positions rows, std::shared_ptr<const void> held = {}) {
+    const std::uint64_t row_bytes = table_.info().row_bytes;
+    auto store = table_.context().open(
+        Recipe{.name = "rows of " + table_.layout()->name,
+               .size_bytes = rows.count * row_bytes,
+               .make = [fill = std::move(fill), held = std::move(held)](
+                           std::uint64_t offset, std::span<std::byte> memory) { return fill->make(offset, memory); }});
+    if (!store) return std::move(store).error();
+    const Range range{&*store, 0, memory_.part(rows.first * row_bytes, rows.count * row_bytes)};
+    const Report report = table_.context().transfer(Direction::read, {&range, 1}, request_options());
+    add(report_.filling, report);
+    if (!report.ok()) return *report.error;
+    return {};
+  }
+
+  static void add(Report& sum, const Report& report) {
+    const double seconds = sum.seconds + report.seconds;
+    if (sum.outcome == Outcome::pending) {
+      sum = report;
+    } else {
+      sum.add(report);
+    }
+    sum.seconds = seconds;
+  }
+
+  RequestOptions request_options() const {
+    RequestOptions request;
+    request.deadline_seconds = options_.deadline_seconds;
+    // What is left of it; none left has passed.
+    if (options_.deadline_seconds > 0) {
+      const double left = options_.deadline_seconds - seconds_since(begin_);
+      request.deadline_seconds = left > 0 ? left : -1;
+    }
+    return request;
+  }
+
+  const Table& table_;
+  const RowNumbers& numbers_;
+  const Region memory_;
+  const GatherOptions& options_;
+  const Clock::time_point begin_ = Clock::now();
+  RowsReport report_;
+  std::vector<ColdRow> cold_;           // by position
+  std::vector<std::uint64_t> missing_;  // ascending
+  Turn whole_;
+  Turn now_;
+  Turn next_;
+  std::size_t cold_in_turn_ = 0;
+  std::size_t cold_done_ = 0;
+  std::size_t positions_done_ = 0;
+};
+
+RowsReport failed(Error error) {
+  RowsReport report;
+  report.outcome = Outcome::failed;
+  report.error = std::move(error);
+  return report;
+}
+
+}  // namespace
+
+RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options) {
+  auto host = HostNumbers::of(numbers);
+  if (!host) return failed(std::move(host).error());
+  return Gather(table, host->get(), memory, options).run();
+}
+
+RowsReport read_rows(const Table& table, Interval rows, Region memory, const GatherOptions& options) {
+  const auto begin = Clock::now();
+  const Layout& layout = *table.layout();
+  if (rows.begin > rows.end || rows.end > table.info().rows) {
+    return failed({Code::out_of_range, 0,
+                   "rows from " + std::to_string(rows.begin) + " to " + std::to_string(rows.end) +
+                       " reach past the end of a table of " + std::to_string(table.info().rows),
+                   "ask for less"});
+  }
+  const std::uint64_t count = rows.end - rows.begin;
+  const bool is_dense = std::ranges::all_of(
+      layout.parts, [&](const Layout::Part& part) { return part.stride_bytes == layout.row_bytes; });
+  const bool fits = memory.size_bytes / layout.row_bytes == count && memory.size_bytes % layout.row_bytes == 0;
+  if (!is_dense || !fits || count == 0 || table.in_child()) {
+    std::vector<std::uint64_t> numbers(count);
+    std::iota(numbers.begin(), numbers.end(), rows.begin);
+    return gather(table, numbers, memory, options);
+  }
+  std::vector<Range> ranges;
+  for (std::uint64_t row = rows.begin; row < rows.end;) {
+    const std::size_t part = layout.part_of(row);
+    const Layout::Part& about = layout.parts[part];
+    const std::uint64_t end = std::min(rows.end, about.first_row + table.shard(part).place().rows);
+    const std::uint64_t in_memory = (row - rows.begin) * layout.row_bytes;
+    ranges.push_back({&table.shard(part).store(), about.offset + (row - about.first_row) * layout.row_bytes,
+                      memory.part(in_memory, (end - row) * layout.row_bytes)});
+    row = end;
+  }
+  RequestOptions request;
+  request.deadline_seconds = options.deadline_seconds;
+  RowsReport report;
+  report.reading = table.context().transfer(Direction::read, ranges, request);
+  report.outcome = report.reading.outcome;
+  report.error = report.reading.error;
+  report.bytes = memory.size_bytes;
+  report.cold_rows = count;
+  report.read_bytes = report.reading.bytes + report.reading.extra_bytes;
+  report.extra_bytes = report.reading.extra_bytes;
+  if (report.ok()) {
+    if (Status status = table.check_unchanged(); !status) {
+      report.outcome = Outcome::failed;
+      report.error = std::move(status).error();
+    }
+  }
+  report.seconds = seconds_since(begin);
+  return report;
+}
+
+Result<std::uint64_t> prefetch(const Table& table, const RowNumbers& given) {
+  const auto host = HostNumbers::of(given);
+  if (!host) return host.error();
+  const RowNumbers& numbers = host->get();
+  if (table.in_child())
+    return Error{Code::closed, 0, "the table belongs to the parent of this process", "open it here"};
+  if (Status status = check_numbers(table, numbers); !status) return std::move(status).error();
+  look(table, numbers);
+  std::vector<ColdRow> cold = sort_out(table, numbers, true).cold;
+  std::ranges::sort(cold);
+  const ColdPlan plan = plan_cold(table, cold);
+  if (plan.extents.empty()) return std::uint64_t{0};
+  std::vector<Range> ranges;
+  ranges.reserve(plan.extents.size());
+  for (const ColdExtent& extent : plan.extents) {
+    ranges.push_back({&table.shard(extent.part).store(), extent.offset, Region::host(nullptr, extent.length)});
+  }
+  auto started = table.context().prefetch(ranges);
+  for (const auto& shard : table.shards()) {
+    if (shard->residency() != nullptr) shard->residency()->forget();
+  }
+  return started;
+}
+
+}  // namespace penstock::rows

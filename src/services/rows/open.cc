@@ -1,0 +1,132 @@
+// How a table is found in what a name means.
+#include <algorithm>
+#include <utility>
+
+#include "services/models/open_store.h"
+#include "services/rows/npy.h"
+#include "services/rows/table.h"
+
+namespace penstock::rows {
+namespace {
+
+Error in_store(const std::string& name, Error error) {
+  error.message = name + ": " + error.message;
+  return error;
+}
+
+Result<std::shared_ptr<const Table>> make_table(Context& context, TableInfo info, Store store, const Place& place,
+                                                const RowsOptions& options) {
+  auto shard = Shard::open(context, std::move(store), place, info.row_bytes, options);
+  if (!shard) return std::move(shard).error();
+  return std::shared_ptr<const Table>(std::make_shared<Table>(context, std::move(info), std::vector{*shard}, options));
+}
+
+Result<std::string> read_text(Context& context, const Store& store, std::uint64_t size_bytes) {
+  std::string text(size_bytes, '\0');
+  const Report report = context.read(store, 0, Region::host(text.data(), text.size()));
+  if (!report.ok()) return *report.error;
+  return text;
+}
+
+// A row is a step of the first dimension, so one alone has the size of all rows.
+Result<std::uint64_t> row_bytes_of(TensorInfo tensor) {
+  if (tensor.shape.empty()) {
+    return Error{Code::unsupported, 0, "tensor \"" + tensor.name + "\" is one number and has no rows",
+                 "name a tensor with dimensions"};
+  }
+  tensor.shape[0] = std::max<std::uint64_t>(tensor.shape[0], 1);
+  const Interval one{0, 1};
+  auto bytes = part_bytes(tensor, 0, {&one, 1});
+  if (bytes && *bytes == 0) {
+    return Error{Code::unsupported, 0, "tensor \"" + tensor.name + "\" has rows without bytes", "name another"};
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Table>> open_tensor(Context& context, const std::string& name, std::string_view tensor,
+                                                 const RowsOptions& options) {
+  const auto model = Model::open(context, name);
+  if (!model) return model.error();
+  const auto found = model->find(tensor);
+  if (!found) {
+    return Error{Code::not_found, 0, name + " has no tensor \"" + std::string(tensor) + "\"",
+                 "penstock inspect lists those that there are"};
+  }
+  const TensorInfo& about = model->tensors()[*found];
+  const auto row_bytes = row_bytes_of(about);
+  if (!row_bytes) return in_store(name, row_bytes.error());
+  auto store = models::open_store(context, model->files()[about.file]);
+  if (!store) return std::move(store).error();
+  TableInfo info{.row_bytes = *row_bytes,
+                 .row_shape = {about.shape.begin() + 1, about.shape.end()},
+                 .dtype = std::string(about.quantization.empty() ? dtype_name(about.dtype) : about.quantization)};
+  return make_table(context, std::move(info), std::move(*store), {about.offset, *row_bytes, about.shape[0]}, options);
+}
+
+Result<std::shared_ptr<const Table>> open_npy(Context& context, const std::string& name, const RowsOptions& options) {
+  auto store = context.open(name);
+  if (!store) return std::move(store).error();
+  const std::uint64_t size_bytes = store->info().size_bytes;
+  const auto front = read_text(context, *store, std::min(npy_front_bytes, size_bytes));
+  if (!front) return front.error();
+  const auto header_bytes = npy_header_bytes(*front, size_bytes);
+  if (!header_bytes) return in_store(name, header_bytes.error());
+  const auto header = read_text(context, *store, *header_bytes);
+  if (!header) return header.error();
+  auto array = parse_npy(*header, size_bytes);
+  if (!array) return in_store(name, std::move(array).error());
+  if (array->shape.empty()) {
+    return Error{Code::unsupported, 0, name + " is one number and has no rows", "save an array with dimensions"};
+  }
+  TableInfo info{.row_bytes = array->element_bytes,
+                 .row_shape = {array->shape.begin() + 1, array->shape.end()},
+                 .dtype = std::move(array->dtype)};
+  // It does not overflow: parse_npy has multiplied all but those of 0.
+  for (const std::uint64_t length : info.row_shape) info.row_bytes *= length;
+  if (info.row_bytes == 0) return Error{Code::unsupported, 0, name + " has rows without bytes", "save another array"};
+  const Place place{array->data_offset, info.row_bytes, array->shape[0]};
+  return make_table(context, std::move(info), std::move(*store), place, options);
+}
+
+Result<std::shared_ptr<const Table>> open_raw(Context& context, const std::string& name, const RawRows& raw,
+                                              const RowsOptions& options) {
+  const std::uint64_t stride = raw.stride_bytes == 0 ? raw.row_bytes : raw.stride_bytes;
+  if (raw.row_bytes == 0 || stride < raw.row_bytes) {
+    return Error{Code::invalid_argument, 0,
+                 "rows of " + std::to_string(raw.row_bytes) + " bytes, one every " + std::to_string(stride) +
+                     " bytes, are no table",
+                 "give a size above 0, and a stride that is not below it"};
+  }
+  auto store = context.open(name);
+  if (!store) return std::move(store).error();
+  const std::uint64_t size_bytes = store->info().size_bytes;
+  if (raw.offset > size_bytes) {
+    return Error{
+        Code::out_of_range, 0,
+        name + " has " + std::to_string(size_bytes) + " bytes, and its rows begin at " + std::to_string(raw.offset),
+        "give an offset within it"};
+  }
+  const std::uint64_t left = size_bytes - raw.offset;
+  // The last row need not be followed by the gap to the next.
+  const std::uint64_t fitting = left < raw.row_bytes ? 0 : (left - raw.row_bytes) / stride + 1;
+  if (raw.count == RawRows::all) {
+    if (fitting * stride < left) {
+      return Error{Code::invalid_argument, 0,
+                   name + " has " + std::to_string(left) + " bytes of rows, which are no whole rows of " +
+                       std::to_string(raw.row_bytes),
+                   "give the right size, or how many rows there are"};
+    }
+  } else if (raw.count > fitting) {
+    return Error{Code::out_of_range, 0,
+                 name + " has room for " + std::to_string(fitting) + " rows, and " + std::to_string(raw.count) +
+                     " are asked for",
+                 "give the right size and count"};
+  }
+  const Place place{raw.offset, stride, std::min(raw.count, fitting)};
+  return make_table(context, {.row_bytes = raw.row_bytes, .row_shape = {}, .dtype = {}}, std::move(*store), place,
+                    options);
+}
+
+}  // namespace penstock::rows
