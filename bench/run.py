@@ -7,6 +7,7 @@ Usually started by bench/run.sh, which builds the programs first. Standard libra
 import argparse
 import contextlib
 import datetime
+import importlib.util
 import json
 import os
 import shutil
@@ -22,6 +23,9 @@ import model_rows
 import nvme_rows
 import table
 from harness import GIB, KIB, MIB, BenchError, OutOfTime, Program, Unavailable, at_least, at_most
+
+
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class HostSetup(harness.Setup):
@@ -339,6 +343,35 @@ def row_two_engines(setup):
                                      1.2, True)]}
 
 
+def row_rows(setup):
+    """Random rows of a cached table to host memory, against a parallel copy by hand from a mapping, and NumPy."""
+    file, threads = setup.small_file, len(os.sched_getaffinity(0))
+    harness.make_cached(file)
+    rows, attempts = [], {}
+    for row_bytes in (256, KIB, 4 * KIB):
+        sizes = [row_bytes, 64 * MIB]
+        with contextlib.ExitStack() as stack:
+            program = stack.enter_context(Program([setup.program("bench_rows"), file, "--row-bytes", sizes[0],
+                                                   "--output-bytes", sizes[1], "--threads", threads]))
+            hand = f"copied by hand from a mapping, {threads} threads"
+            contenders = {hand: lambda: program.ask(f"hand {setup.round_seconds}"),
+                          "penstock": lambda: program.ask(f"run {setup.round_seconds}")}
+            title = f"rows of {table.size(row_bytes)}, cached, to host memory"
+            wanted = [at_least(title, "penstock", hand, 0.8)]
+            if importlib.util.find_spec("numpy") is not None:
+                numpy = stack.enter_context(Program([sys.executable, "-B", os.path.join(HERE, "numpy_rows.py"), file,
+                                                     *sizes]))
+                contenders["NumPy, memmap[numbers]"] = lambda: numpy.ask(f"run {setup.round_seconds}")
+                wanted.append(at_least(f"… against NumPy, {table.size(row_bytes)}", "penstock", "NumPy, memmap[numbers]",
+                                       3 if row_bytes == 256 else 1))
+            for contender in contenders.values():
+                contender()
+            decided, attempts[row_bytes] = harness.decide(lambda: harness.race(contenders, setup.rounds), wanted)
+            rows += decided
+            setup.check(title, program)
+    return {"rows": rows, "attempts": attempts}
+
+
 def row_start(setup):
     """From the start of a process to the end of its first load, with set-up: nothing is warm but the page cache."""
     rows = []
@@ -368,7 +401,8 @@ def start_and_load(setup, starter, prepare):
 # Each with the seconds that it is expected to take, where that matters: with a time limit.
 ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "random": (row_random, 0), "fuse": (row_fuse, 0),
         "fuse-direct": (row_fuse_direct, 0), "memory": (row_memory, 0), "ranges": (row_ranges, 0),
-        "far": (row_far, 0), "two-engines": (row_two_engines, 0), "start": (row_start, 0)}
+        "far": (row_far, 0), "two-engines": (row_two_engines, 0), "start": (row_start, 0),
+        "rows": (row_rows, 0)}
 
 
 def expected_seconds(setup, rows):

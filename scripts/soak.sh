@@ -12,7 +12,8 @@
 #   slow     those tests of the release build that scripts/test.sh leaves out: the whole conformance suite in the guest,
 #            and more layouts of the comparison with other loaders
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
-#   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes)
+#   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes), and PENSTOCK_GATHERS
+#            gathers of rows (default: 100,000)
 #   nvme     the NVMe driver against a controller that misbehaves, with PENSTOCK_NVME_SEEDS seeds of 3,000 operations and
 #            PENSTOCK_NVME_LONG_SEEDS of 100,000 (default: 2,000 and 50)
 #   guest    the NVMe driver in a guest of the other architecture, cross-compiled; Debian only
@@ -76,7 +77,7 @@ run_fuzz() {
 }
 
 run_seeds() {
-  build release fault && PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} build/bin/fault
+  build release fault && PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} PENSTOCK_GATHERS=${PENSTOCK_GATHERS:-100000} build/bin/fault
 }
 
 run_nvme() {

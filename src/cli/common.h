@@ -63,6 +63,7 @@ Command add_write(CLI::App& tool);
 Command add_inspect(CLI::App& tool);
 Command add_verify(CLI::App& tool);
 Command add_clean(CLI::App& tool);
+Command add_rows(CLI::App& tool);
 Command add_sample(CLI::App& tool);
 Command add_engines(CLI::App& tool);
 Command add_doctor(CLI::App& tool);

@@ -250,6 +250,7 @@ TEST_F(RowsOfTable, rows_in_a_row_are_read_as_ranges) {
   EXPECT_TRUE(holds_content(std::span(memory).subspan(40 * row_bytes), 1, offset));
   EXPECT_EQ(table.rows(2 * table_rows - 99, 100, region).error->code, Code::out_of_range);
   EXPECT_EQ(table.rows(UINT64_MAX, 100, region).error->code, Code::out_of_range);
+  EXPECT_EQ(table.rows(0, 99, region).error->code, Code::invalid_argument);
 }
 
 TEST_F(RowsOfTable, rows_with_gaps_between_them_are_found) {
@@ -284,6 +285,17 @@ TEST_F(RowsOfTable, tables_of_other_rows_are_not_joined_and_a_missing_one_is_nam
   const auto missing = open(folder_.path("missing"));
   EXPECT_EQ(missing.error().code, Code::not_found);
   EXPECT_NE(missing.error().message.find("missing"), std::string::npos);
+}
+
+TEST_F(RowsOfTable, a_table_may_be_joined_with_itself) {
+  const Rows one = open(make_table()).value();
+  const Rows twice[] = {one, one};
+  const Rows table = Rows::join(twice).value();
+  const std::vector<std::uint32_t> numbers = {table_rows + 3, 3};
+  const auto gathered = table.gather(numbers, Domain::host()).value();
+  for (const std::size_t i : {0U, 1U}) {
+    EXPECT_TRUE(holds_content(gathered.buffer.bytes().subspan(i * row_bytes, row_bytes), 1, offset + 3 * row_bytes));
+  }
 }
 
 TEST_F(RowsOfTable, tensors_of_several_files_are_one_table) {

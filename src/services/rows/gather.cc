@@ -62,17 +62,19 @@ class HostNumbers {
     if (Status status = check_memory(numbers); !status) return std::move(status).error();
     HostNumbers host(numbers);
     if (numbers.memory().domain.host_accessible() || numbers.size() == 0) return host;
-    host.copied_.resize(numbers.size());  // as long as the longest type
-    const Region copied = Region::host(host.copied_.data(), numbers.memory().size_bytes);
+    host.copied_ = std::make_shared<std::vector<std::uint64_t>>(numbers.size());  // as long as the longest type
+    const Region copied = Region::host(host.copied_->data(), numbers.memory().size_bytes);
     if (Status status = copy(copied, numbers.memory()); !status) return std::move(status).error();
     host.numbers_ = RowNumbers(numbers.type(), copied);
     return host;
   }
   const RowNumbers& get() const { return numbers_; }
+  // What they lie in, where that is ours.
+  std::shared_ptr<const void> held() const { return copied_; }
 
  private:
   explicit HostNumbers(const RowNumbers& numbers) : numbers_(numbers) {}
-  std::vector<std::uint64_t> copied_;
+  std::shared_ptr<std::vector<std::uint64_t>> copied_;  // shared with lanes
   RowNumbers numbers_;
 };
 
@@ -123,9 +125,14 @@ Sorted sort_out(const Table& table, const RowNumbers& numbers, bool all_are_rows
     return shard->place().rows == 0 || (shard->residency() != nullptr && shard->residency()->is_whole());
   });
   if (all_mapped && all_are_rows) return sorted;
+  std::vector<const Residency*> known;
+  for (const auto& shard : table.shards()) known.push_back(shard->residency());
+  // A table may be joined with itself, and one thread must not hold the same twice.
+  std::ranges::sort(known);
+  known.erase(std::ranges::unique(known).begin(), known.end());
   std::vector<std::shared_lock<std::shared_mutex>> held;
-  for (const auto& shard : table.shards()) {
-    if (shard->residency() != nullptr) held.push_back(shard->residency()->hold());
+  for (const Residency* each : known) {
+    if (each != nullptr) held.push_back(each->hold());
   }
   const Layout& layout = *table.layout();
   with_numbers(numbers, [&](auto span) {
@@ -157,8 +164,8 @@ struct Turn {
 
 class Gather {
  public:
-  Gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options)
-      : table_(table), numbers_(numbers), memory_(memory), options_(options) {}
+  Gather(const Table& table, const HostNumbers& numbers, Region memory, const GatherOptions& options)
+      : table_(table), numbers_(numbers.get()), held_numbers_(numbers.held()), memory_(memory), options_(options) {}
 
   RowsReport run() {
     if (Status status = carry_out(); !status) {
@@ -209,7 +216,7 @@ class Gather {
 
   Status move_rows() {
     if (cold_.empty() && missing_.empty()) {
-      return fill(std::make_shared<Fill>(table_.layout(), numbers_), {0, numbers_.size()});
+      return fill(std::make_shared<Fill>(table_.layout(), numbers_), {0, numbers_.size()}, held_numbers_);
     }
     decide_turns();
     if (Status status = begin_next(); !status) return status;
@@ -317,7 +324,7 @@ class Gather {
   };
   // By the lanes: straight into host memory, through pinned slots to a GPU. What is `held` stays as long as they may
   // use it.
-  Status fill(std::shared_ptr<const Fill> fill, Positions rows, std::shared_ptr<const void> held = {}) {
+  Status fill(std::shared_ptr<const Fill> fill, Positions rows, std::shared_ptr<const void> held) {
     const std::uint64_t row_bytes = table_.info().row_bytes;
     auto store = table_.context().open(
         Recipe{.name = "rows of " + table_.layout()->name,
@@ -354,7 +361,8 @@ class Gather {
   }
 
   const Table& table_;
-  const RowNumbers& numbers_;
+  const RowNumbers numbers_;
+  const std::shared_ptr<const void> held_numbers_;
   const Region memory_;
   const GatherOptions& options_;
   const Clock::time_point begin_ = Clock::now();
@@ -381,7 +389,7 @@ RowsReport failed(Error error) {
 RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options) {
   auto host = HostNumbers::of(numbers);
   if (!host) return failed(std::move(host).error());
-  return Gather(table, host->get(), memory, options).run();
+  return Gather(table, *host, memory, options).run();
 }
 
 RowsReport read_rows(const Table& table, Interval rows, Region memory, const GatherOptions& options) {
@@ -397,7 +405,13 @@ RowsReport read_rows(const Table& table, Interval rows, Region memory, const Gat
   const bool is_dense = std::ranges::all_of(
       layout.parts, [&](const Layout::Part& part) { return part.stride_bytes == layout.row_bytes; });
   const bool fits = memory.size_bytes / layout.row_bytes == count && memory.size_bytes % layout.row_bytes == 0;
-  if (!is_dense || !fits || count == 0 || table.in_child()) {
+  if (!fits) {
+    return failed({Code::invalid_argument, 0,
+                   std::to_string(count) + " rows of " + std::to_string(layout.row_bytes) +
+                       " bytes don't fill memory of " + std::to_string(memory.size_bytes),
+                   "give memory of exactly their size"});
+  }
+  if (!is_dense || count == 0 || table.in_child()) {
     std::vector<std::uint64_t> numbers(count);
     std::iota(numbers.begin(), numbers.end(), rows.begin);
     return gather(table, numbers, memory, options);

@@ -1,0 +1,222 @@
+// penstock rows: gathers rows of a table by their numbers, and says how fast.
+#include <charconv>
+#include <fstream>
+#include <random>
+
+#include "interrupt.h"
+#include "output.h"
+#include "transfer.h"
+
+namespace penstock::cli {
+
+namespace {
+
+struct RowsFlags {
+  std::vector<std::string> paths;
+  std::string tensor;
+  std::string numbers;
+  std::string to = "host";
+  std::string out;
+  std::optional<std::uint64_t> row_bytes, stride, offset, count;
+  std::uint64_t seed = 1;
+  std::uint32_t repeat = 1;
+  bool zeros = false;
+  bool no_mapping = false;
+  ContextFlags context;
+  OutputFlags output;
+};
+
+Error rows_usage(std::string message, std::string hint) {
+  return {.code = Code::invalid_argument, .message = std::move(message), .hint = std::move(hint)};
+}
+
+Result<Rows> open_table(Context& context, const std::string& path, const RowsFlags& flags) {
+  const RowsOptions options{.mapping = !flags.no_mapping};
+  if (flags.row_bytes) {
+    if (!flags.tensor.empty()) return rows_usage("--row-bytes is for tables without a header", "leave out --tensor");
+    return Rows::open_raw(context, path,
+                          {.offset = flags.offset.value_or(0),
+                           .row_bytes = *flags.row_bytes,
+                           .stride_bytes = flags.stride.value_or(0),
+                           .count = flags.count.value_or(RawRows::all)},
+                          options);
+  }
+  if (flags.offset || flags.stride || flags.count) {
+    return rows_usage("--offset, --stride and --count are for tables without a header", "give --row-bytes too");
+  }
+  if (!flags.tensor.empty()) return Rows::open_tensor(context, path, flags.tensor, options);
+  if (path.ends_with(".npy")) return Rows::open_npy(context, path, options);
+  return rows_usage(path + ": which rows?", "name a tensor of a model with --tensor, or give --row-bytes");
+}
+
+Result<Rows> open_tables(Context& context, const RowsFlags& flags) {
+  std::vector<Rows> tables;
+  for (const std::string& path : flags.paths) {
+    Result<Rows> table = open_table(context, path, flags);
+    if (!table.ok()) return table;
+    tables.push_back(*table);
+  }
+  return tables.size() == 1 ? tables.front() : Rows::join(tables);
+}
+
+// Numbers between commas or blanks.
+Result<std::vector<std::int64_t>> parse_numbers(std::string_view text) {
+  constexpr std::string_view between = ", \t\r\n";
+  std::vector<std::int64_t> numbers;
+  while (true) {
+    text.remove_prefix(std::min(text.find_first_not_of(between), text.size()));
+    if (text.empty()) return numbers;
+    const std::string_view word = text.substr(0, text.find_first_of(between));
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+    if (error != std::errc() || end != word.data() + word.size()) {
+      return rows_usage("\"" + std::string(word.substr(0, 40)) + "\" is not a number of a row",
+                        "write whole numbers with commas between them: 1,5,9");
+    }
+    numbers.push_back(number);
+    text.remove_prefix(word.size());
+  }
+}
+
+Result<std::vector<std::int64_t>> make_numbers(const RowsFlags& flags, std::uint64_t rows) {
+  constexpr std::string_view random = "random:";
+  if (flags.numbers.starts_with('@')) {
+    std::ifstream file(flags.numbers.substr(1), std::ios::binary);
+    if (!file) return system_error(errno, "open " + flags.numbers.substr(1));
+    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    return parse_numbers(text);
+  }
+  if (!flags.numbers.starts_with(random)) return parse_numbers(flags.numbers);
+  const auto count = parse_numbers(std::string_view(flags.numbers).substr(random.size()));
+  if (!count.ok() || count->size() != 1 || count->front() < 0) {
+    return rows_usage("\"" + flags.numbers + "\" is not random:N", "write how many rows: random:100000");
+  }
+  if (rows == 0 && count->front() != 0) return rows_usage("the table has no rows", "ask for none");
+  std::mt19937_64 generator(flags.seed);
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(count->front()));
+  for (std::int64_t& number : numbers) number = static_cast<std::int64_t>(generator() % rows);
+  return numbers;
+}
+
+Status write_out(Context& context, const std::string& path, Region memory) {
+  Result<Store> store = context.open(path, {.access = Access::replace, .size_bytes = memory.size_bytes});
+  if (!store.ok()) return store.error();
+  if (memory.size_bytes != 0) {
+    const Report report = context.write(*store, 0, memory);
+    if (!report.ok()) return *report.error;
+  }
+  return store->commit();
+}
+
+Json report_json(const RowsFlags& flags, const TableInfo& info, std::size_t rows, const RowsReport& report) {
+  return {{"schema", "penstock.rows/1"},
+          {"paths", flags.paths},
+          {"tensor", flags.tensor.empty() ? Json() : Json(flags.tensor)},
+          {"to", flags.to},
+          {"table", {{"rows", info.rows}, {"row_bytes", info.row_bytes}, {"dtype", info.dtype}}},
+          {"rows", rows},
+          {"cached_rows", report.cached_rows},
+          {"cold_rows", report.cold_rows},
+          {"missing_rows", report.missing_rows},
+          {"bytes", report.bytes},
+          {"read_bytes", report.read_bytes},
+          {"extra_bytes", report.extra_bytes},
+          {"seconds", report.seconds},
+          {"gb_per_s", rate(report.bytes, report.seconds) / 1e9},
+          {"rows_per_s", report.seconds > 0 ? static_cast<double>(rows) / report.seconds : 0.0},
+          {"reading_routes", routes_json(report.reading.routes)},
+          {"filling_routes", routes_json(report.filling.routes)}};
+}
+
+void print_report(const Output& output, std::size_t rows, const RowsReport& report) {
+  output.verdict(std::to_string(rows) + " rows, " + format_bytes(report.bytes) + " in " +
+                 format_seconds(report.seconds) + ": " + format_rate(rate(report.bytes, report.seconds)));
+  output.field("cached", std::to_string(report.cached_rows) + " rows, copied from a mapping");
+  output.field("cold", std::to_string(report.cold_rows) + " rows; " + format_bytes(report.read_bytes) + " read, " +
+                           format_bytes(report.extra_bytes) + " of it not asked for");
+  if (report.missing_rows != 0) output.field("missing", std::to_string(report.missing_rows) + " rows of zeros");
+  if (report.read_bytes != 0) output.field("routes", format_routes(report.reading.routes));
+}
+
+Exit run(const RowsFlags& flags) {
+  const Output output(flags.output);
+  const Result<Domain> domain = Domain::parse(flags.to);
+  if (!domain.ok()) return output.fail(domain.error());
+  Result<Context> context = make_context(flags.context);
+  if (!context.ok()) return output.fail(context.error());
+  const Result<Rows> table = open_tables(*context, flags);
+  if (!table.ok()) return output.fail(table.error());
+  const auto numbers = make_numbers(flags, table->info().rows);
+  if (!numbers.ok()) return output.fail(numbers.error());
+  std::uint64_t bytes = 0;
+  if (__builtin_mul_overflow(numbers->size(), table->info().row_bytes, &bytes)) bytes = UINT64_MAX;
+  const Status room = check_room(*domain, bytes, context->machine(), "ask for fewer rows");
+  if (!room.ok()) return output.fail(room.error());
+  Buffer memory;
+  if (bytes != 0) {
+    Result<Buffer> allocated = context->allocate(*domain, bytes);
+    if (!allocated.ok()) return output.fail(allocated.error());
+    memory = std::move(*allocated);
+  }
+  RowsReport best;
+  for (std::uint32_t round = 0; round < flags.repeat; ++round) {
+    if (interrupted()) return output.fail(interrupted_error());
+    RowsReport report = table->gather(*numbers, memory.region(), {.zeros_for_missing = flags.zeros});
+    if (!report.ok()) {
+      if (report.error->code == Code::out_of_range) report.error->hint = "ask for rows of the table, or give --zeros";
+      return output.fail(*report.error);
+    }
+    if (round == 0 || report.seconds < best.seconds) best = std::move(report);
+  }
+  if (!flags.out.empty()) {
+    if (Status status = write_out(*context, flags.out, memory.region()); !status.ok())
+      return output.fail(status.error());
+  }
+  if (output.json()) {
+    output.object(report_json(flags, table->info(), numbers->size(), best));
+  } else {
+    print_report(output, numbers->size(), best);
+  }
+  return Exit::ok;
+}
+
+}  // namespace
+
+Command add_rows(CLI::App& tool) {
+  auto flags = std::make_shared<RowsFlags>();  // shared by the parser's options and by run
+  CLI::App* parser = tool.add_subcommand("rows", "Gather rows of a table into host or GPU memory");
+  parser
+      ->add_option("FILE", flags->paths,
+                   "a model, a .npy file or raw rows; several are one table, joined in this order")
+      ->required();
+  parser->add_option("--tensor", flags->tensor, "the table, in a safetensors or GGUF model")->type_name("NAME");
+  parser->add_option("--indices", flags->numbers, "1,5,9, or @FILE with such a list, or random:N")
+      ->type_name("LIST")
+      ->required();
+  parser->add_option("--to", flags->to, "host, pinned or cuda:N")->type_name("MEMORY")->capture_default_str();
+  parser->add_option("--out", flags->out, "write the rows to this file, replaced if it is there")->type_name("FILE");
+  add_size(*parser, "--row-bytes", flags->row_bytes, "raw rows: the size of one");
+  add_size(*parser, "--offset", flags->offset, "raw rows: where the first begins");
+  add_size(*parser, "--stride", flags->stride, "raw rows: from the beginning of one to that of the next");
+  parser->add_option("--count", flags->count, "raw rows: how many there are; default: up to the end")->type_name("N");
+  parser->add_option("--seed", flags->seed, "other rows of random:N for another number")
+      ->type_name("N")
+      ->capture_default_str();
+  parser->add_option("--repeat", flags->repeat, "gather N times and report the fastest")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(whole_number(1, 1'000'000));
+  parser->add_flag("--zeros", flags->zeros, "rows of zeros for indices that are out of range, instead of an error");
+  parser->add_flag("--no-mapping", flags->no_mapping, "read cached rows too, instead of copying them from a mapping");
+  add_context_flags(*parser, flags->context);
+  parser->add_flag("--json", flags->output.json, "print one JSON object");
+  parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");
+  parser->footer(
+      "Examples:\n"
+      "  penstock rows model.safetensors --tensor embed_tokens.weight --indices 1,5,9 --out rows.bin\n"
+      "  penstock rows features.npy --indices random:1000000 --to cuda:0 --repeat 5\n"
+      "  penstock rows part0.bin part1.bin --row-bytes 256 --indices @wanted.txt --json");
+  return {parser, [flags] { return run(*flags); }};
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,79 @@
+"""penstock rows, from the outside."""
+
+import os
+import unittest
+
+from models_test import header
+from tool import ToolTest
+
+FAKE_CUDA = os.environ.get("PENSTOCK_FAKE_CUDA", "")
+
+
+def npy(rows, row_bytes):
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, {row_bytes}), }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+class Rows(ToolTest):
+    def setUp(self):
+        super().setUp()
+        self.content = os.urandom(1000 * 64)
+        self.out = self.folder / "out"
+
+    def row(self, number):
+        return self.content[number * 64:(number + 1) * 64]
+
+    def test_gathers_rows_of_every_kind_of_table(self):
+        model = self.file("a.safetensors", header({"t": ("F32", [1000, 16])}) + self.content)
+        array = self.file("a.npy", npy(1000, 64) + self.content)
+        raw = self.file("a.bin", b"front" + self.content)
+        for arguments in ([model, "--tensor", "t"], [array], [raw, "--row-bytes", 64, "--offset", 5]):
+            result = self.json_of("rows", *arguments, "--indices", "7,0,999,7", "--out", self.out)
+            self.assertEqual(self.out.read_bytes(), self.row(7) + self.row(0) + self.row(999) + self.row(7))
+            self.assertEqual(result["table"]["rows"], 1000)
+            self.assertEqual((result["rows"], result["bytes"]), (4, 256))
+            self.assertEqual(result["cached_rows"] + result["cold_rows"], 4)
+
+    def test_joins_files_and_takes_indices_from_a_file_or_at_random(self):
+        first, second = self.file("a.npy", npy(400, 64) + self.content[:400 * 64]), self.file(
+            "b.npy", npy(600, 64) + self.content[400 * 64:])
+        self.json_of("rows", first, second, "--indices", f"@{self.file('list', b'399, 400 ' + bytes([10]) + b'999')}",
+                     "--out", self.out)
+        self.assertEqual(self.out.read_bytes(), self.row(399) + self.row(400) + self.row(999))
+        result = self.json_of("rows", first, second, "--indices", "random:5000", "--repeat", 2, "--no-mapping")
+        self.assertEqual((result["rows"], result["cached_rows"]), (5000, 0))
+        self.assertLessEqual(result["read_bytes"], 3 * len(self.content))
+
+    def test_indices_that_are_out_of_range_are_errors_or_zeros(self):
+        array = self.file("a.npy", npy(1000, 64) + self.content)
+        error = self.fails("out_of_range", 2, "rows", array, "--indices", "1,1000")
+        self.assertIn("the number 1000 at position 1", error["message"])
+        self.assertIn("--zeros", error["hint"])
+        result = self.json_of("rows", array, "--indices", "1,1000,-3", "--zeros", "--out", self.out)
+        self.assertEqual(result["missing_rows"], 2)
+        self.assertEqual(self.out.read_bytes(), self.row(1) + bytes(128))
+        self.assertEqual(self.json_of("rows", array, "--indices", "random:0")["bytes"], 0)
+
+    def test_says_what_is_wrong(self):
+        array = self.file("a.npy", npy(1000, 64) + self.content)
+        raw = self.file("a.bin", self.content)
+        self.fails("invalid_argument", 2, "rows", array, "--indices", "1,x")
+        self.fails("invalid_argument", 2, "rows", array, "--indices", "random:many")
+        self.fails("invalid_argument", 2, "rows", raw, "--indices", "1")
+        self.fails("invalid_argument", 2, "rows", raw, "--indices", "1", "--row-bytes", 63)
+        self.fails("not_found", 3, "rows", self.folder / "missing.npy", "--indices", "1")
+        self.fails("truncated", 1, "rows", self.file("short.npy", npy(1000, 64) + self.content[:-1]), "--indices", "1")
+        self.fails("not_found", 3, "rows", self.file("a.safetensors", header({"t": ("U8", [2, 2])}) + b"1234"),
+                   "--tensor", "u", "--indices", "1")
+
+    def test_fills_memory_of_a_gpu(self):
+        if not os.path.isdir(FAKE_CUDA):
+            self.skipTest("the fake driver is not built")
+        array = self.file("a.npy", npy(1000, 64) + self.content)
+        self.json_of("rows", array, "--indices", "5,3", "--to", "cuda:0", "--out", self.out,
+                     env={"LD_LIBRARY_PATH": FAKE_CUDA})
+        self.assertEqual(self.out.read_bytes(), self.row(5) + self.row(3))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
