@@ -446,7 +446,7 @@ TEST_F(RowsOfTable, many_threads_gather_at_once) {
 TEST_F(RowsOfTable, prefetch_starts_bringing_rows_into_the_cache) {
   const std::string path = make_table();
   evict(path);
-  const Rows table = open(path).value();
+  const Rows table = open(path, {.look_again_seconds = 0}).value();
   const auto numbers = random_numbers<std::int32_t>(10, table_rows);
   const auto started = table.prefetch(numbers);
   ASSERT_TRUE(started.ok()) << started.error().message;

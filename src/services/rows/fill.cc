@@ -35,7 +35,8 @@ void copy_rows_from(const SourceOf& source_of, const Rectangle& rows, std::byte*
   const std::size_t row_bytes = rows.row_bytes;
   const std::size_t touched = std::min(row_bytes, ahead_bytes_a_row);
   const std::size_t ahead = std::clamp<std::size_t>(bytes_ahead / row_bytes, 2, rows_ahead_limit);
-  const auto prefetch = [&](std::size_t i) {
+  // Inlined early: GCC takes a function that only prefetches for one without effect, and drops its calls.
+  const auto prefetch = [&](std::size_t i) __attribute__((always_inline)) {
     const std::byte* const from = source_of(rows.first_row + i);
     if (from == nullptr) return;
     for (std::size_t at = 0; at < touched; at += line_size_bytes) __builtin_prefetch(from + at);
