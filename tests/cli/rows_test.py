@@ -3,7 +3,7 @@
 import os
 import unittest
 
-from models_test import header
+from models_test import gguf, header
 from tool import ToolTest
 
 FAKE_CUDA = os.environ.get("PENSTOCK_FAKE_CUDA", "")
@@ -33,6 +33,17 @@ class Rows(ToolTest):
             self.assertEqual(result["table"]["rows"], 1000)
             self.assertEqual((result["rows"], result["bytes"]), (4, 256))
             self.assertEqual(result["cached_rows"] + result["cold_rows"], 4)
+
+    def test_quantized_rows_are_whole_blocks_or_refused(self):
+        q8_0, row_bytes = 8, 2 * 34  # blocks of 32 elements in 34 bytes
+        content = os.urandom(5 * row_bytes)
+        path = self.file("a.gguf", gguf({"matrix": (q8_0, [64, 5], content), "vector": (q8_0, [64], content[:68])}))
+        result = self.json_of("rows", path, "--tensor", "matrix", "--indices", "4,0", "--out", self.out)
+        self.assertEqual(result["table"], {"rows": 5, "row_bytes": row_bytes, "dtype": "Q8_0"})
+        self.assertEqual(self.out.read_bytes(), content[4 * row_bytes:] + content[:row_bytes])
+        error = self.fails("invalid_argument", 2, "rows", path, "--tensor", "vector", "--indices", "0")
+        self.assertIn("vector", error["message"])
+        self.assertIn("Q8_0", error["message"])
 
     def test_joins_files_and_takes_indices_from_a_file_or_at_random(self):
         first, second = self.file("a.npy", npy(400, 64) + self.content[:400 * 64]), self.file(
