@@ -108,14 +108,14 @@ Access access_from(const std::string& name) {
   raise({Code::invalid_argument, 0, "access: " + name, "give read, write, create or replace"});
 }
 
-// Lets go of it without the GIL: closing may wait for a server.
+// Lets go of it without the GIL, which it has then: closing may wait for a server.
 class HeldStore : public Store {
  public:
   explicit HeldStore(Store store) : Store(std::move(store)) {}
   HeldStore(HeldStore&&) = default;
   HeldStore& operator=(HeldStore&&) = delete;
   ~HeldStore() {
-    if (!*this || PyGILState_Check() == 0) return;
+    if (!*this) return;
     const WithoutGil released;
     static_cast<Store&>(*this) = Store();
   }
@@ -130,7 +130,7 @@ HeldStore open_store(PythonContext& self, const nb::bytes& path, const std::stri
   options.serial = serial;
   options.first_writable_block = first_block;
   options.writable_blocks = blocks;
-  return open(*self.get(), path, options);
+  return HeldStore(open(*self.get(), path, options));
 }
 
 struct Place {
