@@ -60,7 +60,7 @@ class Hardware(ToolTest):
         sysfs = self.made_up_sysfs()
         self.report(self.folder / "test", "--size", "1MiB", "--sysfs", sysfs, env=env)
         text = self.out.read_text()
-        self.assertIn("Fast Disk 9000 <UUID> <address> <address> <address> of <private> in <private><path> on <path> of vg_<private>", text)
+        self.assertIn("Fast Disk 9000 <UUID> <address> <address> <address> of <private> in <private><path> on <path><private>-root of vg_<private>", text)
         self.assertIn("0000:01:00.0", text)
         for secret in [*SECRETS.values(), "jane-doe", "janes-box", str(self.folder)]:
             self.assertNotIn(secret, text)
