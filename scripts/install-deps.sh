@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what building and testing Penstock needs and this machine lacks. Quick when nothing is missing.
 #
-#   scripts/install-deps.sh            compiler, ccache, CMake, libraries, GoogleTest, NumPy and PyTorch, zsh, QEMU on
-#                                      Debian, and in .venv the pinned clang-format and what the Python package is
+#   scripts/install-deps.sh            compiler, ccache, CMake, libraries, GoogleTest, NumPy and PyTorch, fish and zsh,
+#                                      QEMU on Debian, and in .venv the pinned clang-format and what the Python package is
 #                                      built and tested with
 #   scripts/install-deps.sh --bench    also fio, the yardstick of bench/run.sh, and valgrind, which counts instructions there
 #   scripts/install-deps.sh --soak     also clang, clang-tidy, the fuzzer's run-time library, valgrind, chromium, and on
@@ -15,7 +15,7 @@ source "$(dirname "$0")/common.sh"
 
 packages=(build-essential ccache cmake ninja-build pkg-config python3 python3-venv liburing-dev libcli11-dev
   nlohmann-json3-dev libxxhash-dev libgtest-dev libbenchmark-dev fuse3 libfuse3-dev
-  python3-dev zsh)
+  python3-dev fish zsh)
 # The tests that a device in use is left alone make file systems on loop devices.
 packages+=(e2fsprogs mount util-linux)
 # What the Python package is tested with; not every release has them for every architecture.

@@ -165,6 +165,46 @@ std::string zsh_completion(const CLI::App& tool) {
   return text.str();
 }
 
+// Within single quotes.
+std::string fish_quoted(std::string_view text) {
+  std::string result = "'";
+  for (const char c : text) {
+    if (c == '\'' || c == '\\') result += '\\';
+    result += c;
+  }
+  return result + "'";
+}
+
+// -x: takes a value, which is no file; -rF: takes a value, which is one.
+std::string fish_option(const CLI::Option& option) {
+  std::string text = "-l " + option.get_lnames().front();
+  if (!is_flag(option)) text += takes_file(option) ? " -rF" : " -x";
+  if (const std::string words = words_for(option); !words.empty()) text += " -a " + fish_quoted(words);
+  return text + " -d " + fish_quoted(option.get_description());
+}
+
+std::string fish_completion(const CLI::App& tool) {
+  std::ostringstream text;
+  text << "# fish completion for penstock, printed by: penstock completion fish\n"
+          "function __penstock_command --description 'Whether the command is this one; without a name: whether there "
+          "is none'\n"
+          "  set -l words (commandline -opc)\n"
+          "  test \"$words[2]\" = \"$argv[1]\"\n"
+          "end\n"
+          "complete -c penstock -n __penstock_command -f\n"
+          "complete -c penstock -n __penstock_command -l help\n"
+          "complete -c penstock -n __penstock_command -l version\n";
+  for (const CLI::App* command : commands_of(tool)) {
+    text << "complete -c penstock -n __penstock_command -a " << command->get_name() << " -d "
+         << fish_quoted(command->get_description()) << "\n";
+    for (const CLI::Option* option : named_options(*command)) {
+      text << "complete -c penstock -n '__penstock_command " << command->get_name() << "' " << fish_option(*option)
+           << "\n";
+    }
+  }
+  return text.str();
+}
+
 // man(7): a backslash and a dash mean something, and so does a dot or a quote at the beginning of a line.
 std::string roff(std::string_view text) {
   std::string result;
@@ -233,16 +273,18 @@ std::string manual(const CLI::App& tool) {
 Command add_completion(CLI::App& tool) {
   auto shell = std::make_shared<std::string>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("completion", "Print what completes command lines in a shell");
-  parser->add_option("SHELL", *shell, "bash or zsh")
+  parser->add_option("SHELL", *shell, "bash, fish or zsh")
       ->required()
       ->type_name("SHELL")
-      ->check(CLI::IsMember({"bash", "zsh"}));
+      ->check(CLI::IsMember({"bash", "fish", "zsh"}));
   parser->footer(
       "Examples:\n"
       "  source <(penstock completion bash)\n"
+      "  penstock completion fish | source\n"
       "  penstock completion zsh > \"${fpath[1]}/_penstock\"");
   return {parser, [shell, &tool] {
-            std::fputs((*shell == "bash" ? bash_completion(tool) : zsh_completion(tool)).c_str(), stdout);
+            const auto make = *shell == "bash" ? bash_completion : *shell == "fish" ? fish_completion : zsh_completion;
+            std::fputs(make(tool).c_str(), stdout);
             return Exit::ok;
           }};
 }

@@ -106,7 +106,35 @@ class Zsh(Texts):
                           "doctor --bundle weights.bin"])
 
     def test_other_shells_are_refused(self):
-        self.fails("invalid_argument", 2, "completion", "fish")
+        self.fails("invalid_argument", 2, "completion", "csh")
+
+
+class Fish(Texts):
+    def test_names_every_option(self):
+        script = self.text("completion", "fish")
+        for command in self.commands():
+            named = re.findall(rf"^complete -c penstock -n '__penstock_command {command}' -l ([a-z-]+)", script, re.MULTILINE)
+            self.assertEqual({f"--{name}" for name in named}, self.options(command), command)
+
+    def complete(self, line):
+        """What fish offers at the end of this line."""
+        if not shutil.which("fish"):
+            self.skipTest("there is no fish")
+        script = self.file("penstock.fish", self.text("completion", "fish").encode())
+        done = subprocess.run(["fish", "--no-config", "-c", "source $argv[1]; complete -C $argv[2]", script, line],
+                              capture_output=True, text=True, cwd=self.folder, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return {offer.split("\t")[0] for offer in done.stdout.splitlines()}
+
+    def test_completes_commands_options_values_and_files(self):
+        self.file("weights.bin")
+        self.assertEqual(self.complete("penstock "), set(self.commands()))
+        self.assertEqual(self.complete("penstock load --"), self.options("load"))
+        self.assertEqual(self.complete("penstock load x --to "), {"host", "pinned", "cuda:0"})
+        self.assertEqual(self.complete("penstock load x --cache b"), {"bypass"})
+        self.assertEqual(self.complete("penstock load x --lanes "), set())
+        self.assertEqual(self.complete("penstock load we"), {"weights.bin"})
+        self.assertEqual(self.complete("penstock doctor --bundle we"), {"weights.bin"})
 
 
 class Manual(Texts):
