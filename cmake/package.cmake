@@ -1,0 +1,28 @@
+# Debian packages, by scripts/deb.sh: the tool, the library, and what programs are compiled with.
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME penstock)
+set(CPACK_PACKAGE_CONTACT "The Penstock authors <penstock@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "move bytes between storage and memory by the fastest route")
+set(CPACK_PACKAGE_DESCRIPTION "Penstock reads files, models and block devices into memory of the host or of GPUs, and\n\
+ writes them, by io_uring, GPUDirect Storage or a driver of its own, and says which route\n the bytes took.")
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_PACKAGING_INSTALL_PREFIX ${CMAKE_INSTALL_PREFIX})
+set(CPACK_COMPONENTS_ALL tool runtime dev)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+
+set(CPACK_DEBIAN_TOOL_PACKAGE_NAME penstock)
+set(CPACK_DEBIAN_TOOL_PACKAGE_SECTION utils)
+set(CPACK_DEBIAN_TOOL_PACKAGE_DEPENDS "libpenstock0 (= ${PROJECT_VERSION})")
+# `penstock bench --peers` is a program in Python.
+set(CPACK_DEBIAN_TOOL_PACKAGE_SUGGESTS python3)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libpenstock0)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_DEV_PACKAGE_NAME libpenstock-dev)
+set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libpenstock0 (= ${PROJECT_VERSION})")
+include(CPack)
