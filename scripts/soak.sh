@@ -17,11 +17,12 @@
 #   nvme     the NVMe driver against a controller that misbehaves, with PENSTOCK_NVME_SEEDS seeds of 3,000 operations and
 #            PENSTOCK_NVME_LONG_SEEDS of 100,000 (default: 2,000 and 50)
 #   guest    the NVMe driver in a guest of the other architecture, cross-compiled; Debian only
+#   packages the sdist, a wheel built from it and tried in a bare venv, and the Debian packages; left in build/packages
 #   browser  the page of `penstock bench` in chromium; screenshots are left in build/browser
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-all_stages=(tidy clang dev asan tsan slow fuzz seeds nvme guest browser)
+all_stages=(tidy clang dev asan tsan slow fuzz seeds nvme guest packages browser)
 for argument in "$@"; do
   case " ${all_stages[*]} --help -h " in
     *" $argument "*) ;;
@@ -103,6 +104,15 @@ run_guest() {
   python3 -B tests/guest/nvme_guest.py --all build-guest/penstock build-guest/bin/nvme_exercise build-guest/bin/conformance \
     build-guest/guest "$other" || code=$?
   ((code == 0 || code == 77))
+}
+
+run_packages() {
+  rm -rf build/packages && scripts/wheel.sh --sdist --out build/packages || return
+  if ! command -v dpkg-shlibdeps > /dev/null; then
+    echo "no Debian packages: there is no dpkg-shlibdeps here"
+    return
+  fi
+  scripts/deb.sh --out build/packages && echo "$(find build/packages -type f | wc -l) packages"
 }
 
 # 77: there is no chromium, and that was said.

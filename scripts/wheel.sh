@@ -2,21 +2,27 @@
 # Builds the Python package as a wheel for this machine and a Python, with the library, the tool and liburing inside,
 # installs it in a bare venv, and runs the tests of the package there.
 #
-#   scripts/wheel.sh [--python PYTHON] [--out DIR]
+#   scripts/wheel.sh [--sdist] [--python PYTHON]... [--out DIR]
 #
-#   --python PYTHON   the interpreter (default: that of .venv, else python3); it needs pip, and for the tests pytest,
-#                     NumPy and what else they are about: without, they are skipped, and that is said
-#   --out DIR         where the wheel is put (default: dist)
+#   --sdist           makes an sdist too, and builds the wheels from it, as pip does for whoever installs it
+#   --python PYTHON   the interpreter (default: that of .venv, else python3); once for each wheel. It needs pip, and for
+#                     the tests pytest, NumPy and what else they are about: without, they are skipped, and that is said.
+#                     Python 3.12 makes the wheel for all newer ones too
+#   --out DIR         where the wheels are put (default: dist)
+#
+# auditwheel says which machines a wheel is for, and its name says so then (manylinux_2_35, as built on Debian 12).
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-python=
+pythons=()
 out=dist
+sdist=false
 while (($#)); do
   case $1 in
     --help | -h) show_help && exit ;;
+    --sdist) sdist=true && shift && continue ;;
     --python | --out) (($# > 1)) || die "$1 needs a value" ;;&
-    --python) python=$2 ;;
+    --python) pythons+=("$2") ;;
     --out) out=$2 ;;
     *) die "unknown argument $1; see --help" ;;
   esac
@@ -24,22 +30,51 @@ while (($#)); do
 done
 
 scripts/install-deps.sh
-if [[ -z $python ]]; then
-  if [[ -x .venv/bin/python ]]; then python=$PWD/.venv/bin/python; else python=$(command -v python3); fi
+if ((${#pythons[@]} == 0)); then
+  if [[ -x .venv/bin/python ]]; then pythons=("$PWD/.venv/bin/python"); else pythons=("$(command -v python3)"); fi
 fi
-"$python" -c 'import pip' 2> /dev/null || die "$python has no pip"
+for python in "${pythons[@]}"; do
+  "$python" -c 'import pip' 2> /dev/null || die "$python has no pip"
+done
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# The compiler of every other build, not the one that Python was compiled with: so ccache knows what it compiled.
+export CC=${CC:-cc} CXX=${CXX:-c++}
+all_work=$(mktemp -d)
+trap 'rm -rf "$all_work"' EXIT
 trap 'exit 130' INT TERM
 
 # What it is built with lies beside the interpreter's own packages, which may be of other versions.
+install_tools() {
+  [[ -d $work/tools ]] || pip_install "$python" --target "$work/tools" "${build_packages[@]}"
+}
+
+build_sdist() {
+  install_tools && mkdir -p "$all_work/sdist" && PYTHONPATH=$work/tools "$python" -c '
+import sys
+from scikit_build_core.build import build_sdist
+build_sdist(sys.argv[1])' "$all_work/sdist" && ls -l "$all_work"/sdist/*
+}
+
 build_wheel() {
-  local bundle
-  pip_install "$python" --target "$work/tools" "${build_packages[@]}" && bundle=$(bundle_folder) &&
+  # A folder within the sources, where they are unpacked: only so ccache knows what was compiled elsewhere.
+  local bundle source=. folder=$PWD/build-wheel
+  ! $sdist || source=$(echo "$all_work"/sdist/*.tar.gz) folder=build
+  install_tools && bundle=$(bundle_folder) &&
     PYTHONPATH=$work/tools CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$python" -m pip --disable-pip-version-check wheel --quiet \
-    --no-build-isolation --no-deps --no-index --wheel-dir "$work/wheel" --config-settings=build-dir="$PWD/build-wheel" \
-    --config-settings=cmake.define.PENSTOCK_DEPS="$bundle" bindings/python
+      --no-build-isolation --no-deps --no-index --wheel-dir "$work/wheel" --config-settings=build-dir="$folder" \
+      --config-settings=cmake.define.PENSTOCK_DEPS="$bundle" "$source"
+}
+
+# The wheel is renamed to what auditwheel finds. Nothing is put into it: it needs what every machine of that name has.
+audit_wheel() {
+  if ! pip_install "$python" --target "$work/audit" "${audit_packages[@]}" 2> /dev/null; then
+    echo "auditwheel is not to be had: the wheel keeps the name that is for this machine only"
+    return
+  fi
+  PATH=$work/audit/bin:$PATH PYTHONPATH=$work/audit "$python" -m auditwheel repair --plat auto --wheel-dir "$work/named" \
+    "$work"/wheel/*.whl > "$work/audit.log" 2>&1 || { cat "$work/audit.log" && return 1; }
+  ! unzip -l "$work"/named/*.whl 2> /dev/null | grep -q '\.libs/' || { echo "auditwheel added a library" && return 1; }
+  rm "$work"/wheel/*.whl && mv "$work"/named/*.whl "$work/wheel" && ls -l "$work"/wheel/*.whl
 }
 
 # What a wheel must bring along, it may not ask the machine for; and CUDA it may ask for at run time only.
@@ -72,9 +107,18 @@ run_tests() {
   ((status == 0 || status == 77)) # the latter: skipped, with the reason printed
 }
 
-stage 'build the wheel' build_wheel
-stage 'install it in a bare venv' try_bare
-stage 'run the tests there' run_tests
-mkdir -p "$out"
-cp "$work"/wheel/*.whl "$out"
-echo "$out/$(basename "$work"/wheel/*.whl): tried with $("$python" --version) on $(uname -m), and with no other"
+for python in "${pythons[@]}"; do
+  version=$("$python" -c 'import platform; print(platform.python_version())')
+  work=$all_work/$version
+  mkdir -p "$work" "$out"
+  if $sdist && [[ ! -d $all_work/sdist ]]; then
+    stage 'make the sdist' build_sdist
+    cp "$all_work"/sdist/*.tar.gz "$out"
+  fi
+  stage "build the wheel for Python $version" build_wheel
+  stage 'name it after what it needs' audit_wheel
+  stage 'install it in a bare venv' try_bare
+  stage 'run the tests there' run_tests
+  cp "$work"/wheel/*.whl "$out"
+  echo "$out/$(basename "$work"/wheel/*.whl): tried with Python $version on $(uname -m), and with no other"
+done

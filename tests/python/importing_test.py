@@ -46,7 +46,7 @@ print(len(os.listdir("/proc/self/task")))
 
 
 def test_the_version_is_that_of_the_library():
-    project = pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python" / "pyproject.toml"
+    project = pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml"
     assert f'version = "{penstock.__version__}"' in project.read_text().splitlines()
 
 
