@@ -34,7 +34,9 @@ penstock_find_library(third_party_cli11 CLI/CLI.hpp "")
 penstock_find_library(third_party_xxhash xxhash.h "")
 foreach(name json cli11 xxhash)
   if(NOT TARGET third_party_${name})
-    message(FATAL_ERROR "${name} not found: run scripts/install-deps.sh, or set PENSTOCK_DEPS to a bundle from scripts/bundle-deps.sh")
+    # An sdist does not hold scripts/install-deps.sh, so the packages are named.
+    message(FATAL_ERROR "${name} not found: install libcli11-dev, nlohmann-json3-dev, libxxhash-dev and liburing-dev, as "
+      "scripts/install-deps.sh does, or set PENSTOCK_DEPS to a bundle from scripts/bundle-deps.sh")
   endif()
 endforeach()
 if(NOT TARGET third_party_uring)
