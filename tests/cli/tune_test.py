@@ -36,7 +36,7 @@ class TuneTest(ToolTest):
 class Tune(TuneTest):
     def test_measures_and_tells_what_it_tried(self):
         path = self.file("data", os.urandom(4 * MIB + 17))
-        result = self.json_of("tune", path, "--seconds", 0.5, "--dry-run")
+        result = self.json_of("tune", path, "--seconds", 1.5, "--dry-run")
         self.assertTrue(result["search"]["trials"])
         self.assertEqual(result["search"]["bytes"] % MIB, 0)
         self.assertTrue(result["search"]["cached"] or result["search"]["cold"])
