@@ -219,3 +219,12 @@ ignore_missing_imports = True
     found, failed, code = api.run(["--strict", "--follow-imports=silent", "--config-file", str(tmp_path / "mypy.ini"),
                                    str(tmp_path / "client.py"), package])
     assert code == 0, found + failed
+
+
+def test_numbers_below_0_are_refused_by_name(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100)
+    with penstock.open(path) as store:
+        for arguments in ({"size": -5}, {"offset": -1, "size": 3}, {"lba": -1, "count": 1}, {"lba": 0, "count": -1}):
+            with pytest.raises(penstock.InvalidError, match=" is -"):
+                store.read(**arguments)

@@ -140,6 +140,9 @@ class Store:
             raise invalid("lba together with offset or size", "give the place in blocks or in bytes")
         if lba is None and count is not None:
             raise invalid("count without lba", "give both, or offset and size")
+        for argument, value in (("offset", offset), ("size", size), ("lba", lba), ("count", count)):
+            if value is not None and value < 0:
+                raise invalid(f"{argument} is {value}", f"{argument} must be 0 or more")
         begin = (offset or 0) if lba is None else lba * core.block_bytes
         wanted = size if count is None else count * core.block_bytes
         if wanted is None:
