@@ -176,7 +176,7 @@ class Model:
 
 def normal_part(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, list[Interval]]:
     """(dimension, intervals), with everything counted from the start."""
-    if not isinstance(part, (slice, tuple)) or (isinstance(part, tuple) and len(part) != 2):
+    if not isinstance(part, slice) and not (isinstance(part, (tuple, list)) and len(part) == 2):
         raise invalid(f"slices: {part!r} is no part of tensor {name!r}",
                       "give a slice of rows, (dimension, slice) or (dimension, [(begin, end), ...])")
     dimension, wanted = (0, part) if isinstance(part, slice) else part
