@@ -123,10 +123,7 @@ Status Device::activate() {
   if (Status status = retain_context(); !status) return status;
   {
     const Current current(*this);
-    // Where a stream waits, one has to be enough: a few are made without a wait, if the program has no more than a few.
-    CuResult result = cu_success;
-    const bool all = Quiet::of_process().run([&] { result = streams_.fill(api(), StreamPool::first_streams); });
-    if (!all) result = streams_.fill(api(), 1);
+    const CuResult result = streams_.fill(api());
     if (result != cu_success) {
       api().primary_context_release(handle_);
       return driver_.error(result, "make streams on " + info_.domain.name());

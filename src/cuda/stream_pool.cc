@@ -13,11 +13,14 @@ CuResult StreamPool::add(const RelaxedApi& api) {
   return result;
 }
 
-CuResult StreamPool::fill(const RelaxedApi& api, std::size_t count) {
+CuResult StreamPool::fill(const RelaxedApi& api) {
   const std::scoped_lock lock(mutex_);
   entries_.reserve(streams_most);
   CuResult result = cu_success;
-  while (entries_.size() < count && result == cu_success) result = add(api);
+  const auto add_up_to = [&](std::size_t count) {
+    while (entries_.size() < count && result == cu_success) result = add(api);
+  };
+  if (!Quiet::of_process().run([&] { add_up_to(first_streams); })) add_up_to(1);
   return entries_.empty() ? result : cu_success;
 }
 

@@ -21,8 +21,9 @@ class StreamPool {
   static constexpr std::size_t streams_most = 64;
 
   // REQUIRES, for both: a current context.
-  // So many, or as many as there can be: an error only where there is none.
-  CuResult fill(const RelaxedApi& api, std::size_t count);
+  // As many as there are from the beginning, or as there can be; where a stream waits, one has to be enough. An error
+  // only where there is none.
+  CuResult fill(const RelaxedApi& api);
   // One with the fewest users, none if possible. REQUIRES: fill was a success.
   CuStream take(const RelaxedApi& api);
   void give_back(CuStream stream);
