@@ -314,11 +314,17 @@ def row_half(setup):
     size = setup.cold_bytes
     with setup.penstock("load", setup.file, size) as program:
         def ask(command):
-            harness.make_half_cached(setup.file, size)
-            sample = program.ask(f"{command} {setup.round_seconds}")
-            if not harness.is_half_cached(setup.file, size):
-                raise BenchError("a load of the half cached file changed what is in the page cache")
-            return sample
+            # Kernels evict single pages by themselves, without any load: what a load does, it does every time.
+            for _ in range(5):
+                harness.make_half_cached(setup.file, size)
+                sample = program.ask(f"{command} {setup.round_seconds}")
+                first, second = harness.resident_halves(setup.file, size)
+                if (first, second) == (size // 2, 0):
+                    return sample
+                if second != 0:
+                    break
+            raise BenchError(f"a load of the half cached file changed what is in the page cache: it holds {first} of "
+                             f"{size // 2} bytes of the first half, and {second} of the second")
 
         contenders = {"penstock": lambda: ask("run"), "cached half": lambda: ask("first-half"),
                       "cold half": lambda: ask("second-half")}

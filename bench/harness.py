@@ -244,9 +244,10 @@ def _read_in_parallel(path, size):
         os.close(descriptor)
 
 
-def is_half_cached(path, size):
+def resident_halves(path, size):
+    """How much of the two halves of the first `size` bytes is in the page cache."""
     half = size // 2
-    return resident_bytes(path, 0, half) == half and resident_bytes(path, half, size - half) == 0
+    return resident_bytes(path, 0, half), resident_bytes(path, half, size - half)
 
 
 def make_half_cached(path, size):
@@ -256,11 +257,12 @@ def make_half_cached(path, size):
         make_cold(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        for _ in range(10):
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
             make_cached(path, half)
             # Reading ahead goes past the middle, and pages that are being read can't be evicted yet.
             os.posix_fadvise(descriptor, half, size - half, os.POSIX_FADV_DONTNEED)
-            if is_half_cached(path, size):
+            if resident_halves(path, size) == (half, 0):
                 return
             time.sleep(0.02)
     finally:
