@@ -16,7 +16,6 @@ case ${1:-} in
   --help | -h) show_help && exit ;;
   *) die "unknown argument $1; see --help" ;;
 esac
-trap 'exit 130' INT TERM
 
 results=build/test-results
 broken=()
@@ -32,18 +31,42 @@ attempt() {
   stage "$@" || broken+=("$1")
 }
 
+# begin_tests NAME PRESET [CTEST ARGUMENT...]: tests wait more than they compute, so they run beside the next build, which
+# lets them go first. end_tests shows what they printed. They are a group of their own, which ends with the script.
+begin_tests() {
+  tests=$1
+  shift
+  set -m
+  stage "test $tests" run_tests "$@" > "$results/$tests.log" 2>&1 &
+  tests_pid=$!
+  set +m
+  printf '== test %s, beside what follows, prints to %s\n' "$tests" "$results/$tests.log"
+}
+end_tests() {
+  wait "$tests_pid" || broken+=("test $tests")
+  tests_pid=
+  cat "$results/$tests.log"
+}
+build_beside() (
+  renice -n 10 -p "$BASHPID" > /dev/null && build "$@"
+)
+tests_pid=
+trap '[[ -z $tests_pid ]] || kill -- "-$tests_pid"; exit 130' INT TERM
+
 scripts/install-deps.sh
 mkdir -p "$results"
-rm -f "$results"/*.xml
-# The sanitizers run the tests of single folders; release runs them only where there are no sanitizers.
+rm -f "$results"/*
+# The sanitizers run the tests of single folders, and some of several; release does where there are no sanitizers.
 sanitizers=${PENSTOCK_SANITIZERS-asan tsan}
 if [[ -n $sanitizers ]]; then preset=shipped; else preset=release; fi
 stage 'build release' build "$preset"
-attempt 'test release' run_tests "$preset"
+begin_tests release "$preset"
 for sanitizer in $sanitizers; do
-  attempt "build $sanitizer" build "$sanitizer" sanitize_tests
-  attempt "test $sanitizer" run_tests "$sanitizer" --label-regex '^sanitize$'
+  attempt "build $sanitizer" build_beside "$sanitizer" sanitize_tests
+  end_tests
+  begin_tests "$sanitizer" "$sanitizer" --label-regex '^sanitize$'
 done
+end_tests
 
 printf '== %d s in all\n' "$SECONDS"
 python3 scripts/summarize_tests.py "$results"/*.xml || broken+=(tests)

@@ -37,6 +37,10 @@ std::vector<std::uint64_t> seeds() {
   return all;
 }
 
+std::uint64_t operations() {
+  return from_environment("PENSTOCK_OPERATIONS", under_thread_sanitizer ? 10'000 : 30'000);
+}
+
 constexpr std::byte canary{0xc5};
 constexpr std::size_t area_bytes = 256 << 10;
 constexpr std::size_t area_count = 16;
@@ -281,7 +285,7 @@ fault::FaultPlan plan_of(std::uint64_t seed) {
 TEST(Seeded, requests_survive_faults_over_posix) {
   for (const auto seed : seeds()) {
     SCOPED_TRACE("PENSTOCK_SEED=" + std::to_string(seed));
-    SeededRun(seed, plan_of(seed), posix::make_engine()).go(from_environment("PENSTOCK_OPERATIONS", 30'000));
+    SeededRun(seed, plan_of(seed), posix::make_engine()).go(operations());
   }
 }
 
@@ -289,7 +293,7 @@ TEST(Seeded, requests_survive_faults_over_uring) {
   if (const auto probe = uring::make_engine()->probe(); !probe.available) GTEST_SKIP() << probe.reason;
   for (const auto seed : seeds()) {
     SCOPED_TRACE("PENSTOCK_SEED=" + std::to_string(seed));
-    SeededRun(seed, plan_of(seed), uring::make_engine()).go(from_environment("PENSTOCK_OPERATIONS", 30'000));
+    SeededRun(seed, plan_of(seed), uring::make_engine()).go(operations());
   }
 }
 

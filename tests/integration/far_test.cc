@@ -21,10 +21,10 @@ TEST(Far, more_and_more_is_in_flight_until_all_that_is_allowed_is) {
   constexpr std::size_t mib = 1 << 20;
   Options options;
   options.lanes = 2;
-  options.bytes_in_flight = 64 * mib;
+  options.bytes_in_flight = 32 * mib;
   Context context = make_context(5ms, options);
-  const Store store = context.open("far:268435456").value();
-  std::vector<std::byte> memory(256 * mib);
+  const Store store = context.open("far:134217728").value();
+  std::vector<std::byte> memory(128 * mib);
   std::uint64_t most = 0;
   // How soon depends on the machine; that it comes to be so does not.
   EXPECT_TRUE(eventually([&] {
@@ -32,9 +32,9 @@ TEST(Far, more_and_more_is_in_flight_until_all_that_is_allowed_is) {
     const Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
     while (!ticket.wait_for(1ms)) most = std::max(most, context.statistics().bytes_in_flight);
     EXPECT_EQ(ticket.outcome(), Outcome::done);
-    return most >= 56 * mib;
+    return most >= 24 * mib;
   })) << most;
-  EXPECT_LE(most, 72 * mib) << "a piece more for each lane at most";
+  EXPECT_LE(most, 40 * mib) << "a piece more for each lane at most";
   EXPECT_TRUE(FarEngine::holds_content(memory, 0));
   EXPECT_EQ(context.statistics().bytes_in_flight, 0U);
   EXPECT_EQ(context.statistics().operations_in_flight, 0U);

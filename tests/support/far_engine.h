@@ -40,7 +40,7 @@ class FarEngine : public engine::Engine {
   static bool holds_content(std::span<const std::byte> bytes, std::uint64_t offset) {
     while (!bytes.empty()) {
       const auto expected = content_at(offset).first(std::min(bytes.size(), content_at(offset).size()));
-      if (!std::equal(expected.begin(), expected.end(), bytes.begin())) return false;
+      if (std::memcmp(expected.data(), bytes.data(), expected.size()) != 0) return false;
       bytes = bytes.subspan(expected.size());
       offset += expected.size();
     }
