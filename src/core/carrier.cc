@@ -23,10 +23,6 @@ constexpr Duration first_backoff = std::chrono::microseconds(50);
 constexpr Duration longest_backoff = std::chrono::milliseconds(10);
 constexpr Duration block_wait = std::chrono::microseconds(100);
 
-Route main_route(const RouteBytes& routes) {
-  return static_cast<Route>(std::ranges::max_element(routes) - routes.begin());
-}
-
 bool is_transient(const Done& done) {
   return done.system_error == EAGAIN || done.system_error == EINTR;
 }
@@ -40,7 +36,9 @@ void count_route(Piece& piece, Route route, std::uint64_t from) {
   if (piece.user == nullptr) return;
   const std::uint64_t begin = std::max(from, piece.lead);
   const std::uint64_t end = std::min(piece.moved, piece.lead + piece.length);
-  if (end > begin) piece.routes[static_cast<std::size_t>(route)] += end - begin;
+  if (end <= begin) return;
+  const std::uint64_t taken = piece.routes[static_cast<std::size_t>(route)] += end - begin;
+  if (taken >= piece.routes[static_cast<std::size_t>(piece.main_route)]) piece.main_route = route;
 }
 
 std::uint32_t store_of(const Piece& piece) {
@@ -416,14 +414,15 @@ void Carrier::finish(std::uint32_t index) {
 void Carrier::account(std::uint32_t index) {
   const Piece& piece = lane_.pieces[index];
   Part& part = *piece.part;
-  if (piece.making) {
-    part.routes[static_cast<std::size_t>(main_route(piece.routes))] += piece.memory_bytes;
-    part.stored_bytes += piece.length;
+  const auto main_route = static_cast<std::size_t>(piece.main_route);
+  if (piece.making) part.stored_bytes += piece.length;
+  if (piece.making || piece.routes[main_route] == piece.memory_bytes) {
+    part.routes[main_route] += piece.memory_bytes;
   } else {
     for (std::size_t i = 0; i < route_count; ++i) part.routes[i] += piece.routes[i];
   }
   if (part.hold->direction == Direction::read) part.extra_bytes += piece.moved - std::min(piece.moved, piece.length);
-  part.reasons[static_cast<std::size_t>(reason_after(piece.reason, main_route(piece.routes)))] += piece.memory_bytes;
+  part.reasons[static_cast<std::size_t>(reason_after(piece.reason, piece.main_route))] += piece.memory_bytes;
   part.bytes.store(part.bytes.load(std::memory_order_relaxed) + piece.memory_bytes, std::memory_order_relaxed);
   part.hold->range_moved(piece.range, piece.memory_bytes);
   drop(index);

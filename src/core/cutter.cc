@@ -62,7 +62,7 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
     const Span& span = part.hold->spans[part.range];
     StoreEntry& entry = entry_of(part);
     if (!part.no_route) {
-      const Cut piece = cut(rules(part, entry, span), rest);
+      const Cut piece = cut(rules_of(part, entry, span), rest);
       // Where there is no way around, the engine has to see to alignment itself.
       const bool fits = part.plan.path != Path::device || piece.shape == Shape::plain || !entry.from_host();
       if (fits) return NextPiece{&entry, &span, rest.offset, piece};
@@ -70,7 +70,7 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
       part.goes_straight = true;
       rest.length = std::min(rest.length, environment_.options.storage_chunk_bytes);
       plan_window(part, part.unit.residency, true);
-      if (!part.no_route) return NextPiece{&entry, &span, rest.offset, cut(rules(part, entry, span), rest)};
+      if (!part.no_route) return NextPiece{&entry, &span, rest.offset, cut(rules_of(part, entry, span), rest)};
     }
     fail_unit(part, Code::no_route);
   }
@@ -91,6 +91,7 @@ bool Cutter::next_unit(Part& part) const {
   }
   part.range = part.unit.first;
   part.position = part.unit.begin;
+  part.rules.reset();
   return true;
 }
 
@@ -147,6 +148,13 @@ void Cutter::plan_window(Part& part, Residency residency, bool around_device) co
   if (plan) part.plan = *plan;
 }
 
+// The ranges of a unit are alike. A long one is worth a look at how its store does by now.
+const CutRules& Cutter::rules_of(Part& part, const StoreEntry& entry, const Span& span) const {
+  const bool hold = part.rules && part.unit.count != 1 && part.rules->path == part.plan.path;
+  if (!hold) part.rules = rules(part, entry, span);
+  return *part.rules;
+}
+
 CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& span) const {
   const Options& options = environment_.options;
   const Direction direction = part.hold->direction;
@@ -173,7 +181,7 @@ CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& sp
     longest = past_cache ? entry.flow(direction).plain_piece_bytes() : longest;
     longest = std::max(longest, entry.operation_bytes());
   }
-  longest = std::max(chunk, longest / chunk * chunk);
+  longest = longest > chunk ? longest - longest % chunk : chunk;
   // Half of a short arena: the other half is filled meanwhile.
   const std::uint64_t slot = std::min(options.staging_slot_bytes, staging_bytes_ / 2);
   return {.direction = direction,

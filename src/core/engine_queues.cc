@@ -46,9 +46,8 @@ EngineQueues::EngineQueues(const engine::Table& engines, const engine::QueueOpti
   events_.reserve(engines.size() + 1);
 }
 
-Status EngineQueues::ensure(std::size_t engine) {
+Status EngineQueues::make(std::size_t engine) {
   One& one = queues_[engine];
-  if (one.queue) return {};
   return or_out_of_memory([&]() -> Status {
     engine::Engine& maker = *engines_[engine];
     const bool can_inline = maker.description().inline_queue;
@@ -76,6 +75,7 @@ void EngineQueues::submit() {
       bytes_in_flight_ += op.length;
     }
     one.in_flight += static_cast<std::uint32_t>(taken);
+    in_flight_ += static_cast<std::uint32_t>(taken);
     one.batch.erase(one.batch.begin(), one.batch.begin() + static_cast<std::ptrdiff_t>(taken));
   }
 }
@@ -89,13 +89,8 @@ bool EngineQueues::note_end(std::size_t engine, const engine::Done& done) {
   pieces_[*index].where = Piece::Where::here;
   bytes_in_flight_ -= pieces_[*index].op.length;
   --queues_[engine].in_flight;
+  --in_flight_;
   return true;
-}
-
-std::uint32_t EngineQueues::in_flight() const {
-  std::uint32_t count = 0;
-  for (const One& one : queues_) count += one.in_flight;
-  return count;
 }
 
 // Also chooses which of them is slept in next, where there are no events: one after the other.

@@ -26,7 +26,7 @@ class EngineQueues {
                LaneTrace* trace);
 
   // Makes the Queue of an engine, unless it is there.
-  Status ensure(std::size_t engine);
+  Status ensure(std::size_t engine) { return queues_[engine].queue ? Status() : make(engine); }
   // REQUIRES: ensure() was ok.
   void add(std::size_t engine, const engine::Op& op) { queues_[engine].batch.push_back(op); }
   // Gives the engines what was added, as far as they take it.
@@ -39,7 +39,7 @@ class EngineQueues {
   // Asks an engine to end an operation that it has.
   void cancel(std::size_t engine, std::uint64_t cookie) { queues_[engine].queue->cancel(cookie); }
 
-  std::uint32_t in_flight() const;
+  std::uint32_t in_flight() const { return in_flight_; }
   std::uint64_t bytes_in_flight() const { return bytes_in_flight_; }
   // Calls `on_done(engine, Done)` for what has ended, a few at a time, so that new operations are sent soon. Sleeps
   // until there is something, the time has come, or there is news. Returns how many there were.
@@ -68,6 +68,7 @@ class EngineQueues {
     std::uint32_t in_flight = 0;
   };
 
+  Status make(std::size_t engine);
   std::size_t count_busy();
   std::size_t poll_queue(std::size_t engine, TimePoint until);
   // False: no such operation was in flight.
@@ -104,6 +105,7 @@ class EngineQueues {
   std::vector<engine::Done> done_;
   std::vector<pollfd> events_;
   std::size_t last_busy_ = 0;
+  std::uint32_t in_flight_ = 0;  // in all of them
   std::uint64_t bytes_in_flight_ = 0;
 };
 

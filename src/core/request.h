@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/small_array.h"
+#include "core/cut.h"
 #include "core/held_memory.h"
 #include "core/identity_query.h"
 #include "core/memory_map.h"
@@ -101,6 +102,7 @@ struct Part {
   std::uint32_t range = 0;        // of the unit
   std::uint64_t position = 0;     // within that range
   WindowPlan plan;                // of the unit
+  std::optional<CutRules> rules;  // of the unit, for that plan
   bool goes_straight = false;     // Path::device is the plan; what can't take it goes around
   bool plan_each_piece = false;   // the unit is neither wholly cached nor wholly not
   bool no_route = false;          // none that is allowed can carry the window

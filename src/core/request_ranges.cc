@@ -89,6 +89,7 @@ class Request::KnownMemory {
   explicit KnownMemory(Environment& environment)
       : map_(environment.memory), snapshot_(map_.empty() ? nullptr : map_.snapshot()) {}
 
+  bool is_empty() const { return snapshot_ == nullptr; }
   const MemoryMap::Entry& find(const std::byte* data, std::uint64_t length) {
     const bool same = entry_ != nullptr && entry_->covers(data, length);
     if (!same) entry_ = snapshot_ != nullptr ? MemoryMap::find(*snapshot_, data, length) : nullptr;
@@ -110,6 +111,7 @@ class Request::KnownMemory {
 
 void Request::reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& known) {
   const engine::HostReach reach = entry.host_reach();
+  if (reach == engine::HostReach::any && known.is_empty()) return;
   const MemoryMap::Entry* found = &known.find(span.memory, span.length);
   const HeldMemory::Holder buffer =
       *found == nullptr && reach == engine::HostReach::attached ? held.holder_of(span.memory) : nullptr;
