@@ -38,6 +38,13 @@ std::uint64_t window_size(const CopyJob& job) {
   return std::clamp<std::uint64_t>(job.source.size_bytes().value_or(most), 1, most);
 }
 
+// Between two steps that can't be stopped themselves.
+Status check(const CopyJob& job) {
+  if (interrupted()) return interrupted_error();
+  if (!job.deadline.passed()) return {};
+  return Error{.code = Code::timed_out, .message = "the deadline passed", .hint = "allow more time with --deadline"};
+}
+
 // Makes the destination read as zeros where the source has a hole, with a hole where that can be.
 Status clear(const CopyJob& job, Extent hole) {
   constexpr std::uint64_t step_bytes = 1 << 30;
@@ -47,7 +54,7 @@ Status clear(const CopyJob& job, Extent hole) {
     return from < to ? job.context.zero(*job.destination, from, to - from) : Report{.outcome = Outcome::done};
   };
   for (std::uint64_t begin = job.offset + hole.offset; begin < end;) {
-    if (interrupted()) return interrupted_error();
+    if (Status may_go_on = check(job); !may_go_on.ok()) return may_go_on;
     const std::uint64_t step_end = std::min(end, (begin / step_bytes + 1) * step_bytes);
     const std::uint64_t first = (begin + block_bytes - 1) / block_bytes * block_bytes;
     const std::uint64_t last = step_end / block_bytes * block_bytes;
@@ -115,7 +122,7 @@ class Copying {
 
   // Fills a window and starts to write it; a null Ticket at the end of the source.
   Result<Ticket> begin(const Window& window) {
-    if (interrupted()) return interrupted_error();
+    if (Status may_go_on = check(job_); !may_go_on.ok()) return may_go_on.error();
     if (at_end_) return Ticket();
     const Result<std::vector<Extent>> filled = job_.source.fill_data(window.memory);
     if (!filled.ok()) return filled.error();
@@ -133,7 +140,8 @@ class Copying {
       if (last_) static_cast<void>(cli::await(last_));
       if (Status cleared = clear(job_, holes); !cleared.ok()) return cleared.error();
     }
-    Result<Ticket> ticket = job_.context.submit(Direction::write, data);
+    Result<Ticket> ticket =
+        job_.context.submit(Direction::write, data, {.deadline_seconds = job_.deadline.request_seconds()});
     if (ticket.ok()) last_ = *ticket;
     return ticket;
   }
@@ -148,7 +156,7 @@ class Copying {
 
   // Once all has been written: what the source has a hole for at its end.
   Status finish() {
-    if (interrupted()) return interrupted_error();
+    if (Status may_go_on = check(job_); !may_go_on.ok()) return may_go_on;
     const Extent rest{position_, job_.source.size_bytes().value_or(position_) - position_};
     if (Status cleared = clear(job_, rest); !cleared.ok()) return cleared;
     return job_.checksum ? add_zeros(*job_.checksum, rest.size_bytes) : Status();
@@ -191,7 +199,7 @@ Status fill_gpu(const CopyJob& job) {
   Result<Buffer> window = job.context.allocate(Domain::host(), window_size(job));
   if (!window.ok()) return window.error();
   for (std::size_t done = 0; done < job.memory->size_bytes;) {
-    if (interrupted()) return interrupted_error();
+    if (Status may_go_on = check(job); !may_go_on.ok()) return may_go_on;
     const Result<std::uint64_t> filled = job.source.fill(window->region());
     if (!filled.ok()) return filled.error();
     const Region piece = window->region().part(0, *filled);
@@ -217,7 +225,8 @@ Report copy_windows(const CopyJob& job, Progress& progress) {
 
 Report write_memory(const CopyJob& job, Progress& progress) {
   const Range range{.store = job.destination, .offset = job.offset, .memory = *job.memory};
-  Result<Ticket> ticket = job.context.submit(Direction::write, {&range, 1});
+  Result<Ticket> ticket =
+      job.context.submit(Direction::write, {&range, 1}, {.deadline_seconds = job.deadline.request_seconds()});
   if (!ticket.ok()) return {.outcome = Outcome::failed, .error = ticket.error()};
   return await(std::move(*ticket), [&](std::uint64_t bytes) { progress.update(bytes); });
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "deadline.h"
 #include "output.h"
 #include "penstock/checksum.h"
 #include "penstock/context.h"
@@ -19,10 +20,11 @@ struct CopyJob {
   Context& context;
   Source& source;
   const Store* destination = nullptr;
-  Domain domain{};                 // of the memory that is written from
-  std::uint64_t offset = 0;        // in the destination
-  std::uint64_t old_end = 0;       // of what was in the destination before, and does not read as zeros by itself
-  Checksum* checksum = nullptr;    // of what is written, if wanted
+  Domain domain{};               // of the memory that is written from
+  std::uint64_t offset = 0;      // in the destination
+  std::uint64_t old_end = 0;     // of what was in the destination before, and does not read as zeros by itself
+  Checksum* checksum = nullptr;  // of what is written, if wanted
+  Deadline deadline{};
   std::optional<Region> memory{};  // of a GPU: holds all that the source gives
 };
 

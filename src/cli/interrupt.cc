@@ -110,6 +110,12 @@ Error interrupted_error() {
 }
 
 Report ended(Report report) {
+  // Nobody but the user cancels what a command does.
+  if (report.outcome == Outcome::cancelled && report.error) {
+    const std::size_t progress = report.error->message.find(';');
+    report.error->message =
+        "interrupted" + (progress == std::string::npos ? "" : report.error->message.substr(progress));
+  }
   if (interrupted() && report.outcome == Outcome::abandoned) {
     report.error = {.code = Code::cancelled, .message = "interrupted; what was under way did not come back in time"};
   }

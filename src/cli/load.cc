@@ -2,15 +2,13 @@
 // took.
 #include "load.h"
 
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "model_names.h"
 #include "report_file.h"
+#include "source.h"
 #include "watch.h"
 
 namespace penstock::cli {
@@ -18,10 +16,13 @@ namespace penstock::cli {
 namespace {
 
 constexpr unsigned repeat_limit = 1000;
-constexpr double shortest_deadline_seconds = 0.001, longest_deadline_seconds = 1e6;
 constexpr std::uint32_t traced_events = 1 << 18;  // of a lane
 
-Result<std::unique_ptr<Cargo>> prepare(const LoadFlags& flags) {
+Result<std::unique_ptr<Cargo>> prepare(const LoadFlags& flags, const std::optional<StandardOutput>& output) {
+  const bool has_stream =
+      std::ranges::any_of(flags.paths, [&](const std::string& path) { return names_stream(path, flags.size); });
+  if (has_stream) return prepare_pipe(flags, output);
+  if (output) return prepare_stream(flags, *output);
   if (flags.raw || flags.offset || flags.size || flags.lba || flags.count) return prepare_bytes(flags);
   const auto stranger = std::ranges::find_if_not(flags.paths, names_model);
   if (stranger == flags.paths.end() || !flags.select.empty()) return prepare_model(flags);
@@ -78,31 +79,24 @@ double process_cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// Where bytes go to standard output, all that is said goes to standard error.
-Result<int> take_standard_output(const LoadFlags& flags) {
-  const auto refuse = [](std::string message, std::string hint) {
-    return Error{.code = Code::invalid_argument, .message = std::move(message), .hint = std::move(hint)};
-  };
+Result<StandardOutput> take_standard_output(const LoadFlags& flags) {
   if (flags.verify || flags.repeat > 1 || !flags.select.empty() || flags.watch) {
-    return refuse("--to - excludes --verify, --repeat, --select and --watch", "leave them out");
+    return Error{.code = Code::invalid_argument,
+                 .message = "--to - excludes --verify, --repeat, --select and --watch",
+                 .hint = "leave them out"};
   }
-  if (isatty(STDOUT_FILENO) != 0) return refuse("standard output is a terminal", "redirect it to a file or a pipe");
-  const int output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
-  if (output < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) {
-    return Error{.code = code_from_errno(errno), .system_error = errno, .message = "standard output can't be used"};
-  }
-  return output;
+  return StandardOutput::take();
 }
-
 Exit run(const LoadFlags& given) {
   LoadFlags flags = given;
-  std::optional<Result<int>> streamed;
+  std::optional<StandardOutput> bytes_out;
   if (flags.domain == to_standard_output) {
-    streamed = take_standard_output(flags);
+    const Result<StandardOutput> taken = take_standard_output(flags);
+    if (!taken.ok()) return Output(flags.output).fail(taken.error());
+    bytes_out = *taken;
     flags.domain = "host";
   }
   const Output output(flags.output);
-  if (streamed && !streamed->ok()) return output.fail(streamed->error());
   std::optional<ReportFile> timeline;
   if (!flags.timeline.empty()) {
     Result<ReportFile> made = ReportFile::create(flags.timeline);
@@ -111,7 +105,7 @@ Exit run(const LoadFlags& given) {
   }
   if (timeline || flags.watch) flags.context.trace_events = traced_events;
   const Stopwatch setup;
-  const Result<std::unique_ptr<Cargo>> cargo = streamed ? prepare_stream(flags, **streamed) : prepare(flags);
+  const Result<std::unique_ptr<Cargo>> cargo = prepare(flags, bytes_out);
   if (!cargo.ok()) return output.fail(cargo.error());
   Transfer transfer{.head = {{"schema", "penstock.load/1"}, {"paths", flags.paths}, {"to", given.domain}},
                     .setup_seconds = setup.seconds()};
@@ -142,7 +136,9 @@ Exit run(const LoadFlags& given) {
 Command add_load(CLI::App& tool) {
   auto flags = std::make_shared<LoadFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("load", "Bring models, files or devices into memory of the host or a GPU");
-  parser->add_option("PATH", flags->paths, "a model (directory, *.safetensors, *.gguf, index), files, devices or URIs")
+  parser
+      ->add_option("PATH", flags->paths,
+                   "a model (directory, *.safetensors, *.gguf, index), files, devices or URIs; - is standard input")
       ->required();
   const TransferOptions shared =
       add_transfer_flags(*parser, *flags,
@@ -150,7 +146,8 @@ Command add_load(CLI::App& tool) {
                           .domain = "where to: host, pinned, cuda:N, or - for standard output",
                           .offset = "where to begin, in each PATH",
                           .size = "how much to load of each PATH; default: to its end",
-                          .verify = "compare with an independent, plain read"});
+                          .verify = "compare with an independent, plain read",
+                          .deadline = "give up after this many seconds, in each round"});
   auto* lba = parser->add_option("--lba", flags->lba, "where to begin, in blocks of the store");
   auto* count = parser->add_option("--count", flags->count, "how many blocks");
   for (CLI::Option* in_blocks : {lba, count}) {
@@ -165,9 +162,6 @@ Command add_load(CLI::App& tool) {
   parser->add_option("--repeat", flags->repeat, "load so many times into the same memory, and tell the steady speed")
       ->type_name("N")
       ->check(whole_number(1, repeat_limit));
-  parser->add_option("--deadline", flags->deadline_seconds, "give up after so many seconds; each round has as many")
-      ->type_name("SECONDS")
-      ->check(number(shortest_deadline_seconds, longest_deadline_seconds));
   parser->add_option("--timeline", flags->timeline, "write what each lane did, and when, as a Chrome trace")
       ->type_name("FILE");
   parser->add_flag("--watch", flags->watch, "show on the terminal what each lane does");
@@ -179,6 +173,7 @@ Command add_load(CLI::App& tool) {
       "  penstock load weights.bin --watch --timeline trace.json\n"
       "  penstock load shard-*.bin --json\n"
       "  penstock load backup.tar --to - --cache bypass | tar t\n"
+      "  zstd -dc weights.zst | penstock load - --to cuda:0\n"
       "  penstock load model.safetensors --offset 1GiB --size 64MiB --cache bypass\n"
       "  penstock load /dev/nvme0n1 --lba 2048 --count 8");
   return {parser, [flags] { return run(*flags); }};

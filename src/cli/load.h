@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comparison.h"
+#include "standard_output.h"
 #include "transfer.h"
 
 namespace penstock::cli {
@@ -20,7 +21,6 @@ struct LoadFlags : TransferFlags {
   std::vector<std::string> select;  // patterns of tensors' names
   bool raw = false;
   unsigned repeat = 1;
-  double deadline_seconds = 0;  // of each round; 0: as the options say
   std::string timeline;
   bool watch = false;
 };
@@ -48,7 +48,10 @@ class Cargo {
 Result<std::unique_ptr<Cargo>> prepare_bytes(const LoadFlags& flags);
 // Bytes that go to standard output, in order, through a little memory.
 inline constexpr std::string_view to_standard_output = "-";
-Result<std::unique_ptr<Cargo>> prepare_stream(const LoadFlags& flags, int output);
+Result<std::unique_ptr<Cargo>> prepare_stream(const LoadFlags& flags, const StandardOutput& output);
+// Standard input or another stream (source.h), whose size only its end tells: to standard output, or into memory that
+// is allocated as bytes come.
+Result<std::unique_ptr<Cargo>> prepare_pipe(const LoadFlags& flags, const std::optional<StandardOutput>& output);
 Result<std::unique_ptr<Cargo>> prepare_model(const LoadFlags& flags);
 
 // What is worth knowing about a load besides its report (load_block.cc).

@@ -1,5 +1,5 @@
-// What `penstock load` says at its end besides the report: what the hardware could have carried, what was not used and
-// why, and what it cost.
+// What `penstock load` says at its end besides the report: what the hardware could have carried, which engine might
+// have been faster and why it was not used, and what it cost. JSON has all of it; people are told what concerns them.
 #include <algorithm>
 
 #include "load.h"
@@ -67,17 +67,19 @@ std::string why_unused(const EngineInfo& engine, Domain domain, const std::strin
   if (!engine.available) return engine.reason;
   if (engine.reaches_device && domain.host_accessible()) return "made for GPU memory";
   if (engine.reaches_device) return engine.reason.empty() ? "its route is not allowed" : engine.reason;
-  return used.empty() ? "nothing had to be read" : used + " serves these paths";
+  return used.empty() ? "no engine was needed" : used + " serves these paths";
 }
 
 struct Unused {
   std::string engine, reason;
+  bool might_be_faster = false;  // to that memory
 };
 std::vector<Unused> unused_engines(const Report& report, Domain domain, const Context& context) {
   std::vector<Unused> unused;
   for (const EngineInfo& engine : context.engines()) {
     if (report.engine.find(engine.name) != std::string::npos) continue;
-    unused.push_back({engine.name, why_unused(engine, domain, report.engine)});
+    unused.push_back(
+        {engine.name, why_unused(engine, domain, report.engine), engine.reaches_device && !domain.host_accessible()});
   }
   return unused;
 }
@@ -104,14 +106,12 @@ void add_block(const LoadFlags& flags, const std::vector<Loaded>& loaded, Contex
         {"what", ceiling->what}, {"gb_per_s", ceiling->bytes_per_second / 1e9}, {"share", share}};
     const std::string reached = tells_speed(report) ? percent(share) + " of the " : "";
     transfer.own.push_back({"ceiling", reached + format_rate(ceiling->bytes_per_second) + " of " + ceiling->what});
-  } else {
-    transfer.own.push_back({"ceiling", "none is known: from memory, or a disk without a link of its own; see doctor"});
   }
 
   Json unused = Json::array();
-  for (const auto& [engine, reason] : unused_engines(report, domain, context)) {
+  for (const auto& [engine, reason, might_be_faster] : unused_engines(report, domain, context)) {
     unused.push_back({{"engine", engine}, {"reason", reason}});
-    transfer.own.push_back({unused.size() == 1 ? "not used" : "", engine + ": " + reason});
+    if (might_be_faster) transfer.own.push_back({"not used", engine + ": " + reason});
   }
   transfer.head["not_used"] = std::move(unused);
 
@@ -122,8 +122,10 @@ void add_block(const LoadFlags& flags, const std::vector<Loaded>& loaded, Contex
   transfer.head["pinned_bytes"] = pinned;
   transfer.head["device_bytes"] = on_gpu ? destination : 0;
   transfer.head["process_cpu_seconds"] = cost.cpu_seconds;
-  transfer.own.push_back({"memory", format_bytes(pinned) + " pinned" +
-                                        (on_gpu ? ", " + format_bytes(destination) + " of " + domain.name() : "")});
+  if (on_gpu || pinned != 0) {
+    transfer.own.push_back({"memory", format_bytes(pinned) + " pinned" +
+                                          (on_gpu ? ", " + format_bytes(destination) + " of " + domain.name() : "")});
+  }
   transfer.own.push_back(
       {"CPU", format_seconds(cost.cpu_seconds) + " of the process" +
                   (tells_speed(report)

@@ -45,11 +45,6 @@ Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
 
 namespace {
 
-Error with_way_in(Error error, const std::string& path) {
-  if (path == "-") error.hint = "standard input is not loaded; put it into a file first: penstock write - FILE";
-  return error;
-}
-
 // Where the bytes of a store can be read once more.
 struct Place {
   std::string path;  // or a URI
@@ -78,7 +73,7 @@ class ByteCargo final : public Cargo {
     std::vector<Slice> slices;
     for (const std::string& path : flags.paths) {
       Result<Store> store = context.open(path);
-      if (!store.ok()) return with_way_in(store.error(), path);
+      if (!store.ok()) return store.error();
       const Result<Slice> slice = choose_slice(store->info(), flags);
       if (!slice.ok()) return slice.error();
       if (__builtin_add_overflow(bytes_, slice->size_bytes, &bytes_)) bytes_ = UINT64_MAX;

@@ -127,7 +127,7 @@ class ModelCargo final : public Cargo {
     transfer.own.push_back(
         {"model", list_of(formats(model_)) + ", " + (all ? "" : std::to_string(chosen_.size()) + " of ") +
                       count_of(model_.tensors().size(), "tensor") + " from " + count_of(files.size(), "file")});
-    transfer.own.push_back({"over-read", over_read_bytes_ == 0 ? "none" : format_bytes(over_read_bytes_)});
+    if (over_read_bytes_ != 0) transfer.own.push_back({"over-read", format_bytes(over_read_bytes_)});
     add_tuning(tuned_.tuning, transfer);
   }
 

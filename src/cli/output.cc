@@ -349,9 +349,9 @@ Exit Output::transfer(const Transfer& transfer) const {
   heading(format_bytes(report.bytes) + " in " + format_seconds(report.seconds) +
           (tells_speed(report) ? ": " + format_rate(rate(report.bytes, report.seconds)) : ""));
   field("routes", format_routes(report.routes));
-  field("engine", report.engine);
+  field("engine", report.engine.empty() ? "none" : report.engine);
   field("reason", report.reason);
-  field("limit", format_limit(report));
+  if (report.limit != Limit::unknown) field("limit", format_limit(report));
   field("set-up", format_seconds(setup_seconds) + ", not counted above");
   for (const Fact& fact : own) field(fact.label, fact.value);
   if (wrong) return fail(*verified->error);

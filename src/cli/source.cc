@@ -20,7 +20,8 @@ namespace {
 
 class StoreSource final : public Source {
  public:
-  StoreSource(Context& context, StoreSlice slice) : context_(context), slice_(std::move(slice)) {}
+  StoreSource(Context& context, StoreSlice slice, Deadline deadline)
+      : context_(context), slice_(std::move(slice)), deadline_(deadline) {}
 
   std::optional<std::uint64_t> size_bytes() const override { return slice_.extent.size_bytes; }
 
@@ -76,7 +77,7 @@ class StoreSource final : public Source {
       filled += bytes;
     }
     if (ranges.empty()) return {};
-    Result<Ticket> ticket = context_.submit(Direction::read, ranges);
+    Result<Ticket> ticket = context_.submit(Direction::read, ranges, {.deadline_seconds = deadline_.request_seconds()});
     if (!ticket.ok()) return ticket.error();
     const Report report = await(std::move(*ticket));
     return report.ok() ? Status() : Status(*report.error);
@@ -84,12 +85,13 @@ class StoreSource final : public Source {
 
   Context& context_;
   StoreSlice slice_;
+  const Deadline deadline_;
 };
 
 class Stream final : public Source {
  public:
-  Stream(int descriptor, std::string name, std::optional<std::uint64_t> size_bytes)
-      : descriptor_(descriptor), name_(std::move(name)), size_bytes_(size_bytes) {}
+  Stream(int descriptor, std::string name, std::optional<std::uint64_t> size_bytes, Deadline deadline)
+      : descriptor_(descriptor), name_(std::move(name)), size_bytes_(size_bytes), deadline_(deadline) {}
   ~Stream() override {
     if (descriptor_ != STDIN_FILENO) close(descriptor_);
   }
@@ -113,15 +115,20 @@ class Stream final : public Source {
       return Error{.code = Code::truncated,
                    .message = name_ + " ended after " + std::to_string(position_) + " of " +
                               std::to_string(*size_bytes_) + " bytes",
-                   .hint = "leave out --size to write all of " + name_};
+                   .hint = "leave out --size to take all of " + name_};
     }
     return filled;
   }
 
  private:
-  // A reader of a pipe may wait for ever; polling with a limit keeps it open to interruption.
+  // A reader of a pipe may wait for ever; polling with a limit keeps it open to interruption and to its deadline.
   Result<std::uint64_t> read_some(Region memory) const {
     while (!interrupted()) {
+      if (deadline_.passed()) {
+        return Error{.code = Code::timed_out,
+                     .message = "the deadline passed, and " + name_ + " had not ended",
+                     .hint = "raise --deadline, or leave it out"};
+      }
       pollfd input{.fd = descriptor_, .events = POLLIN, .revents = 0};
       if (poll(&input, 1, 100) <= 0) continue;
       const ssize_t got = read(descriptor_, memory.data, memory.size_bytes);
@@ -134,6 +141,7 @@ class Stream final : public Source {
   const int descriptor_;
   const std::string name_;
   const std::optional<std::uint64_t> size_bytes_;
+  const Deadline deadline_;
 };
 
 class PatternSource final : public Source {
@@ -168,10 +176,8 @@ class PatternSource final : public Source {
   Pattern pattern_;
 };
 
-// Their size is 0, or that of a page, whatever there is to be read.
-bool is_made_as_it_is_read(int file) {
-  struct statfs system {};
-  if (fstatfs(file, &system) != 0) return false;
+// Where files are made as they are read. Their size is 0, or that of a page, whatever there is to be read.
+bool makes_files(const struct statfs& system) {
   switch (static_cast<std::uint32_t>(system.f_type)) {
     case PROC_SUPER_MAGIC:
     case SYSFS_MAGIC:
@@ -182,11 +188,21 @@ bool is_made_as_it_is_read(int file) {
     case CGROUP2_SUPER_MAGIC:
       return true;
     default:
-      break;
+      return false;
   }
+}
+
+bool is_made_as_it_is_read(int file) {
+  struct statfs system {};
   struct stat status {};
   char byte = 0;
-  return fstat(file, &status) == 0 && status.st_size == 0 && pread(file, &byte, 1, 0) == 1;
+  if (fstatfs(file, &system) != 0) return false;
+  return makes_files(system) || (fstat(file, &status) == 0 && status.st_size == 0 && pread(file, &byte, 1, 0) == 1);
+}
+
+// A character device may have no end, so it needs a size.
+bool is_stream_by_kind(const struct stat& status, std::optional<std::uint64_t> size_bytes) {
+  return S_ISFIFO(status.st_mode) || (S_ISCHR(status.st_mode) && size_bytes);
 }
 
 }  // namespace
@@ -198,22 +214,34 @@ Result<std::vector<Extent>> Source::fill_data(Region memory) {
   return *filled == 0 ? std::vector<Extent>() : std::vector{Extent{begin, *filled}};
 }
 
-std::unique_ptr<Source> store_source(Context& context, StoreSlice slice) {
-  return std::make_unique<StoreSource>(context, std::move(slice));
+std::unique_ptr<Source> store_source(Context& context, StoreSlice slice, Deadline deadline) {
+  return std::make_unique<StoreSource>(context, std::move(slice), deadline);
 }
 
-Result<std::unique_ptr<Source>> open_stream(const std::string& name, std::optional<std::uint64_t> size_bytes) {
-  if (name == "-") return std::unique_ptr<Source>(std::make_unique<Stream>(STDIN_FILENO, "standard input", size_bytes));
+bool names_stream(const std::string& name, std::optional<std::uint64_t> size_bytes) {
+  if (name == "-") return true;
+  const std::string path = local_path(name);
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) return false;
+  struct statfs system {};
+  const bool is_made = S_ISREG(status.st_mode) && statfs(path.c_str(), &system) == 0 && makes_files(system);
+  return is_made || is_stream_by_kind(status, size_bytes);
+}
+
+Result<std::unique_ptr<Source>> open_stream(const std::string& name, std::optional<std::uint64_t> size_bytes,
+                                            Deadline deadline) {
+  if (name == "-") {
+    return std::unique_ptr<Source>(std::make_unique<Stream>(STDIN_FILENO, "standard input", size_bytes, deadline));
+  }
   const std::string path = local_path(name);
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return std::unique_ptr<Source>();
-  // A character device may have no end.
-  const bool is_stream = S_ISFIFO(status.st_mode) || (S_ISCHR(status.st_mode) && size_bytes);
+  const bool is_stream = is_stream_by_kind(status, size_bytes);
   if (!is_stream && !S_ISREG(status.st_mode)) return std::unique_ptr<Source>();
   // A pipe that nobody writes to yet is waited for by poll, which can be interrupted.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (file < 0) return system_error(errno, "open " + name);
-  auto stream = std::make_unique<Stream>(file, name, size_bytes);
+  auto stream = std::make_unique<Stream>(file, name, size_bytes, deadline);
   if (!is_stream && !is_made_as_it_is_read(file)) return std::unique_ptr<Source>();
   return std::unique_ptr<Source>(std::move(stream));
 }

@@ -1,4 +1,5 @@
-// Source: where `penstock write` takes its bytes from, a window at a time: a store, a stream, or a pattern.
+// Source: where bytes come from a window at a time: a store, a stream, or a pattern. `penstock write` copies any of
+// them; `penstock load` takes streams.
 //
 // Thread safety: one thread. Lifetime: a store's Source borrows its Context.
 #pragma once
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "deadline.h"
 #include "holes.h"
 #include "penstock/context.h"
 
@@ -34,12 +36,15 @@ struct StoreSlice {
   Extent extent = {};
   Holes holes = {};
 };
-std::unique_ptr<Source> store_source(Context& context, StoreSlice slice);
+std::unique_ptr<Source> store_source(Context& context, StoreSlice slice, Deadline deadline = Deadline());
 
 // What can only be read from its front to its end: standard input ("-"), pipes, character devices, and files whose
 // content is made as it is read, such as those of /proc. Up to the end, or exactly `size_bytes`. Nothing: it is none of
 // those.
-Result<std::unique_ptr<Source>> open_stream(const std::string& name, std::optional<std::uint64_t> size_bytes);
+Result<std::unique_ptr<Source>> open_stream(const std::string& name, std::optional<std::uint64_t> size_bytes,
+                                            Deadline deadline = Deadline());
+// Whether it is one, judged without opening it: a server that hangs would hold up the open.
+bool names_stream(const std::string& name, std::optional<std::uint64_t> size_bytes);
 
 // Bytes that depend on nothing but their position and the seed.
 struct Pattern {

@@ -9,6 +9,8 @@ namespace penstock::cli {
 
 namespace {
 
+constexpr double shortest_deadline_seconds = 0.001, longest_deadline_seconds = 1e6;
+
 // Files on different file systems have no options that are best for all.
 bool on_one_device(std::span<const std::string> names) {
   std::optional<dev_t> first;
@@ -29,6 +31,9 @@ TransferOptions add_transfer_flags(CLI::App& parser, TransferFlags& flags, const
   auto* offset = add_size(parser, "--offset", flags.offset, help.offset);
   auto* size = add_size(parser, "--size", flags.size, help.size);
   parser.add_flag("--verify", flags.verify, help.verify);
+  parser.add_option("--deadline", flags.deadline_seconds, help.deadline)
+      ->type_name("SECONDS")
+      ->check(number(shortest_deadline_seconds, longest_deadline_seconds));
   add_context_flags(parser, flags.context);
   parser.add_flag("--no-tuning{false}", flags.tuning, "don't use what `penstock tune` found");
   parser.add_flag("--json", flags.output.json, "print one JSON object");

@@ -16,6 +16,7 @@ struct TransferFlags {
   std::optional<std::uint64_t> offset, size;
   bool verify = false;
   bool tuning = true;
+  double deadline_seconds = 0;  // 0: as the options say
   ContextFlags context;
   OutputFlags output;
 };
@@ -27,6 +28,7 @@ struct TransferHelp {
   const char* offset;
   const char* size;
   const char* verify;
+  const char* deadline;
 };
 struct TransferOptions {
   CLI::Option *offset, *size;

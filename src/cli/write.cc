@@ -273,24 +273,36 @@ struct Written {
   double sync_seconds = 0;  // of those of the report
 };
 
+// A window is a request of its own, and counts its own bytes only.
+Error of_all_windows(Error error, const CopyJob& job, std::uint64_t bytes) {
+  if (error.code != Code::cancelled && error.code != Code::timed_out && error.code != Code::abandoned) return error;
+  const std::optional<std::uint64_t> total = job.source.size_bytes();
+  error.message = error.message.substr(0, error.message.find(';')) + "; " + std::to_string(bytes) +
+                  (total ? " of " + std::to_string(*total) : "") + " bytes were written";
+  return error;
+}
+
 // Moves the bytes and makes them final; a file that was to be replaced is untouched unless all went well.
-Written write_all(const CopyJob& job, Store& destination, bool durable, const OutputFlags& flags) {
+Written write_all(const CopyJob& job, Store& destination, const WriteFlags& flags) {
   const Stopwatch stopwatch;
   double sync_seconds = 0;
   Report report = [&] {
-    Progress progress(job.memory ? job.memory->size_bytes : job.source.size_bytes(), flags);
+    Progress progress(job.memory ? job.memory->size_bytes : job.source.size_bytes(), flags.output);
     return job.memory ? write_memory(job, progress) : copy_windows(job, progress);
   }();
   if (report.ok()) {
     const Stopwatch syncing;
-    if (Status status = destination.commit(durable); !status.ok()) {
+    if (Status status = destination.commit(flags.durable); !status.ok()) {
       report.outcome = Outcome::failed;
       report.error = status.error();
     }
-    if (durable) sync_seconds = syncing.seconds();
+    if (flags.durable) sync_seconds = syncing.seconds();
   }
   // The error that brought us here matters more than one of cleaning up.
-  if (!report.ok()) static_cast<void>(destination.abort());
+  if (!report.ok()) {
+    static_cast<void>(destination.abort());
+    report.error = of_all_windows(*report.error, job, report.bytes);
+  }
   report.seconds = stopwatch.seconds();
   return {std::move(report), sync_seconds};
 }
@@ -329,14 +341,15 @@ Exit run(const WriteFlags& given) {
   if (!tuned.ok()) return output.fail(tuned.error());
   Context* context = &tuned->context;
 
+  const Deadline deadline(flags.deadline_seconds);
   Result<std::unique_ptr<Source>> stream = std::unique_ptr<Source>();
-  if (!flags.pattern) stream = open_stream(flags.source, flags.size);
+  if (!flags.pattern) stream = open_stream(flags.source, flags.size, deadline);
   if (!stream.ok()) return output.fail(stream.error());
   Result<std::optional<StoreSlice>> slice = std::optional<StoreSlice>();
   if (!*stream) slice = open_source(*context, flags);
   if (!slice.ok()) return output.fail(slice.error());
   const Demand demand = demand_of(*slice, flags);
-  const auto source = *slice          ? store_source(*context, std::move(**slice))
+  const auto source = *slice          ? store_source(*context, std::move(**slice), deadline)
                       : flags.pattern ? pattern_source(*flags.pattern)
                                       : std::move(*stream);
   Checksum checksum;
@@ -344,10 +357,13 @@ Exit run(const WriteFlags& given) {
               .source = *source,
               .domain = *domain,
               .offset = flags.offset.value_or(0),
-              .checksum = flags.verify ? &checksum : nullptr};
+              .checksum = flags.verify ? &checksum : nullptr,
+              .deadline = deadline};
   const Result<std::optional<Buffer>> memory = fill_memory(job);
   if (!memory.ok()) return output.fail(memory.error());
   const bool replaces = !flags.in_place && !has_fixed_size(flags.destination);
+  std::error_code ignored;
+  const bool was_there = std::filesystem::exists(local_path(flags.destination), ignored);
   if (!replaces) job.old_end = has_fixed_size(flags.destination) ? UINT64_MAX : file_size(flags.destination);
   Result<Store> destination = open_destination(*context, flags, demand);
   if (!destination.ok()) return output.fail(destination.error());
@@ -361,10 +377,11 @@ Exit run(const WriteFlags& given) {
                              {"offset", flags.offset.value_or(0)},
                              {"durable", not_durable.empty()},
                              {"not_durable_because", not_durable.empty() ? Json() : Json(not_durable)},
-                             {"replaced", replaces}},
+                             {"replaced", replaces && was_there},
+                             {"in_place", !replaces}},
                     .setup_seconds = setup.seconds()};
   add_tuning(tuned->tuning, transfer);
-  Written written = write_all(job, *destination, flags.durable, flags.output);
+  Written written = write_all(job, *destination, flags);
   if (!written.report.ok()) return output.fail(written.report);
   transfer.report = std::move(written.report);
   const std::uint64_t bytes = transfer.report.bytes;
@@ -397,7 +414,8 @@ Command add_write(CLI::App& tool) {
                       .domain = "from which memory: host, pinned, or cuda:N, where the source is brought first",
                       .offset = "where in DEST to begin; needs --in-place for files",
                       .size = "how much of SOURCE to write; default: all",
-                      .verify = "read back past the page cache and compare"});
+                      .verify = "read back past the page cache and compare",
+                      .deadline = "give up after this many seconds; a file that was to be replaced is kept"});
   parser->add_flag("--durable,!--no-durable", flags->durable,
                    "sync before success is reported (default), or sync nothing at all");
   auto* replace = parser->add_flag("--replace", flags->replace, "write a new file, then give it the name (default)");

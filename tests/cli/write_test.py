@@ -12,7 +12,7 @@ import time
 import unittest
 
 import schema
-from tool import NOBODY, PROMPTLY, TOOL, ToolTest, die_at, environment, resident_bytes, wait_until
+from tool import NOBODY, PROMPTLY, SLOW, TOOL, ToolTest, die_at, environment, resident_bytes, wait_until
 
 MIB = 1 << 20
 
@@ -26,7 +26,8 @@ class Write(ToolTest):
             self.assertEqual(destination.read_bytes(), content)
             self.assertEqual(result["bytes"], size)
             self.assertEqual(sum(result["routes"].values()), size)
-            self.assertEqual((result["verified"], result["durable"], result["replaced"]), (True, True, True))
+            self.assertEqual((result["verified"], result["durable"], result["in_place"]), (True, True, False))
+            self.assertIs(result["replaced"], size != 0, "the first one is new")
         self.assertEqual(self.names(), ["destination", "source"])
 
     def test_checksums_of_load_and_write_agree(self):
@@ -85,7 +86,7 @@ class Write(ToolTest):
         patch = self.file("patch", b"patch")
         result = self.json_of("write", patch, path, "--in-place", "--offset", 4094, "--verify")
         self.assertEqual(result["offset"], 4094)
-        self.assertIs(result["replaced"], False)
+        self.assertEqual((result["replaced"], result["in_place"]), (False, True))
         self.assertEqual(path.read_bytes(), b"." * 4094 + b"patch" + b"." * (20000 - 4099))
         self.json_of("write", patch, path, "--in-place", "--offset", 20001, "--no-durable")
         self.assertEqual(path.read_bytes()[19999:], b".\0patch")
@@ -441,9 +442,31 @@ class WriteIsInterrupted(ToolTest):
         wait_until(lambda: resident_bytes(process) > 64 * MIB)
         exit_code, _, stderr, seconds = self.interrupt(process)
         self.assertEqual(exit_code, 130, stderr)
+        self.assertRegex(stderr, rb"interrupted; [0-9]+ bytes were written\n")
         self.assertLess(seconds, PROMPTLY)
         self.assertEqual(path.read_bytes(), b"old")
         self.assertEqual(self.names(), ["data"])
+
+    def test_with_a_count_of_the_whole_file(self):
+        size = 1 << 30
+        process = self.start("write", "--pattern", size, self.folder / "copy", *SLOW)
+        wait_until(lambda: self.names() and resident_bytes(process) > 64 * MIB)
+        exit_code, _, stderr, _ = self.interrupt(process)
+        self.assertEqual(exit_code, 130, stderr)
+        self.assertRegex(stderr.decode(), f"interrupted; [0-9]+ of {size} bytes were written")
+
+    def test_by_a_deadline_and_leaves_the_old_file(self):
+        path = self.file("data", b"old")
+        error = self.fails("timed_out", 124, "write", "--pattern", 1 << 30, path, *SLOW, "--deadline", 0.3)
+        self.assertRegex(error["message"], f"the deadline passed; [0-9]+ of {1 << 30} bytes were written")
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, reading)
+        self.addCleanup(os.close, writing)
+        error = self.fails("timed_out", 124, "write", "-", path, "--deadline", 0.2, stdin=reading)
+        self.assertIn("standard input had not ended; 0 bytes were written", error["message"])
+        self.assertEqual((path.read_bytes(), self.names()), (b"old", ["data"]))
+        self.json_of("write", "--pattern", 5000, path, "--deadline", 60)
+        self.fails("invalid_argument", 2, "write", "--pattern", 5000, path, "--deadline", "soon")
 
     def test_while_nobody_writes_to_the_pipe(self):
         os.mkfifo(self.folder / "pipe")
