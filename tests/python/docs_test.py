@@ -1,5 +1,6 @@
 """The examples in docs/python.md run, one after the other, as a reader would type them."""
 
+import inspect
 import pathlib
 import re
 
@@ -11,6 +12,7 @@ from penstock import _errors
 torch = pytest.importorskip("torch")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "python.md"
+REFERENCE = ROOT / "docs" / "python-reference.md"
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +55,21 @@ def _has_safetensors():
     return True
 
 
+def test_the_reference_has_every_name_and_argument():
+    text = REFERENCE.read_text(encoding="utf-8")
+    for name in penstock.__all__:
+        thing = getattr(penstock, name)
+        assert re.search(rf"\b{name}\b", text), name
+        assert inspect.getdoc(thing), name
+        if inspect.isfunction(thing) or name == "safe_open":
+            signature = re.search(rf"`{name}\((.*?)\)`", text)
+            assert signature, name
+            told = [each.strip(" *") for each in signature[1].split(",") if each.strip() not in ("", "*")]
+            assert told == list(inspect.signature(thing).parameters), name
+
+
 def test_the_table_of_errors_is_complete():
-    table = PAGE.read_text(encoding="utf-8").partition("| code | is also |")[2]
+    table = REFERENCE.read_text(encoding="utf-8").partition("| code | is also |")[2]
     for code, class_ in _errors._CLASSES.items():
         row = next(line for line in table.splitlines() if f"`{code}`" in line)
         assert any(base.__name__ in row for base in class_.__mro__ if base.__module__ == "builtins"), code

@@ -214,6 +214,10 @@ def test_tensors_are_selected_by_name(mixed):
     assert sorted(chosen) == ["large", "scalar"]
     assert set(penstock.load_file(path, select=lambda name: name.endswith("F16"))) == {f"layers.{i}.F16" for i in range(3)}
     assert penstock.load_file(path, select=[]) == {}
+    assert set(penstock.load_file(path, select="layers.*.F16")) == {f"layers.{i}.F16" for i in range(3)}
+    assert set(penstock.load_file(path, select=["large", "layers.[01].F16"])) == {"large", "layers.0.F16", "layers.1.F16"}
+    with pytest.raises(penstock.InvalidError, match="no tensor of .* matches 'no.*'"):
+        penstock.load_file(path, select=["large", "no.*"])
     with pytest.raises(ValueError, match="'nowhere'"):
         penstock.load_file(path, select=["nowhere"])
 

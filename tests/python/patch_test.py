@@ -178,6 +178,15 @@ def test_errors_are_of_both_families(patched, path, tmp_path):
         safetensors.torch.load_file(tmp_path / "missing")
 
 
+def test_a_directory_is_refused_as_by_safetensors(patched, path):
+    folder = os.path.dirname(path)
+    assert penstock.load_file(folder)
+    for call in (lambda: safetensors.safe_open(folder, "pt"), lambda: safetensors.torch.load_file(folder)):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert not isinstance(caught.value, penstock.Error)
+
+
 def test_errors_have_the_words_of_safetensors(patched, path, tmp_path):
     (tmp_path / "bad").write_bytes(b"bad")
     closed = safetensors.safe_open(path, "pt")

@@ -45,8 +45,8 @@ class Context:
         self.close()
 
     def close(self) -> None:
-        """Cancels reads and loads, waits for saves, and gives everything back; otherwise that happens when the last
-        reference goes and what runs has ended."""
+        """Cancels reads and loads, waits for saves, and frees everything. Otherwise that happens when the last reference
+        goes and everything under way has ended."""
         self._closed = True
         self._core.close()
 
@@ -66,21 +66,22 @@ class Context:
         return statistics
 
     def reset_statistics(self) -> None:
+        """Starts counting from 0."""
         self._core.reset_statistics()
 
     def prefetch(self, path: Any, ranges: Iterable[tuple[int, int]] = ()) -> int:
-        """Starts bringing ranges (offset, size) of a file into the page cache, or all of it; says how many bytes were
-        started: at most `prefetch_window_bytes`."""
+        """Starts to bring ranges (offset, size) of a file, or all of it, into the page cache. Returns how many bytes it
+        started to read: at most `prefetch_window_bytes`."""
         return self._core.prefetch(os.fsencode(path), [(_natural("offset", offset), _natural("size", size))
                                                           for offset, size in ranges])
 
     def read_into(self, target: Any, path: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
                   lba: Optional[int] = None, count: Optional[int] = None, progress: Progress = None) -> Report:
-        """Fills memory from a file, a block device or a URI, and says how.
+        """Fills memory from a file, a block device or a URI, and returns a Report.
 
-        `target` is a contiguous tensor of torch, an array of NumPy or CuPy, anything with DLPack, the CUDA array
-        interface or a writable buffer, or (pointer, size, device). `size` is the target's own unless it is given.
-        `lba` and `count` say the same in logical blocks of the store.
+        `target` is a contiguous torch tensor, a NumPy or CuPy array, anything with DLPack, the CUDA array interface or a
+        writable buffer, or (pointer, size, device). `size` defaults to the target's. `lba` and `count` are an offset and a
+        size in logical blocks of the store.
         """
         return self._move(target, path, offset, size, lba, count, progress)
 

@@ -11,7 +11,7 @@ from ._errors import make
 
 
 def engines(context: Optional[Context] = None) -> list[dict[str, Any]]:
-    """The ways to reach storage: of each its name, what it is, its schemes, whether it works here, and why not."""
+    """The engines: the name of each, what it does, its schemes, whether it works here, and if not, why."""
     return (context or default_context())._core.engines()
 
 
@@ -30,7 +30,7 @@ def tool() -> str:
 
 
 def doctor(path: Any = None) -> dict[str, Any]:
-    """What `penstock doctor --json` says of this machine, and of how a path would be read (docs/schema/doctor.schema.json)."""
+    """What `penstock doctor --json` prints about this machine, or about a path (docs/schema/doctor.schema.json)."""
     import json
     import subprocess
 

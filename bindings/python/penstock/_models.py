@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fnmatch
 import functools
 import operator
 import os
@@ -33,6 +34,7 @@ MOST_AHEAD_BYTES = 8 << 30  # of a mapped file, where the system does not tell w
 COLUMNS = "auto", "pieces", "whole"
 BACKENDS = None, "mmap", "pread"  # of safetensors; what is fastest is chosen here
 URI = re.compile(rb"[a-z][a-z0-9+-]+:")
+PATTERN = re.compile(r"[*?\[]")
 
 
 class Tensor(NamedTuple):
@@ -48,7 +50,7 @@ class Tensor(NamedTuple):
 
 
 class Tensors(dict[str, Any]):
-    """Tensors by name, with what is known about the load that brought them."""
+    """A dict of tensors by name, with the `report`, the `metadata` and the `quantization` of the load."""
 
     report: Report
     metadata: dict[str, str]
@@ -163,15 +165,25 @@ class Model:
             raise invalid(f"{self} has no tensor {name!r}", "see keys()")
         return index
 
+    def matching(self, name: str) -> list[int]:
+        """The tensor of that name, or those that fit a pattern such as "*.q_proj.*"."""
+        if name in self.by_name or not PATTERN.search(name):
+            return [self.find(name)]
+        fits = re.compile(fnmatch.translate(name)).match
+        found = [index for index, tensor in enumerate(self.tensors) if fits(tensor[0])]
+        if not found:
+            raise invalid(f"no tensor of {self} matches {name!r}", "see keys(), or `penstock inspect --tensors`")
+        return found
+
     def select(self, select: Select) -> Sequence[int]:
         """In the order of the file."""
         if select is None:
             return range(len(self.tensors))
         if isinstance(select, str):
-            return [self.find(select)]
+            return self.matching(select)
         if callable(select):
             return [index for index, tensor in enumerate(self.tensors) if select(tensor[0])]
-        return sorted({self.find(name) for name in select})
+        return sorted({index for name in select for index in self.matching(name)})
 
 
 def normal_part(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, list[Interval]]:
@@ -405,21 +417,24 @@ def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[i
 def load_file(filename: Any, device: Device = "cpu", framework: Optional[str] = None, *, select: Select = None,
               slices: Slices = None, columns: str = "auto", copy: bool = False, share: bool = False,
               own_storage: bool = False, context: Optional[Context] = None, progress: Progress = None) -> Tensors:
-    """Loads a model into a dict of tensors, by one request.
+    """Loads a model into a dict of tensors, in one request.
 
-    `filename` is a safetensors or GGUF file, several, a directory, an index, or a snapshot of the Hugging Face cache.
-    `device` is one for all tensors, or a mapping or function of their names. `framework` is "pt" or "np"; torch if it
-    is installed. `select` names tensors, or tells by name. `slices` gives parts by name, or by name and shape: a slice
-    of rows, (dimension, slice) or (dimension, [(begin, end), ...]). `progress(done, all)` is called at most twenty
-    times a second; what it raises ends the load.
+    filename     a safetensors or GGUF file, a list of files, a directory, an index, or a snapshot in the Hugging Face cache
+    device       one device for all tensors, or a mapping or function from name to device
+    framework    "pt" or "np"; default: torch if it is installed
+    select       a name, a pattern such as "*.q_proj.*", a list of either, or a function that takes a name
+    slices       parts of tensors, as a mapping, or a function of name and shape: a slice of rows, (dimension, slice) or
+                 (dimension, [(begin, end), ...])
+    columns      how to read pieces of rows: "pieces", "whole" or "auto"
+    copy         give every tensor memory of its own, at a multiple of 256 bytes
+    share        always map the file: processes share one copy, and it may be larger than memory
+    own_storage  give torch tensors below 1 MiB a storage of their own too, instead of a place in a slab
+    context      default: the one that all calls share
+    progress     True for a line on the terminal, or a function (done, all), called at most twenty times a second; if it
+                 raises, the load ends
 
-    Tensors on the CPU whose file is in the page cache are mapped, not copied, as safetensors does it: who writes into
-    the file later changes them too, and who truncates it makes a program that looks at them end with SIGBUS. With `copy`
-    they have memory of their own, each at a multiple of 256 bytes. With `share` they are always mapped: processes that
-    load the same file have one copy of it, it may be larger than memory, and it is read ahead, or as it is used.
-
-    With `own_storage`, torch's tensors of less than 1 MiB have a storage of their own too, instead of a place in a slab:
-    for programs that take tensors of one storage for the same.
+    If a file is in the page cache, its tensors on the CPU are mapped, not copied, as with safetensors. If somebody writes
+    into that file later, the tensors change. If somebody truncates it, touching them raises SIGBUS.
     """
     frame = framework_named(framework, own_storage)
     return load_tensors(Model(filename, context=context), frame, device, select, slices, columns, how_to_map(copy, share),
@@ -452,7 +467,7 @@ def finished(model: Model, what: Wanted, load: Load, progress: Progress) -> Tens
 
 async def load_file_async(filename: Any, device: Device = "cpu", framework: Optional[str] = None,
                           **options: Any) -> Tensors:
-    """load_file for asyncio, with its options. Cancelling the task cancels the load."""
+    """load_file for asyncio, with the same options. If you cancel the task, the load is cancelled."""
     import asyncio
     import threading
 
@@ -489,8 +504,10 @@ async def load_file_async(filename: Any, device: Device = "cpu", framework: Opti
 def load_models(paths: Mapping[Any, Any], device: Device = "cpu", framework: Optional[str] = None, *,
                 select: Select = None, copy: bool = False, share: bool = False, own_storage: bool = False,
                 context: Optional[Context] = None, progress: Progress = None) -> dict[Any, Tensors]:
-    """Loads several models at the same time: {key: path} becomes {key: tensors}. Their tensors may have equal names:
-    adapters, experts, checkpoints to be averaged."""
+    """Loads several models at the same time: {key: path} becomes {key: tensors}.
+
+    Their tensors may have equal names: adapters, experts, checkpoints to average. The options are those of load_file.
+    """
     frame = framework_named(framework, own_storage)
     mapping = how_to_map(copy, share)
     started = []
@@ -503,11 +520,11 @@ def load_models(paths: Mapping[Any, Any], device: Device = "cpu", framework: Opt
 
 def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optional[Context] = None,
               progress: Progress = None) -> Report:
-    """Fills the parameters and buffers of a torch module, or the tensors of a dict, where they are.
+    """Fills the parameters and buffers of a torch module, or the tensors of a dict, in place.
 
-    Names, shapes and types are compared before a byte moves. With `strict`, both sides have the same names, but that
-    of names for the same tensor the file has only one; otherwise those that both have are filled, a tensor of several
-    names by the last of them. Tensors that a failed load was to fill are not as they were.
+    Compares names, shapes and types before it reads a byte. With `strict`, both sides must have the same names, and the
+    file must have a tensor of several names only once. Otherwise it fills what both sides have; if the file has a tensor
+    under several names, the last one wins. After a failed load the tensors hold neither the old nor the new content.
     """
     model = Model(filename, context=context)
     tensors = tensors_in(target)
@@ -599,11 +616,11 @@ def check_no_repeats(model: Model, in_both: Mapping[str, Any], filled: Mapping[s
 def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None, *,
               align: int = 4096, durable: bool = True, checksums: bool = False, context: Optional[Context] = None,
               progress: Progress = None) -> Report:
-    """Saves tensors of torch or NumPy as a safetensors file: all of it, synced if `durable`, or what was there before.
+    """Saves torch or NumPy tensors as a safetensors file: the whole new file, synced if `durable`, or the old one stays.
 
     The first tensor begins at a multiple of `align`, so that reads need no copy. With `align=8` the file is byte for byte
-    what safetensors writes. With `checksums`, `verify` can tell later whether the bytes are still right. Tensors that
-    share memory are refused, as by safetensors: save one of them, or clone.
+    what safetensors writes. With `checksums`, `verify` can check the bytes later. Tensors that share memory are refused,
+    as by safetensors: save one of them, or clone.
     """
     check_mapping(tensors)
     check_no_sharing(tensors)
@@ -674,8 +691,8 @@ class Checked(NamedTuple):
 
 
 def verify(filename: Any, *, context: Optional[Context] = None, progress: Progress = None) -> list[Checked]:
-    """Compares a model with the checksums that were recorded when it was saved, or with the digest in the name of a
-    blob of the Hugging Face cache. What is odd about the model and does not matter for loading comes as a warning."""
+    """Compares a model with the checksums recorded when it was saved, or with the digest in the name of a Hugging Face
+    blob. Oddities that don't matter for loading come as warnings."""
     model = Model(filename, context=context)
     for warning in model.core.warnings:
         warn(warning, 3)

@@ -31,13 +31,12 @@ def patch(**options: Any) -> None:
     """Replaces load_file, load, save_file, load_model, save_model and safe_open of safetensors, also where they were
     imported by name.
 
-    What Penstock has no memory for (other frameworks, other devices) goes to safetensors as before. Errors are
-    SafetensorErrors too, and say what safetensors says; what Penstock says of them is in their `message` and `hint`.
-    Tensors have storages of their own, as with safetensors: there are programs that take tensors of one storage for the
-    same. Those on the CPU share the page cache: workers that load the same file have one copy of it.
+    Other frameworks and devices still go to safetensors. Errors are SafetensorErrors with safetensors' words; `message`
+    and `hint` have Penstock's. Each tensor has its own storage, as with safetensors, because some programs compare
+    storages. Tensors on the CPU share the page cache: workers that load the same file have one copy of it.
 
-    `options` are those of penstock.safe_open for every file that is opened: `patch(share=False)` copies instead. What
-    is patched already stays as it is.
+    `options` are those of penstock.safe_open, for every file that is opened: `patch(share=False)` copies instead. If
+    safetensors is already patched, nothing changes.
     """
     unknown = options.keys() - OPTIONS.keys()
     if unknown:
@@ -292,7 +291,8 @@ def _plain_index(index: Any, shape: Sequence[int]) -> bool:
 
 
 def _fits(given: dict[str, Any]) -> bool:
-    return isinstance(given.get("filename"), (str, os.PathLike)) and \
+    filename = given.get("filename")  # safetensors takes no directory, and says so in its own words
+    return isinstance(filename, (str, os.PathLike)) and not os.path.isdir(filename) and \
         all(_is_ours(given[key]) for key in ("framework", "device") if key in given)
 
 

@@ -336,6 +336,7 @@ class safe_open:
         return report
 
     def keys(self) -> list[str]:
+        """The names of all tensors, sorted as safetensors sorts them."""
         return self._check_open().names()
 
     def offset_keys(self) -> list[str]:
@@ -344,6 +345,7 @@ class safe_open:
         return [tensor[0] for tensor in self._model.tensors]
 
     def metadata(self) -> Optional[dict[str, str]]:
+        """What the file says about itself, or None."""
         self._check_open()
         return self._model.metadata or None
 
@@ -354,16 +356,19 @@ class safe_open:
         return self._model.quantization
 
     def get_tensor(self, name: str) -> Any:
+        """One tensor. A loop over names is read ahead."""
         self._check_open()
         return self._whole(self._model.find(name))
 
     def get_tensors(self) -> dict[str, Any]:
+        """All tensors, in one request."""
         self._check_open()
         what = wanted(self._model, self._model.select(None), None)
         load = self._load(what)
         return dict(zip((spec[0] for spec in what.specs), load.tensors))
 
     def get_slice(self, name: str) -> Slice:
+        """A tensor to index: only the rows or columns that you ask for are read."""
         self._check_open()
         return Slice(self, self._model.find(name))
 

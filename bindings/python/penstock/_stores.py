@@ -39,7 +39,7 @@ class Store:
 
     def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
                  traceback: Optional[TracebackType]) -> None:
-        """Of access="replace": takes the name, unless something was raised."""
+        """With access="replace", commits unless something was raised."""
         try:
             if self._core is not None and self._is_unfinished() and kind is None:
                 self.commit()
@@ -53,6 +53,7 @@ class Store:
 
     @property
     def name(self) -> str:
+        """As it was given."""
         return self._name
 
     @property
@@ -75,6 +76,7 @@ class Store:
 
     @property
     def writable(self) -> bool:
+        """Whether it was opened for writing."""
         writable: bool = self._open().writable
         return writable
 
@@ -85,19 +87,20 @@ class Store:
 
     async def read_into_async(self, target: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
                               lba: Optional[int] = None, count: Optional[int] = None) -> Report:
+        """read_into for asyncio."""
         return await self._context._move_async(target, self._name, offset, size, lba, count, opened=self._open())
 
     def read(self, offset: Optional[int] = None, size: Optional[int] = None, *, lba: Optional[int] = None,
              count: Optional[int] = None, device: Any = "cpu", framework: Optional[str] = None,
              progress: Progress = None) -> Any:
-        """Bytes in new memory: a tensor of torch, or an array of NumPy (`framework`), of uint8. Without a size, all up to
-        the end."""
+        """Reads into new memory: a torch tensor or a NumPy array (`framework`) of uint8. Without a size, up to the end."""
         target = self._allocate(offset, size, lba, count, device, framework)
         self.read_into(target, offset, lba=lba, progress=progress)
         return target
 
     async def read_async(self, offset: Optional[int] = None, size: Optional[int] = None, *, lba: Optional[int] = None,
                          count: Optional[int] = None, device: Any = "cpu", framework: Optional[str] = None) -> Any:
+        """read for asyncio."""
         target = self._allocate(offset, size, lba, count, device, framework)
         await self.read_into_async(target, offset, lba=lba)
         return target
@@ -105,22 +108,23 @@ class Store:
     def write_from(self, source: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
                    lba: Optional[int] = None, count: Optional[int] = None, durable: bool = False,
                    progress: Progress = None) -> Report:
-        """Writes memory: a tensor, an array, bytes, or (pointer, size, device). With `durable` it is synced too."""
+        """Writes memory: a tensor, an array, bytes, or (pointer, size, device). `durable` syncs it too."""
         return self._context._move(source, self._name, offset, size, lba, count, progress, opened=self._open(),
                                    writes=True, durable=durable)
 
     async def write_from_async(self, source: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
                                lba: Optional[int] = None, count: Optional[int] = None, durable: bool = False) -> Report:
+        """write_from for asyncio."""
         return await self._context._move_async(source, self._name, offset, size, lba, count, opened=self._open(),
                                                writes=True, durable=durable)
 
     def commit(self, durable: bool = True) -> None:
-        """Of access="replace": takes the name. Otherwise: syncs."""
+        """With access="replace", gives the new file its name. Otherwise syncs."""
         self._open().commit(durable)
         self._committed = True
 
     def close(self) -> None:
-        """Of access="replace": what was not committed vanishes. Reads under way go on."""
+        """With access="replace", drops what was not committed. Reads under way go on."""
         core, self._core = self._core, None
         if core is not None and self._is_unfinished():
             core.abort()
@@ -157,9 +161,9 @@ def open(name: Any, access: str = "read", *, size: int = 0, device_write: bool =
          first_block: int = 0, blocks: int = 0, context: Optional[Context] = None) -> Store:
     """Opens a file, a block device or a URI ("nvme:...") and keeps it open, so that a disk is set up once.
 
-    `access` is "read", "write" (in place), "create" (made if missing) or "replace" (a new file that takes the name when
-    it is committed, or the `with` block ends well); with the last two, `size` reserves room. Writing to a block device
-    needs `device_write=True`; to a disk past the kernel also its `serial`, and which blocks may change (`first_block`,
+    `access` is "read", "write" (in place), "create" (made if missing) or "replace" (a new file takes the name at commit(),
+    or when the `with` block ends without an exception). With the last two, `size` reserves room. Writing to a block device
+    needs `device_write=True`; to a disk past the kernel also its `serial`, and the blocks that may change (`first_block`,
     `blocks`).
     """
     return Store(name, access, size=size, device_write=device_write, serial=serial, first_block=first_block,

@@ -69,6 +69,7 @@ class Stream:
 
     @property
     def report(self) -> Optional[Report]:
+        """Of all that was read so far; None before that."""
         return self._total.report
 
 
@@ -86,12 +87,12 @@ os.register_at_fork(after_in_child=_after_fork)
 def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB", *, select: Select = None,
            slices: Slices = None, framework: Optional[str] = None, copy: bool = True, share: bool = False,
            context: Optional[Context] = None) -> Stream:
-    """Yields (name, tensor) in the order of the files; the next ones are read while the caller works.
+    """Yields (name, tensor) in file order, and reads the next tensors while you work.
 
-    What is read ahead and the tensor that was yielded last take at most `window` together. Tensors are the caller's
-    own: those that it keeps come on top; with `copy=False` those on the CPU are mapped where load_file would map them, and with `share=True` all of them.
-    The window is enlarged, with a warning, where it is smaller than the largest tensor, or than a tensor beside the
-    last one, if the caller still has that when it asks for the next: `del` it.
+    What is read ahead and the tensor that came last take at most `window` together. Tensors that you keep come on top.
+    With `copy=False`, tensors on the CPU are mapped where load_file would map them; with `share=True`, all of them are.
+    The window is enlarged, with a warning, if it is smaller than the largest tensor, or if you still hold the last
+    tensor when the next one needs the room: `del` it. The other options are those of load_file.
     """
     frame = framework_named(framework)
     model = Model(paths, context=context)

@@ -11,12 +11,13 @@ from ._report import Report
 
 
 def load_file(filename: Any, *, backend: Optional[str] = None, **options: Any) -> Tensors:
-    """Arrays by name. `options` are those of penstock.load_file; `backend`, safetensors' way of reading, has no effect."""
+    """Arrays by name. `options` are those of penstock.load_file. `backend` is safetensors' way to read; here it has no effect."""
     _models.check_backend(backend)
     return _models.load_file(filename, "cpu", "np", **options)
 
 
 def load(data: bytes) -> Tensors:
+    """Arrays from the bytes of a file."""
     return load_bytes(data, "np")
 
 
@@ -27,6 +28,7 @@ def save_file(tensor_dict: Mapping[str, Any], filename: Any, metadata: Optional[
 
 
 def save(tensor_dict: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> bytes:
+    """The bytes of a file, the same as those of safetensors."""
     return save_bytes(tensor_dict, metadata)
 
 

@@ -15,12 +15,13 @@ ALIGN = 8  # as safetensors
 
 
 def load_file(filename: Any, device: Any = "cpu", *, backend: Optional[str] = None, **options: Any) -> Tensors:
-    """Tensors by name. `options` are those of penstock.load_file; `backend`, safetensors' way of reading, has no effect."""
+    """Tensors by name. `options` are those of penstock.load_file. `backend` is safetensors' way to read; here it has no effect."""
     _models.check_backend(backend)
     return _models.load_file(filename, device, "pt", **options)
 
 
 def load(data: bytes, *, own_storage: bool = False) -> Tensors:
+    """Tensors from the bytes of a file."""
     return load_bytes(data, "pt", own_storage)
 
 
@@ -41,8 +42,8 @@ def save(tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = Non
 
 def save_model(model: Any, filename: str, metadata: Optional[Mapping[str, str]] = None, force_contiguous: bool = True,
                *, align: int = ALIGN, **options: Any) -> Report:
-    """Saves a module. Of names for the same memory one that means all of it is saved; the metadata says which the others
-    are, where it has no such name already."""
+    """Saves a module. Memory with several names is saved once, under a name that covers all of it; the metadata says which
+    names were left out, unless it already has such a key."""
     state = model.state_dict()
     check_tensors(state)
     aliases = {}
@@ -67,11 +68,11 @@ class Loaded(tuple[Any, ...]):
 
 def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cpu", *, backend: Optional[str] = None,
                **options: Any) -> Loaded:
-    """Fills a module; says which of its names the file has not, and which names of the file it has not. The pair has
-    the report of the load, as `report`.
+    """Fills a module, and returns the names that are missing in the file and those that are unexpected there. The pair
+    has the `report` of the load.
 
-    A name that stands for the memory of one that the file has, or for a part of it, is not missing; if the file has both,
-    it is unexpected. With `strict`, either is refused, when the module has been filled already, as with safetensors.
+    A name for memory that the file has under another name is not missing; if the file has both, it is unexpected. With
+    `strict`, both are refused. As with safetensors, the module has already been filled then.
     """
     tensors = load_file(filename, device, backend=backend, **options)
     state = _models.tensors_in(model)
