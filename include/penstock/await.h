@@ -1,11 +1,11 @@
-// co_await on a Ticket: a coroutine goes on when the request has ended, with its Report.
+// co_await on a Ticket: the coroutine resumes with the Report when the request has ended.
 //
 //   const penstock::Report report = co_await context.submit(penstock::Direction::read, ranges).value();
 //
-// Thread safety: the coroutine goes on on the Context's completion thread, where it may submit and must not wait; at
-// once, where it is, if the request has ended already. Lifetime: the awaiter keeps the Ticket. A coroutine that waits
-// must not be destroyed before its request has ended. Small requests (128 KiB and less) that nobody else waits for are
-// looked after once a millisecond: await many at a time, or give them a callback.
+// Thread safety: the coroutine resumes on the Context's completion thread, where it may submit and must not wait; if
+// the request has already ended, it goes on at once where it is. Lifetime: the awaiter keeps the Ticket. A waiting
+// coroutine must not be destroyed before its request has ended. Small requests (128 KiB and less) that nobody else
+// waits for are checked once a millisecond: await many at a time, or give them a callback.
 #pragma once
 
 #include <coroutine>

@@ -1,9 +1,9 @@
 // Buffer: owned memory of a Domain, page-aligned. Made by Context::allocate.
 //
-// Thread safety: a handle; the bytes are the user's to guard. Lifetime: may outlive the Context, and be moved or
-// destroyed while requests use it: those hold its memory until they have ended, and longer where an abandoned operation
-// may still touch it. Only then it goes back to the system, and to its budget. GPU memory goes to whoever allocates
-// next: let kernels that use it end first.
+// Thread safety: a handle; guard the bytes yourself. Lifetime: it may outlive the Context, and be moved or destroyed
+// while requests use it: they hold its memory until they have ended, and longer if an abandoned operation may still
+// touch it. Only then does it go back to the system and its budget. Freed GPU memory goes to the next allocation: let
+// kernels that use it end first.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace memory {
 class Allocation;
 }
 
-// Made by default, or moved from: empty.
+// Default-constructed or moved from, it is empty.
 class PENSTOCK_EXPORT Buffer {
  public:
   Buffer();
@@ -37,8 +37,8 @@ class PENSTOCK_EXPORT Buffer {
   Region region_;
 };
 
-// For work of the caller's own on memory that may lie in a Buffer: as long as the result lives, that memory stays. Null
-// for memory that is no Buffer's.
+// For your own work on memory that may lie in a Buffer: that memory stays as long as the result lives. Null for memory
+// outside of Buffers.
 PENSTOCK_EXPORT std::shared_ptr<const void> hold_memory(Region memory);
 
 }  // namespace penstock

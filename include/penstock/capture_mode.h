@@ -1,12 +1,12 @@
-// RelaxedCaptureMode: for a scope, CUDA calls of this thread don't disturb graphs that are being captured.
+// RelaxedCaptureMode: within its scope, this thread's CUDA calls don't disturb graphs that are being captured.
 //
-// A capture in CUDA's global mode, as torch.cuda.graph begins it, fails if any thread of the process makes a call that
-// CUDA takes for unsafe: allocating or freeing memory, asking for an event. In the relaxed mode such calls are allowed.
-// Every call of Penstock's is made in it, on threads of its own and on the caller's. This is for calls that a program
-// makes itself beside a capture on another thread, to allocate the memory that it loads into, say.
+// A capture in CUDA's global mode, which torch.cuda.graph begins, fails if any thread of the process makes a call that
+// CUDA considers unsafe: allocating or freeing memory, querying an event. The relaxed mode allows such calls. Penstock
+// makes all its calls in it, on its own threads and on the caller's. Use this for CUDA calls of your own beside a
+// capture on another thread, for example to allocate the memory to load into.
 //
-// Does nothing where no CUDA driver is loaded. Thread safety: a scope is its thread's own; scopes may be nested.
-// Lifetime: the thread has its own mode again at the end.
+// Does nothing if no CUDA driver is loaded. Thread safety: a scope belongs to its thread; scopes may be nested.
+// Lifetime: at its end the thread has its old mode again.
 #pragma once
 
 #include "penstock/export.h"

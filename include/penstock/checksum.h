@@ -10,7 +10,7 @@
 
 namespace penstock {
 
-// Feeds bytes in order; `value` may be asked for at any time. Moved from, it begins anew.
+// Feed it bytes in order; `value` may be called at any time. Moved from, it starts over.
 class PENSTOCK_EXPORT Checksum {
  public:
   Checksum();

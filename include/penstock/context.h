@@ -6,9 +6,9 @@
 //   auto memory = context.allocate(penstock::Domain::host(), file.info().size_bytes).value();
 //   auto report = context.read(file, 0, memory.region());   // report.ok(), report.routes, report.reason
 //
-// Thread safety: every call from any thread. Lifetime: closing (the destructor) cancels what runs, waits a bounded
-// time, and leaks with a logged reason what a device still holds. After fork, the child gets Code::closed. Moved from,
-// a Context fails with Code::invalid_argument, and has nothing to tell.
+// Thread safety: every call from any thread. Lifetime: closing (the destructor) cancels what is under way, waits a
+// bounded time, and leaks what a device still holds, with a logged reason. After fork, calls in the child fail with
+// Code::closed. A moved-from Context fails with Code::invalid_argument and returns empty values.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@
 
 namespace penstock {
 
-// Part of a store: so many bytes from an offset, or all that there are from there.
+// Part of a store: a number of bytes from an offset, or everything from there.
 struct Extent {
   static constexpr std::uint64_t to_the_end = UINT64_MAX;
 
@@ -41,95 +41,95 @@ struct Extent {
   std::uint64_t length = to_the_end;
 };
 
-// What was read into memory of its own, and how.
+// Bytes read into newly allocated memory, and the report.
 struct Loaded {
   Buffer buffer;
   Report report;
 };
 
-// Opens what a name means: a store of several tiers, something that is made from others.
+// Opens the store that a name stands for: several tiers, or something made from other stores.
 using Resolver = std::function<Result<Store>(std::string_view name, const OpenOptions& options)>;
 
 class PENSTOCK_EXPORT Context {
  public:
-  // Reads the environment (PENSTOCK_ENGINE, PENSTOCK_LOG). Starts no thread; engines are probed when they are needed.
+  // Reads the environment (PENSTOCK_ENGINE, PENSTOCK_LOG). Starts no thread; engines are probed on first use.
   static Result<Context> create(const Options& options = {});
 
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
   ~Context();
 
-  // `name` is a path, or a URI with the scheme of an engine, or one that was added. "./x" and "file:x" are always
+  // `name` is a path, or a URI with the scheme of an engine or an added scheme. "./x" and "file:x" are always
   // paths.
   Result<Store> open(std::string_view name, const OpenOptions& options = {});
-  // What a function makes.
+  // A store whose bytes a function makes.
   Result<Store> open(Recipe recipe);
 
-  // From now on the function opens names of this scheme, without the scheme and percent-encoding. It may open other
-  // stores of the Context, and must not throw. Code::invalid_argument if the scheme is served already, or can't be one.
+  // From now on the function opens names with this scheme; it gets them without the scheme and percent-encoding. It may
+  // open other stores of the Context, and must not throw. Code::invalid_argument if the scheme is taken or invalid.
   Status add_scheme(std::string scheme, Resolver resolve);
 
-  // Page-aligned memory. Pinned memory counts against the budget and is attached to every engine; once a GPU is
-  // in use it is registered with CUDA too. GPU memory counts against a budget of its own.
+  // Page-aligned memory. Pinned memory counts against the budget and is attached to every engine; once a GPU is in use,
+  // it is also registered with CUDA. GPU memory has its own budget.
   Result<Buffer> allocate(Domain domain, std::size_t size_bytes);
-  // Makes all that requests to and from a GPU need: context, kernels, streams, pinned slots. The first request would do
-  // it, and take the longer. A GPU that was not in use can't be taken into use while streams wait for requests:
-  // Code::would_deadlock.
+  // Makes everything that requests to and from a GPU need: context, kernels, streams, pinned slots. Otherwise the first
+  // request does it and takes longer. Code::would_deadlock for a GPU that was not in use, while streams wait for
+  // requests.
   Status prepare(Domain domain);
-  // Makes memory of the caller's known to the engines, for faster transfers. Detach it before freeing it, and when no
-  // request uses it any more; memory of a Buffer stays until then. Code::invalid_argument for memory that is empty, not
-  // mapped or attached already.
+  // Registers your memory with the engines, for faster transfers. Detach it when no request uses it, and before you
+  // free it; memory of a Buffer stays until then. Code::invalid_argument for memory that is empty, not mapped or
+  // already attached.
   Status attach(Region memory);
-  // The same memory as a whole, or Code::invalid_argument.
+  // Takes the same address and size as attach; else Code::invalid_argument.
   Status detach(Region memory);
 
   // Synchronous transfers. A small one on a local store runs on the caller's thread.
   Report read(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options = {});
   Report write(const Store& store, std::uint64_t offset, Region memory, const RequestOptions& options = {});
-  // Opens a store, allocates memory, and reads into it. An error where any of that fails; what was read by then is
-  // lost.
+  // Opens a store, allocates memory, and reads into it. If a step fails, the error is returned and everything read so
+  // far is lost.
   Result<Loaded> read(std::string_view name, Extent extent, Domain domain, const RequestOptions& options = {});
-  // Makes a range read as zeros, with as little moved as the store can do it with. As a write of zeros otherwise: also
-  // where no whole block is filled, and beyond the end of a file. No bytes take a route, so Report::routes has none.
+  // Makes a range read as zeros, by the cheapest means of the store, else by writing zeros: also for parts of blocks,
+  // and beyond the end of a file. No bytes take a route, so Report::routes is empty.
   Report zero(const Store& store, std::uint64_t offset, std::uint64_t length, const RequestOptions& options = {});
-  // Tells the store that the whole blocks within a range are not needed any more; Report::bytes says how many bytes
-  // that were. Until they are written again, a file reads as zeros there, and a disk as zeros or as before, maybe as
-  // one now and as the other later. All other bytes, those in the range included, stay. Code::unsupported where a store
-  // can't do that.
+  // Tells the store that the whole blocks within a range are no longer needed; Report::bytes says how many bytes those
+  // are. Until they are written again, a file reads as zeros there, and a disk as zeros or as before, possibly changing
+  // between reads. All other bytes, also those at the ends of the range, stay. Code::unsupported if the store can't do
+  // it.
   Report deallocate(const Store& store, std::uint64_t offset, std::uint64_t length, const RequestOptions& options = {});
   // Any number of ranges, of any stores.
   Report transfer(Direction direction, std::span<const Range> ranges, const RequestOptions& options = {});
 
-  // Asynchronous: returns at once with a Ticket. The ranges are copied; the memory is borrowed until the end, and held
-  // until then where it is a Buffer's. Code::out_of_range for memory that reaches past the end of its Buffer.
+  // Asynchronous: returns at once with a Ticket. The ranges are copied. The memory is borrowed until the end; memory of
+  // a Buffer is held until then. Code::out_of_range for memory that reaches past the end of its Buffer.
   Result<Ticket> submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options = {});
 
-  // In stream order, with ranges that are asked for when the stream has come to the request: what it wrote before may
-  // say which. All memory must be of `gpu`.
+  // In stream order, with ranges that are asked for when the stream reaches the request: earlier work on the stream may
+  // decide which. All memory must be on `gpu`.
   Result<Ticket> submit(Direction direction, Domain gpu, RangeSource ranges, const RequestOptions& options);
 
-  // A request that stands by to be begun inside CUDA graphs. Its ranges are asked for in each round, by the thread that
-  // looks at the words; all memory must be of `gpu`. A deadline counts from the beginning of a round.
+  // A request that CUDA graphs start again and again. Each round asks for its ranges, on the thread that watches the
+  // words; all memory must be on `gpu`. A deadline counts from the beginning of a round.
   Result<Standing> stand_by(Direction direction, Domain gpu, RangeSource ranges, const RequestOptions& options = {});
 
-  // Starts bringing ranges into the page cache, at most `prefetch_window_bytes`; says how many bytes were started.
-  // Of a Range's memory, only the size is looked at.
+  // Starts to bring ranges into the page cache, at most `prefetch_window_bytes`; returns how many bytes it started. Of
+  // a Range's memory, only the size matters.
   Result<std::uint64_t> prefetch(std::span<const Range> ranges);
 
   std::vector<EngineInfo> engines() const;
-  // How bytes of an open store would travel to or from memory of a domain, and why. Code::no_device for a GPU that is
-  // not there.
+  // How bytes of an open store would travel to or from memory of a domain, and why. Code::no_device if that GPU does
+  // not exist.
   Result<Plan> plan(const Store& store, Direction direction = Direction::read, Domain domain = Domain::host()) const;
-  // The same in words, or why there is none.
+  // The same in words, or why it can't be told.
   std::string explain(const Store& store, Direction direction = Direction::read, Domain domain = Domain::host()) const;
   const Options& options() const;  // with every default filled in
   const Machine& machine() const;
 
   Statistics statistics() const;
-  // What the lanes did, as far as Options::trace_events has it kept; only what ended after `since_seconds`.
+  // What the lanes did, as far as Options::trace_events kept it; only events that ended after `since_seconds`.
   Trace trace(double since_seconds = 0) const;
   void reset_statistics();
-  // Adds to the statistics what was mapped instead of read: such bytes come without a request.
+  // Counts bytes that were mapped instead of read: they come without a request.
   void count_mapped(std::uint64_t bytes, double seconds);
 
  private:

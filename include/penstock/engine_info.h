@@ -10,7 +10,7 @@
 
 namespace penstock {
 
-// One thing that an engine needs, or would be faster with.
+// Something that an engine needs, or that would make it faster.
 struct Condition {
   enum class State : std::uint8_t { met, missing, unknown };
   std::string name;  // "nvidia-fs kernel module"
@@ -27,8 +27,8 @@ struct EngineInfo {
   std::string reason;                 // why not, or a restriction worth knowing
   std::string remedy;                 // what would help
   std::vector<Condition> conditions;  // in detail, where there is more to say
-  bool reaches_device = false;        // made to move bytes between a store and GPU memory without staging
-  std::optional<Route> device_route;  // the way they would take on this machine
+  bool reaches_device = false;        // moves bytes between a store and GPU memory without staging
+  std::optional<Route> device_route;  // the route they would take on this machine
 };
 
 }  // namespace penstock

@@ -15,40 +15,40 @@ namespace penstock {
 // The closed list of error codes; docs/errors.md explains each one.
 enum class Code : std::uint8_t {
   ok,
-  invalid_argument,    // a value that can never be right: malformed options, overflow, misused call
+  invalid_argument,    // a value can never be right: malformed options, overflow, misused call
   not_found,           // no such file, device or object
   permission_denied,   // the system refuses this user
-  is_directory,        // a directory was named where bytes were wanted
+  is_directory,        // a directory was given instead of a file
   out_of_range,        // a range reaches past the end of a store or of memory
-  read_only,           // writing to something opened or mounted read-only
-  in_use,              // a device that is mounted, swapped on or held
+  read_only,           // the store was opened or mounted read-only
+  in_use,              // a device is mounted, used as swap or held
   no_space,            // the disk or quota is full
   changed,             // the store was modified or replaced during a read
-  truncated,           // the store ended before the bytes that were asked for
+  truncated,           // the store ended before the requested bytes
   io_error,            // the device or the kernel reports a failed transfer
-  not_durable,         // what was written is there under its name, but may not survive a power cut
+  not_durable,         // the file is complete under its name, but may not survive a power cut
   unsupported,         // the store or the machine can't do this at all
-  unknown_scheme,      // a URI scheme that no engine serves
-  unknown_engine,      // an engine name that is not in the table
-  engine_unavailable,  // a known engine that does not work on this machine
-  no_route,            // options allow no route that works here
+  unknown_scheme,      // no engine serves this URI scheme
+  unknown_engine,      // there is no engine of this name
+  engine_unavailable,  // the engine does not work on this machine
+  no_route,            // the options allow no route that works here
   out_of_memory,       // the system has no memory, refuses to lock it, or can't start a thread
-  over_budget,         // a memory budget of this Context is spent
-  timed_out,           // a deadline passed; nothing is in flight any more
-  cancelled,           // the caller cancelled; nothing is in flight any more
+  over_budget,         // a memory budget of this Context is used up
+  timed_out,           // a deadline passed; nothing is in flight any longer
+  cancelled,           // the caller cancelled; nothing is in flight any longer
   abandoned,           // ended while a device may still touch the memory: keep it
-  no_device,           // no GPU of that number, or no driver that works
-  device_error,        // the GPU or its driver refused or failed something; the Context goes on
-  device_lost,         // after this CUDA error the process can't use the GPU any more: start a new one
-  would_deadlock,      // waiting inside a completion callback, or while a stream waits that we would wait for in turn
+  no_device,           // no GPU of that number, or no working driver
+  device_error,        // the GPU or its driver refused something or failed; the Context goes on
+  device_lost,         // after this CUDA error the process can no longer use the GPU: start a new one
+  would_deadlock,      // a wait inside a completion callback, or for a stream that itself waits for us
   closed,              // the Context is closing, or belongs to the parent of a fork
   internal,            // a bug in Penstock
 };
 
 PENSTOCK_EXPORT std::string_view code_name(Code code);
-// The inverse of code_name; Code::internal for a name that is not in the list.
+// The inverse of code_name; Code::internal for unknown names.
 PENSTOCK_EXPORT Code code_from_name(std::string_view name);
-// What a system error number means in our list.
+// The code for a system error number.
 PENSTOCK_EXPORT Code code_from_errno(int error_number);
 
 struct Error {

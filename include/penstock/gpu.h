@@ -1,4 +1,4 @@
-// Gpu: what is known of a GPU without making a CUDA context on it.
+// Gpu: what can be known about a GPU without making a CUDA context on it.
 #pragma once
 
 #include <cstdint>
@@ -23,34 +23,34 @@ struct Gpu {
   bool gpu_direct_rdma = false;
   bool dma_buf = false;
   int driver_cuda_version = 0;  // 13000 for CUDA 13.0
-  bool kernels = false;         // ours are built in and fit; without them small scattered copies take longer
+  bool kernels = false;         // ours are built in and fit; without them, small scattered copies take longer
 };
 
 // The GPUs that this process may use, in CUDA's order. Loads and initializes the CUDA driver; Code::no_device with the
-// reason where there is none.
+// reason if there is none.
 PENSTOCK_EXPORT Result<std::vector<Gpu>> list_gpus();
 
-// Where memory of the caller's lives: finds the device of a pointer from any of CUDA's allocators. Code::device_error
-// for memory that CUDA does not know, that was freed, or that has no `size_bytes` left.
+// Finds the device of your memory, from any of CUDA's allocators. Code::device_error for memory that CUDA does not
+// know, that was freed, or that has fewer than `size_bytes` left.
 PENSTOCK_EXPORT Result<Region> find_cuda_region(const void* pointer, std::size_t size_bytes);
-// The whole allocation around such memory.
+// The whole allocation that contains such memory.
 PENSTOCK_EXPORT Result<Region> find_cuda_allocation(const void* pointer, std::size_t size_bytes);
 
-// Copies between host and GPU memory, or within either, and waits until it is done. For set-up and checks: transfers of
-// a Context don't need it. REQUIRES: both are of the same size.
+// Copies between host and GPU memory, or within either, and waits for the end. For set-up and checks: a Context's
+// transfers don't need it. REQUIRES: equal sizes.
 PENSTOCK_EXPORT Status copy(Region to, Region from);
 
-// Rows that don't touch each other.
+// Rows that don't overlap.
 struct StridedRows {
   Region memory;                // from the first byte of the first row to the last byte of the last
   std::size_t row_bytes = 0;    // not 0
-  std::size_t pitch_bytes = 0;  // from the beginning of a row to that of the next; not less
+  std::size_t pitch_bytes = 0;  // from the beginning of one row to that of the next; at least row_bytes
 };
 struct RowsCopy {
   StridedRows to;
   StridedRows from;  // as many, of the same size
 };
-// The same for rows: a part of each row of a matrix, say. Waits once for all of them.
+// The same for rows, such as a part of each row of a matrix. Waits once for all of them.
 PENSTOCK_EXPORT Status copy_rows(std::span<const RowsCopy> copies);
 
 }  // namespace penstock

@@ -1,4 +1,4 @@
-// Machine: what this process may use here. Read once, then data, so that everything derived from it is testable.
+// Machine: what this process may use here. Read once, then plain data, so everything derived from it is testable.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct PENSTOCK_EXPORT Machine {
   std::uint64_t memory_bytes = 0;       // of the machine or its cgroup, whichever is less
   std::uint64_t lockable_bytes = 0;     // RLIMIT_MEMLOCK; UINT64_MAX: no limit, or privileged
   bool transparent_huge_pages = false;  // always or madvise
-  bool cachestat = false;               // the kernel tells what is in the page cache
+  bool cachestat = false;               // the kernel reports what is in the page cache
 
   static Machine detect();
 };

@@ -1,7 +1,7 @@
-// Measuring: how fast the ways to a store are, beside what plain reads, writes and copies reach on this machine.
+// Measuring: how fast each route to a store is, beside plain reads, writes and copies on this machine.
 //
-// Everything is a race: the yardstick and all contenders take turns in each round, on the same bytes, and what counts
-// is the median of the ratios of the rounds. docs/benchmarks.md explains the method.
+// Everything is a race: in each round the yardstick and all contenders take turns on the same bytes. The result is the
+// median of the rounds' ratios. docs/benchmarks.md explains the method.
 //
 // Thread safety: a function without state. It uses all CPUs, and the page cache. Lifetime: values.
 #pragma once
@@ -22,19 +22,19 @@ namespace penstock {
 
 // The same figure from several rounds.
 struct PENSTOCK_EXPORT Series {
-  std::vector<double> rounds;  // in the order they were made
+  std::vector<double> rounds;  // in order
   double median = 0, p25 = 0, p75 = 0;
   double spread = 0;  // (largest - smallest) / median
 
   static Series of(std::vector<double> rounds);
 };
-// A yardstick whose own rounds differ by more is none.
+// If a yardstick's own rounds differ by more than this, it does not count.
 inline constexpr double conclusive_spread = 0.05;
 
 enum class RaceState : std::uint8_t {
-  cached,   // all bytes in the page cache, which is verified before each load
-  cold,     // none of them, likewise
-  written,  // written and synced, over room that was reserved before
+  cached,   // all bytes are in the page cache, verified before each load
+  cold,     // none of them is, likewise
+  written,  // written and synced, over reserved room
 };
 PENSTOCK_EXPORT std::string_view race_state_name(RaceState state);
 
@@ -46,7 +46,7 @@ struct RaceRow {
   Series ratio;  // to the yardstick of the same round
   double cpu_seconds_per_gigabyte = 0;
   std::uint64_t pinned_bytes = 0;  // by Penstock's count
-  std::uint64_t memory_bytes = 0;  // by how much the process grew for it, beside the destination
+  std::uint64_t memory_bytes = 0;  // how much the process grew for it, beside the destination
   RouteBytes routes{};             // of one load
   std::string reason;              // why that way
   bool bytes_right = true;         // of a load beside the rounds: all of them compared
@@ -56,20 +56,20 @@ struct LeftOut {
 };
 struct Race {
   RaceState state = RaceState::cached;
-  std::string refused;        // why there was no race; then all else is empty
+  std::string refused;        // why there was no race; then everything else is empty
   std::vector<RaceRow> rows;  // the first is the yardstick
   std::vector<LeftOut> left_out;
   bool conclusive = false;
 };
 
-// Random reads of one block, with so many under way at a time.
+// Random reads of one block, at a given depth.
 struct LatencyPoint {
   std::uint32_t depth = 1;
   std::uint64_t operations = 0;
   Series operations_per_second;
   double p50_seconds = 0;
-  std::optional<double> p99_seconds, p999_seconds;  // nothing where there were too few to tell
-  bool conclusive = false;                          // as the yardstick's rounds at this depth say
+  std::optional<double> p99_seconds, p999_seconds;  // nothing if there were too few reads
+  bool conclusive = false;                          // judged by the yardstick's rounds at this depth
 };
 struct LatencyCurve {
   std::string name;
@@ -84,19 +84,19 @@ struct LatencyRace {
 };
 
 struct MeasuringJob {
-  std::string path;  // no URI; only ever read
+  std::string path;  // not a URI; only read
   Domain memory;
-  std::uint64_t size_bytes = 1 << 30;  // of it, at most; less where the store is slow
-  double seconds = 30;                 // about
+  std::uint64_t size_bytes = 1 << 30;  // at most this much of it; less if the store is slow
+  double seconds = 30;                 // roughly
   std::string write_path;              // a file that may be overwritten; empty: writes are not measured
   std::function<bool()> keep_going;    // asked ten times a second; false ends it all with Code::cancelled
   std::function<void(const std::string& what)> on_step;
 };
 struct Measured {
   StoreInfo store;
-  std::uint64_t size_bytes = 0;  // that each load brought
+  std::uint64_t size_bytes = 0;  // of each load
   double seconds = 0;
-  std::vector<Race> races;  // cached, cold and, if asked for, written
+  std::vector<Race> races;  // cached, cold and, on request, written
   LatencyRace latency;
 };
 PENSTOCK_EXPORT Result<Measured> measure(const MeasuringJob& job);

@@ -1,4 +1,4 @@
-// Models: named tensors in files, read into the places where they belong by one request, and written back.
+// Models: named tensors in files, read into the places where they belong in one request, and written back.
 //
 //   auto model = penstock::Model::open(context, "models/llama/").value();
 //   std::vector<penstock::TensorPart> parts;
@@ -6,14 +6,14 @@
 //   auto loading = penstock::load(context, model, parts).value();
 //   loading.wait();
 //
-// Formats: safetensors (a file, several, a directory, an index, a snapshot of the Hugging Face cache) and GGUF (one
-// file). Headers are checked completely before any tensor is read: what is open is valid. A file may lie in any store
-// that a Context opens, also at the front of one that is longer, as a device is.
+// Formats: safetensors (a file, several, a directory, an index, a snapshot in the Hugging Face cache) and GGUF (one
+// file). Headers are checked completely before any tensor is read: an open Model is valid. A file may lie in any store
+// that a Context opens, also at the front of a longer one, such as a device.
 //
-// Thread safety: a Model is a value that nobody changes; a Loading may be used from any thread. Lifetime: a Model needs
-// no Context, and keeps its files open; a Loading must have ended before its Context is moved or gone, and before the
-// memory is, unless that is a Buffer's, which is held. In a forked child a Loading of the parent counts as cancelled,
-// as its requests do. Moved from, it has ended as failed.
+// Thread safety: a Model is immutable; a Loading may be used from any thread. Lifetime: a Model needs no Context, and
+// keeps its files open. A Loading must have ended before its Context is moved or destroyed and before the memory is
+// freed; memory of a Buffer is held. In a forked child, a Loading of the parent counts as cancelled, as its requests
+// do. Moved from, it has ended as failed.
 #pragma once
 
 #include <chrono>
@@ -36,8 +36,8 @@ namespace models {
 class FileReader;
 }
 
-// The types of safetensors, in the order in which it sorts them. GGUF's plain types are among them; its quantized ones
-// are rows of u8.
+// The types of safetensors, in its sort order. They include GGUF's plain types; its quantized types are rows of
+// u8.
 enum class DType : std::uint8_t {
   boolean,
   f4,
@@ -71,7 +71,7 @@ struct TensorInfo {
   DType dtype = DType::u8;
   std::uint32_t file = 0;            // its index in Model::files()
   std::vector<std::uint64_t> shape;  // slowest dimension first; none: a scalar
-  std::string_view quantization;     // GGUF's name of a quantized type, as "Q4_K", a constant; empty otherwise
+  std::string_view quantization;     // GGUF's name of a quantized type, such as "Q4_K", a constant; else empty
   std::uint64_t offset = 0;          // in the file
   std::uint64_t size_bytes = 0;
 };
@@ -79,18 +79,18 @@ struct TensorInfo {
 enum class ModelFormat : std::uint8_t { safetensors, gguf };
 PENSTOCK_EXPORT std::string_view model_format_name(ModelFormat format);
 
-// A value of the metadata: a text, or what GGUF has besides, numbers, truth values and arrays. Those are kept as they
-// are in the file: an array of millions would take several times as much as text.
+// A metadata value: a text, or one of GGUF's numbers, booleans and arrays. Those are kept as they are in the file: as
+// text, an array of millions would take several times as much memory.
 class MetadataValue {
  public:
   MetadataValue(std::string text) : bytes_(std::move(text)) {}
   MetadataValue(const char* text) : bytes_(text) {}
-  // A value of GGUF's, of a type by its number there. REQUIRES: the bytes are one.
+  // A GGUF value, with the number of its type. REQUIRES: the bytes hold one value.
   MetadataValue(std::uint32_t gguf_type, std::string bytes) : bytes_(std::move(bytes)), type_(gguf_type) {}
 
-  // A text as it is; other values as JSON.
+  // A text as it is; any other value as JSON.
   PENSTOCK_EXPORT std::string text() const;
-  // The same piece by piece, none of them long.
+  // The same in short pieces.
   PENSTOCK_EXPORT void write(const std::function<void(std::string_view piece)>& take) const;
 
   friend bool operator==(const MetadataValue&, const MetadataValue&) = default;
@@ -106,28 +106,28 @@ class MetadataValue {
 };
 
 struct ModelFile {
-  // Absolute: it stays right when the process changes its directory. Of a store that is no file of the kernel's: the
+  // Absolute, so it stays right if the process changes its directory. For a store that is not a file of the kernel: the
   // URI.
   std::string path;
   ModelFormat format = ModelFormat::safetensors;
-  std::uint64_t size_bytes = 0;   // on a device: up to the end of the last tensor
+  std::uint64_t size_bytes = 0;   // on a device: to the end of the last tensor
   std::uint64_t data_offset = 0;  // where tensors begin
   Identity identity;              // when it was opened
-  // Shared by copies of the Model: the file is read as it was even if its name is given to another, or to none. Null
-  // where the process has few descriptors left, and for other stores; then it is opened by its name, and refused if it
-  // is not the same.
+  // Shared by copies of the Model: the old file is read even if its name is given to another or removed. Null if the
+  // process has few descriptors left, and for other stores: then the file is opened by name, and refused if it is not
+  // the same.
   std::shared_ptr<const models::FileReader> kept_open;
   std::map<std::string, MetadataValue> metadata;
 };
 
 class PENSTOCK_EXPORT Model {
  public:
-  // A file, a directory or an index, by any name that the Context opens: a path, a URI. An index names files beside it,
-  // by its own scheme. Only directories of paths are listed.
+  // A file, a directory or an index, by any name that the Context opens: a path or a URI. An index names files beside
+  // it, with its own scheme. Only directories in the file system can be listed.
   static Result<Model> open(Context& context, const std::string& name);
-  // Several files that are one model: no tensor may be in two of them.
+  // Several files that form one model: no tensor may be in two of them.
   static Result<Model> open(Context& context, std::span<const std::string> files);
-  // The same by paths alone, whatever they look like.
+  // The same with names taken as paths, whatever they look like.
   static Result<Model> open(const std::string& path);
   static Result<Model> open(std::span<const std::string> files);
 
@@ -136,7 +136,7 @@ class PENSTOCK_EXPORT Model {
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   std::optional<std::uint32_t> find(std::string_view name) const;
   std::uint64_t size_bytes() const;  // of all tensors
-  // What is wrong in a way that does not matter for loading: an index whose total_size is not that of its tensors.
+  // Mistakes that don't matter for loading: an index whose total_size is not the size of its tensors.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
@@ -146,7 +146,7 @@ class PENSTOCK_EXPORT Model {
   std::vector<std::string> warnings_;
   // Where a name is in `by_name_`, or belongs. REQUIRES: that is not empty.
   std::size_t place_of(std::string_view name) const;
-  // A table of tensors by the hashes of their names, at most half full; a power of two. Empty where nothing was opened.
+  // A hash table of tensors by name, at most half full; a power of two. Empty if nothing was opened.
   std::vector<std::uint32_t> by_name_;
 };
 
@@ -155,34 +155,34 @@ struct Interval {
   std::uint64_t end = 0;  // past the last
 };
 
-// A tensor, or intervals of it along one dimension, one after the other in the result: rows of a fused matrix for one
-// rank, say. Memory is as large as that, and contiguous.
+// A tensor, or intervals of it along one dimension, one after the other in memory: rows of a fused matrix for one rank,
+// for example. The memory has exactly that size, and is contiguous.
 struct TensorPart {
   std::uint32_t tensor = 0;  // its index in Model::tensors()
   std::uint32_t dimension = 0;
   std::vector<Interval> intervals;  // none: the whole tensor
   Region memory;
 };
-// The shape of a part. Fails for intervals that are empty backwards or past the end, and for those that would cut
-// through a byte or a quantized block.
+// The shape of a part. Fails for intervals that run backwards or past the end, and for those that cut through a byte or
+// a quantized block.
 PENSTOCK_EXPORT Result<std::vector<std::uint64_t>> part_shape(const TensorInfo& tensor, std::uint32_t dimension,
                                                               std::span<const Interval> intervals);
 PENSTOCK_EXPORT Result<std::uint64_t> part_bytes(const TensorInfo& tensor, std::uint32_t dimension,
                                                  std::span<const Interval> intervals);
 
-// How intervals of an inner dimension are read: each piece by itself, or whole rows, of which the pieces are copied.
+// How to read intervals of an inner dimension: each piece by itself, or whole rows, from which the pieces are copied.
 enum class Columns : std::uint8_t { automatic, pieces, whole };
 
 struct LoadOptions {
   Columns columns = Columns::automatic;
-  // `stream` only where nothing is read as whole rows; `on_end` must not destroy the Loading.
+  // `stream` works only if nothing is read as whole rows; `on_end` must not destroy the Loading.
   RequestOptions request;
 };
 
 struct LoadReport {
   Report transfer;
   std::uint64_t wanted_bytes = 0;  // of all parts
-  std::uint64_t read_bytes = 0;    // from storage: with what was read beside them
+  std::uint64_t read_bytes = 0;    // from storage, including what was read beside them
   double seconds = 0;              // from the call to the end
 
   bool ok() const { return transfer.ok(); }
@@ -209,17 +209,17 @@ class PENSTOCK_EXPORT Loading {
   explicit Loading(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
-// One request for everything, in the order of the files. Files that were modified since the model was opened are
+// One request for everything, in file order. Files that were modified since the model was opened are
 // refused.
 PENSTOCK_EXPORT Result<Loading> load(Context& context, const Model& model, std::span<const TensorPart> parts,
                                      const LoadOptions& options = {});
 
-// A file of a model as memory, without a copy: its pages are those of the page cache until somebody writes to them, and
-// what is written there stays in this process. Touching it after the file was truncated raises SIGBUS.
+// A file of a model as memory, without a copy. Its pages are those of the page cache until you write to them; what you
+// write stays in this process. Touching it after the file was truncated raises SIGBUS.
 class PENSTOCK_EXPORT MappedFile {
  public:
-  enum class Which : std::uint8_t { cached, any };  // files that are all but in the page cache, or all that can be
-  // Nothing where the file is not one of those, or the options of the Context keep away from the page cache.
+  enum class Which : std::uint8_t { cached, any };  // files that are almost entirely in the page cache, or any
+  // Nothing if the file is not one of those, or if the Context's options avoid the page cache.
   static Result<std::optional<MappedFile>> map(Context& context, const ModelFile& file, Which which = Which::cached);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&&) = delete;
@@ -227,16 +227,16 @@ class PENSTOCK_EXPORT MappedFile {
 
   std::byte* data() const { return data_; }
   std::uint64_t size_bytes() const { return size_bytes_; }
-  bool was_cached() const { return was_cached_; }  // all but little of it, when it was mapped
+  bool was_cached() const { return was_cached_; }  // almost all of it, when it was mapped
   struct Piece {
     std::uint64_t offset = 0;
     std::uint64_t size_bytes = 0;
   };
-  // Maps the pages of pieces, in ascending order, by as many threads as the Context has lanes: otherwise whoever
-  // touches a page first has to. They count in its statistics.
+  // Maps the pages of pieces, in ascending order, with as many threads as the Context has lanes; otherwise the first
+  // access to each page does. They count in the statistics.
   void populate(Context& context, std::span<const Piece> pieces) const;
-  // Begins to bring pieces into the page cache, the first `most_bytes` of them, and returns: whoever touches them soon
-  // waits for less. They count in the statistics as mapped. It ends when the mapping does.
+  // Starts to bring the first `most_bytes` of the pieces into the page cache, and returns: later accesses wait for
+  // less. They count in the statistics as mapped. It ends with the mapping.
   void read_ahead(Context& context, std::span<const Piece> pieces, std::uint64_t most_bytes) const;
 
  private:
@@ -250,13 +250,13 @@ class PENSTOCK_EXPORT MappedFile {
   std::shared_ptr<Ahead> ahead_;  // shared with threads that nobody waits for: a disk may hold them up
 };
 
-// Where tensors go in one piece of memory: at multiples of 256 bytes.
+// Where tensors go in one piece of memory, at multiples of 256 bytes.
 struct Placement {
   std::vector<std::uint64_t> offsets;  // of each tensor
   std::uint64_t size_bytes = 0;
 };
 PENSTOCK_EXPORT Placement place(const Model& model);
-// Of those alone, named by their indices, in that order.
+// For these tensors only, given by index, in this order.
 PENSTOCK_EXPORT Placement place(const Model& model, std::span<const std::uint32_t> tensors);
 
 struct TensorToSave {
@@ -267,36 +267,36 @@ struct TensorToSave {
 };
 struct SaveOptions {
   std::map<std::string, std::string> metadata;
-  bool empty_metadata = false;     // written as an empty object where there is none, as safetensors does it for {}
-  std::uint64_t alignment = 4096;  // of the first tensor: a power of two, 8 at least; with 8 the file is byte for byte
-                                   // as safetensors writes it, whose order of several metadata is by chance
+  bool empty_metadata = false;     // write {} if there is no metadata, as safetensors does for {}
+  std::uint64_t alignment = 4096;  // of the first tensor: a power of two, at least 8; with 8 the file is byte for
+                                   // byte what safetensors writes, which orders several metadata entries randomly
   bool durable = true;
   bool checksums = false;  // recorded in the metadata, for check_model
-  // At most twenty times a second; false cancels, and leaves what was there before. It must not throw.
+  // Called at most twenty times a second; false cancels and leaves the old file. It must not throw.
   std::function<bool(std::uint64_t done, std::uint64_t all)> progress;
 };
-// What a safetensors file begins with, for who writes it himself: behind it come the bytes of the tensors in this
-// order, with nothing between them.
+// The beginning of a safetensors file, if you write the rest yourself: the bytes of the tensors follow in this order,
+// without gaps.
 struct SafetensorsHead {
   std::string bytes;
   std::vector<std::uint32_t> order;
 };
-// By `metadata`, `empty_metadata` and `alignment` of the options. Fails for tensors that could not be loaded again.
+// Uses `metadata`, `empty_metadata` and `alignment` of the options. Fails for tensors that could not be loaded again.
 PENSTOCK_EXPORT Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors,
                                                          const SaveOptions& options);
-// A safetensors file in place of what was there, or not at all.
+// Replaces the file with a safetensors file, or leaves the old one.
 PENSTOCK_EXPORT Result<Report> save_safetensors(Context& context, const std::string& path,
                                                 std::span<const TensorToSave> tensors, const SaveOptions& options = {});
 
-// What is known about the bytes of a model, compared with what is there.
+// The result of comparing a file with known checksums.
 struct CheckedFile {
   std::string path;
   enum class Verdict : std::uint8_t { right, wrong, unknown } verdict = Verdict::unknown;
-  std::string how;  // "xxh3 of 291 tensors", "sha256 of the blob", or why nothing is known
+  std::string how;  // "xxh3 of 291 tensors", "sha256 of the blob", or why none is known
   std::vector<std::string> wrong_tensors;
 };
 PENSTOCK_EXPORT std::string_view verdict_name(CheckedFile::Verdict verdict);  // "right"
-// Against checksums recorded by save_safetensors, and the digest in the name of a blob of the Hugging Face cache.
+// Compares with checksums recorded by save_safetensors, or the digest in the name of a Hugging Face blob.
 PENSTOCK_EXPORT Result<std::vector<CheckedFile>> check_model(
     Context& context, const Model& model,
     const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress = {});

@@ -12,10 +12,10 @@
 
 namespace penstock {
 
-// The way of bytes in one state.
+// How bytes in one state travel.
 struct PlannedRoute {
   std::string bytes;           // which: "in the page cache"
-  std::optional<Route> route;  // nothing: no route that is allowed can carry them
+  std::optional<Route> route;  // nothing: no allowed route can carry them
   std::string reason;
 };
 
@@ -24,16 +24,16 @@ struct PENSTOCK_EXPORT Plan {
   Domain domain;
   std::string engine;
   std::string engine_reason;
-  std::string device_engine;  // that reaches GPU memory by itself; empty: none, or no GPU
+  std::string device_engine;  // reaches GPU memory itself; empty: none, or no GPU
   std::string device_reason;  // why, or why none does
   std::vector<PlannedRoute> routes;
-  std::uint64_t alignment_bytes = 1;          // of what goes past the page cache
-  std::uint64_t operation_bytes = 0;          // the longest there, by what was learnt of the store so far
+  std::uint64_t alignment_bytes = 1;          // of transfers past the page cache
+  std::uint64_t operation_bytes = 0;          // the longest there, as far as learnt from the store
   std::uint64_t in_flight_bytes = 0;          // the most there, likewise
   std::uint32_t lanes = 0;                    // that may work on a request
   std::uint64_t staging_bytes_of_a_lane = 0;  // for what is staged
 
-  // The whole of it, a line each.
+  // All of it in words, line by line.
   std::string text() const;
 };
 

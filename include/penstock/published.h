@@ -1,4 +1,4 @@
-// Published statistics: those of Contexts of other processes, which publish them under a name (Options::publish).
+// Published statistics: those of Contexts in other processes that publish them under a name (Options::publish).
 // `penstock top` shows them.
 //
 // Thread safety: functions. Lifetime: values.
@@ -15,8 +15,8 @@
 
 namespace penstock {
 
-// Where they are: one file for each Context, penstock.NAME.PID.N. It begins with a robust mutex, whose first word is
-// the number of the thread that publishes for as long as that lives; the text follows behind published_head_bytes.
+// One file per Context, penstock.NAME.PID.N. It begins with a robust mutex; its first word is the number of the
+// publishing thread as long as that lives. The text follows after published_head_bytes.
 inline constexpr std::string_view published_folder = "/dev/shm";
 inline constexpr std::string_view published_prefix = "penstock.";
 inline constexpr std::uint64_t published_head_bytes = 64;
@@ -25,12 +25,12 @@ struct Published {
   std::string name;
   std::uint64_t pid = 0;  // as its process sees itself
   std::string command;    // its name
-  std::string file;       // in published_folder; tells Contexts apart
+  std::string file;       // in published_folder; distinguishes Contexts
   Statistics statistics;
 };
 
-// Those that live, in the order of names and processes; an empty name: all. What a process that died left there is
-// removed, as far as this user may.
+// The living ones, sorted by name and process; an empty name means all. Removes files of dead processes, as far as this
+// user may.
 PENSTOCK_EXPORT Result<std::vector<Published>> list_published(std::string_view name = {});
 
 // The text exposition format of Prometheus, version 0.0.4.

@@ -1,13 +1,13 @@
-// Requests: what a caller asks for, the Ticket that stands for it, and the Report that it ends with.
+// Requests: what a caller asks for, the Ticket as its handle, and the Report at its end.
 //
 // A request ends exactly once: done, failed, cancelled or abandoned. A deadline ends a wait, never ownership: an
 // *abandoned* request has ended while the kernel or a device may still touch its memory, so that memory must outlive
-// the Context. Memory of a penstock::Buffer needs no such care: whatever becomes of the Buffer, it stays until the
-// request has ended, and nothing of it can touch the memory any more.
+// the Context. Memory of a penstock::Buffer needs no such care: it stays until the request has ended and nothing can
+// touch it any longer, whatever happens to the Buffer.
 //
-// Thread safety: a Ticket may be used from any thread. Lifetime: tickets may be dropped at any time; the request runs
-// on. Tickets outlive their Context: closing ends every request. In a forked child, what had not ended before the fork
-// counts as cancelled, and nothing waits for it.
+// Thread safety: a Ticket may be used from any thread. Lifetime: you may drop a ticket at any time; the request goes
+// on. Tickets may outlive their Context: closing it ends every request. In a forked child, requests that had not ended
+// before the fork count as cancelled, and nothing waits for them.
 #pragma once
 
 #include <chrono>
@@ -32,16 +32,16 @@ namespace core {
 class Request;
 }
 
-// One contiguous transfer between a store and memory. Its length is the size of `memory`. What it points to needs to
-// live only until the call that takes it returns.
+// One contiguous transfer between a store and memory. Its length is the size of `memory`. What it points to must live
+// only until the call that takes it returns.
 struct Range {
   const Store* store = nullptr;
   std::uint64_t offset = 0;
   Region memory;
-  const Stored* stored = nullptr;  // reads only: the store has other bytes, which make those of the memory
+  const Stored* stored = nullptr;  // reads only: the store has other bytes, from which those in memory are made
 };
 
-// Ranges that are known only when a request begins. It must not wait, nor throw.
+// Ranges that are known only when a request begins. It must not wait or throw.
 using RangeSource = std::function<Result<std::vector<Range>>()>;
 
 enum class Direction : std::uint8_t { read, write };
@@ -49,8 +49,8 @@ enum class Direction : std::uint8_t { read, write };
 enum class Outcome : std::uint8_t { pending, done, failed, cancelled, abandoned };
 PENSTOCK_EXPORT std::string_view outcome_name(Outcome outcome);
 
-// An operation that failed. Bytes of its range are unspecified; those of all other ranges are right, unless the request
-// was stopped early (Code::timed_out, cancelled, closed or abandoned): then no range is vouched for.
+// A failed operation. The bytes of its range are unspecified; all other ranges are right, unless the request was
+// stopped early (Code::timed_out, cancelled, closed or abandoned): then no range is guaranteed.
 struct Failure {
   std::uint64_t range = 0;   // its index in the request
   std::uint64_t offset = 0;  // in the store: where the failed operation began
@@ -59,7 +59,7 @@ struct Failure {
   int system_error = 0;
 };
 
-// What the time went into, as far as it can be told.
+// Where the time went, as far as known.
 enum class Limit : std::uint8_t { unknown, storage, copy, cpu };
 PENSTOCK_EXPORT std::string_view limit_name(Limit limit);
 
@@ -67,50 +67,50 @@ struct PENSTOCK_EXPORT Report {
   Outcome outcome = Outcome::pending;
   std::uint64_t bytes = 0;         // that arrived
   double seconds = 0;              // from the call to the end
-  RouteBytes routes{};             // the way they took
-  std::uint64_t extra_bytes = 0;   // that were read beside them, since disks give whole blocks
-  std::uint64_t stored_bytes = 0;  // that were read to make some of them (Range::stored)
+  RouteBytes routes{};             // the routes they took
+  std::uint64_t extra_bytes = 0;   // read beside them, since disks deliver whole blocks
+  std::uint64_t stored_bytes = 0;  // read to make some of them (Range::stored)
   std::string engine;
-  std::string reason;  // why that way
+  std::string reason;  // why these routes
   Limit limit = Limit::unknown;
   double storage_seconds = 0;  // summed over lanes: waiting for storage with nothing else to do
   double copy_seconds = 0;     // summed over lanes: waiting for copies to or from a GPU with nothing else to do
-  // Summed over lanes: submitting, copying, finishing; with bytes that were in memory already, also waiting for a CPU.
+  // Summed over lanes: submitting, copying, finishing; if the bytes were already in memory, also waiting for a CPU.
   double cpu_seconds = 0;
   std::vector<Failure> failures;    // the first 64
   std::uint64_t failure_count = 0;  // all of them
   std::optional<Error> error;       // set unless done
 
   bool ok() const { return outcome == Outcome::done; }
-  // The routes that bytes took, the one with the most first.
+  // The routes that bytes took, the largest first.
   std::vector<RouteShare> routes_taken() const;
-  // For people: bytes, time, speed, routes and the reason, in two lines; or what went wrong, and what helps.
+  // For people: bytes, time, speed, routes and the reason in two lines; or what went wrong, and what helps.
   std::string to_string() const;
-  // Adds what another request did; the worse outcome and the first error stay. Only `seconds` is the caller's: it
-  // knows whether they ran at the same time.
+  // Adds the report of another request; the worse outcome and the first error stay. Set `seconds` yourself: only you
+  // know whether the two ran at the same time.
   void add(const Report& other);
 };
 
 struct RequestOptions {
   bool durable = false;  // writes: synced before the request ends
-  // Overrides the Context's request deadline; 0: the Context's. One below 0, or NaN, has passed already; infinity is
-  // none.
+  // Overrides the Context's request deadline; 0: the Context's. A value below 0, or NaN, has already passed; infinity
+  // means none.
   double deadline_seconds = 0;
-  // Runs once, on the Context's completion thread or on `executor`. It may submit; it must not wait. Neither of them
-  // may throw: that ends the process with a message.
+  // Runs once, on the Context's completion thread or on `executor`. It may submit and must not wait. Neither may throw:
+  // that ends the process with a message.
   std::function<void(const Report&)> on_end;
   std::function<void(std::function<void()>)> executor;
-  // Runs once for each range that has bytes: when all of them are there (Code::ok), or the first of them failed; others
-  // of that range may still be on their way then. On the lane that moved them, so it must not wait, nor take a lock
-  // that is held for long, nor throw. Ranges of a request that is stopped early may not be told of.
+  // Runs once per range that has bytes: when all of them have arrived (Code::ok), or when the first of them failed;
+  // others may then still be on their way. It runs on the lane that moved them, so it must not wait, hold a lock for
+  // long, or throw. If a request is stopped early, it may not run for all ranges.
   std::function<void(std::uint64_t range, Code code)> on_range;
-  // Stream order: the request begins when work that is on the stream already is done, and what is put on the stream
-  // later begins when the request has ended, also by failure or cancellation: look at the ticket. All memory must be of
-  // the stream's device. Asynchronous requests only. A stream that is being captured into a graph is refused.
+  // Stream order: the request begins when earlier work on the stream is done, and later work begins when the request
+  // has ended, even by failure or cancellation: check the ticket. All memory must be on the stream's device.
+  // Asynchronous requests only. A stream that is being captured into a graph is refused.
   std::optional<CudaStream> stream;
 };
 
-// Made by default, or moved from, it stands for no request: it has ended as failed, and the report says so.
+// Default-constructed or moved from, it has no request: it has ended as failed, and the report says so.
 class PENSTOCK_EXPORT Ticket {
  public:
   Ticket();
@@ -126,23 +126,23 @@ class PENSTOCK_EXPORT Ticket {
   Outcome outcome() const;
   // Bytes that have arrived so far.
   std::uint64_t bytes_done() const;
-  // Waits until the request ends or the time is over, which a time below 0 is at once; says whether it has ended.
+  // Waits until the request ends or the time is over (at once if below 0); returns whether it has ended.
   bool wait_for(std::chrono::nanoseconds time) const;
-  // Waits until the request ends, and tells how; report() tells more. Inside a completion callback it does not wait,
-  // and Outcome::pending may come back.
+  // Waits until the request ends, and returns how; report() has more. Inside a completion callback it does not wait,
+  // and may return Outcome::pending.
   Outcome wait() const;
-  // Waits until at least one of the tickets' requests has ended or the time is over; says whether one has.
-  // REQUIRES: all are of one Context.
+  // Waits until at least one of the requests has ended or the time is over; returns whether one has. REQUIRES: all
+  // belong to one Context.
   static bool wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds time);
   // What is known now; complete once the request has ended.
   Report report() const;
-  // Calls it once, on the Context's completion thread, when the request has ended; at once if it has. (Here and now
-  // where there is no such thread: for an empty Ticket, in a forked child, after the Context.) It may submit; it must
-  // not wait, and not throw. A small request that nobody waits for may end a millisecond later than it could, unless it
-  // was given a callback.
+  // Calls it once when the request has ended, or at once if it has, on the Context's completion thread. (On this thread
+  // if there is no such thread: for an empty Ticket, in a forked child, after the Context.) It may submit; it must not
+  // wait or throw. A small request that nobody waits for may end up to a millisecond late, unless it was submitted with
+  // a callback.
   void then(std::function<void()> call) const;
-  // Asks the request to end; waits until it has, at most the cancel grace and a little. Ends it as cancelled, or as
-  // abandoned if operations don't come home, unless it was done first.
+  // Asks the request to end, and waits for that, at most a little longer than the cancel grace. It ends as cancelled,
+  // or as abandoned if operations don't come back, unless it was done first.
   Outcome cancel();
 
  private:

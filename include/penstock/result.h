@@ -1,8 +1,8 @@
-// Result<T>: a value or an Error. Asking for the one that is not there is a programmer's error and ends the process.
+// Result<T>: a value or an Error. Asking for the one that is missing is a programming error and ends the process.
 //
-// Thread safety: as T. No exception comes from calls that return one: without memory they give Code::out_of_memory.
-// Calls that return plain values throw std::bad_alloc then. A callback of the user's that throws ends the process, with
-// a message that names it.
+// Thread safety: as T. Calls that return a Result don't throw: if memory runs out, they return Code::out_of_memory.
+// Calls that return plain values then throw std::bad_alloc. If one of your callbacks throws, the process ends with a
+// message that names it.
 #pragma once
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Route: the path that bytes really took. The one list of routes; engines add theirs here.
+// Route: the path that bytes really took. This is the only list of routes; engines add theirs here.
 #pragma once
 
 #include <array>
@@ -16,9 +16,9 @@ enum class Route : std::uint8_t {
   direct,    // from the device past the page cache
   buffered,  // through the page cache, residency unknown or absent; network and FUSE mounts
   mapped,    // copied out of a read-only mapping
-  made,      // by a function of the caller's (penstock/recipe.h)
+  made,      // by a function of yours (penstock/recipe.h)
 
-  // To and from a GPU, and memory that an engine can't reach. Staged: through memory of ours, for a GPU pinned.
+  // For GPUs, and memory that an engine can't reach. Staged: through Penstock's memory, pinned for a GPU.
   cached_staged,
   direct_staged,
   buffered_staged,
@@ -26,14 +26,14 @@ enum class Route : std::uint8_t {
   gds,             // GPUDirect Storage by nvidia-fs: the disk writes into the GPU's memory
   p2pdma,          // the same by the kernel's P2PDMA
   cufile_compat,   // cuFile's own staging; only on request
-  cufile_unknown,  // cuFile carried them and does not tell how
+  cufile_unknown,  // cuFile moved them and does not say how
 };
 inline constexpr std::size_t route_count = 13;
 
 PENSTOCK_EXPORT std::string_view route_name(Route route);
 PENSTOCK_EXPORT std::optional<Route> route_from_name(std::string_view name);
 
-// The way that bytes take to a GPU when they reach host memory by `route`.
+// The route to a GPU for bytes that reach host memory by `route`.
 constexpr Route staged(Route route) {
   switch (route) {
     case Route::cached:

@@ -1,21 +1,21 @@
-// Standing: a request that stands by, to be carried out again and again inside a CUDA graph. The graph writes a word to
-// begin it and waits for another that says it has ended, so that replays need no call of anybody's.
+// Standing: a request that a CUDA graph runs again and again. The graph writes a word to start it and waits for another
+// word that marks its end, so replays need no call from the program.
 //
 //   auto rows = context.stand_by(penstock::Direction::read, penstock::Domain::cuda(0), [&] { return ranges; }).value();
 //   // while the stream is captured: what comes before says what to read, what comes after finds it there
 //   rows.enqueue({stream});
 //   // after each replay, if need be: rows.report()
 //
-// The words are 32 bits long, in host memory that GPUs see. A stream writes 1 to `begin_word`, waits until `end_word`
-// is 1, and writes 0 to it: that is what enqueue puts on it. Rounds of one Standing must not overlap; take one for each
-// graph that may run at the same time.
+// The words have 32 bits, in host memory that GPUs see. A stream writes 1 to `begin_word`, waits until `end_word` is 1,
+// and writes 0 to it: enqueue puts these three on it. Rounds of one Standing must not overlap; use one for each graph
+// that may run at the same time.
 //
-// As long as there is a Standing, a stream may wait for it at any time: GPU memory that is freed meanwhile is kept for
-// later, and many small copies take a little longer. A thread looks at the words: all the time shortly after a round,
-// then every 20 µs, after a second without one every 200 µs.
+// While a Standing exists, a stream may wait for it at any time: GPU memory that is freed meanwhile is kept for later,
+// and many small copies take a little longer. A thread watches the words: all the time shortly after a round, then
+// every 20 µs, and after a second without a round every 200 µs.
 //
-// Thread safety: any thread. Lifetime: destroyed, or with its Context, it ends a round that runs, whose stream goes on
-// when that has ended, and begins no other: a graph that is launched then waits for ever. So graphs go first.
+// Thread safety: any thread. Lifetime: its destruction, or that of its Context, lets a running round and its stream
+// finish and starts no other: a graph launched later waits forever. So destroy graphs first.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ namespace core {
 class StandingRequest;
 }
 
-// Made by default, or moved from, it stands for nothing: words are 0, and the report says so.
+// Default-constructed or moved from, it is empty: the words are 0, and the report says so.
 class PENSTOCK_EXPORT Standing {
  public:
   Standing();
@@ -40,7 +40,7 @@ class PENSTOCK_EXPORT Standing {
   Standing& operator=(Standing&&) noexcept;
   ~Standing();
 
-  // Puts a round on a stream, which may be one that is captured.
+  // Puts a round on a stream, which may be capturing.
   Status enqueue(CudaStream stream);
   // Addresses of the words, as GPUs see them.
   std::uint64_t begin_word() const;
@@ -51,7 +51,7 @@ class PENSTOCK_EXPORT Standing {
   Report report() const;
 
  private:
-  std::shared_ptr<core::StandingRequest> request_;  // shared with who looks at the words
+  std::shared_ptr<core::StandingRequest> request_;  // shared with the thread that watches the words
 };
 
 }  // namespace penstock

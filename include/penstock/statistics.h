@@ -30,12 +30,12 @@ struct RouteStatistics {
 struct PENSTOCK_EXPORT Statistics {
   double seconds = 0;                   // since the Context was made or the statistics were reset
   std::vector<RouteStatistics> routes;  // those that were used
-  std::uint64_t requests = 0;           // ended
+  std::uint64_t requests = 0;           // that ended
   std::uint64_t requests_failed = 0;    // failed, cancelled or abandoned
   std::uint64_t pinned_bytes = 0;       // of the budget, now
   std::uint64_t lanes_replaced = 0;
   std::uint64_t quarantined_bytes = 0;  // memory that abandoned operations may still touch, now
-  // Of the process, now: GPU and pinned memory that was freed, and can't be before a GPU has done what it is busy with.
+  // In the process now: freed GPU and pinned memory that must wait until a GPU has finished its work.
   std::uint64_t unfreed_calls = 0;
   std::uint64_t unfreed_pinned_bytes = 0;
   std::uint64_t unfreed_device_bytes = 0;
@@ -43,7 +43,7 @@ struct PENSTOCK_EXPORT Statistics {
   std::uint64_t bytes_in_flight = 0;       // of those
 
   std::string to_json(int indent = -1) const;
-  // Code::invalid_argument for anything that to_json would not write.
+  // Code::invalid_argument for anything that to_json does not write.
   static Result<Statistics> from_json(std::string_view text);
 };
 

@@ -1,7 +1,7 @@
-// Store: an opened thing that holds bytes, named by a path or URI. View: a read-only mapping of a Store.
+// Store: something open that holds bytes, named by a path or URI. View: a read-only mapping of a Store.
 //
 // Thread safety: const calls from any thread. Lifetime: a Store may be destroyed while requests on it run (they keep
-// what they need); a Store must not be used after its Context is gone.
+// what they need); it must not be used after its Context is gone.
 #pragma once
 
 #include <cstdint>
@@ -30,18 +30,18 @@ enum class Locality : std::uint8_t {
   fuse,     // a user-space file system
 };
 PENSTOCK_EXPORT std::string_view locality_name(Locality locality);
-// Far away, whatever the bandwidth; and a server has a say in it, which may not answer.
+// Far away, whatever the bandwidth; its server may not answer.
 constexpr bool is_remote(Locality locality) {
   return locality == Locality::network || locality == Locality::fuse;
 }
 
-// What must differ when the content may differ: bytes to compare, which are a text to show. What is in it is the
-// engine's matter; for files it is device, inode, time of modification and size.
+// Differs if the content may differ: bytes to compare, and text to show. The engine decides what is in it; for files it
+// is device, inode, time of modification and size.
 class PENSTOCK_EXPORT Identity {
  public:
   Identity() = default;
   explicit Identity(std::string text) : text_(std::move(text)) {}
-  // Of an open file, as a Store of it has it.
+  // The identity of an open file, as its Store has it.
   static Result<Identity> of_file(int descriptor);
 
   std::span<const std::byte> bytes() const { return std::as_bytes(std::span(text_)); }
@@ -53,7 +53,7 @@ class PENSTOCK_EXPORT Identity {
   std::string text_;
 };
 
-// What direct transfers need, in bytes, powers of two.
+// What direct transfers require, in bytes, powers of two.
 struct Alignments {
   std::uint32_t offset = 1;   // of an operation's start and length
   std::uint32_t memory = 1;   // of the memory address
@@ -64,7 +64,7 @@ struct StoreInfo {
   std::string name;  // the path or URI that was opened
   StoreKind kind = StoreKind::file;
   Locality locality = Locality::local;
-  std::string device;       // what holds the bytes ("259:1"), maybe with those of other stores; empty: not known
+  std::string device;       // what holds the bytes ("259:1"), maybe shared with other stores; empty: unknown
   std::string file_system;  // "ext4", "tmpfs", "nfs", "fuse"; for block devices "block"
   std::uint64_t size_bytes = 0;
   std::uint32_t block_bytes = 0;  // the logical block: what LBAs count
@@ -74,37 +74,37 @@ struct StoreInfo {
   bool direct = false;      // reached past the page cache
   bool page_cache = false;  // reached through it
   bool mappable = false;
-  // Of a store that was opened for writing: why nothing in it survives a power cut, synced or not ("tmpfs is memory");
-  // empty where syncing helps.
+  // If opened for writing: why nothing in it survives a power cut, synced or not ("tmpfs is memory"); empty if syncing
+  // helps.
   std::string volatile_because;
 };
 
 enum class Access : std::uint8_t {
   read,     // the store must exist
   write,    // the store must exist; reading and writing in place
-  create,   // made if missing, reading and writing in place
-  replace,  // a new file that takes the name when committed, and vanishes if it is not
+  create,   // created if missing; reading and writing in place
+  replace,  // a new file that takes the name at commit, and vanishes without it
 };
 
 struct OpenOptions {
   Access access = Access::read;
-  // With create and replace: room reserved at once, so that a full disk is known before the first byte.
+  // With create and replace: reserve this much room at once, so that a full disk shows before the first byte.
   std::uint64_t size_bytes = 0;
-  // Where that room begins: before it, and past the end of what is there, is a hole. As much as size_bytes: all is one.
+  // Where that room begins: the gap between the old end and this is a hole. Equal to size_bytes: all of it.
   std::uint64_t reserve_from = 0;
-  // Writing to a block device destroys what is there; it needs this word as well as Access::write.
+  // Writing to a block device destroys its data, so it needs this as well as Access::write.
   bool allow_block_device_write = false;
-  // Writing past the kernel, to a disk that Penstock drives itself ("nvme:..."), needs these too: the serial number
-  // that its controller must have, and which of its blocks may change.
+  // Writing past the kernel to a disk that Penstock drives itself ("nvme:...") also needs the serial number of its
+  // controller, and the blocks that may change.
   std::string serial = {};
   std::uint64_t first_writable_block = 0;
   std::uint64_t writable_blocks = 0;
-  // Files that are read: one that is open already, to be opened again whatever its name means by now. The name is what
-  // messages call it; the descriptor is needed only until the call returns.
+  // For reading: a file that is already open, whatever its name means by now. Messages use the name; the descriptor is
+  // needed only until the call returns.
   int descriptor = -1;
 };
 
-// Made by default, or moved from: of no bytes.
+// Default-constructed or moved from, it has no bytes.
 class PENSTOCK_EXPORT View {
  public:
   View();
@@ -112,12 +112,12 @@ class PENSTOCK_EXPORT View {
   View& operator=(View&&) noexcept;
   ~View();
 
-  // The mapped bytes. Touching them after the file was truncated raises SIGBUS: copy_to does not.
+  // The mapped bytes. Touching them after the file was truncated raises SIGBUS; copy_to does not.
   std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
   // Copies out of the mapping; Code::truncated if the file has shrunk below the range.
   Status copy_to(std::uint64_t offset, Region destination) const;
 
-  // For stores that can map; takes ownership of a mapping of `size_bytes` at `data`.
+  // For stores that can be mapped; takes ownership of a mapping of `size_bytes` at `data`.
   View(const std::byte* data, std::size_t size_bytes);
 
  private:
@@ -125,8 +125,8 @@ class PENSTOCK_EXPORT View {
   std::size_t size_bytes_ = 0;
 };
 
-// Made by default, or moved from, it is not open: calls fail with Code::invalid_argument, and the rest has nothing to
-// tell.
+// Default-constructed or moved from, it is not open: calls fail with Code::invalid_argument, and the rest returns empty
+// values.
 class PENSTOCK_EXPORT Store {
  public:
   Store();
@@ -141,17 +141,17 @@ class PENSTOCK_EXPORT Store {
   const StoreInfo& info() const;
   // The size now: a file may have grown since it was opened.
   Result<std::uint64_t> size_bytes() const;
-  // The identity now; another one than that of opening where the content may have changed since. Code::changed where
-  // the name means another file by now, or none.
+  // The identity now; it differs from that at opening if the content may have changed since. Code::changed if the name
+  // now means another file, or none.
   Result<Identity> identity() const;
-  // How much of a range is in the page cache; nothing where there is none, or the kernel won't tell.
+  // How much of a range is in the page cache; nothing if there is no page cache, or the kernel won't say.
   std::optional<std::uint64_t> cached_bytes(std::uint64_t offset, std::uint64_t length) const;
-  // Maps the whole store read-only; Code::unsupported where a store can't.
+  // Maps the whole store read-only; Code::unsupported if the store can't be mapped.
   Result<View> view() const;
-  // Access::replace: syncs and takes the name. Otherwise: syncs, with the name of a file that opening made. Without
-  // `durable` nothing is synced, and a crash soon after may leave a file that is not complete. Code::not_durable: all
-  // went well, the name is taken, and only making that durable failed. Code::timed_out: its server has not answered,
-  // and may yet do it.
+  // Access::replace: syncs and takes the name. Otherwise syncs, including the name of a file that opening created.
+  // Without `durable` nothing is synced, and a crash soon after may leave an incomplete file. Code::not_durable:
+  // everything worked and the name is taken, but making that durable failed. Code::timed_out: the server has not
+  // answered, and may still do it.
   Status commit(bool durable = true);
   // Access::replace: removes the unfinished file. Otherwise nothing.
   Status abort();

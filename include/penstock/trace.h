@@ -1,4 +1,4 @@
-// Trace: what the lanes of a Context did, and when. Kept only where Options::trace_events says so.
+// Trace: what the lanes of a Context did, and when. Recorded only if Options::trace_events says so.
 //
 // Thread safety: a value.
 #pragma once
@@ -13,7 +13,7 @@
 namespace penstock {
 
 enum class TraceKind : std::uint8_t {
-  storage,            // one operation of an engine, from the moment it was handed over
+  storage,            // one operation of an engine, from submission
   copy,               // one piece between staging memory and a GPU
   waits_for_storage,  // the lane, with nothing else to do
   waits_for_copies,
@@ -34,10 +34,10 @@ struct PENSTOCK_EXPORT Trace {
   double seconds = 0;              // now, since the Context was made
   std::vector<TraceEvent> events;  // lane by lane
   std::uint32_t lanes = 0;
-  std::uint64_t dropped = 0;  // for which there was no room
+  std::uint64_t dropped = 0;  // did not fit
 
-  // The Trace Event Format of Chrome, which Perfetto reads too: a process for each lane, and in it a row for the lane's
-  // waits and as many for operations and copies as there were at a time.
+  // Chrome's Trace Event Format, which Perfetto reads too: one process per lane, with a row for the lane's waits and
+  // enough rows for its concurrent operations and copies.
   std::string to_chrome_json() const;
 };
 

@@ -1,6 +1,6 @@
-// Transform: makes the bytes of memory of bytes that are stored otherwise: packed, compressed, quantized.
+// Transform: makes bytes in memory from bytes that are stored in another form: packed, compressed, quantized.
 //
-//   struct Doubled : penstock::Transform {  // a byte is stored that stands for two
+//   struct Doubled : penstock::Transform {  // each stored byte stands for two
 //     penstock::Status by_cpu(const Piece& piece) const override {
 //       for (std::size_t i = 0; i < piece.memory.size(); ++i) piece.memory[i] = piece.stored[i / 2];
 //       return {};
@@ -11,9 +11,9 @@
 //   auto report = context.transfer(penstock::Direction::read, {&range, 1});  // mixed with plain ranges, if there are
 //   any
 //
-// What a range has stored is read as a whole into pinned memory. From there the transform makes the bytes of host
-// memory; or it is copied to a scratch of the GPU, where kernels on the copy's stream make those of GPU memory. So a
-// model that is stored in fewer bytes takes less of the disk and of the bus.
+// A lane reads the stored bytes of a range as a whole into pinned memory. From there the transform fills host memory;
+// or they are copied to scratch memory on the GPU, where kernels on the copy's stream fill GPU memory. So a model that
+// is stored in fewer bytes takes less time on the disk and the bus.
 //
 // Thread safety: called by several lanes at once. Lifetime: shared by the requests that use it.
 #pragma once
@@ -43,17 +43,17 @@ class PENSTOCK_EXPORT Transform {
 
   virtual ~Transform() = default;
 
-  // Fills the memory. Called by lanes, which other requests need too: it must not wait, nor throw, which ends the
-  // process with a message. An Error fails the range.
+  // Fills the memory. Lanes call it, which other requests need too: it must not wait, nor throw, which ends the process
+  // with a message. An Error fails the range.
   virtual Status by_cpu(const Piece& piece) const = 0;
 
-  // Whether by_gpu works there. Otherwise by_cpu makes the bytes, and they are copied. So they are while a stream waits
-  // for a request: a kernel could stand behind that stream.
+  // Whether by_gpu works there. Otherwise by_cpu makes the bytes, and they are copied. That also happens while a stream
+  // waits for a request, since a kernel could get stuck behind that stream.
   virtual bool is_for(const Gpu&) const { return false; }
-  // Puts kernels on the stream that fill the memory. Both are the GPU's, as are their addresses; what is stored is
-  // there until the stream has passed them. The GPU's context is current. As by_cpu, it must not wait or throw.
+  // Puts kernels on the stream that fill the memory. Both spans are GPU memory; the stored bytes stay until the stream
+  // has passed the kernels. The GPU's context is current. Like by_cpu, it must not wait or throw.
   virtual Status by_gpu(const Piece& piece, const OnGpu& gpu) const;
-  // What a status means that a kernel has written.
+  // The meaning of a status that a kernel wrote.
   virtual Error failure_of(std::uint64_t tag, std::uint32_t status) const;
 };
 
