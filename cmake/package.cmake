@@ -1,7 +1,14 @@
 # Debian packages, by scripts/deb.sh: the tool, the library, and what programs are compiled with.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME penstock)
-set(CPACK_PACKAGE_CONTACT "The Penstock authors <penstock@localhost>")
+# Whoever builds a package maintains it. Debian's own tools take the name from the same variables.
+set(CPACK_PACKAGE_CONTACT "Local build, no maintainer <nobody@localhost.invalid>")
+if(DEFINED ENV{DEBEMAIL})
+  set(CPACK_PACKAGE_CONTACT "$ENV{DEBEMAIL}")
+  if(DEFINED ENV{DEBFULLNAME})
+    set(CPACK_PACKAGE_CONTACT "$ENV{DEBFULLNAME} <$ENV{DEBEMAIL}>")
+  endif()
+endif()
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "move bytes between storage and memory by the fastest route")
 set(CPACK_PACKAGE_DESCRIPTION "Penstock reads files, models and block devices into memory of the host or of GPUs, and\n\
  writes them, by io_uring, GPUDirect Storage or a driver of its own, and says which route\n the bytes took.")

@@ -3,7 +3,9 @@
     components_test.py CMAKE BUILD
 """
 
+import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,11 @@ class Components(unittest.TestCase):
         names = {pathlib.Path(name).name for name in parts["runtime"]}
         self.assertLessEqual({"libpenstock.so.0", "LICENSE", "third-party.txt"}, names)
         self.assertNotIn("libpenstock.so", names)
+
+    def test_packages_invent_no_maintainer(self):
+        text = (pathlib.Path(BUILD) / "CPackConfig.cmake").read_text()
+        contact = re.search(r'CPACK_PACKAGE_CONTACT "(.*)"', text)[1]
+        self.assertTrue(contact.endswith("@localhost.invalid>") or os.environ.get("DEBEMAIL", "nobody") in contact, contact)
 
 
 if __name__ == "__main__":
