@@ -34,7 +34,7 @@ class PageFile {
   static Result<PageFile> create(const std::string& path) {
     struct stat status {};
     if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
-      return usage(path + " is not a file that a page could replace", "name another with --html");
+      return usage(path + " is not a file, so the page can't replace it", "name another with --html");
     }
     Result<Context> context = Context::create({.lanes = 1});
     if (!context.ok()) return context.error();
@@ -88,8 +88,8 @@ Result<Subject> make_scratch(const BenchFlags& flags, const std::string& folder,
   if (!flags.size) size = std::min(size, free_bytes(folder) / 4 / smallest_size_bytes * smallest_size_bytes);
   if (size < smallest_size_bytes) {
     return Error{.code = Code::no_space,
-                 .message = folder + " has too little room for a file to measure with",
-                 .hint = "free some, or name a file that is there already"};
+                 .message = folder + " has too little room for a temporary file",
+                 .hint = "free some space, or name an existing file"};
   }
   Subject subject{.size_bytes = size};
   for (auto* file : {&subject.scratch, &subject.target}) {
@@ -111,7 +111,7 @@ Result<Subject> find_subject(const BenchFlags& flags, Domain domain) {
   if (Status room = check_room(domain, size, machine, "choose a smaller --size"); !room.ok()) return room.error();
   if (S_ISDIR(status.st_mode) && !flags.peers) return make_scratch(flags, path, size);
   if (flags.write) {
-    return usage("--write needs a directory: a file that is there is never written to", "name its directory");
+    return usage("--write needs a directory: bench never writes to an existing file", "name its directory");
   }
   Result<std::string> file = flags.peers ? model_file(path) : path;
   if (!file.ok()) return file.error();
@@ -167,7 +167,7 @@ std::optional<Error> find_wrong_bytes(const Json& bench) {
       return Error{.code = Code::io_error,
                    .message = "wrong bytes arrived: " + race.at("state").get<std::string>() + ", " +
                               row.at("name").get<std::string>(),
-                   .hint = "nothing that is fast matters then: please report it, with penstock doctor --json"};
+                   .hint = "please report this, with the output of penstock doctor --json"};
     }
   }
   return std::nullopt;
@@ -195,7 +195,7 @@ Status check_page_name(const BenchFlags& flags) {
   const std::string read = flags.from.empty() ? local_path(flags.path) : flags.from;
   std::error_code different;
   if (flags.html.empty() || !fs::equivalent(read, flags.html, different) || different) return {};
-  return usage("--html names the file that is read, " + flags.html, "name another");
+  return usage("--html names the input file, " + flags.html, "name another");
 }
 
 // The exit code says whether anything got worse.
@@ -207,7 +207,8 @@ Exit compare(const BenchFlags& flags, const Output& output) {
     results.push_back(std::move(*result));
   }
   if (results[0].at("schema") != results[1].at("schema")) {
-    return output.fail(usage("the two results are of different programs", "compare those of one"));
+    return output.fail(
+        usage("the two results come from different programs", "compare two results of the same program"));
   }
   try {
     const Json comparison = compare_results(results[0], results[1]);
@@ -215,7 +216,7 @@ Exit compare(const BenchFlags& flags, const Output& output) {
     print_comparison(output, comparison);
     return comparison.at("worse") == 0 ? Exit::ok : Exit::failed;
   } catch (const Json::exception& broken) {
-    return output.fail(usage(std::string("one of the two is not a whole result: ") + broken.what(), ""));
+    return output.fail(usage(std::string("one of the two is not a complete result: ") + broken.what(), ""));
   }
 }
 
@@ -234,7 +235,7 @@ Exit run(const BenchFlags& flags) {
   try {
     return show(flags, output, *bench, page);
   } catch (const Json::exception& broken) {
-    return output.fail(usage(flags.from + " is not a whole result of penstock bench: " + broken.what(), ""));
+    return output.fail(usage(flags.from + " is not a complete result of penstock bench: " + broken.what(), ""));
   }
 }
 
@@ -242,22 +243,23 @@ Exit run(const BenchFlags& flags) {
 
 Command add_bench(CLI::App& tool) {
   auto flags = std::make_shared<BenchFlags>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("bench", "Measure every way to a store beside the limits of this machine");
-  auto* path = parser->add_option("PATH", flags->path,
-                                  "a large file or block device, which is only read; or a directory to make a file in");
-  add_measure_flags(*parser, *flags, "how much to load at a time, at most; default: 1 GiB");
+  CLI::App* parser = tool.add_subcommand("bench", "Measure every route to a store beside the limits of this machine");
+  auto* path = parser->add_option(
+      "PATH", flags->path, "a large file or block device, which is only read; or a directory for a temporary file");
+  add_measure_flags(*parser, *flags, "the most to load at a time; default: 1 GiB");
   auto* write = parser->add_flag("--write", flags->write, "also measure writes; PATH must be a directory");
-  auto* peers = parser->add_flag("--peers", flags->peers, "also compare the loaders of a Python; PATH must be a model")
-                    ->excludes(write);
+  auto* peers =
+      parser->add_flag("--peers", flags->peers, "also compare the loaders installed in a Python; PATH must be a model")
+          ->excludes(write);
   parser->add_option("--python", flags->python, "that Python")
       ->type_name("PYTHON")
       ->capture_default_str()
       ->needs(peers);
   parser->add_option("--html", flags->html, "write a page with charts")->type_name("FILE");
-  auto* from = parser->add_option("--from", flags->from, "measure nothing: show what --json printed earlier")
+  auto* from = parser->add_option("--from", flags->from, "measure nothing; show a result of --json")
                    ->type_name("FILE")
                    ->excludes(path);
-  auto* compare = parser->add_option("--compare", flags->compare, "measure nothing: compare two results, OLD and NEW")
+  auto* compare = parser->add_option("--compare", flags->compare, "measure nothing; compare two results, OLD and NEW")
                       ->type_name("FILE")
                       ->expected(2)
                       ->excludes(path)

@@ -30,8 +30,8 @@ Result<fs::path> find_script() {
     if (fs::is_regular_file(script, ignored)) return script;
   }
   return Error{.code = Code::not_found,
-               .message = "the comparison of loaders, share/penstock/peers/run.py, is not beside this tool",
-               .hint = "install Penstock as a whole, or build it from its sources"};
+               .message = "share/penstock/peers/run.py, which compares loaders, is not installed with this tool",
+               .hint = "install all of Penstock, or build it from source"};
 }
 
 // A tool that was just built brings its Python package along.
@@ -50,7 +50,9 @@ void add_own_package() {
 Result<Json> read_table(int fd) {
   Json table = Json::parse(read_front(fd, table_limit_bytes), nullptr, false);
   if (table.is_object() && table.contains("loaders")) return table;
-  return Error{.code = Code::internal, .message = "the comparison of loaders left no table", .hint = "see above why"};
+  return Error{.code = Code::internal,
+               .message = "the comparison of loaders produced no table",
+               .hint = "the output above says why"};
 }
 
 }  // namespace
@@ -59,7 +61,7 @@ Result<Json> compare_peers(const PeersJob& job) {
   const Result<fs::path> script = find_script();
   if (!script.ok()) return script.error();
   const int table = memfd_create("penstock-peers", 0);  // inherited by the process that fills it
-  if (table < 0) return system_error(errno, "make room for the table of loaders");
+  if (table < 0) return system_error(errno, "create a file for the table of loaders");
   const std::string device = job.to.host_accessible() ? "cpu" : job.to.name();
   add_own_package();
   // Our own output is not the place for what it prints.
@@ -71,7 +73,7 @@ Result<Json> compare_peers(const PeersJob& job) {
   Progress progress(std::nullopt, job.output);
   const Stopwatch stopwatch;
   const GroupEnd end = await_group(*child, std::nullopt, [&] {
-    progress.say(format_seconds(stopwatch.seconds()) + ": other loaders, each in a process of its own");
+    progress.say(format_seconds(stopwatch.seconds()) + ": other loaders, each in its own process");
   });
   const int status = end.status.value_or(0);
   Result<Json> result = read_table(table);

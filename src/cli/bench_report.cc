@@ -132,10 +132,11 @@ Json make_notes(const Json& bench) {
   for (const Json& disk : bench["store"]["disks"]) {
     if (disk["virtual"]) {
       notes.push_back(disk["name"].get<std::string>() +
-                      " is a virtual disk: it has a cache of its own below, which nobody here can empty");
+                      " is a virtual disk: below it is a cache that can't be emptied from here");
     }
   }
-  if (bench["store"]["locality"] == "memory") notes.push_back("the file system is memory: nothing here is storage");
+  if (bench["store"]["locality"] == "memory")
+    notes.push_back("the file system is memory: nothing here measures storage");
   double shortest = 1;
   for (const Json& race : bench["races"]) {
     for (const Json& row : race["rows"]) {
@@ -144,7 +145,7 @@ Json make_notes(const Json& bench) {
   }
   if (shortest < 0.01) {
     notes.push_back("a load lasts only " + format_seconds(shortest) +
-                    ": its beginning and end weigh, which plain reads that go on and on don't have; more --seconds or "
+                    ": its beginning and end weigh more than in continuous plain reads; more --seconds or "
                     "a larger file would help");
   }
   const double load = bench["machine"]["load_average"];

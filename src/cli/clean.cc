@@ -111,13 +111,14 @@ Exit run(const CleanFlags& flags) {
 
 Command add_clean(CLI::App& tool) {
   auto flags = std::make_shared<CleanFlags>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("clean", "Remove unfinished files that killed writers have left");
+  CLI::App* parser = tool.add_subcommand("clean", "Remove unfinished files that killed writers left behind");
   parser->add_option("DIR", flags->folders, "where to look for them")->required();
   parser->add_flag("--recursive", flags->recursive,
-                   "look in folders below as well, on the same file system; links are not followed");
-  parser->add_flag("--dry-run", flags->dry_run, "say what would be removed, and remove nothing");
-  parser->add_flag("--remote", flags->remote,
-                   "also on network and FUSE mounts whose locks other machines may not see: nothing may write there");
+                   "also look in subfolders on the same file system; links are not followed");
+  parser->add_flag("--dry-run", flags->dry_run, "list what would be removed, and remove nothing");
+  parser->add_flag(
+      "--remote", flags->remote,
+      "also clean network and FUSE mounts whose locks other machines may not see; nothing may write there");
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");
   parser->footer(

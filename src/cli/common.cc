@@ -48,7 +48,7 @@ Result<std::string> options_text(const std::string& flag) {
   if (!flag.starts_with('@')) return flag;
   const std::string path = flag.substr(1);
   const std::string what = "read the options file " + path;
-  const std::string hint = "name a file that holds one JSON object of options";
+  const std::string hint = "name a file with one JSON object of options";
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file) return system_error(errno, what, hint);
@@ -123,7 +123,7 @@ Result<std::uint64_t> parse_size(std::string_view text) {
     }
     return bytes;
   }
-  return bad_size(text, "has a unit that is not known");
+  return bad_size(text, "has an unknown unit");
 }
 
 CLI::Option* add_size(CLI::App& parser, const std::string& name, std::optional<std::uint64_t>& value,
@@ -160,11 +160,11 @@ CLI::Validator number(double least, double most) {
 }
 
 void add_context_flags(CLI::App& parser, ContextFlags& flags) {
-  parser.add_option("--engine", flags.engine, "serve with this engine (see `penstock engines`)")->type_name("NAME");
-  parser.add_option("--cache", flags.cache, "what to do with the page cache: auto, keep or bypass")
+  parser.add_option("--engine", flags.engine, "use this engine (see `penstock engines`)")->type_name("NAME");
+  parser.add_option("--cache", flags.cache, "how to use the page cache: auto, keep or bypass")
       ->type_name("MODE")
       ->check(CLI::IsMember({"auto", "keep", "bypass"}));
-  parser.add_option("--lanes", flags.lanes, "how many lanes work; 0: one for each usable CPU, at most 16")
+  parser.add_option("--lanes", flags.lanes, "how many lanes to use; 0: one per usable CPU, at most 16")
       ->type_name("N")
       ->check(whole_number(0, lanes_limit));
   parser.add_option("--options", flags.options, "all other options: a JSON object, or @FILE")->type_name("JSON");

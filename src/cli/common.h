@@ -34,7 +34,7 @@ struct ExitMeaning {
 inline constexpr ExitMeaning exit_meanings[] = {
     {Exit::ok, "done"},
     {Exit::failed, "the operation failed"},
-    {Exit::usage, "usage: the arguments or options can't be right"},
+    {Exit::usage, "usage: wrong arguments or options"},
     {Exit::not_found, "not found"},
     {Exit::refused, "refused: no permission, read-only, or in use"},
     {Exit::no_room, "no room: on the disk, in memory, or in a budget"},

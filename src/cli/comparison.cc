@@ -91,9 +91,9 @@ class Comparison {
               .hint = "load it again when nothing writes to it"};
     }
     return {.code = Code::io_error,
-            .message = "the bytes in memory differ from those that " +
+            .message = "the bytes in memory differ from " +
                        std::string(fd_ >= 0 ? "a plain read of " : "another read of ") +
-                       (piece.tensor.empty() ? "" : "tensor " + std::string(piece.tensor) + " of ") + path_ + " gives",
+                       (piece.tensor.empty() ? "" : "tensor " + std::string(piece.tensor) + " of ") + path_,
             .hint = "try --engine posix; if the bytes still differ, check the device"};
   }
 

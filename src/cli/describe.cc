@@ -272,7 +272,7 @@ std::string manual(const CLI::App& tool) {
 
 Command add_completion(CLI::App& tool) {
   auto shell = std::make_shared<std::string>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("completion", "Print what completes command lines in a shell");
+  CLI::App* parser = tool.add_subcommand("completion", "Print completions for a shell");
   parser->add_option("SHELL", *shell, "bash, fish or zsh")
       ->required()
       ->type_name("SHELL")
@@ -290,7 +290,7 @@ Command add_completion(CLI::App& tool) {
 }
 
 Command add_manual(CLI::App& tool) {
-  CLI::App* parser = tool.add_subcommand("manual", "Print the manual page, for man");
+  CLI::App* parser = tool.add_subcommand("manual", "Print the manual page");
   parser->footer(
       "Examples:\n"
       "  penstock manual | man -l -");

@@ -56,7 +56,7 @@ Result<Context> create_context(const Options& options, Findings& findings) {
   const char* engine = std::getenv("PENSTOCK_ENGINE");
   if (context.ok() || engine == nullptr) return context;
   findings.push_back({"PENSTOCK_ENGINE=" + std::string(engine) + ": " + context.error().message,
-                      "unset PENSTOCK_ENGINE; it is left out here",
+                      "unset PENSTOCK_ENGINE; doctor ignores it",
                       {}});
   unsetenv("PENSTOCK_ENGINE");
   return Context::create(options);
@@ -97,7 +97,7 @@ std::string verdict_on(const Diagnosis& diagnosis) {
   std::string costs;
   if (costly == 1) costs = "one thing costs speed";
   if (costly > 1) costs = std::to_string(costly) + " things cost speed";
-  if (!diagnosis.patient) return costs.empty() ? "Penstock can do all it knows here" : "it works, but " + costs;
+  if (!diagnosis.patient) return costs.empty() ? "everything works here" : "it works, but " + costs;
 
   const Patient& patient = *diagnosis.patient;
   const Report* report = measured(patient);
@@ -127,6 +127,12 @@ Result<Diagnosis> diagnose(const DoctorFlags& flags) {
   diagnosis.limits = find_limits(diagnosis);
   if (!flags.path.empty()) {
     const std::string path = largest_file(flags.path);
+    std::error_code unknown;
+    if (std::filesystem::is_directory(local_path(path), unknown)) {
+      return Error{.code = Code::is_directory,
+                   .message = path + " has no file to measure",
+                   .hint = "name a file; `penstock sample FILE` makes one"};
+    }
     // Before the measurement: if the store hangs in that, nothing more is to be learnt from it.
     diagnosis.place = find_place(local_path(path), flags.sysfs);
     Result<Patient> patient = examine(*context, path, *to);
@@ -281,18 +287,19 @@ Exit run(const DoctorFlags& flags) {
 
 Command add_doctor(CLI::App& tool) {
   auto flags = std::make_shared<DoctorFlags>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("doctor", "Check this machine, and explain how fast a path is read");
+  CLI::App* parser = tool.add_subcommand("doctor", "Check this machine and explain how fast a path is read");
   auto* path = parser->add_option("PATH", flags->path,
-                                  "a store to examine: its first 256 MiB are read, a few times, for seconds at most");
-  parser->add_option("--to", flags->to, "into which memory PATH is read: host, pinned or cuda:N")
+                                  "a store to examine; reads its first 256 MiB a few times, for a few seconds at most");
+  parser->add_option("--to", flags->to, "the memory to read PATH into: host, pinned or cuda:N")
       ->type_name("DOMAIN")
       ->capture_default_str()
       ->needs(path);
-  parser->add_option("--sysfs", flags->sysfs, "where to look for the bus: a copy of another machine's /sys")
+  parser->add_option("--sysfs", flags->sysfs, "a copy of another machine's /sys to look at")
       ->type_name("DIR")
       ->capture_default_str();
-  parser->add_flag("--all", flags->all, "print every finding and fact, not just what matters most");
-  parser->add_option("--bundle", flags->bundle, "write all of it, without names and secrets, for a bug report")
+  parser->add_flag("--all", flags->all, "print every finding and fact, not only what matters most");
+  parser
+      ->add_option("--bundle", flags->bundle, "write everything, without names and secrets, to a file for a bug report")
       ->type_name("FILE");
   add_context_flags(*parser, flags->context);
   parser->add_flag("--json", flags->output.json, "print one JSON object");

@@ -86,8 +86,8 @@ std::optional<Finding> lanes_finding(const std::string& name, const PciDevice& d
   const double factor = static_cast<double>(all) / now;
   return Finding{
       name + " runs on " + std::to_string(now) + " of its " + std::to_string(all) + " PCIe lanes",
-      "see that it sits in a slot with all lanes, and how the firmware divides them",
-      {"its link would carry " + format_rate(awake_link(device).bytes_per_second() * factor) + " instead of " +
+      "check that its slot has all lanes, and how the firmware divides them",
+      {"its link could carry " + format_rate(awake_link(device).bytes_per_second() * factor) + " instead of " +
            format_rate(awake_link(device).bytes_per_second()) + ", which matters where nothing else is slower",
        factor}};
 }
@@ -114,8 +114,8 @@ Findings gpu_findings(const Gpus& gpus) {
       if (auto finding = lanes_finding(name, *bus)) findings.push_back(std::move(*finding));
     }
     if (!gpu.kernels) {
-      findings.push_back({name + ": our kernels are not built in or don't fit, so many small pieces take longer",
-                          "build Penstock where nvcc is; kernels are for compute capability 7.5 and newer",
+      findings.push_back({name + ": Penstock's kernels are missing or don't fit, so many small pieces take longer",
+                          "build Penstock with nvcc; kernels need compute capability 7.5 or newer",
                           {"large pieces: none; many small ones: several times", {}}});
     }
   }

@@ -65,22 +65,22 @@ Condition huge_page_limit(const Machine& machine) {
   const std::uint64_t reserved = memory_info("HugePages_Total:");
   const std::string also = reserved == 0 ? "" : "; " + std::to_string(reserved) + " reserved";
   if (machine.transparent_huge_pages) return {"huge pages", State::met, "transparent" + also, {}};
-  return {"huge pages", State::missing, "transparent ones are off, so large buffers cost more to set up" + also,
+  return {"huge pages", State::missing, "transparent huge pages are off, so large buffers take longer to set up" + also,
           "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"};
 }
 
 Condition page_cache_limit(const Machine& machine) {
-  if (machine.cachestat) return {"cachestat", State::met, "the kernel tells what is in the page cache", {}};
-  return {"cachestat", State::missing, "the kernel does not tell what is in the page cache of files of others",
-          "use Linux 6.5 or newer; a container's seccomp profile has to allow cachestat"};
+  if (machine.cachestat) return {"cachestat", State::met, "the kernel reports what is in the page cache", {}};
+  return {"cachestat", State::missing, "the kernel does not report what is cached of other users' files",
+          "use Linux 6.5 or newer; a container's seccomp profile must allow cachestat"};
 }
 
 // Only cuFile looks into it, for the disks of files.
 Condition udev_limit(const Diagnosis& diagnosis) {
-  if (access("/run/udev/data", R_OK) == 0) return {"udev", State::met, "its database is here", {}};
-  if (diagnosis.gpus.seen.empty()) return {"udev", State::met, "not here (only needed with a GPU)", {}};
-  if (!diagnosis.has_nvme) return {"udev", State::met, "not here (only needed with a GPU and an NVMe disk)", {}};
-  return {"udev", State::missing, "no /run/udev/data: cuFile refuses files whose disk is not in it",
+  if (access("/run/udev/data", R_OK) == 0) return {"udev", State::met, "its database is present", {}};
+  if (diagnosis.gpus.seen.empty()) return {"udev", State::met, "not running (only needed with a GPU)", {}};
+  if (!diagnosis.has_nvme) return {"udev", State::met, "not running (only needed with a GPU and an NVMe disk)", {}};
+  return {"udev", State::missing, "no /run/udev/data: cuFile refuses files on disks that are not in it",
           "docker run -v /run/udev:/run/udev:ro"};
 }
 
@@ -90,7 +90,7 @@ Gain gain_of(const std::string& limit, const Diagnosis& diagnosis) {
   if (limit == "lockable memory") return {"matters for GPUs and unaligned reads: staging slots are smaller", {}};
   if (limit == "memory") return {"matters for GPUs and unaligned reads: there is less staging memory", {}};
   if (limit == "huge pages") return {"set-up is shorter; steady speed stays", 1.0};
-  if (limit == "cachestat") return {"none for files of one's own", {}};
+  if (limit == "cachestat") return {"none for your own files", {}};
   if (limit == "CPUs" && diagnosis.patient && diagnosis.patient->speeds.cached) {
     return {"cached files are copied by CPUs: about twice as fast with twice as many", 2.0};
   }
@@ -148,7 +148,7 @@ void print_machine(const Output& output, const Diagnosis& diagnosis) {
   output.section("machine");
   output.field("kernel", diagnosis.machine.kernel + ", " + diagnosis.machine.architecture + ", pages of " +
                              std::to_string(diagnosis.machine.page_bytes));
-  output.field("container", container.empty() ? "none that is known" : container);
+  output.field("container", container.empty() ? "unknown" : container);
   for (const Condition& limit : diagnosis.limits) print_condition(output, limit);
 }
 

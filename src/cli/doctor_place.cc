@@ -59,7 +59,7 @@ std::string why_not_straight(const Diagnosis& diagnosis, const EngineInfo& engin
     return obstacle->name + ": " + obstacle->detail;
   }
   const StoreInfo& info = diagnosis.patient->info;
-  return info.direct && info.locality == Locality::local ? "" : "the file is on no disk of this machine";
+  return info.direct && info.locality == Locality::local ? "" : "the file is not on a disk of this machine";
 }
 
 // A measurement into a GPU knows; otherwise what the engines say of themselves has to do.
@@ -72,7 +72,7 @@ void choose_route(const Diagnosis& diagnosis, const Gpu& gpu, GpuRoute& choice) 
     return;
   }
   choice.route = staged(sample != nullptr ? main_route(*sample) : Route::buffered);
-  choice.reason = "through pinned memory of ours";
+  choice.reason = "through Penstock's pinned memory";
   for (const EngineInfo& engine : diagnosis.engines) {
     if (!engine.reaches_device) continue;
     const std::string why_not = why_not_straight(diagnosis, engine, gpu);
@@ -145,8 +145,8 @@ Findings place_findings(const Place& place) {
   }
   for (const GpuRoute& choice : place.routes) {
     if (choice.relation != Relation::across_nodes) continue;
-    findings.push_back({place.storage->device + " and " + choice.gpu.name() + " hang at different CPUs",
-                        "keep the file on a disk of the GPU's own CPU, or use a GPU of the disk's",
+    findings.push_back({place.storage->device + " and " + choice.gpu.name() + " are at different CPUs",
+                        "keep the file on a disk at the GPU's CPU, or use a GPU at the disk's CPU",
                         {}});
   }
   return findings;

@@ -77,11 +77,11 @@ RouteVerdict judge_straight(const Diagnosis& diagnosis, Route route) {
 
 RouteVerdict judge_compat(const Diagnosis& diagnosis) {
   const EngineInfo* cufile = cufile_of(diagnosis);
-  RouteVerdict verdict{.route = Route::cufile_compat, .cause = "never taken unless asked for: our staging is faster"};
+  RouteVerdict verdict{.route = Route::cufile_compat, .cause = "used only on request: staging is faster"};
   verdict.works = cufile != nullptr && cufile->available && cufile->device_route == Route::cufile_compat;
   if (!verdict.works) {
     verdict.cause = cufile == nullptr   ? "the cufile engine is not built in"
-                    : cufile->available ? "cuFile has a better way here"
+                    : cufile->available ? "cuFile has a better route here"
                                         : cufile->reason;
   }
   return verdict;
@@ -94,7 +94,7 @@ RouteVerdict judge_past_cache(const Diagnosis& diagnosis) {
   verdict.works = false;
   verdict.cause = info.file_system + " can't be read past the page cache";
   if (info.locality == Locality::memory) {
-    verdict.cause = info.file_system + " is memory: there is nothing to go past";
+    verdict.cause = info.file_system + " is memory: there is no device below";
     verdict.gain = {"none", 1.0};
   } else {
     verdict.remedy = "keep the file on ext4 or xfs on a local disk: cp FILE /mnt/fast/";
@@ -143,20 +143,19 @@ std::optional<Condition> obstacle_of_store(const Diagnosis& diagnosis, Route rou
   if (!diagnosis.patient || diagnosis.patient->info.kind != StoreKind::file) return std::nullopt;
   const std::string& type = diagnosis.patient->info.file_system;
   if (diagnosis.patient->info.locality == Locality::local && type != "ext4" && type != "xfs") {
-    return Condition{"file system", Condition::State::missing, type,
-                     "keep the file on ext4 or xfs: on local disks, nothing else will do"};
+    return Condition{"file system", Condition::State::missing, type, "keep the file on ext4 or xfs on a local disk"};
   }
   const auto& mount = diagnosis.patient->mount;
   const std::string data = mount && type == "ext4" ? mount_option(*mount, "data").value_or("") : "";
   if (!data.empty() && data != "ordered") {
     return Condition{"mount options", Condition::State::missing, "ext4 at " + mount->point + " with data=" + data,
-                     "mount it with data=ordered, ext4's default: nothing else will do"};
+                     "mount it with data=ordered, ext4's default"};
   }
   if (route != Route::p2pdma || !diagnosis.place.storage) return std::nullopt;
   for (const Disk& disk : diagnosis.place.storage->disks) {
     if (disk.is_virtual || !disk.name.starts_with("nvme") || diagnosis.place.storage->disks.size() > 1) {
-      return Condition{"disk", Condition::State::missing, disk.name + " is no single NVMe disk of this machine",
-                       "keep the file on one, without RAID"};
+      return Condition{"disk", Condition::State::missing, disk.name + " is not a single NVMe disk of this machine",
+                       "keep the file on one NVMe disk, without RAID"};
     }
   }
   return std::nullopt;
@@ -170,13 +169,13 @@ Gain gain_without_staging(const Diagnosis& diagnosis) {
   const bool disk_is_slower =
       to_gpu ? diagnosis.bottleneck.limit == Limit::storage : gpu && rate_of(cold) * clearly < *gpu;
   if (disk_is_slower) {
-    return {"none for this store, which is read slower than the bus to the GPU carries; CPU time is saved: " +
+    return {"none for this store, which is slower than the bus to the GPU; saves CPU time: " +
                 format_seconds(cold.cpu_seconds / static_cast<double>(cold.bytes) * 1e9) + " a GB",
             1.0};
   }
   if (!disk || !gpu) return {};
   const double most = std::min(*disk, *gpu);
-  return {"at most to " + format_rate(most) + ", which the bus carries", std::max(1.0, most / rate_of(cold))};
+  return {"at most to " + format_rate(most) + ", the speed of the bus", std::max(1.0, most / rate_of(cold))};
 }
 
 bool could_go_straight(const Diagnosis& diagnosis) {
@@ -186,7 +185,7 @@ bool could_go_straight(const Diagnosis& diagnosis) {
 
 std::vector<RouteVerdict> judge_routes(const Diagnosis& diagnosis) {
   std::vector<RouteVerdict> routes{judge_cached(diagnosis), judge_past_cache(diagnosis)};
-  routes.push_back({.route = Route::buffered, .works = true, .cause = "where neither of the others will do"});
+  routes.push_back({.route = Route::buffered, .works = true, .cause = "if no other route works"});
   for (std::size_t i = 0; i < 3; ++i) {
     RouteVerdict to_gpu = routes[i];
     to_gpu.route = staged(routes[i].route);

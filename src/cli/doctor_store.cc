@@ -37,7 +37,7 @@ void add_mount_findings(const MountFacts& mount, Findings& findings) {
                         {}});
   }
   if (mount.file_system == "btrfs" && (mount_option(mount, "compress") || mount_option(mount, "compress-force"))) {
-    findings.push_back({"btrfs" + on + " compresses, so files are unpacked by CPUs and not read past the page cache",
+    findings.push_back({"btrfs" + on + " compresses, so CPUs unpack files, and they can't be read past the page cache",
                         "btrfs property set FILE compression none, then copy the file",
                         {}});
   }
@@ -80,7 +80,7 @@ void print_sample(const Output& output, const char* label, const std::optional<R
 std::string limit_text(Limit limit, Locality locality) {
   switch (limit) {
     case Limit::storage:
-      if (locality == Locality::network) return "the network or its server";
+      if (locality == Locality::network) return "the network or the server";
       if (locality == Locality::fuse) return "the user-space file system";
       return "the disk";
     case Limit::copy:
@@ -170,15 +170,15 @@ Findings patient_findings(const Patient& patient) {
   Findings findings;
   const std::uint64_t size = patient.info.size_bytes;
   if (patient.extents == std::uint64_t{0} && size != 0) {
-    findings.push_back({"nothing of the file is on a disk: it is all holes, or was not written yet",
-                        "measure with a file that has content, as penstock sample makes one",
+    findings.push_back({"no part of the file is on a disk: it is all holes, or not written yet",
+                        "measure with a file that has content; penstock sample makes one",
                         {}});
   }
   if (patient.extents.value_or(0) > 1 && size >= fragmented_from_bytes &&
       size / *patient.extents < small_extent_bytes) {
     findings.push_back({"the file lies in " + std::to_string(*patient.extents) + " pieces on its disk, of " +
                             format_bytes(size / *patient.extents) + " on average",
-                        "cp FILE FILE.new && mv FILE.new FILE, while there is much free space",
+                        "cp FILE FILE.new && mv FILE.new FILE, with plenty of free space",
                         {}});
   }
   if (patient.mount) add_mount_findings(*patient.mount, findings);
@@ -218,7 +218,7 @@ void print_patient(const Output& output, const Patient& patient) {
     output.field("mount", patient.mount->source + " at " + patient.mount->point + ", " + patient.mount->options);
   }
   output.field("size", format_bytes(info.size_bytes) + ", blocks of " + std::to_string(info.block_bytes));
-  output.field("layout", !patient.extents ? "not told by the file system"
+  output.field("layout", !patient.extents ? "not reported by the file system"
                          : *patient.extents == 1
                              ? "in one piece"
                              : "in " + std::to_string(*patient.extents) + " pieces of " +
@@ -226,8 +226,8 @@ void print_patient(const Output& output, const Patient& patient) {
                                    " on average");
   output.field("cached", patient.cached_bytes
                              ? format_bytes(*patient.cached_bytes) + ", " +
-                                   percent(*patient.cached_bytes, info.size_bytes) + " of it, before the measurement"
-                             : "not told by the kernel");
+                                   percent(*patient.cached_bytes, info.size_bytes) + " of it before the measurement"
+                             : "not reported by the kernel");
   output.field("direct", info.direct ? "yes, offsets aligned to " + std::to_string(info.alignments.offset) +
                                            ", memory to " + std::to_string(info.alignments.memory)
                                      : "no");

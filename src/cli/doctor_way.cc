@@ -134,7 +134,7 @@ Json way_json(const std::vector<Edge>& way) {
 
 void print_way(const Output& output, const std::vector<Edge>& way) {
   if (way.empty()) return;
-  output.section("the way of the bytes");
+  output.section("data path");
   const std::string pipe(output.pipe());
   output.heading("  " + way.front().from);
   for (const Edge& edge : way) {

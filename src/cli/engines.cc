@@ -81,8 +81,7 @@ void print_engines(const Output& output, const std::vector<EngineInfo>& engines)
     if (!engine.remedy.empty()) output.field("remedy", engine.remedy);
     if (engine.device_route) {
       const bool by_request = engine.device_route == Route::cufile_compat;
-      output.field("to GPUs",
-                   std::string(route_name(*engine.device_route)) + (by_request ? ", only if asked for" : ""));
+      output.field("to GPUs", std::string(route_name(*engine.device_route)) + (by_request ? ", only on request" : ""));
     }
     for (const Condition& condition : engine.conditions) print_condition(output, condition);
   }

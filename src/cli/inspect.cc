@@ -316,14 +316,14 @@ Exit run(const InspectFlags& flags) {
 
 Command add_inspect(CLI::App& tool) {
   auto flags = std::make_shared<InspectFlags>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("inspect", "Tell what is in a model: tensors, types, sizes, alignment, files");
+  CLI::App* parser = tool.add_subcommand("inspect", "Show what is in a model: tensors, types, sizes, alignment, files");
   parser
       ->add_option("MODEL", flags->paths, "a directory, a file or an index, by path or URI; or the files of one model")
       ->required();
   parser->add_flag_function(
       "--tensors,!--no-tensors", [flags](std::int64_t count) { flags->tensors = count > 0; },
-      "list every tensor, or none; default: by kind, where they are too many for a terminal");
-  parser->add_option("--options", flags->context.options, "of the Context that opens it: a JSON object, or @FILE")
+      "list every tensor, or none; default: grouped by kind if there are too many for a terminal");
+  parser->add_option("--options", flags->context.options, "options for opening it: a JSON object, or @FILE")
       ->type_name("JSON");
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->footer(

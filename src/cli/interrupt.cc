@@ -22,8 +22,7 @@ constexpr int silence_ms = 1000;
 // With the silence, enough for closing a Context and a file whose server hangs, which wait for five seconds each unless
 // other deadlines were given.
 constexpr int patience_ms = 9000;
-constexpr std::string_view notice =
-    "penstock: interrupted, but not at an end yet: storage may hang. Once more ends at once\n";
+constexpr std::string_view notice = "penstock: interrupted, but storage may hang. Interrupt again to end at once\n";
 
 std::atomic<int> last_signal = 0;
 std::mutex signal_mutex;  // a signal is taken and noted under it, so that it is always seen as one or as the other
@@ -117,7 +116,7 @@ Report ended(Report report) {
         "interrupted" + (progress == std::string::npos ? "" : report.error->message.substr(progress));
   }
   if (interrupted() && report.outcome == Outcome::abandoned) {
-    report.error = {.code = Code::cancelled, .message = "interrupted; what was under way did not come back in time"};
+    report.error = {.code = Code::cancelled, .message = "interrupted; operations under way did not come back in time"};
   }
   return report;
 }

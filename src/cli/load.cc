@@ -29,7 +29,7 @@ Result<std::unique_ptr<Cargo>> prepare(const LoadFlags& flags, const std::option
   const auto model = std::ranges::find_if(flags.paths, names_model);
   if (model == flags.paths.end()) return prepare_bytes(flags);
   return Error{.code = Code::invalid_argument,
-               .message = *model + " is a model, and " + *stranger + " is none",
+               .message = *model + " is a model, and " + *stranger + " is not",
                .hint = "load them one by one, or both as bytes with --raw"};
 }
 
@@ -58,7 +58,7 @@ void add_rounds(const std::vector<Report>& rounds, Transfer& transfer) {
   if (!repeated) return;
   transfer.own.push_back({"rounds", text});
   if (!tells_speed(rounds.front())) return;
-  transfer.own.push_back({"steady", format_rate(steady_rate(rounds)) + ", the middle of all rounds but the first"});
+  transfer.own.push_back({"steady", format_rate(steady_rate(rounds)) + ", the median of all rounds but the first"});
 }
 
 Report load_watched(Cargo& cargo, const LoadFlags& flags) {
@@ -68,6 +68,15 @@ Report load_watched(Cargo& cargo, const LoadFlags& flags) {
   }
   Progress progress(cargo.bytes(), flags.output);
   return cargo.load([&](std::uint64_t bytes) { progress.update(bytes); });
+}
+
+// What was under way when the deadline passed may have arrived all the same. It was late.
+std::optional<Error> check_deadline(const Report& report, const LoadFlags& flags) {
+  if (flags.deadline_seconds <= 0 || report.seconds <= flags.deadline_seconds) return std::nullopt;
+  return Error{.code = Code::timed_out,
+               .message = "the deadline passed; all " + std::to_string(report.bytes) + " bytes arrived, after " +
+                          format_seconds(report.seconds),
+               .hint = "allow more time with --deadline"};
 }
 
 double process_cpu_seconds() {
@@ -116,6 +125,7 @@ Exit run(const LoadFlags& given) {
     const double before = process_cpu_seconds();
     rounds.push_back(load_watched(**cargo, flags));
     if (!rounds.back().ok()) return output.fail(rounds.back());
+    if (const std::optional<Error> late = check_deadline(rounds.back(), flags)) return output.fail(*late);
     if (rounds.size() == 1) cost.cpu_seconds = process_cpu_seconds() - before;
   }
   transfer.report = rounds.front();
@@ -135,7 +145,7 @@ Exit run(const LoadFlags& given) {
 
 Command add_load(CLI::App& tool) {
   auto flags = std::make_shared<LoadFlags>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("load", "Bring models, files or devices into memory of the host or a GPU");
+  CLI::App* parser = tool.add_subcommand("load", "Load models, files or devices into host or GPU memory");
   parser
       ->add_option("PATH", flags->paths,
                    "a model (directory, *.safetensors, *.gguf, index), files, devices or URIs; - is standard input")
@@ -143,28 +153,29 @@ Command add_load(CLI::App& tool) {
   const TransferOptions shared =
       add_transfer_flags(*parser, *flags,
                          {.domain_name = "--to",
-                          .domain = "where to: host, pinned, cuda:N, or - for standard output",
-                          .offset = "where to begin, in each PATH",
-                          .size = "how much to load of each PATH; default: to its end",
+                          .domain = "the destination: host, pinned, cuda:N, or - for standard output",
+                          .offset = "where to begin in each PATH",
+                          .size = "how much of each PATH to load; default: to the end",
                           .verify = "compare with an independent, plain read",
                           .deadline = "give up after this many seconds, in each round"});
-  auto* lba = parser->add_option("--lba", flags->lba, "where to begin, in blocks of the store");
-  auto* count = parser->add_option("--count", flags->count, "how many blocks");
+  auto* lba = parser->add_option("--lba", flags->lba, "where to begin, in blocks");
+  auto* count = parser->add_option("--count", flags->count, "how many blocks to load");
   for (CLI::Option* in_blocks : {lba, count}) {
     in_blocks->type_name("N")->check(whole_number(0, UINT64_MAX))->excludes(shared.offset)->excludes(shared.size);
   }
   auto* raw = parser->add_flag("--raw", flags->raw, "load a model as bytes; so do --offset, --size, --lba and --count");
-  auto* select =
-      parser->add_option("--select", flags->select, "only tensors whose name fits, as \"*.q_proj.*\"; may be repeated")
-          ->type_name("GLOB")
-          ->allow_extra_args(false);
+  auto* select = parser
+                     ->add_option("--select", flags->select,
+                                  "load only tensors whose name matches, such as \"*.q_proj.*\"; may be repeated")
+                     ->type_name("GLOB")
+                     ->allow_extra_args(false);
   for (CLI::Option* of_bytes : {shared.offset, shared.size, lba, count, raw}) select->excludes(of_bytes);
-  parser->add_option("--repeat", flags->repeat, "load so many times into the same memory, and tell the steady speed")
+  parser->add_option("--repeat", flags->repeat, "load N times into the same memory and report the steady speed")
       ->type_name("N")
       ->check(whole_number(1, repeat_limit));
-  parser->add_option("--timeline", flags->timeline, "write what each lane did, and when, as a Chrome trace")
+  parser->add_option("--timeline", flags->timeline, "write what each lane did and when, as a Chrome trace")
       ->type_name("FILE");
-  parser->add_flag("--watch", flags->watch, "show on the terminal what each lane does");
+  parser->add_flag("--watch", flags->watch, "show what each lane does, on the terminal");
   parser->footer(
       "Examples:\n"
       "  penstock load models/llama/ --to cuda:0 --verify\n"

@@ -65,9 +65,9 @@ std::optional<Ceiling> ceiling_of(const Report& report, const std::vector<Loaded
 
 std::string why_unused(const EngineInfo& engine, Domain domain, const std::string& used) {
   if (!engine.available) return engine.reason;
-  if (engine.reaches_device && domain.host_accessible()) return "made for GPU memory";
+  if (engine.reaches_device && domain.host_accessible()) return "only for GPU memory";
   if (engine.reaches_device) return engine.reason.empty() ? "its route is not allowed" : engine.reason;
-  return used.empty() ? "no engine was needed" : used + " serves these paths";
+  return used.empty() ? "no engine was needed" : used + " reads these paths";
 }
 
 struct Unused {

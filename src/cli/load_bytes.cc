@@ -12,7 +12,7 @@ Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
   const std::uint64_t unit = in_blocks ? info.block_bytes : 1;
   if (unit == 0) {
     return Error{.code = Code::unsupported,
-                 .message = info.name + " does not tell its block size",
+                 .message = info.name + " does not report its block size",
                  .hint = "use --offset and --size instead of --lba and --count"};
   }
   const std::uint64_t start = (in_blocks ? flags.lba : flags.offset).value_or(0);
@@ -30,7 +30,7 @@ Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags) {
       __builtin_add_overflow(slice.offset, slice.size_bytes, &end)) {
     const std::string what = in_blocks ? "--lba and --count reach" : "--offset and --size reach";
     return Error{.code = Code::invalid_argument,
-                 .message = what + " past the end of " + info.name + ", and beyond 2^64 bytes",
+                 .message = what + " past the end of " + info.name + " and 2^64 bytes",
                  .hint = std::move(hint)};
   }
   if (end > info.size_bytes) {

@@ -29,7 +29,7 @@ Result<Indices> select_tensors(const Model& model, const LoadFlags& flags) {
   const auto unused = std::ranges::find(used, false);
   if (unused == used.end()) return chosen;
   return Error{.code = Code::not_found,
-               .message = "no tensor of " + flags.paths.front() + " fits --select " +
+               .message = "no tensor of " + flags.paths.front() + " matches --select " +
                           flags.select[static_cast<std::size_t>(unused - used.begin())],
                .hint = "penstock inspect " + flags.paths.front() + " --tensors lists their names"};
 }
@@ -62,7 +62,7 @@ class ModelCargo final : public Cargo {
   Status prepare(Domain domain) {
     const Placement placement = place(model_, chosen_);
     Status room =
-        check_room(domain, placement.size_bytes, tuned_.context.machine(), "load fewer of its tensors, with --select");
+        check_room(domain, placement.size_bytes, tuned_.context.machine(), "load fewer tensors, with --select");
     if (!room.ok()) return room;
     if (!domain.host_accessible()) {
       if (Status ready = tuned_.context.prepare(domain); !ready.ok()) return ready;

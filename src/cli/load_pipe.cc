@@ -166,7 +166,7 @@ Result<std::unique_ptr<Cargo>> prepare_pipe(const LoadFlags& flags, const std::o
   const Deadline deadline(flags.deadline_seconds);
   Result<std::unique_ptr<Source>> source = open_stream(flags.paths.front(), flags.size, deadline);
   if (!source.ok()) return source.error();
-  if (!*source) return refuse_pipe(flags.paths.front() + " is no stream any more");
+  if (!*source) return refuse_pipe(flags.paths.front() + " is no longer a stream");
   auto cargo = std::make_unique<PipeCargo>(std::move(*tuned), std::move(*source), flags);
   if (Status ready = cargo->prepare(*domain, output, deadline); !ready.ok()) return ready.error();
   return std::unique_ptr<Cargo>(std::move(cargo));

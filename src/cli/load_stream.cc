@@ -14,7 +14,7 @@ namespace {
 Error changed_meanwhile(const std::string& name) {
   return {.code = Code::changed,
           .message = name + " was changed while it was read: the output may hold parts of both",
-          .hint = "do it again when nobody writes to it"};
+          .hint = "read it again when nothing writes to it"};
 }
 
 class StreamCargo final : public Cargo {

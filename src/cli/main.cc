@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <clocale>
 #include <csignal>
@@ -22,7 +23,23 @@ namespace penstock::cli {
 
 namespace {
 
-constexpr const char* description = "Moves bytes between storage and memory by the fastest route of this machine.";
+constexpr const char* description = "Moves bytes between storage and memory by the fastest route this machine offers.";
+
+// Leaves out which options exclude each other, which the error says, and the parser's notes on flags.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { label("SUBCOMMAND", "COMMAND"); }
+
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    std::string name = CLI::Formatter::make_option_name(option, is_positional);
+    if (const std::size_t note = name.find("{false}"); note != std::string::npos) name.resize(note);
+    return name;
+  }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string text = CLI::Formatter::make_option_opts(option);
+    return text.substr(0, std::min(text.find(" Needs:"), text.find(" Excludes:")));
+  }
+};
 
 // Were one of the standard streams closed, a store could be opened in its place and be written to by our messages.
 // What takes their place here refuses to be used.
@@ -49,9 +66,9 @@ bool wants_json(int argc, char** argv) {
 
 // The parser's own words for a misspelt command, and for an option in its place, don't name it.
 std::string usage_message(const CLI::App& tool, const CLI::ParseError& error, int argc, char** argv) {
-  if (argc < 2) return "no command was given";
+  if (argc < 2) return "no command given";
   const std::string first = "\"" + std::string(argv[1]) + "\"";
-  if (argv[1][0] == '-') return first + " stands where a command is wanted; options of a command stand behind it";
+  if (argv[1][0] == '-') return first + " comes where a command is expected; put options after the command";
   return tool.get_subcommands().empty() ? "unknown command " + first : error.what();
 }
 
@@ -65,7 +82,7 @@ Exit fail_usage(const CLI::App& tool, const CLI::ParseError& error, int argc, ch
 }
 
 std::string exit_codes() {
-  std::string text = "Exit codes:\n";
+  std::string text = "\nExit codes:\n";
   for (const ExitMeaning& exit : exit_meanings) {
     text += "  " + std::to_string(static_cast<int>(exit.code)) + "  " + exit.meaning + "\n";
   }
@@ -75,6 +92,7 @@ std::string exit_codes() {
 Exit run(int argc, char** argv) {
   CLI::App tool(description, "penstock");
   tool.set_version_flag("--version", "penstock " + std::string(version()));
+  tool.formatter(std::make_shared<HelpFormatter>());
   tool.require_subcommand(1);
   tool.footer(std::string("Examples:\n") +
               "  penstock load models/llama/ --to cuda:0 --verify\n"
@@ -89,6 +107,8 @@ Exit run(int argc, char** argv) {
   try {
     tool.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help and --version
+    const bool has_command = argc > 1 && argv[1][0] != '-';
+    if (has_command && tool.get_subcommands().empty()) return fail_usage(tool, asked, argc, argv);
     return static_cast<Exit>(tool.exit(asked));
   } catch (const CLI::ParseError& error) {
     return fail_usage(tool, error, argc, argv);

@@ -7,10 +7,10 @@
 namespace penstock::cli {
 
 void add_measure_flags(CLI::App& parser, MeasureFlags& flags, const std::string& size_help) {
-  parser.add_option("--to", flags.domain, "into which memory: host, pinned or cuda:N")
+  parser.add_option("--to", flags.domain, "the memory to load into: host, pinned or cuda:N")
       ->type_name("DOMAIN")
       ->capture_default_str();
-  parser.add_option("--seconds", flags.seconds, "how long to measure, about")
+  parser.add_option("--seconds", flags.seconds, "roughly how long to measure")
       ->type_name("N")
       ->capture_default_str()
       ->check(number(0.1, 3600));

@@ -47,7 +47,7 @@ Exit list(const NvmeFlags& flags) {
     output.object(result);
     return Exit::ok;
   }
-  if (devices->empty()) output.heading("no NVMe controller on the PCI bus of this machine");
+  if (devices->empty()) output.heading("this machine has no NVMe controller on the PCI bus");
   for (const NvmeDevice& device : *devices) {
     output.heading(device.address);
     std::string disks;
@@ -247,7 +247,7 @@ Exit soft(const NvmeFlags& flags) {
   output.field("commands", std::to_string(sum.commands) + ", with " + std::to_string(sum.doorbells) + " doorbells");
   output.field("survived", std::to_string(sum.retries) + " retries, " + std::to_string(sum.aborts) + " aborts, " +
                                std::to_string(sum.resets) + " resets, " + std::to_string(sum.strange_completions) +
-                               " completions of nothing");
+                               " completions that fit no command");
   for (const std::string& what : sum.wrong) output.field("wrong", what);
   for (const std::string& what : sum.breaches) output.field("breach", what);
   return good ? Exit::ok : Exit::failed;
@@ -257,7 +257,7 @@ Exit soft(const NvmeFlags& flags) {
 
 Command add_nvme(CLI::App& tool) {
   auto flags = std::make_shared<NvmeFlags>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("nvme", "NVMe controllers that penstock can drive itself");
+  CLI::App* parser = tool.add_subcommand("nvme", "Inspect and test NVMe controllers that Penstock can drive itself");
   parser->require_subcommand(1);
   parser->footer(
       "Examples:\n"
@@ -280,27 +280,28 @@ Command add_nvme(CLI::App& tool) {
     return verb;
   };
   add("list", "List the controllers on the PCI bus", list, false);
-  add("identify", "Ask a controller what it is", identify, true);
+  add("identify", "Print the identify data of a controller", identify, true);
   add("registers", "Show the registers of a controller", registers, true);
-  add("selftest", "Drive a controller through everything but writes", selftest, true);
+  add("selftest", "Test a controller with everything but writes", selftest, true);
   struct Change {
     const char* name;
     const char* help;
     Exit (*run)(const NvmeFlags&);
   };
-  for (const Change& change : {Change{"bind", "Take a controller that nothing uses from the kernel, for VFIO", bind},
+  for (const Change& change : {Change{"bind", "Take an unused controller from the kernel, for VFIO", bind},
                                Change{"unbind", "Give a controller back to the kernel", unbind}}) {
     CLI::App* verb = add(change.name, change.help, change.run, false);
-    verb->add_option("ADDRESS", flags->name, "its PCI address: 0000:01:00.0")->required();
-    verb->add_flag("--dry-run", flags->dry_run, "only say what would be done");
+    verb->add_option("ADDRESS", flags->name, "the PCI address, such as 0000:01:00.0")->required();
+    verb->add_flag("--dry-run", flags->dry_run, "only print what would be done");
   }
-  CLI::App* trial = add("soft", "Drive a controller in software that misbehaves, and compare every byte", soft, false);
-  trial->add_option("--seed", flags->trial.seed, "what it misbehaves from")->check(whole_number(0, UINT64_MAX));
-  trial->add_option("--seeds", flags->seeds, "so many seeds, one after the other")->check(whole_number(1, UINT64_MAX));
-  trial->add_option("--operations", flags->trial.operations, "how many of each seed")
+  CLI::App* trial =
+      add("soft", "Test the driver against a misbehaving controller in software, and compare every byte", soft, false);
+  trial->add_option("--seed", flags->trial.seed, "the seed of the misbehaviour")->check(whole_number(0, UINT64_MAX));
+  trial->add_option("--seeds", flags->seeds, "run N seeds, one after the other")->check(whole_number(1, UINT64_MAX));
+  trial->add_option("--operations", flags->trial.operations, "how many operations per seed")
       ->check(whole_number(1, UINT64_MAX));
-  trial->add_option("--block", flags->trial.block_bytes, "the size of a block")->check(CLI::IsMember({512, 4096}));
-  trial->add_flag("--no-faults", flags->no_faults, "a controller that behaves");
+  trial->add_option("--block", flags->trial.block_bytes, "the block size")->check(CLI::IsMember({512, 4096}));
+  trial->add_flag("--no-faults", flags->no_faults, "make the controller behave");
   return {parser, [flags, verbs] {
             for (const Verb& verb : *verbs) {
               if (verb.parser->parsed()) return verb.run(*flags);

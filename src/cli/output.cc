@@ -369,7 +369,7 @@ Exit Output::fail(const Error& error) const {
 }
 
 Exit Output::fail(const Report& report) const {
-  const Error error = report.error.value_or(Error{.message = "the request failed without saying why"});
+  const Error error = report.error.value_or(Error{.message = "the request failed without a reason"});
   if (report.failures.empty()) return fail(error);
   if (flags_.json) {
     Json object_with_failures = {{"error", error_json(error)}};

@@ -226,7 +226,7 @@ Json run_step(const Step& step, const HardwareFlags& flags) {
   record["reason"] = tail_of(run->error);
   if (run->end.late) {
     record["status"] = "timed out";
-    if (!run->end.status) record["reason"] = "it could not be ended: it hangs in the kernel";
+    if (!run->end.status) record["reason"] = "it can't be ended: it hangs in the kernel";
     return record;
   }
   const int status = run->end.status.value_or(0);
@@ -255,7 +255,7 @@ void redact_steps(Json& steps, const std::string& folder) {
 
 std::string intro_text(const HardwareFlags& flags) {
   return flags.with_names
-             ? "names of this machine, its users, paths and serial numbers are in it: --with-names was given"
+             ? "it contains names of this machine and its users, paths and serial numbers, because of --with-names"
              : "without names of this machine and its users, serial numbers, UUIDs, network addresses and "
                "paths of your own";
 }
@@ -266,7 +266,7 @@ void print_plan(const Output& output, const HardwareFlags& flags, const std::vec
                            " at most; nothing is sent anywhere, no driver is changed");
   output.field("writes", flags.folder.empty() ? "nothing but that file: without a folder no speed is measured"
                                               : "that file, and a test file without a name in " + flags.folder +
-                                                    ", which is gone however this ends");
+                                                    ", which vanishes however this ends");
   output.field("contains", "what the steps print, " + intro_text(flags));
   for (const Step& step : steps) {
     output.field("step", step.name + ": " + step.what +
@@ -313,7 +313,7 @@ bool gpu_answers(const HardwareFlags& flags) {
 
 Exit run_hardware(const HardwareFlags& flags) {
   const Output output(flags.output);
-  TestFile file{"", "no folder was given to make a test file in"};
+  TestFile file{"", "no folder was given for a test file"};
   std::optional<Scratch> scratch;
   if (flags.dry_run) {
     if (!flags.folder.empty()) file = {"TEST-FILE", ""};
@@ -328,8 +328,8 @@ Exit run_hardware(const HardwareFlags& flags) {
     if (stat(flags.folder.c_str(), &status) != 0) return output.fail(system_error(errno, "look at " + flags.folder));
     if (!S_ISDIR(status.st_mode)) {
       return output.fail({.code = Code::invalid_argument,
-                          .message = flags.folder + " is no folder to make a test file in",
-                          .hint = "name the folder of the disk that should be measured"});
+                          .message = flags.folder + " is not a folder",
+                          .hint = "name a folder on the disk to measure"});
     }
     Result<Scratch> made = Scratch::create(flags.folder, flags.size.value_or(default_test_bytes));
     if (!made.ok()) return output.fail(interrupted() ? interrupted_error() : made.error());
@@ -362,8 +362,7 @@ Exit run_hardware(const HardwareFlags& flags) {
 
 Command add_report(CLI::App& tool) {
   auto flags = std::make_shared<HardwareFlags>();  // shared by the parser's options and by run
-  CLI::App* parser =
-      tool.add_subcommand("report", "Describe this machine in a file, for those who have no such machine");
+  CLI::App* parser = tool.add_subcommand("report", "Describe this machine in a file for Penstock's developers");
   parser->require_subcommand(1);
   parser->footer(
       "Examples:\n"
@@ -371,25 +370,25 @@ Command add_report(CLI::App& tool) {
       "  penstock report hardware /mnt/fast\n"
       "  penstock report hardware /mnt/fast --out hardware.json");
   CLI::App* hardware = parser->add_subcommand("hardware", "Run every safe test and write one file to send");
-  hardware->add_option("DIR", flags->folder, "a folder to make a test file in; without it no speed is measured");
+  hardware->add_option("DIR", flags->folder, "a folder for a test file; without it no speed is measured");
   hardware->add_option("--out", flags->out, "the file to write")->type_name("FILE")->capture_default_str();
-  add_size(*hardware, "--size", flags->size, "of the test file; default: 256 MiB");
+  add_size(*hardware, "--size", flags->size, "the size of the test file; default: 256 MiB");
   hardware->add_option("--step-seconds", flags->step_seconds, "how long a step may take")
       ->type_name("N")
       ->capture_default_str()
       ->check(number(0.001, 3600));
-  hardware->add_flag("--with-names", flags->with_names, "leave names, paths and serial numbers in it");
-  hardware->add_flag("--dry-run", flags->dry_run, "only say what would be done");
-  hardware->add_flag("--quiet", flags->output.quiet, "nothing but errors");
-  CLI::App* facts = parser->add_subcommand("facts", "Print what /proc and /sys tell, the first step of the above");
-  facts->add_flag("--with-names", flags->with_names, "also serial numbers");
+  hardware->add_flag("--with-names", flags->with_names, "keep names, paths and serial numbers");
+  hardware->add_flag("--dry-run", flags->dry_run, "only print what would be done");
+  hardware->add_flag("--quiet", flags->output.quiet, "print nothing but errors");
+  CLI::App* facts = parser->add_subcommand("facts", "Print what /proc and /sys say, the first step of hardware");
+  facts->add_flag("--with-names", flags->with_names, "include serial numbers");
   for (CLI::App* verb : {hardware, facts}) {
-    verb->add_option("--sysfs", flags->sysfs, "where to look instead of /sys: a copy of another machine's")
+    verb->add_option("--sysfs", flags->sysfs, "a copy of another machine's /sys to look at")
         ->type_name("DIR")
         ->capture_default_str();
     verb->add_flag("--json", flags->output.json, "print one JSON object");
   }
-  CLI::App* gpu = parser->add_subcommand("gpu", "Tell by the exit code whether a GPU answers");
+  CLI::App* gpu = parser->add_subcommand("gpu", "Exit with 0 if a GPU answers");
   return {parser, [flags, hardware, gpu] {
             if (gpu->parsed()) return has_any_gpu() ? Exit::ok : Exit::failed;
             if (hardware->parsed()) return run_hardware(*flags);

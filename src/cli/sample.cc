@@ -47,7 +47,7 @@ Result<Report> make(const SampleFlags& flags) {
   const std::uint64_t size_bytes = flags.size.value_or(64 << 20);
   if (size_bytes < smallest_bytes) {
     return Error{.code = Code::invalid_argument,
-                 .message = "a sample has " + std::to_string(smallest_bytes) + " bytes at least",
+                 .message = "a sample needs at least " + std::to_string(smallest_bytes) + " bytes",
                  .hint = "choose a larger --size"};
   }
   Result<Context> context = make_context(flags.context);
@@ -95,9 +95,9 @@ Exit run(const SampleFlags& flags) {
 Command add_sample(CLI::App& tool) {
   auto flags = std::make_shared<SampleFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("sample", "Make a safetensors model to try things with");
-  parser->add_option("DEST", flags->path, "the file, replaced if it is there")->required();
-  add_size(*parser, "--size", flags->size, "of all tensors, about; default: 64MiB");
-  parser->add_option("--seed", flags->seed, "other bytes for another number")
+  parser->add_option("DEST", flags->path, "the file to make; an existing one is replaced")->required();
+  add_size(*parser, "--size", flags->size, "the approximate size of all tensors; default: 64MiB");
+  parser->add_option("--seed", flags->seed, "another number gives other bytes")
       ->type_name("N")
       ->capture_default_str()
       ->check(whole_number(0, UINT64_MAX));

@@ -63,8 +63,8 @@ class StoreSource final : public Source {
 
   Error became_shorter() const {
     return {.code = Code::truncated,
-            .message = slice_.store.info().name + " became shorter while it was copied",
-            .hint = "check what writes to it, and copy it again"};
+            .message = slice_.store.info().name + " became shorter during the copy",
+            .hint = "copy it again when nothing writes to it"};
   }
 
   Status read(const std::vector<Extent>& runs, Region memory) {

@@ -20,7 +20,7 @@ Error no_reader(int error) {
   return {.code = code_from_errno(error),
           .system_error = error,
           .message = std::string("write to standard output: ") + std::strerror(error),
-          .hint = error == EPIPE ? "the program that reads it has ended" : ""};
+          .hint = error == EPIPE ? "the program that reads it has exited" : ""};
 }
 
 // A pipe that does not wait, though whoever shares it may; other outputs as they are.

@@ -23,14 +23,15 @@ struct TopFlags {
 using Listing = std::vector<Published>;
 
 constexpr const char* nobody =
-    "nobody publishes statistics; set Options::publish, or PENSTOCK_PUBLISH=NAME in the environment of the program";
+    "no program publishes statistics; set PENSTOCK_PUBLISH=NAME in the environment of the program, or its option "
+    "publish";
 
 Result<Listing> look(const std::string& name) {
   Result<Listing> found = list_published(name);
   if (!found.ok() || !found->empty() || name.empty()) return found;
   return Error{.code = Code::not_found,
                .message = "no running process publishes statistics as " + name,
-               .hint = "set Options::publish, or PENSTOCK_PUBLISH=" + name + " in its environment"};
+               .hint = "set PENSTOCK_PUBLISH=" + name + " in its environment, or its option publish"};
 }
 
 const RouteStatistics* same_route(const Published* before, const RouteStatistics& route) {
@@ -152,12 +153,12 @@ Exit run(const TopFlags& flags) {
 Command add_top(CLI::App& tool) {
   auto flags = std::make_shared<TopFlags>();  // shared by the parser's options and by run
   CLI::App* parser = tool.add_subcommand("top", "Show the statistics of running programs, live");
-  parser->add_option("NAME", flags->name, "only those that publish under this name; default: all");
-  parser->add_option("--interval", flags->interval, "seconds between two looks")
+  parser->add_option("NAME", flags->name, "show only programs that publish under this name; default: all");
+  parser->add_option("--interval", flags->interval, "seconds between updates")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->check(number(0.25, 3600));
-  auto* once = parser->add_flag("--once", flags->once, "print one interval and end, as without a terminal");
+  auto* once = parser->add_flag("--once", flags->once, "print one interval and exit, as without a terminal");
   auto* prometheus =
       parser->add_flag("--prometheus", flags->prometheus, "print all counters in Prometheus's text format");
   parser->add_flag("--json", flags->output.json, "print one JSON object")->excludes(prometheus);

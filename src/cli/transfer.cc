@@ -71,7 +71,7 @@ Result<Gpu> find_gpu(Domain domain) {
   }
   const std::size_t count = gpus->size();
   return Error{.code = Code::no_device,
-               .message = "there is no " + domain.name() + ": this process may use " + std::to_string(count) +
+               .message = "there is no " + domain.name() + ": this process can use " + std::to_string(count) +
                           (count == 1 ? " GPU" : " GPUs"),
                .hint = "GPUs are counted from cuda:0; CUDA_VISIBLE_DEVICES chooses which ones; see penstock doctor"};
 }
@@ -89,7 +89,7 @@ std::uint64_t available_memory_bytes(const Machine& machine) {
 
 Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine, std::string hint) {
   std::uint64_t room = available_memory_bytes(machine);
-  std::string where = "that are available";
+  std::string where = "available";
   if (domain.kind() == Domain::Kind::cuda) {
     const Result<Gpu> gpu = find_gpu(domain);
     if (!gpu.ok()) return gpu.error();
@@ -98,7 +98,7 @@ Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine, st
   }
   if (bytes <= room) return {};
   return Error{.code = Code::out_of_memory,
-               .message = format_bytes(bytes) + " are more than the " + format_bytes(room) + " of memory " + where,
+               .message = format_bytes(bytes) + " is more than the " + format_bytes(room) + " of memory " + where,
                .hint = std::move(hint)};
 }
 

@@ -51,7 +51,7 @@ Result<Gpu> find_gpu(Domain domain);
 std::uint64_t available_memory_bytes(const Machine& machine);
 // Code::out_of_memory, before anything is allocated, for what can't fit into a GPU or into the host's free memory.
 Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine,
-                  std::string hint = "take it in parts, with --offset and --size");
+                  std::string hint = "load it in parts, with --offset and --size");
 
 // Names the option that makes room for so many bytes, where a budget of pinned memory was too small for them.
 Error with_budget_option(Error error, const Context& context, Domain domain, std::uint64_t bytes);

@@ -97,12 +97,13 @@ Json tuned_json(const TuneFlags& flags, const Tuned& outcome) {
 
 void print_search(const Output& output, const TuningResult& result) {
   output.heading(
-      (result.better ? "better than the defaults: " : "the defaults are as good as the best that was found: ") +
+      (result.better ? "better than the defaults: " : "the defaults are as good as the best options found: ") +
       describe(result.options));
   output.field("measured", format_bytes(result.size_bytes) + ", for " + format_seconds(result.seconds));
   if (result.cached) output.field("cached", format_speed(*result.cached));
   if (result.cold) output.field("cold", format_speed(*result.cold));
-  if (!result.cold) output.field("cold", "not measured: the file can't be evicted, or it can't be told whether it was");
+  if (!result.cold)
+    output.field("cold", "not measured: the file can't be evicted, or the kernel does not say whether it was");
   char noise[32];
   std::snprintf(noise, sizeof noise, "%.1f %%", result.noise * 100);
   output.field("noise", std::string(noise) + " between rounds of the defaults");
@@ -124,11 +125,11 @@ Exit finish(const Output& output, const TuneFlags& flags, const Tuned& outcome) 
     print_search(output, *outcome.result);
     output.section(outcome.written ? "kept in " + outcome.file : "nothing was written");
     if (outcome.old) {
-      output.field("before", "what was found on " + *outcome.old +
-                                 (outcome.written ? " is gone" : " stays; --forget removes it"));
+      output.field("before",
+                   "the tuning of " + *outcome.old + (outcome.written ? " is gone" : " stays; --forget removes it"));
     }
   } else {
-    output.heading(outcome.forgotten ? "forgotten, in " + outcome.file : "there was nothing to forget");
+    output.heading(outcome.forgotten ? "forgotten, in " + outcome.file : "there is no tuning to forget");
   }
   output.field("for", key_text(outcome.key));
   return Exit::ok;
@@ -178,7 +179,7 @@ Exit run(const TuneFlags& flags) {
   if (!old.ok()) return output.fail(old.error());
   if (outcome.file.empty() && !flags.dry_run) {
     return output.fail({.code = Code::invalid_argument,
-                        .message = "there is no file to keep tunings in: PENSTOCK_TUNING is empty, or HOME is not set",
+                        .message = "there is no file for tunings: PENSTOCK_TUNING is empty, or HOME is not set",
                         .hint = "name one with --file, or measure with --dry-run"});
   }
   if (*old) outcome.old = (*old)->when;
@@ -202,13 +203,14 @@ Exit run(const TuneFlags& flags) {
 
 Command add_tune(CLI::App& tool) {
   auto flags = std::make_shared<TuneFlags>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("tune", "Measure which options load fastest here, and keep them");
+  CLI::App* parser = tool.add_subcommand("tune", "Find the options that load fastest here, and keep them");
   parser->add_option("PATH", flags->path, "a large file or block device; with --scratch also a folder")->required();
   add_measure_flags(*parser, *flags, "how much of PATH to load, or the size of the scratch file; default: 1 GiB");
-  parser->add_flag("--scratch", flags->scratch, "measure with a file that is made beside PATH and gone afterwards");
-  parser->add_option("--file", flags->file, "the file to keep tunings in; default: see docs/cli.md")->type_name("FILE");
+  parser->add_flag("--scratch", flags->scratch, "measure with a temporary file beside PATH");
+  parser->add_option("--file", flags->file, "the file to keep tunings in; default: ~/.config/penstock/tuning.json")
+      ->type_name("FILE");
   auto* dry_run = parser->add_flag("--dry-run", flags->dry_run, "measure, but write nothing");
-  parser->add_flag("--forget", flags->forget, "measure nothing; forget what was kept for PATH and the memory")
+  parser->add_flag("--forget", flags->forget, "measure nothing; forget the tuning for PATH and the memory")
       ->excludes(dry_run);
   parser->footer(
       "Examples:\n"

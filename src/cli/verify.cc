@@ -28,15 +28,15 @@ std::optional<Error> problem_of(const std::vector<CheckedFile>& files) {
   const std::vector<std::string> unknown = paths_of(files, Verdict::unknown);
   if (!wrong.empty()) {
     return Error{.code = Code::io_error,
-                 .message = "not the bytes that were recorded: " + list_of(wrong),
-                 .hint = "fetch them again, or save them again; if they are wrong once more, check the device"};
+                 .message = "the bytes differ from the recorded checksums: " + list_of(wrong),
+                 .hint = "download or save it again; if it is wrong again, check the device"};
   }
   if (!unknown.empty()) {
     return Error{.code = Code::unsupported,
-                 .message = "nothing is known to compare with: " + list_of(unknown),
+                 .message = "no checksum is known for " + list_of(unknown),
                  .hint =
-                     "saved with checksums=True (SaveOptions::checksums in C++) a model can be compared; so can files "
-                     "of the Hugging Face cache, by their names"};
+                     "save the model with checksums=True (SaveOptions::checksums in C++), or verify files of the "
+                     "Hugging Face cache"};
   }
   return std::nullopt;
 }
@@ -104,7 +104,7 @@ Exit run(const VerifyFlags& flags) {
 
 Command add_verify(CLI::App& tool) {
   auto flags = std::make_shared<VerifyFlags>();  // shared by the parser's options and by run
-  CLI::App* parser = tool.add_subcommand("verify", "Compare a model with the checksums that were recorded for it");
+  CLI::App* parser = tool.add_subcommand("verify", "Compare a model with its recorded checksums");
   parser
       ->add_option("MODEL", flags->paths, "a directory, a file or an index, by path or URI; or the files of one model")
       ->required();
@@ -112,9 +112,9 @@ Command add_verify(CLI::App& tool) {
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");
   parser->footer(
-      "Known are the checksums that Penstock records when it is told to (save_file(..., checksums=True) in Python), "
-      "and\n"
-      "the digests that files of the Hugging Face cache have as a name. It is an error to know nothing.\n\n"
+      "Compares with the checksums that Penstock records on request (save_file(..., checksums=True) in Python) and "
+      "with\n"
+      "the digests in the names of Hugging Face blobs. A file without either is an error.\n\n"
       "Examples:\n"
       "  penstock verify ~/.cache/huggingface/hub/models--org--name/snapshots/main\n"
       "  penstock verify model.safetensors --json");

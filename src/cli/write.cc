@@ -39,7 +39,7 @@ Result<Pattern> parse_pattern(const std::string& text) {
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data() + comma + 1, end, pattern.seed);
   if (error != std::errc() || stop != end) {
-    return usage("\"" + text.substr(comma + 1) + "\" is not a seed", "write SIZE,SEED with a whole number as seed");
+    return usage("\"" + text.substr(comma + 1) + "\" is not a seed", "write SIZE,SEED with a whole number as the seed");
   }
   return pattern;
 }
@@ -75,7 +75,7 @@ Result<Access> choose_access(const WriteFlags& flags) {
   if (fixed_size) return Access::write;
   if (flags.in_place) return Access::create;
   if (flags.offset) {
-    return usage("--offset has no meaning for a file that is replaced as a whole",
+    return usage("--offset makes no sense for a file that is replaced as a whole",
                  "add --in-place to write into " + flags.destination);
   }
   return Access::replace;
@@ -84,14 +84,14 @@ Result<Access> choose_access(const WriteFlags& flags) {
 // With --pattern the only name is that of the destination.
 Result<WriteFlags> settle_names(WriteFlags flags) {
   if (flags.pattern && !flags.destination.empty()) {
-    return usage("there is no SOURCE with --pattern", "penstock write --pattern SIZE DEST");
+    return usage("--pattern takes no SOURCE", "penstock write --pattern SIZE DEST");
   }
   if (flags.pattern) flags.destination = std::exchange(flags.source, "pattern");
   if (flags.destination.empty() || flags.source.empty()) {
     return usage("SOURCE or DEST is missing", "penstock write SOURCE DEST, or penstock write --pattern SIZE DEST");
   }
   if (!is_own_disk(flags.destination) && !(flags.serial.empty() && flags.window.empty())) {
-    return usage("--serial and --window are for a DEST nvme:ADDRESS, which " + flags.destination + " is not",
+    return usage("--serial and --window need a DEST nvme:ADDRESS, which " + flags.destination + " is not",
                  "leave them out");
   }
   if (flags.pattern && flags.size) return usage("--size and --pattern exclude each other", "give the size once");
@@ -152,7 +152,7 @@ Status check_memory(const WriteFlags& flags, std::uint64_t new_bytes, const Mach
   Result<MountFacts> mount = find_mount(local_path(flags.destination));
   if (!mount.ok()) mount = find_mount(folder_of(flags.destination));
   if (!mount.ok() || (mount->file_system != "tmpfs" && mount->file_system != "ramfs")) return {};
-  return check_room(Domain::host(), new_bytes, machine, mount->file_system + " is memory: write to a disk");
+  return check_room(Domain::host(), new_bytes, machine, mount->file_system + " is memory: write to a disk instead");
 }
 
 // What has holes reserves no room: that there is enough must be known all the same before the first byte.
@@ -197,12 +197,12 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, const 
   if (!store.ok() && is_block_device(flags.destination) && !flags.allow_device_write &&
       store.error().code == Code::read_only) {
     Error error = store.error();
-    error.hint = "writing destroys what is on the device; if that is meant, add --allow-device-write";
+    error.hint = "writing destroys the data on the device; add --allow-device-write if you mean it";
     return error;
   }
   if (!store.ok() && is_own_disk(flags.destination) && store.error().code == Code::read_only) {
     Error error = store.error();
-    error.hint = "add --serial, as `penstock nvme identify` tells it, and --window FIRST COUNT, in blocks";
+    error.hint = "add --serial, which `penstock nvme identify` prints, and --window FIRST COUNT, in blocks";
     return error;
   }
   if (store.ok() && demand.data_bytes && *access == Access::replace) {
@@ -262,10 +262,9 @@ Verified verify(Context& context, const WriteFlags& flags, std::uint64_t size_by
   const Result<Checksum> found = read_back_uncached(context, flags, size_bytes);
   if (!found.ok()) return {written.hex(), found.error()};
   if (found->value() == written.value()) return {written.hex(), std::nullopt};
-  return {written.hex(),
-          Error{.code = Code::io_error,
-                .message = flags.destination + " does not hold the bytes that were written to it",
-                .hint = "something else wrote to it meanwhile, or the device fails: see the kernel log"}};
+  return {written.hex(), Error{.code = Code::io_error,
+                               .message = flags.destination + " does not contain the bytes that were written",
+                               .hint = "something else wrote to it, or the device fails: see the kernel log"}};
 }
 
 struct Written {
@@ -317,7 +316,7 @@ Result<std::optional<Buffer>> fill_memory(CopyJob& job) {
   const Domain domain = job.domain;
   if (domain.host_accessible()) return std::optional<Buffer>();
   const std::optional<std::uint64_t> size = job.source.size_bytes();
-  if (!size) return usage("the size of the source must be known to put it into GPU memory", "add --size");
+  if (!size) return usage("GPU memory needs a SOURCE of known size", "add --size");
   if (Status room = check_room(domain, *size, job.context.machine()); !room.ok()) return room.error();
   if (Status ready = job.context.prepare(domain); !ready.ok()) return ready.error();
   job.memory = Region{.domain = domain};
@@ -388,9 +387,9 @@ Exit run(const WriteFlags& given) {
   const std::uint64_t hole_bytes = source->size_bytes().value_or(bytes) - bytes;
   transfer.head.update({{"hole_bytes", hole_bytes}, {"sync_seconds", written.sync_seconds}});
   transfer.own.push_back({"sync", format_seconds(written.sync_seconds) + " of the time above"});
-  transfer.own.push_back(
-      {"durable", not_durable.empty() ? "yes" : "no, a crash of the system may lose it: " + not_durable});
-  if (hole_bytes != 0) transfer.own.push_back({"holes", format_bytes(hole_bytes) + ", kept and not counted above"});
+  transfer.own.push_back({"durable", not_durable.empty() ? "yes" : "no, a system crash may lose it: " + not_durable});
+  if (hole_bytes != 0)
+    transfer.own.push_back({"holes", format_bytes(hole_bytes) + ", kept as holes and not counted above"});
   if (flags.verify) transfer.verified = verify(*context, flags, bytes + hole_bytes, checksum);
   return output.transfer(transfer);
 }
@@ -411,16 +410,16 @@ Command add_write(CLI::App& tool) {
       ->type_name("SIZE[,SEED]");
   add_transfer_flags(*parser, *flags,
                      {.domain_name = "--from",
-                      .domain = "from which memory: host, pinned, or cuda:N, where the source is brought first",
+                      .domain = "the memory to write from: host, pinned or cuda:N; SOURCE is first copied there",
                       .offset = "where in DEST to begin; needs --in-place for files",
                       .size = "how much of SOURCE to write; default: all",
                       .verify = "read back past the page cache and compare",
                       .deadline = "give up after this many seconds; a file that was to be replaced is kept"});
-  parser->add_flag("--durable,!--no-durable", flags->durable,
-                   "sync before success is reported (default), or sync nothing at all");
-  auto* replace = parser->add_flag("--replace", flags->replace, "write a new file, then give it the name (default)");
-  parser->add_flag("--in-place", flags->in_place, "write into DEST; bytes around stay as they are")->excludes(replace);
-  parser->add_flag("--allow-device-write", flags->allow_device_write, "yes, overwrite the block device DEST");
+  parser->add_flag("--durable,!--no-durable", flags->durable, "sync before reporting success (default), or don't sync");
+  auto* replace = parser->add_flag("--replace", flags->replace, "write a new file, then rename it to DEST (default)");
+  parser->add_flag("--in-place", flags->in_place, "write into DEST; the bytes around stay as they are")
+      ->excludes(replace);
+  parser->add_flag("--allow-device-write", flags->allow_device_write, "allow overwriting the block device DEST");
   parser->add_option("--serial", flags->serial, "for DEST nvme:ADDRESS: the serial number of its controller");
   parser->add_option("--window", flags->window, "for DEST nvme:ADDRESS: the first block that may change, and how many")
       ->expected(2)

@@ -158,7 +158,7 @@ class Clean(CleanTest):
         result = self.json_of("clean", self.folder, "--recursive")
         self.assertEqual([entry["path"] for entry in result["removed"]], [str(left), str(levels[256] / left.name)])
         self.assertEqual([entry["path"] for entry in result["kept"]], [str(levels[257])])
-        self.assertIn("clean it by itself", result["kept"][0]["reason"])
+        self.assertIn("clean it separately", result["kept"][0]["reason"])
         self.assertEqual(len(self.json_of("clean", levels[257])["removed"]), 1)
 
     def test_takes_several_folders(self):

@@ -174,6 +174,10 @@ class WriteFromAGpu(GpuTest):
         self.json_of("write", "-", self.folder / "copy", "--size", 3, "--from", "cuda:0", input=b"abcdef")
         self.assertEqual((self.folder / "copy").read_bytes(), b"abc")
 
+    def test_standard_input_is_loaded_too(self):
+        loaded = self.json_of("load", "-", "--to", "cuda:0", input=b"x" * (3 * MIB + 1))
+        self.assertEqual((loaded["device_bytes"], loaded["routes"]), (3 * MIB + 1, {"buffered-staged": 3 * MIB + 1}))
+
     def test_writes_in_place_and_leaves_the_rest(self):
         path = self.file("whole", b"a" * 10000)
         self.json_of("write", self.file("patch", b"b" * 5000), path, "--in-place", "--offset", 1003, "--from", "cuda:0",

@@ -175,7 +175,7 @@ class Hanging(ToolTest):
         process = self.start("load", "--raw", path, "--options", '{"deadlines": {"request_seconds": 1}}')
         code, _, stderr = self.end_of(process)
         self.assertEqual(code, 124, stderr)
-        self.assertIn(b"did not tell in time whether it has changed", stderr)
+        self.assertIn(b"did not say in time whether it has changed", stderr)
 
     def test_load_ends_by_its_deadline_where_the_kernel_does_not_tell_what_is_cached(self):
         path = self.serve(GETATTR, passes=0)
@@ -192,7 +192,7 @@ class Hanging(ToolTest):
         process = self.start("load", "--raw", self.serve(size_told=0), "--verify")
         code, _, stderr = self.end_of(process)
         self.assertEqual(code, 1, stderr)
-        self.assertIn(b"calls itself empty, but has bytes", stderr)
+        self.assertIn(b"claims to be empty but has bytes", stderr)
 
     def test_a_file_that_does_not_open_is_not_waited_for(self):
         for hangs, size_told in ((OPEN, FILE_BYTES), (READ, 0)):  # what calls itself empty is asked for a byte
@@ -214,7 +214,7 @@ class Hanging(ToolTest):
         process = self.start("inspect", self.serve(LOOKUP))
         self.server.hanging.wait(30)
         process.send_signal(signal.SIGINT)
-        self.assertIn(b"not at an end yet", process.stderr.readline())
+        self.assertIn(b"storage may hang", process.stderr.readline())
         process.send_signal(signal.SIGINT)
         self.wait_for_state(process, "D")  # it has been told to end, and only the kernel does not let it
         self.server.stop()

@@ -159,7 +159,7 @@ class LoadToStandardOutput(ToolTest):
         finally:
             os.close(writing)
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn(b"the program that reads it has ended", done.stderr)
+        self.assertIn(b"the program that reads it has exited", done.stderr)
 
     def test_a_reader_that_stops_reading_is_waited_for_until_the_deadline(self):
         path = self.file("data", bytes(8 * MIB))

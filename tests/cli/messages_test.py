@@ -48,7 +48,7 @@ class OddStores(ToolTest):
         for path in ["/proc/cpuinfo", "/proc/self/status", "/sys/kernel/uevent_seqnum"]:
             if not os.path.exists(path):
                 self.skipTest(f"there is no {path}")
-            self.check("unsupported", 1, [path, "its size says nothing", f"cat {path} > FILE"], "load", path, "--verify")
+            self.check("unsupported", 1, [path, "its size is unknown", f"cat {path} > FILE"], "load", path, "--verify")
         self.assertEqual(self.names(), [])
 
     def test_that_are_read_only_devices_are_called_that(self):

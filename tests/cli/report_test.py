@@ -129,7 +129,7 @@ class Doctor(ToolTest):
         self.agrees_on_one_limit(result)
 
     def agrees_on_one_limit(self, result):
-        """The verdict, the way of the bytes and the JSON name the same limit, or none."""
+        """The verdict, the data path and the JSON name the same limit, or none."""
         marked = [place for place, edge in enumerate(result["way"]) if edge["limit"]]
         if result["limit"] is None:
             self.assertEqual(marked, [])
@@ -230,7 +230,7 @@ class Doctor(ToolTest):
         self.assertIn("PENSTOCK_ENGINE=warp", few)
         self.assertNotIn("routes", few)
         everything = self.run_tool("doctor", path, "--all").stdout.decode()
-        for word in ["the way of the bytes", "routes", "machine", "engines", "options"]:
+        for word in ["data path", "routes", "machine", "engines", "options"]:
             self.assertIn(word, everything)
 
     def test_misses_nothing_that_could_not_be_used_here(self):
@@ -275,7 +275,9 @@ class Doctor(ToolTest):
         result = self.json_of("doctor", env={"PENSTOCK_ENGINE": "warp"})
         self.assertIn("PENSTOCK_ENGINE=warp", result["findings"][0]["what"])
         self.fails("not_found", 3, "doctor", self.folder / "missing")
-        self.fails("is_directory", 1, "doctor", self.folder)
+        error = self.fails("is_directory", 1, "doctor", self.folder)
+        self.assertIn("has no file to measure", error["message"])
+        self.assertIn("penstock sample", error["hint"])
 
     def test_fits_a_narrow_terminal(self):
         path = self.file("data", b"x" * 10000)
