@@ -129,14 +129,13 @@ class Context::Impl {
 
   Result<Ticket> submit_in_order(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
     if (ranges.empty() || ranges[0].memory.domain.host_accessible()) {
-      return Error{Code::invalid_argument, 0, "stream order: there is no memory of a GPU to order",
-                   "leave stream unset"};
+      return Error{Code::invalid_argument, 0, "stream order needs GPU memory", "leave stream unset"};
     }
     const Domain domain = ranges[0].memory.domain;
     const auto differs = [&](const Range& range) { return range.memory.domain != domain; };
     if (std::any_of(ranges.begin(), ranges.end(), differs)) {
-      return Error{Code::invalid_argument, 0, "stream order: memory of more than one domain",
-                   "split the request: all memory must be of the stream's device"};
+      return Error{Code::invalid_argument, 0, "stream order: the memory is on more than one device",
+                   "split the request: all memory must be on the stream's device"};
     }
     return submit_in_order(domain, *options.stream, [&] { return make_request(kind_of(direction), ranges, options); });
   }
@@ -196,7 +195,7 @@ class Context::Impl {
     if (auto status = usable(self); !status) return failed_report(std::move(status).error());
     if (core::CompletionThread::inside_callback()) {
       return failed_report({Code::would_deadlock, 0, "a synchronous transfer inside a completion callback",
-                            "submit it and go on from its own callback"});
+                            "submit it, and continue in its callback"});
     }
     if (options.stream) {
       return failed_report({Code::invalid_argument, 0, "a synchronous transfer in stream order", "submit it instead"});
@@ -395,8 +394,8 @@ Result<Loaded> Context::read(std::string_view name, Extent extent, Domain domain
   const bool to_the_end = extent.length == Extent::to_the_end;
   if (extent.offset > *size_bytes || (!to_the_end && extent.length > *size_bytes - extent.offset)) {
     return Error{Code::out_of_range, 0,
-                 std::string(name) + " has " + std::to_string(*size_bytes) + " bytes: there is no such range",
-                 "ask for bytes within the store's size"};
+                 std::string(name) + " has " + std::to_string(*size_bytes) + " bytes: the range does not exist",
+                 "stay within the size of the store"};
   }
   auto buffer = allocate(domain, to_the_end ? *size_bytes - extent.offset : extent.length);
   if (!buffer) return std::move(buffer).error();
@@ -432,8 +431,8 @@ Result<Ticket> Context::submit(Direction direction, std::span<const Range> range
 Result<Ticket> Context::submit(Direction direction, Domain gpu, RangeSource ranges, const RequestOptions& options) {
   if (auto status = Impl::usable(impl_.get()); !status) return status.error();
   if (!options.stream || !ranges || gpu.host_accessible()) {
-    return Error{Code::invalid_argument, 0, "ranges that are asked for later: no stream, no GPU, or no function to ask",
-                 "set RequestOptions::stream, or give the ranges"};
+    return Error{Code::invalid_argument, 0, "late ranges need a stream, a GPU and a function to ask",
+                 "set the stream, or give the ranges"};
   }
   return or_out_of_memory([&] {
     return impl_->submit_in_order(gpu, *options.stream, [&]() -> Result<std::shared_ptr<core::Request>> {
@@ -447,8 +446,8 @@ Result<Ticket> Context::submit(Direction direction, Domain gpu, RangeSource rang
 Result<Standing> Context::stand_by(Direction direction, Domain gpu, RangeSource ranges, const RequestOptions& options) {
   if (auto status = Impl::usable(impl_.get()); !status) return status.error();
   if (options.stream || !ranges || gpu.host_accessible()) {
-    return Error{Code::invalid_argument, 0, "stand by: with a stream, without a function to ask, or for no GPU",
-                 "give a GPU and a function; the streams are those that the words are put on"};
+    return Error{Code::invalid_argument, 0, "stand_by needs a GPU and a function to ask, and no stream",
+                 "give a GPU and a function; enqueue names the stream"};
   }
   return or_out_of_memory([&] { return impl_->stand_by(direction, gpu, std::move(ranges), options); });
 }

@@ -35,7 +35,7 @@ Result<nvme::Device> connect(const std::string& name) {
     return device;
   }
   if (!name.starts_with(soft_scheme)) {
-    return Error{Code::unknown_scheme, 0, "\"" + name + "\" names no controller that can be driven from here",
+    return Error{Code::unknown_scheme, 0, "\"" + name + "\" is not a controller that Penstock can drive",
                  "use nvme:ADDRESS (`penstock nvme list` shows them) or soft-nvme:FILE"};
   }
   return nvme::connect_soft(engines::best_for_files(), name.substr(soft_scheme.size()), {});
@@ -57,7 +57,8 @@ Result<std::vector<UniqueFd>> claim_disks(const NvmeDevice& device) {
     claims.emplace_back(::open(path.c_str(), O_RDONLY | O_EXCL | O_CLOEXEC));
     if (claims.back()) continue;
     if (errno == EBUSY) {
-      return Error{Code::in_use, EBUSY, path + " is in use: another has opened it, or a part of it, exclusively",
+      return Error{Code::in_use, EBUSY,
+                   path + " is in use: another program has opened it, or a part of it, exclusively",
                    "`lsof " + path + "` may tell who"};
     }
     return system_error(errno, "open " + path + " exclusively");
@@ -106,7 +107,7 @@ Result<NvmeBinding> bind_nvme(const std::string& address, NvmeBindingMode mode) 
   auto again = nvme::find_pci_controller(address);
   if (!again) return std::move(again).error();
   if (again->disks != device->disks || !nvme::is_settled(*device)) {
-    return Error{Code::in_use, 0, "the kernel's driver is not ready with " + address, "try again in a moment"};
+    return Error{Code::in_use, 0, "the kernel's driver is still busy with " + address, "try again in a moment"};
   }
   return change_driver(*device, nvme::vfio_driver, nvme::DriverChange::to_vfio(*device), mode);
 }

@@ -9,7 +9,7 @@ namespace penstock {
 namespace {
 
 Error none() {
-  return {Code::invalid_argument, 0, "this Standing stands for nothing", "use what Context::stand_by returned"};
+  return {Code::invalid_argument, 0, "this Standing is empty", "use one that stand_by returned"};
 }
 
 }  // namespace

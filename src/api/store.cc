@@ -28,7 +28,7 @@ namespace {
 
 Error not_open() {
   return {Code::invalid_argument, 0, "this Store is not open",
-          "use one that Context::open gave, and that was not moved from"};
+          "use one that open returned, and that was not moved from"};
 }
 
 }  // namespace
@@ -76,7 +76,8 @@ Status Store::commit(bool durable) {
     if (entry_->store().writer() != nullptr) {
       return entry_->ask([durable](engine::Store& store) { return store.writer()->commit(durable); });
     }
-    return Error{Code::read_only, 0, info().name + " was opened for reading only", "there is nothing to commit"};
+    return Error{Code::read_only, 0, info().name + " was opened for reading only",
+                 "only stores opened for writing can be committed"};
   });
 }
 

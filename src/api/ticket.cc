@@ -72,14 +72,15 @@ Report Ticket::report() const {
   Report report;
   if (!request_) {
     report.outcome = Outcome::failed;
-    report.error = Error{Code::invalid_argument, 0, "this Ticket stands for no request",
-                         "use one that Context::submit gave, and that was not moved from"};
+    report.error = Error{Code::invalid_argument, 0, "this Ticket has no request",
+                         "use one that submit returned, and that was not moved from"};
     return report;
   }
   report = request_->report();
   if (is_left_behind(*request_)) {
     report.outcome = Outcome::cancelled;
-    report.error = Error{Code::closed, 0, "the request belongs to the parent of a fork", "ask again in the child"};
+    report.error =
+        Error{Code::closed, 0, "the request belongs to the parent of a fork", "submit it again in the child"};
   }
   return report;
 }

@@ -16,10 +16,10 @@ constexpr Duration longest_turn = std::chrono::seconds(10);
 
 Error not_asked(Code code) {
   if (code == Code::out_of_memory) {
-    return {code, 0, "no thread could be started to ask for it",
+    return {code, 0, "no thread could be started for it",
             "raise the limit of threads (`ulimit -u`), or that of the container"};
   }
-  return {code, 0, "its engine did not ask for it", "try again"};
+  return {code, 0, "its engine did not run it", "try again"};
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ constexpr int caretaker_idle_periods = 100;
 constexpr Duration prepare_time = std::chrono::seconds(30);
 
 constexpr std::string_view leaked_message =
-    "a lane still waits for operations that never came back; it and its memory are left behind";
+    "a lane still waits for operations that never came back; it is left behind with its memory";
 
 LaneSettings lane_settings(const Options& options) {
   return {.runner = Runner::own_thread,
@@ -41,7 +41,7 @@ bool fits_callers_lane(const Request& request) {
 }
 
 Error no_thread() {
-  return {Code::out_of_memory, 0, "no thread could be started to work on it",
+  return {Code::out_of_memory, 0, "no thread could be started for it",
           "raise the limit of threads (`ulimit -u`), or that of the container"};
 }
 

@@ -13,7 +13,7 @@ namespace penstock::core {
 
 namespace {
 
-Error not_attachable(std::string what, std::string hint = "give memory that is yours as long as it is attached") {
+Error not_attachable(std::string what, std::string hint = "give memory that stays allocated while it is attached") {
   return {Code::invalid_argument, 0, "attach: " + std::move(what), std::move(hint)};
 }
 
@@ -30,7 +30,7 @@ Status check_gpu_memory(cuda::Driver& driver, Region memory) {
   if (!found) return std::move(found).error();
   if (found->domain != memory.domain) {
     return not_attachable("the memory is of " + found->domain.name() + ", not of " + memory.domain.name(),
-                          "find_cuda_region tells the device of a pointer");
+                          "give the device that the memory is on; find_cuda_region finds it");
   }
   const auto offset = static_cast<std::size_t>(memory.data - found->data);
   if (memory.size_bytes > found->size_bytes - offset) {

@@ -113,7 +113,7 @@ class StructureCheck {
     return true;
   }
   Status status() const {
-    if (too_deep_) return invalid("nested deeper than any option is", "the only nested values are lists and objects");
+    if (too_deep_) return invalid("nested too deeply", "the only nested values are lists and objects");
     if (twice_) return invalid(shown(*twice_) + " is given twice", "give each key once");
     return {};
   }
@@ -228,7 +228,7 @@ Status check_deadlines(const Deadlines& deadlines) {
     }
   }
   if (deadlines.cancel_grace_seconds == 0) {
-    return invalid("deadlines.cancel_grace_seconds is 0", "operations need some time to come home: 0.1 is usual");
+    return invalid("deadlines.cancel_grace_seconds is 0", "operations need some time to complete: 0.1 is usual");
   }
   if (deadlines.cancel_grace_seconds >= deadlines.close_seconds) {
     return invalid("deadlines.close_seconds is not longer than deadlines.cancel_grace_seconds",

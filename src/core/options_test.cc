@@ -157,10 +157,10 @@ TEST(Options, keys_given_twice_are_refused) {
 TEST(Options, nesting_and_size_are_bounded) {
   const std::string deep(100'000, '[');
   expect_refused(deep, "not valid JSON");
-  expect_refused(deep + std::string(100'000, ']'), "nested deeper");
+  expect_refused(deep + std::string(100'000, ']'), "nested too deeply");
   std::string objects;
   for (int level = 0; level < 10'000; ++level) objects += "{\"a\":";
-  expect_refused(objects + "1" + std::string(10'000, '}'), "nested deeper");
+  expect_refused(objects + "1" + std::string(10'000, '}'), "nested too deeply");
   expect_refused("{}" + std::string(2 * mib, ' '), "1 MiB");
 }
 

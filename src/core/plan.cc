@@ -13,7 +13,7 @@ std::string engine_name(const Environment& environment, std::size_t engine) {
 
 PlannedRoute planned(std::string bytes, const WindowFacts& facts) {
   const auto plan = plan_window(facts);
-  if (!plan) return {std::move(bytes), std::nullopt, "no route that is allowed can carry them"};
+  if (!plan) return {std::move(bytes), std::nullopt, "no allowed route can carry them"};
   if (plan->path == engine::Path::device)
     return {std::move(bytes), facts.device_route, std::string(reason_text(plan->reason))};
   const Route route = engine::route_of(plan->path);

@@ -24,11 +24,11 @@ Result<EnginePlan> plan_wanted(std::span<const EngineFacts> engines, std::string
     if (!engine.available) {
       return Error{Code::engine_unavailable, 0,
                    "engine " + std::string(wanted) + " does not work here: " + std::string(engine.unavailable_because),
-                   "leave the engine unset to take the next best one"};
+                   "leave the engine unset to use the next best one"};
     }
     if (!engine.serves_scheme) {
-      return Error{Code::engine_unavailable, 0, "engine " + std::string(wanted) + " does not serve this kind of store",
-                   "leave the engine unset"};
+      return Error{Code::engine_unavailable, 0,
+                   "engine " + std::string(wanted) + " does not support this kind of store", "leave the engine unset"};
     }
     return EnginePlan{i, std::string(wanted) + ": asked for"};
   }
@@ -38,7 +38,7 @@ Result<EnginePlan> plan_wanted(std::span<const EngineFacts> engines, std::string
 
 std::string choice_reason(const EngineFacts& engine, std::optional<Locality> locality) {
   std::string reason(engine.name);
-  if (locality && is_remote(*locality)) return reason + ": a network or user-space mount, read by many threads at once";
+  if (locality && is_remote(*locality)) return reason + ": a network or user-space mount, read by many threads";
   if (locality == Locality::memory) return reason + ": a file system in memory, copied by plain threads";
   if (engine.sleeps_in_kernel) return reason + ": deep queues without a thread for each operation";
   return reason + ": a thread for each operation in flight";
@@ -67,7 +67,7 @@ Result<EnginePlan> plan_engine(std::span<const EngineFacts> engines, std::string
     return EnginePlan{i, choice_reason(engine, locality) + passed_over};
   }
   if (fallback) return EnginePlan{*fallback, choice_reason(engines[*fallback], std::nullopt) + passed_over};
-  return Error{Code::engine_unavailable, 0, "no engine that works here serves this store" + passed_over,
+  return Error{Code::engine_unavailable, 0, "no working engine supports this store" + passed_over,
                "run `penstock engines` to see what each one needs"};
 }
 
@@ -86,17 +86,17 @@ std::string_view reason_text(Reason reason) {
       "cache=keep: through the page cache",
       "cache=bypass: past the page cache",
       "the store can't be reached past the page cache",
-      "a network or user-space mount, read through the page cache at depth",
-      "a guess from a few pages: the kernel does not tell what is cached of a file of somebody else",
+      "a network or user-space mount, read through the page cache",
+      "a guess from a few pages: the kernel does not report what is cached of another user's file",
       "written straight to the device",
-      "ends that fill no whole block",
+      "ends that don't fill a whole block",
       "the kernel refused direct transfers on this store",
-      "the route that fits better is not among the allowed ones",
+      "a better route is not allowed",
       "straight between the disk and the GPU",
-      "no page cache is in between",
+      "no page cache in between",
       "through host memory, in cuFile's compatibility mode: not direct",
-      "by cuFile, which does not tell whether it went straight or through host memory",
-      "copied through staging memory: the engine can't reach this memory by itself",
+      "by cuFile, which does not report whether it went straight or through host memory",
+      "copied through staging memory: the engine can't reach this memory itself",
       "made by a function",
   };
   return texts[static_cast<std::size_t>(reason)];

@@ -92,8 +92,8 @@ std::shared_ptr<Request> Request::create_late(const std::shared_ptr<Environment>
 Status Request::check_domain(std::span<const Range> ranges, Domain domain) {
   const auto is_elsewhere = [&](const Range& range) { return range.memory.domain != domain; };
   if (std::none_of(ranges.begin(), ranges.end(), is_elsewhere)) return {};
-  return Error{Code::invalid_argument, 0, "memory of another domain than " + domain.name(),
-               "all memory must be of the stream's device"};
+  return Error{Code::invalid_argument, 0, "the memory is not on " + domain.name(),
+               "all memory must be on the stream's device"};
 }
 
 void Request::ask_for_ranges() {
@@ -177,7 +177,7 @@ Status Request::prepare_stores() {
     }
     if (entry.store().writer() == nullptr) {
       return Error{Code::read_only, 0, entry.info().name + " was opened for reading only",
-                   "open it with Access::write, create or replace"};
+                   "open it for writing: write, create or replace"};
     }
     if (kind == engine::OpKind::deallocate) {
       if (auto status = entry.check_end(use.end, deadline); !status) return status;
@@ -192,7 +192,7 @@ Status Request::prepare_stores() {
         if (status.error().code == Code::timed_out) return status;
         // Nothing is written yet, so this is not Code::not_durable.
         return system_error(status.error().system_error, "sync the folder of " + entry.info().name,
-                            "look into the kernel log, or write without durable");
+                            "look into the kernel log, or write without syncing (durable)");
       }
     }
     entry.grown_to(use.end);

@@ -27,26 +27,27 @@ Error invalid_memory(std::size_t index, Error error) {
 Status check_range(std::size_t index, const Range& range, bool needs_memory) {
   if (range.store == nullptr || !*range.store) return invalid_range(index, "no store", "open one first");
   if (needs_memory && range.memory.size_bytes != 0 && range.memory.data == nullptr) {
-    return invalid_range(index, "memory at address 0", "give memory of the size to transfer");
+    return invalid_range(index, "memory at address 0", "give memory of the size of the transfer");
   }
   if (needs_memory && range.memory.size_bytes > UINTPTR_MAX - reinterpret_cast<std::uintptr_t>(range.memory.data)) {
-    return invalid_range(index, "memory that ends past the last address", "give memory of the size to transfer");
+    return invalid_range(index, "memory that ends past the last address", "give memory of the size of the transfer");
   }
   if (range.memory.size_bytes > std::numeric_limits<std::int64_t>::max() ||
       range.offset > std::numeric_limits<std::int64_t>::max() - range.memory.size_bytes) {
-    return invalid_range(index, "offset plus size overflows", "offsets and sizes are bytes, below 2^63 together");
+    return invalid_range(index, "offset plus size overflows", "offset plus size must be below 2^63 bytes");
   }
   return {};
 }
 
 Status check_stored(std::size_t index, const Range& range, Direction direction, const Options& options) {
   const Stored& stored = *range.stored;
-  if (direction != Direction::read) return invalid_range(index, "only reads are transformed", "write what is stored");
+  if (direction != Direction::read)
+    return invalid_range(index, "only reads can be transformed", "write the stored bytes");
   if (!stored.transform || stored.bytes == 0) {
     return invalid_range(index, "nothing is stored, or there is no transform", "set Stored::transform and bytes");
   }
   if (stored.bytes > std::numeric_limits<std::int64_t>::max() - range.offset) {
-    return invalid_range(index, "offset plus stored bytes overflows", "they are bytes, below 2^63 together");
+    return invalid_range(index, "offset plus stored bytes overflows", "their sum must be below 2^63 bytes");
   }
   const std::uint64_t lane_bytes = options.staging_slot_bytes * options.staging_slots_per_lane;
   const bool fits_staging = range.memory.domain.host_accessible() || range.memory.size_bytes <= lane_bytes / 2;
@@ -54,7 +55,7 @@ Status check_stored(std::size_t index, const Range& range, Direction direction, 
   return invalid_range(index,
                        std::to_string(stored.bytes) + " stored bytes for " + std::to_string(range.memory.size_bytes) +
                            " of memory don't fit staging memory",
-                       "store shorter pieces, or raise Options::staging_slot_bytes");
+                       "store shorter pieces, or raise the option staging_slot_bytes");
 }
 
 }  // namespace
@@ -173,8 +174,8 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     span.memory = ranges[i].memory.data;
     if (span.memory != nullptr && span.length != 0 && !held.add(span.memory, span.length)) {
       return Error{Code::out_of_range, 0,
-                   "range " + std::to_string(i) + ": its memory is partly a Buffer's and partly not",
-                   "give bytes within Buffer::size_bytes()"};
+                   "range " + std::to_string(i) + ": its memory lies partly in a Buffer and partly outside",
+                   "stay within the Buffer"};
     }
     if (ranges[i].stored != nullptr) {
       transforms.push_back({*ranges[i].stored});
@@ -187,7 +188,7 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     } else if (!use.entry->from_host()) {
       return Error{Code::unsupported, 0,
                    "range " + std::to_string(i) + ": engine " + engine_name(use.entry->engine()) +
-                       " moves bytes to and from GPU memory only",
+                       " moves bytes only to and from GPU memory",
                    "leave the engine unset"};
     } else if (span.memory != nullptr && span.length != 0 && span.transform == 0) {
       reach_from_host(span, *use.entry, known);
@@ -232,11 +233,11 @@ Status Request::find_gpus(std::span<const Range> ranges) {
       known = *found;
       if (known.domain != domain) {
         return invalid_range(i, "the memory is of " + known.domain.name() + ", not of " + domain.name(),
-                             "find_cuda_region tells the device of a pointer");
+                             "give the device that the memory is on; find_cuda_region finds it");
       }
       if (!covers(known)) {
         return invalid_range(i, "reaches past the end of the allocation on " + domain.name(),
-                             "give memory of the size to transfer");
+                             "give memory of the size of the transfer");
       }
       note_reach(*gpu, *stores[span.store].entry);
     }

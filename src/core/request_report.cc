@@ -15,13 +15,13 @@ namespace {
 std::string text_of(Code code, const Options& options) {
   switch (code) {
     case Code::truncated:
-      return "the store ended before the bytes that were asked for";
+      return "the store ended before the requested bytes";
     case Code::no_space:
       return "there is no room left";
     case Code::no_route:
-      return "no route that is allowed can carry it";
+      return "no allowed route can carry it";
     case Code::engine_unavailable:
-      return "its engine made no queue, and the log says why";
+      return "its engine could not make a queue; the log says why";
     case Code::out_of_memory:
       return "there is no memory left";
     case Code::over_budget:
@@ -36,14 +36,15 @@ const char* usual_hint(Code code, std::int32_t system_error) {
   switch (code) {
     case Code::invalid_argument:
       if (system_error != EFAULT) break;
-      return "the memory is not mapped, or not to be used so: check its address and length, and keep it until the "
+      return "the memory is not mapped, or not accessible this way: check its address and length, and keep it until "
+             "the "
              "request has ended";
     case Code::truncated:
-      return "the file became shorter while it was read, or never was as long as its size says; compare with wc -c";
+      return "the file became shorter during the read, or was never as long as its size says; compare with wc -c";
     case Code::no_space:
-      return "free room on the file system";
+      return "free some space on the file system";
     case Code::io_error:
-      return "look at the kernel's log for the device";
+      return "look at the kernel log for the device";
     case Code::permission_denied:
       return "change the permissions, or run as a user who has them";
     case Code::engine_unavailable:
@@ -59,7 +60,7 @@ const char* usual_hint(Code code, std::int32_t system_error) {
     default:
       break;
   }
-  return "`penstock doctor` says what this machine and the store can do; the kernel's log may say more";
+  return "`penstock doctor` says what this machine and the store can do; the kernel log may say more";
 }
 
 }  // namespace
@@ -150,7 +151,7 @@ void Request::fail_because(const Doubt& doubt) {
   summary_.failures.push_back(failure);
   parts[0].failures.push_back(failure);
   parts[0].first_cause = std::make_unique<Error>(doubt.cause);
-  parts[0].first_cause->message.insert(0, "whether it has changed is not known: ");
+  parts[0].first_cause->message.insert(0, "it is unknown whether it has changed: ");
 }
 
 // Of the failure that the Report names: the first of the first part that has some. A number by itself says nothing to a
@@ -176,7 +177,7 @@ Error Request::describe_failures() const {
   const StoreFacts& store = *stores[first.range < spans.size() ? spans[first.range].store : 0].facts;
   std::string message = store.name + ": " + std::string(verb());
   if (first.code == Code::changed) {
-    return {Code::changed, 0, store.name + ": the file was modified or replaced while it was read",
+    return {Code::changed, 0, store.name + ": the file was modified or replaced during the read",
             "read it again when nothing writes to it"};
   }
   message += " of " + std::to_string(first.bytes) + " bytes at offset " + std::to_string(first.offset) + " failed: ";
@@ -221,7 +222,7 @@ Error Request::describe(Outcome outcome) const {
             "raise the limit of threads (`ulimit -u`), or that of the container"};
   }
   if (stop_code() == Code::timed_out && unanswered_) {
-    return {Code::timed_out, 0, server + " did not tell in time whether it has changed; " + progress,
+    return {Code::timed_out, 0, server + " did not say in time whether it has changed; " + progress,
             "find out why the server does not answer, or allow more time"};
   }
   return {Code::timed_out, 0, "the deadline passed; " + progress, "allow more time, or find out why storage is slow"};

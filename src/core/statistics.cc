@@ -297,7 +297,7 @@ std::string Statistics::to_json(int indent) const {
 }
 
 Result<Statistics> Statistics::from_json(std::string_view text) {
-  const Error broken{Code::invalid_argument, 0, "this is no JSON of statistics", {}};
+  const Error broken{Code::invalid_argument, 0, "this is not JSON of statistics", {}};
   const Json json = Json::parse(text, nullptr, false);
   Statistics statistics;
   Taker totals(json);

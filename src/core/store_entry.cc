@@ -132,8 +132,9 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
   const auto uri = parse_uri(name, all_schemes(*environment.engines));
   if (!uri) return uri.error();
   if (options.descriptor >= 0 && (uri->scheme != "file" || options.access != Access::read)) {
-    return Error{Code::invalid_argument, 0, std::string(name) + ": only files that are read are opened by a descriptor",
-                 "leave OpenOptions::descriptor as it is"};
+    return Error{Code::invalid_argument, 0,
+                 std::string(name) + ": only files opened for reading can be opened by a descriptor",
+                 "leave the descriptor unset"};
   }
   const auto facts = engine_facts(environment, uri->scheme);
   auto plan = plan_engine(facts, environment.options.engine, std::nullopt);
@@ -159,8 +160,8 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
 
 std::shared_ptr<StoreEntry> StoreEntry::adopt(const Environment& environment, std::size_t engine,
                                               std::unique_ptr<engine::Store> store) {
-  EnginePlan plan{engine, std::string((*environment.engines)[engine]->description().name) +
-                              ": opened by the caller's own function"};
+  EnginePlan plan{
+      engine, std::string((*environment.engines)[engine]->description().name) + ": opened by a function of the caller"};
   return std::shared_ptr<StoreEntry>(new StoreEntry(environment, {}, std::move(plan), std::move(store)));
 }
 
@@ -190,11 +191,11 @@ std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& envir
     if (!description.reaches_device || std::find(schemes.begin(), schemes.end(), name_.scheme) == schemes.end())
       continue;
     if (!probe.available || !is_allowed(probe.device_route)) {
-      pass_over(description.name, probe.reason.empty() ? "its route is not among the allowed ones" : probe.reason);
+      pass_over(description.name, probe.reason.empty() ? "its route is not allowed" : probe.reason);
       continue;
     }
     if (name_.options.access == Access::replace) {
-      pass_over(description.name, "the file has no name yet that it could be opened by");
+      pass_over(description.name, "the file has no name yet to open it by");
       continue;
     }
     OpenOptions options = name_.options;
@@ -209,7 +210,7 @@ std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& envir
       continue;
     }
     if (!by_descriptor && (*store)->info().identity != info().identity) {
-      pass_over(description.name, "the name means another file by now");
+      pass_over(description.name, "the name now means another file");
       let_go(environment, i, std::move(*store));
       continue;
     }
@@ -250,7 +251,7 @@ void StoreEntry::close(TimePoint wait_until) {
     if (!begun) return std::move(begun).error();
     is_begun = true;
     if (wait_until == TimePoint::min() || begun->wait_until(wait_until)) return {};
-    log(LogLevel::warning, facts_->name + " does not close: its server does not answer; it is left behind");
+    log(LogLevel::warning, facts_->name + " does not close: its server does not answer, so it is left behind");
     return {};
   });
   if (is_begun) return;
@@ -275,7 +276,7 @@ Status StoreEntry::check_end(std::uint64_t end, TimePoint deadline) {
   return Error{Code::out_of_range, 0,
                info().name + ": a range ends at " + std::to_string(end) + ", past the end at " +
                    std::to_string(state->size_bytes),
-               "ask for bytes within the store's size"};
+               "stay within the size of the store"};
 }
 
 void StoreEntry::grown_to(std::uint64_t end) {

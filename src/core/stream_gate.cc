@@ -33,7 +33,7 @@ Status StreamGate::ensure_thread() {
       thread_ = std::thread([this] { run(); });
     } catch (const std::system_error& error) {
       return Error{Code::out_of_memory, error.code().value(),
-                   std::string("start the thread that looks at streams: ") + error.what(),
+                   std::string("start the thread that watches streams: ") + error.what(),
                    "raise the limit of threads (`ulimit -u`), or that of the container"};
     }
   }
@@ -127,8 +127,7 @@ bool StreamGate::look_at_once(const Waiting& waiting) {
     const cuda::CuResult state = request.order->reached();
     if (state == cuda::cu_not_ready) return false;
     if (state == cuda::cu_success) return waiting.start();
-    request.stop_because(
-        cuda::Driver::get().value()->error(state, "the stream that the request is ordered by has failed"));
+    request.stop_because(cuda::Driver::get().value()->error(state, "the stream of the request has failed"));
   }
   Request::end_unstarted(waiting.request);
   return true;

@@ -62,7 +62,7 @@ Error unusable(std::string_view text, const std::string& why, const std::string&
 }
 
 Result<Uri> checked(std::string_view text, std::string_view scheme, std::string name) {
-  if (name.empty()) return unusable(text, "it is empty", "give a path, or something after the scheme");
+  if (name.empty()) return unusable(text, "it is empty", "give a path, or a name after the scheme");
   if (name.find('\0') != std::string::npos) return unusable(text, "it has a zero byte in it", "remove the zero byte");
   return Uri{std::string(scheme), std::move(name)};
 }
@@ -73,7 +73,7 @@ Error unknown_scheme(std::string_view scheme, std::span<const std::string_view> 
     if (name != "file") known.append(", ").append(name).append(":");
   }
   return {Code::unknown_scheme, 0, "no engine serves the scheme \"" + std::string(scheme) + ":\"",
-          "known schemes: " + known + "; a path that looks like a URI is written ./" + std::string(scheme) + "://..."};
+          "known schemes: " + known + "; write a path that looks like a URI as ./" + std::string(scheme) + "://..."};
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ Result<std::uint64_t> gpu_address(Domain gpu, const void* pinned) {
   cuda::CuDevicePtr address = 0;
   const cuda::CuResult result = (*device)->api().host_get_device_pointer(&address, const_cast<void*>(pinned), 0);
   if (result == cuda::cu_success) return address;
-  return (*device)->driver().error(result, "find out where " + gpu.name() + " reaches memory of the host",
+  return (*device)->driver().error(result, "find the address at which " + gpu.name() + " reaches memory of the host",
                                    "allocate it in Domain::pinned() after Context::prepare, or pin it with CUDA");
 }
 
@@ -96,7 +96,7 @@ Status launch_kernel(Domain gpu, CudaStream stream, std::string_view kernel, std
   cuda::CuFunction const function = (*device)->kernels().find(kernel);
   if (function == nullptr) {
     return Error{Code::unsupported, 0, gpu.name() + " has no kernel " + std::string(kernel),
-                 "look at Gpu::kernels, and at the list in penstock/cuda.h"};
+                 "penstock/cuda.h lists the kernels"};
   }
   if (count == 0) return {};
   const cuda::Current current(**device);
@@ -111,8 +111,8 @@ Status launch_kernel(Domain gpu, CudaStream stream, std::string_view kernel, std
 
 Result<HeldFrees> HeldFrees::begin() {
   if (cuda::Quiet::of_process().begin_wait()) return HeldFrees();
-  return Error{Code::would_deadlock, 0, "hold frees back: memory is being freed, which takes too long",
-               "the GPU is busy already: begin before the work that keeps it so"};
+  return Error{Code::would_deadlock, 0, "hold frees back: memory is being freed, and that takes too long",
+               "the GPU is already busy: hold frees before you start that work"};
 }
 
 HeldFrees::HeldFrees(HeldFrees&& other) noexcept : is_held_(std::exchange(other.is_held_, false)) {}

@@ -67,7 +67,7 @@ namespace {
 const char* usual_hint(Code code) {
   switch (code) {
     case Code::out_of_memory:
-      return "free memory on the GPU, or ask for less";
+      return "free memory on the GPU, or load less";
     case Code::no_device:
       return "look at CUDA_VISIBLE_DEVICES and nvidia-smi";
     case Code::unsupported:
@@ -298,8 +298,7 @@ Result<std::unique_ptr<Driver>> Driver::load() {
   const std::string update = "update NVIDIA's driver to one for CUDA 11 or newer";
   if (!missing.empty()) return no_driver("it has no " + missing + ", so it is too old", update);
   if (const CuResult result = api.init(0); result != cu_success) {
-    Error error =
-        driver->error(result, "initialize CUDA", "run nvidia-smi: if that fails too, the driver is not in order");
+    Error error = driver->error(result, "initialize CUDA", "run nvidia-smi: if that fails too, the driver is broken");
     error.code = Code::no_device;
     if (result == cu_no_device) error.hint = "look at CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU";
     return error;
@@ -374,8 +373,8 @@ Result<Region> Driver::find(const void* pointer, std::size_t bytes) {
   if (result == cu_success) result = api_.pointer_get_attribute(&ordinal, cu_pointer_device_ordinal, address);
   if (result != cu_success || type != cu_memory_type_device || ordinal < 0) {
     if (code_from_result(result) == Code::device_lost) return error(result, "look up a pointer");
-    return Error{Code::device_error, result, "the pointer is not memory of a GPU that CUDA knows",
-                 "was it freed, or is it memory of the host?"};
+    return Error{Code::device_error, result, "the pointer is not GPU memory that CUDA knows",
+                 "was it freed, or is it host memory?"};
   }
   const Domain domain = Domain::cuda(static_cast<std::uint16_t>(ordinal));
   auto range = range_at(address);
@@ -462,7 +461,7 @@ Status copy(Region to, Region from) {
   }
   if (to.size_bytes == 0) return {};
   if (to.data == nullptr || from.data == nullptr) {
-    return Error{Code::invalid_argument, 0, "copy: memory at address 0", "give memory of the size to copy"};
+    return Error{Code::invalid_argument, 0, "copy: memory at address 0", "give memory of the size of the copy"};
   }
   if (to.domain.host_accessible() && from.domain.host_accessible()) {
     std::memmove(to.data, from.data, to.size_bytes);

@@ -157,7 +157,7 @@ void Quiet::note_freed(Kind kind, std::uint64_t bytes) {
 Error streams_wait_error(const std::string& what) {
   return {Code::would_deadlock, 0,
           what + ": streams wait for requests, or frees are held back, and the driver might wait for the GPU first",
-          "prepare the GPU before the first request in stream order, or try again when those have ended"};
+          "prepare the GPU before the first request in stream order, or try again when those requests have ended"};
 }
 
 std::string describe_unfreed(Quiet::Kind kind) {
@@ -166,7 +166,7 @@ std::string describe_unfreed(Quiet::Kind kind) {
   const std::uint64_t bytes = is_pinned ? unfreed.pinned_bytes : unfreed.device_bytes;
   if (bytes == 0) return {};
   return "; " + std::to_string(bytes) + " bytes of " + (is_pinned ? "pinned" : "GPU") +
-         " memory can't be freed before a GPU has done what it is busy with";
+         " memory can't be freed before a GPU has finished its work";
 }
 
 }  // namespace penstock::cuda

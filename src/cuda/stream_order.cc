@@ -47,7 +47,7 @@ Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* st
   if (!Quiet::of_process().begin_wait()) {
     ControlMemory::of_process().give_back(*cell);
     return Error{Code::would_deadlock, 0,
-                 what + ": memory is being freed, or registered with cuFile, which takes too long",
+                 what + ": memory is being freed or registered with cuFile, and that takes too long",
                  "the device may be busy with work that waits for this thread: submit that first"};
   }
   order->cell_ = *cell;

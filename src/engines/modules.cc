@@ -21,14 +21,14 @@ Error not_loaded(const std::string& path, const std::string& reason, std::string
 Result<std::unique_ptr<engine::Engine>> load_module(const std::string& path) {
   // A name without a folder would be looked for where libraries are.
   if (path.find('/') == std::string::npos) {
-    return not_loaded(path, "it is no path", "give the path of the module, with its folder");
+    return not_loaded(path, "it is not a path", "give the path of the module, with its folder");
   }
   void* const object = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (object == nullptr) {
     return not_loaded(path, ::dlerror(), "check the path, and that what the module needs is installed");
   }
   const auto* const module = static_cast<const engine::Module*>(::dlsym(object, engine::module_symbol));
-  if (module == nullptr) return not_loaded(path, "it is no engine module", "check the path");
+  if (module == nullptr) return not_loaded(path, "it is not an engine module", "check the path");
   if (std::string_view(module->build) != PENSTOCK_BUILD_MARK) {
     return not_loaded(
         path,

@@ -201,7 +201,7 @@ class System {
     return Error{Code::unsupported, error.value(),
                  "can't tell whether " + name + " is in use: " + roots_.sys + "/dev/block/" + number.name() + ": " +
                      error.message(),
-                 "make sysfs visible to this process; Penstock does not write to a disk without looking"};
+                 "make sysfs visible to this process; Penstock does not write to a disk without checking"};
   }
 
   std::optional<Use> use_of_file(const FileId& file, FileChange change) const {
@@ -373,7 +373,7 @@ Status refuse(const std::string& name, const std::optional<Use>& use) {
   if (!use) return {};
   std::string steps;
   for (const std::string& step : use->steps) steps += (steps.empty() ? "" : " && ") + step;
-  return Error{Code::in_use, EBUSY, name + " is in use: it " + use->what, "make that end first: " + steps};
+  return Error{Code::in_use, EBUSY, name + " is in use: it " + use->what, "end that first: " + steps};
 }
 
 }  // namespace

@@ -167,7 +167,7 @@ TEST_F(FakeLoop, makes_its_file_used_though_nothing_uses_the_device) {
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code, Code::in_use);
   EXPECT_EQ(status.error().message, image_ + " is in use: it backs /dev/loop0");
-  EXPECT_EQ(status.error().hint, "make that end first: losetup -d /dev/loop0");
+  EXPECT_EQ(status.error().hint, "end that first: losetup -d /dev/loop0");
   EXPECT_TRUE(check({7, 0}).ok()) << "who writes to the device means it";
   EXPECT_TRUE(check_file(tree_.write("other", "x")).ok());
 }
@@ -175,9 +175,9 @@ TEST_F(FakeLoop, makes_its_file_used_though_nothing_uses_the_device) {
 TEST_F(FakeLoop, tells_what_it_is_used_for) {
   mount("7:0", "/mnt");
   EXPECT_EQ(check_file(image_).error().message, image_ + " is in use: it backs /dev/loop0, which is mounted on /mnt");
-  EXPECT_EQ(check_file(image_).error().hint, "make that end first: umount /mnt && losetup -d /dev/loop0");
+  EXPECT_EQ(check_file(image_).error().hint, "end that first: umount /mnt && losetup -d /dev/loop0");
   tree_.write(folder_of("loop0") + "/loop/autoclear", "1\n");
-  EXPECT_EQ(check_file(image_).error().hint, "make that end first: umount /mnt");
+  EXPECT_EQ(check_file(image_).error().hint, "end that first: umount /mnt");
 }
 
 TEST_F(FakeLoop, is_seen_through_all_that_is_built_on_it) {
@@ -192,7 +192,7 @@ TEST_F(FakeLoop, is_seen_through_all_that_is_built_on_it) {
                 " is in use: it backs /dev/loop0, which has the partition loop0p1, which is held by dm-0, which is "
                 "mounted on /mnt");
   EXPECT_EQ(check_file(image_).error().hint,
-            "make that end first: umount /mnt && cryptsetup close secret && losetup -d /dev/loop0");
+            "end that first: umount /mnt && cryptsetup close secret && losetup -d /dev/loop0");
 }
 
 TEST_F(FakeLoop, that_is_read_only_does_not_mind_that_its_file_is_replaced) {
@@ -237,7 +237,7 @@ TEST_F(FakeDisk, has_files_that_are_swapped_on) {
     const Status status = check_file(file, change);
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.error().message, file + " is in use: it is swapped on");
-    EXPECT_EQ(status.error().hint, "make that end first: swapoff " + file);
+    EXPECT_EQ(status.error().hint, "end that first: swapoff " + file);
   }
 }
 

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 Error not_durable(int error, const std::string& path) {
   Error made = system_error(error, path + " is complete under its name, but its folder can't be synced",
-                            "after a power cut the name may mean the old file, or none; look into the kernel log, and "
+                            "after a power cut the name may mean the old file, or none; look into the kernel log, then "
                             "sync the folder or write again");
   made.code = Code::not_durable;
   return made;

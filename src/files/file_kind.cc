@@ -30,15 +30,15 @@ Kind kind_of_character_device(dev_t device) {
   const unsigned major = gnu_dev_major(device);
   const unsigned minor = gnu_dev_minor(device);
   if (major == memory_major && minor == null_minor) {
-    return {"the null device, which holds nothing", "name a file or a block device",
+    return {"the null device, which contains nothing", "name a file or a block device",
             "name a file: what is written there is lost"};
   }
   if (major == memory_major && minor == zero_minor) {
-    return {"a device of zeros without an end", "make a file of zeros: truncate --size SIZE FILE",
+    return {"an endless device of zeros", "make a file of zeros: truncate --size SIZE FILE",
             "name a file or a block device"};
   }
   if (is_terminal(major)) return {"a terminal", "name a file or a block device", "name a file or a block device"};
-  return {"a character device, which has no offsets", "copy what is wanted of it to a file first, with head or dd",
+  return {"a character device, which has no offsets", "copy a part of it to a file first, with head or dd",
           "name a file or a block device"};
 }
 

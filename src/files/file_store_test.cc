@@ -127,7 +127,7 @@ TEST_F(AFileStore, counts_a_cached_range_exactly_whatever_its_edges) {
                                        {5000, 70000},
                                        {0, 0}}) {
     const auto resident = cache.resident_bytes(offset, length);
-    if (!resident) GTEST_SKIP() << "the kernel does not tell what is cached";
+    if (!resident) GTEST_SKIP() << "the kernel does not report what is cached";
     EXPECT_EQ(*resident, length) << offset;
   }
 }
@@ -138,7 +138,7 @@ TEST_F(AFileStore, drops_its_pages_and_brings_them_back) {
   engine::PageCache& cache = *store->page_cache();
   cache.drop(0, size_bytes);
   const auto dropped = cache.resident_bytes(0, size_bytes);
-  if (!dropped) GTEST_SKIP() << "the kernel does not tell what is cached";
+  if (!dropped) GTEST_SKIP() << "the kernel does not report what is cached";
   if (*dropped != 0) GTEST_SKIP() << "the file system does not drop pages on request";
   EXPECT_EQ(cache.resident_bytes(4095, 2), 0U);
   ASSERT_TRUE(cache.prefetch(0, size_bytes).ok());

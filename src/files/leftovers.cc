@@ -129,7 +129,7 @@ std::optional<Leftover> remove(int folder, const std::string& name, bool really 
   const UniqueFd fd = open_to_lock(folder, name, is_nfs);
   if (!fd) {
     if (errno == ENOENT) return {};
-    leftover.kept = system_error(errno, "open " + name, "run it as the user who wrote it, or as root");
+    leftover.kept = system_error(errno, "open " + name, "run as the user who wrote it, or as root");
     return leftover;
   }
   const Lock lock = try_lock(fd.get());
@@ -138,8 +138,8 @@ std::optional<Leftover> remove(int folder, const std::string& name, bool really 
       leftover.kept = Error{Code::in_use, 0, "it is being written", ""};
       return leftover;
     case Lock::impossible:
-      leftover.kept = Error{Code::unsupported, 0, "its file system has no locks, so its writer may live",
-                            "remove it by hand if nothing writes it"};
+      leftover.kept = Error{Code::unsupported, 0, "its file system has no locks, so its writer may still run",
+                            "remove it by hand if no program writes it"};
       return leftover;
     case Lock::held:
       break;
@@ -148,7 +148,7 @@ std::optional<Leftover> remove(int folder, const std::string& name, bool really 
   // nobody else touches the name.
   if (!is_name_of(folder, name, fd.get())) return {};
   if (really && ::unlinkat(folder, name.c_str(), 0) != 0) {
-    leftover.kept = system_error(errno, "remove " + name, "run it as a user who may write to the folder");
+    leftover.kept = system_error(errno, "remove " + name, "run as a user who may write to the folder");
   }
   return leftover;
 }
@@ -191,8 +191,8 @@ class Cleaning {
     const FileSystem file_system = file_system_of(folder);
     if (options_.remote || locks_prove(folder, file_system)) return std::nullopt;
     return Error{Code::unsupported, 0,
-                 "other machines may not see the locks of " + file_system.name + ", and its writer may live on one",
-                 "if nothing writes there from elsewhere, allow it with --remote (CleanOptions::remote)"};
+                 "other machines may not see the locks of " + file_system.name + ", and its writer may run on one",
+                 "if no other machine writes there, allow it with --remote"};
   }
 
   Status clean_below(int folder, const std::string& name, const std::string& path) {
@@ -205,7 +205,7 @@ class Cleaning {
     if (::fstat(below.get(), &status) != 0 || status.st_dev != device_) return {};
     if (depth_ == most_depth) {
       found_.push_back(
-          {path, 0, Error{Code::unsupported, 0, "it lies too deep to be looked at", "clean it by itself"}});
+          {path, 0, Error{Code::unsupported, 0, "the folder is nested too deeply", "clean it separately"}});
       return {};
     }
     ++depth_;
@@ -219,11 +219,11 @@ class Cleaning {
     found_.push_back({path, 0,
                       system_error(error, "list " + path,
                                    out_of_descriptors ? "raise the limit of open files (ulimit -n)"
-                                                      : "run it as a user who may read the folder")});
+                                                      : "run as a user who may read the folder")});
   }
 
   bool stopped() const { return options_.keep_going && !options_.keep_going(); }
-  static Error cancelled() { return {Code::cancelled, 0, "stopped before every folder was looked at", ""}; }
+  static Error cancelled() { return {Code::cancelled, 0, "stopped before every folder was checked", ""}; }
 
   static constexpr int most_depth = 256;  // each has a descriptor
 
@@ -231,8 +231,8 @@ class Cleaning {
   dev_t device_ = 0;
   int depth_ = 0;  // below the folder that was named
   const std::optional<Error> unlockable_ =
-      Error{Code::unsupported, 0, "it could not be locked when it was made, so its writer may live",
-            "remove it by hand if nothing writes it"};
+      Error{Code::unsupported, 0, "it could not be locked when it was created, so its writer may still run",
+            "remove it by hand if no program writes it"};
   std::vector<Leftover> found_;
 };
 
@@ -287,7 +287,7 @@ Result<std::vector<Leftover>> remove_leftovers(const std::string& folder, const 
   const UniqueFd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!opened) {
     if (errno != ENOTDIR) return system_error(errno, "open the folder " + folder, "check the name");
-    return Error{Code::invalid_argument, ENOTDIR, folder + " is not a folder", "name the folder that it is in"};
+    return Error{Code::invalid_argument, ENOTDIR, folder + " is not a folder", "name the folder that contains it"};
   }
   files::Cleaning cleaning(options);
   const std::string path = folder.size() > 1 && folder.ends_with('/') ? folder.substr(0, folder.size() - 1) : folder;

@@ -31,7 +31,7 @@ std::string open_hint(int error, Access access) {
   const bool write = access != Access::read;
   switch (error) {
     case ENOENT:
-      return access == Access::create ? "make the folder first" : "check the name";
+      return access == Access::create ? "create the folder first" : "check the name";
     case EACCES:
     case EPERM:
       return write ? "this user may not write to it: check its permissions, or open it for reading"
@@ -39,7 +39,7 @@ std::string open_hint(int error, Access access) {
     case EROFS:
       return "the file system is mounted read-only: remount it, write elsewhere, or open it for reading";
     case ETXTBSY:
-      return "a program that runs from this file must end first";
+      return "end the program that runs from this file first";
     case EMFILE:
     case ENFILE:
       return "too many files are open: close some, or raise the limit (ulimit -n)";
@@ -58,15 +58,15 @@ Error open_error(int error, const std::string& name, Access access) {
 Status check_block_device_access(const struct stat& status, const std::string& name, const OpenOptions& options) {
   if (options.access == Access::read) return {};
   if (!options.allow_block_device_write) {
-    return Error{Code::read_only, 0, name + " is a block device, and writing to it destroys what is there",
-                 "if that is meant, allow it explicitly (OpenOptions::allow_block_device_write)"};
+    return Error{Code::read_only, 0, name + " is a block device, and writing destroys its data",
+                 "if you mean it, allow it explicitly: allow_block_device_write in C++, device_write=True in Python"};
   }
   const DeviceNumber device = device_number(status.st_rdev);
   if (Status unused = check_unused(device, name); !unused) return unused;
   if (!is_read_only(device)) return {};
   return Error{Code::read_only, EROFS, name + " is read-only",
-               "if it may be written to: blockdev --setrw " + name +
-                   "; a loop device that was made with losetup --read-only is detached and made again without"};
+               "to allow writing: blockdev --setrw " + name +
+                   "; detach a loop device that was set up with losetup --read-only, and set it up again without"};
 }
 
 // Reading is free: what uses the file sees nothing of it.
@@ -133,11 +133,11 @@ Status check_length(int fd, const std::string& name, const FileSystem& file_syst
   const std::string hint = "copy it to a file first: cat " + name + " > FILE";
   if (file_system.generated) {
     return Error{Code::unsupported, 0,
-                 name + " is on " + file_system.name + ": its content is made as it is read, and its size says nothing",
+                 name + " is on " + file_system.name + ": its content is made as it is read, so its size is unknown",
                  hint};
   }
   if (!seems_empty || !has_bytes(fd)) return {};
-  return Error{Code::unsupported, 0, name + " calls itself empty, but has bytes: its size says nothing", hint};
+  return Error{Code::unsupported, 0, name + " claims to be empty but has bytes, so its size is unknown", hint};
 }
 
 Status describe(OpenedFile& file, const std::string& name, Access access) {
@@ -227,7 +227,7 @@ Result<Opening> open_buffered(const std::string& name, const OpenOptions& option
   if (fd) return Opening{std::move(fd), false, (flags & O_CREAT) != 0};
   if (errno == EBUSY) {
     return Error{Code::in_use, EBUSY, name + " is in use: another program or driver holds it exclusively",
-                 "stop what uses it first (lsblk and fuser show it)"};
+                 "stop the program that uses it first (lsblk and fuser show it)"};
   }
   return open_error(errno, name, access);
 }
@@ -266,7 +266,7 @@ Result<OpenedFile> open_again(const std::string& name, const OpenOptions& option
     file.buffered = std::move(opening->fd);
   }
   if (!same_file(file.buffered.get(), options.descriptor)) {
-    return Error{Code::changed, 0, name + " is not the file any more that was opened", "open it anew"};
+    return Error{Code::changed, 0, name + " is no longer the file that was opened", "open it again"};
   }
   if (Status status = describe(file, name, options.access); !status) return std::move(status).error();
   return file;
@@ -317,7 +317,7 @@ Result<OpenedFile> open_replacement(const std::string& name, const OpenOptions& 
 }
 
 Error no_space(int error, const std::string& name, std::uint64_t bytes) {
-  const char* hint = error == EDQUOT  ? "the quota of this user is spent: remove files or ask for more"
+  const char* hint = error == EDQUOT  ? "this user's quota is used up: remove files or ask for more"
                      : error == EFBIG ? "the size is beyond what the file system or the limit of this process "
                                         "(ulimit -f) allows"
                                       : "free some space, or write to another disk";
@@ -353,7 +353,7 @@ int grow(int fd, off_t begin, off_t end) {
 
 Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options) {
   if (name.find('\0') != std::string::npos) {
-    return Error{Code::invalid_argument, EINVAL, "a file name holds a zero byte", "check the name"};
+    return Error{Code::invalid_argument, EINVAL, "the file name contains a zero byte", "check the name"};
   }
   auto file = options.descriptor >= 0             ? open_again(name, options)
               : options.access == Access::replace ? open_replacement(name, options)
@@ -396,7 +396,7 @@ Status reserve_space(int fd, const std::string& name, engine::Room room) {
   if (S_ISBLK(status.st_mode)) {
     return Error{
         Code::out_of_range, 0,
-        name + " has " + std::to_string(state->size_bytes) + " bytes; " + std::to_string(end) + " were asked for",
+        name + " has " + std::to_string(state->size_bytes) + " bytes; " + std::to_string(end) + " were requested",
         "a device can't grow: write less, or elsewhere"};
   }
   const std::uint64_t begin = std::clamp(room.begin, state->size_bytes, end);

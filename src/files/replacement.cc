@@ -44,7 +44,7 @@ Status check_replaceable(int folder, const std::string& target, const std::strin
   }
   if (Status kind = check_kind(old, path, Access::replace); !kind) return kind;
   if (::faccessat(folder, target.c_str(), W_OK, AT_EACCESS) != 0) {
-    return system_error(errno, "replace " + path, "this user may not write to the file that is there; remove it first");
+    return system_error(errno, "replace " + path, "this user may not write to the existing file; remove it first");
   }
   return check_unused(old, path, FileChange::replacement);
 }
@@ -62,7 +62,7 @@ Result<std::unique_ptr<Replacement>> Replacement::create(const std::string& targ
   }
   const std::string folder = path->parent_path().string();
   made->folder_ = UniqueFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!made->folder_) return system_error(errno, "open the folder " + folder, "make the folder first");
+  if (!made->folder_) return system_error(errno, "open the folder " + folder, "create the folder first");
 
   struct stat old = {};
   if (Status status = check_replaceable(made->folder_.get(), made->target_, made->path_, old); !status) {
@@ -85,9 +85,9 @@ Status Replacement::make_temporary(mode_t mode) {
     std::string name = temporary_name(target_);
     UniqueFd fd(::openat(folder_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (!fd) {
-      return system_error(errno, "make a temporary file beside " + path_,
+      return system_error(errno, "create a temporary file beside " + path_,
                           errno == EROFS ? "the file system is mounted read-only: write elsewhere"
-                                         : "check that the folder can be written to; a file that is there can also be "
+                                         : "check that the folder is writable; an existing file can also be "
                                            "written in place");
     }
     const Lock lock = try_lock(fd.get());
@@ -103,7 +103,7 @@ Status Replacement::make_temporary(mode_t mode) {
     // Somebody takes it for a leftover: it is gone, or will be.
     ::unlinkat(folder_.get(), name.c_str(), 0);
   }
-  return Error{Code::in_use, 0, "temporary files beside " + path_ + " vanish as soon as they are made",
+  return Error{Code::in_use, 0, "temporary files beside " + path_ + " vanish as soon as they are created",
                "find out what removes them"};
 }
 
@@ -127,7 +127,7 @@ int Replacement::open(int flags) const {
 Status Replacement::refuse_in_child(const char* what) const {
   if (::getpid() == process_) return {};
   return Error{Code::closed, 0, std::string(what) + ' ' + path_ + ": it was opened before this process was forked",
-               "let the process that opened it do that"};
+               "do that in the process that opened it"};
 }
 
 Status Replacement::commit(int fd, bool durable) {

@@ -146,7 +146,7 @@ void ThreadedQueue::start_threads() {
       threads_.emplace_back([this] { work(); });
     } catch (const std::exception&) {  // no thread, or no memory for it
       if (!threads_.empty()) return;   // fewer threads are slower, not wrong
-      log(LogLevel::warning, "no thread can be started, work is done while polling");
+      log(LogLevel::warning, "no thread can be started; work is done while polling");
       const std::lock_guard lock(mutex_);
       while (!pending_.empty()) do_without_thread(pending_.pop());
       return;

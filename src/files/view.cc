@@ -28,7 +28,7 @@ View::~View() {
 
 Status View::copy_to(std::uint64_t offset, Region destination) const {
   if (!destination.domain.host_accessible()) {
-    return Error{Code::invalid_argument, 0, "a view is copied by the CPU, which can't reach the destination",
+    return Error{Code::invalid_argument, 0, "the CPU copies a view, and can't reach the destination",
                  "copy to host or pinned memory, or read the store instead"};
   }
   if (offset > size_bytes_ || destination.size_bytes > size_bytes_ - offset) {
@@ -39,7 +39,7 @@ Status View::copy_to(std::uint64_t offset, Region destination) const {
   }
   if (destination.size_bytes == 0) return {};
   if (destination.data == nullptr) {
-    return Error{Code::invalid_argument, 0, "memory at address 0", "give memory of the size to copy"};
+    return Error{Code::invalid_argument, 0, "memory at address 0", "give memory of the size of the copy"};
   }
   const int error = files::guarded_copy({destination.data, data_ + offset, destination.size_bytes});
   if (error == 0) return {};

@@ -12,13 +12,13 @@ namespace penstock::memory {
 Result<std::shared_ptr<Given>> Given::map(int descriptor) {
   struct stat facts {};
   if (::fstat(descriptor, &facts) != 0) {
-    return system_error(errno, "look at the staging memory that was given", "give a descriptor that is open");
+    return system_error(errno, "look at the given staging memory", "give a descriptor that is open");
   }
   const auto size = static_cast<std::size_t>(facts.st_size);
   void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (mapped == MAP_FAILED) {
-    return system_error(errno, "map " + std::to_string(size) + " bytes of staging memory that were given",
-                        "give a memfd that has its size, and can be written to");
+    return system_error(errno, "map " + std::to_string(size) + " bytes of the given staging memory",
+                        "give a writable memfd that already has its size");
   }
   return std::make_shared<Given>(Private{}, Region::host(mapped, size));
 }

@@ -44,7 +44,8 @@ bool has_failed(std::uint32_t status) {
 }
 
 Error gone(const std::string& name) {
-  return {Code::not_found, 0, name + " is gone: its registers read as all ones", "is it plugged in, and powered?"};
+  return {Code::not_found, 0, name + " is gone: its registers read as all ones",
+          "check that it is plugged in and powered"};
 }
 
 }  // namespace
@@ -111,7 +112,8 @@ Status Controller::start() {
 Status Controller::check_capabilities() {
   const std::string& name = transport_.name();
   if (registers_.size_bytes() < reg::doorbells + 8) {
-    return Error{Code::unsupported, 0, name + ": too few registers for an NVMe controller", "is it one?"};
+    return Error{Code::unsupported, 0, name + ": too few registers for an NVMe controller",
+                 "check that it is an NVMe controller"};
   }
   if (is_gone()) return gone(name);
   capabilities_.bits = registers_.read64(reg::cap);
@@ -121,10 +123,11 @@ Status Controller::check_capabilities() {
   const bool can = capabilities_.nvm_command_set() && info_.max_queue_entries >= 2 &&
                    info_.page_bytes <= system_page_bytes() && info_.page_bytes <= capabilities_.max_page_bytes();
   if (can && pairs_with_doorbells() > 0) return {};
-  if (can) return Error{Code::unsupported, 0, name + ": no room for an I/O queue's doorbells", "is it an NVMe disk?"};
-  return Error{Code::unsupported, 0,
-               name + ": capabilities that we can't work with, CAP is " + std::to_string(capabilities_.bits),
-               "is it an NVMe disk?"};
+  if (can)
+    return Error{Code::unsupported, 0, name + ": no room for an I/O queue's doorbells",
+                 "check that it is an NVMe disk"};
+  return Error{Code::unsupported, 0, name + ": unusable capabilities, CAP is " + std::to_string(capabilities_.bits),
+               "check that it is an NVMe disk"};
 }
 
 // I/O queue pairs whose doorbells are among the registers that are mapped, after those of the admin queue.
@@ -220,7 +223,7 @@ Status Controller::identify_all() {
     return (sizes & 0xf) <= wanted && sizes >> 4 >= wanted;
   };
   if (!allows(self.submission_entry_sizes, 6) || !allows(self.completion_entry_sizes, 4)) {
-    return Error{Code::unsupported, 0, transport_.name() + ": entries of sizes that we don't use", ""};
+    return Error{Code::unsupported, 0, transport_.name() + ": unusable entry sizes", ""};
   }
   info_.serial = text_field(self.serial, sizeof self.serial);
   info_.model = text_field(self.model, sizeof self.model);
@@ -280,7 +283,7 @@ Status Controller::read_namespace(std::uint32_t id) {
   const LbaFormat format = data.formats[index];
   const bool block_fits = format.block_exponent >= least_block_exponent && format.block_exponent <= most_block_exponent;
   if (index > data.format_count || !block_fits) {
-    space.refusal = "its blocks are of a size that we can't use";
+    space.refusal = "its block size is not supported";
   } else if (format.metadata_bytes != 0) {
     space.refusal = "its blocks have metadata";
   } else if ((data.protection & 7) != 0) {

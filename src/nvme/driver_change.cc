@@ -37,7 +37,7 @@ Status write_sysfs(const fs::path& file, const std::string& text) {
 
 Result<DriverChange> DriverChange::to_vfio(const NvmeDevice& device, const fs::path& sysfs) {
   if (device.iommu_group.empty()) {
-    return Error{Code::unsupported, 0, device.address + " is behind no IOMMU, or it is switched off",
+    return Error{Code::unsupported, 0, device.address + " is not behind an IOMMU, or the IOMMU is off",
                  "switch it on in the firmware, and on Intel machines for the kernel with intel_iommu=on"};
   }
   return to(vfio_driver, device, sysfs);
@@ -51,8 +51,7 @@ Result<DriverChange> DriverChange::to_kernel(const NvmeDevice& device, const fs:
 
 Result<DriverChange> DriverChange::to(std::string_view target, const NvmeDevice& device, const fs::path& sysfs) {
   if (!device.driver.empty() && device.driver != kernel_driver && device.driver != vfio_driver) {
-    return Error{Code::in_use, 0, device.address + " belongs to the driver " + device.driver,
-                 "take it from there first"};
+    return Error{Code::in_use, 0, device.address + " belongs to the driver " + device.driver, "unbind it there first"};
   }
   if (auto status = check_loaded(sysfs, target); !status) return std::move(status).error();
   DriverChange change(device, std::string(target), sysfs);
@@ -114,7 +113,7 @@ Status DriverChange::run(const SysfsWriter& write) const {
   const std::string now = driver();
   return Error{Code::unsupported, 0,
                target_ + " did not take " + address_ + (now.empty() ? "" : ", " + now + " did") + undo(write),
-               "the kernel's log tells why: dmesg"};
+               "the kernel log says why: dmesg"};
 }
 
 // Says how that went.

@@ -114,7 +114,7 @@ Result<VfioPlace> find_for_vfio(const std::string& address, const fs::path& sysf
   if (!device) return std::move(device).error();
   const std::string bind_hint = "`penstock nvme bind " + address + "`";
   if (device->iommu_group.empty()) {
-    return Error{Code::unsupported, 0, address + " is behind no IOMMU, or it is switched off",
+    return Error{Code::unsupported, 0, address + " is not behind an IOMMU, or the IOMMU is off",
                  "switch it on in the firmware, and on Intel machines for the kernel with intel_iommu=on"};
   }
   if (device->driver.empty()) {
@@ -122,7 +122,7 @@ Result<VfioPlace> find_for_vfio(const std::string& address, const fs::path& sysf
   }
   if (device->driver != vfio_driver) {
     return Error{Code::in_use, 0, address + " belongs to the kernel's driver " + device->driver,
-                 bind_hint + " takes it from there, if nothing uses it"};
+                 bind_hint + " takes it, if nothing uses it"};
   }
   VfioPlace place{address, device->iommu_group, {}};
   const fs::path others = sysfs / "bus/pci/devices" / address / "iommu_group/devices";

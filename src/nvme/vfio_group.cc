@@ -100,7 +100,7 @@ Status VfioGroup::join(const VfioPlace& place) {
   if (::ioctl(group_.get(), VFIO_GROUP_SET_CONTAINER, &container) != 0) return system_error(errno, "open " + group);
   if (::ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU) != 0) {
     return system_error(errno, "set up the IOMMU for " + group,
-                        "if the kernel's log speaks of interrupt remapping, see docs/nvme.md");
+                        "if the kernel log mentions interrupt remapping, see docs/nvme.md");
   }
   return {};
 }
@@ -111,7 +111,7 @@ Status VfioGroup::learn_limits() {
   if (!info) return std::move(info).error();
   const std::uint64_t page = system_page_bytes();
   if (((*info)->flags & VFIO_IOMMU_INFO_PGSIZES) != 0 && ((*info)->iova_pgsizes & (2 * page - 1)) == 0) {
-    return Error{Code::unsupported, 0, "the IOMMU of " + name_ + " maps no pages as small as the system's",
+    return Error{Code::unsupported, 0, "the IOMMU of " + name_ + " can't map pages as small as the system's",
                  "use a kernel with larger pages"};
   }
   const bool tells = ((*info)->flags & VFIO_IOMMU_INFO_CAPS) != 0;
@@ -151,7 +151,7 @@ Result<std::uint64_t> VfioGroup::map(std::byte* data, std::size_t size_bytes) {
     const int error = errno;
     addresses_->release(*address, size_bytes);
     return system_error(error, what,
-                        error == ENOMEM   ? "raise the limit on locked memory (ulimit -l), all of it is locked"
+                        error == ENOMEM   ? "raise the limit on locked memory (ulimit -l): all of it gets locked"
                         : error == ENOSPC ? "raise dma_entry_limit of vfio_iommu_type1"
                                           : "");
   }

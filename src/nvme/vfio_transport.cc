@@ -87,7 +87,8 @@ Status VfioTransport::check_device() {
   if (::ioctl(device_.get(), VFIO_DEVICE_GET_INFO, &info) != 0) return system_error(errno, "ask VFIO for " + name_);
   can_reset_ = (info.flags & VFIO_DEVICE_FLAGS_RESET) != 0;
   if ((info.flags & VFIO_DEVICE_FLAGS_PCI) != 0 && info.num_regions > VFIO_PCI_CONFIG_REGION_INDEX) return {};
-  return Error{Code::unsupported, 0, name_ + " is no PCI device to VFIO", "is it bound to vfio-pci?"};
+  return Error{Code::unsupported, 0, name_ + " is not a PCI device that VFIO knows",
+               "check that it is bound to vfio-pci"};
 }
 
 Status VfioTransport::map_registers() {
@@ -100,7 +101,7 @@ Status VfioTransport::map_registers() {
     return Error{Code::unsupported, 0,
                  what + ": BAR 0 has " + std::to_string((*region)->size) + " bytes, of which " + std::to_string(bytes) +
                      " can be mapped",
-                 "it may be switched off or broken; the kernel's log may tell more"};
+                 "it may be off or broken; the kernel log may say more"};
   }
   void* memory =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, device_.get(), static_cast<off_t>((*region)->offset));
@@ -132,7 +133,7 @@ void VfioTransport::take_interrupts() {
   info.index = VFIO_PCI_MSIX_IRQ_INDEX;
   if (::ioctl(device_.get(), VFIO_DEVICE_GET_IRQ_INFO, &info) != 0 || info.count == 0 ||
       (info.flags & VFIO_IRQ_INFO_EVENTFD) == 0) {
-    log(LogLevel::info, name_ + " has no MSI-X interrupts: completions are polled for");
+    log(LogLevel::info, name_ + " has no MSI-X interrupts: completions are polled");
     return;
   }
   std::vector<UniqueFd> events(std::min(info.count, most_vectors));
@@ -146,7 +147,7 @@ void VfioTransport::take_interrupts() {
       take_as_many(events.size(), [&](std::size_t count) { return set_interrupts(std::span(numbers).first(count)); }));
   interrupts_ = std::move(events);
   if (!interrupts_.empty()) return;
-  log(LogLevel::warning, "take the interrupts of " + name_ + ": refused; completions are polled for");
+  log(LogLevel::warning, "take the interrupts of " + name_ + ": refused; completions are polled");
 }
 
 // As VFIO_DEVICE_SET_IRQS returns.

@@ -114,7 +114,7 @@ Result<StoragePlace> describe_path(const std::string& path, const std::string& s
   const fs::path folder = fs::canonical(root / "dev/block" / number, error);
   if (error) {
     return Error{.code = Code::unsupported,
-                 .message = path + " is on a file system without a disk of its own",
+                 .message = path + " is on a file system without its own disk",
                  .hint = "tmpfs, overlayfs and network mounts have no place on the bus"};
   }
   StoragePlace place{.device = folder.filename()};

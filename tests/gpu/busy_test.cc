@@ -170,7 +170,7 @@ TEST_P(BusyGpu, a_spent_budget_is_told_with_what_waits_to_be_freed) {
     const auto refused = again(domain, bytes);
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.error().code, Code::over_budget);
-    EXPECT_NE(refused.error().message.find("can't be freed before a GPU has done"), std::string::npos)
+    EXPECT_NE(refused.error().message.find("can't be freed before a GPU has finished"), std::string::npos)
         << refused.error().message;
   }
   work->end();

@@ -118,7 +118,7 @@ bool Batch::collect(Progress& progress, Duration timeout) {
 
 void Batch::give_up(Progress& progress) {
   if (batches_.on.exchange(false)) {
-    log(LogLevel::warning, "a batch of cuFile's stalled: cancelled, and no batches from now on");
+    log(LogLevel::warning, "a cuFile batch stalled: it is cancelled, and no more batches are made");
   }
   library_.api().batch_cancel(handle_);
   const TimePoint end = Clock::now() + cancel_grace;

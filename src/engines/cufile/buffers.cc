@@ -82,7 +82,7 @@ void AttachedBuffer::register_with(const Library& library) {
   const std::string what =
       "register " + std::to_string(memory_.size_bytes) + " bytes of " + memory_.domain.name() + " with cuFile";
   const std::string refusal = error ? make_error(*error, what).message : what + ": " + error.error().message;
-  log(LogLevel::info, refusal + "; transfers go through buffers of cuFile's own");
+  log(LogLevel::info, refusal + "; transfers go through cuFile's own buffers");
 }
 
 Place AttachedBuffer::place_of(std::byte* memory) const {

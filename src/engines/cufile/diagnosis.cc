@@ -223,7 +223,8 @@ Condition gpu_condition(const Facts& facts) {
   if (serving.empty()) {
     return missing(name, others, "GeForce cards have no GPUDirect Storage: use a data-centre or professional GPU");
   }
-  return met(name, serving + (others.empty() ? "" : "; staged for, since GeForce has no GPUDirect Storage: " + others));
+  return met(
+      name, serving + (others.empty() ? "" : "; served by staging, since GeForce has no GPUDirect Storage: " + others));
 }
 
 Condition bar1_condition(const Facts& facts) {
@@ -265,10 +266,9 @@ Condition disk_condition(const Facts& facts) {
   for (const Volume& volume : facts.volumes) {
     if (volume.disk == Volume::Disk::nvme) return met(name, volume.point);
   }
-  const std::string remedy =
-      "mount a local NVMe disk; RAID of the kernel, NVMe over fabrics and virtual disks won't do";
+  const std::string remedy = "mount a local NVMe disk; kernel RAID, NVMe over fabrics and virtual disks don't work";
   return facts.volumes.empty() ? unknown(name, "no mounted disk is visible here", remedy)
-                               : missing(name, "no mounted file system is on one", remedy);
+                               : missing(name, "no file system is mounted from one", remedy);
 }
 
 Condition file_system_condition(const Volume& volume) {
@@ -408,8 +408,8 @@ std::vector<Condition> diagnose_volume(const Volume& volume) {
   std::vector<Condition> conditions{file_system_condition(volume)};
   if (volume.disk == Volume::Disk::md_raid || volume.disk == Volume::Disk::nvme_fabrics) {
     conditions.push_back(missing("disk",
-                                 volume.disk == Volume::Disk::md_raid ? "RAID of the kernel (md)" : "NVMe over fabrics",
-                                 "P2PDMA needs a single local NVMe disk; nvidia-fs serves these too"));
+                                 volume.disk == Volume::Disk::md_raid ? "kernel RAID (md)" : "NVMe over fabrics",
+                                 "P2PDMA needs a single local NVMe disk; nvidia-fs also works with these"));
   }
   if (volume.in_udev) {
     conditions.push_back(met(udev_condition_name, "knows " + volume.device.name()));

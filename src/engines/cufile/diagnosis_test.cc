@@ -153,10 +153,10 @@ TEST_F(CuFileDiagnosis, wants_no_multipath_and_two_settings_of_the_driver_on_x86
 
 TEST_F(CuFileDiagnosis, wants_an_nvme_disk_of_this_machine) {
   write_disk("259:1", "nvme0n1", "tcp");
-  expect_missing("P2PDMA: NVMe disk of this machine", "no mounted file system");
+  expect_missing("P2PDMA: NVMe disk of this machine", "no file system is mounted");
   write_disk("259:1", "md0", "");
-  expect_missing("P2PDMA: NVMe disk of this machine", "no mounted file system");
-  EXPECT_EQ(diagnose_volume(volume())[1].detail, "RAID of the kernel (md)");
+  expect_missing("P2PDMA: NVMe disk of this machine", "no file system is mounted");
+  EXPECT_EQ(diagnose_volume(volume())[1].detail, "kernel RAID (md)");
 }
 
 TEST_F(CuFileDiagnosis, knows_the_cure_of_a_missing_udev_database) {

@@ -29,7 +29,7 @@ class Engine : public engine::Engine {
   engine::Memory* memory() override { return &buffers_; }
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
-    if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for 1 at least"};
+    if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for at least 1"};
     auto library = acquire();
     if (!library) return std::move(library).error();
     return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(options, Lending{**library, batches_}));
@@ -136,7 +136,7 @@ Result<std::unique_ptr<engine::Store>> Engine::open(const std::string& name, con
   if (!library) return std::move(library).error();
   const auto route = route_from_state((*library)->state());
   if (!route) {
-    return Error{Code::unsupported, 0, "cuFile's driver has no way to GPU memory on this machine",
+    return Error{Code::unsupported, 0, "cuFile's driver can't reach GPU memory on this machine",
                  "`penstock engines` lists what is missing; let Penstock choose the engine, and it stages instead"};
   }
   auto opened = files::open_file(name, options);

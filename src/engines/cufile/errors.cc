@@ -20,7 +20,7 @@ constexpr std::string_view wrong_memory =
     "give memory that was allocated on the GPU, is still allocated, and belongs to the context that is current";
 constexpr std::string_view no_bar1 =
     "the GPU has no room left to expose this memory (BAR1): register less, or use memory without registering it";
-constexpr std::string_view retry = "cuFile ran short of something: try again with fewer transfers at a time";
+constexpr std::string_view retry = "cuFile ran out of resources: try again with fewer transfers at a time";
 constexpr std::string_view see_log = "cuFile's log says more: CUFILE_LOGFILE_PATH=/tmp/cufile.log";
 
 constexpr std::array known_errors{
@@ -30,7 +30,7 @@ constexpr std::array known_errors{
     Known{5004, "CU_FILE_DRIVER_VERSION_MISMATCH", Code::engine_unavailable,
           "install nvidia-fs and libcufile of the same CUDA release"},
     Known{5005, "CU_FILE_DRIVER_VERSION_READ_ERROR", Code::engine_unavailable, "load the module: modprobe nvidia_fs"},
-    Known{5006, "CU_FILE_DRIVER_CLOSING", Code::closed, "somebody closes cuFile's driver in this process"},
+    Known{5006, "CU_FILE_DRIVER_CLOSING", Code::closed, "something in this process closes cuFile's driver"},
     Known{5007, "CU_FILE_PLATFORM_NOT_SUPPORTED", Code::engine_unavailable, see_engines},
     Known{5008, "CU_FILE_IO_NOT_SUPPORTED", Code::unsupported, not_direct},
     Known{5009, "CU_FILE_DEVICE_NOT_SUPPORTED", Code::unsupported,
@@ -47,10 +47,10 @@ constexpr std::array known_errors{
     Known{5019, "CU_FILE_INVALID_FILE_OPEN_FLAG", Code::unsupported, not_direct},
     Known{5020, "CU_FILE_DIO_NOT_SET", Code::unsupported, not_direct},
     Known{5022, "CU_FILE_INVALID_VALUE", Code::invalid_argument, see_log},
-    Known{5023, "CU_FILE_MEMORY_ALREADY_REGISTERED", Code::in_use, "somebody registered this memory before"},
+    Known{5023, "CU_FILE_MEMORY_ALREADY_REGISTERED", Code::in_use, "this memory is already registered"},
     Known{5024, "CU_FILE_MEMORY_NOT_REGISTERED", Code::device_error, wrong_memory},
     Known{5025, "CU_FILE_PERMISSION_DENIED", Code::permission_denied,
-          "check the rights on /dev/nvidia-fs* and the file"},
+          "check the permissions of /dev/nvidia-fs* and the file"},
     Known{5026, "CU_FILE_DRIVER_ALREADY_OPEN", Code::in_use, "cuFile's settings can't be changed once it is open"},
     Known{5027, "CU_FILE_HANDLE_NOT_REGISTERED", Code::unsupported, see_log},
     Known{5028, "CU_FILE_HANDLE_ALREADY_REGISTERED", Code::in_use, "close the other handle of this descriptor first"},

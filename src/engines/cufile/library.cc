@@ -128,7 +128,7 @@ Status Library::check_process() const {
 Error Library::hangs() const {
   return {Code::engine_unavailable, 0,
           std::string(hangs_in_) + " did not come back within " + std::to_string(std::lround(patience_seconds_)) + " s",
-          "cuFile is left alone until it does; the kernel log, and cuFile's (CUFILE_LOGFILE_PATH), may tell why"};
+          "cuFile is not used until it does; the kernel log and cuFile's log (CUFILE_LOGFILE_PATH) may say why"};
 }
 
 // Nothing if the call goes on without us.
@@ -154,7 +154,7 @@ std::optional<CfError> Library::wait_for(const char* function, double seconds, C
   const bool is_first = !is_stuck();
   if (is_first) hangs_in_ = function;  // before anybody is told
   ++hanging_;
-  if (is_first) log(LogLevel::warning, hangs().message + ": cuFile is left alone until it does");
+  if (is_first) log(LogLevel::warning, hangs().message + ": cuFile is not used until it does");
   return std::nullopt;
 }
 

@@ -13,7 +13,7 @@ class Engine : public engine::Engine {
   const engine::Description& description() const override { return description_; }
   engine::Probe probe() const override { return {.available = true}; }
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions&) override {
-    return Error{Code::unsupported, 0, name + ": what a function makes has no name", "open its Recipe"};
+    return Error{Code::unsupported, 0, name + ": a recipe has no name", "open its Recipe"};
   }
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(options.depth));

@@ -29,8 +29,8 @@ Result<std::unique_ptr<engine::Attached>> Attachments::attach(Region memory) {
   const std::lock_guard lock(mutex_);
   const auto free = std::find(taken_.begin(), taken_.end(), false);
   if (free == taken_.end()) {
-    return Error{Code::unsupported, 0, std::to_string(slots) + " pieces of memory are attached already",
-                 "attach fewer and larger ones"};
+    return Error{Code::unsupported, 0, std::to_string(slots) + " pieces of memory are already attached",
+                 "attach fewer, larger ones"};
   }
   const auto slot = static_cast<std::uint32_t>(free - taken_.begin());
   std::unique_ptr<engine::Attached> attached = std::make_unique<AttachedMemory>(*this, slot, memory);

@@ -47,8 +47,7 @@ class Engine : public engine::Engine {
 
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
     if (options.access != Access::read && options.access != Access::write) {
-      return Error{Code::unsupported, 0,
-                   name + ": the size of a namespace is what it is; it can't be created or replaced",
+      return Error{Code::unsupported, 0, name + ": a namespace has a fixed size; it can't be created or replaced",
                    "open it for writing in place"};
     }
     auto device = settings_.connect(name, options);
@@ -57,7 +56,7 @@ class Engine : public engine::Engine {
     if (!connection) return std::move(connection).error();
     Controller& controller = (*connection)->controller();
     if (const std::string failure = controller.failure(); !failure.empty()) {
-      return Error{Code::io_error, 0, name + " can't be used any more: " + failure,
+      return Error{Code::io_error, 0, name + " can no longer be used: " + failure,
                    "close all stores on this controller, then open it again"};
     }
     auto found = controller.find_namespace(device->namespace_id);
@@ -118,7 +117,7 @@ class Engine : public engine::Engine {
       return Error{Code::invalid_argument, 0,
                    controller.transport().name() + " has the serial number " + controller.info().serial + ", not " +
                        device.serial,
-                   "is it the right disk? `penstock nvme identify` asks it"};
+                   "check that it is the right disk: `penstock nvme identify`"};
     }
     if (device.first_writable > space.size_blocks ||
         device.writable_blocks > space.size_blocks - device.first_writable) {
@@ -138,7 +137,7 @@ class Engine : public engine::Engine {
     for (const std::weak_ptr<Claim>& one : claims_) {
       const auto other = one.lock();
       if (!other || !other->overlaps(wanted)) continue;
-      return Error{Code::in_use, 0, name + ": some of these blocks are open for writing already",
+      return Error{Code::in_use, 0, name + ": some of these blocks are already open for writing",
                    "close the other store first, or choose another window"};
     }
     auto claim = std::make_shared<Claim>(wanted);

@@ -12,13 +12,13 @@ namespace {
 
 Status check_writing(const std::string& name, const OpenOptions& options) {
   if (!options.allow_block_device_write) {
-    return Error{Code::read_only, 0, name + " is a disk: writing destroys what is there",
-                 "if that is meant, allow it explicitly (OpenOptions::allow_block_device_write)"};
+    return Error{Code::read_only, 0, name + " is a disk: writing destroys its data",
+                 "if you mean it, allow it explicitly: allow_block_device_write in C++, device_write=True in Python"};
   }
   if (options.serial.empty() || options.writable_blocks == 0) {
     return Error{Code::read_only, 0,
-                 "writing to " + name + " needs the serial number of its controller, and which blocks may change",
-                 "set OpenOptions::serial, first_writable_block and writable_blocks"};
+                 "writing to " + name + " needs the serial number of its controller and the blocks that may change",
+                 "give the serial, the first writable block and how many blocks"};
   }
   return {};
 }
@@ -28,7 +28,7 @@ engine::Probe probe_vfio() {
   probe.available = ::access("/dev/vfio/vfio", F_OK) == 0;
   if (probe.available) return probe;
   probe.reason = "there is no /dev/vfio/vfio: the kernel's VFIO is not loaded";
-  probe.remedy = "modprobe vfio-pci; docs/nvme.md tells how to hand a controller to penstock";
+  probe.remedy = "modprobe vfio-pci; docs/nvme.md says how to hand a controller to Penstock";
   return probe;
 }
 

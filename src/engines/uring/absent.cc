@@ -13,7 +13,7 @@ class Engine : public engine::Engine {
 
  private:
   static Error absent() {
-    return {Code::engine_unavailable, 0, "this build has no io_uring: liburing was not there when it was made",
+    return {Code::engine_unavailable, 0, "this build has no io_uring: liburing was missing when it was built",
             "install liburing (liburing-dev) and build again"};
   }
 

@@ -36,7 +36,7 @@ class Engine : public engine::Engine {
   engine::Memory* memory() override { return &registry_; }
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
-    if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for 1 at least"};
+    if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for at least 1"};
     if (options.run_inline) return std::unique_ptr<engine::Queue>(std::make_unique<files::InlineQueue>(options.depth));
     if (settings_.simulated_refusal != 0) {
       const engine::Probe refusal = probe();

@@ -14,13 +14,13 @@ constexpr const char* allow_all_calls =
 engine::Probe explain_not_permitted(std::optional<int> disabled) {
   switch (disabled.value_or(0)) {
     case 1:
-      return {false, "io_uring is allowed to privileged users only (kernel.io_uring_disabled is 1)",
+      return {false, "only privileged users may use io_uring (kernel.io_uring_disabled is 1)",
               "sysctl kernel.io_uring_disabled=0, or add this user to the group in kernel.io_uring_group"};
     case 2:
       return {false, "io_uring is switched off on this machine (kernel.io_uring_disabled is 2)",
               "sysctl kernel.io_uring_disabled=0"};
     default:
-      return {false, "io_uring is refused by a security filter, as in most containers", allow_all_calls};
+      return {false, "a security filter refuses io_uring, as in most containers", allow_all_calls};
   }
 }
 
@@ -38,7 +38,7 @@ engine::Probe explain_refusal(int error, std::optional<int> disabled) {
       return {false, "the kernel has no lockable memory left for a ring", "raise the limit (ulimit -l)"};
     case EMFILE:
     case ENFILE:
-      return {false, "too many files are open to make a ring", "close some, or raise the limit (ulimit -n)"};
+      return {false, "too many files are open to create a ring", "close some, or raise the limit (ulimit -n)"};
     case EOPNOTSUPP:
       return {false, "the kernel's io_uring lacks operations that this engine needs", "use Linux 5.11 or newer"};
     default:
@@ -48,8 +48,8 @@ engine::Probe explain_refusal(int error, std::optional<int> disabled) {
 
 engine::Probe explain_refused_use(int error) {
   return {false,
-          std::string("io_uring_enter was refused, though rings can be made: ") + std::strerror(error) +
-              "; a security filter lets only a part of io_uring through",
+          std::string("io_uring_enter was refused, although rings can be created: ") + std::strerror(error) +
+              "; a security filter allows only a part of io_uring",
           allow_all_calls};
 }
 

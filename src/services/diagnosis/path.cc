@@ -65,7 +65,7 @@ Result<MountFacts> find_mount(const std::string& path) {
     if (std::optional<MountFacts> mount = parse_mount(line)) return std::move(*mount);
   }
   return Error{.code = Code::unsupported,
-               .message = "the kernel does not tell how " + path + " is mounted",
+               .message = "the kernel does not say how " + path + " is mounted",
                .hint = "this needs Linux 5.8 and /proc"};
 }
 
@@ -81,7 +81,7 @@ Result<std::uint64_t> count_extents(const std::string& path) {
   if (failed == 0) return map.fm_mapped_extents;
   return Error{.code = Code::unsupported,
                .system_error = failed,
-               .message = "the file system does not tell where the bytes of " + path + " are",
+               .message = "the file system does not say where the bytes of " + path + " are",
                .hint = {}};
 }
 

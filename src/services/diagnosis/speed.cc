@@ -203,11 +203,11 @@ Status measure_cold(const SpeedCheck& check, Region memory, Speeds& speeds) {
   if (!reader) return reader.error();
   const bool remote = reader->info().locality == Locality::network || reader->info().locality == Locality::fuse;
   if (reader->info().locality == Locality::memory) {
-    speeds.no_cold_because = reader->info().file_system + " is memory, there is nothing colder";
+    speeds.no_cold_because = reader->info().file_system + " is memory, so it is never cold";
   } else if (!reader->info().direct && !remote) {
     speeds.no_cold_because = reader->info().file_system + " can't be read past the page cache";
   } else if (!reader->info().direct && reader->cached_bytes(memory.size_bytes) != std::uint64_t{0}) {
-    speeds.no_cold_because = "some of it may be in the page cache, which can't be gone round here";
+    speeds.no_cold_because = "some of it may be in the page cache, which can't be bypassed here";
   }
   if (!speeds.no_cold_because.empty()) return {};
   Result<Steps> steps = read_in_steps(check, *reader, memory, reader->info().direct);
@@ -215,7 +215,7 @@ Status measure_cold(const SpeedCheck& check, Region memory, Speeds& speeds) {
   if (steps->longest.bytes == 0) {
     speeds.no_cold_because = "nothing arrived within the time";
   } else if (went_by(steps->longest, {Route::cached, Route::cached_staged})) {
-    speeds.no_cold_because = "it came from the page cache all the same";
+    speeds.no_cold_because = "it still came from the page cache";
   } else {
     speeds.cold = std::move(steps->longest);
   }
@@ -248,7 +248,7 @@ Status measure_cached(const SpeedCheck& check, Region memory, bool may_warm, Spe
     const bool cached = went_by(*report, {Route::cached, Route::cached_staged}) ||
                         (report->bytes == warm_bytes && reader->cached_bytes(warm_bytes) == warm_bytes);
     if (!cached) {
-      speeds.no_cached_because = "it does not stay in the page cache, or the kernel does not tell";
+      speeds.no_cached_because = "it does not stay in the page cache, or the kernel does not say";
       return {};
     }
     round = std::move(*report);

@@ -77,7 +77,7 @@ Status move_all(int fd, Direction direction, std::uint64_t offset, std::span<std
                                                      : pwrite(fd, bytes.data() + done, bytes.size() - done, place);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return system_error(errno, direction == Direction::read ? "read plainly" : "write plainly");
-    if (got == 0) return Error{.code = Code::truncated, .message = "what is measured became shorter meanwhile"};
+    if (got == 0) return Error{.code = Code::truncated, .message = "the file became shorter meanwhile"};
     done += static_cast<std::size_t>(got);
   }
   return {};

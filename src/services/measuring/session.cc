@@ -47,7 +47,7 @@ Result<std::unique_ptr<Session>> Session::create(const MeasuringJob& job) {
   if (most == 0) {
     return Error{.code = Code::invalid_argument,
                  .message = job.path + " is too small to measure with",
-                 .hint = "name a file of 1 MiB or more, better of 1 GiB, or a directory to make one in"};
+                 .hint = "name a file of at least 1 MiB, better 1 GiB, or a directory for a temporary one"};
   }
   std::unique_ptr<Session> session(new Session(job, std::move(*owner), std::move(*store)));
   if (Status opened = session->open_descriptors(); !opened) return std::move(opened).error();
@@ -102,13 +102,13 @@ Status Session::reach(RaceState state) {
   for (int tries = 0;; ++tries) {
     const std::optional<std::uint64_t> cached = store_.cached_bytes(0, size_bytes());
     if (!cached) {
-      return not_reached("the kernel does not tell what of " + job_.path + " is in the page cache",
+      return not_reached("the kernel does not say what of " + job_.path + " is in the page cache",
                          "measure a file of your own, or on Linux 6.5 or newer");
     }
     if (*cached == (cold ? 0 : size_bytes())) return {};
     if (tries == (cold ? eviction_tries : warming_tries)) {
       return not_reached(std::to_string(*cached) + " of " + std::to_string(size_bytes()) + " bytes of " + job_.path +
-                             " are in the page cache, and it won't change",
+                             " are in the page cache, and that does not change",
                          cold ? "somebody else reads or maps it" : "too little memory is free");
     }
     if (!job_.keep_going()) return stopped();

@@ -87,8 +87,7 @@ class Checking {
       if (recorded == file.metadata.end()) return {};
     }
     if (recorded != file.metadata.end()) return check_tensors(file, recorded->second.text(), tensors, checked);
-    if (checked.how.empty())
-      checked.how = "no checksums are recorded in it, and it is no blob of the Hugging Face cache";
+    if (checked.how.empty()) checked.how = "it has no recorded checksums and is not a Hugging Face blob";
     return {};
   }
 
@@ -107,7 +106,7 @@ class Checking {
         sums && sums->size() == tensors.size() &&
         std::ranges::all_of(tensors, [&](const auto* tensor) { return sums->contains(tensor->name); });
     if (!complete) {
-      checked.how = "the checksums that are recorded in it are not of its tensors";
+      checked.how = "its recorded checksums don't match its list of tensors";
       return {};
     }
     std::size_t next = 0;

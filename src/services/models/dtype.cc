@@ -45,13 +45,13 @@ namespace models {
 Error broken(std::string message) {
   return {.code = Code::invalid_argument,
           .message = std::move(message),
-          .hint = "the file is damaged or was written wrongly: fetch or write it again"};
+          .hint = "the file is damaged: download or save it again"};
 }
 
 Error ends_early(std::string message) {
   return {.code = Code::truncated,
           .message = std::move(message),
-          .hint = "the file is incomplete: fetch or write it again"};
+          .hint = "the file is incomplete: download or save it again"};
 }
 
 Error in_file(const std::string& path, Error error) {
@@ -80,7 +80,7 @@ Result<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::uint64_t> s
   if (is_empty) return std::uint64_t{0};
   if (bits % 8 != 0) {
     return broken("its shape fills " + std::to_string(bits) + " bits of " + std::string(dtype_name(dtype)) +
-                  ", no whole number of bytes");
+                  ", not a whole number of bytes");
   }
   return bits / 8;
 }

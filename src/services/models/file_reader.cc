@@ -33,7 +33,7 @@ Result<FileReader> FileReader::open(const std::string& path) {
   struct stat status = {};
   if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + path);
   if (S_ISDIR(status.st_mode)) {
-    return Error{Code::is_directory, EISDIR, path + " is a directory", "name a file, or the directory alone"};
+    return Error{Code::is_directory, EISDIR, path + " is a directory", "name a file, or only the directory"};
   }
   if (!S_ISREG(status.st_mode)) return Error{Code::unsupported, 0, path + " is not a regular file", "name a file"};
   auto identity = Identity::of_file(fd);
@@ -71,7 +71,7 @@ Status FileReader::read(std::uint64_t offset, std::span<char> bytes) const {
     const ssize_t got = ::pread(fd_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return system_error(errno, "read " + path_);
-    if (got == 0) return in_file(path_, ends_early("it has become shorter while it was read"));
+    if (got == 0) return in_file(path_, ends_early("it became shorter during the read"));
     done += static_cast<std::size_t>(got);
   }
   return {};

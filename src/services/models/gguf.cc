@@ -257,7 +257,7 @@ class Parser {
                    .hint = "merge them first: llama-gguf-split --merge"};
     }
     if (!contents.metadata.emplace(key, std::move(value)).second) {
-      return broken("the metadata " + in_quotes(key) + " is there twice");
+      return broken("the metadata " + in_quotes(key) + " appears twice");
     }
     return {};
   }
@@ -278,7 +278,7 @@ class Parser {
       return broken("the name of a tensor has " + std::to_string(tensor.name.size()) + " bytes; 1 to 63 are allowed");
     }
     if (!names.add(contents.tensors, static_cast<std::uint32_t>(contents.tensors.size() - 1))) {
-      return broken("tensor " + in_quotes(tensor.name) + " is there twice");
+      return broken("tensor " + in_quotes(tensor.name) + " appears twice");
     }
     const std::string what = "tensor " + in_quotes(tensor.name);
     if (Status status = take_shape(tensor); !status) return named(what, std::move(status).error());
@@ -307,12 +307,12 @@ class Parser {
     for (const RemovedType& type : removed_ggml_types) {
       if (type.id != id) continue;
       return {.code = Code::unsupported,
-              .message = "its type " + std::string(type.name) + " is none of ggml's any more",
+              .message = "its type " + std::string(type.name) + " was dropped by ggml",
               .hint = "convert the model with a recent llama.cpp"};
     }
     return {.code = Code::unsupported,
             .message = "its type " + std::to_string(id) + " is not known",
-            .hint = "convert the model to a type of ggml's that is"};
+            .hint = "convert the model to a known ggml type"};
   }
 
   // A quantized tensor is rows of bytes.
@@ -325,7 +325,7 @@ class Parser {
       if (tensor.shape.empty()) tensor.shape.push_back(1);
       std::uint64_t& row = tensor.shape.back();
       if (row % type->block_elements != 0) {
-        return broken("its rows of " + std::to_string(row) + " elements are no whole blocks of " +
+        return broken("its rows of " + std::to_string(row) + " elements are not whole blocks of " +
                       std::to_string(type->block_elements) + " of " + std::string(type->name));
       }
       if (__builtin_mul_overflow(row / type->block_elements, type->block_bytes, &row)) {
@@ -366,7 +366,7 @@ class Parser {
 
   Status check_place(const TensorInfo& tensor, std::uint64_t end, std::uint64_t data_bytes) const {
     if (tensor.offset % alignment_ != 0) {
-      return broken("its offset " + std::to_string(tensor.offset) + " is no multiple of the alignment " +
+      return broken("its offset " + std::to_string(tensor.offset) + " is not a multiple of the alignment " +
                     std::to_string(alignment_));
     }
     if (tensor.offset > data_bytes || tensor.size_bytes > data_bytes - tensor.offset) {

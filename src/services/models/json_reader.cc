@@ -193,7 +193,7 @@ bool JsonReader::open(char c) {
 
 bool JsonReader::key(std::string_view& key) {
   if (!string(key)) return false;
-  if (!keys_[depth_ - 1].add(key, *this)) return fail("the key " + in_quotes(key) + " is there twice");
+  if (!keys_[depth_ - 1].add(key, *this)) return fail("the key " + in_quotes(key) + " appears twice");
   return close(':');
 }
 

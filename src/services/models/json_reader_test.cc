@@ -198,7 +198,7 @@ TEST(JsonReader, keeps_the_texts_that_it_gave_out_when_it_skips_others) {
   std::string_view kept;
   const bool taken = json.object([&](std::string_view key) { return key == "kept" ? json.string(kept) : json.skip(); });
   EXPECT_EQ(kept, "a text that was given out\n");
-  EXPECT_EQ(json.end(taken).error().message, "the key \"skipped\" is there twice");
+  EXPECT_EQ(json.end(taken).error().message, "the key \"skipped\" appears twice");
 }
 
 TEST(JsonReader, refuses_zero_bytes_and_depth) {

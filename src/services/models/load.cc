@@ -98,7 +98,7 @@ class LoadingBuilder {
       return Error{
           Code::invalid_argument, 0,
           "part of tensor number " + std::to_string(part.tensor) + " of " + std::to_string(model_.tensors().size()),
-          "tensors are counted from 0, as in Model::tensors()"};
+          "tensors are counted from 0"};
     }
     const TensorInfo& tensor = model_.tensors()[part.tensor];
     std::uint64_t bytes = tensor.size_bytes;
@@ -111,7 +111,7 @@ class LoadingBuilder {
       return Error{Code::invalid_argument, 0,
                    "tensor " + in_quotes(tensor.name) + ": memory of " + std::to_string(part.memory.size_bytes) +
                        " bytes for a part of " + std::to_string(bytes),
-                   "give memory of the size that part_bytes tells"};
+                   "give memory of the size of the part"};
     }
     if (bytes == 0) return {};
     impl_->wanted_bytes += bytes;
@@ -165,8 +165,8 @@ class LoadingBuilder {
     if (*columns == Columns::whole) {
       if (options_.request.stream) {
         return Error{Code::invalid_argument, 0,
-                     "tensor " + in_quotes(tensor.name) + ": stream order where rows are read as a whole",
-                     "use Columns::pieces, or no stream"};
+                     "tensor " + in_quotes(tensor.name) + ": stream order while rows are read as a whole",
+                     "choose the columns \"pieces\", or leave the stream unset"};
       }
       jobs_.push_back({tensor.file, tensor.offset, std::move(layout), memory});
       return {};
@@ -175,7 +175,7 @@ class LoadingBuilder {
       return Error{
           Code::invalid_argument, 0,
           "tensor " + in_quotes(tensor.name) + ": more than " + std::to_string(pieces_most) + " pieces in one request",
-          "use Columns::automatic, or load fewer tensors at once"};
+          "choose the columns \"auto\", or load fewer tensors at once"};
     }
     models::append_pieces(tensor, layout, memory, pieces_);
     return {};

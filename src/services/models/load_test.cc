@@ -259,7 +259,7 @@ TEST_F(ModelLoad, a_file_that_was_replaced_renamed_or_removed_is_read_as_it_was)
     for (const Columns columns : {Columns::pieces, Columns::whole}) check(model, parts, {.columns = columns});
     const auto mapped = MappedFile::map(context_, model.files()[0]);
     ASSERT_TRUE(mapped.ok()) << mapped.error().message;
-    if (!*mapped) return;  // the kernel does not tell what is cached
+    if (!*mapped) return;  // the kernel does not report what is cached
     EXPECT_TRUE(std::string_view(reinterpret_cast<char*>((*mapped)->data()) + model.files()[0].data_offset,
                                  data_.size()) == data_);
   };
@@ -448,7 +448,7 @@ TEST_F(ModelLoad, memory_of_another_size_is_refused_by_name) {
 TEST_F(ModelLoad, a_cached_file_is_mapped_and_what_is_written_there_stays_here) {
   const std::string path = write_model("m", {{"a", {3 << 20}}, {"bb", {20 << 20}}});
   const Model model = Model::open(path).value();
-  if (!context_.open(path)->cached_bytes(0, 1)) GTEST_SKIP() << "the kernel does not tell what is cached";
+  if (!context_.open(path)->cached_bytes(0, 1)) GTEST_SKIP() << "the kernel does not report what is cached";
   {
     const Result<std::optional<MappedFile>> mapped = MappedFile::map(context_, model.files()[0]);
     ASSERT_TRUE(mapped.ok() && *mapped);

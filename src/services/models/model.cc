@@ -106,7 +106,7 @@ class ModelBuilder {
     if (path == other) return {Code::invalid_argument, 0, path + " is named twice", "name it once"};
     return {Code::invalid_argument, 0,
             "two files have a tensor " + in_quotes(first.name) + ": " + path + " and " + other,
-            "name the file that you want"};
+            "name the file you want"};
   }
 
   // REQUIRES: the files are those of the index, in its order.
@@ -185,11 +185,11 @@ Result<Model> ModelBuilder::open(Context* context, const std::string& name) {
 }
 
 Result<Model> ModelBuilder::open(Context* context, std::span<const std::string> files) {
-  if (files.empty()) return Error{Code::invalid_argument, 0, "a model of no files", "name one at least"};
+  if (files.empty()) return Error{Code::invalid_argument, 0, "the model has no files", "name at least one"};
   ModelBuilder builder;
   for (const std::string& file : files) {
     if (file.ends_with(models::index_ending)) {
-      return Error{Code::invalid_argument, 0, file + " is an index among files", "name the index alone"};
+      return Error{Code::invalid_argument, 0, file + " is an index among files", "name only the index"};
     }
     if (Status status = builder.add_file(context, file); !status) return std::move(status).error();
   }

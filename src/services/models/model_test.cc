@@ -92,7 +92,7 @@ TEST_F(ModelOpen, several_files_are_one_model_unless_they_share_a_tensor) {
   const Result<Model> refused = Model::open(twice);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().message, "two files have a tensor \"a\": " + twice[0] + " and " + twice[1]);
-  EXPECT_EQ(refused.error().hint, "name the file that you want");
+  EXPECT_EQ(refused.error().hint, "name the file you want");
   const std::string same[] = {files[0], files[1], files[0]};
   EXPECT_EQ(Model::open(same).error().message, files[0] + " is named twice");
   EXPECT_FALSE(Model::open(std::span<const std::string>()).ok());
@@ -197,10 +197,10 @@ TEST_F(ModelOpen, an_index_agrees_with_its_files) {
   EXPECT_TRUE(has(
       refused("{" + a + R"(,"b":"model-00001-of-00002.safetensors",)" + R"("c":"model-00002-of-00002.safetensors"})"),
       R"(not in "model-00001-of-00002.safetensors" as the weight_map says)"));
-  EXPECT_TRUE(has(refused("[]"), "its weight_map is no object"));
+  EXPECT_TRUE(has(refused("[]"), "its weight_map is not a JSON object"));
   EXPECT_TRUE(has(refused("{}"), "the weight_map of the index is empty"));
   EXPECT_TRUE(has(refused(R"({"a":1})"), R"(tensor "a": its file in the weight_map is not a string)"));
-  EXPECT_TRUE(has(refused("{" + a + "," + a + "}"), R"(the key "a" is there twice)"));
+  EXPECT_TRUE(has(refused("{" + a + "," + a + "}"), R"(the key "a" appears twice)"));
   write("model.safetensors.index.json", "{}");
   EXPECT_TRUE(has(refusal(folder_.string()), "the index has no weight_map"));
   write("model.safetensors.index.json", "weight_map");

@@ -40,7 +40,7 @@ class IndexReader {
   explicit IndexReader(std::string_view json) : json_(json) {}
 
   Result<Index> read() {
-    const bool taken = json_.may_be(Kind::object) ? take_index() : json_.fail("the index is no object");
+    const bool taken = json_.may_be(Kind::object) ? take_index() : json_.fail("the index is not a JSON object");
     if (const Status status = json_.end(taken); !status) return status.error();
     if (!has_map_) return broken("the index has no weight_map");
     if (index_.weights.empty()) return broken("the weight_map of the index is empty");
@@ -64,7 +64,7 @@ class IndexReader {
 
   bool take_map() {
     has_map_ = true;
-    if (!json_.may_be(Kind::object)) return json_.fail("its weight_map is no object");
+    if (!json_.may_be(Kind::object)) return json_.fail("its weight_map is not a JSON object");
     return json_.object([&](std::string_view key) {
       const auto fail = [&](const std::string& problem) {
         return json_.fail("tensor " + in_quotes(key) + ": " + problem);
@@ -142,7 +142,7 @@ Result<Resolved> resolve_index(Context* context, const std::string& path) {
                .message = path + ": " + std::to_string(missing.size()) + " of the " +
                           std::to_string(resolved.index->files.size()) +
                           " files that it names are missing: " + list_of(missing),
-               .hint = "fetch the rest of the model"};
+               .hint = "download the rest of the model"};
 }
 
 struct Split {
@@ -185,7 +185,7 @@ Status check_complete(const std::string& directory, const std::vector<std::strin
     return Error{.code = Code::not_found,
                  .message = directory + ": of the " + std::to_string(set.second) + " files " + set.first +
                             "-*.safetensors, " + list_of(missing) + " are missing",
-                 .hint = "fetch the rest of the model, or name the files that you want"};
+                 .hint = "download the rest of the model, or name the files you want"};
   }
   return {};
 }
@@ -232,14 +232,14 @@ Result<Resolved> resolve_directory(Context* context, const std::string& director
     return resolve_index(context, (fs::path(directory) / (has_usual ? std::string(usual_index) : indices[0])).string());
   }
   if (indices.size() > 1) {
-    return unclear(directory + " has several indices: " + list_of(indices), "name the one that you want");
+    return unclear(directory + " has several indices: " + list_of(indices), "name the one you want");
   }
   const std::vector<std::string> tensors = ending_in(*names, ".safetensors");
   if (tensors.size() > 1 && std::ranges::find(tensors, consolidated) != tensors.end()) {
     const auto other = std::ranges::find_if(tensors, [](const std::string& name) { return name != consolidated; });
     return unclear(directory + " has both " + std::string(consolidated) + " and " + *other +
                        ", and no index: they are the same model twice",
-                   "name the file or the files that you want");
+                   "name the files you want");
   }
   if (!tensors.empty()) {
     if (Status status = check_complete(directory, tensors); !status) return std::move(status).error();
@@ -252,11 +252,10 @@ Result<Resolved> resolve_directory(Context* context, const std::string& director
     if (!refused) return std::move(refused).error();
   }
   if (ggufs.size() == 1) return in_directory(directory, ggufs);
-  if (!ggufs.empty())
-    return unclear(directory + " has several models: " + list_of(ggufs), "name the one that you want");
+  if (!ggufs.empty()) return unclear(directory + " has several models: " + list_of(ggufs), "name the one you want");
   return Error{.code = Code::not_found,
                .message = directory + " has no *.safetensors, no *.gguf and no index in it",
-               .hint = "name the directory that the files of the model are in"};
+               .hint = "name the directory that contains the files of the model"};
 }
 
 Result<Resolved> resolve_path(Context* context, const std::string& path) {

@@ -34,7 +34,7 @@ class Header {
   }
 
   bool take_metadata() {
-    if (!json_.may_be(Kind::object)) return json_.fail("__metadata__ is no object");
+    if (!json_.may_be(Kind::object)) return json_.fail("__metadata__ is not a JSON object");
     return json_.object([&](std::string_view key) {
       if (!json_.may_be(Kind::string)) return json_.fail("the metadata " + in_quotes(key) + " is not a string");
       std::string_view text;
@@ -52,7 +52,7 @@ class Header {
     if (take_usual_entry()) return finish_tensor();
     has_dtype_ = has_shape_ = false;
     offset_count_ = 0;
-    if (!json_.may_be(Kind::object)) return fail("its entry is no object");
+    if (!json_.may_be(Kind::object)) return fail("its entry is not a JSON object");
     if (!json_.object([&](std::string_view field) { return take_field(field); })) return false;
     if (!has_dtype_) return fail("it has no dtype");
     if (!has_shape_) return fail("it has no shape");
@@ -79,7 +79,7 @@ class Header {
     if (field == "dtype") return take_dtype();
     if (field == "shape") return take_shape();
     if (field == "data_offsets") return take_offsets();
-    return fail("it has a key that the format does not know, " + in_quotes(field));
+    return fail("it has an unknown key, " + in_quotes(field));
   }
 
   bool take_dtype() {
@@ -211,13 +211,13 @@ Status check_layout(const std::vector<TensorInfo>& tensors, std::uint64_t data_b
 
 Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std::uint64_t file_bytes) {
   if (first_bytes.size() < safetensors_length_bytes || file_bytes < safetensors_length_bytes) {
-    return ends_early("it has " + std::to_string(file_bytes) + " bytes; a safetensors file has 8 at least");
+    return ends_early("it has " + std::to_string(file_bytes) + " bytes; a safetensors file has at least 8");
   }
   std::uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(first_bytes[i]);
   if (length > header_limit_bytes) {
     return broken("its header would have " + std::to_string(length) +
-                  " bytes; 100,000,000 are allowed: it is no safetensors file");
+                  " bytes; 100,000,000 are allowed: it is not a safetensors file");
   }
   if (length > file_bytes - safetensors_length_bytes) {
     return ends_early("its header of " + std::to_string(length) + " bytes reaches past the end of the file at " +
@@ -227,7 +227,7 @@ Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std
 }
 
 Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_bytes, Rest rest) {
-  if (json.empty() || json[0] != '{') return broken("its header does not begin with {: it is no safetensors file");
+  if (json.empty() || json[0] != '{') return broken("its header does not begin with {: it is not a safetensors file");
   Contents contents;
   const Status read = Header(json, contents).read();
   if (!read) {

@@ -26,8 +26,8 @@ Error wrong_tensor(const TensorToSave& tensor, const std::string& what) {
 Status check_tensors(std::span<const TensorToSave> tensors) {
   std::set<std::string_view> names;
   for (const TensorToSave& tensor : tensors) {
-    if (tensor.name == models::metadata_key) return wrong_tensor(tensor, "the format keeps this name for itself");
-    if (!names.insert(tensor.name).second) return wrong_tensor(tensor, "the name is there twice");
+    if (tensor.name == models::metadata_key) return wrong_tensor(tensor, "the format reserves this name");
+    if (!names.insert(tensor.name).second) return wrong_tensor(tensor, "the name appears twice");
     if (tensor.shape.size() > models::dimension_limit) {
       return wrong_tensor(tensor, "its shape has more than 64 dimensions");
     }
@@ -96,14 +96,14 @@ Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors, 
     return Error{Code::invalid_argument, 0,
                  std::to_string(options.metadata.size()) + " metadata; " + std::to_string(models::metadata_limit) +
                      " are allowed",
-                 "put them together in fewer texts"};
+                 "join them into fewer entries"};
   }
   SafetensorsHead head{.order = order_of(tensors)};
   std::string json;
   try {
     json = header_json(tensors, head.order, options);
   } catch (const nlohmann::json::type_error&) {
-    return Error{Code::invalid_argument, 0, "a name or a text of the metadata is not UTF-8", "nothing was written"};
+    return Error{Code::invalid_argument, 0, "a name or metadata text is not UTF-8", "nothing was written"};
   }
   const std::uint64_t used = models::safetensors_length_bytes + json.size();
   json.resize((used + alignment - 1) / alignment * alignment - models::safetensors_length_bytes, ' ');

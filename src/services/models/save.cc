@@ -153,9 +153,7 @@ class Saving {
     return call_back("SaveOptions::progress", options_.progress, done_bytes, data_bytes_);
   }
 
-  static Error cancelled() {
-    return {Code::cancelled, 0, "saving was cancelled", "what was there before is there still"};
-  }
+  static Error cancelled() { return {Code::cancelled, 0, "saving was cancelled", "the old file is still there"}; }
 
   Context& context_;
   const std::span<const TensorToSave> tensors_;

@@ -58,7 +58,7 @@ Result<std::unique_ptr<Measurement>> Measurement::create(const TuningSearch& sea
   if (most == 0) {
     return Error{.code = Code::invalid_argument,
                  .message = search.path + " is too small to measure with",
-                 .hint = "name a file of 1 MiB or more, better of 1 GiB"};
+                 .hint = "name a file of at least 1 MiB, better 1 GiB"};
   }
   const int fd = open(search.path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return system_error(errno, "open " + search.path);
@@ -147,7 +147,7 @@ Result<Comparison> Measurement::compare(const Options& before, const Options& af
   if (!cold) return cold.error();
   if (cached->before.empty() && cold->before.empty()) {
     return Error{.code = Code::unsupported,
-                 .message = search_.path + " is neither surely in the page cache nor surely out of it",
+                 .message = search_.path + " is neither reliably in the page cache nor out of it",
                  .hint = "try when nothing else reads it, or with more free memory"};
   }
   return Comparison{std::move(*cached), std::move(*cold)};

@@ -143,7 +143,7 @@ Result<std::string> format(const std::vector<Tuning>& tunings) {
   }
   return Error{.code = Code::unsupported,
                .message = "more tunings than 1 MiB can hold",
-               .hint = "delete the file, or those that are not needed with penstock tune --forget"};
+               .hint = "delete the file, or forget some with penstock tune --forget"};
 }
 
 }  // namespace tuning

@@ -43,7 +43,7 @@ Result<std::optional<std::string>> read_text(const std::string& file) {
   if (!regular) {
     return Error{.code = Code::invalid_argument,
                  .message = "tunings can't be kept in " + file + ": it is not a file",
-                 .hint = "name a file; it need not be there yet"};
+                 .hint = "name a file; it need not exist yet"};
   }
   if (got < 0) return system_error(error_number, "read the tuning file " + file);
   text.resize(static_cast<std::size_t>(got));
@@ -143,7 +143,7 @@ Result<std::optional<Tuning>> find_tuning(const std::string& path, Domain memory
 Status save_tuning(const Tuning& tuning, const std::string& file) {
   if (file.empty()) {
     return Error{.code = Code::invalid_argument,
-                 .message = "there is no file to keep tunings in",
+                 .message = "there is no file for tunings",
                  .hint = "name one, set PENSTOCK_TUNING, or set HOME"};
   }
   Result<std::vector<Tuning>> tunings = read_file(file);
