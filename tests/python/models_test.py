@@ -268,8 +268,8 @@ def test_a_module_is_filled_where_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("target, words", [
-    ({"a": numpy.zeros((2, 3), numpy.float32)}, "missing are .*unexpected"),
-    ({"a": numpy.zeros((2, 3), numpy.float32), "b": numpy.zeros(2, numpy.int8), "c": numpy.zeros(2)}, "missing are"),
+    ({"a": numpy.zeros((2, 3), numpy.float32)}, "missing: .*unexpected"),
+    ({"a": numpy.zeros((2, 3), numpy.float32), "b": numpy.zeros(2, numpy.int8), "c": numpy.zeros(2)}, "missing: "),
     ({"a": numpy.zeros((3, 2), numpy.float32), "b": numpy.zeros(2, numpy.int8)}, "'a'"),
     ({"a": numpy.zeros((2, 3), numpy.float16), "b": numpy.zeros(2, numpy.int8)}, "'a'"),
     ({"a": numpy.zeros((2, 3), numpy.float32), "b": numpy.zeros(4, numpy.int8)[::2]}, "not contiguous"),
@@ -280,7 +280,7 @@ def test_what_does_not_fit_is_refused_before_a_byte_moves(tmp_path, target, word
     with pytest.raises(ValueError, match=words):
         penstock.load_into(target, path)
     assert not any(array.any() for array in target.values())
-    with pytest.raises(ValueError, match="'a' is a bytearray"):
+    with pytest.raises(ValueError, match="'a' is not a .*tensor: bytearray"):
         penstock.load_into({"a": bytearray(24)}, path, strict=False)
 
 
@@ -296,7 +296,7 @@ def test_loading_into_tensors_that_lie_in_each_other_is_refused(tmp_path):
 def test_loading_into_memory_of_another_byte_order_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     penstock.numpy.save_file({"a": numpy.arange(4, dtype=numpy.int32)}, path)
-    with pytest.raises(ValueError, match="not in memory as the file has it"):
+    with pytest.raises(ValueError, match="not laid out in memory as in the file"):
         penstock.load_into({"a": numpy.zeros(4, dtype=">i4")}, path)
 
 
@@ -319,14 +319,14 @@ def test_devices_are_given_by_name_too(mixed):
     path, contents = mixed
     for device in ({name: "cpu" for name in contents}, lambda name: "cpu", torch.device("cpu")):
         assert {name: raw(tensor) for name, tensor in penstock.load_file(path, device).items()} == contents
-    with pytest.raises(ValueError, match="no device is given"):
+    with pytest.raises(ValueError, match="no device given"):
         penstock.load_file(path, {"large": "cpu"})
     for wrong in ("warp", "cuda:x", "meta", 1.5):
-        with pytest.raises(ValueError, match="device: there is no|no device"):
+        with pytest.raises(ValueError, match="unknown device|no device"):
             penstock.load_file(path, wrong)
     with pytest.raises(ValueError, match="NumPy has no memory"):
         penstock.load_file(path, "cuda:0", "np")
-    with pytest.raises(ValueError, match="no framework"):
+    with pytest.raises(ValueError, match="unknown framework"):
         penstock.load_file(path, framework="abacus")
 
 
@@ -512,7 +512,7 @@ def test_arguments_of_other_types_are_refused(mixed):
     path, contents = mixed
     penstock.load_file(path)  # now it is cached, and mapped
     for copy in (False, True):
-        with pytest.raises(ValueError, match="columns: foo"):
+        with pytest.raises(ValueError, match="unknown columns .foo"):
             penstock.load_file(path, columns="foo", copy=copy)
     for part in ((0, [(0.7, 1.9)]), (0.5, [(0, 1)])):
         with pytest.raises(TypeError):

@@ -305,7 +305,7 @@ def test_patching_takes_options(path):
         penstock.unpatch()
     with pytest.raises(TypeError, match="'cpoy'"):
         penstock.patch(cpoy=True)
-    with pytest.raises(penstock.InvalidError, match="copy together with share"):
+    with pytest.raises(penstock.InvalidError, match="copy and share exclude each other"):
         penstock.load_file(path, copy=True, share=True)
     assert is_mapped(penstock.load_file(path, share=True)["a"], path)
 

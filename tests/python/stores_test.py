@@ -46,7 +46,7 @@ def test_a_store_gives_new_memory(tmp_path, file, content):
             store.read(5, lba=3, framework="np")
         with pytest.raises(penstock.Error):
             store.write_from(b"no")
-    with pytest.raises(penstock.InvalidError, match="access: 'rw'.*replace"):
+    with pytest.raises(penstock.InvalidError, match="unknown access 'rw'.*replace"):
         penstock.open(file, "rw")
     with pytest.raises(penstock.NotFoundError):
         penstock.open(tmp_path / "missing")

@@ -83,7 +83,7 @@ def test_a_window_is_enlarged_for_a_caller_that_holds_on_and_that_is_told(tmp_pa
             pass
     pairs = max(first + second for first, second in zip(sizes, sizes[1:]))
     assert all_live_bytes["most"] <= (max(10, pairs + 2) << 20)
-    assert [str(each.message).count("still has") for each in caught] == [1] * (all_live_bytes["most"] > 11 << 20)
+    assert [str(each.message).count("still holds") for each in caught] == [1] * (all_live_bytes["most"] > 11 << 20)
 
 
 def test_a_window_too_small_is_enlarged_with_a_warning(tmp_path, live_bytes):
@@ -135,8 +135,8 @@ def test_windows_are_numbers_of_any_kind(mixed):
 @pytest.mark.parametrize("words, arguments", [
     ("'late' is F8_E5M2FNUZ", {"framework": "np"}),
     ("no device is given for .*'late'", {"device": {"first": "cpu"}}),
-    ("there is no 'bogus'", {"device": "bogus"}),
-    ("there is no 'bogus'", {"device": lambda name: "bogus" if name == "late" else "cpu"}),
+    ("unknown device 'bogus'", {"device": "bogus"}),
+    ("unknown device 'bogus'", {"device": lambda name: "bogus" if name == "late" else "cpu"}),
     ("NumPy has no memory on cuda:0", {"device": "cuda:0", "framework": "np", "select": ["first"]}),
     ("no framework 'abacus'", {"framework": "abacus"}),
 ])

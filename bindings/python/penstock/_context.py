@@ -31,7 +31,7 @@ class Context:
         try:
             text = json.dumps(options, allow_nan=False)
         except ValueError:
-            raise invalid("an option is infinite or not a number", "give numbers of docs/options.md") from None
+            raise invalid("an option is infinite or not a number", "docs/options.md has the limits") from None
         self._core = _core.Context(text)
         self._closed = False
 
@@ -126,7 +126,7 @@ class Context:
         if lba is None and count is not None:
             raise invalid("count without lba", "give both, or offset and size")
         if lba is not None and (offset is not None or size is not None):
-            raise invalid("lba together with offset or size", "give the place in blocks or in bytes")
+            raise invalid("lba together with offset or size", "give either blocks or bytes")
         memory = memory_of(target, not writes)
         name = os.fsencode(path)
         offset, size, lba, count = (None if value is None else _natural(what, value) for what, value in (
@@ -138,7 +138,7 @@ class Context:
             if count is not None:
                 size_bytes = count * store.block_bytes
             if size_bytes > memory.size_bytes:
-                raise invalid(f"{size_bytes} bytes are asked for, and the memory has {memory.size_bytes}", "give larger memory")
+                raise invalid(f"the memory has {memory.size_bytes} bytes, not the {size_bytes} requested", "give larger memory")
             domain = memory.domain
             if domain == "cuda":
                 domain = _core.find_cuda_domain(memory.pointer, memory.size_bytes)
@@ -159,7 +159,7 @@ def _natural(what: str, value: Any) -> int:
     except TypeError:
         number = -1
     if not 0 <= number < 1 << 64:
-        raise invalid(f"{what} is {value!r}", "give a number of bytes or blocks")
+        raise invalid(f"{what} is {value!r}", "give a whole number from 0 on")
     return number
 
 

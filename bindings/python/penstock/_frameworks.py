@@ -53,7 +53,7 @@ def unpacked_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def unsupported(name: str, dtype: str, why: str,
-                hint: str = "leave it out with select=, or take another framework") -> Error:
+                hint: str = "leave it out with select=, or use another framework") -> Error:
     return make("unsupported", 0, f"tensor {name!r} is {dtype}: {why}", hint)
 
 
@@ -272,7 +272,7 @@ class Torch(Framework):
         if domain != "host" and (not cuda.is_available() or int(domain[5:]) >= cuda.device_count()):
             count = cuda.device_count() if cuda.is_available() else 0
             raise make("no_device", 0, f"there is no {domain}: torch {self.torch.__version__} finds {count} CUDA devices",
-                       "load to device='cpu', or see that torch.cuda.is_available(): it takes a torch with CUDA, and a "
+                       "load to device='cpu', or check torch.cuda.is_available(): it needs a torch built with CUDA, and a "
                        "driver")
         if domain != "host":
             self.check_not_captured(domain)
@@ -349,7 +349,7 @@ class Torch(Framework):
         if dtype is None:
             raise unsavable(name, tensor.dtype)
         if tensor.layout != torch.strided:
-            raise invalid(f"tensor {name!r} is sparse", "safetensors knows dense tensors only: save tensor.to_dense()")
+            raise invalid(f"tensor {name!r} is sparse", "safetensors files hold only dense tensors: save tensor.to_dense()")
         if not tensor.is_contiguous():
             raise invalid(f"tensor {name!r} is not contiguous", "give tensor.contiguous()")
         tensor = tensor.resolve_conj().resolve_neg()  # what is only marked as such has other bytes in memory
@@ -436,7 +436,7 @@ class Numpy(Framework):
             if len(shape) > self.most_dimensions:
                 raise make("unsupported", 0, f"tensor {name!r} has {len(shape)} dimensions, and arrays of NumPy "
                            f"{self.numpy.__version__} at most {self.most_dimensions}",
-                           "leave it out with select=, or take another framework")
+                           "leave it out with select=, or use another framework")
 
     def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
         numpy = self.numpy
@@ -495,7 +495,7 @@ def framework(name: Any = None, own_storage: bool = False) -> Any:
         name = "pt" if "torch" in sys.modules or importlib.util.find_spec("torch") is not None else "np"
     class_ = _classes.get(name)
     if class_ is None:
-        raise invalid(f"there is no framework {name!r}", "give 'pt' or 'np'")
+        raise invalid(f"unknown framework {name!r}", "give 'pt' or 'np'")
     key = class_, own_storage
     if key not in _made:
         _made[key] = class_(own_storage)

@@ -35,7 +35,7 @@ def device_domain(device: Any) -> str:
         return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_available() else "cuda:0"
     if name.startswith("cuda:") and name[5:].isdecimal():
         return name
-    raise invalid(f"device: there is no {device!r}", "give 'cpu', 'cuda' or 'cuda:N'")
+    raise invalid(f"unknown device {device!r}", "give 'cpu', 'cuda' or 'cuda:N'")
 
 
 def memory_of(target: Any, writable: bool = True) -> Memory:
@@ -83,7 +83,7 @@ def _of_dlpack(target: Any) -> Memory:
     try:
         lent = _core.LentTensor(target.__dlpack__() if stream is None else target.__dlpack__(stream=stream))
     except (TypeError, BufferError) as error:
-        raise invalid(f"DLPack: {type(target).__name__} has no contiguous memory that may be written: {error}",
+        raise invalid(f"DLPack: {type(target).__name__} has no writable contiguous memory: {error}",
                       "give a contiguous one, and copy from it") from None
     return _of_lent(target, lent)._replace(stream=stream)
 
@@ -110,7 +110,7 @@ def _of_numpy(array: Any, writable: bool) -> Memory:
         what = "writable" if writable and not array.flags.writeable else "contiguous"
         raise invalid(f"the array is not {what}", f"give a {what} one, and copy from it")
     if array.dtype.hasobject:
-        raise invalid("the array has objects of Python, which bytes of a file are not", "give one of numbers")
+        raise invalid("the array holds Python objects, not bytes", "give an array of numbers")
     return Memory(array.__array_interface__["data"][0], array.nbytes, "host", array)
 
 
@@ -119,16 +119,16 @@ def _of_pointer(target: tuple[Any, ...]) -> Memory:
         pointer, size_bytes, device = target
         pointer, size_bytes = operator.index(pointer), operator.index(size_bytes)
     except (TypeError, ValueError):
-        raise invalid(f"{target!r} is no memory", "give (pointer, size, device)") from None
+        raise invalid(f"{target!r} is not memory", "give (pointer, size, device)") from None
     if pointer < 0 or size_bytes < 0 or (pointer == 0 and size_bytes != 0) or pointer + size_bytes >= 1 << 64:
-        raise invalid(f"{size_bytes} bytes at {pointer:#x} are no memory", "give (pointer, size, device)")
+        raise invalid(f"{size_bytes} bytes at {pointer:#x} are not valid memory", "give (pointer, size, device)")
     return Memory(pointer, size_bytes, device_domain(device), None)
 
 
 def _of_cuda_array(target: Any, interface: dict[str, Any], writable: bool) -> Memory:
     pointer, read_only = interface["data"]
     if read_only and writable:
-        raise invalid("the array may only be read", "give one that may be written")
+        raise invalid("the array is read-only", "give a writable one")
     item_bytes = int(interface["typestr"][2:])
     size_bytes = item_bytes
     strides: list[int] = []

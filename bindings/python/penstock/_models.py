@@ -189,7 +189,7 @@ class Model:
 def normal_part(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, list[Interval]]:
     """(dimension, intervals), with everything counted from the start."""
     if not isinstance(part, slice) and not (isinstance(part, (tuple, list)) and len(part) == 2):
-        raise invalid(f"slices: {part!r} is no part of tensor {name!r}",
+        raise invalid(f"slices: {part!r} does not describe a part of tensor {name!r}",
                       "give a slice of rows, (dimension, slice) or (dimension, [(begin, end), ...])")
     dimension, wanted = (0, part) if isinstance(part, slice) else part
     dimension = operator.index(dimension)
@@ -199,11 +199,11 @@ def normal_part(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, lis
     if isinstance(wanted, slice):
         begin, end, step = wanted.indices(shape[dimension])
         if step != 1:
-            raise invalid(f"a slice of tensor {name!r} with step {step}", "give intervals, or slice after loading")
+            raise invalid(f"the slice of tensor {name!r} has the step {step}", "give intervals, or slice after loading")
         wanted = [(begin, max(begin, end))]
     intervals = [(operator.index(begin), operator.index(end)) for begin, end in wanted]
     if not intervals or any(begin < 0 or end < 0 for begin, end in intervals):
-        raise invalid(f"tensor {name!r}: intervals {intervals}", "give some, counted from 0")
+        raise invalid(f"tensor {name!r}: bad intervals {intervals}", "give at least one, counted from 0")
     return dimension, intervals
 
 
@@ -237,12 +237,12 @@ def wanted(model: Model, indices: Sequence[int], slices: Slices) -> Wanted:
 def check_backend(backend: Any) -> None:
     """Refuses what safetensors refuses."""
     if backend not in BACKENDS:
-        raise invalid(f"backend: {backend!r}", "give 'mmap' or 'pread', which mean the same here")
+        raise invalid(f"unknown backend {backend!r}", "give 'mmap' or 'pread', which mean the same here")
 
 
 def how_to_map(copy: bool, share: bool) -> Mapping_:
     if copy and share:
-        raise invalid("copy together with share", "give one of them")
+        raise invalid("copy and share exclude each other", "give one of them")
     return "all" if share else "none" if copy else "cached"
 
 
@@ -256,7 +256,7 @@ class Load:
     def __init__(self, context: Context, model: Model, what: Wanted, frame: Any, device: Device, columns: str = "auto",
                  mapping: Mapping_ = "cached"):
         if columns not in COLUMNS:
-            raise invalid(f"columns: {columns}", f"give {', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}")
+            raise invalid(f"unknown columns {columns!r}", f"give {', '.join(COLUMNS[:-1])} or {COLUMNS[-1]}")
         self._places: list[tuple[Sequence[int], Any]] = []
         self._specs = what.specs
         self._frame = frame
@@ -404,7 +404,7 @@ def domains_of(specs: Sequence[Spec], device: Device) -> Mapping[str, Sequence[i
     if isinstance(device, Mapping):
         missing = [spec[0] for spec in specs if spec[0] not in device]
         if missing:
-            raise invalid(f"no device is given for {missing[:5]}", "name one for every tensor")
+            raise invalid(f"no device given for {missing[:5]}", "name one for every tensor")
         device = device.__getitem__
     if not callable(device):
         return {device_domain(device): range(len(specs))}
@@ -542,10 +542,10 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
         dtype, shape, as_saved = frame.to_save(name, value)
         if tuple(shape) != tensor.shape or dtype != tensor.dtype:
             raise invalid(f"tensor {name!r} is {dtype} {list(shape)} here, {tensor.dtype} {list(tensor.shape)} in the "
-                          "file", "make it as it is in the file")
+                          "file", "give a tensor of that type and shape")
         memory = memory_of(value)
         if memory.pointer != as_saved.pointer:
-            raise invalid(f"tensor {name!r} is not in memory as the file has it", "give a contiguous one of this "
+            raise invalid(f"tensor {name!r} is not laid out in memory as in the file", "give a contiguous one of this "
                           "machine's byte order, neither conjugated nor negated")
         indices, pointers = groups.setdefault(memory.domain, ([], array("Q")))
         indices.append(index)
@@ -572,7 +572,7 @@ def tensors_in(target: Any) -> dict[str, Any]:
         raise TypeError(f"{type(target).__name__} is neither a module nor a dict of tensors")
     for name, value in target.items():
         if framework_of(value) is None:
-            raise invalid(f"{name!r} is a {type(value).__name__}", "give tensors of torch or NumPy")
+            raise invalid(f"{name!r} is not a tensor: {type(value).__name__}", "give torch tensors or NumPy arrays")
     return dict(target)
 
 
@@ -600,7 +600,7 @@ def check_names(model: Model, tensors: Mapping[str, Any], filled: Mapping[str, A
                      if name not in model.by_name and layout_of(value) not in done)
     unexpected = sorted(model.by_name.keys() - tensors.keys())
     if missing or unexpected:
-        raise mismatch(f"{model}: missing are {missing[:5]} ({len(missing)}), unexpected {unexpected[:5]} "
+        raise mismatch(f"{model}: missing: {missing[:5]} ({len(missing)}), unexpected: {unexpected[:5]} "
                       f"({len(unexpected)})", "give strict=False to fill what both have")
 
 
@@ -652,7 +652,7 @@ def saved_tensor(name: str, frame: Any, value: Any) -> tuple[Spec, Any]:
 
 def check_mapping(tensors: Any) -> None:
     if not isinstance(tensors, Mapping):
-        raise invalid(f"{type(tensors).__name__} has no tensors by name", "give a dict")
+        raise invalid(f"{type(tensors).__name__} is not a dict of tensors", "give a dict")
 
 
 def checked_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -661,9 +661,9 @@ def checked_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]
     for name, value in tensors.items():
         frame = framework_of(value)
         if not is_text(name) or name == "__metadata__":
-            raise invalid(f"no tensor can be named {name!r}", "give another string")
+            raise invalid(f"{name!r} can't be the name of a tensor", "give another string")
         if frame is None:
-            raise invalid(f"{name!r} is a {type(value).__name__}", "give tensors of torch or NumPy")
+            raise invalid(f"{name!r} is not a tensor: {type(value).__name__}", "give torch tensors or NumPy arrays")
         if getattr(getattr(value, "device", None), "type", "cpu") not in TORCH_DEVICES:
             raise invalid(f"tensor {name!r} is on {value.device}", "move it to the CPU or a CUDA device")
         yield name, frame, value
@@ -674,7 +674,7 @@ def text_metadata(metadata: Optional[Mapping[str, str]]) -> Optional[dict[str, s
         raise TypeError(f"metadata is a {type(metadata).__name__}, not a dict")
     for key, value in (metadata or {}).items():
         if not is_text(key) or not is_text(value):
-            raise invalid(f"metadata: {key!r}: {value!r}", "give strings for strings")
+            raise invalid(f"metadata: {key!r}: {value!r}", "keys and values must be strings")
     return None if metadata is None else dict(metadata)
 
 

@@ -25,7 +25,7 @@ class Store:
     def __init__(self, name: Any, access: str = "read", *, size: int = 0, device_write: bool = False, serial: str = "",
                  first_block: int = 0, blocks: int = 0, context: Optional[Context] = None) -> None:
         if access not in ACCESS:
-            raise invalid(f"access: {access!r}", f"give one of {', '.join(ACCESS)}")
+            raise invalid(f"unknown access {access!r}", f"give one of {', '.join(ACCESS)}")
         self._context = context or default_context()
         self._name = os.fsdecode(name)
         self._core: Any = self._context._core.open(os.fsencode(name), access, size, device_write, serial, first_block,
@@ -141,7 +141,7 @@ class Store:
                   framework: Optional[str]) -> Any:
         core = self._open()
         if lba is not None and (offset is not None or size is not None):
-            raise invalid("lba together with offset or size", "give the place in blocks or in bytes")
+            raise invalid("lba together with offset or size", "give either blocks or bytes")
         if lba is None and count is not None:
             raise invalid("count without lba", "give both, or offset and size")
         for argument, value in (("offset", offset), ("size", size), ("lba", lba), ("count", count)):

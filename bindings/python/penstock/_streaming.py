@@ -27,10 +27,10 @@ def size_in_bytes(size: Union[int, str]) -> int:
     else:
         match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", size)
         if match is None or match[2].upper() not in UNITS:
-            raise invalid(f"{size!r} is no size", "give bytes, or as in '1GiB'")
+            raise invalid(f"{size!r} is not a size", "give bytes, or a text such as '1GiB'")
         count = int(float(match[1]) * UNITS[match[2].upper()])
     if count <= 0:
-        raise invalid(f"a size of {count}", "give one of at least a byte")
+        raise invalid(f"the size is {count}", "give at least 1 byte")
     return count
 
 
@@ -184,7 +184,7 @@ def _stream(context: Context, model: Model, what: Wanted, frame: Any, device: De
             if needed > window and not warned:
                 warned = True
                 warn(f"the window of {window} bytes is enlarged to {needed}: {coming.what.specs[0][0]!r} is read while "
-                     f"the caller still has {held.name!r}", 5)
+                     f"your loop still holds {held.name!r}", 5)
             ahead.append((coming, Load(context, model, coming.what, frame, device, mapping=mapping)))
             used += coming.size_bytes
             coming = next(waiting, None)

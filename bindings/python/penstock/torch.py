@@ -51,7 +51,7 @@ def save_model(model: Any, filename: str, metadata: Optional[Mapping[str, str]] 
         kept = kept_of(names, state)
         if kept is None:
             raise mismatch(f"{sorted(names)} overlap in memory, and none of them has all of it",
-                           "clone what is to be saved")
+                           "clone the tensors to save")
         aliases.update(dict.fromkeys(set(names) - {kept}, kept))
     saved = {name: tensor for name, tensor in state.items() if name not in aliases}
     if force_contiguous:
@@ -79,7 +79,7 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     try:
         missing, unexpected = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:  # other shapes
-        raise mismatch(f"{filename}: {error}", "give a module that is made as the one that was saved") from None
+        raise mismatch(f"{filename}: {error}", "give a module of the same shape as the saved one") from None
     missing = set(missing)
     for names in shared_groups(state):
         kept = kept_of(names, state, tensors)
@@ -88,7 +88,7 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
             missing -= others
             unexpected += sorted(others & tensors.keys())
     if strict and (missing or unexpected):
-        raise mismatch(f"{filename}: missing are {sorted(missing)}, unexpected {sorted(unexpected)}",
+        raise mismatch(f"{filename}: missing: {sorted(missing)}, unexpected: {sorted(unexpected)}",
                        "give strict=False to load what both have")
     loaded = Loaded((missing, unexpected))
     loaded.report = tensors.report
@@ -117,7 +117,7 @@ def check_tensors(tensors: Mapping[str, Any]) -> None:
     _models.check_mapping(tensors)
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise invalid(f"{name!r} is a {type(tensor).__name__}", "give tensors of torch")
+            raise invalid(f"{name!r} is not a torch tensor: {type(tensor).__name__}", "give torch tensors")
 
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model", "storage_ptr", "storage_size"]
