@@ -41,8 +41,7 @@ Status check_range(std::size_t index, const Range& range, bool needs_memory) {
 
 Status check_stored(std::size_t index, const Range& range, Direction direction, const Options& options) {
   const Stored& stored = *range.stored;
-  if (direction != Direction::read)
-    return invalid_range(index, "only reads can be transformed", "write the stored bytes");
+  if (direction != Direction::read) return invalid_range(index, "only reads are transformed", "write the stored bytes");
   if (!stored.transform || stored.bytes == 0) {
     return invalid_range(index, "nothing is stored, or there is no transform", "set Stored::transform and bytes");
   }

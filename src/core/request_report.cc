@@ -37,8 +37,7 @@ const char* usual_hint(Code code, std::int32_t system_error) {
     case Code::invalid_argument:
       if (system_error != EFAULT) break;
       return "the memory is not mapped, or not accessible this way: check its address and length, and keep it until "
-             "the "
-             "request has ended";
+             "the request has ended";
     case Code::truncated:
       return "the file became shorter during the read, or was never as long as its size says; compare with wc -c";
     case Code::no_space:

@@ -62,11 +62,11 @@ class TransferError(Error, OSError):
 
 
 class TimedOutError(Error, TimeoutError):
-    pass
+    """A deadline passed."""
 
 
 class NoMemoryError(Error, MemoryError):
-    pass
+    """Memory, of the host or a GPU, or a budget is used up."""
 
 
 class UnsupportedError(Error, NotImplementedError):
