@@ -10,22 +10,25 @@ namespace penstock::cli {
 
 namespace {
 
-Error refuse_pipe(std::string message) {
+Error refuse_pipe(const std::string& path, std::string message) {
   return {.code = Code::invalid_argument,
           .message = std::move(message),
-          .hint = "or put it into a file first: penstock write - FILE"};
+          .hint = "or copy it to a file first: penstock write " + path + " FILE"};
 }
 
 // What only a file can give: any part of it, and twice.
 Status check_pipe_flags(const LoadFlags& flags) {
-  if (flags.paths.size() > 1) return refuse_pipe("standard input or a pipe can only be loaded by itself");
-  const std::string name = flags.paths.front() == "-" ? "standard input" : flags.paths.front();
-  if (!flags.select.empty()) return refuse_pipe("--select needs a model in files, and " + name + " is a stream");
+  const auto stream =
+      std::ranges::find_if(flags.paths, [&](const std::string& path) { return names_stream(path, flags.size); });
+  const std::string path = stream == flags.paths.end() ? "-" : *stream;
+  const std::string name = path == "-" ? "standard input" : path;
+  if (flags.paths.size() > 1) return refuse_pipe(path, name + " is a stream, which can only be loaded by itself");
+  if (!flags.select.empty()) return refuse_pipe(path, "--select needs a model in files, and " + name + " is a stream");
   if (flags.verify || flags.repeat > 1) {
-    return refuse_pipe(name + " can be read only once, so leave out --verify and --repeat");
+    return refuse_pipe(path, name + " can be read only once, so leave out --verify and --repeat");
   }
   if (flags.offset || flags.lba || flags.count) {
-    return refuse_pipe(name + " can only be read from its beginning, so leave out --offset, --lba and --count");
+    return refuse_pipe(path, name + " can only be read from its beginning, so leave out --offset, --lba and --count");
   }
   return {};
 }
@@ -166,7 +169,7 @@ Result<std::unique_ptr<Cargo>> prepare_pipe(const LoadFlags& flags, const std::o
   const Deadline deadline(flags.deadline_seconds);
   Result<std::unique_ptr<Source>> source = open_stream(flags.paths.front(), flags.size, deadline);
   if (!source.ok()) return source.error();
-  if (!*source) return refuse_pipe(flags.paths.front() + " is no longer a stream");
+  if (!*source) return refuse_pipe(flags.paths.front(), flags.paths.front() + " is no longer a stream");
   auto cargo = std::make_unique<PipeCargo>(std::move(*tuned), std::move(*source), flags);
   if (Status ready = cargo->prepare(*domain, output, deadline); !ready.ok()) return ready.error();
   return std::unique_ptr<Cargo>(std::move(cargo));

@@ -8,11 +8,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
 #include "common.h"
 #include "interrupt.h"
+#include "penstock/diagnosis.h"
 
 namespace penstock::cli {
 
@@ -177,6 +180,8 @@ class PatternSource final : public Source {
 };
 
 // Where files are made as they are read. Their size is 0, or that of a page, whatever there is to be read.
+constexpr std::array<std::string_view, 7> made_file_systems = {"proc",       "sysfs",  "debugfs", "tracefs",
+                                                               "securityfs", "cgroup", "cgroup2"};
 bool makes_files(const struct statfs& system) {
   switch (static_cast<std::uint32_t>(system.f_type)) {
     case PROC_SUPER_MAGIC:
@@ -223,9 +228,10 @@ bool names_stream(const std::string& name, std::optional<std::uint64_t> size_byt
   const std::string path = local_path(name);
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return false;
-  struct statfs system {};
-  const bool is_made = S_ISREG(status.st_mode) && statfs(path.c_str(), &system) == 0 && makes_files(system);
-  return is_made || is_stream_by_kind(status, size_bytes);
+  if (is_stream_by_kind(status, size_bytes)) return true;
+  if (!S_ISREG(status.st_mode)) return false;
+  const Result<MountFacts> mount = find_mount(path);  // from the kernel's list: statfs would ask a server
+  return mount.ok() && std::ranges::find(made_file_systems, mount->file_system) != made_file_systems.end();
 }
 
 Result<std::unique_ptr<Source>> open_stream(const std::string& name, std::optional<std::uint64_t> size_bytes,

@@ -44,6 +44,14 @@ class Bash(Texts):
         self.assertEqual(self.complete("penstock", ""), {*self.commands(), "--help", "--version"})
         self.assertEqual(self.complete("penstock", "do"), {"doctor"})
 
+    def test_help_of_a_command_that_is_not_there_is_refused(self):
+        error = self.fails("invalid_argument", 2, "explain", "--help")
+        self.assertEqual(error["message"], 'unknown command "explain"')
+
+    def test_help_tells_an_option_without_notes_of_the_parser(self):
+        for command in self.commands():
+            self.assertNotRegex(self.text(command, "--help"), r"Excludes:|Needs:|{false}")
+
     def test_completes_every_option_that_help_names(self):
         for command in self.commands():
             self.assertEqual(self.complete("penstock", command, "--"), self.options(command), command)
