@@ -167,7 +167,7 @@ class Hanging(ToolTest):
                 process.send_signal(signal.SIGINT)
                 code, _, stderr = self.end_of(process)
                 self.assertEqual(code, 130, stderr)
-                self.assertIn(b"penstock: interrupted; what was under way did not come back", stderr)
+                self.assertIn(b"penstock: interrupted; operations under way did not come back", stderr)
                 self.server = Server(path.parent, (READ,))
 
     def test_load_ends_by_its_deadline_where_nobody_tells_whether_the_file_has_changed(self):

@@ -134,7 +134,7 @@ def test_windows_are_numbers_of_any_kind(mixed):
 
 @pytest.mark.parametrize("words, arguments", [
     ("'late' is F8_E5M2FNUZ", {"framework": "np"}),
-    ("no device is given for .*'late'", {"device": {"first": "cpu"}}),
+    ("no device given for .*'late'", {"device": {"first": "cpu"}}),
     ("unknown device 'bogus'", {"device": "bogus"}),
     ("unknown device 'bogus'", {"device": lambda name: "bogus" if name == "late" else "cpu"}),
     ("NumPy has no memory on cuda:0", {"device": "cuda:0", "framework": "np", "select": ["first"]}),

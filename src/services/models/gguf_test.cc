@@ -231,7 +231,7 @@ TEST(Gguf, every_rule_has_a_message_of_its_own) {
       {with_tensors({tensor("a", {1ULL << 40, 1ULL << 40, 0}, 0, 0)}), "can be counted beside a dimension of 0"},
       {with_tensors({tensor("a", {0, 1ULL << 63}, 0, 0)}), "can be counted beside a dimension of 0"},
       {with_tensors({tensor("a", {33}, 2, 0)}), "rows of 33 elements are not whole blocks of 32 of Q4_0"},
-      {with_tensors({tensor("a", {}, 2, 0)}), "rows of 1 elements are no whole blocks"},
+      {with_tensors({tensor("a", {}, 2, 0)}), "rows of 1 elements are not whole blocks"},
       {with_tensors({tensor("a", {1}, 0, 8)}), R"(tensor "a": its offset 8 is not a multiple of the alignment 32)"},
       {with_tensors({tensor("a", {5}, 0, 0)}), "its 20 bytes at 0 reach past the end of the data"},
       {with_tensors({tensor("a", {1}, 0, UINT64_MAX / 32 * 32)}), "reach past the end of the data"},
