@@ -7,6 +7,7 @@
 #include "memory.h"
 #include "models.h"
 #include "packing.h"
+#include "rows.h"
 
 NB_MODULE(_core, module) {
   // The C library ends the process where a thread has no memory for what throws std::bad_alloc in it: so it is made
@@ -19,4 +20,5 @@ NB_MODULE(_core, module) {
   penstock::python::define_context(module);
   penstock::python::define_models(module);
   penstock::python::define_packing(module);
+  penstock::python::define_rows(module);
 }

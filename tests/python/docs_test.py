@@ -1,4 +1,4 @@
-"""The examples in docs/python.md run, one after the other, as a reader would type them."""
+"""The examples in docs/python.md and docs/rows.md run, one after the other, as a reader would type them."""
 
 import inspect
 import pathlib
@@ -32,6 +32,19 @@ def test_the_examples_run(tmp_path, monkeypatch):
             continue
         exec(compile(example, str(PAGE), "exec"), names)
     assert names["report"].bytes == 4000
+
+
+def test_the_examples_of_rows_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "rows.md"
+    names = {}
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(examples) >= 3
+    for example in examples:
+        if "cuda" in example and not torch.cuda.is_available():
+            continue
+        exec(compile(example, str(page), "exec"), names)
+    assert names["four"].shape == (4, 16)
 
 
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):

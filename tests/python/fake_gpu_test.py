@@ -268,3 +268,27 @@ def test_a_stream_that_is_captured_takes_no_reads_and_its_capture_goes_on(driver
         penstock.read_into(CudaArray(pointer, (100, 100), stream=stream), file)
     driver.call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
     assert caught.value.code == "unsupported"
+
+
+def test_rows_go_to_gpu_memory_by_numbers_that_may_lie_there(driver, tmp_path):
+    content = numpy.arange(5000, dtype=numpy.float32).reshape(50, 100)
+    numpy.save(tmp_path / "table.npy", content)
+    table = penstock.Rows(tmp_path / "table.npy", framework="np")
+    asked = numpy.array([49, 3, 3, 0], numpy.int32)
+    numbers, memory = driver.allocate(4096), driver.allocate(4096)
+    driver.poke(numbers, asked.tobytes())
+    stream = driver.stream()
+    for out in ((memory, 1600, "cuda:0"), CudaArray(memory, (4, 100))):
+        for indices in (asked, CudaArray(numbers, (4,), typestr="<i4"),
+                        CudaArray(numbers, (4,), typestr="<i4", stream=stream)):
+            driver.poke(memory, bytes(1600))
+            assert table.gather(indices, out, stream=stream) is out
+            assert driver.peek(memory, 1600) == content[asked].tobytes()
+    table.rows(7, 4, (memory, 1600, 0))
+    assert driver.peek(memory, 1600) == content[7:11].tobytes()
+    with pytest.raises(penstock.InvalidError, match="out: .*fill"):
+        table.gather(asked, (memory, 1599, 0))
+    with pytest.raises(penstock.InvalidError, match="indices: elements of <f4"):
+        table.gather(CudaArray(numbers, (4,)), (memory, 1600, 0))
+    with pytest.raises(penstock.InvalidError, match="NumPy has no memory on cuda:0"):
+        table.gather(CudaArray(numbers, (4,), typestr="<i4"))

@@ -16,6 +16,7 @@ from ._machine import doctor, engines, gpus
 from ._models import Tensors, load_file, load_file_async, load_into, load_models, save_file, verify
 from ._patch import patch, unpatch
 from ._report import Report
+from ._rows import Rows, RowsReport
 from ._safe_open import safe_open
 from ._stores import Store, open
 from ._streaming import Stream, stream
@@ -26,7 +27,7 @@ __version__: str = _core.version()
 
 __all__ = [
     "Context", "DeniedError", "DirectoryError", "Error", "InvalidError", "MismatchError", "NoMemoryError",
-    "NotFoundError", "RangeError", "Report", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "TimedOutError",
+    "NotFoundError", "RangeError", "Report", "Rows", "RowsReport", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "TimedOutError",
     "TransferError", "UnsupportedError", "default_context", "deserialize",
     "doctor", "engines", "gpus", "load_file", "load_file_async", "load_into", "load_models", "open", "patch", "read_into", "read_into_async",
     "safe_open", "save_file", "serialize", "serialize_file", "stream", "unpatch", "verify",
@@ -34,11 +35,11 @@ __all__ = [
 
 
 if TYPE_CHECKING:  # which a __getattr__ would hide misspelt names from
-    from . import numpy, torch
+    from . import nn, numpy, torch
 else:
     def __getattr__(name: str) -> Any:
         # These import torch or NumPy, so they come when they are asked for.
-        if name in ("torch", "numpy"):
+        if name in ("torch", "numpy", "nn"):
             import importlib
 
             return importlib.import_module(f"penstock.{name}")

@@ -1,0 +1,471 @@
+"""Rows: rows of a table that stays on disk, gathered by their numbers into memory of the host or a GPU."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from array import array
+from types import TracebackType
+from typing import Any, NamedTuple, Optional, Sequence
+
+from . import _core
+from ._context import Context, default_context
+from ._errors import Error, invalid, make
+from ._frameworks import framework as framework_named
+from ._frameworks import framework_of
+from ._memory import Memory, count_as_written, device_domain, memory_of
+from ._report import Report, size_text
+
+# Types of numbers, in the order of the library.
+_INTEGERS = {name: number for number, name in enumerate(
+    ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"))}
+_INT64 = _INTEGERS["int64"]
+_CODES = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "q": "int64",
+          "Q": "uint64", "l": "int64", "L": "uint64"}  # of array.array and of buffers
+# Types of .npy files, by the names of safetensors.
+_OF_NPY = {"b1": "BOOL", "i1": "I8", "u1": "U8", "i2": "I16", "u2": "U16", "i4": "I32", "u4": "U32", "i8": "I64",
+           "u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64", "c8": "C64"}
+_ALL = (1 << 64) - 1
+_ROOM_CHECK_BYTES = 64 << 20  # to ask how much memory there is takes longer than a small gather
+
+
+class RowsReport:
+    """How a gather went.
+
+    outcome       "done"
+    seconds       from the call to the end
+    bytes         of all rows that were asked for
+    cached_rows   copied from the page cache
+    cold_rows     read from storage
+    missing_rows  rows of zeros, with zeros_for_missing
+    read_bytes    from storage; each row counts once, however often it was asked for
+    extra_bytes   of these, what is no row that was asked for
+    reading       the Report of the reads of cold rows
+    filling       the Report of the copies to their places
+    """
+
+    __slots__ = ("outcome", "seconds", "bytes", "cached_rows", "cold_rows", "missing_rows", "read_bytes", "extra_bytes",
+                 "reading", "filling")
+
+    def __init__(self, outcome: str, seconds: float, bytes: int, cached_rows: int, cold_rows: int, missing_rows: int,
+                 read_bytes: int, extra_bytes: int, reading: dict[str, Any], filling: dict[str, Any]):
+        self.outcome = outcome
+        self.seconds = seconds
+        self.bytes = bytes
+        self.cached_rows = cached_rows
+        self.cold_rows = cold_rows
+        self.missing_rows = missing_rows
+        self.read_bytes = read_bytes
+        self.extra_bytes = extra_bytes
+        self.reading = Report(**reading)
+        self.filling = Report(**filling)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__[:-2])
+        return f"RowsReport({fields})"
+
+    def __str__(self) -> str:
+        return (f"{size_text(self.bytes)} in {self.seconds:.6f} s: {self.cached_rows} rows cached, {self.cold_rows} cold "
+                f"({size_text(self.read_bytes)} read), {self.missing_rows} missing")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For logs and JSON."""
+        return {**{name: getattr(self, name) for name in self.__slots__}, "reading": self.reading.as_dict(),
+                "filling": self.filling.as_dict()}
+
+
+class Numbers(NamedTuple):
+    """Numbers of rows as the library takes them."""
+
+    memory: Memory
+    type: int
+    size: int
+    shape: tuple[int, ...]  # as given
+
+
+class Rows:
+    """A table of rows in a file, of which a program needs some now and others next.
+
+        table = penstock.Rows("model.safetensors", tensor="embed_tokens.weight")
+        table[7]                         # one row
+        table[[7, 7, 0, 131071]]         # four rows, in this order
+        table[3:1000]                    # rows that follow each other
+        table.gather(token_ids, out=memory)
+
+    A table is a tensor of a safetensors or GGUF model (`tensor`), a .npy file, or rows without a header: `dtype` by the
+    name of safetensors ("F32") and `row_shape`, or `row_bytes` alone for rows of bytes; with `offset`, `stride_bytes` and
+    `count` where rows are not all of the file, or not dense. A list of paths is one table, those of the first file first.
+
+    Results are tensors of torch where it is installed, else arrays of NumPy (`framework`), on `device`, or where the
+    numbers are. A tensor of GGUF that is quantized gives rows of bytes.
+
+    Calls from any thread. Used with `with`, the table is closed at the end of the block.
+    """
+
+    def __init__(self, path: Any, tensor: Optional[str] = None, *, dtype: Optional[str] = None,
+                 row_shape: Sequence[int] = (), row_bytes: Optional[int] = None, offset: int = 0, stride_bytes: int = 0,
+                 count: Optional[int] = None, device: Any = None, framework: Optional[str] = None, mapping: bool = True,
+                 look_again_seconds: float = 1.0, join_bytes: int = 4096, scratch_bytes: int = 256 << 20,
+                 context: Optional[Context] = None) -> None:
+        paths = list(path) if isinstance(path, (list, tuple)) else [path]
+        if not paths:
+            raise invalid("path: the list has no files", "give at least one")
+        self._names = [os.fsdecode(each) for each in paths]
+        self._tensor = tensor
+        self._context = context or default_context()
+        self._frame = framework_named(framework)
+        self._domain = None if device is None else device_domain(device)
+        self._report: Optional[RowsReport] = None
+        is_raw = dtype is not None or row_bytes is not None
+        if tensor is not None and is_raw:
+            raise invalid("tensor together with dtype or row_bytes", "a tensor has both: leave them out")
+        if not is_raw and (offset or stride_bytes or count is not None or tuple(row_shape)):
+            raise invalid("offset, stride_bytes, count and row_shape are of rows without a header",
+                          "give dtype and row_shape, or row_bytes, too")
+        options = _core.RowsOptions(mapping, float(look_again_seconds), _natural("join_bytes", join_bytes),
+                                    _natural("scratch_bytes", scratch_bytes))
+        shape = tuple(_natural("row_shape", length) for length in row_shape)
+        if is_raw:
+            row_bytes = _raw_row_bytes(dtype, shape, row_bytes)
+
+        def open_one(each: Any) -> Any:
+            core, name = self._context._core, os.fsencode(each)
+            if tensor is not None:
+                return _core.open_tensor_rows(core, name, tensor, options)
+            if is_raw:
+                return _core.open_raw_rows(core, name, _natural("offset", offset), row_bytes or 0,
+                                           _natural("stride_bytes", stride_bytes),
+                                           _ALL if count is None else _natural("count", count), options)
+            return _core.open_npy_rows(core, name, options)
+
+        parts = [open_one(each) for each in paths]
+        core: Any = parts[0] if len(parts) == 1 else _core.join_rows(parts)
+        self._core: Any = core
+        info = core.info()
+        self._rows: int = info["rows"]
+        self._row_bytes: int = info["row_bytes"]
+        self._dtype, self._row_shape = self._type_of(dtype if is_raw else info["dtype"],
+                                                     shape if is_raw else info["row_shape"])
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        name = repr(self._names[0]) + (f" and {len(self._names) - 1} more" if len(self._names) > 1 else "")
+        tensor = "" if self._tensor is None else f" {self._tensor!r}"
+        if self._core is None:
+            return f"<penstock.Rows {name}{tensor}, closed>"
+        return f"<penstock.Rows {name}{tensor}: {self._rows} rows of {self._row_shape}, {self._dtype}>"
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole table."""
+        return (self._rows, *self._row_shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The framework's type of an element."""
+        return self._dtype
+
+    @property
+    def row_bytes(self) -> int:
+        return self._row_bytes
+
+    @property
+    def report(self) -> Optional[RowsReport]:
+        """How the last gather of any thread went; None before the first."""
+        return self._report
+
+    def __getitem__(self, index: Any) -> Any:
+        """A row, a slice, or rows by their numbers. A number below 0 counts from the end, as everywhere in Python; those
+        in lists and arrays don't, and are refused."""
+        if isinstance(index, slice):
+            begin, end, step = index.indices(self._rows)
+            if step == 1:
+                return self.rows(begin, max(0, end - begin))
+            return self.gather(range(begin, end, step))
+        if _is_one_number(index):
+            number = operator.index(index)
+            if not -self._rows <= number < self._rows:
+                raise make("out_of_range", 0, f"indices: {number} is no row of the table, which has {self._rows}",
+                           f"give numbers from {-self._rows} to {self._rows - 1}" if self._rows else
+                           "ask a table that has rows")
+            return self.rows(number % self._rows, 1)[0]
+        return self.gather(index)
+
+    def gather(self, indices: Any, out: Any = None, *, stream: Any = None, zeros_for_missing: bool = False,
+               timeout: float = 0) -> Any:
+        """Rows in the order of their numbers, in new memory or in `out`, which is returned.
+
+        `indices` are integers of any type: a list, a buffer, an array of NumPy or CuPy, a tensor of torch, of any shape,
+        in memory of the host or a GPU. One that is no row's is refused with its position before a byte moves; with
+        `zeros_for_missing` it gives a row of zeros. `out` is contiguous memory of exactly the size.
+
+        Work on `stream` (torch's current one, if not given) is waited for first where indices or `out` are in GPU memory.
+        `timeout` is in seconds; 0: none but that of the Context.
+        """
+        core = self._open()
+        numbers = numbers_of(indices, "indices")
+        if out is None:
+            made = self._allocate(numbers.shape, self._domain or numbers.memory.domain)
+            memory = memory_of(made)
+        else:
+            made, memory = out, self._checked_out(out, numbers.size)
+        self._wait_for((numbers.memory, memory), stream)
+        source = _settled(numbers.memory, "indices")
+        target = _settled(memory, "out")
+        self._report = RowsReport(**_named("indices", lambda: core.gather(
+            source.pointer, source.size_bytes, numbers.type, source.domain, target.pointer, target.size_bytes,
+            target.domain, bool(zeros_for_missing), float(timeout), (target.owner, source.owner))))
+        count_as_written(memory.owner)
+        return made
+
+    def rows(self, begin: int, count: int, out: Any = None, *, stream: Any = None, timeout: float = 0) -> Any:
+        """`count` rows from `begin` on, in new memory or in `out`."""
+        core = self._open()
+        begin, count = _natural("begin", begin), _natural("count", count)
+        if begin + count > self._rows:
+            raise make("out_of_range", 0, f"begin and count: rows {begin} to {begin + count} reach past the end of a table "
+                       f"of {self._rows}", "ask for less")
+        if out is None:
+            made = self._allocate((count,), self._domain or "host")
+            memory = memory_of(made)
+        else:
+            made, memory = out, self._checked_out(out, count)
+        self._wait_for((memory,), stream)
+        target = _settled(memory, "out")
+        self._report = RowsReport(**core.rows(begin, count, target.pointer, target.size_bytes, target.domain,
+                                              float(timeout), target.owner))
+        count_as_written(memory.owner)
+        return made
+
+    def prefetch(self, indices: Any) -> int:
+        """Starts bringing rows into the page cache; says how many bytes were started, at most `prefetch_window_bytes`."""
+        core = self._open()
+        numbers = numbers_of(indices, "indices")
+        self._wait_for((numbers.memory,), None)
+        source = _settled(numbers.memory, "indices")
+        started: int = _named("indices", lambda: core.prefetch(source.pointer, source.size_bytes, numbers.type,
+                                                               source.domain))
+        return started
+
+    def close(self) -> None:
+        """Lets go of the files; otherwise that happens when the last reference goes."""
+        self._core = None
+
+    def _open(self) -> Any:
+        if self._core is None:
+            raise make("closed", 0, f"the table of {self._names[0]} is closed", "open it again")
+        return self._core
+
+    def _type_of(self, dtype: Optional[str], shape: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
+        """Of an element, and the shape of a row in it."""
+        frame, name = self._frame, self._tensor or self._names[0]
+        if not dtype:
+            return frame.types["U8"], (self._row_bytes,)
+        plain = _OF_NPY.get(dtype[1:]) if dtype[0] in "<|=" else None
+        if plain is not None:
+            dtype = plain
+        elif dtype[0] in "<>|=":  # of a .npy file, and of no other
+            if frame.name != "np":
+                raise make("unsupported", 0, f"the array {name} is {dtype!r}: torch has no such type",
+                           "take framework='np'")
+            return frame.numpy.dtype(dtype), tuple(shape)
+        if dtype not in frame.types:
+            if _is_quantized(dtype):
+                return frame.types["U8"], (self._row_bytes,)
+            frame.check([(name, dtype, tuple(shape), 0)])
+        return frame.types[dtype], tuple(frame.shape_of((name, dtype, tuple(shape), 0)))
+
+    def _allocate(self, shape: tuple[int, ...], domain: str) -> Any:
+        frame = self._frame
+        full = (*shape, *self._row_shape)
+        if domain == "cuda":
+            domain = "cuda:0"
+        if domain != "host":
+            if frame.name == "np":
+                raise invalid(f"device: NumPy has no memory on {domain}", "give out=, or take framework='pt'")
+            frame.check_device(domain)
+        count = self._row_bytes
+        for length in shape:
+            count *= length
+        if domain == "host" and count > _ROOM_CHECK_BYTES:
+            frame.check_room([count])
+        with frame.normal_mode():
+            if frame.name == "np":
+                return frame.numpy.empty(full, self._dtype)
+            return frame.torch.empty(full, dtype=self._dtype, device="cpu" if domain == "host" else domain)
+
+    def _checked_out(self, out: Any, count: int) -> Memory:
+        memory: Memory = _named("out", lambda: memory_of(out))
+        if memory.size_bytes != count * self._row_bytes:
+            raise invalid(f"out: {count} rows of {self._row_bytes} bytes don't fill memory of {memory.size_bytes}",
+                          "give memory of exactly their size")
+        frame = framework_of(out)
+        if frame is not None and frame.name == self._frame.name and out.dtype not in (self._dtype, frame.types["U8"]):
+            raise invalid(f"out: has elements of {out.dtype}, and the table of {self._dtype}",
+                          "give one of the table's type, or of bytes")
+        return memory
+
+    def _wait_for(self, memories: Sequence[Memory], stream: Any) -> None:
+        """What streams still do with memory of a GPU comes first."""
+        waited = set()
+        for memory in memories:
+            if memory.domain == "host":
+                continue
+            handle = memory.stream if stream is None else stream_handle(stream)
+            if handle is None or memory.size_bytes == 0:
+                continue
+            domain = _settled(memory, "indices").domain
+            if (domain, handle) not in waited:
+                waited.add((domain, handle))
+                torch = sys.modules.get("torch")
+                if torch is not None and torch.cuda.is_initialized():
+                    framework_named("pt").check_not_captured(domain)
+                _core.wait_for_stream(domain, handle)
+
+
+def stream_handle(stream: Any) -> int:
+    """Of a stream of torch or CuPy, or of CUDA's own handle."""
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    try:
+        return operator.index(stream)
+    except TypeError:
+        raise invalid(f"stream: {stream!r} is no stream", "give one of torch or CuPy, or the handle of CUDA") from None
+
+
+def numbers_of(indices: Any, argument: str) -> Numbers:
+    """Numbers of rows, of whatever has some."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(indices, torch.Tensor):
+        name = str(indices.dtype).partition(".")[2]
+        return _typed(argument, name, memory_of(indices.detach().contiguous()), tuple(indices.shape))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(indices, (numpy.ndarray, numpy.generic)):
+        plain = numpy.ascontiguousarray(indices, indices.dtype.newbyteorder("="))
+        name = plain.dtype.name if plain.size or plain.dtype != numpy.float64 else "int64"  # of an empty list
+        return _typed(argument, name, memory_of(plain, False), tuple(indices.shape))
+    if hasattr(indices, "__cuda_array_interface__"):
+        interface = indices.__cuda_array_interface__
+        kind, item = interface["typestr"][1], int(interface["typestr"][2:]) * 8
+        name = {"i": f"int{item}", "u": f"uint{item}"}.get(kind, interface["typestr"])
+        return _typed(argument, name, _named(argument, lambda: memory_of(indices, False)), tuple(interface["shape"]))
+    if isinstance(indices, (list, tuple, range)):
+        return _of_list(indices, argument)
+    try:
+        view = memoryview(indices)
+    except TypeError:
+        raise invalid(f"{argument}: {type(indices).__name__} has no numbers of rows",
+                      "give integers: a list, an array or a tensor") from None
+    name = _CODES.get(view.format.lstrip("@="), view.format)
+    return _typed(argument, name, _named(argument, lambda: memory_of(indices, False)), tuple(view.shape or ()))
+
+
+def _of_list(indices: Any, argument: str) -> Numbers:
+    if indices and isinstance(indices[0], (list, tuple)) and all(isinstance(each, (list, tuple)) for each in indices):
+        inner = [_of_list(each, argument) for each in indices]
+        if len({each.shape for each in inner}) != 1:
+            raise invalid(f"{argument}: its lists have different lengths", "give lists of one length")
+        flat = array("q")
+        for each in inner:
+            flat += each.memory.owner
+        return _typed(argument, "int64", _of_array(flat), (len(indices), *inner[0].shape))
+    try:
+        flat = array("q", indices)
+    except (TypeError, OverflowError):
+        for position, each in enumerate(indices):
+            try:
+                array("q", [operator.index(each)])
+            except (TypeError, OverflowError):
+                raise invalid(f"{argument}: {each!r} at position {position} is no number of a row",
+                              "give integers") from None
+        flat = array("q", [operator.index(each) for each in indices])
+    return _typed(argument, "int64", _of_array(flat), (len(flat),))
+
+
+def _of_array(flat: array[int]) -> Memory:
+    pointer, count = flat.buffer_info()
+    return Memory(pointer, count * flat.itemsize, "host", flat)
+
+
+def _typed(argument: str, name: str, memory: Memory, shape: tuple[int, ...]) -> Numbers:
+    number = _INTEGERS.get(name)
+    if number is None:
+        raise invalid(f"{argument}: elements of {name} are no numbers of rows", "give integers")
+    count = 1
+    for length in shape:
+        count *= length
+    return Numbers(memory, number, count, shape)
+
+
+def _settled(memory: Memory, argument: str) -> Memory:
+    """With the GPU that it is of."""
+    if memory.domain != "cuda":
+        return memory
+    return memory._replace(domain=_named(argument, lambda: _core.find_cuda_domain(memory.pointer, memory.size_bytes)))
+
+
+def _named(argument: str, call: Any) -> Any:
+    """What the call gives. Its errors about a value name the argument."""
+    try:
+        return call()
+    except Error as error:
+        if error.code not in ("invalid_argument", "out_of_range"):
+            raise
+        raise make(error.code, error.system_error, f"{argument}: {error.message}", error.hint) from None
+
+
+def _natural(what: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < _ALL:
+        raise invalid(f"{what} is {value!r}", f"{what} must be 0 or more")
+    return number
+
+
+def _is_one_number(index: Any) -> bool:
+    if isinstance(index, bool):
+        raise invalid(f"indices: {index} is no number of a row", "give integers")
+    if isinstance(index, int):
+        return True
+    # A tensor without dimensions is one too; arrays and lists are not.
+    return hasattr(index, "__index__") and getattr(index, "shape", None) == ()
+
+
+def _raw_row_bytes(dtype: Optional[str], shape: tuple[int, ...], row_bytes: Optional[int]) -> int:
+    if dtype is None:
+        if shape:
+            raise invalid("row_shape without dtype", "give both, or row_bytes alone")
+        return _natural("row_bytes", row_bytes)
+    bits = _BITS.get(dtype)
+    if bits is None:
+        raise invalid(f"dtype: there is no {dtype!r}", f"give one of {', '.join(sorted(_BITS))}")
+    for length in shape:
+        bits *= length
+    if bits % 8:
+        raise invalid(f"row_shape: a row of {dtype} of {shape} ends within a byte", "give rows of whole bytes")
+    if row_bytes is not None and row_bytes != bits // 8:
+        raise invalid(f"row_bytes is {row_bytes}, and a row of {dtype} of {shape} has {bits // 8} bytes", "leave it out")
+    return bits // 8
+
+
+_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+         "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
+         "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+
+def _is_quantized(dtype: str) -> bool:
+    """A type of GGUF's own, as it lies in the file."""
+    return dtype not in _BITS

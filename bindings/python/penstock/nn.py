@@ -1,0 +1,47 @@
+"""Modules of torch whose weights stay on disk."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from ._errors import invalid
+from ._rows import Rows
+
+
+class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
+    """In place of torch.nn.Embedding, for inference: rows of a table that stays on disk.
+
+        model.embed_tokens = penstock.nn.Embedding("model.safetensors", "embed_tokens.weight")
+
+    The table is a Rows, or what Rows takes. Rows arrive on the device of the token ids, or on `device`, and as `dtype`,
+    or as the file has them. There is nothing to train: the module has no parameters, and no entry in a state_dict.
+    """
+
+    def __init__(self, table: Any, tensor: Optional[str] = None, *, device: Any = None,
+                 dtype: Optional[torch.dtype] = None, **options: Any) -> None:
+        super().__init__()
+        if isinstance(table, Rows):
+            if tensor is not None or options:
+                raise invalid("table: a Rows is open already", "give tensor and options where it is opened")
+        else:
+            table = Rows(table, tensor, framework="pt", **options)
+        if len(table.shape) != 2 or not isinstance(table.dtype, torch.dtype):
+            raise invalid(f"table: {table!r} has no rows of numbers of torch",
+                          "give a table of two dimensions that was opened with framework='pt'")
+        self.table = table
+        self.num_embeddings, self.embedding_dim = table.shape
+        self._device = None if device is None else torch.device(device)
+        self._dtype = dtype
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        room = torch.empty((*input.shape, self.embedding_dim), dtype=self.table.dtype, device=self._device or input.device)
+        rows: torch.Tensor = self.table.gather(input, room)
+        return rows if self._dtype is None else rows.to(self._dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, {self.table!r}"
+
+
+__all__ = ["Embedding"]

@@ -1,0 +1,210 @@
+#include "rows.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "context.h"
+#include "errors.h"
+#include "gil.h"
+#include "penstock/cuda.h"
+#include "penstock/rows.h"
+
+namespace nb = nanobind;
+
+namespace penstock::python {
+namespace {
+
+struct PythonRowsOptions {
+  bool mapping;
+  double look_again_seconds;
+  std::uint64_t join_bytes;
+  std::uint64_t scratch_bytes;
+
+  RowsOptions get() const {
+    return {.mapping = mapping,
+            .look_again_seconds = look_again_seconds,
+            .join_bytes = join_bytes,
+            .scratch_bytes = scratch_bytes};
+  }
+};
+
+Region region_of(std::uintptr_t pointer, std::size_t size_bytes, const std::string& domain) {
+  return {reinterpret_cast<std::byte*>(pointer), size_bytes, value_or_raise(Domain::parse(domain))};
+}
+
+nb::dict to_dict(const RowsReport& report) {
+  nb::dict result;
+  result["outcome"] = std::string(outcome_name(report.outcome));
+  result["seconds"] = report.seconds;
+  result["bytes"] = report.bytes;
+  result["cached_rows"] = report.cached_rows;
+  result["cold_rows"] = report.cold_rows;
+  result["missing_rows"] = report.missing_rows;
+  result["read_bytes"] = report.read_bytes;
+  result["extra_bytes"] = report.extra_bytes;
+  result["reading"] = penstock::python::to_dict(report.reading);
+  result["filling"] = penstock::python::to_dict(report.filling);
+  return result;
+}
+
+// A table, and the object of its Context: a closed one refuses calls, and one that a call uses stays until it ends.
+// Closing files may wait for a server, so that is done without the GIL.
+class PythonRows {
+ public:
+  PythonRows(nb::object context, Rows rows) : context_(std::move(context)), rows_(std::move(rows)) {}
+  PythonRows(PythonRows&&) = default;
+  PythonRows& operator=(PythonRows&&) = delete;
+  ~PythonRows() {
+    const WithoutGil released;
+    rows_ = Rows();
+  }
+
+  const Rows& rows() const { return rows_; }
+  const nb::object& context_object() const { return context_; }
+  std::shared_ptr<Context> context() const { return nb::cast<PythonContext&>(context_).get(); }
+
+ private:
+  nb::object context_;
+  Rows rows_;
+};
+
+// `open(Context&)` gives a Result<Rows>.
+template <typename Open>
+PythonRows opened(nb::object context, Open open) {
+  const auto held = nb::cast<PythonContext&>(context).get();
+  return {std::move(context), value_or_raise(without_gil([&] { return open(*held); }))};
+}
+
+PythonRows open_tensor(nb::object context, const nb::bytes& path, const std::string& tensor,
+                       const PythonRowsOptions& options) {
+  return opened(std::move(context), [&, name = to_string(path)](Context& held) {
+    return Rows::open_tensor(held, name, tensor, options.get());
+  });
+}
+
+PythonRows open_npy(nb::object context, const nb::bytes& path, const PythonRowsOptions& options) {
+  return opened(std::move(context),
+                [&, name = to_string(path)](Context& held) { return Rows::open_npy(held, name, options.get()); });
+}
+
+PythonRows open_raw(nb::object context, const nb::bytes& path, std::uint64_t offset, std::uint64_t row_bytes,
+                    std::uint64_t stride_bytes, std::uint64_t count, const PythonRowsOptions& options) {
+  const RawRows raw{.offset = offset, .row_bytes = row_bytes, .stride_bytes = stride_bytes, .count = count};
+  return opened(std::move(context),
+                [&, name = to_string(path)](Context& held) { return Rows::open_raw(held, name, raw, options.get()); });
+}
+
+PythonRows join(const std::vector<const PythonRows*>& parts) {
+  std::vector<Rows> tables;
+  for (const PythonRows* part : parts) tables.push_back(part->rows());
+  return {parts.front()->context_object(), value_or_raise(Rows::join(tables))};
+}
+
+RowNumbers numbers_of(const Region& memory, unsigned type) {
+  return {static_cast<RowNumbers::Type>(type & 7), memory};
+}
+
+nb::dict report_or_raise(const RowsReport& report) {
+  if (report.ok()) return to_dict(report);
+  // What lanes may still write is never given back: the caller keeps a reference to the memory.
+  raise(*report.error);
+}
+
+nb::dict gather(const PythonRows& self, std::uintptr_t numbers, std::size_t numbers_bytes, unsigned type,
+                const std::string& numbers_domain, std::uintptr_t out, std::size_t out_bytes,
+                const std::string& out_domain, bool zeros_for_missing, double deadline_seconds, nb::handle memory) {
+  const auto context = self.context();
+  const RowNumbers wanted = numbers_of(region_of(numbers, numbers_bytes, numbers_domain), type);
+  const Region to = region_of(out, out_bytes, out_domain);
+  const GatherOptions options{.zeros_for_missing = zeros_for_missing, .deadline_seconds = deadline_seconds};
+  const RowsReport report = without_gil([&] { return self.rows().gather(wanted, to, options); });
+  if (report.outcome == Outcome::abandoned) memory.inc_ref();
+  return report_or_raise(report);
+}
+
+nb::dict consecutive(const PythonRows& self, std::uint64_t begin, std::uint64_t count, std::uintptr_t out,
+                     std::size_t out_bytes, const std::string& out_domain, double deadline_seconds, nb::handle memory) {
+  const auto context = self.context();
+  const Region to = region_of(out, out_bytes, out_domain);
+  const GatherOptions options{.deadline_seconds = deadline_seconds};
+  const RowsReport report = without_gil([&] { return self.rows().rows(begin, count, to, options); });
+  if (report.outcome == Outcome::abandoned) memory.inc_ref();
+  return report_or_raise(report);
+}
+
+std::uint64_t prefetch(const PythonRows& self, std::uintptr_t numbers, std::size_t numbers_bytes, unsigned type,
+                       const std::string& domain) {
+  const auto context = self.context();
+  const RowNumbers wanted = numbers_of(region_of(numbers, numbers_bytes, domain), type);
+  return value_or_raise(without_gil([&] { return self.rows().prefetch(wanted); }));
+}
+
+nb::dict info(const PythonRows& self) {
+  const TableInfo& about = self.rows().info();
+  nb::dict result;
+  result["rows"] = about.rows;
+  result["row_bytes"] = about.row_bytes;
+  result["row_shape"] = nb::tuple(nb::cast(about.row_shape));
+  result["dtype"] = about.dtype;
+  result["stores"] = about.stores;
+  return result;
+}
+
+// Until the stream has done all that it was given. The thread sleeps in between, so that ctrl-C works.
+void wait_for_stream(const std::string& domain, std::uintptr_t stream) {
+  constexpr std::chrono::microseconds pause(20);
+  constexpr int checks_between_signals = 1000;
+  const Domain gpu = value_or_raise(Domain::parse(domain));
+  const CudaMark mark =
+      value_or_raise(without_gil([&] { return CudaMark::put(gpu, {reinterpret_cast<void*>(stream)}); }));
+  for (;;) {
+    auto reached = without_gil([&]() -> Result<bool> {
+      for (int i = 0; i < checks_between_signals; ++i) {
+        auto now = mark.reached();
+        if (!now || *now) return now;
+        std::this_thread::sleep_for(pause);
+      }
+      return false;
+    });
+    if (value_or_raise(std::move(reached))) return;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
+}  // namespace
+
+void define_rows(nb::module_& module) {
+  nb::class_<PythonRowsOptions>(module, "RowsOptions")
+      .def(
+          "__init__",
+          [](PythonRowsOptions* self, bool mapping, double look_again_seconds, std::uint64_t join_bytes,
+             std::uint64_t scratch_bytes) {
+            new (self) PythonRowsOptions{mapping, look_again_seconds, join_bytes, scratch_bytes};
+          },
+          nb::arg("mapping"), nb::arg("look_again_seconds"), nb::arg("join_bytes"), nb::arg("scratch_bytes"));
+  nb::class_<PythonRows>(module, "Rows")
+      .def("info", &info)
+      .def("gather", &gather, nb::arg("numbers"), nb::arg("numbers_bytes"), nb::arg("type"), nb::arg("numbers_domain"),
+           nb::arg("out"), nb::arg("out_bytes"), nb::arg("out_domain"), nb::arg("zeros_for_missing"),
+           nb::arg("deadline_seconds"), nb::arg("memory").none())
+      .def("rows", &consecutive, nb::arg("begin"), nb::arg("count"), nb::arg("out"), nb::arg("out_bytes"),
+           nb::arg("out_domain"), nb::arg("deadline_seconds"), nb::arg("memory").none())
+      .def("prefetch", &prefetch, nb::arg("numbers"), nb::arg("numbers_bytes"), nb::arg("type"), nb::arg("domain"));
+  module.def("open_tensor_rows", &open_tensor, nb::arg("context"), nb::arg("path"), nb::arg("tensor"),
+             nb::arg("options"));
+  module.def("open_npy_rows", &open_npy, nb::arg("context"), nb::arg("path"), nb::arg("options"));
+  module.def("open_raw_rows", &open_raw, nb::arg("context"), nb::arg("path"), nb::arg("offset"), nb::arg("row_bytes"),
+             nb::arg("stride_bytes"), nb::arg("count"), nb::arg("options"));
+  module.def("join_rows", &join, nb::arg("parts"));
+  module.def("wait_for_stream", &wait_for_stream, nb::arg("domain"), nb::arg("stream"));
+}
+
+}  // namespace penstock::python

@@ -1,0 +1,10 @@
+// Tables of rows as Python has them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace penstock::python {
+
+void define_rows(nanobind::module_& module);
+
+}  // namespace penstock::python

@@ -1,0 +1,299 @@
+"""Rows of tables that stay on disk."""
+
+import array
+import gc
+import os
+import threading
+
+import numpy
+import pytest
+
+import penstock
+
+ROWS, WIDTH = 500, 33
+
+
+@pytest.fixture
+def table(tmp_path):
+    """(path, what is in it)."""
+    content = numpy.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(numpy.float32)
+    path = tmp_path / "model.safetensors"
+    penstock.numpy.save_file({"other": numpy.ones(3, numpy.int8), "embed": content}, path)
+    return path, content
+
+
+def open_np(path, *arguments, **options):
+    return penstock.Rows(path, *arguments, framework="np", **options)
+
+
+def test_rows_come_in_the_order_of_their_numbers_of_any_type(table):
+    path, content = table
+    rows = open_np(path, "embed")
+    assert len(rows) == ROWS and rows.shape == (ROWS, WIDTH) and rows.dtype == numpy.float32
+    assert rows.row_bytes == WIDTH * 4 and rows.report is None
+    asked = [7, 7, 0, ROWS - 1]
+    for indices in (asked, tuple(asked), array.array("h", asked), memoryview(array.array("Q", asked)),
+                    *(numpy.array(asked, kind) for kind in ("i2", "u2", "i4", "u4", "i8", "u8", ">i4"))):
+        assert numpy.array_equal(rows[indices], content[asked]), type(indices)
+    assert rows.report.outcome == "done" and rows.report.bytes == 4 * rows.row_bytes
+    assert rows.report.cached_rows + rows.report.cold_rows == 4
+    assert "4 rows" not in repr(rows) and "RowsReport(" in repr(rows.report) and "cold" in str(rows.report)
+    assert rows.report.as_dict()["filling"]["outcome"] == "done"
+
+
+def test_numbers_have_any_shape(table):
+    path, content = table
+    rows = open_np(path, "embed")
+    asked = numpy.arange(12).reshape(2, 3, 2)
+    assert numpy.array_equal(rows[asked], content[asked])
+    assert numpy.array_equal(rows[asked[:, ::2]], content[asked[:, ::2]]), "not contiguous"
+    assert numpy.array_equal(rows[[[1, 2], [3, 4]]], content[[[1, 2], [3, 4]]])
+    assert numpy.array_equal(rows[range(5, 100, 7)], content[5:100:7])
+    for none in ([], (), numpy.empty(0, numpy.int32), numpy.array([])):
+        assert rows[none].shape == (0, WIDTH)
+
+
+def test_one_row_and_slices_are_those_of_python(table):
+    path, content = table
+    rows = open_np(path, "embed")
+    for index in (3, -1, numpy.int16(4), numpy.array(5), slice(10, 20), slice(-3, None), slice(20, 10),
+                  slice(None, None, 50), slice(9, 2, -3)):
+        assert numpy.array_equal(rows[index], content[index]), index
+    for index in (ROWS, -ROWS - 1):
+        with pytest.raises(IndexError, match=str(ROWS)):
+            rows[index]
+    with pytest.raises(penstock.InvalidError, match="indices: True"):
+        rows[True]
+    assert len(list(zip(range(3), open_np(path, "embed")))) == 3
+
+
+def test_memory_that_is_given_is_filled(table):
+    path, content = table
+    rows = open_np(path, "embed")
+    memory = numpy.zeros((3, WIDTH), numpy.float32)
+    assert rows.gather([1, 2, 3], memory) is memory
+    assert numpy.array_equal(memory, content[1:4])
+    raw = bytearray(2 * rows.row_bytes)
+    rows.rows(8, 2, raw)
+    assert raw == content[8:10].tobytes()
+    for wrong, what in ((memory[:2], "fill"), (memory.astype(numpy.int32), "elements of int32"), (memory.T, "contiguous"),
+                        (bytes(memory.nbytes), "written"), ("text", "memory")):
+        with pytest.raises(penstock.InvalidError, match="out: .*" + what):
+            rows.gather([1, 2, 3], wrong)
+
+
+def test_bad_numbers_are_refused_by_their_names(table):
+    path, _ = table
+    rows = open_np(path, "embed")
+    memory = numpy.zeros((2, WIDTH), numpy.float32)
+    for bad in ([0, ROWS], [0, -1], numpy.array([0, 1 << 63], numpy.uint64)):
+        with pytest.raises(IndexError, match="indices: .*position 1"):
+            rows.gather(bad, memory)
+    assert not memory.any()
+    for bad in ([0, "a"], [0, 1.5], [0, 1 << 70]):
+        with pytest.raises(penstock.InvalidError, match="indices: .* at position 1"):
+            rows.gather(bad)
+    for bad in (numpy.array([0.5]), numpy.array([True]), 1.5, None, [[1], [2, 3]]):
+        with pytest.raises(penstock.InvalidError, match="indices: "):
+            rows.gather(bad)
+    for begin, count in ((0, ROWS + 1), (ROWS, 1)):
+        with pytest.raises(IndexError, match="begin and count"):
+            rows.rows(begin, count)
+    with pytest.raises(penstock.InvalidError, match="begin is -1"):
+        rows.rows(-1, 2)
+    with pytest.raises(penstock.InvalidError, match="stream: "):
+        rows._wait_for((penstock._memory.Memory(1, 1, "cuda:0", None),), "text")
+
+
+def test_missing_rows_are_zeros_where_that_is_asked_for(table):
+    path, content = table
+    rows = open_np(path, "embed")
+    got = rows.gather([ROWS, 5, -1], zeros_for_missing=True)
+    assert not got[[0, 2]].any() and numpy.array_equal(got[1], content[5])
+    assert rows.report.missing_rows == 2
+
+
+def test_npy_files_and_their_types(tmp_path):
+    for number, kind in enumerate(("<f4", ">f8", "u1", "?", "<c16", "S3", "<i2")):
+        content = numpy.arange(60).reshape(10, 2, 3).astype(kind)
+        path = tmp_path / f"{number}.npy"
+        numpy.save(path, content)
+        rows = open_np(path)
+        assert rows.shape == (10, 2, 3) and rows.dtype == content.dtype
+        assert numpy.array_equal(rows[[9, 1]], content[[9, 1]])
+    with pytest.raises(penstock.UnsupportedError if torch_of() else penstock.Error):
+        penstock.Rows(tmp_path / "4.npy", framework="pt")
+
+
+def torch_of():
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def test_raw_rows(tmp_path):
+    content = numpy.arange(700, dtype=numpy.int16)
+    path = tmp_path / "raw"
+    path.write_bytes(content.tobytes())
+    rows = open_np(path, dtype="I16", row_shape=(7,))
+    assert numpy.array_equal(rows[[3, 99]], content.reshape(100, 7)[[3, 99]])
+    rows = open_np(path, dtype="I16", row_shape=(2, 2), offset=4, stride_bytes=14, count=50)
+    assert numpy.array_equal(rows[49], content[2:].reshape(-1)[49 * 7:49 * 7 + 4].reshape(2, 2))
+    rows = open_np(path, row_bytes=14)
+    assert rows.dtype == numpy.uint8 and rows[1].tobytes() == content[7:14].tobytes()
+    for options, what in (({"row_bytes": 3}, "no whole rows"), ({"dtype": "F5"}, "dtype"), ({"row_shape": (2,)}, "dtype"),
+                          ({"dtype": "F4", "row_shape": (3,)}, "row_shape"), ({"row_bytes": -1}, "row_bytes"),
+                          ({"row_bytes": 2, "row_shape": (3,)}, "row_shape"),
+                          ({"dtype": "F32", "row_shape": (2,), "row_bytes": 9}, "row_bytes is 9"),
+                          ({"tensor": "a", "dtype": "F32"}, "tensor"), ({"offset": 5}, "offset")):
+        with pytest.raises(penstock.InvalidError, match=what):
+            open_np(path, **options)
+
+
+def test_files_are_joined(tmp_path):
+    content = numpy.arange(600, dtype=numpy.float64).reshape(60, 10)
+    paths = [tmp_path / f"{i}.npy" for i in range(3)]
+    for path, part in zip(paths, numpy.array_split(content, 3)):
+        numpy.save(path, part)
+    rows = open_np(paths)
+    asked = [59, 0, 20, 19, 40]
+    assert numpy.array_equal(rows[asked], content[asked]) and "and 2 more" in repr(rows)
+    numpy.save(paths[1], content[:, :3])
+    with pytest.raises(penstock.InvalidError, match="can't be joined"):
+        open_np(paths)
+    with pytest.raises(penstock.InvalidError, match="path"):
+        open_np([])
+    with pytest.raises(FileNotFoundError):
+        open_np([paths[0], tmp_path / "none.npy"])
+
+
+def test_what_is_no_table_is_refused(table, tmp_path):
+    path, _ = table
+    with pytest.raises(penstock.NotFoundError, match="nothing"):
+        open_np(path, "nothing")
+    with pytest.raises(penstock.Error, match="model.safetensors"):
+        open_np(path)  # no .npy file
+    penstock.numpy.save_file({"one": numpy.array(1.0)}, tmp_path / "one.safetensors")
+    with pytest.raises(penstock.UnsupportedError, match="one"):
+        open_np(tmp_path / "one.safetensors", "one")
+    with pytest.raises(penstock.InvalidError, match="framework"):
+        penstock.Rows(path, "embed", framework="jax")
+    with pytest.raises(penstock.InvalidError, match="NumPy has no memory"):
+        open_np(path, "embed", device="cuda:0")[[1]]
+
+
+def test_a_file_that_was_cut_is_an_error(tmp_path):
+    content = numpy.zeros((1000, 1024), numpy.uint8)
+    path = tmp_path / "cut.npy"
+    numpy.save(path, content)
+    for mapping in (True, False):
+        rows = open_np(path, mapping=mapping)
+        assert rows[[999]].shape == (1, 1024)
+        os.truncate(path, 4096)
+        with pytest.raises(penstock.TransferError) as caught:
+            rows[[999]]
+        assert caught.value.code == "truncated"
+        numpy.save(path, content)
+
+
+def test_a_closed_table_and_a_closed_context_refuse(table):
+    path, _ = table
+    with open_np(path, "embed") as rows:
+        rows[0]
+    with pytest.raises(penstock.StateError, match="closed"):
+        rows[0]
+    assert "closed" in repr(rows)
+    context = penstock.Context()
+    rows = open_np(path, "embed", context=context)
+    context.close()
+    with pytest.raises(penstock.StateError, match="closed"):
+        rows[[1]]
+    del context
+    gc.collect()
+    rows.close()
+
+
+def test_prefetch_says_how_much_it_started(table):
+    path, _ = table
+    rows = open_np(path, "embed")
+    assert rows.prefetch([1, 2, 3]) >= 0
+    with pytest.raises(IndexError, match="indices"):
+        rows.prefetch([ROWS])
+
+
+def test_threads_gather_at_the_same_time(table):
+    path, content = table
+    rows = open_np(path, "embed")
+    wrong = []
+
+    def gather(seed):
+        random = numpy.random.default_rng(seed)
+        for _ in range(20):
+            asked = random.integers(0, ROWS, 100)
+            if not numpy.array_equal(rows[asked], content[asked]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=gather, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_tensors_of_torch_are_numbers_and_memory(table):
+    torch = pytest.importorskip("torch")
+    path, content = table
+    rows = penstock.Rows(path, tensor="embed", framework="pt")
+    expected = torch.from_numpy(content)
+    assert rows.dtype == torch.float32 and "torch.float32" in repr(rows)
+    for kind in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        asked = torch.tensor([[5, 5], [0, 99]], dtype=kind)
+        assert torch.equal(rows[asked], expected[asked.long()])
+    assert torch.equal(rows[torch.tensor(3)], expected[3])
+    assert torch.equal(rows[torch.arange(10)[::3]], expected[:10:3])
+    memory = torch.empty(2, WIDTH)
+    version = memory._version
+    rows.gather(torch.tensor([1, 2]), out=memory)
+    assert torch.equal(memory, expected[1:3]) and memory._version > version
+    with pytest.raises(penstock.InvalidError, match="indices: elements of float32"):
+        rows.gather(torch.tensor([1.0]))
+    with pytest.raises(penstock.InvalidError, match="out: has elements of torch.float16"):
+        rows.gather([1, 2], torch.empty(4, WIDTH, dtype=torch.float16))
+    with torch.inference_mode():
+        assert torch.equal(rows[[4]], expected[4:5])
+    if not torch.cuda.is_available():
+        with pytest.raises(penstock.Error, match="cuda:0"):
+            penstock.Rows(path, "embed", framework="pt", device="cuda:0")[[1]]
+
+
+def test_types_that_numpy_lacks_are_torchs(tmp_path):
+    torch = pytest.importorskip("torch")
+    content = torch.randn(20, 8).to(torch.bfloat16)
+    penstock.save_file({"embed": content}, tmp_path / "b.safetensors")
+    assert torch.equal(penstock.Rows(tmp_path / "b.safetensors", "embed", framework="pt")[[3, 1]], content[[3, 1]])
+
+
+def test_an_embedding_gives_what_torchs_gives(table):
+    torch = pytest.importorskip("torch")
+    path, content = table
+    theirs = torch.nn.Embedding.from_pretrained(torch.from_numpy(content))
+    ours = penstock.nn.Embedding(path, "embed")
+    ids = torch.randint(ROWS, (4, 7))
+    assert torch.equal(ours(ids), theirs(ids)) and not ours(ids).requires_grad
+    assert (ours.num_embeddings, ours.embedding_dim) == (ROWS, WIDTH)
+    assert not list(ours.parameters()) and not ours.state_dict() and "embed" in repr(ours)
+    model = torch.nn.Sequential(theirs, torch.nn.Linear(WIDTH, 2))
+    expected = model(ids)
+    model[0] = penstock.nn.Embedding(penstock.Rows(path, "embed", framework="pt"))
+    assert torch.equal(model(ids), expected)
+    assert penstock.nn.Embedding(path, "embed", dtype=torch.float64)(ids).dtype == torch.float64
+    assert ours(torch.empty(0, dtype=torch.int64)).shape == (0, WIDTH)
+    with pytest.raises(IndexError, match=str(ROWS)):
+        ours(torch.tensor([ROWS]))
+    with pytest.raises(penstock.InvalidError, match="table"):
+        penstock.nn.Embedding(ours.table, "embed")
+    with pytest.raises(penstock.InvalidError, match="table"):
+        penstock.nn.Embedding(open_np(path, "embed"))
