@@ -13,7 +13,7 @@
 #            and more layouts of the comparison with other loaders
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes), and PENSTOCK_GATHERS
-#            gathers of rows (default: 100,000)
+#            gathers of rows (default: 100,000); then PENSTOCK_REPLAYS replays of a graph with rows (default: 100,000)
 #   nvme     the NVMe driver against a controller that misbehaves, with PENSTOCK_NVME_SEEDS seeds of 3,000 operations and
 #            PENSTOCK_NVME_LONG_SEEDS of 100,000 (default: 2,000 and 50)
 #   guest    the NVMe driver in a guest of the other architecture, cross-compiled; Debian only
@@ -78,7 +78,9 @@ run_fuzz() {
 }
 
 run_seeds() {
-  build release fault && PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} PENSTOCK_GATHERS=${PENSTOCK_GATHERS:-100000} build/bin/fault
+  build release fault gpu &&
+    PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} PENSTOCK_GATHERS=${PENSTOCK_GATHERS:-100000} build/bin/fault &&
+    PENSTOCK_REPLAYS=${PENSTOCK_REPLAYS:-100000} build/bin/gpu --gtest_filter='RowsPlans.*'
 }
 
 run_nvme() {

@@ -1,6 +1,7 @@
 #include "rows.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "gil.h"
 #include "penstock/cuda.h"
 #include "penstock/rows.h"
+#include "penstock/rows_plan.h"
 
 namespace nb = nanobind;
 
@@ -179,6 +182,65 @@ void wait_for_stream(const std::string& domain, std::uintptr_t stream) {
   }
 }
 
+// A plan, and the Context that it needs: it closes when the last of both goes.
+class PythonRowsPlan {
+ public:
+  PythonRowsPlan(std::shared_ptr<Context> context, RowsPlan plan)
+      : context_(std::move(context)), plan_(std::move(plan)) {}
+  PythonRowsPlan(PythonRowsPlan&&) = default;
+  PythonRowsPlan& operator=(PythonRowsPlan&&) = delete;
+  ~PythonRowsPlan() { close(); }
+
+  RowsPlan& get() { return plan_; }
+  void close() {
+    const WithoutGil released;
+    { const RowsPlan closing = std::move(plan_); }
+    context_.reset();
+  }
+
+ private:
+  std::shared_ptr<Context> context_;  // shared with Python's
+  RowsPlan plan_;
+};
+
+PythonRowsPlan make_plan(const std::vector<const PythonRows*>& tables, const std::string& domain,
+                         std::uint64_t most_rows, bool zeros_for_missing, double deadline_seconds) {
+  const Domain gpu = value_or_raise(Domain::parse(domain));
+  auto context = tables.front()->context();
+  std::vector<Rows> all;
+  for (const PythonRows* table : tables) all.push_back(table->rows());
+  const RowsPlanOptions options{.zeros_for_missing = zeros_for_missing, .deadline_seconds = deadline_seconds};
+  auto plan = without_gil([&] { return RowsPlan::make(gpu, all, most_rows, options); });
+  return {std::move(context), value_or_raise(std::move(plan))};
+}
+
+// (table, type, numbers, their bytes, rows, their bytes, status or 0)
+using PythonGather =
+    std::tuple<std::size_t, unsigned, std::uintptr_t, std::size_t, std::uintptr_t, std::size_t, std::uintptr_t>;
+
+void enqueue(PythonRowsPlan& self, std::uintptr_t stream, const std::string& domain,
+             const std::vector<PythonGather>& given) {
+  std::vector<PlannedGather> gathers;
+  for (const auto& [table, type, numbers, numbers_bytes, rows, rows_bytes, status] : given) {
+    gathers.push_back({.table = table,
+                       .numbers = numbers_of(region_of(numbers, numbers_bytes, domain), type),
+                       .memory = region_of(rows, rows_bytes, domain),
+                       .status = status == 0 ? Region() : region_of(status, sizeof(std::uint32_t), domain)});
+  }
+  check(without_gil([&] { return self.get().enqueue({reinterpret_cast<void*>(stream)}, gathers); }));
+}
+
+nb::dict plan_report(PythonRowsPlan& self) {
+  const RowsPlanReport report = self.get().report();
+  nb::dict result;
+  result["rounds"] = report.rounds;
+  result["rows"] = report.rows;
+  result["cold_rows"] = report.cold_rows;
+  result["missing_rows"] = report.missing_rows;
+  result["failed_gathers"] = report.failed_gathers;
+  return result;
+}
+
 }  // namespace
 
 void define_rows(nb::module_& module) {
@@ -203,6 +265,13 @@ void define_rows(nb::module_& module) {
   module.def("open_npy_rows", &open_npy, nb::arg("context"), nb::arg("path"), nb::arg("options"));
   module.def("open_raw_rows", &open_raw, nb::arg("context"), nb::arg("path"), nb::arg("offset"), nb::arg("row_bytes"),
              nb::arg("stride_bytes"), nb::arg("count"), nb::arg("options"));
+  nb::class_<PythonRowsPlan>(module, "RowsPlan")
+      .def("enqueue", &enqueue, nb::arg("stream"), nb::arg("domain"), nb::arg("gathers"))
+      .def("check", [](PythonRowsPlan& self) { check(self.get().check()); })
+      .def("report", &plan_report)
+      .def("close", &PythonRowsPlan::close);
+  module.def("plan_rows", &make_plan, nb::arg("tables"), nb::arg("domain"), nb::arg("most_rows"),
+             nb::arg("zeros_for_missing"), nb::arg("deadline_seconds"));
   module.def("join_rows", &join, nb::arg("parts"));
   module.def("wait_for_stream", &wait_for_stream, nb::arg("domain"), nb::arg("stream"));
 }

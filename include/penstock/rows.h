@@ -124,6 +124,8 @@ struct GatheredRows {
 
 // Made by default: of no rows; calls fail with Code::invalid_argument.
 class PENSTOCK_EXPORT Rows {
+  friend class RowsPlan;
+
  public:
   // By any name that Model::open takes. A row is one step of the slowest dimension; a quantized one is whole blocks, or
   // the tensor is refused.

@@ -39,6 +39,9 @@ using CuModule = struct CuModuleTag*;
 using CuFunction = struct CuFunctionTag*;
 using CuGraph = struct CuGraphTag*;
 using CuGraphExecutable = struct CuGraphExecutableTag*;
+using CuGraphNode = struct CuGraphNodeTag*;
+using CuUserObject = struct CuUserObjectTag*;
+using CuHostFunction = void (*)(void*);
 
 // Addresses of GPUs are numbers to the driver, and pointers to everyone else.
 inline CuDevicePtr device_address(const std::byte* pointer) {
@@ -57,6 +60,9 @@ inline constexpr unsigned cu_host_register_device_map = 2;
 inline constexpr unsigned cu_wait_value_geq = 0;
 inline constexpr unsigned cu_write_value_default = 0;
 inline constexpr int cu_capture_status_none = 0;
+inline constexpr int cu_capture_status_active = 1;
+inline constexpr unsigned cu_user_object_no_destructor_sync = 1;
+inline constexpr unsigned cu_graph_user_object_move = 1;
 inline constexpr int cu_capture_mode_global = 0;
 inline constexpr int cu_capture_mode_thread_local = 1;
 inline constexpr int cu_capture_mode_relaxed = 2;
@@ -98,6 +104,12 @@ struct CuMemcpyAttributes {
   unsigned flags;
 };
 inline constexpr int cu_source_access_order_stream = 1;
+
+struct CuHostNodeParameters {
+  CuHostFunction function;
+  void* argument;
+};
+struct CuGraphEdgeData;
 
 // Rows of `width_bytes`, each `pitch` after the one before.
 struct CuMemcpy2d {
@@ -172,7 +184,17 @@ struct CuMemcpy2d {
     (CuStream stream, CuDevicePtr address, std::uint32_t value, unsigned flags))                                    \
   X(copy_batch, cuMemcpyBatchAsync_v2,                                                                              \
     (CuDevicePtr * to, CuDevicePtr * from, std::size_t * bytes, std::size_t count, CuMemcpyAttributes * attributes, \
-     std::size_t * attribute_starts, std::size_t attribute_count, CuStream stream))
+     std::size_t * attribute_starts, std::size_t attribute_count, CuStream stream))                                 \
+  X(stream_get_capture_info, cuStreamGetCaptureInfo_v3,                                                             \
+    (CuStream stream, int* status, std::uint64_t* id, CuGraph* graph, const CuGraphNode** dependencies,             \
+     const CuGraphEdgeData** edges, std::size_t* dependency_count))                                                 \
+  X(graph_add_host_node, cuGraphAddHostNode,                                                                        \
+    (CuGraphNode * node, CuGraph graph, const CuGraphNode* dependencies, std::size_t dependency_count,              \
+     const CuHostNodeParameters* parameters))                                                                       \
+  X(user_object_create, cuUserObjectCreate,                                                                         \
+    (CuUserObject * object, void* pointer, CuHostFunction destroy, unsigned references, unsigned flags))            \
+  X(graph_retain_user_object, cuGraphRetainUserObject,                                                              \
+    (CuGraph graph, CuUserObject object, unsigned references, unsigned flags))
 
 struct Api {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration

@@ -86,6 +86,9 @@ static_assert(cu_host_register_device_map == CU_MEMHOSTREGISTER_DEVICEMAP);
 static_assert(cu_wait_value_geq == CU_STREAM_WAIT_VALUE_GEQ);
 static_assert(cu_write_value_default == CU_STREAM_WRITE_VALUE_DEFAULT);
 static_assert(cu_capture_status_none == CU_STREAM_CAPTURE_STATUS_NONE);
+static_assert(cu_capture_status_active == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+static_assert(cu_user_object_no_destructor_sync == CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+static_assert(cu_graph_user_object_move == CU_GRAPH_USER_OBJECT_MOVE);
 static_assert(cu_capture_mode_global == CU_STREAM_CAPTURE_MODE_GLOBAL);
 static_assert(cu_capture_mode_thread_local == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 static_assert(cu_capture_mode_relaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -123,6 +126,9 @@ static_assert(offsetof(CuMemcpyAttributes, source_access_order) == offsetof(CUme
 static_assert(offsetof(CuMemcpyAttributes, source_hint) == offsetof(CUmemcpyAttributes, srcLocHint));
 static_assert(offsetof(CuMemcpyAttributes, destination_hint) == offsetof(CUmemcpyAttributes, dstLocHint));
 static_assert(offsetof(CuMemcpyAttributes, flags) == offsetof(CUmemcpyAttributes, flags));
+
+static_assert(sizeof(CuHostNodeParameters) == sizeof(CUDA_HOST_NODE_PARAMS));
+static_assert(offsetof(CuHostNodeParameters, argument) == offsetof(CUDA_HOST_NODE_PARAMS, userData));
 
 static_assert(sizeof(CuMemcpy2d) == sizeof(CUDA_MEMCPY2D));
 static_assert(offsetof(CuMemcpy2d, source_y) == offsetof(CUDA_MEMCPY2D, srcY));

@@ -292,3 +292,67 @@ def test_rows_go_to_gpu_memory_by_numbers_that_may_lie_there(driver, tmp_path):
         table.gather(CudaArray(numbers, (4,)), (memory, 1600, 0))
     with pytest.raises(penstock.InvalidError, match="NumPy has no memory on cuda:0"):
         table.gather(CudaArray(numbers, (4,), typestr="<i4"))
+
+
+def test_rows_are_planned_on_streams_and_in_graphs(driver, tmp_path):
+    content = numpy.arange(5000, dtype=numpy.float32).reshape(50, 100)
+    numpy.save(tmp_path / "table.npy", content)
+    context = penstock.Context()
+    table = penstock.Rows(tmp_path / "table.npy", framework="np", context=context)
+    plan = penstock.RowsPlan(table, 8, device="cuda:0")
+    assert "8 rows of 1 tables on cuda:0" in repr(plan)
+    numbers, memory, word, stream = driver.allocate(128), driver.allocate(4096), driver.allocate(4), driver.stream()
+    indices, out = CudaArray(numbers, (4,), typestr="<i8"), (memory, 1600, "cuda:0")
+
+    def ask(asked):
+        driver.poke(numbers, numpy.array(asked, numpy.int64).tobytes())
+
+    def got():
+        driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+        return driver.peek(memory, 1600), int.from_bytes(driver.peek(word, 4), "little")
+
+    ask([49, 3, 3, 0])
+    assert plan.gather(indices, out, status=(word, 4, 0), stream=stream) is out
+    assert got() == (content[[49, 3, 3, 0]].tobytes(), 0)
+
+    driver.call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 0)
+    plan.gather_all([(indices, out, 0, (word, 4, 0))], stream=stream)
+    graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    driver.call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+    driver.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+    for first in range(40):
+        ask(range(first, first + 4))
+        driver.call("cuGraphLaunch", executable, ctypes.c_void_p(stream))
+        assert got() == (content[first:first + 4].tobytes(), 0)
+    assert plan.report["rounds"] == 41 and plan.report["rows"] == 164
+    ask([0, 50, 1, 2])
+    driver.call("cuGraphLaunch", executable, ctypes.c_void_p(stream))
+    rows, status = got()
+    assert rows == bytes(1600) and status != 0
+    with pytest.raises(IndexError, match="50 at position 1"):
+        plan.check()
+    plan.check()
+    for wrong, what in ((lambda: plan.gather(indices, (memory, 1599, 0)), "out: .*fill"),
+                        (lambda: plan.gather([1, 2], out), "indices: memory of host"),
+                        (lambda: plan.gather(indices, bytearray(1600)), "out: memory of host"),
+                        (lambda: plan.gather(indices, out, table=1), "table"),
+                        (lambda: plan.gather(indices, out, status=(memory, 8, 0)), "status"),
+                        (lambda: plan.gather_all([]), "gathers"),
+                        (lambda: penstock.RowsPlan(table, 8, device="cpu"), "device"),
+                        (lambda: penstock.RowsPlan([], 8, device=0), "tables"),
+                        (lambda: penstock.RowsPlan(table, -1, device=0), "most_rows")):
+        with pytest.raises(penstock.InvalidError, match=what):
+            wrong()
+    with pytest.raises(IndexError, match="plan for 8"):
+        plan.gather(CudaArray(numbers, (9,), typestr="<i8"), (memory, 3600, 0), stream=stream)
+    driver.library.fake_cuda_set_synchronizing_calls_block(0, 0)
+    context.close()
+    plan.close()
+    ask([1, 2, 3, 4])
+    driver.call("cuGraphLaunch", executable, ctypes.c_void_p(stream))
+    rows, status = got()
+    assert rows == bytes(1600) and status != 0, "the graph goes on"
+    with pytest.raises(penstock.StateError, match="closed"):
+        plan.check()
+    driver.call("cuGraphExecDestroy", executable)
+    driver.call("cuGraphDestroy", graph)

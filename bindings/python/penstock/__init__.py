@@ -17,6 +17,7 @@ from ._models import Tensors, load_file, load_file_async, load_into, load_models
 from ._patch import patch, unpatch
 from ._report import Report
 from ._rows import Rows, RowsReport
+from ._rows_plan import RowsPlan
 from ._safe_open import safe_open
 from ._stores import Store, open
 from ._streaming import Stream, stream
@@ -27,7 +28,7 @@ __version__: str = _core.version()
 
 __all__ = [
     "Context", "DeniedError", "DirectoryError", "Error", "InvalidError", "MismatchError", "NoMemoryError",
-    "NotFoundError", "RangeError", "Report", "Rows", "RowsReport", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "TimedOutError",
+    "NotFoundError", "RangeError", "Report", "Rows", "RowsPlan", "RowsReport", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "TimedOutError",
     "TransferError", "UnsupportedError", "default_context", "deserialize",
     "doctor", "engines", "gpus", "load_file", "load_file_async", "load_into", "load_models", "open", "patch", "read_into", "read_into_async",
     "safe_open", "save_file", "serialize", "serialize_file", "stream", "unpatch", "verify",

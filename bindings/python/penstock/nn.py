@@ -8,6 +8,7 @@ import torch
 
 from ._errors import invalid
 from ._rows import Rows
+from ._rows_plan import RowsPlan
 
 
 class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
@@ -16,11 +17,12 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         model.embed_tokens = penstock.nn.Embedding("model.safetensors", "embed_tokens.weight")
 
     The table is a Rows, or what Rows takes. Rows arrive on the device of the token ids, or on `device`, and as `dtype`,
-    or as the file has them. There is nothing to train: the module has no parameters, and no entry in a state_dict.
+    or as the file has them. With `most_tokens`, at most so many at a time go through a RowsPlan: the module works inside
+    torch.cuda.graph then, and waits for nothing. There is nothing to train: the module has no parameters, and no entry in a state_dict.
     """
 
     def __init__(self, table: Any, tensor: Optional[str] = None, *, device: Any = None,
-                 dtype: Optional[torch.dtype] = None, **options: Any) -> None:
+                 dtype: Optional[torch.dtype] = None, most_tokens: Optional[int] = None, **options: Any) -> None:
         super().__init__()
         if isinstance(table, Rows):
             if tensor is not None or options:
@@ -34,11 +36,25 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         self.num_embeddings, self.embedding_dim = table.shape
         self._device = None if device is None else torch.device(device)
         self._dtype = dtype
+        self._most_tokens = most_tokens
+        self._plans: dict[torch.device, RowsPlan] = {}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         room = torch.empty((*input.shape, self.embedding_dim), dtype=self.table.dtype, device=self._device or input.device)
-        rows: torch.Tensor = self.table.gather(input, room)
+        rows: torch.Tensor
+        if self._most_tokens is not None and input.is_cuda and room.device == input.device and input.numel():
+            rows = self.plan(input.device).gather(input, room)
+        else:
+            rows = self.table.gather(input, room)
         return rows if self._dtype is None else rows.to(self._dtype)
+
+    def plan(self, device: torch.device) -> RowsPlan:
+        """That of a GPU, whose check() tells what replays of a graph met."""
+        if device not in self._plans:
+            if self._most_tokens is None:
+                raise invalid("most_tokens was not given", "give it when the module is made")
+            self._plans[device] = RowsPlan(self.table, self._most_tokens, device=device)
+        return self._plans[device]
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.table!r}"

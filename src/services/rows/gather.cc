@@ -152,6 +152,20 @@ Sorted sort_out(const Table& table, const RowNumbers& numbers, bool all_are_rows
   return sorted;
 }
 
+// Where those of the rows from the position `first` on lie that are in a mapping, or would be.
+void point_to_mapped(const Table& table, const RowNumbers& numbers, std::size_t first,
+                     std::span<const std::byte*> sources) {
+  const Layout& layout = *table.layout();
+  with_numbers(numbers, [&](auto span) {
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      const std::uint64_t row = row_of(span[first + i]);
+      if (row >= table.info().rows) continue;
+      const Layout::Part& part = layout.parts[layout.part_of(row)];
+      if (part.data != nullptr) sources[i] = part.data + (row - part.first_row) * part.stride_bytes;
+    }
+  });
+}
+
 // So many rows of a gather as have room in the scratch.
 struct Turn {
   std::size_t first = 0;  // a position
@@ -291,7 +305,7 @@ class Gather {
       if (!report.ok()) return *report.error;
     }
     std::vector<const std::byte*> sources(turn.count);
-    point_to_mapped(turn, sources);
+    point_to_mapped(table_, numbers_, turn.first, sources);
     place_cold(table_, turn.plan, turn.cold, [&](const ColdRow& cold, std::uint64_t offset) {
       sources[cold.position - turn.first] = turn.scratch.data() + offset;
     });
@@ -304,18 +318,6 @@ class Gather {
         fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), {turn.first, turn.count}, scratch);
     if (status && turn.scratch.size_bytes() != 0) table_.give_scratch(std::move(turn.scratch));
     return status;
-  }
-
-  void point_to_mapped(const Turn& turn, std::vector<const std::byte*>& sources) const {
-    const Layout& layout = *table_.layout();
-    with_numbers(numbers_, [&](auto span) {
-      for (std::size_t i = 0; i < turn.count; ++i) {
-        const std::uint64_t row = row_of(span[turn.first + i]);
-        if (row >= table_.info().rows) continue;
-        const Layout::Part& part = layout.parts[layout.part_of(row)];
-        if (part.data != nullptr) sources[i] = part.data + (row - part.first_row) * part.stride_bytes;
-      }
-    });
   }
 
   struct Positions {
@@ -390,6 +392,18 @@ RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, 
   auto host = HostNumbers::of(numbers);
   if (!host) return failed(std::move(host).error());
   return Gather(table, *host, memory, options).run();
+}
+
+Result<MappedFill> mapped_fill(const Table& table, const RowNumbers& numbers, const GatherOptions& options) {
+  Status all_are_rows = check_numbers(table, numbers);
+  if (!all_are_rows && !options.zeros_for_missing) return std::move(all_are_rows).error();
+  look(table, numbers);
+  const Sorted sorted = sort_out(table, numbers, all_are_rows.ok());
+  if (!sorted.cold.empty()) return MappedFill{};
+  if (sorted.missing.empty()) return MappedFill{std::make_unique<Fill>(table.layout(), numbers), 0};
+  std::vector<const std::byte*> sources(numbers.size());
+  point_to_mapped(table, numbers, 0, sources);
+  return MappedFill{std::make_unique<Fill>(table.layout(), std::move(sources)), sorted.missing.size()};
 }
 
 RowsReport read_rows(const Table& table, Interval rows, Region memory, const GatherOptions& options) {

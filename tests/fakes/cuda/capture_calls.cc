@@ -55,3 +55,67 @@ FAKE_CUDA_EXPORT CuResult cuGraphExecDestroy(CuGraphExecutable executable) {
 FAKE_CUDA_EXPORT CuResult cuGraphDestroy(CuGraph graph) {
   return call(__func__, [&](Driver& d, Lock&) { return d.graphs.erase(graph) == 0 ? cu_invalid_value : cu_success; });
 }
+
+// The fake knows of no nodes: one that follows others comes after all that the stream was given.
+FAKE_CUDA_EXPORT CuResult cuStreamGetCaptureInfo_v3(CuStream stream, int* status, std::uint64_t* id, CuGraph* graph,
+                                                    const CuGraphNode** dependencies, const CuGraphEdgeData** edges,
+                                                    std::size_t* dependency_count) {
+  return call_of_stream(__func__, stream, [&](Driver&, Lock&, const std::shared_ptr<Stream>& found) {
+    if (status == nullptr) return cu_invalid_value;
+    *status = found->capture == nullptr ? cu_capture_status_none : cu_capture_status_active;
+    if (found->capture == nullptr) return cu_success;
+    if (found->capture->is_spoilt) return cu_stream_capture_invalidated;
+    if (id != nullptr) *id = reinterpret_cast<std::uintptr_t>(found->capture->graph);
+    if (graph != nullptr) *graph = found->capture->graph;
+    if (dependencies != nullptr) *dependencies = nullptr;
+    if (edges != nullptr) *edges = nullptr;
+    if (dependency_count != nullptr) *dependency_count = 0;
+    return cu_success;
+  });
+}
+
+FAKE_CUDA_EXPORT CuResult cuGraphAddHostNode(CuGraphNode* node, CuGraph graph, const CuGraphNode* /*dependencies*/,
+                                             std::size_t /*dependency_count*/, const CuHostNodeParameters* parameters) {
+  return call(__func__, [&](Driver& d, Lock&) {
+    Capture* const capture = d.capture_of(graph);
+    if (node == nullptr || capture == nullptr || parameters == nullptr) return cu_invalid_value;
+    *node = d.new_handle<CuGraphNode>();
+    Operation operation;
+    operation.run = [given = *parameters](Lock& lock) -> CuResult {
+      lock.unlock();
+      start_watching();
+      given.function(given.argument);
+      stop_watching();
+      lock.lock();
+      return cu_success;
+    };
+    capture->operations.push_back(std::move(operation));
+    return cu_success;
+  });
+}
+
+FAKE_CUDA_EXPORT CuResult cuUserObjectCreate(CuUserObject* object, void* pointer, CuHostFunction destroy,
+                                             unsigned references, unsigned flags) {
+  return call(__func__, [&](Driver& d, Lock&) {
+    if (object == nullptr || destroy == nullptr || references != 1 || flags != cu_user_object_no_destructor_sync) {
+      return cu_invalid_value;
+    }
+    *object = d.new_handle<CuUserObject>();
+    d.user_objects[*object] = std::make_shared<UserObject>(pointer, destroy);
+    return cu_success;
+  });
+}
+
+FAKE_CUDA_EXPORT CuResult cuGraphRetainUserObject(CuGraph graph, CuUserObject object, unsigned references,
+                                                  unsigned flags) {
+  return call(__func__, [&](Driver& d, Lock&) {
+    Capture* const capture = d.capture_of(graph);
+    const auto found = d.user_objects.find(object);
+    if (capture == nullptr || found == d.user_objects.end() || references != 1 || flags != cu_graph_user_object_move) {
+      return cu_invalid_value;
+    }
+    capture->objects.push_back(std::move(found->second));
+    d.user_objects.erase(found);
+    return cu_success;
+  });
+}

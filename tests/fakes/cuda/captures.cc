@@ -11,7 +11,7 @@ namespace {
 
 // The manual has no list of calls that are "potentially unsafe". Here all are but those that give a stream work, ask
 // about devices and streams, or are about contexts and captures themselves.
-constexpr std::array<std::string_view, 29> safe_calls = {
+constexpr std::array<std::string_view, 33> safe_calls = {
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -41,6 +41,10 @@ constexpr std::array<std::string_view, 29> safe_calls = {
     "cuStreamWriteValue32_v2",
     "cuEventRecord",
     "cuLaunchKernel",
+    "cuStreamGetCaptureInfo_v3",
+    "cuGraphAddHostNode",
+    "cuUserObjectCreate",
+    "cuGraphRetainUserObject",
 };
 
 }  // namespace
@@ -73,7 +77,8 @@ void Driver::spoil(Capture& capture, const std::string& how) {
 CuResult Driver::begin_capture(Stream& stream, int mode) {
   if (stream.is_legacy || mode < cu_capture_mode_global || mode > cu_capture_mode_relaxed) return cu_invalid_value;
   if (stream.capture != nullptr) return cu_invalid_value;
-  stream.capture = std::make_shared<Capture>(Capture{.thread = this_thread(), .mode = mode});
+  stream.capture =
+      std::make_shared<Capture>(Capture{.thread = this_thread(), .mode = mode, .graph = new_handle<CuGraph>()});
   captures.push_back(stream.capture);
   return cu_success;
 }
@@ -86,9 +91,25 @@ CuResult Driver::end_capture(Stream& stream, CuGraph& graph) {
   const auto capture = std::exchange(stream.capture, nullptr);
   std::erase(captures, capture);
   if (capture->is_spoilt) return cu_stream_capture_invalidated;
-  graph = new_handle<CuGraph>();
-  graphs[graph] = Graph{stream.device, std::move(capture->operations)};
+  // A program may wait for whatever it likes. The library resets the word in the graph: otherwise the wait is one of a
+  // request that was captured by mistake, and lets all replays through but the first.
+  for (auto wait = capture->operations.begin(); wait != capture->operations.end(); ++wait) {
+    const bool is_reset = std::any_of(wait, capture->operations.end(), [&](const Operation& later) {
+      return !later.waits_for_value && later.word == wait->word;
+    });
+    if (wait->waits_for_value && wait->is_of_library && !is_reset)
+      breach("a wait for a value was captured into a graph");
+  }
+  graph = capture->graph;
+  graphs[graph] = Graph{stream.device, std::move(capture->operations), std::move(capture->objects)};
   return cu_success;
+}
+
+Capture* Driver::capture_of(CuGraph graph) const {
+  for (const auto& capture : captures) {
+    if (capture->graph == graph) return capture.get();
+  }
+  return nullptr;
 }
 
 void Driver::forget_captures() {

@@ -71,6 +71,8 @@ struct Operation {
   std::size_t bytes_to_device = 0;  // what the bandwidth limit counts
   std::size_t bytes_from_device = 0;
   bool waits_for_value = false;
+  CuDevicePtr word = 0;        // that it waits for, or writes
+  bool is_of_library = false;  // captured by a thread whose calls are relaxed, as the library's are
   std::uint64_t healings = 0;  // of the device when it was queued
   std::function<bool()> ready = [] { return true; };
   std::function<CuResult(Lock&)> run = [](Lock&) { return cu_success; };
@@ -85,12 +87,25 @@ struct Channel {
   bool is_closing = false;  // ends when it has run what it holds
 };
 
+// What a program ties to a graph: told when the last graph that has it goes.
+struct UserObject {
+  void* pointer;
+  CuHostFunction destroy;
+
+  UserObject(void* given, CuHostFunction function) : pointer(given), destroy(function) {}
+  UserObject(const UserObject&) = delete;
+  UserObject& operator=(const UserObject&) = delete;
+  ~UserObject() { destroy(pointer); }
+};
+
 // A graph in the making, of what one stream is given meanwhile.
 struct Capture {
   std::uint64_t thread;
   int mode;
+  CuGraph graph;
   bool is_spoilt = false;
   std::vector<Operation> operations;  // without their stream
+  std::vector<std::shared_ptr<UserObject>> objects;
 };
 
 struct Stream {
@@ -115,9 +130,11 @@ struct Module {
   Device* device;
 };
 
+// All in one row: branches are run one after the other.
 struct Graph {
   Device* device;
   std::vector<Operation> operations;
+  std::vector<std::shared_ptr<UserObject>> objects;
 };
 
 struct Function {
@@ -193,6 +210,7 @@ struct Driver {
   std::vector<std::shared_ptr<Capture>> captures;
   std::map<CuGraph, Graph> graphs;
   std::map<CuGraphExecutable, Graph> executables;
+  std::map<CuUserObject, std::shared_ptr<UserObject>> user_objects;  // that no graph has yet
   // Neither handles nor buffer ids are ever used again, so a stale one is always noticed.
   std::uint64_t last_handle = 0x1000;
   std::uint64_t last_buffer_id = 0;
@@ -254,6 +272,8 @@ struct Driver {
   void spoil(Capture& capture, const std::string& how);
   CuResult begin_capture(Stream& stream, int mode);
   CuResult end_capture(Stream& stream, CuGraph& graph);
+  // By the handle that its graph will have; null where there is none.
+  Capture* capture_of(CuGraph graph) const;
   void forget_captures();
   // A capture of a stream that the legacy one waits for; null where there is none.
   std::shared_ptr<Capture> capture_beside(const Stream& legacy) const;

@@ -93,6 +93,7 @@ FAKE_CUDA_EXPORT CuResult cuStreamWriteValue32_v2(CuStream stream, CuDevicePtr a
   return call_on_stream(__func__, stream, [&](Driver& d, Lock&, const std::shared_ptr<Stream>& found) {
     if (flags != 0 || address % sizeof value != 0 || word_at(d, address) == nullptr) return cu_invalid_value;
     auto operation = operation_on(found);
+    operation->word = address;
     operation->run = [&d, address, value](Lock&) -> CuResult {
       std::uint32_t* const word = word_at(d, address);
       if (word == nullptr) return cu_illegal_address;
@@ -113,6 +114,7 @@ FAKE_CUDA_EXPORT CuResult cuStreamWaitValue32_v2(CuStream stream, CuDevicePtr ad
     if (flags != cu_wait_value_geq || address % sizeof value != 0 || word() == nullptr) return cu_invalid_value;
     auto operation = operation_on(found);
     operation->waits_for_value = true;
+    operation->word = address;
     operation->ready = [word, value] {
       return word() == nullptr || static_cast<std::int32_t>(__atomic_load_n(word(), __ATOMIC_ACQUIRE) - value) >= 0;
     };

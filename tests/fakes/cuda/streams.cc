@@ -77,11 +77,8 @@ std::vector<Point> Driver::implied_order(const Stream& stream) {
 CuResult Driver::enqueue(std::unique_ptr<Operation> operation) {
   Stream& stream = *operation->stream;
   if (stream.capture != nullptr) {
-    // A program may; the library, whose calls are relaxed, must not: its requests are not repeated.
-    if (operation->waits_for_value && capture_mode() == cu_capture_mode_relaxed) {
-      breach("a wait for a value was captured into a graph");
-    }
     if (stream.capture->is_spoilt) return cu_stream_capture_invalidated;
+    operation->is_of_library = capture_mode() == cu_capture_mode_relaxed;
     operation->stream.reset();
     stream.capture->operations.push_back(std::move(*operation));
     return cu_success;
