@@ -96,6 +96,7 @@ Result<std::shared_ptr<RendezvousState>> RendezvousState::create(Device& gpu, Re
   state->words_ = *words;
   state->ask_word().store(0, std::memory_order_relaxed);
   state->answer_word().store(0, std::memory_order_relaxed);
+  const Current current(gpu);
   auto mark = gpu.take_event();
   if (!mark) return std::move(mark).error();
   state->mark_ = *mark;

@@ -11,14 +11,14 @@
 namespace penstock::rows {
 namespace {
 
-constexpr std::uint64_t line_bytes = 64;
+constexpr std::uint64_t slot_line_bytes = 64;
 // A block of the GPU's copies so much at once; long rounds more, so that the list stays short.
 constexpr std::uint64_t shortest_copy_bytes = 4096;
 // A thread copies so much at once: less is not worth handing to another.
 constexpr std::size_t share_bytes = 32 << 10;
 
 std::uint64_t aligned(std::uint64_t bytes) {
-  return (bytes + line_bytes - 1) / line_bytes * line_bytes;
+  return (bytes + slot_line_bytes - 1) / slot_line_bytes * slot_line_bytes;
 }
 
 void add_copies(std::vector<GpuCopy>& list, GpuCopy whole, std::uint64_t longest) {
@@ -46,7 +46,7 @@ Status Plan::prepare() {
   for (const auto& table : tables_) row_bytes = std::max(row_bytes, table->info().row_bytes);
   std::uint64_t bytes = 0;
   if (__builtin_mul_overflow(most_rows_, row_bytes + sizeof(std::uint64_t), &bytes)) return out_of_memory();
-  auto slot = make_slot(bytes + 4 * line_bytes * tables_.size());
+  auto slot = make_slot(bytes + 4 * slot_line_bytes * tables_.size());
   if (!slot) return std::move(slot).error();
   slots_.push_back(std::move(*slot));
   return {};
@@ -98,7 +98,7 @@ Status Plan::check_gathers(std::span<const PlannedGather> gathers) const {
 std::uint64_t Plan::needed_bytes(std::span<const PlannedGather> gathers) const {
   std::uint64_t bytes = 0;
   for (const PlannedGather& each : gathers) {
-    bytes += aligned(each.numbers.memory().size_bytes) + line_bytes + aligned(each.memory.size_bytes);
+    bytes += aligned(each.numbers.memory().size_bytes) + slot_line_bytes + aligned(each.memory.size_bytes);
   }
   return bytes;
 }
@@ -141,7 +141,7 @@ Plan::Copies Plan::lay_out(Round& round, std::span<const PlannedGather> gathers)
     const Region& numbers = each.numbers.memory();
     std::byte* const host = round.memory.data() + offset;
     const std::uint64_t status_offset = aligned(numbers.size_bytes);
-    const std::uint64_t rows_offset = status_offset + line_bytes;
+    const std::uint64_t rows_offset = status_offset + slot_line_bytes;
     const std::uint64_t address = round.address + offset;
     round.parts.push_back({each.table, RowNumbers(each.numbers.type(), Region::host(host, numbers.size_bytes)),
                            std::span(host + rows_offset, each.memory.size_bytes), host + status_offset});
