@@ -386,9 +386,61 @@ def row_write(setup):
             return {"rows": rows, "attempts": attempts, "sweep": sweep, "ready": program.ready}
 
 
+def rows_program(setup, row_bytes, *more):
+    return Program([setup.program("bench_gpu_rows"), setup.file, "--row-bytes", row_bytes, "--rows", setup.range_count,
+                    "--threads", len(os.sched_getaffinity(0)), *more], timeout_s=120)
+
+
+def row_tables(setup):
+    """Random rows of a cached table to the GPU, against a parallel copy by hand from a mapping, and in replayed graphs."""
+    seconds = setup.round_seconds
+    hand = f"copied by hand from a mapping, {len(os.sched_getaffinity(0))} threads"
+    rows, attempts = [], {}
+    harness.make_cached(setup.file)
+    for row_bytes in (256, 1024, 4096):
+        with rows_program(setup, row_bytes) as table_of:
+            contenders = {hand: lambda: table_of.ask(f"hand {seconds}"),
+                          "penstock": lambda: table_of.ask(f"run {seconds}"),
+                          "penstock, numbers on the GPU": lambda: table_of.ask(f"indices {seconds}")}
+            for contender in contenders.values():
+                contender()
+            title = f"rows of {table.size(row_bytes)}, cached, to the GPU"
+            decided, attempts[title] = setup.decide(lambda: setup.race(contenders), [
+                at_least(title, "penstock", hand, 0.8),
+                at_least(f"… with numbers on the GPU, {table.size(row_bytes)}", "penstock, numbers on the GPU", hand, 0.7)])
+            rows += decided
+            setup.check(title, table_of)
+            if row_bytes == 256:
+                for count, target in ((64, 40e-6), (1024, 50e-6)):
+                    table_of.ask(f"replay{count} {seconds / 4}")
+                    replays = [table_of.ask(f"replay{count} {seconds}") for _ in range(3)]
+                    rows.append(figure(f"{count} rows of 256 B in a replayed graph, p50",
+                                       [sample["p50_seconds"] for sample in replays], "microseconds", target,
+                                       lower_is_better=True))
+                    rows.append(figure("… p99", [sample["p99_seconds"] for sample in replays], "microseconds"))
+    return {"rows": rows, "attempts": attempts}
+
+
+def row_cold_tables(setup):
+    """Random rows to the GPU with a tenth cold against that tenth alone, and cold ones against plain direct reads."""
+    setup.need_storage()
+    seconds = setup.round_seconds
+    harness.make_half_cached(setup.file, setup.file_bytes)
+    with rows_program(setup, 4096, "--half-cached") as table_of:
+        contenders = {"that tenth alone": lambda: table_of.ask(f"cold {seconds}"),
+                      "plain direct reads at the best depth": lambda: table_of.ask(f"direct {seconds}"),
+                      "all": lambda: table_of.ask(f"run {seconds}")}
+        contenders["all"]()
+        rows, attempts = setup.decide(lambda: setup.race(contenders, **setup.noisy), [
+            at_most("rows of 4 KiB, a tenth of them cold, to the GPU", "all", "that tenth alone", 1.25,
+                    harness.seconds_per_load),
+            at_least("cold rows of 4 KiB to the GPU", "that tenth alone", "plain direct reads at the best depth", 0.9)])
+        return {"rows": rows, "attempts": attempts, "ready": table_of.ready}
+
+
 # In this order, so that the file, which is in the page cache once it is made, has to leave it only once. The seconds are
 # what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third. All together
 # they are the time that there is.
-ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "memory": (row_memory, 6),
-        "start": (row_start, 40), "cold": (row_cold, 70), "half": (row_half, 75), "latency": (row_latency, 45),
-        "write": (row_write, 75)}
+ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "tables": (row_tables, 40),
+        "memory": (row_memory, 6), "start": (row_start, 40), "cold": (row_cold, 70), "half": (row_half, 75),
+        "cold_tables": (row_cold_tables, 30), "latency": (row_latency, 45), "write": (row_write, 75)}
