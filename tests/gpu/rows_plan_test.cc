@@ -408,6 +408,7 @@ TEST_F(RowsPlans, a_graph_goes_on_after_its_plan_is_closed) {
 TEST_F(RowsPlans, closing_waits_for_no_graph_that_is_replayed_all_the_time) {
   let_frees_wait();
   std::atomic<bool> stop{false};
+  std::atomic<int> captured{0};
   auto plan = std::make_unique<RowsPlan>(make_plan({&tables_[1]}));
   std::vector<std::jthread> threads;
   for (std::uint64_t i = 0; i < 2; ++i) {
@@ -415,6 +416,7 @@ TEST_F(RowsPlans, closing_waits_for_no_graph_that_is_replayed_all_the_time) {
       const OwnContext current(gpu());
       PlanGraph graph(*context_, kept, {&tables_[1]}, 16);
       EXPECT_TRUE(graph.capture(*plan, cuda::cu_capture_mode_thread_local).ok());
+      ++captured;
       std::mt19937_64 random(i);
       graph.ask(random);
       while (!stop) {
@@ -427,7 +429,7 @@ TEST_F(RowsPlans, closing_waits_for_no_graph_that_is_replayed_all_the_time) {
       }
     });
   }
-  EXPECT_TRUE(eventually([&] { return plan->report().rounds > 50; }));
+  EXPECT_TRUE(eventually([&] { return captured == 2 && plan->report().rounds > 50; }));
   plan.reset();
   stop = true;
 }
@@ -499,7 +501,9 @@ TEST_F(RowsPlans, a_stream_that_the_driver_refuses_is_an_error) {
   for (const char* function : {"cuStreamIsCapturing", "cuLaunchKernel", "cuStreamWriteValue32_v2"}) {
     if (gpu().kernels().find("scatter") == nullptr && std::string_view(function) == "cuLaunchKernel") continue;
     fake_->fail_call(function, 1, cuda::cu_invalid_value, 0);
-    EXPECT_FALSE(plan.enqueue({own_stream()}, graph.gathers()).ok()) << function;
+    const cuda::CuStream stream = own_stream();
+    EXPECT_FALSE(plan.enqueue({stream}, graph.gathers()).ok()) << function;
+    EXPECT_EQ(wait_for(stream), cuda::cu_success) << "for the part of the round that it has";
   }
   graph.ask(random);
   ASSERT_TRUE(graph.capture(plan).ok());
