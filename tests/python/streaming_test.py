@@ -138,7 +138,7 @@ def test_windows_are_numbers_of_any_kind(mixed):
     ("unknown device 'bogus'", {"device": "bogus"}),
     ("unknown device 'bogus'", {"device": lambda name: "bogus" if name == "late" else "cpu"}),
     ("NumPy has no memory on cuda:0", {"device": "cuda:0", "framework": "np", "select": ["first"]}),
-    ("no framework 'abacus'", {"framework": "abacus"}),
+    ("unknown framework 'abacus'", {"framework": "abacus"}),
 ])
 def test_arguments_are_refused_before_the_first_tensor(tmp_path, monkeypatch, words, arguments):
     path = tmp_path / "model"
