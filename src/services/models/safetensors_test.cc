@@ -191,7 +191,7 @@ TEST(Safetensors, every_rule_has_a_message_of_its_own) {
       {entry(dtype + "," + shape + R"(,"data_offsets":[0,4,4])"), 4, "data_offsets are not two whole numbers"},
       {entry(dtype + "," + shape + R"(,"data_offsets":[-1,3])"), 4, "data_offsets are not two whole numbers"},
       {entry(dtype + "," + shape + R"(,"data_offsets":{})"), 4, "data_offsets are not two whole numbers"},
-      {entry(dtype + "," + shape + "," + offsets + R"(,"more":1)"), 4, R"(does not know, "more")"},
+      {entry(dtype + "," + shape + "," + offsets + R"(,"more":1)"), 4, R"(an unknown key, "more")"},
       {entry(dtype + "," + shape + R"(,"data_offsets":[4,0])"), 4, "end at 0, before they begin at 4"},
       {entry(dtype + R"(,"shape":[5],)" + offsets), 4, "its shape needs 5 bytes, and its data_offsets have 4"},
       {entry(R"("dtype":"F4","shape":[7],)" + offsets), 4, "fills 28 bits of F4, not a whole number of bytes"},
