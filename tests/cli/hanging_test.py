@@ -216,7 +216,10 @@ class Hanging(ToolTest):
         process.send_signal(signal.SIGINT)
         self.assertIn(b"storage may hang", process.stderr.readline())
         process.send_signal(signal.SIGINT)
-        self.wait_for_state(process, "D")  # it has been told to end, and only the kernel does not let it
+        # It has been told to end, all threads but one have, and only the kernel keeps that.
+        status = pathlib.Path(f"/proc/{process.pid}/status")
+        wait_until(lambda: "Threads:\t1\n" in status.read_text())
+        self.wait_for_state(process, "D")
         self.server.stop()
         self.assertEqual(process.wait(30), -signal.SIGINT)
 

@@ -181,7 +181,7 @@ def test_an_interrupt_in_the_last_call_of_progress_leaves_what_was_there(tmp_pat
 @pytest.mark.parametrize("wrong, error, words", [
     (lambda: {"a": torch.zeros(4, 4).t()}, ValueError, "'a' is not contiguous"),
     (lambda: {"a": torch.zeros(4, 4).to_sparse()}, ValueError, "'a' is sparse"),
-    (lambda: {"a": [1, 2]}, ValueError, "'a' is a list"),
+    (lambda: {"a": [1, 2]}, ValueError, "'a' is not a torch tensor: list"),
     (lambda: {"a": torch.zeros(2, device="meta")}, ValueError, "'a' is on meta"),
     (lambda: {"a": torch.zeros(2, dtype=torch.complex128)}, NotImplementedError, "'a' is torch.complex128"),
     (lambda: {"a": torch.zeros([1] * 65)}, ValueError, "more than 64 dimensions"),
