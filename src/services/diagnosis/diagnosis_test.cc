@@ -51,7 +51,9 @@ TEST_F(Diagnosis, measures_or_says_why_not) {
   EXPECT_NE(speeds->cold.has_value(), !speeds->no_cold_because.empty());
   EXPECT_NE(speeds->cached.has_value(), !speeds->no_cached_because.empty());
   for (const auto* sample : {&speeds->cold, &speeds->cached}) {
-    EXPECT_TRUE(!*sample || (*sample)->bytes == 2 << 20);
+    if (!*sample) continue;
+    EXPECT_GT((*sample)->bytes, 0U);
+    EXPECT_LE((*sample)->bytes, 2U << 20) << "less where the disk is slow";
   }
 }
 
