@@ -45,12 +45,11 @@ TEST(Residency, of_a_page_is_told_by_reading_a_byte_of_it) {
   ASSERT_EQ(::fdatasync(fd.get()), 0);
   // The look makes the kernel read the page, which may be there before the call returns.
   std::optional<bool> is_there = true;
-  for (int i = 0; i < 20 && is_there == true; ++i) {
+  for (int i = 0; i < 1000 && is_there == true; ++i) {
     ASSERT_EQ(::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
     if (resident_by_mincore(fd.get(), {0, 1 << 20}) != 0U) GTEST_SKIP() << "the file system keeps it in memory";
     is_there = resident_by_reading(fd.get(), 12345);
   }
-  if (is_there == true) GTEST_SKIP() << "the disk is quicker than a call";
   EXPECT_EQ(is_there, false);
   EXPECT_LE(resident_by_mincore(fd.get(), {0, 1 << 20}).value(), 64U << 10) << "a page, and nothing ahead of it";
 }
