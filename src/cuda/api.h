@@ -105,10 +105,6 @@ struct CuMemcpyAttributes {
 };
 inline constexpr int cu_source_access_order_stream = 1;
 
-struct CuHostNodeParameters {
-  CuHostFunction function;
-  void* argument;
-};
 struct CuGraphEdgeData;
 
 // Rows of `width_bytes`, each `pitch` after the one before.
@@ -188,9 +184,6 @@ struct CuMemcpy2d {
   X(stream_get_capture_info, cuStreamGetCaptureInfo_v3,                                                             \
     (CuStream stream, int* status, std::uint64_t* id, CuGraph* graph, const CuGraphNode** dependencies,             \
      const CuGraphEdgeData** edges, std::size_t* dependency_count))                                                 \
-  X(graph_add_host_node, cuGraphAddHostNode,                                                                        \
-    (CuGraphNode * node, CuGraph graph, const CuGraphNode* dependencies, std::size_t dependency_count,              \
-     const CuHostNodeParameters* parameters))                                                                       \
   X(user_object_create, cuUserObjectCreate,                                                                         \
     (CuUserObject * object, void* pointer, CuHostFunction destroy, unsigned references, unsigned flags))            \
   X(graph_retain_user_object, cuGraphRetainUserObject,                                                              \

@@ -127,9 +127,6 @@ static_assert(offsetof(CuMemcpyAttributes, source_hint) == offsetof(CUmemcpyAttr
 static_assert(offsetof(CuMemcpyAttributes, destination_hint) == offsetof(CUmemcpyAttributes, dstLocHint));
 static_assert(offsetof(CuMemcpyAttributes, flags) == offsetof(CUmemcpyAttributes, flags));
 
-static_assert(sizeof(CuHostNodeParameters) == sizeof(CUDA_HOST_NODE_PARAMS));
-static_assert(offsetof(CuHostNodeParameters, argument) == offsetof(CUDA_HOST_NODE_PARAMS, userData));
-
 static_assert(sizeof(CuMemcpy2d) == sizeof(CUDA_MEMCPY2D));
 static_assert(offsetof(CuMemcpy2d, source_y) == offsetof(CUDA_MEMCPY2D, srcY));
 static_assert(offsetof(CuMemcpy2d, source_type) == offsetof(CUDA_MEMCPY2D, srcMemoryType));

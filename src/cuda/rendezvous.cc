@@ -50,7 +50,10 @@ class RendezvousState : public Asked {
   std::uint64_t rounds() const { return answered_.load(std::memory_order_acquire); }
 
   bool answer_if_asked(const Crew& crew) override;
-  bool is_expected() const override { return announced_.load() > answered_.load(); }
+  bool is_asked() const override { return ask_word().load(std::memory_order_relaxed) == 1; }
+  bool may_be_asked() const override {
+    return has_graph_.load(std::memory_order_acquire) || expected_.load() > answered_.load();
+  }
   bool is_over() const override { return is_abandoned_.load(std::memory_order_acquire) && is_idle(); }
 
  private:
@@ -59,12 +62,8 @@ class RendezvousState : public Asked {
   CuDevicePtr ask_address() const { return words_.device; }
   CuDevicePtr answer_address() const { return words_.device + answer_offset; }
 
-  void announce() {
-    announced_.fetch_add(1);
-    Responder::of_process().wake();
-  }
   Status list(std::span<const GpuCopy> copies, ControlMemory::Cell& cell);
-  // Beside what the stream is given from now on: a node that wakes the threads.
+  // The graph that is captured keeps this from now on.
   CuResult join_capture(CuStream stream);
   CuResult put(CuStream stream, std::span<const GpuCopy> before, std::span<const GpuCopy> after, bool is_captured);
   CuResult put_copies(CuStream stream, std::span<const GpuCopy> copies, const ControlMemory::Cell& table) const;
@@ -72,7 +71,7 @@ class RendezvousState : public Asked {
   Device& gpu_;
   const Rendezvous::Answer answer_;
   ControlMemory::Cell words_;
-  std::atomic<std::uint64_t> announced_{0};
+  std::atomic<std::uint64_t> expected_{0};  // answers, when all rounds on streams that are not captured have been
   std::atomic<std::uint64_t> answered_{0};
   std::atomic<bool> is_abandoned_{false};
   std::atomic<bool> has_graph_{false};
@@ -151,20 +150,15 @@ Status RendezvousState::list(std::span<const GpuCopy> copies, ControlMemory::Cel
 
 CuResult RendezvousState::join_capture(CuStream stream) {
   const RelaxedApi& api = gpu_.api();
-  if (api.stream_get_capture_info == nullptr || api.graph_add_host_node == nullptr) return cu_not_supported;
+  if (api.stream_get_capture_info == nullptr) return cu_not_supported;
   int status = cu_capture_status_none;
   std::uint64_t id = 0;
   CuGraph graph = nullptr;
   const CuGraphNode* dependencies = nullptr;
   const CuGraphEdgeData* edges = nullptr;
   std::size_t count = 0;
-  CuResult result = api.stream_get_capture_info(stream, &status, &id, &graph, &dependencies, &edges, &count);
+  const CuResult result = api.stream_get_capture_info(stream, &status, &id, &graph, &dependencies, &edges, &count);
   if (result != cu_success) return result;
-  const CuHostNodeParameters wakes{[](void* state) { static_cast<RendezvousState*>(state)->announce(); }, this};
-  CuGraphNode node = nullptr;
-  result = api.graph_add_host_node(&node, graph, dependencies, count, &wakes);
-  if (result != cu_success) return result;
-  // From here on the graph refers to us.
   has_graph_.store(true, std::memory_order_release);
   if (api.user_object_create == nullptr || api.graph_retain_user_object == nullptr) return cu_success;
   CuUserObject object = nullptr;
@@ -211,10 +205,12 @@ CuResult RendezvousState::put(CuStream stream, std::span<const GpuCopy> before, 
   if (result != cu_success) return result;
   // What is left of a capture that fails is never run.
   is_spoilt_ = !is_captured;
+  const std::uint64_t expected = answered_.load() + 1;
   result = put_copies(stream, before, before_);
   if (result == cu_success) result = api.stream_write_value(stream, ask_address(), 1, cu_write_value_default);
   if (result != cu_success) return result;
-  if (!is_captured) announce();
+  if (!is_captured) expected_.store(expected);
+  Responder::of_process().wake();
   result = api.stream_wait_value(stream, answer_address(), 1, cu_wait_value_geq);
   if (result == cu_success) result = api.stream_write_value(stream, answer_address(), 0, cu_write_value_default);
   if (result == cu_success) result = put_copies(stream, after, after_);

@@ -18,7 +18,7 @@ using SteadyClock = std::chrono::steady_clock;  // tests turn the other
 
 constexpr auto awake = 10ms;   // after the last answer
 constexpr auto eager = 200us;  // in which nobody else gets the processor
-constexpr auto nap = 50us;     // while somebody is about to ask, and does not
+constexpr auto nap = 100us;    // of the one who keeps watch
 constexpr unsigned looks_a_clock = 64;
 
 void relax() {
@@ -129,15 +129,26 @@ void Responder::drop_those_that_are_over() {
   version_.fetch_add(1, std::memory_order_release);
 }
 
-// Until there may be something to do. Nobody is asked without being expected first, or at the same time.
+// Until there may be something to do.
 void Responder::rest(View& view) {
   drop_those_that_are_over();
-  const std::uint32_t seen = wakes_.load();
+  const std::uint32_t wakes = wakes_.load();
   refresh(view);
-  const bool is_expected = std::ranges::any_of(view.asked, [](const auto& each) { return each->is_expected(); });
   if (look(view)) return;
+  const bool needs_watch = std::ranges::any_of(view.asked, [](const auto& each) { return each->may_be_asked(); });
+  if (needs_watch && !is_watched_.exchange(true)) return keep_watch(view, wakes);
   view = {};  // those that are over meanwhile are not kept by a thread that sleeps
-  futex_wait_until(wakes_, seen, is_expected ? SteadyClock::now() + nap : TimePoint::max());
+  futex_wait_until(wakes_, wakes, TimePoint::max());
+}
+
+// Who finds something leaves the watch to others, and wakes them, before it answers, which may take long.
+void Responder::keep_watch(const View& view, std::uint32_t wakes) {
+  const auto is_asked = [&] {
+    return std::ranges::any_of(view.asked, [](const auto& each) { return each->is_asked(); });
+  };
+  while (wakes_.load() == wakes && !is_asked()) futex_wait_until(wakes_, wakes, SteadyClock::now() + nap);
+  is_watched_.store(false);
+  wake();
 }
 
 void Responder::work(std::size_t thread) {

@@ -126,15 +126,21 @@ TEST_F(SilentServer, an_answer_that_is_an_error_is_told_as_such_and_not_as_a_cha
 TEST_F(SilentServer, without_a_thread_to_ask_it_a_request_fails_by_name) {
   const Store store = open("served");
   const Store other = open("served");
-  const auto read_all = [&] { return context_->read(store, 0, Region::host(memory_.data(), memory_.size())); };
-  ASSERT_TRUE(read_all().ok()) << "the lane has its threads";
+  const auto read_all = [&](double deadline_seconds) {
+    return context_->read(store, 0, Region::host(memory_.data(), memory_.size()),
+                          {.deadline_seconds = deadline_seconds});
+  };
+  ASSERT_TRUE(read_all(0).ok()) << "the lane has its threads";
   server_->hang_after(0);
-  std::thread asking([&] { EXPECT_TRUE(other.size_bytes().ok()); });  // by the one thread that there is
+  std::thread asking([&] { EXPECT_TRUE(other.size_bytes().ok()); });
   EXPECT_TRUE(eventually([&] { return server_->waiting() == 1; }));
   Report report;
   {
     const NoMoreThreads none;
-    report = read_all();
+    // On a busy machine there may be more threads than the one that asks: each takes a request until its deadline.
+    int tries = 0;
+    do report = read_all(0.5);
+    while (report.error && report.error->code == Code::timed_out && ++tries < 10);
   }
   server_->answer();
   asking.join();

@@ -78,18 +78,26 @@ class HostNumbers {
   RowNumbers numbers_;
 };
 
-// What is to be known of the page cache for these rows.
-void look(const Table& table, const RowNumbers& numbers) {
-  std::size_t all = 0;
-  for (const auto& shard : table.shards()) all += shard->residency() != nullptr ? shard->residency()->stretches() : 0;
-  if (numbers.size() >= all) {
-    for (const auto& shard : table.shards()) {
-      if (shard->residency() != nullptr) shard->residency()->look();
-    }
-    return;
+// Nobody changes what is known of a table's page cache as long as these are held.
+std::vector<std::shared_lock<std::shared_mutex>> hold_residency(const Table& table) {
+  std::vector<const Residency*> known;
+  for (const auto& shard : table.shards()) {
+    if (shard->residency() != nullptr) known.push_back(shard->residency());
   }
+  // A table may be joined with itself, and one thread must not hold the same twice.
+  std::ranges::sort(known);
+  known.erase(std::ranges::unique(known).begin(), known.end());
+  std::vector<std::shared_lock<std::shared_mutex>> held;
+  for (const Residency* each : known) held.push_back(each->hold());
+  return held;
+}
+
+// The stretches of each part in which these rows lie, and nobody has looked lately.
+std::vector<std::vector<std::size_t>> due_stretches(const Table& table, const RowNumbers& numbers) {
   const Layout& layout = *table.layout();
-  std::vector<std::vector<std::size_t>> touched(layout.parts.size());
+  const Clock::time_point now = Clock::now();
+  const auto held = hold_residency(table);
+  std::vector<std::vector<std::size_t>> due(layout.parts.size());
   with_numbers(numbers, [&](auto span) {
     for (const auto number : span) {
       const std::uint64_t row = row_of(number);
@@ -101,15 +109,29 @@ void look(const Table& table, const RowNumbers& numbers) {
       const std::uint64_t offset = about.offset + (row - about.first_row) * about.stride_bytes;
       const std::size_t last = residency->stretch_of(offset + layout.row_bytes - 1);
       for (std::size_t stretch = residency->stretch_of(offset); stretch <= last; ++stretch) {
-        touched[part].push_back(stretch);
+        if (residency->is_due(stretch, now)) due[part].push_back(stretch);
       }
     }
   });
-  for (std::size_t part = 0; part < touched.size(); ++part) {
-    if (touched[part].empty()) continue;
-    std::ranges::sort(touched[part]);
-    touched[part].erase(std::ranges::unique(touched[part]).begin(), touched[part].end());
-    table.shard(part).residency()->look(touched[part]);
+  return due;
+}
+
+// What is to be known of the page cache for these rows.
+void look(const Table& table, const RowNumbers& numbers) {
+  std::size_t all = 0;
+  for (const auto& shard : table.shards()) all += shard->residency() != nullptr ? shard->residency()->stretches() : 0;
+  if (numbers.size() >= all) {
+    for (const auto& shard : table.shards()) {
+      if (shard->residency() != nullptr) shard->residency()->look();
+    }
+    return;
+  }
+  auto due = due_stretches(table, numbers);
+  for (std::size_t part = 0; part < due.size(); ++part) {
+    if (due[part].empty()) continue;
+    std::ranges::sort(due[part]);
+    due[part].erase(std::ranges::unique(due[part]).begin(), due[part].end());
+    table.shard(part).residency()->look(due[part]);
   }
 }
 
@@ -125,15 +147,7 @@ Sorted sort_out(const Table& table, const RowNumbers& numbers, bool all_are_rows
     return shard->place().rows == 0 || (shard->residency() != nullptr && shard->residency()->is_whole());
   });
   if (all_mapped && all_are_rows) return sorted;
-  std::vector<const Residency*> known;
-  for (const auto& shard : table.shards()) known.push_back(shard->residency());
-  // A table may be joined with itself, and one thread must not hold the same twice.
-  std::ranges::sort(known);
-  known.erase(std::ranges::unique(known).begin(), known.end());
-  std::vector<std::shared_lock<std::shared_mutex>> held;
-  for (const Residency* each : known) {
-    if (each != nullptr) held.push_back(each->hold());
-  }
+  const auto held = hold_residency(table);
   const Layout& layout = *table.layout();
   with_numbers(numbers, [&](auto span) {
     for (std::size_t i = 0; i < span.size(); ++i) {

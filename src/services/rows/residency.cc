@@ -42,11 +42,6 @@ Residency::Span Residency::span_of(std::size_t stretch) const {
   return {offset, std::min(stretch_bytes, end_ - offset)};
 }
 
-bool Residency::is_due(std::size_t stretch, Time now) const {
-  return looked_[stretch] == Time::min() ||
-         now - looked_[stretch] >= std::chrono::duration<double>(believe_seconds_.load(std::memory_order_relaxed));
-}
-
 void Residency::set(std::uint64_t page, bool resident) {
   std::uint64_t& word = bits_[page / 64];
   const std::uint64_t bit = std::uint64_t{1} << page % 64;

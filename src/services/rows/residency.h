@@ -57,8 +57,13 @@ class Residency {
     return true;
   }
 
+  // Whether nobody has looked lately. REQUIRES: hold.
+  bool is_due(std::size_t stretch, Time now) const {
+    return looked_[stretch] == Time::min() ||
+           now - looked_[stretch] >= std::chrono::duration<double>(believe_seconds_.load(std::memory_order_relaxed));
+  }
+
  private:
-  bool is_due(std::size_t stretch, Time now) const;
   // What to map afterwards is added to the list.
   void look_at(std::size_t stretch, std::vector<Span>& to_map);
   void set(std::uint64_t page, bool resident);

@@ -74,26 +74,6 @@ FAKE_CUDA_EXPORT CuResult cuStreamGetCaptureInfo_v3(CuStream stream, int* status
   });
 }
 
-FAKE_CUDA_EXPORT CuResult cuGraphAddHostNode(CuGraphNode* node, CuGraph graph, const CuGraphNode* /*dependencies*/,
-                                             std::size_t /*dependency_count*/, const CuHostNodeParameters* parameters) {
-  return call(__func__, [&](Driver& d, Lock&) {
-    Capture* const capture = d.capture_of(graph);
-    if (node == nullptr || capture == nullptr || parameters == nullptr) return cu_invalid_value;
-    *node = d.new_handle<CuGraphNode>();
-    Operation operation;
-    operation.run = [given = *parameters](Lock& lock) -> CuResult {
-      lock.unlock();
-      start_watching();
-      given.function(given.argument);
-      stop_watching();
-      lock.lock();
-      return cu_success;
-    };
-    capture->operations.push_back(std::move(operation));
-    return cu_success;
-  });
-}
-
 FAKE_CUDA_EXPORT CuResult cuUserObjectCreate(CuUserObject* object, void* pointer, CuHostFunction destroy,
                                              unsigned references, unsigned flags) {
   return call(__func__, [&](Driver& d, Lock&) {

@@ -42,7 +42,6 @@ constexpr std::array<std::string_view, 33> safe_calls = {
     "cuEventRecord",
     "cuLaunchKernel",
     "cuStreamGetCaptureInfo_v3",
-    "cuGraphAddHostNode",
     "cuUserObjectCreate",
     "cuGraphRetainUserObject",
 };
