@@ -14,6 +14,7 @@
 #include "core/end_signal.h"
 #include "core/flow.h"
 #include "core/memory_map.h"
+#include "core/spans.h"
 #include "core/statistics.h"
 #include "core/stream_gate.h"
 #include "core/trace.h"
@@ -69,6 +70,7 @@ struct Environment {
   mutable EndSignal ends;
   StreamGate streams;
   const Flows flows;
+  SpareSpans spare_spans;
   std::atomic<std::uint64_t> lanes_replaced{0};
   std::atomic<std::uint64_t> orphans{0};            // of all lanes
   std::atomic<std::uint64_t> quarantined_bytes{0};  // that they may still touch

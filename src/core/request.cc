@@ -31,7 +31,7 @@ constexpr Duration turn = std::chrono::milliseconds(1);
 
 // Calls `visit(Unit)` for every unit of the spans, in order.
 template <typename Visit>
-void for_each_unit(const SmallArray<Span>& spans, std::uint64_t unit_bytes, Visit visit) {
+void for_each_unit(const Spans& spans, std::uint64_t unit_bytes, Visit visit) {
   Unit group;
   const auto flush_group = [&] {
     if (group.length != 0) visit(group);
@@ -140,6 +140,7 @@ Status Request::take(std::span<const Range> ranges) {
 }
 
 Request::~Request() {
+  environment_->spare_spans.keep(spans.let_go());
   cuda::end_range(nvtx_range_);
 }
 

@@ -25,6 +25,7 @@
 #include "core/identity_query.h"
 #include "core/memory_map.h"
 #include "core/planner.h"
+#include "core/spans.h"
 #include "core/store_entry.h"
 #include "core/survey.h"
 #include "cuda/copy_queue.h"
@@ -36,18 +37,6 @@ namespace penstock::core {
 struct Environment;
 class Lane;
 class Request;
-
-// A Range, checked and with its names looked up.
-struct Span {
-  std::uint64_t offset = 0;
-  std::uint64_t length = 0;
-  std::byte* memory = nullptr;                 // null: there is none
-  std::uint32_t store = 0;                     // index into Request::stores
-  const engine::Attached* attached = nullptr;  // to the engine that reaches the memory by itself, if one does
-  cuda::Device* gpu = nullptr;                 // whose memory it is; null: the host's
-  bool is_out_of_reach = false;                // of the engine that serves it from the host
-  std::uint32_t transform = 0;                 // index into Request::transforms, plus one; 0: none
-};
 
 // How the bytes of a span are made of what is stored.
 struct TransformUse {
@@ -189,7 +178,7 @@ class Request {
   std::uint64_t total_bytes = 0;
   TimePoint begun;
   TimePoint deadline = TimePoint::max();
-  SmallArray<Span> spans;
+  Spans spans;
   SmallArray<StoreUse> stores;
   std::vector<TransformUse> transforms;
   SmallArray<Unit> units;
@@ -296,7 +285,7 @@ class Request {
   void reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& known);
   bool hold(const MemoryMap::Entry& entry);
   void keep_whole_blocks(Span& span, const StoreEntry& entry) const;
-  void add_stores(std::span<const Range> ranges);
+  std::vector<std::uint32_t> add_stores(std::span<const Range> ranges);
   Status prepare_stores();
   // What stores that are only read are like, to be compared with what they are like at the end.
   Status note(const Identities& identities);

@@ -59,8 +59,8 @@ Status check_stored(std::size_t index, const Range& range, Direction direction, 
 
 }  // namespace
 
-// Every store that is named, once; and for each span, which one.
-void Request::add_stores(std::span<const Range> ranges) {
+// Every store that is named, once; and for each range, which one: empty if there is only one.
+std::vector<std::uint32_t> Request::add_stores(std::span<const Range> ranges) {
   const auto& first = ranges.front().store->entry();
   const bool only_one =
       std::all_of(ranges.begin(), ranges.end(), [&](const Range& range) { return range.store->entry() == first; });
@@ -68,18 +68,21 @@ void Request::add_stores(std::span<const Range> ranges) {
     stores.resize(1);
     stores[0].entry = first;
     stores[0].facts = first->facts();
-    return;
+    return {};
   }
+  std::vector<std::uint32_t> store_of;
+  store_of.reserve(ranges.size());
   std::unordered_map<const StoreEntry*, std::uint32_t> index_of;
   std::vector<StoreUse> uses;
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    const auto& entry = ranges[i].store->entry();
+  for (const Range& range : ranges) {
+    const auto& entry = range.store->entry();
     const auto [place, added] = index_of.try_emplace(entry.get(), static_cast<std::uint32_t>(uses.size()));
     if (added) uses.push_back({.entry = entry, .facts = entry->facts()});
-    spans[i].store = place->second;
+    store_of.push_back(place->second);
   }
   stores.resize(uses.size());
   std::move(uses.begin(), uses.end(), stores.begin());
+  return store_of;
 }
 
 // What engines know of the memory of ranges, most of which lies where that of the range before does.
@@ -153,8 +156,8 @@ AttachmentUse Request::attachment_of(const engine::Attached* attached) const {
 }
 
 Status Request::add_ranges(std::span<const Range> ranges) {
-  if (ranges.size() > std::numeric_limits<std::uint32_t>::max()) {
-    return Error{Code::invalid_argument, 0, "more than 2^32 - 1 ranges in a request", "split it"};
+  if (ranges.size() > std::numeric_limits<std::int32_t>::max()) {
+    return Error{Code::invalid_argument, 0, "more than 2^31 - 1 ranges in a request", "split it"};
   }
   if (ranges.empty()) return {};
   for (std::size_t i = 0; i < ranges.size(); ++i) {
@@ -162,11 +165,12 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     if (ranges[i].stored == nullptr) continue;
     if (auto status = check_stored(i, ranges[i], direction, environment_->options); !status) return status;
   }
-  spans.resize(ranges.size());
-  add_stores(ranges);
+  const std::vector<std::uint32_t> store_of = add_stores(ranges);
+  spans.reserve(ranges.size(), environment_->spare_spans);
   KnownMemory known(*environment_);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
-    Span& span = spans[i];
+    Span& span = spans.add();
+    if (!store_of.empty()) span.store = store_of[i];
     StoreUse& use = stores[span.store];
     span.offset = ranges[i].offset;
     span.length = ranges[i].memory.size_bytes;
@@ -178,7 +182,7 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     }
     if (ranges[i].stored != nullptr) {
       transforms.push_back({*ranges[i].stored});
-      span.transform = static_cast<std::uint32_t>(transforms.size());
+      span.transform = static_cast<std::uint32_t>(transforms.size()) & INT32_MAX;
       span.is_out_of_reach = true;
       needs_staging = true;
     }

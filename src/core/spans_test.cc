@@ -1,0 +1,56 @@
+#include "core/spans.h"
+
+#include <gtest/gtest.h>
+
+namespace penstock::core {
+namespace {
+
+TEST(Spans, one_needs_no_memory) {
+  SpareSpans spare;
+  Spans spans;
+  spans.reserve(1, spare);
+  spans.add().offset = 7;
+  EXPECT_EQ(spans.size(), 1U);
+  EXPECT_EQ(spans[0].offset, 7U);
+  EXPECT_EQ(spans.let_go().spans, 0U);
+  EXPECT_EQ(spans.size(), 0U);
+}
+
+TEST(Spans, are_new_in_memory_that_was_used_before) {
+  SpareSpans spare;
+  Spans first;
+  first.reserve(1000, spare);
+  for (std::uint64_t i = 0; i < 1000; ++i) {
+    Span& span = first.add();
+    span.offset = i;
+    span.is_out_of_reach = true;
+    span.transform = 5;
+  }
+  const Span* const data = first.data();
+  spare.keep(first.let_go());
+
+  Spans second;
+  second.reserve(900, spare);
+  for (std::uint64_t i = 0; i < 900; ++i) {
+    const Span& span = second.add();
+    EXPECT_TRUE(span.offset == 0 && !span.is_out_of_reach && span.transform == 0);
+  }
+  EXPECT_EQ(second.data(), data);
+  EXPECT_EQ(second.end() - second.begin(), 900);
+
+  Spans beside;  // the memory is taken
+  beside.reserve(900, spare);
+  EXPECT_NE(beside.data(), data);
+}
+
+TEST(SpareSpans, keep_the_longest_that_is_not_too_long) {
+  SpareSpans spare;
+  spare.keep(spare.take(100));
+  spare.keep({std::make_unique<std::byte[]>(10 * sizeof(Span)), 10});
+  EXPECT_EQ(spare.take(50).spans, 100U);
+  spare.keep(spare.take(SpareSpans::most_kept + 1));
+  EXPECT_EQ(spare.take(2).spans, 2U);
+}
+
+}  // namespace
+}  // namespace penstock::core
