@@ -1,7 +1,7 @@
 # Kernels are built where nvcc is, for Turing and newer, and embedded; without it everything works by copies.
 find_program(PENSTOCK_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
 
-# penstock_kernels(target source): adds the fat binary of `source` to an object library.
+# penstock_kernels(target source headers…): adds the fat binary of `source` to an object library.
 function(penstock_kernels target source)
   if(NOT PENSTOCK_NVCC)
     message(STATUS "No nvcc: kernels are left out, scattered copies are made by the driver")
@@ -14,7 +14,7 @@ function(penstock_kernels target source)
             -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90
             -gencode arch=compute_75,code=compute_75
             ${source} -o ${kernels_fatbin}
-    DEPENDS ${source} VERBATIM)
+    DEPENDS ${source} ${ARGN} VERBATIM)
   configure_file(${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels_image.cc.in kernels_image.cc @ONLY)
   set_source_files_properties(${CMAKE_CURRENT_BINARY_DIR}/kernels_image.cc PROPERTIES OBJECT_DEPENDS ${kernels_fatbin})
   target_sources(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/kernels_image.cc)

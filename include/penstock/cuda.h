@@ -47,8 +47,9 @@ class PENSTOCK_EXPORT CudaMark {
 PENSTOCK_EXPORT Result<std::uint64_t> gpu_address(Domain gpu, const void* pinned);
 
 // Puts one of the library's kernels on a stream, with one block for each of `count` entries of its table; the table's
-// address is the GPU's. "scatter" copies: an entry is three 64-bit numbers, from, to and bytes. Code::unsupported if
-// the GPU lacks the kernel (Gpu::kernels), or has not loaded it yet.
+// address is the GPU's. "scatter" copies: an entry is three 64-bit numbers, from, to and bytes. ("rows_find" and
+// "rows_place" are for RowsPlan alone.) Code::unsupported if the GPU lacks the kernel (Gpu::kernels), or has not loaded
+// it yet.
 PENSTOCK_EXPORT Status launch_kernel(Domain gpu, CudaStream stream, std::string_view kernel, std::uint64_t entries,
                                      std::uint32_t count);
 

@@ -21,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "penstock/cuda.h"
 
@@ -46,6 +47,13 @@ struct GpuCopy {
   std::uint64_t bytes = 0;
 };
 
+// One of the library's kernels, as launch_kernel takes it (penstock/cuda.h).
+struct GpuKernel {
+  std::string_view name;
+  std::uint64_t entries = 0;
+  std::uint32_t count = 0;
+};
+
 // Made by default, or moved from, there is none: calls fail with Code::invalid_argument.
 class PENSTOCK_EXPORT Rendezvous {
  public:
@@ -62,6 +70,9 @@ class PENSTOCK_EXPORT Rendezvous {
   // Puts a round on a stream, which may be one that is captured. Rounds must not overlap: take another one for each
   // capture, and ask is_idle before the next round on a stream.
   Status enqueue(CudaStream stream, std::span<const GpuCopy> before, std::span<const GpuCopy> after);
+  // The same with kernels in place of copies; their tables must stay as long as rounds may run. Code::unsupported if
+  // the GPU lacks one.
+  Status enqueue_kernels(CudaStream stream, const GpuKernel& before, const GpuKernel& after);
   // Whether all rounds are over, and none can begin: never while a graph has it.
   bool is_idle() const;
   std::uint64_t rounds() const;

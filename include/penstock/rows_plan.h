@@ -10,6 +10,10 @@
 // others are read first, which takes as long as the disk does. Each enqueue has words and memory of its own, so graphs
 // may run at the same time; one that was captured must be instantiated once.
 //
+// With a cache (`cache_bytes`) a kernel first takes the rows that are in GPU memory, and only those that are missing
+// are asked for; they stay for later rounds, of all graphs of the plan. The CPU is asked in each round nevertheless: it
+// compares the files with what they were, so that no row of a file that has changed is given.
+//
 // A replay that fails gives rows of zeros, and a status word that says why (0: the rows are right, else a Code); check
 // tells the rest. When the plan is gone, the graph goes on, with rows of zeros and Code::closed.
 //
@@ -36,6 +40,9 @@ class Plan;
 struct RowsPlanOptions {
   bool zeros_for_missing = false;  // as GatherOptions has it; otherwise one such number fails the gather
   double deadline_seconds = 10;    // of the reads of cold rows, in a replay: a GPU waits for them
+  // GPU memory for rows that were gathered before, of all tables together; 0: none are kept. Code::unsupported where
+  // the GPU has no kernels of ours (Gpu::kernels).
+  std::uint64_t cache_bytes = 0;
 };
 
 struct PlannedGather {
@@ -51,6 +58,9 @@ struct RowsPlanReport {
   std::uint64_t cold_rows = 0;
   std::uint64_t missing_rows = 0;
   std::uint64_t failed_gathers = 0;  // whose rows are zeros
+  std::uint64_t hit_rows = 0;        // of the rows: that the GPU found in its cache
+  std::uint64_t cache_rows = 0;      // that have room there
+  std::uint64_t cache_bytes = 0;     // GPU memory that it takes
 };
 
 // Made by default, or moved from, it is of no tables: calls fail with Code::invalid_argument.

@@ -12,8 +12,8 @@
 namespace penstock::cuda {
 
 // By place in the table. Each is `name(const Entry* entries, unsigned count)`, with a block an entry, and does nothing
-// where there are no entries.
-enum class Kernel : std::uint8_t { scatter };
+// where there are no entries. Those of rows have a RowsEntry each (cuda/row_cache.h).
+enum class Kernel : std::uint8_t { scatter, rows_find, rows_place };
 
 inline constexpr unsigned kernel_threads = 256;  // in a block
 
@@ -50,7 +50,7 @@ class KernelTable {
   };
   CuResult load_module(const RelaxedApi& api);
 
-  std::array<Entry, 1> table_{{{"penstock_scatter"}}};
+  std::array<Entry, 3> table_{{{"penstock_scatter"}, {"penstock_rows_find"}, {"penstock_rows_place"}}};
   std::atomic<bool> settled_{false};
 };
 

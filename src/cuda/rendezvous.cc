@@ -22,6 +22,14 @@ static_assert(answer_offset + sizeof(Word) <= ControlMemory::other_word_bytes);
 static_assert(Rendezvous::copies_limit * sizeof(GpuCopy) <= ControlMemory::largest_bytes);
 static_assert(sizeof(GpuCopy) == sizeof(ScatterEntry));
 
+// What a stream does before it asks, or behind the answer.
+struct Step {
+  CuFunction kernel = nullptr;  // null: copies one by one
+  CuDevicePtr entries = 0;
+  std::uint32_t count = 0;
+  std::span<const GpuCopy> copies;
+};
+
 Error overlap() {
   return {Code::invalid_argument, 0, "a round of a Rendezvous can't begin: a graph has it, or the last one is not over",
           "take another Rendezvous for each capture, and for rounds at the same time"};
@@ -46,6 +54,7 @@ class RendezvousState : public Asked {
   void abandon();
 
   Status enqueue(CuStream stream, std::span<const GpuCopy> before, std::span<const GpuCopy> after);
+  Status enqueue_kernels(CuStream stream, const GpuKernel& before, const GpuKernel& after);
   bool is_idle() const;
   std::uint64_t rounds() const { return answered_.load(std::memory_order_acquire); }
 
@@ -62,11 +71,14 @@ class RendezvousState : public Asked {
   CuDevicePtr ask_address() const { return words_.device; }
   CuDevicePtr answer_address() const { return words_.device + answer_offset; }
 
-  Status list(std::span<const GpuCopy> copies, ControlMemory::Cell& cell);
+  Result<Step> step_of(std::span<const GpuCopy> copies, ControlMemory::Cell& cell);
+  Result<Step> step_of(const GpuKernel& kernel) const;
   // The graph that is captured keeps this from now on.
   CuResult join_capture(CuStream stream);
-  CuResult put(CuStream stream, std::span<const GpuCopy> before, std::span<const GpuCopy> after, bool is_captured);
-  CuResult put_copies(CuStream stream, std::span<const GpuCopy> copies, const ControlMemory::Cell& table) const;
+  // REQUIRES: mutex_, for these two.
+  Status put_round(CuStream stream, const Step& before, const Step& after);
+  CuResult put(CuStream stream, const Step& before, const Step& after, bool is_captured);
+  CuResult put_step(CuStream stream, const Step& step) const;
 
   Device& gpu_;
   const Rendezvous::Answer answer_;
@@ -136,7 +148,7 @@ bool RendezvousState::answer_if_asked(const Crew& crew) {
   return true;
 }
 
-Status RendezvousState::list(std::span<const GpuCopy> copies, ControlMemory::Cell& cell) {
+Result<Step> RendezvousState::step_of(std::span<const GpuCopy> copies, ControlMemory::Cell& cell) {
   const std::size_t bytes = copies.size_bytes();
   if (cell.size_bytes < bytes) {
     if (cell.host != nullptr) ControlMemory::of_process().give_back(std::exchange(cell, {}));
@@ -145,7 +157,14 @@ Status RendezvousState::list(std::span<const GpuCopy> copies, ControlMemory::Cel
     cell = *taken;
   }
   if (bytes != 0) std::memcpy(cell.host, copies.data(), bytes);
-  return {};
+  return Step{gpu_.kernels()[Kernel::scatter], cell.device, static_cast<std::uint32_t>(copies.size()), copies};
+}
+
+Result<Step> RendezvousState::step_of(const GpuKernel& kernel) const {
+  const CuFunction function = gpu_.kernels().find(kernel.name);
+  if (function != nullptr) return Step{function, kernel.entries, kernel.count, {}};
+  return Error{Code::unsupported, 0, gpu_.info().domain.name() + " has no kernel " + std::string(kernel.name),
+               "penstock/cuda.h lists the kernels"};
 }
 
 CuResult RendezvousState::join_capture(CuStream stream) {
@@ -175,16 +194,16 @@ CuResult RendezvousState::join_capture(CuStream stream) {
   return cu_success;
 }
 
-CuResult RendezvousState::put_copies(CuStream stream, std::span<const GpuCopy> copies,
-                                     const ControlMemory::Cell& table) const {
-  if (copies.empty()) return cu_success;
+CuResult RendezvousState::put_step(CuStream stream, const Step& step) const {
+  if (step.count == 0) return cu_success;
   const RelaxedApi& api = gpu_.api();
-  if (const CuFunction scatter = gpu_.kernels()[Kernel::scatter]) {
-    CuDevicePtr entries = table.device;
-    auto count = static_cast<unsigned>(copies.size());
+  if (step.kernel != nullptr) {
+    CuDevicePtr entries = step.entries;
+    unsigned count = step.count;
     void* parameters[] = {&entries, &count};
-    return api.launch_kernel(scatter, count, 1, 1, kernel_threads, 1, 1, 0, stream, parameters, nullptr);
+    return api.launch_kernel(step.kernel, count, 1, 1, kernel_threads, 1, 1, 0, stream, parameters, nullptr);
   }
+  const std::span<const GpuCopy> copies = step.copies;
   // Without kernels as few copies as there can be.
   CuResult result = cu_success;
   for (std::size_t i = 0; i < copies.size() && result == cu_success;) {
@@ -198,22 +217,21 @@ CuResult RendezvousState::put_copies(CuStream stream, std::span<const GpuCopy> c
   return result;
 }
 
-CuResult RendezvousState::put(CuStream stream, std::span<const GpuCopy> before, std::span<const GpuCopy> after,
-                              bool is_captured) {
+CuResult RendezvousState::put(CuStream stream, const Step& before, const Step& after, bool is_captured) {
   const RelaxedApi& api = gpu_.api();
   CuResult result = is_captured ? join_capture(stream) : cu_success;
   if (result != cu_success) return result;
   // What is left of a capture that fails is never run.
   is_spoilt_ = !is_captured;
   const std::uint64_t expected = answered_.load() + 1;
-  result = put_copies(stream, before, before_);
+  result = put_step(stream, before);
   if (result == cu_success) result = api.stream_write_value(stream, ask_address(), 1, cu_write_value_default);
   if (result != cu_success) return result;
   if (!is_captured) expected_.store(expected);
   Responder::of_process().wake();
   result = api.stream_wait_value(stream, answer_address(), 1, cu_wait_value_geq);
   if (result == cu_success) result = api.stream_write_value(stream, answer_address(), 0, cu_write_value_default);
-  if (result == cu_success) result = put_copies(stream, after, after_);
+  if (result == cu_success) result = put_step(stream, after);
   if (result == cu_success && !is_captured) {
     result = api.event_record(mark_, stream);
     is_marked_ = result == cu_success;
@@ -228,16 +246,29 @@ Status RendezvousState::enqueue(CuStream stream, std::span<const GpuCopy> before
                  "give at most " + std::to_string(Rendezvous::copies_limit) + ", of any length"};
   }
   if (!is_idle()) return overlap();
+  const std::scoped_lock lock(mutex_);
+  const auto first = step_of(before, before_);
+  if (!first) return first.error();
+  const auto last = step_of(after, after_);
+  if (!last) return last.error();
+  return put_round(stream, *first, *last);
+}
+
+Status RendezvousState::enqueue_kernels(CuStream stream, const GpuKernel& before, const GpuKernel& after) {
+  const auto first = step_of(before);
+  if (!first) return first.error();
+  const auto last = step_of(after);
+  if (!last) return last.error();
+  if (!is_idle()) return overlap();
+  const std::scoped_lock lock(mutex_);
+  return put_round(stream, *first, *last);
+}
+
+Status RendezvousState::put_round(CuStream stream, const Step& before, const Step& after) {
   const Current current(gpu_);
   int capture = cu_capture_status_none;
   CuResult result = gpu_.api().stream_is_capturing(stream, &capture);
-  const std::scoped_lock lock(mutex_);
-  if (result == cu_success) {
-    for (auto [copies, cell] : {std::pair(before, &before_), std::pair(after, &after_)}) {
-      if (Status status = list(copies, *cell); !status) return status;
-    }
-    result = put(stream, before, after, capture != cu_capture_status_none);
-  }
+  if (result == cu_success) result = put(stream, before, after, capture != cu_capture_status_none);
   if (result == cu_success) return {};
   if (result == cu_not_supported) {
     return Error{Code::unsupported, 0, "a graph can't ask the CPU: the driver has no cuStreamGetCaptureInfo_v3",
@@ -250,6 +281,13 @@ Status RendezvousState::enqueue(CuStream stream, std::span<const GpuCopy> before
 }  // namespace penstock::cuda
 
 namespace penstock {
+namespace {
+
+Error none() {
+  return {Code::invalid_argument, 0, "this Rendezvous is none", "use one that make() gave"};
+}
+
+}  // namespace
 
 Rendezvous::Rendezvous() = default;
 Rendezvous::Rendezvous(std::shared_ptr<cuda::RendezvousState> state) : state_(std::move(state)) {}
@@ -278,8 +316,13 @@ Result<Rendezvous> Rendezvous::make(Domain gpu, Answer answer) {
 }
 
 Status Rendezvous::enqueue(CudaStream stream, std::span<const GpuCopy> before, std::span<const GpuCopy> after) {
-  if (!state_) return Error{Code::invalid_argument, 0, "this Rendezvous is none", "use one that make() gave"};
+  if (!state_) return none();
   return state_->enqueue(static_cast<cuda::CuStream>(stream.handle), before, after);
+}
+
+Status Rendezvous::enqueue_kernels(CudaStream stream, const GpuKernel& before, const GpuKernel& after) {
+  if (!state_) return none();
+  return state_->enqueue_kernels(static_cast<cuda::CuStream>(stream.handle), before, after);
 }
 
 bool Rendezvous::is_idle() const {

@@ -33,10 +33,11 @@ VENDORS = {
     re.compile(r"benchmark/.*"): ["bench/"],
     re.compile(r"nanobind/.*"): ["bindings/python/"],
 }
-# Built on the public API alone, but for the helpers that services, which are in the same library, share with it.
+# Built on the public API alone, but for the helpers that services, which are in the same library, share with it, and
+# what kernels of a service are given.
 USERS = {"src/cli/": (),
          "src/services/": ("base/bounded.h", "base/callback.h", "base/clock.h", "base/fork_guard.h",
-                           "base/keyed_hash.h", "base/out_of_memory.h"),
+                           "base/keyed_hash.h", "base/out_of_memory.h", "cuda/row_cache.h"),
          "src/daemon/": (), "src/capi/": (), "bindings/": ()}
 
 

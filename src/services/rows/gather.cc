@@ -30,18 +30,6 @@ Error no_such_row(Number number, std::size_t position, const Table& table) {
                                        ", or set zeros_for_missing for rows of zeros"};
 }
 
-// Whether all are rows of the table; Code::out_of_range names the first that is not.
-Status check_numbers(const Table& table, const RowNumbers& numbers) {
-  return with_numbers(numbers, [&](auto span) -> Status {
-    const std::uint64_t rows = table.info().rows;
-    bool bad = false;
-    for (const auto number : span) bad |= row_of(number) >= rows;
-    if (!bad) return {};
-    const auto found = std::ranges::find_if(span, [&](auto number) { return row_of(number) >= rows; });
-    return no_such_row(*found, static_cast<std::size_t>(found - span.begin()), table);
-  });
-}
-
 Status check_memory(const RowNumbers& numbers) {
   const Region& memory = numbers.memory();
   const std::size_t bytes = numbers.element_bytes();
@@ -401,6 +389,18 @@ RowsReport failed(Error error) {
 }
 
 }  // namespace
+
+Status check_numbers(const Table& table, const RowNumbers& numbers, std::span<const std::uint32_t> places) {
+  return with_numbers(numbers, [&](auto span) -> Status {
+    const std::uint64_t rows = table.info().rows;
+    bool bad = false;
+    for (const auto number : span) bad |= row_of(number) >= rows;
+    if (!bad) return {};
+    const auto found = std::ranges::find_if(span, [&](auto number) { return row_of(number) >= rows; });
+    const auto at = static_cast<std::size_t>(found - span.begin());
+    return no_such_row(*found, places.empty() ? at : places[at], table);
+  });
+}
 
 RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options) {
   auto host = HostNumbers::of(numbers);

@@ -1,7 +1,9 @@
 // Gather: one call of Rows::gather, from the numbers to the report.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <span>
 
 #include "penstock/models.h"
 #include "services/rows/fill.h"
@@ -12,6 +14,10 @@ namespace penstock::rows {
 RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options);
 // Rows that lie one behind the other are read as ranges, and come by whichever way the planner chooses.
 RowsReport read_rows(const Table& table, Interval rows, Region memory, const GatherOptions& options);
+
+// Whether all are rows of the table; Code::out_of_range names the first that is not. They are those of a longer list
+// where `places` says which. REQUIRES: numbers in host memory, whole and aligned.
+Status check_numbers(const Table& table, const RowNumbers& numbers, std::span<const std::uint32_t> places = {});
 
 // The fill of rows all of which are mapped, or missing; none where some are cold.
 struct MappedFill {

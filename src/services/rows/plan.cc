@@ -11,28 +11,17 @@
 namespace penstock::rows {
 namespace {
 
-constexpr std::uint64_t slot_line_bytes = 64;
-// A block of the GPU's copies so much at once; long rounds more, so that the list stays short.
-constexpr std::uint64_t shortest_copy_bytes = 4096;
 // A thread copies so much at once: less is not worth handing to another.
 constexpr std::size_t share_bytes = 32 << 10;
 
-std::uint64_t aligned(std::uint64_t bytes) {
-  return (bytes + slot_line_bytes - 1) / slot_line_bytes * slot_line_bytes;
-}
-
-void add_copies(std::vector<GpuCopy>& list, GpuCopy whole, std::uint64_t longest) {
-  for (std::uint64_t done = 0; done < whole.bytes; done += longest) {
-    list.push_back({whole.from + done, whole.to + done, std::min(longest, whole.bytes - done)});
-  }
-}
-
-std::uint64_t address_of(const Region& memory) {
-  return reinterpret_cast<std::uintptr_t>(memory.data);
-}
-
+constexpr const char* find_kernel = "rows_find";
+constexpr const char* place_kernel = "rows_place";
 Error closed() {
   return {Code::closed, 0, "the plan is closed", "make another, and capture the graphs that have it anew"};
+}
+
+Error of_parent() {
+  return {Code::closed, 0, "the plan belongs to the parent of this process", "make one after the fork"};
 }
 
 Error bad_gather(std::size_t place, const std::string& what, const std::string& hint) {
@@ -42,11 +31,22 @@ Error bad_gather(std::size_t place, const std::string& what, const std::string& 
 }  // namespace
 
 Status Plan::prepare() {
-  std::uint64_t row_bytes = 0;
-  for (const auto& table : tables_) row_bytes = std::max(row_bytes, table->info().row_bytes);
-  std::uint64_t bytes = 0;
-  if (__builtin_mul_overflow(most_rows_, row_bytes + sizeof(std::uint64_t), &bytes)) return out_of_memory();
-  auto slot = make_slot(bytes + 4 * slot_line_bytes * tables_.size());
+  if (options_.cache_bytes != 0) {
+    // Without entries nothing is launched.
+    for (const char* kernel : {find_kernel, place_kernel}) {
+      if (Status status = launch_kernel(gpu_, {}, kernel, 0, 0); !status) return status;
+    }
+    if (most_rows_ > UINT32_MAX) {
+      return Error{Code::invalid_argument, 0, "a plan with a cache, for " + std::to_string(most_rows_) + " rows",
+                   "give at most " + std::to_string(UINT32_MAX) + ", or no cache"};
+    }
+    auto caches = make_caches(gpu_, tables_, options_.cache_bytes);
+    if (!caches) return std::move(caches).error();
+    caches_ = std::move(*caches);
+  }
+  const auto room = most_room(sources(), most_rows_);
+  if (!room) return room.error();
+  auto slot = make_slot(*room);
   if (!slot) return std::move(slot).error();
   slots_.push_back(std::move(*slot));
   return {};
@@ -74,6 +74,12 @@ Status Plan::check_gathers(std::span<const PlannedGather> gathers) const {
                           "numbers, rows and status must be in memory of " + gpu_.name());
       }
     }
+    // Kernels read numbers as they are.
+    const auto address_of = [](const Region& memory) { return reinterpret_cast<std::uintptr_t>(memory.data); };
+    if (!caches_.empty() && (address_of(numbers) % each.numbers.element_bytes() != 0 ||
+                             address_of(each.status) % sizeof(std::uint32_t) != 0)) {
+      return bad_gather(i, "numbers, or a status, that are not aligned", "with a cache, align them as their type is");
+    }
     if (each.memory.size_bytes / tables_[each.table]->info().row_bytes != each.numbers.size() ||
         each.memory.size_bytes % tables_[each.table]->info().row_bytes != 0) {
       return bad_gather(i,
@@ -95,19 +101,16 @@ Status Plan::check_gathers(std::span<const PlannedGather> gathers) const {
   return {};
 }
 
-std::uint64_t Plan::needed_bytes(std::span<const PlannedGather> gathers) const {
-  std::uint64_t bytes = 0;
-  for (const PlannedGather& each : gathers) {
-    bytes += aligned(each.numbers.memory().size_bytes) + slot_line_bytes + aligned(each.memory.size_bytes);
-  }
-  return bytes;
-}
-
-Result<Plan::Slot> Plan::make_slot(std::uint64_t bytes) {
+Result<Plan::Slot> Plan::make_slot(const Room& room) {
   auto round = std::make_shared<Round>();
-  auto memory = tables_.front()->context().allocate(Domain::pinned(), bytes);
+  auto memory = tables_.front()->context().allocate(Domain::pinned(), room.pinned_bytes);
   if (!memory) return std::move(memory).error();
   round->memory = std::move(*memory);
+  if (room.gpu_bytes != 0) {
+    auto gpu_memory = tables_.front()->context().allocate(gpu_, room.gpu_bytes);
+    if (!gpu_memory) return std::move(gpu_memory).error();
+    round->gpu_memory = std::move(*gpu_memory);
+  }
   auto address = gpu_address(gpu_, round->memory.data());
   if (!address) return std::move(address).error();
   round->address = *address;
@@ -118,72 +121,58 @@ Result<Plan::Slot> Plan::make_slot(std::uint64_t bytes) {
 }
 
 // REQUIRES: mutex_.
-Result<Plan::Slot> Plan::take_slot(std::uint64_t bytes) {
-  const auto found = std::ranges::find_if(
-      slots_, [&](const Slot& slot) { return slot.round->memory.size_bytes() >= bytes && slot.meeting.is_idle(); });
-  if (found == slots_.end()) return make_slot(bytes);
+Result<Plan::Slot> Plan::take_slot(const Room& room) {
+  const auto found = std::ranges::find_if(slots_, [&](const Slot& slot) {
+    return slot.round->memory.size_bytes() >= room.pinned_bytes &&
+           slot.round->gpu_memory.size_bytes() >= room.gpu_bytes && slot.meeting.is_idle();
+  });
+  if (found == slots_.end()) return make_slot(room);
   Slot slot = std::move(*found);
   slots_.erase(found);
   return slot;
 }
 
-Plan::Copies Plan::lay_out(Round& round, std::span<const PlannedGather> gathers) const {
-  std::uint64_t all = 0;
-  for (const PlannedGather& each : gathers) all += each.memory.size_bytes;
-  // Each gather adds one for what is left of it, and one for its status.
-  const std::uint64_t copies = Rendezvous::copies_limit - 2 * gathers.size();
-  const std::uint64_t longest =
-      std::max(shortest_copy_bytes, (all / copies + shortest_copy_bytes) / shortest_copy_bytes * shortest_copy_bytes);
-  Copies list;
-  std::uint64_t offset = 0;
-  round.parts.clear();
-  for (const PlannedGather& each : gathers) {
-    const Region& numbers = each.numbers.memory();
-    std::byte* const host = round.memory.data() + offset;
-    const std::uint64_t status_offset = aligned(numbers.size_bytes);
-    const std::uint64_t rows_offset = status_offset + slot_line_bytes;
-    const std::uint64_t address = round.address + offset;
-    round.parts.push_back({each.table, RowNumbers(each.numbers.type(), Region::host(host, numbers.size_bytes)),
-                           std::span(host + rows_offset, each.memory.size_bytes), host + status_offset});
-    list.before.push_back({address_of(numbers), address, numbers.size_bytes});
-    add_copies(list.after, {address + rows_offset, address_of(each.memory), each.memory.size_bytes}, longest);
-    if (each.status.size_bytes != 0) {
-      list.after.push_back({address + status_offset, address_of(each.status), sizeof(std::uint32_t)});
-    }
-    offset += rows_offset + aligned(each.memory.size_bytes);
-  }
-  return list;
-}
-
 Status Plan::enqueue(CudaStream stream, std::span<const PlannedGather> gathers) {
+  if (in_child()) return of_parent();
   const std::shared_lock open(open_);
   if (is_closed_) return closed();
-  if (tables_.front()->in_child()) {
-    return Error{Code::closed, 0, "the plan belongs to the parent of this process", "make one after the fork"};
-  }
   if (Status status = check_gathers(gathers); !status) return status;
   if (Status status = check(); !status) return status;
   const std::scoped_lock lock(mutex_);
-  auto slot = take_slot(needed_bytes(gathers));
+  auto slot = take_slot(needed_room(sources(), gathers));
   if (!slot) return std::move(slot).error();
-  const Copies copies = lay_out(*slot->round, gathers);
-  Status status = slot->meeting.enqueue(stream, copies.before, copies.after);
+  Status status;
+  if (caches_.empty()) {
+    const Copies copies = lay_out(*slot->round, gathers);
+    status = slot->meeting.enqueue(stream, copies.before, copies.after);
+  } else {
+    const std::uint32_t blocks = lay_out_cached(*slot->round, sources(), gathers);
+    const std::uint64_t entries = slot->round->address;
+    status = slot->meeting.enqueue_kernels(stream, {find_kernel, entries, blocks}, {place_kernel, entries, blocks});
+  }
   slots_.push_back(std::move(*slot));
   return status;
 }
 
 Status Plan::check() {
+  if (in_child()) return of_parent();
   const std::scoped_lock lock(mutex_);
   if (!error_) return {};
   return *std::exchange(error_, std::nullopt);
 }
 
 RowsPlanReport Plan::report() const {
-  return {.rounds = rounds_,
-          .rows = rows_,
-          .cold_rows = cold_rows_,
-          .missing_rows = missing_rows_,
-          .failed_gathers = failed_gathers_};
+  RowsPlanReport report{.rounds = rounds_,
+                        .rows = rows_,
+                        .cold_rows = cold_rows_,
+                        .missing_rows = missing_rows_,
+                        .failed_gathers = failed_gathers_,
+                        .hit_rows = hit_rows_};
+  for (const Cache& cache : caches_) {
+    report.cache_rows += cache.shape().rows();
+    report.cache_bytes += cache.shape().bytes();
+  }
+  return report;
 }
 
 void Plan::close() {
@@ -207,15 +196,33 @@ Status Plan::answer_part(const Part& part, const Crew& crew) {
   if (is_closing_) return closed();
   const std::shared_lock open(open_);
   if (is_closed_) return closed();
+  rows_.fetch_add(part.rows.numbers.size(), std::memory_order_relaxed);
   const Table& table = *tables_[part.table];
+  return part.entries.empty() ? copy_rows(table, part.rows, crew) : answer_missing(table, part, crew);
+}
+
+Status Plan::answer_missing(const Table& table, const Part& part, const Crew& crew) {
+  const auto joined = join_missing(part);
+  if (!joined) return joined.error();
+  const std::uint32_t missing = *joined;
+  hit_rows_.fetch_add(part.rows.numbers.size() - missing, std::memory_order_relaxed);
+  if (missing == 0) return table.check_unchanged();
+  const RowNumbers asked(part.rows.numbers.type(), part.rows.numbers.memory().part(0, missing * sizeof(std::uint64_t)));
+  if (!options_.zeros_for_missing) {
+    if (Status status = check_numbers(table, asked, part.places); !status) return status;
+  }
+  return copy_rows(table, {asked, part.rows.memory.first(missing * table.info().row_bytes)}, crew);
+}
+
+// The rows of the numbers, into memory of the host.
+Status Plan::copy_rows(const Table& table, const AskedRows& asked, const Crew& crew) {
   const GatherOptions options{.zeros_for_missing = options_.zeros_for_missing,
                               .deadline_seconds = options_.deadline_seconds};
-  rows_.fetch_add(part.numbers.size(), std::memory_order_relaxed);
-  auto mapped = mapped_fill(table, part.numbers, options);
+  auto mapped = mapped_fill(table, asked.numbers, options);
   if (!mapped) return std::move(mapped).error();
   if (!mapped->fill) {
     const RowsReport report =
-        gather(table, part.numbers, Region::host(part.memory.data(), part.memory.size()), options);
+        gather(table, asked.numbers, Region::host(asked.memory.data(), asked.memory.size()), options);
     cold_rows_.fetch_add(report.cold_rows, std::memory_order_relaxed);
     missing_rows_.fetch_add(report.missing_rows, std::memory_order_relaxed);
     if (report.ok()) return {};
@@ -226,9 +233,9 @@ Status Plan::answer_part(const Part& part, const Crew& crew) {
   const std::size_t piece_bytes = std::max<std::size_t>(1, share_bytes / row_bytes) * row_bytes;
   std::mutex mutex;
   Status all;
-  crew.share((part.memory.size() + piece_bytes - 1) / piece_bytes, [&](std::size_t i) {
+  crew.share((asked.memory.size() + piece_bytes - 1) / piece_bytes, [&](std::size_t i) {
     const std::size_t begin = i * piece_bytes;
-    const auto piece = part.memory.subspan(begin, std::min(piece_bytes, part.memory.size() - begin));
+    const auto piece = asked.memory.subspan(begin, std::min(piece_bytes, asked.memory.size() - begin));
     if (Status status = mapped->fill->make(begin, piece); !status) {
       const std::scoped_lock lock(mutex);
       all = std::move(status);
@@ -246,10 +253,11 @@ void Plan::answer(Round& round, const Crew& crew) {
     } catch (const std::bad_alloc&) {
     }
     const auto code = static_cast<std::uint32_t>(status ? Code::ok : status.error().code);
-    if (!status) {
-      std::ranges::fill(part.memory, std::byte{0});
-      note(std::move(status).error());
-    }
+    if (!status) note(std::move(status).error());
+    // With a cache the GPU writes zeros and statuses itself.
+    for (cuda::RowsEntry& entry : part.entries) entry.code = code;
+    if (!part.entries.empty()) continue;
+    if (code != 0) std::ranges::fill(part.rows.memory, std::byte{0});
     std::memcpy(part.status, &code, sizeof code);
   }
   rounds_.fetch_add(1, std::memory_order_relaxed);
@@ -274,7 +282,13 @@ RowsPlan& RowsPlan::operator=(RowsPlan&& other) noexcept {
   return *this;
 }
 RowsPlan::~RowsPlan() {
-  if (plan_) plan_->close();
+  if (!plan_) return;
+  if (plan_->in_child()) {
+    // Threads of the parent may have held its locks, and its GPU is not ours: all of it is left as it is.
+    static_cast<void>(new std::shared_ptr<rows::Plan>(std::move(plan_)));
+  } else {
+    plan_->close();
+  }
 }
 
 Result<RowsPlan> RowsPlan::make(Domain gpu, std::span<const Rows> tables, std::uint64_t most_rows,

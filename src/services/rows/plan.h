@@ -13,8 +13,11 @@
 #include <span>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "penstock/rendezvous.h"
 #include "penstock/rows_plan.h"
+#include "services/rows/cache.h"
+#include "services/rows/round.h"
 #include "services/rows/table.h"
 
 namespace penstock::rows {
@@ -24,45 +27,29 @@ class Plan : public std::enable_shared_from_this<Plan> {
   Plan(Domain gpu, std::vector<std::shared_ptr<const Table>> tables, std::uint64_t most_rows, RowsPlanOptions options)
       : gpu_(gpu), tables_(std::move(tables)), most_rows_(most_rows), options_(options) {}
 
-  // Memory for the first round, so that what is too much is known at once.
+  // The caches, and memory for the first round, so that what is too much is known at once.
   Status prepare();
   Status enqueue(CudaStream stream, std::span<const PlannedGather> gathers);
   Status check();
   RowsPlanReport report() const;
   // Waits for rounds that are being answered. Others find no rows from now on.
   void close();
+  bool in_child() const { return fork_guard_.in_child(); }
 
  private:
-  // A gather as the host has it.
-  struct Part {
-    std::size_t table = 0;
-    RowNumbers numbers;
-    std::span<std::byte> memory;
-    std::byte* status = nullptr;
-  };
-  // One round: pinned memory for numbers, statuses and rows, and the place where the GPU asks for it.
-  struct Round {
-    Buffer memory;
-    std::uint64_t address = 0;  // of the memory, as the GPU sees it
-    std::vector<Part> parts;
-  };
   struct Slot {
     std::shared_ptr<Round> round;  // shared with the answer
     Rendezvous meeting;
   };
-  struct Copies {
-    std::vector<GpuCopy> before;
-    std::vector<GpuCopy> after;
-  };
-
   Status check_gathers(std::span<const PlannedGather> gathers) const;
-  std::uint64_t needed_bytes(std::span<const PlannedGather> gathers) const;
-  Result<Slot> make_slot(std::uint64_t bytes);
-  Result<Slot> take_slot(std::uint64_t bytes);
-  Copies lay_out(Round& round, std::span<const PlannedGather> gathers) const;
+  Sources sources() const { return {tables_, caches_}; }
+  Result<Slot> make_slot(const Room& room);
+  Result<Slot> take_slot(const Room& room);
 
   void answer(Round& round, const Crew& crew);
   Status answer_part(const Part& part, const Crew& crew);
+  Status answer_missing(const Table& table, const Part& part, const Crew& crew);
+  Status copy_rows(const Table& table, const AskedRows& asked, const Crew& crew);
   void note(Error error);
 
   const Domain gpu_;
@@ -74,8 +61,11 @@ class Plan : public std::enable_shared_from_this<Plan> {
 
   const std::uint64_t most_rows_;
   const RowsPlanOptions options_;
+  const ForkGuard fork_guard_;
+  std::vector<Cache> caches_;  // a table's each, or none. Kernels use them as long as there are graphs
   std::atomic<std::uint64_t> rounds_{0};
   std::atomic<std::uint64_t> rows_{0};
+  std::atomic<std::uint64_t> hit_rows_{0};
   std::atomic<std::uint64_t> cold_rows_{0};
   std::atomic<std::uint64_t> missing_rows_{0};
   std::atomic<std::uint64_t> failed_gathers_{0};

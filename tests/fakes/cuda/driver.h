@@ -140,6 +140,7 @@ struct Graph {
 struct Function {
   CuModule module;
   Device* device;
+  std::string name;
 };
 
 struct Device {
@@ -317,5 +318,9 @@ CuResult run_copies(Lock& lock, Device& device, const std::vector<Copy>& copies,
 
 // The kernel penstock_scatter: copies every entry, as the table of entries says when the kernel runs.
 CuResult run_scatter(Lock& lock, Device& device, CuDevicePtr entries, unsigned count);
+
+// The kernels penstock_rows_find and penstock_rows_place. The lock stays closed.
+enum class RowKernel { find, place };
+CuResult run_row_kernel(RowKernel kernel, const Device& device, CuDevicePtr entries, unsigned count);
 
 }  // namespace fake_cuda

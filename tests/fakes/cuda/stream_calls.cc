@@ -1,6 +1,8 @@
 // The driver's own functions: streams, events and kernels.
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <string_view>
 
 #include "call.h"
 
@@ -78,6 +80,9 @@ FAKE_CUDA_EXPORT CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsi
 }
 
 namespace {
+
+constexpr std::string_view rows_find = "penstock_rows_find";
+constexpr std::string_view rows_place = "penstock_rows_place";
 
 // Null where there is no memory any more.
 std::uint32_t* word_at(Driver& driver, CuDevicePtr address) {
@@ -197,9 +202,10 @@ FAKE_CUDA_EXPORT CuResult cuModuleGetFunction(CuFunction* function, CuModule mod
     if (function == nullptr || name == nullptr) return cu_invalid_value;
     const Module* const found = Driver::find(d.modules, module);
     if (found == nullptr) return cu_invalid_handle;
-    if (std::strcmp(name, "penstock_scatter") != 0) return cu_not_found;
+    constexpr std::array<std::string_view, 3> known = {"penstock_scatter", rows_find, rows_place};
+    if (std::find(known.begin(), known.end(), name) == known.end()) return cu_not_found;
     *function = d.new_handle<CuFunction>();
-    d.functions[*function] = Function{module, found->device};
+    d.functions[*function] = Function{module, found->device, name};
     return cu_success;
   });
 }
@@ -224,7 +230,10 @@ FAKE_CUDA_EXPORT CuResult cuLaunchKernel(CuFunction function, unsigned grid_x, u
     auto operation = operation_on(found);
     operation->unit = Unit::compute;
     // A block an entry: a grid that is too small leaves entries out.
-    operation->run = [entries, count = std::min(count, grid_x), device = found->device](Lock& lock) {
+    operation->run = [entries, count = std::min(count, grid_x), device = found->device,
+                      name = kernel->name](Lock& lock) {
+      if (name == rows_find) return run_row_kernel(RowKernel::find, *device, entries, count);
+      if (name == rows_place) return run_row_kernel(RowKernel::place, *device, entries, count);
       return run_scatter(lock, *device, entries, count);
     };
     return d.enqueue(std::move(operation));
