@@ -356,3 +356,28 @@ def test_rows_are_planned_on_streams_and_in_graphs(driver, tmp_path):
         plan.check()
     driver.call("cuGraphExecDestroy", executable)
     driver.call("cuGraphDestroy", graph)
+
+
+def test_rows_stay_in_gpu_memory(driver, tmp_path):
+    content = numpy.arange(5000, dtype=numpy.float32).reshape(50, 100)
+    numpy.save(tmp_path / "table.npy", content)
+    context = penstock.Context()
+    table = penstock.Rows(tmp_path / "table.npy", framework="np", context=context)
+    try:
+        made = penstock.RowsPlan(table, 8, device="cuda:0", cache_bytes=1 << 20)
+    except penstock.UnsupportedError as error:
+        pytest.skip(f"this build has no kernels: {error}")
+    numbers, memory, stream = driver.allocate(128), driver.allocate(4096), driver.stream()
+    with made as plan:
+        for asked in ([49, 3, 3, 0], [3, 49, 0, 7], [7, 7, 7, 7]):
+            driver.poke(numbers, numpy.array(asked, numpy.int64).tobytes())
+            plan.gather(CudaArray(numbers, (4,), typestr="<i8"), (memory, 1600, "cuda:0"), stream=stream)
+            driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+            assert driver.peek(memory, 1600) == content[asked].tobytes()
+        report = plan.report
+        assert (report["rows"], report["hit_rows"], report["rounds"]) == (12, 7, 3)
+        assert report["cache_rows"] == 64 and report["cache_bytes"] >= 64 * 400
+    with pytest.raises(penstock.InvalidError, match="too small"):
+        penstock.RowsPlan(table, 8, device="cuda:0", cache_bytes=100)
+    with pytest.raises(penstock.InvalidError, match="cache_bytes"):
+        penstock.RowsPlan(table, 8, device="cuda:0", cache_bytes=-1)

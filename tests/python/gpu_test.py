@@ -383,3 +383,51 @@ def test_what_can_t_be_captured_is_refused_and_the_capture_goes_on(model, tmp_pa
             assert caught.value.code == "unsupported"
     assert doubling.works()
     assert raw(penstock.load_file(path, "cuda")["odd"]) == contents["odd"]
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 16, 1 << 24])
+def test_rows_are_gathered_inside_a_graph_of_torch(tmp_path, cache_bytes):
+    table = torch.randn(4000, 32)
+    penstock.save_file({"table": table}, tmp_path / "model.safetensors")
+    rows = penstock.Rows(tmp_path / "model.safetensors", tensor="table")
+    plan = penstock.RowsPlan(rows, 256, device="cuda:0", cache_bytes=cache_bytes)
+    given = torch.zeros(256, dtype=torch.int64, device="cuda:0")
+    out = torch.empty(256, 32, device="cuda:0")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids = (given * 7 + 3) % 4000
+        plan.gather(ids, out)
+        doubled = out * 2
+    for seed in range(200):
+        torch.manual_seed(seed)
+        wanted = torch.randint(300 if seed % 2 else 4000, (256,))
+        given.copy_(wanted)
+        graph.replay()
+        assert torch.equal(doubled.cpu(), table[(wanted * 7 + 3) % 4000] * 2)
+    plan.check()
+    report = plan.report
+    assert report["rounds"] == 200 and report["rows"] == 200 * 256
+    assert (report["hit_rows"] > 0) == (cache_bytes > 0)
+    plan.close()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert not doubled.any(), "the graph goes on, with rows of zeros"
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_an_embedding_on_disk_works_inside_a_graph_of_torch(tmp_path, cache_bytes):
+    table = torch.randn(1000, 16)
+    penstock.save_file({"embed": table}, tmp_path / "model.safetensors")
+    embedding = penstock.nn.Embedding(tmp_path / "model.safetensors", "embed", most_tokens=64, cache_bytes=cache_bytes)
+    ids = torch.zeros(4, 16, dtype=torch.int64, device="cuda:0")
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out = embedding(ids)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        wanted = torch.randint(100, (4, 16))
+        ids.copy_(wanted)
+        graph.replay()
+        assert torch.equal(out.cpu(), table[wanted])
+    embedding.plan(ids.device).check()
+    assert (embedding.plan(ids.device).report["hit_rows"] > 0) == (cache_bytes > 0)

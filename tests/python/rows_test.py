@@ -297,3 +297,5 @@ def test_an_embedding_gives_what_torchs_gives(table):
         penstock.nn.Embedding(ours.table, "embed")
     with pytest.raises(penstock.InvalidError, match="table"):
         penstock.nn.Embedding(open_np(path, "embed"))
+    with pytest.raises(penstock.InvalidError, match="cache_bytes"):
+        penstock.nn.Embedding(path, "embed", cache_bytes=1 << 20)

@@ -18,11 +18,13 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
 
     The table is a Rows, or what Rows takes. Rows arrive on the device of the token ids, or on `device`, and as `dtype`,
     or as the file has them. With `most_tokens`, at most so many at a time go through a RowsPlan: the module works inside
-    torch.cuda.graph then, and waits for nothing. There is nothing to train: the module has no parameters, and no entry in a state_dict.
+    torch.cuda.graph then, and waits for nothing. With `cache_bytes` besides, so much memory of each GPU keeps rows that
+    were asked for before. There is nothing to train: the module has no parameters, and no entry in a state_dict.
     """
 
     def __init__(self, table: Any, tensor: Optional[str] = None, *, device: Any = None,
-                 dtype: Optional[torch.dtype] = None, most_tokens: Optional[int] = None, **options: Any) -> None:
+                 dtype: Optional[torch.dtype] = None, most_tokens: Optional[int] = None, cache_bytes: int = 0,
+                 **options: Any) -> None:
         super().__init__()
         if isinstance(table, Rows):
             if tensor is not None or options:
@@ -36,7 +38,10 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         self.num_embeddings, self.embedding_dim = table.shape
         self._device = None if device is None else torch.device(device)
         self._dtype = dtype
+        if cache_bytes and most_tokens is None:
+            raise invalid("cache_bytes: a cache is a plan's, and there is none without most_tokens", "give both")
         self._most_tokens = most_tokens
+        self._cache_bytes = cache_bytes
         self._plans: dict[torch.device, RowsPlan] = {}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -53,7 +58,7 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         if device not in self._plans:
             if self._most_tokens is None:
                 raise invalid("most_tokens was not given", "give it when the module is made")
-            self._plans[device] = RowsPlan(self.table, self._most_tokens, device=device)
+            self._plans[device] = RowsPlan(self.table, self._most_tokens, device=device, cache_bytes=self._cache_bytes)
         return self._plans[device]
 
     def extra_repr(self) -> str:
