@@ -241,18 +241,31 @@ __device__ void place_row(const RowsEntry& entry, std::uint32_t i, unsigned lane
   const std::uint64_t words = entry.row_bytes / sizeof(Word);
   const Word* const from = row_at<const Word>(entry.answer, entry.row_bytes, entry.answer_begin + i);
   Word* const to = row_at<Word>(entry.memory, entry.row_bytes, place);
-  const Claim claim = claim_slot(entry, number, lane);
-  const auto take = [&](std::uint64_t word) { return from[word]; };
-  if (claim.way == no_slot) {
-    copy_words<Word>(words, lane, take, [&](std::uint64_t word, Word value) { to[word] = value; });
-    return;
+  // What fits into registers is on its way over the bus while a slot is looked for.
+  constexpr unsigned words_ahead = 4;
+  const bool is_short = words <= words_ahead * warp_lanes;
+  Word ahead[words_ahead];
+#pragma unroll
+  for (unsigned j = 0; j < words_ahead; ++j) {
+    if (is_short && lane + j * warp_lanes < words) ahead[j] = from[lane + j * warp_lanes];
   }
-  Word* const slot = row_at<Word>(entry.slots, entry.slot_bytes, claim.set * RowCacheLayout::ways + claim.way);
-  copy_words<Word>(words, lane, take, [&](std::uint64_t word, Word value) {
+  const Claim claim = claim_slot(entry, number, lane);
+  const bool is_kept = claim.way != no_slot;
+  Word* const slot =
+      row_at<Word>(entry.slots, entry.slot_bytes, claim.set * RowCacheLayout::ways + (is_kept ? claim.way : 0));
+  const auto put = [&](std::uint64_t word, Word value) {
     to[word] = value;
-    store(slot + word, value);
-  });
-  publish(entry, claim, number, lane);
+    if (is_kept) store(slot + word, value);
+  };
+  if (is_short) {
+#pragma unroll
+    for (unsigned j = 0; j < words_ahead; ++j) {
+      if (lane + j * warp_lanes < words) put(lane + j * warp_lanes, ahead[j]);
+    }
+  } else {
+    copy_words<Word>(words, lane, [&](std::uint64_t word) { return from[word]; }, put);
+  }
+  if (is_kept) publish(entry, claim, number, lane);
 }
 
 // An entry lies in memory of the host: all of it comes at once.

@@ -46,6 +46,37 @@ TEST_F(Meetings, bring_what_is_asked_to_the_cpu_and_the_answer_back) {
   }
 }
 
+TEST_F(Meetings, have_kernels_in_place_of_copies) {
+  if (gpu().kernels().find("scatter") == nullptr) GTEST_SKIP() << "there are no kernels";
+  const Buffer pinned = context_->allocate(Domain::pinned(), 4096).value();
+  const Buffer memory = context_->allocate(Domain::cuda(0), 4096).value();
+  const std::uint64_t address = gpu_address(Domain::cuda(0), pinned.data()).value();
+  const auto on_gpu = reinterpret_cast<std::uint64_t>(memory.data());
+  auto* const words = reinterpret_cast<std::uint32_t*>(pinned.data());
+  auto* const copies = reinterpret_cast<GpuCopy*>(pinned.data() + 64);
+  copies[0] = {on_gpu, address, 4};
+  copies[1] = {address + 4, on_gpu, 4};
+  Rendezvous meeting = Rendezvous::make(Domain::cuda(0), [&](const Crew&) { words[1] = words[0] + 1; }).value();
+  std::uint32_t value = 41;
+  fill(memory.region().part(0, 4), std::as_bytes(std::span(&value, 1)));
+  const GpuKernel question{"scatter", address + 64, 1};
+  const GpuKernel answer{"scatter", address + 64 + sizeof(GpuCopy), 1};
+  ASSERT_TRUE(meeting.enqueue_kernels({stream_}, question, answer).ok());
+  ASSERT_EQ(wait_for(stream_), cuda::cu_success);
+  std::memcpy(&value, bytes_of(memory.region().part(0, 4)).data(), 4);
+  EXPECT_EQ(value, 42U);
+  const Status unknown = meeting.enqueue_kernels({stream_}, question, {"gather", 0, 0});
+  EXPECT_EQ(unknown.error().code, Code::unsupported);
+  EXPECT_NE(unknown.error().message.find("gather"), std::string::npos) << unknown.error().message;
+  EXPECT_EQ(Rendezvous().enqueue_kernels({stream_}, question, answer).error().code, Code::invalid_argument);
+  Blocker earlier(gpu(), stream_);
+  ASSERT_TRUE(meeting.enqueue_kernels({stream_}, question, answer).ok());
+  EXPECT_EQ(meeting.enqueue_kernels({stream_}, question, answer).error().code, Code::invalid_argument)
+      << "one at a time";
+  earlier.let_go();
+  EXPECT_EQ(wait_for(stream_), cuda::cu_success);
+}
+
 TEST_F(Meetings, have_one_round_at_a_time) {
   Rendezvous meeting = Rendezvous::make(Domain::cuda(0), [](const Crew&) {}).value();
   Blocker earlier(gpu(), stream_);
