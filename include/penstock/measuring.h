@@ -35,6 +35,7 @@ enum class RaceState : std::uint8_t {
   cached,   // all bytes are in the page cache, verified before each load
   cold,     // none of them is, likewise
   written,  // written and synced, over reserved room
+  rows,     // random rows of 256 bytes, all of them in the page cache
 };
 PENSTOCK_EXPORT std::string_view race_state_name(RaceState state);
 
@@ -96,7 +97,7 @@ struct Measured {
   StoreInfo store;
   std::uint64_t size_bytes = 0;  // of each load
   double seconds = 0;
-  std::vector<Race> races;  // cached, cold and, on request, written
+  std::vector<Race> races;  // cached, cold, rows and, on request, written
   LatencyRace latency;
 };
 PENSTOCK_EXPORT Result<Measured> measure(const MeasuringJob& job);

@@ -164,6 +164,7 @@ std::string text_of(const Json& value) {
 const char* state_text(const std::string& state) {
   if (state == "cached") return "cached: every byte in the page cache, verified before each load";
   if (state == "cold") return "cold: no byte in the page cache, verified before each load";
+  if (state == "rows") return "rows: random rows of 256 bytes, all in the page cache";
   return "written: over reserved room, synced within the time";
 }
 

@@ -33,8 +33,16 @@ class Bench(ToolTest):
         after = path.stat()
         self.assertEqual((path.read_bytes(), after.st_mtime_ns), (content, before.st_mtime_ns))
         self.assertEqual(self.names(), ["data"])
-        self.assertEqual([race["state"] for race in result["races"]], ["cached", "cold"])
-        for race in result["races"]:
+        self.assertEqual([race["state"] for race in result["races"]], ["cached", "cold", "rows"])
+        *loads, rows = result["races"]
+        if rows["refused"]:
+            self.assertIn("page cache", rows["refused"])
+        else:
+            by_hand, gather = rows["rows"]
+            self.assertEqual((by_hand["plain"], gather["name"]), (True, "penstock, gather"))
+            self.assertIs(gather["bytes_right"], True)
+            self.assertEqual(sum(gather["routes"].values()), len(content) // 256 * 256)
+        for race in loads:
             if race["refused"]:
                 self.assertIn("page cache", race["refused"])
                 continue
@@ -126,8 +134,8 @@ class Bench(ToolTest):
         mount = self.mount("size=32m")
         (mount / "data").write_bytes(os.urandom(MIB))
         result = self.json_of("bench", mount / "data", *QUICK)
-        cached, cold = result["races"]
-        self.assertEqual((cached["refused"], cold["rows"]), (None, []))
+        cached, cold, rows = result["races"]
+        self.assertEqual((cached["refused"], cold["rows"], rows["refused"]), (None, [], None))
         self.assertIn("tmpfs is memory", cold["refused"])
         self.assertIn("memory", " ".join(result["notes"]))
 

@@ -139,7 +139,7 @@ TEST_F(Measuring, races_all_states_and_leaves_the_file_alone) {
                                              .on_step = [&](const std::string& step) { steps.push_back(step); }});
   ASSERT_TRUE(measured) << measured.error().message;
   EXPECT_EQ(measured->size_bytes, mib);
-  ASSERT_EQ(measured->races.size(), 3U);
+  ASSERT_EQ(measured->races.size(), 4U);
   for (const Race& race : measured->races) {
     if (!race.refused.empty()) continue;  // where the kernel does not tell what is cached
     ASSERT_GE(race.rows.size(), 2U) << race_state_name(race.state);

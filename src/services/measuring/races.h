@@ -1,4 +1,4 @@
-// Races: contenders that take turns, and the three kinds of them. Random reads are in latency.cc.
+// Races: contenders that take turns, and the kinds of them. Random reads are in latency.cc.
 //
 // Thread safety: one thread.
 #pragma once
@@ -28,6 +28,7 @@ Result<Race> run_race(RaceState state, std::vector<Contender> contenders, const 
 
 Result<Race> race_loads(Session& session, RaceState state, double seconds);
 Result<Race> race_writes(Session& session, double seconds);
+Result<Race> race_rows(Session& session, double seconds);
 Result<LatencyRace> race_latency(Session& session, double seconds);
 
 }  // namespace penstock::measuring

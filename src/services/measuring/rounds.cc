@@ -37,6 +37,8 @@ std::string_view race_state_name(RaceState state) {
       return "cold";
     case RaceState::written:
       return "written";
+    case RaceState::rows:
+      return "rows";
   }
   return "unknown";
 }
