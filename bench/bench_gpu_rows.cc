@@ -13,9 +13,11 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -34,6 +36,7 @@ struct Settings {
   std::uint64_t row_bytes = 256;
   std::uint64_t count = 1'000'000;
   std::uint32_t threads = 16;
+  std::uint64_t cache_bytes = 64 << 20;
   bool is_half_cached = false;
 };
 
@@ -205,13 +208,37 @@ class DirectReads {
   int descriptor_ = -1;
 };
 
+// Numbers of rows of which a part is asked for again and again, as words are: the k-th of 16,384 with a probability
+// proportional to 1/k (Zipf). All others are drawn from the whole table.
+class Draw {
+ public:
+  static constexpr std::uint64_t hot_rows = 16384;
+
+  Draw(std::uint64_t table_rows, unsigned hot_percent) : table_rows_(table_rows), hot_percent_(hot_percent) {}
+  std::int64_t operator()() {
+    if (random_() % 100 >= hot_percent_) return static_cast<std::int64_t>(random_() % table_rows_);
+    const double even = std::uniform_real_distribution<double>()(random_);
+    return hot(static_cast<std::uint64_t>(std::exp(even * std::log(hot_rows))) - 1);
+  }
+  // They lie all over the table.
+  std::int64_t hot(std::uint64_t rank) const {
+    return static_cast<std::int64_t>(rank * 0x9E3779B97F4A7C15 % table_rows_);
+  }
+
+ private:
+  std::uint64_t table_rows_;
+  unsigned hot_percent_;
+  std::mt19937_64 random_{7};
+};
+
 // A graph that takes numbers, as if it computed them, and gathers by them; replayed one by one.
 class Replays {
  public:
-  Replays(const bench::Gpu& gpu, penstock::Context& context, const penstock::Rows& table, std::size_t rows)
+  Replays(const bench::Gpu& gpu, penstock::Context& context, const penstock::Rows& table, std::size_t rows,
+          std::uint64_t cache_bytes)
       : gpu_(gpu),
-        table_rows_(table.info().rows),
-        plan_(bench::value_of(penstock::RowsPlan::make(penstock::Domain::cuda(0), {&table, 1}, rows))),
+        plan_(bench::value_of(
+            penstock::RowsPlan::make(penstock::Domain::cuda(0), {&table, 1}, rows, {.cache_bytes = cache_bytes}))),
         asked_(gpu, rows * sizeof(std::int64_t)),
         numbers_(bench::value_of(context.allocate(penstock::Domain::cuda(0), rows * sizeof(std::int64_t)))),
         memory_(bench::value_of(context.allocate(penstock::Domain::cuda(0), rows * table.info().row_bytes))),
@@ -236,31 +263,49 @@ class Replays {
   Replays& operator=(const Replays&) = delete;
   ~Replays() { captures_.destroy_executable(executable_); }
 
-  Json run(double seconds) {
-    auto* const asked = reinterpret_cast<std::int64_t*>(asked_.bytes().data());
+  // Asks for all that is asked for often, once.
+  void warm(const Draw& draw) {
+    const std::span<std::int64_t> asked = this->asked();
+    for (std::uint64_t rank = 0; rank < Draw::hot_rows;) {
+      for (std::int64_t& number : asked) number = draw.hot(rank++ % Draw::hot_rows);
+      replay();
+    }
+  }
+
+  Json run(double seconds, Draw& draw) {
+    const std::span<std::int64_t> asked = this->asked();
+    const penstock::RowsPlanReport before = plan_.report();
     std::vector<double> times;
     const double start = bench::now();
     do {
-      for (std::size_t i = 0; i < numbers_.size_bytes() / sizeof(std::int64_t); ++i) {
-        asked[i] = static_cast<std::int64_t>(random_() % table_rows_);
-      }
+      for (std::int64_t& number : asked) number = draw();
       const double begin = bench::now();
-      gpu_.check(captures_.launch(executable_, stream_.handle()), "launch a graph");
-      stream_.synchronize();
+      replay();
       times.push_back(bench::now() - begin);
     } while (bench::now() - start < seconds);
     if (const penstock::Status status = plan_.check(); !status.ok()) bench::fail(status.error().message);
     std::ranges::sort(times);
-    return {{"replays", times.size()},
-            {"bytes", times.size() * memory_.size_bytes()},
-            {"seconds", bench::now() - start},
-            {"p50_seconds", times[times.size() / 2]},
-            {"p99_seconds", times[times.size() * 99 / 100]}};
+    const penstock::RowsPlanReport after = plan_.report();
+    return {
+        {"replays", times.size()},
+        {"hits", static_cast<double>(after.hit_rows - before.hit_rows) / static_cast<double>(after.rows - before.rows)},
+        {"cache_rows", after.cache_rows},
+        {"bytes", times.size() * memory_.size_bytes()},
+        {"seconds", bench::now() - start},
+        {"p50_seconds", times[times.size() / 2]},
+        {"p99_seconds", times[times.size() * 99 / 100]}};
   }
 
  private:
+  std::span<std::int64_t> asked() const {
+    return {reinterpret_cast<std::int64_t*>(asked_.bytes().data()), numbers_.size_bytes() / sizeof(std::int64_t)};
+  }
+  void replay() {
+    gpu_.check(captures_.launch(executable_, stream_.handle()), "launch a graph");
+    stream_.synchronize();
+  }
+
   const bench::Gpu& gpu_;
-  const std::uint64_t table_rows_;
   penstock::RowsPlan plan_;
   bench::PinnedMemory asked_;
   penstock::Buffer numbers_;
@@ -268,7 +313,6 @@ class Replays {
   bench::Stream stream_;
   bench::cuda::CaptureApi captures_;
   bench::cuda::CuGraphExecutable executable_ = nullptr;
-  std::mt19937_64 random_{7};
 };
 
 }  // namespace
@@ -280,6 +324,7 @@ int main(int argc, char** argv) {
   app.add_option("--row-bytes", settings.row_bytes)->check(CLI::PositiveNumber);
   app.add_option("--rows", settings.count, "in one gather")->check(CLI::PositiveNumber);
   app.add_option("--threads", settings.threads, "by hand, and lanes")->check(CLI::Range(1, 1024));
+  app.add_option("--cache-bytes", settings.cache_bytes, "GPU memory that keeps rows of replayed graphs");
   app.add_flag("--half-cached", settings.is_half_cached,
                "the first half of the file is cached: a tenth of the rows is taken from the other");
   CLI11_PARSE(app, argc, argv);
@@ -354,11 +399,21 @@ int main(int argc, char** argv) {
       return {{"checksum", bytes_of(ours.data())}, {"expected", bytes_of(theirs->data())}};
     };
     for (const std::size_t count : {std::size_t{64}, std::size_t{1024}}) {
-      commands["replay" + std::to_string(count)] = [&, count,
+      commands["replay" + std::to_string(count)] = [&, count, draw = Draw(rows, 0),
                                                     replays = std::shared_ptr<Replays>()](double seconds) mutable {
-        if (!replays) replays = std::make_shared<Replays>(gpu, context, table, count);
-        return replays->run(seconds);
+        if (!replays) replays = std::make_shared<Replays>(gpu, context, table, count, 0);
+        return replays->run(seconds, draw);
       };
+      for (const unsigned percent : {0U, 50U, 90U, 100U}) {
+        commands["cache" + std::to_string(count) + "at" + std::to_string(percent)] =
+            [&, count, draw = Draw(rows, percent), replays = std::shared_ptr<Replays>()](double seconds) mutable {
+              if (!replays) {
+                replays = std::make_shared<Replays>(gpu, context, table, count, settings.cache_bytes);
+                replays->warm(draw);
+              }
+              return replays->run(seconds, draw);
+            };
+      }
     }
   }
   bench::converse({{"version", penstock::version()}, {"rows", rows}}, commands);

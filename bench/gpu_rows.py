@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import time
 
 import harness
@@ -421,6 +422,27 @@ def row_tables(setup):
     return {"rows": rows, "attempts": attempts}
 
 
+def row_table_cache(setup):
+    """Rows in replayed graphs, some of them in GPU memory already, against the same replays without a cache there."""
+    seconds = setup.round_seconds / 2
+    rows, samples = [], {}
+    harness.make_cached(setup.file)
+    with rows_program(setup, 256) as table_of:
+        for count in (64, 1024):
+            table_of.ask(f"replay{count} {seconds / 4}")
+            plain = [table_of.ask(f"replay{count} {seconds}") for _ in range(3)]
+            rows.append(figure(f"{count} rows of 256 B in a replayed graph without a cache, p50",
+                               [sample["p50_seconds"] for sample in plain], "microseconds"))
+            for percent in (0, 50, 90, 100):
+                command = f"cache{count}at{percent}"
+                table_of.ask(f"{command} {seconds / 4}")
+                samples[command] = [table_of.ask(f"{command} {seconds}") for _ in range(3)]
+                hits = statistics.median(sample["hits"] for sample in samples[command])
+                rows.append(figure(f"… with {100 * hits:.1f} % of the rows in GPU memory, p50",
+                                   [sample["p50_seconds"] for sample in samples[command]], "microseconds"))
+    return {"rows": rows, "samples": samples}
+
+
 def row_cold_tables(setup):
     """Random rows to the GPU with a tenth cold against that tenth alone, and cold ones against plain direct reads."""
     setup.need_storage()
@@ -442,5 +464,6 @@ def row_cold_tables(setup):
 # what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third. All together
 # they are the time that there is.
 ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "tables": (row_tables, 40),
+        "table_cache": (row_table_cache, 25),
         "memory": (row_memory, 6), "start": (row_start, 40), "cold": (row_cold, 70), "half": (row_half, 75),
         "cold_tables": (row_cold_tables, 30), "latency": (row_latency, 45), "write": (row_write, 75)}
