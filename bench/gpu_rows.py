@@ -443,6 +443,10 @@ def row_table_cache(setup):
     return {"rows": rows, "samples": samples}
 
 
+def seconds_per_gather(sample):
+    return sample["seconds"] / sample["loads"]
+
+
 def row_cold_tables(setup):
     """Random rows to the GPU with a tenth cold against that tenth alone, and cold ones against plain direct reads."""
     setup.need_storage()
@@ -455,7 +459,7 @@ def row_cold_tables(setup):
         contenders["all"]()
         rows, attempts = setup.decide(lambda: setup.race(contenders, **setup.noisy), [
             at_most("rows of 4 KiB, a tenth of them cold, to the GPU", "all", "that tenth alone", 1.25,
-                    harness.seconds_per_load),
+                    seconds_per_gather),
             at_least("cold rows of 4 KiB to the GPU", "that tenth alone", "plain direct reads at the best depth", 0.9)])
         return {"rows": rows, "attempts": attempts, "ready": table_of.ready}
 

@@ -16,6 +16,7 @@ _UNITS = {"bytes_per_second": lambda value: f"{value / 1e9:.2f} GB/s",
           "seconds_per_gigabyte": lambda value: f"{value:.3f} s/GB",
           "seconds": lambda value: f"{value:.3f} s",
           "seconds_per_load": lambda value: f"{value:.3f} s",
+          "seconds_per_gather": lambda value: f"{value:.3f} s",
           "plain": lambda value: f"{value:.3f}",
           "count": lambda value: f"{value:.0f}"}
 

@@ -86,6 +86,11 @@ std::vector<std::vector<std::size_t>> due_stretches(const Table& table, const Ro
   const Clock::time_point now = Clock::now();
   const auto held = hold_residency(table);
   std::vector<std::vector<std::size_t>> due(layout.parts.size());
+  std::vector<Clock::time_point> due_before;
+  for (std::size_t part = 0; part < layout.parts.size(); ++part) {
+    const Residency* const residency = table.shard(part).residency();
+    due_before.push_back(residency != nullptr ? residency->due_before(now) : now);
+  }
   with_numbers(numbers, [&](auto span) {
     for (const auto number : span) {
       const std::uint64_t row = row_of(number);
@@ -97,7 +102,7 @@ std::vector<std::vector<std::size_t>> due_stretches(const Table& table, const Ro
       const std::uint64_t offset = about.offset + (row - about.first_row) * about.stride_bytes;
       const std::size_t last = residency->stretch_of(offset + layout.row_bytes - 1);
       for (std::size_t stretch = residency->stretch_of(offset); stretch <= last; ++stretch) {
-        if (residency->is_due(stretch, now)) due[part].push_back(stretch);
+        if (residency->is_due(stretch, due_before[part])) due[part].push_back(stretch);
       }
     }
   });

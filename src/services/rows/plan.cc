@@ -12,7 +12,7 @@ namespace penstock::rows {
 namespace {
 
 // A thread copies so much at once: less is not worth handing to another.
-constexpr std::size_t share_bytes = 32 << 10;
+constexpr std::size_t share_bytes = 16 << 10;
 
 constexpr const char* find_kernel = "rows_find";
 constexpr const char* place_kernel = "rows_place";

@@ -103,17 +103,18 @@ void Residency::look_at_due(std::span<const std::size_t> stretches, bool all) {
   const Time begin = Clock::now();
   const std::size_t count = all ? looked_.size() : stretches.size();
   const auto nth = [&](std::size_t i) { return all ? i : stretches[i]; };
+  const Time due = due_before(begin);
   {
     const auto held = hold();
     std::size_t i = 0;
-    while (i < count && !is_due(nth(i), begin)) ++i;
+    while (i < count && !is_due(nth(i), due)) ++i;
     if (i == count) return;
   }
   const std::lock_guard lock(mutex_);
   std::vector<Span> to_map;
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t stretch = nth(i);
-    if (!is_due(stretch, begin)) continue;
+    if (!is_due(stretch, due)) continue;
     look_at(stretch, to_map);
     looked_[stretch] = begin;
   }

@@ -8,6 +8,7 @@
 // Thread safety: any thread. Lifetime: the store and the mapping must outlive it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -57,11 +58,15 @@ class Residency {
     return true;
   }
 
-  // Whether nobody has looked lately. REQUIRES: hold.
-  bool is_due(std::size_t stretch, Time now) const {
-    return looked_[stretch] == Time::min() ||
-           now - looked_[stretch] >= std::chrono::duration<double>(believe_seconds_.load(std::memory_order_relaxed));
+  // What was looked at before that time is due again.
+  Time due_before(Time now) const {
+    constexpr double longest_seconds = 1e9;
+    const std::chrono::duration<double> believed(
+        std::min(believe_seconds_.load(std::memory_order_relaxed), longest_seconds));
+    return now - std::chrono::duration_cast<Time::duration>(believed);
   }
+  // REQUIRES: hold.
+  bool is_due(std::size_t stretch, Time due_before) const { return looked_[stretch] <= due_before; }
 
  private:
   // What to map afterwards is added to the list.
