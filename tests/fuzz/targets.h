@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -15,6 +17,7 @@
 #include "services/models/gguf.h"
 #include "services/models/resolve.h"
 #include "services/models/safetensors.h"
+#include "services/packed/codec.h"
 #include "services/rows/npy.h"
 #include "services/tuning/text.h"
 
@@ -195,6 +198,48 @@ inline std::string npy(std::string_view file) {
   return check(mended);
 }
 
+// A chunk, with a number of values that it may have, into memory with guards around it.
+inline std::string packed_chunk(packed::Kind kind, std::string_view chunk, std::uint32_t values) {
+  constexpr std::size_t guard = 64;
+  const std::size_t bytes = std::size_t{values} * packed::division_of(kind).value_bytes;
+  std::string memory[2];
+  packed::Fault faults[2] = {};
+  const packed::Kernels* const kernels[2] = {&packed::portable_kernels, &packed::best_kernels()};
+  for (int i = 0; i < 2; ++i) {
+    memory[i].assign(bytes + 2 * guard, 'g');
+    const auto out = std::as_writable_bytes(std::span(memory[i])).subspan(guard, bytes);
+    faults[i] = packed::decode_chunk(*kernels[i], kind, std::as_bytes(std::span(chunk)), {0, values}, {0, out});
+    const std::string_view all = memory[i];
+    if ((std::string(all.substr(0, guard)) + std::string(all.substr(guard + bytes))) != std::string(2 * guard, 'g')) {
+      return "written outside of the destination";
+    }
+  }
+  if (faults[0] != faults[1]) return "two decoders judge otherwise";
+  if (faults[0] == packed::Fault::none && memory[0] != memory[1]) return "two decoders decode otherwise";
+  return "";
+}
+
+// The input is the number of a type, a number of values in two bytes, and a chunk. A change nearly always makes its
+// length or its checksum wrong, so it is tried as it is and with its length mended.
+inline std::string packed_tensor(std::string_view input) {
+  if (input.size() < 3) return "";
+  const packed::Kind kind = packed::kinds[static_cast<unsigned char>(input[0]) % packed::kinds.size()];
+  const std::uint32_t values = 1 + (static_cast<unsigned char>(input[1]) |
+                                    static_cast<std::uint32_t>(static_cast<unsigned char>(input[2])) << 8);
+  std::string chunk(input.substr(3));
+  const auto index = packed::read_index(std::as_bytes(std::span(chunk)), {kind, values, 4096});
+  if (!index && (index.error().message.empty() || index.error().hint.empty()))
+    return "a refusal without a message or a hint";
+  if (std::string problem = packed_chunk(kind, chunk, values); !problem.empty()) return problem;
+  if (chunk.size() < 64) return "";
+  chunk.resize(chunk.size() / 64 * 64);
+  for (int i = 0; i < 4; ++i) {
+    chunk[4 + i] = static_cast<char>(chunk.size() >> (8 * i));
+    chunk[8 + i] = static_cast<char>(values >> (8 * i));
+  }
+  return packed_chunk(kind, chunk, values);
+}
+
 struct Target {
   std::string_view name;  // also of its folder in corpus/
   std::string (*run)(std::string_view);
@@ -202,7 +247,7 @@ struct Target {
 inline constexpr Target targets[] = {
     {"options", options},         {"uri", uri},       {"domain", domain},           {"cgroup", cgroup},
     {"mounts", mounts},           {"tuning", tuning}, {"safetensors", safetensors}, {"gguf", gguf},
-    {"model_index", model_index}, {"npy", npy},
+    {"model_index", model_index}, {"npy", npy},       {"packed", packed_tensor},
 };
 
 }  // namespace penstock::fuzz

@@ -1,0 +1,123 @@
+// The inner loops of packing, a tile of 1024 values at a time, for the instructions that a processor has.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "services/packed/format.h"
+
+namespace penstock::packed {
+
+// A tile in a chunk. All sections are whole.
+struct StoredTile {
+  const std::uint8_t* planes = nullptr;  // of codes, then raw ones
+  const std::uint8_t* bytes = nullptr;
+  const std::uint8_t* low = nullptr;
+  const std::uint8_t* dictionary = nullptr;  // of 16; that of "exception" is ignored
+  const std::uint8_t* exceptions = nullptr;  // from this tile on
+  std::uint32_t exceptions_left = 0;
+  std::uint32_t code_bits = 0;
+};
+
+struct Kernels {
+  const char* name;
+  // Fills 1024 values. False: there are more exceptions than the chunk has.
+  bool (*decode)(Kind kind, const StoredTile& tile, std::byte* out);
+  // Sum of a tile of this many bytes, a multiple of 1024, at most 4096.
+  std::uint64_t (*sum)(const std::byte* tile, std::size_t bytes);
+  // Replaces each symbol by its code, or by the code of exceptions, and appends those. How many there were.
+  std::uint32_t (*encode)(const std::uint8_t* symbols, const std::uint8_t* dictionary, std::uint32_t code_bits,
+                          std::uint8_t* codes, std::uint8_t* exceptions);
+  // Of 1024 bytes, as many planes of their lowest bits as asked for.
+  void (*to_planes)(const std::uint8_t* bits, std::uint32_t planes, std::uint8_t* out);
+};
+
+extern const Kernels portable_kernels;
+extern const Kernels* const fast_kernels;  // of this architecture; null where there are none
+// Whether this processor can run the fast ones.
+bool has_fast_kernels();
+// The fastest that run here; the environment variable PENSTOCK_PACKED_KERNELS=portable takes the portable ones.
+const Kernels& best_kernels();
+
+// What is added to the words of a tile, for its sum.
+inline constexpr std::size_t tile_words_most = tile_values;
+alignas(64) inline constexpr std::array<std::uint32_t, tile_words_most> sum_keys = [] {
+  std::array<std::uint32_t, tile_words_most> keys{};
+  for (std::uint32_t j = 0; j < tile_words_most; ++j) {
+    std::uint32_t z = (j + 1) * 0x9E3779B9U;
+    z = (z ^ (z >> 16)) * 0x85EBCA6BU;
+    z = (z ^ (z >> 13)) * 0xC2B2AE35U;
+    keys[j] = z ^ (z >> 16);
+  }
+  return keys;
+}();
+// What a tile adds to the checksum of its chunk.
+constexpr std::uint64_t mixed(std::uint64_t sum, std::uint32_t tile) {
+  std::uint64_t z = sum + (std::uint64_t{tile} + 1) * 0x9E3779B97F4A7C15U;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+  return z ^ (z >> 31);
+}
+
+// One bit a value, in the order of values.
+using EscapeMasks = std::array<std::uint64_t, tile_values / 64>;
+
+// Puts the exceptions of a tile into values whose symbols are zero.
+template <typename Value>
+bool patch(Kind kind, const StoredTile& tile, const EscapeMasks& masks, std::byte* out) {
+  const Division division = division_of(kind);
+  int count = 0;
+  for (const std::uint64_t mask : masks) count += std::popcount(mask);
+  if (static_cast<std::uint32_t>(count) > tile.exceptions_left) return false;
+  const std::uint8_t* next = tile.exceptions;
+  for (std::size_t word = 0; word < masks.size(); ++word) {
+    for (std::uint64_t mask = masks[word]; mask != 0; mask &= mask - 1) {
+      std::byte* const place = out + (word * 64 + static_cast<std::size_t>(std::countr_zero(mask))) * sizeof(Value);
+      Value value;
+      std::memcpy(&value, place, sizeof value);
+      value = static_cast<Value>(value | ((*next++ & division.symbol_mask) << division.symbol_shift));
+      std::memcpy(place, &value, sizeof value);
+    }
+  }
+  return true;
+}
+
+// Calls decode_tile<kind, code_bits> of a type, which is a copy of the loop for each of them.
+template <typename Loops, Kind kind>
+bool decode_kind(const StoredTile& tile, std::byte* out) {
+  switch (tile.code_bits) {
+    case 0:
+      return Loops::template decode_tile<kind, 0>(tile, out);
+    case 1:
+      return Loops::template decode_tile<kind, 1>(tile, out);
+    case 2:
+      return Loops::template decode_tile<kind, 2>(tile, out);
+    case 3:
+      return Loops::template decode_tile<kind, 3>(tile, out);
+    default:
+      return Loops::template decode_tile<kind, 4>(tile, out);
+  }
+}
+template <typename Loops>
+bool decode_any(Kind kind, const StoredTile& tile, std::byte* out) {
+  switch (kind) {
+    case Kind::bf16:
+      return decode_kind<Loops, Kind::bf16>(tile, out);
+    case Kind::f16:
+      return decode_kind<Loops, Kind::f16>(tile, out);
+    case Kind::f32:
+      return decode_kind<Loops, Kind::f32>(tile, out);
+    case Kind::f8_e4m3:
+      return decode_kind<Loops, Kind::f8_e4m3>(tile, out);
+    case Kind::f8_e5m2:
+      break;
+  }
+  return decode_kind<Loops, Kind::f8_e5m2>(tile, out);
+}
+
+}  // namespace penstock::packed
