@@ -104,7 +104,8 @@ nb::list tensors_of(const Model& model) {
   for (const TensorInfo& tensor : model.tensors()) {
     tensors.append(nb::make_tuple(tensor.name, texts.get(dtype_name(tensor.dtype), text),
                                   shapes.get(tensor.shape, to_tuple), tensor.size_bytes, tensor.file, tensor.offset,
-                                  texts.get(tensor.quantization, text)));
+                                  texts.get(tensor.quantization, text), tensor.stored_bytes,
+                                  texts.get(tensor.packing, text)));
   }
   return tensors;
 }
@@ -160,6 +161,8 @@ class PythonLoading {
     result["seconds"] = report.seconds;
     result["wanted_bytes"] = report.wanted_bytes;
     result["read_bytes"] = report.read_bytes;
+    result["packed_bytes"] = report.packed_bytes;
+    result["stored_bytes"] = report.stored_bytes;
     if (!report.ok()) raise(*report.transfer.error, result);
     return result;
   }
@@ -317,13 +320,14 @@ nb::tuple safetensors_head_of(const std::vector<Saved>& tensors, const Metadata&
 }
 
 nb::dict save(PythonContext& self, const nb::bytes& path, const std::vector<Saved>& tensors, const Metadata& metadata,
-              std::uint64_t alignment, bool durable, bool checksums, nb::object progress) {
+              std::uint64_t alignment, bool durable, bool checksums, bool packed, nb::object progress) {
   const auto context = self.get();
   const std::vector<TensorToSave> wanted = to_save(tensors);
   ProgressCall call(std::move(progress));
   SaveOptions options{.alignment = alignment,
                       .durable = durable,
                       .checksums = checksums,
+                      .packed = packed,
                       .progress = [&](std::uint64_t done, std::uint64_t all) { return call(done, all); }};
   set_metadata(options, metadata);
   const std::string name = to_string(path);
@@ -374,7 +378,8 @@ void define_models(nb::module_& module) {
   module.def("use_huge_pages", &use_huge_pages, nb::arg("memory"));
   module.def("safetensors_head", &safetensors_head_of, nb::arg("tensors"), nb::arg("metadata").none());
   module.def("save", &save, nb::arg("context"), nb::arg("path"), nb::arg("tensors"), nb::arg("metadata").none(),
-             nb::arg("alignment"), nb::arg("durable"), nb::arg("checksums"), nb::arg("progress").none());
+             nb::arg("alignment"), nb::arg("durable"), nb::arg("checksums"), nb::arg("packed"),
+             nb::arg("progress").none());
   module.def("verify", &verify, nb::arg("context"), nb::arg("model"), nb::arg("progress").none());
 }
 

@@ -34,7 +34,8 @@ namespace penstock {
 
 namespace models {
 class FileReader;
-}
+class PackedIndexes;
+}  // namespace models
 
 // The types of safetensors, in its sort order. They include GGUF's plain types; its quantized types are rows of
 // u8.
@@ -73,7 +74,9 @@ struct TensorInfo {
   std::vector<std::uint64_t> shape;  // slowest dimension first; none: a scalar
   std::string_view quantization;     // GGUF's name of a quantized type, such as "Q4_K", a constant; else empty
   std::uint64_t offset = 0;          // in the file
-  std::uint64_t size_bytes = 0;
+  std::uint64_t size_bytes = 0;      // as it is loaded
+  std::uint64_t stored_bytes = 0;    // in the file: other than size_bytes if it is packed
+  std::string_view packing;          // the codec of a packed tensor (docs/packed.md), a constant; else empty
 };
 
 enum class ModelFormat : std::uint8_t { safetensors, gguf };
@@ -135,12 +138,14 @@ class PENSTOCK_EXPORT Model {
   // In the order of files, and of offsets within each.
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   std::optional<std::uint32_t> find(std::string_view name) const;
-  std::uint64_t size_bytes() const;  // of all tensors
+  std::uint64_t size_bytes() const;    // of all tensors
+  std::uint64_t stored_bytes() const;  // that they take in the files
   // Mistakes that don't matter for loading: an index whose total_size is not the size of its tensors.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
   friend class ModelBuilder;
+  friend class models::PackedIndexes;
   std::vector<ModelFile> files_;
   std::vector<TensorInfo> tensors_;
   std::vector<std::string> warnings_;
@@ -148,6 +153,8 @@ class PENSTOCK_EXPORT Model {
   std::size_t place_of(std::string_view name) const;
   // A hash table of tensors by name, at most half full; a power of two. Empty if nothing was opened.
   std::vector<std::uint32_t> by_name_;
+  // Of packed tensors that were read; shared by copies. Null if there are none.
+  std::shared_ptr<models::PackedIndexes> packed_;
 };
 
 struct Interval {
@@ -183,6 +190,8 @@ struct LoadReport {
   Report transfer;
   std::uint64_t wanted_bytes = 0;  // of all parts
   std::uint64_t read_bytes = 0;    // from storage, including what was read beside them
+  std::uint64_t packed_bytes = 0;  // that were unpacked, of all that were read
+  std::uint64_t stored_bytes = 0;  // from which those were unpacked
   double seconds = 0;              // from the call to the end
 
   bool ok() const { return transfer.ok(); }
@@ -272,6 +281,9 @@ struct SaveOptions {
                                    // byte what safetensors writes, which orders several metadata entries randomly
   bool durable = true;
   bool checksums = false;  // recorded in the metadata, for check_model
+  // Tensors that get at least 3 % smaller are packed (docs/packed.md); `alignment` is then 4096, and `checksums` are
+  // recorded.
+  bool packed = false;
   // Called at most twenty times a second; false cancels and leaves the old file. It must not throw.
   std::function<bool(std::uint64_t done, std::uint64_t all)> progress;
 };

@@ -18,6 +18,7 @@
 #include "penstock/models.h"
 #include "penstock/nvme.h"
 #include "penstock/options.h"
+#include "penstock/packing.h"
 #include "penstock/plan.h"
 #include "penstock/published.h"
 #include "penstock/recipe.h"

@@ -70,6 +70,7 @@ struct PENSTOCK_EXPORT Report {
   RouteBytes routes{};             // the routes they took
   std::uint64_t extra_bytes = 0;   // read beside them, since disks deliver whole blocks
   std::uint64_t stored_bytes = 0;  // read to make some of them (Range::stored)
+  std::uint64_t made_bytes = 0;    // those that were made of the stored bytes
   std::string engine;
   std::string reason;  // why these routes
   Limit limit = Limit::unknown;

@@ -63,6 +63,8 @@ Command add_write(CLI::App& tool);
 Command add_inspect(CLI::App& tool);
 Command add_verify(CLI::App& tool);
 Command add_clean(CLI::App& tool);
+Command add_pack(CLI::App& tool);
+Command add_unpack(CLI::App& tool);
 Command add_rows(CLI::App& tool);
 Command add_sample(CLI::App& tool);
 Command add_engines(CLI::App& tool);

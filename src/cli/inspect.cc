@@ -135,6 +135,8 @@ void write_tensors(JsonWriter& json, const Model& model) {
     write_shape(json, tensor);
     json.raw(",\"file\":").number(tensor.file).raw(",\"offset\":").number(tensor.offset);
     json.raw(",\"size_bytes\":").number(tensor.size_bytes);
+    json.raw(",\"stored_bytes\":").number(tensor.stored_bytes).raw(",\"packing\":");
+    tensor.packing.empty() ? json.raw("null") : json.text(tensor.packing);
     json.raw(",\"alignment_bytes\":").number(alignment_of(tensor)).raw("}");
   });
 }
@@ -145,6 +147,7 @@ void write_model(const Model& model, const InspectFlags& flags) {
   JsonWriter json;
   json.raw("{\"schema\":\"penstock.inspect/1\",\"paths\":").raw(front.paths);
   json.raw(",\"formats\":").raw(front.formats).raw(",\"bytes\":").number(model.size_bytes());
+  json.raw(",\"stored_bytes\":").number(model.stored_bytes());
   json.raw(",\"tensor_count\":").number(model.tensors().size());
   json.raw(",\"types\":").raw(front.types).raw(",\"warnings\":").raw(front.warnings);
   json.raw(",\"misaligned_256\":");
@@ -207,6 +210,13 @@ void print_overview(const Output& output, const Model& model, const InspectFlags
   for (const auto& [type, total] : totals_by_type(model)) {
     output.field(type, format_bytes(total.bytes) + " in " + count_of(total.tensors, "tensor"));
   }
+  if (model.stored_bytes() != model.size_bytes()) {
+    const auto packed =
+        std::ranges::count_if(model.tensors(), [](const auto& tensor) { return !tensor.packing.empty(); });
+    output.field("packed", count_of(static_cast<std::size_t>(packed), "tensor") + "; all take " +
+                               format_bytes(model.stored_bytes()) + ", " +
+                               ratio_text(model.stored_bytes(), model.size_bytes()) + " of their bytes");
+  }
   output.field("alignment", list_misaligned(model, 256));
   output.field("", list_misaligned(model, 4096));
 }
@@ -247,6 +257,7 @@ void print_tensors(const Output& output, const Model& model) {
     row[1] = type_name(tensor);
     row[2] = format_shape(tensor.shape);
     row[3] = format_bytes(tensor.size_bytes);
+    if (!tensor.packing.empty()) row[3] += " packed in " + format_bytes(tensor.stored_bytes);
     row[4] = has_files ? "file " + std::to_string(tensor.file + 1) + " at " : "at ";
     row[4] += std::to_string(tensor.offset);
     row[5] = "aligned to ";

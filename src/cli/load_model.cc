@@ -94,7 +94,11 @@ class ModelCargo final : public Cargo {
       on_progress(loading->bytes_done());
     }
     LoadReport report = loading->report();
-    over_read_bytes_ = report.read_bytes - std::min(report.read_bytes, report.wanted_bytes);
+    packed_bytes_ = report.packed_bytes;
+    stored_bytes_ = report.stored_bytes;
+    const std::uint64_t needed_bytes =
+        report.wanted_bytes - std::min(report.wanted_bytes, packed_bytes_) + stored_bytes_;
+    over_read_bytes_ = report.read_bytes - std::min(report.read_bytes, needed_bytes);
     report.transfer.seconds = report.seconds;
     return ended(std::move(report.transfer));
   }
@@ -104,6 +108,7 @@ class ModelCargo final : public Cargo {
     pieces.reserve(parts_.size());
     for (const TensorPart& part : parts_) {
       const TensorInfo& tensor = model_.tensors()[part.tensor];
+      if (!tensor.packing.empty()) continue;  // the file has other bytes; each chunk was compared with its checksum
       const ModelFile& file = model_.files()[tensor.file];
       pieces.push_back({.tensor = tensor.name,
                         .path = file.path,
@@ -123,10 +128,18 @@ class ModelCargo final : public Cargo {
                               {"tensors", chosen_.size()},
                               {"tensors_in_model", model_.tensors().size()},
                               {"over_read_bytes", over_read_bytes_}};
+    if (packed_bytes_ != 0) {
+      transfer.head["model"]["packed_bytes"] = packed_bytes_;
+      transfer.head["model"]["stored_bytes"] = stored_bytes_;
+    }
     const bool all = chosen_.size() == model_.tensors().size();
     transfer.own.push_back(
         {"model", list_of(formats(model_)) + ", " + (all ? "" : std::to_string(chosen_.size()) + " of ") +
                       count_of(model_.tensors().size(), "tensor") + " from " + count_of(files.size(), "file")});
+    if (packed_bytes_ != 0) {
+      transfer.own.push_back({"unpacked", format_bytes(packed_bytes_) + " from " + format_bytes(stored_bytes_) +
+                                              " stored, " + ratio_text(stored_bytes_, packed_bytes_) + " of it"});
+    }
     if (over_read_bytes_ != 0) transfer.own.push_back({"over-read", format_bytes(over_read_bytes_)});
     add_tuning(tuned_.tuning, transfer);
   }
@@ -139,6 +152,8 @@ class ModelCargo final : public Cargo {
   Buffer memory_;  // of all tensors
   std::vector<TensorPart> parts_;
   std::uint64_t over_read_bytes_ = 0;
+  std::uint64_t packed_bytes_ = 0;  // that were unpacked
+  std::uint64_t stored_bytes_ = 0;  // from which
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <filesystem>
 
 namespace penstock::cli {
@@ -34,6 +35,16 @@ std::string_view type_name(const TensorInfo& tensor) {
 
 std::string count_of(std::size_t count, const std::string& thing) {
   return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
+}
+
+double stored_ratio(std::uint64_t stored_bytes, std::uint64_t bytes) {
+  return bytes == 0 ? 1.0 : static_cast<double>(stored_bytes) / static_cast<double>(bytes);
+}
+
+std::string ratio_text(std::uint64_t stored_bytes, std::uint64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3f", stored_ratio(stored_bytes, bytes));
+  return text;
 }
 
 }  // namespace penstock::cli

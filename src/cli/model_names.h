@@ -22,5 +22,8 @@ std::vector<std::string> formats(const Model& model);
 std::string_view type_name(const TensorInfo& tensor);  // a constant
 // "1 tensor", "2 tensors"
 std::string count_of(std::size_t count, const std::string& thing);
+// How long a packed model is, of its decoded bytes: "0.701".
+double stored_ratio(std::uint64_t stored_bytes, std::uint64_t bytes);
+std::string ratio_text(std::uint64_t stored_bytes, std::uint64_t bytes);
 
 }  // namespace penstock::cli

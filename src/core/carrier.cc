@@ -415,7 +415,10 @@ void Carrier::account(std::uint32_t index) {
   const Piece& piece = lane_.pieces[index];
   Part& part = *piece.part;
   const auto main_route = static_cast<std::size_t>(piece.main_route);
-  if (piece.making) part.stored_bytes += piece.length;
+  if (piece.making) {
+    part.stored_bytes += piece.length;
+    part.made_bytes += piece.memory_bytes;
+  }
   if (piece.making || piece.routes[main_route] == piece.memory_bytes) {
     part.routes[main_route] += piece.memory_bytes;
   } else {

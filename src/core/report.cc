@@ -33,6 +33,7 @@ void Report::add(const Report& other) {
   for (std::size_t i = 0; i < route_count; ++i) routes[i] += other.routes[i];
   extra_bytes += other.extra_bytes;
   stored_bytes += other.stored_bytes;
+  made_bytes += other.made_bytes;
   if (engine.empty()) engine = other.engine;
   if (reason.empty()) reason = other.reason;
   if (limit == Limit::unknown) limit = other.limit;

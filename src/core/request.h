@@ -114,6 +114,7 @@ struct Part {
   RouteBytes routes{};
   std::uint64_t extra_bytes = 0;
   std::uint64_t stored_bytes = 0;
+  std::uint64_t made_bytes = 0;  // of those
   std::array<std::uint64_t, reason_count> reasons{};
   std::vector<Failure> failures;  // the first few
   std::uint64_t failure_count = 0;

@@ -71,6 +71,7 @@ void Request::add_up_parts() {
     for (std::size_t i = 0; i < route_count; ++i) summary_.routes[i] += part.routes[i];
     summary_.extra_bytes += part.extra_bytes;
     summary_.stored_bytes += part.stored_bytes;
+    summary_.made_bytes += part.made_bytes;
     for (std::size_t i = 0; i < reason_count; ++i) reasons_[i] += part.reasons[i];
     summary_.failure_count += part.failure_count;
     for (const Failure& failure : part.failures) {

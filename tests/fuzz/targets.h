@@ -105,10 +105,11 @@ inline std::string check_contents(const models::Contents& contents, std::uint64_
   std::uint64_t end = contents.data_offset;
   for (const TensorInfo& tensor : contents.tensors) {
     if (tensor.offset < end) return "a tensor on another, or on the header";
-    if (tensor.offset > file_bytes || tensor.size_bytes > file_bytes - tensor.offset) return "a tensor past the end";
+    if (tensor.offset > file_bytes || tensor.stored_bytes > file_bytes - tensor.offset) return "a tensor past the end";
+    if (tensor.packing.empty() && tensor.stored_bytes != tensor.size_bytes) return "a plain tensor of another size";
     const auto bytes = models::tensor_bytes(tensor.dtype, tensor.shape);
     if (!bytes || *bytes != tensor.size_bytes) return "a tensor of another size than its shape";
-    end = tensor.offset + tensor.size_bytes;
+    end = tensor.offset + tensor.stored_bytes;
   }
   return "";
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from array import array
 from typing import Any, Iterator, Mapping, Optional, Sequence, Union
 
 from . import _core
@@ -100,7 +101,7 @@ def serialize_file(tensor_dict: Mapping[str, TensorSpec], filename: Union[str, o
                    metadata: Optional[Mapping[str, str]] = None) -> None:
     """Writes a safetensors file: all of it, or none."""
     _core.save(default_context()._core, os.fsencode(filename), _specs_to_save(tensor_dict), text_metadata(metadata),
-               alignment=8, durable=False, checksums=False, progress=None)
+               alignment=8, durable=False, checksums=False, packed=False, progress=None)
 
 
 def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -108,5 +109,13 @@ def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:
     view = memoryview(bytes).cast("B")
     with memory_file(view) as model:
         return [(tensor.name, {"shape": list(tensor.shape), "dtype": tensor.dtype,
-                               "data": bytearray(view[tensor.offset:tensor.offset + tensor.size_bytes])})
-                for tensor in map(model.tensor, range(len(model.tensors)))]
+                               "data": _unpacked(model, index) if tensor.packing
+                               else bytearray(view[tensor.offset:tensor.offset + tensor.size_bytes])})
+                for index, tensor in enumerate(map(model.tensor, range(len(model.tensors))))]
+
+
+def _unpacked(model: Model, index: int) -> bytearray:
+    data = bytearray(model.tensor(index).size_bytes)
+    pointer = ctypes.addressof((ctypes.c_char * len(data)).from_buffer(data))
+    _core.load(default_context()._core, model.core, [("host", [index], array("Q", [pointer]))], {}, "auto", data).wait()
+    return data

@@ -47,6 +47,8 @@ class Tensor(NamedTuple):
     file: int
     offset: int
     quantization: str
+    stored_bytes: int  # in the file: fewer than size_bytes if it is packed
+    packing: str  # how it is packed; empty: it is not
 
 
 class Tensors(dict[str, Any]):
@@ -304,7 +306,8 @@ class Load:
         for place in places:
             index = what.indices[place]
             dtype, _, size_bytes, file, offset = model.tensors[index][1:6]
-            fits = (size_bytes != 0 and offset % item_bytes(dtype) == 0
+            packed = model.tensors[index][8] != ""  # the file has other bytes
+            fits = (size_bytes != 0 and not packed and offset % item_bytes(dtype) == 0
                     and (index not in what.parts or with_parts and dtype not in PACKED_BITS))
             (by_file.setdefault(file, []) if fits else left).append(place)
         for file, mapped in by_file.items():
@@ -614,21 +617,22 @@ def check_no_repeats(model: Model, in_both: Mapping[str, Any], filled: Mapping[s
 
 
 def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None, *,
-              align: int = 4096, durable: bool = True, checksums: bool = False, context: Optional[Context] = None,
-              progress: Progress = None) -> Report:
+              align: int = 4096, durable: bool = True, checksums: bool = False, packed: bool = False,
+              context: Optional[Context] = None, progress: Progress = None) -> Report:
     """Saves torch or NumPy tensors as a safetensors file: the whole new file, synced if `durable`, or the old one stays.
 
     The first tensor begins at a multiple of `align`, so that reads need no copy. With `align=8` the file is byte for byte
-    what safetensors writes. With `checksums`, `verify` can check the bytes later. Tensors that share memory are refused,
-    as by safetensors: save one of them, or clone.
+    what safetensors writes. With `checksums`, `verify` can check the bytes later. With `packed`, tensors that get at least
+    3 % smaller are packed without loss, and only Penstock loads them (docs/packed.md); `align` is then 4096, and
+    checksums are recorded. Tensors that share memory are refused, as by safetensors: save one of them, or clone.
     """
     check_mapping(tensors)
     check_no_sharing(tensors)
-    return save_checked(tensors, filename, metadata, align, durable, checksums, context, progress)
+    return save_checked(tensors, filename, metadata, align, durable, checksums, packed, context, progress)
 
 
 def save_checked(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]], align: int,
-                 durable: bool = True, checksums: bool = False, context: Optional[Context] = None,
+                 durable: bool = True, checksums: bool = False, packed: bool = False, context: Optional[Context] = None,
                  progress: Progress = None) -> Report:
     saved, owners = [], []
     for name, frame, value in checked_tensors(tensors):
@@ -638,7 +642,7 @@ def save_checked(tensors: Mapping[str, Any], filename: Any, metadata: Optional[M
     for domain in {each[5] for each in saved} - {"host"}:
         framework_named("pt").settle(domain)
     report = Report(**_core.save((context or default_context())._core, os.fsencode(filename), saved,
-                                 text_metadata(metadata), align, durable, checksums,
+                                 text_metadata(metadata), align, durable, checksums, packed,
                                  told(progress, os.fsdecode(filename))))
     log(f"saved {os.fsdecode(filename)}: {len(saved)} tensors", report)
     return report

@@ -29,15 +29,17 @@ class Report:
     limit         what the time went into: "storage", "copy", "cpu" or "unknown"
     wanted_bytes  of a load: of all tensors, or of their parts
     read_bytes    of a load: from storage, with what was read beside the parts
+    packed_bytes  of a load: that were unpacked
+    stored_bytes  of a load: from which those were unpacked
     unused_bytes  of a file that is read tensor by tensor: read ahead, and never asked for
     """
 
     __slots__ = ("outcome", "bytes", "seconds", "routes", "engine", "reason", "limit", "wanted_bytes", "read_bytes",
-                 "unused_bytes")
+                 "unused_bytes", "packed_bytes", "stored_bytes")
 
     def __init__(self, outcome: str, bytes: int, seconds: float, routes: dict[str, int], engine: str, reason: str,
                  limit: str, wanted_bytes: int | None = None, read_bytes: int | None = None,
-                 unused_bytes: int = 0):
+                 unused_bytes: int = 0, packed_bytes: int = 0, stored_bytes: int = 0):
         self.outcome = outcome
         self.bytes = bytes
         self.seconds = seconds
@@ -48,6 +50,8 @@ class Report:
         self.wanted_bytes = bytes if wanted_bytes is None else wanted_bytes
         self.read_bytes = bytes if read_bytes is None else read_bytes
         self.unused_bytes = unused_bytes
+        self.packed_bytes = packed_bytes
+        self.stored_bytes = stored_bytes
 
     @property
     def bytes_per_second(self) -> float:
@@ -59,9 +63,11 @@ class Report:
 
     def __str__(self) -> str:
         routes = ", ".join(f"{name} {size_text(count)}" for name, count in self.routes.items())
+        packed = f"; {size_text(self.packed_bytes)} were unpacked from {size_text(self.stored_bytes)}" \
+            if self.packed_bytes else ""
         unused = f"; {size_text(self.unused_bytes)} were read ahead in vain" if self.unused_bytes else ""
         return (f"{size_text(self.bytes)} in {self.seconds:.3f} s, {size_text(self.bytes_per_second)}/s "
-                f"({routes or 'no bytes'}; limit: {self.limit}; {self.reason}{unused})")
+                f"({routes or 'no bytes'}; limit: {self.limit}; {self.reason}{packed}{unused})")
 
     def as_dict(self) -> dict[str, Any]:
         """For logs and JSON."""
@@ -89,7 +95,7 @@ class Total:
             return
         total = self.report
         total.seconds += seconds
-        for name in ("bytes", "wanted_bytes", "read_bytes"):
+        for name in ("bytes", "wanted_bytes", "read_bytes", "packed_bytes", "stored_bytes"):
             setattr(total, name, getattr(total, name) + getattr(report, name))
         for route, count in report.routes.items():
             total.routes[route] = total.routes.get(route, 0) + count

@@ -65,6 +65,7 @@ class Background {
   // For steps: waits for a request, adds what it did, and lets go of it and its stores. `counts`: its bytes are wanted
   // ones, where they belong.
   Status await(Ticket& ticket, bool counts = false);
+  const Context& context() const { return context_; }
   // For steps: wanted bytes are where they belong.
   void count(std::uint64_t bytes) { bytes_done_.fetch_add(bytes, std::memory_order_relaxed); }
 

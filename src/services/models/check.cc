@@ -11,6 +11,7 @@
 #include "services/models/contents.h"
 #include "services/models/json_reader.h"
 #include "services/models/open_store.h"
+#include "services/models/packed_indexes.h"
 #include "services/models/sha256.h"
 
 namespace penstock {
@@ -77,6 +78,7 @@ class Checking {
 
  private:
   using Tensors = std::vector<const TensorInfo*>;
+  using Metadata = std::map<std::string, MetadataValue>;
 
   Status check_file(const ModelFile& file, const Tensors& tensors, CheckedFile& checked) {
     const auto recorded = file.metadata.find(std::string(models::checksums_key));
@@ -84,16 +86,18 @@ class Checking {
       Result<models::Sha256> sha256 = models::Sha256::create();
       if (sha256) return check_blob(file, *digest, std::move(*sha256), checked);
       checked.how = sha256.error().message;
-      if (recorded == file.metadata.end()) return {};
+      if (recorded == file.metadata.end() && !is_packed(tensors)) return {};
     }
+    if (is_packed(tensors)) return check_packed(file, recorded, tensors, checked);
     if (recorded != file.metadata.end()) return check_tensors(file, recorded->second.text(), tensors, checked);
     if (checked.how.empty()) checked.how = "it has no recorded checksums and is not a Hugging Face blob";
     return {};
   }
 
   Status check_blob(const ModelFile& file, const std::string& digest, models::Sha256 sha256, CheckedFile& checked) {
-    Status read = read_all(file, 0, [&](std::uint64_t, std::span<const std::byte> bytes) { sha256.add(bytes); });
-    if (!read) return read;
+    Status done =
+        read(file, cut(0, file.size_bytes), [&](std::size_t, std::span<const std::byte> bytes) { sha256.add(bytes); });
+    if (!done) return done;
     checked.verdict = sha256.hex() == digest ? Verdict::right : Verdict::wrong;
     checked.how = "sha256 of the blob";
     return {};
@@ -119,7 +123,9 @@ class Checking {
     };
     // Tensors lie one after the other, so each byte belongs to the next that is not finished.
     finish(file.data_offset);
-    Status read = read_all(file, file.data_offset, [&](std::uint64_t offset, std::span<const std::byte> bytes) {
+    const std::vector<Piece> pieces = cut(file.data_offset, file.size_bytes);
+    Status done = read(file, pieces, [&](std::size_t number, std::span<const std::byte> bytes) {
+      std::uint64_t offset = pieces[number].offset;
       while (!bytes.empty() && next < tensors.size()) {
         const std::uint64_t left = tensors[next]->offset + tensors[next]->size_bytes - offset;
         const std::size_t length = std::min<std::uint64_t>(left, bytes.size());
@@ -129,33 +135,109 @@ class Checking {
         finish(offset);
       }
     });
-    if (!read) return read;
+    if (!done) return done;
     checked.verdict = checked.wrong_tensors.empty() ? Verdict::right : Verdict::wrong;
     checked.how = "xxh3 of " + std::to_string(tensors.size()) + " tensors";
     return {};
   }
 
-  using Visit = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
+  static bool is_packed(const Tensors& tensors) {
+    return std::ranges::any_of(tensors, [](const auto* tensor) { return !tensor->packing.empty(); });
+  }
 
-  Status read_all(const ModelFile& file, std::uint64_t offset, const Visit& visit) {
+  // Chunks of packed tensors have checksums of their own; those that are recorded are of the decoded bytes.
+  Status check_packed(const ModelFile& file, Metadata::const_iterator recorded, const Tensors& tensors,
+                      CheckedFile& checked) {
+    std::optional<models::Checksums> sums;
+    if (recorded != file.metadata.end()) {
+      Result<models::Checksums> parsed = models::parse_checksums(recorded->second.text());
+      if (parsed) sums = std::move(*parsed);
+    }
+    std::size_t unknown = 0;
+    std::uint64_t chunks = 0;
+    for (const TensorInfo* tensor : tensors) {
+      const auto known = sums ? sums->find(tensor->name) : models::Checksums::const_iterator();
+      const bool has_sum = sums && known != sums->end();
+      if (tensor->packing.empty() && !has_sum) {
+        unknown += tensor->size_bytes != 0 ? 1 : 0;
+        continue;
+      }
+      Result<std::optional<Checksum>> sum = sum_of(file, *tensor, chunks);
+      if (!sum) return std::move(sum).error();
+      const bool is_right = *sum && (!has_sum || (*sum)->hex() == known->second);
+      if (!is_right) checked.wrong_tensors.push_back(tensor->name);
+    }
+    checked.how = "checksums of " + std::to_string(chunks) + " chunks";
+    if (sums) checked.how += ", and xxh3 of " + std::to_string(tensors.size() - unknown) + " tensors";
+    if (unknown != 0) checked.how += "; " + std::to_string(unknown) + " tensors have no checksums";
+    checked.verdict = !checked.wrong_tensors.empty() ? Verdict::wrong
+                      : unknown != 0                 ? Verdict::unknown
+                                                     : Verdict::right;
+    return {};
+  }
+
+  // Of the bytes of a tensor, decoded if it is packed. Nothing if it can't be.
+  Result<std::optional<Checksum>> sum_of(const ModelFile& file, const TensorInfo& tensor, std::uint64_t& chunks) {
+    Checksum sum;
+    if (tensor.packing.empty()) {
+      const std::vector<Piece> pieces = cut(tensor.offset, tensor.offset + tensor.size_bytes);
+      Status done = read(file, pieces, [&](std::size_t, std::span<const std::byte> bytes) { sum.add(bytes); });
+      if (!done) return std::move(done).error();
+      return std::optional<Checksum>(std::move(sum));
+    }
+    const auto index = static_cast<std::uint32_t>(&tensor - model_.tensors().data());
+    models::FileStores stores(context_, model_, {.files = std::vector<bool>(model_.files().size())});
+    Status known = models::PackedIndexes::read(context_, model_, stores, {&index, 1}, {});
+    if (!known && known.error().code == Code::invalid_argument) return std::optional<Checksum>();
+    if (!known) return std::move(known).error();
+    const auto unpack = models::PackedIndexes::place_of(model_, index).packed;
+    const auto runs = unpack->runs(0, tensor.size_bytes, {.stored_bytes = window_bytes / 4});
+    std::vector<Piece> pieces;
+    for (const packed::ChunkRun& run : runs) pieces.push_back({unpack->place() + run.offset, run.stored_bytes});
+    std::vector<std::byte> decoded;
+    std::uint64_t begin = 0;
+    bool is_right = true;
+    Status done = read(file, pieces, [&](std::size_t number, std::span<const std::byte> bytes) {
+      decoded.resize(runs[number].bytes);
+      is_right = is_right && unpack->by_cpu({.tag = begin, .stored = bytes, .memory = decoded}).ok();
+      begin += runs[number].bytes;
+      sum.add(decoded);
+    });
+    if (!done) return std::move(done).error();
+    chunks += unpack->index().chunks();
+    return is_right ? std::optional<Checksum>(std::move(sum)) : std::nullopt;
+  }
+
+  // Of a file; none is longer than a window.
+  struct Piece {
+    std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
+  };
+  static std::vector<Piece> cut(std::uint64_t begin, std::uint64_t end) {
+    std::vector<Piece> pieces;
+    for (; begin < end; begin += pieces.back().bytes) pieces.push_back({begin, std::min(window_bytes, end - begin)});
+    return pieces;
+  }
+
+  using Visit = std::function<void(std::size_t piece, std::span<const std::byte> bytes)>;
+
+  Status read(const ModelFile& file, std::span<const Piece> pieces, const Visit& visit) {
     Result<Store> store = models::open_store(context_, file);
     if (!store) return std::move(store).error();
-    const auto length_at = [&](std::uint64_t at) { return std::min(window_bytes, file.size_bytes - at); };
-    std::uint64_t next = offset;
+    std::size_t next = 0, visited = 0;
     const auto begin = [&](const Window& window) -> Result<Ticket> {
-      if (next >= file.size_bytes) return Ticket();
-      const Range range{&*store, next, window.memory.part(0, length_at(next))};
-      next += length_at(next);
+      if (next == pieces.size()) return Ticket();
+      const Piece& piece = pieces[next++];
+      const Range range{&*store, piece.offset, window.memory.part(0, piece.bytes)};
       return context_.submit(Direction::read, {&range, 1});
     };
-    const auto await_here = [&](const Ticket& ticket, const Window&) { return await(ticket, offset); };
+    const auto await_here = [&](const Ticket& ticket, const Window&) { return await(ticket, pieces[visited].offset); };
     for (;;) {
       const Result<std::optional<Window>> window = ring_->next(begin, await_here);
       if (!window) return window.error();
       if (!*window) return {};
-      const std::uint64_t length = length_at(offset);
-      visit(offset, {(*window)->memory.data, length});
-      offset += length;
+      visit(visited, {(*window)->memory.data, pieces[visited].bytes});
+      ++visited;
     }
   }
 

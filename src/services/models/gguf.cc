@@ -334,7 +334,7 @@ class Parser {
     }
     const Result<std::uint64_t> bytes = tensor_bytes(tensor.dtype, tensor.shape);
     if (!bytes) return bytes.error();
-    tensor.size_bytes = *bytes;
+    tensor.size_bytes = tensor.stored_bytes = *bytes;
     return {};
   }
 

@@ -12,7 +12,9 @@
 #include "services/models/contents.h"
 #include "services/models/ending.h"
 #include "services/models/file_stores.h"
+#include "services/models/packed_indexes.h"
 #include "services/models/parts.h"
+#include "services/models/range_list.h"
 #include "services/models/row_reader.h"
 #include "services/models/wave_reader.h"
 
@@ -23,6 +25,7 @@ using models::FilePiece;
 using models::FileStores;
 using models::in_quotes;
 using models::Layout;
+using models::PackedIndexes;
 using models::RowJob;
 using models::RowReader;
 
@@ -93,6 +96,20 @@ class LoadingBuilder {
   LoadingBuilder(const LoadingBuilder&) = delete;
   LoadingBuilder& operator=(const LoadingBuilder&) = delete;
 
+  // Before parts are added: where the chunks of packed tensors lie.
+  Status read_indexes(std::span<const TensorPart> parts) {
+    std::vector<std::uint32_t> tensors;
+    for (const TensorPart& part : parts) {
+      if (part.tensor >= model_.tensors().size() || part.memory.size_bytes == 0) continue;
+      if (!model_.tensors()[part.tensor].packing.empty()) tensors.push_back(part.tensor);
+    }
+    if (tensors.empty()) return {};
+    std::ranges::sort(tensors);
+    const auto twice = std::ranges::unique(tensors);
+    tensors.erase(twice.begin(), twice.end());
+    return PackedIndexes::read(context_, model_, *stores_, tensors, options_.request);
+  }
+
   Status add(const TensorPart& part) {
     if (part.tensor >= model_.tensors().size()) {
       return Error{
@@ -119,10 +136,10 @@ class LoadingBuilder {
       if (Result<Store> opened = stores_->open(tensor.file); !opened) return std::move(opened).error();
     }
     if (part.intervals.empty()) {
-      pieces_.push_back({tensor.file, tensor.offset, part.memory});
+      pieces_.push_back(models::piece_of(PackedIndexes::place_of(model_, part.tensor), 0, part.memory));
       return {};
     }
-    return add_bytes(tensor, models::lay_out(tensor, part.dimension, part.intervals).value(), part.memory);
+    return add_bytes(part.tensor, models::lay_out(tensor, part.dimension, part.intervals).value(), part.memory);
   }
 
   Result<Loading> start() {
@@ -146,20 +163,21 @@ class LoadingBuilder {
  private:
   Status submit(const RequestOptions& request) {
     std::deque<Store> stores;  // their addresses stay; the request keeps them open
-    std::vector<Range> ranges;
-    ranges.reserve(pieces_.size());
+    models::RangeList list(context_);
+    list.reserve(pieces_.size());
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       const FilePiece& piece = pieces_[i];
       if (i == 0 || pieces_[i - 1].file != piece.file) stores.push_back(stores_->open(piece.file).value());
-      ranges.push_back({&stores.back(), piece.offset, piece.memory});
+      list.add(stores.back(), piece);
     }
-    Result<Ticket> ticket = context_.submit(Direction::read, ranges, request);
+    Result<Ticket> ticket = context_.submit(Direction::read, list.ranges(), request);
     if (!ticket) return std::move(ticket).error();
     impl_->ticket = std::move(*ticket);
     return {};
   }
 
-  Status add_bytes(const TensorInfo& tensor, Layout layout, Region memory) {
+  Status add_bytes(std::uint32_t index, Layout layout, Region memory) {
+    const TensorInfo& tensor = model_.tensors()[index];
     const Result<Columns> columns = choose(tensor, layout);
     if (!columns) return columns.error();
     if (*columns == Columns::whole) {
@@ -168,7 +186,7 @@ class LoadingBuilder {
                      "tensor " + in_quotes(tensor.name) + ": stream order while rows are read as a whole",
                      "choose the columns \"pieces\", or leave the stream unset"};
       }
-      jobs_.push_back({tensor.file, tensor.offset, std::move(layout), memory});
+      jobs_.push_back({PackedIndexes::place_of(model_, index), std::move(layout), memory});
       return {};
     }
     if (!fits(layout)) {
@@ -177,7 +195,7 @@ class LoadingBuilder {
           "tensor " + in_quotes(tensor.name) + ": more than " + std::to_string(pieces_most) + " pieces in one request",
           "choose the columns \"auto\", or load fewer tensors at once"};
     }
-    models::append_pieces(tensor, layout, memory, pieces_);
+    models::append_pieces(PackedIndexes::place_of(model_, index), layout, memory, pieces_);
     return {};
   }
 
@@ -190,6 +208,8 @@ class LoadingBuilder {
     if (layout.rows == 1 || layout.bounds().length > models::row_bounds_most) return Columns::pieces;
     if (options_.columns != Columns::automatic) return options_.columns;
     if (options_.request.stream) return Columns::pieces;
+    // Each piece would decode a whole chunk, which holds pieces of many rows.
+    if (!tensor.packing.empty()) return Columns::whole;
     std::optional<bool>& cached = cached_[tensor.file];
     if (!cached) {
       const Result<Store> store = stores_->open(tensor.file);
@@ -214,7 +234,7 @@ class LoadingBuilder {
     }
     if (!jobs_.empty()) {
       std::ranges::sort(jobs_, [](const RowJob& a, const RowJob& b) {
-        return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
+        return std::tie(a.tensor.file, a.tensor.offset) < std::tie(b.tensor.file, b.tensor.offset);
       });
       Result<std::unique_ptr<RowReader>> rows = RowReader::create(context_, stores_, std::move(jobs_));
       if (!rows) return std::move(rows).error();
@@ -298,7 +318,9 @@ LoadReport Loading::report() const {
     return report;
   }
   report.transfer = impl_->rest ? impl_->rest->report() : impl_->ticket.report();
-  report.read_bytes = report.transfer.bytes + report.transfer.extra_bytes;
+  report.packed_bytes = report.transfer.made_bytes;
+  report.stored_bytes = report.transfer.stored_bytes;
+  report.read_bytes = report.transfer.bytes - report.packed_bytes + report.stored_bytes + report.transfer.extra_bytes;
   report.seconds = impl_->begin_seconds + report.transfer.seconds;
   return report;
 }
@@ -307,6 +329,7 @@ Result<Loading> load(Context& context, const Model& model, std::span<const Tenso
                      const LoadOptions& options) {
   return or_out_of_memory([&]() -> Result<Loading> {
     LoadingBuilder builder(context, model, parts, options);
+    if (Status status = builder.read_indexes(parts); !status) return std::move(status).error();
     for (const TensorPart& part : parts) {
       if (Status status = builder.add(part); !status) return std::move(status).error();
     }

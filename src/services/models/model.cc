@@ -7,6 +7,7 @@
 #include "base/out_of_memory.h"
 #include "services/models/contents.h"
 #include "services/models/gguf.h"
+#include "services/models/packed_indexes.h"
 #include "services/models/resolve.h"
 #include "services/models/safetensors.h"
 #include "services/models/source.h"
@@ -42,7 +43,7 @@ Result<Contents> read_gguf(const Source& source) {
 std::uint64_t file_bytes_of(const Source& source, const Contents& contents) {
   if (source.ends_with_its_file()) return source.size_bytes();
   if (contents.tensors.empty()) return contents.data_offset;
-  return contents.tensors.back().offset + contents.tensors.back().size_bytes;
+  return contents.tensors.back().offset + contents.tensors.back().stored_bytes;
 }
 
 }  // namespace
@@ -96,7 +97,12 @@ class ModelBuilder {
     return check_weights(path, index);
   }
 
-  Model build() { return std::move(model_); }
+  Model build() {
+    const bool is_packed =
+        std::ranges::any_of(model_.tensors_, [](const TensorInfo& tensor) { return !tensor.packing.empty(); });
+    if (is_packed) model_.packed_ = std::make_shared<models::PackedIndexes>(model_.tensors_.size());
+    return std::move(model_);
+  }
 
  private:
   // Nothing is wrong with the files: variants of a model lie side by side, say.
@@ -212,9 +218,14 @@ std::size_t Model::place_of(std::string_view name) const {
 }
 
 std::uint64_t Model::size_bytes() const {
-  // Within the sizes of files, so it can't overflow.
+  // Within a few times the sizes of files, so it can't overflow.
   return std::accumulate(tensors_.begin(), tensors_.end(), std::uint64_t{0},
                          [](std::uint64_t sum, const TensorInfo& tensor) { return sum + tensor.size_bytes; });
+}
+
+std::uint64_t Model::stored_bytes() const {
+  return std::accumulate(tensors_.begin(), tensors_.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const TensorInfo& tensor) { return sum + tensor.stored_bytes; });
 }
 
 }  // namespace penstock

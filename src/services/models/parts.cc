@@ -125,12 +125,19 @@ Result<Layout> lay_out(const TensorInfo& tensor, std::uint32_t dimension, std::s
   return layout;
 }
 
-void append_pieces(const TensorInfo& tensor, const Layout& layout, Region memory, std::vector<FilePiece>& pieces) {
+// Where its chunks lie: what is read is sorted by that.
+FilePiece piece_of(const TensorPlace& tensor, std::uint64_t begin, Region memory) {
+  if (!tensor.packed) return {tensor.file, tensor.offset + begin, memory, {}};
+  const std::uint64_t chunk = tensor.packed->index().offset(begin / tensor.packed->chunk_bytes());
+  return {tensor.file, tensor.offset + chunk, memory, {tensor.packed, begin}};
+}
+
+void append_pieces(const TensorPlace& tensor, const Layout& layout, Region memory, std::vector<FilePiece>& pieces) {
   std::uint64_t place = 0;
   for (std::uint64_t row = 0; row < layout.rows; ++row) {
-    const std::uint64_t begin = tensor.offset + row * layout.row_bytes;
+    const std::uint64_t begin = row * layout.row_bytes;
     for (const Layout::Piece& piece : layout.pieces) {
-      pieces.push_back({tensor.file, begin + piece.begin, memory.part(place, piece.length)});
+      pieces.push_back(piece_of(tensor, begin + piece.begin, memory.part(place, piece.length)));
       place += piece.length;
     }
   }
@@ -152,8 +159,8 @@ void sort_and_merge(std::vector<FilePiece>& pieces, FindAllocation find_allocati
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const FilePiece& piece = pieces[i];
     FilePiece* const last = kept == 0 ? nullptr : &pieces[kept - 1];
-    const bool continues = last != nullptr && last->file == piece.file &&
-                           last->offset + last->memory.size_bytes == piece.offset &&
+    const bool continues = last != nullptr && !last->packed.tensor && !piece.packed.tensor &&
+                           last->file == piece.file && last->offset + last->memory.size_bytes == piece.offset &&
                            last->memory.domain == piece.memory.domain &&
                            last->memory.data + last->memory.size_bytes == piece.memory.data &&
                            are_of_one_allocation(last->memory, last->memory.size_bytes + piece.memory.size_bytes);

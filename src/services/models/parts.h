@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "penstock/models.h"
+#include "services/packed/unpack.h"
 
 namespace penstock::models {
 
@@ -28,14 +30,27 @@ struct Layout {
 };
 Result<Layout> lay_out(const TensorInfo& tensor, std::uint32_t dimension, std::span<const Interval> intervals);
 
+// Bytes of a packed tensor. No tensor: of a file, as they are there.
+struct PackedBytes {
+  std::shared_ptr<const packed::Unpack> tensor;  // shared with requests
+  std::uint64_t begin = 0;                       // in the decoded tensor
+};
 // A range of a file and the memory for it.
 struct FilePiece {
   std::uint32_t file = 0;
   std::uint64_t offset = 0;
   Region memory;
+  PackedBytes packed;
 };
+// A tensor in its file. `packed` is null if it is stored as it is.
+struct TensorPlace {
+  std::uint32_t file = 0;
+  std::uint64_t offset = 0;
+  std::shared_ptr<const packed::Unpack> packed;
+};
+FilePiece piece_of(const TensorPlace& tensor, std::uint64_t begin, Region memory);
 // Every piece of every row, in the order of the memory.
-void append_pieces(const TensorInfo& tensor, const Layout& layout, Region memory, std::vector<FilePiece>& pieces);
+void append_pieces(const TensorPlace& tensor, const Layout& layout, Region memory, std::vector<FilePiece>& pieces);
 // The whole allocation around memory of a GPU; an error if it does not hold all of that.
 using FindAllocation = Result<Region> (*)(const void* data, std::size_t size_bytes);
 // In the order of files and offsets; what is adjacent in a file and in memory is one. Adjacent memory of a GPU may be

@@ -92,7 +92,7 @@ TEST(Parts, what_can_not_be_cut_is_refused_by_name) {
 TEST(Parts, pieces_that_are_neighbours_in_the_file_and_in_memory_are_one) {
   std::byte memory[100];
   const auto piece = [&](std::uint32_t file, std::uint64_t offset, std::size_t place, std::size_t size) {
-    return FilePiece{file, offset, Region::host(memory + place, size)};
+    return FilePiece{file, offset, Region::host(memory + place, size), {}};
   };
   std::vector<FilePiece> pieces = {piece(1, 0, 60, 4), piece(0, 10, 10, 10), piece(0, 0, 0, 10), piece(0, 20, 30, 5),
                                    piece(1, 4, 64, 4)};
@@ -143,8 +143,8 @@ TEST(Columns, one_row_is_never_read_past_what_is_wanted_of_it) {
 
 TEST(Windows, hold_whole_rows_of_several_tensors_where_they_lie_in_their_pages) {
   const Layout layout{.rows = 10, .row_bytes = 1000, .pieces = {{100, 50}, {300, 100}}};
-  std::vector<RowJob> jobs(2, RowJob{.offset = 5000, .layout = layout});
-  jobs[1].offset = 20'000;
+  std::vector<RowJob> jobs(2, RowJob{.tensor = {.offset = 5000}, .layout = layout});
+  jobs[1].tensor.offset = 20'000;
   RowCursor cursor;
   std::uint64_t rows = 0;
   for (;;) {
@@ -152,7 +152,7 @@ TEST(Windows, hold_whole_rows_of_several_tensors_where_they_lie_in_their_pages) 
     if (segments.empty()) break;
     std::uint64_t end = 0;
     for (const Segment& segment : segments) {
-      const std::uint64_t offset = jobs[segment.job].offset + segment.first_row * 1000 + 100;
+      const std::uint64_t offset = jobs[segment.job].tensor.offset + segment.first_row * 1000 + 100;
       EXPECT_EQ(segment.place % 4096, offset % 4096);
       EXPECT_GE(segment.place, end);
       end = segment.place + (segment.rows - 1) * 1000 + 300;
@@ -165,7 +165,7 @@ TEST(Windows, hold_whole_rows_of_several_tensors_where_they_lie_in_their_pages) 
 
 TEST(Windows, hold_rows_of_as_many_files_as_may_be_open) {
   std::vector<RowJob> jobs(7, RowJob{.layout = {.rows = 2, .row_bytes = 10, .pieces = {{0, 5}}}});
-  for (std::uint32_t i = 0; i < 7; ++i) jobs[i].file = i / 2;
+  for (std::uint32_t i = 0; i < 7; ++i) jobs[i].tensor.file = i / 2;
   RowCursor cursor;
   std::vector<std::size_t> jobs_of_windows;
   for (;;) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <deque>
 
+#include "services/models/range_list.h"
+
 namespace penstock::models {
 namespace {
 
@@ -12,8 +14,9 @@ std::uint64_t align_up(std::uint64_t value) {
   return (value + page_bytes - 1) / page_bytes * page_bytes;
 }
 
-std::uint64_t segment_offset(const RowJob& job, std::uint64_t row) {
-  return job.offset + row * job.layout.row_bytes + job.layout.bounds().begin;
+// In the tensor.
+std::uint64_t segment_begin(const RowJob& job, std::uint64_t row) {
+  return row * job.layout.row_bytes + job.layout.bounds().begin;
 }
 
 std::uint64_t segment_bytes(const RowJob& job, std::uint64_t rows) {
@@ -37,9 +40,9 @@ std::vector<Segment> fill_window(std::span<const RowJob> jobs, const WindowRoom&
   std::size_t files = 0;
   while (cursor.job < jobs.size()) {
     const RowJob& job = jobs[cursor.job];
-    const bool is_next_file = segments.empty() || jobs[segments.back().job].file != job.file;
+    const bool is_next_file = segments.empty() || jobs[segments.back().job].tensor.file != job.tensor.file;
     if (is_next_file && files++ == room.files) break;
-    const std::uint64_t place = align_up(used) + segment_offset(job, cursor.row) % page_bytes;
+    const std::uint64_t place = align_up(used) + (job.tensor.offset + segment_begin(job, cursor.row)) % page_bytes;
     const std::uint64_t bounds = job.layout.bounds().length;
     if (place + bounds > room.bytes) break;
     const std::uint64_t fit = 1 + (room.bytes - place - bounds) / job.layout.row_bytes;
@@ -85,20 +88,20 @@ Result<Ticket> RowReader::begin(Background& background, const Window& window) {
   segments = fill_window(jobs_, {.bytes = window.memory.size_bytes, .files = stores_->for_one_request()}, cursor_);
   if (segments.empty()) return Ticket();
   std::deque<Store> stores;  // their addresses stay; the request keeps them open
-  std::vector<Range> ranges;
+  RangeList list(background.context());
   const RowJob* last = nullptr;
   for (const Segment& segment : segments) {
     const RowJob& job = jobs_[segment.job];
-    if (last == nullptr || last->file != job.file) {
-      Result<Store> store = stores_->open(job.file);
+    if (last == nullptr || last->tensor.file != job.tensor.file) {
+      Result<Store> store = stores_->open(job.tensor.file);
       if (!store) return std::move(store).error();
       stores.push_back(std::move(*store));
     }
     last = &job;
-    ranges.push_back({&stores.back(), segment_offset(job, segment.first_row),
-                      window.memory.part(segment.place, segment_bytes(job, segment.rows))});
+    list.add(stores.back(), piece_of(job.tensor, segment_begin(job, segment.first_row),
+                                     window.memory.part(segment.place, segment_bytes(job, segment.rows))));
   }
-  return background.submit(ranges);
+  return background.submit(list.ranges());
 }
 
 // How many wanted bytes that were.

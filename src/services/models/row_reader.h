@@ -23,8 +23,7 @@ inline constexpr std::uint64_t window_bytes_most = 32 << 20;
 inline constexpr std::uint64_t row_bounds_most = 8 << 20;
 
 struct RowJob {
-  std::uint32_t file = 0;
-  std::uint64_t offset = 0;  // of the tensor
+  TensorPlace tensor;
   Layout layout;
   Region memory;
 };

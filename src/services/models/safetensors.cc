@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "services/models/json_reader.h"
+#include "services/models/packed_metadata.h"
 #include "services/models/usual_entry.h"
 
 namespace penstock::models {
@@ -136,7 +137,7 @@ class Header {
                   std::to_string(end - begin));
     }
     tensor().offset = begin;
-    tensor().size_bytes = *bytes;
+    tensor().size_bytes = tensor().stored_bytes = *bytes;
     return true;
   }
 
@@ -241,6 +242,7 @@ Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_byt
     return std::move(status).error();
   }
   for (TensorInfo& tensor : contents.tensors) tensor.offset += contents.data_offset;
+  if (Status status = apply_packed(contents); !status) return std::move(status).error();
   return contents;
 }
 

@@ -1,3 +1,5 @@
+#include "services/models/safetensors_head.h"
+
 #include <algorithm>
 #include <bit>
 #include <nlohmann/json.hpp>
@@ -41,18 +43,6 @@ Status check_tensors(std::span<const TensorToSave> tensors) {
   return {};
 }
 
-// That of safetensors itself: larger types first, so that every tensor begins at a multiple of the size of its
-// elements.
-std::vector<std::uint32_t> order_of(std::span<const TensorToSave> tensors) {
-  std::vector<std::uint32_t> order(tensors.size());
-  std::iota(order.begin(), order.end(), 0U);
-  std::ranges::sort(order, [&](std::uint32_t first, std::uint32_t second) {
-    const TensorToSave &a = tensors[first], &b = tensors[second];
-    return std::tuple(b.dtype, std::string_view(a.name)) < std::tuple(a.dtype, std::string_view(b.name));
-  });
-  return order;
-}
-
 std::string json_of(std::string_view text) {
   return nlohmann::json(text).dump();
 }
@@ -85,37 +75,56 @@ std::string header_json(std::span<const TensorToSave> tensors, std::span<const s
 
 }  // namespace
 
-Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors, const SaveOptions& options) {
+namespace models {
+
+std::vector<std::uint32_t> usual_order(std::span<const TensorToSave> tensors) {
+  std::vector<std::uint32_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0U);
+  std::ranges::sort(order, [&](std::uint32_t first, std::uint32_t second) {
+    const TensorToSave &a = tensors[first], &b = tensors[second];
+    return std::tuple(b.dtype, std::string_view(a.name)) < std::tuple(a.dtype, std::string_view(b.name));
+  });
+  return order;
+}
+
+Result<std::string> head_in_order(std::span<const TensorToSave> tensors, std::span<const std::uint32_t> order,
+                                  const SaveOptions& options, std::uint64_t least_bytes) {
   if (Status status = check_tensors(tensors); !status) return std::move(status).error();
   const std::uint64_t alignment = options.alignment;
   if (!std::has_single_bit(alignment) || alignment < 8 || alignment > alignment_limit_bytes) {
     return Error{Code::invalid_argument, 0, "alignment: " + std::to_string(alignment),
                  "give a power of two from 8 to 1048576"};
   }
-  if (options.metadata.size() > models::metadata_limit) {
-    return Error{Code::invalid_argument, 0,
-                 std::to_string(options.metadata.size()) + " metadata; " + std::to_string(models::metadata_limit) +
-                     " are allowed",
-                 "join them into fewer entries"};
+  if (options.metadata.size() > metadata_limit) {
+    return Error{
+        Code::invalid_argument, 0,
+        std::to_string(options.metadata.size()) + " metadata; " + std::to_string(metadata_limit) + " are allowed",
+        "join them into fewer entries"};
   }
-  SafetensorsHead head{.order = order_of(tensors)};
   std::string json;
   try {
-    json = header_json(tensors, head.order, options);
+    json = header_json(tensors, order, options);
   } catch (const nlohmann::json::type_error&) {
     return Error{Code::invalid_argument, 0, "a name or metadata text is not UTF-8", "nothing was written"};
   }
-  const std::uint64_t used = models::safetensors_length_bytes + json.size();
-  json.resize((used + alignment - 1) / alignment * alignment - models::safetensors_length_bytes, ' ');
-  if (json.size() > models::header_limit_bytes) {
+  const std::uint64_t used = std::max<std::uint64_t>(safetensors_length_bytes + json.size(), least_bytes);
+  json.resize((used + alignment - 1) / alignment * alignment - safetensors_length_bytes, ' ');
+  if (json.size() > header_limit_bytes) {
     return Error{Code::invalid_argument, 0, "the header would have more than 100,000,000 bytes",
                  "save fewer tensors in one file"};
   }
-  for (std::size_t i = 0; i < models::safetensors_length_bytes; ++i) {
-    head.bytes += static_cast<char>(json.size() >> (8 * i));
-  }
-  head.bytes += json;
-  return head;
+  std::string head;
+  for (std::size_t i = 0; i < safetensors_length_bytes; ++i) head += static_cast<char>(json.size() >> (8 * i));
+  return head + json;
+}
+
+}  // namespace models
+
+Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors, const SaveOptions& options) {
+  std::vector<std::uint32_t> order = models::usual_order(tensors);
+  Result<std::string> bytes = models::head_in_order(tensors, order, options);
+  if (!bytes) return std::move(bytes).error();
+  return SafetensorsHead{.bytes = std::move(*bytes), .order = std::move(order)};
 }
 
 }  // namespace penstock

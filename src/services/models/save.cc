@@ -12,6 +12,7 @@
 #include "penstock/models.h"
 #include "services/models/check.h"
 #include "services/models/ending.h"
+#include "services/models/packed_writer.h"
 
 namespace penstock {
 
@@ -166,10 +167,55 @@ class Saving {
   TimePoint told_ = Clock::now();
 };
 
+// Tensors in memory, of the host or of GPUs.
+class MemorySource : public models::TensorSource {
+ public:
+  explicit MemorySource(std::span<const TensorToSave> tensors) : tensors_(tensors) {}
+  Result<Ticket> read(std::span<const Bytes> wanted) override {
+    for (const Bytes& bytes : wanted) {
+      Status copied = copy(bytes.to, tensors_[bytes.tensor].memory.part(bytes.begin, bytes.to.size_bytes));
+      if (!copied) return std::move(copied).error();
+    }
+    return Ticket();
+  }
+
+ private:
+  const std::span<const TensorToSave> tensors_;
+};
+
+Result<Report> save_packed(Context& context, const std::string& path, std::span<const TensorToSave> tensors,
+                           const SaveOptions& options) {
+  std::uint64_t all_bytes = 0;
+  for (const TensorToSave& tensor : tensors) all_bytes += tensor.memory.size_bytes;
+  TimePoint told = Clock::now();
+  const auto ask = [&](std::uint64_t done) -> Status {
+    if (call_back("SaveOptions::progress", options.progress, done, all_bytes)) return {};
+    return Error{Code::cancelled, 0, "saving was cancelled", "the old file is still there"};
+  };
+  models::WriterOptions writing{.threads = context.machine().usable_cpus,
+                                .durable = options.durable,
+                                .metadata = options.metadata,
+                                .empty_metadata = options.empty_metadata};
+  if (options.progress) {
+    writing.progress = [&](std::uint64_t done) {
+      const TimePoint now = Clock::now();
+      if (now - told < progress_interval) return Status();
+      told = now;
+      return ask(done);
+    };
+  }
+  MemorySource source(tensors);
+  Result<models::WrittenFile> written = models::write_packed(context, path, tensors, source, writing);
+  if (!written) return std::move(written).error();
+  if (options.progress) (void)ask(all_bytes);
+  return std::move(written->report);
+}
+
 }  // namespace
 
 Result<Report> save_safetensors(Context& context, const std::string& path, std::span<const TensorToSave> tensors,
                                 const SaveOptions& options) {
+  if (options.packed) return or_out_of_memory([&] { return save_packed(context, path, tensors, options); });
   return or_out_of_memory([&] { return Saving(context, tensors, options).save(path); });
 }
 

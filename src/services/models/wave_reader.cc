@@ -2,6 +2,8 @@
 
 #include <deque>
 
+#include "services/models/range_list.h"
+
 namespace penstock::models {
 
 Result<std::unique_ptr<WaveReader>> WaveReader::create(Context& context, std::shared_ptr<FileStores> stores,
@@ -26,7 +28,7 @@ Status WaveReader::run(Background& background) {
 
 Result<Ticket> WaveReader::begin(Background& background) {
   std::deque<Store> stores;  // their addresses stay; the request keeps them open
-  std::vector<Range> ranges;
+  RangeList list(background.context());
   std::size_t at = next_;
   for (; at < pieces_.size(); ++at) {
     const FilePiece& piece = pieces_[at];
@@ -39,10 +41,10 @@ Result<Ticket> WaveReader::begin(Background& background) {
       if (!store) return std::move(store).error();
       stores.push_back(std::move(*store));
     }
-    ranges.push_back({&stores.back(), piece.offset, piece.memory});
+    list.add(stores.back(), piece);
   }
-  if (ranges.empty()) return Ticket();
-  Result<Ticket> ticket = background.submit(ranges);
+  if (list.empty()) return Ticket();
+  Result<Ticket> ticket = background.submit(list.ranges());
   if (!ticket) return ticket;
   next_ = at;
   ++under_way_;

@@ -55,6 +55,10 @@ Result<std::shared_ptr<const Table>> open_tensor(Context& context, const std::st
                  "penstock inspect lists those that there are"};
   }
   const TensorInfo& about = model->tensors()[*found];
+  if (!about.packing.empty()) {
+    return Error{Code::unsupported, 0, name + ": tensor \"" + about.name + "\" is packed, and has no rows in the file",
+                 "unpack the model first: penstock unpack"};
+  }
   const auto row_bytes = row_bytes_of(about);
   if (!row_bytes) return in_store(name, row_bytes.error());
   auto store = models::open_store(context, model->files()[about.file]);

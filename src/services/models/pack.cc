@@ -1,0 +1,312 @@
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <filesystem>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "base/callback.h"
+#include "base/clock.h"
+#include "base/out_of_memory.h"
+#include "penstock/packing.h"
+#include "services/models/check.h"
+#include "services/models/contents.h"
+#include "services/models/ending.h"
+#include "services/models/file_stores.h"
+#include "services/models/packed_indexes.h"
+#include "services/models/packed_metadata.h"
+#include "services/models/packed_writer.h"
+#include "services/models/parts.h"
+#include "services/models/range_list.h"
+#include "services/models/resolve.h"
+#include "services/packed/codec.h"
+
+namespace penstock {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+using models::TensorSource;
+
+constexpr auto progress_interval = std::chrono::milliseconds(50);
+// Files beside a model that are copied with it, unless they are longer than anything but weights.
+constexpr std::uintmax_t copied_bytes_most = 256 << 20;
+
+// The tensors of one file of a model.
+class FileSource : public TensorSource {
+ public:
+  static Result<FileSource> open(Context& context, const Model& model, std::uint32_t file) {
+    FileSource source(context, model);
+    std::vector<std::uint32_t> all;
+    for (std::uint32_t i = 0; i < model.tensors().size(); ++i) {
+      if (model.tensors()[i].file == file) all.push_back(i);
+    }
+    std::vector<bool> files(model.files().size());
+    files[file] = true;
+    models::FileStores stores(context, model, {.files = std::move(files)});
+    if (Status status = models::PackedIndexes::read(context, model, stores, all, {}); !status) {
+      return std::move(status).error();
+    }
+    Result<Store> store = stores.open(file);
+    if (!store) return std::move(store).error();
+    source.store_ = std::move(*store);
+    for (const std::uint32_t i : all) {
+      const TensorInfo& tensor = model.tensors()[i];
+      source.places_.push_back(models::PackedIndexes::place_of(model, i));
+      source.tensors_.push_back({tensor.name, tensor.dtype, tensor.shape, Region::host(nullptr, tensor.size_bytes)});
+    }
+    return source;
+  }
+
+  std::span<const TensorToSave> tensors() const { return tensors_; }
+
+  Result<Ticket> read(std::span<const Bytes> wanted) override {
+    models::RangeList list(context_);
+    for (const Bytes& bytes : wanted) list.add(store_, models::piece_of(places_[bytes.tensor], bytes.begin, bytes.to));
+    return context_.submit(Direction::read, list.ranges());
+  }
+
+ private:
+  FileSource(Context& context, const Model&) : context_(context) {}
+
+  Context& context_;
+  Store store_;
+  std::vector<models::TensorPlace> places_;
+  std::vector<TensorToSave> tensors_;
+};
+
+Error not_there(const std::error_code& failed, const std::string& what) {
+  return system_error(failed.value(), what, "check the path and its permissions");
+}
+
+bool has_weights(const fs::path& path) {
+  constexpr std::string_view endings[] = {".safetensors", ".bin",     ".pt",   ".pth",  ".gguf",
+                                          ".h5",          ".msgpack", ".onnx", ".ckpt", ".safetensors.index.json"};
+  const std::string name = path.filename().string();
+  return std::ranges::any_of(endings, [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+// Packs or unpacks the files of a model, one after the other.
+class Packing {
+ public:
+  Packing(Context& context, const PackOptions& options, bool pack)
+      : context_(context), options_(options), pack_(pack) {}
+
+  Result<PackReport> run(const std::string& name, const std::string& folder) {
+    const TimePoint begun = Clock::now();
+    const Result<models::Resolved> resolved = models::resolve(&context_, name);
+    if (!resolved) return resolved.error();
+    const Result<Model> model = Model::open(context_, name);
+    if (!model) return model.error();
+    if (Status status = check(*model, folder); !status) return std::move(status).error();
+    std::error_code failed;
+    fs::create_directories(folder, failed);
+    if (failed) return not_there(failed, "make the folder " + folder);
+    all_bytes_ = model->size_bytes();
+    for (std::uint32_t file = 0; file < model->files().size(); ++file) {
+      if (Status status = write(*model, file, folder); !status) return std::move(status).error();
+    }
+    if (!resolved->index_path.empty()) {
+      if (Status status = copy_file(resolved->index_path, folder); !status) return std::move(status).error();
+    }
+    if (fs::is_directory(name, failed)) {
+      if (Status status = copy_others(name, folder); !status) return std::move(status).error();
+    }
+    if (options_.progress) (void)call_back("PackOptions::progress", options_.progress, all_bytes_, all_bytes_);
+    report_.seconds = seconds_between(begun, Clock::now());
+    return std::move(report_);
+  }
+
+ private:
+  static Status check(const Model& model, const std::string& folder) {
+    std::error_code failed;
+    const fs::path to = fs::weakly_canonical(folder, failed);
+    for (const ModelFile& file : model.files()) {
+      if (file.format != ModelFormat::safetensors) {
+        return Error{Code::unsupported, 0, file.path + " is not a safetensors file", "only those are packed"};
+      }
+      if (fs::weakly_canonical(fs::path(file.path).parent_path(), failed) == to) {
+        return Error{Code::invalid_argument, 0, folder + " is the folder of the model itself", "name another folder"};
+      }
+    }
+    return {};
+  }
+
+  Status write(const Model& model, std::uint32_t number, const std::string& folder) {
+    const ModelFile& file = model.files()[number];
+    Result<FileSource> source = FileSource::open(context_, model, number);
+    if (!source) return std::move(source).error();
+    models::WriterOptions options{.pack = pack_,
+                                  .threads = options_.threads != 0 ? options_.threads : context_.machine().usable_cpus,
+                                  .durable = options_.durable};
+    for (const auto& [key, value] : file.metadata) options.metadata.emplace(key, value.text());
+    if (const auto known = file.metadata.find(std::string(models::checksums_key)); known != file.metadata.end()) {
+      // Of other tensors than there are, they would say nothing.
+      if (Result<models::Checksums> sums = models::parse_checksums(known->second.text()); sums) {
+        options.known_checksums = std::move(*sums);
+      }
+    }
+    options.progress = [&](std::uint64_t done) { return tell(done); };
+    const fs::path path = fs::path(folder) / fs::path(file.path).filename();
+    Result<models::WrittenFile> written =
+        models::write_packed(context_, path.string(), source->tensors(), *source, options);
+    if (!written) return std::move(written).error();
+    PackReport::File about{.path = path.string(),
+                           .tensors = static_cast<std::uint32_t>(source->tensors().size()),
+                           .packed_tensors = written->packed_tensors,
+                           .bytes = 0,
+                           .stored_bytes = written->stored_bytes};
+    for (const TensorToSave& tensor : source->tensors()) about.bytes += tensor.memory.size_bytes;
+    done_before_ += about.bytes;
+    report_.files.push_back(std::move(about));
+    return {};
+  }
+
+  Status tell(std::uint64_t done) {
+    const TimePoint now = Clock::now();
+    if (!options_.progress || now - told_ < progress_interval) return {};
+    told_ = now;
+    if (call_back("PackOptions::progress", options_.progress, done_before_ + done, all_bytes_)) return {};
+    return Error{Code::cancelled, 0, "packing was cancelled", "files that were finished are complete"};
+  }
+
+  // Under another name first, as the models themselves.
+  Status copy_file(const std::string& from, const std::string& folder) {
+    std::error_code failed;
+    const fs::path to = fs::path(folder) / fs::path(from).filename();
+    const fs::path temporary = fs::path(folder) / ("." + fs::path(from).filename().string() + ".new");
+    fs::copy_file(fs::canonical(from, failed), temporary, fs::copy_options::overwrite_existing, failed);
+    if (!failed) fs::rename(temporary, to, failed);
+    if (failed) return not_there(failed, "copy " + from + " to " + folder);
+    report_.copied.push_back(to.string());
+    return {};
+  }
+
+  Status copy_others(const std::string& from, const std::string& folder) {
+    std::error_code failed;
+    std::vector<std::string> others;
+    for (fs::directory_iterator at(from, failed), end; !failed && at != end; at.increment(failed)) {
+      std::error_code unknown;
+      const bool is_small = at->is_regular_file(unknown) && at->file_size(unknown) <= copied_bytes_most && !unknown;
+      const bool is_hidden = at->path().filename().string().starts_with('.');
+      if (is_small && !is_hidden && !has_weights(at->path())) others.push_back(at->path().string());
+    }
+    if (failed) return not_there(failed, "list " + from);
+    std::ranges::sort(others);
+    for (const std::string& other : others) {
+      if (Status status = copy_file(other, folder); !status) return status;
+    }
+    return {};
+  }
+
+  Context& context_;
+  const PackOptions& options_;
+  const bool pack_;
+  PackReport report_;
+  std::uint64_t all_bytes_ = 0;
+  std::uint64_t done_before_ = 0;  // in files that are finished
+  TimePoint told_ = Clock::now();
+};
+
+// How fast a part of a model comes to host memory, as it is now: cached, or from its disk.
+Result<double> read_speed(Context& context, const Model& model) {
+  constexpr std::uint64_t most_bytes = 256 << 20;
+  std::uint64_t bytes = 0;
+  std::vector<std::uint32_t> some;
+  for (std::uint32_t i = 0; i < model.tensors().size(); ++i) {
+    const std::uint64_t more = model.tensors()[i].size_bytes;
+    if (more == 0 || bytes + more > most_bytes) continue;
+    some.push_back(i);
+    bytes += more;
+  }
+  if (some.empty()) return 0.0;
+  const Placement placement = place(model, some);
+  Result<Buffer> memory = context.allocate(Domain::host(), placement.size_bytes);
+  if (!memory) return std::move(memory).error();
+  std::fill_n(memory->data(), placement.size_bytes, std::byte{0});  // page faults are no part of it
+  std::vector<TensorPart> parts;
+  for (std::size_t i = 0; i < some.size(); ++i) {
+    parts.push_back({.tensor = some[i],
+                     .memory = memory->region().part(placement.offsets[i], model.tensors()[some[i]].size_bytes)});
+  }
+  Result<Loading> loading = load(context, model, parts);
+  if (!loading) return std::move(loading).error();
+  loading->wait();
+  const LoadReport report = loading->report();
+  if (!report.ok()) return *report.transfer.error;
+  return report.seconds > 0 ? static_cast<double>(bytes) / report.seconds : 0.0;
+}
+
+// Of decoded bytes, on one CPU.
+double unpack_speed() {
+  constexpr std::size_t rounds = 32;
+  std::vector<std::byte> values(std::size_t{packed::chunk_values} * 2);
+  for (std::size_t i = 0; i < values.size(); i += 2) {
+    values[i] = static_cast<std::byte>(i * 37 >> 1);
+    values[i + 1] = static_cast<std::byte>(0x3c + (i >> 3) % 2);  // a few exponents
+  }
+  std::vector<std::byte> chunk, decoded(values.size());
+  packed::encode_chunk(packed::best_kernels(), packed::Kind::bf16, 0, values, chunk);
+  const TimePoint begun = Clock::now();
+  for (std::size_t i = 0; i < rounds; ++i) {
+    (void)packed::decode_chunk(packed::best_kernels(), packed::Kind::bf16, chunk, {0, packed::chunk_values},
+                               {.skip = 0, .memory = decoded});
+  }
+  return static_cast<double>(rounds * values.size()) / std::max(1e-9, seconds_between(begun, Clock::now()));
+}
+
+Result<PackEstimate> estimate(Context& context, const Model& model) {
+  PackEstimate result{.bytes = model.size_bytes(), .tensors = static_cast<std::uint32_t>(model.tensors().size())};
+  for (std::uint32_t file = 0; file < model.files().size(); ++file) {
+    Result<FileSource> source = FileSource::open(context, model, file);
+    if (!source) return std::move(source).error();
+    for (std::uint32_t i = 0; i < source->tensors().size(); ++i) {
+      const TensorToSave& tensor = source->tensors()[i];
+      const auto sampled = models::sample_size(context, *source, i, tensor);
+      if (!sampled) return sampled.error();
+      const bool gains = *sampled && (*sampled)->gains(tensor.memory.size_bytes);
+      result.stored_bytes += gains ? (*sampled)->stored_bytes : tensor.memory.size_bytes;
+      result.packed_tensors += gains ? 1 : 0;
+    }
+  }
+  const Result<double> read = read_speed(context, model);
+  if (!read) return read.error();
+  result.read_bytes_per_second = *read;
+  result.unpack_bytes_per_second = unpack_speed() * static_cast<double>(context.machine().usable_cpus);
+  if (*read > 0) {
+    result.load_seconds = static_cast<double>(result.bytes) / *read;
+    result.packed_load_seconds = std::max(static_cast<double>(result.stored_bytes) / *read,
+                                          static_cast<double>(result.bytes) / result.unpack_bytes_per_second);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::uint64_t PackReport::bytes() const {
+  return std::accumulate(files.begin(), files.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const File& file) { return sum + file.bytes; });
+}
+
+std::uint64_t PackReport::stored_bytes() const {
+  return std::accumulate(files.begin(), files.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const File& file) { return sum + file.stored_bytes; });
+}
+
+Result<PackReport> pack_model(Context& context, const std::string& model, const std::string& folder,
+                              const PackOptions& options) {
+  return or_out_of_memory([&] { return Packing(context, options, true).run(model, folder); });
+}
+
+Result<PackReport> unpack_model(Context& context, const std::string& model, const std::string& folder,
+                                const PackOptions& options) {
+  return or_out_of_memory([&] { return Packing(context, options, false).run(model, folder); });
+}
+
+Result<PackEstimate> estimate_packing(Context& context, const Model& model) {
+  return or_out_of_memory([&] { return estimate(context, model); });
+}
+
+}  // namespace penstock
