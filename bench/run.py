@@ -372,6 +372,23 @@ def row_rows(setup):
     return {"rows": rows, "attempts": attempts}
 
 
+def row_packed(setup):
+    """Normally distributed weights, packed and unpacked by one CPU, with checksums."""
+    rows, ready = [], {}
+    for dtype, size, decode, encode in (("BF16", 0.71, 4e9, 1e9), ("F16", None, None, None), ("F32", None, None, None),
+                                        ("F8_E4M3", None, None, None), ("F8_E5M2", None, None, None)):
+        with Program([setup.program("bench_packed"), dtype]) as program:
+            ready[dtype] = program.ready
+            rows.append(gpu_rows.figure(f"{dtype}: packed size of its bytes", [program.ready["ratio"]], "plain", size, True))
+            for what, target in (("decode", decode), ("encode", encode)):
+                samples = [program.ask(f"{what} {min(1, setup.round_seconds)}") for _ in range(setup.rounds)]
+                rows.append(gpu_rows.figure(f"{dtype}: {what}d bytes of a core, {program.ready['kernels']}",
+                                            [each["bytes"] / each["seconds"] for each in samples], "bytes_per_second",
+                                            target))
+            setup.check(f"packed {dtype}", program)
+    return {"rows": rows, "ready": ready}
+
+
 def row_start(setup):
     """From the start of a process to the end of its first load, with set-up: nothing is warm but the page cache."""
     rows = []
@@ -402,7 +419,7 @@ def start_and_load(setup, starter, prepare):
 ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "random": (row_random, 0), "fuse": (row_fuse, 0),
         "fuse-direct": (row_fuse_direct, 0), "memory": (row_memory, 0), "ranges": (row_ranges, 0),
         "far": (row_far, 0), "two-engines": (row_two_engines, 0), "start": (row_start, 0),
-        "rows": (row_rows, 0)}
+        "rows": (row_rows, 0), "packed": (row_packed, 0)}
 
 
 def expected_seconds(setup, rows):

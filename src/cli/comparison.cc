@@ -29,6 +29,7 @@ class Comparison {
   ~Comparison() { close_file(); }
 
   Status add(const Loaded& piece) {
+    if (piece.packed_in != nullptr) return add_packed(piece);
     if (Status opened = open_again(piece); !opened.ok()) return opened;
     for (std::size_t done = 0; done < piece.memory.size_bytes;) {
       if (interrupted()) return interrupted_error();
@@ -48,6 +49,40 @@ class Comparison {
   std::string checksum() const { return memory_.hex(); }
 
  private:
+  // Some rows at a time.
+  Status add_packed(const Loaded& piece) {
+    constexpr std::uint64_t rows_bytes = 64 << 20;
+    const TensorInfo& tensor = piece.packed_in->tensors()[piece.index];
+    const std::uint64_t rows = tensor.shape.empty() ? 1 : tensor.shape[0];
+    const std::uint64_t row_bytes = tensor.size_bytes / rows;
+    const std::uint64_t step = std::clamp<std::uint64_t>(rows_bytes / row_bytes, 1, rows);
+    std::vector<std::byte> again(step * row_bytes);
+    for (std::uint64_t row = 0; row < rows; row += step) {
+      if (interrupted()) return interrupted_error();
+      const std::uint64_t count = std::min(step, rows - row);
+      TensorPart part{.tensor = piece.index, .memory = Region::host(again.data(), count * row_bytes)};
+      if (count != rows) part.intervals = {{row, row + count}};
+      const Result<Loading> loading = load(context_, *piece.packed_in, {&part, 1});
+      if (!loading.ok()) return loading.error();
+      loading->wait();
+      if (const LoadReport report = loading->report(); !report.ok()) return *report.transfer.error;
+      if (Status same = compare(piece, row * row_bytes, {again.data(), count * row_bytes}); !same.ok()) return same;
+    }
+    return {};
+  }
+
+  Status compare(const Loaded& piece, std::uint64_t begin, std::span<const std::byte> expected) {
+    for (std::size_t done = 0; done < expected.size();) {
+      const std::size_t bytes = std::min(Lens::piece_bytes, expected.size() - done);
+      const Result<std::span<const std::byte>> loaded = lens_.look(piece.memory.part(begin + done, bytes));
+      if (!loaded.ok()) return loaded.error();
+      file_.add(expected.subspan(done, bytes));
+      memory_.add(*loaded);
+      done += bytes;
+    }
+    return file_.value() == memory_.value() ? Status() : mismatch(piece);
+  }
+
   Status open_again(const Loaded& piece) {
     if ((fd_ >= 0 || store_) && piece.path == path_) return {};
     close_file();
@@ -85,15 +120,16 @@ class Comparison {
   }
 
   Error mismatch(const Loaded& piece) const {
-    if (fd_ >= 0 && piece.identity != nullptr && !same_content(fd_, *piece.identity)) {
+    if (fd_ >= 0 && piece.packed_in == nullptr && piece.identity != nullptr && !same_content(fd_, *piece.identity)) {
       return {.code = Code::changed,
               .message = path_ + " was modified while it was loaded and verified",
               .hint = "load it again when nothing writes to it"};
     }
     return {.code = Code::io_error,
             .message = "the bytes in memory differ from " +
-                       std::string(fd_ >= 0 ? "a plain read of " : "another read of ") +
-                       (piece.tensor.empty() ? "" : "tensor " + std::string(piece.tensor) + " of ") + path_,
+                       std::string(fd_ >= 0 && piece.packed_in == nullptr ? "a plain read of " : "another read of ") +
+                       (piece.tensor.empty() ? "" : "tensor " + std::string(piece.tensor) + " of ") +
+                       std::string(piece.path),
             .hint = "try --engine posix; if the bytes still differ, check the device"};
   }
 

@@ -21,6 +21,8 @@ struct Loaded {
   const Identity* identity = nullptr;  // of the file when it was opened; null for a device
   std::uint64_t offset = 0;
   Region memory;
+  const Model* packed_in = nullptr;  // a packed tensor: the file has other bytes, which the CPU unpacks once more
+  std::uint32_t index = 0;           // of that tensor
 };
 
 // Ends at the first difference. Pieces of one file are best told one after the other.

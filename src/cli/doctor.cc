@@ -3,11 +3,13 @@
 #include "doctor.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
 
 #include "engine_list.h"
+#include "model_names.h"
 #include "report_file.h"
 
 namespace penstock::cli {
@@ -111,6 +113,34 @@ std::string verdict_on(const Diagnosis& diagnosis) {
          (limit.empty() ? "" : "; " + limit + " is the limit") + (costs.empty() ? "" : "; ") + costs;
 }
 
+// What packing would gain, if it is a model that gets smaller.
+Findings packing_findings(Context& context, const std::string& path, Domain to) {
+  constexpr double least_gain = 1.03;
+  if (!names_model(path)) return {};
+  const Result<Model> model = Model::open(context, path);
+  if (!model.ok() || model->stored_bytes() != model->size_bytes()) return {};
+  const bool can_be = std::ranges::all_of(
+      model->files(), [](const ModelFile& file) { return file.format == ModelFormat::safetensors; });
+  if (!can_be) return {};
+  const Result<PackEstimate> estimate = estimate_packing(context, *model);
+  if (!estimate.ok() || estimate->packed_tensors == 0) return {};
+  const std::string size = ratio_text(estimate->stored_bytes, estimate->bytes) + " of its bytes";
+  // A GPU unpacks faster than any bus or disk delivers.
+  const double by_size = 1 / stored_ratio(estimate->stored_bytes, estimate->bytes);
+  const double on_host = estimate->packed_load_seconds > 0 ? estimate->load_seconds / estimate->packed_load_seconds : 1;
+  const double factor = to.host_accessible() ? on_host : by_size;
+  char times[32];
+  std::snprintf(times, sizeof times, "%.2f", factor);
+  if (factor < least_gain) {
+    return {{"packed, the model would take " + size,
+             "nothing: it would not load faster to " + to.name() + " from where it is now",
+             {"", 1.0}}};
+  }
+  return {{"packed, the model would take " + size,
+           "penstock pack MODEL --out DIR",
+           {"at most " + std::string(times) + " times as fast to " + to.name(), factor}}};
+}
+
 Result<Diagnosis> diagnose(const DoctorFlags& flags) {
   const Result<Domain> to = Domain::parse(flags.to);
   if (!to.ok()) return to.error();
@@ -145,7 +175,10 @@ Result<Diagnosis> diagnose(const DoctorFlags& flags) {
   add(limit_findings(diagnosis));
   add(engine_findings(diagnosis));
   add(gpu_findings(diagnosis.gpus));
-  if (diagnosis.patient) add(patient_findings(*diagnosis.patient));
+  if (diagnosis.patient) {
+    add(patient_findings(*diagnosis.patient));
+    add(packing_findings(*context, flags.path, *to));
+  }
   add(place_findings(diagnosis.place));
   diagnosis.routes = judge_routes(diagnosis);
   diagnosis.way = find_way(diagnosis);

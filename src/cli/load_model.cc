@@ -108,14 +108,15 @@ class ModelCargo final : public Cargo {
     pieces.reserve(parts_.size());
     for (const TensorPart& part : parts_) {
       const TensorInfo& tensor = model_.tensors()[part.tensor];
-      if (!tensor.packing.empty()) continue;  // the file has other bytes; each chunk was compared with its checksum
       const ModelFile& file = model_.files()[tensor.file];
       pieces.push_back({.tensor = tensor.name,
                         .path = file.path,
                         .is_file = file.path.starts_with('/'),
                         .identity = &file.identity,
                         .offset = tensor.offset,
-                        .memory = part.memory});
+                        .memory = part.memory,
+                        .packed_in = tensor.packing.empty() ? nullptr : &model_,
+                        .index = part.tensor});
     }
     return pieces;
   }

@@ -1,0 +1,130 @@
+"""penstock pack and unpack, and what the other commands say of packed models."""
+
+import json
+import os
+import random
+import signal
+import struct
+import unittest
+
+from tool import PROMPTLY, ToolTest, wait_until
+
+MIB = 1 << 20
+
+
+def weights(count, seed=1):
+    """BF16 with exponents as trained weights have them: few values, most of them near each other."""
+    rng = random.Random(seed)
+    exponents = [125 - min(12, int(rng.expovariate(0.7))) for _ in range(4096)]
+    block = b"".join(struct.pack("<H", rng.getrandbits(1) << 15 | e << 7 | rng.getrandbits(7)) for e in exponents)
+    return (block * (count // 4096 + 1))[:count * 2]
+
+
+class PackTest(ToolTest):
+    def model(self, name, tensors, metadata=None):
+        """`tensors` are name: (dtype, shape, bytes)."""
+        entries, data = {"__metadata__": metadata} if metadata else {}, b""
+        for tensor, (dtype, shape, content) in tensors.items():
+            entries[tensor] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+            data += content
+        text = json.dumps(entries).encode()
+        return self.file(name, struct.pack("<Q", len(text)) + text + data)
+
+    def shards(self):
+        folder = self.folder / "model"
+        folder.mkdir()
+        names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        self.model(f"model/{names[0]}", {"a": ("BF16", [300, 1000], weights(300_000)), "b": ("U8", [77], os.urandom(77))},
+                   {"format": "pt"})
+        self.model(f"model/{names[1]}", {"c": ("BF16", [200_000], weights(200_000, 2)),
+                                         "d": ("F32", [50_000], os.urandom(200_000))})
+        index = {"metadata": {"total_size": 1_200_077}, "weight_map": {"a": names[0], "b": names[0], "c": names[1],
+                                                                      "d": names[1]}}
+        self.file("model/model.safetensors.index.json", json.dumps(index).encode())
+        self.file("model/config.json", b'{"architectures": []}')
+        return folder
+
+
+class Pack(PackTest):
+    def test_a_sharded_model_gets_smaller_and_comes_back(self):
+        folder, packed, again = self.shards(), self.folder / "packed", self.folder / "again"
+        told = self.json_of("pack", folder, "--out", packed)
+        self.assertEqual(told["bytes"], 1_200_077)
+        self.assertLess(told["ratio"], 0.8)
+        self.assertEqual([file["packed_tensors"] for file in told["files"]], [1, 1])
+        self.assertTrue((packed / "config.json").exists())
+        self.assertEqual(self.json_of("verify", packed)["verdict"], "right")
+        inspected = self.json_of("inspect", packed)
+        self.assertEqual((inspected["bytes"], inspected["stored_bytes"]), (1_200_077, told["stored_bytes"]))
+        by_name = {tensor["name"]: tensor for tensor in inspected["tensors"]}
+        self.assertEqual((by_name["a"]["dtype"], by_name["a"]["shape"], by_name["a"]["packing"]),
+                         ("BF16", [300, 1000], "planes"))
+        self.assertEqual((by_name["d"]["packing"], by_name["d"]["stored_bytes"]), (None, 200_000))
+        loaded = self.json_of("load", packed, "--verify")
+        self.assertEqual(loaded["bytes"], 1_200_077)
+        self.assertEqual(loaded["model"]["packed_bytes"], 1_000_000)
+        self.assertLess(loaded["model"]["stored_bytes"], 800_000)
+        self.json_of("unpack", packed, "--out", again)
+        plain = {tensor["name"]: tensor for tensor in self.json_of("inspect", again)["tensors"]}
+        for name, (dtype, count, content) in {"a": ("BF16", 300_000, weights(300_000)),
+                                              "c": ("BF16", 200_000, weights(200_000, 2))}.items():
+            path = again / f"model-0000{plain[name]['file'] + 1}-of-00002.safetensors"
+            data = path.read_bytes()[plain[name]["offset"]:][:plain[name]["size_bytes"]]
+            self.assertEqual((plain[name]["dtype"], data == content), (dtype, True), name)
+
+    def test_a_dry_run_estimates_and_writes_nothing(self):
+        path = self.model("m.safetensors", {"a": ("BF16", [300_000], weights(300_000))})
+        before = self.names()
+        told = self.json_of("pack", path, "--dry-run")
+        self.assertEqual(self.names(), before)
+        self.assertTrue(told["dry_run"])
+        self.assertLess(told["ratio"], 0.8)
+        self.assertGreater(told["load_seconds"], 0)
+        spoken = self.run_tool("pack", path, "--dry-run").stdout.decode()
+        self.assertIn("1 of 1 tensor", spoken)
+
+    def test_what_can_not_be_packed_is_told(self):
+        path = self.model("m.safetensors", {"a": ("BF16", [300_000], weights(300_000))})
+        self.assertIn("--out", self.fails("invalid_argument", 2, "pack", path)["message"])
+        self.assertIn("its", self.fails("invalid_argument", 2, "pack", path, "--out", self.folder)["message"])
+        self.fails("not_found", 3, "pack", self.folder / "nothing.safetensors", "--out", self.folder / "out")
+        gguf = self.file("m.gguf", b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+        self.fails("unsupported", 1, "pack", gguf, "--out", self.folder / "out")
+
+    def test_an_interrupt_leaves_the_old_file(self):
+        path = self.folder / "long.safetensors"
+        size = 512 * MIB
+        text = json.dumps({"a": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
+        block = weights(2 * MIB)
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for _ in range(size // len(block)):
+                file.write(block)
+        out = self.folder / "out"
+        out.mkdir()
+        (out / "long.safetensors").write_bytes(b"old")
+        for signal_number, exit_code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+            process = self.start("pack", path, "--out", out, "--threads", 1)
+            wait_until(lambda: any(each.stat().st_size > 4 * MIB for each in out.iterdir() if each.name.startswith(".")))
+            code, _, _, seconds = self.interrupt(process, signal_number)
+            self.assertEqual(code, exit_code)
+            self.assertLess(seconds, PROMPTLY)
+            self.assertEqual((out / "long.safetensors").read_bytes(), b"old")
+            if signal_number == signal.SIGINT:
+                self.assertEqual([each.name for each in out.iterdir()], ["long.safetensors"])
+
+    def test_damage_is_told_with_tensor_and_place(self):
+        path = self.model("m.safetensors", {"a": ("BF16", [300_000], weights(300_000))})
+        self.json_of("pack", path, "--out", self.folder / "out")
+        packed = self.folder / "out" / "m.safetensors"
+        data = bytearray(packed.read_bytes())
+        data[-8192] ^= 64
+        packed.write_bytes(data)
+        self.assertIn('tensor "a": chunk 4 of 5', self.fails("io_error", 1, "load", packed)["message"])
+        self.assertIn("differ", self.run_tool("verify", packed).stderr.decode())
+        self.fails("io_error", 1, "unpack", packed, "--out", self.folder / "again")
+        self.assertFalse((self.folder / "again" / "m.safetensors").exists())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
