@@ -12,7 +12,7 @@
 //   any
 //
 // A lane reads the stored bytes of a range as a whole into pinned memory. From there the transform fills host memory;
-// or they are copied to scratch memory on the GPU, where kernels on the copy's stream fill GPU memory. So a model that
+// or they are copied to scratch memory on the GPU, and kernels on the copy's stream fill GPU memory. So a model that
 // is stored in fewer bytes takes less time on the disk and the bus.
 //
 // Thread safety: called by several lanes at once. Lifetime: shared by the requests that use it.
@@ -37,6 +37,7 @@ class PENSTOCK_EXPORT Transform {
     std::span<std::byte> memory;        // to be filled
   };
   struct OnGpu {
+    Domain gpu;
     CudaStream stream;
     std::uint32_t* status = nullptr;  // 0, where kernels can write: another number is a failure
   };
@@ -50,8 +51,9 @@ class PENSTOCK_EXPORT Transform {
   // Whether by_gpu works there. Otherwise by_cpu makes the bytes, and they are copied. That also happens while a stream
   // waits for a request, since a kernel could get stuck behind that stream.
   virtual bool is_for(const Gpu&) const { return false; }
-  // Puts kernels on the stream that fill the memory. Both spans are GPU memory; the stored bytes stay until the stream
-  // has passed the kernels. The GPU's context is current. Like by_cpu, it must not wait or throw.
+  // Puts kernels on the stream that fill the memory. Both spans are addresses of the GPU's: the memory is its own, and
+  // the stored bytes lie there too or, where scratch memory is short, in pinned memory that it reads over the bus. They
+  // stay until the stream has passed the kernels. The GPU's context is current. Like by_cpu, it must not wait or throw.
   virtual Status by_gpu(const Piece& piece, const OnGpu& gpu) const;
   // The meaning of a status that a kernel wrote.
   virtual Error failure_of(std::uint64_t tag, std::uint32_t status) const;

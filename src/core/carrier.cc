@@ -110,12 +110,17 @@ void Carrier::copy(std::uint32_t index, cuda::Toward toward) {
                   .device = piece.user,
                   .bytes = piece.length,
                   .cookie = lane_.pieces.cookie_of(index)};
-  const Making* const making = piece.making.get();
+  Making* const making = piece.making.get();
   if (making != nullptr && making->made != nullptr) {
     copy.host = making->made;
     copy.bytes = piece.memory_bytes;
   } else if (making != nullptr) {
     copy.device = making->scratch;
+    making->seen_at = making->scratch;
+    if (making->scratch == nullptr) {
+      copy.bytes = 0;
+      making->seen_at = lane_.copies.over_the_bus(copy.host);
+    }
     copy.then = &launch_making;
     copy.argument = &piece;
   }
@@ -126,14 +131,14 @@ void Carrier::make(std::uint32_t index) {
   Piece& piece = lane_.pieces[index];
   Making& making = *piece.making;
   // A stream may have begun to wait since.
-  if (making.scratch != nullptr && piece.gpu->stream_waits().load(std::memory_order_relaxed) != 0) {
+  if (making.by_gpu && piece.gpu->stream_waits().load(std::memory_order_relaxed) != 0) {
     if (const auto room = piece.staging.arena->take(piece.memory_bytes)) {
       making.room = *room;
       making.made = room->data;
-      making.scratch = nullptr;
+      making.by_gpu = false;
     }
   }
-  if (making.scratch != nullptr) {
+  if (making.by_gpu) {
     copy(index, cuda::Toward::device);
     return;
   }
@@ -155,8 +160,9 @@ cuda::CuResult Carrier::launch_making(cuda::CuStream stream, void* argument) {
   const Piece& piece = *static_cast<const Piece*>(argument);
   if (piece.orphan) return cuda::cu_success;
   Making& making = *piece.making;
-  const Transform::Piece given{making.stored->tag, {making.scratch, piece.length}, {piece.user, piece.memory_bytes}};
-  const Transform::OnGpu gpu{{stream}, reinterpret_cast<std::uint32_t*>(cuda::device_pointer(making.status.device))};
+  const Transform::Piece given{making.stored->tag, {making.seen_at, piece.length}, {piece.user, piece.memory_bytes}};
+  const Transform::OnGpu gpu{
+      piece.gpu->info().domain, {stream}, reinterpret_cast<std::uint32_t*>(cuda::device_pointer(making.status.device))};
   Status put = call_back("Transform::by_gpu", [&] { return making.stored->transform->by_gpu(given, gpu); });
   if (!put) making.failure = std::move(put).error();
   return cuda::cu_success;

@@ -106,10 +106,7 @@ Result<std::byte*> GpuCopies::scratch(cuda::Device& gpu, std::uint64_t bytes) {
   const TimePoint now = Clock::now();
   if (now < of_gpu.scratch_again) return Error{Code::over_budget, 0, "no scratch", ""};
   of_gpu.scratch_again = now + between_scratches;
-  auto pool = memory_.pool(gpu.info().domain);
-  if (!pool) return std::move(pool).error();
-  auto made = or_out_of_memory(
-      [&] { return memory::Allocation::create({.domain = gpu.info().domain, .size_bytes = bytes, .pool = *pool}); });
+  auto made = or_out_of_memory([&] { return memory_.scratch(gpu.info().domain, bytes); });
   if (!made) return std::move(made).error();
   of_gpu.scratch = std::move(*made);
   return of_gpu.scratch->region().data;
@@ -119,7 +116,8 @@ void GpuCopies::add(cuda::Device& gpu, Toward toward, const cuda::Copy& copy) {
   CopyQueue& queue = *of(gpu).toward(toward);
   if (pending_++ == 0) moved_ = Clock::now();
   queue.add(copy);
-  if (copy.bytes >= worth_issuing_bytes) queue.issue();
+  // Without bytes it is a kernel that reads them itself.
+  if (copy.bytes >= worth_issuing_bytes || copy.bytes == 0) queue.issue();
 }
 
 void GpuCopies::issue(bool all) {

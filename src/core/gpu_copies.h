@@ -40,6 +40,11 @@ class GpuCopies {
   // Memory of the GPU for one copy at a time: what follows a copy on the stream is done with it before the next begins.
   // REQUIRES: get_ready was ok, and `bytes` is the same each time.
   Result<std::byte*> scratch(cuda::Device& gpu, std::uint64_t bytes);
+  // Where the GPU itself reaches bytes of staging memory; null: it does not. REQUIRES: get_ready was ok.
+  const std::byte* over_the_bus(const std::byte* staged) const {
+    const auto offset = staging_.host_to_device();
+    return offset ? staged + *offset : nullptr;
+  }
   // Spent by get_ready so far: what is made once is neither the disk's time nor the bus's.
   const Spent& spent() const { return spent_; }
 

@@ -159,9 +159,9 @@ Maker Launcher::maker_of(const Request& request, const Span& span) {
   if (use == nullptr) return Maker::nobody;
   if (span.gpu == nullptr) return Maker::cpu;
   const bool may_use_gpu = use->is_for_gpu && span.gpu->stream_waits().load(std::memory_order_relaxed) == 0;
-  return may_use_gpu && lane_.copies.scratch(*span.gpu, lane_.environment.options.staging_slot_bytes)
-             ? Maker::gpu
-             : Maker::cpu_for_gpu;
+  if (!may_use_gpu) return Maker::cpu_for_gpu;
+  const auto scratch = lane_.copies.scratch(*span.gpu, lane_.environment.options.staging_slot_bytes);
+  return scratch || lane_.staging.host_to_device() ? Maker::gpu : Maker::cpu_for_gpu;
 }
 
 Result<std::unique_ptr<Making>> Launcher::begin_making(const Request& request, const Span& span, Maker maker,
@@ -177,7 +177,9 @@ Result<std::unique_ptr<Making>> Launcher::begin_making(const Request& request, c
   if (!status) return std::move(status).error();
   making->status = *status;
   std::memset(status->host, 0, sizeof(std::uint32_t));
-  making->scratch = lane_.copies.scratch(*span.gpu, lane_.environment.options.staging_slot_bytes).value();
+  making->by_gpu = true;
+  const auto scratch = lane_.copies.scratch(*span.gpu, lane_.environment.options.staging_slot_bytes);
+  if (scratch) making->scratch = *scratch;
   return making;
 }
 

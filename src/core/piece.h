@@ -42,7 +42,9 @@ struct Making {
   std::shared_ptr<const Transform> transform;  // shared: kernels of an orphan may use what it has
   StagingArena::Block room;                    // beside that of the piece, where `made` had none from the beginning
   std::byte* made = nullptr;                   // by the CPU for a GPU: in staging memory
-  std::byte* scratch = nullptr;                // of the GPU, where its kernels find what is stored
+  bool by_gpu = false;                         // by its kernels
+  std::byte* scratch = nullptr;                // of the GPU, to copy to first; null: they read staging memory
+  const std::byte* seen_at = nullptr;          // what is stored, by them
   cuda::ControlMemory::Cell status;            // that they write to
   std::optional<Error> failure;                // why there are none
 };

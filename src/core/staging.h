@@ -67,6 +67,10 @@ class LaneStaging {
   Result<StagingArena*> get_for(std::size_t engine, std::uint64_t bytes);
   // Whether it has the same address for a GPU.
   bool is_at_one_address() const { return arena_ != nullptr && arena_->host_to_device().value_or(0) == 0; }
+  // What to add to an address of it to get a GPU's, if one knows it.
+  std::optional<std::ptrdiff_t> host_to_device() const {
+    return arena_ != nullptr ? arena_->host_to_device() : std::nullopt;
+  }
   // What the engine knows it by; null: it need not. REQUIRES: get_for(engine) was ok.
   const engine::Attached* attached_to(std::size_t engine) const { return of_engines_[engine].attached.get(); }
   // Before the queues go, and after that.

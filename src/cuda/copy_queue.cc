@@ -142,6 +142,7 @@ CuResult CopyQueue::issue_one(const Copy& copy) {
 }
 
 CuResult CopyQueue::issue_alone(const Copy& copy) {
+  if (copy.bytes == 0) return cu_success;
   const CuDevicePtr device = device_address(copy.device);
   if (options_.toward == Toward::host) return device_.api().copy_from_device(copy.host, device, copy.bytes, stream_);
   const bool is_for_copy_engine = copy.bytes >= copy_engine_bytes || copy.bytes == 1;

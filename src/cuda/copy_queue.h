@@ -32,7 +32,7 @@ enum class Toward : std::uint8_t { device, host };
 struct Copy {
   std::byte* host = nullptr;    // pinned, or the call itself copies
   std::byte* device = nullptr;  // an address of the GPU's
-  std::size_t bytes = 0;
+  std::size_t bytes = 0;        // 0: only what `then` does
   std::uint64_t cookie = 0;
   // Called when the copy is on the stream, with `argument`: what it puts there ends with the copy.
   CuResult (*then)(CuStream stream, void* argument) = nullptr;

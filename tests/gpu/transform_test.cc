@@ -98,10 +98,45 @@ TEST_F(TransformedOnGpu, needs_no_kernel_while_a_stream_waits) {
   EXPECT_EQ(echo_->by_gpu_count, 0);
 }
 
-TEST_F(TransformedOnGpu, is_made_by_the_cpu_where_there_is_no_room_for_the_scratch) {
+TEST_F(TransformedOnGpu, is_read_over_the_bus_where_there_is_no_room_for_the_scratch) {
   echo_->has_kernels = true;
   const EchoFile file(0, lengths_);
   options_.device_budget_bytes = file.memory_bytes() + (256 << 10);
+  open(file);
+  const Report report = context_->transfer(Direction::read, ranges_);
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  expect_content(file);
+  EXPECT_EQ(echo_->by_gpu_count, static_cast<int>(lengths_.size()));
+}
+
+TEST_F(TransformedOnGpu, has_32_mib_of_scratch_at_the_most) {
+  PENSTOCK_NEEDS_FAKE();
+  echo_->has_kernels = true;
+  options_.lanes = 6;
+  options_.staging_slot_bytes = 8 << 20;
+  const EchoFile file(0, std::vector<std::uint64_t>(60, 300'000));
+  open(file);
+  const auto free_bytes = [&] {
+    const cuda::Current current(gpu());
+    std::size_t free = 0;
+    std::size_t total = 0;
+    EXPECT_EQ(gpu().api().memory_get_info(&free, &total), cuda::cu_success);
+    return free;
+  };
+  const std::size_t before = free_bytes();
+  const Report report = context_->transfer(Direction::read, ranges_);
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  expect_content(file);
+  EXPECT_EQ(echo_->by_gpu_count, 60);
+  EXPECT_LE(before - free_bytes(), 32 * mib);
+}
+
+TEST_F(TransformedOnGpu, is_made_by_the_cpu_where_kernels_reach_no_stored_bytes) {
+  PENSTOCK_NEEDS_FAKE();
+  echo_->has_kernels = true;
+  const EchoFile file(0, lengths_);
+  options_.device_budget_bytes = file.memory_bytes() + (256 << 10);
+  fake_->fail_call("cuMemHostRegister_v2", 1, cuda::cu_out_of_memory, 1);
   open(file);
   const Report report = context_->transfer(Direction::read, ranges_);
   ASSERT_TRUE(report.ok()) << report.error->message;
