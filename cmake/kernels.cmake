@@ -1,7 +1,7 @@
 # Kernels are built where nvcc is, for Turing and newer, and embedded; without it everything works by copies.
 find_program(PENSTOCK_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
 
-# penstock_kernels(target source headers…): adds the fat binary of `source` to an object library.
+# penstock_kernels(target source [header...]): adds the fat binary of `source` to an object library.
 function(penstock_kernels target source)
   if(NOT PENSTOCK_NVCC)
     message(STATUS "No nvcc: kernels are left out, scattered copies are made by the driver")
@@ -10,7 +10,8 @@ function(penstock_kernels target source)
   endif()
   set(kernels_fatbin ${CMAKE_CURRENT_BINARY_DIR}/kernels.fatbin)
   add_custom_command(OUTPUT ${kernels_fatbin}
-    COMMAND ${PENSTOCK_NVCC} -std=c++17 -O3 -fatbin
+    COMMAND ${PENSTOCK_NVCC} -std=c++17 -O3 --expt-relaxed-constexpr -Werror all-warnings -fatbin
+            -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
             -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90
             -gencode arch=compute_75,code=compute_75
             ${source} -o ${kernels_fatbin}

@@ -12,6 +12,7 @@
 #include "penstock/domain.h"
 #include "penstock/region.h"
 #include "penstock/result.h"
+#include "penstock/unpack.h"
 
 namespace penstock {
 
@@ -52,6 +53,13 @@ PENSTOCK_EXPORT Result<std::uint64_t> gpu_address(Domain gpu, const void* pinned
 // it yet.
 PENSTOCK_EXPORT Status launch_kernel(Domain gpu, CudaStream stream, std::string_view kernel, std::uint64_t entries,
                                      std::uint32_t count);
+
+// Puts a kernel on a stream that decodes chunks of a packed tensor. What is wrong with the stored bytes is known when
+// the kernel has ended, by the run's status word. Whatever they are, only the run's memory is written.
+// Code::invalid_argument for a run whose own numbers don't fit each other; Code::unsupported where can_unpack is false.
+PENSTOCK_EXPORT Status launch_unpack(Domain gpu, CudaStream stream, const UnpackRun& run);
+// Whether the GPU has the kernels for that, and has loaded them. It waits for nothing.
+PENSTOCK_EXPORT bool can_unpack(Domain gpu);
 
 // While one lives, Penstock frees no GPU or pinned memory and loads no kernels in this process. For such calls the
 // driver waits until the GPU has finished all its work, and meanwhile blocks every other CUDA call, including copies.

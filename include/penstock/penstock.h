@@ -36,4 +36,5 @@
 #include "penstock/trace.h"
 #include "penstock/transform.h"
 #include "penstock/tuning.h"
+#include "penstock/unpack.h"
 #include "penstock/window_ring.h"

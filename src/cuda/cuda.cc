@@ -24,6 +24,43 @@ Error no_mark() {
   return {Code::invalid_argument, 0, "this CudaMark was moved from", "use the one that it was moved to"};
 }
 
+std::uint32_t value_bytes(PackedType type) {
+  switch (type) {
+    case PackedType::bf16:
+    case PackedType::f16:
+      return 2;
+    case PackedType::f32:
+      return 4;
+    case PackedType::f8_e4m3:
+    case PackedType::f8_e5m2:
+      return 1;
+  }
+  return 0;
+}
+
+// Why the run can't be decoded, whatever its chunks are; null: it can.
+const char* flaw_of(const UnpackRun& run) {
+  const std::uint64_t value = value_bytes(run.type);
+  if (value == 0) return "its type is unknown";
+  if (run.count == 0 || run.count > UnpackRun::chunks_most) return "it has no chunks, or too many";
+  if (run.last_values == 0 || run.last_values > UnpackRun::chunk_values) return "its last chunk has no possible length";
+  if (run.starts[0] != 0) return "it does not begin with a chunk";
+  for (std::uint32_t i = 0; i < run.count; ++i) {
+    // The longest chunk has an exception for every value, and no chunk is without a header.
+    constexpr std::uint32_t longest = UnpackRun::chunk_values * 6 / UnpackRun::chunk_unit_bytes;
+    if (run.starts[i + 1] <= run.starts[i] || run.starts[i + 1] - run.starts[i] > longest) {
+      return "the places of its chunks are out of order";
+    }
+  }
+  const std::uint64_t decoded = ((run.count - 1) * std::uint64_t{UnpackRun::chunk_values} + run.last_values) * value;
+  if (run.skip_bytes > decoded || run.memory_bytes > decoded - run.skip_bytes) return "more is wanted than it has";
+  if ((run.skip_bytes | run.memory_bytes | run.memory) % value != 0) return "values are cut through";
+  if (run.stored % UnpackRun::alignment_bytes != 0 || run.status % sizeof(std::uint32_t) != 0) {
+    return "its addresses are not aligned";
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Result<CudaMark> CudaMark::put(Domain gpu, CudaStream stream) {
@@ -107,6 +144,34 @@ Status launch_kernel(Domain gpu, CudaStream stream, std::string_view kernel, std
   if (result == cuda::cu_success) return {};
   return (*device)->driver().error(result, "launch the kernel " + std::string(kernel) + " on " + gpu.name(),
                                    "give a stream of that GPU that has not been destroyed");
+}
+
+Status launch_unpack(Domain gpu, CudaStream stream, const UnpackRun& run) {
+  if (gpu.host_accessible()) return Error{Code::invalid_argument, 0, "a kernel for " + gpu.name(), "give a GPU"};
+  if (const char* const flaw = flaw_of(run)) {
+    return Error{Code::invalid_argument, 0, std::string("a run of packed chunks can't be decoded: ") + flaw,
+                 "penstock/unpack.h says what it needs"};
+  }
+  const auto device = active_device(gpu);
+  if (!device) return device.error();
+  cuda::CuFunction const function = (*device)->kernels()[cuda::unpack_kernel(run.type)];
+  if (function == nullptr) {
+    return Error{Code::unsupported, 0, gpu.name() + " has no kernel for packed chunks", "ask can_unpack first"};
+  }
+  const cuda::Current current(**device);
+  void* parameters[] = {const_cast<UnpackRun*>(&run)};
+  const cuda::CuResult result =
+      (*device)->api().launch_kernel(function, run.count, 1, 1, cuda::unpack_threads, 1, 1, 0,
+                                     static_cast<cuda::CuStream>(stream.handle), parameters, nullptr);
+  if (result == cuda::cu_success) return {};
+  return (*device)->driver().error(result, "decode packed chunks on " + gpu.name(),
+                                   "give a stream of that GPU that has not been destroyed");
+}
+
+bool can_unpack(Domain gpu) {
+  if (gpu.host_accessible()) return false;
+  const auto device = active_device(gpu);
+  return device && (*device)->kernels()[cuda::Kernel::unpack_f8_e5m2] != nullptr;  // the last that is loaded
 }
 
 Result<HeldFrees> HeldFrees::begin() {

@@ -1,6 +1,8 @@
 #include "cuda/kernels.h"
 
+#include <span>
 #include <string>
+#include <tuple>
 
 #include "base/log.h"
 
@@ -15,14 +17,17 @@ constexpr int oldest_compute = 75;
 
 // The driver loads a kernel when it is first launched, and may wait for the whole device then. Later a stream may be
 // waiting for us.
-CuResult launch_once(const RelaxedApi& api, CuFunction kernel) {
+CuResult launch_once(const RelaxedApi& api, std::span<const CuFunction> kernels) {
   CuStream stream = nullptr;
   CuResult result = api.stream_create(&stream, cu_stream_non_blocking, 0);
   if (result != cu_success) return result;
-  CuDevicePtr entries = 0;
-  unsigned count = 0;
-  void* parameters[] = {&entries, &count};
-  result = api.launch_kernel(kernel, 1, 1, 1, kernel_threads, 1, 1, 0, stream, parameters, nullptr);
+  // Whatever they take: no entries, or no chunks.
+  UnpackRun nothing;
+  void* parameters[] = {&nothing, &nothing};
+  for (CuFunction const kernel : kernels) {
+    if (result != cu_success) break;
+    result = api.launch_kernel(kernel, 1, 1, 1, kernel_threads, 1, 1, 0, stream, parameters, nullptr);
+  }
   if (result == cu_success) result = api.stream_synchronize(stream);
   api.stream_destroy(stream);
   return result;
@@ -40,13 +45,9 @@ bool has_kernels_for([[maybe_unused]] int compute_major, [[maybe_unused]] int co
 }
 
 CuFunction KernelTable::find(std::string_view name) const {
-  constexpr std::string_view prefix = "penstock_";
-  for (const Entry& entry : table_) {
-    if (std::string_view(entry.name).substr(prefix.size()) == name) {
-      return entry.function.load(std::memory_order_acquire);
-    }
-  }
-  return nullptr;
+  if (name == "scatter") return (*this)[Kernel::scatter];
+  if (name == "rows_find") return (*this)[Kernel::rows_find];
+  return name == "rows_place" ? (*this)[Kernel::rows_place] : nullptr;
 }
 
 void KernelTable::load(const RelaxedApi& api) {
@@ -62,12 +63,14 @@ CuResult KernelTable::load_module([[maybe_unused]] const RelaxedApi& api) {
   if (const CuResult result = api.module_load_data(&module, penstock_kernels_image); result != cu_success) {
     return result;
   }
-  for (Entry& entry : table_) {
-    CuFunction function = nullptr;
-    CuResult result = api.module_get_function(&function, module, entry.name);
-    if (result == cu_success) result = launch_once(api, function);
+  std::array<CuFunction, std::tuple_size_v<decltype(table_)>> functions{};
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    const CuResult result = api.module_get_function(&functions[i], module, table_[i].name);
     if (result != cu_success) return result;
-    entry.function.store(function, std::memory_order_release);
+  }
+  if (const CuResult result = launch_once(api, functions); result != cu_success) return result;
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    table_[i].function.store(functions[i], std::memory_order_release);
   }
 #endif
   return cu_success;

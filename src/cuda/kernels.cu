@@ -1,9 +1,11 @@
-// Small copies to and from scattered places, and rows that are kept in GPU memory: many in one launch, a block an
-// entry.
+// The kernels of the table (kernels.h).
 #include <cstdint>
 
-#include "row_cache.h"
+#include "cuda/gpu_warp.cuh"
+#include "cuda/row_cache.h"
+#include "cuda/unpack.h"
 
+// Small copies to and from scattered places, many in one launch: a block an entry.
 struct Entry {
   std::uint64_t from;
   std::uint64_t to;
@@ -25,6 +27,45 @@ extern "C" __global__ void penstock_scatter(const Entry* entries, unsigned count
   }
   for (std::uint64_t i = copied + threadIdx.x; i < entry.bytes; i += blockDim.x) to[i] = from[i];
 }
+
+// Chunks of a packed tensor, a block each; its warps share out the tiles. A kernel a type: together they would need
+// more registers than leave room for two blocks.
+template <typename Kind>
+__device__ void unpack(const penstock::UnpackRun& run) {
+  using penstock::cuda::GpuWarp;
+  using penstock::cuda::lane_count;
+  const std::uint32_t chunk = blockIdx.x;
+  if (chunk >= run.count) return;
+  __shared__ unsigned long long checksum;
+  __shared__ unsigned reason;
+  if (threadIdx.x == 0) {
+    checksum = 0;
+    reason = 0;
+  }
+  GpuWarp::fill_keys();
+  __syncthreads();
+  const auto found =
+      penstock::cuda::unpack_tiles<GpuWarp, Kind>(run, chunk, threadIdx.x / lane_count, blockDim.x / lane_count);
+  if (GpuWarp::lane() == 0) {
+    atomicAdd(&checksum, static_cast<unsigned long long>(found.checksum));
+    if (found.reason != 0) atomicMax(&reason, found.reason);
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  const std::uint32_t status = penstock::cuda::judge(run, chunk, {checksum, reason});
+  if (status != 0) *reinterpret_cast<volatile std::uint32_t*>(run.status) = status;
+}
+
+#define PENSTOCK_UNPACK(name, Kind)                                             \
+  extern "C" __global__ void __launch_bounds__(512, 2)                          \
+      penstock_unpack_##name(const __grid_constant__ penstock::UnpackRun run) { \
+    unpack<penstock::cuda::Kind>(run);                                          \
+  }
+PENSTOCK_UNPACK(bf16, OfBf16)
+PENSTOCK_UNPACK(f16, OfF16)
+PENSTOCK_UNPACK(f32, OfF32)
+PENSTOCK_UNPACK(f8_e4m3, OfE4m3)
+PENSTOCK_UNPACK(f8_e5m2, OfE5m2)
 
 namespace {
 

@@ -8,14 +8,26 @@
 #include <string_view>
 
 #include "cuda/relaxed.h"
+#include "penstock/unpack.h"
 
 namespace penstock::cuda {
 
-// By place in the table. Each is `name(const Entry* entries, unsigned count)`, with a block an entry, and does nothing
-// where there are no entries. Those of rows have a RowsEntry each (cuda/row_cache.h).
-enum class Kernel : std::uint8_t { scatter, rows_find, rows_place };
+// By place in the table. Those that decode packed chunks take an UnpackRun by value; the others (const Entry* entries,
+// unsigned count), for rows with a RowsEntry (cuda/row_cache.h). Each has a block an entry or a chunk, and does nothing
+// where there are none.
+enum class Kernel : std::uint8_t {
+  scatter,
+  unpack_bf16,
+  unpack_f16,
+  unpack_f32,
+  unpack_f8_e4m3,
+  unpack_f8_e5m2,
+  rows_find,
+  rows_place
+};
 
 inline constexpr unsigned kernel_threads = 256;  // in a block
+inline constexpr unsigned unpack_threads = 512;  // so that the few chunks of a slot keep many warps busy
 
 // One copy of the scatter kernel. Addresses as the GPU sees them.
 struct ScatterEntry {
@@ -23,6 +35,13 @@ struct ScatterEntry {
   std::uint64_t to = 0;
   std::uint64_t bytes = 0;
 };
+
+// The one that decodes a type.
+inline Kernel unpack_kernel(PackedType type) {
+  static_assert(static_cast<int>(Kernel::unpack_bf16) == static_cast<int>(PackedType::bf16) &&
+                static_cast<int>(Kernel::unpack_f8_e5m2) == static_cast<int>(PackedType::f8_e5m2));
+  return static_cast<Kernel>(type);
+}
 
 // Whether the build had nvcc, and its kernels run on such a GPU.
 bool has_kernels_for(int compute_major, int compute_minor);
@@ -34,7 +53,7 @@ class KernelTable {
   CuFunction operator[](Kernel kernel) const {
     return table_[static_cast<std::size_t>(kernel)].function.load(std::memory_order_acquire);
   }
-  // By its name without `penstock_`; null likewise.
+  // Of those that take entries, by its name without `penstock_`; null likewise.
   CuFunction find(std::string_view name) const;
   // Whether there will be no others than there are.
   bool is_settled() const { return settled_.load(std::memory_order_acquire); }
@@ -50,7 +69,14 @@ class KernelTable {
   };
   CuResult load_module(const RelaxedApi& api);
 
-  std::array<Entry, 3> table_{{{"penstock_scatter"}, {"penstock_rows_find"}, {"penstock_rows_place"}}};
+  std::array<Entry, 8> table_{{{"penstock_scatter"},
+                               {"penstock_unpack_bf16"},
+                               {"penstock_unpack_f16"},
+                               {"penstock_unpack_f32"},
+                               {"penstock_unpack_f8_e4m3"},
+                               {"penstock_unpack_f8_e5m2"},
+                               {"penstock_rows_find"},
+                               {"penstock_rows_place"}}};
   std::atomic<bool> settled_{false};
 };
 

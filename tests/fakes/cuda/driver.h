@@ -19,6 +19,7 @@
 
 #include "control.h"
 #include "cuda/api.h"
+#include "kernels.h"
 #include "tsan.h"
 
 namespace fake_cuda {
@@ -140,7 +141,7 @@ struct Graph {
 struct Function {
   CuModule module;
   Device* device;
-  std::string name;
+  Kernel kernel;
 };
 
 struct Device {
@@ -316,8 +317,14 @@ struct Copy {
 // Moves the bytes of all copies; the lock is open meanwhile. `only` keeps kernels from other devices' memory.
 CuResult run_copies(Lock& lock, Device& device, const std::vector<Copy>& copies, const Device* only);
 
-// The kernel penstock_scatter: copies every entry, as the table of entries says when the kernel runs.
-CuResult run_scatter(Lock& lock, Device& device, CuDevicePtr entries, unsigned count);
+// A range of memory that a kernel uses, kept in place meanwhile.
+struct Side {
+  std::byte* data = nullptr;
+  std::shared_ptr<Memory> range;
+};
+// False where there is no such memory, or the device can't reach it. `only`: as above.
+bool hold(Side& side, CuDevicePtr address, std::size_t bytes, const Device& device, const Device* only);
+void let_go(const Side& side);
 
 // The kernels penstock_rows_find and penstock_rows_place. The lock stays closed.
 enum class RowKernel { find, place };

@@ -117,20 +117,6 @@ void Driver::remove(Lock& lock, const std::shared_ptr<Memory>& range) {
   ::munmap(reinterpret_cast<void*>(range->start), whole_pages(range->bytes));
 }
 
-namespace {
-
-// The bytes of one side of a copy, kept in place while they move.
-struct Side {
-  std::byte* data = nullptr;
-  std::shared_ptr<Memory> range;
-};
-
-struct Move {
-  Side to{};
-  Side from{};
-  std::size_t bytes = 0;
-};
-
 bool hold(Side& side, CuDevicePtr address, std::size_t bytes, const Device& device, const Device* only) {
   auto range = driver().memory_at(address);
   if (range == nullptr || !range->holds(address, bytes)) return false;
@@ -143,12 +129,24 @@ bool hold(Side& side, CuDevicePtr address, std::size_t bytes, const Device& devi
   return true;
 }
 
+void let_go(const Side& side) {
+  if (side.range != nullptr) --side.range->in_use;
+  driver().changed.notify_all();
+}
+
+namespace {
+
+struct Move {
+  Side to{};
+  Side from{};
+  std::size_t bytes = 0;
+};
+
 void let_go(std::vector<Move>& moves) {
   for (const Move& move : moves) {
-    if (move.to.range != nullptr) --move.to.range->in_use;
-    if (move.from.range != nullptr) --move.from.range->in_use;
+    let_go(move.to);
+    let_go(move.from);
   }
-  driver().changed.notify_all();
 }
 
 void count(const std::vector<Move>& moves) {
@@ -206,31 +204,6 @@ CuResult run_copies(Lock& lock, Device& device, const std::vector<Copy>& copies,
   count(moves);
   let_go(moves);
   return cu_success;
-}
-
-CuResult run_scatter(Lock& lock, Device& device, CuDevicePtr entries, unsigned entry_count) {
-  struct Entry {
-    std::uint64_t from;
-    std::uint64_t to;
-    std::uint64_t bytes;
-  };
-  if (entry_count == 0) return cu_success;
-  std::vector<Entry> table(entry_count);
-  std::vector<Move> moves{Move{.bytes = table.size() * sizeof(Entry)}};
-  if (!hold(moves[0].from, entries, moves[0].bytes, device, &device)) return cu_illegal_address;
-  lock.unlock();
-  start_watching();
-  std::memcpy(table.data(), moves[0].from.data, moves[0].bytes);
-  stop_watching();
-  lock.lock();
-  let_go(moves);
-
-  std::vector<Copy> copies;
-  copies.reserve(table.size());
-  for (const Entry& entry : table) {
-    if (entry.bytes > 0) copies.push_back({.to = entry.to, .from = entry.from, .bytes = entry.bytes});
-  }
-  return run_copies(lock, device, copies, &device);
 }
 
 }  // namespace fake_cuda

@@ -81,9 +81,6 @@ FAKE_CUDA_EXPORT CuResult cuStreamWaitEvent(CuStream stream, CuEvent event, unsi
 
 namespace {
 
-constexpr std::string_view rows_find = "penstock_rows_find";
-constexpr std::string_view rows_place = "penstock_rows_place";
-
 // Null where there is no memory any more.
 std::uint32_t* word_at(Driver& driver, CuDevicePtr address) {
   const auto range = driver.memory_at(address);
@@ -202,10 +199,10 @@ FAKE_CUDA_EXPORT CuResult cuModuleGetFunction(CuFunction* function, CuModule mod
     if (function == nullptr || name == nullptr) return cu_invalid_value;
     const Module* const found = Driver::find(d.modules, module);
     if (found == nullptr) return cu_invalid_handle;
-    constexpr std::array<std::string_view, 3> known = {"penstock_scatter", rows_find, rows_place};
-    if (std::find(known.begin(), known.end(), name) == known.end()) return cu_not_found;
+    const auto kernel = kernel_from_name(name);
+    if (!kernel) return cu_not_found;
     *function = d.new_handle<CuFunction>();
-    d.functions[*function] = Function{module, found->device, name};
+    d.functions[*function] = Function{module, found->device, *kernel};
     return cu_success;
   });
 }
@@ -223,19 +220,9 @@ FAKE_CUDA_EXPORT CuResult cuLaunchKernel(CuFunction function, unsigned grid_x, u
     if (blocks == 0 || threads == 0 || threads > most_threads || shared_bytes > most_shared_bytes)
       return cu_invalid_value;
     if (parameters == nullptr || extra != nullptr) return cu_invalid_value;
-    CuDevicePtr entries = 0;
-    unsigned count = 0;
-    std::memcpy(&entries, parameters[0], sizeof entries);
-    std::memcpy(&count, parameters[1], sizeof count);
     auto operation = operation_on(found);
     operation->unit = Unit::compute;
-    // A block an entry: a grid that is too small leaves entries out.
-    operation->run = [entries, count = std::min(count, grid_x), device = found->device,
-                      name = kernel->name](Lock& lock) {
-      if (name == rows_find) return run_row_kernel(RowKernel::find, *device, entries, count);
-      if (name == rows_place) return run_row_kernel(RowKernel::place, *device, entries, count);
-      return run_scatter(lock, *device, entries, count);
-    };
+    operation->run = launch_of(kernel->kernel, *found->device, grid_x, parameters);
     return d.enqueue(std::move(operation));
   });
 }
