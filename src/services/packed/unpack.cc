@@ -4,6 +4,18 @@
 
 namespace penstock::packed {
 
+// The GPU's numbers are ours.
+static_assert(static_cast<int>(Kind::bf16) == static_cast<int>(PackedType::bf16) &&
+              static_cast<int>(Kind::f16) == static_cast<int>(PackedType::f16) &&
+              static_cast<int>(Kind::f32) == static_cast<int>(PackedType::f32) &&
+              static_cast<int>(Kind::f8_e4m3) == static_cast<int>(PackedType::f8_e4m3) &&
+              static_cast<int>(Kind::f8_e5m2) == static_cast<int>(PackedType::f8_e5m2));
+static_assert(static_cast<int>(Fault::header) == static_cast<int>(UnpackReason::lying_header) &&
+              static_cast<int>(Fault::exceptions) == static_cast<int>(UnpackReason::too_few_exceptions) &&
+              static_cast<int>(Fault::checksum) == static_cast<int>(UnpackReason::checksum));
+static_assert(run_chunks_most == UnpackRun::chunks_most && chunk_values == UnpackRun::chunk_values &&
+              chunk_alignment == UnpackRun::chunk_unit_bytes);
+
 std::vector<ChunkRun> Unpack::runs(std::uint64_t begin, std::uint64_t bytes, const RunLimits& limits) const {
   std::vector<ChunkRun> runs;
   while (bytes != 0) {
@@ -62,6 +74,41 @@ Status Unpack::by_cpu(const Piece& piece) const {
     done += bytes;
   }
   return {};
+}
+
+bool Unpack::is_for(const Gpu& gpu) const {
+  return can_unpack(gpu.domain);
+}
+
+Status Unpack::by_gpu(const Piece& piece, const OnGpu& gpu) const {
+  const Result<ChunkRun> run = run_of(piece);
+  if (!run) return run.error();
+  if (run->count > UnpackRun::chunks_most) {
+    return Error{Code::internal, 0, "a piece of tensor \"" + name_ + "\" has too many chunks", ""};
+  }
+  UnpackRun on_gpu;
+  on_gpu.stored = reinterpret_cast<std::uint64_t>(piece.stored.data());
+  on_gpu.memory = reinterpret_cast<std::uint64_t>(piece.memory.data());
+  on_gpu.memory_bytes = piece.memory.size();
+  on_gpu.skip_bytes = run->skip;
+  on_gpu.status = reinterpret_cast<std::uint64_t>(gpu.status);
+  on_gpu.type = static_cast<PackedType>(index_.kind);
+  on_gpu.first_chunk = run->first;
+  on_gpu.count = run->count;
+  on_gpu.last_values = index_.values_of(run->first + run->count - 1);
+  for (std::uint32_t i = 0; i <= run->count; ++i) {
+    on_gpu.starts[i] = index_.starts[run->first + i] - index_.starts[run->first];
+  }
+  return launch_unpack(gpu.gpu, gpu.stream, on_gpu);
+}
+
+Error Unpack::failure_of(std::uint64_t tag, std::uint32_t status) const {
+  const std::uint64_t chunk = tag / chunk_bytes() + unpack_chunk(status);
+  const UnpackReason reason = unpack_reason(status);
+  if (chunk >= index_.chunks() || reason < UnpackReason::lying_header || reason > UnpackReason::checksum) {
+    return Transform::failure_of(tag, status);
+  }
+  return damaged(static_cast<std::uint32_t>(chunk), static_cast<Fault>(reason));
 }
 
 Error Unpack::damaged(std::uint32_t chunk, Fault fault) const {

@@ -45,6 +45,9 @@ class Unpack final : public Transform {
   // The run of a piece. Fails where the stored bytes are not those of its chunks.
   Result<ChunkRun> run_of(const Piece& piece) const;
   Status by_cpu(const Piece& piece) const override;
+  bool is_for(const Gpu& gpu) const override;
+  Status by_gpu(const Piece& piece, const OnGpu& gpu) const override;
+  Error failure_of(std::uint64_t tag, std::uint32_t status) const override;
 
  private:
   Error damaged(std::uint32_t chunk, Fault fault) const;
