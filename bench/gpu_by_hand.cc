@@ -134,7 +134,8 @@ DeviceMemory::~DeviceMemory() {
 }
 
 PinnedMemory::PinnedMemory(const Gpu& gpu, std::size_t size_bytes) : gpu_(gpu), memory_(size_bytes) {
-  gpu_.check(gpu_.api().host_register(bytes().data(), bytes().size(), cuda::cu_host_register_portable), "pin memory");
+  constexpr unsigned flags = cuda::cu_host_register_portable | cuda::cu_host_register_device_map;
+  gpu_.check(gpu_.api().host_register(bytes().data(), bytes().size(), flags), "pin memory");
 }
 
 PinnedMemory::~PinnedMemory() {

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import statistics
+import subprocess
 import time
 
 import harness
@@ -464,10 +465,97 @@ def row_cold_tables(setup):
         return {"rows": rows, "attempts": attempts, "ready": table_of.ready}
 
 
+class PackedFiles:
+    """A packed tensor of so many decoded bytes in the folder, and in tmpfs if there is room."""
+
+    def __init__(self, setup, size):
+        self.setup, self.size = setup, size
+        self.file = os.path.join(setup.folder, "gpu-packed.bin")
+        self.memory_file = f"{setup.memory_file}.packed"
+
+    def make(self, path):
+        done = subprocess.run([self.setup.program("bench_gpu_packed"), "make", path, "--size", str(self.size)],
+                              capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode != 0:
+            raise BenchError(f"making {path} failed: {done.stderr.strip()}")
+
+    def program(self, what, path, *arguments):
+        return Program([self.setup.program("bench_gpu_packed"), what, path, "--size", self.size, *arguments],
+                       timeout_s=120)
+
+    def __enter__(self):
+        self.make(self.file)
+        return self
+
+    def __exit__(self, *_):
+        for path in (self.file, self.memory_file):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+
+
+# Eight threads with 4 MiB each: the 32 MiB of scratch that Penstock has.
+BARE_PIPELINE = ("--threads", 8, "--slot", 4 * MIB)
+
+
+def row_packed(setup):
+    """Packed weights in the page cache, and in tmpfs, to the GPU, against pinned copies and a bare pipeline."""
+    command = f"run {setup.round_seconds}"
+    with contextlib.ExitStack() as stack:
+        files = stack.enter_context(PackedFiles(setup, setup.file_bytes))
+        harness.make_cached(files.file)
+        with files.program("kernel", files.file) as alone:
+            alone.ask("run 0")
+            kernel = [harness.bytes_per_second(alone.ask(f"run {setup.round_seconds / 2}")) for _ in range(5)]
+            setup.check("packed weights, the kernel alone", alone)
+        copies = stack.enter_context(setup.bench("copies", "--size", setup.file_bytes))
+        bare = stack.enter_context(files.program("hand", files.file, *BARE_PIPELINE))
+        packed = stack.enter_context(files.program("load", files.file))
+        peer, by_hand = "pinned copies, 256 MiB buffer, 64 MiB each", "a bare pipeline with the same kernel"
+        contenders = {peer: lambda: copies.ask(command), by_hand: lambda: bare.ask(command),
+                      "packed": lambda: packed.ask(command)}
+        title = f"packed weights, {table.size(setup.file_bytes)} decoded, cached, to the GPU"
+        comparisons = [at_least(title, "packed", peer, 1.22), at_least(title, "packed", by_hand, 0.95)]
+        if setup.memory_file_bytes == setup.file_bytes:
+            files.make(files.memory_file)
+            in_memory = stack.enter_context(files.program("load", files.memory_file))
+            contenders["packed, tmpfs"] = lambda: in_memory.ask(command)
+            comparisons.append(at_least(f"… tmpfs, {table.size(setup.file_bytes)} decoded", "packed, tmpfs", peer, 1.22))
+        for contender in contenders.values():
+            contender()
+        rows, attempts = setup.decide(lambda: setup.race(contenders), comparisons)
+        setup.check("packed weights to the GPU", packed)
+        setup.check("packed weights by a bare pipeline", bare)
+        rows.append(figure("packed weights, the kernel alone, GB/s decoded", [rate / 1e9 for rate in kernel], "plain", 500))
+        rows.append(figure("packed weights, stored bytes for a decoded one", [packed.ready["ratio"]], "plain", 0.71, True))
+        return {"rows": rows, "attempts": attempts, "ready": packed.ready}
+
+
+def row_packed_cold(setup):
+    """Packed weights that are not in the page cache to the GPU, against plain direct reads of as many bytes."""
+    setup.need_storage()
+    size = setup.cold_bytes
+    harness.make_cold(setup.file)
+    peer, best, sweep = setup.sweep_reads(size)
+    with PackedFiles(setup, size) as files, setup.plain_direct_read(size, best) as plain, \
+            files.program("load", files.file) as packed:
+        def ask_packed():
+            harness.make_cold(files.file)
+            return packed.ask(f"run {setup.round_seconds}")
+
+        contenders = {peer: lambda: setup.ask_cold(plain, f"run {setup.round_seconds}"), "packed": ask_packed}
+        contenders["packed"]()
+        rows, attempts = setup.decide(
+            lambda: setup.race(contenders, **setup.noisy),
+            [at_least(f"packed weights, {table.size(size)} decoded, cold, to the GPU", "packed", peer, 1.35)])
+        harness.make_cold(files.file)
+        setup.check("cold packed weights to the GPU", packed)
+        return {"rows": rows, "attempts": attempts, "sweep": sweep, "ready": packed.ready}
+
+
 # In this order, so that the file, which is in the page cache once it is made, has to leave it only once. The seconds are
 # what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third. All together
 # they are the time that there is.
 ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "tables": (row_tables, 40),
-        "table_cache": (row_table_cache, 25),
-        "memory": (row_memory, 6), "start": (row_start, 40), "cold": (row_cold, 70), "half": (row_half, 75),
+        "table_cache": (row_table_cache, 25), "packed": (row_packed, 60), "memory": (row_memory, 6),
+        "start": (row_start, 40), "cold": (row_cold, 70), "half": (row_half, 75), "packed_cold": (row_packed_cold, 70),
         "cold_tables": (row_cold_tables, 30), "latency": (row_latency, 45), "write": (row_write, 75)}

@@ -489,7 +489,7 @@ def parse_arguments():
                                                            "the first GPU is to try the programs out")
     parser.add_argument("--seconds", type=float, default=0,
                         help="with --gpu or --models: the time for all, with making files (without it, what the rows are "
-                             "expected to take: about 400, with --quick a third of that)")
+                             "expected to take: about 600, with --quick a third of that)")
     parser.add_argument("--scale", type=int, default=1,
                         help="with --gpu or --models: divide every size by this, to try the programs out; says nothing "
                              "about speed")
