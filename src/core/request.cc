@@ -312,11 +312,24 @@ Request::Claim Request::claim_units() {
   const Flow& flow = stores[0].entry->flow(direction);
   const std::uint64_t operation = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();
   const std::uint64_t longest = std::max(claimed_bytes_most, environment_->options.staging_slot_bytes);
-  std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? longest : operation;
-  if (!transforms.empty()) bytes = unit_bytes_;  // they are as long as they are
+  const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? longest : operation;
   const auto wanted = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
+  if (!transforms.empty()) return claim_mixed(wanted);
   const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
   return {std::min(begin, count), std::min(begin + wanted, count)};
+}
+
+// What is transformed is as long as it is, and claimed one by one; plain units up to the next of those.
+Request::Claim Request::claim_mixed(std::uint32_t wanted) {
+  const auto count = static_cast<std::uint32_t>(units.size());
+  const auto is_made = [&](std::uint32_t unit) { return spans[units[unit].first].transform != 0; };
+  std::uint32_t begin = next_unit_.load(std::memory_order_relaxed);
+  while (begin < count) {
+    std::uint32_t end = begin + 1;
+    while (!is_made(begin) && end < count && end - begin < wanted && !is_made(end)) ++end;
+    if (next_unit_.compare_exchange_weak(begin, end, std::memory_order_relaxed)) return {begin, end};
+  }
+  return {count, count};
 }
 
 // A range that failed has more left than any has bytes.

@@ -280,6 +280,7 @@ class Request {
   };
 
   void call_waiting();
+  Claim claim_mixed(std::uint32_t wanted);
   class KnownMemory;
 
   Status add_ranges(std::span<const Range> ranges);

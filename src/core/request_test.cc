@@ -127,6 +127,25 @@ TEST_F(RequestTest, gives_several_units_at_once_where_long_pieces_are_better) {
   EXPECT_EQ(none.begin, none.end);
 }
 
+TEST_F(RequestTest, gives_what_is_transformed_one_by_one_and_plain_units_between_that_several_at_once) {
+  struct Nothing : Transform {
+    Status by_cpu(const Piece&) const override { return {}; }
+  };
+  const penstock::Store store = open();
+  const Stored stored{.transform = std::make_shared<Nothing>(), .bytes = unit_bytes};
+  Range made = range(store, 0, 2 * unit_bytes);
+  made.stored = &stored;
+  const auto request = create({made, made, range(store, 0, 6 * unit_bytes), made, range(store, 0, 3 * unit_bytes)});
+  request->prefer_long(true);
+  std::vector<std::uint32_t> ends;
+  for (auto claim = request->claim_units(); claim.begin != claim.end; claim = request->claim_units()) {
+    ends.push_back(claim.end);
+  }
+  EXPECT_EQ(ends, (std::vector<std::uint32_t>{1, 2, 6, 8, 9, 12}));
+  const auto none = request->claim_units();
+  EXPECT_EQ(none.begin, none.end);
+}
+
 TEST_F(RequestTest, gives_no_unit_to_two_lanes) {
   const penstock::Store store = open();
   const auto request = create(std::vector<Range>(200'000, range(store, 0, 1)));
