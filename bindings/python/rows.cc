@@ -205,13 +205,15 @@ class PythonRowsPlan {
 
 PythonRowsPlan make_plan(const std::vector<const PythonRows*>& tables, const std::string& domain,
                          std::uint64_t most_rows, bool zeros_for_missing, double deadline_seconds,
-                         std::uint64_t cache_bytes) {
+                         std::uint64_t cache_bytes, double unasked_seconds) {
   const Domain gpu = value_or_raise(Domain::parse(domain));
   auto context = tables.front()->context();
   std::vector<Rows> all;
   for (const PythonRows* table : tables) all.push_back(table->rows());
-  const RowsPlanOptions options{
-      .zeros_for_missing = zeros_for_missing, .deadline_seconds = deadline_seconds, .cache_bytes = cache_bytes};
+  const RowsPlanOptions options{.zeros_for_missing = zeros_for_missing,
+                                .deadline_seconds = deadline_seconds,
+                                .cache_bytes = cache_bytes,
+                                .unasked_seconds = unasked_seconds};
   auto plan = without_gil([&] { return RowsPlan::make(gpu, all, most_rows, options); });
   return {std::move(context), value_or_raise(std::move(plan))};
 }
@@ -241,6 +243,7 @@ nb::dict plan_report(PythonRowsPlan& self) {
   result["missing_rows"] = report.missing_rows;
   result["failed_gathers"] = report.failed_gathers;
   result["hit_rows"] = report.hit_rows;
+  result["unasked_rounds"] = report.unasked_rounds;
   result["cache_rows"] = report.cache_rows;
   result["cache_bytes"] = report.cache_bytes;
   return result;
@@ -276,7 +279,8 @@ void define_rows(nb::module_& module) {
       .def("report", &plan_report)
       .def("close", &PythonRowsPlan::close);
   module.def("plan_rows", &make_plan, nb::arg("tables"), nb::arg("domain"), nb::arg("most_rows"),
-             nb::arg("zeros_for_missing"), nb::arg("deadline_seconds"), nb::arg("cache_bytes"));
+             nb::arg("zeros_for_missing"), nb::arg("deadline_seconds"), nb::arg("cache_bytes"),
+             nb::arg("unasked_seconds"));
   module.def("join_rows", &join, nb::arg("parts"));
   module.def("wait_for_stream", &wait_for_stream, nb::arg("domain"), nb::arg("stream"));
 }

@@ -52,6 +52,13 @@ struct GpuKernel {
   std::string_view name;
   std::uint64_t entries = 0;
   std::uint32_t count = 0;
+  bool asks = false;  // before the answer: by itself, or it answers by itself (Rendezvous::words)
+};
+
+// Words of 32 bits, as the GPU sees them. Who writes 1 to one of them asks, or answers.
+struct RendezvousWords {
+  std::uint64_t ask = 0;
+  std::uint64_t answer = 0;
 };
 
 // Made by default, or moved from, there is none: calls fail with Code::invalid_argument.
@@ -73,9 +80,10 @@ class PENSTOCK_EXPORT Rendezvous {
   // The same with kernels in place of copies; their tables must stay as long as rounds may run. Code::unsupported if
   // the GPU lacks one.
   Status enqueue_kernels(CudaStream stream, const GpuKernel& before, const GpuKernel& after);
+  RendezvousWords words() const;
   // Whether all rounds are over, and none can begin: never while a graph has it.
   bool is_idle() const;
-  std::uint64_t rounds() const;
+  std::uint64_t rounds() const;  // that were answered by the function
 
  private:
   explicit Rendezvous(std::shared_ptr<cuda::RendezvousState> state);

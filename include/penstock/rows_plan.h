@@ -11,8 +11,9 @@
 // may run at the same time; one that was captured must be instantiated once.
 //
 // With a cache (`cache_bytes`) a kernel first takes the rows that are in GPU memory, and only those that are missing
-// are asked for; they stay for later rounds, of all graphs of the plan. The CPU is asked in each round nevertheless: it
-// compares the files with what they were, so that no row of a file that has changed is given.
+// are asked for; they stay for later rounds, of all graphs of the plan. The CPU is asked in each round nevertheless,
+// unless `unasked_seconds` says otherwise: it compares the files with what they were, so that no row of a file that has
+// changed is given.
 //
 // A replay that fails gives rows of zeros, and a status word that says why (0: the rows are right, else a Code); check
 // tells the rest. When the plan is gone, the graph goes on, with rows of zeros and Code::closed.
@@ -43,6 +44,10 @@ struct RowsPlanOptions {
   // GPU memory for rows that were gathered before, of all tables together; 0: none are kept. Code::unsupported where
   // the GPU has no kernels of ours (Gpu::kernels).
   std::uint64_t cache_bytes = 0;
+  // With a cache: a round whose rows are all there does not ask the CPU, if the last one of its graph that did, did so
+  // no longer ago and without an error. That a file has changed, or the plan was closed, is then noticed so much later.
+  // 0: each round asks.
+  double unasked_seconds = 0;
 };
 
 struct PlannedGather {
@@ -53,7 +58,8 @@ struct PlannedGather {
 };
 
 struct RowsPlanReport {
-  std::uint64_t rounds = 0;  // that were answered
+  std::uint64_t rounds = 0;          // that were answered
+  std::uint64_t unasked_rounds = 0;  // beside these: that needed no answer
   std::uint64_t rows = 0;
   std::uint64_t cold_rows = 0;
   std::uint64_t missing_rows = 0;

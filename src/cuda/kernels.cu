@@ -72,6 +72,7 @@ namespace {
 using penstock::cuda::RowCacheLayout;
 using penstock::cuda::RowCacheSet;
 using penstock::cuda::RowsEntry;
+using penstock::cuda::RowsRound;
 
 constexpr unsigned all_lanes = ~0U;
 constexpr unsigned warp_lanes = 32;
@@ -318,6 +319,37 @@ __device__ void load_entry(RowsEntry& entry, const RowsEntry* entries) {
   __syncthreads();
 }
 
+__device__ std::uint64_t nanoseconds() {
+  std::uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+// By one thread of each block, when all that the block has written can be seen: the last asks, or answers.
+__device__ void ask_or_go_on(const RowsEntry& entry, unsigned missing, unsigned blocks) {
+  auto* const round = at<RowsRound>(entry.round);
+  if (missing != 0) atomicAdd(&round->missing, missing);
+  __threadfence();
+  if (atomicAdd(&round->blocks, 1) != blocks - 1) return;
+  __threadfence();
+  const std::uint32_t all_missing = atomicExch(&round->missing, 0);
+  atomicExch(&round->blocks, 0);
+  const std::uint64_t now = nanoseconds();
+  const bool is_trusted = round->asked_at != 0 && round->failed == 0 && round->layout == entry.layout &&
+                          now - round->asked_at < entry.trusted_ns;
+  std::uint64_t word = entry.ask_word;
+  if (all_missing == 0 && is_trusted) {
+    *at<std::uint64_t>(entry.passed) = ++round->passed;
+    word = entry.answer_word;
+  } else {
+    round->asked_at = now;
+    round->failed = 0;
+    round->layout = entry.layout;
+  }
+  __threadfence_system();
+  *at<volatile std::uint32_t>(word) = 1;
+}
+
 }  // namespace
 
 // Brings rows that are in the cache to their places, and lists those that are missing, in their order.
@@ -354,7 +386,13 @@ extern "C" __global__ void penstock_rows_find(RowsEntry* entries, unsigned count
     *at<std::uint32_t>(entry.missing_places, to) = place;
   }
   // The last thread counts all before it.
-  if (threadIdx.x == blockDim.x - 1) entries[blockIdx.x].missing = before + (missing ? 1 : 0);
+  const bool is_last = threadIdx.x == blockDim.x - 1;
+  const unsigned all = before + (missing ? 1 : 0);
+  if (is_last) entries[blockIdx.x].missing = all;
+  if (entry.round == 0) return;
+  __threadfence_system();
+  __syncthreads();
+  if (is_last) ask_or_go_on(entry, all, count);
 }
 
 // Brings rows that were missing to their places, and keeps them. All rows of a gather that failed become zeros.
@@ -366,6 +404,7 @@ extern "C" __global__ void penstock_rows_place(const RowsEntry* entries, unsigne
   const unsigned warp = threadIdx.x / warp_lanes;
   if (entry.first == 0 && entry.status != 0 && threadIdx.x == 0) *at<std::uint32_t>(entry.status) = entry.code;
   if (entry.code != 0) {
+    if (entry.round != 0 && threadIdx.x == 0) atomicExch(&at<RowsRound>(entry.round)->failed, 1);
     auto* const to = at<unsigned char>(entry.memory + entry.first * entry.row_bytes);
     for (std::uint64_t i = threadIdx.x; i < entry.count * entry.row_bytes; i += blockDim.x) to[i] = 0;
     return;

@@ -28,6 +28,7 @@ struct Step {
   CuDevicePtr entries = 0;
   std::uint32_t count = 0;
   std::span<const GpuCopy> copies;
+  bool asks = false;
 };
 
 Error overlap() {
@@ -57,6 +58,7 @@ class RendezvousState : public Asked {
   Status enqueue_kernels(CuStream stream, const GpuKernel& before, const GpuKernel& after);
   bool is_idle() const;
   std::uint64_t rounds() const { return answered_.load(std::memory_order_acquire); }
+  RendezvousWords words() const { return {ask_address(), answer_address()}; }
 
   bool answer_if_asked(const Crew& crew) override;
   bool is_asked() const override { return ask_word().load(std::memory_order_relaxed) == 1; }
@@ -157,12 +159,12 @@ Result<Step> RendezvousState::step_of(std::span<const GpuCopy> copies, ControlMe
     cell = *taken;
   }
   if (bytes != 0) std::memcpy(cell.host, copies.data(), bytes);
-  return Step{gpu_.kernels()[Kernel::scatter], cell.device, static_cast<std::uint32_t>(copies.size()), copies};
+  return Step{gpu_.kernels()[Kernel::scatter], cell.device, static_cast<std::uint32_t>(copies.size()), copies, false};
 }
 
 Result<Step> RendezvousState::step_of(const GpuKernel& kernel) const {
   const CuFunction function = gpu_.kernels().find(kernel.name);
-  if (function != nullptr) return Step{function, kernel.entries, kernel.count, {}};
+  if (function != nullptr) return Step{function, kernel.entries, kernel.count, {}, kernel.asks};
   return Error{Code::unsupported, 0, gpu_.info().domain.name() + " has no kernel " + std::string(kernel.name),
                "penstock/cuda.h lists the kernels"};
 }
@@ -225,7 +227,9 @@ CuResult RendezvousState::put(CuStream stream, const Step& before, const Step& a
   is_spoilt_ = !is_captured;
   const std::uint64_t expected = answered_.load() + 1;
   result = put_step(stream, before);
-  if (result == cu_success) result = api.stream_write_value(stream, ask_address(), 1, cu_write_value_default);
+  if (result == cu_success && !before.asks) {
+    result = api.stream_write_value(stream, ask_address(), 1, cu_write_value_default);
+  }
   if (result != cu_success) return result;
   if (!is_captured) expected_.store(expected);
   Responder::of_process().wake();
@@ -323,6 +327,10 @@ Status Rendezvous::enqueue(CudaStream stream, std::span<const GpuCopy> before, s
 Status Rendezvous::enqueue_kernels(CudaStream stream, const GpuKernel& before, const GpuKernel& after) {
   if (!state_) return none();
   return state_->enqueue_kernels(static_cast<cuda::CuStream>(stream.handle), before, after);
+}
+
+RendezvousWords Rendezvous::words() const {
+  return state_ ? state_->words() : RendezvousWords();
 }
 
 bool Rendezvous::is_idle() const {

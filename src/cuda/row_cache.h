@@ -30,6 +30,16 @@ struct RowCacheSet {
   std::uint32_t used;  // a bit a slot
 };
 
+// What the GPU knows of rounds that it may go on with by itself. Zeros at first.
+struct RowsRound {
+  std::uint64_t asked_at;  // by the GPU's clock, when the CPU was last asked; 0: never
+  std::uint64_t passed;    // rounds for which it was not
+  std::uint32_t missing;   // of the round that runs: rows, so far
+  std::uint32_t blocks;    // that are done with it
+  std::uint32_t layout;    // of the round that asked
+  std::uint32_t failed;    // a gather of it did
+};
+
 // The rows of one block, of one gather. Addresses are the GPU's.
 struct RowsEntry {
   std::uint64_t numbers;  // of the whole gather, like all arrays here
@@ -52,12 +62,22 @@ struct RowsEntry {
   std::uint64_t missing_places;
   std::uint64_t answer;  // the rows that were missing, of all blocks, without gaps
 
+  // Where the kernel that finds also asks: a RowsRound, else 0. Where nothing is missing, and the CPU was asked no
+  // longer ago than `trusted_ns`, it answers by itself.
+  std::uint64_t round;
+  std::uint64_t trusted_ns;
+  std::uint64_t ask_word;
+  std::uint64_t answer_word;
+  std::uint64_t passed;  // where the CPU reads how many rounds that were
+
   std::uint32_t type;          // of the numbers: as RowNumbers::Type
   std::uint32_t first;         // row of the block
   std::uint32_t count;         // of its rows: at most `most_rows`
   std::uint32_t missing;       // of these; written by the kernel that finds
   std::uint32_t answer_begin;  // where the first of these lies in the answer; written by the CPU, as the next
   std::uint32_t code;          // 0: the rows are there, else all rows are zeros
+  std::uint32_t layout;        // another one each time that the entries are written anew
+  std::uint32_t unused;
 
   static constexpr std::uint32_t most_rows = 256;
 };

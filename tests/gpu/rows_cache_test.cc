@@ -1,5 +1,6 @@
 // Gathers inside CUDA graphs, of rows some of which are in GPU memory.
 #include <atomic>
+#include <limits>
 #include <set>
 #include <thread>
 
@@ -224,6 +225,99 @@ TEST_F(RowsCaches, give_nothing_of_a_file_that_has_changed) {
   }
 }
 
+TEST_F(RowsCaches, need_no_answer_for_a_while_where_all_rows_are_there) {
+  RowsPlan plan = make_plan({&tables_[0], &tables_[1]}, {.cache_bytes = ample_bytes, .unasked_seconds = 1000});
+  PlanGraph graph(*context_, own_stream(), {&tables_[0], &tables_[1]}, 10);
+  ASSERT_TRUE(graph.capture(plan).ok());
+  std::mt19937_64 random(25);
+  std::uint64_t unasked = 0;
+  std::uint64_t asked = 0;
+  for (int i = 0; i < 20; ++i) {
+    const bool is_new = i % 5 == 0;
+    if (is_new) {
+      for (std::size_t at = 0; at < 10; ++at) {
+        graph.asked(0)[at] = static_cast<std::int64_t>(16 * i + at);
+        graph.asked(1)[at] = static_cast<std::int64_t>(random() % 2);
+      }
+    }
+    ++(is_new ? asked : unasked);
+    graph.replay();
+    ASSERT_TRUE(graph.holds_what_was_asked()) << "replay " << i;
+    EXPECT_EQ(plan.report().unasked_rounds, unasked);
+    EXPECT_EQ(plan.report().rounds, asked);
+    EXPECT_EQ(plan.report().rows, (asked + unasked) * 20);
+  }
+  // One that fails is asked for again.
+  graph.asked(0)[3] = -1;
+  for (int i = 0; i < 2; ++i) {
+    graph.replay();
+    EXPECT_EQ(graph.status(0), Code::out_of_range);
+    EXPECT_TRUE(graph.holds_zeros(0));
+    EXPECT_EQ(plan.check().error().code, Code::out_of_range);
+  }
+  graph.asked(0)[3] = graph.asked(0)[4];
+  graph.replay();
+  EXPECT_TRUE(graph.holds_what_was_asked());
+  EXPECT_EQ(plan.report().rounds, asked + 3) << "so that nothing is believed after an error";
+  graph.replay();
+  EXPECT_EQ(plan.report().unasked_rounds, unasked + 1);
+  // What another capture was told is not believed, of whatever tables it was.
+  graph.destroy();
+  ASSERT_TRUE(graph.capture(plan).ok());
+  graph.replay();
+  EXPECT_TRUE(graph.holds_what_was_asked());
+  EXPECT_EQ(plan.report().rounds, asked + 4);
+  EXPECT_EQ(plan.report().unasked_rounds, unasked + 1);
+}
+
+TEST_F(RowsCaches, notice_a_file_that_has_changed_when_they_ask) {
+  PlanTable table = make_table("later", 4096, 300, {});
+  RowsPlan plan = make_plan({&table}, {.cache_bytes = ample_bytes, .unasked_seconds = 0.3});
+  PlanGraph graph(*context_, own_stream(), {&table}, 8);
+  ASSERT_TRUE(graph.capture(plan).ok());
+  for (std::int64_t at = 0; at < 8; ++at) graph.asked(0)[at] = at;
+  graph.replay();
+  ASSERT_TRUE(graph.holds_what_was_asked());
+  ASSERT_EQ(::truncate(folder_.path("later").c_str(), 4096 * 100), 0);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (graph.status(0) == Code::ok && std::chrono::steady_clock::now() < until) {
+    ASSERT_TRUE(graph.holds_what_was_asked()) << "as it was";
+    graph.replay();
+  }
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(graph.status(0), Code::truncated);
+    EXPECT_TRUE(graph.holds_zeros(0));
+    graph.replay();
+  }
+  EXPECT_GE(plan.report().rounds, 3U);
+}
+
+TEST_F(RowsCaches, that_ask_seldom_are_shared_by_graphs_that_run_at_once) {
+  RowsPlan plan = make_plan({&tables_[0]}, {.cache_bytes = 200'000, .unasked_seconds = 0.005});
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 0; i < 3; ++i) {
+    threads.emplace_back([&, i, stream = own_stream()] {
+      const OwnContext current(gpu());
+      PlanGraph graph(*context_, stream, {&tables_[0]}, 12);
+      ASSERT_TRUE(graph.capture(plan, cuda::cu_capture_mode_thread_local).ok());
+      std::mt19937_64 random(i);
+      for (int replay = 0; replay < 300; ++replay) {
+        // Few that all have room, and now and then others.
+        for (std::size_t at = 0; at < 12; ++at) {
+          graph.asked(0)[at] = static_cast<std::int64_t>(random() % (replay % 20 == 0 ? 3000 : 40));
+        }
+        graph.replay();
+        ASSERT_TRUE(graph.holds_what_was_asked()) << "replay " << replay << " of graph " << i;
+      }
+    });
+  }
+  threads.clear();
+  const RowsPlanReport report = plan.report();
+  EXPECT_EQ(report.rounds + report.unasked_rounds, 900U);
+  EXPECT_EQ(report.rows, 900 * 12U);
+  EXPECT_EQ(report.failed_gathers, 0U);
+}
+
 TEST_F(RowsCaches, outlive_their_plan_and_give_nothing) {
   let_frees_wait();
   PlanGraph graph(*context_, own_stream(), {&tables_[0]}, 8);
@@ -326,6 +420,12 @@ TEST_F(RowsCaches, that_make_no_sense_are_refused) {
   const auto too_large =
       RowsPlan::make(Domain::cuda(0), {&tables_[0].opened, 1}, UINT64_MAX / 4096, {.cache_bytes = 1 << 20});
   EXPECT_FALSE(too_large.ok());
+  for (const RowsPlanOptions& options :
+       {RowsPlanOptions{.unasked_seconds = 1}, RowsPlanOptions{.cache_bytes = ample_bytes, .unasked_seconds = -1},
+        RowsPlanOptions{.cache_bytes = ample_bytes, .unasked_seconds = std::numeric_limits<double>::quiet_NaN()}}) {
+    const auto refused = RowsPlan::make(Domain::cuda(0), {&tables_[0].opened, 1}, 5, options);
+    EXPECT_EQ(refused.error().code, Code::invalid_argument);
+  }
   RowsPlan plan = plan_with_cache({&tables_[0]});
   const Buffer memory = context_->allocate(Domain::cuda(0), 8 * 1024 + 100).value();
   const RowNumbers shifted(RowNumbers::Type::i64, memory.region().part(1, 64));

@@ -377,6 +377,14 @@ def test_rows_stay_in_gpu_memory(driver, tmp_path):
         report = plan.report
         assert (report["rows"], report["hit_rows"], report["rounds"]) == (12, 7, 3)
         assert report["cache_rows"] == 64 and report["cache_bytes"] >= 64 * 400
+    with penstock.RowsPlan(table, 8, device="cuda:0", cache_bytes=1 << 20, unasked_seconds=1000) as plan:
+        for _ in range(3):
+            plan.gather(CudaArray(numbers, (4,), typestr="<i8"), (memory, 1600, "cuda:0"), stream=stream)
+            driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+            assert driver.peek(memory, 1600) == content[[7, 7, 7, 7]].tobytes()
+        assert plan.report["rounds"] == 3, "each is a round of its own: only graphs go without"
+    with pytest.raises(penstock.InvalidError, match="unasked_seconds"):
+        penstock.RowsPlan(table, 8, device="cuda:0", unasked_seconds=1)
     with pytest.raises(penstock.InvalidError, match="too small"):
         penstock.RowsPlan(table, 8, device="cuda:0", cache_bytes=100)
     with pytest.raises(penstock.InvalidError, match="cache_bytes"):

@@ -37,11 +37,13 @@ class RowsPlan:
 
     `tables` is a Rows or several of one Context. A round has at most `most_rows` in all. `timeout` is that of reads of
     cold rows: a GPU waits for them. With `cache_bytes`, so much GPU memory keeps rows that were gathered before, and only
-    those that are missing are asked for.
+    those that are missing are asked for. With `unasked_seconds` besides, a round whose rows are all there goes on without
+    the CPU for so long: then it is noticed so much later that a file has changed.
     """
 
     def __init__(self, tables: Union[Rows, Sequence[Rows]], most_rows: int, *, device: Any = "cuda",
-                 zeros_for_missing: bool = False, timeout: float = 10.0, cache_bytes: int = 0) -> None:
+                 zeros_for_missing: bool = False, timeout: float = 10.0, cache_bytes: int = 0,
+                 unasked_seconds: float = 0.0) -> None:
         self._tables = [tables] if isinstance(tables, Rows) else list(tables)
         if not self._tables or not all(isinstance(each, Rows) for each in self._tables):
             raise invalid("tables: no table, or not all are", "give a penstock.Rows, or a list of them")
@@ -51,7 +53,7 @@ class RowsPlan:
         self._most_rows = _natural("most_rows", most_rows)
         self._core: Any = _core.plan_rows([each._open() for each in self._tables], self._domain, self._most_rows,
                                           bool(zeros_for_missing), float(timeout),
-                                          _natural("cache_bytes", cache_bytes))
+                                          _natural("cache_bytes", cache_bytes), float(unasked_seconds))
 
     def __enter__(self) -> RowsPlan:
         return self
@@ -105,7 +107,7 @@ class RowsPlan:
     @property
     def report(self) -> dict[str, int]:
         """rounds that were answered, rows, cold_rows, missing_rows and failed_gathers, so far; hit_rows, that the GPU found
-        in its memory; and cache_rows, cache_bytes, that have room there."""
+        in its memory, and unasked_rounds, that needed no answer; cache_rows and cache_bytes, that have room there."""
         report: dict[str, int] = self._open().report()
         return report
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/out_of_memory.h"
+#include "penstock/gpu.h"
 #include "services/rows/fill.h"
 #include "services/rows/gather.h"
 
@@ -13,6 +14,9 @@ namespace {
 
 // A thread copies so much at once: less is not worth handing to another.
 constexpr std::size_t share_bytes = 16 << 10;
+
+constexpr std::size_t most_states = 1024;     // of rounds that go on without an answer
+constexpr double most_unasked_seconds = 1e9;  // in nanoseconds, that is a number
 
 constexpr const char* find_kernel = "rows_find";
 constexpr const char* place_kernel = "rows_place";
@@ -30,19 +34,34 @@ Error bad_gather(std::size_t place, const std::string& what, const std::string& 
 
 }  // namespace
 
+Status Plan::prepare_caches() {
+  // Without entries nothing is launched.
+  for (const char* kernel : {find_kernel, place_kernel}) {
+    if (Status status = launch_kernel(gpu_, {}, kernel, 0, 0); !status) return status;
+  }
+  if (most_rows_ > UINT32_MAX) {
+    return Error{Code::invalid_argument, 0, "a plan with a cache, for " + std::to_string(most_rows_) + " rows",
+                 "give at most " + std::to_string(UINT32_MAX) + ", or no cache"};
+  }
+  auto caches = make_caches(gpu_, tables_, options_.cache_bytes);
+  if (!caches) return std::move(caches).error();
+  caches_ = std::move(*caches);
+  if (options_.unasked_seconds == 0) return {};
+  auto states = tables_.front()->context().allocate(gpu_, most_states * sizeof(cuda::RowsRound));
+  if (!states) return std::move(states).error();
+  gpu_states_ = std::move(*states);
+  std::vector<std::byte> zeros(gpu_states_.size_bytes());
+  return copy(gpu_states_.region(), Region::host(zeros.data(), zeros.size()));
+}
+
 Status Plan::prepare() {
+  // Not a number is no good either.
+  if (!(options_.unasked_seconds >= 0) || (options_.unasked_seconds > 0 && options_.cache_bytes == 0)) {
+    return Error{Code::invalid_argument, 0, "unasked_seconds of a plan that can't go without asking",
+                 "give 0, or more and cache_bytes besides"};
+  }
   if (options_.cache_bytes != 0) {
-    // Without entries nothing is launched.
-    for (const char* kernel : {find_kernel, place_kernel}) {
-      if (Status status = launch_kernel(gpu_, {}, kernel, 0, 0); !status) return status;
-    }
-    if (most_rows_ > UINT32_MAX) {
-      return Error{Code::invalid_argument, 0, "a plan with a cache, for " + std::to_string(most_rows_) + " rows",
-                   "give at most " + std::to_string(UINT32_MAX) + ", or no cache"};
-    }
-    auto caches = make_caches(gpu_, tables_, options_.cache_bytes);
-    if (!caches) return std::move(caches).error();
-    caches_ = std::move(*caches);
+    if (Status status = prepare_caches(); !status) return status;
   }
   const auto room = most_room(sources(), most_rows_);
   if (!room) return room.error();
@@ -114,9 +133,17 @@ Result<Plan::Slot> Plan::make_slot(const Room& room) {
   auto address = gpu_address(gpu_, round->memory.data());
   if (!address) return std::move(address).error();
   round->address = *address;
+  std::memset(round->memory.data(), 0, sizeof(std::uint64_t));
   auto meeting =
       Rendezvous::make(gpu_, [plan = shared_from_this(), round](const Crew& crew) { plan->answer(*round, crew); });
   if (!meeting) return std::move(meeting).error();
+  // Those beyond what there is room for always ask.
+  if (gpu_states_.size_bytes() != 0 && slots_made_ < most_states) {
+    round->gpu_state = reinterpret_cast<std::uintptr_t>(gpu_states_.data()) + slots_made_ * sizeof(cuda::RowsRound);
+    round->trusted_ns = static_cast<std::uint64_t>(std::min(options_.unasked_seconds, most_unasked_seconds) * 1e9);
+    round->words = meeting->words();
+  }
+  ++slots_made_;
   return Slot{std::move(round), std::move(*meeting)};
 }
 
@@ -146,12 +173,22 @@ Status Plan::enqueue(CudaStream stream, std::span<const PlannedGather> gathers) 
     const Copies copies = lay_out(*slot->round, gathers);
     status = slot->meeting.enqueue(stream, copies.before, copies.after);
   } else {
-    const std::uint32_t blocks = lay_out_cached(*slot->round, sources(), gathers);
-    const std::uint64_t entries = slot->round->address;
-    status = slot->meeting.enqueue_kernels(stream, {find_kernel, entries, blocks}, {place_kernel, entries, blocks});
+    count_unasked(*slot->round);
+    const KernelEntries entries = lay_out_cached(*slot->round, sources(), gathers);
+    status = slot->meeting.enqueue_kernels(stream,
+                                           {find_kernel, entries.address, entries.count, slot->round->gpu_state != 0},
+                                           {place_kernel, entries.address, entries.count, false});
   }
   slots_.push_back(std::move(*slot));
   return status;
+}
+
+void Plan::count_unasked(Round& round) {
+  if (round.gpu_state == 0) return;
+  const std::uint64_t passed = round.passed();
+  unasked_rounds_ += passed - round.counted_passed;
+  unasked_rows_ += (passed - round.counted_passed) * round.rows;
+  round.counted_passed = passed;
 }
 
 Status Plan::check() {
@@ -161,13 +198,17 @@ Status Plan::check() {
   return *std::exchange(error_, std::nullopt);
 }
 
-RowsPlanReport Plan::report() const {
+RowsPlanReport Plan::report() {
+  if (in_child()) return {};
+  const std::scoped_lock lock(mutex_);
+  for (const Slot& slot : slots_) count_unasked(*slot.round);
   RowsPlanReport report{.rounds = rounds_,
-                        .rows = rows_,
+                        .unasked_rounds = unasked_rounds_,
+                        .rows = rows_ + unasked_rows_,
                         .cold_rows = cold_rows_,
                         .missing_rows = missing_rows_,
                         .failed_gathers = failed_gathers_,
-                        .hit_rows = hit_rows_};
+                        .hit_rows = hit_rows_ + unasked_rows_};
   for (const Cache& cache : caches_) {
     report.cache_rows += cache.shape().rows();
     report.cache_bytes += cache.shape().bytes();
@@ -183,6 +224,7 @@ void Plan::close() {
   is_closed_ = true;
   tables.swap(tables_);
   const std::scoped_lock lock(mutex_);
+  for (const Slot& slot : slots_) count_unasked(*slot.round);
   slots.swap(slots_);
 }
 

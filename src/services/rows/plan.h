@@ -31,7 +31,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
   Status prepare();
   Status enqueue(CudaStream stream, std::span<const PlannedGather> gathers);
   Status check();
-  RowsPlanReport report() const;
+  RowsPlanReport report();
   // Waits for rounds that are being answered. Others find no rows from now on.
   void close();
   bool in_child() const { return fork_guard_.in_child(); }
@@ -44,6 +44,9 @@ class Plan : public std::enable_shared_from_this<Plan> {
   Status check_gathers(std::span<const PlannedGather> gathers) const;
   Sources sources() const { return {tables_, caches_}; }
   Result<Slot> make_slot(const Room& room);
+  Status prepare_caches();
+  // REQUIRES: mutex_.
+  void count_unasked(Round& round);
   Result<Slot> take_slot(const Room& room);
 
   void answer(Round& round, const Crew& crew);
@@ -63,6 +66,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
   const RowsPlanOptions options_;
   const ForkGuard fork_guard_;
   std::vector<Cache> caches_;  // a table's each, or none. Kernels use them as long as there are graphs
+  Buffer gpu_states_;          // of rounds that the GPU may go on with by itself, in GPU memory
   std::atomic<std::uint64_t> rounds_{0};
   std::atomic<std::uint64_t> rows_{0};
   std::atomic<std::uint64_t> hit_rows_{0};
@@ -72,6 +76,9 @@ class Plan : public std::enable_shared_from_this<Plan> {
   mutable std::mutex mutex_;  // guards what follows
   std::optional<Error> error_;
   std::vector<Slot> slots_;  // of rounds on streams, and of graphs
+  std::size_t slots_made_ = 0;
+  std::uint64_t unasked_rounds_ = 0;  // beside those that slots have not told yet
+  std::uint64_t unasked_rows_ = 0;
 };
 
 }  // namespace penstock::rows

@@ -51,6 +51,7 @@ std::uint64_t blocks_of(std::uint64_t rows, std::uint64_t in_block) {
 Room needed_room(const Sources& sources, std::span<const PlannedGather> gathers) {
   Room room;
   const std::uint64_t in_block = rows_a_block(gathers);
+  if (!sources.caches.empty()) room.pinned_bytes += slot_line_bytes;
   for (const PlannedGather& each : gathers) {
     if (sources.caches.empty()) {
       room.pinned_bytes +=
@@ -72,7 +73,7 @@ Result<Room> most_room(const Sources& sources, std::uint64_t rows) {
       sources.caches.empty() ? sizeof(std::uint64_t) : missing_bytes + sizeof(cuda::RowsEntry) / block_warps;
   Room room;
   if (__builtin_mul_overflow(rows, row_bytes + other_bytes, &room.pinned_bytes)) return out_of_memory();
-  const std::uint64_t lines = (4 * slot_line_bytes + 2 * sizeof(cuda::RowsEntry)) * sources.tables.size();
+  const std::uint64_t lines = (5 * slot_line_bytes + 2 * sizeof(cuda::RowsEntry)) * sources.tables.size();
   room.pinned_bytes += lines;
   if (!sources.caches.empty()) room.gpu_bytes = rows * missing_bytes + lines;
   return room;
@@ -110,15 +111,17 @@ Copies lay_out(Round& round, std::span<const PlannedGather> gathers) {
   return list;
 }
 
-std::uint32_t lay_out_cached(Round& round, const Sources& sources, std::span<const PlannedGather> gathers) {
+KernelEntries lay_out_cached(Round& round, const Sources& sources, std::span<const PlannedGather> gathers) {
   const std::uint64_t in_block = rows_a_block(gathers);
   std::uint64_t blocks = 0;
   for (const PlannedGather& each : gathers) blocks += blocks_of(each.numbers.size(), in_block);
-  const std::span entries(reinterpret_cast<cuda::RowsEntry*>(round.memory.data()), blocks);
-  std::uint64_t offset = aligned(entries.size_bytes());
+  const std::span entries(reinterpret_cast<cuda::RowsEntry*>(round.memory.data() + slot_line_bytes), blocks);
+  std::uint64_t offset = slot_line_bytes + aligned(entries.size_bytes());
   std::uint64_t gpu_address = address_of(round.gpu_memory.region());
   std::size_t first_block = 0;
   round.parts.clear();
+  round.rows = 0;
+  ++round.layout;
   for (const PlannedGather& each : gathers) {
     const std::uint64_t rows = each.numbers.size();
     const std::uint64_t places = aligned(rows * sizeof(std::uint64_t));
@@ -134,6 +137,12 @@ std::uint32_t lay_out_cached(Round& round, const Sources& sources, std::span<con
     entry.missing_numbers = gpu_address;
     entry.missing_places = gpu_address + places;
     entry.answer = entry.asked_numbers + list_bytes(rows);
+    entry.round = round.gpu_state;
+    entry.trusted_ns = round.trusted_ns;
+    entry.ask_word = round.words.ask;
+    entry.answer_word = round.words.answer;
+    entry.passed = round.address;
+    entry.layout = round.layout;
     entry.type = static_cast<std::uint32_t>(each.numbers.type());
     const auto own = entries.subspan(first_block, blocks_of(rows, in_block));
     for (std::size_t i = 0; i < own.size(); ++i) {
@@ -150,11 +159,12 @@ std::uint32_t lay_out_cached(Round& round, const Sources& sources, std::span<con
                            nullptr,
                            own,
                            std::span(reinterpret_cast<std::uint32_t*>(host + places), rows)});
+    round.rows += rows;
     first_block += own.size();
     offset += list_bytes(rows) + aligned(each.memory.size_bytes);
     gpu_address += list_bytes(rows);
   }
-  return static_cast<std::uint32_t>(blocks);
+  return {round.address + slot_line_bytes, static_cast<std::uint32_t>(blocks)};
 }
 
 Result<std::uint32_t> join_missing(const Part& part) {

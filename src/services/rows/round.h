@@ -37,6 +37,19 @@ struct Round {
   std::uint64_t address = 0;  // of the memory, as the GPU sees it
   Buffer gpu_memory;          // with a cache: where the GPU itself notes what is missing
   std::vector<Part> parts;
+
+  // Where the GPU may go on without an answer; else the first is 0.
+  std::uint64_t gpu_state = 0;  // the address of a cuda::RowsRound
+  std::uint64_t trusted_ns = 0;
+  RendezvousWords words;
+  std::uint32_t layout = 0;
+  std::uint64_t rows = 0;            // of a round
+  std::uint64_t counted_passed = 0;  // of passed(), with other rows
+
+  // Rounds that needed no answer: the word at the beginning of the memory, which the GPU writes.
+  std::uint64_t passed() const {
+    return __atomic_load_n(reinterpret_cast<std::uint64_t*>(memory.data()), __ATOMIC_RELAXED);
+  }
 };
 struct Room {
   std::uint64_t pinned_bytes = 0;
@@ -59,8 +72,12 @@ Result<Room> most_room(const Sources& sources, std::uint64_t rows);
 
 // Without caches: what the stream copies.
 Copies lay_out(Round& round, std::span<const PlannedGather> gathers);
-// With caches: how many entries there are for the kernels, from the beginning of the pinned memory on.
-std::uint32_t lay_out_cached(Round& round, const Sources& sources, std::span<const PlannedGather> gathers);
+// With caches: the entries of the kernels, as the GPU sees them.
+struct KernelEntries {
+  std::uint64_t address = 0;
+  std::uint32_t count = 0;
+};
+KernelEntries lay_out_cached(Round& round, const Sources& sources, std::span<const PlannedGather> gathers);
 
 // The blocks have listed what is missing each by itself. It becomes one list, of so many rows, and the blocks are told
 // where in it their rows begin.
