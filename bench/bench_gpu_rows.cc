@@ -235,10 +235,9 @@ class Draw {
 class Replays {
  public:
   Replays(const bench::Gpu& gpu, penstock::Context& context, const penstock::Rows& table, std::size_t rows,
-          std::uint64_t cache_bytes)
+          const penstock::RowsPlanOptions& options)
       : gpu_(gpu),
-        plan_(bench::value_of(
-            penstock::RowsPlan::make(penstock::Domain::cuda(0), {&table, 1}, rows, {.cache_bytes = cache_bytes}))),
+        plan_(bench::value_of(penstock::RowsPlan::make(penstock::Domain::cuda(0), {&table, 1}, rows, options))),
         asked_(gpu, rows * sizeof(std::int64_t)),
         numbers_(bench::value_of(context.allocate(penstock::Domain::cuda(0), rows * sizeof(std::int64_t)))),
         memory_(bench::value_of(context.allocate(penstock::Domain::cuda(0), rows * table.info().row_bytes))),
@@ -290,6 +289,7 @@ class Replays {
         {"replays", times.size()},
         {"hits", static_cast<double>(after.hit_rows - before.hit_rows) / static_cast<double>(after.rows - before.rows)},
         {"cache_rows", after.cache_rows},
+        {"unasked_rounds", after.unasked_rounds - before.unasked_rounds},
         {"bytes", times.size() * memory_.size_bytes()},
         {"seconds", bench::now() - start},
         {"p50_seconds", times[times.size() / 2]},
@@ -401,19 +401,24 @@ int main(int argc, char** argv) {
     for (const std::size_t count : {std::size_t{64}, std::size_t{1024}}) {
       commands["replay" + std::to_string(count)] = [&, count, draw = Draw(rows, 0),
                                                     replays = std::shared_ptr<Replays>()](double seconds) mutable {
-        if (!replays) replays = std::make_shared<Replays>(gpu, context, table, count, 0);
+        if (!replays) replays = std::make_shared<Replays>(gpu, context, table, count, penstock::RowsPlanOptions());
         return replays->run(seconds, draw);
       };
+      const auto with_cache = [&](unsigned percent, double unasked_seconds) {
+        const penstock::RowsPlanOptions cached{.cache_bytes = settings.cache_bytes, .unasked_seconds = unasked_seconds};
+        return [&, count, cached, draw = Draw(rows, percent),
+                replays = std::shared_ptr<Replays>()](double seconds) mutable {
+          if (!replays) {
+            replays = std::make_shared<Replays>(gpu, context, table, count, cached);
+            replays->warm(draw);
+          }
+          return replays->run(seconds, draw);
+        };
+      };
       for (const unsigned percent : {0U, 50U, 90U, 100U}) {
-        commands["cache" + std::to_string(count) + "at" + std::to_string(percent)] =
-            [&, count, draw = Draw(rows, percent), replays = std::shared_ptr<Replays>()](double seconds) mutable {
-              if (!replays) {
-                replays = std::make_shared<Replays>(gpu, context, table, count, settings.cache_bytes);
-                replays->warm(draw);
-              }
-              return replays->run(seconds, draw);
-            };
+        commands["cache" + std::to_string(count) + "at" + std::to_string(percent)] = with_cache(percent, 0);
       }
+      commands["unasked" + std::to_string(count)] = with_cache(100, 1);
     }
   }
   bench::converse({{"version", penstock::version()}, {"rows", rows}}, commands);
