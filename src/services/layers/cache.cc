@@ -1,0 +1,577 @@
+#include "services/layers/cache.h"
+
+#include <algorithm>
+#include <deque>
+#include <system_error>
+#include <utility>
+
+#include "base/out_of_memory.h"
+#include "services/models/ending.h"
+
+namespace penstock::layers {
+namespace {
+
+constexpr std::size_t groups_most = 1 << 20;
+constexpr std::size_t hints_most = 1 << 20;
+constexpr std::size_t loads_at_least = 2;                   // so that one is under way when another ends
+constexpr auto look_again = std::chrono::microseconds(50);  // whether a stream has passed
+constexpr auto idle = std::chrono::seconds(1);
+
+std::string in_quotes(const std::string& name) {
+  return "\"" + name + "\"";
+}
+
+Error closed(const char* what, const char* hint) {
+  return {Code::closed, 0, what, hint};
+}
+
+models::WantedFiles all_files(const Model& model, const LayersOptions& options) {
+  return {.files = std::vector<bool>(model.files().size(), true), .to_gpu = !options.domain.host_accessible()};
+}
+
+// Kernels may still read it, so nobody may get it from now on. It stays reachable, so that it is not taken for a leak.
+void keep_for_good(Buffer memory) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<Buffer>;
+  const std::scoped_lock lock(mutex);
+  kept->push_back(std::move(memory));
+}
+
+}  // namespace
+
+void Cache::Bell::ring() {
+  {
+    const std::scoped_lock lock(mutex);
+    if (has_rung) return;
+    has_rung = true;
+  }
+  rung.notify_one();
+}
+
+Cache::Cache(Context& context, const Model& model, std::vector<TensorGroup> groups, const LayersOptions& options)
+    : context_(context),
+      options_(options),
+      infos_(std::move(groups)),
+      half_life_(half_life(infos_.size())),
+      stores_(context, model, all_files(model, options)),
+      uses_(infos_.size()),
+      groups_(infos_.size()) {}
+
+Result<std::unique_ptr<Cache>> Cache::open(Context& context, const Model& model, std::vector<TensorGroup> groups,
+                                           const LayersOptions& options) {
+  if (groups.empty() || groups.size() > groups_most) {
+    return Error{Code::invalid_argument, 0, std::to_string(groups.size()) + " groups",
+                 "give at least one, and at most " + std::to_string(groups_most)};
+  }
+  if (Status status = check_seconds("deadline_seconds", options.deadline_seconds); !status) {
+    return std::move(status).error();
+  }
+  LayersOptions used = options;
+  if (options.memory.data != nullptr) {
+    used.domain = options.memory.domain;
+    used.budget_bytes = options.memory.size_bytes;
+  }
+  std::unique_ptr<Cache> cache(new Cache(context, model, std::move(groups), used));
+  if (Status status = cache->lay_out_all(model); !status) return std::move(status).error();
+  if (Status status = cache->cut(); !status) return std::move(status).error();
+  if (Status status = cache->start(); !status) return std::move(status).error();
+  return cache;
+}
+
+Status Cache::lay_out_all(const Model& model) {
+  for (std::size_t i = 0; i < infos_.size(); ++i) {
+    const std::string& name = infos_[i].name;
+    if (name.empty() || !by_name_.emplace(name, i).second) {
+      return Error{Code::invalid_argument, 0,
+                   "group " + std::to_string(i) +
+                       (name.empty() ? std::string(" has no name") : ": the name " + in_quotes(name) + " is taken"),
+                   "give each group a name of its own"};
+    }
+    auto layout = lay_out(model, infos_[i]);
+    if (!layout) return std::move(layout).error();
+    groups_[i].layout = std::move(*layout);
+    groups_[i].tensors.resize(infos_[i].tensors.size());
+  }
+  return {};
+}
+
+Status Cache::cut() {
+  std::vector<std::uint64_t> sizes;
+  for (const Group& group : groups_) sizes.push_back(group.layout.slot_bytes);
+  auto classes = cut_into_slots(sizes, options_.budget_bytes);
+  if (!classes) return std::move(classes).error();
+  if (!options_.domain.host_accessible()) {
+    if (Status status = context_.prepare(options_.domain); !status) return status;
+  }
+  memory_ = options_.memory;
+  if (memory_.data == nullptr) {
+    auto allocated = context_.allocate(options_.domain, bytes_of(*classes));
+    if (!allocated) return std::move(allocated).error();
+    allocated_ = std::move(*allocated);
+    memory_ = allocated_.region();
+  }
+  memory_.size_bytes = bytes_of(*classes);
+  std::uint64_t offset = 0;
+  for (const SlotClass& each : *classes) {
+    Class slots{.slot_bytes = each.slot_bytes,
+                .first_slot = static_cast<std::uint32_t>(slots_.size()),
+                .slots = static_cast<std::uint32_t>(each.slots)};
+    slots.turns = {.groups = each.groups.size(),
+                   .slots = each.slots,
+                   .for_turns = slots_for_turns(each.slots, each.slot_bytes, options_.ahead_bytes)};
+    for (std::size_t i = 0; i < each.slots; ++i) {
+      slots_.push_back({.offset = offset});
+      offset += each.slot_bytes;
+    }
+    for (std::size_t i = 0; i < each.groups.size(); ++i) {
+      groups_[each.groups[i]].slot_class = static_cast<std::uint32_t>(classes_.size());
+      groups_[each.groups[i]].rank = static_cast<std::uint32_t>(i);
+    }
+    classes_.push_back(slots);
+  }
+  candidates_.reserve(slots_.size());
+  loading_.reserve(slots_.size());
+  absent_ = groups_.size();
+  return {};
+}
+
+Status Cache::start() {
+  if (options_.in_order) {
+    // As if one pass had been made.
+    now_ = groups_.size();
+    for (std::size_t i = 0; i < uses_.size(); ++i)
+      uses_[i] = {.last = i + 1, .gap = now_, .regular = true, .weight = 1};
+  }
+  bell_->has_rung = true;
+  try {
+    keeper_ = std::thread([this] { keep(); });
+  } catch (const std::system_error& error) {
+    return system_error(error.code().value(), "start a thread", "raise the limit of threads");
+  }
+  return {};
+}
+
+Cache::~Cache() {
+  if (!keeper_.joinable()) return;
+  {
+    const std::scoped_lock lock(mutex_);
+    is_closing_ = true;
+  }
+  changed_.notify_all();
+  bell_->ring();
+  keeper_.join();
+  for (const std::uint32_t group : loading_) models::end(groups_[group].ticket);
+  const TimePoint deadline =
+      time_after(Clock::now(), duration_from_seconds(context_.options().deadlines.close_seconds));
+  const auto all_passed = [&] { return std::ranges::all_of(slots_, [&](Slot& slot) { return has_passed(slot); }); };
+  while (!all_passed()) {
+    if (Clock::now() >= deadline) {
+      keep_for_good(std::move(allocated_));
+      return;
+    }
+    std::this_thread::sleep_for(look_again);
+  }
+}
+
+std::optional<std::size_t> Cache::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::uint64_t Cache::size_bytes(std::size_t group) const {
+  return group < groups_.size() ? groups_[group].layout.wanted_bytes : 0;
+}
+
+Status Cache::check(std::size_t group) const {
+  if (is_closing_) return closed("the Layers are being closed", "");
+  if (group < groups_.size()) return {};
+  return Error{Code::out_of_range, 0,
+               "there is no group " + std::to_string(group) + " among " + std::to_string(groups_.size()),
+               "groups are counted from 0; find gives the number of a name"};
+}
+
+void Cache::note(std::uint32_t group) {
+  note_use(uses_[group], ++now_, half_life_);
+  drop_hint(group);
+}
+
+void Cache::drop_hint(std::uint32_t number) {
+  Group& group = groups_[number];
+  if (group.hint == none) return;
+  hints_[group.hint] = none;
+  const auto again = std::find(hints_.begin() + group.hint, hints_.end(), number);
+  group.hint = again == hints_.end() ? none : static_cast<std::uint32_t>(again - hints_.begin());
+  while (first_hint_ < hints_.size() && hints_[first_hint_] == none) ++first_hint_;
+}
+
+double Cache::distance_of(std::uint32_t group) const {
+  const std::uint32_t hint = groups_[group].hint;
+  if (hint != none) return static_cast<double>(hint - first_hint_ + 1);
+  return distance(uses_[group], now_, half_life_);
+}
+
+// Work that failed will not touch the memory any longer, and loads into it tell the error themselves.
+bool Cache::has_passed(Slot& slot) {
+  std::erase_if(slot.released, [](const Released& each) {
+    const Result<bool> reached = each.mark.reached();
+    return !reached || *reached;
+  });
+  return slot.released.empty();
+}
+
+Cache::Room Cache::take_slot(std::uint32_t number, const Wish& wish) {
+  Group& group = groups_[number];
+  Class& slots = classes_[group.slot_class];
+  candidates_.clear();
+  for (std::uint32_t i = 0; i < slots.slots; ++i) {
+    const Slot& slot = slots_[slots.first_slot + i];
+    if (slot.is_lost || slot.group == none) {
+      candidates_.push_back({.is_empty = true, .is_fixed = slot.is_lost});
+      continue;
+    }
+    const Group& there = groups_[slot.group];
+    Candidate candidate{.is_fixed =
+                            !there.is_loaded || there.report.held != 0 || there.waiting != 0 || there.report.is_pinned};
+    if (!candidate.is_fixed) {
+      candidate.stays = is_expected(uses_[slot.group], now_) && stays(slots.turns, there.rank);
+      candidate.distance = distance_of(slot.group);
+    }
+    candidates_.push_back(candidate);
+  }
+  const auto chosen = decide(candidates_, wish);
+  if (!chosen) return Room::none;
+  const auto index = static_cast<std::uint32_t>(slots.first_slot + *chosen);
+  Slot& slot = slots_[index];
+  if (!has_passed(slot)) return Room::later;
+  if (slot.group != none) {
+    groups_[slot.group].slot = none;
+    groups_[slot.group].is_loaded = false;
+    ++absent_;
+  }
+  slot.group = number;
+  group.slot = index;
+  group.ticket = Ticket();
+  --absent_;
+  loading_.push_back(number);
+  loading_bytes_ += group.layout.wanted_bytes;
+  return Room::found;
+}
+
+Result<Ticket> Cache::submit(const Group& group, const Region& memory) {
+  return or_out_of_memory([&]() -> Result<Ticket> {
+    std::deque<Store> stores;  // their addresses stay; the request keeps them open
+    std::vector<Range> ranges;
+    ranges.reserve(group.layout.pieces.size());
+    {
+      const std::scoped_lock lock(stores_mutex_);
+      for (std::size_t i = 0; i < group.layout.pieces.size(); ++i) {
+        const Piece& piece = group.layout.pieces[i];
+        if (i == 0 || group.layout.pieces[i - 1].file != piece.file) {
+          Result<Store> store = stores_.open(piece.file);
+          if (!store) return std::move(store).error();
+          stores.push_back(std::move(*store));
+        }
+        ranges.push_back({&stores.back(), piece.offset, memory.part(piece.place, piece.bytes)});
+      }
+    }
+    RequestOptions options;
+    options.on_end = [bell = bell_](const Report&) { bell->ring(); };
+    return context_.submit(Direction::read, ranges, options);
+  });
+}
+
+void Cache::launch(std::uint32_t number) {
+  Group& group = groups_[number];  // which is this thread's, but for its ticket, until it has one
+  const Slot& slot = slots_[group.slot];
+  Result<Ticket> ticket = submit(group, memory_.part(slot.offset, group.layout.slot_bytes));
+  const std::scoped_lock lock(mutex_);
+  if (ticket) {
+    group.ticket = std::move(*ticket);
+  } else {
+    Report report;
+    report.outcome = Outcome::failed;
+    report.error = std::move(ticket).error();
+    finish(number, report);
+  }
+  changed_.notify_all();
+}
+
+void Cache::settle(std::uint32_t number) {
+  Group& group = groups_[number];
+  if (group.is_loaded || group.slot == none || !group.ticket || !group.ticket.ended()) return;
+  finish(number, group.ticket.report());
+}
+
+void Cache::settle_all() {
+  for (std::size_t i = loading_.size(); i-- > 0;) settle(loading_[i]);
+}
+
+void Cache::finish(std::uint32_t number, const Report& report) {
+  Group& group = groups_[number];
+  Slot& slot = slots_[group.slot];
+  std::erase(loading_, number);
+  loading_bytes_ -= group.layout.wanted_bytes;
+  group.ticket = Ticket();
+  changed_.notify_all();
+  if (report.ok()) {
+    for (std::size_t i = 0; i < group.tensors.size(); ++i) {
+      const Layout::Tensor& tensor = group.layout.tensors[i];
+      group.tensors[i] = memory_.part(slot.offset + tensor.place, tensor.bytes);
+    }
+    group.is_loaded = true;
+    ++group.report.loads;
+    group.report.loaded_bytes += group.layout.wanted_bytes;
+    return;
+  }
+  ++group.report.failed_loads;
+  group.error = report.error.value_or(Error{Code::internal, 0, "a load failed without an error", ""});
+  if (report.outcome == Outcome::abandoned) {
+    slot.is_lost = true;
+    ++classes_[group.slot_class].lost;
+  }
+  slot.group = none;
+  group.slot = none;
+  ++absent_;
+}
+
+std::uint32_t Cache::next_wish(const std::vector<bool>& full) const {
+  const auto is_open = [&](std::uint32_t number) {
+    const Group& group = groups_[number];
+    return group.slot == none && !group.error && !full[group.slot_class] && classes_[group.slot_class].demanded == 0;
+  };
+  for (std::uint32_t i = 0; pins_ != 0 && i < groups_.size(); ++i) {
+    if (groups_[i].report.is_pinned && is_open(i)) return i;
+  }
+  for (std::size_t i = first_hint_; i < hints_.size(); ++i) {
+    if (hints_[i] != none && is_open(hints_[i])) return hints_[i];
+  }
+  std::uint32_t soonest = none;
+  for (std::uint32_t i = 0; i < groups_.size(); ++i) {
+    const auto due = [&](std::uint32_t group) { return uses_[group].last + uses_[group].gap; };
+    if (!is_expected(uses_[i], now_) || (soonest != none && due(i) >= due(soonest))) continue;
+    if (is_open(i)) soonest = i;
+  }
+  return soonest;
+}
+
+std::uint32_t Cache::next_ahead(bool& waits_for_stream) {
+  if (absent_ == 0 || is_closing_) return none;
+  std::vector<bool> full(classes_.size());
+  while (loading_.size() < loads_at_least || loading_bytes_ < options_.ahead_bytes) {
+    const std::uint32_t group = next_wish(full);
+    if (group == none) return none;
+    const bool is_pinned = groups_[group].report.is_pinned;
+    const Room room = take_slot(group, {.demanded = is_pinned, .distance = distance_of(group)});
+    if (room == Room::found) return group;
+    waits_for_stream = waits_for_stream || room == Room::later;
+    full[groups_[group].slot_class] = true;
+  }
+  return none;
+}
+
+void Cache::keep() {
+  while (true) {
+    bool waits_for_stream = false;
+    {
+      std::unique_lock lock(mutex_);
+      settle_all();
+      for (std::uint32_t group = none; (group = next_ahead(waits_for_stream)) != none;) {
+        lock.unlock();
+        launch(group);
+        lock.lock();
+      }
+      if (is_closing_) return;
+    }
+    std::unique_lock lock(bell_->mutex);
+    const auto time = waits_for_stream ? std::chrono::duration_cast<std::chrono::nanoseconds>(look_again) : idle;
+    bell_->rung.wait_for(lock, time, [&] { return bell_->has_rung; });
+    bell_->has_rung = false;
+  }
+}
+
+void Cache::notice() {
+  if (absent_ != 0) bell_->ring();
+}
+
+Error Cache::no_slot(const Class& slots) const {
+  if (slots.lost == slots.slots) {
+    return {Code::abandoned, 0, "every slot for groups of this size may still be written to by a load that never ended",
+            "close the Layers, and open them again"};
+  }
+  return {Code::timed_out, 0,
+          "all " + std::to_string(slots.slots) + " slots for groups of this size were held for " +
+              std::to_string(options_.deadline_seconds) + " s",
+          "release groups before others are acquired, or raise the budget"};
+}
+
+Status Cache::wait_for_load(std::unique_lock<std::mutex>& lock, const Ticket& ticket, TimePoint deadline) {
+  const Ticket loading = ticket;
+  lock.unlock();
+  const bool has_ended = loading.wait_for(deadline - Clock::now());
+  const bool is_over = deadline - Clock::now() < std::chrono::milliseconds(1);
+  lock.lock();
+  if (has_ended || is_over) return {};
+  return Error{Code::would_deadlock, 0, "acquire waits inside a callback of a request", "acquire on another thread"};
+}
+
+Status Cache::bring(std::unique_lock<std::mutex>& lock, std::uint32_t number, TimePoint deadline) {
+  Group& group = groups_[number];
+  Class& slots = classes_[group.slot_class];
+  while (true) {
+    if (is_closing_) return closed("the Layers were closed", "");
+    settle(number);
+    if (group.error) return *std::exchange(group.error, std::nullopt);
+    if (group.is_loaded) return {};
+    const bool is_loading = group.slot != none;
+    if (Clock::now() >= deadline) {
+      if (!is_loading) return no_slot(slots);
+      return Error{Code::timed_out, 0,
+                   "loading group " + in_quotes(infos_[number].name) + " took longer than " +
+                       std::to_string(options_.deadline_seconds) + " s",
+                   "it goes on; acquire it again, or raise deadline_seconds"};
+    }
+    if (is_loading) {
+      if (!group.ticket) {
+        changed_.wait_until(lock, deadline);  // another thread submits it
+      } else if (Status status = wait_for_load(lock, group.ticket, deadline); !status) {
+        return status;
+      }
+      continue;
+    }
+    const Room room = take_slot(number, {.demanded = true});
+    if (room == Room::found) {
+      lock.unlock();
+      launch(number);
+      lock.lock();
+      continue;
+    }
+    if (slots.lost == slots.slots) return no_slot(slots);
+    ++slots.demanded;
+    changed_.wait_until(lock, room == Room::later ? std::min(deadline, Clock::now() + look_again) : deadline);
+    --slots.demanded;
+  }
+}
+
+Result<std::span<const Region>> Cache::acquire(std::size_t number) {
+  std::unique_lock lock(mutex_);
+  if (Status status = check(number); !status) return std::move(status).error();
+  const auto index = static_cast<std::uint32_t>(number);
+  Group& group = groups_[index];
+  note(index);
+  if (group.is_loaded) {
+    ++group.report.hits;
+  } else {
+    const TimePoint begun = Clock::now();
+    ++group.report.waits;
+    ++group.waiting;
+    Status status = bring(lock, index, time_after(begun, duration_from_seconds(options_.deadline_seconds)));
+    --group.waiting;
+    group.report.wait_seconds += seconds_between(begun, Clock::now());
+    if (!status) return std::move(status).error();
+  }
+  ++group.report.held;
+  notice();
+  return std::span<const Region>(group.tensors);
+}
+
+Status Cache::release(std::size_t number, CudaStream stream) {
+  const std::scoped_lock lock(mutex_);
+  if (Status status = check(number); !status) return status;
+  Group& group = groups_[number];
+  if (group.report.held == 0) {
+    return Error{Code::invalid_argument, 0,
+                 "release of group " + in_quotes(infos_[number].name) + ", which is not held",
+                 "release a group as often as it was acquired"};
+  }
+  if (!options_.domain.host_accessible()) {
+    auto mark = CudaMark::put(options_.domain, stream);
+    if (!mark) return std::move(mark).error();
+    std::vector<Released>& released = slots_[group.slot].released;
+    const auto same = std::ranges::find(released, stream.handle, &Released::stream);
+    if (same != released.end()) {
+      same->mark = std::move(*mark);
+    } else {
+      released.push_back({stream.handle, std::move(*mark)});
+    }
+  }
+  if (--group.report.held == 0) {
+    changed_.notify_all();
+    notice();
+  }
+  return {};
+}
+
+Status Cache::hint(std::span<const std::size_t> groups) {
+  const std::scoped_lock lock(mutex_);
+  if (groups.size() > hints_most) {
+    return Error{Code::invalid_argument, 0, std::to_string(groups.size()) + " hints",
+                 "give at most " + std::to_string(hints_most)};
+  }
+  for (const std::size_t group : groups) {
+    if (Status status = check(group); !status) return status;
+  }
+  for (const std::uint32_t group : hints_) {
+    if (group != none) groups_[group].hint = none;
+  }
+  hints_.assign(groups.begin(), groups.end());
+  first_hint_ = 0;
+  for (std::size_t i = hints_.size(); i-- > 0;) groups_[hints_[i]].hint = static_cast<std::uint32_t>(i);
+  notice();
+  return {};
+}
+
+Status Cache::pin(std::size_t number, bool pinned) {
+  const std::scoped_lock lock(mutex_);
+  if (Status status = check(number); !status) return status;
+  Group& group = groups_[number];
+  if (group.report.is_pinned == pinned) return {};
+  Class& slots = classes_[group.slot_class];
+  const std::uint32_t usable = slots.slots - slots.lost;
+  const std::uint32_t for_others = slots.turns.groups > slots.turns.slots ? 1 : 0;
+  if (pinned && slots.pinned + for_others >= usable) {
+    return Error{Code::over_budget, 0,
+                 "pinning group " + in_quotes(infos_[number].name) +
+                     " leaves no slot to others of its size: there are " + std::to_string(usable) + ", and " +
+                     std::to_string(slots.pinned) + " groups are pinned",
+                 "unpin a group, or raise the budget"};
+  }
+  slots.pinned += pinned ? 1 : -1;
+  group.report.is_pinned = pinned;
+  pins_ += pinned ? 1 : -1;
+  changed_.notify_all();
+  notice();
+  return {};
+}
+
+LayersReport Cache::report() const {
+  const std::scoped_lock lock(mutex_);
+  LayersReport report{.memory_bytes = memory_.size_bytes};
+  for (const Group& group : groups_) {
+    report.groups.push_back(group.report);
+    report.groups.back().is_loaded = group.is_loaded;
+    report.all.hits += group.report.hits;
+    report.all.waits += group.report.waits;
+    report.all.wait_seconds += group.report.wait_seconds;
+    report.all.loads += group.report.loads;
+    report.all.loaded_bytes += group.report.loaded_bytes;
+    report.all.failed_loads += group.report.failed_loads;
+    report.all.held += group.report.held;
+  }
+  for (const Class& slots : classes_) {
+    report.slots.push_back({slots.slot_bytes, slots.slots, slots.turns.groups, slots.lost});
+  }
+  return report;
+}
+
+Status Cache::check_unheld() const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<std::string> held;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].report.held != 0) held.push_back(in_quotes(infos_[i].name));
+  }
+  if (held.empty()) return {};
+  return Error{Code::in_use, 0, "groups are held: " + list_of(held), "release them before you close the Layers"};
+}
+
+}  // namespace penstock::layers
