@@ -4,6 +4,7 @@
 
 #include "context.h"
 #include "gil.h"
+#include "layers.h"
 #include "memory.h"
 #include "models.h"
 #include "packing.h"
@@ -21,4 +22,5 @@ NB_MODULE(_core, module) {
   penstock::python::define_models(module);
   penstock::python::define_packing(module);
   penstock::python::define_rows(module);
+  penstock::python::define_layers(module);
 }

@@ -1,4 +1,4 @@
-"""The examples in docs/python.md and docs/rows.md run, one after the other, as a reader would type them."""
+"""The examples in docs/python.md, docs/rows.md and docs/layers.md run, one after the other, as a reader would type them."""
 
 import inspect
 import pathlib
@@ -45,6 +45,20 @@ def test_the_examples_of_rows_run(tmp_path, monkeypatch):
             continue
         exec(compile(example, str(page), "exec"), names)
     assert names["four"].shape == (4, 16)
+
+
+def test_the_examples_of_layers_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "layers.md"
+    names = {}
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert examples
+    for example in examples:
+        exec(compile(example, str(page), "exec"), names)
+    with torch.no_grad():
+        expected = names["model"](names["x"])
+    assert torch.allclose(names["y"].cpu(), expected, atol=1e-4)
+    assert torch.allclose(names["z"].cpu(), expected, atol=1e-4)
 
 
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):

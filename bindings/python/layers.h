@@ -1,0 +1,10 @@
+// Layers as Python has them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace penstock::python {
+
+void define_layers(nanobind::module_& module);
+
+}  // namespace penstock::python

@@ -1,0 +1,335 @@
+"""Layers: a model that is larger than the memory for it, loaded group by group ahead of its use."""
+
+from __future__ import annotations
+
+import contextlib
+from types import TracebackType
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+
+from . import _core
+from ._context import Context, default_context
+from ._errors import invalid, make
+from ._frameworks import Spec
+from ._frameworks import framework as framework_named
+from ._memory import device_domain
+from ._models import Model
+from ._report import size_text
+from ._rows import stream_handle
+from ._streaming import size_in_bytes
+
+# Of the library: of slots, and of tensors in them.
+_ALIGNMENT = 4096
+_TENSOR_ALIGNMENT = 256
+
+# A tensor of a group: its name, or rows of it: (name, row) or (name, (begin, end)).
+GroupTensor = Union[str, tuple[str, Any]]
+
+
+class _Tensor(NamedTuple):
+    number: int  # in the model
+    rows: Optional[tuple[int, int]]
+    spec: Spec
+
+
+class _Made(NamedTuple):
+    """Tensors at offsets in the memory."""
+
+    offsets: list[int]
+    tensors: dict[str, Any]
+
+
+class Layers:
+    """The tensors of a model behind a budget of memory, loaded in groups ahead of their use.
+
+        with penstock.Layers("models/llama", budget="4GiB") as layers:
+            for name in layers.groups:
+                with layers.use(name) as tensors:   # {name: tensor}, waited for
+                    run(tensors)
+
+    `layers.attach(module)` does that by hooks of a torch.nn.Module. Tensors lie in the budget's memory: after the block,
+    or after `release`, other tensors take their place, once torch's current stream has passed.
+
+    `groups` is None (by layer), a pattern or several ("model.layers.*.mlp.experts.*"; the rest goes by layer), or a dict
+    of names of tensors by the names of groups; (name, row) and (name, (begin, end)) stand for rows. Without patterns,
+    groups are first expected in their order; then the order is learnt, or told by `hint`. `timeout` is how long acquire
+    waits. For inference only: nothing is kept for a backward pass.
+    """
+
+    def __init__(self, model: Any, budget: Union[int, str], *, device: Any = None,
+                 groups: Union[None, str, Sequence[str], Mapping[str, Sequence[GroupTensor]]] = None,
+                 ahead: Union[int, str] = "256MiB", timeout: float = 100.0, in_order: Optional[bool] = None,
+                 context: Optional[Context] = None) -> None:
+        self._core: Any = None
+        self._frame = framework_named("pt")
+        torch = self._frame.torch
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._domain = device_domain(device)
+        self._frame.check_device(self._domain)
+        self._context = context or default_context()
+        self._model = Model(model, context=context)
+        given = self._given(groups)
+        self._tensors = [[self._tensor(*each) for each in tensors] for _, tensors in given]
+        self.groups: list[str] = [name for name, _ in given]
+        self._numbers = {name: number for number, name in enumerate(self.groups)}
+        # Where all groups fit, no more is taken.
+        memory_bytes = min(size_in_bytes(budget) // _ALIGNMENT * _ALIGNMENT, sum(map(_slot_bytes, self._tensors)))
+        with self._frame.normal_mode():
+            self._memory = self._allocate(memory_bytes)
+        self._frame.settle(self._domain)
+        plain = [(name, [(each.number, each.rows) for each in tensors]) for name, tensors in zip(self.groups, self._tensors)]
+        self._core = _core.open_layers(
+            self._context._core, self._model.core, plain, self._memory.data_ptr(), memory_bytes, self._domain,
+            size_in_bytes(ahead), float(timeout), groups is None if in_order is None else bool(in_order))
+        self._made: dict[int, _Made] = {}  # tensors of groups, where they were last
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Layers:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._core is None else ""
+        return (f"<penstock.Layers of {self._model}: {len(self.groups)} groups through "
+                f"{size_text(self._memory.numel())} on {self._domain}{state}>")
+
+    @property
+    def device(self) -> Any:
+        """Where the tensors are."""
+        return self._memory.device
+
+    def acquire(self, group: Union[str, int]) -> dict[str, Any]:
+        """The tensors of a group, by name, as soon as they are there. They stay until `release`."""
+        return dict(self._acquire(self._number(group)).tensors)
+
+    def release(self, group: Union[str, int], *, stream: Any = None) -> None:
+        """The memory may be used again when `stream`, or torch's current one, has passed what it was given so far."""
+        handle = 0
+        if self._domain != "host":
+            current = self._frame.torch.cuda.current_stream(self._domain) if stream is None else stream
+            handle = stream_handle(current)
+        self._open().release(self._number(group), handle)
+
+    @contextlib.contextmanager
+    def use(self, group: Union[str, int], *, stream: Any = None) -> Iterator[dict[str, Any]]:
+        """acquire, and release at the end of the block."""
+        tensors = self.acquire(group)
+        try:
+            yield tensors
+        finally:
+            self.release(group, stream=stream)
+
+    def hint(self, groups: Sequence[Union[str, int]]) -> None:
+        """The groups that are acquired next, in this order. Replaces earlier hints."""
+        self._open().hint([self._number(each) for each in groups])
+
+    def pin(self, group: Union[str, int]) -> None:
+        """Loads a group soon, and keeps it at one place: CUDA graphs may use it there."""
+        self._open().pin(self._number(group))
+
+    def unpin(self, group: Union[str, int]) -> None:
+        self._open().unpin(self._number(group))
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """hits, waits, wait_seconds, loads, loaded_bytes and failed_loads of all; `groups` has them by name; `slots` has
+        (bytes, slots, groups, lost slots) of each size; `memory_bytes` is what all slots take."""
+        everything, groups, slots, memory_bytes = self._open().report()
+        report = {key: everything[key] for key in
+                  ("hits", "waits", "wait_seconds", "loads", "loaded_bytes", "failed_loads")}
+        return {**report, "groups": dict(zip(self.groups, groups)), "slots": slots, "memory_bytes": memory_bytes}
+
+    def attach(self, module: Any, prefix: str = "") -> None:
+        """Hooks into the submodules that groups are named by: before `forward` a group is acquired and its tensors become
+        the submodule's parameters, after it they are released. `prefix` is what names in the file have in front.
+
+        The module's code stays as it is; its own parameters of these names need no memory (torch.device("meta")).
+        """
+        self._open()
+        plans = [(number, self._submodule(module, name, prefix), self._places(module, number, prefix))
+                 for number, name in enumerate(self.groups)]
+        for number, submodule, places in plans:
+            hook = _Hook(self, number, places)
+            self._hooks.append(submodule.register_forward_pre_hook(hook.before))
+            self._hooks.append(_register_after(submodule, hook.after))
+
+    def attach_router(self, router: Any, experts: Sequence[Union[str, int]], top_k: int) -> None:
+        """Hints the experts that a router has chosen: the `top_k` largest of its output's last dimension, of all tokens,
+        those that most tokens chose first. Expert i is `experts[i]`."""
+        self._open()
+        numbers = [self._number(each) for each in experts]
+
+        def after(_: Any, __: Any, output: Any) -> None:
+            logits = output[0] if isinstance(output, tuple) else output
+            if logits.shape[-1] != len(numbers):
+                raise invalid(f"router: its output has {logits.shape[-1]} columns for {len(numbers)} experts",
+                              "give the module whose output has one for each expert")
+            chosen = logits.detach().topk(top_k, -1).indices.flatten()
+            counts = chosen.bincount(minlength=len(numbers)).tolist()
+            order = sorted((each for each, count in enumerate(counts) if count), key=lambda each: -counts[each])
+            self._open().hint([numbers[each] for each in order])
+
+        self._hooks.append(router.register_forward_hook(after))
+
+    def detach(self) -> None:
+        """Takes the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def close(self) -> None:
+        """Cancels loads and takes hooks away. Tensors that you still have keep the memory, and stay as they are then."""
+        self.detach()
+        core, self._core = self._core, None
+        self._made = {}
+        if core is not None:
+            core.close()
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None:
+            core.close()  # before the memory goes
+
+    def _open(self) -> Any:
+        if self._core is None:
+            raise make("closed", 0, f"the layers of {self._model} are closed", "open them again")
+        return self._core
+
+    def _acquire(self, number: int) -> _Made:
+        """The same object as the last time, if the group is still where it was."""
+        offsets = self._open().acquire(number)
+        made = self._made.get(number)
+        if made is None or made.offsets != offsets:
+            specs = [each.spec for each in self._tensors[number]]
+            with self._frame.normal_mode():
+                tensors = dict(zip((spec[0] for spec in specs), self._frame.views(self._memory, specs, offsets)))
+            made = self._made[number] = _Made(offsets, tensors)
+        return made
+
+    def _allocate(self, size_bytes: int) -> Any:
+        if self._domain != "host":
+            return self._frame.bytes_on(self._domain, size_bytes)
+        self._frame.check_room([size_bytes])
+        memory = self._frame.bytes_on("cpu", size_bytes + _ALIGNMENT)  # direct reads want whole pages
+        begin = -memory.data_ptr() % _ALIGNMENT
+        return memory[begin:begin + size_bytes]
+
+    def _number(self, group: Union[str, int]) -> int:
+        if isinstance(group, int) and 0 <= group < len(self.groups):
+            return group
+        number = self._numbers.get(group) if isinstance(group, str) else None
+        if number is None:
+            raise make("not_found", 0, f"there is no group {group!r}", "groups lists them")
+        return number
+
+    def _given(self, groups: Any) -> list[tuple[str, list[tuple[int, Any]]]]:
+        """Names, and (index of the tensor, rows): a number, a pair or None."""
+        if groups is None or isinstance(groups, str) or not hasattr(groups, "items"):
+            patterns = [] if groups is None else [groups] if isinstance(groups, str) else list(groups)
+            found = _core.layer_groups(self._model.core, patterns)
+            # Patterns cut row by row.
+            return [(name, [(index, None if rows is None else rows[0]) for index, rows in tensors])
+                    for name, tensors in found]
+        return [(name, [(self._model.find(each), None) if isinstance(each, str) else (self._model.find(each[0]), each[1])
+                        for each in tensors]) for name, tensors in groups.items()]
+
+    def _tensor(self, index: int, rows: Any) -> _Tensor:
+        name, dtype, shape, size_bytes = self._model.tensors[index][:4]
+        if rows is None:
+            spec = (name, dtype, shape, size_bytes)
+            self._frame.check([spec])
+            return _Tensor(index, None, spec)
+        pair = (rows, rows + 1) if isinstance(rows, int) else (int(rows[0]), int(rows[1]))
+        if not shape or not 0 <= pair[0] <= pair[1] <= shape[0]:
+            raise invalid(f"groups: tensor {name!r} of shape {tuple(shape)} has no rows {rows!r}",
+                          "give rows of its first dimension")
+        part = tuple(shape[1:]) if isinstance(rows, int) else (pair[1] - pair[0], *shape[1:])
+        spec = (name, dtype, part, size_bytes // max(shape[0], 1) * (pair[1] - pair[0]))
+        self._frame.check([spec])
+        return _Tensor(index, pair, spec)
+
+    def _submodule(self, module: Any, name: str, prefix: str) -> Any:
+        try:
+            if not name.startswith(prefix):
+                raise AttributeError
+            return module.get_submodule(name[len(prefix):])
+        except AttributeError:
+            raise invalid(f"attach: group {name!r} names no submodule of {type(module).__name__}",
+                          "give groups by the names of submodules, or prefix=; or acquire this one yourself") from None
+
+    def _places(self, module: Any, number: int, prefix: str) -> list[_Place]:
+        places = []
+        for each in self._tensors[number]:
+            name = each.spec[0]
+            path, _, leaf = name[len(prefix):].rpartition(".")
+            owner = self._submodule(module, prefix + path, prefix)
+            if leaf not in owner._parameters and leaf not in owner._buffers:
+                raise invalid(f"attach: {type(module).__name__} has no parameter {name[len(prefix):]!r}",
+                              "leave the tensor out of the groups")
+            kept = owner._parameters if leaf in owner._parameters else owner._buffers
+            there = kept[leaf]
+            if there is not None and tuple(there.shape) != tuple(each.spec[2]):
+                raise invalid(f"attach: tensor {name!r} has the shape {tuple(each.spec[2])}, and its parameter "
+                              f"{tuple(there.shape)}", "give the model that the file was made of")
+            places.append(_Place(kept, leaf, name, there, kept is owner._parameters))
+        return places
+
+
+class _Place(NamedTuple):
+    """Where a tensor goes in a module."""
+
+    kept: dict[str, Any]  # the parameters or buffers of a submodule
+    leaf: str
+    tensor: str
+    own: Any  # what is there otherwise
+    is_parameter: bool
+
+
+class _Hook:
+    """Of one group: its tensors are parameters of the module while it runs."""
+
+    def __init__(self, layers: Layers, number: int, places: list[_Place]) -> None:
+        self._layers, self._number, self._places = layers, number, places
+        self._torch = layers._frame.torch
+        self._depth = 0
+        self._made: Optional[_Made] = None
+        self._values: list[Any] = []  # for the places, of these tensors
+
+    def before(self, module: Any, inputs: Any) -> None:
+        if self._torch.is_grad_enabled():
+            raise invalid("layers are for inference: a backward pass would find other weights",
+                          "run the model within torch.no_grad()")
+        made = self._layers._acquire(self._number)
+        self._depth += 1
+        if made is not self._made:
+            self._made, self._values = made, [self._value(place, made.tensors[place.tensor]) for place in self._places]
+        for place, value in zip(self._places, self._values):
+            place.kept[place.leaf] = value
+
+    def _value(self, place: _Place, tensor: Any) -> Any:
+        return self._torch.nn.Parameter(tensor, requires_grad=False) if place.is_parameter else tensor
+
+    def after(self, module: Any, inputs: Any, output: Any) -> None:
+        if self._depth == 0:
+            return  # `before` has failed
+        self._depth -= 1
+        if self._depth == 0:
+            for place in self._places:
+                place.kept[place.leaf] = place.own
+        self._layers.release(self._number)
+
+
+def _register_after(module: Any, hook: Any) -> Any:
+    try:
+        return module.register_forward_hook(hook, always_call=True)  # also where `forward` raises
+    except TypeError:  # before torch 2.1
+        return module.register_forward_hook(hook)
+
+
+def _slot_bytes(tensors: Sequence[_Tensor]) -> int:
+    """What a group takes in memory."""
+    total: int = sum(-(-each.spec[3] // _TENSOR_ALIGNMENT) * _TENSOR_ALIGNMENT for each in tensors)
+    return -(-max(total, 1) // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,228 @@
+"""Layers in Python: tensors of groups, hooks of modules, and what is refused."""
+
+import gc
+import threading
+
+import pytest
+
+import penstock
+
+torch = pytest.importorskip("torch")
+
+WIDTH, LAYERS = 32, 8
+GROUP_BYTES = 8192  # of a layer, rounded up to pages
+
+
+class Block(torch.nn.Module):
+    def __init__(self, experts=0, **where):
+        super().__init__()
+        self.linear = torch.nn.Linear(WIDTH, WIDTH, **where)
+        if experts:
+            self.router = torch.nn.Linear(WIDTH, experts, **where)
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH, **where) for _ in range(experts))
+
+    def forward(self, x):
+        x = torch.tanh(self.linear(x))
+        if hasattr(self, "router"):
+            chosen = self.router(x).topk(2, -1).indices.unique().tolist()
+            x = x + sum(self.experts[each](x) for each in chosen)
+        return x
+
+
+def make_model(experts=0, **where):
+    torch.manual_seed(1)
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(Block(experts, **where) for _ in range(LAYERS))
+    return model.eval()
+
+
+def run(model, x):
+    for layer in model.layers:
+        x = layer(x)
+    return x
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = make_model()
+    path = tmp_path / "model.safetensors"
+    penstock.save_file(model.state_dict(), path)
+    return model, path
+
+
+def test_groups_come_as_tensors(saved):
+    model, path = saved
+    weights = model.state_dict()
+    with penstock.Layers(path, budget=3 * GROUP_BYTES, device="cpu") as layers:
+        assert layers.groups == [f"layers.{i}" for i in range(LAYERS)]
+        for _ in range(3):
+            for name in layers.groups:
+                with layers.use(name) as tensors:
+                    assert set(tensors) == {f"{name}.linear.weight", f"{name}.linear.bias"}
+                    for key, tensor in tensors.items():
+                        assert torch.equal(tensor, weights[key])
+        report = layers.report
+        assert report["hits"] + report["waits"] == 3 * LAYERS
+        assert report["memory_bytes"] <= 3 * GROUP_BYTES
+        assert report["groups"]["layers.0"]["loads"] >= 1
+        assert "8 groups" in repr(layers)
+    assert "closed" in repr(layers)
+
+
+def test_hooks_run_a_module_without_weights_of_its_own(saved):
+    model, path = saved
+    x = torch.randn(3, WIDTH)
+    empty = make_model(device="meta")
+    with penstock.Layers(path, budget=3 * GROUP_BYTES, device="cpu") as layers, torch.no_grad():
+        layers.attach(empty)
+        for _ in range(3):
+            assert torch.allclose(run(empty, x), run(model, x), atol=1e-6)
+        assert empty.layers[0].linear.weight.is_meta
+        assert all(each["held"] == 0 for each in layers.report["groups"].values())
+    assert not empty.layers[0]._forward_pre_hooks
+
+
+def test_a_prefix_of_the_names_in_the_file_is_left_out(tmp_path):
+    model = make_model()
+    path = tmp_path / "model.safetensors"
+    penstock.save_file({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, path)
+    x = torch.randn(3, WIDTH)
+    empty = make_model(device="meta")
+    with penstock.Layers(path, budget=3 * GROUP_BYTES, device="cpu") as layers, torch.no_grad():
+        with pytest.raises(penstock.InvalidError, match="names no submodule"):
+            layers.attach(empty)
+        layers.attach(empty, prefix="model.")
+        assert torch.allclose(run(empty, x), run(model, x), atol=1e-6)
+
+
+def test_experts_are_acquired_by_what_the_router_chose(tmp_path):
+    model = make_model(experts=6)
+    path = tmp_path / "model.safetensors"
+    penstock.save_file(model.state_dict(), path)
+    empty = make_model(experts=6, device="meta")
+    with penstock.Layers(path, budget=20 * GROUP_BYTES, device="cpu", groups="layers.*.experts.*") as layers:
+        layers.attach(empty)
+        for i, layer in enumerate(empty.layers):
+            layers.attach_router(layer.router, [f"layers.{i}.experts.{j}" for j in range(6)], top_k=2)
+        with torch.no_grad():
+            for seed in range(4):
+                x = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(seed))
+                assert torch.allclose(run(empty, x), run(model, x), atol=1e-5)
+        groups = layers.report["groups"]
+        used = [name for name, each in groups.items() if each["hits"] + each["waits"]]
+        assert any(".experts." in name for name in used)
+        with pytest.raises(penstock.InvalidError, match="columns"):
+            layers.attach_router(empty.layers[0].router, ["layers.0.experts.0"], top_k=1)
+            with torch.no_grad():
+                run(empty, x)
+
+
+def test_groups_can_be_given_and_be_rows(saved):
+    model, path = saved
+    weight = model.layers[2].linear.weight
+    given = {"first": ["layers.0.linear.bias"], "rows": [("layers.2.linear.weight", (4, 9))],
+             "row": [("layers.2.linear.weight", 5)]}
+    with penstock.Layers(path, budget="1MiB", device="cpu", groups=given) as layers:
+        with layers.use("rows") as tensors:
+            assert torch.equal(tensors["layers.2.linear.weight"], weight[4:9])
+        with layers.use("row") as tensors:
+            assert torch.equal(tensors["layers.2.linear.weight"], weight[5])
+    with penstock.Layers(path, budget="1MiB", device="cpu", groups="layers.*/linear.weight") as layers:
+        assert len(layers.groups) == LAYERS * (WIDTH + 1)
+        with layers.use("layers.2/5") as tensors:
+            assert torch.equal(tensors["layers.2.linear.weight"], weight[5])
+    for rows in (WIDTH, (3, WIDTH + 1), (5, 4), -1):
+        with pytest.raises(penstock.InvalidError, match="rows"):
+            penstock.Layers(path, budget="1MiB", device="cpu", groups={"a": [("layers.2.linear.weight", rows)]})
+
+
+def test_hints_and_pins(saved):
+    _, path = saved
+    with penstock.Layers(path, budget=4 * GROUP_BYTES, device="cpu", in_order=False) as layers:
+        layers.hint(["layers.5", 6])
+        layers.pin("layers.1")
+        for _ in range(2):
+            for number in range(LAYERS):
+                with layers.use(number):
+                    pass
+        assert layers.report["groups"]["layers.1"]["loads"] == 1
+        layers.unpin("layers.1")
+        with pytest.raises(penstock.NoMemoryError):
+            for number in range(LAYERS):
+                layers.pin(number)
+
+
+def test_what_is_refused(saved):
+    _, path = saved
+    with pytest.raises(penstock.InvalidError, match="budget"):
+        penstock.Layers(path, budget=4096, device="cpu")
+    with pytest.raises(penstock.InvalidError, match="size"):
+        penstock.Layers(path, budget="much", device="cpu")
+    with pytest.raises(penstock.NotFoundError, match="pattern"):
+        penstock.Layers(path, budget="1MiB", device="cpu", groups="blk.*")
+    with pytest.raises(penstock.Error):
+        penstock.Layers(path, budget="1MiB", device="cpu", groups={"a": ["nothing"]})
+    layers = penstock.Layers(path, budget="1MiB", device="cpu")
+    with pytest.raises(penstock.NotFoundError, match="no group"):
+        layers.acquire("layers.9")
+    with pytest.raises(penstock.NotFoundError, match="no group"):
+        layers.acquire(-1)
+    with pytest.raises(penstock.InvalidError, match="not held"):
+        layers.release(0)
+    layers.attach(make_model(device="meta"))
+    layers.close()
+    with pytest.raises(penstock.Error, match="closed"):
+        layers.acquire(0)
+    layers.close()
+
+
+def test_a_backward_pass_is_refused(saved):
+    _, path = saved
+    empty = make_model(device="meta")
+    with penstock.Layers(path, budget="1MiB", device="cpu") as layers:
+        layers.attach(empty)
+        with pytest.raises(penstock.InvalidError, match="inference"):
+            run(empty, torch.randn(1, WIDTH))
+
+
+def test_another_model_is_refused(saved):
+    _, path = saved
+    other = make_model(device="meta")
+    other.layers[3].linear = torch.nn.Linear(WIDTH, WIDTH + 1, device="meta")
+    with penstock.Layers(path, budget="1MiB", device="cpu") as layers:
+        with pytest.raises(penstock.InvalidError, match="shape"):
+            layers.attach(other)
+        other.layers[3].linear = torch.nn.Identity()
+        with pytest.raises(penstock.InvalidError, match="no parameter"):
+            layers.attach(other)
+
+
+def test_threads_share_groups(saved):
+    model, path = saved
+    weights = model.state_dict()
+    failures = []
+    with penstock.Layers(path, budget=5 * GROUP_BYTES, device="cpu") as layers:
+        def work(seed):
+            random = torch.Generator().manual_seed(seed)
+            for _ in range(100):
+                name = layers.groups[int(torch.randint(LAYERS, (1,), generator=random))]
+                with layers.use(name) as tensors:
+                    if not torch.equal(tensors[f"{name}.linear.weight"], weights[f"{name}.linear.weight"]):
+                        failures.append(name)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_tensors_keep_the_memory(saved):
+    model, path = saved
+    layers = penstock.Layers(path, budget="1MiB", device="cpu")
+    tensor = layers.acquire(0)["layers.0.linear.weight"]
+    layers.close()
+    del layers
+    gc.collect()
+    assert torch.equal(tensor, model.layers[0].linear.weight)
