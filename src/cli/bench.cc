@@ -220,8 +220,20 @@ Exit compare(const BenchFlags& flags, const Output& output) {
   }
 }
 
+Exit run_layers(const BenchFlags& flags, const Output& output) {
+  const Result<Json> result = bench_layers(flags);
+  if (!result.ok()) return output.fail(interrupted() ? interrupted_error() : result.error());
+  if (output.json()) {
+    output.object(*result);
+  } else {
+    print_layers(output, *result);
+  }
+  return Exit::ok;
+}
+
 Exit run(const BenchFlags& flags) {
   const Output output(flags.output);
+  if (flags.layers) return run_layers(flags, output);
   if (!flags.compare.empty()) return compare(flags, output);
   if (Status named = check_page_name(flags); !named.ok()) return output.fail(named.error());
   std::optional<PageFile> page;
@@ -264,6 +276,21 @@ Command add_bench(CLI::App& tool) {
                       ->expected(2)
                       ->excludes(path)
                       ->excludes(from);
+  auto* layers =
+      parser->add_flag("--layers", flags->layers, "measure passes over the layers of a model; PATH is a model")
+          ->needs(path)
+          ->excludes(write)
+          ->excludes(peers);
+  add_size(*parser, "--budget", flags->budget, "layers: the memory to go through; default: a quarter of the model")
+      ->needs(layers);
+  parser->add_option("--groups", flags->groups, "layers: a pattern that makes groups; may be repeated")
+      ->type_name("PATTERN")
+      ->needs(layers);
+  parser->add_option("--compute-ms", flags->compute_ms, "layers: how long each group is in use")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(number(0, 60'000))
+      ->needs(layers);
   parser->callback([path, from, compare] {
     if (path->count() + from->count() + compare->count() == 0) {
       throw CLI::RequiredError("PATH, --from FILE or --compare OLD NEW");
@@ -274,6 +301,7 @@ Command add_bench(CLI::App& tool) {
       "  penstock bench weights.bin --to cuda:0 --html report.html\n"
       "  penstock bench /mnt/fast --write --seconds 60\n"
       "  penstock bench model.safetensors --peers --python venv/bin/python\n"
+      "  penstock bench models/llama --layers --budget 4GiB --to cuda:0\n"
       "  penstock bench --from result.json --html report.html\n"
       "  penstock bench --compare old.json new.json");
   return {parser, [flags] { return run(*flags); }};

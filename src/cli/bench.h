@@ -16,6 +16,10 @@ struct BenchFlags : MeasureFlags {
   std::vector<std::string> compare;  // two results
   bool peers = false;
   bool write = false;
+  bool layers = false;
+  std::optional<std::uint64_t> budget;
+  std::vector<std::string> groups;  // patterns
+  double compute_ms = 0;            // of a group
 };
 
 // What is known beside what was measured.
@@ -33,6 +37,10 @@ inline constexpr const char* run_schema = "penstock-bench-1";
 // Two results of one kind, row by row. Throws Json::exception if one is not whole.
 Json compare_results(const Json& before, const Json& after);
 void print_comparison(const Output& output, const Json& comparison);
+
+// Passes over the groups of a model through a budget of memory.
+Result<Json> bench_layers(const BenchFlags& flags);
+void print_layers(const Output& output, const Json& result);
 
 // One page that needs nothing else, with the object inside.
 std::string bench_page(const Json& bench);

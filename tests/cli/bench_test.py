@@ -12,6 +12,7 @@ import sys
 import unittest
 
 import schema
+from models_test import header
 from tool import PROMPTLY, ToolTest, wait_until
 
 MIB = 1 << 20
@@ -58,6 +59,34 @@ class Bench(ToolTest):
             self.assertTrue(all(one["reason"] for one in race["left_out"]), race["left_out"])
         for curve in result["latency"]["curves"]:
             self.assertEqual([point["depth"] for point in curve["points"]], [1, 2, 4, 8, 16, 32, 64])
+
+    def test_layers_go_through_a_budget(self):
+        layers, size = 8, 40_000
+        tensors = {f"layers.{i}.weight": ("U8", [size]) for i in range(layers)}
+        path = self.file("a.safetensors", header(tensors) + os.urandom(layers * size))
+        arguments = ["bench", path, "--layers", *QUICK, "--budget"]
+        done = self.run_tool(*arguments, "128KiB", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(done.stdout)
+        schema.check(result, "layers")
+        self.assertLessEqual(result["memory_bytes"], 128 << 10)
+        self.assertEqual([each["name"] for each in result["groups"]], [f"layers.{i}" for i in range(layers)])
+        self.assertAlmostEqual(result["hits_per_pass"] + result["waits_per_pass"], layers)
+        self.assertGreater(result["smallest_budget_that_does_not"], result["largest_budget_that_waits"] or 0)
+        text = self.run_tool(*arguments, "128KiB").stdout.decode()
+        for word in ["a pass", "8 groups", "slots"]:
+            self.assertIn(word, text)
+        enough = json.loads(self.run_tool(*arguments, "1MiB", "--json").stdout)
+        self.assertEqual((enough["waits_per_pass"], enough["loaded_bytes_per_pass"]), (0, 0))
+
+    def test_layers_refuse_what_makes_no_sense(self):
+        path = self.file("a.safetensors", header({"layers.0.weight": ("U8", [50_000])}) + bytes(50_000))
+        error = self.fails("invalid_argument", 2, "bench", path, "--layers", "--budget", "4KiB")
+        self.assertIn("budget", error["message"])
+        self.fails("not_found", 3, "bench", path, "--layers", "--groups", "blk.*")
+        self.fails("not_found", 3, "bench", self.folder / "nothing", "--layers")
+        self.assertEqual(self.run_tool("bench", path, "--budget", "1MiB").returncode, 2)
+        self.assertEqual(self.run_tool("bench", path, "--layers", "--write").returncode, 2)
 
     def test_a_directory_is_measured_with_a_file_that_is_gone_afterwards(self):
         result = self.json_of("bench", self.folder, "--size", "1MiB", "--write", *QUICK)
