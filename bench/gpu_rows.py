@@ -557,10 +557,78 @@ def row_packed_cold(setup):
         return {"rows": rows, "attempts": attempts, "sweep": sweep, "ready": packed.ready}
 
 
+@contextlib.contextmanager
+def layered_model(setup, name, groups, group_bytes, budget):
+    """A program that has a model of so many groups, which is made, and gone afterwards."""
+    path = os.path.join(setup.folder, name)
+    if shutil.disk_usage(setup.folder).free < groups * group_bytes * 1.1:
+        raise Unavailable(f"{setup.folder} has no room for {table.size(groups * group_bytes)}: choose another with --dir")
+    program = setup.program("bench_gpu_layers")
+    try:
+        subprocess.run([program, path, "--make", "--groups", str(groups), "--group-bytes", str(group_bytes)], check=True)
+        harness.make_cached(path)
+        with Program([program, path, "--budget", budget], timeout_s=120) as layers:
+            yield path, layers
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+
+
+def row_layers(setup):
+    """A model through a fifth of its size, against a plain load, cached and cold; with kernels; a group that is there."""
+    seconds = setup.round_seconds
+    groups = 50
+    group_bytes = setup.file_bytes * 5 // 2 // groups // DEVICE_PAGE_BYTES * DEVICE_PAGE_BYTES or MIB
+    plain, ours = "a plain load of all of it", "penstock.Layers"
+    size = table.size(groups * group_bytes)
+    with layered_model(setup, "gpu-layers.safetensors", groups, group_bytes, 0.2) as (path, layers):
+        for command in ("plain", "run", "run"):
+            layers.ask(f"{command} 0")
+        rows, attempts = setup.decide(
+            lambda: setup.race({plain: lambda: layers.ask(f"plain {seconds}"), ours: lambda: layers.ask(f"run {seconds}")}),
+            [at_least(f"{size} through a fifth of it, cached", ours, plain, 0.93)])
+        setup.check("layers", layers)
+        for factor, name in ((0.1, "tenth"), (0.5, "half"), (1, "same"), (2, "double"), (10, "tenfold")):
+            layers.ask(f"compute_{name} 0")
+            samples = [layers.ask(f"compute_{name} {seconds}") for _ in range(3)]
+            rows.append(figure(f"… with kernels of {factor} of the loading time: a pass, to the longer of the two",
+                               [sample["seconds"] / sample["loads"] / max(sample["loading_seconds"], sample["compute_seconds"])
+                                for sample in samples], "plain", 1.1, lower_is_better=True))
+        resident = [layers.ask(f"resident {seconds / 4}") for _ in range(3)]
+        rows.append(figure("acquire of a group that is there, p50", [each["p50_seconds"] for each in resident],
+                           "microseconds", 5e-6, lower_is_better=True))
+        rows.append(figure("… p99", [each["p99_seconds"] for each in resident], "microseconds"))
+
+        def cold(command):
+            harness.make_cold(path)
+            return layers.ask(f"{command} 0")
+
+        setup.need_storage()
+        decided, cold_attempts = setup.decide(
+            lambda: setup.race({plain: lambda: cold("plain"), ours: lambda: cold("run")}, rounds=3),
+            [at_least("… cold", ours, plain, 0.93)])
+        return {"rows": rows + decided, "attempts": attempts, "cold_attempts": cold_attempts, "ready": layers.ready}
+
+
+def row_experts(setup):
+    """128 experts by a Zipf router, half of them in the budget: hits against Belady's, time against the order hinted."""
+    seconds = setup.round_seconds
+    with layered_model(setup, "gpu-experts.safetensors", 128, max(setup.file_bytes // 512, MIB // 4), 0.5) as (_, layers):
+        samples = [(layers.ask(f"experts {2 * seconds}"), layers.ask(f"experts_hinted {2 * seconds}")) for _ in range(3)]
+        per_use = [[each["seconds"] / max(each["operations"], 1) for each in pair] for pair in samples]
+        rows = [figure("experts of a Zipf router, half of them fit: hit rate, to Belady's",
+                       [plain["hit_rate"] / plain["belady_hit_rate"] for plain, _ in samples], "plain", 0.85),
+                figure("… speed, to a run with the next expert hinted", [hinted / plain for plain, hinted in per_use],
+                       "plain", 0.9)]
+        setup.check("experts", layers)
+        return {"rows": rows, "samples": samples, "ready": layers.ready}
+
+
 # In this order, so that the file, which is in the page cache once it is made, has to leave it only once. The seconds are
 # what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third. All together
 # they are the time that there is.
 ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "tables": (row_tables, 40),
         "table_cache": (row_table_cache, 25), "packed": (row_packed, 60), "memory": (row_memory, 6),
         "start": (row_start, 40), "cold": (row_cold, 70), "half": (row_half, 75), "packed_cold": (row_packed_cold, 70),
-        "cold_tables": (row_cold_tables, 30), "latency": (row_latency, 45), "write": (row_write, 75)}
+        "cold_tables": (row_cold_tables, 30), "layers": (row_layers, 100), "experts": (row_experts, 20),
+        "latency": (row_latency, 45), "write": (row_write, 75)}
