@@ -33,7 +33,7 @@ def make_classes(torch):
             return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5).to(x.dtype) * self.weight
 
     class Attention(torch.nn.Module):
-        """With rotary positions; keys and values of earlier tokens are kept."""
+        """With rotary positions. `kept` has the keys and values of earlier tokens; None: there are none."""
 
         def __init__(self, width, heads, **where):
             super().__init__()
@@ -45,15 +45,14 @@ def make_classes(torch):
             batch, tokens, width = x.shape
             q, k, v = (each(x).view(batch, tokens, self.heads, self.size).transpose(1, 2)
                        for each in (self.q_proj, self.k_proj, self.v_proj))
-            first = kept[0].shape[2] if kept else 0
+            first = 0 if kept is None else kept[0].shape[2]
             q, k = self.turn(q, first), self.turn(k, first)
-            if kept:
+            if kept is not None:
                 k, v = torch.cat((kept[0], k), 2), torch.cat((kept[1], v), 2)
-            kept[:] = [k, v]
             scores = (q @ k.transpose(2, 3)).float() / self.size ** 0.5
             later = torch.ones(tokens, k.shape[2], dtype=torch.bool, device=x.device).triu(first + 1)
             weights = scores.masked_fill(later, float("-inf")).softmax(-1).to(x.dtype)
-            return self.o_proj((weights @ v).transpose(1, 2).reshape(batch, tokens, width))
+            return self.o_proj((weights @ v).transpose(1, 2).reshape(batch, tokens, width)), (k, v)
 
         def turn(self, x, first):
             half = self.size // 2
@@ -75,9 +74,10 @@ def make_classes(torch):
             self.down_proj = torch.nn.Linear(inner, width, bias=False, **where)
 
         def forward(self, x, kept):
-            x = x + self.self_attn(self.input_layernorm(x), kept)
+            attended, kept = self.self_attn(self.input_layernorm(x), kept)
+            x = x + attended
             y = self.post_attention_layernorm(x)
-            return x + self.down_proj(functional.silu(self.gate_proj(y)) * self.up_proj(y))
+            return x + self.down_proj(functional.silu(self.gate_proj(y)) * self.up_proj(y)), kept
 
     class Llama(torch.nn.Module):
         def __init__(self, layers, width, vocabulary, **where):
@@ -90,9 +90,11 @@ def make_classes(torch):
 
         def forward(self, tokens, kept):
             x = self.embed_tokens(tokens)
+            now_kept = []
             for layer, each in zip(self.layers, kept):
-                x = layer(x, each)
-            return self.lm_head(self.norm(x[:, -1:]))
+                x, keys_and_values = layer(x, each)
+                now_kept.append(keys_and_values)
+            return self.lm_head(self.norm(x[:, -1:])), now_kept
 
     return Llama
 
@@ -108,17 +110,17 @@ def save_model(torch, model, folder, dtype):
             scale = 1.0 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
             random = torch.ones(parameter.shape) if parameter.dim() == 1 else torch.randn(parameter.shape)
             tensors[f"{name}.{own}"] = (random * scale).to(dtype)
-        penstock.save_file(tensors, os.path.join(folder, f"{name}.safetensors"))
+        penstock.save_file(tensors, os.path.join(folder, f"{name}.safetensors"), {"format": "pt"})
 
 
 def generator(torch, model, device, batch, vocabulary):
     """A function that generates so many tokens, from the same beginning each time, and gives the last logits."""
     def generate(count):
         tokens = torch.arange(batch * 4, device=device).view(batch, 4) * 7 % vocabulary
-        kept = [[] for _ in model.layers]
+        kept = [None] * len(model.layers)
         with torch.no_grad():
             for _ in range(count):
-                logits = model(tokens, kept)
+                logits, kept = model(tokens, kept)
                 tokens = logits.argmax(-1)
         return logits
     return generate
