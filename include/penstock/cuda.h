@@ -26,7 +26,7 @@ struct CudaStream {
 // Thread safety: any thread. Lifetime: may outlive the stream.
 class PENSTOCK_EXPORT CudaMark {
  public:
-  // Behind everything that is on the stream now. `gpu` is the stream's device.
+  // Behind all that is on the stream, whose device is `gpu`. Code::unsupported while the stream is being captured.
   static Result<CudaMark> put(Domain gpu, CudaStream stream);
   CudaMark(CudaMark&& other) noexcept;
   CudaMark& operator=(CudaMark&& other) noexcept;

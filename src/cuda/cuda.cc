@@ -70,6 +70,14 @@ Result<CudaMark> CudaMark::put(Domain gpu, CudaStream stream) {
   const auto device = active_device(gpu);
   if (!device) return device.error();
   const cuda::Current current(**device);
+  // In a graph, a mark would tell nothing of its replays.
+  int capturing = cuda::cu_capture_status_none;
+  const cuda::CuResult asked =
+      (*device)->api().stream_is_capturing(static_cast<cuda::CuStream>(stream.handle), &capturing);
+  if (asked == cuda::cu_stream_capture_implicit || capturing != cuda::cu_capture_status_none) {
+    return Error{Code::unsupported, 0, "mark a stream of " + gpu.name() + ": it is being captured into a graph",
+                 "mark it before or after the capture, or mark another stream"};
+  }
   const auto event = (*device)->take_event();
   if (!event) return event.error();
   const cuda::CuResult result = (*device)->api().event_record(*event, static_cast<cuda::CuStream>(stream.handle));

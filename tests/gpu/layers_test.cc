@@ -4,6 +4,7 @@
 #include <random>
 
 #include "gpu/stream_order_test.h"
+#include "support/graph_capture.h"
 #include "support/layered_model.h"
 
 namespace penstock::test {
@@ -138,6 +139,18 @@ TEST_F(GpuLayers, a_stream_that_can_not_be_marked_leaves_the_group_held) {
   EXPECT_EQ(status.error().code, Code::device_error);
   EXPECT_EQ(layers.report().groups[0].held, 1U);
   EXPECT_TRUE(layers.release(0).ok());
+}
+
+TEST_F(GpuLayers, a_release_in_a_capture_is_refused_and_spoils_nothing) {
+  Layers layers = open(16 * slot);
+  ASSERT_TRUE(layers.acquire(0).ok());
+  GraphCapture capture;
+  const Status status = layers.release(0, {capture.stream()});
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code, Code::unsupported);
+  EXPECT_NE(status.error().message.find("captured"), std::string::npos);
+  EXPECT_TRUE(capture.works());
+  EXPECT_TRUE(layers.release(0, {capture.stream()}).ok());
 }
 
 TEST_F(GpuLayers, a_gpu_error_is_told_by_acquire) {
