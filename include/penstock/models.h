@@ -6,8 +6,8 @@
 //   auto loading = penstock::load(context, model, parts).value();
 //   loading.wait();
 //
-// Formats: safetensors (a file, several, a directory, an index, a snapshot in the Hugging Face cache) and GGUF (one
-// file). Headers are checked completely before any tensor is read: an open Model is valid. A file may lie in any store
+// Formats: safetensors (a file, several, a directory, an index, a snapshot in the Hugging Face cache) and GGUF (also
+// split). Headers are checked completely before any tensor is read: an open Model is valid. A file may lie in any store
 // that a Context opens, also at the front of a longer one, such as a device.
 //
 // Thread safety: a Model is immutable; a Loading may be used from any thread. Lifetime: a Model needs no Context, and

@@ -22,7 +22,6 @@ constexpr int array_depth_limit = 4;
 constexpr std::uint32_t default_alignment = 32;
 constexpr std::uint32_t alignment_limit = 1 << 30;
 constexpr std::string_view alignment_key = "general.alignment";
-constexpr std::string_view split_key = "split.count";
 constexpr std::uint64_t least_tensor_bytes = 24, least_pair_bytes = 13;
 
 constexpr std::size_t window_bytes = 1 << 20;
@@ -250,11 +249,6 @@ class Parser {
     MetadataValue value(type, std::move(bytes));
     if (key == alignment_key) {
       if (Status status = set_alignment(static_cast<ValueType>(type), value); !status) return status;
-    }
-    if (key == split_key && value != "0" && value != "1") {
-      return Error{.code = Code::unsupported,
-                   .message = "it is one of " + value.text() + " files of a split GGUF model",
-                   .hint = "merge them first: llama-gguf-split --merge"};
     }
     if (!contents.metadata.emplace(key, std::move(value)).second) {
       return broken("the metadata " + in_quotes(key) + " appears twice");

@@ -218,7 +218,6 @@ TEST(Gguf, every_rule_has_a_message_of_its_own) {
       {with_pairs({pair("general.alignment", 4, u32(0))}), "general.alignment is not a power of two"},
       {with_pairs({pair("general.alignment", 10, little_endian(32))}),
        "general.alignment is not a power of two, as u32"},
-      {with_pairs({pair("split.count", 2, std::string("\5\0", 2))}), "one of 5 files of a split GGUF model"},
       {with_tensors({tensor("", {4}, 0, 0)}), "the name of a tensor has 0 bytes; 1 to 63"},
       {with_tensors({tensor(std::string(64, 'n'), {4}, 0, 0)}), "the name of a tensor has 64 bytes; 1 to 63"},
       {with_tensors({tensor("a", {1}, 24, 0), tensor("a", {1}, 24, 0)}), R"(tensor "a" appears twice)"},
@@ -287,6 +286,57 @@ TEST_F(GgufModel, opens_also_with_a_header_longer_than_the_first_read) {
   EXPECT_EQ(Model::open(folder_.string())->tensors().size(), 1U) << "a directory with one GGUF file is a model";
   write("y.gguf", file.bytes());
   EXPECT_NE(Model::open(folder_.string()).error().message.find("several models: x.gguf, y.gguf"), std::string::npos);
+}
+
+class SplitGguf : public ModelTest {
+ protected:
+  // One of several files: it has a tensor of its own.
+  static std::string part(unsigned number, unsigned count, unsigned tensors) {
+    File file;
+    file.pairs = {pair("split.no", 2, little_endian(number, 2)), pair("split.count", 2, little_endian(count, 2)),
+                  pair("split.tensors.count", 5, u32(tensors))};
+    file.tensors = {tensor("blk." + std::to_string(number) + ".weight", {8}, 0, 0)};
+    file.data = std::string(32, static_cast<char>('a' + number));
+    return file.bytes();
+  }
+  static std::string name(unsigned number) { return "m-0000" + std::to_string(number) + "-of-00003.gguf"; }
+  void write_all(unsigned tensors = 3) const {
+    for (unsigned i = 0; i < 3; ++i) write(name(i + 1), part(i, 3, tensors));
+  }
+};
+
+TEST_F(SplitGguf, is_opened_by_any_of_its_files_by_its_directory_and_as_a_list) {
+  write_all();
+  const std::string files[] = {path(name(3)), path(name(1)), path(name(2))};
+  for (const auto& opened :
+       {Model::open(path(name(1))), Model::open(path(name(2))), Model::open(folder_.string()), Model::open(files)}) {
+    ASSERT_TRUE(opened.ok()) << opened.error().message;
+    EXPECT_EQ(opened->files().size(), 3U);
+    EXPECT_EQ(opened->tensors().size(), 3U);
+    EXPECT_TRUE(opened->find("blk.2.weight").has_value());
+  }
+}
+
+TEST_F(SplitGguf, a_part_that_is_missing_or_there_twice_is_named) {
+  write_all();
+  const std::string two[] = {path(name(1)), path(name(2))};
+  EXPECT_NE(Model::open(two).error().message.find("one of 3 files of a split GGUF model, and 2 are given"),
+            std::string::npos)
+      << Model::open(two).error().message;
+  const std::string alone = write("alone.gguf", part(0, 3, 3));
+  EXPECT_NE(Model::open(alone).error().message.find("and 1 are given"), std::string::npos);
+  std::filesystem::remove(path(name(2)));
+  const Error missing = Model::open(path(name(1))).error();
+  EXPECT_EQ(missing.code, Code::not_found);
+  EXPECT_NE(missing.message.find(name(2)), std::string::npos) << missing.message;
+  EXPECT_EQ(Model::open(folder_.string()).error().code, Code::invalid_argument) << "alone.gguf is another model";
+  write(name(2), part(0, 3, 3));
+  EXPECT_FALSE(Model::open(path(name(1))).ok());
+}
+
+TEST_F(SplitGguf, the_number_of_tensors_is_compared) {
+  write_all(4);
+  EXPECT_NE(Model::open(path(name(1))).error().message.find("4 tensors"), std::string::npos);
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <iterator>
 #include <numeric>
+#include <set>
 
 #include "base/keyed_hash.h"
 #include "base/out_of_memory.h"
@@ -97,6 +99,31 @@ class ModelBuilder {
     return check_weights(path, index);
   }
 
+  // A split GGUF model has all its files, each once, and as many tensors as they say.
+  Status check_splits() const {
+    std::set<std::uint64_t> numbers;
+    for (const ModelFile& file : model_.files_) {
+      const std::uint64_t count = number_in(file, "split.count").value_or(1);
+      if (file.format != ModelFormat::gguf || count <= 1) continue;
+      const std::uint64_t number = number_in(file, "split.no").value_or(UINT64_MAX);
+      if (count != model_.files_.size()) {
+        return in_file(file.path, {Code::invalid_argument, 0,
+                                   "it is one of " + std::to_string(count) + " files of a split GGUF model, and " +
+                                       std::to_string(model_.files_.size()) + " are given",
+                                   "name one of them, as llama-gguf-split has named it, with the others beside it"});
+      }
+      if (number >= count || !numbers.insert(number).second) {
+        return in_file(file.path, broken("its split.no is that of another file, or of none"));
+      }
+      const std::uint64_t tensors = number_in(file, "split.tensors.count").value_or(model_.tensors_.size());
+      if (tensors != model_.tensors_.size()) {
+        return in_file(file.path, broken("the model has " + std::to_string(tensors) + " tensors, and its files have " +
+                                         std::to_string(model_.tensors_.size())));
+      }
+    }
+    return {};
+  }
+
   Model build() {
     const bool is_packed =
         std::ranges::any_of(model_.tensors_, [](const TensorInfo& tensor) { return !tensor.packing.empty(); });
@@ -105,6 +132,16 @@ class ModelBuilder {
   }
 
  private:
+  static std::optional<std::uint64_t> number_in(const ModelFile& file, const std::string& key) {
+    const auto found = file.metadata.find(key);
+    if (found == file.metadata.end()) return std::nullopt;
+    const std::string text = found->second.text();
+    std::uint64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+    return number;
+  }
+
   // Nothing is wrong with the files: variants of a model lie side by side, say.
   Error twice(const TensorInfo& first, const TensorInfo& second) const {
     const std::string& path = model_.files_[first.file].path;
@@ -182,6 +219,7 @@ Result<Model> ModelBuilder::open(Context* context, const std::string& name) {
     if (Status status = builder.add_file(context, file); !status) return std::move(status).error();
   }
   if (Status status = builder.index_names(); !status) return std::move(status).error();
+  if (Status status = builder.check_splits(); !status) return std::move(status).error();
   if (resolved->index) {
     if (Status status = builder.check_index(resolved->index_path, *resolved->index); !status) {
       return std::move(status).error();
@@ -200,6 +238,7 @@ Result<Model> ModelBuilder::open(Context* context, std::span<const std::string> 
     if (Status status = builder.add_file(context, file); !status) return std::move(status).error();
   }
   if (Status status = builder.index_names(); !status) return std::move(status).error();
+  if (Status status = builder.check_splits(); !status) return std::move(status).error();
   return builder.build();
 }
 

@@ -213,9 +213,8 @@ TEST_F(ModelOpen, what_is_no_model_is_refused_by_name) {
   EXPECT_TRUE(has(refusal("/dev/null"), "/dev/null is not a regular file"));
   const std::string short_file = write("short", "1234");
   EXPECT_TRUE(has(refusal(short_file), short_file + ": it has 4 bytes")) << refusal(short_file);
-  EXPECT_EQ(Model::open(write("x-00001-of-00002.gguf", "GGUF")).error().code, Code::unsupported);
-  write("x-00002-of-00002.gguf", "GGUF");
-  EXPECT_TRUE(has(refusal(folder_.string()), "number 1 of 2 files of a split GGUF model"));
+  EXPECT_EQ(Model::open(write("x-00001-of-00002.gguf", "GGUF")).error().code, Code::not_found);
+  EXPECT_TRUE(has(refusal(folder_.string()), "x-00002-of-00002.gguf"));
   const std::string files[] = {write("a.safetensors", one_tensor("a", 4)), write("a.safetensors.index.json", "{}")};
   EXPECT_TRUE(has(Model::open(files).error().message, "is an index among files"));
 }

@@ -145,6 +145,8 @@ Result<Resolved> resolve_index(Context* context, const std::string& path) {
                .hint = "download the rest of the model"};
 }
 
+constexpr std::size_t split_digits = 5;
+
 struct Split {
   std::string stem;
   std::uint32_t number = 0;
@@ -153,7 +155,7 @@ struct Split {
 
 // "model-00002-of-00005.safetensors"
 std::optional<Split> split_of(std::string_view name, std::string_view ending) {
-  constexpr std::size_t digits = 5;
+  constexpr std::size_t digits = split_digits;
   constexpr std::string_view middle = "-of-";
   constexpr std::size_t tail = 1 + digits + middle.size() + digits;
   if (!name.ends_with(ending) || name.size() < ending.size() + tail) return std::nullopt;
@@ -214,13 +216,31 @@ Result<Resolved> in_directory(const std::string& directory, const std::vector<st
   return resolved;
 }
 
-Status refuse_split_gguf(const std::string& path) {
-  const auto split = split_of(fs::path(path).filename().string(), ".gguf");
-  if (!split || split->count <= 1) return {};
-  return Error{.code = Code::unsupported,
-               .message = path + " is number " + std::to_string(split->number) + " of " + std::to_string(split->count) +
-                          " files of a split GGUF model",
-               .hint = "merge them first: llama-gguf-split --merge"};
+// The names of all files of a split GGUF model, by that of one of them; none: it is not split.
+std::vector<std::string> gguf_parts(const std::string& name) {
+  constexpr std::string_view ending = ".gguf";
+  const auto split = split_of(name, ending);
+  std::vector<std::string> names;
+  if (!split || split->count <= 1 || split->number == 0 || split->number > split->count) return names;
+  const std::string count = name.substr(name.size() - ending.size() - split_digits, split_digits);
+  for (std::uint32_t number = 1; number <= split->count; ++number) {
+    const std::string text = std::to_string(number);
+    names.push_back(split->stem + "-" + std::string(split_digits - text.size(), '0') + text + "-of-" + count +
+                    std::string(ending));
+  }
+  return names;
+}
+
+Result<Resolved> resolve_gguf_parts(const std::string& directory, const std::vector<std::string>& names) {
+  std::vector<std::string> missing;
+  std::error_code failed;
+  std::ranges::copy_if(names, std::back_inserter(missing),
+                       [&](const std::string& name) { return !fs::exists(fs::path(directory) / name, failed); });
+  if (missing.empty()) return in_directory(directory, names);
+  return Error{.code = Code::not_found,
+               .message = directory + ": of the " + std::to_string(names.size()) +
+                          " files of a split GGUF model, some are missing: " + list_of(missing),
+               .hint = "download the rest of the model"};
 }
 
 Result<Resolved> resolve_directory(Context* context, const std::string& directory) {
@@ -246,10 +266,9 @@ Result<Resolved> resolve_directory(Context* context, const std::string& director
     return in_directory(directory, tensors);
   }
   const std::vector<std::string> ggufs = ending_in(*names, ".gguf");
-  const auto is_split = [](const std::string& name) { return split_of(name, ".gguf").has_value(); };
-  if (!ggufs.empty() && std::ranges::all_of(ggufs, is_split)) {
-    Status refused = refuse_split_gguf((fs::path(directory) / ggufs[0]).string());
-    if (!refused) return std::move(refused).error();
+  if (const auto parts = ggufs.empty() ? ggufs : gguf_parts(ggufs[0]); !parts.empty()) {
+    const auto is_part = [&](const std::string& name) { return std::ranges::find(parts, name) != parts.end(); };
+    if (std::ranges::all_of(ggufs, is_part)) return resolve_gguf_parts(directory, parts);
   }
   if (ggufs.size() == 1) return in_directory(directory, ggufs);
   if (!ggufs.empty()) return unclear(directory + " has several models: " + list_of(ggufs), "name the one you want");
@@ -267,7 +286,9 @@ Result<Resolved> resolve_path(Context* context, const std::string& path) {
   if (fs::is_directory(status)) return resolve_directory(context, path);
   const std::string name = fs::path(path).filename().string();
   if (name.ends_with(".json")) return resolve_index(context, path);
-  if (Status refused = refuse_split_gguf(path); !refused) return std::move(refused).error();
+  if (const auto parts = gguf_parts(name); !parts.empty()) {
+    return resolve_gguf_parts(fs::path(path).parent_path().string(), parts);
+  }
   return Resolved{.files = {path}, .index_path = {}, .index = {}};
 }
 
@@ -291,6 +312,11 @@ Result<bool> is_path(Context* context, const std::string& name) {
 }
 
 Result<Resolved> resolve_uri(Context& context, const std::string& uri) {
+  if (const auto parts = gguf_parts(uri.substr(uri.rfind('/') + 1)); !parts.empty()) {
+    Resolved resolved;
+    for (const std::string& part : parts) resolved.files.push_back(beside(uri, part));
+    return resolved;
+  }
   if (!uri.ends_with(".json")) return Resolved{.files = {uri}, .index_path = {}, .index = {}};
   Result<Index> index = read_index(&context, uri);
   if (!index) return std::move(index).error();
