@@ -31,8 +31,8 @@ using PythonGroup = std::tuple<std::string, std::vector<PythonTensor>>;
 // Layers, and the Context that they need: they close when the last of both goes.
 class PythonLayers {
  public:
-  PythonLayers(std::shared_ptr<Context> context, Layers layers, Region memory)
-      : context_(std::move(context)), layers_(std::move(layers)), memory_(memory) {}
+  PythonLayers(std::shared_ptr<Context> context, Layers layers, Region memory, nb::object owner)
+      : context_(std::move(context)), layers_(std::move(layers)), memory_(memory), owner_(std::move(owner)) {}
   PythonLayers(PythonLayers&&) = default;
   PythonLayers& operator=(PythonLayers&&) = delete;
   ~PythonLayers() { close(); }
@@ -40,15 +40,22 @@ class PythonLayers {
   Layers& get() { return layers_; }
   const Region& memory() const { return memory_; }
   void close() {
-    const WithoutGil released;
-    { const Layers closing = std::move(layers_); }
-    context_.reset();
+    const auto closed = without_gil([&] {
+      Layers closing = std::move(layers_);
+      Status status = closing.close(Layers::Held::released);
+      context_.reset();
+      return status;
+    });
+    // What may still be written is never given back.
+    if (!closed && closed.error().code == Code::abandoned) (void)owner_.release();
+    owner_.reset();
   }
 
  private:
   std::shared_ptr<Context> context_;  // shared with Python's
   Layers layers_;
   Region memory_;
+  nb::object owner_;  // of the memory
 };
 
 std::vector<PythonGroup> groups_of(const Model& model, const std::vector<std::string>& patterns) {
@@ -66,7 +73,7 @@ std::vector<PythonGroup> groups_of(const Model& model, const std::vector<std::st
 
 PythonLayers open(PythonContext& self, const Model& model, const std::vector<PythonGroup>& given, std::uintptr_t memory,
                   std::size_t memory_bytes, const std::string& domain, std::uint64_t ahead_bytes,
-                  double deadline_seconds, bool in_order) {
+                  double deadline_seconds, bool in_order, nb::object owner) {
   std::vector<TensorGroup> groups;
   for (const auto& [name, tensors] : given) {
     TensorGroup group{.name = name, .tensors = {}};
@@ -82,7 +89,7 @@ PythonLayers open(PythonContext& self, const Model& model, const std::vector<Pyt
   options.in_order = in_order;
   auto context = self.get();
   auto layers = without_gil([&] { return Layers::open(*context, model, std::move(groups), options); });
-  return {std::move(context), value_or_raise(std::move(layers)), options.memory};
+  return {std::move(context), value_or_raise(std::move(layers)), options.memory, std::move(owner)};
 }
 
 // Where the tensors are, as offsets in the memory.
@@ -143,7 +150,7 @@ void define_layers(nb::module_& module) {
   module.def("layer_groups", &groups_of, nb::arg("model"), nb::arg("patterns"));
   module.def("open_layers", &open, nb::arg("context"), nb::arg("model"), nb::arg("groups"), nb::arg("memory"),
              nb::arg("memory_bytes"), nb::arg("domain"), nb::arg("ahead_bytes"), nb::arg("deadline_seconds"),
-             nb::arg("in_order"));
+             nb::arg("in_order"), nb::arg("owner"));
 }
 
 }  // namespace penstock::python

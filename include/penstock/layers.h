@@ -139,8 +139,11 @@ class PENSTOCK_EXPORT Layers {
   Status unpin(std::size_t group);
 
   LayersReport report() const;
-  // As the destructor does; but Code::in_use if groups are held, and all goes on.
-  Status close();
+  // As the destructor does. If groups are held: Code::in_use, and all goes on, unless `released` says that they are not
+  // used any more. Code::abandoned: it is closed, but an operation may still write to the memory; what you gave must
+  // stay until the Context is gone.
+  enum class Held : std::uint8_t { refused, released };
+  Status close(Held held = Held::refused);
 
  private:
   explicit Layers(std::unique_ptr<layers::Cache> cache);

@@ -198,6 +198,47 @@ TEST_F(LayersOfModel, rows_of_a_tensor_are_a_group_too) {
   for (int i = 0; i < 2; ++i) pass(layers);
 }
 
+TEST_F(LayersOfModel, packed_tensors_and_rows_of_them_are_unpacked) {
+  constexpr std::uint64_t rows = 32, columns = 4096, layers_count = 5;
+  std::mt19937_64 random(1);
+  std::vector<std::vector<std::uint16_t>> values(layers_count);
+  std::vector<TensorToSave> tensors;
+  for (std::uint64_t i = 0; i < layers_count; ++i) {
+    // BF16 of any sign and fraction, and of few exponents.
+    for (std::uint64_t j = 0; j < rows * columns; ++j) {
+      const std::uint64_t bits = random();
+      values[i].push_back(static_cast<std::uint16_t>((bits & 0x807f) | ((120 + (bits >> 32) % 5) << 7)));
+    }
+    tensors.push_back({"layers." + std::to_string(i) + ".weight",
+                       DType::bf16,
+                       {rows, columns},
+                       Region::host(values[i].data(), values[i].size() * 2)});
+  }
+  const std::string path = folder_.path("packed.safetensors");
+  const auto saved = save_safetensors(context_, path, tensors, {.durable = false, .packed = true});
+  ASSERT_TRUE(saved.ok()) << saved.error().message;
+  const Model model = Model::open(context_, path).value();
+  ASSERT_LT(model.stored_bytes(), model.size_bytes());
+  const std::vector<std::string> by_row = {"layers.*/weight"};
+  for (const bool cut : {false, true}) {
+    const auto groups =
+        layer_groups(model, cut ? std::span<const std::string>(by_row) : std::span<const std::string>());
+    Layers layers = Layers::open(context_, model, groups.value(), options(cut ? 100'000 : 600'000)).value();
+    for (std::size_t i = 0; i < layers.groups().size(); ++i) {
+      const auto held = layers.acquire(i);
+      ASSERT_TRUE(held.ok()) << held.error().message;
+      const GroupTensor& wanted = layers.groups()[i].tensors[0];
+      const std::size_t layer = static_cast<std::size_t>(model.tensors()[wanted.tensor].name[7] - '0');
+      const auto expected = std::as_bytes(std::span(values[layer]));
+      const std::uint64_t begin = wanted.rows ? wanted.rows->begin * columns * 2 : 0;
+      EXPECT_TRUE(
+          same_bytes({held->front().data, held->front().size_bytes}, expected.subspan(begin, held->front().size_bytes)))
+          << layers.groups()[i].name;
+      ASSERT_TRUE(layers.release(i).ok());
+    }
+  }
+}
+
 TEST_F(LayersOfModel, misuse_is_an_error_and_nothing_else) {
   Layers layers = open(options(4 * slot));
   EXPECT_EQ(layers.acquire(9).error().code, Code::out_of_range);

@@ -80,7 +80,8 @@ class Layers:
         plain = [(name, [(each.number, each.rows) for each in tensors]) for name, tensors in zip(self.groups, self._tensors)]
         self._core = _core.open_layers(
             self._context._core, self._model.core, plain, self._memory.data_ptr(), memory_bytes, self._domain,
-            size_in_bytes(ahead), float(timeout), groups is None if in_order is None else bool(in_order))
+            size_in_bytes(ahead), float(timeout), groups is None if in_order is None else bool(in_order),
+            self._memory)
         self._made: dict[int, _Made] = {}  # tensors of groups, where they were last
         self._hooks: list[Any] = []
 

@@ -7,6 +7,8 @@
 
 #include "base/out_of_memory.h"
 #include "services/models/ending.h"
+#include "services/models/packed_indexes.h"
+#include "services/models/range_list.h"
 
 namespace penstock::layers {
 namespace {
@@ -78,7 +80,25 @@ Result<std::unique_ptr<Cache>> Cache::open(Context& context, const Model& model,
   return cache;
 }
 
+// Where the chunks of packed tensors lie.
+Status Cache::read_indexes(const Model& model) {
+  std::vector<std::uint32_t> packed;
+  for (const TensorGroup& group : infos_) {
+    for (const GroupTensor& each : group.tensors) {
+      if (each.tensor < model.tensors().size() && !model.tensors()[each.tensor].packing.empty()) {
+        packed.push_back(each.tensor);
+      }
+    }
+  }
+  if (packed.empty()) return {};
+  std::ranges::sort(packed);
+  const auto twice = std::ranges::unique(packed);
+  packed.erase(twice.begin(), twice.end());
+  return models::PackedIndexes::read(context_, model, stores_, packed, {});
+}
+
 Status Cache::lay_out_all(const Model& model) {
+  if (Status status = read_indexes(model); !status) return status;
   for (std::size_t i = 0; i < infos_.size(); ++i) {
     const std::string& name = infos_[i].name;
     if (name.empty() || !by_name_.emplace(name, i).second) {
@@ -152,7 +172,11 @@ Status Cache::start() {
 }
 
 Cache::~Cache() {
-  if (!keeper_.joinable()) return;
+  shut_down();
+}
+
+bool Cache::shut_down() {
+  if (!keeper_.joinable()) return false;
   {
     const std::scoped_lock lock(mutex_);
     is_closing_ = true;
@@ -160,17 +184,21 @@ Cache::~Cache() {
   changed_.notify_all();
   bell_->ring();
   keeper_.join();
-  for (const std::uint32_t group : loading_) models::end(groups_[group].ticket);
+  bool is_abandoned = std::ranges::any_of(slots_, &Slot::is_lost);
+  for (const std::uint32_t group : loading_) {
+    models::end(groups_[group].ticket);
+    is_abandoned = is_abandoned || groups_[group].ticket.outcome() == Outcome::abandoned;
+  }
   const TimePoint deadline =
       time_after(Clock::now(), duration_from_seconds(context_.options().deadlines.close_seconds));
-  const auto all_passed = [&] { return std::ranges::all_of(slots_, [&](Slot& slot) { return has_passed(slot); }); };
-  while (!all_passed()) {
+  while (!std::ranges::all_of(slots_, [&](Slot& slot) { return has_passed(slot); })) {
     if (Clock::now() >= deadline) {
       keep_for_good(std::move(allocated_));
-      return;
+      break;
     }
     std::this_thread::sleep_for(look_again);
   }
+  return is_abandoned;
 }
 
 std::optional<std::size_t> Cache::find(std::string_view name) const {
@@ -261,23 +289,24 @@ Cache::Room Cache::take_slot(std::uint32_t number, const Wish& wish) {
 Result<Ticket> Cache::submit(const Group& group, const Region& memory) {
   return or_out_of_memory([&]() -> Result<Ticket> {
     std::deque<Store> stores;  // their addresses stay; the request keeps them open
-    std::vector<Range> ranges;
-    ranges.reserve(group.layout.pieces.size());
+    models::RangeList list(context_);
+    list.reserve(group.layout.pieces.size());
     {
       const std::scoped_lock lock(stores_mutex_);
       for (std::size_t i = 0; i < group.layout.pieces.size(); ++i) {
-        const Piece& piece = group.layout.pieces[i];
-        if (i == 0 || group.layout.pieces[i - 1].file != piece.file) {
+        models::FilePiece piece = group.layout.pieces[i].bytes;
+        if (i == 0 || group.layout.pieces[i - 1].bytes.file != piece.file) {
           Result<Store> store = stores_.open(piece.file);
           if (!store) return std::move(store).error();
           stores.push_back(std::move(*store));
         }
-        ranges.push_back({&stores.back(), piece.offset, memory.part(piece.place, piece.bytes)});
+        piece.memory = memory.part(group.layout.pieces[i].place, piece.memory.size_bytes);
+        list.add(stores.back(), piece);
       }
     }
     RequestOptions options;
     options.on_end = [bell = bell_](const Report&) { bell->ring(); };
-    return context_.submit(Direction::read, ranges, options);
+    return context_.submit(Direction::read, list.ranges(), options);
   });
 }
 

@@ -52,6 +52,8 @@ class Cache {
   Status pin(std::size_t group, bool pinned);
   LayersReport report() const;
   Status check_unheld() const;
+  // Ends loads, and waits for streams. Whether an operation may still write to the memory. REQUIRES: no other calls.
+  bool shut_down();
 
  private:
   static constexpr std::uint32_t none = UINT32_MAX;
@@ -99,6 +101,7 @@ class Cache {
   };
 
   Cache(Context& context, const Model& model, std::vector<TensorGroup> groups, const LayersOptions& options);
+  Status read_indexes(const Model& model);
   Status lay_out_all(const Model& model);
   Status cut();
   Status start();

@@ -87,12 +87,17 @@ LayersReport Layers::report() const {
   return cache_->report();
 }
 
-Status Layers::close() {
+Status Layers::close(Held held) {
   if (!cache_) return {};
   if (auto error = refusal(cache_.get())) return *std::move(error);
-  if (Status status = cache_->check_unheld(); !status) return status;
+  if (held == Held::refused) {
+    if (Status status = cache_->check_unheld(); !status) return status;
+  }
+  const bool is_abandoned = cache_->shut_down();
   cache_.reset();
-  return {};
+  if (!is_abandoned) return {};
+  return Error{Code::abandoned, 0, "a load has not come back, and may still write to the memory",
+               "keep memory that you gave to the Layers until the Context is gone"};
 }
 
 }  // namespace penstock

@@ -5,15 +5,14 @@
 #include <vector>
 
 #include "penstock/layers.h"
+#include "services/models/parts.h"
 
 namespace penstock::layers {
 
-// Bytes of a file, and where they go in a slot.
+// Bytes of a file, or unpacked from some, and where they go in a slot. Their memory has a size, and no address yet.
 struct Piece {
-  std::uint32_t file = 0;
-  std::uint64_t offset = 0;
+  models::FilePiece bytes;
   std::uint64_t place = 0;
-  std::uint64_t bytes = 0;
 };
 
 struct Layout {
@@ -27,7 +26,8 @@ struct Layout {
   std::uint64_t slot_bytes = 0;    // with what lies between them
 };
 
-// Code::invalid_argument for tensors and rows that the model does not have.
+// Code::invalid_argument for tensors and rows that the model does not have. REQUIRES: the indexes of packed tensors
+// were read.
 Result<Layout> lay_out(const Model& model, const TensorGroup& group);
 
 }  // namespace penstock::layers
