@@ -70,7 +70,7 @@ class Weights {
     for (std::size_t i = 0; i < chunks_.size(); ++i) {
       const packed::Fault fault = packed::decode_chunk(
           packed::best_kernels(), kind_, chunks_[i], {static_cast<std::uint32_t>(i), packed::chunk_values},
-          {.skip = 0, .memory = std::span(decoded_).subspan(i * chunk_bytes_, chunk_bytes_)});
+          {.skip = 0, .memory = std::span(decoded_).subspan(i * chunk_bytes_, chunk_bytes_), .is_part_of_much = true});
       if (fault != packed::Fault::none) bench::fail(std::string(packed::fault_text(fault)));
     }
   }

@@ -258,7 +258,7 @@ Fault decode_chunk(const Kernels& kernels, Kind kind, std::span<const std::byte>
   const std::size_t all = std::size_t{header->values} * division.value_bytes;
   const std::uint32_t planes = header->code_bits + division.raw_planes;
   const Output output(wanted);
-  std::byte scratch[tile_values * sizeof(std::uint32_t)];
+  alignas(64) std::byte scratch[tile_values * sizeof(std::uint32_t)];
   std::uint64_t checksum = 0;
   for (std::uint32_t tile = 0; tile < tiles_of(header->values); ++tile) {
     const std::uint64_t begin = tile * tile_bytes;
@@ -283,11 +283,15 @@ Fault decode_chunk(const Kernels& kernels, Kind kind, std::span<const std::byte>
       stored.exceptions_left = header->exceptions - base;
     }
     std::byte* const straight = length == tile_bytes ? output.whole_tile(begin, tile_bytes) : nullptr;
-    std::byte* const to = straight != nullptr ? straight : scratch;
+    const bool past_caches =
+        wanted.is_part_of_much && straight != nullptr && reinterpret_cast<std::uintptr_t>(straight) % 32 == 0;
+    std::byte* const to = straight != nullptr && !past_caches ? straight : scratch;
     if (!kernels.decode(kind, stored, to)) return Fault::exceptions;
     checksum += mixed(sum_of(kernels, {to, length}, tile_bytes), tile);
+    if (past_caches) kernels.copy_past_caches(straight, scratch, tile_bytes);
     if (straight == nullptr) output.take(begin, {scratch, length});
   }
+  if (wanted.is_part_of_much) kernels.settle();
   return checksum == header->checksum ? Fault::none : Fault::checksum;
 }
 

@@ -23,8 +23,9 @@ std::string_view fault_text(Fault fault);
 
 // Part of the decoded bytes of a chunk.
 struct WantedBytes {
-  std::uint64_t skip = 0;       // before them
-  std::span<std::byte> memory;  // as many as are wanted
+  std::uint64_t skip = 0;        // before them
+  std::span<std::byte> memory;   // as many as are wanted
+  bool is_part_of_much = false;  // more than caches hold: better written past them
 };
 // Decodes all of a chunk, whose checksum needs all, and writes what is wanted of it. Whatever the chunk has, nothing
 // else is written or read. After a fault, the memory has any bytes. REQUIRES: what is wanted lies within the values

@@ -58,6 +58,11 @@ void expect_round_trip(Kind kind, const Bytes& values, std::uint32_t number) {
     ASSERT_EQ(fault, Fault::none) << kernels->name << ": " << fault_text(fault);
     ASSERT_TRUE(std::ranges::equal(out.memory(), values)) << kernels->name << " " << kind_name(kind);
     ASSERT_TRUE(out.is_whole());
+    Guarded past_caches(values.size());
+    ASSERT_EQ(decode_chunk(*kernels, kind, chunk, {number, count_of(kind, values)}, {0, past_caches.memory(), true}),
+              Fault::none);
+    ASSERT_TRUE(std::ranges::equal(past_caches.memory(), values)) << kernels->name << " " << kind_name(kind);
+    ASSERT_TRUE(past_caches.is_whole());
   }
 }
 

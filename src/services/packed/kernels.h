@@ -35,6 +35,11 @@ struct Kernels {
                           std::uint8_t* codes, std::uint8_t* exceptions);
   // Of 1024 bytes, as many planes of their lowest bits as asked for.
   void (*to_planes)(const std::uint8_t* bits, std::uint32_t planes, std::uint8_t* out);
+  // Copies a multiple of 1024 bytes to memory at a multiple of 32, past the caches where that is possible: what is
+  // written there need not be read first.
+  void (*copy_past_caches)(std::byte* to, const std::byte* from, std::size_t bytes);
+  // After such copies: others see what they wrote.
+  void (*settle)();
 };
 
 extern const Kernels portable_kernels;

@@ -205,7 +205,13 @@ PENSTOCK_AVX2 void to_planes(const std::uint8_t* bits, std::uint32_t planes, std
   }
 }
 
-constexpr Kernels avx2_kernels = {"avx2", &decode_any<Loops>, &sum, &encode, &to_planes};
+PENSTOCK_AVX2 void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += 32)
+    _mm256_stream_si256(reinterpret_cast<Vector*>(to + at), load(from + at));
+}
+
+constexpr Kernels avx2_kernels = {
+    "avx2", &decode_any<Loops>, &sum, &encode, &to_planes, &copy_past_caches, [] { _mm_sfence(); }};
 
 }  // namespace
 

@@ -172,7 +172,11 @@ void to_planes(const std::uint8_t* bits, std::uint32_t planes, std::uint8_t* out
   }
 }
 
-constexpr Kernels neon_kernels = {"neon", &decode_any<Loops>, &sum, &encode, &to_planes};
+void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+
+constexpr Kernels neon_kernels = {"neon", &decode_any<Loops>, &sum, &encode, &to_planes, &copy, [] {}};
 
 }  // namespace
 

@@ -89,8 +89,12 @@ void to_planes(const std::uint8_t* bits, std::uint32_t planes, std::uint8_t* out
   }
 }
 
+void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+
 }  // namespace
 
-constinit const Kernels portable_kernels = {"portable", &decode, &sum, &encode, &to_planes};
+constinit const Kernels portable_kernels = {"portable", &decode, &sum, &encode, &to_planes, &copy, [] {}};
 
 }  // namespace penstock::packed

@@ -56,7 +56,8 @@ inline std::uint32_t to_kind(Kind kind, float number) {
 inline std::vector<std::byte> make_values(Kind kind, Pattern pattern, std::size_t count, std::uint64_t seed) {
   const Division division = division_of(kind);
   std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal(0, 0.02F);
+  // Of the smallest type, weights are scaled to what it can tell apart.
+  std::normal_distribution<float> normal(0, kind == Kind::f8_e4m3 ? 1.0F : 0.02F);
   std::vector<std::byte> bytes(count * division.value_bytes);
   const std::uint32_t exponent_mask = division.symbol_mask << division.symbol_shift;
   for (std::size_t i = 0; i < count; ++i) {

@@ -57,6 +57,7 @@ Result<ChunkRun> Unpack::run_of(const Piece& piece) const {
 }
 
 Status Unpack::by_cpu(const Piece& piece) const {
+  constexpr std::size_t much_bytes = 1 << 20;
   const Result<ChunkRun> run = run_of(piece);
   if (!run) return run.error();
   const Kernels& kernels = best_kernels();
@@ -69,7 +70,9 @@ Status Unpack::by_cpu(const Piece& piece) const {
     const std::uint64_t there = std::uint64_t{index_.values_of(chunk)} * division_of(index_.kind).value_bytes - skip;
     const std::uint64_t bytes = std::min<std::uint64_t>(there, run->bytes - done);
     const Fault fault = decode_chunk(kernels, index_.kind, stored, {.number = chunk, .values = index_.values_of(chunk)},
-                                     {.skip = skip, .memory = piece.memory.subspan(done, bytes)});
+                                     {.skip = skip,
+                                      .memory = piece.memory.subspan(done, bytes),
+                                      .is_part_of_much = piece.memory.size() >= much_bytes});
     if (fault != Fault::none) return damaged(chunk, fault);
     done += bytes;
   }
