@@ -150,8 +150,10 @@ Status LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
 bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request) {
   auto& parts = request.parts;
   std::size_t given = 0;
+  const std::uint32_t begin = request.first_lane.value_or(next_);
   for (std::uint32_t turn = 0; turn < size_ && given < parts.size(); ++turn) {
-    auto lane = lane_at(next_++ % size_);
+    auto lane = lane_at((begin + turn) % size_);
+    if (!request.first_lane) ++next_;
     if (lane && fit(*lane)) parts[given++].lane = std::move(lane);
   }
   const std::size_t found = given;

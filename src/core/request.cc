@@ -23,6 +23,9 @@ constexpr std::uint64_t claimed_bytes_most = 4 << 20;
 // Lanes that write from GPU memory past the page cache, each a piece at a time. More only wait for each other at the
 // disk: 4 threads with pieces of 1 MiB wrote 2.65 GB/s to a virtual disk, 8 wrote 2.5, 16 wrote 2.3.
 constexpr std::uint32_t staged_writers_most = 8;
+// Lanes whose bytes kernels decode. More get into each other's way on the bus: to an H200, 8 lanes with 4 MiB each
+// brought 71 GB/s of decoded weights, 12 brought 69, 16 brought 67; and there is scratch memory for 8.
+constexpr std::uint32_t decoding_lanes_most = 8;
 // Shorter requests are over before a file can be replaced under them; asking twice would cost more than the read.
 constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
 
@@ -287,7 +290,13 @@ void Request::make_units() {
     for (std::size_t i = 0; i < spans.size(); ++i) left_[i].store(spans[i].length, std::memory_order_relaxed);
   }
   if (parts.size() != 0) return;  // a late request's
-  parts.resize(std::clamp<std::size_t>(count, 1, writes_past_cache() ? std::min(lanes_, staged_writers_most) : lanes_));
+  std::uint32_t most = lanes_;
+  if (writes_past_cache()) most = std::min(most, staged_writers_most);
+  if (const cuda::Device* const gpu = decoding_gpu()) {
+    most = std::min(most, decoding_lanes_most);
+    first_lane = static_cast<std::uint32_t>(gpu->info().domain.device()) * decoding_lanes_most;
+  }
+  parts.resize(std::clamp<std::size_t>(count, 1, most));
   parts_left_.store(static_cast<std::uint32_t>(parts.size()), std::memory_order_relaxed);
 }
 
@@ -304,6 +313,19 @@ std::uint64_t Request::operation_bytes() const {
 bool Request::writes_past_cache() const {
   return direction == Direction::write && has_gpu &&
          std::any_of(stores.begin(), stores.end(), [](const StoreUse& use) { return use.entry->info().direct; });
+}
+
+// Whose kernels make all that is made of stored bytes; null: nobody's, or CPUs may have to.
+const cuda::Device* Request::decoding_gpu() const {
+  if (transforms.empty() || !has_gpu || options_.stream) return nullptr;
+  const cuda::Device* gpu = nullptr;
+  for (const Span& span : spans) {
+    const TransformUse* const use = transform_of(span);
+    if (use == nullptr || span.length == 0) continue;
+    if (!use->is_for_gpu) return nullptr;
+    gpu = span.gpu;
+  }
+  return gpu;
 }
 
 Request::Claim Request::claim_units() {

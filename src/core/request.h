@@ -190,6 +190,8 @@ class Request {
   bool has_gpu = false;                      // some memory is a GPU's
   bool needs_staging = false;                // and is not sure to be reached without
   std::unique_ptr<cuda::StreamOrder> order;  // set before anyone else knows the request
+  // Where lanes keep something for such requests: always from this one on, modulo their number. Unset: in turn.
+  std::optional<std::uint32_t> first_lane;
 
   // How its bytes are stored; null: as they are.
   const TransformUse* transform_of(const Span& span) const {
@@ -281,6 +283,7 @@ class Request {
 
   void call_waiting();
   Claim claim_mixed(std::uint32_t wanted);
+  const cuda::Device* decoding_gpu() const;
   class KnownMemory;
 
   Status add_ranges(std::span<const Range> ranges);

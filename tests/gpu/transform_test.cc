@@ -131,6 +131,19 @@ TEST_F(TransformedOnGpu, has_32_mib_of_scratch_at_the_most) {
   EXPECT_LE(before - free_bytes(), 32 * mib);
 }
 
+TEST_F(TransformedOnGpu, is_left_to_the_same_eight_lanes_in_every_request) {
+  echo_->has_kernels = true;
+  options_.lanes = 12;
+  const EchoFile file(0, std::vector<std::uint64_t>(120, 300'000));
+  open(file);
+  for (int i = 0; i < 3; ++i) {
+    const Report report = context_->transfer(Direction::read, ranges_);
+    ASSERT_TRUE(report.ok()) << report.error->message;
+  }
+  EXPECT_EQ(echo_->by_gpu_count, 3 * 120);
+  EXPECT_LE(echo_->lanes.size(), 8U);
+}
+
 TEST_F(TransformedOnGpu, is_made_by_the_cpu_where_kernels_reach_no_stored_bytes) {
   PENSTOCK_NEEDS_FAKE();
   echo_->has_kernels = true;

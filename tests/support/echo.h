@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <mutex>
+#include <set>
+#include <thread>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -27,6 +30,10 @@ struct Echo : Transform {
   bool is_for(const Gpu&) const override { return has_kernels; }
   Status by_gpu(const Piece& piece, const OnGpu& gpu) const override {
     ++by_gpu_count;
+    {
+      const std::scoped_lock lock(mutex);
+      lanes.insert(std::this_thread::get_id());
+    }
     if (refuses) return Error{Code::device_error, 0, "no kernel today", ""};
     const auto& api = cuda::Driver::get().value()->api();
     const auto put = [&](std::byte* to, std::size_t bytes) {
@@ -45,6 +52,8 @@ struct Echo : Transform {
   bool refuses = false;
   mutable std::atomic<int> by_cpu_count{0};
   mutable std::atomic<int> by_gpu_count{0};
+  mutable std::mutex mutex;
+  mutable std::set<std::thread::id> lanes;  // that called by_gpu; guarded by mutex
 };
 
 // Pieces of these lengths, one after another from `offset` on, and what they are to become: twice and a half as long.
