@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 
 using models::TensorSource;
 
-constexpr auto progress_interval = std::chrono::milliseconds(50);
+constexpr auto packing_interval = std::chrono::milliseconds(50);
 // Files beside a model that are copied with it, unless they are longer than anything but weights.
 constexpr std::uintmax_t copied_bytes_most = 256 << 20;
 
@@ -166,7 +166,7 @@ class Packing {
 
   Status tell(std::uint64_t done) {
     const TimePoint now = Clock::now();
-    if (!options_.progress || now - told_ < progress_interval) return {};
+    if (!options_.progress || now - told_ < packing_interval) return {};
     told_ = now;
     if (call_back("PackOptions::progress", options_.progress, done_before_ + done, all_bytes_)) return {};
     return Error{Code::cancelled, 0, "packing was cancelled", "files that were finished are complete"};

@@ -25,11 +25,11 @@ namespace penstock::models {
 namespace {
 
 // Two are read into, and two are written from.
-constexpr std::uint64_t window_bytes = 16 << 20;
-constexpr std::size_t sampled_chunks = 8;
-constexpr auto turn = std::chrono::milliseconds(50);
+constexpr std::uint64_t input_window_bytes = 16 << 20;
+constexpr std::size_t chunks_sampled = 8;
+constexpr auto asking_interval = std::chrono::milliseconds(50);
 
-std::optional<packed::Kind> kind_of(const TensorToSave& tensor) {
+std::optional<packed::Kind> packed_kind_of(const TensorToSave& tensor) {
   return packed::kind_from_name(dtype_name(tensor.dtype));
 }
 
@@ -57,7 +57,7 @@ void in_parallel(std::uint32_t threads, std::size_t count, const Function& funct
 template <typename Ask>
 Status wait_for(OwnTicket& ticket, const Ask& ask, Report* total = nullptr) {
   if (!ticket) return {};
-  while (!ticket->wait_for(turn)) {
+  while (!ticket->wait_for(asking_interval)) {
     if (Status status = ask(); !status) return status;
   }
   const Report report = ticket->report();
@@ -71,9 +71,10 @@ Status wait_for(OwnTicket& ticket, const Ask& ask, Report* total = nullptr) {
 }
 
 // Writes to a file, one stretch after the other, from two Buffers in turn.
-class Output {
+class FileOutput {
  public:
-  Output(Context& context, const Store& store, std::uint64_t begin) : context_(context), store_(store), end_(begin) {}
+  FileOutput(Context& context, const Store& store, std::uint64_t begin)
+      : context_(context), store_(store), end_(begin) {}
 
   std::uint64_t end() const { return end_; }
   // Room for the next stretch of at most so many bytes. REQUIRES: the last was written out.
@@ -151,7 +152,7 @@ class Output {
 };
 
 // Bytes of a tensor in a window.
-struct Segment {
+struct WindowPart {
   std::uint32_t tensor = 0;
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
@@ -159,7 +160,7 @@ struct Segment {
 };
 struct InputWindow {
   Buffer memory;
-  std::vector<Segment> segments;
+  std::vector<WindowPart> segments;
   OwnTicket ticket;
 };
 
@@ -233,10 +234,10 @@ class Attempt {
 
  private:
   Result<std::optional<WrittenFile>> write(const Store& store, std::uint64_t head_bytes) {
-    Output output(context_, store, head_bytes);
+    FileOutput output(context_, store, head_bytes);
     std::array<InputWindow, 2> windows;
     for (InputWindow& window : windows) {
-      Result<Buffer> memory = context_.allocate(Domain::host(), window_bytes);
+      Result<Buffer> memory = context_.allocate(Domain::host(), input_window_bytes);
       if (!memory) return std::move(memory).error();
       window.memory = std::move(*memory);
     }
@@ -253,7 +254,7 @@ class Attempt {
     return finish(output, head_bytes);
   }
 
-  Result<std::optional<WrittenFile>> finish(Output& output, std::uint64_t head_bytes) {
+  Result<std::optional<WrittenFile>> finish(FileOutput& output, std::uint64_t head_bytes) {
     std::vector<std::uint64_t> stored(tensors_.size());
     WrittenFile written;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -311,7 +312,7 @@ class Attempt {
     while (next_ < order_.size()) {
       const std::uint32_t tensor = order_[next_];
       const std::uint64_t all = tensors_[tensor].memory.size_bytes;
-      std::uint64_t bytes = std::min(all - next_begin_, window_bytes - used);
+      std::uint64_t bytes = std::min(all - next_begin_, input_window_bytes - used);
       if (packed_[tensor] && next_begin_ + bytes != all) {
         const std::uint64_t chunk = packed::chunk_values * std::uint64_t{dtype_bits(tensors_[tensor].dtype) / 8};
         bytes -= bytes % chunk;
@@ -326,7 +327,7 @@ class Attempt {
       if (next_begin_ != all) break;
       ++next_;
       next_begin_ = 0;
-      if (used >= window_bytes) break;
+      if (used >= input_window_bytes) break;
     }
     if (wanted.empty()) return {};
     Result<Ticket> ticket = source_.read(wanted);
@@ -336,13 +337,13 @@ class Attempt {
   }
 
   // False: a tensor does not get smaller.
-  Result<bool> put_out(InputWindow& window, Output& output) {
+  Result<bool> put_out(InputWindow& window, FileOutput& output) {
     std::vector<ChunkJob> jobs = jobs_of(window);
     in_parallel(options_.threads, jobs.size() + 1, [&](std::size_t i) {
       if (i == 0) {
         add_up(window);
       } else {
-        encode_and_compare(*kind_of(tensors_[jobs[i - 1].tensor]), jobs[i - 1]);
+        encode_and_compare(*packed_kind_of(tensors_[jobs[i - 1].tensor]), jobs[i - 1]);
       }
     });
     std::uint64_t most = 0;
@@ -350,12 +351,12 @@ class Attempt {
       if (Status status = check(job); !status) return std::move(status).error();
       most += job.encoded.size();
     }
-    for (const Segment& segment : window.segments) {
+    for (const WindowPart& segment : window.segments) {
       most += packed_[segment.tensor] ? index_room(segment.tensor) + packed::tensor_alignment : segment.bytes;
     }
     if (Status status = output.begin_stretch(most); !status) return std::move(status).error();
     std::size_t job = 0;
-    for (const Segment& segment : window.segments) {
+    for (const WindowPart& segment : window.segments) {
       if (packed_[segment.tensor]) {
         while (job < jobs.size() && jobs[job].tensor == segment.tensor) append(jobs[job++], output);
         if (segment.begin + segment.bytes == size_of(segment.tensor) && !end_tensor(segment.tensor, output))
@@ -373,7 +374,7 @@ class Attempt {
 
   std::vector<ChunkJob> jobs_of(const InputWindow& window) const {
     std::vector<ChunkJob> jobs;
-    for (const Segment& segment : window.segments) {
+    for (const WindowPart& segment : window.segments) {
       if (!packed_[segment.tensor]) continue;
       const std::uint64_t chunk = packed::chunk_values * std::uint64_t{dtype_bits(tensors_[segment.tensor].dtype) / 8};
       for (std::uint64_t at = 0; at < segment.bytes; at += chunk) {
@@ -390,14 +391,14 @@ class Attempt {
   // Tensors lie in the order of their bytes.
   void add_up(const InputWindow& window) {
     if (!options_.checksums) return;
-    for (const Segment& segment : window.segments) {
+    for (const WindowPart& segment : window.segments) {
       if (segment.begin == 0) sum_ = Checksum();
       sum_.add({window.memory.data() + segment.place, segment.bytes});
       if (segment.begin + segment.bytes == size_of(segment.tensor)) sums_[segment.tensor] = sum_.hex();
     }
   }
 
-  Status check_sum(const Segment& segment) const {
+  Status check_sum(const WindowPart& segment) const {
     if (!options_.checksums || segment.begin + segment.bytes != size_of(segment.tensor)) return {};
     const auto known = options_.known_checksums.find(tensors_[segment.tensor].name);
     if (known == options_.known_checksums.end() || known->second == sums_[segment.tensor]) return {};
@@ -428,18 +429,19 @@ class Attempt {
   }
   std::uint64_t index_room(std::uint32_t tensor) const { return packed::index_bytes(values_of(tensor)); }
 
-  void append(const ChunkJob& job, Output& output) {
+  void append(const ChunkJob& job, FileOutput& output) {
     packed::TensorIndex& index = indexes_[job.tensor];
     if (job.number == 0) {
       tensor_begin_ = output.end();
-      index = {.kind = *kind_of(tensors_[job.tensor]), .values = values_of(job.tensor), .bytes = 0, .starts = {}};
+      index = {
+          .kind = *packed_kind_of(tensors_[job.tensor]), .values = values_of(job.tensor), .bytes = 0, .starts = {}};
       output.append_zeros(index_room(job.tensor));
     }
     index.starts.push_back(static_cast<std::uint32_t>((output.end() - tensor_begin_) / packed::chunk_alignment));
     output.append(job.encoded);
   }
 
-  bool end_tensor(std::uint32_t tensor, Output& output) {
+  bool end_tensor(std::uint32_t tensor, FileOutput& output) {
     packed::TensorIndex& index = indexes_[tensor];
     const std::uint64_t used = output.end() - tensor_begin_;
     index.starts.push_back(static_cast<std::uint32_t>(used / packed::chunk_alignment));
@@ -473,7 +475,7 @@ class Attempt {
 
 Result<std::optional<SampledSize>> sample_size(Context& context, TensorSource& source, std::uint32_t number,
                                                const TensorToSave& tensor) {
-  const std::optional<packed::Kind> kind = kind_of(tensor);
+  const std::optional<packed::Kind> kind = packed_kind_of(tensor);
   if (!kind || tensor.memory.size_bytes == 0) return std::optional<SampledSize>();
   const std::uint64_t value_bytes = packed::division_of(*kind).value_bytes;
   const std::uint64_t values = tensor.memory.size_bytes / value_bytes;
@@ -481,7 +483,7 @@ Result<std::optional<SampledSize>> sample_size(Context& context, TensorSource& s
   const std::uint64_t chunk_bytes = packed::chunk_values * value_bytes;
   // Chunks are counted in units of 64 bytes, in 32 bits.
   if (tensor.memory.size_bytes / packed::chunk_alignment >= UINT32_MAX) return std::optional<SampledSize>();
-  const std::uint64_t taken = std::min<std::uint64_t>(chunks, sampled_chunks);
+  const std::uint64_t taken = std::min<std::uint64_t>(chunks, chunks_sampled);
   Result<Buffer> memory = context.allocate(Domain::host(), taken * chunk_bytes);
   if (!memory) return std::move(memory).error();
   std::vector<TensorSource::Bytes> wanted;
