@@ -72,7 +72,6 @@ namespace {
 using penstock::cuda::RowCacheLayout;
 using penstock::cuda::RowCacheSet;
 using penstock::cuda::RowsEntry;
-using penstock::cuda::RowsReply;
 using penstock::cuda::RowsRound;
 
 constexpr unsigned all_lanes = ~0U;
@@ -278,11 +277,11 @@ __device__ void publish(const RowsEntry& entry, const Claim& claim, std::uint64_
 
 // The row that was missing, from the answer to its place, and into the cache where there is a slot for it.
 template <typename Word>
-__device__ void place_row(const RowsEntry& entry, const RowsReply& reply, std::uint32_t i, unsigned lane) {
+__device__ void place_row(const RowsEntry& entry, std::uint32_t i, unsigned lane) {
   const std::uint64_t number = *at<const std::uint64_t>(entry.missing_numbers, entry.first + i);
   const std::uint32_t place = *at<const std::uint32_t>(entry.missing_places, entry.first + i);
   const std::uint64_t words = entry.row_bytes / sizeof(Word);
-  const Word* const from = row_at<const Word>(entry.answer, entry.row_bytes, std::uint64_t{reply.begin} + i);
+  const Word* const from = row_at<const Word>(entry.answer, entry.row_bytes, entry.answer_begin + i);
   Word* const to = row_at<Word>(entry.memory, entry.row_bytes, place);
   // What fits into registers is on its way over the bus while a slot is looked for.
   constexpr unsigned words_ahead = 4;
@@ -389,7 +388,7 @@ extern "C" __global__ void penstock_rows_find(RowsEntry* entries, unsigned count
   // The last thread counts all before it.
   const bool is_last = threadIdx.x == blockDim.x - 1;
   const unsigned all = before + (missing ? 1 : 0);
-  if (is_last) reinterpret_cast<RowsReply*>(entries + count)[blockIdx.x].missing = all;
+  if (is_last) entries[blockIdx.x].missing = all;
   if (entry.round == 0) return;
   __threadfence_system();
   __syncthreads();
@@ -399,26 +398,20 @@ extern "C" __global__ void penstock_rows_find(RowsEntry* entries, unsigned count
 // Brings rows that were missing to their places, and keeps them. All rows of a gather that failed become zeros.
 extern "C" __global__ void penstock_rows_place(const RowsEntry* entries, unsigned count) {
   __shared__ __align__(16) RowsEntry entry;
-  __shared__ RowsReply reply;
   if (blockIdx.x >= count) return;
-  // By another warp than the entry, at the same time.
-  if (threadIdx.x == warp_lanes) reply = reinterpret_cast<const RowsReply*>(entries + count)[blockIdx.x];
   load_entry(entry, entries);
   const unsigned lane = threadIdx.x % warp_lanes;
   const unsigned warp = threadIdx.x / warp_lanes;
-  const bool is_failed = (reply.begin & RowsReply::failed) != 0;
-  if (entry.first == 0 && entry.status != 0 && threadIdx.x == 0) {
-    *at<std::uint32_t>(entry.status) = is_failed ? reply.begin & ~RowsReply::failed : 0;
-  }
-  if (is_failed) {
+  if (entry.first == 0 && entry.status != 0 && threadIdx.x == 0) *at<std::uint32_t>(entry.status) = entry.code;
+  if (entry.code != 0) {
     if (entry.round != 0 && threadIdx.x == 0) atomicExch(&at<RowsRound>(entry.round)->failed, 1);
     auto* const to = at<unsigned char>(entry.memory + entry.first * entry.row_bytes);
     for (std::uint64_t i = threadIdx.x; i < entry.count * entry.row_bytes; i += blockDim.x) to[i] = 0;
     return;
   }
   with_word(entry, [&](auto word) {
-    for (unsigned i = warp; i < reply.missing; i += blockDim.x / warp_lanes) {
-      place_row<decltype(word)>(entry, reply, i, lane);
+    for (unsigned i = warp; i < entry.missing; i += blockDim.x / warp_lanes) {
+      place_row<decltype(word)>(entry, i, lane);
     }
   });
 }

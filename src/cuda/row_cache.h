@@ -70,22 +70,17 @@ struct RowsEntry {
   std::uint64_t answer_word;
   std::uint64_t passed;  // where the CPU reads how many rounds that were
 
-  std::uint32_t type;    // of the numbers: as RowNumbers::Type
-  std::uint32_t first;   // row of the block
-  std::uint32_t count;   // of its rows: at most `most_rows`
-  std::uint32_t layout;  // another one each time that the entries are written anew
+  std::uint32_t type;          // of the numbers: as RowNumbers::Type
+  std::uint32_t first;         // row of the block
+  std::uint32_t count;         // of its rows: at most `most_rows`
+  std::uint32_t missing;       // of these; written by the kernel that finds
+  std::uint32_t answer_begin;  // where the first of these lies in the answer; written by the CPU, as the next
+  std::uint32_t code;          // 0: the rows are there, else all rows are zeros
+  std::uint32_t layout;        // another one each time that the entries are written anew
+  std::uint32_t unused;
 
   static constexpr std::uint32_t most_rows = 256;
 };
 static_assert(sizeof(RowsEntry) % 16 == 0);
-
-// What the GPU tells the CPU of a block, and is told. They lie behind all entries, close together: a processor takes
-// longer to read as many lines as there are blocks than to do all else.
-struct RowsReply {
-  std::uint32_t missing;  // rows; written by the kernel that finds
-  std::uint32_t begin;    // where the first of these lies in the answer, or `failed` and a Code; written by the CPU
-
-  static constexpr std::uint32_t failed = std::uint32_t{1} << 31;  // all rows are to be zeros
-};
 
 }  // namespace penstock::cuda

@@ -39,9 +39,9 @@ Status Plan::prepare_caches() {
   for (const char* kernel : {find_kernel, place_kernel}) {
     if (Status status = launch_kernel(gpu_, {}, kernel, 0, 0); !status) return status;
   }
-  if (most_rows_ >= cuda::RowsReply::failed) {
+  if (most_rows_ > UINT32_MAX) {
     return Error{Code::invalid_argument, 0, "a plan with a cache, for " + std::to_string(most_rows_) + " rows",
-                 "give less than " + std::to_string(cuda::RowsReply::failed) + ", or no cache"};
+                 "give at most " + std::to_string(UINT32_MAX) + ", or no cache"};
   }
   auto caches = make_caches(gpu_, tables_, options_.cache_bytes);
   if (!caches) return std::move(caches).error();
@@ -240,7 +240,7 @@ Status Plan::answer_part(const Part& part, const Crew& crew) {
   if (is_closed_) return closed();
   rows_.fetch_add(part.rows.numbers.size(), std::memory_order_relaxed);
   const Table& table = *tables_[part.table];
-  return part.replies.empty() ? copy_rows(table, part.rows, crew) : answer_missing(table, part, crew);
+  return part.entries.empty() ? copy_rows(table, part.rows, crew) : answer_missing(table, part, crew);
 }
 
 Status Plan::answer_missing(const Table& table, const Part& part, const Crew& crew) {
@@ -297,10 +297,8 @@ void Plan::answer(Round& round, const Crew& crew) {
     const auto code = static_cast<std::uint32_t>(status ? Code::ok : status.error().code);
     if (!status) note(std::move(status).error());
     // With a cache the GPU writes zeros and statuses itself.
-    if (!part.replies.empty()) {
-      if (code != 0) reply_failed(part, static_cast<Code>(code));
-      continue;
-    }
+    for (cuda::RowsEntry& entry : part.entries) entry.code = code;
+    if (!part.entries.empty()) continue;
     if (code != 0) std::ranges::fill(part.rows.memory, std::byte{0});
     std::memcpy(part.status, &code, sizeof code);
   }

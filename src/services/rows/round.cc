@@ -11,7 +11,6 @@ namespace {
 constexpr std::uint64_t slot_line_bytes = 64;
 // A block of the GPU's copies so much at once; long rounds more, so that the list stays short.
 constexpr std::uint64_t shortest_copy_bytes = 4096;
-constexpr std::uint64_t block_bytes = sizeof(cuda::RowsEntry) + sizeof(cuda::RowsReply);
 constexpr std::uint64_t block_warps = 8;
 constexpr std::uint64_t wanted_blocks = 1024;                                           // enough for the largest GPUs
 constexpr std::uint64_t missing_bytes = sizeof(std::uint64_t) + sizeof(std::uint32_t);  // of a row that is
@@ -59,8 +58,8 @@ Room needed_room(const Sources& sources, std::span<const PlannedGather> gathers)
           aligned(each.numbers.memory().size_bytes) + slot_line_bytes + aligned(each.memory.size_bytes);
     } else {
       const std::uint64_t rows = each.numbers.size();
-      room.pinned_bytes +=
-          aligned(blocks_of(rows, in_block) * block_bytes) + list_bytes(rows) + aligned(each.memory.size_bytes);
+      room.pinned_bytes += aligned(blocks_of(rows, in_block) * sizeof(cuda::RowsEntry)) + list_bytes(rows) +
+                           aligned(each.memory.size_bytes);
       room.gpu_bytes += list_bytes(rows);
     }
   }
@@ -71,10 +70,10 @@ Result<Room> most_room(const Sources& sources, std::uint64_t rows) {
   std::uint64_t row_bytes = 0;
   for (const auto& table : sources.tables) row_bytes = std::max(row_bytes, table->info().row_bytes);
   const std::uint64_t other_bytes =
-      sources.caches.empty() ? sizeof(std::uint64_t) : missing_bytes + block_bytes / block_warps;
+      sources.caches.empty() ? sizeof(std::uint64_t) : missing_bytes + sizeof(cuda::RowsEntry) / block_warps;
   Room room;
   if (__builtin_mul_overflow(rows, row_bytes + other_bytes, &room.pinned_bytes)) return out_of_memory();
-  const std::uint64_t lines = (5 * slot_line_bytes + 2 * block_bytes) * sources.tables.size();
+  const std::uint64_t lines = (5 * slot_line_bytes + 2 * sizeof(cuda::RowsEntry)) * sources.tables.size();
   room.pinned_bytes += lines;
   if (!sources.caches.empty()) room.gpu_bytes = rows * missing_bytes + lines;
   return room;
@@ -101,7 +100,6 @@ Copies lay_out(Round& round, std::span<const PlannedGather> gathers) {
                             std::span(host + rows_offset, each.memory.size_bytes)},
                            host + status_offset,
                            {},
-                           0,
                            {}});
     list.before.push_back({address_of(numbers), address, numbers.size_bytes});
     add_copies(list.after, {address + rows_offset, address_of(each.memory), each.memory.size_bytes}, longest);
@@ -118,9 +116,7 @@ KernelEntries lay_out_cached(Round& round, const Sources& sources, std::span<con
   std::uint64_t blocks = 0;
   for (const PlannedGather& each : gathers) blocks += blocks_of(each.numbers.size(), in_block);
   const std::span entries(reinterpret_cast<cuda::RowsEntry*>(round.memory.data() + slot_line_bytes), blocks);
-  const std::span replies(reinterpret_cast<cuda::RowsReply*>(entries.data() + blocks), blocks);
-  std::ranges::fill(replies, cuda::RowsReply{});
-  std::uint64_t offset = slot_line_bytes + aligned(entries.size_bytes() + replies.size_bytes());
+  std::uint64_t offset = slot_line_bytes + aligned(entries.size_bytes());
   std::uint64_t gpu_address = address_of(round.gpu_memory.region());
   std::size_t first_block = 0;
   round.parts.clear();
@@ -161,8 +157,7 @@ KernelEntries lay_out_cached(Round& round, const Sources& sources, std::span<con
                                        Region::host(host, rows * sizeof(std::uint64_t))),
                             std::span(host + list_bytes(rows), each.memory.size_bytes)},
                            nullptr,
-                           replies.subspan(first_block, own.size()),
-                           in_block,
+                           own,
                            std::span(reinterpret_cast<std::uint32_t*>(host + places), rows)});
     round.rows += rows;
     first_block += own.size();
@@ -174,26 +169,17 @@ KernelEntries lay_out_cached(Round& round, const Sources& sources, std::span<con
 
 Result<std::uint32_t> join_missing(const Part& part) {
   auto* const numbers = reinterpret_cast<std::uint64_t*>(part.rows.numbers.memory().data);
-  const std::uint64_t rows = part.rows.numbers.size();
   std::uint32_t missing = 0;
-  std::uint64_t first = 0;
-  for (cuda::RowsReply& reply : part.replies) {
-    if (reply.missing > std::min(part.rows_a_block, rows - first)) {
+  for (cuda::RowsEntry& entry : part.entries) {
+    if (entry.missing > entry.count) {
       return Error{Code::internal, 0, "the GPU misses more rows than it was asked for", "report this"};
     }
-    if (missing != first) {
-      std::memmove(numbers + missing, numbers + first, reply.missing * sizeof *numbers);
-      std::memmove(&part.places[missing], &part.places[first], reply.missing * sizeof part.places[0]);
-    }
-    reply.begin = missing;
-    missing += reply.missing;
-    first += part.rows_a_block;
+    std::memmove(numbers + missing, numbers + entry.first, entry.missing * sizeof *numbers);
+    std::memmove(&part.places[missing], &part.places[entry.first], entry.missing * sizeof part.places[0]);
+    entry.answer_begin = missing;
+    missing += entry.missing;
   }
   return missing;
-}
-
-void reply_failed(const Part& part, Code code) {
-  for (cuda::RowsReply& reply : part.replies) reply.begin = cuda::RowsReply::failed | static_cast<std::uint32_t>(code);
 }
 
 }  // namespace penstock::rows

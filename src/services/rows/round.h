@@ -27,9 +27,8 @@ struct Part {
   std::size_t table = 0;
   AskedRows rows;               // with a cache there is room for all, and those that are missing come
   std::byte* status = nullptr;  // without a cache
-  // With a cache: the blocks of its kernels, so many rows each, and which rows of the gather are missing.
-  std::span<cuda::RowsReply> replies;
-  std::uint64_t rows_a_block = 0;
+  // With a cache: the blocks of its kernels, and which rows of the gather are missing.
+  std::span<cuda::RowsEntry> entries;
   std::span<std::uint32_t> places;
 };
 // One round: pinned memory for numbers, statuses and rows, and the place where the GPU asks for it.
@@ -83,7 +82,5 @@ KernelEntries lay_out_cached(Round& round, const Sources& sources, std::span<con
 // The blocks have listed what is missing each by itself. It becomes one list, of so many rows, and the blocks are told
 // where in it their rows begin.
 Result<std::uint32_t> join_missing(const Part& part);
-// All rows of the gather are to be zeros.
-void reply_failed(const Part& part, Code code);
 
 }  // namespace penstock::rows

@@ -165,7 +165,7 @@ void ask_or_go_on(Reach& reach, CuDevicePtr at, std::uint64_t missing) {
   stop_watching();
 }
 
-std::uint32_t find_rows(Reach& reach, CuDevicePtr at, CuDevicePtr reply) {
+std::uint32_t find_rows(Reach& reach, CuDevicePtr at) {
   RowsEntry entry{};
   reach.read(&entry, at, sizeof entry);
   std::uint32_t missing = 0;
@@ -181,21 +181,16 @@ std::uint32_t find_rows(Reach& reach, CuDevicePtr at, CuDevicePtr reply) {
       reach.put(places + to * sizeof place, place);
     }
   }
-  reach.put(reply + offsetof(RowsReply, missing), missing);
+  reach.put(at + offsetof(RowsEntry, missing), missing);
   return missing;
 }
 
-void place_rows(Reach& reach, CuDevicePtr at, CuDevicePtr reply_at) {
+void place_rows(Reach& reach, CuDevicePtr at) {
   RowsEntry entry{};
   reach.read(&entry, at, sizeof entry);
-  RowsReply reply{};
-  reach.read(&reply, reply_at, sizeof reply);
   if (reach.is_lost()) return;
-  const bool is_failed = (reply.begin & RowsReply::failed) != 0;
-  if (entry.first == 0 && entry.status != 0) {
-    reach.put(entry.status, is_failed ? reply.begin & ~RowsReply::failed : 0U);
-  }
-  if (is_failed) {
+  if (entry.first == 0 && entry.status != 0) reach.put(entry.status, entry.code);
+  if (entry.code != 0) {
     if (entry.round != 0) {
       auto* const round = reinterpret_cast<RowsRound*>(reach.at(entry.round, sizeof(RowsRound)));
       if (round != nullptr) round->failed = 1;
@@ -205,11 +200,11 @@ void place_rows(Reach& reach, CuDevicePtr at, CuDevicePtr reply_at) {
     return;
   }
   std::vector<std::byte> row(entry.row_bytes);
-  for (std::uint32_t i = 0; i < reply.missing && !reach.is_lost(); ++i) {
+  for (std::uint32_t i = 0; i < entry.missing && !reach.is_lost(); ++i) {
     const std::uint64_t from = entry.first + i;
     const auto number = reach.value<std::uint64_t>(entry.missing_numbers + from * sizeof(std::uint64_t));
     const auto place = reach.value<std::uint32_t>(entry.missing_places + from * sizeof(std::uint32_t));
-    reach.read(row.data(), entry.answer + (std::uint64_t{reply.begin} + i) * entry.row_bytes, row.size());
+    reach.read(row.data(), entry.answer + (entry.answer_begin + i) * entry.row_bytes, row.size());
     reach.write(entry.memory + place * entry.row_bytes, row.data(), row.size());
     keep(reach, entry, number, row);
   }
@@ -223,11 +218,10 @@ CuResult run_row_kernel(RowKernel kernel, const Device& device, CuDevicePtr entr
   // Last to first: nobody may rely on an order of blocks.
   for (unsigned i = count; i > 0 && !reach.is_lost(); --i) {
     const CuDevicePtr at = entries + (i - 1) * sizeof(RowsEntry);
-    const CuDevicePtr reply = entries + count * sizeof(RowsEntry) + (i - 1) * sizeof(RowsReply);
     if (kernel == RowKernel::find) {
-      missing += find_rows(reach, at, reply);
+      missing += find_rows(reach, at);
     } else {
-      place_rows(reach, at, reply);
+      place_rows(reach, at);
     }
   }
   if (kernel == RowKernel::find && count != 0) ask_or_go_on(reach, entries, missing);
