@@ -339,13 +339,15 @@ class Attempt {
   // False: a tensor does not get smaller.
   Result<bool> put_out(InputWindow& window, FileOutput& output) {
     std::vector<ChunkJob> jobs = jobs_of(window);
+    bool has_sums = true;
     in_parallel(options_.threads, jobs.size() + 1, [&](std::size_t i) {
       if (i == 0) {
-        add_up(window);
+        has_sums = add_up(window);
       } else {
         encode_and_compare(*packed_kind_of(tensors_[jobs[i - 1].tensor]), jobs[i - 1]);
       }
     });
+    if (!has_sums) return no_memory();
     std::uint64_t most = 0;
     for (const ChunkJob& job : jobs) {
       if (Status status = check(job); !status) return std::move(status).error();
@@ -388,15 +390,20 @@ class Attempt {
     return jobs;
   }
 
-  // Tensors lie in the order of their bytes.
-  void add_up(const InputWindow& window) {
-    if (!options_.checksums) return;
+  // Tensors lie in the order of their bytes. False: there is no memory.
+  bool add_up(const InputWindow& window) try {
+    if (!options_.checksums) return true;
     for (const WindowPart& segment : window.segments) {
       if (segment.begin == 0) sum_ = Checksum();
       sum_.add({window.memory.data() + segment.place, segment.bytes});
       if (segment.begin + segment.bytes == size_of(segment.tensor)) sums_[segment.tensor] = sum_.hex();
     }
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
   }
+
+  static Error no_memory() { return {Code::out_of_memory, 0, "no memory to pack with", "use fewer threads"}; }
 
   Status check_sum(const WindowPart& segment) const {
     if (!options_.checksums || segment.begin + segment.bytes != size_of(segment.tensor)) return {};
@@ -413,7 +420,7 @@ class Attempt {
       case ChunkJob::Outcome::right:
         return {};
       case ChunkJob::Outcome::no_memory:
-        return Error{Code::out_of_memory, 0, "no memory to pack with", "use fewer threads"};
+        return no_memory();
       case ChunkJob::Outcome::wrong:
         break;
     }
