@@ -13,44 +13,42 @@
 namespace penstock::models {
 namespace {
 
-using Bytes = std::vector<std::byte>;
-using packed::Kind;
-using packed::make_values;
-using packed::Pattern;
+using TensorBytes = std::vector<std::byte>;
 
-struct Tensor {
+struct PackedTensor {
   std::string name;
   DType dtype;
   std::vector<std::uint64_t> shape;
-  Bytes bytes;
+  TensorBytes bytes;
 };
 
 class PackedModelTest : public ModelTest {
  protected:
   PackedModelTest() {
-    const auto add = [&](const std::string& name, DType dtype, Kind kind, std::vector<std::uint64_t> shape,
-                         Pattern pattern) {
+    const auto add = [&](const std::string& name, DType dtype, packed::Kind kind, std::vector<std::uint64_t> shape,
+                         packed::Pattern pattern) {
       const std::uint64_t count =
           std::accumulate(shape.begin(), shape.end(), std::uint64_t{1}, std::multiplies<std::uint64_t>());
-      tensors_.push_back({name, dtype, std::move(shape), make_values(kind, pattern, count, tensors_.size())});
+      tensors_.push_back({name, dtype, std::move(shape), packed::make_values(kind, pattern, count, tensors_.size())});
     };
-    add("bf16", DType::bf16, Kind::bf16, {700, 512}, Pattern::normal);
-    add("f16", DType::f16, Kind::f16, {300, 512}, Pattern::normal);
-    add("f32", DType::f32, Kind::f32, {3, 100, 700}, Pattern::normal);
-    add("e4m3", DType::f8_e4m3, Kind::f8_e4m3, {512, 512}, Pattern::equal);
-    add("e5m2", DType::f8_e5m2, Kind::f8_e5m2, {512, 500}, Pattern::normal);
-    add("nan", DType::bf16, Kind::bf16, {100'000}, Pattern::not_numbers);
-    add("noise", DType::bf16, Kind::bf16, {100'000}, Pattern::random);
-    add("small", DType::bf16, Kind::bf16, {100}, Pattern::normal);
-    add("i64", DType::i64, Kind::f32, {1}, Pattern::zeros);
+    add("bf16", DType::bf16, packed::Kind::bf16, {700, 512}, packed::Pattern::normal);
+    add("f16", DType::f16, packed::Kind::f16, {300, 512}, packed::Pattern::normal);
+    add("f32", DType::f32, packed::Kind::f32, {3, 100, 700}, packed::Pattern::normal);
+    add("e4m3", DType::f8_e4m3, packed::Kind::f8_e4m3, {512, 512}, packed::Pattern::equal);
+    add("e5m2", DType::f8_e5m2, packed::Kind::f8_e5m2, {512, 500}, packed::Pattern::normal);
+    add("nan", DType::bf16, packed::Kind::bf16, {100'000}, packed::Pattern::not_numbers);
+    add("noise", DType::bf16, packed::Kind::bf16, {100'000}, packed::Pattern::random);
+    add("small", DType::bf16, packed::Kind::bf16, {100}, packed::Pattern::normal);
+    add("i64", DType::i64, packed::Kind::f32, {1}, packed::Pattern::zeros);
     tensors_.back().bytes.resize(8);
     tensors_.push_back({"none", DType::bf16, {0, 5}, {}});
-    tensors_.push_back({"scalar", DType::f32, {}, make_values(Kind::f32, Pattern::normal, 1, 1)});
+    tensors_.push_back(
+        {"scalar", DType::f32, {}, packed::make_values(packed::Kind::f32, packed::Pattern::normal, 1, 1)});
   }
 
   std::vector<TensorToSave> to_save() {
     std::vector<TensorToSave> list;
-    for (Tensor& tensor : tensors_) {
+    for (PackedTensor& tensor : tensors_) {
       list.push_back({tensor.name, tensor.dtype, tensor.shape, Region::host(tensor.bytes.data(), tensor.bytes.size())});
     }
     return list;
@@ -60,13 +58,13 @@ class PackedModelTest : public ModelTest {
     EXPECT_TRUE(report) << report.error().message;
     return path(name);
   }
-  const Tensor& tensor_named(const std::string& name) const {
-    return *std::ranges::find(tensors_, name, &Tensor::name);
+  const PackedTensor& tensor_named(const std::string& name) const {
+    return *std::ranges::find(tensors_, name, &PackedTensor::name);
   }
 
   void expect_all(const Model& model) {
     ASSERT_EQ(model.tensors().size(), tensors_.size());
-    std::vector<Bytes> memory;
+    std::vector<TensorBytes> memory;
     std::vector<TensorPart> parts;
     for (const TensorInfo& info : model.tensors()) memory.emplace_back(info.size_bytes, std::byte{0xcc});
     for (std::uint32_t i = 0; i < memory.size(); ++i) {
@@ -78,7 +76,7 @@ class PackedModelTest : public ModelTest {
     const LoadReport report = loading->report();
     ASSERT_TRUE(report.ok()) << report.transfer.error->message;
     for (std::uint32_t i = 0; i < memory.size(); ++i) {
-      const Tensor& tensor = tensor_named(model.tensors()[i].name);
+      const PackedTensor& tensor = tensor_named(model.tensors()[i].name);
       EXPECT_EQ(model.tensors()[i].dtype, tensor.dtype) << tensor.name;
       EXPECT_EQ(model.tensors()[i].shape, tensor.shape) << tensor.name;
       EXPECT_TRUE(memory[i] == tensor.bytes) << tensor.name;
@@ -93,7 +91,7 @@ class PackedModelTest : public ModelTest {
   }
 
   Context context_ = Context::create().value();
-  std::vector<Tensor> tensors_;
+  std::vector<PackedTensor> tensors_;
 };
 
 TEST_F(PackedModelTest, comes_back_as_it_was) {
@@ -154,9 +152,9 @@ TEST_F(PackedModelTest, parts_are_those_of_the_tensor) {
                                    {"e5m2", 1, {{7, 9}}}};
   for (const Columns columns : {Columns::automatic, Columns::pieces, Columns::whole}) {
     for (const Case& each : cases) {
-      const Tensor& whole = tensor_named(each.name);
+      const PackedTensor& whole = tensor_named(each.name);
       const std::uint32_t index = *model.find(each.name);
-      Bytes memory(part_bytes(model.tensors()[index], each.dimension, each.intervals).value());
+      TensorBytes memory(part_bytes(model.tensors()[index], each.dimension, each.intervals).value());
       const TensorPart part{.tensor = index,
                             .dimension = each.dimension,
                             .intervals = each.intervals,
@@ -165,7 +163,7 @@ TEST_F(PackedModelTest, parts_are_those_of_the_tensor) {
       ASSERT_TRUE(loading) << loading.error().message;
       loading->wait();
       ASSERT_TRUE(loading->report().ok()) << loading->report().transfer.error->message;
-      Bytes expected;
+      TensorBytes expected;
       std::uint64_t inner = dtype_bits(whole.dtype) / 8, rows = 1;
       for (std::size_t i = each.dimension + 1; i < whole.shape.size(); ++i) inner *= whole.shape[i];
       for (std::size_t i = 0; i < each.dimension; ++i) rows *= whole.shape[i];
@@ -185,7 +183,7 @@ TEST_F(PackedModelTest, parts_are_those_of_the_tensor) {
 TEST_F(PackedModelTest, few_rows_read_few_chunks) {
   const auto model = Model::open(save("m.safetensors", {.packed = true})).value();
   const std::uint32_t index = *model.find("bf16");
-  Bytes memory(1024);
+  TensorBytes memory(1024);
   const TensorPart part{.tensor = index, .intervals = {{1, 2}}, .memory = Region::host(memory.data(), memory.size())};
   auto loading = load(context_, model, {&part, 1}).value();
   loading.wait();
@@ -272,7 +270,7 @@ TEST_F(PackedModelTest, damage_is_told_with_tensor_and_place) {
     file.put(byte);
   }
   const auto damaged = Model::open(name).value();
-  Bytes memory(tensor.size_bytes);
+  TensorBytes memory(tensor.size_bytes);
   const TensorPart part{.tensor = *damaged.find("bf16"), .memory = Region::host(memory.data(), memory.size())};
   auto loading = load(context_, damaged, {&part, 1}).value();
   loading.wait();
