@@ -132,7 +132,7 @@ TEST_F(RequestTest, gives_what_is_transformed_one_by_one_and_plain_units_between
     Status by_cpu(const Piece&) const override { return {}; }
   };
   const penstock::Store store = open();
-  const Stored stored{.transform = std::make_shared<Nothing>(), .bytes = unit_bytes};
+  const Stored stored{.transform = std::make_shared<Nothing>(), .bytes = 4096};
   Range made = range(store, 0, 2 * unit_bytes);
   made.stored = &stored;
   const auto request = create({made, made, range(store, 0, 6 * unit_bytes), made, range(store, 0, 3 * unit_bytes)});

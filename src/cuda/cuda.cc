@@ -179,7 +179,7 @@ Status launch_unpack(Domain gpu, CudaStream stream, const UnpackRun& run) {
 bool can_unpack(Domain gpu) {
   if (gpu.host_accessible()) return false;
   const auto device = active_device(gpu);
-  return device && (*device)->kernels()[cuda::Kernel::unpack_f8_e5m2] != nullptr;  // the last that is loaded
+  return device && (*device)->kernels()[cuda::Kernel::unpack_f8_e5m2] != nullptr;  // they come all at once
 }
 
 Result<HeldFrees> HeldFrees::begin() {
