@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "penstock/gpu.h"
+#include "services/rows/round_up.h"
 
 namespace penstock::rows {
 namespace {
@@ -12,17 +13,13 @@ namespace {
 using Sets = cuda::RowCacheLayout;
 
 // Tags, then the words of sets, then slots, which begin at a line.
-constexpr std::uint64_t line_bytes = 256;
+constexpr std::uint64_t gpu_line_bytes = 256;
 constexpr std::uint64_t set_head_bytes = Sets::ways * sizeof(std::uint64_t) + sizeof(cuda::RowCacheSet);
 constexpr std::size_t piece_bytes = 4 << 20;
 
-std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 // Where slots begin.
 std::uint64_t heads_bytes(std::uint64_t sets) {
-  return round_up(sets * set_head_bytes, line_bytes);
+  return round_up(sets * set_head_bytes, gpu_line_bytes);
 }
 
 Status clear(Region memory) {
@@ -44,11 +41,11 @@ std::uint64_t Cache::Shape::bytes() const {
 Cache::Shape Cache::shape_for(const TableInfo& table, std::uint64_t most_bytes) {
   Shape shape;
   const std::uint64_t most_row_bytes = most_bytes / Sets::ways;
-  if (table.row_bytes > most_row_bytes || most_bytes < line_bytes) return shape;
+  if (table.row_bytes > most_row_bytes || most_bytes < gpu_line_bytes) return shape;
   shape.slot_bytes = round_up(table.row_bytes, Sets::slot_alignment);
   const std::uint64_t set_bytes = set_head_bytes + Sets::ways * shape.slot_bytes;
   const std::uint64_t whole = std::max<std::uint64_t>(1, round_up(table.rows, Sets::ways) / Sets::ways);
-  shape.sets = (most_bytes - line_bytes) / set_bytes;
+  shape.sets = (most_bytes - gpu_line_bytes) / set_bytes;
   if (shape.sets >= whole) {
     shape.sets = whole;
   } else if (shape.sets > 1 && shape.sets % 2 == 0) {

@@ -2,16 +2,14 @@
 
 #include <algorithm>
 
+#include "services/rows/round_up.h"
+
 namespace penstock::rows {
 namespace {
 
 // Longer ones gain nothing, and would be cut.
 constexpr std::uint64_t extent_limit_bytes = 1 << 20;
 constexpr std::uint64_t line_bytes = 64;
-
-std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 // Operations that begin and end with blocks need no staging memory on their way.
 std::uint64_t block_of(const StoreInfo& info) {

@@ -13,7 +13,7 @@ constexpr std::size_t idle_scratch_limit = 2;
 bool may_map(const Context& context, const RowsOptions& options) {
   const Options& chosen = context.options();
   const auto& routes = chosen.allowed_routes;
-  return options.mapping && chosen.cache != Cache::bypass &&
+  return options.mapping && chosen.cache != penstock::Cache::bypass &&
          (routes.empty() || std::ranges::find(routes, Route::mapped) != routes.end());
 }
 
