@@ -23,8 +23,8 @@ constexpr std::uint64_t claimed_bytes_most = 4 << 20;
 // Lanes that write from GPU memory past the page cache, each a piece at a time. More only wait for each other at the
 // disk: 4 threads with pieces of 1 MiB wrote 2.65 GB/s to a virtual disk, 8 wrote 2.5, 16 wrote 2.3.
 constexpr std::uint32_t staged_writers_most = 8;
-// Lanes whose bytes kernels decode. More get into each other's way on the bus: to an H200, 8 lanes with 4 MiB each
-// brought 71 GB/s of decoded weights, 12 brought 69, 16 brought 67; and there is scratch memory for 8.
+// Lanes whose bytes kernels decode: there is scratch memory for 8, and more bring no more. To an H200, in single runs,
+// 8 lanes brought 68 and 71 GB/s of decoded weights, 12 brought 69, 16 brought 67.
 constexpr std::uint32_t decoding_lanes_most = 8;
 // Shorter requests are over before a file can be replaced under them; asking twice would cost more than the read.
 constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;

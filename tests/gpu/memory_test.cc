@@ -48,7 +48,11 @@ TEST_F(GpuMemory, a_range_past_the_end_of_its_allocation_is_refused) {
   cuda::CuDevicePtr address = 0;
   ASSERT_EQ(driver_->api().memory_allocate(&address, 2 * mib), cuda::cu_success);
   const Region memory{reinterpret_cast<std::byte*>(address), 8 * mib, Domain::cuda(0)};
-  EXPECT_EQ(context.read(store, 0, memory).error->code, Code::invalid_argument);
+  const Report report = context.read(store, 0, memory);
+  ASSERT_EQ(report.outcome, Outcome::failed);
+  // What lies behind it may be a Buffer of another test, in which the range then lies partly.
+  EXPECT_TRUE(report.error->code == Code::invalid_argument || report.error->code == Code::out_of_range)
+      << report.error->message;
   ASSERT_EQ(driver_->api().memory_free(address), cuda::cu_success);
 }
 
