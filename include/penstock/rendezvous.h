@@ -7,7 +7,7 @@
 // A round is: the copies `before`, a word that asks, a wait for a word that answers, the copies `after`. Both words are
 // reset inside it, so a graph is replayed any number of times without a call of anybody's. Threads of the process look
 // at the words of all that there are. After 10 ms without a round they sleep, but for one that looks every 100 µs while
-// a graph may ask: the first round after that takes so much longer, and the waiting 2 % of a processor.
+// a graph may ask: the first round after that takes so much longer, and the waiting 2 to 5 % of a processor.
 //
 // The function must answer soon, since a GPU waits for it, and may call nothing of CUDA's. It must not throw.
 //
