@@ -267,7 +267,7 @@ Command add_bench(CLI::App& tool) {
       ->type_name("PYTHON")
       ->capture_default_str()
       ->needs(peers);
-  parser->add_option("--html", flags->html, "write a page with charts")->type_name("FILE");
+  auto* html = parser->add_option("--html", flags->html, "write a page with charts")->type_name("FILE");
   auto* from = parser->add_option("--from", flags->from, "measure nothing; show a result of --json")
                    ->type_name("FILE")
                    ->excludes(path);
@@ -280,8 +280,10 @@ Command add_bench(CLI::App& tool) {
       parser->add_flag("--layers", flags->layers, "measure passes over the layers of a model; PATH is a model")
           ->needs(path)
           ->excludes(write)
-          ->excludes(peers);
-  add_size(*parser, "--budget", flags->budget, "layers: the memory to go through; default: a quarter of the model")
+          ->excludes(peers)
+          ->excludes(html);
+  add_size(*parser, "--budget", flags->budget,
+           "layers: the memory to go through; default: a quarter of the model, but two groups")
       ->needs(layers);
   parser->add_option("--groups", flags->groups, "layers: a pattern that makes groups; may be repeated")
       ->type_name("PATTERN")

@@ -67,16 +67,26 @@ struct Threshold {
   std::uint64_t enough_bytes = 0;
 };
 
-Result<Threshold> find_threshold(LayersJob job, double seconds, MeasureProgress& progress) {
+struct Sizes {
   std::uint64_t largest = 0;
   std::uint64_t all = 0;
+};
+
+// Of groups, with room for what is rounded up.
+Sizes sizes_of(const Model& model, std::span<const TensorGroup> groups) {
   constexpr std::uint64_t rounding = 64 << 10;  // to whole pages, and tensors to their alignment
-  for (const TensorGroup& group : job.groups) {
+  Sizes sizes;
+  for (const TensorGroup& group : groups) {
     std::uint64_t bytes = rounding;
-    for (const GroupTensor& each : group.tensors) bytes += job.model.tensors()[each.tensor].size_bytes + 256;
-    largest = std::max(largest, bytes);
-    all += bytes;
+    for (const GroupTensor& each : group.tensors) bytes += model.tensors()[each.tensor].size_bytes + 256;
+    sizes.largest = std::max(sizes.largest, bytes);
+    sizes.all += bytes;
   }
+  return sizes;
+}
+
+Result<Threshold> find_threshold(LayersJob job, double seconds, MeasureProgress& progress) {
+  const auto [largest, all] = sizes_of(job.model, job.groups);
   Threshold found{.waits_bytes = 0, .enough_bytes = all};
   const Stopwatch stopwatch;
   std::uint64_t budget = largest;
@@ -137,7 +147,8 @@ Result<Json> bench_layers(const BenchFlags& flags) {
   if (!model.ok()) return model.error();
   const auto groups = layer_groups(*model, flags.groups);
   if (!groups.ok()) return groups.error();
-  const std::uint64_t budget = flags.budget.value_or(model->size_bytes() / 4);
+  const std::uint64_t budget =
+      flags.budget.value_or(std::max(model->size_bytes() / 4, 2 * sizes_of(*model, *groups).largest));
   const Status room =
       check_room(*domain, std::min(budget, model->size_bytes()), context->machine(), "choose a smaller --budget");
   if (!room.ok()) return room.error();

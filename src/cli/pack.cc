@@ -39,6 +39,10 @@ Json packed_json(const PackFlags& flags, const PackReport& report, const char* s
 Exit run_estimate(const PackFlags& flags, const Output& output, Context& context) {
   const Result<Model> model = Model::open(context, flags.model);
   if (!model.ok()) return output.fail(model.error());
+  for (const ModelFile& file : model->files()) {
+    if (file.format == ModelFormat::safetensors) continue;
+    return output.fail({Code::unsupported, 0, file.path + " is not a safetensors file", "only those are packed"});
+  }
   const Result<PackEstimate> estimate = estimate_packing(context, *model);
   if (!estimate.ok()) return output.fail(estimate.error());
   if (output.json()) {

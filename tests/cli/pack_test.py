@@ -90,6 +90,16 @@ class Pack(PackTest):
         self.fails("not_found", 3, "pack", self.folder / "nothing.safetensors", "--out", self.folder / "out")
         gguf = self.file("m.gguf", b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
         self.fails("unsupported", 1, "pack", gguf, "--out", self.folder / "out")
+        self.fails("unsupported", 1, "pack", gguf, "--dry-run")
+
+    def test_half_a_model_does_not_pass_for_a_whole_one(self):
+        folder, packed = self.shards(), self.folder / "packed"
+        (packed / "model-00002-of-00002.safetensors").mkdir(parents=True)
+        self.assertNotEqual(self.run_tool("pack", folder, "--out", packed).returncode, 0)
+        self.assertTrue((packed / "model-00001-of-00002.safetensors").is_file())
+        (packed / "model-00002-of-00002.safetensors").rmdir()
+        self.assertTrue((packed / "model.safetensors.index.json").is_file())
+        self.assertIn("00002", self.fails("not_found", 3, "load", packed)["message"])
 
     def test_an_interrupt_leaves_the_old_file(self):
         path = self.folder / "long.safetensors"

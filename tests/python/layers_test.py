@@ -140,6 +140,8 @@ def test_hints_and_pins(saved):
     _, path = saved
     with penstock.Layers(path, budget=4 * GROUP_BYTES, device="cpu", in_order=False) as layers:
         layers.hint(["layers.5", 6])
+        with pytest.raises(penstock.InvalidError, match="is one name"):
+            layers.hint("layers.5")
         layers.pin("layers.1")
         for _ in range(2):
             for number in range(LAYERS):

@@ -236,6 +236,15 @@ def test_tensors_come_back(path, weights):
     assert path.stat().st_size < sum(value.nbytes for value in weights.values())
 
 
+def test_metadata_of_a_packed_file_makes_no_other_file_packed(path, weights, tmp_path):
+    other = tmp_path / "plain.safetensors"
+    for save in (penstock.save_file, penstock.numpy.save_file):
+        save(weights, other, metadata=penstock.numpy.load_file(path).metadata)
+        tensors = penstock.numpy.load_file(other)
+        assert all(same(tensors[name], value) for name, value in weights.items())
+        assert tensors.metadata["format"] == "np" and "penstock.packed" not in tensors.metadata
+
+
 def test_mapping_leaves_packed_tensors_out(path, weights):
     for options in ({}, {"copy": True}, {"share": True}):
         tensors = penstock.numpy.load_file(path, **options)

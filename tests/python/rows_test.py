@@ -93,7 +93,7 @@ def test_bad_numbers_are_refused_by_their_names(table):
     for bad in ([0, "a"], [0, 1.5], [0, 1 << 70]):
         with pytest.raises(penstock.InvalidError, match="indices: .* at position 1"):
             rows.gather(bad)
-    for bad in (numpy.array([0.5]), numpy.array([True]), 1.5, None, [[1], [2, 3]]):
+    for bad in (numpy.array([0.5]), numpy.array([True]), 1.5, None, [[1], [2, 3]], [True, False]):
         with pytest.raises(penstock.InvalidError, match="indices: "):
             rows.gather(bad)
     for begin, count in ((0, ROWS + 1), (ROWS, 1)):
@@ -150,6 +150,13 @@ def test_raw_rows(tmp_path):
                           ({"tensor": "a", "dtype": "F32"}, "tensor"), ({"offset": 5}, "offset")):
         with pytest.raises(penstock.InvalidError, match=what):
             open_np(path, **options)
+
+
+def test_files_of_different_types_are_not_one_table(tmp_path):
+    numpy.save(tmp_path / "f4.npy", numpy.zeros((5, 4), numpy.float32))
+    numpy.save(tmp_path / "i4.npy", numpy.zeros((5, 4), numpy.int32))
+    with pytest.raises(penstock.InvalidError, match="different types"):
+        penstock.Rows([tmp_path / "f4.npy", tmp_path / "i4.npy"], framework="np")
 
 
 def test_files_are_joined(tmp_path):

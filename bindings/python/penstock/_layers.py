@@ -125,6 +125,8 @@ class Layers:
 
     def hint(self, groups: Sequence[Union[str, int]]) -> None:
         """The groups that are acquired next, in this order. Replaces earlier hints."""
+        if isinstance(groups, str):
+            raise invalid(f"groups: {groups!r} is one name", "give a list of names or numbers")
         self._open().hint([self._number(each) for each in groups])
 
     def pin(self, group: Union[str, int]) -> None:

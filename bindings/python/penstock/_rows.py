@@ -141,6 +141,8 @@ class Rows:
 
         parts = [open_one(each) for each in paths]
         core: Any = parts[0] if len(parts) == 1 else _core.join_rows(parts)
+        if len({(each.info()["dtype"], tuple(each.info()["row_shape"])) for each in parts}) > 1:
+            raise invalid("path: the files have rows of different types or shapes", "make a table of each")
         self._core: Any = core
         info = core.info()
         self._rows: int = info["rows"]
@@ -380,6 +382,8 @@ def _of_list(indices: Any, argument: str) -> Numbers:
         for each in inner:
             flat += each.memory.owner
         return _typed(argument, "int64", _of_array(flat), (len(indices), *inner[0].shape))
+    if bool in set(map(type, indices)):
+        raise invalid(f"{argument}: True and False are no numbers of rows", "give integers")
     try:
         flat = array("q", indices)
     except (TypeError, OverflowError):

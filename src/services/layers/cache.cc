@@ -117,7 +117,15 @@ Status Cache::lay_out_all(const Model& model) {
 
 Status Cache::cut() {
   std::vector<std::uint64_t> sizes;
-  for (const Group& group : groups_) sizes.push_back(group.layout.slot_bytes);
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    sizes.push_back(groups_[i].layout.slot_bytes);
+    if (sizes.back() > options_.budget_bytes) {
+      return Error{Code::invalid_argument, 0,
+                   "a budget of " + std::to_string(options_.budget_bytes) + " bytes is smaller than the group \"" +
+                       infos_[i].name + "\", which needs " + std::to_string(sizes.back()),
+                   "raise the budget, or make the groups smaller"};
+    }
+  }
   auto classes = cut_into_slots(sizes, options_.budget_bytes);
   if (!classes) return std::move(classes).error();
   if (!options_.domain.host_accessible()) {

@@ -105,11 +105,12 @@ class Packing {
     fs::create_directories(folder, failed);
     if (failed) return not_there(failed, "make the folder " + folder);
     all_bytes_ = model->size_bytes();
-    for (std::uint32_t file = 0; file < model->files().size(); ++file) {
-      if (Status status = write(*model, file, folder); !status) return std::move(status).error();
-    }
+    // First, so that whoever loads what an interrupted run has left finds that files are missing.
     if (!resolved->index_path.empty()) {
       if (Status status = copy_file(resolved->index_path, folder); !status) return std::move(status).error();
+    }
+    for (std::uint32_t file = 0; file < model->files().size(); ++file) {
+      if (Status status = write(*model, file, folder); !status) return std::move(status).error();
     }
     if (fs::is_directory(name, failed)) {
       if (Status status = copy_others(name, folder); !status) return std::move(status).error();

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "services/models/contents.h"
+#include "services/models/packed_metadata.h"
 #include "services/models/safetensors.h"
 
 namespace penstock {
@@ -122,7 +123,10 @@ Result<std::string> head_in_order(std::span<const TensorToSave> tensors, std::sp
 
 Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors, const SaveOptions& options) {
   std::vector<std::uint32_t> order = models::usual_order(tensors);
-  Result<std::string> bytes = models::head_in_order(tensors, order, options);
+  // Metadata that was taken over from a packed file would call these tensors packed.
+  SaveOptions plain = options;
+  plain.metadata.erase(std::string(models::packed_key));
+  Result<std::string> bytes = models::head_in_order(tensors, order, plain);
   if (!bytes) return std::move(bytes).error();
   return SafetensorsHead{.bytes = std::move(*bytes), .order = std::move(order)};
 }
