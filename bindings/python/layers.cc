@@ -41,8 +41,7 @@ class PythonLayers {
   const Region& memory() const { return memory_; }
   void close() {
     const auto closed = without_gil([&] {
-      Layers closing = std::move(layers_);
-      Status status = closing.close(Layers::Held::released);
+      Status status = layers_.close(Layers::Held::released);
       context_.reset();
       return status;
     });

@@ -92,6 +92,15 @@ class Pack(PackTest):
         self.fails("unsupported", 1, "pack", gguf, "--out", self.folder / "out")
         self.fails("unsupported", 1, "pack", gguf, "--dry-run")
 
+    def test_a_model_is_not_replaced_through_a_link(self):
+        path = self.model("m.safetensors", {"a": ("BF16", [300_000], weights(300_000))})
+        before = path.read_bytes()
+        out = self.folder / "out"
+        out.mkdir()
+        (out / "m.safetensors").symlink_to(path)
+        self.assertIn("itself", self.fails("invalid_argument", 2, "pack", path, "--out", out)["message"])
+        self.assertEqual(path.read_bytes(), before)
+
     def test_half_a_model_does_not_pass_for_a_whole_one(self):
         folder, packed = self.shards(), self.folder / "packed"
         (packed / "model-00002-of-00002.safetensors").mkdir(parents=True)

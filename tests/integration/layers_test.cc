@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <atomic>
 
 #include <algorithm>
 #include <filesystem>
@@ -360,7 +361,28 @@ TEST_F(LayersOfModel, close_tells_which_groups_are_held) {
   ASSERT_TRUE(layers.release(2).ok());
   EXPECT_TRUE(layers.close().ok());
   EXPECT_TRUE(layers.close().ok());
-  EXPECT_EQ(layers.acquire(0).error().code, Code::invalid_argument);
+  EXPECT_EQ(layers.acquire(0).error().code, Code::closed);
+}
+
+TEST_F(LayersOfModel, closing_ends_acquires_that_wait) {
+  for (int round = 0; round < 10; ++round) {
+    Layers layers = open(options(2 * slot));
+    ASSERT_TRUE(layers.acquire(0).ok());
+    ASSERT_TRUE(layers.acquire(1).ok());
+    std::atomic<int> begun{0};
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < 8; ++i) {
+      threads.emplace_back([&, i] {
+        ++begun;
+        const auto tensors = layers.acquire(i % 4);
+        EXPECT_TRUE(tensors.ok() || tensors.error().code == Code::closed);
+      });
+    }
+    while (begun < 8) std::this_thread::yield();
+    EXPECT_TRUE(layers.close(Layers::Held::released).ok());
+    threads.clear();
+    EXPECT_EQ(layers.release(0).error().code, Code::closed);
+  }
 }
 
 TEST_F(LayersOfModel, are_destroyed_with_groups_held_and_loads_under_way) {

@@ -131,6 +131,9 @@ def test_groups_can_be_given_and_be_rows(saved):
         assert len(layers.groups) == LAYERS * (WIDTH + 1)
         with layers.use("layers.2/5") as tensors:
             assert torch.equal(tensors["layers.2.linear.weight"], weight[5])
+    twice = {"a": [("layers.2.linear.weight", (0, 2)), ("layers.2.linear.weight", (4, 6))]}
+    with pytest.raises(penstock.InvalidError, match="twice"):
+        penstock.Layers(path, budget="1MiB", device="cpu", groups=twice)
     for rows in (WIDTH, (3, WIDTH + 1), (5, 4), -1):
         with pytest.raises(penstock.InvalidError, match="rows"):
             penstock.Layers(path, budget="1MiB", device="cpu", groups={"a": [("layers.2.linear.weight", rows)]})

@@ -70,6 +70,9 @@ class Layers:
         self._model = Model(model, context=context)
         given = self._given(groups)
         self._tensors = [[self._tensor(*each) for each in tensors] for _, tensors in given]
+        for (name, _), tensors in zip(given, self._tensors):
+            if len({each.spec[0] for each in tensors}) != len(tensors):
+                raise invalid(f"groups: {name!r} has a tensor twice", "make a group of each of its parts")
         self.groups: list[str] = [name for name, _ in given]
         self._numbers = {name: number for number, name in enumerate(self.groups)}
         # Where all groups fit, no more is taken.

@@ -183,7 +183,19 @@ Cache::~Cache() {
   shut_down();
 }
 
+void Cache::end_loads() {
+  std::vector<Ticket> loads;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const std::uint32_t group : loading_) {
+      if (groups_[group].ticket) loads.push_back(groups_[group].ticket);
+    }
+  }
+  for (Ticket& load : loads) models::end(load);
+}
+
 bool Cache::shut_down() {
+  const std::scoped_lock one_at_a_time(closing_);
   if (!keeper_.joinable()) return false;
   {
     const std::scoped_lock lock(mutex_);
@@ -192,9 +204,14 @@ bool Cache::shut_down() {
   changed_.notify_all();
   bell_->ring();
   keeper_.join();
+  end_loads();  // acquires that wait for them go
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return inside_ == 0; });
+  }
+  end_loads();  // what the last of these began
   bool is_abandoned = std::ranges::any_of(slots_, &Slot::is_lost);
   for (const std::uint32_t group : loading_) {
-    models::end(groups_[group].ticket);
     is_abandoned = is_abandoned || groups_[group].ticket.outcome() == Outcome::abandoned;
   }
   const TimePoint deadline =
@@ -206,6 +223,7 @@ bool Cache::shut_down() {
     }
     std::this_thread::sleep_for(look_again);
   }
+  allocated_ = {};
   return is_abandoned;
 }
 
@@ -220,7 +238,7 @@ std::uint64_t Cache::size_bytes(std::size_t group) const {
 }
 
 Status Cache::check(std::size_t group) const {
-  if (is_closing_) return closed("the Layers are being closed", "");
+  if (is_closing_) return closed("the Layers are closed", "");
   if (group < groups_.size()) return {};
   return Error{Code::out_of_range, 0,
                "there is no group " + std::to_string(group) + " among " + std::to_string(groups_.size()),
@@ -493,6 +511,7 @@ Status Cache::bring(std::unique_lock<std::mutex>& lock, std::uint32_t number, Ti
 Result<std::span<const Region>> Cache::acquire(std::size_t number) {
   std::unique_lock lock(mutex_);
   if (Status status = check(number); !status) return std::move(status).error();
+  const Inside inside(*this);
   const auto index = static_cast<std::uint32_t>(number);
   Group& group = groups_[index];
   note(index);

@@ -52,11 +52,26 @@ class Cache {
   Status pin(std::size_t group, bool pinned);
   LayersReport report() const;
   Status check_unheld() const;
-  // Ends loads, and waits for streams. Whether an operation may still write to the memory. REQUIRES: no other calls.
+  // Ends loads and acquires, and waits for streams; later calls fail with Code::closed. Whether an operation may still
+  // write to the memory.
   bool shut_down();
 
  private:
   static constexpr std::uint32_t none = UINT32_MAX;
+
+  // An acquire, which closing waits for. REQUIRES: mutex_, at its begin and end.
+  class Inside {
+   public:
+    explicit Inside(Cache& cache) : cache_(cache) { ++cache_.inside_; }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+    ~Inside() {
+      if (--cache_.inside_ == 0) cache_.changed_.notify_all();
+    }
+
+   private:
+    Cache& cache_;
+  };
 
   struct Group {
     Layout layout;
@@ -119,6 +134,7 @@ class Cache {
   // Ends the load of a group if its request has.
   void settle(std::uint32_t group);
   void settle_all();
+  void end_loads();
   void finish(std::uint32_t group, const Report& report);
   // What could be loaded ahead now, the first first; classes that have no room are left out.
   std::uint32_t next_wish(const std::vector<bool>& full) const;
@@ -143,6 +159,7 @@ class Cache {
   Buffer allocated_;  // none where memory was given
   Region memory_;
 
+  std::mutex closing_;               // taken before mutex_
   mutable std::mutex mutex_;         // guards what follows
   std::condition_variable changed_;  // a load has begun or ended, or a group was released
   std::vector<Uses> uses_;           // by group
@@ -158,6 +175,7 @@ class Cache {
   std::size_t absent_ = 0;
   std::size_t pins_ = 0;
   bool is_closing_ = false;
+  std::uint32_t inside_ = 0;  // acquires
 
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
   std::thread keeper_;

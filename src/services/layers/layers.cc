@@ -93,9 +93,7 @@ Status Layers::close(Held held) {
   if (held == Held::refused) {
     if (Status status = cache_->check_unheld(); !status) return status;
   }
-  const bool is_abandoned = cache_->shut_down();
-  cache_.reset();
-  if (!is_abandoned) return {};
+  if (!cache_->shut_down()) return {};
   return Error{Code::abandoned, 0, "a load has not come back, and may still write to the memory",
                "keep memory that you gave to the Layers until the Context is gone"};
 }

@@ -67,6 +67,13 @@ class FileSource : public TensorSource {
     for (const Bytes& bytes : wanted) list.add(store_, models::piece_of(places_[bytes.tensor], bytes.begin, bytes.to));
     return context_.submit(Direction::read, list.ranges());
   }
+  Status check_unchanged() const override {
+    const auto identity = store_.identity();
+    if (!identity) return identity.error();
+    if (*identity == store_.info().identity) return {};
+    return Error{Code::changed, 0, store_.info().name + " was modified or replaced while it was read",
+                 "start again when nobody writes to it"};
+  }
 
  private:
   FileSource(Context& context, const Model&) : context_(context) {}
@@ -130,6 +137,11 @@ class Packing {
       }
       if (fs::weakly_canonical(fs::path(file.path).parent_path(), failed) == to) {
         return Error{Code::invalid_argument, 0, folder + " is the folder of the model itself", "name another folder"};
+      }
+      const fs::path result = fs::path(folder) / fs::path(file.path).filename();
+      if (fs::equivalent(result, file.path, failed) && !failed) {
+        return Error{Code::invalid_argument, 0,
+                     result.string() + " is a link to the model itself, or is linked from it", "name another folder"};
       }
     }
     return {};

@@ -1,12 +1,14 @@
 // Packed models, from the writer to loads of all kinds.
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "penstock/models.h"
 #include "penstock/packing.h"
 #include "services/models/packed_metadata.h"
+#include "services/models/packed_writer.h"
 #include "services/models/test_model.h"
 #include "services/packed/test_values.h"
 
@@ -304,6 +306,26 @@ Result<Contents> with_metadata(const std::string& packed) {
   contents.metadata.emplace(packed_key, packed);
   if (Status status = apply_packed(contents); !status) return std::move(status).error();
   return contents;
+}
+
+// Zeros, of a file that changed in the end.
+class ChangedSource : public TensorSource {
+ public:
+  Result<Ticket> read(std::span<const Bytes> wanted) override {
+    for (const Bytes& bytes : wanted) std::memset(bytes.to.data, 0, bytes.to.size_bytes);
+    return Ticket();
+  }
+  Status check_unchanged() const override { return Error{Code::changed, 0, "it was modified", ""}; }
+};
+
+TEST_F(PackedModelTest, a_source_that_changed_becomes_no_file) {
+  const std::vector<TensorToSave> tensors = {{"w", DType::bf16, {1000, 100}, Region::host(nullptr, 200'000)}};
+  ChangedSource source;
+  const std::string file = path("changed.safetensors");
+  const auto written = write_packed(context_, file, tensors, source, {});
+  ASSERT_FALSE(written.ok());
+  EXPECT_EQ(written.error().code, Code::changed);
+  EXPECT_FALSE(std::filesystem::exists(file));
 }
 
 TEST(PackedMetadata, tells_what_is_wrong) {

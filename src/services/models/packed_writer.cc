@@ -251,6 +251,7 @@ class Attempt {
       if (!*gained) return std::optional<WrittenFile>();
     }
     if (Status status = output.finish([&] { return ask(); }); !status) return std::move(status).error();
+    if (Status status = source_.check_unchanged(); !status) return std::move(status).error();
     return finish(output, head_bytes);
   }
 

@@ -30,6 +30,8 @@ class TensorSource {
     Region to;
   };
   virtual Result<Ticket> read(std::span<const Bytes> wanted) = 0;
+  // Whether all that was read is of one state. Asked when everything has been read.
+  virtual Status check_unchanged() const { return {}; }
 };
 
 // A tensor that is packed gets at least so much smaller.

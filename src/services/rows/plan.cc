@@ -278,7 +278,7 @@ Status Plan::copy_rows(const Table& table, const AskedRows& asked, const Crew& c
   crew.share((asked.memory.size() + piece_bytes - 1) / piece_bytes, [&](std::size_t i) {
     const std::size_t begin = i * piece_bytes;
     const auto piece = asked.memory.subspan(begin, std::min(piece_bytes, asked.memory.size() - begin));
-    if (Status status = mapped->fill->make(begin, piece); !status) {
+    if (Status status = or_out_of_memory([&] { return mapped->fill->make(begin, piece); }); !status) {
       const std::scoped_lock lock(mutex);
       all = std::move(status);
     }
