@@ -140,8 +140,8 @@ class PENSTOCK_EXPORT Layers {
 
   LayersReport report() const;
   // As the destructor does. If groups are held: Code::in_use, and all goes on, unless `released` says that they are not
-  // used any more. Code::abandoned: it is closed, but an operation may still write to the memory; what you gave must
-  // stay until the Context is gone.
+  // used any more. Acquires that wait, and later ones, fail with Code::closed. Code::abandoned: it is closed, but
+  // an operation may still write to the memory; what you gave must stay until the Context is gone.
   enum class Held : std::uint8_t { refused, released };
   Status close(Held held = Held::refused);
 

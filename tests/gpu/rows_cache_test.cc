@@ -85,7 +85,7 @@ TEST_F(RowsCaches, make_room_for_rows_that_are_wanted_now) {
   ASSERT_TRUE(graph.capture(plan).ok());
   std::mt19937_64 random(20);
   std::uint64_t before = 0;
-  const std::uint64_t replays = replays_wanted() / 2;
+  const std::uint64_t replays = std::max<std::uint64_t>(150, replays_wanted() / 2);  // so that rows come again
   for (std::uint64_t i = 0; i < replays; ++i) {
     // What is wanted often moves on through the table.
     ask_unevenly(graph, 0, most_rows, 1000, random);
