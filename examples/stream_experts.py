@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 import penstock
-from streaming import Mapped, drop_cache, tokens_per_second
+from streaming import Mapped, Race
 
 
 def make_classes(torch):
@@ -65,17 +65,17 @@ def make_classes(torch):
     return Experts
 
 
-def save_model(torch, model, folder, dtype):
+def save_model(torch, model, folder, device, dtype):
     """A file for each layer. The router's bias makes the i-th expert of a random order as likely as 1 / i."""
     torch.manual_seed(1)
     for number, layer in enumerate(model.layers):
         tensors = {}
         for own, parameter in layer.named_parameters():
-            random = torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5
+            random = torch.randn(parameter.shape, device=device) * parameter.shape[-1] ** -0.5
             if own == "router.bias":
                 ranks = torch.randperm(len(random)) + 1
                 random = -torch.log(ranks.float())
-            tensors[f"layers.{number}.{own}"] = random.to(dtype)
+            tensors[f"layers.{number}.{own}"] = random.to(dtype).cpu()
         penstock.save_file(tensors, os.path.join(folder, f"layers.{number}.safetensors"))
 
 
@@ -100,17 +100,13 @@ def main(options, folder):
     def empty():
         return Experts(options, device="meta", dtype=dtype).eval()
 
-    save_model(torch, empty(), folder, dtype)
+    save_model(torch, empty(), folder, device, dtype)
     size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
     budget = int(size * options.budget)
-    results, outputs = {}, {}
+    race = Race(torch, device, folder, options)
 
     def measure(name, model):
-        if options.cold:
-            drop_cache(folder)
-        run = runner(torch, model, options, device, dtype)
-        outputs[name] = run(3).float().cpu()
-        results[name] = tokens_per_second(torch, device, run, options.tokens) * options.batch
+        race.run(name, runner(torch, model, options, device, dtype), options.batch)
 
     model = empty()
     with penstock.Layers(folder, budget=budget, device=device, groups="layers.*.experts.*") as layers:
@@ -123,21 +119,19 @@ def main(options, folder):
     model = empty()
     Mapped(torch, folder).attach(torch, model, layers.groups, device)
     measure("a mapping, copied by torch", model)
-    if not torch.allclose(*outputs.values(), atol=1e-2, rtol=1e-2):
+    if not torch.allclose(*race.outputs.values(), atol=1e-2, rtol=1e-2):
         sys.exit("the two compute something else")
     experts = [each for name, each in report["groups"].items() if ".experts." in name]
     hits, acquires = sum(each["hits"] for each in experts), sum(each["hits"] + each["waits"] for each in experts)
     loads = sum(each["loads"] for each in experts)
     if options.json:
         print(json.dumps({"model_bytes": size, "budget_bytes": budget, "device": device, "cold": options.cold,
-                          "tokens_per_second": results, "expert_acquires": acquires, "expert_hits": hits,
+                          "tokens_per_second": race.speeds, "expert_acquires": acquires, "expert_hits": hits,
                           "expert_loads": loads, "wait_seconds": report["wait_seconds"],
                           "loaded_bytes": report["loaded_bytes"]}))
         return
     print(f"{size / 1e6:.1f} MB through {budget / 1e6:.1f} MB on {device}: {acquires} uses of experts, {loads} loads, "
           f"{acquires - hits} of them waited for")
-    for name, speed in results.items():
-        print(f"{name:28} {speed:10.2f} tokens/s")
 
 
 def parse():

@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 import penstock
-from streaming import drop_cache, tokens_per_second
+from streaming import Race
 
 Q6_K, BLOCK, BLOCK_BYTES = 14, 256, 210
 ALIGNMENT = 32
@@ -109,18 +109,17 @@ def main(options, folder):
     places = save_model(torch, path, options)
     size = os.path.getsize(path)
     budget = int(size * options.budget)
-    results, outputs = {}, {}
+    race = Race(torch, device, folder, options)
 
     def measure(name, run_all):
         def run(count):
             random = torch.Generator().manual_seed(2)
-            for _ in range(count):
-                outputs[name] = run_all(torch.randn(1, options.width, generator=random).to(device, dtype))
+            with torch.no_grad():
+                for _ in range(count):
+                    output = run_all(torch.randn(1, options.width, generator=random).to(device, dtype))
+            return output
 
-        if options.cold:
-            drop_cache(folder)
-        with torch.no_grad():
-            results[name] = tokens_per_second(torch, device, run, options.tokens)
+        race.run(name, run)
 
     with penstock.Layers(path, budget=budget, device=device) as layers:
         def streamed(x):
@@ -151,18 +150,16 @@ def main(options, folder):
         return x
 
     measure("a mapping, copied by torch", mapped)
-    if not torch.isfinite(outputs["penstock.Layers"]).all() or not torch.equal(*outputs.values()):
+    if not torch.isfinite(race.outputs["penstock.Layers"]).all() or not torch.equal(*race.outputs.values()):
         sys.exit("the two compute something else")
     acquires = report["hits"] + report["waits"]
     if options.json:
         print(json.dumps({"model_bytes": size, "budget_bytes": budget, "device": device, "cold": options.cold,
-                          "tokens_per_second": results, "hits": report["hits"], "acquires": acquires,
+                          "tokens_per_second": race.speeds, "hits": report["hits"], "acquires": acquires,
                           "wait_seconds": report["wait_seconds"], "loaded_bytes": report["loaded_bytes"]}))
         return
     print(f"{size / 1e6:.1f} MB of Q6_K through {budget / 1e6:.1f} MB on {device}: {report['hits']} of {acquires} acquires "
           f"found their layer there")
-    for name, speed in results.items():
-        print(f"{name:28} {speed:10.2f} tokens/s")
 
 
 def parse():

@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 import penstock
-from streaming import Mapped, drop_cache, tokens_per_second
+from streaming import Mapped, Race
 
 
 def make_classes(torch):
@@ -99,7 +99,7 @@ def make_classes(torch):
     return Llama
 
 
-def save_model(torch, model, folder, dtype):
+def save_model(torch, model, folder, device, dtype):
     """One file for each submodule with weights of its own, so that no more than one is in memory at a time."""
     torch.manual_seed(1)
     children = [("embed_tokens", model.embed_tokens), ("norm", model.norm), ("lm_head", model.lm_head)]
@@ -108,8 +108,8 @@ def save_model(torch, model, folder, dtype):
         tensors = {}
         for own, parameter in child.named_parameters():
             scale = 1.0 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
-            random = torch.ones(parameter.shape) if parameter.dim() == 1 else torch.randn(parameter.shape)
-            tensors[f"{name}.{own}"] = (random * scale).to(dtype)
+            make = torch.ones if parameter.dim() == 1 else torch.randn
+            tensors[f"{name}.{own}"] = (make(parameter.shape, device=device) * scale).to(dtype).cpu()
         penstock.save_file(tensors, os.path.join(folder, f"{name}.safetensors"), {"format": "pt"})
 
 
@@ -153,17 +153,13 @@ def main(options, folder):
     def empty():
         return Llama(options.layers, options.width, options.vocabulary, device="meta", dtype=dtype).eval()
 
-    save_model(torch, empty(), folder, dtype)
+    save_model(torch, empty(), folder, device, dtype)
     size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
     budget = int(size * options.budget)
-    results, outputs = {}, {}
+    race = Race(torch, device, folder, options)
 
     def measure(name, model):
-        if options.cold:
-            drop_cache(folder)
-        generate = generator(torch, model, device, options.batch, options.vocabulary)
-        outputs[name] = generate(2).float().cpu()
-        results[name] = tokens_per_second(torch, device, generate, options.tokens) * options.batch
+        race.run(name, generator(torch, model, device, options.batch, options.vocabulary), options.batch)
 
     model = empty()
     with penstock.Layers(folder, budget=budget, device=device) as layers:
@@ -176,19 +172,17 @@ def main(options, folder):
     if importlib.util.find_spec("accelerate") is not None:
         measure("accelerate, disk offload", offloaded(torch, empty(), folder, device))
         shutil.rmtree(folder + ".offload", ignore_errors=True)
-    for name, output in outputs.items():
-        if not torch.allclose(output, outputs["penstock.Layers"], atol=1e-2, rtol=1e-2):
+    for name, output in race.outputs.items():
+        if not torch.allclose(output, race.outputs["penstock.Layers"], atol=1e-2, rtol=1e-2):
             sys.exit(f"{name} computes something else")
     acquires = report["hits"] + report["waits"]
     if options.json:
         print(json.dumps({"model_bytes": size, "budget_bytes": budget, "device": device, "cold": options.cold,
-                          "tokens_per_second": results, "hits": report["hits"], "acquires": acquires,
+                          "tokens_per_second": race.speeds, "hits": report["hits"], "acquires": acquires,
                           "wait_seconds": report["wait_seconds"], "loaded_bytes": report["loaded_bytes"]}))
         return
     print(f"{size / 1e6:.1f} MB through {budget / 1e6:.1f} MB on {device}: {report['hits']} of {acquires} acquires found "
           f"their layer there, {report['loaded_bytes'] / 1e6:.1f} MB loaded")
-    for name, speed in results.items():
-        print(f"{name:28} {speed:10.2f} tokens/s")
 
 
 def parse():

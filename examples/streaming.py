@@ -1,4 +1,4 @@
-"""What the examples of streaming share: a mapping that torch copies from, drops of the page cache, and a table."""
+"""What the examples of streaming share: a mapping that torch copies from, drops of the page cache, and a race."""
 
 import json
 import mmap
@@ -63,16 +63,22 @@ def drop_cache(folder):
         os.close(descriptor)
 
 
-def synchronize(torch, device):
-    if device != "cpu":
-        torch.cuda.synchronize(device)
+class Race:
+    """Tokens a second of several ways to run one model, printed as they come, and what each computes."""
 
+    def __init__(self, torch, device, folder, options):
+        self._torch, self._device, self._folder, self._options = torch, device, folder, options
+        self.speeds, self.outputs = {}, {}
 
-def tokens_per_second(torch, device, generate, tokens):
-    """Of one run; a first one, of two tokens, is not counted."""
-    generate(2)
-    synchronize(torch, device)
-    begun = time.perf_counter()
-    generate(tokens)
-    synchronize(torch, device)
-    return tokens / (time.perf_counter() - begun)
+    def run(self, name, generate, batch=1):
+        """`generate(count)` gives the output of the last of so many tokens. The first two are not counted."""
+        if self._options.cold:
+            drop_cache(self._folder)
+        self.outputs[name] = generate(2).float().cpu()
+        begun = time.perf_counter()
+        generate(self._options.tokens)
+        if self._device != "cpu":
+            self._torch.cuda.synchronize(self._device)
+        self.speeds[name] = self._options.tokens * batch / (time.perf_counter() - begun)
+        if not self._options.json:
+            print(f"{name:28} {self.speeds[name]:10.2f} tokens/s", flush=True)

@@ -279,7 +279,7 @@ Cache::Room Cache::take_slot(std::uint32_t number, const Wish& wish) {
   Class& slots = classes_[group.slot_class];
   candidates_.clear();
   for (std::uint32_t i = 0; i < slots.slots; ++i) {
-    const Slot& slot = slots_[slots.first_slot + i];
+    Slot& slot = slots_[slots.first_slot + i];
     if (slot.is_lost || slot.group == none) {
       candidates_.push_back({.is_empty = true, .is_fixed = slot.is_lost});
       continue;
@@ -288,6 +288,7 @@ Cache::Room Cache::take_slot(std::uint32_t number, const Wish& wish) {
     Candidate candidate{.is_fixed =
                             !there.is_loaded || there.report.held != 0 || there.waiting != 0 || there.report.is_pinned};
     if (!candidate.is_fixed) {
+      candidate.is_in_use = !has_passed(slot);
       candidate.stays = is_expected(uses_[slot.group], now_) && stays(slots.turns, there.rank);
       candidate.distance = distance_of(slot.group);
     }
@@ -297,7 +298,7 @@ Cache::Room Cache::take_slot(std::uint32_t number, const Wish& wish) {
   if (!chosen) return Room::none;
   const auto index = static_cast<std::uint32_t>(slots.first_slot + *chosen);
   Slot& slot = slots_[index];
-  if (!has_passed(slot)) return Room::later;
+  if (candidates_[*chosen].is_in_use) return Room::later;
   if (slot.group != none) {
     groups_[slot.group].slot = none;
     groups_[slot.group].is_loaded = false;

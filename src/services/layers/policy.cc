@@ -62,10 +62,11 @@ std::size_t slots_for_turns(std::size_t slots, std::uint64_t slot_bytes, std::ui
 }
 
 std::optional<std::size_t> decide(std::span<const Candidate> slots, const Wish& wish) {
-  std::optional<std::size_t> best;
-  const auto is_better = [&](const Candidate& slot) {
-    if (!best) return true;
-    const Candidate& other = slots[*best];
+  std::optional<std::size_t> farthest;
+  std::optional<std::size_t> farthest_at_once;
+  const auto is_better = [&](const Candidate& slot, std::optional<std::size_t> than) {
+    if (!than) return true;
+    const Candidate& other = slots[*than];
     return slot.stays != other.stays ? !slot.stays : slot.distance > other.distance;
   };
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -73,9 +74,14 @@ std::optional<std::size_t> decide(std::span<const Candidate> slots, const Wish& 
     if (slot.is_fixed) continue;
     if (slot.is_empty) return i;
     if (!wish.demanded && (slot.stays || slot.distance <= wish.distance)) continue;
-    if (is_better(slot)) best = i;
+    if (is_better(slot, farthest)) farthest = i;
+    if (!slot.is_in_use && is_better(slot, farthest_at_once)) farthest_at_once = i;
   }
-  return best;
+  if (!farthest_at_once) return farthest;
+  const Candidate& one = slots[*farthest];
+  const Candidate& other = slots[*farthest_at_once];
+  const bool is_about_as_late = other.stays == one.stays && other.distance >= one.distance / 2;
+  return is_about_as_late ? farthest_at_once : farthest;
 }
 
 }  // namespace penstock::layers

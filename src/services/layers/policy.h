@@ -48,7 +48,8 @@ std::size_t slots_for_turns(std::size_t slots, std::uint64_t slot_bytes, std::ui
 // A slot, as far as it matters here.
 struct Candidate {
   bool is_empty = false;
-  bool is_fixed = false;  // held, pinned, being loaded, or lost
+  bool is_fixed = false;   // held, pinned, being loaded, or lost
+  bool is_in_use = false;  // by a stream, which has not passed it
   bool stays = false;
   double distance = 0;  // of the group in it
 };
@@ -60,7 +61,8 @@ struct Wish {
 };
 
 // The slot to load into: an empty one, or the one whose group goes. Nothing if there is none, or if what is there is
-// needed sooner than what is wished for.
+// needed sooner than what is wished for. It may be one that a stream has to pass first, but not while another does that
+// is needed about as late: a caller that is far ahead of its stream would wait for the last thing it gave to it.
 std::optional<std::size_t> decide(std::span<const Candidate> slots, const Wish& wish);
 
 }  // namespace penstock::layers

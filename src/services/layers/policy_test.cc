@@ -87,6 +87,15 @@ TEST(LayersPolicy, what_stays_goes_only_for_somebody_who_waits_and_last) {
   EXPECT_EQ(decide(std::span(slots).last(1), {.distance = 1}), std::nullopt);
 }
 
+TEST(LayersPolicy, what_a_stream_has_passed_goes_before_what_is_needed_about_as_late) {
+  const std::vector<Candidate> slots = {{.distance = 50}, {.is_in_use = true, .distance = 99}, {.distance = 49}};
+  EXPECT_EQ(decide(slots, {.demanded = true}), 0);
+  EXPECT_EQ(decide(slots, {.distance = 4}), 0);
+  EXPECT_EQ(decide(std::span(slots).last(2), {.demanded = true}), 0);  // 49 is much sooner than 99
+  const std::vector<Candidate> staying = {{.is_in_use = true, .distance = 9}, {.stays = true, .distance = 9}};
+  EXPECT_EQ(decide(staying, {.demanded = true}), 0);
+}
+
 TEST(LayersPolicy, groups_that_stay_are_spread_evenly) {
   const Turns turns{.groups = 20, .slots = 8, .for_turns = 3};
   std::vector<std::size_t> staying;
