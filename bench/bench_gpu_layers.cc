@@ -189,7 +189,10 @@ class Measured {
  private:
   Layers open(bool in_order) {
     return bench::value_of(Layers::open(context_, model_, groups_,
-                                        {.domain = gpu_memory, .budget_bytes = budget_bytes_, .in_order = in_order}));
+                                        {.domain = gpu_memory,
+                                         .budget_bytes = budget_bytes_,
+                                         .cache = context_.options().cache,
+                                         .in_order = in_order}));
   }
 
   static std::size_t slots(const Layers& layers) {

@@ -35,16 +35,16 @@ def shapes(options):
             ("ffn_gate", inner, width), ("ffn_up", inner, width), ("ffn_down", width, inner)]
 
 
-def random_blocks(torch, count, columns):
+def random_blocks(torch, count, columns, device):
     """Blocks of Q6_K: 4 low bits and 2 high ones of 256 numbers, 16 scales, and a factor that keeps sums near 1."""
-    blocks = torch.randint(256, (count, BLOCK_BYTES), dtype=torch.uint8)
-    blocks[:, 192:208] = torch.randint(1, 8, (count, 16), dtype=torch.uint8)
+    blocks = torch.randint(256, (count, BLOCK_BYTES), dtype=torch.uint8, device=device)
+    blocks[:, 192:208] = torch.randint(1, 8, (count, 16), dtype=torch.uint8, device=device)
     factor = struct.pack("<e", 0.012 * columns ** -0.5)
-    blocks[:, 208:] = torch.tensor(list(factor), dtype=torch.uint8)
-    return blocks
+    blocks[:, 208:] = torch.tensor(list(factor), dtype=torch.uint8, device=device)
+    return blocks.cpu()
 
 
-def save_model(torch, path, options):
+def save_model(torch, path, options, device):
     """Returns where each tensor is: its offset, rows and columns."""
     torch.manual_seed(1)
     tensors = [(f"blk.{layer}.{name}.weight", rows, columns) for layer in range(options.layers)
@@ -61,7 +61,8 @@ def save_model(torch, path, options):
         places[name] = offset, rows, columns
         offset += -(-rows * columns // BLOCK * BLOCK_BYTES // ALIGNMENT) * ALIGNMENT
     begin = -(-len(head) // ALIGNMENT) * ALIGNMENT
-    made = {(rows, columns): random_blocks(torch, rows * columns // BLOCK, columns) for _, rows, columns in tensors}
+    made = {(rows, columns): random_blocks(torch, rows * columns // BLOCK, columns, device)
+            for rows, columns in sorted({tensor[1:] for tensor in tensors})}
     with open(path, "wb") as file:
         file.write(head)
         for number, (name, rows, columns) in enumerate(tensors):
@@ -106,7 +107,7 @@ def main(options, folder):
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if device == "cpu" else torch.float16
     path = os.path.join(folder, "model.gguf")
-    places = save_model(torch, path, options)
+    places = save_model(torch, path, options, device)
     size = os.path.getsize(path)
     budget = int(size * options.budget)
     race = Race(torch, device, folder, options)

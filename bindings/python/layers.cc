@@ -70,9 +70,16 @@ std::vector<PythonGroup> groups_of(const Model& model, const std::vector<std::st
   return result;
 }
 
+Cache cache_named(const std::string& name) {
+  for (const Cache cache : {Cache::automatic, Cache::keep, Cache::bypass}) {
+    if (name == cache_name(cache)) return cache;
+  }
+  raise({Code::invalid_argument, 0, "cache=\"" + name + "\"", "use \"auto\", \"keep\" or \"bypass\""});
+}
+
 PythonLayers open(PythonContext& self, const Model& model, const std::vector<PythonGroup>& given, std::uintptr_t memory,
                   std::size_t memory_bytes, const std::string& domain, std::uint64_t ahead_bytes,
-                  double deadline_seconds, bool in_order, nb::object owner) {
+                  double deadline_seconds, const std::optional<std::string>& cache, bool in_order, nb::object owner) {
   std::vector<TensorGroup> groups;
   for (const auto& [name, tensors] : given) {
     TensorGroup group{.name = name, .tensors = {}};
@@ -85,6 +92,7 @@ PythonLayers open(PythonContext& self, const Model& model, const std::vector<Pyt
   options.memory = {reinterpret_cast<std::byte*>(memory), memory_bytes, value_or_raise(Domain::parse(domain))};
   options.ahead_bytes = ahead_bytes;
   options.deadline_seconds = deadline_seconds;
+  if (cache) options.cache = cache_named(*cache);
   options.in_order = in_order;
   auto context = self.get();
   auto layers = without_gil([&] { return Layers::open(*context, model, std::move(groups), options); });
@@ -149,7 +157,7 @@ void define_layers(nb::module_& module) {
   module.def("layer_groups", &groups_of, nb::arg("model"), nb::arg("patterns"));
   module.def("open_layers", &open, nb::arg("context"), nb::arg("model"), nb::arg("groups"), nb::arg("memory"),
              nb::arg("memory_bytes"), nb::arg("domain"), nb::arg("ahead_bytes"), nb::arg("deadline_seconds"),
-             nb::arg("in_order"), nb::arg("owner"));
+             nb::arg("cache").none(), nb::arg("in_order"), nb::arg("owner"));
 }
 
 }  // namespace penstock::python

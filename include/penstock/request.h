@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "penstock/cuda.h"
+#include "penstock/options.h"
 #include "penstock/region.h"
 #include "penstock/result.h"
 #include "penstock/route.h"
@@ -97,6 +98,8 @@ struct RequestOptions {
   // Overrides the Context's request deadline; 0: the Context's. A value below 0, or NaN, has already passed; infinity
   // means none.
   double deadline_seconds = 0;
+  // Reads: how to use the page cache; nothing: as the Context does.
+  std::optional<Cache> cache;
   // Runs once, on the Context's completion thread or on `executor`. It may submit and must not wait. Neither may throw:
   // that ends the process with a message.
   std::function<void(const Report&)> on_end;

@@ -83,7 +83,7 @@ bool Cutter::next_unit(Part& part) const {
     if (claim.begin == claim.end) return false;
     part.claimed = claim.begin;
     part.claimed_end = claim.end;
-    request.survey.reach(environment_, request, claim.end);
+    request.survey.reach(request, claim.end);
   }
   part.unit = request.units[part.claimed++];
   while (part.claimed != part.claimed_end && continues(part.unit, request.units[part.claimed])) {
@@ -120,7 +120,7 @@ void Cutter::plan_unit(Part& part) const {
   // With cache=keep all of it goes through the page cache, whatever a closer look would say.
   const bool could_differ = unit.count != 1 || (part.hold->spans[unit.first].transform == 0 &&
                                                 unit.length > environment_.options.storage_chunk_bytes);
-  part.plan_each_piece = unit.residency == Residency::some && could_differ && environment_.options.cache != Cache::keep;
+  part.plan_each_piece = unit.residency == Residency::some && could_differ && part.hold->cache != Cache::keep;
 }
 
 void Cutter::plan_window(Part& part, Residency residency, bool around_device) const {
@@ -135,7 +135,7 @@ void Cutter::plan_window(Part& part, Residency residency, bool around_device) co
                     .locality = entry.info().locality,
                     .direct = entry.from_host() && entry.direct(),
                     .page_cache = entry.from_host() && entry.info().page_cache,
-                    .cache = environment_.options.cache,
+                    .cache = part.hold->cache,
                     .allowed = part.hold->allowed,
                     .residency = residency,
                     .out_of_reach = span.is_out_of_reach};

@@ -117,6 +117,7 @@ std::shared_ptr<Request> Request::begin(const std::shared_ptr<Environment>& envi
   request->direction = settings.kind == engine::OpKind::read ? Direction::read : Direction::write;
   request->options_ = settings.options;
   request->allowed = route_set(environment->options.allowed_routes);
+  request->cache = settings.options.cache.value_or(environment->options.cache);
   request->durable = settings.options.durable && request->direction == Direction::write;
   const double asked = settings.options.deadline_seconds;
   const double limit = asked != 0 ? asked : environment->options.deadlines.request_seconds;
@@ -480,7 +481,7 @@ void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
   std::vector<Stretch> leftovers;
   static_cast<void>(or_out_of_memory([&]() -> Status {
     for (const Part& part : parts) leftovers.insert(leftovers.end(), part.to_drop.begin(), part.to_drop.end());
-    survey.add_leftovers(*environment_, *this, leftovers);
+    survey.add_leftovers(*this, leftovers);
     return {};
   }));
   const bool closes =

@@ -175,6 +175,7 @@ class Request {
   engine::OpKind kind = engine::OpKind::read;  // zero and deallocate have no memory
   Direction direction = Direction::read;       // towards the store: all kinds but read
   bool durable = false;
+  Cache cache = Cache::automatic;
   RouteSet allowed = 0;
   std::uint64_t total_bytes = 0;
   TimePoint begun;

@@ -266,7 +266,7 @@ Status Request::find_gpus(std::span<const Range> ranges) {
 }
 
 bool Request::reads_straight(const cuda::Device& gpu, StoreEntry& entry) const {
-  if (direction != Direction::read || environment_->options.cache == Cache::keep) return false;
+  if (direction != Direction::read || cache == Cache::keep) return false;
   const StoreEntry* direct = entry.for_device(*environment_);
   if (direct == nullptr) return false;
   const auto route = direct->store().device_route_to(gpu.info());

@@ -30,18 +30,18 @@ Residency compare(std::uint64_t resident, std::uint64_t length) {
   return resident == 0 ? Residency::none : Residency::some;
 }
 
-bool wants_residency_of(const Environment& environment, const Request& request, const StoreEntry& entry) {
+bool wants_residency_of(const Request& request, const StoreEntry& entry) {
   return entry.info().kind != StoreKind::made &&
          wants_residency({.direction = request.direction,
                           .locality = entry.info().locality,
                           .direct = entry.from_host() && entry.direct(),
                           .page_cache = entry.from_host() && entry.info().page_cache,
-                          .cache = environment.options.cache});
+                          .cache = request.cache});
 }
 
 }  // namespace
 
-void Survey::reach(const Environment& environment, Request& request, std::uint32_t end) {
+void Survey::reach(Request& request, std::uint32_t end) {
   const auto count = static_cast<std::uint32_t>(request.units.size());
   const auto with = [&](std::uint64_t bytes) {
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(count, end + bytes / request.unit_bytes()));
@@ -56,7 +56,7 @@ void Survey::reach(const Environment& environment, Request& request, std::uint32
   for (std::uint32_t at = wanted; at > asked;) {
     Unit& unit = request.units[--at];
     const bool is_skipped = missing >= misses_in_a_row && missing % looked_at_one_in != 0;
-    unit.residency = is_skipped ? Residency::likely_none : ask_about(environment, request, unit);
+    unit.residency = is_skipped ? Residency::likely_none : ask_about(request, unit);
     missing = unit.residency == Residency::likely_none ? missing + 1 : 0;
     const bool guesses = unit.residency == Residency::likely_all || unit.residency == Residency::likely_none;
     if (guesses && at + 1 == wanted && wanted < with(guessed_at_once_bytes)) {
@@ -73,9 +73,9 @@ Residency Survey::ask(const Request& request, const Stretch& stretch) {
 }
 
 // Some: also if the ranges of a group differ.
-Residency Survey::ask_about(const Environment& environment, const Request& request, const Unit& unit) {
+Residency Survey::ask_about(const Request& request, const Unit& unit) {
   const std::uint32_t store = request.spans[unit.first].store;
-  if (!wants_residency_of(environment, request, *request.stores[store].entry)) return Residency::unknown;
+  if (!wants_residency_of(request, *request.stores[store].entry)) return Residency::unknown;
   if (unit.count == 1) {
     const Span& span = request.spans[unit.first];
     const std::uint64_t length = span.transform != 0 ? request.stored_bytes(span) : unit.length;
@@ -115,9 +115,8 @@ Residency Survey::ask_locked(const Request& request, const Stretch& stretch) {
   return timed_;
 }
 
-void Survey::add_leftovers(const Environment& environment, const Request& request,
-                           std::vector<Stretch>& leftovers) const {
-  if (environment.options.cache != Cache::automatic) return;
+void Survey::add_leftovers(const Request& request, std::vector<Stretch>& leftovers) const {
+  if (request.cache != Cache::automatic) return;
   leftovers.insert(leftovers.end(), brought_.begin(), brought_.end());
   Stretch cached;  // the last unit that was
   for (const Unit& unit : std::span(request.units.data(), asked_.load(std::memory_order_relaxed))) {

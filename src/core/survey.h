@@ -17,7 +17,6 @@
 
 namespace penstock::core {
 
-struct Environment;
 class Request;
 class StoreEntry;
 struct Unit;
@@ -36,16 +35,16 @@ struct Stretch {
 class Survey {
  public:
   // Sets Unit::residency of the first `end` units, and of as many behind them as the kernel may read ahead.
-  void reach(const Environment& environment, Request& request, std::uint32_t end);
+  void reach(Request& request, std::uint32_t end);
   // The same of a single stretch, as it is now.
   Residency ask(const Request& request, const Stretch& stretch);
 
   // What is in the page cache for this request though nothing of it was meant to go there: pages that were looked at,
   // and what the kernel read ahead of cached units. REQUIRES: every part has left.
-  void add_leftovers(const Environment& environment, const Request& request, std::vector<Stretch>& leftovers) const;
+  void add_leftovers(const Request& request, std::vector<Stretch>& leftovers) const;
 
  private:
-  Residency ask_about(const Environment& environment, const Request& request, const Unit& unit);
+  Residency ask_about(const Request& request, const Unit& unit);
   Residency ask_locked(const Request& request, const Stretch& stretch);
 
   std::mutex mutex_;

@@ -114,7 +114,7 @@ TEST_P(EveryFileEngine, replaces_a_file_only_when_committed) {
 
 TEST_P(EveryFileEngine, leaves_nothing_behind_in_the_page_cache_unless_asked_to) {
   const std::string path = make_file("file", 4 << 20);
-  const auto route_of_second_read = [&](Cache cache) {
+  const auto route_of_second_read = [&](Cache cache, std::optional<Cache> of_request = std::nullopt) {
     Options options = small_lanes();
     options.cache = cache;
     Context context = make_context(options);
@@ -122,7 +122,10 @@ TEST_P(EveryFileEngine, leaves_nothing_behind_in_the_page_cache_unless_asked_to)
     Store store = context.open(path).value();
     if (!store.info().direct) return std::optional<Route>();
     std::vector<std::byte> memory(4 << 20);
-    EXPECT_TRUE(context.read(store, 0, Region::host(memory.data(), memory.size())).ok());
+    RequestOptions request;
+    request.cache = of_request;
+    const Range all{&store, 0, Region::host(memory.data(), memory.size())};
+    EXPECT_TRUE(context.transfer(Direction::read, {&all, 1}, request).ok());
     Context looking = make_context(small_lanes());
     const Report report = looking.read(looking.open(path).value(), 0, Region::host(memory.data(), memory.size()));
     for (std::size_t i = 0; i < route_count; ++i) {
@@ -135,6 +138,8 @@ TEST_P(EveryFileEngine, leaves_nothing_behind_in_the_page_cache_unless_asked_to)
   EXPECT_EQ(*after_auto, Route::direct);
   EXPECT_EQ(route_of_second_read(Cache::keep), Route::cached);
   EXPECT_EQ(route_of_second_read(Cache::bypass), Route::direct);
+  EXPECT_EQ(route_of_second_read(Cache::automatic, Cache::keep), Route::cached);
+  EXPECT_EQ(route_of_second_read(Cache::keep, Cache::automatic), Route::direct);
 }
 
 TEST_P(EveryFileEngine, uses_cache_and_device_in_one_request_over_a_half_cached_file) {

@@ -110,6 +110,27 @@ TEST_F(LayersOfModel, a_pass_in_order_loads_less_than_everything_once_some_group
   EXPECT_LT(layers.report().all.loads - before, 10 * layers.groups().size() * 9 / 10);
 }
 
+TEST_F(LayersOfModel, what_is_loaded_twice_stays_in_the_page_cache_unless_told_otherwise) {
+  const auto cached_after_passes = [&](std::optional<Cache> cache) {
+    for (const std::string& path : model_.paths()) evict(path);
+    LayersOptions given = options(3 * slot);
+    given.cache = cache;
+    Layers layers = open(given);
+    for (int i = 0; i < 3; ++i) pass(layers);
+    layers = Layers();
+    std::uint64_t cached = 0;
+    for (const std::string& path : model_.paths()) {
+      const Store store = context_.open(path).value();
+      cached += store.cached_bytes(0, store.info().size_bytes).value_or(0);
+    }
+    return cached;
+  };
+  if (!context_.open(model_.paths()[0]).value().info().direct) GTEST_SKIP() << "no direct I/O here";
+  const std::uint64_t by_chance = cached_after_passes(Cache::automatic);
+  EXPECT_LT(by_chance, model_.model().size_bytes() / 2);
+  EXPECT_GE(cached_after_passes(std::nullopt), model_.model().size_bytes() * 3 / 4);
+}
+
 TEST_F(LayersOfModel, what_is_expected_is_loaded_before_it_is_asked_for) {
   Layers layers = open(options(4 * slot));
   EXPECT_TRUE(eventually([&] { return layers.report().groups[0].is_loaded; }));

@@ -157,7 +157,7 @@ def layer_groups(model: Model, patterns: Sequence[str]) -> list[tuple[str, list[
 
 def open_layers(context: Context, model: Model, groups: Sequence[tuple[str, Sequence[tuple[int, tuple[int, int] | None]]]],
         memory: int, memory_bytes: int, domain: str, ahead_bytes: int, deadline_seconds: float,
-        in_order: bool, owner: object) -> Layers: ...
+        cache: str | None, in_order: bool, owner: object) -> Layers: ...
 
 class MappedFile:
     @property

@@ -52,13 +52,14 @@ class Layers:
     `groups` is None (by layer), a pattern or several ("model.layers.*.mlp.experts.*"; the rest goes by layer), or a dict
     of names of tensors by the names of groups; (name, row) and (name, (begin, end)) stand for rows. Without patterns,
     groups are first expected in their order; then the order is learnt, or told by `hint`. `timeout` is how long acquire
-    waits. For inference only: nothing is kept for a backward pass.
+    waits. `cache` is "auto", "keep" or "bypass", as for a Context; None: as the context does, but what is loaded for a
+    second time stays in the page cache, if all groups fit into half of the memory. For inference only: nothing is kept for a backward pass.
     """
 
     def __init__(self, model: Any, budget: Union[int, str], *, device: Any = None,
                  groups: Union[None, str, Sequence[str], Mapping[str, Sequence[GroupTensor]]] = None,
                  ahead: Union[int, str] = "256MiB", timeout: float = 100.0, in_order: Optional[bool] = None,
-                 context: Optional[Context] = None) -> None:
+                 cache: Optional[str] = None, context: Optional[Context] = None) -> None:
         self._core: Any = None
         self._frame = framework_named("pt")
         torch = self._frame.torch
@@ -83,7 +84,7 @@ class Layers:
         plain = [(name, [(each.number, each.rows) for each in tensors]) for name, tensors in zip(self.groups, self._tensors)]
         self._core = _core.open_layers(
             self._context._core, self._model.core, plain, self._memory.data_ptr(), memory_bytes, self._domain,
-            size_in_bytes(ahead), float(timeout), groups is None if in_order is None else bool(in_order),
+            size_in_bytes(ahead), float(timeout), cache, groups is None if in_order is None else bool(in_order),
             self._memory)
         self._made: dict[int, _Made] = {}  # tensors of groups, where they were last
         self._hooks: list[Any] = []

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/out_of_memory.h"
+#include "penstock/machine.h"
 #include "services/models/ending.h"
 #include "services/models/packed_indexes.h"
 #include "services/models/range_list.h"
@@ -112,6 +113,9 @@ Status Cache::lay_out_all(const Model& model) {
     groups_[i].layout = std::move(*layout);
     groups_[i].tensors.resize(infos_[i].tensors.size());
   }
+  std::uint64_t wanted_bytes = 0;
+  for (const Group& group : groups_) wanted_bytes += group.layout.wanted_bytes;
+  keeps_ = context_.options().cache == penstock::Cache::automatic && wanted_bytes <= Machine::detect().memory_bytes / 2;
   return {};
 }
 
@@ -332,9 +336,15 @@ Result<Ticket> Cache::submit(const Group& group, const Region& memory) {
       }
     }
     RequestOptions options;
+    options.cache = page_cache_of(group);
     options.on_end = [bell = bell_](const Report&) { bell->ring(); };
     return context_.submit(Direction::read, list.ranges(), options);
   });
+}
+
+std::optional<penstock::Cache> Cache::page_cache_of(const Group& group) const {
+  if (options_.cache || !keeps_ || group.report.loads == 0) return options_.cache;
+  return penstock::Cache::keep;
 }
 
 void Cache::launch(std::uint32_t number) {
