@@ -202,6 +202,35 @@ def test_another_model_is_refused(saved):
             layers.attach(other)
 
 
+def test_a_call_within_a_call_that_fails_releases_nothing(saved):
+    model, path = saved
+    x = torch.randn(3, WIDTH)
+    empty = make_model(device="meta")
+
+    class Nested(Block):
+        def forward(self, x):
+            with pytest.raises(penstock.InvalidError, match="inference"), torch.enable_grad():
+                self(x)
+            return super().forward(x)
+
+    empty.layers[3].__class__ = Nested
+    with penstock.Layers(path, budget=3 * GROUP_BYTES, device="cpu") as layers, torch.no_grad():
+        layers.attach(empty)
+        assert torch.allclose(run(empty, x), run(model, x), atol=1e-6)
+        assert all(each["held"] == 0 for each in layers.report["groups"].values())
+
+
+def test_the_page_cache_is_used_as_told(saved):
+    _, path = saved
+    with pytest.raises(penstock.InvalidError, match="bypass"):
+        penstock.Layers(path, budget="1MiB", device="cpu", cache="always")
+    with penstock.Layers(path, budget=3 * GROUP_BYTES, device="cpu", cache="keep") as layers:
+        for name in 2 * layers.groups:
+            with layers.use(name):
+                pass
+        assert layers.report["failed_loads"] == 0
+
+
 def test_threads_share_groups(saved):
     model, path = saved
     weights = model.state_dict()

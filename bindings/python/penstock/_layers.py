@@ -160,8 +160,7 @@ class Layers:
                  for number, name in enumerate(self.groups)]
         for number, submodule, places in plans:
             hook = _Hook(self, number, places)
-            self._hooks.append(submodule.register_forward_pre_hook(hook.before))
-            self._hooks.append(_register_after(submodule, hook.after))
+            self._hooks += hook.register(submodule)
 
     def attach_router(self, router: Any, experts: Sequence[Union[str, int]], top_k: int) -> None:
         """Hints the experts that a router has chosen: the `top_k` largest of its output's last dimension, of all tokens,
@@ -302,14 +301,27 @@ class _Hook:
         self._layers, self._number, self._places = layers, number, places
         self._torch = layers._frame.torch
         self._depth = 0
+        self._failed = False  # the last call of `before`, and `after` was not called since
         self._made: Optional[_Made] = None
         self._values: list[Any] = []  # for the places, of these tensors
 
+    def register(self, module: Any) -> list[Any]:
+        handles = [module.register_forward_pre_hook(self.before)]
+        try:
+            handles.append(module.register_forward_hook(self.after, always_call=True))  # also where a call raises
+            self._always = True
+        except TypeError:  # before torch 2.1
+            handles.append(module.register_forward_hook(self.after))
+            self._always = False
+        return handles
+
     def before(self, module: Any, inputs: Any) -> None:
+        self._failed = True
         if self._torch.is_grad_enabled():
             raise invalid("layers are for inference: a backward pass would find other weights",
                           "run the model within torch.no_grad()")
         made = self._layers._acquire(self._number)
+        self._failed = False
         self._depth += 1
         if made is not self._made:
             self._made, self._values = made, [self._value(place, made.tensors[place.tensor]) for place in self._places]
@@ -320,20 +332,14 @@ class _Hook:
         return self._torch.nn.Parameter(tensor, requires_grad=False) if place.is_parameter else tensor
 
     def after(self, module: Any, inputs: Any, output: Any) -> None:
-        if self._depth == 0:
-            return  # `before` has failed
+        failed, self._failed = self._failed and self._always, False
+        if failed or self._depth == 0:
+            return
         self._depth -= 1
         if self._depth == 0:
             for place in self._places:
                 place.kept[place.leaf] = place.own
         self._layers.release(self._number)
-
-
-def _register_after(module: Any, hook: Any) -> Any:
-    try:
-        return module.register_forward_hook(hook, always_call=True)  # also where `forward` raises
-    except TypeError:  # before torch 2.1
-        return module.register_forward_hook(hook)
 
 
 def _slot_bytes(tensors: Sequence[_Tensor]) -> int:

@@ -436,17 +436,27 @@ std::uint32_t Cache::next_ahead(bool& waits_for_stream) {
   return none;
 }
 
+bool Cache::load_ahead() {
+  bool waits_for_stream = false;
+  std::unique_lock lock(mutex_);
+  settle_all();
+  for (std::uint32_t group = none; (group = next_ahead(waits_for_stream)) != none;) {
+    lock.unlock();
+    launch(group);
+    lock.lock();
+  }
+  return waits_for_stream;
+}
+
 void Cache::keep() {
   while (true) {
     bool waits_for_stream = false;
+    try {
+      waits_for_stream = load_ahead();
+    } catch (const std::bad_alloc&) {  // acquires load what they need, and tell it
+    }
     {
-      std::unique_lock lock(mutex_);
-      settle_all();
-      for (std::uint32_t group = none; (group = next_ahead(waits_for_stream)) != none;) {
-        lock.unlock();
-        launch(group);
-        lock.lock();
-      }
+      const std::scoped_lock lock(mutex_);
       if (is_closing_) return;
     }
     std::unique_lock lock(bell_->mutex);

@@ -148,6 +148,8 @@ class Cache {
   // Wakes the thread that loads ahead, if there may be something to do.
   void notice();
   void keep();
+  // Returns whether something waits for a stream.
+  bool load_ahead();
 
   Context& context_;
   const LayersOptions options_;
