@@ -42,7 +42,7 @@ TEST_F(FakeQueue, is_read_only_where_the_kernel_says_so) {
 // A real block device, where the machine lets us make one.
 class LoopDevice : public testing::Test {
  protected:
-  static constexpr std::size_t size_bytes = 16 << 20;
+  static constexpr std::size_t size_bytes = 2 << 20;
 
   void SetUp() override {
     loop_ = AttachedLoop(folder_.write_pattern("image", size_bytes));

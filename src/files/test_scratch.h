@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -43,8 +44,10 @@ class ScratchFolder {
   // A file whose bytes tell their offset, on the disk and in the page cache.
   std::string write_pattern(const std::string& name, std::size_t size_bytes) const;
   std::string read(const std::string& name) const {
-    std::ifstream file(path_ / name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
+    // Not by iterators, which go byte by byte.
+    std::ostringstream content;
+    content << std::ifstream(path_ / name, std::ios::binary).rdbuf();
+    return content.str();
   }
   std::size_t file_count() const {
     using Iterator = std::filesystem::directory_iterator;

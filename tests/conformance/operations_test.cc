@@ -21,7 +21,7 @@ using engine::OpKind;
 using namespace std::chrono_literals;
 
 bool all_zero(std::span<const std::byte> bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+  return all_are(bytes, std::byte{0});
 }
 
 // An engine with a store and a queue of its own.

@@ -216,7 +216,7 @@ class LayersRun {
 TEST(LayersSeeded, what_is_held_has_the_right_bytes_and_a_place_of_its_own) {
   const std::uint64_t seed = number_from("PENSTOCK_SEED", 1);
   LayersRun run(seed);
-  run.go(number_from("PENSTOCK_ACQUIRES", under_thread_sanitizer ? 10'000 : 100'000));
+  run.go(number_from("PENSTOCK_ACQUIRES", under_thread_sanitizer ? 10'000 : 30'000));
   if (testing::Test::HasFailure()) std::printf("PENSTOCK_SEED=%llu\n", static_cast<unsigned long long>(seed));
 }
 

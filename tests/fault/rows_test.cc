@@ -116,7 +116,7 @@ class RowsRun {
       }
       row -= part.raw.count;
     }
-    return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+    return all_are(bytes, std::byte{0});
   }
 
   std::mt19937_64 random_;

@@ -44,9 +44,7 @@ TEST_F(Made, rows_arrive_in_the_order_of_their_numbers) {
   EXPECT_EQ(report.routes[static_cast<std::size_t>(Route::made_staged)], memory.size_bytes());
   const auto bytes = bytes_of(memory.region());
   for (std::size_t i = 0; i < numbers.size(); ++i) {
-    ASSERT_TRUE(
-        std::equal(&table_[numbers[i] * row_bytes], &table_[numbers[i] * row_bytes] + row_bytes, &bytes[i * row_bytes]))
-        << i;
+    ASSERT_TRUE(same_bytes({&table_[numbers[i] * row_bytes], row_bytes}, {&bytes[i * row_bytes], row_bytes})) << i;
   }
 }
 

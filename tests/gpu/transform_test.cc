@@ -25,7 +25,7 @@ class TransformedOnGpu : public GpuTest {
   void expect_content(const EchoFile& file, std::optional<std::size_t> but = std::nullopt) {
     const auto bytes = bytes_of(memory_.region());
     for (std::size_t i = 0, at = 0; i < ranges_.size(); at += file.expected[i++].size()) {
-      const bool is_there = std::equal(file.expected[i].begin(), file.expected[i].end(), bytes.begin() + at);
+      const bool is_there = same_bytes(file.expected[i], std::span(bytes).subspan(at, file.expected[i].size()));
       EXPECT_TRUE(i == but || is_there) << i;
     }
   }

@@ -261,7 +261,7 @@ class Unpacking : public GpuTest {
     ++faults_[static_cast<std::size_t>(faults[chunk])];
   }
   static void expect_untouched(std::span<const std::byte> bytes, const Case& near) {
-    EXPECT_TRUE(std::ranges::all_of(bytes, [](std::byte byte) { return byte == untouched; })) << near.text;
+    EXPECT_TRUE(all_are(bytes, untouched)) << near.text;
   }
 
   void compare_many(int count, bool are_damaged, std::uint64_t seed) {
@@ -403,7 +403,7 @@ TEST_F(UnpackedOnGpu, parts_of_a_tensor_come_through_lanes_with_and_without_scra
         EXPECT_EQ(report.bytes, bytes);
         const Bytes found = bytes_of(memory.region());
         EXPECT_TRUE(same_bytes(std::span(found).first(bytes), std::span(file.values).subspan(begin, bytes)));
-        EXPECT_TRUE(std::ranges::all_of(std::span(found).subspan(bytes), [](std::byte b) { return b == untouched; }));
+        EXPECT_TRUE(all_are(std::span(found).subspan(bytes), untouched));
       }
     }
   }

@@ -181,7 +181,7 @@ TEST_F(ContextTest, moves_a_million_ranges_in_one_request) {
   EXPECT_EQ(report.bytes, memory.size());
   const auto file = content(1, 0, size_bytes);
   for (std::size_t i = 0; i < count; ++i) {
-    ASSERT_TRUE(std::equal(&memory[i * length], &memory[i * length] + length, &file[offset_of(i)])) << "range " << i;
+    ASSERT_TRUE(same_bytes({&memory[i * length], length}, {&file[offset_of(i)], length})) << "range " << i;
   }
 }
 

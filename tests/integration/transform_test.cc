@@ -22,7 +22,7 @@ class Transformed : public testing::Test {
   }
   bool holds(const EchoFile& file, std::size_t piece) const {
     const Region place = ranges_[piece].memory;
-    return std::equal(place.data, place.data + place.size_bytes, file.expected[piece].begin());
+    return same_bytes({place.data, place.size_bytes}, file.expected[piece]);
   }
 
   Options options_{.lanes = 3, .staging_slot_bytes = 1 << 20, .deadlines = patient};

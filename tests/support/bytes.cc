@@ -47,6 +47,11 @@ bool same_bytes(std::span<const std::byte> some, std::span<const std::byte> othe
   return some.size() == others.size() && (some.empty() || std::memcmp(some.data(), others.data(), some.size()) == 0);
 }
 
+bool all_are(std::span<const std::byte> bytes, std::byte value) {
+  // Each byte is like the one before it.
+  return bytes.empty() || (bytes[0] == value && same_bytes(bytes.subspan(1), bytes.first(bytes.size() - 1)));
+}
+
 testing::AssertionResult holds_content(std::span<const std::byte> bytes, std::uint64_t seed, std::uint64_t offset) {
   std::optional<std::size_t> differs;
   for_each_block(seed, offset, bytes.size(), [&](std::size_t at, std::span<const std::byte> block) {

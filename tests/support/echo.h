@@ -64,8 +64,9 @@ struct EchoFile {
       auto stored = content(offsets.size(), 0, length);
       std::fill_n(stored.begin(), sizeof(std::uint32_t), std::byte{0});
       bytes.insert(bytes.end(), stored.begin(), stored.end());
-      std::vector<std::byte> made(length * 5 / 2);
-      for (std::size_t i = 0; i < made.size(); ++i) made[i] = stored[i % length];
+      auto made = stored;
+      made.insert(made.end(), stored.begin(), stored.end());
+      made.insert(made.end(), stored.begin(), stored.begin() + static_cast<std::ptrdiff_t>(length / 2));
       expected.push_back(std::move(made));
     }
     sizes = std::move(lengths);

@@ -77,6 +77,8 @@ class TemporaryFolder {
 std::vector<std::byte> content(std::uint64_t seed, std::uint64_t offset, std::size_t size);
 // As std::equal, which goes byte by byte here.
 bool same_bytes(std::span<const std::byte> some, std::span<const std::byte> others);
+// As std::all_of, which goes byte by byte too.
+bool all_are(std::span<const std::byte> bytes, std::byte value);
 // Names the first byte that differs.
 testing::AssertionResult holds_content(std::span<const std::byte> bytes, std::uint64_t seed, std::uint64_t offset);
 

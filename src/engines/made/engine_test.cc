@@ -71,7 +71,7 @@ TEST(Made, bytes_of_any_range_are_those_that_the_function_makes) {
     const penstock::Store store = context.open(counting(20'000'003)).value();
     EXPECT_EQ(store.info().kind, StoreKind::made);
     for (const std::uint64_t offset : {0U, 1U, 4096U, 19'999'999U}) {
-      std::vector<std::byte> memory(std::min<std::uint64_t>(9'000'001, store.info().size_bytes - offset));
+      std::vector<std::byte> memory(std::min<std::uint64_t>(3'000'001, store.info().size_bytes - offset));
       const Report report = context.read(store, offset, Region::host(memory.data(), memory.size()));
       ASSERT_TRUE(report.ok()) << report.error->message;
       EXPECT_TRUE(holds(memory, offset));

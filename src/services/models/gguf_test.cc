@@ -102,8 +102,8 @@ TEST(Gguf, a_file_that_ends_within_its_header_is_called_that) {
 
 // Values lie across the ends of what is read at a time, wherever those are.
 TEST(Gguf, a_long_header_is_read_piece_by_piece) {
-  const std::string long_word(2'500'000, 'w');
   for (std::size_t shift = 0; shift < 20; ++shift) {
+    const std::string long_word(shift % 10 == 0 ? 2'500'000 : 10, 'w');
     File file;
     file.pairs = {pair("shift", 8, text(std::string((1 << 20) - 80 + shift, 's')))};
     for (int i = 0; i < 9; ++i) file.pairs.push_back(pair("k" + std::to_string(i), 10, little_endian(1000 + i)));

@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <sstream>
 
 #include "penstock/models.h"
 #include "penstock/packing.h"
@@ -113,8 +115,9 @@ TEST_F(PackedModelTest, comes_back_as_it_was) {
 
 TEST_F(PackedModelTest, is_a_safetensors_file_of_rows_of_bytes) {
   const std::string name = save("m.safetensors", {.metadata = {{"format", "pt"}}, .packed = true});
-  std::ifstream file(name, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::ostringstream content;
+  content << std::ifstream(name, std::ios::binary).rdbuf();
+  const std::string bytes = content.str();
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), 8);
   EXPECT_EQ((8 + length) % 4096, 0U);

@@ -2,6 +2,7 @@
 #include <iterator>
 #include <numeric>
 #include <span>
+#include <sstream>
 #include <vector>
 
 #include "penstock/models.h"
@@ -28,8 +29,9 @@ class ModelSave : public ModelTest {
             tensor("scalar", DType::f64, {}, 77), tensor("none", DType::f32, {0, 3}, 0)};
   }
   std::string content(const std::string& file) const {
-    std::ifstream stream(file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+    std::ostringstream content;
+    content << std::ifstream(file, std::ios::binary).rdbuf();
+    return content.str();
   }
   std::size_t files_in_folder() const {
     return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder_), {}));
