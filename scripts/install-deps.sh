@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what building and testing Penstock needs and this machine lacks. Quick when nothing is missing.
 #
-#   scripts/install-deps.sh            compiler, ccache, CMake, libraries, GoogleTest, NumPy and PyTorch, fish and zsh,
+#   scripts/install-deps.sh            compiler, lld, ccache, CMake, libraries, GoogleTest, NumPy and PyTorch, fish and zsh,
 #                                      QEMU on Debian, and in .venv the pinned clang-format and what the Python package is
 #                                      built and tested with
 #   scripts/install-deps.sh --bench    also fio, the yardstick of bench/run.sh, and valgrind, which counts instructions there
@@ -13,7 +13,7 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-packages=(build-essential ccache cmake ninja-build pkg-config python3 python3-venv liburing-dev libcli11-dev
+packages=(build-essential lld ccache cmake ninja-build pkg-config python3 python3-venv liburing-dev libcli11-dev
   nlohmann-json3-dev libxxhash-dev libgtest-dev libbenchmark-dev fuse3 libfuse3-dev
   python3-dev fish zsh)
 # The tests that a device in use is left alone make file systems on loop devices.

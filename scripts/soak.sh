@@ -13,7 +13,8 @@
 #            and more layouts of the comparison with other loaders
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes), and PENSTOCK_GATHERS
-#            gathers of rows (default: 100,000); then PENSTOCK_REPLAYS replays of a graph with rows (default: 100,000)
+#            gathers of rows (default: 100,000) and PENSTOCK_ACQUIRES acquires of layers (default: 300,000); then
+#            PENSTOCK_REPLAYS replays of a graph with rows, with and without a cache (default: 100,000)
 #   nvme     the NVMe driver against a controller that misbehaves, with PENSTOCK_NVME_SEEDS seeds of 3,000 operations and
 #            PENSTOCK_NVME_LONG_SEEDS of 100,000 (default: 2,000 and 50)
 #   guest    the NVMe driver in a guest of the other architecture, cross-compiled; Debian only
@@ -45,8 +46,9 @@ run_suite() {
 }
 run_clang() { run_suite clang; }
 run_dev() { run_suite dev; }
-run_asan() { run_suite asan-all; }
-run_tsan() { run_suite tsan; }
+# The sanitizers get several times what scripts/test.sh lets them try.
+run_asan() { PENSTOCK_SEEDS=3 PENSTOCK_ACQUIRES=100000 PENSTOCK_REPLAYS=2000 PENSTOCK_CHUNKS=10000 run_suite asan-all; }
+run_tsan() { PENSTOCK_SEEDS=3 PENSTOCK_ACQUIRES=30000 PENSTOCK_REPLAYS=600 PENSTOCK_CHUNKS=5000 run_suite tsan; }
 run_slow() { run_suite shipped --build-config soak --label-regex '^soak$'; }
 
 # clang-tidy reads the commands of the clang build: those of gcc have options that it doesn't know.
@@ -79,8 +81,9 @@ run_fuzz() {
 
 run_seeds() {
   build release fault gpu &&
-    PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} PENSTOCK_GATHERS=${PENSTOCK_GATHERS:-100000} build/bin/fault &&
-    PENSTOCK_REPLAYS=${PENSTOCK_REPLAYS:-100000} build/bin/gpu --gtest_filter='RowsPlans.*'
+    PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} PENSTOCK_GATHERS=${PENSTOCK_GATHERS:-100000} \
+      PENSTOCK_ACQUIRES=${PENSTOCK_ACQUIRES:-300000} build/bin/fault &&
+    PENSTOCK_REPLAYS=${PENSTOCK_REPLAYS:-100000} build/bin/gpu --gtest_filter='RowsPlans.*:RowsCaches.*'
 }
 
 run_nvme() {

@@ -5,7 +5,7 @@
 #
 #   scripts/test.sh
 #
-#   PENSTOCK_SANITIZERS="asan tsan"   the sanitizer presets to run ("" for none)
+#   PENSTOCK_SANITIZERS="tsan asan"   the sanitizer presets to run ("" for none)
 #   PENSTOCK_JOBS=2                   parallel compilations; twice as many tests (default: the number of CPUs)
 #   PENSTOCK_DEPS=deps                an offline bundle, used by itself where ./deps exists
 set -euo pipefail
@@ -57,7 +57,7 @@ scripts/install-deps.sh
 mkdir -p "$results"
 rm -f "$results"/*
 # The sanitizers run the tests of single folders, and some of several; release does where there are no sanitizers.
-sanitizers=${PENSTOCK_SANITIZERS-asan tsan}
+sanitizers=${PENSTOCK_SANITIZERS-tsan asan}
 if [[ -n $sanitizers ]]; then preset=shipped; else preset=release; fi
 stage 'build release' build "$preset"
 begin_tests release "$preset"
