@@ -29,7 +29,9 @@ class GpuTest : public testing::Test {
     if ((*driver)->devices().empty()) GTEST_SKIP() << "no GPU";
     driver_ = *driver;
     fake_ = FakeCuda::loaded();
-    if (fake_) fake_->clear_injections();
+    if (!fake_) return;
+    fake_->clear_injections();
+    fake_->set_connections(0);  // whatever the test before had
   }
   void TearDown() override {
     if (!fake_) return;

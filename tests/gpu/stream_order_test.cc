@@ -255,15 +255,17 @@ TEST_F(InStreamOrder, more_than_a_thousand_waits_may_be_pending) {
   PENSTOCK_NEEDS_FAKE();
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
-  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
   std::vector<std::unique_ptr<Blocker>> earlier;
   std::vector<Ticket> tickets;
   std::vector<cuda::CuStream> streams;
   for (int i = 0; i < 4; ++i) streams.push_back(make_stream());
-  for (cuda::CuStream stream : streams) {
-    tickets.push_back(read_in_order(context, store, memory.region(), stream).value());
+  for (std::uint64_t i = 0; i < streams.size(); ++i) {
+    const cuda::CuStream stream = streams[i];
+    const Region own = memory.region().part(i * mib, mib);
+    tickets.push_back(read_in_order(context, store, own, stream).value());
     for (int wait = 0; wait < 300; ++wait) earlier.push_back(std::make_unique<Blocker>(gpu(), stream));
-    tickets.push_back(read_in_order(context, store, memory.region(), stream).value());
+    tickets.push_back(read_in_order(context, store, own, stream).value());
   }
   EXPECT_FALSE(tickets.back().wait_for(0s));
   for (const auto& blocker : earlier) blocker->let_go();

@@ -386,7 +386,7 @@ class UnpackedOnGpu : public GpuTest {
 
 TEST_F(UnpackedOnGpu, parts_of_a_tensor_come_through_lanes_with_and_without_scratch_memory) {
   for (const Kind kind : {Kind::bf16, Kind::f32}) {
-    const PackedFile file(kind, 30 * packed::chunk_values + 777, folder_.path("file"));
+    const PackedFile file(kind, 12 * packed::chunk_values + 777, folder_.path("file"));
     const std::uint64_t all = file.values.size();
     for (const std::uint64_t budget_bytes : {std::uint64_t{0}, all + (1 << 20)}) {
       options_.device_budget_bytes = budget_bytes;
