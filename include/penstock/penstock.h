@@ -12,6 +12,7 @@
 #include "penstock/engine_info.h"
 #include "penstock/error.h"
 #include "penstock/gpu.h"
+#include "penstock/kinds.h"
 #include "penstock/layers.h"
 #include "penstock/leftovers.h"
 #include "penstock/machine.h"

@@ -86,13 +86,18 @@ struct RawRows {
   std::uint64_t row_bytes = 0;
   std::uint64_t stride_bytes = 0;  // from the beginning of a row to that of the next; 0: row_bytes
   std::uint64_t count = all;       // as many as there are up to the end, which must be whole
+  // Others write to the store meanwhile, elsewhere than to these rows: it is no error that it has changed, unless it
+  // was truncated.
+  bool growing = false;
+  std::string dtype = {};  // as TableInfo tells them
+  std::vector<std::uint64_t> row_shape = {};
 };
 
 struct TableInfo {
   std::uint64_t rows = 0;
   std::uint64_t row_bytes = 0;
-  std::vector<std::uint64_t> row_shape;  // of a tensor, or an array; none of raw rows
-  std::string dtype;                     // as its format writes it: "BF16", "Q4_K", "<f4"; empty for raw rows
+  std::vector<std::uint64_t> row_shape;  // of a tensor, or an array; of raw rows what RawRows says
+  std::string dtype;  // as its format writes it: "BF16", "Q4_K", "<f4"; of raw rows what RawRows says
   std::size_t stores = 1;
 };
 

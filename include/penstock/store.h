@@ -102,6 +102,8 @@ struct OpenOptions {
   // For reading: a file that is already open, whatever its name means by now. Messages use the name; the descriptor is
   // needed only until the call returns.
   int descriptor = -1;
+  // For reading: others write to it meanwhile, elsewhere than where it is read. A read does not fail because they did.
+  bool growing = false;
 };
 
 // Default-constructed or moved from, it has no bytes.

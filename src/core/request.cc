@@ -176,7 +176,7 @@ Status Request::prepare_stores() {
     StoreEntry& entry = *use.entry;
     if (direction == Direction::read) {
       if (auto status = entry.check_end(use.end, deadline); !status) return status;
-      use.check_identity = total_bytes >= identity_checked_from_bytes && !entry.info().writable;
+      use.check_identity = total_bytes >= identity_checked_from_bytes && !entry.info().writable && !entry.is_growing();
       asks_servers_ |= use.check_identity && is_remote(entry.info().locality);
       continue;
     }

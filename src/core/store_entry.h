@@ -71,6 +71,9 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   // Which memory of the host its operations can name.
   engine::HostReach host_reach() const { return host_reach_; }
 
+  // Others write to it, elsewhere than where it is read.
+  bool is_growing() const { return name_.options.growing; }
+
   // Offsets and lengths of direct transfers are multiples of this. Writes to files keep whole pages apart from
   // buffered edges: the kernel drops cached pages by the page.
   std::uint32_t alignment(Direction direction) const;

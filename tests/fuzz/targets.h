@@ -14,6 +14,7 @@
 #include "files/mount.h"
 #include "penstock/domain.h"
 #include "penstock/options.h"
+#include "services/kinds/dictionary.h"
 #include "services/models/gguf.h"
 #include "services/models/resolve.h"
 #include "services/models/safetensors.h"
@@ -241,6 +242,24 @@ inline std::string packed_tensor(std::string_view input) {
   return packed_chunk(kind, chunk, values);
 }
 
+inline std::string kinds(std::string_view text) {
+  const auto parsed = penstock::kinds::parse(text);
+  if (!parsed) return check_refusal(parsed.error());
+  std::uint64_t end = 0;
+  for (const Kind& kind : parsed->kinds) {
+    if (kind.start_byte < end) return "a kind on another";
+    end = kind.start_byte + kind.length_bytes;
+    if (end < kind.start_byte || end > INT64_MAX) return "a kind that ends nowhere";
+    if (kind.id == 0 || kind.record_bytes == 0 || kind.records > kind.capacity()) return "a kind that can't be";
+    if (kind.name.empty() || !is_text(kind.name)) return "a name that is no text";
+  }
+  const auto written = penstock::kinds::to_text(*parsed);
+  if (!written) return "can't be written again";
+  const auto again = penstock::kinds::parse(*written);
+  return again && again->kinds == parsed->kinds && again->device_bytes == parsed->device_bytes ? ""
+                                                                                               : "does not come back";
+}
+
 struct Target {
   std::string_view name;  // also of its folder in corpus/
   std::string (*run)(std::string_view);
@@ -248,7 +267,7 @@ struct Target {
 inline constexpr Target targets[] = {
     {"options", options},         {"uri", uri},       {"domain", domain},           {"cgroup", cgroup},
     {"mounts", mounts},           {"tuning", tuning}, {"safetensors", safetensors}, {"gguf", gguf},
-    {"model_index", model_index}, {"npy", npy},       {"packed", packed_tensor},
+    {"model_index", model_index}, {"npy", npy},       {"packed", packed_tensor},    {"kinds", kinds},
 };
 
 }  // namespace penstock::fuzz

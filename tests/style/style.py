@@ -37,7 +37,7 @@ VENDORS = {
 # what kernels of a service are given.
 USERS = {"src/cli/": (),
          "src/services/": ("base/bounded.h", "base/callback.h", "base/clock.h", "base/fork_guard.h",
-                           "base/keyed_hash.h", "base/out_of_memory.h", "cuda/row_cache.h"),
+                           "base/keyed_hash.h", "base/out_of_memory.h", "base/unique_fd.h", "cuda/row_cache.h"),
          "src/daemon/": (), "src/capi/": (), "bindings/": ()}
 
 

@@ -103,7 +103,7 @@ Result<std::shared_ptr<const Table>> open_raw(Context& context, const std::strin
                      " bytes, are no table",
                  "give a size above 0, and a stride that is not below it"};
   }
-  auto store = context.open(name);
+  auto store = context.open(name, {.growing = raw.growing});
   if (!store) return std::move(store).error();
   const std::uint64_t size_bytes = store->info().size_bytes;
   if (raw.offset > size_bytes) {
@@ -128,9 +128,9 @@ Result<std::shared_ptr<const Table>> open_raw(Context& context, const std::strin
                      " are asked for",
                  "give the right size and count"};
   }
-  const Place place{raw.offset, stride, std::min(raw.count, fitting)};
-  return make_table(context, {.row_bytes = raw.row_bytes, .row_shape = {}, .dtype = {}}, std::move(*store), place,
-                    options);
+  const Place place{raw.offset, stride, std::min(raw.count, fitting), raw.growing};
+  return make_table(context, {.row_bytes = raw.row_bytes, .row_shape = raw.row_shape, .dtype = raw.dtype},
+                    std::move(*store), place, options);
 }
 
 }  // namespace penstock::rows

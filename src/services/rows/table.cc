@@ -46,16 +46,20 @@ Result<std::shared_ptr<const Shard>> Shard::open(const Context& context, Store s
 Status Shard::check_unchanged() const {
   const StoreInfo& info = store_.info();
   if (info.kind == StoreKind::made) return {};
-  const auto identity = store_.identity();
-  if (!identity) return identity.error();
-  if (*identity == info.identity) return {};
+  if (!place_.growing) {
+    const auto identity = store_.identity();
+    if (!identity) return identity.error();
+    if (*identity == info.identity) return {};
+  }
   const auto size_bytes = store_.size_bytes();
+  if (place_.growing && !size_bytes) return size_bytes.error();
   if (size_bytes && *size_bytes < info.size_bytes) {
     return Error{Code::truncated, 0,
                  info.name + " has become shorter since its table was opened: it has " + std::to_string(*size_bytes) +
                      " bytes and had " + std::to_string(info.size_bytes),
                  "open it again"};
   }
+  if (place_.growing) return {};
   return Error{Code::changed, 0, info.name + " was modified since its table was opened", "open it again"};
 }
 

@@ -21,6 +21,7 @@ struct Place {
   std::uint64_t offset = 0;  // of the first
   std::uint64_t stride_bytes = 0;
   std::uint64_t rows = 0;
+  bool growing = false;  // others write elsewhere in the store
 };
 
 // A store with rows; joined tables share it.

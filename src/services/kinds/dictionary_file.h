@@ -1,0 +1,36 @@
+// The file of a dictionary: read, replaced at once, and locked by whoever is going to replace it.
+//
+// Thread safety: functions; a lock is one thread's. Lifetime: a lock ends with its object, or its process.
+#pragma once
+
+#include <string>
+
+#include "base/clock.h"
+#include "base/unique_fd.h"
+#include "services/kinds/dictionary.h"
+
+namespace penstock::kinds {
+
+// A path that is not absolute could look like a URI.
+Result<std::string> absolute_path(const std::string& path);
+
+// Messages name the file. Code::not_found: there is none.
+Result<Dictionary> read_dictionary(Context& context, const std::string& path);
+// Durable when it returns: readers find the old one or the new one.
+Status replace_dictionary(Context& context, const std::string& path, const Dictionary& dictionary);
+
+// Excludes other writers. The dictionary itself is locked: once its writer has replaced it, there is nothing left to
+// protect in the old one, and those who waited for that look for the new one.
+class WriterLock {
+ public:
+  // Code::in_use: another writer had it until the deadline.
+  static Result<WriterLock> of_dictionary(const std::string& path, TimePoint deadline);
+  // Of the folder, for those who make a dictionary that is not there yet.
+  static Result<WriterLock> of_folder_of(const std::string& path, TimePoint deadline);
+
+ private:
+  explicit WriterLock(UniqueFd fd) : fd_(std::move(fd)) {}
+  UniqueFd fd_;
+};
+
+}  // namespace penstock::kinds

@@ -1,0 +1,315 @@
+#include "services/kinds/table.h"
+
+#include <algorithm>
+#include <cctype>
+#include <utility>
+
+#include "base/clock.h"
+#include "services/kinds/dictionary_file.h"
+#include "services/models/contents.h"
+
+namespace penstock::kinds {
+namespace {
+
+constexpr std::string_view beside = ".kinds.json";
+
+// As Context::open tells a URI from a path, whether or not anyone serves the scheme.
+bool has_scheme(std::string_view name) {
+  const std::size_t colon = name.find(':');
+  return colon != std::string_view::npos && colon != 0 && name.find('/') > colon &&
+         std::ranges::all_of(name.substr(0, colon),
+                             [](unsigned char c) { return std::isalnum(c) != 0 || c == '+' || c == '-' || c == '.'; });
+}
+
+Result<std::string> dictionary_path(const std::string& store, const KindsOptions& options) {
+  if (!options.dictionary.empty()) return absolute_path(options.dictionary);
+  if (!has_scheme(store)) return absolute_path(store + std::string(beside));
+  return Error{Code::invalid_argument, 0, store + ": nothing lies beside this store that could be its dictionary",
+               "give the path of the dictionary"};
+}
+
+// A file in /dev is gone after the next start.
+Status check_place(const StoreInfo& info, const KindsOptions& options) {
+  if (info.kind != StoreKind::block_device || !options.dictionary.empty()) return {};
+  return Error{Code::invalid_argument, 0, info.name + ": the dictionary of a device can't lie beside it",
+               "give the path of the dictionary"};
+}
+
+TimePoint deadline_of(const KindsOptions& options) {
+  return time_after(Clock::now(), duration_from_seconds(options.lock_seconds));
+}
+
+// Readers go on while others append: the records that they read don't change.
+constexpr OpenOptions for_reading{.growing = true};
+
+Error no_kind() {
+  return {Code::not_found, 0, "there is no such kind", "penstock kind list shows those that there are"};
+}
+
+std::string of_kind(const Kind& kind) {
+  return "kind " + models::in_quotes(kind.name);
+}
+
+// Null: the records are not there.
+const Kind* holds(const Table::State& state, const Records& records) {
+  const auto found = state.by_id.find(records.kind);
+  if (found == state.by_id.end()) return nullptr;
+  const Kind& kind = *found->second;
+  return records.index <= kind.records && records.count <= kind.records - records.index ? &kind : nullptr;
+}
+
+Error not_there(const Table::State& state, const Records& records) {
+  const auto found = state.by_id.find(records.kind);
+  if (found == state.by_id.end()) {
+    return {Code::not_found, 0, "there is no kind with the id " + std::to_string(records.kind),
+            "penstock kind list shows those that there are"};
+  }
+  const Kind& kind = *found->second;
+  return {Code::out_of_range, 0,
+          of_kind(kind) + " has " + std::to_string(kind.records) + " records, and " + std::to_string(records.count) +
+              " from " + std::to_string(records.index) + " on are asked for",
+          kind.records == 0 ? "append records first" : "ask for records that there are"};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string& store, const KindsOptions& options) {
+  if (Status status = check_seconds("lock_seconds", options.lock_seconds); !status) return std::move(status).error();
+  auto path = dictionary_path(store, options);
+  if (!path) return std::move(path).error();
+  const auto lock = WriterLock::of_folder_of(*path, deadline_of(options));
+  if (!lock) return lock.error();
+  auto opened = context.open(store, for_reading);
+  if (!opened && opened.error().code == Code::not_found && !has_scheme(store)) {
+    opened = context.open(store, {.access = Access::create});
+    if (opened) {
+      if (Status status = opened->commit(); !status) return std::move(status).error();
+    }
+  }
+  if (!opened) return std::move(opened).error();
+  const StoreInfo& info = opened->info();
+  if (Status status = check_place(info, options); !status) return std::move(status).error();
+  if (const auto there = context.open(*path); there || there.error().code != Code::not_found) {
+    if (!there) return there.error();
+    return Error{Code::in_use, 0, *path + " is there already", "open it, or remove it first"};
+  }
+  Dictionary dictionary;
+  if (info.block_bytes != 0) dictionary.block_bytes = info.block_bytes;
+  if (is_device(info)) dictionary.device_bytes = info.size_bytes;
+  auto table = std::make_shared<Table>(context, store, std::move(*path), options);
+  if (Status status = table->publish(std::move(dictionary)); !status) return std::move(status).error();
+  return table;
+}
+
+Result<std::shared_ptr<Table>> Table::open(Context& context, const std::string& store, const KindsOptions& options) {
+  if (Status status = check_seconds("lock_seconds", options.lock_seconds); !status) return std::move(status).error();
+  auto path = dictionary_path(store, options);
+  if (!path) return std::move(path).error();
+  auto table = std::make_shared<Table>(context, store, std::move(*path), options);
+  auto state = table->refresh();
+  if (!state) {
+    Error error = std::move(state).error();
+    if (error.code == Code::not_found) error.hint = "make the dictionary: penstock kind create";
+    return error;
+  }
+  if (Status status = check_place((*state)->store.info(), options); !status) return std::move(status).error();
+  return table;
+}
+
+std::shared_ptr<const Table::State> Table::state() const {
+  const std::lock_guard lock(mutex_);
+  return state_;
+}
+
+void Table::adopt(std::shared_ptr<const State> state) {
+  const std::lock_guard lock(mutex_);
+  state_.swap(state);
+}
+
+Status Table::check_process() const {
+  if (!fork_guard_.in_child()) return {};
+  return Error{Code::closed, 0, "the kinds belong to the parent of this process",
+               "make a Context, and open them, after the fork"};
+}
+
+Result<std::shared_ptr<const Table::State>> Table::load(Dictionary dictionary) const {
+  auto store = context_.open(store_, for_reading);
+  if (!store) return std::move(store).error();
+  if (Status status = check_store(dictionary, store->info()); !status) return std::move(status).error();
+  auto state = std::make_shared<State>(State{std::move(dictionary), std::move(*store), {}});
+  for (const Kind& kind : state->dictionary.kinds) state->by_id.emplace(kind.id, &kind);
+  return std::shared_ptr<const State>(std::move(state));
+}
+
+Result<std::shared_ptr<const Table::State>> Table::refresh() {
+  if (Status status = check_process(); !status) return std::move(status).error();
+  const std::lock_guard lock(refreshing_);
+  auto dictionary = read_dictionary(context_, path_);
+  if (!dictionary) return std::move(dictionary).error();
+  auto state = load(std::move(*dictionary));
+  if (state) adopt(*state);
+  return state;
+}
+
+Status Table::publish(Dictionary dictionary) {
+  const Status replaced = replace_dictionary(context_, path_, dictionary);
+  if (!replaced && replaced.error().code != Code::not_durable) return replaced;
+  const std::lock_guard lock(refreshing_);
+  if (auto state = load(dictionary)) {
+    adopt(std::move(*state));
+  } else {
+    // What was written counts, whether or not it can be read now: that is for the next who reads.
+    auto unopened = std::make_shared<State>(State{std::move(dictionary), {}, {}});
+    for (const Kind& kind : unopened->dictionary.kinds) unopened->by_id.emplace(kind.id, &kind);
+    adopt(std::move(unopened));
+  }
+  return replaced;
+}
+
+Result<Kind> Table::find(const std::function<const Kind*(const State&)>& look) {
+  if (const Kind* kind = look(*state())) return *kind;
+  const auto again = refresh();
+  if (!again) return again.error();
+  const Kind* const kind = look(**again);
+  if (kind == nullptr) return no_kind();
+  return *kind;
+}
+
+Result<Store> Table::open_for_writing(OpenOptions wanted) const {
+  OpenOptions options = options_.writing;
+  options.access = wanted.access;
+  options.size_bytes = wanted.size_bytes;
+  options.reserve_from = wanted.reserve_from;
+  options.descriptor = -1;
+  return context_.open(store_, options);
+}
+
+Status Table::make_room(const Kind& kind) const {
+  const std::uint64_t end = kind.start_byte + kind.length_bytes;
+  {
+    const auto store = context_.open(store_, for_reading);
+    if (!store) return store.error();
+    if (end <= store->info().size_bytes) return {};
+    if (is_device(store->info())) {
+      return Error{Code::out_of_range, 0,
+                   of_kind(kind) + " would end at byte " + std::to_string(end) + ", and " + store_ + " has " +
+                       std::to_string(store->info().size_bytes),
+                   "choose another place or a smaller capacity"};
+    }
+  }
+  auto store = open_for_writing({.access = Access::create, .size_bytes = end, .reserve_from = kind.start_byte});
+  if (!store) return std::move(store).error();
+  return store->commit();
+}
+
+Result<Kind> Table::add(const NewKind& wanted) {
+  if (Status status = check_process(); !status) return std::move(status).error();
+  const auto lock = WriterLock::of_dictionary(path_, deadline_of(options_));
+  if (!lock) return lock.error();
+  auto now = refresh();
+  if (!now) return std::move(now).error();
+  const StoreInfo& info = (*now)->store.info();
+  Dictionary dictionary = (*now)->dictionary;
+  const auto added = kinds::add(dictionary, wanted, is_device(info) ? 0 : info.size_bytes);
+  if (!added) return added.error();
+  Kind kind = dictionary.kinds[*added];
+  if (Status status = make_room(kind); !status) return std::move(status).error();
+  if (Status status = publish(std::move(dictionary)); !status) return std::move(status).error();
+  return kind;
+}
+
+Status Table::remove(std::uint32_t kind) {
+  if (Status status = check_process(); !status) return status;
+  const auto lock = WriterLock::of_dictionary(path_, deadline_of(options_));
+  if (!lock) return lock.error();
+  auto dictionary = read_dictionary(context_, path_);
+  if (!dictionary) return std::move(dictionary).error();
+  if (std::erase_if(dictionary->kinds, [&](const Kind& each) { return each.id == kind; }) == 0) return no_kind();
+  return publish(std::move(*dictionary));
+}
+
+Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> parts) {
+  if (Status status = check_process(); !status) return std::move(status).error();
+  const auto lock = WriterLock::of_dictionary(path_, deadline_of(options_));
+  if (!lock) return lock.error();
+  auto read = read_dictionary(context_, path_);
+  if (!read) return std::move(read).error();
+  Dictionary dictionary = std::move(*read);
+  auto store = open_for_writing({.access = Access::write});
+  if (!store) return std::move(store).error();
+  if (Status status = check_store(dictionary, store->info()); !status) return std::move(status).error();
+
+  std::vector<std::uint64_t> first;
+  std::vector<Range> ranges;
+  for (const RecordsAppend& part : parts) {
+    const auto found = std::ranges::find(dictionary.kinds, part.kind, &Kind::id);
+    if (found == dictionary.kinds.end()) return no_kind();
+    Kind& kind = *found;
+    const std::uint64_t count = part.memory.size_bytes / kind.record_bytes;
+    if (part.memory.size_bytes % kind.record_bytes != 0) {
+      return Error{Code::invalid_argument, 0,
+                   of_kind(kind) + " has records of " + std::to_string(kind.record_bytes) + " bytes, and " +
+                       std::to_string(part.memory.size_bytes) + " bytes are no whole records",
+                   "append whole records"};
+    }
+    if (count > kind.capacity() - kind.records) {
+      return Error{Code::no_space, 0,
+                   of_kind(kind) + " has room for " + std::to_string(kind.capacity() - kind.records) +
+                       " more records, and " + std::to_string(count) + " are to be appended",
+                   "add a kind with a larger capacity"};
+    }
+    first.push_back(kind.records);
+    if (count != 0) ranges.push_back({&*store, kind.start_byte + kind.records * kind.record_bytes, part.memory});
+    kind.records += count;
+  }
+  if (ranges.empty()) return first;
+  RequestOptions options;
+  options.durable = true;
+  const Report report = context_.transfer(Direction::write, ranges, options);
+  if (!report.ok()) return *report.error;
+  // A device is free for others as soon as its bytes are written.
+  *store = Store();
+  if (Status status = publish(std::move(dictionary)); !status) return std::move(status).error();
+  return first;
+}
+
+Result<Table::Placed> Table::place(std::span<const RecordsRead> reads) {
+  if (Status status = check_process(); !status) return std::move(status).error();
+  Placed placed{state(), {}};
+  bool is_new = false;
+  const auto look_again = [&]() -> Status {
+    auto again = refresh();
+    if (!again) return std::move(again).error();
+    placed = {std::move(*again), {}};
+    is_new = true;
+    return {};
+  };
+  if (!placed.state->store) {
+    if (Status status = look_again(); !status) return std::move(status).error();
+  }
+  placed.ranges.reserve(reads.size());
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    const auto& [records, memory] = reads[i];
+    const Kind* const kind = holds(*placed.state, records);
+    if (kind == nullptr && is_new) return not_there(*placed.state, records);
+    if (kind == nullptr) {
+      if (Status status = look_again(); !status) return std::move(status).error();
+      placed.ranges.reserve(reads.size());
+      i = SIZE_MAX;  // from the beginning: all ranges are of one state
+      continue;
+    }
+    // It does not overflow: the records lie in the store.
+    const std::uint64_t bytes = records.count * kind->record_bytes;
+    if (bytes != memory.size_bytes) {
+      return Error{Code::invalid_argument, 0,
+                   std::to_string(records.count) + " records of " + std::to_string(kind->record_bytes) +
+                       " bytes don't fill memory of " + std::to_string(memory.size_bytes),
+                   "give memory of exactly their size"};
+    }
+    if (bytes != 0)
+      placed.ranges.push_back({&placed.state->store, kind->start_byte + records.index * kind->record_bytes, memory});
+  }
+  return placed;
+}
+
+}  // namespace penstock::kinds

@@ -1,0 +1,320 @@
+// Kinds of records, as a program adds, appends and reads them.
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "integration/context_fixture.h"
+#include "integration/machine.h"
+#include "support/support.h"
+
+namespace penstock::test {
+namespace {
+
+constexpr std::uint64_t record_bytes = 300;  // of no alignment
+
+class KindsOfRecords : public ContextTest {
+ protected:
+  // Records that say which they are.
+  static std::vector<std::byte> records(std::uint64_t first, std::uint64_t count, std::uint64_t seed = 1) {
+    return content(seed, first * record_bytes, count * record_bytes);
+  }
+  static Result<std::uint64_t> append(const Kinds& kinds, std::uint32_t kind, std::uint64_t first, std::uint64_t count,
+                                      std::uint64_t seed = 1) {
+    auto bytes = records(first, count, seed);
+    return kinds.append(kind, Region::host(bytes.data(), bytes.size()));
+  }
+  static testing::AssertionResult has(const Kinds& kinds, const Records& wanted, std::uint64_t seed = 1) {
+    const auto loaded = kinds.read(wanted, Domain::host());
+    if (!loaded) return testing::AssertionFailure() << loaded.error().message;
+    return holds_content({loaded->buffer.data(), loaded->buffer.size_bytes()}, seed, wanted.index * record_bytes);
+  }
+
+  const std::string path_ = folder_.path("records.bin");
+  Context context_ = make_context();
+};
+
+// What a dictionary and its store go through, wherever the store is.
+void is_written_and_read(Context& context, const std::string& store, const KindsOptions& options) {
+  const auto made = Kinds::create(context, store, options);
+  ASSERT_TRUE(made) << made.error().message;
+  const auto one = made->add({.name = "one", .capacity = 1000, .record_bytes = record_bytes});
+  ASSERT_TRUE(one) << one.error().message;
+  const auto two = made->add({.name = "two", .capacity = 50, .type = "F32", .shape = {25, 3}});
+  ASSERT_TRUE(two) << two.error().message;
+  ASSERT_EQ(two->record_bytes, record_bytes);
+  auto some = content(1, 0, 40 * record_bytes);
+  auto others = content(2, 0, 50 * record_bytes);
+  for (int i = 0; i < 4; ++i) {
+    const auto first = made->append(one->id, Region::host(some.data() + i * 10 * record_bytes, 10 * record_bytes));
+    ASSERT_TRUE(first) << first.error().message;
+    EXPECT_EQ(*first, 10U * i);
+  }
+  ASSERT_TRUE(made->append(two->id, Region::host(others.data(), others.size())).ok());
+
+  const Kinds kinds = Kinds::open(context, store, options).value();
+  EXPECT_EQ(kinds.find("one")->records, 40U);
+  auto memory = context.allocate(Domain::host(), 4 * record_bytes).value();
+  const RecordsRead reads[] = {{{one->id, 39}, memory.region().part(0, record_bytes)},
+                               {{two->id, 0, 2}, memory.region().part(record_bytes, 2 * record_bytes)},
+                               {{one->id, 0}, memory.region().part(3 * record_bytes, record_bytes)}};
+  const Report report = kinds.read(reads);
+  ASSERT_TRUE(report.ok()) << message_of(report);
+  EXPECT_TRUE(holds_content({memory.data(), record_bytes}, 1, 39 * record_bytes));
+  EXPECT_TRUE(holds_content({memory.data() + record_bytes, 2 * record_bytes}, 2, 0));
+  EXPECT_TRUE(holds_content({memory.data() + 3 * record_bytes, record_bytes}, 1, 0));
+  const auto gathered = kinds.rows(two->id)->gather(std::vector{49, 3, 49}, Domain::host());
+  ASSERT_TRUE(gathered) << gathered.error().message;
+  EXPECT_TRUE(holds_content({gathered->buffer.data(), record_bytes}, 2, 49 * record_bytes));
+  EXPECT_TRUE(holds_content({gathered->buffer.data() + record_bytes, record_bytes}, 2, 3 * record_bytes));
+}
+
+TEST_F(KindsOfRecords, are_written_and_read_in_a_file_with_its_dictionary_beside_it) {
+  is_written_and_read(context_, path_, {});
+  EXPECT_TRUE(std::filesystem::exists(path_ + ".kinds.json"));
+  const auto text = read_file(path_ + ".kinds.json");
+  EXPECT_EQ(Kinds::parse({reinterpret_cast<const char*>(text.data()), text.size()})->size(), 2U);
+}
+
+TEST_F(KindsOfRecords, are_written_and_read_in_an_nvme_namespace) {
+  ASSERT_TRUE(write_sparse_file(folder_.path("disk.img"), 1 << 20));
+  const std::string name = "soft-nvme:" + folder_.path("disk.img");
+  EXPECT_EQ(Kinds::create(context_, name).error().code, Code::invalid_argument);
+  is_written_and_read(context_, name, {.dictionary = folder_.path("disk.json"), .writing = {}});
+}
+
+TEST_F(KindsOfRecords, are_written_and_read_in_a_block_device) {
+  ASSERT_TRUE(write_sparse_file(folder_.path("image"), 1 << 20));
+  const AttachedLoop device(folder_.path("image"), "--sector-size 512");
+  if (!device.refusal().empty()) SKIP_OUTSIDE_CI(device.refusal());
+  EXPECT_EQ(Kinds::create(context_, device.path()).error().code, Code::invalid_argument);
+  const std::string dictionary = folder_.path("device.json");
+  is_written_and_read(context_, device.path(),
+                      {.dictionary = dictionary, .writing = {.allow_block_device_write = true}});
+  const Kinds kinds = Kinds::open(context_, device.path(), {.dictionary = dictionary, .writing = {}}).value();
+  EXPECT_EQ(kinds.block_bytes(), 512U);
+  auto bytes = records(0, 1);
+  EXPECT_EQ(kinds.append(1, Region::host(bytes.data(), bytes.size())).error().code, Code::read_only);
+  EXPECT_EQ(kinds.add({.name = "large", .capacity = 2 << 20, .record_bytes = 1}).error().code, Code::out_of_range);
+}
+
+TEST_F(KindsOfRecords, are_written_and_read_in_a_store_that_a_scheme_opens) {
+  const std::string path = folder_.path("elsewhere");
+  write_file(path, {});
+  ASSERT_TRUE(
+      context_
+          .add_scheme("far", [&](std::string_view, const OpenOptions& options) { return context_.open(path, options); })
+          .ok());
+  is_written_and_read(context_, "far:records", {.dictionary = folder_.path("far.json"), .writing = {}});
+}
+
+TEST_F(KindsOfRecords, lie_in_data_that_was_there_before) {
+  write_file(path_, content(1, 0, 10 * record_bytes));
+  const Kinds kinds = Kinds::create(context_, path_).value();
+  const Kind old =
+      kinds.add({.name = "old", .start_byte = 0, .capacity = 10, .record_bytes = record_bytes, .records = 10}).value();
+  EXPECT_TRUE(has(kinds, {old.id, 3, 7}));
+  const Kind more = kinds.add({.name = "more", .capacity = 10, .record_bytes = record_bytes}).value();
+  EXPECT_EQ(more.start_byte, 4096U);
+  EXPECT_GE(std::filesystem::file_size(path_), 4096U + 10 * record_bytes);
+  EXPECT_TRUE(has(kinds, {old.id, 0, 10}));
+}
+
+TEST_F(KindsOfRecords, are_seen_by_readers_that_were_there_before_them) {
+  const Kinds writer = Kinds::create(context_, path_).value();
+  const Kinds reader = Kinds::open(context_, path_).value();
+  const Kind kind = writer.add({.name = "kind", .capacity = 20'000, .record_bytes = record_bytes}).value();
+  EXPECT_EQ(reader.find("kind").value(), kind);
+  EXPECT_EQ(reader.read({kind.id, 0}, Domain::host()).error().code, Code::out_of_range);
+  ASSERT_TRUE(append(writer, kind.id, 0, 5).ok());
+  EXPECT_TRUE(has(reader, {kind.id, 0, 5}));
+
+  // A file that is replaced, as whoever moves it to another disk does.
+  std::filesystem::copy(path_, path_ + ".new");
+  std::filesystem::rename(path_ + ".new", path_);
+  ASSERT_TRUE(append(writer, kind.id, 5, 5).ok());
+  EXPECT_TRUE(has(reader, {kind.id, 0, 10}));
+}
+
+TEST_F(KindsOfRecords, are_read_while_others_are_appended) {
+  const Kinds writer = Kinds::create(context_, path_).value();
+  const Kind kind = writer.add({.name = "kind", .capacity = 20'000, .record_bytes = record_bytes}).value();
+  ASSERT_TRUE(append(writer, kind.id, 0, 8000).ok());
+  const Kinds reader = Kinds::open(context_, path_).value();
+  const Rows rows = reader.rows(kind.id).value();
+  std::atomic<bool> stop = false;
+  std::thread appending([&] {
+    for (std::uint64_t at = 8000; !stop && at + 10 <= 20'000; at += 10) {
+      if (const auto done = append(writer, kind.id, at, 10); !done) {
+        ADD_FAILURE() << done.error().message;
+        break;
+      }
+    }
+  });
+  std::vector<std::uint32_t> numbers(8000);
+  std::iota(numbers.begin(), numbers.end(), 0U);
+  auto memory = context_.allocate(Domain::host(), 8000 * record_bytes).value();
+  for (int i = 0; i < 20; ++i) {  // each is long enough to be compared with what the file was
+    EXPECT_TRUE(has(reader, {kind.id, 0, 8000}));
+    const RowsReport report = rows.gather(numbers, memory.region());
+    EXPECT_TRUE(report.ok()) << (report.error ? report.error->message : "");
+    EXPECT_TRUE(holds_content({memory.data(), memory.size_bytes()}, 1, 0));
+  }
+  stop = true;
+  appending.join();
+}
+
+TEST_F(KindsOfRecords, of_many_writers_come_one_behind_the_other) {
+  constexpr int writers = 4, appends = 10;
+  const Kind kind =
+      Kinds::create(context_, path_)->add({.name = "kind", .capacity = writers * appends, .record_bytes = 8}).value();
+  std::vector<std::thread> threads;
+  for (std::uint64_t i = 0; i < writers; ++i) {
+    threads.emplace_back([&, i] {
+      const Kinds kinds = Kinds::open(context_, path_).value();
+      for (int k = 0; k < appends; ++k) {
+        std::uint64_t record = i;
+        const auto first = kinds.append(kind.id, Region::host(&record, 8));
+        EXPECT_TRUE(first) << first.error().message;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto loaded = Kinds::open(context_, path_)->read({kind.id, 0, writers * appends}, Domain::host()).value();
+  std::array<int, writers> seen{};
+  for (int i = 0; i < writers * appends; ++i) {
+    std::uint64_t record = 0;
+    std::memcpy(&record, loaded.buffer.data() + 8 * i, 8);
+    ASSERT_LT(record, writers);
+    ++seen[record];
+  }
+  for (const int each : seen) EXPECT_EQ(each, appends);
+}
+
+TEST_F(KindsOfRecords, are_not_appended_while_another_writer_has_the_dictionary) {
+  const KindsOptions impatient{.writing = {}, .lock_seconds = 0.05};
+  const Kinds kinds = Kinds::create(context_, path_, impatient).value();
+  const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
+  const int fd = ::open(kinds.dictionary().c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::flock(fd, LOCK_EX), 0);
+  EXPECT_EQ(append(kinds, kind.id, 0, 1).error().code, Code::in_use);
+  EXPECT_EQ(kinds.remove(kind.id).error().code, Code::in_use);
+  ::close(fd);
+  EXPECT_TRUE(append(kinds, kind.id, 0, 1).ok());
+}
+
+TEST_F(KindsOfRecords, that_count_are_whole_whenever_their_writer_is_killed) {
+  if (under_thread_sanitizer) GTEST_SKIP() << "the thread sanitizer does not follow a fork of several threads";
+  const std::uint32_t kind =
+      Kinds::create(context_, path_)->add({.name = "kind", .capacity = 100'000, .record_bytes = record_bytes})->id;
+  std::mt19937_64 random(24);
+  std::uint64_t before = 0;
+  for (int round = 0; round < 8; ++round) {
+    int started[2] = {};
+    ASSERT_EQ(::pipe(started), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      auto context = Context::create({.lanes = 1});
+      const auto kinds = Kinds::open(*context, path_);
+      if (!kinds || ::write(started[1], "x", 1) != 1) ::_exit(1);
+      for (std::uint64_t at = kinds->find(kind)->records;; at += 7) {
+        if (!append(*kinds, kind, at, 7)) ::_exit(1);
+      }
+    }
+    char byte = 0;
+    ASSERT_EQ(::read(started[0], &byte, 1), 1);
+    ::close(started[0]);
+    ::close(started[1]);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 40'000));
+    ASSERT_EQ(::kill(child, SIGKILL), 0);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "it ended by itself with " << WEXITSTATUS(status);
+
+    const Kinds kinds = Kinds::open(context_, path_).value();
+    const std::uint64_t now = kinds.find(kind)->records;
+    EXPECT_GE(now, before);
+    EXPECT_EQ((now - round) % 7, 0U);
+    EXPECT_TRUE(has(kinds, {kind, 0, now}));
+    ASSERT_TRUE(append(kinds, kind, now, 1).ok());  // nobody has to clean up first
+    before = now + 1;
+  }
+}
+
+TEST_F(KindsOfRecords, count_all_together_or_not_at_all) {
+  const Kinds kinds = Kinds::create(context_, path_).value();
+  const Kind one = kinds.add({.name = "one", .capacity = 10, .record_bytes = record_bytes}).value();
+  const Kind two = kinds.add({.name = "two", .capacity = 1, .record_bytes = record_bytes}).value();
+  auto bytes = records(0, 2);
+  const Region both = Region::host(bytes.data(), bytes.size()), first = both.part(0, record_bytes),
+               second = both.part(record_bytes, record_bytes);
+  const RecordsAppend too_many[] = {{one.id, first}, {two.id, both}};
+  EXPECT_EQ(kinds.append(too_many).error().code, Code::no_space);
+  EXPECT_EQ(kinds.find(one.id)->records, 0U);
+  const RecordsAppend fitting[] = {{one.id, first}, {two.id, first}, {one.id, second}};
+  EXPECT_EQ(kinds.append(fitting).value(), (std::vector<std::uint64_t>{0, 0, 1}));
+  EXPECT_TRUE(has(kinds, {one.id, 0, 2}));
+  EXPECT_EQ(kinds.append(one.id, Region::host(bytes.data(), record_bytes + 1)).error().code, Code::invalid_argument);
+  EXPECT_EQ(kinds.append(one.id, Region::host(bytes.data(), 0)).value(), 2U);
+  EXPECT_EQ(kinds.append(77, first).error().code, Code::not_found);
+}
+
+TEST_F(KindsOfRecords, are_refused_before_a_byte_moves_where_there_are_none) {
+  const Kinds kinds = Kinds::create(context_, path_).value();
+  const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
+  ASSERT_TRUE(append(kinds, kind.id, 0, 3).ok());
+  std::vector<std::byte> memory(4 * record_bytes);
+  const auto code = [&](const Records& wanted, std::uint64_t bytes) {
+    const Report report = kinds.read(wanted, Region::host(memory.data(), bytes));
+    return report.error ? report.error->code : Code::ok;
+  };
+  EXPECT_EQ(code({kind.id, 0, 4}, 4 * record_bytes), Code::out_of_range);
+  EXPECT_EQ(code({kind.id, 4, 0}, 0), Code::out_of_range);
+  EXPECT_EQ(code({kind.id, 3, 0}, 0), Code::ok);
+  EXPECT_EQ(code({kind.id, UINT64_MAX, 2}, 2 * record_bytes), Code::out_of_range);
+  EXPECT_EQ(code({kind.id, 1, UINT64_MAX}, 2 * record_bytes), Code::out_of_range);
+  EXPECT_EQ(code({kind.id, 0, 2}, record_bytes), Code::invalid_argument);
+  EXPECT_EQ(code({9, 0, 1}, record_bytes), Code::not_found);
+  EXPECT_EQ(kinds.read({kind.id, 0, UINT64_MAX}, Domain::host()).error().code, Code::out_of_range);
+  EXPECT_EQ(Kinds().read({1, 0, 1}, Domain::host()).error().code, Code::invalid_argument);
+  EXPECT_TRUE(std::ranges::all_of(memory, [](std::byte each) { return each == std::byte{}; }));
+}
+
+TEST_F(KindsOfRecords, need_a_dictionary_that_fits_their_store) {
+  EXPECT_EQ(Kinds::open(context_, path_).error().code, Code::not_found);
+  const Kinds kinds = Kinds::create(context_, path_).value();
+  EXPECT_EQ(Kinds::create(context_, path_).error().code, Code::in_use);
+  const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
+  ASSERT_TRUE(append(kinds, kind.id, 0, 3).ok());
+  std::filesystem::resize_file(path_, 10 * record_bytes - 1);
+  EXPECT_EQ(Kinds::open(context_, path_).error().code, Code::out_of_range);
+  EXPECT_EQ(append(kinds, kind.id, 3, 1).error().code, Code::out_of_range);
+  std::ofstream(kinds.dictionary()) << "{\"schema\": \"penstock.kinds/1\"";
+  const auto broken = Kinds::open(context_, path_);
+  EXPECT_EQ(broken.error().code, Code::invalid_argument);
+  EXPECT_NE(broken.error().message.find("records.bin.kinds.json"), std::string::npos) << broken.error().message;
+}
+
+TEST_F(KindsOfRecords, leave_their_bytes_where_they_are_when_a_kind_is_removed) {
+  const Kinds kinds = Kinds::create(context_, path_).value();
+  const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
+  ASSERT_TRUE(append(kinds, kind.id, 0, 3).ok());
+  ASSERT_TRUE(kinds.remove(kind.id).ok());
+  EXPECT_EQ(kinds.remove(kind.id).error().code, Code::not_found);
+  EXPECT_TRUE(kinds.list().empty());
+  const Kind again =
+      kinds.add({.name = "again", .start_byte = 0, .capacity = 10, .record_bytes = record_bytes, .records = 3}).value();
+  EXPECT_TRUE(has(kinds, {again.id, 0, 3}));
+}
+
+}  // namespace
+}  // namespace penstock::test
