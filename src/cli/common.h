@@ -66,6 +66,7 @@ Command add_clean(CLI::App& tool);
 Command add_pack(CLI::App& tool);
 Command add_unpack(CLI::App& tool);
 Command add_rows(CLI::App& tool);
+Command add_kind(CLI::App& tool);
 Command add_sample(CLI::App& tool);
 Command add_engines(CLI::App& tool);
 Command add_doctor(CLI::App& tool);

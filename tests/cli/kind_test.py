@@ -1,0 +1,158 @@
+"""penstock kind, from the outside."""
+
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import time
+import unittest
+
+import schema
+from tool import TOOL, ToolTest, environment
+
+RECORD = 100
+
+
+class Kinds(ToolTest):
+    def setUp(self):
+        super().setUp()
+        self.store = self.folder / "records.bin"
+        self.dictionary = self.folder / "records.bin.kinds.json"
+
+    def kind(self, verb, *arguments, **how):
+        return self.json_of("kind", verb, *arguments, **how)
+
+    def make(self, capacity=1000):
+        self.kind("create", self.store)
+        return self.kind("add", self.store, "users", "--record", RECORD, "--capacity", capacity)
+
+    def test_adds_appends_reads_and_lists(self):
+        made = self.kind("create", self.store)
+        self.assertEqual((made["dictionary"], made["kinds"]), (str(self.dictionary), []))
+        added = self.kind("add", self.store, "users", "--type", "F32", "--shape", "5,5", "--capacity", 1000)
+        self.assertEqual([added["kinds"][0][key] for key in ("id", "record_bytes", "capacity", "start_byte", "shape")],
+                         [1, RECORD, 1000, 0, [5, 5]])
+        content = os.urandom(7 * RECORD)
+        result = self.kind("append", self.store, "users", self.file("new", content[:4 * RECORD]))
+        self.assertEqual((result["append"]["index"], result["append"]["count"]), (0, 4))
+        done = self.run_tool("kind", "append", self.store, "1", "-", "--json", input=content[4 * RECORD:])
+        self.assertEqual((done.returncode, json.loads(done.stdout)["append"]["index"]), (0, 4), done.stderr)
+        result = self.kind("read", self.store, "users", 2, "--count", 3, "--out", self.folder / "out")
+        self.assertEqual((self.folder / "out").read_bytes(), content[2 * RECORD:5 * RECORD])
+        self.assertEqual(result["read"]["bytes"], 3 * RECORD)
+        done = self.run_tool("kind", "read", self.store, "users", 6, "--out", "-")
+        self.assertEqual(done.stdout, content[6 * RECORD:])
+        self.assertEqual(self.kind("list", self.store)["kinds"], self.kind("show", self.store, "users")["kinds"])
+        self.assertEqual(self.kind("check", self.store)["kinds"][0]["records"], 7)
+        schema.check(json.loads(self.dictionary.read_text()), "kinds")
+        self.assertEqual(self.kind("remove", self.store, "users")["kinds"], [])
+        self.assertIn(content, self.store.read_bytes())
+
+    def test_shows_kinds_to_people(self):
+        self.make()
+        for verb in (["list"], ["show"], ["check"]):
+            done = self.run_tool("kind", *verb, self.store, *(["users"] if verb == ["show"] else []))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(b"1 kinds" if verb == ["check"] else b"users", done.stdout)
+        self.assertEqual(self.run_tool("kind", "list", self.store, "--quiet").stdout, b"")
+
+    def test_keeps_records_in_an_nvme_namespace(self):
+        self.sparse_file("disk.img", 1 << 20)
+        store, at = f"soft-nvme:{self.folder}/disk.img", ["--at", self.folder / "disk.json"]
+        error = self.fails("invalid_argument", 2, "kind", "create", store)
+        self.assertIn("--at", error["hint"])
+        self.kind("create", store, *at)
+        added = self.kind("add", store, "logs", "--lba", 8, "--length", "64KiB", "--record", 128, *at)
+        self.assertEqual(added["kinds"][0]["start_lba"], 8)
+        content = os.urandom(5 * 128)
+        self.kind("append", store, "logs", self.file("new", content), *at)
+        self.kind("read", store, "logs", 0, "--count", 5, "--out", self.folder / "out", *at)
+        self.assertEqual((self.folder / "out").read_bytes(), content)
+        start = 8 * added["block_bytes"]
+        self.assertEqual((self.folder / "disk.img").read_bytes()[start:start + len(content)], content)
+        error = self.fails("invalid_argument", 2, "kind", "add", store, "x", "--lba", 8, "--length", 512, "--record", 1, *at)
+        self.assertIn("overlap", error["message"])
+
+    def test_refuses_what_is_wrong_with_words_that_help(self):
+        self.fails("not_found", 3, "kind", "list", self.store)
+        self.make(3)
+        self.fails("in_use", 4, "kind", "create", self.store)
+        error = self.fails("not_found", 3, "kind", "show", self.store, "user")
+        self.assertIn("users", error["hint"])
+        self.fails("not_found", 3, "kind", "show", self.store, "7")
+        self.fails("no_space", 5, "kind", "append", self.store, "users", self.file("many", bytes(4 * RECORD)))
+        self.fails("invalid_argument", 2, "kind", "append", self.store, "users", self.file("odd", bytes(RECORD + 1)))
+        self.fails("out_of_range", 2, "kind", "read", self.store, "users", 0)
+        self.fails("invalid_argument", 2, "kind", "read", self.store, "users", -1)
+        self.fails("invalid_argument", 2, "kind", "add", self.store, "users", "--record", 1, "--capacity", 1)
+        self.fails("invalid_argument", 2, "kind", "add", self.store, "x", "--type", "F31", "--capacity", 1)
+        self.fails("invalid_argument", 2, "kind", "add", self.store, "x", "--type", "F32", "--shape", "4,x", "--capacity", 1)
+        self.fails("invalid_argument", 2, "kind", "add", self.store, "7", "--record", 1, "--capacity", 1)
+        self.fails("invalid_argument", 2, "kind", "add", self.store, "x", "--record", 1)
+        text = self.dictionary.read_text()
+        self.dictionary.write_text(text.replace("kinds/1", "kinds/2"))
+        error = self.fails("unsupported", 1, "kind", "check", self.store)
+        self.assertIn("newer", error["hint"])
+        self.dictionary.write_text(text[:-5])
+        self.fails("invalid_argument", 2, "kind", "check", self.store)
+        self.dictionary.write_text(text)
+        os.truncate(self.store, 3 * RECORD - 1)
+        error = self.fails("out_of_range", 2, "kind", "check", self.store)
+        self.assertIn("users", error["message"])
+
+    def failing(self, text):
+        library = os.environ.get("PENSTOCK_FAILING_SYNCS_LIBRARY")
+        if not library or os.environ.get("PENSTOCK_SANITIZE"):
+            self.skipTest("needs PENSTOCK_FAILING_SYNCS_LIBRARY, the library that makes syncs fail, and no sanitizer")
+        return {"LD_PRELOAD": library, "PENSTOCK_FAILING_SYNCS": f"name:{text}"}
+
+    def test_records_count_only_once_they_are_durable(self):
+        at = ["--at", self.folder / "dictionary", "--engine", "posix"]
+        self.kind("create", self.store, *at)
+        self.kind("add", self.store, "users", "--record", RECORD, "--capacity", 10, *at)
+        self.kind("append", self.store, "users", self.file("one", b"1" * RECORD), *at)
+        before = (self.folder / "dictionary").read_bytes(), (self.folder / "dictionary").stat().st_ino
+        for text in ("records.bin", "dictionary"):
+            self.fails("io_error", 1, "kind", "append", self.store, "users", self.file("two", b"2" * RECORD), *at,
+                       env=self.failing(text))
+            after = (self.folder / "dictionary").read_bytes(), (self.folder / "dictionary").stat().st_ino
+            self.assertEqual(after, before, f"{text} could not be synced, and the dictionary has changed")
+        self.kind("append", self.store, "users", self.file("three", b"3" * RECORD), *at)
+        done = self.run_tool("kind", "read", self.store, "users", 0, "--count", 2, "--out", "-", *at)
+        self.assertEqual(done.stdout, b"1" * RECORD + b"3" * RECORD)
+
+    def test_killed_writers_leave_whole_records(self):
+        self.make()
+        chance = random.Random(24)
+        count = 0
+        for _ in range(12):
+            process = self.start("kind", "append", self.store, "users", self.file("new", bytes([count % 251]) * RECORD))
+            time.sleep(chance.uniform(0.005, 0.05))
+            process.kill()
+            process.wait()
+            now = self.kind("check", self.store)["kinds"][0]["records"]
+            self.assertIn(now, (count, count + 1))
+            count = now
+        self.run_tool("kind", "append", self.store, "users", self.file("new", bytes([count % 251]) * RECORD))
+        done = self.run_tool("kind", "read", self.store, "users", 0, "--count", count + 1, "--out", "-")
+        self.assertEqual(done.stdout, b"".join(bytes([i % 251]) * RECORD for i in range(count + 1)))
+
+
+class Docs(ToolTest):
+    def test_the_commands_run(self):
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "kinds.md").read_text()
+        commands = re.findall(r"^\$ (.*)$", page, re.MULTILINE)
+        self.assertGreaterEqual(len(commands), 5)
+        for command in commands:
+            done = subprocess.run(["bash", "-c", command.replace("penstock ", f"{TOOL} ")], cwd=self.folder,
+                                  capture_output=True, env=environment(), timeout=60)
+            self.assertEqual(done.returncode, 0, (command, done.stderr))
+        self.assertEqual((self.folder / "three.bin").read_bytes(), bytes(3 * 64))
+        for example in re.findall(r"```json\n(.*?)```", page, re.DOTALL):
+            schema.check(json.loads(example), "kinds")
+
+
+if __name__ == "__main__":
+    unittest.main()
