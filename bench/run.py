@@ -372,6 +372,31 @@ def row_rows(setup):
     return {"rows": rows, "attempts": attempts}
 
 
+def row_kinds(setup):
+    """100,000 scattered records of a kind in one request, against the same ranges asked for without a dictionary."""
+    file, threads = setup.small_file, len(os.sched_getaffinity(0))
+    rows, attempts = [], {}
+    for state, record_bytes, reads in (("cached", 512, 100_000), ("cold", 4 * KIB, 100_000)):
+        if state == "cold":
+            setup.need_storage()
+        prepare = harness.make_cached if state == "cached" else harness.make_cold
+        with Program([setup.program("bench_kinds"), file, "--record-bytes", record_bytes, "--reads", reads, "--threads",
+                      threads]) as program:
+            def ask(command, prepare=prepare, program=program, state=state):
+                prepare(file)
+                return program.ask(f"{command} {setup.round_seconds if state == 'cached' else 0}")
+
+            contenders = {"the same ranges": lambda: ask("direct"), "penstock": lambda: ask("run")}
+            title = f"{reads:,} records of {table.size(record_bytes)} by kind, {state}"
+            for contender in contenders.values():
+                contender()
+            decided, attempts[state] = harness.decide(lambda: harness.race(contenders, setup.rounds), [
+                at_least(title, "penstock", "the same ranges", 0.95)])
+            rows += decided
+            setup.check(title, program)
+    return {"rows": rows, "attempts": attempts}
+
+
 def row_packed(setup):
     """Normally distributed weights, packed and unpacked by one CPU, with checksums."""
     rows, ready = [], {}
@@ -419,7 +444,7 @@ def start_and_load(setup, starter, prepare):
 ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "random": (row_random, 0), "fuse": (row_fuse, 0),
         "fuse-direct": (row_fuse_direct, 0), "memory": (row_memory, 0), "ranges": (row_ranges, 0),
         "far": (row_far, 0), "two-engines": (row_two_engines, 0), "start": (row_start, 0),
-        "rows": (row_rows, 0), "packed": (row_packed, 0)}
+        "rows": (row_rows, 0), "kinds": (row_kinds, 0), "packed": (row_packed, 0)}
 
 
 def expected_seconds(setup, rows):
