@@ -4,6 +4,7 @@
 
 #include "context.h"
 #include "gil.h"
+#include "kinds.h"
 #include "layers.h"
 #include "memory.h"
 #include "models.h"
@@ -22,5 +23,6 @@ NB_MODULE(_core, module) {
   penstock::python::define_models(module);
   penstock::python::define_packing(module);
   penstock::python::define_rows(module);
+  penstock::python::define_kinds(module);
   penstock::python::define_layers(module);
 }

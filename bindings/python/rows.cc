@@ -17,31 +17,12 @@
 #include "errors.h"
 #include "gil.h"
 #include "penstock/cuda.h"
-#include "penstock/rows.h"
 #include "penstock/rows_plan.h"
 
 namespace nb = nanobind;
 
 namespace penstock::python {
 namespace {
-
-struct PythonRowsOptions {
-  bool mapping;
-  double look_again_seconds;
-  std::uint64_t join_bytes;
-  std::uint64_t scratch_bytes;
-
-  RowsOptions get() const {
-    return {.mapping = mapping,
-            .look_again_seconds = look_again_seconds,
-            .join_bytes = join_bytes,
-            .scratch_bytes = scratch_bytes};
-  }
-};
-
-Region region_of(std::uintptr_t pointer, std::size_t size_bytes, const std::string& domain) {
-  return {reinterpret_cast<std::byte*>(pointer), size_bytes, value_or_raise(Domain::parse(domain))};
-}
 
 nb::dict to_dict(const RowsReport& report) {
   nb::dict result;
@@ -57,27 +38,6 @@ nb::dict to_dict(const RowsReport& report) {
   result["filling"] = penstock::python::to_dict(report.filling);
   return result;
 }
-
-// A table, and the object of its Context: a closed one refuses calls, and one that a call uses stays until it ends.
-// Closing files may wait for a server, so that is done without the GIL.
-class PythonRows {
- public:
-  PythonRows(nb::object context, Rows rows) : context_(std::move(context)), rows_(std::move(rows)) {}
-  PythonRows(PythonRows&&) = default;
-  PythonRows& operator=(PythonRows&&) = delete;
-  ~PythonRows() {
-    const WithoutGil released;
-    rows_ = Rows();
-  }
-
-  const Rows& rows() const { return rows_; }
-  const nb::object& context_object() const { return context_; }
-  std::shared_ptr<Context> context() const { return nb::cast<PythonContext&>(context_).get(); }
-
- private:
-  nb::object context_;
-  Rows rows_;
-};
 
 // `open(Context&)` gives a Result<Rows>.
 template <typename Open>

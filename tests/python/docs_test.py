@@ -1,4 +1,4 @@
-"""The examples in docs/python.md, docs/rows.md and docs/layers.md run, one after the other, as a reader would type them."""
+"""The examples in docs/python.md, docs/rows.md, docs/kinds.md and docs/layers.md run, one after the other, as a reader would type them."""
 
 import inspect
 import pathlib
@@ -45,6 +45,17 @@ def test_the_examples_of_rows_run(tmp_path, monkeypatch):
             continue
         exec(compile(example, str(page), "exec"), names)
     assert names["four"].shape == (4, 16)
+
+
+def test_the_examples_of_kinds_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "kinds.md"
+    names = {}
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert examples
+    for example in examples:
+        exec(compile(example, str(page), "exec"), names)
+    assert names["gathered"].shape == (3, 16) and names["some"]["time"].shape == (10,)
 
 
 def test_the_examples_of_layers_run(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from . import _core
 from ._context import Context, default_context, read_into, read_into_async
 from ._errors import (DeniedError, DirectoryError, Error, InvalidError, MismatchError, NoMemoryError, NotFoundError,
                       RangeError, StateError, TimedOutError, TransferError, UnsupportedError)
+from ._kinds import Kind, Kinds
 from ._layers import Layers
 from ._memory_file import TensorSpec, deserialize, serialize, serialize_file
 from ._machine import doctor, engines, gpus
@@ -28,7 +29,7 @@ SafetensorError = Error  # by the name that programs which use safetensors catch
 __version__: str = _core.version()
 
 __all__ = [
-    "Context", "DeniedError", "DirectoryError", "Error", "InvalidError", "Layers", "MismatchError", "NoMemoryError",
+    "Context", "DeniedError", "DirectoryError", "Error", "InvalidError", "Kind", "Kinds", "Layers", "MismatchError", "NoMemoryError",
     "NotFoundError", "RangeError", "Report", "Rows", "RowsPlan", "RowsReport", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "TimedOutError",
     "TransferError", "UnsupportedError", "default_context", "deserialize",
     "doctor", "engines", "gpus", "load_file", "load_file_async", "load_into", "load_models", "open", "patch", "read_into", "read_into_async",

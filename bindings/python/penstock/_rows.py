@@ -84,6 +84,65 @@ class Numbers(NamedTuple):
     shape: tuple[int, ...]  # as given
 
 
+class RowType:
+    """What rows are to a framework: the type of an element, and the shape of a row in it."""
+
+    def __init__(self, frame: Any, name: str, dtype: Optional[str], shape: Sequence[int], row_bytes: int) -> None:
+        """`dtype` by the name of safetensors or NumPy; none: a row is bytes. `name` is for messages."""
+        self.frame = frame
+        self.row_bytes = row_bytes
+        self.dtype, self.row_shape = self._type_of(name, dtype, shape)
+
+    def _type_of(self, name: str, dtype: Optional[str], shape: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
+        """Of an element, and the shape of a row in it."""
+        frame = self.frame
+        if not dtype:
+            return frame.types["U8"], (self.row_bytes,)
+        plain = _OF_NPY.get(dtype[1:]) if dtype[0] in "<|=" else None
+        if plain is not None:
+            dtype = plain
+        elif dtype[0] in "<>|=":  # of a .npy file, and of no other
+            if frame.name != "np":
+                raise make("unsupported", 0, f"the array {name} is {dtype!r}: torch has no such type",
+                           "take framework='np'")
+            return frame.numpy.dtype(dtype), tuple(shape)
+        if dtype not in frame.types:
+            if _is_quantized(dtype):
+                return frame.types["U8"], (self.row_bytes,)
+            frame.check([(name, dtype, tuple(shape), 0)])
+        return frame.types[dtype], tuple(frame.shape_of((name, dtype, tuple(shape), 0)))
+
+    def allocate(self, shape: tuple[int, ...], domain: str) -> Any:
+        frame = self.frame
+        full = (*shape, *self.row_shape)
+        if domain == "cuda":
+            domain = "cuda:0"
+        if domain != "host":
+            if frame.name == "np":
+                raise invalid(f"device: NumPy has no memory on {domain}", "give out=, or take framework='pt'")
+            frame.check_device(domain)
+        count = self.row_bytes
+        for length in shape:
+            count *= length
+        if domain == "host" and count > _ROOM_CHECK_BYTES:
+            frame.check_room([count])
+        with frame.normal_mode():
+            if frame.name == "np":
+                return frame.numpy.empty(full, self.dtype)
+            return frame.torch.empty(full, dtype=self.dtype, device="cpu" if domain == "host" else domain)
+
+    def checked_out(self, out: Any, count: int) -> Memory:
+        memory: Memory = _named("out", lambda: memory_of(out))
+        if memory.size_bytes != count * self.row_bytes:
+            raise invalid(f"out: {count} rows of {self.row_bytes} bytes don't fill memory of {memory.size_bytes}",
+                          "give memory of exactly their size")
+        frame = framework_of(out)
+        if frame is not None and frame.name == self.frame.name and out.dtype not in (self.dtype, frame.types["U8"]):
+            raise invalid(f"out: has elements of {out.dtype}, and the table of {self.dtype}",
+                          "give one of the table's type, or of bytes")
+        return memory
+
+
 class Rows:
     """A table of rows in a file, of which a program needs some now and others next.
 
@@ -143,12 +202,26 @@ class Rows:
         core: Any = parts[0] if len(parts) == 1 else _core.join_rows(parts)
         if len({(each.info()["dtype"], tuple(each.info()["row_shape"])) for each in parts}) > 1:
             raise invalid("path: the files have rows of different types or shapes", "make a table of each")
-        self._core: Any = core
         info = core.info()
+        self._adopt(core, dtype if is_raw else info["dtype"], shape if is_raw else info["row_shape"])
+
+    @classmethod
+    def _of(cls, core: Any, name: str, what: str, context: Context, frame: Any, domain: Optional[str]) -> Rows:
+        """A table that is open already: `what` in the store of that name."""
+        self = cls.__new__(cls)
+        self._names, self._tensor, self._context, self._frame, self._domain = [name], what, context, frame, domain
+        self._report = None
+        info = core.info()
+        self._adopt(core, info["dtype"], info["row_shape"])
+        return self
+
+    def _adopt(self, core: Any, dtype: Optional[str], shape: Sequence[int]) -> None:
+        info = core.info()
+        self._core: Any = core
         self._rows: int = info["rows"]
         self._row_bytes: int = info["row_bytes"]
-        self._dtype, self._row_shape = self._type_of(dtype if is_raw else info["dtype"],
-                                                     shape if is_raw else info["row_shape"])
+        self._type = RowType(self._frame, self._tensor or self._names[0], dtype, shape, self._row_bytes)
+        self._dtype, self._row_shape = self._type.dtype, self._type.row_shape
 
     def __enter__(self) -> Rows:
         return self
@@ -217,11 +290,11 @@ class Rows:
         core = self._open()
         numbers = numbers_of(indices, "indices")
         if out is None:
-            made = self._allocate(numbers.shape, self._domain or numbers.memory.domain)
+            made = self._type.allocate(numbers.shape, self._domain or numbers.memory.domain)
             memory = memory_of(made)
         else:
-            made, memory = out, self._checked_out(out, numbers.size)
-        self._wait_for((numbers.memory, memory), stream)
+            made, memory = out, self._type.checked_out(out, numbers.size)
+        wait_for_streams((numbers.memory, memory), stream)
         source = _settled(numbers.memory, "indices")
         target = _settled(memory, "out")
         self._report = RowsReport(**_named("indices", lambda: core.gather(
@@ -238,11 +311,11 @@ class Rows:
             raise make("out_of_range", 0, f"begin and count: rows {begin} to {begin + count} reach past the end of a table "
                        f"of {self._rows}", "ask for less")
         if out is None:
-            made = self._allocate((count,), self._domain or "host")
+            made = self._type.allocate((count,), self._domain or "host")
             memory = memory_of(made)
         else:
-            made, memory = out, self._checked_out(out, count)
-        self._wait_for((memory,), stream)
+            made, memory = out, self._type.checked_out(out, count)
+        wait_for_streams((memory,), stream)
         target = _settled(memory, "out")
         self._report = RowsReport(**core.rows(begin, count, target.pointer, target.size_bytes, target.domain,
                                               float(timeout), target.owner))
@@ -253,7 +326,7 @@ class Rows:
         """Starts bringing rows into the page cache; says how many bytes were started, at most `prefetch_window_bytes`."""
         core = self._open()
         numbers = numbers_of(indices, "indices")
-        self._wait_for((numbers.memory,), None)
+        wait_for_streams((numbers.memory,), None)
         source = _settled(numbers.memory, "indices")
         started: int = _named("indices", lambda: core.prefetch(source.pointer, source.size_bytes, numbers.type,
                                                                source.domain))
@@ -268,71 +341,23 @@ class Rows:
             raise make("closed", 0, f"the table of {self._names[0]} is closed", "open it again")
         return self._core
 
-    def _type_of(self, dtype: Optional[str], shape: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
-        """Of an element, and the shape of a row in it."""
-        frame, name = self._frame, self._tensor or self._names[0]
-        if not dtype:
-            return frame.types["U8"], (self._row_bytes,)
-        plain = _OF_NPY.get(dtype[1:]) if dtype[0] in "<|=" else None
-        if plain is not None:
-            dtype = plain
-        elif dtype[0] in "<>|=":  # of a .npy file, and of no other
-            if frame.name != "np":
-                raise make("unsupported", 0, f"the array {name} is {dtype!r}: torch has no such type",
-                           "take framework='np'")
-            return frame.numpy.dtype(dtype), tuple(shape)
-        if dtype not in frame.types:
-            if _is_quantized(dtype):
-                return frame.types["U8"], (self._row_bytes,)
-            frame.check([(name, dtype, tuple(shape), 0)])
-        return frame.types[dtype], tuple(frame.shape_of((name, dtype, tuple(shape), 0)))
 
-    def _allocate(self, shape: tuple[int, ...], domain: str) -> Any:
-        frame = self._frame
-        full = (*shape, *self._row_shape)
-        if domain == "cuda":
-            domain = "cuda:0"
-        if domain != "host":
-            if frame.name == "np":
-                raise invalid(f"device: NumPy has no memory on {domain}", "give out=, or take framework='pt'")
-            frame.check_device(domain)
-        count = self._row_bytes
-        for length in shape:
-            count *= length
-        if domain == "host" and count > _ROOM_CHECK_BYTES:
-            frame.check_room([count])
-        with frame.normal_mode():
-            if frame.name == "np":
-                return frame.numpy.empty(full, self._dtype)
-            return frame.torch.empty(full, dtype=self._dtype, device="cpu" if domain == "host" else domain)
-
-    def _checked_out(self, out: Any, count: int) -> Memory:
-        memory: Memory = _named("out", lambda: memory_of(out))
-        if memory.size_bytes != count * self._row_bytes:
-            raise invalid(f"out: {count} rows of {self._row_bytes} bytes don't fill memory of {memory.size_bytes}",
-                          "give memory of exactly their size")
-        frame = framework_of(out)
-        if frame is not None and frame.name == self._frame.name and out.dtype not in (self._dtype, frame.types["U8"]):
-            raise invalid(f"out: has elements of {out.dtype}, and the table of {self._dtype}",
-                          "give one of the table's type, or of bytes")
-        return memory
-
-    def _wait_for(self, memories: Sequence[Memory], stream: Any) -> None:
-        """What streams still do with memory of a GPU comes first."""
-        waited = set()
-        for memory in memories:
-            if memory.domain == "host":
-                continue
-            handle = memory.stream if stream is None else stream_handle(stream)
-            if handle is None or memory.size_bytes == 0:
-                continue
-            domain = _settled(memory, "indices").domain
-            if (domain, handle) not in waited:
-                waited.add((domain, handle))
-                torch = sys.modules.get("torch")
-                if torch is not None and torch.cuda.is_initialized():
-                    framework_named("pt").check_not_captured(domain)
-                _core.wait_for_stream(domain, handle)
+def wait_for_streams(memories: Sequence[Memory], stream: Any) -> None:
+    """What streams still do with memory of a GPU comes first."""
+    waited = set()
+    for memory in memories:
+        if memory.domain == "host":
+            continue
+        handle = memory.stream if stream is None else stream_handle(stream)
+        if handle is None or memory.size_bytes == 0:
+            continue
+        domain = _settled(memory, "indices").domain
+        if (domain, handle) not in waited:
+            waited.add((domain, handle))
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                framework_named("pt").check_not_captured(domain)
+            _core.wait_for_stream(domain, handle)
 
 
 def stream_handle(stream: Any) -> int:

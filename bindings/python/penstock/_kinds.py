@@ -1,0 +1,332 @@
+"""Kinds: named tables of records in one store, and the dictionary that says where each of them lies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Any, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
+
+from . import _core
+from ._context import Context, default_context
+from ._errors import invalid, make
+from ._frameworks import framework as framework_named
+from ._frameworks import framework_of
+from ._memory import Memory, count_as_written, device_domain, memory_of
+from ._report import Report
+from ._rows import Rows, RowType, _named, _natural, _settled, wait_for_streams
+
+_ANYWHERE = (1 << 64) - 1
+_MOST_ID = (1 << 32) - 1
+
+
+class Kind(NamedTuple):
+    """What the dictionary says of a kind.
+
+    id            from 1
+    name
+    start_byte    where its range begins in the store
+    length_bytes  of the range
+    record_bytes  of a record
+    type          of a record's elements, by the name of safetensors: "F32"; "": a record is bytes
+    shape         of a record
+    records       that there are
+    """
+
+    id: int
+    name: str
+    start_byte: int
+    length_bytes: int
+    record_bytes: int
+    type: str
+    shape: tuple[int, ...]
+    records: int
+
+    @property
+    def capacity(self) -> int:
+        """How many records there is room for."""
+        return self.length_bytes // self.record_bytes
+
+
+# A kind by its name or its id, or as a Kind.
+KindName = Union[str, int, Kind]
+
+
+class Kinds:
+    """Records of named kinds in a file, a block device, an NVMe namespace, or another store.
+
+        kinds = penstock.Kinds.create("records.bin")
+        kinds.add("users", dtype="F32", shape=(16,), capacity=1_000_000)
+        first = kinds.append("users", rows)        # durable when it returns: the index of the first
+        kinds.read("users", 7)                     # one record
+        kinds.read("users", 7, 3, device="cuda:0") # three records
+        kinds.rows("users")[[5, 1, 5]]             # a penstock.Rows: records by their numbers
+
+    The dictionary is JSON in a file: beside a file of records under its name and ".kinds.json", and for all other stores
+    at `dictionary`. Appending to a block device needs `device_write`; to one that Penstock drives itself, also the
+    `serial` of its controller, and `window`: the first block that may change, and how many.
+
+    Results are tensors of torch where it is installed, else arrays of NumPy (`framework`), on `device`.
+
+    Records that were appended never change. Writers take turns, also those of several processes: each waits for another
+    for at most `lock_seconds`. Calls from any thread. Used with `with`, it is closed at the end of the block.
+    """
+
+    def __init__(self, store: Any, *, dictionary: Any = None, device_write: bool = False, serial: str = "",
+                 window: Optional[tuple[int, int]] = None, lock_seconds: float = 10, device: Any = None,
+                 framework: Optional[str] = None, context: Optional[Context] = None) -> None:
+        self._open_or_create(False, store, dictionary, device_write, serial, window, lock_seconds, device,
+                             framework, context)
+
+    @classmethod
+    def create(cls, store: Any, *, dictionary: Any = None, device_write: bool = False, serial: str = "",
+               window: Optional[tuple[int, int]] = None, lock_seconds: float = 10, device: Any = None,
+               framework: Optional[str] = None, context: Optional[Context] = None) -> Kinds:
+        """Makes a dictionary without kinds, and the file of records if there is none."""
+        self = cls.__new__(cls)
+        self._open_or_create(True, store, dictionary, device_write, serial, window, lock_seconds, device,
+                             framework, context)
+        return self
+
+    def _open_or_create(self, create: bool, store: Any, dictionary: Any, device_write: bool, serial: str,
+                        window: Optional[tuple[int, int]], lock_seconds: float, device: Any, framework: Optional[str],
+                        context: Optional[Context]) -> None:
+        self._store = os.fsdecode(store)
+        self._context = context or default_context()
+        self._framework = framework
+        self._domain = "host" if device is None else device_domain(device)
+        self._report: Optional[Report] = None
+        first, blocks = (_natural("window", each) for each in window or (0, 0))
+        options = _core.KindsOptions(b"" if dictionary is None else os.fsencode(dictionary), bool(device_write),
+                                     serial, first, blocks, float(lock_seconds))
+        self._core: Any = _core.open_kinds(self._context._core, os.fsencode(store), options, create)
+
+    def __enter__(self) -> Kinds:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the store; otherwise that happens when the last reference goes."""
+        self._core = None
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return f"<penstock.Kinds {self._store!r}, closed>"
+        return f"<penstock.Kinds {self._store!r}: {', '.join(self) or 'none'}>"
+
+    @property
+    def store(self) -> str:
+        """Its name."""
+        return self._store
+
+    @property
+    def dictionary(self) -> str:
+        """The path of the dictionary."""
+        return os.fsdecode(self._open().dictionary())
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of a block that LBAs count."""
+        return int(self._open().block_bytes())
+
+    @property
+    def report(self) -> Optional[Report]:
+        """How the last read of any thread went; None before the first."""
+        return self._report
+
+    def values(self) -> list[Kind]:
+        """All kinds as last read, by their places in the store."""
+        return [Kind(**each) for each in self._open().kinds()]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter([each.name for each in self.values()])
+
+    def __len__(self) -> int:
+        return len(self._open().kinds())
+
+    def __contains__(self, kind: object) -> bool:
+        if isinstance(kind, Kind):
+            kind = kind.name
+        return any(kind in (each.name, each.id) and not isinstance(kind, bool) for each in self.values())
+
+    def __getitem__(self, kind: KindName) -> Kind:
+        """What the dictionary says of a kind. Asks the dictionary again where it is not known yet."""
+        core = self._open()
+        if isinstance(kind, Kind):
+            kind = kind.id
+        if isinstance(kind, str):
+            return Kind(**core.find_by_name(kind))
+        number = _natural("kind", kind)
+        if isinstance(kind, bool) or number > _MOST_ID:
+            raise invalid(f"kind: {kind!r} is no kind", "give a name or an id")
+        return Kind(**core.find_by_id(number))
+
+    def refresh(self) -> None:
+        """Reads the dictionary again. Calls that miss a kind or a record do so by themselves."""
+        self._open().refresh()
+
+    def add(self, name: str, *, dtype: Any = None, shape: Sequence[int] = (), record_bytes: Optional[int] = None,
+            capacity: Optional[int] = None, length_bytes: Optional[int] = None, start_byte: Optional[int] = None,
+            start_lba: Optional[int] = None, id: Optional[int] = None, records: int = 0) -> Kind:
+        """Adds a kind, and makes room for it: a file grows, and a device must have it.
+
+        A record has a `dtype`, by the name of safetensors ("F32") or a type of NumPy or torch, and a `shape`; or only
+        `record_bytes`. The room is a `capacity` in records, or `length_bytes`. Without `start_byte` or `start_lba`, the
+        kind comes behind all else in a file, or into the first gap of a device. `records` are there already.
+        """
+        if id is not None and not 1 <= _natural("id", id) <= _MOST_ID:
+            raise invalid(f"id is {id}", "give a number from 1 to 4294967295")
+        lengths = [_natural("shape", length) for length in shape]
+        return Kind(**self._open().add(
+            str(name), 0 if id is None else id, _ANYWHERE if start_byte is None else _natural("start_byte", start_byte),
+            _ANYWHERE if start_lba is None else _natural("start_lba", start_lba), _natural("capacity", capacity or 0),
+            _natural("length_bytes", length_bytes or 0), _natural("record_bytes", record_bytes or 0),
+            _type_name(dtype), lengths, _natural("records", records)))
+
+    def remove(self, kind: KindName) -> None:
+        """Takes a kind out of the dictionary. Its bytes stay where they are, and others may get the room."""
+        self._open().remove(self[kind].id)
+
+    def append(self, kind: KindName, records: Any, *, stream: Any = None) -> int:
+        """Appends records, and returns the index of the first. They are durable when it returns.
+
+        `records` is contiguous memory of whole records: a tensor of torch, an array of NumPy or CuPy, a buffer, in memory
+        of the host or a GPU. Work on `stream` (torch's current one, if not given) is waited for first.
+        """
+        return self.append_all([(kind, records)], stream=stream)[0]
+
+    def append_all(self, parts: Iterable[tuple[KindName, Any]], *, stream: Any = None) -> list[int]:
+        """Appends records of several kinds, which count all together or not at all; returns the first index of each."""
+        core = self._open()
+        given = [(self[kind], records) for kind, records in parts]
+        memories = [self._records_of(kind, records) for kind, records in given]
+        wait_for_streams(memories, stream)
+        settled = [_settled(memory, "records") for memory in memories]
+        first: list[int] = core.append([(kind.id, memory.pointer, memory.size_bytes, memory.domain)
+                                        for (kind, _), memory in zip(given, settled)],
+                                       [memory.owner for memory in settled])
+        return first
+
+    def read(self, kind: KindName, index: int, count: Optional[int] = None, out: Any = None, *, dtype: Any = None,
+             device: Any = None, stream: Any = None, timeout: float = 0) -> Any:
+        """A record, or with `count` so many that follow each other, in new memory or in `out`, which is returned.
+
+        `dtype`, a type of NumPy as large as a record, gives records with fields. `timeout` is in seconds; 0: none but
+        that of the Context.
+        """
+        about = self[kind]
+        made = self.read_all([(about, index, 1 if count is None else count)], None if out is None else [out],
+                             dtype=dtype, device=device, stream=stream, timeout=timeout)[0]
+        return made[0] if count is None and out is None else made
+
+    def read_all(self, reads: Iterable[tuple[Any, ...]], out: Optional[Sequence[Any]] = None, *, dtype: Any = None,
+                 device: Any = None, stream: Any = None, timeout: float = 0) -> list[Any]:
+        """Many at once, as one request: `reads` are (kind, index) or (kind, index, count), of any kinds. Returns what
+        `read` would for each with a count. For many records of one kind, `rows` takes less time."""
+        core = self._open()
+        known: dict[Any, tuple[Kind, RowType]] = {}
+        wanted = [self._wanted(each, known, dtype) for each in reads]
+        if out is None:
+            domain = self._domain if device is None else device_domain(device)
+            made = [type_.allocate((count,), domain) for _, type_, _, count in wanted]
+            memories = [memory_of(each) for each in made]
+        else:
+            made = list(out)
+            if len(made) != len(wanted):
+                raise invalid(f"out: has {len(made)} parts for {len(wanted)} reads", "give one for each")
+            memories = [type_.checked_out(each, count) for each, (_, type_, _, count) in zip(made, wanted)]
+        wait_for_streams(memories, stream)
+        settled = [_settled(memory, "out") for memory in memories]
+        self._report = Report(**core.read(
+            [(kind.id, index, count, memory.pointer, memory.size_bytes, memory.domain)
+             for (kind, _, index, count), memory in zip(wanted, settled)],
+            float(timeout), [memory.owner for memory in settled]))
+        for memory in memories:
+            count_as_written(memory.owner)
+        return made
+
+    def rows(self, kind: KindName, *, mapping: bool = True, look_again_seconds: float = 1.0, join_bytes: int = 4096,
+             scratch_bytes: int = 256 << 20) -> Rows:
+        """The records that there are now as a table, to gather them by their numbers. The arguments are those of Rows."""
+        about = self[kind]
+        options = _core.RowsOptions(mapping, float(look_again_seconds), _natural("join_bytes", join_bytes),
+                                    _natural("scratch_bytes", scratch_bytes))
+        domain = None if self._domain == "host" else self._domain
+        return Rows._of(self._open().rows(about.id, options), self._store, about.name, self._context,
+                        framework_named(self._framework), domain)
+
+    def _open(self) -> Any:
+        if self._core is None:
+            raise make("closed", 0, f"the kinds of {self._store} are closed", "open them again")
+        return self._core
+
+    def _wanted(self, read: tuple[Any, ...], known: dict[Any, tuple[Kind, RowType]],
+                dtype: Any) -> tuple[Kind, RowType, int, int]:
+        if not isinstance(read, tuple) or not 2 <= len(read) <= 3:
+            raise invalid(f"reads: {read!r} is no read", "give (kind, index) or (kind, index, count)")
+        if read[0] not in known:
+            kind = self[read[0]]
+            known[read[0]] = kind, self._row_type(kind, dtype)
+        kind, type_ = known[read[0]]
+        index, count = _natural("index", read[1]), _natural("count", read[2] if len(read) == 3 else 1)
+        if index + count > kind.records:
+            kind = self._kind_with(kind, index + count)
+            known[read[0]] = kind, type_
+        return kind, type_, index, count
+
+    def _kind_with(self, kind: Kind, end: int) -> Kind:
+        """The kind as it is now, if it has so many records."""
+        self.refresh()
+        kind = self[kind]
+        if end > kind.records:
+            raise make("out_of_range", 0, f"index and count: kind {kind.name!r} has {kind.records} records, and those up to "
+                       f"{end} are asked for", "ask for records that there are")
+        return kind
+
+    def _row_type(self, kind: Kind, dtype: Any) -> RowType:
+        if dtype is None:
+            return RowType(framework_named(self._framework), kind.name, kind.type, kind.shape, kind.record_bytes)
+        frame = framework_named("np")
+        wanted = frame.numpy.dtype(dtype)
+        if wanted.hasobject or wanted.itemsize == 0 or kind.record_bytes % wanted.itemsize:
+            raise invalid(f"dtype: {wanted} has {wanted.itemsize} bytes, and a record of {kind.name!r} {kind.record_bytes}",
+                          "give a type as large as a record, or of which a record has several")
+        type_ = RowType(frame, kind.name, None, (), kind.record_bytes)
+        parts = kind.record_bytes // wanted.itemsize
+        type_.dtype, type_.row_shape = wanted, () if parts == 1 else (parts,)
+        return type_
+
+    def _records_of(self, kind: Kind, records: Any) -> Memory:
+        memory: Memory = _named("records", lambda: memory_of(records, False))
+        if memory.size_bytes % kind.record_bytes:
+            raise invalid(f"records: {memory.size_bytes} bytes are no whole records of {kind.name!r}, which have "
+                          f"{kind.record_bytes}", "give whole records")
+        frame = framework_of(records)
+        if kind.type and frame is not None:
+            name = frame.names.get(records.dtype)
+            if name is not None and name not in (kind.type, "U8"):
+                raise invalid(f"records: has elements of {name}, and kind {kind.name!r} of {kind.type}",
+                              "convert them, or give bytes")
+        return memory
+
+
+def _type_name(dtype: Any) -> str:
+    """By the name of safetensors."""
+    if dtype is None or isinstance(dtype, str):
+        return dtype or ""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        name = framework_named("pt").names.get(dtype)
+    else:
+        frame = framework_named("np")
+        try:
+            name = frame.names.get(frame.numpy.dtype(dtype))
+        except TypeError:
+            name = None
+    if name is None:
+        raise invalid(f"dtype: {dtype!r} has no name in a dictionary", "give record_bytes, and dtype= to read")
+    return str(name)

@@ -1,0 +1,183 @@
+"""Records by kind."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy
+import pytest
+
+import penstock
+
+WIDTH = 33
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "records.bin"
+
+
+def content(count, seed=1):
+    return numpy.random.default_rng(seed).standard_normal((count, WIDTH)).astype(numpy.float32)
+
+
+def make(store, capacity=1000, **options):
+    kinds = penstock.Kinds.create(store, framework="np", **options)
+    kinds.add("users", dtype="F32", shape=(WIDTH,), capacity=capacity)
+    return kinds
+
+
+def test_records_are_appended_and_read(store):
+    kinds = make(store)
+    rows = content(10)
+    assert kinds.append("users", rows[:4]) == 0 and kinds.append(1, rows[4:]) == 4
+    assert numpy.array_equal(kinds.read("users", 3), rows[3])
+    assert numpy.array_equal(kinds.read("users", 3, 5), rows[3:8]) and kinds.report.outcome == "done"
+    assert kinds.read("users", 10, 0).shape == (0, WIDTH)
+    out = numpy.empty((2, WIDTH), numpy.float32)
+    assert kinds.read("users", 8, 2, out) is out and numpy.array_equal(out, rows[8:])
+    table = kinds.rows("users")
+    assert numpy.array_equal(table[[9, 0, 9]], rows[[9, 0, 9]]) and "users" in repr(table)
+    again = penstock.Kinds(store, framework="np")
+    assert again["users"].records == 10 and again["users"].capacity == 1000 and again[1] == again["users"]
+    assert list(again) == ["users"] and len(again) == 1 and "users" in again and "others" not in again and 1 in again
+    assert again.dictionary == str(store) + ".kinds.json" and again.store == str(store) and "users" in repr(again)
+
+
+def test_many_reads_of_several_kinds_are_one_request(store):
+    kinds = make(store)
+    kinds.add("bytes", record_bytes=5, capacity=100)
+    rows, octets = content(20), os.urandom(50)
+    assert kinds.append_all([("users", rows), ("bytes", octets)]) == [0, 0]
+    got = kinds.read_all([("users", 7), ("bytes", 3, 2), (kinds["users"], 0, 20)])
+    assert numpy.array_equal(got[0], rows[7:8]) and got[1].tobytes() == octets[15:25] and got[1].shape == (2, 5)
+    assert numpy.array_equal(got[2], rows) and kinds.report.bytes == 21 * WIDTH * 4 + 10
+    out = [numpy.empty((1, WIDTH), numpy.float32), bytearray(5)]
+    assert kinds.read_all([("users", 1), ("bytes", 0)], out)[1] is out[1]
+    assert numpy.array_equal(out[0], rows[1:2]) and bytes(out[1]) == octets[:5]
+
+
+def test_records_with_fields_are_types_of_numpy(store):
+    fields = numpy.dtype([("id", "<i8"), ("place", "<f4", 3)])
+    kinds = penstock.Kinds.create(store, framework="np")
+    kinds.add("points", record_bytes=fields.itemsize, capacity=10)
+    points = numpy.array([(i, (i, i, -i)) for i in range(4)], fields)
+    kinds.append("points", points)
+    assert numpy.array_equal(kinds.read("points", 1, 2, dtype=fields), points[1:3])
+    assert kinds.read("points", 3, dtype=fields)["id"] == 3
+    assert kinds.read("points", 0, 1, dtype="<i4").shape == (1, 5)
+    with pytest.raises(penstock.InvalidError, match="24 bytes"):
+        kinds.read("points", 0, dtype=numpy.dtype("V24"))
+
+
+def test_types_are_named_or_those_of_a_framework(store):
+    torch = pytest.importorskip("torch")
+    kinds = penstock.Kinds.create(store)
+    assert kinds.add("a", dtype=numpy.int16, shape=[2], capacity=1).type == "I16"
+    assert kinds.add("b", dtype=torch.bfloat16, capacity=1).record_bytes == 2
+    kinds.append("b", torch.tensor([1.5], dtype=torch.bfloat16))
+    read = kinds.read("b", 0)
+    assert isinstance(read, torch.Tensor) and read.dtype == torch.bfloat16 and float(read) == 1.5
+    with pytest.raises(penstock.InvalidError, match="elements of F32"):
+        kinds.append("b", torch.zeros(2))
+    with pytest.raises(penstock.InvalidError, match="no name"):
+        kinds.add("c", dtype=numpy.dtype("V3"), capacity=1)
+
+
+def test_another_program_sees_what_is_appended(store):
+    kinds = make(store)
+    reader = penstock.Kinds(store, framework="np")
+    kinds.append("users", content(3))
+    assert numpy.array_equal(reader.read("users", 2), content(3)[2])
+    kinds.add("new", record_bytes=1, capacity=1)
+    assert reader["new"].id == 2
+    kinds.remove("new")
+    reader.refresh()
+    assert "new" not in reader
+
+
+def test_writers_take_turns(store):
+    make(store, capacity=400)
+    failed = []
+
+    def write(number):
+        try:
+            kinds = penstock.Kinds(store, lock_seconds=60)
+            for _ in range(5):
+                kinds.append("users", numpy.full((2, WIDTH), number, numpy.float32))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    read = penstock.Kinds(store, framework="np").read("users", 0, 40)
+    assert sorted(read[::2, 0]) == sorted(read[1::2, 0]) == [0.0] * 5 + [1.0] * 5 + [2.0] * 5 + [3.0] * 5
+
+
+def test_what_is_wrong_is_refused(store, tmp_path):
+    with pytest.raises(penstock.NotFoundError):
+        penstock.Kinds(store)
+    kinds = make(store, capacity=3)
+    with pytest.raises(penstock.TransferError):
+        penstock.Kinds.create(store)
+    with pytest.raises(penstock.InvalidError, match="dictionary"):
+        penstock.Kinds.create("soft-nvme:disk.img")
+    for wrong in ("nobody", 7):
+        with pytest.raises(penstock.NotFoundError):
+            kinds[wrong]
+    for wrong in (True, -1, None, 1 << 40):
+        with pytest.raises(penstock.InvalidError):
+            kinds[wrong]
+    with pytest.raises(penstock.TransferError, match="room"):
+        kinds.append("users", content(4))
+    with pytest.raises(penstock.InvalidError, match="whole records"):
+        kinds.append("users", b"x" * (WIDTH * 4 + 1))
+    with pytest.raises(penstock.InvalidError, match="I32"):
+        kinds.append("users", numpy.zeros((1, WIDTH), numpy.int32))
+    with pytest.raises(IndexError):
+        kinds.read("users", 0)
+    for arguments in ({"capacity": 1}, {"record_bytes": 1}, {"dtype": "F31", "capacity": 1},
+                      {"record_bytes": 1, "capacity": 1, "start_byte": 0},
+                      {"record_bytes": 1, "capacity": 1, "id": 1}, {"record_bytes": 1, "capacity": 1, "id": 0}):
+        with pytest.raises(penstock.InvalidError):
+            kinds.add("x", **arguments)
+    with pytest.raises(penstock.InvalidError, match="reads"):
+        kinds.read_all(["users"])
+    with pytest.raises(penstock.InvalidError, match="out"):
+        kinds.append("users", content(1)), kinds.read("users", 0, 1, numpy.empty(3, numpy.float32))
+    with kinds:
+        pass
+    assert "closed" in repr(kinds)
+    with pytest.raises(penstock.StateError):
+        kinds.read("users", 0)
+
+
+WRITER = """
+import sys, numpy, penstock
+kinds = penstock.Kinds(sys.argv[1], framework="np")
+print("ready", flush=True)
+while True:
+    first = kinds["users"].records
+    kinds.append("users", numpy.arange(first, first + 3, dtype=numpy.float32).repeat(33).reshape(3, 33))
+"""
+
+
+def test_a_killed_program_leaves_whole_records(store):
+    make(store, capacity=1_000_000)
+    before = 0
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(store)], stdout=subprocess.PIPE)
+        assert writer.stdout.readline() == b"ready\n"
+        threading.Event().wait(0.03)
+        writer.kill()
+        writer.communicate()
+        kinds = penstock.Kinds(store, framework="np")
+        records = kinds["users"].records
+        assert records >= before and records % 3 == 0
+        assert numpy.array_equal(kinds.read("users", 0, records)[:, WIDTH - 1], numpy.arange(records))
+        before = records
