@@ -50,6 +50,14 @@ struct Loaded {
 // Opens the store that a name stands for: several tiers, or something made from other stores.
 using Resolver = std::function<Result<Store>(std::string_view name, const OpenOptions& options)>;
 
+// The path that a name stands for now, and how to open it.
+struct Location {
+  std::string path;
+  OpenOptions options;
+  std::shared_ptr<const void> held = {};  // what has to stay until it is open, such as the descriptor of the options
+};
+using Locator = std::function<Result<Location>(std::string_view name, const OpenOptions& options)>;
+
 class PENSTOCK_EXPORT Context {
  public:
   // Reads the environment (PENSTOCK_ENGINE, PENSTOCK_LOG). Starts no thread; engines are probed on first use.
@@ -68,6 +76,10 @@ class PENSTOCK_EXPORT Context {
   // From now on the function opens names with this scheme; it gets them without the scheme and percent-encoding. It may
   // open other stores of the Context, and must not throw. Code::invalid_argument if the scheme is taken or invalid.
   Status add_scheme(std::string scheme, Resolver resolve);
+  // From now on names with this scheme stand for paths that the function tells. It must not throw.
+  Status redirect(std::string scheme, Locator locate);
+  // The path that a name stands for: that of a redirected scheme, else the name itself.
+  Result<std::string> path_of(std::string_view name) const;
 
   // Page-aligned memory. Pinned memory counts against the budget and is attached to every engine; once a GPU is in use,
   // it is also registered with CUDA. GPU memory has its own budget.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -104,6 +105,8 @@ struct OpenOptions {
   int descriptor = -1;
   // For reading: others write to it meanwhile, elsewhere than where it is read. A read does not fail because they did.
   bool growing = false;
+  // Called by `Store::commit` once that has succeeded; what it returns is what `commit` returns. It must not throw.
+  std::function<Status()> on_commit = {};
 };
 
 // Default-constructed or moved from, it has no bytes.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <new>
 
@@ -207,6 +208,9 @@ class Context::Impl {
     return report ? std::move(*report) : failed_report(std::move(report).error());
   }
 
+  Result<Store> open(std::string_view name, const OpenOptions& options) const;
+  Result<Store> open(const Location& location) const;
+  std::vector<std::string_view> schemes_of_engines() const;
   Result<Buffer> allocate(Domain domain, std::size_t size_bytes);
   Result<std::uint64_t> prefetch(std::span<const Range> ranges) const;
 
@@ -275,21 +279,56 @@ Result<Store> Context::open(std::string_view name, const OpenOptions& options) {
   return or_out_of_memory([&]() -> Result<Store> {
     if (auto status = Impl::usable(impl_.get()); !status) return status.error();
     if (auto resolved = impl_->resolvers.open(name, options)) return std::move(*resolved);
-    auto entry = core::StoreEntry::open(*impl_->environment, name, options);
-    if (!entry) return entry.error();
-    return Store(std::move(*entry));
+    if (auto located = impl_->resolvers.locate(name, options)) {
+      if (!*located) return std::move(*located).error();
+      return impl_->open(**located);
+    }
+    return impl_->open(name, options);
   });
+}
+
+Result<Store> Context::Impl::open(std::string_view name, const OpenOptions& options) const {
+  auto entry = core::StoreEntry::open(*environment, name, options);
+  if (!entry) return entry.error();
+  return Store(std::move(*entry));
+}
+
+Result<Store> Context::Impl::open(const Location& location) const {
+  // Absolute, it is a path whatever it looks like.
+  std::error_code failed;
+  return open(std::filesystem::absolute(location.path, failed).string(), location.options);
+}
+
+std::vector<std::string_view> Context::Impl::schemes_of_engines() const {
+  std::vector<std::string_view> all;
+  for (const auto& engine : *environment->engines) {
+    const auto& schemes = engine->description().schemes;
+    all.insert(all.end(), schemes.begin(), schemes.end());
+  }
+  return all;
 }
 
 Status Context::add_scheme(std::string scheme, Resolver resolve) {
   return or_out_of_memory([&]() -> Status {
     if (auto status = Impl::usable(impl_.get()); !status) return status;
-    std::vector<std::string_view> others;
-    for (const auto& engine : *impl_->environment->engines) {
-      const auto& schemes = engine->description().schemes;
-      others.insert(others.end(), schemes.begin(), schemes.end());
-    }
-    return impl_->resolvers.add(std::move(scheme), std::move(resolve), others);
+    return impl_->resolvers.add(std::move(scheme), std::move(resolve), impl_->schemes_of_engines());
+  });
+}
+
+Status Context::redirect(std::string scheme, Locator locate) {
+  return or_out_of_memory([&]() -> Status {
+    if (auto status = Impl::usable(impl_.get()); !status) return status;
+    return impl_->resolvers.add(std::move(scheme), std::move(locate), impl_->schemes_of_engines());
+  });
+}
+
+Result<std::string> Context::path_of(std::string_view name) const {
+  return or_out_of_memory([&]() -> Result<std::string> {
+    if (auto status = Impl::usable(impl_.get()); !status) return status.error();
+    auto located = impl_->resolvers.locate(name, {});
+    if (!located) return std::string(name);
+    if (!*located) return std::move(*located).error();
+    return std::move((*located)->path);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/callback.h"
 #include "base/out_of_memory.h"
 #include "core/store_entry.h"
 
@@ -74,7 +75,10 @@ Status Store::commit(bool durable) {
   return or_out_of_memory([&]() -> Status {
     if (!entry_) return not_open();
     if (entry_->store().writer() != nullptr) {
-      return entry_->ask([durable](engine::Store& store) { return store.writer()->commit(durable); });
+      Status committed = entry_->ask([durable](engine::Store& store) { return store.writer()->commit(durable); });
+      const auto& on_commit = entry_->options().on_commit;
+      if (!committed || !on_commit) return committed;
+      return call_back("OpenOptions::on_commit", on_commit);
     }
     return Error{Code::read_only, 0, info().name + " was opened for reading only",
                  "only stores opened for writing can be committed"};

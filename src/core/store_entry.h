@@ -59,6 +59,7 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
 
   engine::Store& store() const { return *store_; }
   const StoreInfo& info() const { return store_->info(); }
+  const OpenOptions& options() const { return name_.options; }
   std::shared_ptr<const StoreFacts> facts() const { return facts_; }
   std::size_t engine() const { return facts_->engine; }
   const std::string& engine_reason() const { return facts_->engine_reason; }

@@ -340,6 +340,11 @@ std::string beside(std::string_view uri, std::string_view file) {
 }
 
 Result<Resolved> resolve(Context* context, const std::string& name) {
+  if (context != nullptr && looks_like_uri(name)) {
+    const Result<std::string> path = context->path_of(name);
+    std::error_code failed;
+    if (path && *path != name && fs::is_directory(*path, failed)) return resolve_directory(context, *path);
+  }
   const Result<bool> path = is_path(context, name);
   if (!path) return path.error();
   return *path ? resolve_path(context, name) : resolve_uri(*context, name);

@@ -33,7 +33,8 @@ struct Resolved {
   std::string index_path;  // if there is one
   std::optional<Index> index;
 };
-// A path, or any other name that the Context opens; without a Context, a path. Only directories of paths are listed.
+// A path, or any other name that the Context opens; without a Context, a path. Only directories of paths are listed,
+// and of names that stand for a path (Context::redirect).
 Result<Resolved> resolve(Context* context, const std::string& name);
 
 // The name of a file in the folder of another, by the scheme of that. Pure.
