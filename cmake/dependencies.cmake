@@ -32,13 +32,16 @@ penstock_find_library(third_party_uring liburing.h uring)
 penstock_find_library(third_party_json nlohmann/json.hpp "")
 penstock_find_library(third_party_cli11 CLI/CLI.hpp "")
 penstock_find_library(third_party_xxhash xxhash.h "")
-foreach(name json cli11 xxhash)
+penstock_find_library(third_party_sqlite sqlite3.h sqlite3)
+foreach(name json cli11 xxhash sqlite)
   if(NOT TARGET third_party_${name})
     # An sdist does not hold scripts/install-deps.sh, so the packages are named.
-    message(FATAL_ERROR "${name} not found: install libcli11-dev, nlohmann-json3-dev, libxxhash-dev and liburing-dev, as "
-      "scripts/install-deps.sh does, or set PENSTOCK_DEPS to a bundle from scripts/bundle-deps.sh")
+    message(FATAL_ERROR "${name} not found: install libcli11-dev, nlohmann-json3-dev, libxxhash-dev, libsqlite3-dev and "
+      "liburing-dev, as scripts/install-deps.sh does, or set PENSTOCK_DEPS to a bundle from scripts/bundle-deps.sh")
   endif()
 endforeach()
+# Its archive wants these of the system.
+target_link_libraries(third_party_sqlite INTERFACE m ${CMAKE_DL_LIBS})
 if(NOT TARGET third_party_uring)
   message(STATUS "liburing not found: the uring engine is left out, posix serves")
 endif()

@@ -17,8 +17,8 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-packages=(liburing-dev liburing2 libcli11-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libbenchmark-dev
-  libfuse3-dev libfuse3-3 fuse3)
+packages=(liburing-dev liburing2 libcli11-dev nlohmann-json3-dev libxxhash-dev libsqlite3-dev libgtest-dev
+  libbenchmark-dev libfuse3-dev libfuse3-3 fuse3)
 limit_mib=48
 arch=amd64
 out=deps

@@ -34,7 +34,7 @@ pack() {
   return 1
 }
 
-# The library is found by its package, not by the way it was built, and brings liburing along.
+# The library is found by its package, not by the way it was built, and brings liburing and SQLite along.
 check_packages() {
   local package depends
   for package in build-deb/packages/*.deb; do
@@ -42,7 +42,7 @@ check_packages() {
     echo "${package##*/}: $(stat -c %s "$package") bytes, depends on $depends"
     case ${package##*/} in
       penstock_* | libpenstock-dev_*) [[ $depends == *libpenstock0* ]] || return ;;
-      *) [[ $depends == *libstdc++6* && $depends != *uring* ]] || return ;;
+      *) [[ $depends == *libstdc++6* && $depends != *uring* && $depends != *sqlite* ]] || return ;;
     esac
   done
 }

@@ -14,7 +14,7 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 packages=(build-essential lld ccache cmake ninja-build pkg-config python3 python3-venv liburing-dev libcli11-dev
-  nlohmann-json3-dev libxxhash-dev libgtest-dev libbenchmark-dev fuse3 libfuse3-dev
+  nlohmann-json3-dev libxxhash-dev libsqlite3-dev libgtest-dev libbenchmark-dev fuse3 libfuse3-dev
   python3-dev fish zsh)
 # The tests that a device in use is left alone make file systems on loop devices.
 packages+=(e2fsprogs mount util-linux)

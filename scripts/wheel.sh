@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the Python package as a wheel for this machine and a Python, with the library, the tool and liburing inside,
+# Builds the Python package as a wheel for this machine and a Python, with the library, the tool, liburing and SQLite inside,
 # installs it in a bare venv, and runs the tests of the package there.
 #
 #   scripts/wheel.sh [--sdist] [--python PYTHON]... [--out DIR]
@@ -82,7 +82,7 @@ check_needs() {
   local needed
   needed=$(readelf -d "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | tr '\n' ' ')
   echo "${1##*/} needs $needed"
-  [[ ! $needed =~ uring|cuda|cufile|python ]]
+  [[ ! $needed =~ uring|sqlite|cuda|cufile|python ]]
 }
 
 # Nothing but the interpreter and the wheel: the package reads a file, and the tool runs.

@@ -34,6 +34,7 @@
 #include "penstock/standing.h"
 #include "penstock/statistics.h"
 #include "penstock/store.h"
+#include "penstock/tiers.h"
 #include "penstock/topology.h"
 #include "penstock/trace.h"
 #include "penstock/transform.h"

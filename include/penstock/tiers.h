@@ -129,7 +129,7 @@ struct MovePlan {
 };
 
 // Where a unit belongs, and why.
-struct Placement {
+struct TierPlacement {
   std::string tier;
   std::string reason;
 };
@@ -268,18 +268,18 @@ class PENSTOCK_EXPORT Tiers {
   // soon, and ask again if it is gone. Counts as an access.
   Result<std::string> path_of(std::string_view name);
   // Where a new unit of this size would go: the fastest tier with room. Code::no_space if there is none.
-  Result<Placement> place(std::uint64_t size_bytes) const;
+  Result<TierPlacement> place(std::uint64_t size_bytes) const;
 
   // --- Moving ---
   // Where a unit belongs now, and why.
-  Result<Placement> why(std::string_view name) const;
+  Result<TierPlacement> why(std::string_view name) const;
   Result<MovePlan> plan() const;
   // Moves a unit. Code::in_use if it is open for writing or another process moves it, Code::changed if it is not as the
   // catalog has it, Code::no_space.
   Result<MoveReport> move(std::string_view name, std::string_view tier, const MoveOptions& options = {});
   Result<MoveReport> move(std::span<const PlannedMove> moves, const MoveOptions& options = {});
   // Decides where a unit belongs, and moves it there; returns the decision.
-  Result<Placement> auto_tier(std::string_view name, const MoveOptions& options = {});
+  Result<TierPlacement> auto_tier(std::string_view name, const MoveOptions& options = {});
   // Plans and moves.
   Result<MoveReport> rebalance(const MoveOptions& options = {});
   // Rebalances every so often, on a thread of its own, until it is stopped or the last handle is gone.
@@ -305,6 +305,8 @@ class PENSTOCK_EXPORT Tiers {
   // or instead of the old one. Access::write changes a unit in place; it does not move while it is open. Access::create
   // is one or the other.
   Status serve(Context& context, std::string scheme = "tier");
+  // The same for one name, for a Locator of your own.
+  Result<Location> locate(std::string_view name, const OpenOptions& options = {});
 
  private:
   explicit Tiers(std::shared_ptr<tiers::Service> service);

@@ -29,6 +29,7 @@ VENDORS = {
     re.compile(r"CLI/.*"): ["src/cli/", "bench/"],
     re.compile(r"nlohmann/.*"): ["src/core/", "src/cli/", "src/services/", "tests/", "bench/"],
     re.compile(r"xxhash\.h"): ["src/base/", "tests/", "bench/"],
+    re.compile(r"sqlite3\.h"): ["src/services/tiers/"],
     re.compile(r"gtest/.*|gmock/.*"): ["src/", "tests/"],
     re.compile(r"benchmark/.*"): ["bench/"],
     re.compile(r"nanobind/.*"): ["bindings/python/"],

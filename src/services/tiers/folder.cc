@@ -1,0 +1,186 @@
+#include "services/tiers/folder.h"
+
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "services/tiers/names.h"
+
+namespace penstock::tiers {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string own(const std::string& root, std::string_view file) {
+  return root + "/" + std::string(own_folder) + "/" + std::string(file);
+}
+
+Status make_folder(const std::string& path, mode_t mode) {
+  if (::mkdir(path.c_str(), mode) == 0 || errno == EEXIST) return {};
+  return system_error(errno, "make the folder " + path, errno == EROFS ? "the tier is mounted read-only" : "");
+}
+
+}  // namespace
+
+Result<Marker> read_marker(const std::string& root) {
+  const std::string path = own(root, "tier.json");
+  struct stat status = {};
+  if (::stat(path.c_str(), &status) != 0) return system_error(errno, "read " + path);
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  if (status.st_size < 65536) text << file.rdbuf();
+  const auto json = nlohmann::json::parse(text.str(), nullptr, false);
+  const auto field = [&](const char* key) {
+    return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
+  };
+  Marker marker{field("tier"), field("catalog"), field("name")};
+  if (!file || marker.tier.empty()) {
+    return Error{Code::io_error, 0, path + " is damaged", "see which tier this is, and remove the file"};
+  }
+  return marker;
+}
+
+Status write_marker(const std::string& root, const Marker& marker) {
+  for (const char* folder : {"", "coming", "going"}) {
+    if (Status made = make_folder(own(root, folder), 0700); !made) return made;
+  }
+  const std::string path = own(root, "tier.json");
+  const std::string part = path + ".part";
+  const nlohmann::json json = {{"tier", marker.tier}, {"catalog", marker.catalog}, {"name", marker.name}};
+  {
+    std::ofstream file(part, std::ios::binary | std::ios::trunc);
+    file << json.dump() << "\n";
+    file.close();
+    if (!file) return system_error(errno, "write " + part);
+  }
+  if (Status done = sync_file(part); !done) return done;
+  if (Status done = rename_over(part, path); !done) return done;
+  if (Status done = sync_parent(path); !done) return done;
+  return sync_file(root);
+}
+
+Status check_marker(const std::string& root, std::string_view tier, std::string_view name) {
+  const auto marker = read_marker(root);
+  if (!marker) {
+    if (marker.error().code != Code::not_found) return marker.error();
+    return Error{Code::not_found, 0, "the tier " + std::string(name) + " is not at " + root + ": its marker is missing",
+                 "mount its disk there"};
+  }
+  if (marker->tier == tier) return {};
+  return Error{
+      Code::changed, 0,
+      root + " is another tier than " + std::string(name) + ": its marker says \"" + shown(marker->name) + "\"",
+      "mount the disk of " + std::string(name) + " there, or change its path (penstock tier change)"};
+}
+
+std::string coming_path(const std::string& root, std::int64_t unit) {
+  return own(root, "coming/" + std::to_string(unit));
+}
+
+std::string going_path(const std::string& root, std::int64_t unit) {
+  return own(root, "going/" + std::to_string(unit));
+}
+
+std::string gone_path(const std::string& root, std::int64_t unit) {
+  return going_path(root, unit) + ".gone";
+}
+
+std::string coming_folder(const std::string& root) {
+  return own(root, "coming");
+}
+
+Result<Room> room_of(const std::string& root) {
+  struct statvfs status = {};
+  if (::statvfs(root.c_str(), &status) != 0) return system_error(errno, "ask for the room of " + root);
+  return Room{static_cast<std::uint64_t>(status.f_blocks) * status.f_frsize,
+              static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize};
+}
+
+Result<struct stat> look_at(const std::string& path) {
+  struct stat status = {};
+  if (::lstat(path.c_str(), &status) == 0) return status;
+  status = {};
+  if (errno == ENOENT || errno == ENOTDIR) return status;
+  return system_error(errno, "look at " + path);
+}
+
+Status make_parents(const std::string& root, const std::string& name, const std::string& model_root) {
+  std::vector<std::string> parents = parents_of(name);
+  for (auto parent = parents.rbegin(); parent != parents.rend(); ++parent) {
+    const std::string path = root + "/" + *parent;
+    if (::mkdir(path.c_str(), 0777) != 0) {
+      if (errno == EEXIST) continue;
+      return system_error(errno, "make the folder " + path);
+    }
+    struct stat model = {};
+    if (!model_root.empty() && ::stat((model_root + "/" + *parent).c_str(), &model) == 0) {
+      static_cast<void>(::chmod(path.c_str(), model.st_mode & 07777));
+      // Whoever may not give it away keeps it.
+      if (::geteuid() == 0 && ::chown(path.c_str(), model.st_uid, model.st_gid) != 0) errno = 0;
+    }
+    if (Status synced = sync_parent(path); !synced) return synced;
+  }
+  return {};
+}
+
+Status rename_to_free(const std::string& from, const std::string& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return {};
+  if (errno == EINVAL || errno == ENOSYS) {  // a file system without it, such as NFS
+    struct stat status = {};
+    if (::lstat(to.c_str(), &status) == 0)
+      errno = EEXIST;
+    else if (::rename(from.c_str(), to.c_str()) == 0)
+      return {};
+  }
+  if (errno == EEXIST || errno == ENOTEMPTY) {
+    return Error{Code::in_use, EEXIST, to + " exists, and is not the unit's", "move it away, or import it by its name"};
+  }
+  return system_error(errno, "rename " + from + " to " + to);
+}
+
+Status rename_over(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) == 0) return {};
+  return system_error(errno, "rename " + from + " to " + to);
+}
+
+Status remove_all(const std::string& path) {
+  std::error_code failed;
+  fs::remove_all(path, failed);
+  if (!failed) return {};
+  return system_error(failed.value(), "remove " + path);
+}
+
+Status sync_file(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!file) return system_error(errno, "sync " + path);
+  if (::fsync(file.get()) == 0 || errno == EINVAL) return {};
+  return system_error(errno, "sync " + path);
+}
+
+Status sync_parent(const std::string& path) {
+  return sync_file(parent_of(path));
+}
+
+Status sync_file_system(const std::string& root) {
+  const UniqueFd folder(::open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) return system_error(errno, "sync " + root);
+  if (::syncfs(folder.get()) == 0) return {};
+  return system_error(errno, "sync the file system of " + root);
+}
+
+std::string parent_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace penstock::tiers

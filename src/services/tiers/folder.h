@@ -1,0 +1,56 @@
+// The folder of a tier: its marker, what tiers keep aside in it, and work on names that has to be durable.
+//
+//   ROOT/.penstock/tier.json   the marker: by it a tier is known, so an empty mount point is never taken for one
+//   ROOT/.penstock/coming/ID   a unit on its way here, unfinished
+//   ROOT/.penstock/going/ID    a unit that has moved on, or was removed, and is about to be deleted
+//
+// Thread safety: functions of the file system.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "penstock/result.h"
+
+namespace penstock::tiers {
+
+struct Marker {
+  std::string tier;     // its id
+  std::string catalog;  // that of the catalog which it belongs to
+  std::string name;
+};
+// Code::not_found if there is none.
+Result<Marker> read_marker(const std::string& root);
+Status write_marker(const std::string& root, const Marker& marker);
+// Whether this is the folder of the tier with that id, now.
+Status check_marker(const std::string& root, std::string_view tier, std::string_view name);
+
+std::string coming_path(const std::string& root, std::int64_t unit);
+std::string going_path(const std::string& root, std::int64_t unit);
+// The same, once it is certain that nothing of it is needed.
+std::string gone_path(const std::string& root, std::int64_t unit);
+std::string coming_folder(const std::string& root);
+
+struct Room {
+  std::uint64_t total_bytes = 0;
+  std::uint64_t free_bytes = 0;
+};
+Result<Room> room_of(const std::string& root);
+
+// What a name means, without following a link at its end; st_ino is 0 if there is nothing.
+Result<struct stat> look_at(const std::string& path);
+// Makes what is missing of the folders above root/name, like those above model_root/name where there is one.
+Status make_parents(const std::string& root, const std::string& name, const std::string& model_root);
+// Code::in_use if there is something of that name already.
+Status rename_to_free(const std::string& from, const std::string& to);
+Status rename_over(const std::string& from, const std::string& to);
+Status remove_all(const std::string& path);  // nothing to remove is no failure
+Status sync_file(const std::string& path);   // or a folder
+Status sync_parent(const std::string& path);
+Status sync_file_system(const std::string& root);
+std::string parent_of(const std::string& path);
+
+}  // namespace penstock::tiers

@@ -1,0 +1,91 @@
+// Mover: moves units between tiers, and puts right what a dead mover left. docs/tiers.md has the steps.
+//
+// Invariant: at every instant, the place that the catalog names holds the unit whole. What else there is of it is
+// either aside (folder.h), or known by its inode from the catalog's row of the move.
+//
+// Thread safety: one thread; any number of them at once. Lifetime: the catalog and the Context must outlive it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "services/tiers/catalog.h"
+#include "services/tiers/copier.h"
+#include "services/tiers/leases.h"
+#include "services/tiers/pace.h"
+#include "services/tiers/unit_locks.h"
+
+namespace penstock::tiers {
+
+struct Task {
+  std::int64_t unit = 0;
+  std::string name;
+  std::int64_t to = 0;
+};
+
+class Mover {
+ public:
+  static Result<std::unique_ptr<Mover>> create(Catalog& catalog, Context& copying, const MoveOptions& options);
+
+  // Small units share transactions. What fails stays where it is.
+  MoveReport move(std::span<const Task> tasks);
+  // A new unit, from a file or directory elsewhere. `unit` has its name, tier and kind.
+  Status add(UnitRow unit, const std::string& path);
+  // Gives a new file the name of a unit. It lies aside, in the folder of the tier, and is durable. Waits for movers of
+  // that unit, which stop.
+  Status replace(const std::string& name, std::int64_t tier, const std::string& staged, double wait_seconds);
+  Status remove(std::int64_t unit, double wait_seconds);
+  // Whether nobody works on a unit; then it is locked.
+  Result<bool> claim(std::int64_t unit, double wait_seconds);
+  void release(std::int64_t unit) { locks_.unlock(unit); }
+
+  // Of all that is under way and that nobody works on. With `keep`, large copies that were interrupted stay.
+  Result<std::vector<TierFinding>> recover(bool keep);
+  // Reads a unit, and returns its checksum.
+  Result<std::string> checksum(const std::string& path, const Tree& tree);
+
+ private:
+  struct Work;
+  using Batch = std::vector<std::unique_ptr<Work>>;
+
+  Mover(Catalog& catalog, Context& copying, const MoveOptions& options, UnitLocks locks, std::vector<TierRow> tiers);
+  const TierRow* tier(std::int64_t id) const;
+
+  // The steps, in order. Each goes on with those that have not failed.
+  void run(Batch& batch, MoveReport& report);
+  Status begin(Work& work, MoveReport& report);
+  Status stage(Work& work) const;
+  Status resume(Work& work);
+  Status journal(const Batch& batch);
+  Status copy(const Batch& batch, MoveReport& report);
+  Status sync(const Batch& batch) const;
+  Status verify(const Batch& batch);
+  Status settle(const Work& work) const;
+  Status commit(const Batch& batch);
+  void clear(const Batch& batch, MoveReport& report);
+  void undo(Work& work);
+  Error doubt(const Work& work, Error error) const;
+  void fail(Work& work, Error error, MoveReport& report);
+  Status check_room(const Work& work);
+
+  // Of a row whose unit is locked.
+  Result<std::optional<TierFinding>> recover(const MoveRow& row, bool keep);
+  Result<std::optional<TierFinding>> clear_source(const UnitRow& unit, const MoveRow& row);
+  Status clear_aside(std::vector<TierFinding>& findings);
+
+  Catalog& catalog_;
+  Context& context_;
+  const MoveOptions options_;
+  UnitLocks locks_;
+  const std::vector<TierRow> tiers_;
+  Pace pace_;
+  Copier copier_;
+};
+
+// Over the entries of a directory; of a file, that of its bytes. REQUIRES: `sums` are those of the files, in order.
+std::string checksum_of(const Tree& tree, std::span<const FileCopy> files);
+
+}  // namespace penstock::tiers

@@ -1,0 +1,195 @@
+// The Mover's part that finishes or undoes what was interrupted.
+#include <charconv>
+#include <filesystem>
+#include <utility>
+
+#include "penstock/leftovers.h"
+#include "services/tiers/fault_point.h"
+#include "services/tiers/mover_work.h"
+
+namespace penstock::tiers {
+namespace {
+
+namespace fs = std::filesystem;
+
+// An interrupted copy of less is begun anew.
+constexpr std::uint64_t least_kept_bytes = 64 << 20;
+
+}  // namespace
+
+Result<std::vector<TierFinding>> Mover::recover(bool keep) {
+  const auto rows = catalog_.moves();
+  if (!rows) return rows.error();
+  std::vector<TierFinding> findings;
+  for (const MoveRow& known : *rows) {
+    const auto locked = locks_.try_lock(known.unit);
+    if (!locked) return locked.error();
+    if (!*locked) continue;
+    // It may have ended since.
+    const auto row = catalog_.move_of(known.unit);
+    if (row && *row) {
+      auto finding = recover(**row, keep);
+      if (finding && *finding) findings.push_back(std::move(**finding));
+      if (!finding) findings.push_back({.name = "", .path = "", .text = finding.error().message});
+    }
+    locks_.unlock(known.unit);
+  }
+  if (Status cleared = clear_aside(findings); !cleared) return std::move(cleared).error();
+  return findings;
+}
+
+Result<std::optional<TierFinding>> Mover::recover(const MoveRow& known, bool keep) {
+  MoveRow row = known;
+  const auto found = catalog_.unit(row.unit);
+  if (!found) return found.error();
+  const TierRow* to = tier(row.target);
+  const TierRow* from = row.source ? tier(*row.source) : nullptr;
+  if (!*found || to == nullptr || (row.source && from == nullptr)) {
+    if (to != nullptr && check_usable(*to).ok()) static_cast<void>(remove_all(coming_path(to->path, row.unit)));
+    if (Status gone = catalog_.delete_move(row.unit); !gone) return std::move(gone).error();
+    return std::optional<TierFinding>();
+  }
+  UnitRow unit = **found;
+  const auto told = [&](std::string path, std::string text, bool repaired = false) {
+    return std::optional(TierFinding{unit.name, std::move(path), std::move(text), repaired});
+  };
+  for (const TierRow* place : {to, from}) {
+    if (place == nullptr) continue;
+    if (Status usable = check_usable(*place); !usable) {
+      return told(place->path, "an interrupted move waits for a tier: " + usable.error().message);
+    }
+  }
+  if (row.job != Job::removal && row.stage == Stage::copying) {
+    const std::string target = path_in(*to, unit.name);
+    const std::string staged = coming_path(to->path, row.unit);
+    const auto there = look_at(target);
+    if (!there) return there.error();
+    if (row.staged_inode == 0 || there->st_ino != row.staged_inode) {
+      // It has no name yet: the unit is what it was.
+      const auto aside = look_at(staged);
+      if (!aside) return aside.error();
+      if (keep && row.job == Job::move && row.done_bytes >= least_kept_bytes && aside->st_ino == row.staged_inode) {
+        return std::optional<TierFinding>();
+      }
+      if (Status removed = remove_all(staged); !removed) return std::move(removed).error();
+      Status forgotten = catalog_.transact([&]() -> Status {
+        if (unit.is_new) {
+          if (Status gone = catalog_.delete_unit(unit.id); !gone) return gone;
+        }
+        return catalog_.delete_move(row.unit);
+      });
+      if (!forgotten) return std::move(forgotten).error();
+      return told(staged, "an interrupted copy was removed", true);
+    }
+    // It was verified before it got its name.
+    if (Status synced = sync_parent(target); !synced) return std::move(synced).error();
+    auto tree = scan(target);
+    if (!tree) return std::move(tree).error();
+    const bool same_bytes = row.job == Job::move;
+    Status committed = catalog_.transact([&]() -> Status {
+      unit.tier = to->id;
+      unit.kind = tree->kind;
+      unit.size_bytes = tree->size_bytes;
+      unit.room_bytes = tree->room_bytes;
+      unit.files = tree->files;
+      unit.identity = tree->identity;
+      if (!same_bytes) unit.checksum.clear();
+      unit.moved_at = wall_seconds();
+      unit.doubt.clear();
+      unit.is_new = false;
+      if (Status updated = catalog_.update_unit(unit); !updated) return updated;
+      row.stage = Stage::removing;
+      return catalog_.put_move(row);
+    });
+    if (!committed) return std::move(committed).error();
+    fault_point("committed");
+  }
+  const bool in_place = row.job == Job::write && (from == nullptr || from->id == to->id);
+  if (!in_place) {
+    auto finding = clear_source(unit, row);
+    if (!finding) return finding;
+    fault_point("emptied");
+    const std::vector<std::string> left = {path_in(*from, unit.name), going_path(from->path, unit.id)};
+    if (Status synced = sync_parents(left); !synced) return std::move(synced).error();
+    fault_point("cleared");
+    if (*finding) {
+      if (Status doubted = catalog_.doubt(unit.id, (*finding)->text); !doubted) return std::move(doubted).error();
+      if (Status gone = catalog_.delete_move(row.unit); !gone) return std::move(gone).error();
+      return finding;
+    }
+  }
+  Status forgotten = catalog_.transact([&]() -> Status {
+    if (row.job == Job::removal) {
+      if (Status gone = catalog_.delete_unit(unit.id); !gone) return gone;
+    }
+    return catalog_.delete_move(row.unit);
+  });
+  if (!forgotten) return std::move(forgotten).error();
+  fault_point("forgotten");
+  return told(path_in(*to, unit.name), "an interrupted change was finished", true);
+}
+
+// Takes the name from the source, looks whether it is what was copied, then deletes it. What is not stays, and is told.
+Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, const MoveRow& row) {
+  const TierRow& from = *tier(*row.source);
+  const std::string source = path_in(from, unit.name);
+  const std::string going = going_path(from.path, unit.id);
+  const std::string gone = gone_path(from.path, unit.id);
+  const auto told = [&](std::string path, std::string text) {
+    return std::optional(TierFinding{unit.name, std::move(path), std::move(text)});
+  };
+  const auto is_copied = [&](const std::string& path) {
+    if (row.identity.empty()) return true;
+    const auto now = glance(path);
+    return now.ok() && now->identity == row.identity;
+  };
+  const auto there = look_at(source);
+  if (!there) return there.error();
+  if (there->st_ino != 0) {
+    if (there->st_ino != row.source_inode || !is_copied(source)) {
+      return told(source, source + " was changed while the unit moved; it lies there beside the unit");
+    }
+    if (Status moved = rename_to_free(source, going); !moved) return std::move(moved).error();
+    fault_point("aside");
+  }
+  const auto aside = look_at(going);
+  if (!aside) return aside.error();
+  if (aside->st_ino != 0) {
+    if (aside->st_ino != row.source_inode || !is_copied(going)) {
+      // Out of the way of later moves, and never deleted.
+      const std::string kept = going + "." + random_id().substr(0, 8) + ".kept";
+      if (Status moved = rename_to_free(going, kept); !moved) return std::move(moved).error();
+      return told(kept, source + " was changed while the unit moved; that version is kept as " + kept);
+    }
+    if (Status moved = rename_to_free(going, gone); !moved) return std::move(moved).error();
+  }
+  if (Status removed = remove_all(gone); !removed) return std::move(removed).error();
+  return std::optional<TierFinding>();
+}
+
+// What died before the catalog knew of it.
+Status Mover::clear_aside(std::vector<TierFinding>& findings) {
+  for (const TierRow& place : tiers_) {
+    if (place.read_only || !check_marker(place.path, place.mark, place.name).ok()) continue;
+    const std::string folder = coming_folder(place.path);
+    static_cast<void>(remove_leftovers(folder));
+    std::error_code failed;
+    for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+      const std::string name = at->path().filename().string();
+      std::int64_t unit = 0;  // or the number of a file that belongs to none yet
+      const auto [last, error] = std::from_chars(name.data(), name.data() + name.size(), unit);
+      if (error != std::errc() || last != name.data() + name.size()) continue;
+      const auto locked = locks_.try_lock(unit);
+      if (!locked) return locked.error();
+      if (!*locked) continue;
+      const auto row = catalog_.move_of(unit);
+      if (row && (!*row || (*row)->target != place.id) && remove_all(at->path().string()).ok()) {
+        findings.push_back({"", at->path().string(), "an interrupted copy was removed", true});
+      }
+      locks_.unlock(unit);
+    }
+  }
+  return {};
+}
+
+}  // namespace penstock::tiers

@@ -1,0 +1,172 @@
+// The Mover's part that makes units, gives them new content, and removes them.
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "services/tiers/fault_point.h"
+#include "services/tiers/mover_work.h"
+#include "services/tiers/names.h"
+
+namespace penstock::tiers {
+
+Status Mover::add(UnitRow unit, const std::string& path) {
+  MoveReport report;
+  Batch batch;
+  batch.push_back(std::make_unique<Work>());
+  Work& work = *batch.front();
+  work.to = tier(unit.tier);
+  if (work.to == nullptr) return Error{Code::not_found, 0, "the tier is no longer in the catalog", "try again"};
+  if (Status usable = check_usable(*work.to); !usable) return usable;
+  auto tree = scan(path);
+  if (!tree) return std::move(tree).error();
+  work.tree = std::move(*tree);
+  work.source = path;
+  work.target = path_in(*work.to, unit.name);
+  unit.is_new = true;
+  unit.kind = work.tree.kind;
+  unit.size_bytes = work.tree.size_bytes;
+  unit.room_bytes = 0;  // reserved by the move
+  work.unit = unit;
+  const auto there = look_at(work.target);
+  if (!there) return there.error();
+  if (there->st_ino != 0) {
+    return Error{Code::in_use, EEXIST, work.target + " exists already", "import it, or choose another name"};
+  }
+  if (Status room = check_room(work); !room) return room;
+  auto leases = Leases::take(path, work.tree);
+  if (!leases) return std::move(leases).error();
+  work.leases = std::move(*leases);
+  // The unit and its row come together: so a unit that is new always has one.
+  Status inserted = catalog_.transact([&]() -> Status {
+    const auto id = catalog_.insert_unit(unit);
+    if (!id) return id.error();
+    work.unit.id = *id;
+    const auto locked = locks_.try_lock(*id);
+    if (!locked) return locked.error();
+    work.locked = *locked;
+    work.row = {.unit = *id, .job = Job::write, .target = unit.tier, .began_at = wall_seconds()};
+    return catalog_.put_move(work.row);
+  });
+  if (!inserted) return inserted;
+  work.staged = coming_path(work.to->path, work.unit.id);
+  if (Status staged = stage(work); !staged) {
+    fail(work, staged.error(), report);
+  } else {
+    for (const Entry& entry : work.tree.entries) {
+      if (entry.kind != Entry::Kind::file) continue;
+      const std::string below = entry.name.empty() ? "" : "/" + entry.name;
+      work.files.push_back({.from = path + below, .to = work.staged + below, .entry = &entry});
+    }
+    run(batch, report);
+  }
+  if (report.units == 1) return {};
+  // The unit has never been.
+  const auto row = catalog_.move_of(work.unit.id);
+  if (row && !*row) static_cast<void>(catalog_.delete_unit(work.unit.id));
+  if (report.error) return *report.error;
+  return report.failures.empty() ? Error{Code::internal, 0, "the unit was not added", ""}
+                                 : report.failures.front().error;
+}
+
+Status Mover::replace(const std::string& name, std::int64_t to, const std::string& staged, double wait_seconds) {
+  const TierRow* place = tier(to);
+  if (place == nullptr) return Error{Code::not_found, 0, "the tier is no longer in the catalog", "write it again"};
+  if (Status usable = check_usable(*place); !usable) return usable;
+  auto tree = scan(staged);
+  if (!tree) return std::move(tree).error();
+  const auto known = catalog_.unit(name);
+  if (!known) return known.error();
+  MoveRow row{.job = Job::write,
+              .target = to,
+              .staged_inode = tree->inode,
+              .room_bytes = tree->room_bytes,
+              .began_at = wall_seconds()};
+  if (*known) {
+    row.unit = (*known)->id;
+    const auto locked = claim(row.unit, wait_seconds);
+    if (!locked) return locked.error();
+    if (!*locked) {
+      return Error{Code::in_use, 0, shown(name) + " is being moved or written by another process", "write it later"};
+    }
+    if (const auto old = catalog_.move_of(row.unit); old && *old) static_cast<void>(recover(**old, false));
+  }
+  Status done = catalog_.transact([&]() -> Status {
+    const auto now = catalog_.unit(name);
+    if (!now) return now.error();
+    if (now->has_value() != known->has_value() || (*now && (*now)->id != row.unit)) {
+      return Error{Code::changed, 0, shown(name) + " was added or removed by another process meanwhile",
+                   "write it again"};
+    }
+    if (*now) {
+      row.source = (*now)->tier;
+      const TierRow* from = tier((*now)->tier);
+      if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
+      if (Status usable = check_usable(*from); !usable) return usable;
+      const auto old = look_at(path_in(*from, name));
+      if (!old) return old.error();
+      row.source_inode = old->st_ino;
+    } else {
+      const auto id = catalog_.insert_unit({.name = name, .tier = to, .identity = "", .checksum = "", .is_new = true});
+      if (!id) return id.error();
+      row.unit = *id;
+      if (const auto locked = locks_.try_lock(*id); !locked) return locked.error();
+    }
+    if (Status moved = rename_over(staged, coming_path(place->path, row.unit)); !moved) return moved;
+    return catalog_.put_move(row);
+  });
+  if (done) fault_point("journaled");
+  if (done) {
+    const std::string target = path_in(*place, name);
+    done = make_parents(place->path, name, "");
+    const bool is_here = row.source && *row.source == to;
+    if (done) {
+      const std::string from = coming_path(place->path, row.unit);
+      done = is_here ? rename_over(from, target) : rename_to_free(from, target);
+    }
+    if (done) fault_point("named");
+    if (done) done = sync_parent(target);
+    // From here on as after a crash: what has its name counts.
+    const auto finding = recover(row, false);
+    if (done && !finding) done = finding.error();
+    if (done && *finding && !(*finding)->repaired) done = Error{Code::io_error, 0, (*finding)->text, ""};
+  }
+  if (row.unit != 0) locks_.unlock(row.unit);
+  return done;
+}
+
+Status Mover::remove(std::int64_t unit, double wait_seconds) {
+  const auto locked = claim(unit, wait_seconds);
+  if (!locked) return locked.error();
+  if (!*locked) return Error{Code::in_use, 0, "the unit is being moved or written by another process", "try it later"};
+  const auto done = [&]() -> Status {
+    if (const auto old = catalog_.move_of(unit); old && *old) {
+      const auto recovered = recover(**old, false);
+      if (!recovered) return recovered.error();
+    }
+    const auto row = catalog_.unit(unit);
+    if (!row) return row.error();
+    if (!*row) return {};
+    const TierRow* from = tier((*row)->tier);
+    if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
+    if (Status usable = check_usable(*from); !usable) return usable;
+    const auto there = look_at(path_in(*from, (*row)->name));
+    if (!there) return there.error();
+    const MoveRow move{.unit = unit,
+                       .job = Job::removal,
+                       .stage = Stage::removing,
+                       .source = from->id,
+                       .target = from->id,
+                       .source_inode = there->st_ino,
+                       .began_at = wall_seconds()};
+    if (Status put = catalog_.put_move(move); !put) return put;
+    fault_point("journaled");
+    const auto finding = recover(move, false);
+    if (!finding) return finding.error();
+    return *finding && !(*finding)->repaired ? Status(Error{Code::io_error, 0, (*finding)->text, ""}) : Status();
+  }();
+  locks_.unlock(unit);
+  return done;
+}
+
+}  // namespace penstock::tiers

@@ -1,0 +1,49 @@
+// Work: one unit on its way, and what the parts of the Mover share.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "services/tiers/folder.h"
+#include "services/tiers/mover.h"
+
+namespace penstock::tiers {
+
+inline std::string path_in(const TierRow& tier, const std::string& name) {
+  return tier.path + "/" + name;
+}
+
+// Whether units may be moved to and from it, now.
+Status check_usable(const TierRow& tier);
+// The folders that the paths lie in, each once.
+Status sync_parents(const std::vector<std::string>& paths);
+
+struct Mover::Work {
+  UnitRow unit;
+  const TierRow* from = nullptr;  // null: it comes from elsewhere
+  const TierRow* to = nullptr;
+  std::string source;
+  std::string staged;
+  std::string target;
+  Tree tree;
+  Leases leases;
+  std::vector<FileCopy> files;
+  MoveRow row;
+  std::string checksum;
+  std::uint64_t done_bytes = 0;  // of this attempt
+  bool locked = false;
+  bool resumed = false;
+  bool named = false;  // from here on it is not undone
+  bool over = false;   // it has failed, or there is nothing to do
+
+  MoveProgress progress(MoveStep step) const {
+    return {.name = unit.name,
+            .from = from != nullptr ? std::string_view(from->name) : std::string_view(),
+            .to = to->name,
+            .step = step,
+            .bytes = std::min(done_bytes, tree.size_bytes),
+            .total_bytes = tree.size_bytes};
+  }
+};
+
+}  // namespace penstock::tiers

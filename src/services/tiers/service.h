@@ -1,0 +1,114 @@
+// Service: what all handles of a catalog share in a process: the catalog, accesses that were counted and not written
+// down yet, and the threads that write them down and move units.
+//
+// Thread safety: any thread. Lifetime: shared by handles and by functions that Contexts hold.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/fork_guard.h"
+#include "services/tiers/catalog.h"
+#include "services/tiers/mover.h"
+#include "services/tiers/policy.h"
+
+namespace penstock::tiers {
+
+class Service : public std::enable_shared_from_this<Service> {
+ public:
+  Service(std::unique_ptr<Catalog> catalog, TiersOptions options);
+  ~Service();
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  // Code::closed in a forked child.
+  Status usable() const;
+  Catalog& catalog() { return *catalog_; }
+  const TiersOptions& options() const { return options_; }
+
+  Result<TierRow> tier(std::string_view name);
+  Result<std::vector<TierInfo>> tier_infos();
+  Status add_tier(const NewTier& tier, std::string_view behind);
+  Status change_tier(const NewTier& tier);
+  Status remove_tier(std::string_view name);
+  Status probe(std::string_view name);
+
+  Result<UnitRow> unit(std::string_view name);
+  Result<UnitInfo> info(const UnitRow& unit, const std::vector<TierRow>& tiers);
+  Status import(std::string_view name, bool checksum);
+  Result<CheckReport> import_all(std::string_view tier, std::string_view below);
+  Status add(const std::string& path, std::string_view name, std::string_view tier, const MoveOptions& options);
+  Status forget(std::string_view name);
+
+  Result<std::unique_ptr<Mover>> mover(const MoveOptions& options);
+  // What the policy is given.
+  struct Picture {
+    std::vector<TierRow> rows;
+    std::vector<TierState> tiers;
+    TierPolicy policy;
+    double now = 0;
+  };
+  Result<Picture> picture();
+  Result<MovePlan> plan();
+  Result<TierPlacement> why(std::string_view name);
+  Result<TierPlacement> place(std::uint64_t size_bytes);
+  Result<MoveReport> rebalance(const MoveOptions& options);
+  Status start_mover(double interval_seconds, MoveOptions options);
+  Status stop_mover();
+
+  Result<CheckReport> check(const CheckOptions& options);
+  Status flush();
+
+  // Where a name lies; counts as an access.
+  Result<std::string> path_of(std::string_view name);
+  Result<Location> locate(std::string_view name, const OpenOptions& options);
+
+ private:
+  // A unit, and where below it a name leads.
+  struct Found {
+    Place place;
+    std::string unit;
+    std::string path;
+    bool is_unit = false;  // rather than a file within it
+  };
+  Result<Found> find(std::string_view name);
+  Result<Location> locate_to_read(std::string_view name, const OpenOptions& options);
+  Result<Location> locate_to_change(const Found& found, const OpenOptions& options);
+  Result<Location> locate_to_replace(const std::string& name, const OpenOptions& options);
+  Result<Location> locate_to_create(const std::string& name, const OpenOptions& options);
+  Result<TierRow> tier_for_new(const std::string& name, std::uint64_t size_bytes);
+  // Whether a new unit may have the name.
+  Status check_free(const std::string& name);
+  Status refresh(std::int64_t unit);
+  void count(std::int64_t unit);
+  void keep_accounts();
+  UnitState state_of(const Picture& picture, const Brief& brief) const;
+
+  const std::unique_ptr<Catalog> catalog_;
+  const TiersOptions options_;
+  const ForkGuard fork_guard_;
+
+  std::mutex context_mutex_;
+  std::optional<Context> context_;  // that copies; made when it is first needed
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  std::unordered_map<std::int64_t, std::uint64_t> counted_;
+  std::thread accountant_;  // writes accesses down
+
+  std::mutex mover_mutex_;
+  std::condition_variable mover_wake_;
+  bool mover_stops_ = false;
+  std::thread mover_;
+};
+
+}  // namespace penstock::tiers

@@ -1,0 +1,177 @@
+// The Service's part that decides, and moves what was decided.
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "base/clock.h"
+#include "services/tiers/folder.h"
+#include "services/tiers/names.h"
+#include "services/tiers/service.h"
+
+namespace penstock::tiers {
+
+Result<Service::Picture> Service::picture() {
+  Picture picture;
+  auto rows = catalog_->tiers();
+  if (!rows) return std::move(rows).error();
+  picture.rows = std::move(*rows);
+  const auto policy = catalog_->policy();
+  if (!policy) return policy.error();
+  picture.policy = *policy;
+  picture.now = wall_seconds();
+  for (const TierRow& row : picture.rows) {
+    const auto usage = catalog_->usage(row.id);
+    if (!usage) return usage.error();
+    const bool is_there = check_marker(row.path, row.mark, row.name).ok();
+    const auto room = room_of(row.path);
+    TierState state{.name = row.name,
+                    .capacity_bytes = row.capacity_bytes,
+                    .used_bytes = usage->bytes,
+                    .low_water = row.low_water,
+                    .high_water = row.high_water,
+                    .from_heat = row.from_heat,
+                    .usable = is_there && !row.read_only && room.ok()};
+    // Others may use the disk too.
+    if (room) state.capacity_bytes = std::min(state.capacity_bytes, usage->bytes + room->free_bytes);
+    picture.tiers.push_back(std::move(state));
+  }
+  if (picture.tiers.empty()) {
+    return Error{Code::not_found, 0, "the catalog has no tiers", "add one with `penstock tier add-tier`"};
+  }
+  return picture;
+}
+
+UnitState Service::state_of(const Picture& picture, const Brief& brief) const {
+  const auto place_of = [&](std::int64_t id) {
+    const auto found = std::ranges::find(picture.rows, id, &TierRow::id);
+    return static_cast<std::uint32_t>(found - picture.rows.begin());
+  };
+  UnitState state{.tier = place_of(brief.tier),
+                  .room_bytes = brief.room_bytes,
+                  .heat = faded(brief.heat, picture.now - brief.heat_at, picture.policy.half_life_seconds),
+                  .moved_at = brief.moved_at};
+  if (brief.pinned) state.pinned = place_of(*brief.pinned);
+  return state;
+}
+
+Result<MovePlan> Service::plan() {
+  if (Status flushed = flush(); !flushed) return std::move(flushed).error();
+  const auto seen = picture();
+  if (!seen) return seen.error();
+  const auto briefs = catalog_->briefs();
+  if (!briefs) return briefs.error();
+  std::vector<UnitState> units;
+  units.reserve(briefs->size());
+  for (const Brief& brief : *briefs) units.push_back(state_of(*seen, brief));
+  std::vector<Step> steps = plan_steps(seen->tiers, units, seen->policy, seen->now);
+  MovePlan plan;
+  plan.units = units.size();
+  plan.moves.reserve(steps.size());
+  for (Step& step : steps) {
+    auto unit = catalog_->unit((*briefs)[step.unit].id);
+    if (!unit) return std::move(unit).error();
+    if (!*unit) continue;
+    plan.bytes += (*unit)->size_bytes;
+    plan.moves.push_back({.name = std::move((*unit)->name),
+                          .from = seen->tiers[units[step.unit].tier].name,
+                          .to = seen->tiers[step.to].name,
+                          .size_bytes = (*unit)->size_bytes,
+                          .heat = units[step.unit].heat,
+                          .reason = std::move(step.reason)});
+  }
+  return plan;
+}
+
+Result<TierPlacement> Service::why(std::string_view name) {
+  if (Status flushed = flush(); !flushed) return std::move(flushed).error();
+  const auto row = unit(name);
+  if (!row) return row.error();
+  const auto seen = picture();
+  if (!seen) return seen.error();
+  const UnitState state = state_of(*seen, {.id = row->id,
+                                           .tier = row->tier,
+                                           .room_bytes = row->room_bytes,
+                                           .heat = row->heat,
+                                           .heat_at = row->heat_at,
+                                           .moved_at = row->moved_at,
+                                           .pinned = row->pinned});
+  if (!row->doubt.empty())
+    return TierPlacement{seen->tiers[state.tier].name, "it stays, since it is in doubt: " + row->doubt};
+  const Wish wished = wish(seen->tiers, state, seen->policy, seen->now);
+  const auto whole = plan();
+  if (!whole) return whole.error();
+  for (const PlannedMove& move : whole->moves) {
+    if (move.name == row->name) return TierPlacement{move.to, move.reason};
+  }
+  if (wished.tier == state.tier) return TierPlacement{seen->tiers[wished.tier].name, wished.reason};
+  return TierPlacement{seen->tiers[state.tier].name,
+                       wished.reason + "; but " + seen->tiers[wished.tier].name +
+                           (seen->tiers[wished.tier].usable && seen->tiers[state.tier].usable ? " has no room for it"
+                                                                                              : " can't be used now")};
+}
+
+Result<TierPlacement> Service::place(std::uint64_t size_bytes) {
+  const auto seen = picture();
+  if (!seen) return seen.error();
+  const auto placed = place_new(seen->tiers, size_bytes);
+  if (!placed) {
+    return Error{Code::no_space, 0, "no tier has room for " + std::to_string(size_bytes) + " bytes",
+                 "remove units, or raise the capacity of a tier"};
+  }
+  return TierPlacement{seen->tiers[placed->tier].name, placed->reason};
+}
+
+Result<MoveReport> Service::rebalance(const MoveOptions& options) {
+  const auto mover = this->mover(options);
+  if (!mover) return mover.error();
+  if (const auto recovered = (*mover)->recover(true); !recovered) return recovered.error();
+  const auto planned = plan();
+  if (!planned) return planned.error();
+  const auto tiers = catalog_->tiers();
+  if (!tiers) return tiers.error();
+  std::vector<Task> tasks;
+  for (const PlannedMove& move : planned->moves) {
+    const auto row = catalog_->unit(move.name);
+    const auto to = std::ranges::find(*tiers, move.to, &TierRow::name);
+    if (row && *row && to != tiers->end()) tasks.push_back({(*row)->id, move.name, to->id});
+  }
+  return (*mover)->move(tasks);
+}
+
+Status Service::start_mover(double interval_seconds, MoveOptions options) {
+  if (Status valid = check_seconds("the interval of the mover", interval_seconds); !valid) return valid;
+  const std::scoped_lock lock(mover_mutex_);
+  if (mover_.joinable()) return Error{Code::in_use, 0, "the mover runs already", "stop it first"};
+  mover_stops_ = false;
+  options.keep_going = [this, then = options.keep_going] {
+    {
+      const std::scoped_lock stopping(mover_mutex_);
+      if (mover_stops_) return false;
+    }
+    return !then || then();
+  };
+  mover_ = std::thread([this, options, interval = duration_from_seconds(interval_seconds)] {
+    std::unique_lock waiting(mover_mutex_);
+    while (!mover_stops_) {
+      waiting.unlock();
+      static_cast<void>(rebalance(options));  // what fails is in doubt in the catalog, or is tried again
+      waiting.lock();
+      mover_wake_.wait_for(waiting, interval, [&] { return mover_stops_; });
+    }
+  });
+  return {};
+}
+
+Status Service::stop_mover() {
+  std::thread mover;
+  {
+    const std::scoped_lock lock(mover_mutex_);
+    mover_stops_ = true;
+    mover = std::move(mover_);
+  }
+  mover_wake_.notify_all();
+  if (mover.joinable()) mover.join();
+  return {};
+}
+
+}  // namespace penstock::tiers

@@ -1,0 +1,187 @@
+#include "services/tiers/sqlite.h"
+
+#include <sqlite3.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace penstock::tiers {
+namespace {
+
+Code code_of(int result) {
+  switch (result & 0xff) {
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+      return Code::timed_out;
+    case SQLITE_NOMEM:
+      return Code::out_of_memory;
+    case SQLITE_READONLY:
+      return Code::read_only;
+    case SQLITE_PERM:
+    case SQLITE_AUTH:
+      return Code::permission_denied;
+    case SQLITE_FULL:
+      return Code::no_space;
+    case SQLITE_CANTOPEN:
+      return Code::not_found;
+    default:
+      return Code::io_error;
+  }
+}
+
+const char* hint_for(int result) {
+  switch (result & 0xff) {
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+      return "another process keeps the catalog busy; try again, or wait longer";
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return "the units are whole on their tiers; move the catalog aside, make a new one with the same tiers "
+             "(penstock tier init --adopt), and import them again (penstock tier import --all)";
+    case SQLITE_CANTOPEN:
+      return "check the folder of the catalog and its permissions";
+    case SQLITE_READONLY:
+      return "run as the user who owns the catalog";
+    case SQLITE_FULL:
+      return "free some room on the disk of the catalog";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+Result<Database> Database::open(const std::string& path, Mode mode, double wait_seconds) {
+  // Absolute names only, so that none is taken for a URI.
+  const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE |
+                    (mode == Mode::create ? SQLITE_OPEN_CREATE : 0);
+  sqlite3* handle = nullptr;
+  const int result = sqlite3_open_v2(path.c_str(), &handle, flags, nullptr);
+  Database database(handle, path);
+  if (handle == nullptr) return Error{Code::out_of_memory, 0, "open the catalog " + path, ""};
+  if (result != SQLITE_OK) return database.error("open");
+  sqlite3_busy_timeout(handle, static_cast<int>(std::clamp(wait_seconds, 0.0, 1e6) * 1000));
+  return database;
+}
+
+Database::Database(Database&& other) noexcept
+    : handle_(std::exchange(other.handle_, nullptr)), path_(std::move(other.path_)) {}
+
+Database::~Database() {
+  if (handle_ != nullptr) sqlite3_close_v2(handle_);
+}
+
+Status Database::run(const char* sql) {
+  if (sqlite3_exec(handle_, sql, nullptr, nullptr, nullptr) == SQLITE_OK) return {};
+  return error("change");
+}
+
+void Database::add_functions() {
+  const auto exp2_of = [](sqlite3_context* context, int, sqlite3_value** values) {
+    sqlite3_result_double(context, std::exp2(sqlite3_value_double(values[0])));
+  };
+  sqlite3_create_function_v2(handle_, "exp2_of", 1, SQLITE_UTF8 | SQLITE_DETERMINISTIC, nullptr, exp2_of, nullptr,
+                             nullptr, nullptr);
+}
+
+std::int64_t Database::last_id() const {
+  return sqlite3_last_insert_rowid(handle_);
+}
+
+std::int64_t Database::changes() const {
+  return sqlite3_changes64(handle_);
+}
+
+Error Database::error(const std::string& what) const {
+  const int result = sqlite3_extended_errcode(handle_);
+  return {code_of(result), sqlite3_system_errno(handle_),
+          what + " the catalog " + path_ + ": " + sqlite3_errmsg(handle_), hint_for(result)};
+}
+
+Statement::Statement(Database& database, const char* sql) : database_(database) {
+  // What does not compile is told by the first step.
+  sqlite3_prepare_v3(database.handle(), sql, -1, SQLITE_PREPARE_PERSISTENT, &handle_, nullptr);
+}
+
+Statement::~Statement() {
+  sqlite3_finalize(handle_);
+}
+
+Statement& Statement::bind(int place, std::int64_t value) {
+  sqlite3_bind_int64(handle_, place, value);
+  return *this;
+}
+
+Statement& Statement::bind(int place, double value) {
+  sqlite3_bind_double(handle_, place, value);
+  return *this;
+}
+
+Statement& Statement::bind(int place, std::string_view text) {
+  sqlite3_bind_text64(handle_, place, text.data() != nullptr ? text.data() : "", text.size(), SQLITE_STATIC,
+                      SQLITE_UTF8);
+  return *this;
+}
+
+Statement& Statement::bind_nothing(int place) {
+  sqlite3_bind_null(handle_, place);
+  return *this;
+}
+
+Result<bool> Statement::step() {
+  if (handle_ == nullptr) return database_.error("ask");
+  switch (sqlite3_step(handle_)) {
+    case SQLITE_ROW:
+      return true;
+    case SQLITE_DONE:
+      return false;
+    default:
+      return database_.error("use");
+  }
+}
+
+Status Statement::run() {
+  const Result<bool> done = step();
+  reset();
+  return done ? Status() : Status(done.error());
+}
+
+void Statement::reset() {
+  sqlite3_reset(handle_);
+}
+
+std::int64_t Statement::integer(int column) const {
+  return sqlite3_column_int64(handle_, column);
+}
+
+double Statement::real(int column) const {
+  return sqlite3_column_double(handle_, column);
+}
+
+std::string Statement::text(int column) const {
+  const auto* text = reinterpret_cast<const char*>(sqlite3_column_text(handle_, column));
+  return text == nullptr ? std::string()
+                         : std::string(text, static_cast<std::size_t>(sqlite3_column_bytes(handle_, column)));
+}
+
+bool Statement::is_null(int column) const {
+  return sqlite3_column_type(handle_, column) == SQLITE_NULL;
+}
+
+Result<Transaction> Transaction::begin(Database& database) {
+  if (Status begun = database.run("BEGIN IMMEDIATE"); !begun) return std::move(begun).error();
+  return Transaction(database);
+}
+
+Transaction::~Transaction() {
+  if (database_ != nullptr) static_cast<void>(database_->run("ROLLBACK"));
+}
+
+Status Transaction::commit() {
+  if (Status committed = database_->run("COMMIT"); !committed) return committed;
+  database_ = nullptr;
+  return {};
+}
+
+}  // namespace penstock::tiers

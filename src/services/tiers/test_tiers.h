@@ -1,0 +1,112 @@
+// What tests of tiers share: three folders as tiers, a catalog, and files whose content tells their name and version.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "penstock/tiers.h"
+
+namespace penstock::tiers::test {
+
+namespace fs = std::filesystem;
+
+inline std::string bytes_of(const std::string& name, int version, std::size_t size) {
+  std::mt19937_64 random(std::hash<std::string>()(name) * 31 + static_cast<std::uint64_t>(version));
+  std::string bytes(size, '\0');
+  for (std::size_t i = 0; i < size; i += 8) {
+    const std::uint64_t word = random();
+    for (std::size_t k = 0; k < 8 && i + k < size; ++k) bytes[i + k] = static_cast<char>(word >> (8 * k));
+  }
+  return bytes;
+}
+
+inline void write_file(const fs::path& path, const std::string& bytes) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+inline std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Folders {
+ public:
+  Folders() {
+    std::string name = (fs::temp_directory_path() / "penstock-tiers-XXXXXX").string();
+    root_ = ::mkdtemp(name.data());
+    for (const char* tier : {"nvme", "ssd", "hdd"}) fs::create_directory(root_ / tier);
+  }
+  ~Folders() {
+    std::error_code ignored;
+    fs::remove_all(root_, ignored);
+  }
+  Folders(const Folders&) = delete;
+  Folders& operator=(const Folders&) = delete;
+
+  fs::path path(const std::string& name) const { return root_ / name; }
+  std::string catalog() const { return (root_ / "tiers.db").string(); }
+  TiersOptions options() const {
+    TiersOptions options{.catalog = catalog()};
+    options.copying.lanes = 2;
+    return options;
+  }
+  std::vector<NewTier> tiers(std::uint64_t capacity_bytes = 1ULL << 30) const {
+    std::vector<NewTier> all;
+    for (const char* tier : {"nvme", "ssd", "hdd"}) {
+      all.push_back({.name = tier, .path = path(tier).string(), .capacity_bytes = capacity_bytes});
+    }
+    return all;
+  }
+  Tiers create(std::uint64_t capacity_bytes = 1ULL << 30) const {
+    auto made = Tiers::create(tiers(capacity_bytes), {.least_stay_seconds = 0}, options());
+    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message);
+    return made.ok() ? *made : Tiers();
+  }
+  // On which tiers something of that name lies.
+  std::vector<std::string> where(const std::string& name) const {
+    std::vector<std::string> found;
+    for (const char* tier : {"nvme", "ssd", "hdd"}) {
+      if (fs::exists(fs::symlink_status(root_ / tier / name))) found.emplace_back(tier);
+    }
+    return found;
+  }
+  // What lies aside, unfinished or about to be deleted.
+  std::vector<std::string> aside() const {
+    std::vector<std::string> found;
+    for (const char* tier : {"nvme", "ssd", "hdd"}) {
+      for (const char* folder : {"coming", "going"}) {
+        for (const auto& entry : fs::directory_iterator(root_ / tier / ".penstock" / folder)) {
+          found.push_back(entry.path().string());
+        }
+      }
+    }
+    return found;
+  }
+
+ private:
+  fs::path root_;
+};
+
+inline std::string text_of(const Status& status) {
+  return status.ok() ? "ok" : status.error().message;
+}
+template <typename T>
+std::string text_of(const Result<T>& result) {
+  return result.ok() ? "ok" : result.error().message;
+}
+inline std::string text_of(const CheckReport& report) {
+  std::string text;
+  for (const TierFinding& finding : report.findings) text += finding.path + ": " + finding.text + "\n";
+  return text;
+}
+
+}  // namespace penstock::tiers::test

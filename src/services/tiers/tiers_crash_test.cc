@@ -1,0 +1,189 @@
+// Kills a process at every step of every kind of change, and looks whether each unit is whole, in one place.
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <csignal>
+#include <functional>
+
+#include "services/tiers/fault_point.h"
+#include "services/tiers/test_tiers.h"
+
+namespace penstock::tiers {
+namespace {
+
+using namespace test;
+
+// What may lie under a name: a version, or nothing.
+struct Allowed {
+  std::vector<std::string> contents;
+  bool may_be_missing = false;
+};
+
+struct Scenario {
+  const char* name;
+  std::function<void(const Folders&, Tiers&)> prepare;
+  std::function<bool(const Folders&, Tiers&)> run;  // in the process that dies
+  std::map<std::string, Allowed> allowed;
+};
+
+const std::string small = bytes_of("small", 1, 5000);
+const std::string other = bytes_of("other", 1, 70000);
+const std::string large = bytes_of("large", 1, (5 << 20) + 123);
+const std::string fresh = bytes_of("fresh", 2, 300000);
+
+bool write_through(Tiers& tiers, const std::string& name, std::string bytes) {
+  auto context = Context::create({.lanes = 1});
+  if (!context || !tiers.serve(*context)) return false;
+  auto store = context->open("tier:" + name, {.access = Access::replace, .size_bytes = bytes.size()});
+  if (!store) return false;
+  if (!context->write(*store, 0, Region::host(bytes.data(), bytes.size())).ok()) return false;
+  return store->commit().ok();
+}
+
+std::vector<Scenario> scenarios() {
+  const auto few = [](const Folders& folders, Tiers& tiers) {
+    write_file(folders.path("nvme/other"), other);
+    write_file(folders.path("nvme/model/one"), small);
+    write_file(folders.path("nvme/model/deep/two"), other);
+    for (const char* name : {"other", "model"}) ASSERT_TRUE(tiers.import(name).ok());
+  };
+  const auto files = [few](const Folders& folders, Tiers& tiers) {
+    few(folders, tiers);
+    write_file(folders.path("nvme/a/small"), small);
+    write_file(folders.path("nvme/large"), large);
+    for (const char* name : {"a/small", "large"}) ASSERT_TRUE(tiers.import(name).ok());
+  };
+  const std::map<std::string, Allowed> few_as_they_were = {
+      {"other", {{other}}}, {"model/one", {{small}}}, {"model/deep/two", {{other}}}};
+  auto as_they_were = few_as_they_were;
+  as_they_were["a/small"] = {{small}};
+  as_they_were["large"] = {{large}};
+  auto replaced = few_as_they_were;
+  replaced["other"] = {{other, fresh}};
+  auto added = few_as_they_were;
+  added["new/file"] = {{fresh}, true};
+  auto removed = few_as_they_were;
+  removed["model/one"].may_be_missing = removed["model/deep/two"].may_be_missing = true;
+  return {
+      {"move", files,
+       [](const Folders&, Tiers& tiers) {
+         const std::vector<PlannedMove> moves = {{.name = "a/small", .to = "hdd"},
+                                                 {.name = "other", .to = "hdd"},
+                                                 {.name = "large", .to = "hdd"},
+                                                 {.name = "model", .to = "hdd"}};
+         const auto report = tiers.move(moves);
+         return report.ok() && report->ok() && report->units <= 4;
+       },
+       as_they_were},
+      {"replace", files, [](const Folders&, Tiers& tiers) { return write_through(tiers, "other", fresh); }, replaced},
+      {"replace on another tier",
+       [few](const Folders& folders, Tiers& tiers) {
+         few(folders, tiers);
+         ASSERT_TRUE(tiers.move("other", "hdd").ok());
+       },
+       [](const Folders&, Tiers& tiers) { return write_through(tiers, "other", fresh); }, replaced},
+      {"write", files, [](const Folders&, Tiers& tiers) { return write_through(tiers, "new/file", fresh); }, added},
+      {"add",
+       [few](const Folders& folders, Tiers& tiers) {
+         few(folders, tiers);
+         write_file(folders.path("elsewhere"), fresh);
+       },
+       [](const Folders& folders, Tiers& tiers) {
+         const auto known = tiers.find("new/file");
+         return known.ok() || tiers.add(folders.path("elsewhere").string(), "new/file").ok();
+       },
+       added},
+      {"remove", files,
+       [](const Folders&, Tiers& tiers) { return !tiers.find("model").ok() || tiers.remove("model").ok(); }, removed},
+  };
+}
+
+// Whether it came to the point: it is dead then.
+bool dies_at(const Folders& folders, const Scenario& scenario, std::string_view point, int times) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int left = times;
+    set_fault_hook([&](std::string_view name) {
+      if (name == point && --left == 0) ::kill(::getpid(), SIGKILL);
+    });
+    auto tiers = Tiers::open(folders.options());
+    const bool done = tiers.ok() && scenario.run(folders, *tiers);
+    ::_exit(done ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  const bool died = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+  EXPECT_TRUE(died || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) << scenario.name << " at " << point;
+  return died;
+}
+
+void expect_whole(const Folders& folders, const Scenario& scenario, Tiers& tiers, const std::string& when) {
+  for (const auto& [name, allowed] : scenario.allowed) {
+    const auto places = folders.where(name);
+    if (places.empty() && allowed.may_be_missing) continue;
+    ASSERT_EQ(places.size(), 1U) << name << " " << when;
+    const std::string content = read_file(folders.path(places[0] + "/" + name));
+    EXPECT_TRUE(std::ranges::find(allowed.contents, content) != allowed.contents.end()) << name << " " << when;
+    const auto path = tiers.path_of(name);
+    ASSERT_TRUE(path.ok()) << when;
+    EXPECT_EQ(*path, folders.path(places[0] + "/" + name).string()) << when;
+  }
+  EXPECT_EQ(folders.aside(), std::vector<std::string>()) << when;
+  const auto checked = tiers.check({.bytes = true});
+  ASSERT_TRUE(checked.ok()) << text_of(checked) << when;
+  EXPECT_EQ(text_of(*checked), "") << when;
+}
+
+TEST(TiersCrash, every_unit_is_whole_in_one_place_whenever_the_process_dies) {
+  int deaths = 0;
+  for (const Scenario& scenario : scenarios()) {
+    for (const std::string_view point : fault_points) {
+      for (int times = 1; times <= 2; ++times) {
+        const Folders folders;
+        {
+          Tiers tiers = folders.create();
+          scenario.prepare(folders, tiers);
+        }
+        const std::string when =
+            std::string(scenario.name) + ", killed at " + std::string(point) + ", time " + std::to_string(times);
+        if (!dies_at(folders, scenario, point, times)) break;
+        ++deaths;
+        auto tiers = Tiers::open(folders.options());
+        ASSERT_TRUE(tiers.ok()) << when;
+        // What was staged before the catalog knew of it is found by who looks.
+        ASSERT_TRUE(tiers->recover().ok()) << when;
+        expect_whole(folders, scenario, *tiers, when);
+        // And it goes on from there.
+        EXPECT_TRUE(scenario.run(folders, *tiers)) << when;
+        expect_whole(folders, scenario, *tiers, when + ", then again");
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+  std::printf("%d processes were killed\n", deaths);
+  EXPECT_GT(deaths, 40);
+}
+
+// The process that puts things right may die too.
+TEST(TiersCrash, recovery_may_be_killed_as_well) {
+  const auto all = scenarios();
+  const Scenario& scenario = all.front();
+  for (const std::string_view first : {"named", "committed", "aside"}) {
+    for (const std::string_view second : {"committed", "aside", "emptied", "cleared", "forgotten"}) {
+      const Folders folders;
+      {
+        Tiers tiers = folders.create();
+        scenario.prepare(folders, tiers);
+      }
+      if (!dies_at(folders, scenario, first, 1)) continue;
+      static_cast<void>(dies_at(folders, scenario, second, 1));
+      auto tiers = Tiers::open(folders.options());
+      ASSERT_TRUE(tiers.ok());
+      ASSERT_TRUE(tiers->recover().ok());
+      expect_whole(folders, scenario, *tiers, std::string(first) + ", then " + std::string(second));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace penstock::tiers

@@ -1,0 +1,42 @@
+// Tree: what a unit consists of: one file, or the entries of a directory. Its identity tells, by names, sizes and
+// times, whether the content may have changed; it is the same for a copy that kept them.
+//
+// Thread safety: values.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "penstock/tiers.h"
+
+namespace penstock::tiers {
+
+struct Entry {
+  enum class Kind : std::uint8_t { file, directory, link, same };
+  std::string name;  // below the unit; empty: the unit itself
+  Kind kind = Kind::file;
+  struct stat status = {};
+  std::string target = {};  // of a symbolic link; of another name of the same file ("same"), its first name
+  std::uint64_t size_bytes() const { return kind == Kind::file ? static_cast<std::uint64_t>(status.st_size) : 0; }
+};
+
+struct Tree {
+  UnitKind kind = UnitKind::file;
+  std::vector<Entry> entries;  // directories before what is in them, sorted by name
+  std::uint64_t size_bytes = 0;
+  std::uint64_t room_bytes = 0;
+  std::uint64_t files = 0;
+  std::string identity;
+  std::uint64_t inode = 0;  // of the unit
+};
+
+// Code::not_found if nothing is there. Code::unsupported for what can't move as it is: links that lead out, files with
+// names elsewhere, devices and the like, other file systems mounted within.
+Result<Tree> scan(const std::string& path);
+// Only the identity and the inode, as cheap as can be.
+Result<Tree> glance(const std::string& path);
+
+}  // namespace penstock::tiers

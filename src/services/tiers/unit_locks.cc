@@ -1,0 +1,58 @@
+#include "services/tiers/unit_locks.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <random>
+
+namespace penstock::tiers {
+namespace {
+
+struct flock byte_of(std::int64_t unit, short type) {
+  struct flock lock = {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = unit;
+  lock.l_len = 1;
+  return lock;
+}
+
+}  // namespace
+
+Result<UnitLocks> UnitLocks::open(const std::string& catalog) {
+  const std::string path = catalog + "-units";
+  struct stat status = {};
+  // As many may use it as the catalog itself.
+  const mode_t mode = ::stat(catalog.c_str(), &status) == 0 ? status.st_mode & 0666 : 0600;
+  UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, mode));
+  if (!file) return system_error(errno, "open " + path, "run as a user who may write beside the catalog");
+  return UnitLocks(std::move(file));
+}
+
+Result<bool> UnitLocks::try_lock(std::int64_t unit) {
+  struct flock lock = byte_of(unit, F_WRLCK);
+  for (;;) {
+    if (::fcntl(file_.get(), F_OFD_SETLK, &lock) == 0) return true;
+    if (errno == EAGAIN || errno == EACCES) return false;
+    if (errno != EINTR) return system_error(errno, "lock a unit", "keep the catalog on a local file system");
+  }
+}
+
+Result<std::int64_t> UnitLocks::lock_new_number() {
+  std::random_device random;
+  for (;;) {
+    const std::uint64_t drawn = (static_cast<std::uint64_t>(random()) << 32 | random()) % first_new_number;
+    const std::int64_t number = first_new_number + static_cast<std::int64_t>(drawn);
+    const auto locked = try_lock(number);
+    if (!locked) return locked.error();
+    if (*locked) return number;
+  }
+}
+
+void UnitLocks::unlock(std::int64_t unit) {
+  struct flock lock = byte_of(unit, F_UNLCK);
+  ::fcntl(file_.get(), F_OFD_SETLK, &lock);
+}
+
+}  // namespace penstock::tiers
