@@ -15,6 +15,9 @@
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes), and PENSTOCK_GATHERS
 #            gathers of rows (default: 100,000) and PENSTOCK_ACQUIRES acquires of layers (default: 300,000); then
 #            PENSTOCK_REPLAYS replays of a graph with rows, with and without a cache (default: 100,000)
+#   tiers    processes that move units between tiers, killed at PENSTOCK_TIER_KILLS random times (default: 2,000), every
+#            byte compared; then PENSTOCK_TIER_OPERATIONS operations of several at once, compared with a model (default:
+#            2,000)
 #   nvme     the NVMe driver against a controller that misbehaves, with PENSTOCK_NVME_SEEDS seeds of 3,000 operations and
 #            PENSTOCK_NVME_LONG_SEEDS of 100,000 (default: 2,000 and 50)
 #   guest    the NVMe driver in a guest of the other architecture, cross-compiled; Debian only
@@ -23,7 +26,7 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-all_stages=(tidy clang dev asan tsan slow fuzz seeds nvme guest packages browser)
+all_stages=(tidy clang dev asan tsan slow fuzz seeds tiers nvme guest packages browser)
 for argument in "$@"; do
   case " ${all_stages[*]} --help -h " in
     *" $argument "*) ;;
@@ -84,6 +87,12 @@ run_seeds() {
     PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} PENSTOCK_GATHERS=${PENSTOCK_GATHERS:-100000} \
       PENSTOCK_ACQUIRES=${PENSTOCK_ACQUIRES:-300000} build/bin/fault &&
     PENSTOCK_REPLAYS=${PENSTOCK_REPLAYS:-100000} build/bin/gpu --gtest_filter='RowsPlans.*:RowsCaches.*'
+}
+
+run_tiers() {
+  build release unit_services &&
+    PENSTOCK_TIER_KILLS=${PENSTOCK_TIER_KILLS:-2000} PENSTOCK_TIER_OPERATIONS=${PENSTOCK_TIER_OPERATIONS:-2000} \
+      build/bin/unit_services --gtest_filter='TiersModel.*:TiersCrash.*' --gtest_brief=1
 }
 
 run_nvme() {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <sstream>
 
 namespace penstock::cli {
@@ -191,7 +192,28 @@ Result<Options> make_options(const ContextFlags& flags) {
 Result<Context> make_context(const ContextFlags& flags) {
   const Result<Options> options = make_options(flags);
   if (!options.ok()) return options.error();
-  return Context::create(*options);
+  Result<Context> context = Context::create(*options);
+  if (!context.ok()) return context;
+  if (Status served = serve_tiers(*context); !served.ok()) return served.error();
+  return context;
+}
+
+// The catalog is opened when a name first needs it.
+Status serve_tiers(Context& context) {
+  struct Lazy {
+    std::mutex mutex;
+    std::optional<Tiers> tiers;
+  };
+  auto lazy = std::make_shared<Lazy>();
+  return context.redirect("tier", [lazy](std::string_view name, const OpenOptions& options) -> Result<Location> {
+    const std::scoped_lock lock(lazy->mutex);
+    if (!lazy->tiers) {
+      Result<Tiers> opened = Tiers::open();
+      if (!opened.ok()) return opened.error();
+      lazy->tiers = std::move(*opened);
+    }
+    return lazy->tiers->locate(name, options);
+  });
 }
 
 std::string own_path() {

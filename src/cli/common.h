@@ -49,6 +49,8 @@ inline constexpr EnvironmentVariable environment_variables[] = {
     {"PENSTOCK_ENGINE", "the engine to use; wins over --engine"},
     {"PENSTOCK_PUBLISH", "the name under which penstock top sees the statistics"},
     {"PENSTOCK_TUNING", "the file of tunings; empty: none"},
+    {"PENSTOCK_TIERS", "the catalog of tiers"},
+    {"PENSTOCK_TIER_PATHS", "the tiers that penstock tier init makes: fast=/mnt/a,slow=/mnt/b"},
     {"PENSTOCK_LOG", "error, warning or info: what is written to standard error"},
     {"NO_COLOR", "if it is not empty, nothing is coloured"},
 };
@@ -77,6 +79,7 @@ Command add_completion(CLI::App& tool);
 Command add_manual(CLI::App& tool);
 Command add_nvme(CLI::App& tool);
 Command add_report(CLI::App& tool);
+Command add_tier(CLI::App& tool);
 
 // Reads "4096", "64KiB", "64K", "1.5GiB" or "2GB": KiB, MiB, GiB, TiB and K, M, G, T count in 1024s; KB, MB, GB and TB
 // in 1000s.
@@ -99,7 +102,9 @@ struct ContextFlags {
 };
 void add_context_flags(CLI::App& parser, ContextFlags& flags);
 Result<Options> make_options(const ContextFlags& flags);
+// Names that begin with "tier:" are units of the usual catalog.
 Result<Context> make_context(const ContextFlags& flags);
+Status serve_tiers(Context& context);
 
 // Where this tool is.
 std::string own_path();

@@ -100,11 +100,11 @@ Exit run(int argc, char** argv) {
               "  penstock write weights.bin /mnt/fast/weights.bin\n"
               "  penstock doctor weights.bin\n" +
               exit_codes());
-  const std::array commands = {add_load(tool),   add_write(tool),      add_clean(tool),  add_inspect(tool),
-                               add_verify(tool), add_engines(tool),    add_doctor(tool), add_tune(tool),
-                               add_bench(tool),  add_top(tool),        add_nvme(tool),   add_sample(tool),
-                               add_report(tool), add_rows(tool),       add_kind(tool),   add_pack(tool),
-                               add_unpack(tool), add_completion(tool), add_manual(tool)};
+  const std::array commands = {add_load(tool),   add_write(tool),   add_clean(tool),      add_inspect(tool),
+                               add_verify(tool), add_engines(tool), add_doctor(tool),     add_tune(tool),
+                               add_bench(tool),  add_top(tool),     add_nvme(tool),       add_sample(tool),
+                               add_report(tool), add_rows(tool),    add_kind(tool),       add_pack(tool),
+                               add_unpack(tool), add_tier(tool),    add_completion(tool), add_manual(tool)};
   try {
     tool.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help and --version

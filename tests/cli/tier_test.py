@@ -1,0 +1,164 @@
+"""penstock tier: files on tiers of disks, as a user moves them."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import unittest
+import xml.etree.ElementTree
+
+import schema
+from tool import TOOL, ToolTest, environment, wait_until
+
+
+class TierTest(ToolTest):
+    def setUp(self):
+        super().setUp()
+        self.tiers = ["nvme", "ssd", "hdd"]
+        for tier in self.tiers:
+            (self.folder / tier).mkdir()
+        self.env = {"PENSTOCK_TIERS": str(self.folder / "catalog.db")}
+        self.tier("init", *[f"{tier}={self.folder / tier}" for tier in self.tiers], "--capacity", "1GiB", "--least-stay", 0)
+
+    def tier(self, *arguments):
+        return self.json_of("tier", *arguments, env=self.env)
+
+    def put(self, name, content=b"content"):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    def use(self, name, times):
+        for _ in range(times):
+            self.assertEqual(self.run_tool("tier", "where", name, "--quiet", env=self.env).returncode, 0)
+
+
+class Commands(TierTest):
+    def test_import_list_move_and_check(self):
+        content = os.urandom(300_000)
+        self.put("hdd/models/a.bin", content)
+        self.put("hdd/b", b"b")
+        self.assertEqual(self.tier("import", "--all")["unit_count"], 2)
+        self.assertEqual([unit["name"] for unit in self.tier("list")["units"]], ["b", "models/a.bin"])
+        self.assertEqual(self.tier("list", "--prefix", "models/")["units"][0]["bytes"], 300_000)
+        moved = self.tier("move", "models/a.bin", "nvme")
+        self.assertEqual((moved["unit_count"], moved["bytes"]), (1, 300_000))
+        self.assertEqual((self.folder / "nvme/models/a.bin").read_bytes(), content)
+        self.assertFalse((self.folder / "hdd/models/a.bin").exists())
+        where = self.tier("where", "models/a.bin")["path"]
+        self.assertEqual(where, str(self.folder / "nvme/models/a.bin"))
+        self.assertEqual(self.tier("check", "--bytes")["findings"], [])
+        self.fails("not_found", 3, "tier", "where", "models/c", env=self.env)
+        self.fails("not_found", 3, "tier", "move", "b", "tape", env=self.env)
+
+    def test_other_commands_read_and_write_units(self):
+        content = os.urandom(2_000_000)
+        self.json_of("write", self.file("source", content), "tier:out/new.bin", env=self.env)
+        self.assertEqual((self.folder / "nvme/out/new.bin").read_bytes(), content)
+        self.tier("move", "out/new.bin", "hdd")
+        loaded = self.json_of("load", "tier:out/new.bin", "--verify", env=self.env)
+        self.assertEqual(loaded["bytes"], 2_000_000)
+        self.fails("not_found", 3, "load", "tier:nothing", env=self.env)
+        self.fails("not_found", 3, "load", "tier:nothing", env={"PENSTOCK_TIERS": str(self.folder / "none.db")})
+
+    def test_use_decides_and_says_why(self):
+        self.put("hdd/warm", b"x" * 5000)
+        self.put("nvme/cold", b"y")
+        self.tier("import", "warm", "cold")
+        self.use("warm", 11)
+        plan = {move["name"]: move for move in self.json_of("tier", "rebalance", "--dry-run", env=self.env)["moves"]}
+        self.assertEqual((plan["warm"]["to"], plan["cold"]["to"]), ("ssd", "hdd"))
+        self.assertIn("heat 11 reaches 10", plan["warm"]["reason"])
+        self.assertEqual(self.tier("why", "warm")["belongs_to"], "ssd")
+        self.tier("pin", "cold", "nvme")
+        self.assertEqual(self.tier("rebalance")["unit_count"], 1)
+        self.assertTrue((self.folder / "ssd/warm").exists() and (self.folder / "nvme/cold").exists())
+        self.tier("unpin", "cold")
+        self.assertEqual(self.tier("rebalance")["unit_count"], 1)
+
+    def test_status_is_a_table_a_page_and_metrics(self):
+        self.put("nvme/<odd> & \"name\"\xff", b"z" * 100_000)
+        self.tier("import", "--all")
+        self.tier("probe", "nvme")
+        status = self.tier("status", "--html", self.folder / "page.html")
+        self.assertGreater(status["tiers"][0]["read_bytes_per_second"], 0)
+        page = (self.folder / "page.html").read_text(encoding="utf-8")
+        picture = xml.etree.ElementTree.fromstring(page[page.index("<svg"):page.index("</svg>") + 6])
+        titles = [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")]
+        self.assertTrue(any(text.startswith('<odd> & "name"') for text in titles), titles)
+        metrics = self.run_tool("tier", "status", "--prometheus", env=self.env).stdout.decode()
+        self.assertRegex(metrics, r'(?m)^penstock_tier_units\{tier="nvme",path="[^"]*"\} 1$')
+        text, code = self.on_terminal(120, "tier", "status", env=self.env)
+        self.assertEqual(code, 0)
+        self.assertIn("nvme", text)
+
+    def test_a_tier_that_is_gone_is_told(self):
+        self.put("hdd/a")
+        self.tier("import", "a")
+        (self.folder / "hdd").rename(self.folder / "away")
+        (self.folder / "hdd").mkdir()
+        error = self.fails("not_found", 3, "load", "tier:a", env=self.env)
+        self.assertIn("marker is missing", error["message"])
+        done = self.run_tool("tier", "check", "--json", env=self.env)
+        self.assertEqual(done.returncode, 1)
+        schema.check(json.loads(done.stdout), "tier")
+
+    def test_tiers_are_changed_added_and_removed(self):
+        (self.folder / "tape").mkdir()
+        self.tier("add-tier", f"tape={self.folder / 'tape'}", "--behind", "hdd")
+        self.tier("change", "tape", "--capacity", "5GiB", "--high", "0.5", "--low", "0.4")
+        tape = self.tier("status")["tiers"][3]
+        self.assertEqual((tape["name"], tape["capacity_bytes"], tape["high_water"]), ("tape", 5 << 30, 0.5))
+        self.tier("remove-tier", "tape")
+        self.assertEqual(len(self.tier("status")["tiers"]), 3)
+        self.fails("invalid_argument", 2, "tier", "add-tier", f"x={self.folder / 'nvme'}", env=self.env)
+        self.fails("in_use", 4, "tier", "init", f"x={self.folder / 'tape'}", env=self.env)
+
+    def test_a_configuration_makes_tiers(self):
+        (self.folder / "one").mkdir()
+        configuration = self.file("tiers.json", json.dumps(
+            {"tiers": [{"name": "one", "path": str(self.folder / "one"), "capacity_bytes": 1000}]}).encode())
+        made = self.json_of("tier", "init", "--config", configuration, "--catalog", self.folder / "other.db")
+        self.assertEqual(made["tiers"][0]["capacity_bytes"], 1000)
+        self.fails("invalid_argument", 2, "tier", "init", "--config", self.file("bad.json", b"{"), "--catalog",
+                   self.folder / "bad.db")
+        self.assertFalse((self.folder / "bad.db").exists())
+
+
+class Running(TierTest):
+    def start_tier(self, *arguments):
+        process = subprocess.Popen([TOOL, "tier", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env=environment(**self.env))
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def test_the_mover_moves_until_it_is_interrupted(self):
+        self.put("nvme/cold")
+        self.tier("import", "cold")
+        process = self.start_tier("run", "--interval", 0.1)
+        wait_until(lambda: (self.folder / "hdd/cold").exists() and not (self.folder / "nvme/cold").exists())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 130)
+
+    def test_a_large_copy_that_was_interrupted_goes_on(self):
+        content = os.urandom(48 << 20)
+        self.put("nvme/large", content)
+        self.tier("import", "large")
+        process = self.start_tier("move", "large", "hdd", "--rate", "16MiB", "--json")
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 130, stdout)
+        self.assertEqual((self.folder / "nvme/large").read_bytes(), content)
+        moved = self.tier("move", "large", "hdd")
+        self.assertGreater(moved["resumed_bytes"], 0)
+        self.assertEqual((self.folder / "hdd/large").read_bytes(), content)
+        self.assertFalse((self.folder / "nvme/large").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
