@@ -414,6 +414,29 @@ def row_packed(setup):
     return {"rows": rows, "ready": ready}
 
 
+def row_tiers(setup):
+    """Moves between two tiers of one folder, against a plain direct copy with the same verification and cp -a."""
+    large, files, names = (256 * MIB, 1000, 100_000) if setup.quick else (2 * GIB, 10_000, 1_000_000)
+    with Program([setup.program("bench_tiers"), setup.folder, "--large-bytes", large, "--files", files, "--names",
+                  names]) as program:
+        def ratios(ours, theirs):
+            pairs = [(program.ask(f"{ours} 0"), program.ask(f"{theirs} 0")) for _ in range(setup.rounds)]
+            return [theirs["seconds"] / ours["seconds"] for ours, theirs in pairs], pairs
+
+        moved, large_pairs = ratios("move", "plain")
+        small, small_pairs = ratios("small", "cp")
+        opened = program.ask("open 0")
+        many = program.ask("names 0")
+        rows = [gpu_rows.figure("moving a large file, speed to that of a plain direct copy, verified too", moved, "plain", 0.9),
+                gpu_rows.figure(f"moving {files:,} small files, speed to that of cp -a with fsync of each", small, "plain", 3),
+                gpu_rows.figure("opening by a name of a tier, more than by its path",
+                                [opened["tier_seconds"] - opened["path_seconds"]], "microseconds", 50e-6, True)]
+        for what, title in (("open", "opening a catalog"), ("page", "listing a page of 1,000"),
+                            ("lookup", "looking up a name"), ("plan", "planning")):
+            rows.append(gpu_rows.figure(f"{title}, of {names:,} names", [many[f"{what}_seconds"]], "microseconds"))
+    return {"rows": rows, "large": large_pairs, "small": small_pairs, "open": opened, "names": many}
+
+
 def row_start(setup):
     """From the start of a process to the end of its first load, with set-up: nothing is warm but the page cache."""
     rows = []
@@ -444,7 +467,7 @@ def start_and_load(setup, starter, prepare):
 ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "random": (row_random, 0), "fuse": (row_fuse, 0),
         "fuse-direct": (row_fuse_direct, 0), "memory": (row_memory, 0), "ranges": (row_ranges, 0),
         "far": (row_far, 0), "two-engines": (row_two_engines, 0), "start": (row_start, 0),
-        "rows": (row_rows, 0), "kinds": (row_kinds, 0), "packed": (row_packed, 0)}
+        "rows": (row_rows, 0), "kinds": (row_kinds, 0), "packed": (row_packed, 0), "tiers": (row_tiers, 0)}
 
 
 def expected_seconds(setup, rows):
