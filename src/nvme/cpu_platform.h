@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "nvme/queue_pair.h"
 #include "nvme/transport.h"
+#include "penstock/queue_pair.h"
 
 namespace penstock::nvme {
 
@@ -24,6 +24,8 @@ class CpuPlatform {
   static constexpr bool any(bool value) { return value; }
   static constexpr std::uint64_t broadcast(std::uint64_t value) { return value; }
   static constexpr std::uint32_t leading(bool value) { return value ? 1 : 0; }
+  static constexpr std::uint32_t count(bool value) { return value ? 1 : 0; }
+  static constexpr std::uint32_t rank_among(bool) { return 0; }
   static constexpr bool is_first(std::uint32_t) { return true; }
   static constexpr Largest largest(std::uint32_t value) { return {0, value}; }
 
@@ -68,10 +70,12 @@ class CpuPlatform {
     asm volatile("dmb osh" ::: "memory");
 #endif
   }
-  static std::uint32_t load_phase(const std::uint32_t& status) {
-    const std::uint32_t value = load_acquire(status);
+  // The status, and the rest if its phase is the one that is waited for.
+  static Completion load_completion(const Completion& completion, bool phase) {
+    const std::uint32_t status = load_acquire(completion.status);
     order_after_device();
-    return value;
+    if (Completion::phase(status) != phase) return {0, 0, 0, status};
+    return {completion.result, 0, completion.submission, status};
   }
 
   // In nanoseconds, as the deadlines of a QueuePair.

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "nvme/explorer_test_support.h"
-#include "nvme/queue_pair.h"
+#include "penstock/queue_pair.h"
 
 namespace penstock::nvme::interleavings {
 
@@ -61,6 +61,11 @@ class SchedulePlatform {
     std::uint32_t leading = 0;
     while (leading < group_.size && values[leading] != 0) ++leading;
     return leading;
+  }
+  std::uint32_t count(bool value) { return count("count", value); }
+  std::uint32_t rank_among(bool value) {
+    const auto& values = meet("rank_among", value ? 1 : 0);
+    return static_cast<std::uint32_t>(std::count(values.begin(), values.begin() + rank_, 1U));
   }
   bool is_first(std::uint32_t value) {
     const auto& values = meet("is_first", value);
@@ -137,7 +142,10 @@ class SchedulePlatform {
   void order_doorbells() {
     if (!mutation_.no_order_between_doorbells) deliver();
   }
-  std::uint32_t load_phase(const std::uint32_t& status) { return load_acquire(status); }
+  Completion load_completion(const Completion& completion, bool) {
+    explorer_.point();
+    return completion;
+  }
 
   static std::uint64_t now() { return 0; }
   void pause() { explorer_.pause(); }

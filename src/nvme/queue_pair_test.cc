@@ -1,4 +1,4 @@
-#include "nvme/queue_pair.h"
+#include "penstock/queue_pair.h"
 
 #include <gtest/gtest.h>
 
@@ -262,12 +262,12 @@ class FloodedPlatform : public CpuPlatform {
  public:
   FloodedPlatform(const Registers& registers, std::uint32_t most, std::function<void()> post)
       : CpuPlatform(registers), left_(most), post_(std::move(post)) {}
-  std::uint32_t load_phase(const std::uint32_t& status) {
+  Completion load_completion(const Completion& completion, bool phase) {
     if (left_ > 0) {
       --left_;
       post_();
     }
-    return CpuPlatform::load_phase(status);
+    return CpuPlatform::load_completion(completion, phase);
   }
   std::uint32_t left() const { return left_; }
 

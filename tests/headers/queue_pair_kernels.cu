@@ -1,5 +1,5 @@
-// Compiled and not run: that the queue pair is device code, with every function of it in use.
-#include "nvme/cuda_platform.cuh"
+// Compiled and not run: that the queue pair is device code, with most functions of it in use.
+#include "penstock/cuda_platform.cuh"
 
 using penstock::nvme::CudaPlatform;
 using penstock::nvme::Poison;

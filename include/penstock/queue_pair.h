@@ -14,6 +14,9 @@
 //     So doorbells are rung in the order of tickets.
 //  4. Whoever waits drains the completion queue, one group at a time: the drainer writes the outcome into the token of
 //     the caller and frees the slot. Nobody holds a slot while waiting for another.
+//     A command without a token of its caller's is *held*: its outcome goes to the slot's own token, and the slot, with
+//     whatever memory belongs to it, stays its caller's until that lets go. A caller that holds a slot asks for no
+//     other. One that stops waiting leaves the slot; whoever needs it next frees it once its command has ended.
 //  5. A completion counts only if it fits: its queue is this one, its identifier is that of a command in flight, and
 //     that command was fetched, by the completion's own submission head or by one that counted before. Heads need not
 //     come in order: firmware may note one when it fetches a command, and post it after those of later commands. What
@@ -24,8 +27,9 @@
 //     the controller: only deleting the queue, resetting the controller or isolating it ends that (controller.h).
 //
 // Invariants:
-//  I1. slot.turn == 2t: free for ticket t. slot.turn == 2t + 1: ticket t has it. It only grows, unless poisoned.
-//  I2. published <= rung <= tickets. Doorbells hold `rung` mod N, in order. `rung` is stored before the doorbell and
+//  I1. slot.turn == 2t: free for ticket t. slot.turn == 2t + 1: ticket t has it, in flight unless slot.own is done. It
+//  only grows, unless poisoned. I2. published <= rung <= tickets. Doorbells hold `rung` mod N, in order. `rung` is
+//  stored before the doorbell and
 //      `published` after it: a command may be completed in between.
 //  I3. Tickets in flight at the controller are N - 1 at the most, so it never has to wait for room in a completion
 //      queue of M >= N entries whose head is rung at most M - N entries late.
@@ -37,16 +41,7 @@
 // Lifetime: the memory named here, and every token, outlives the commands in flight.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
-#include "nvme/spec.h"
-
-#if defined(__CUDACC__)
-#define PENSTOCK_ANYWHERE __host__ __device__
-#else
-#define PENSTOCK_ANYWHERE
-#endif
+#include "penstock/nvme_commands.h"
 
 namespace penstock::nvme {
 
@@ -62,9 +57,11 @@ struct Submission {
   Token* token;
 };
 
-struct Slot {
+struct alignas(32) Slot {
   std::uint64_t turn;
   Token* token;
+  Token own;           // of a command that is held; of any other not done while that is in flight
+  std::uint32_t left;  // whether who held it has left
 };
 
 enum class Poison : std::uint32_t { none, stalled, timed_out, deleted, reset, removed };
@@ -83,6 +80,14 @@ struct QueuePairMemory {
   Slot* slots = nullptr;  // one for each entry
   std::uint32_t* tail_doorbell = nullptr;
   std::uint32_t* head_doorbell = nullptr;
+};
+
+// What a group has taken: so many tickets from `first` on, and for a lane that wanted one, its own.
+struct Tickets {
+  std::uint64_t first = 0;
+  std::uint64_t own = 0;
+  std::uint32_t count = 0;
+  bool wanted = false;
 };
 
 // Among the numbers that the lanes of a group gave: the largest of those before this lane, or 0, and of all.
@@ -116,7 +121,7 @@ class QueuePair {
   PENSTOCK_ANYWHERE void initialize() {
     const std::uint64_t mask = q_.memory.entries - 1;
     const std::uint64_t first = (q_.tickets + mask) & ~mask;
-    for (std::uint32_t i = 0; i < q_.memory.entries; ++i) q_.memory.slots[i] = {2 * (first + i), nullptr};
+    for (std::uint32_t i = 0; i < q_.memory.entries; ++i) q_.memory.slots[i] = {2 * (first + i), nullptr, {}, 0};
     q_.tickets = q_.published = q_.rung = q_.fetched = first;
     q_.head = q_.head_rung = 0;
     q_.draining = q_.poison = 0;
@@ -159,6 +164,44 @@ class QueuePair {
     return place_and_publish(submissions, first, room, 0) ? room : 0;
   }
 
+  // Takes a ticket for each lane that wants one, and waits until its slot is free; nothing (count == 0) if no lane
+  // wants one, or the queue was or became poisoned, with the deadline as in submit. What was taken must be sent.
+  // REQUIRES: fewer lanes than entries, and a caller that holds nothing of this queue.
+  PENSTOCK_ANYWHERE Tickets take(bool wants, std::uint64_t stall_deadline) {
+    Tickets tickets;
+    tickets.count = p_.count(wants);
+    tickets.wanted = wants;
+    if (tickets.count == 0) return tickets;
+    if (p_.is_leader()) tickets.first = p_.fetch_add(q_.tickets, std::uint64_t{tickets.count});
+    tickets.first = p_.broadcast(tickets.first);
+    tickets.own = tickets.first + p_.rank_among(wants);
+    if (!wait_for_room(tickets.first, tickets.count, stall_deadline)) tickets.count = 0;
+    return tickets;
+  }
+  // Sends what was taken; without a token the command is held. False if the queue was poisoned: nothing is in flight.
+  PENSTOCK_ANYWHERE bool send(const Tickets& tickets, const Command& command, Token* token) {
+    if (tickets.wanted) place({command, token}, tickets.own);
+    p_.sync();
+    bool published = false;
+    if (p_.is_leader()) published = publish(tickets.first, tickets.count);
+    if (p_.broadcast(published ? 1 : 0)) return true;
+    if (tickets.wanted) take_back(tickets.own);
+    p_.sync();
+    return false;
+  }
+  // The slot of a ticket, and so the memory that belongs to it.
+  PENSTOCK_ANYWHERE std::uint32_t slot_number(std::uint64_t ticket) const {
+    return static_cast<std::uint32_t>(ticket) & (q_.memory.entries - 1);
+  }
+  // Of a command that is held.
+  PENSTOCK_ANYWHERE const Token& token_of(std::uint64_t ticket) { return slot_of(ticket).own; }
+  // REQUIRES: the command is held by the caller and has ended.
+  PENSTOCK_ANYWHERE void let_go(std::uint64_t ticket) {
+    p_.store_release(slot_of(ticket).turn, 2 * (ticket + q_.memory.entries));
+  }
+  // The same for a command that may not have ended. The caller must not look at it any more.
+  PENSTOCK_ANYWHERE void leave(std::uint64_t ticket) { p_.store_release(slot_of(ticket).left, 1U); }
+
   // Takes what has completed, unless another group is doing so; says how many completions were taken.
   PENSTOCK_ANYWHERE std::uint32_t drain() {
     bool locked = false;
@@ -170,8 +213,9 @@ class QueuePair {
     // Bounded, so that a waiter looks at its own token now and then.
     while (head - begin < q_.memory.completion_entries) {
       const std::uint64_t at = head + p_.rank();
-      const Completion& completion = q_.memory.completions[at & (q_.memory.completion_entries - 1)];
-      const std::uint32_t status = p_.load_phase(completion.status);
+      const Completion completion =
+          p_.load_completion(q_.memory.completions[at & (q_.memory.completion_entries - 1)], expected_phase(at));
+      const std::uint32_t status = completion.status;
       // Two that name one command are not taken at once: the second fits only while the first has not ended it.
       const bool is_first = p_.is_first(Completion::cid(status));
       const std::uint32_t taken = p_.leading(is_first && Completion::phase(status) == expected_phase(at));
@@ -195,14 +239,16 @@ class QueuePair {
     return {static_cast<std::uint16_t>(token.state & 0x7fff)};
   }
 
-  // Until the tokens of all lanes are done, the deadline of one has passed, or the queue is poisoned.
-  PENSTOCK_ANYWHERE Waited wait(const Token& token, std::uint64_t deadline) {
+  // Until the tokens of all lanes are done, the deadline of one has passed, or the queue is poisoned. A lane without a
+  // token waits with the others.
+  PENSTOCK_ANYWHERE Waited wait(const Token& token, std::uint64_t deadline) { return wait(&token, deadline); }
+  PENSTOCK_ANYWHERE Waited wait(const Token* token, std::uint64_t deadline) {
     while (true) {
-      if (p_.all(is_done(token))) return Waited::done;
+      if (p_.all(token == nullptr || is_done(*token))) return Waited::done;
       const bool poisoned = p_.any(is_poisoned());
       const bool late = p_.any(p_.now() >= deadline);
       const bool drained = drain() > 0;
-      if (p_.all(is_done(token))) return Waited::done;
+      if (p_.all(token == nullptr || is_done(*token))) return Waited::done;
       // Whatever was drained: completions of nothing may come without an end.
       if (poisoned) return Waited::poisoned;
       if (late) return Waited::timed_out;
@@ -250,6 +296,14 @@ class QueuePair {
   PENSTOCK_ANYWHERE Slot& slot_of(std::uint64_t ticket) { return q_.memory.slots[ticket & (q_.memory.entries - 1)]; }
   // Free for the ticket, or taken by it already: a later group may have been quicker.
   PENSTOCK_ANYWHERE bool is_free(std::uint64_t ticket) { return p_.load_acquire(slot_of(ticket).turn) >= 2 * ticket; }
+  // Of a slot that is not free for the ticket: whether it is, now that what was left in it is cleared away.
+  PENSTOCK_ANYWHERE bool reclaim(std::uint64_t ticket) {
+    Slot& slot = slot_of(ticket);
+    std::uint64_t turn = p_.load_acquire(slot.turn);
+    if (turn + 2 * std::uint64_t{q_.memory.entries} != 2 * ticket + 1) return turn >= 2 * ticket;
+    if (p_.load_acquire(slot.left) == 0 || !is_done(slot.own)) return false;
+    return p_.compare_exchange(slot.turn, turn, 2 * ticket) || turn >= 2 * ticket;
+  }
   // The first pass writes ones (NVMe 2.0 §3.3.3.2.1).
   PENSTOCK_ANYWHERE bool expected_phase(std::uint64_t at) const { return (at & q_.memory.completion_entries) == 0; }
 
@@ -257,7 +311,9 @@ class QueuePair {
     bool late = false;
     while (true) {
       bool room = true;
-      for (std::uint32_t i = p_.rank(); i <= count; i += p_.size()) room = room && is_free(first + i);
+      for (std::uint32_t i = p_.rank(); i <= count; i += p_.size()) {
+        room = room && (is_free(first + i) || reclaim(first + i));
+      }
       const bool poisoned = p_.any(is_poisoned());
       if (poisoned) return false;
       if (p_.all(room)) return true;
@@ -283,17 +339,23 @@ class QueuePair {
     if (p_.broadcast(published ? 1 : 0)) return true;
     // The controller will never hear of these: take them back, and their tokens with them.
     for (std::uint32_t i = start; i < count; i += lanes) {
-      p_.store_release(submissions[(begin + i) / lanes].token->state, Token::done_bit | status::queue_deleted.bits);
-      p_.store_release(slot_of(first + i).turn, 2 * (first + i));
+      take_back(first + i);
     }
     p_.sync();
     return false;
   }
+  PENSTOCK_ANYWHERE void take_back(std::uint64_t ticket) {
+    Slot& slot = slot_of(ticket);
+    p_.store_release(slot.token->state, Token::done_bit | status::queue_deleted.bits);
+    p_.store_release(slot.turn, 2 * ticket);
+  }
 
   PENSTOCK_ANYWHERE void place(const Submission& submission, std::uint64_t ticket) {
     Slot& slot = slot_of(ticket);
-    slot.token = submission.token;
-    p_.store_relaxed(submission.token->state, 0U);
+    slot.token = submission.token != nullptr ? submission.token : &slot.own;
+    p_.store_relaxed(slot.left, 0U);
+    p_.store_relaxed(slot.own.state, 0U);
+    if (slot.token != &slot.own) p_.store_relaxed(slot.token->state, 0U);
     // A release, although the doorbell follows: a controller may complete what it was not told of yet.
     p_.store_release(slot.turn, 2 * ticket + 1);
     p_.write_entry(q_.memory.submissions[ticket & (q_.memory.entries - 1)], submission.command, command_id(ticket));
@@ -324,10 +386,11 @@ class QueuePair {
   PENSTOCK_ANYWHERE Claim judge(const Completion& completion, std::uint32_t status) {
     const std::uint32_t submission = completion.submission;
     const std::uint32_t head = submission & 0xffff;
-    const std::uint64_t turn = p_.load_acquire(slot_of(Completion::cid(status)).turn);
+    Slot& slot = slot_of(Completion::cid(status));
+    const std::uint64_t turn = p_.load_acquire(slot.turn);
     const std::uint64_t ticket = turn >> 1;
     if (submission >> 16 != q_.memory.id || head >= q_.memory.entries || (turn & 1) == 0 ||
-        command_id(ticket) != Completion::cid(status)) {
+        command_id(ticket) != Completion::cid(status) || is_done(slot.own)) {
       return {};
     }
     const std::uint64_t past = (head - ticket) & (q_.memory.entries - 1);
@@ -342,8 +405,9 @@ class QueuePair {
     }
     Slot& slot = slot_of(claim.ticket);
     Token* const token = slot.token;
-    // The drainer's alone: what was rung is not taken back, and no other lane has this command.
-    p_.store_release(slot.turn, 2 * (claim.ticket + q_.memory.entries));
+    // The drainer's alone: what was rung is not taken back, and no other lane has this command. A slot that is held is
+    // freed by its holder.
+    if (token != &slot.own) p_.store_release(slot.turn, 2 * (claim.ticket + q_.memory.entries));
     token->result = completion.result;
     p_.store_release(token->state, Token::done_bit | Completion::field(status).bits);
     p_.completed(token);

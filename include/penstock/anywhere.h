@@ -1,0 +1,23 @@
+// What code needs that is compiled for the CPU, by nvcc, and by NVRTC, which has no standard library.
+#pragma once
+
+#if defined(__CUDACC_RTC__)
+namespace std {
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+using int32_t = int;
+using int64_t = long long;
+using uintptr_t = unsigned long long;
+}  // namespace std
+#else
+#include <cstddef>
+#include <cstdint>
+#endif
+
+#if defined(__CUDACC__)
+#define PENSTOCK_ANYWHERE __host__ __device__
+#else
+#define PENSTOCK_ANYWHERE
+#endif
