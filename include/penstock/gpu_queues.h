@@ -35,8 +35,8 @@
 namespace penstock {
 
 namespace gpu_queues {
+class OpenSet;
 class Server;
-class Set;
 }  // namespace gpu_queues
 
 struct GpuServerOptions {
@@ -109,8 +109,8 @@ class PENSTOCK_EXPORT GpuQueues {
 
  private:
   friend class GpuServer;
-  explicit GpuQueues(std::shared_ptr<gpu_queues::Set> set);
-  std::shared_ptr<gpu_queues::Set> set_;  // shared with the server's threads
+  explicit GpuQueues(std::unique_ptr<gpu_queues::OpenSet> set);
+  std::unique_ptr<gpu_queues::OpenSet> set_;
 };
 
 // Made by default, or moved from, there is none: calls fail with Code::invalid_argument.
