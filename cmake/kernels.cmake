@@ -22,6 +22,27 @@ function(penstock_kernels target source)
   target_compile_definitions(${target} PRIVATE PENSTOCK_HAS_KERNELS=1)
 endfunction()
 
+# penstock_ptx(target source): adds the kernels of a test or a benchmark to it, as a text `penstock_<name of the source>`
+# of PTX, which the driver compiles for the GPU that there is. Without nvcc the text is empty.
+function(penstock_ptx target source)
+  get_filename_component(name ${source} NAME_WE)
+  set(image ${CMAKE_CURRENT_BINARY_DIR}/${name}_image.cc)
+  set(incbin)
+  if(PENSTOCK_NVCC)
+    set(ptx ${CMAKE_CURRENT_BINARY_DIR}/${name}.ptx)
+    set(incbin ".incbin \"${ptx}\"")
+    # Made again when a header has changed that it includes.
+    add_custom_command(OUTPUT ${ptx}
+      COMMAND ${PENSTOCK_NVCC} -ptx -arch=compute_75 -Werror all-warnings -I${PROJECT_SOURCE_DIR}/include ${source}
+              -MD -MF ${ptx}.d -o ${ptx}
+      DEPENDS ${source} DEPFILE ${ptx}.d VERBATIM)
+    set_source_files_properties(${image} PROPERTIES OBJECT_DEPENDS ${ptx})
+  endif()
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/ptx_image.cc.in ${image} @ONLY)
+  target_sources(${target} PRIVATE ${image})
+  set_source_files_properties(${image} PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+
 # Ranges for NVIDIA's profilers, where the header-only NVTX is.
 find_path(PENSTOCK_NVTX_INCLUDE nvtx3/nvToolsExt.h HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include)
 function(penstock_nvtx target)

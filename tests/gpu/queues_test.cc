@@ -1,0 +1,250 @@
+// Kernels that read stores by themselves, on a real GPU: the fake driver runs no kernels of others.
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "gpu_test.h"
+#include "penstock/gpu_queues.h"
+#include "services/gpu_queues/server.h"
+
+extern "C" const char penstock_queue_kernels[];
+
+namespace penstock::test {
+namespace {
+
+using device::IoStatus;
+using gpu_queues::Fault;
+
+// As in queue_kernels.cu.
+constexpr std::uint64_t word_factor = 0x9e3779b97f4a7c15ULL;
+struct KernelJob {
+  std::uint64_t queues, memory, counts, store_bytes, most_bytes;
+  std::uint32_t rounds, way;
+};
+enum class Way : std::uint32_t { thread, ahead, warp, block, in_place };
+using QueueCounts = std::array<std::uint64_t, 16>;
+
+class GpuQueuesOnGpu : public GpuTest {
+ protected:
+  static constexpr std::uint64_t store_size_bytes = 8 * mib;
+  static constexpr std::uint64_t most_bytes = 64 << 10;
+
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    if (fake_) GTEST_SKIP() << "the fake driver runs no kernels of others";
+    if (penstock_queue_kernels[0] == '\0') GTEST_SKIP() << "built without nvcc";
+    context_.emplace(make_context());
+    ASSERT_TRUE(context_->prepare(Domain::cuda(0)).ok());
+    const cuda::Current current(gpu());
+    ASSERT_EQ(driver_->api().module_load_data(&module_, penstock_queue_kernels), cuda::cu_success);
+    stream_ = make_stream(cuda::cu_stream_non_blocking);
+    memory_.resize(store_size_bytes);
+    for (std::uint64_t i = 0; i < store_size_bytes / 8; ++i) {
+      const std::uint64_t word = i * word_factor;
+      std::memcpy(memory_.data() + 8 * i, &word, sizeof word);
+    }
+    counts_ = context_->allocate(Domain::cuda(0), sizeof(QueueCounts)).value();
+  }
+  void TearDown() override {
+    set_.reset();
+    if (server_) server_->close();
+    server_.reset();
+    if (module_ != nullptr) {
+      const cuda::Current current(gpu());
+      driver_->api().stream_destroy(stream_);
+      driver_->api().module_unload(module_);
+    }
+    GpuTest::TearDown();
+  }
+
+  void start(gpu_queues::FaultPlan faults = {}) {
+    server_ = gpu_queues::Server::start(*context_, {.threads = 4}, std::move(faults)).value();
+  }
+  GpuStore memory(bool writable = false) {
+    return {.memory = Region::host(memory_.data(), memory_.size()), .writable = writable};
+  }
+  GpuStore file() {
+    write_file(folder_.path("store"), memory_);
+    return {.store = context_->open(folder_.path("store")).value()};
+  }
+  void open(const GpuStore& store, double timeout_seconds = 20) {
+    auto set = server_->open({.stores = {store}, .depth = 64, .ahead_places = 64, .timeout_seconds = timeout_seconds});
+    ASSERT_TRUE(set.ok()) << set.error().message;
+    set_ = std::move(*set);
+  }
+
+  struct Grid {
+    unsigned blocks = 32, threads = 128;
+  };
+  // Puts a kernel on the stream; what it counts is there when it has ended.
+  void launch(const char* name, Grid grid, std::uint32_t rounds = 4, Way way = Way::thread) {
+    const std::uint64_t most = way == Way::in_place ? 4096 : most_bytes;
+    const std::uint64_t teams = way == Way::block  ? grid.blocks
+                                : way == Way::warp ? grid.blocks * grid.threads / 32
+                                                   : grid.blocks * grid.threads;
+    area_ = context_->allocate(Domain::cuda(0), teams * (most + 128)).value();
+    fill(counts_.region(), std::vector<std::byte>(sizeof(QueueCounts)));
+    KernelJob job{reinterpret_cast<std::uint64_t>(set_->handle()),
+                  reinterpret_cast<std::uint64_t>(area_.data()),
+                  reinterpret_cast<std::uint64_t>(counts_.data()),
+                  store_size_bytes,
+                  most,
+                  rounds,
+                  static_cast<std::uint32_t>(way)};
+    const cuda::Current current(gpu());
+    cuda::CuFunction function = nullptr;
+    ASSERT_EQ(driver_->api().module_get_function(&function, module_, name), cuda::cu_success);
+    void* parameters[] = {&job};
+    ASSERT_EQ(
+        driver_->api().launch_kernel(function, grid.blocks, 1, 1, grid.threads, 1, 1, 0, stream_, parameters, nullptr),
+        cuda::cu_success);
+  }
+  QueueCounts finish() {
+    const cuda::Current current(gpu());
+    EXPECT_EQ(driver_->api().stream_synchronize(stream_), cuda::cu_success);
+    QueueCounts counts;
+    const auto bytes = bytes_of(counts_.region());
+    std::memcpy(counts.data(), bytes.data(), sizeof counts);
+    EXPECT_EQ(counts[wrong], 0U) << "operations with wrong bytes, or guards that were overwritten";
+    return counts;
+  }
+  static std::uint64_t count_of(const QueueCounts& counts, IoStatus status) {
+    return counts[static_cast<std::size_t>(status)];
+  }
+  static constexpr std::size_t wrong = 15;
+
+  std::optional<Context> context_;
+  cuda::CuModule module_ = nullptr;
+  cuda::CuStream stream_ = nullptr;
+  std::vector<std::byte> memory_;
+  Buffer counts_;
+  Buffer area_;
+  std::shared_ptr<gpu_queues::Server> server_;
+  std::shared_ptr<gpu_queues::Set> set_;
+};
+
+TEST_F(GpuQueuesOnGpu, bring_each_thread_warp_and_block_its_bytes) {
+  start();
+  for (const bool is_file : {false, true}) {
+    open(is_file ? file() : memory());
+    for (const Way way : {Way::thread, Way::ahead, Way::warp, Way::block, Way::in_place}) {
+      launch("penstock_read_at_random", {}, 4, way);
+      const QueueCounts counts = finish();
+      const std::uint64_t teams = way == Way::block ? 32 : way == Way::warp ? 32 * 4 : 32 * 128;
+      EXPECT_EQ(count_of(counts, IoStatus::done), 4 * teams) << "way " << static_cast<int>(way);
+    }
+  }
+}
+
+TEST_F(GpuQueuesOnGpu, serve_warps_with_some_threads_missing_and_one_thread_alone) {
+  start();
+  open(memory());
+  for (const unsigned threads : {1U, 7U, 33U, 250U}) {
+    launch("penstock_read_at_random", {3, threads}, 4, Way::thread);
+    EXPECT_EQ(count_of(finish(), IoStatus::done), 3U * threads * 4);
+    launch("penstock_read_at_random", {3, threads}, 4, Way::block);
+    EXPECT_EQ(count_of(finish(), IoStatus::done), 3U * 4);
+  }
+}
+
+TEST_F(GpuQueuesOnGpu, write_what_reads_find_again) {
+  start();
+  open(memory(true));
+  launch("penstock_write_and_read", {64, 128});
+  EXPECT_EQ(count_of(finish(), IoStatus::done), 2U * 64 * 128);
+  for (std::uint64_t i = 0; i < 64 * 128 * 64; ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, memory_.data() + 8 * i, sizeof word);
+    ASSERT_EQ(word, ~(i * word_factor));
+  }
+}
+
+TEST_F(GpuQueuesOnGpu, are_exact_whatever_befalls_them) {
+  std::atomic<std::uint64_t> number = 1;
+  const auto plan = [&](const nvme::Command&) {
+    std::mt19937_64 random(number.fetch_add(1));
+    constexpr std::array faults = {Fault::fail, Fault::twice, Fault::other_command, Fault::other_head,
+                                   Fault::other_phase};
+    const std::uint64_t drawn = random() % 100;
+    return drawn < faults.size() ? faults[drawn] : Fault::none;
+  };
+  start(plan);
+  open(memory());
+  for (const Way way : {Way::thread, Way::ahead, Way::warp, Way::in_place}) {
+    const unsigned blocks = way == Way::warp ? 200 : 25;
+    launch("penstock_read_at_random", {blocks, 128}, way == Way::thread ? 4 : 8, way);
+    const QueueCounts counts = finish();
+    EXPECT_GT(count_of(counts, IoStatus::done), 0U);
+    EXPECT_GT(count_of(counts, IoStatus::failed), 0U);
+    EXPECT_EQ(count_of(counts, IoStatus::timed_out) + count_of(counts, IoStatus::stalled), 0U);
+  }
+}
+
+TEST_F(GpuQueuesOnGpu, end_waits_for_commands_that_were_lost_and_work_again) {
+  std::atomic<std::uint64_t> commands = 0;
+  start([&](const nvme::Command&) { return commands.fetch_add(1) == 100 ? Fault::lose : Fault::none; });
+  open(memory(), 0.5);
+  launch("penstock_read_at_random", {32, 128}, 1);
+  const QueueCounts counts = finish();
+  EXPECT_GE(count_of(counts, IoStatus::timed_out), 1U);
+  EXPECT_TRUE(set_->report().timed_out);
+  ASSERT_TRUE(server_->reset(*set_).ok());
+  launch("penstock_read_at_random", {32, 128}, 1);
+  EXPECT_EQ(count_of(finish(), IoStatus::done), 32U * 128);
+}
+
+TEST_F(GpuQueuesOnGpu, outlive_a_thread_of_the_server) {
+  std::atomic<std::uint64_t> commands = 0;
+  start([&](const nvme::Command&) { return commands.fetch_add(1) == 100 ? Fault::end_thread : Fault::none; });
+  open(memory(), 0.5);
+  launch("penstock_read_at_random", {32, 128}, 1);
+  EXPECT_GE(count_of(finish(), IoStatus::timed_out), 1U);
+  EXPECT_TRUE(server_->is_dead());
+  ASSERT_TRUE(server_->reset(*set_).ok());
+  launch("penstock_read_at_random", {32, 128}, 1);
+  EXPECT_EQ(count_of(finish(), IoStatus::done), 32U * 128);
+}
+
+TEST_F(GpuQueuesOnGpu, refuse_a_kernel_of_another_layout) {
+  start();
+  open(memory());
+  const std::uint32_t other = device::layout_version + 1;
+  fill({reinterpret_cast<std::byte*>(set_->handle()), sizeof other, Domain::cuda(0)},
+       std::as_bytes(std::span(&other, 1)));
+  launch("penstock_read_at_random", {2, 64}, 1);
+  EXPECT_EQ(count_of(finish(), IoStatus::wrong_layout), 2U * 64);
+}
+
+// A kernel that has the GPU for itself for a while: ordinary loads go on, sets come and go, and it ends when it is
+// told.
+TEST_F(GpuQueuesOnGpu, serve_a_kernel_that_runs_until_it_is_told_to_stop_beside_ordinary_loads) {
+  start();
+  open(file());
+  launch("penstock_until_closed", {264, 256});
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  const Store store = context_->open(folder_.path("store")).value();
+  std::uint64_t loads = 0;
+  while (std::chrono::steady_clock::now() < end) {
+    Buffer buffer = context_->allocate(Domain::cuda(0), store_size_bytes).value();
+    ASSERT_TRUE(context_->read(store, 0, buffer.region()).ok());
+    ASSERT_TRUE(same_bytes(bytes_of(buffer.region()), memory_));
+    auto other = server_->open({.stores = {memory()}, .queues = 4}).value();
+    server_->close(other);
+    ++loads;
+  }
+  EXPECT_GT(loads, 3U);
+  ASSERT_TRUE(set_->stop().ok());
+  const QueueCounts counts = finish();
+  EXPECT_GT(count_of(counts, IoStatus::done), 264U * 256);
+  EXPECT_EQ(count_of(counts, IoStatus::timed_out), 0U);
+  ASSERT_TRUE(server_->reset(*set_).ok());
+  launch("penstock_read_at_random", {32, 128}, 1);
+  EXPECT_EQ(count_of(finish(), IoStatus::done), 32U * 128);
+}
+
+}  // namespace
+}  // namespace penstock::test
