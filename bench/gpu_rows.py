@@ -470,6 +470,86 @@ def row_cold_tables(setup):
         return {"rows": rows, "attempts": attempts, "ready": table_of.ready}
 
 
+def queues_program(setup, what, *arguments):
+    program = Program([setup.program("bench_gpu_queues"), what, *arguments], timeout_s=120)
+    if not program.ready["kernels"]:
+        program.__exit__(None, None, None)
+        raise Unavailable("there are no kernels of the benchmark: it was built without nvcc, or the driver takes none")
+    return program
+
+
+def p50(sample):
+    return sample["p50_seconds"]
+
+
+def row_queues(setup):
+    """Reads that kernels start by themselves, from memory, against a bare loop of the same kind without any checks."""
+    rows, attempts = [], {}
+    seconds = setup.round_seconds / 8
+    loops = [(servers, threads) for servers in (1, 4, 8) for threads in (1 << 10, 32 << 10, 1 << 20)]
+    for servers, threads in setup.in_equal_shares([(1, 1), *loops]):
+        with queues_program(setup, "memory", "--server-threads", servers, "--gpu-threads", threads) as program:
+            if threads == 1:
+                contenders = {"a word to the CPU and back": lambda: program.ask("signal 0"),
+                              "a bare loop": lambda: program.ask("bare_latency 0"),
+                              "penstock": lambda: program.ask("latency 0")}
+                title = "one thread of a kernel reads 512 B of memory, p50"
+                comparisons = [at_most(title, "penstock", "a word to the CPU and back", 4.5, p50),
+                               at_most("… to that of the bare loop", "penstock", "a bare loop", 1.25, p50)]
+            else:
+                contenders = {"a bare loop": lambda: program.ask(f"bare {seconds}"),
+                              "penstock": lambda: program.ask(f"run {seconds}")}
+                title = f"{threads} threads of a kernel read 512 B of memory each, {servers} threads serve"
+                comparisons = [at_least(title, "penstock", "a bare loop", 0.8)]
+            for contender in contenders.values():
+                contender()
+            decided, attempts[title] = setup.decide(lambda: setup.race(contenders, rounds=min(setup.rounds, 7)), comparisons)
+            rows += decided
+            if threads > 1:
+                rates = [harness.operations_per_second(sample["penstock"])
+                         for attempt in attempts[title] for sample in attempt["rounds"]]
+                rows.append(figure("… million reads a second", [rate / 1e6 for rate in rates], "plain"))
+    return {"rows": rows, "attempts": attempts}
+
+
+def row_queue_files(setup):
+    """Reads of a cached file that kernels start by themselves: how many, and how fast to requests of the program."""
+    rows, attempts = [], {}
+    seconds = setup.round_seconds / 2
+    harness.make_cached(setup.file)
+    # By threads, warps and blocks. All places together stay in the processor's cache.
+    ways = {4096: ("--way", 1, "--gpu-threads", 128 << 10, "--place-bytes", 4096),
+            128 << 10: ("--way", 2, "--gpu-threads", 32 << 10, "--place-bytes", 32 << 10, "--queues", 16, "--depth", 64),
+            MIB: ("--way", 3, "--gpu-threads", 32 << 10, "--place-bytes", 64 << 10, "--queues", 16, "--depth", 64)}
+    for unit, arguments in setup.in_equal_shares(list(ways.items())):
+        with queues_program(setup, "file", setup.file, "--unit-bytes", unit, *arguments) as program:
+            title = f"a kernel reads a cached file, {table.size(unit)} at random, 8 threads serve"
+            contenders = {"requests of the program": lambda: program.ask(f"host {seconds}"),
+                          "penstock": lambda: program.ask(f"run {seconds}")}
+            for contender in contenders.values():
+                contender()
+            target = {128 << 10: 0.6, MIB: 0.85}.get(unit)
+            if target is None:
+                samples = [contenders["penstock"]() for _ in range(5)]
+                rows.append(figure(f"{title}, million a second",
+                                   [harness.operations_per_second(sample) / 1e6 for sample in samples], "plain", 3))
+                attempts[title] = samples
+                for name in ("read", "compute", "both"):
+                    program.ask(f"{name} 0")
+                overlaps = [{name: program.ask(f"{name} 0")["seconds"] for name in ("read", "compute", "both")}
+                            for _ in range(5)]
+                rows.append(figure("a kernel that reads ahead and computes, to the longer of the two alone",
+                                   [each["both"] / max(each["read"], each["compute"]) for each in overlaps], "plain", 1.1,
+                                   lower_is_better=True))
+                attempts["overlap"] = overlaps
+            else:
+                decided, attempts[title] = setup.decide(
+                    lambda: setup.race(contenders), [at_least(title, "penstock", "requests of the program", target)])
+                rows += decided
+            setup.check(title, program)
+    return {"rows": rows, "attempts": attempts}
+
+
 class PackedFiles:
     """A packed tensor of so many decoded bytes in the folder, and in tmpfs if there is room."""
 
@@ -628,7 +708,8 @@ def row_experts(setup):
 # what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third. All together
 # they are the time that there is.
 ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "tables": (row_tables, 40),
-        "table_cache": (row_table_cache, 25), "packed": (row_packed, 60), "memory": (row_memory, 6),
+        "table_cache": (row_table_cache, 25), "queues": (row_queues, 60), "queue_files": (row_queue_files, 40),
+        "packed": (row_packed, 60), "memory": (row_memory, 6),
         "start": (row_start, 40), "cold": (row_cold, 70), "half": (row_half, 75), "packed_cold": (row_packed_cold, 70),
         "cold_tables": (row_cold_tables, 30), "layers": (row_layers, 100), "experts": (row_experts, 20),
         "latency": (row_latency, 45), "write": (row_write, 75)}

@@ -96,6 +96,24 @@ extern "C" __global__ void penstock_write_and_read(Job job) {
   if (read.ok() && written.ok() && !same) atomicAdd(job.counts + wrong, 1ULL);
 }
 
+// Extents that are wrong, one kind a thread: each finds out what is wrong with its own.
+extern "C" __global__ void penstock_ask_for_what_is_not_there(Job job) {
+  const unsigned kind = threadIdx.x % 8;
+  Extent extent{0, 512};
+  if (kind == 1) extent.offset = job.store_bytes;
+  if (kind == 2) extent.offset = ~0ULL - 511;
+  if (kind == 3) extent.offset = 8;
+  if (kind == 4) extent.store = 7;
+  unsigned char to[512];
+  IoResult result;
+  if (kind == 5) {
+    result = job.queues.write(extent, to);
+  } else {
+    result = job.queues.read(extent, kind == 6 ? nullptr : to);
+  }
+  atomicAdd(job.counts + static_cast<unsigned>(result.status), 1ULL);
+}
+
 // Reads until it is told to stop.
 extern "C" __global__ void penstock_until_closed(Job job) {
   Word* const to = job.memory + 64ULL * thread_number();

@@ -209,6 +209,23 @@ TEST_F(GpuQueuesOnGpu, outlive_a_thread_of_the_server) {
   EXPECT_EQ(count_of(finish(), IoStatus::done), 32U * 128);
 }
 
+TEST_F(GpuQueuesOnGpu, say_what_is_wrong_with_an_extent_and_that_they_are_closed) {
+  start();
+  open(memory());
+  launch("penstock_ask_for_what_is_not_there", {2, 64});
+  const QueueCounts counts = finish();
+  constexpr std::uint64_t each = 2 * 64 / 8;
+  EXPECT_EQ(count_of(counts, IoStatus::done), 2 * each);
+  EXPECT_EQ(count_of(counts, IoStatus::out_of_window), 2 * each);
+  EXPECT_EQ(count_of(counts, IoStatus::misaligned), each);
+  EXPECT_EQ(count_of(counts, IoStatus::no_such_store), each);
+  EXPECT_EQ(count_of(counts, IoStatus::read_only), each);
+  EXPECT_EQ(count_of(counts, IoStatus::no_memory), each);
+  ASSERT_TRUE(set_->stop().ok());
+  launch("penstock_read_at_random", {2, 64}, 1);
+  EXPECT_EQ(count_of(finish(), IoStatus::closed), 2U * 64);
+}
+
 TEST_F(GpuQueuesOnGpu, refuse_a_kernel_of_another_layout) {
   start();
   open(memory());
