@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "nvme/controller.h"
-#include "nvme/prp.h"
+#include "penstock/prp.h"
 #include "penstock/error.h"
 
 namespace penstock::nvme {

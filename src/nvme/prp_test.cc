@@ -1,4 +1,4 @@
-#include "nvme/prp.h"
+#include "penstock/prp.h"
 
 #include <gtest/gtest.h>
 

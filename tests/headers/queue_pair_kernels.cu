@@ -1,6 +1,8 @@
 // Compiled and not run: that the queue pair is device code, with most functions of it in use.
 #include "penstock/cuda_platform.cuh"
 
+#include "penstock/prp.h"
+
 using penstock::nvme::CudaPlatform;
 using penstock::nvme::Poison;
 using penstock::nvme::QueuePair;
@@ -31,4 +33,17 @@ extern "C" __global__ void penstock_reset_queue_pair(QueuePairState* state) {
   queue.poison(Poison::reset);
   queue.end_in_flight(penstock::nvme::status::queue_deleted);
   queue.initialize();
+}
+
+// Commands of 1 MiB, with the lists of their pages.
+extern "C" __global__ void penstock_long_commands(Submission* submissions, std::uint64_t* lists,
+                                                  std::uint64_t address) {
+  constexpr std::uint64_t page_bytes = 4096;
+  constexpr std::uint64_t command_bytes = 1 << 20;
+  constexpr std::uint64_t list_bytes = penstock::nvme::prp_list_bytes(command_bytes, page_bytes);
+  std::uint64_t* const list = lists + threadIdx.x * list_bytes / sizeof *lists;
+  const auto prps = penstock::nvme::make_prps(address + threadIdx.x * command_bytes, command_bytes, page_bytes,
+                                              {list, reinterpret_cast<std::uint64_t>(list)});
+  submissions[threadIdx.x].command.prp1 = prps.first;
+  submissions[threadIdx.x].command.prp2 = prps.second;
 }
