@@ -488,7 +488,8 @@ def row_queues(setup):
     seconds = setup.round_seconds / 8
     loops = [(servers, threads) for servers in (1, 4, 8) for threads in (1 << 10, 32 << 10, 1 << 20)]
     for servers, threads in setup.in_equal_shares([(1, 1), *loops]):
-        with queues_program(setup, "memory", "--server-threads", servers, "--gpu-threads", threads) as program:
+        with queues_program(setup, "memory", "--server-threads", servers, "--gpu-threads", threads,
+                            "--depth", 1024, "--place-bytes", 512) as program:
             if threads == 1:
                 contenders = {"a word to the CPU and back": lambda: program.ask("signal 0"),
                               "a bare loop": lambda: program.ask("bare_latency 0"),

@@ -28,6 +28,18 @@ __device__ inline T load_acquire(const T& word) {
   }
 }
 template <typename T>
+__device__ inline T load_relaxed(const T& word) {
+  if constexpr (sizeof(T) == 4) {
+    std::uint32_t value;
+    asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(value) : "l"(&word) : "memory");
+    return static_cast<T>(value);
+  } else {
+    std::uint64_t value;
+    asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(value) : "l"(&word) : "memory");
+    return static_cast<T>(value);
+  }
+}
+template <typename T>
 __device__ inline void store_relaxed(T& word, T value) {
   if constexpr (sizeof(T) == 4) {
     asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(&word), "r"(value) : "memory");
@@ -129,6 +141,10 @@ class CudaPlatform {
     return word::load_acquire(word);
   }
   template <typename T>
+  __device__ T load_relaxed(const T& word) const {
+    return word::load_relaxed(word);
+  }
+  template <typename T>
   __device__ void store_relaxed(T& word, T value) const {
     word::store_relaxed(word, value);
   }
@@ -145,11 +161,14 @@ class CudaPlatform {
     return word::compare_exchange(word, expected, value);
   }
   __device__ bool try_lock(std::uint32_t& word) const {
-    std::uint32_t unlocked = 0;
-    return compare_exchange(word, unlocked, 1U);
+    std::uint32_t found;
+    asm volatile("atom.acquire.gpu.cas.b32 %0, [%1], 0, 1;" : "=r"(found) : "l"(&word) : "memory");
+    return found == 0;
   }
 
   __device__ void completed(Token*) const {}
+  // Nobody asks a GPU for them, and each would take a trip to memory.
+  __device__ void count(std::uint64_t&) const {}
 
   __device__ void write_entry(Command& entry, const Command& command, std::uint16_t cid) const {
     const auto* from = reinterpret_cast<const uint4*>(&command);
@@ -187,6 +206,8 @@ class CudaPlatform {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
     return time;
   }
+  // Longer each time, from begin_wait on.
+  __device__ void begin_wait() { nap_ns_ = shortest_nap_ns; }
   __device__ void pause() {
     __nanosleep(nap_ns_);
     if (nap_ns_ < 1000) nap_ns_ *= 2;
@@ -206,7 +227,8 @@ class CudaPlatform {
   const int leader_;
   const std::uint32_t rank_;
   const std::uint32_t size_;
-  std::uint32_t nap_ns_ = 20;
+  static constexpr std::uint32_t shortest_nap_ns = 20;
+  std::uint32_t nap_ns_ = shortest_nap_ns;
 };
 
 }  // namespace penstock::nvme

@@ -251,11 +251,10 @@ class Queues {
     if (!fits()) return {IoStatus::wrong_layout};
     __shared__ unsigned long long first_failure;
     const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-    const unsigned warps = (blockDim.x * blockDim.y * blockDim.z + 31) / 32;
+    const unsigned threads = blockDim.x * blockDim.y * blockDim.z;
     if (thread == 0) first_failure = 0;
     __syncthreads();
-    // Pieces go to all warps before a warp gets its second: 32 threads copy each.
-    const IoResult own = by_pieces(extent, thread / 32 + thread % 32 * warps, 32 * warps, transfer);
+    const IoResult own = by_pieces(extent, piece_of(thread, threads), threads, transfer);
     const unsigned long long packed =
         static_cast<unsigned long long>(own.field) << 32 | static_cast<unsigned>(own.status);
     if (!own.ok()) atomicCAS(&first_failure, 0ULL, packed);
@@ -263,6 +262,15 @@ class Queues {
     const IoResult result = unpack(first_failure);
     __syncthreads();  // before the next call begins anew
     return result;
+  }
+  // Pieces go to all warps before a warp gets its second: 32 threads copy each. The last warp may have fewer.
+  __device__ static unsigned piece_of(unsigned thread, unsigned threads) {
+    const unsigned whole_warps = threads / 32;
+    const unsigned in_last = threads % 32;
+    const unsigned warp = thread / 32;
+    const unsigned lane = thread % 32;
+    if (lane < in_last) return lane * (whole_warps + 1) + warp;
+    return in_last * (whole_warps + 1) + (lane - in_last) * whole_warps + warp;
   }
   __device__ static IoResult unpack(std::uint64_t packed) {
     return {static_cast<IoStatus>(packed & 0xffffffff), static_cast<std::uint32_t>(packed >> 32)};

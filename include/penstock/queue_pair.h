@@ -114,14 +114,14 @@ struct QueuePairState {
 template <typename Platform>
 class QueuePair {
  public:
-  PENSTOCK_ANYWHERE QueuePair(QueuePairState& state, Platform& platform) : q_(state), p_(platform) {}
+  PENSTOCK_ANYWHERE QueuePair(QueuePairState& state, Platform& platform) : q_(state), m_(state.memory), p_(platform) {}
 
   // For the memory as it is: zeroed completions, nothing in flight. Tickets go on after those of an earlier use, from
   // the first slot: a completion that is left from then fits no command.
   PENSTOCK_ANYWHERE void initialize() {
-    const std::uint64_t mask = q_.memory.entries - 1;
+    const std::uint64_t mask = m_.entries - 1;
     const std::uint64_t first = (q_.tickets + mask) & ~mask;
-    for (std::uint32_t i = 0; i < q_.memory.entries; ++i) q_.memory.slots[i] = {2 * (first + i), nullptr, {}, 0};
+    for (std::uint32_t i = 0; i < m_.entries; ++i) m_.slots[i] = {2 * (first + i), nullptr, {}, 0};
     q_.tickets = q_.published = q_.rung = q_.fetched = first;
     q_.head = q_.head_rung = 0;
     q_.draining = q_.poison = 0;
@@ -137,7 +137,7 @@ class QueuePair {
     std::uint32_t published = 0;
     while (published < total) {
       const std::uint32_t left = total - published;
-      const std::uint32_t piece = left < q_.memory.entries - 1 ? left : q_.memory.entries - 1;
+      const std::uint32_t piece = left < m_.entries - 1 ? left : m_.entries - 1;
       std::uint64_t first = 0;
       if (p_.is_leader()) first = p_.fetch_add(q_.tickets, std::uint64_t{piece});
       first = p_.broadcast(first);
@@ -155,7 +155,7 @@ class QueuePair {
     do {
       // While `tickets` stands at `first`, nobody else can have these slots.
       room = 0;
-      const std::uint32_t most = count < q_.memory.entries - 1 ? count : q_.memory.entries - 1;
+      const std::uint32_t most = count < m_.entries - 1 ? count : m_.entries - 1;
       if (is_free(first)) {
         while (room < most && is_free(first + room + 1)) ++room;
       }
@@ -191,13 +191,13 @@ class QueuePair {
   }
   // The slot of a ticket, and so the memory that belongs to it.
   PENSTOCK_ANYWHERE std::uint32_t slot_number(std::uint64_t ticket) const {
-    return static_cast<std::uint32_t>(ticket) & (q_.memory.entries - 1);
+    return static_cast<std::uint32_t>(ticket) & (m_.entries - 1);
   }
   // Of a command that is held.
   PENSTOCK_ANYWHERE const Token& token_of(std::uint64_t ticket) { return slot_of(ticket).own; }
   // REQUIRES: the command is held by the caller and has ended.
   PENSTOCK_ANYWHERE void let_go(std::uint64_t ticket) {
-    p_.store_release(slot_of(ticket).turn, 2 * (ticket + q_.memory.entries));
+    p_.store_release(slot_of(ticket).turn, 2 * (ticket + m_.entries));
   }
   // The same for a command that may not have ended. The caller must not look at it any more.
   PENSTOCK_ANYWHERE void leave(std::uint64_t ticket) { p_.store_release(slot_of(ticket).left, 1U); }
@@ -211,10 +211,10 @@ class QueuePair {
     std::uint64_t head = begin;
     std::uint64_t fetched = p_.broadcast(p_.is_leader() ? q_.fetched : 0);
     // Bounded, so that a waiter looks at its own token now and then.
-    while (head - begin < q_.memory.completion_entries) {
+    while (head - begin < m_.completion_entries) {
       const std::uint64_t at = head + p_.rank();
       const Completion completion =
-          p_.load_completion(q_.memory.completions[at & (q_.memory.completion_entries - 1)], expected_phase(at));
+          p_.load_completion(m_.completions[at & (m_.completion_entries - 1)], expected_phase(at));
       const std::uint32_t status = completion.status;
       // Two that name one command are not taken at once: the second fits only while the first has not ended it.
       const bool is_first = p_.is_first(Completion::cid(status));
@@ -243,6 +243,7 @@ class QueuePair {
   // token waits with the others.
   PENSTOCK_ANYWHERE Waited wait(const Token& token, std::uint64_t deadline) { return wait(&token, deadline); }
   PENSTOCK_ANYWHERE Waited wait(const Token* token, std::uint64_t deadline) {
+    p_.begin_wait();
     while (true) {
       if (p_.all(token == nullptr || is_done(*token))) return Waited::done;
       const bool poisoned = p_.any(is_poisoned());
@@ -256,7 +257,7 @@ class QueuePair {
     }
   }
 
-  PENSTOCK_ANYWHERE bool is_poisoned() { return p_.load_acquire(q_.poison) != 0; }
+  PENSTOCK_ANYWHERE bool is_poisoned() { return p_.load_relaxed(q_.poison) != 0; }
   // The first reason stays.
   PENSTOCK_ANYWHERE void poison(Poison reason) {
     std::uint32_t none = 0;
@@ -267,13 +268,13 @@ class QueuePair {
   // can't touch memory of these commands any more.
   PENSTOCK_ANYWHERE std::uint32_t end_in_flight(StatusField field) {
     std::uint32_t ended = 0;
-    for (std::uint32_t i = 0; i < q_.memory.entries; ++i) {
-      Slot& slot = q_.memory.slots[i];
+    for (std::uint32_t i = 0; i < m_.entries; ++i) {
+      Slot& slot = m_.slots[i];
       if ((slot.turn & 1) == 0) continue;
       slot.token->result = 0;
       p_.store_release(slot.token->state, Token::done_bit | field.bits);
       p_.completed(slot.token);
-      slot.turn = slot.turn - 1 + 2 * std::uint64_t{q_.memory.entries};
+      slot.turn = slot.turn - 1 + 2 * std::uint64_t{m_.entries};
       ++ended;
     }
     return ended;
@@ -281,9 +282,9 @@ class QueuePair {
 
   // The identifier that the command of a token in flight has at the controller; -1 if it is not in flight.
   PENSTOCK_ANYWHERE std::int32_t command_id(const Token& token) {
-    for (std::uint32_t i = 0; i < q_.memory.entries; ++i) {
-      const std::uint64_t turn = p_.load_acquire(q_.memory.slots[i].turn);
-      if ((turn & 1) != 0 && q_.memory.slots[i].token == &token) return command_id(turn >> 1);
+    for (std::uint32_t i = 0; i < m_.entries; ++i) {
+      const std::uint64_t turn = p_.load_acquire(m_.slots[i].turn);
+      if ((turn & 1) != 0 && m_.slots[i].token == &token) return command_id(turn >> 1);
     }
     return -1;
   }
@@ -293,19 +294,19 @@ class QueuePair {
   PENSTOCK_ANYWHERE static std::uint16_t command_id(std::uint64_t ticket) {
     return static_cast<std::uint16_t>(ticket & 0x7fff);
   }
-  PENSTOCK_ANYWHERE Slot& slot_of(std::uint64_t ticket) { return q_.memory.slots[ticket & (q_.memory.entries - 1)]; }
+  PENSTOCK_ANYWHERE Slot& slot_of(std::uint64_t ticket) { return m_.slots[ticket & (m_.entries - 1)]; }
   // Free for the ticket, or taken by it already: a later group may have been quicker.
   PENSTOCK_ANYWHERE bool is_free(std::uint64_t ticket) { return p_.load_acquire(slot_of(ticket).turn) >= 2 * ticket; }
   // Of a slot that is not free for the ticket: whether it is, now that what was left in it is cleared away.
   PENSTOCK_ANYWHERE bool reclaim(std::uint64_t ticket) {
     Slot& slot = slot_of(ticket);
     std::uint64_t turn = p_.load_acquire(slot.turn);
-    if (turn + 2 * std::uint64_t{q_.memory.entries} != 2 * ticket + 1) return turn >= 2 * ticket;
+    if (turn + 2 * std::uint64_t{m_.entries} != 2 * ticket + 1) return turn >= 2 * ticket;
     if (p_.load_acquire(slot.left) == 0 || !is_done(slot.own)) return false;
     return p_.compare_exchange(slot.turn, turn, 2 * ticket) || turn >= 2 * ticket;
   }
   // The first pass writes ones (NVMe 2.0 §3.3.3.2.1).
-  PENSTOCK_ANYWHERE bool expected_phase(std::uint64_t at) const { return (at & q_.memory.completion_entries) == 0; }
+  PENSTOCK_ANYWHERE bool expected_phase(std::uint64_t at) const { return (at & m_.completion_entries) == 0; }
 
   PENSTOCK_ANYWHERE bool wait_for_room(std::uint64_t first, std::uint32_t count, std::uint64_t stall_deadline) {
     bool late = false;
@@ -358,7 +359,7 @@ class QueuePair {
     if (slot.token != &slot.own) p_.store_relaxed(slot.token->state, 0U);
     // A release, although the doorbell follows: a controller may complete what it was not told of yet.
     p_.store_release(slot.turn, 2 * ticket + 1);
-    p_.write_entry(q_.memory.submissions[ticket & (q_.memory.entries - 1)], submission.command, command_id(ticket));
+    p_.write_entry(m_.submissions[ticket & (m_.entries - 1)], submission.command, command_id(ticket));
   }
 
   // Of the leader.
@@ -369,8 +370,8 @@ class QueuePair {
     }
     if (is_poisoned()) return false;
     p_.store_relaxed(q_.rung, first + count);  // ordered by the doorbell
-    p_.ring(*q_.memory.tail_doorbell, static_cast<std::uint32_t>(first + count) & (q_.memory.entries - 1));
-    ++q_.doorbells;
+    p_.ring(*m_.tail_doorbell, static_cast<std::uint32_t>(first + count) & (m_.entries - 1));
+    p_.count(q_.doorbells);
     // The turn passes through memory and the doorbell doesn't: without this the next doorbell could arrive first.
     p_.order_doorbells();
     p_.store_release(q_.published, first + count);
@@ -387,14 +388,18 @@ class QueuePair {
     const std::uint32_t submission = completion.submission;
     const std::uint32_t head = submission & 0xffff;
     Slot& slot = slot_of(Completion::cid(status));
+    // All three on their way at once. Of a command that was rung, the completion brought them along; for any other the
+    // acquire is needed.
+    const std::uint64_t rung = p_.load_relaxed(q_.rung);
+    const std::uint32_t own = p_.load_relaxed(slot.own.state);
     const std::uint64_t turn = p_.load_acquire(slot.turn);
     const std::uint64_t ticket = turn >> 1;
-    if (submission >> 16 != q_.memory.id || head >= q_.memory.entries || (turn & 1) == 0 ||
-        command_id(ticket) != Completion::cid(status) || is_done(slot.own)) {
+    if (submission >> 16 != m_.id || head >= m_.entries || (turn & 1) == 0 ||
+        command_id(ticket) != Completion::cid(status) || (own & Token::done_bit) != 0) {
       return {};
     }
-    const std::uint64_t past = (head - ticket) & (q_.memory.entries - 1);
-    const bool is_possible = past != 0 && ticket + past <= p_.load_acquire(q_.rung);
+    const std::uint64_t past = (head - ticket) & (m_.entries - 1);
+    const bool is_possible = past != 0 && ticket + past <= rung;
     return {ticket, is_possible ? ticket + past : 0, true};
   }
 
@@ -407,7 +412,7 @@ class QueuePair {
     Token* const token = slot.token;
     // The drainer's alone: what was rung is not taken back, and no other lane has this command. A slot that is held is
     // freed by its holder.
-    if (token != &slot.own) p_.store_release(slot.turn, 2 * (claim.ticket + q_.memory.entries));
+    if (token != &slot.own) p_.store_release(slot.turn, 2 * (claim.ticket + m_.entries));
     token->result = completion.result;
     p_.store_release(token->state, Token::done_bit | Completion::field(status).bits);
     p_.completed(token);
@@ -417,10 +422,10 @@ class QueuePair {
   PENSTOCK_ANYWHERE void end_drain(std::uint64_t head, std::uint64_t fetched) {
     q_.head = head;
     q_.fetched = fetched;
-    const std::uint64_t slack = q_.memory.completion_entries - q_.memory.entries;
-    const std::uint64_t most = q_.memory.completion_entries / 4;
+    const std::uint64_t slack = m_.completion_entries - m_.entries;
+    const std::uint64_t most = m_.completion_entries / 4;
     if (head - q_.head_rung > (slack < most ? slack : most) && !is_poisoned()) {
-      p_.ring(*q_.memory.head_doorbell, static_cast<std::uint32_t>(head) & (q_.memory.completion_entries - 1));
+      p_.ring(*m_.head_doorbell, static_cast<std::uint32_t>(head) & (m_.completion_entries - 1));
       p_.order_doorbells();
       q_.head_rung = head;
     }
@@ -428,6 +433,7 @@ class QueuePair {
   }
 
   QueuePairState& q_;
+  const QueuePairMemory m_;  // a copy, so that a GPU keeps it in registers
   Platform& p_;
 };
 

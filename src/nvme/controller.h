@@ -19,9 +19,9 @@
 #include "base/clock.h"
 #include "nvme/cpu_platform.h"
 #include "nvme/dma_memory.h"
-#include "penstock/queue_pair.h"
 #include "nvme/spec.h"
 #include "nvme/transport.h"
+#include "penstock/queue_pair.h"
 #include "penstock/result.h"
 
 namespace penstock::nvme {

@@ -34,6 +34,10 @@ class CpuPlatform {
     return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
   }
   template <typename T>
+  static T load_relaxed(const T& word) {
+    return __atomic_load_n(&word, __ATOMIC_RELAXED);
+  }
+  template <typename T>
   static void store_relaxed(T& word, T value) {
     __atomic_store_n(&word, value, __ATOMIC_RELAXED);
   }
@@ -54,6 +58,8 @@ class CpuPlatform {
     return load_acquire(word) == 0 && compare_exchange(word, unlocked, 1U);
   }
 
+  // For statistics; by one thread at a time.
+  static void count(std::uint64_t& counter) { ++counter; }
   // For those who want to hear of each token that ends; it may be the caller's again already.
   static void completed(Token*) {}
 
@@ -85,7 +91,8 @@ class CpuPlatform {
         std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
   }
   // A moment first, then the processor for others, then a short sleep: on a busy machine the thread that is waited for
-  // may need it. For one wait; a new object begins anew.
+  // may need it. begin_wait begins anew.
+  void begin_wait() { pauses_ = 0; }
   void pause() {
     constexpr std::uint32_t spins = 200;
     constexpr std::uint32_t yields = 400;

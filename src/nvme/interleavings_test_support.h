@@ -87,6 +87,10 @@ class SchedulePlatform {
     return word;
   }
   template <typename T>
+  T load_relaxed(const T& word) {
+    return load_acquire(word);
+  }
+  template <typename T>
   void store_relaxed(T& word, T value) {
     if constexpr (sizeof(T) == sizeof(std::uint64_t)) {
       if (mutation_.rung_is_stored_late) {
@@ -124,6 +128,7 @@ class SchedulePlatform {
   }
 
   static void completed(Token*) {}
+  static void count(std::uint64_t&) {}
 
   // Seen by the controller only after a fence.
   void write_entry(Command& entry, const Command& command, std::uint16_t cid) {
@@ -148,6 +153,7 @@ class SchedulePlatform {
   }
 
   static std::uint64_t now() { return 0; }
+  static void begin_wait() {}
   void pause() { explorer_.pause(); }
 
  private:

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "nvme/controller.h"
-#include "penstock/prp.h"
 #include "penstock/error.h"
+#include "penstock/prp.h"
 
 namespace penstock::nvme {
 

@@ -13,7 +13,12 @@ using Word = unsigned long long;
 
 constexpr Word factor = 0x9e3779b97f4a7c15ULL;
 constexpr Word guard = 0xa5a5a5a5a5a5a5a5ULL;
-constexpr unsigned wrong = 15;  // behind the counts by IoStatus
+// Behind the counts by IoStatus.
+constexpr unsigned broken_guards = 11;
+constexpr unsigned team_of_wrong = 12;
+constexpr unsigned offset_of_wrong = 13;
+constexpr unsigned word_of_wrong = 14;  // below its bytes
+constexpr unsigned wrong = 15;
 
 struct Job {
   Queues queues;
@@ -34,10 +39,16 @@ __device__ Word next(Word& state) {
   return state >> 24;
 }
 
-__device__ Word check(const Word* to, const Extent& extent, bool ok, unsigned first, unsigned step) {
+__device__ Word check(const Job& job, const Word* to, const Extent& extent, bool ok, unsigned first, unsigned step) {
   Word bad = 0;
   for (Word i = first; i < extent.bytes / 8; i += step) {
-    if (ok && to[i] != (extent.offset / 8 + i) * factor) bad = 1;
+    if (!ok || to[i] == (extent.offset / 8 + i) * factor) continue;
+    if (bad == 0) {
+      job.counts[team_of_wrong] = thread_number() / step;
+      job.counts[offset_of_wrong] = extent.offset;
+      job.counts[word_of_wrong] = extent.bytes << 32 | i;
+    }
+    bad = 1;
   }
   return bad;
 }
@@ -66,17 +77,20 @@ extern "C" __global__ void penstock_read_at_random(Job job) {
     if (job.way == 3) result = job.queues.read_block(extent, to);
     if (job.way == 4) {
       result = job.queues.visit(extent, [&](const unsigned char* place, bool ok) {
-        bad += check(reinterpret_cast<const Word*>(place), extent, ok, 0, 1);
+        bad += check(job, reinterpret_cast<const Word*>(place), extent, ok, 0, 1);
       });
     } else {
-      bad += check(to, extent, result.ok(), member, lanes);
+      bad += check(job, to, extent, result.ok(), member, lanes);
     }
     if (member == 0) atomicAdd(job.counts + static_cast<unsigned>(result.status), 1ULL);
     if (job.way == 2) __syncwarp();
     if (job.way == 3) __syncthreads();
   }
   for (unsigned i = member; i < 8; i += lanes) {
-    if (area[i] != guard || to[job.most_bytes / 8 + i] != guard) ++bad;
+    if (area[i] != guard || to[job.most_bytes / 8 + i] != guard) {
+      atomicAdd(job.counts + broken_guards, 1ULL);
+      ++bad;
+    }
   }
   if (bad != 0) atomicAdd(job.counts + wrong, bad);
 }
@@ -122,7 +136,7 @@ extern "C" __global__ void penstock_until_closed(Job job) {
   while (result.ok() && !job.queues.is_closed()) {
     const Extent extent{512 * (next(random) % (job.store_bytes / 512)), 512};
     result = job.queues.read(extent, to);
-    if (check(to, extent, result.ok(), 0, 1) != 0) atomicAdd(job.counts + wrong, 1ULL);
+    if (check(job, to, extent, result.ok(), 0, 1) != 0) atomicAdd(job.counts + wrong, 1ULL);
     atomicAdd(job.counts + static_cast<unsigned>(result.status), 1ULL);
   }
 }

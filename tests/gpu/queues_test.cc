@@ -72,7 +72,11 @@ class GpuQueuesOnGpu : public GpuTest {
     return {.store = context_->open(folder_.path("store")).value()};
   }
   void open(const GpuStore& store, double timeout_seconds = 20) {
-    auto set = server_->open({.stores = {store}, .depth = 64, .ahead_places = 64, .timeout_seconds = timeout_seconds});
+    auto set = server_->open({.stores = {store},
+                              .depth = 64,
+                              .ahead_places = 64,
+                              .timeout_seconds = timeout_seconds,
+                              .stall_seconds = 2 * timeout_seconds});
     ASSERT_TRUE(set.ok()) << set.error().message;
     set_ = std::move(*set);
   }
@@ -109,7 +113,10 @@ class GpuQueuesOnGpu : public GpuTest {
     QueueCounts counts;
     const auto bytes = bytes_of(counts_.region());
     std::memcpy(counts.data(), bytes.data(), sizeof counts);
-    EXPECT_EQ(counts[wrong], 0U) << "operations with wrong bytes, or guards that were overwritten";
+    EXPECT_EQ(counts[wrong], 0U) << "operations with wrong bytes, and " << counts[11]
+                                 << " guards that were overwritten; one: team " << counts[12] << ", offset "
+                                 << counts[13] << ", " << (counts[14] >> 32) << " bytes, word "
+                                 << (counts[14] & 0xffffffff);
     return counts;
   }
   static std::uint64_t count_of(const QueueCounts& counts, IoStatus status) {
