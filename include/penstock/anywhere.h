@@ -16,8 +16,11 @@ using uintptr_t = unsigned long long;
 #include <cstdint>
 #endif
 
+// APART: what happens rarely, so that its registers don't count for the rest of a kernel.
 #if defined(__CUDACC__)
 #define PENSTOCK_ANYWHERE __host__ __device__
+#define PENSTOCK_APART __host__ __device__ __noinline__
 #else
 #define PENSTOCK_ANYWHERE
+#define PENSTOCK_APART [[gnu::noinline]]
 #endif

@@ -101,6 +101,16 @@ struct Pending {
   std::uint32_t queue = 0;
 };
 
+// A lane's part in commands that its group has sent, as far as it wanted one.
+struct Visit {
+  unsigned char* place = nullptr;
+  std::uint64_t ticket = 0;
+  IoResult result;
+  bool wants = false;
+  bool is_sent = false;  // the group's commands were; the same in all lanes
+  bool is_done = false;
+};
+
 // What one group does with a set. Every function is entered by all lanes of the group together; a lane whose extent has
 // no bytes only helps.
 template <typename Platform>
@@ -117,6 +127,18 @@ class QueueSetIo {
   PENSTOCK_ANYWHERE IoResult visit(const Extent& extent, std::uint64_t timeout_ns, Use use) {
     const auto nothing = [](unsigned char*, bool) {};
     return run(nvme::IoOpcode::read, extent, check(extent, false), timeout_ns, nothing, use);
+  }
+
+  // The same in two steps. Between them the bytes at `place` are the lane's, if it is done and the result is ok.
+  PENSTOCK_ANYWHERE Visit begin_visit(const Extent& extent, std::uint64_t timeout_ns) {
+    return begin(nvme::IoOpcode::read, extent, check(extent, false), timeout_ns, [](unsigned char*, bool) {});
+  }
+  PENSTOCK_ANYWHERE void end_visit(const Visit& visit) {
+    if (!visit.is_sent) return;
+    p_.sync();  // others of the group may have copied from this lane's place
+    nvme::QueuePair<Platform> queue(set_.queues[queue_], p_);
+    if (visit.is_done) queue.let_go(visit.ticket);
+    if (visit.wants && !visit.is_done) queue.leave(visit.ticket);
   }
 
   // Of any length: as many commands one after the other as it takes places.
@@ -234,28 +256,40 @@ class QueueSetIo {
   template <typename Before, typename After>
   PENSTOCK_ANYWHERE IoResult run(nvme::IoOpcode opcode, const Extent& extent, IoResult result, std::uint64_t timeout_ns,
                                  Before before, After after) {
-    const bool wants = extent.bytes != 0 && result.ok();
+    const Visit visit = begin(opcode, extent, result, timeout_ns, before);
+    if (visit.is_sent) after(visit.place, visit.is_done && visit.result.ok());
+    end_visit(visit);
+    return visit.result;
+  }
+  template <typename Before>
+  PENSTOCK_ANYWHERE Visit begin(nvme::IoOpcode opcode, const Extent& extent, IoResult result, std::uint64_t timeout_ns,
+                                Before before) {
+    Visit visit;
+    visit.result = result;
+    visit.wants = extent.bytes != 0 && result.ok();
     nvme::QueuePair<Platform> queue(set_.queues[queue_], p_);
     const std::uint64_t begin = p_.now();
-    const nvme::Tickets tickets = queue.take(wants, begin + set_.stall_ns);
-    if (tickets.count == 0) return wants ? why_poisoned(queue_) : result;
+    const nvme::Tickets tickets = queue.take(visit.wants, begin + set_.stall_ns);
+    if (tickets.count == 0) {
+      if (visit.wants) visit.result = why_poisoned(queue_);
+      return visit;
+    }
+    visit.ticket = tickets.own;
     const std::uint64_t slot =
         std::uint64_t{queue_} * set_.queues[queue_].memory.entries + queue.slot_number(tickets.own);
     const std::uint64_t offset = slot * set_.place_bytes;
-    unsigned char* const place = set_.places + offset;
-    before(place, wants);
-    if (!queue.send(tickets, make_command(opcode, extent, offset), nullptr)) {
-      return wants ? why_poisoned(queue_) : result;
+    visit.place = set_.places + offset;
+    before(visit.place, visit.wants);
+    visit.is_sent = queue.send(tickets, make_command(opcode, extent, offset), nullptr);
+    if (!visit.is_sent) {
+      if (visit.wants) visit.result = why_poisoned(queue_);
+      return visit;
     }
     const nvme::Token& token = queue.token_of(tickets.own);
-    const nvme::Waited waited = queue.wait(wants ? &token : nullptr, begin + timeout_ns);
-    const bool is_done = wants && queue.is_done(token);
-    if (wants) result = is_done ? outcome(queue.status_of(token)) : why_not_done(waited, queue_);
-    after(place, is_done && result.ok());
-    p_.sync();  // others of the group may have copied from this lane's place
-    if (is_done) queue.let_go(tickets.own);
-    if (wants && !is_done) queue.leave(tickets.own);
-    return result;
+    const nvme::Waited waited = queue.wait(visit.wants ? &token : nullptr, begin + timeout_ns);
+    visit.is_done = visit.wants && queue.is_done(token);
+    if (visit.wants) visit.result = visit.is_done ? outcome(queue.status_of(token)) : why_not_done(waited, queue_);
+    return visit;
   }
 
   PENSTOCK_ANYWHERE IoResult finish_on(std::uint32_t number, const Pending& pending, bool is_next, void* to,

@@ -1,0 +1,149 @@
+// device::Array<T>: a store, or a stretch of one, that a CUDA kernel indexes like memory. It may be far larger than the
+// GPU's: pages are read when a kernel touches them, and kept in a cache of GPU memory (penstock/gpu_array.h).
+//
+//   #include <penstock/device_array.cuh>
+//
+//   __global__ void sum_of(penstock::device::Array<float> values, const long long* wanted, float* out) {
+//     const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+//     out[thread] = values[wanted[thread]];                     // each thread its own element
+//   }
+//   __global__ void sum_all(penstock::device::Array<float> values, float* sum) {
+//     const unsigned long long warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, step = values.per_page();
+//     float own = 0;                                            // a warp together, page by page: the fast way
+//     values.visit_warp(warp * step, step, [&](const float* elements, unsigned long long, unsigned count) {
+//       for (unsigned i = threadIdx.x % 32; i < count; i += 32) own += elements[i];
+//     });
+//     atomicAdd(sum, own);
+//   }
+//
+// For nvcc and NVRTC, C++17, without flags but the path to this header. The parameter is one address of 64 bits: what
+// GpuArray::handle gives, or any integer of that value.
+//
+// What can go wrong is in the result (IoStatus); the program sees the first failure in GpuArray::statistics. No call
+// waits for ever (penstock/device.cuh). A thread that waits for another's fetch holds nothing that others need, and no
+// thread waits for room in the cache.
+//
+// REQUIRES of T: copied byte by byte, of a size that is a power of two and at most 512, and no alignment above that of
+// the array's beginning in its store. The array is read-only: what is written to the store meanwhile may or may not be
+// seen, until GpuArray::clear.
+//
+// Thread safety: any number of threads of any number of kernels. Lifetime: the GpuArray and its set of queues must be
+// open while a kernel that uses it runs.
+#pragma once
+
+#include "penstock/device.cuh"
+#include "penstock/paged_array.h"
+
+namespace penstock::device {
+
+// The platform of page_cache.h: the active threads of a warp.
+class ArrayPlatform : public WarpPlatform {
+ public:
+  using Passed = ArrayPlatform;
+
+  __device__ std::uint64_t add_acquire(std::uint64_t& word, std::uint64_t value) const {
+    std::uint64_t before;
+    asm volatile("atom.acquire.gpu.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(&word), "l"(value) : "memory");
+    return before;
+  }
+  __device__ void add_release(std::uint64_t& word, std::uint64_t value) const {
+    asm volatile("red.release.gpu.add.u64 [%0], %1;" ::"l"(&word), "l"(value) : "memory");
+  }
+  // What the first of the lanes with the same value has given.
+  __device__ std::uint64_t of_same(std::uint32_t value, std::uint64_t given) const {
+    const std::uint32_t same = __match_any_sync(mask_, value);
+    return __shfl_sync(mask_, static_cast<unsigned long long>(given), __ffs(static_cast<int>(same)) - 1);
+  }
+  __device__ std::uint32_t stripe() const {
+    std::uint32_t processor = 0;
+    asm("mov.u32 %0, %%smid;" : "=r"(processor));
+    return processor;
+  }
+};
+
+template <typename T>
+class Array {
+ public:
+  static_assert(sizeof(T) <= 512 && (sizeof(T) & (sizeof(T) - 1)) == 0, "a page has whole elements");
+
+  PENSTOCK_ANYWHERE Array(PagedArray* array) : array_(array) {}
+  PENSTOCK_ANYWHERE explicit Array(std::uint64_t handle) : array_(reinterpret_cast<PagedArray*>(handle)) {}
+
+  // In elements. 0 for an array that this kernel was not compiled for.
+  __device__ std::uint64_t size() const { return fits() ? array_->size_bytes / sizeof(T) : 0; }
+  __device__ std::uint32_t per_page() const { return fits() ? (1U << array_->cache.page_shift) / sizeof(T) : 1; }
+
+  // Each thread for itself. T{} if it can't be had: `get` tells why, and GpuArray::statistics that it happened.
+  __device__ T operator[](std::uint64_t index) const {
+    T value{};
+    get(index, value);
+    return value;
+  }
+  // Threads of a warp that come together share pages. A timeout of 0 is the set's.
+  __device__ IoResult get(std::uint64_t index, T& value, std::uint64_t timeout_ns = 0) const {
+    if (!fits()) return {IoStatus::wrong_layout};
+    ArrayPlatform platform;
+    const bool is_inside = index < array_->size_bytes / sizeof(T);
+    const Stretch stretch{index * sizeof(T), is_inside ? sizeof(T) : 0};
+    const IoResult result = io(platform).visit_each(
+        stretch, timeout(timeout_ns), [&](const unsigned char* bytes) { value = *reinterpret_cast<const T*>(bytes); });
+    return is_inside ? result : outside();
+  }
+
+  // A warp together, with the same numbers: calls use(const T* elements, std::uint64_t done, std::uint32_t count) for
+  // page after page, in all threads. `elements` are those from number first + done on, in GPU memory or, if the cache
+  // has no room, in pinned memory. They stay until `use` returns. `use` must not call an Array or Queues, nor wait for
+  // other warps. The result is the same in all threads; after a failure `use` is not called any more.
+  template <typename Use>
+  __device__ IoResult visit_warp(std::uint64_t first, std::uint64_t count, Use use,
+                                 std::uint64_t timeout_ns = 0) const {
+    if (!fits()) return {IoStatus::wrong_layout};
+    const std::uint64_t size = array_->size_bytes / sizeof(T);
+    if (first > size || count > size - first) return outside();
+    ArrayPlatform platform;
+    return io(platform).visit_together({first * sizeof(T), count * sizeof(T)}, timeout(timeout_ns),
+                                       [&](const unsigned char* bytes, std::uint64_t done, std::uint32_t length) {
+                                         use(reinterpret_cast<const T*>(bytes), done / sizeof(T),
+                                             static_cast<std::uint32_t>(length / sizeof(T)));
+                                       });
+  }
+  // The same, copied.
+  __device__ IoResult read_warp(std::uint64_t first, std::uint64_t count, T* to, std::uint64_t timeout_ns = 0) const {
+    const WarpPlatform warp;
+    const std::uint32_t rank = warp.rank();
+    const std::uint32_t lanes = warp.size();
+    const IoResult result = visit_warp(
+        first, count,
+        [&](const T* elements, std::uint64_t done, std::uint32_t length) {
+          for (std::uint32_t i = rank; i < length; i += lanes) to[done + i] = elements[i];
+        },
+        timeout_ns);
+    warp.sync();
+    return result;
+  }
+
+ private:
+  using Io = PagedArrayIo<ArrayPlatform>;
+
+  __device__ bool fits() const {
+    return array_ != nullptr && array_->layout == array_layout_version && array_->queues->layout == layout_version;
+  }
+  __device__ Io io(ArrayPlatform& platform) const {
+    const auto number = static_cast<std::uint32_t>(platform.broadcast(WarpPlatform::warp_number()));
+    return Io(*array_, platform, number % array_->queues->queue_count);
+  }
+  __device__ std::uint64_t timeout(std::uint64_t timeout_ns) const {
+    return timeout_ns != 0 ? timeout_ns : array_->queues->timeout_ns;
+  }
+  __device__ IoResult outside() const {
+    const IoResult result{IoStatus::out_of_window};
+    atomicCAS(reinterpret_cast<unsigned long long*>(&array_->first_failure), 0ULL,
+              static_cast<unsigned long long>(pack(result)));
+    return result;
+  }
+
+  PagedArray* array_;
+};
+static_assert(sizeof(Array<float>) == sizeof(std::uint64_t), "one parameter of 64 bits");
+
+}  // namespace penstock::device

@@ -1,0 +1,185 @@
+// PagedArray: a stretch of a store that kernels index, as it lies in memory of a GPU; and the steps of reading from it,
+// for every Platform (see queue_pair.h). Kernels use penstock/device_array.cuh, and programs penstock/gpu_array.h; this
+// is what the two agree on.
+//
+// Pages lie in a PageCache (page_cache.h). What no frame is to be had for is read from the pinned place of a command of
+// the set (queue_set.h), without a copy. A group holds pages, or places, only while its `use` runs.
+//
+// Thread safety: any number of groups. Lifetime: the set of queues, and the memory named here, outlive all of them.
+#pragma once
+
+#include "penstock/page_cache.h"
+
+namespace penstock::device {
+
+// Of all structures here and in page_cache.h. A kernel that was compiled with another refuses the array.
+inline constexpr std::uint32_t array_layout_version = 1;
+
+// In memory of the GPU, addresses as the GPU sees them.
+struct PagedArray {
+  std::uint32_t layout = array_layout_version;  // first in every version
+  std::uint32_t store = 0;
+  std::uint64_t begin = 0;  // of the array in the store, in bytes
+  std::uint64_t size_bytes = 0;
+  std::uint64_t first_page = 0;  // of the store's, the one with `begin`
+  QueueSet* queues = nullptr;
+  PageCacheState cache;
+  alignas(128) std::uint64_t first_failure = 0;  // an IoResult, packed; 0: there was none
+};
+
+PENSTOCK_ANYWHERE constexpr std::uint64_t pack(IoResult result) {
+  return std::uint64_t{result.field} << 32 | static_cast<std::uint32_t>(result.status);
+}
+PENSTOCK_ANYWHERE constexpr IoResult unpack(std::uint64_t packed) {
+  return {static_cast<IoStatus>(packed & 0xffffffff), static_cast<std::uint32_t>(packed >> 32)};
+}
+
+// A stretch of an array, in bytes. REQUIRES: within it.
+struct Stretch {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+// What one group does with an array. Every function is entered by all lanes of the group together.
+template <typename Platform>
+class PagedArrayIo {
+ public:
+  // REQUIRES: the same queue in all lanes, one of the set's.
+  PENSTOCK_ANYWHERE PagedArrayIo(PagedArray& array, Platform& platform, std::uint32_t queue)
+      : a_(array), p_(platform), queue_(queue) {}
+
+  // Each lane a stretch of its own, within a page: calls use(bytes) in those whose bytes are there. Lanes of one page
+  // take it once. A lane whose stretch is empty only helps.
+  template <typename Use>
+  PENSTOCK_ANYWHERE IoResult visit_each(const Stretch& stretch, std::uint64_t timeout_ns, Use use) {
+    const bool wants = stretch.bytes != 0;
+    const std::uint64_t at = a_.begin + stretch.offset;
+    const std::uint32_t page = wants ? page_of(at) : Frame::nobody;
+    const bool leads = p_.is_first(page) && wants;
+    const TakenPage own = take(page, leads, timeout_ns);
+    const auto* const bytes =
+        reinterpret_cast<const unsigned char*>(p_.of_same(page, reinterpret_cast<std::uint64_t>(own.bytes)));
+    if (bytes != nullptr) use(bytes + within_page(at));
+    give_back(page, own);
+    IoResult result;
+    if (!p_.any(wants && bytes == nullptr)) return result;
+    result = unpack(p_.of_same(page, pack(own.result)));
+    const Extent past = wants && bytes == nullptr && result.ok() ? blocks_around(at, stretch.bytes) : Extent{};
+    if (p_.any(past.bytes != 0)) {
+      const Visit visit = begin_past(p_, a_, queue_, past, timeout_ns);
+      if (visit.is_done && visit.result.ok()) use(visit.place + (at - past.offset));
+      end_past(visit);
+      if (past.bytes != 0) result = visit.result;
+    }
+    note_failure(result);
+    return result;
+  }
+
+  // All lanes the same stretch: calls use(bytes, offset, length) for each page of it, in order, with the offset of
+  // those bytes in the stretch, until one fails. The result is the same in all lanes.
+  template <typename Use>
+  PENSTOCK_ANYWHERE IoResult visit_together(const Stretch& stretch, std::uint64_t timeout_ns, Use use) {
+    IoResult result;
+    const std::uint64_t page_bytes = std::uint64_t{1} << a_.cache.page_shift;
+    for (std::uint64_t done = 0; done < stretch.bytes && result.ok();) {
+      const std::uint64_t at = a_.begin + stretch.offset + done;
+      const std::uint64_t left = stretch.bytes - done;
+      const std::uint64_t to_end = page_bytes - within_page(at);
+      const auto length = static_cast<std::uint32_t>(left < to_end ? left : to_end);
+      result = visit_page(at, timeout_ns, [&](const unsigned char* bytes) { use(bytes, done, length); });
+      done += length;
+    }
+    note_failure(result);
+    return result;
+  }
+
+ private:
+  PENSTOCK_ANYWHERE std::uint32_t page_of(std::uint64_t at) const {
+    return static_cast<std::uint32_t>((at >> a_.cache.page_shift) - a_.first_page);
+  }
+  PENSTOCK_ANYWHERE std::uint64_t within_page(std::uint64_t at) const {
+    return at & ((std::uint64_t{1} << a_.cache.page_shift) - 1);
+  }
+  // As far as the window of the store goes.
+  PENSTOCK_ANYWHERE Extent clip(std::uint64_t begin, std::uint64_t end) const {
+    const StoreWindow& window = a_.queues->stores[a_.store];
+    begin = begin < window.begin ? window.begin : begin;
+    end = end > window.end ? window.end : end;
+    return {begin, end - begin, a_.store};
+  }
+  PENSTOCK_ANYWHERE Extent page_extent(std::uint32_t page) const {
+    const std::uint64_t number = a_.first_page + page;
+    return clip(number << a_.cache.page_shift, (number + 1) << a_.cache.page_shift);
+  }
+  PENSTOCK_ANYWHERE Extent blocks_around(std::uint64_t at, std::uint64_t bytes) const {
+    const std::uint64_t mask = a_.queues->stores[a_.store].block_bytes - 1;
+    return clip(at & ~mask, (at + bytes + mask) & ~mask);
+  }
+
+  PENSTOCK_ANYWHERE TakenPage take(std::uint32_t page, bool wants, std::uint64_t timeout_ns) {
+    TakenPage taken = PageCache<Platform>(a_.cache, p_).take(page, wants);
+    const bool is_missing = wants && taken.bytes == nullptr;
+    if (p_.any(is_missing)) {
+      const TakenPage fetched = take_missing(p_, a_, queue_, page, is_missing, timeout_ns);
+      if (is_missing) taken = fetched;
+    }
+    p_.sync();  // what one lane has acquired, the others may read
+    return taken;
+  }
+  PENSTOCK_ANYWHERE void give_back(std::uint32_t page, const TakenPage& taken) {
+    p_.sync();
+    PageCache<Platform>(a_.cache, p_).give_back(page, taken.bytes != nullptr);
+  }
+  PENSTOCK_ANYWHERE void end_past(const Visit& visit) { QueueSetIo<Platform>(*a_.queues, p_, queue_).end_visit(visit); }
+
+  // Compiled apart, with a platform of their own: the caller's stays in registers.
+  using Passed = typename Platform::Passed;
+  PENSTOCK_APART static TakenPage take_missing(Passed platform, PagedArray& array, std::uint32_t queue,
+                                               std::uint32_t page, bool is_missing, std::uint64_t timeout_ns) {
+    PagedArrayIo self(array, platform, queue);
+    QueueSetIo<Platform> io(*array.queues, platform, queue);
+    const auto fetch = [&](std::uint32_t number, unsigned char* to, bool wants) {
+      const Extent extent = wants ? self.page_extent(number) : Extent{};
+      return io.read(extent, wants ? to + self.within_page(extent.offset) : nullptr, timeout_ns);
+    };
+    PageCache<Platform> cache(array.cache, platform);
+    return cache.take_missing(page, is_missing, platform.now() + timeout_ns, fetch);
+  }
+  PENSTOCK_APART static Visit begin_past(Passed platform, PagedArray& array, std::uint32_t queue, const Extent& extent,
+                                         std::uint64_t timeout_ns) {
+    return QueueSetIo<Platform>(*array.queues, platform, queue).begin_visit(extent, timeout_ns);
+  }
+
+  template <typename Use>
+  PENSTOCK_ANYWHERE IoResult visit_page(std::uint64_t at, std::uint64_t timeout_ns, Use use) {
+    const std::uint32_t page = page_of(at);
+    const TakenPage own = take(page, p_.is_leader(), timeout_ns);
+    const auto* const bytes =
+        reinterpret_cast<const unsigned char*>(p_.broadcast(reinterpret_cast<std::uint64_t>(own.bytes)));
+    if (bytes != nullptr) {
+      use(bytes + within_page(at));
+      give_back(page, own);
+      return {};
+    }
+    const IoResult result = unpack(p_.broadcast(pack(own.result)));
+    if (!result.ok()) return result;
+    const Extent past = page_extent(page);
+    const Visit visit = begin_past(p_, a_, queue_, p_.is_leader() ? past : Extent{}, timeout_ns);
+    const bool arrived = visit.is_done && visit.result.ok();
+    const std::uint64_t place = p_.broadcast(arrived ? reinterpret_cast<std::uint64_t>(visit.place) : 0);
+    if (place != 0) use(reinterpret_cast<const unsigned char*>(place) + (at - past.offset));
+    end_past(visit);
+    return unpack(p_.broadcast(pack(visit.result)));
+  }
+
+  PENSTOCK_ANYWHERE void note_failure(const IoResult& result) {
+    std::uint64_t none = 0;
+    if (!result.ok()) p_.compare_exchange(a_.first_failure, none, pack(result));
+  }
+
+  PagedArray& a_;
+  Platform& p_;
+  const std::uint32_t queue_;
+};
+
+}  // namespace penstock::device
