@@ -23,9 +23,9 @@
 // waits for ever (penstock/device.cuh). A thread that waits for another's fetch holds nothing that others need, and no
 // thread waits for room in the cache.
 //
-// REQUIRES of T: copied byte by byte, of a size that is a power of two and at most 512, and no alignment above that of
-// the array's beginning in its store. The array is read-only: what is written to the store meanwhile may or may not be
-// seen, until GpuArray::clear.
+// REQUIRES of T: copied byte by byte, of a size that is a power of two and at most 512. The array's beginning in its
+// store must be a multiple of that, else IoStatus::misaligned. The array is read-only: what is written to the store
+// meanwhile may or may not be seen, until GpuArray::clear.
 //
 // Thread safety: any number of threads of any number of kernels. Lifetime: the GpuArray and its set of queues must be
 // open while a kernel that uses it runs.
@@ -81,13 +81,13 @@ class Array {
   }
   // Threads of a warp that come together share pages. A timeout of 0 is the set's.
   __device__ IoResult get(std::uint64_t index, T& value, std::uint64_t timeout_ns = 0) const {
-    if (!fits()) return {IoStatus::wrong_layout};
+    if (!is_sound()) return unsound();
     ArrayPlatform platform;
     const bool is_inside = index < array_->size_bytes / sizeof(T);
     const Stretch stretch{index * sizeof(T), is_inside ? sizeof(T) : 0};
     const IoResult result = io(platform).visit_each(
         stretch, timeout(timeout_ns), [&](const unsigned char* bytes) { value = *reinterpret_cast<const T*>(bytes); });
-    return is_inside ? result : outside();
+    return is_inside ? result : fail(IoStatus::out_of_window);
   }
 
   // A warp together, with the same numbers: calls use(const T* elements, std::uint64_t done, std::uint32_t count) for
@@ -97,9 +97,9 @@ class Array {
   template <typename Use>
   __device__ IoResult visit_warp(std::uint64_t first, std::uint64_t count, Use use,
                                  std::uint64_t timeout_ns = 0) const {
-    if (!fits()) return {IoStatus::wrong_layout};
+    if (!is_sound()) return unsound();
     const std::uint64_t size = array_->size_bytes / sizeof(T);
-    if (first > size || count > size - first) return outside();
+    if (first > size || count > size - first) return fail(IoStatus::out_of_window);
     ArrayPlatform platform;
     return io(platform).visit_together({first * sizeof(T), count * sizeof(T)}, timeout(timeout_ns),
                                        [&](const unsigned char* bytes, std::uint64_t done, std::uint32_t length) {
@@ -128,6 +128,8 @@ class Array {
   __device__ bool fits() const {
     return array_ != nullptr && array_->layout == array_layout_version && array_->queues->layout == layout_version;
   }
+  __device__ bool is_sound() const { return fits() && array_->begin % sizeof(T) == 0; }
+  __device__ IoResult unsound() const { return fits() ? fail(IoStatus::misaligned) : IoResult{IoStatus::wrong_layout}; }
   __device__ Io io(ArrayPlatform& platform) const {
     const auto number = static_cast<std::uint32_t>(platform.broadcast(WarpPlatform::warp_number()));
     return Io(*array_, platform, number % array_->queues->queue_count);
@@ -135,8 +137,8 @@ class Array {
   __device__ std::uint64_t timeout(std::uint64_t timeout_ns) const {
     return timeout_ns != 0 ? timeout_ns : array_->queues->timeout_ns;
   }
-  __device__ IoResult outside() const {
-    const IoResult result{IoStatus::out_of_window};
+  __device__ IoResult fail(IoStatus status) const {
+    const IoResult result{status};
     atomicCAS(reinterpret_cast<unsigned long long*>(&array_->first_failure), 0ULL,
               static_cast<unsigned long long>(pack(result)));
     return result;

@@ -285,7 +285,7 @@ TEST(PageCache, serves_more_threads_than_it_has_frames) {
       threads.emplace_back([&, thread] {
         std::mt19937 random(thread + 1);
         for (int i = 0; i < 250; ++i) {
-          const std::uint32_t page = random() % 48;
+          const auto page = static_cast<std::uint32_t>(random() % 48);
           ArrayThreadPlatform platform;
           PageCache<ArrayThreadPlatform> pages(cache.state, platform);
           TakenPage taken = pages.take(page, true);
