@@ -108,19 +108,6 @@ Access access_from(const std::string& name) {
   raise({Code::invalid_argument, 0, "access: " + name, "give read, write, create or replace"});
 }
 
-// Lets go of it without the GIL, which it has then: closing may wait for a server.
-class HeldStore : public Store {
- public:
-  explicit HeldStore(Store store) : Store(std::move(store)) {}
-  HeldStore(HeldStore&&) = default;
-  HeldStore& operator=(HeldStore&&) = delete;
-  ~HeldStore() {
-    if (!*this) return;
-    const WithoutGil released;
-    static_cast<Store&>(*this) = Store();
-  }
-};
-
 HeldStore open_store(PythonContext& self, const nb::bytes& path, const std::string& access, std::uint64_t size_bytes,
                      bool device_write, const std::string& serial, std::uint64_t first_block, std::uint64_t blocks) {
   OpenOptions options;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "gil.h"
 #include "penstock/context.h"
 #include "penstock/models.h"
 
@@ -33,6 +34,19 @@ class PythonContext {
 
   std::shared_ptr<Context> context_;  // shared: another thread may be inside a call when one closes it
   std::vector<std::weak_ptr<Loading>> loads_;
+};
+
+// Lets go of it without the GIL, which it has then: closing may wait for a server.
+class HeldStore : public Store {
+ public:
+  explicit HeldStore(Store store) : Store(std::move(store)) {}
+  HeldStore(HeldStore&&) = default;
+  HeldStore& operator=(HeldStore&&) = delete;
+  ~HeldStore() {
+    if (!*this) return;
+    const WithoutGil released;
+    static_cast<Store&>(*this) = Store();
+  }
 };
 
 [[noreturn]] void raise_closed();

@@ -4,6 +4,7 @@
 
 #include "context.h"
 #include "gil.h"
+#include "gpu_queues.h"
 #include "kinds.h"
 #include "layers.h"
 #include "memory.h"
@@ -25,4 +26,5 @@ NB_MODULE(_core, module) {
   penstock::python::define_rows(module);
   penstock::python::define_kinds(module);
   penstock::python::define_layers(module);
+  penstock::python::define_gpu_queues(module);
 }

@@ -11,6 +11,7 @@ from . import _core
 from ._context import Context, default_context, read_into, read_into_async
 from ._errors import (DeniedError, DirectoryError, Error, InvalidError, MismatchError, NoMemoryError, NotFoundError,
                       RangeError, StateError, TimedOutError, TransferError, UnsupportedError)
+from ._gpu_queues import GpuArray, GpuQueues, GpuServer, include_dir
 from ._kinds import Kind, Kinds
 from ._layers import Layers
 from ._memory_file import TensorSpec, deserialize, serialize, serialize_file
@@ -29,10 +30,10 @@ SafetensorError = Error  # by the name that programs which use safetensors catch
 __version__: str = _core.version()
 
 __all__ = [
-    "Context", "DeniedError", "DirectoryError", "Error", "InvalidError", "Kind", "Kinds", "Layers", "MismatchError", "NoMemoryError",
+    "Context", "DeniedError", "DirectoryError", "Error", "GpuArray", "GpuQueues", "GpuServer", "InvalidError", "Kind", "Kinds", "Layers", "MismatchError", "NoMemoryError",
     "NotFoundError", "RangeError", "Report", "Rows", "RowsPlan", "RowsReport", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "TimedOutError",
     "TransferError", "UnsupportedError", "default_context", "deserialize",
-    "doctor", "engines", "gpus", "load_file", "load_file_async", "load_into", "load_models", "open", "patch", "read_into", "read_into_async",
+    "doctor", "engines", "gpus", "include_dir", "load_file", "load_file_async", "load_into", "load_models", "open", "patch", "read_into", "read_into_async",
     "safe_open", "save_file", "serialize", "serialize_file", "stream", "unpatch", "verify",
 ]
 

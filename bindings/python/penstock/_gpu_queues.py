@@ -1,0 +1,171 @@
+"""Kernels that read storage by themselves: sets of queues, arrays, and the server behind them."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any, Optional, Sequence, Union
+
+from . import _core
+from ._context import Context, default_context
+from ._errors import invalid, make
+from ._memory import device_domain
+from ._stores import Store
+from ._streaming import size_in_bytes
+
+TO_THE_END = (1 << 64) - 1
+# IoStatus, by number.
+STATUSES = ("done", "timed_out", "failed", "out_of_window", "misaligned", "no_memory", "read_only", "no_such_store",
+            "closed", "stalled", "wrong_layout")
+
+
+def include_dir() -> str:
+    """The folder to give compilers of kernels, for `#include <penstock/device.cuh>` and `<penstock/device_array.cuh>`."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
+
+
+class _Closing:
+    """What is closed at the end of a `with` block."""
+
+    _core: Any = None
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
+        self.close()
+
+    def close(self) -> None:
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+
+    def _open(self) -> Any:
+        if self._core is None:
+            raise make("closed", 0, f"this {type(self).__name__} is closed", "open another one")
+        return self._core
+
+
+class GpuServer(_Closing):
+    """Threads that serve the reads and writes of kernels, from any stores.
+
+        with penstock.GpuServer() as server, server.open("graph.bin") as queues:
+            kernel((132,), (256,), (queues.handle, …))   # a CuPy RawKernel; its parameter is a penstock::device::Queues
+
+    `threads` is 0 for half of the processors, 8 at most. Without open queues they sleep; with them they look for work,
+    less and less often, unless `hot`. Closing the server closes its queues: wait for kernels first.
+    """
+
+    def __init__(self, threads: int = 0, *, hot: bool = False, context: Optional[Context] = None) -> None:
+        self._context = context or default_context()
+        self._core = _core.start_gpu_server(self._context._core, threads, hot)
+
+    def __repr__(self) -> str:
+        return f"<penstock.GpuServer{', closed' if self._core is None else f': {self.threads} threads'}>"
+
+    @property
+    def threads(self) -> int:
+        """How many it has."""
+        count: int = self._open().threads
+        return count
+
+    def open(self, stores: Any, device: Any = "cuda", *, writable: bool = False, window: Optional[tuple[int, int]] = None,
+             block_bytes: int = 0, queues: int = 0, depth: int = 256, place_bytes: Union[int, str] = 4096,
+             ahead_places: int = 1024, timeout: float = 10.0, stall: float = 30.0) -> GpuQueues:
+        """A set of queues by which kernels of one GPU read these stores: a name, a penstock.Store, or a list of either.
+
+        `window` is (offset, size) of what kernels may reach of each; `writable` lets them write, to stores that are open
+        for that. Extents of kernels begin and end with blocks of `block_bytes` (512). `place_bytes` is the longest
+        command; each of `queues` times `depth` has that much pinned memory. `timeout` is that of a transfer, and after
+        `stall` seconds without room a queue is given up until `reset`. device="cpu" makes a set for tests without a GPU.
+        """
+        given = list(stores) if isinstance(stores, (list, tuple)) else [stores]
+        access = "write" if writable else "read"
+        opened = [each if isinstance(each, Store) else Store(each, access, context=self._context) for each in given]
+        offset, size = window if window is not None else (0, TO_THE_END)
+        core = self._open().open(
+            device_domain(device), [(each._open(), offset, size, writable, block_bytes) for each in opened], queues, depth,
+            size_in_bytes(place_bytes), ahead_places, float(timeout), float(stall))
+        return GpuQueues(core, [each.name for each in opened])
+
+
+class GpuQueues(_Closing):
+    """A set of queues, made by GpuServer.open. It must stay open while kernels use it."""
+
+    def __init__(self, core: Any, names: Sequence[str]) -> None:
+        self._core = core
+        self.names = list(names)  # of the stores
+
+    def __repr__(self) -> str:
+        return f"<penstock.GpuQueues of {', '.join(self.names)}{', closed' if self._core is None else ''}>"
+
+    @property
+    def handle(self) -> int:
+        """The parameter of kernels, of 64 bits, where they have a penstock::device::Queues."""
+        handle: int = self._open().handle
+        return handle
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Sums since it was opened (reads, read_bytes, mapped_bytes, requests, failed, …), and how it is: timed_out,
+        stalled, server_dead, last_error."""
+        report: dict[str, Any] = self._open().report()
+        return report
+
+    def stop(self) -> None:
+        """Ends what kernels wait for, now and until `reset`: they get IoStatus::closed."""
+        self._open().stop()
+
+    def reset(self) -> None:
+        """Makes the set new for the next launch. No kernel may use it."""
+        self._open().reset()
+
+    def array(self, store: int = 0, *, offset: int = 0, size: Optional[int] = None,
+              memory: Union[int, str] = "256MiB", page_bytes: Union[int, str] = 0) -> GpuArray:
+        """An array over a store of the set, or over `size` bytes from `offset` on, with `memory` of the GPU for a cache."""
+        if size is not None and size <= 0:
+            raise invalid(f"an array of {size} bytes", "give at least 1")
+        pages = size_in_bytes(page_bytes) if page_bytes != 0 else 0
+        return GpuArray(self._open().array(store, offset, TO_THE_END if size is None else size, size_in_bytes(memory),
+                                           pages), self)
+
+
+class GpuArray(_Closing):
+    """A store that kernels index like memory, made by GpuQueues.array. Their parameter is a penstock::device::Array<T>."""
+
+    def __init__(self, core: Any, queues: GpuQueues) -> None:
+        self._core = core
+        self._queues = queues
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return "<penstock.GpuArray, closed>"
+        return (f"<penstock.GpuArray of {self.size_bytes} bytes: {self._core.page_count} pages through "
+                f"{self._core.frame_count} of {self._core.page_bytes} bytes>")
+
+    @property
+    def handle(self) -> int:
+        """The parameter of kernels, of 64 bits. Raises once the array or its queues are closed."""
+        self._queues._open()
+        handle: int = self._open().handle
+        return handle
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the array."""
+        size: int = self._open().size_bytes
+        return size
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """Pages since it was opened or cleared, by warps that took them: hits, fetched, joined (another warp fetched
+        them), passed (read past the cache, for want of room) and failed. first_failure is an IoStatus by name, or None."""
+        statistics: dict[str, Any] = self._open().statistics()
+        status = statistics["first_failure"]
+        statistics["first_failure"] = None if status == 0 else STATUSES[status] if status < len(STATUSES) else str(status)
+        return statistics
+
+    def clear(self) -> None:
+        """Forgets all pages, for a store that was changed. No kernel may use it."""
+        self._open().clear()

@@ -1,0 +1,93 @@
+"""Sets of queues and arrays: made and closed in any order, without a GPU."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+import penstock
+
+
+@pytest.fixture
+def name(tmp_path):
+    path = tmp_path / "store"
+    path.write_bytes(os.urandom(1 << 20))
+    return path
+
+
+def test_a_set_has_a_handle_and_a_report(name):
+    with penstock.GpuServer(2) as server:
+        assert server.threads == 2
+        with server.open(name, "cpu", queues=2, depth=64) as queues:
+            assert queues.handle != 0
+            assert queues.report["reads"] == 0 and queues.report["last_error"] is None
+            assert str(name) in repr(queues)
+            queues.stop()
+            queues.reset()
+        with pytest.raises(penstock.StateError):
+            queues.handle
+    assert "closed" in repr(server)
+    with pytest.raises(penstock.StateError):
+        server.open(name, "cpu")
+
+
+def test_several_stores_share_a_set(name):
+    with penstock.GpuServer(1) as server, penstock.open(name) as store:
+        with server.open([store, name], "cpu", window=(4096, 8192), queues=2, depth=64) as queues:
+            assert queues.array(1, offset=4096).size_bytes == 8192
+            with pytest.raises(penstock.RangeError):
+                queues.array(1, offset=0)
+
+
+def test_an_array_knows_its_size_and_its_cache(name):
+    with penstock.GpuServer(1) as server, server.open(name, "cpu", queues=2, depth=64) as queues:
+        with queues.array(memory="512KiB") as array:
+            assert array.handle != 0 and array.size_bytes == 1 << 20
+            assert "256 pages" in repr(array)
+            assert array.statistics == {"hits": 0, "fetched": 0, "joined": 0, "passed": 0, "failed": 0,
+                                        "first_failure": None, "first_failure_field": 0}
+            array.clear()
+        with pytest.raises(penstock.StateError):
+            array.statistics
+        left = queues.array(offset=512, size=1024)
+        assert left.size_bytes == 1024
+    with pytest.raises(penstock.StateError):
+        left.handle  # its queues are closed
+    left.close()
+
+
+def test_what_can_not_be_is_refused(name):
+    with penstock.GpuServer(1) as server:
+        for options in ({"depth": 100}, {"place_bytes": 1000}, {"block_bytes": 3}, {"timeout": -1}):
+            with pytest.raises(penstock.InvalidError):
+                server.open(name, "cpu", **options)
+        with pytest.raises(penstock.InvalidError):
+            server.open([], "cpu")
+        with pytest.raises(penstock.NotFoundError):
+            server.open(str(name) + ".not", "cpu")
+        with server.open(name, "cpu", queues=2, depth=64) as queues:
+            for options in ({"store": 1}, {"page_bytes": 8192}, {"size": 0}):
+                with pytest.raises(penstock.InvalidError):
+                    queues.array(**options)
+            with pytest.raises(penstock.Error):
+                queues.array(memory=4096)
+
+
+def test_everything_may_be_dropped_in_any_order(name):
+    server = penstock.GpuServer(1)
+    queues = server.open(name, "cpu", queues=2, depth=64)
+    array = queues.array()
+    server.close()
+    del server, queues
+    array.close()
+
+
+def test_kernels_find_their_headers():
+    header = os.path.join(penstock.include_dir(), "penstock", "device_array.cuh")
+    assert os.path.exists(header)
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    subprocess.run([compiler, "-std=c++17", "-fsyntax-only", "-x", "c++", "-I", penstock.include_dir(), "-"],
+                   input=b"#include <penstock/paged_array.h>\n", check=True, timeout=60)
