@@ -17,6 +17,7 @@ struct NvmeFlags {
   std::uint64_t seeds = 1;
   bool no_faults = false;
   bool dry_run = false;
+  int gpu = 0;
 };
 
 std::string hexadecimal(std::uint64_t value) {
@@ -175,9 +176,7 @@ Exit registers(const NvmeFlags& flags) {
   return read->problem ? output.fail(*read->problem) : Exit::ok;
 }
 
-Exit selftest(const NvmeFlags& flags) {
-  const Output output(flags.output);
-  const auto checks = test_nvme(flags.name, [] { return !interrupted(); });
+Exit show_checks(const Output& output, const Result<std::vector<NvmeCheck>>& checks) {
   if (!checks) return output.fail(checks.error());
   if (interrupted()) return output.fail(interrupted_error());
   Json listed = Json::array();
@@ -194,6 +193,20 @@ Exit selftest(const NvmeFlags& flags) {
     output.object(result);
   }
   return good ? Exit::ok : Exit::failed;
+}
+
+Exit selftest(const NvmeFlags& flags) {
+  const Output output(flags.output);
+  return show_checks(output, test_nvme(flags.name, [] { return !interrupted(); }));
+}
+
+Exit gpu_selftest(const NvmeFlags& flags) {
+  const Output output(flags.output);
+  auto context = Context::create();
+  if (!context) return output.fail(context.error());
+  const auto store = context->open(flags.name);
+  if (!store) return output.fail(store.error());
+  return show_checks(output, test_gpu_io(*context, *store, Domain::cuda(flags.gpu)));
 }
 
 // What went wrong is told with the seed to do it again.
@@ -266,6 +279,7 @@ Command add_nvme(CLI::App& tool) {
       "  penstock nvme identify nvme:0000:01:00.0\n"
       "  penstock nvme identify soft-nvme:disk.img\n"
       "  penstock nvme selftest soft-nvme:disk.img\n"
+      "  penstock nvme gpu-selftest model.safetensors\n"
       "  penstock nvme soft --seed 7 --operations 100000");
   struct Verb {
     CLI::App* parser;
@@ -283,6 +297,10 @@ Command add_nvme(CLI::App& tool) {
   add("identify", "Print the identify data of a controller", identify, true);
   add("registers", "Show the registers of a controller", registers, true);
   add("selftest", "Test a controller with everything but writes", selftest, true);
+  CLI::App* by_gpu =
+      add("gpu-selftest", "Test whether kernels of a GPU read a store by themselves", gpu_selftest, false);
+  by_gpu->add_option("NAME", flags->name, "any store: a file, a device, nvme:ADDRESS or soft-nvme:FILE")->required();
+  by_gpu->add_option("--gpu", flags->gpu, "the number of the GPU")->check(whole_number(0, 1023));
   struct Change {
     const char* name;
     const char* help;

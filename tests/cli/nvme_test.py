@@ -31,6 +31,17 @@ class Nvme(ToolTest):
         self.assertGreater(len(checks), 5)
         self.assertEqual(disk.read_bytes(), content)
 
+    def test_has_a_gpu_read_by_itself_or_says_why_not(self):
+        disk = self.file("disk.img", bytes(i * 7 % 251 for i in range(3 * MIB)))
+        result = self.run_tool("nvme", "gpu-selftest", disk)
+        if result.returncode != 0:
+            self.assertRegex(result.stderr, rb"CUDA|GPU|nvcc")
+            self.fails("unsupported" if b"without nvcc" in result.stderr else "no_device", 3, "nvme", "gpu-selftest", disk)
+            self.skipTest(result.stderr.decode().splitlines()[0])
+        checks = self.json_of("nvme", "gpu-selftest", disk)["checks"]
+        self.assertEqual([check["name"] for check in checks], ["a block", "a batch", "a layer", "an array"])
+        self.assertTrue(all(check["ok"] for check in checks), checks)
+
     def test_tries_the_driver_against_faults(self):
         trial = self.json_of("nvme", "soft", "--seed", "3", "--operations", "2000", "--block", "4096")["trial"]
         self.assertEqual((trial["operations"], trial["wrong"], trial["breaches"]), (2000, [], []))
@@ -53,6 +64,8 @@ class Nvme(ToolTest):
         for name in ["nvme:0000:01:00", "nvme:disk", "nvme:0000:01:00.0/0"]:
             self.fails("invalid_argument", 2, "nvme", "identify", name)
         self.fails("not_found", 3, "nvme", "identify", "nvme:ffff:ff:1f.7")
+        self.fails("not_found", 3, "nvme", "gpu-selftest", f"{self.folder}/nothing")
+        self.fails("invalid_argument", 2, "nvme", "gpu-selftest", "file", "--gpu", "-1")
         for verb in ["bind", "unbind"]:
             self.fails("invalid_argument", 2, "nvme", verb)
             self.fails("invalid_argument", 2, "nvme", verb, "../../0000:01:00.0")
