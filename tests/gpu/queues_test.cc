@@ -270,5 +270,86 @@ TEST_F(GpuQueuesOnGpu, serve_a_kernel_that_runs_until_it_is_told_to_stop_beside_
   EXPECT_EQ(count_of(finish(), IoStatus::done), 32U * 128);
 }
 
+// What the program does, over any driver.
+class GpuQueuesOfProgram : public GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (IsSkipped()) return;
+    context_.emplace(make_context());
+    server_ = GpuServer::start(*context_, {.threads = 2}).value();
+    memory_ = content(1, 0, mib);
+  }
+  Result<GpuQueues> open() {
+    return server_.open({.stores = {{.memory = Region::host(memory_.data(), memory_.size())}}, .queues = 3});
+  }
+  device::QueueSet set_of(const GpuQueues& queues) {
+    device::QueueSet set;
+    const auto bytes = bytes_of({reinterpret_cast<std::byte*>(queues.handle()), sizeof set, Domain::cuda(0)});
+    std::memcpy(&set, bytes.data(), sizeof set);
+    return set;
+  }
+  nvme::QueuePairState state_of(const GpuQueues& queues, std::uint32_t number) {
+    nvme::QueuePairState state;
+    auto* const address = reinterpret_cast<std::byte*>(set_of(queues).queues + number);
+    const auto bytes = bytes_of({address, sizeof state, Domain::cuda(0)});
+    std::memcpy(&state, bytes.data(), sizeof state);
+    return state;
+  }
+
+  std::optional<Context> context_;
+  GpuServer server_;
+  std::vector<std::byte> memory_;
+};
+
+TEST_F(GpuQueuesOfProgram, lie_in_memory_of_the_gpu_as_kernels_expect_them) {
+  const GpuQueues queues = open().value();
+  const device::QueueSet set = set_of(queues);
+  EXPECT_EQ(set.layout, device::layout_version);
+  EXPECT_EQ(set.queue_count, 3U);
+  EXPECT_EQ(set.timeout_ns, 10'000'000'000U);
+  const nvme::QueuePairState state = state_of(queues, 2);
+  EXPECT_EQ(state.memory.id, 3);
+  EXPECT_EQ(state.memory.entries, 256U);
+  EXPECT_EQ(state.poison, 0U);
+  device::StoreWindow window;
+  const auto bytes = bytes_of(
+      {const_cast<std::byte*>(reinterpret_cast<const std::byte*>(set.stores)), sizeof window, Domain::cuda(0)});
+  std::memcpy(&window, bytes.data(), sizeof window);
+  EXPECT_EQ(window.end, mib);
+}
+
+TEST_F(GpuQueuesOfProgram, are_stopped_and_reset_by_words_in_memory_of_the_gpu) {
+  GpuQueues queues = open().value();
+  ASSERT_TRUE(queues.stop().ok());
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(state_of(queues, i).poison, static_cast<std::uint32_t>(nvme::Poison::deleted));
+  }
+  ASSERT_TRUE(queues.reset().ok());
+  EXPECT_EQ(state_of(queues, 2).poison, 0U);
+}
+
+TEST_F(GpuQueuesOfProgram, free_nothing_while_they_are_open) {
+  PENSTOCK_NEEDS_FAKE();
+  GpuQueues queues = open().value();
+  const std::uint64_t before = fake_->calls("cuMemHostUnregister");
+  { const Buffer pinned = context_->allocate(Domain::pinned(), mib).value(); }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(fake_->calls("cuMemHostUnregister"), before);
+  queues.close();
+  EXPECT_TRUE(eventually([&] { return fake_->calls("cuMemHostUnregister") > before; }));
+}
+
+TEST_F(GpuQueuesOfProgram, say_so_after_a_sticky_error) {
+  PENSTOCK_NEEDS_FAKE();
+  GpuQueues queues = open().value();
+  fake_->fail_copy(0, 1, cuda::cu_illegal_address);
+  EXPECT_EQ(queues.stop().error().code, Code::device_lost);
+  EXPECT_EQ(queues.reset().error().code, Code::device_lost);
+  EXPECT_EQ(open().error().code, Code::device_lost);
+  queues.close();
+  fake_->clear_injections();
+}
+
 }  // namespace
 }  // namespace penstock::test
