@@ -13,8 +13,9 @@
 #            and more layouts of the comparison with other loaders
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes), and PENSTOCK_GATHERS
-#            gathers of rows (default: 100,000) and PENSTOCK_ACQUIRES acquires of layers (default: 300,000); then
-#            PENSTOCK_REPLAYS replays of a graph with rows, with and without a cache (default: 100,000)
+#            gathers of rows and PENSTOCK_OPERATIONS reads through queues of kernels (default: 100,000 each), and
+#            PENSTOCK_ACQUIRES acquires of layers (default: 300,000); then PENSTOCK_REPLAYS replays of a graph with rows, with and
+#            without a cache (default: 100,000)
 #   tiers    processes that move units between tiers, killed at PENSTOCK_TIER_KILLS random times (default: 2,000), every
 #            byte compared; then PENSTOCK_TIER_OPERATIONS operations of several at once, compared with a model (default:
 #            2,000)
@@ -85,7 +86,7 @@ run_fuzz() {
 run_seeds() {
   build release fault gpu &&
     PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} PENSTOCK_GATHERS=${PENSTOCK_GATHERS:-100000} \
-      PENSTOCK_ACQUIRES=${PENSTOCK_ACQUIRES:-300000} build/bin/fault &&
+      PENSTOCK_ACQUIRES=${PENSTOCK_ACQUIRES:-300000} PENSTOCK_OPERATIONS=${PENSTOCK_OPERATIONS:-100000} build/bin/fault &&
     PENSTOCK_REPLAYS=${PENSTOCK_REPLAYS:-100000} build/bin/gpu --gtest_filter='RowsPlans.*:RowsCaches.*'
 }
 
