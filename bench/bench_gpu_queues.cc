@@ -253,7 +253,9 @@ Json repeat(double seconds, std::uint64_t operations, std::uint64_t bytes, const
 class Bench {
  public:
   explicit Bench(const Settings& settings)
-      : settings_(settings), kernels_(gpu_), context_(bench::value_of(penstock::Context::create())) {
+      : settings_(settings),
+        kernels_(gpu_),
+        context_(bench::value_of(penstock::Context::create({.pinned_budget_bytes = 2ULL << 30}))) {
     server_ = bench::value_of(penstock::GpuServer::start(context_, {.threads = settings.server_threads, .hot = true}));
   }
 

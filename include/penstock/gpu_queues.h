@@ -57,8 +57,8 @@ struct GpuStore {
 struct GpuQueuesOptions {
   Domain gpu = Domain::cuda(0);  // Domain::host(): for threads of the CPU, with the same code
   std::vector<GpuStore> stores;
-  std::uint32_t queues = 0;           // 0: 8 for each thread of the server
-  std::uint32_t depth = 256;          // commands in flight in a queue; a power of two, 64 to 4096
+  std::uint32_t queues = 0;           // 0: 4 for each thread of the server
+  std::uint32_t depth = 128;          // commands in flight in a queue; a power of two, 64 to 4096
   std::uint32_t place_bytes = 4096;   // the longest command, as each slot has so much pinned memory; up to 1 MiB
   std::uint32_t ahead_places = 1024;  // reads that may be begun and not finished, in all
   double timeout_seconds = 10;        // of a transfer, unless the kernel gives another

@@ -210,6 +210,7 @@ class QueuePair {
     const std::uint64_t begin = p_.broadcast(p_.is_leader() ? q_.head : 0);
     std::uint64_t head = begin;
     std::uint64_t fetched = p_.broadcast(p_.is_leader() ? q_.fetched : 0);
+    std::uint32_t looks = p_.looks();
     // Bounded, so that a waiter looks at its own token now and then.
     while (head - begin < m_.completion_entries) {
       const std::uint64_t at = head + p_.rank();
@@ -226,6 +227,7 @@ class QueuePair {
       if (is_taken) finish(completion, status, claim, claim.in_flight && was_fetched);
       fetched += moved.of_all;
       head += taken;
+      if (taken == 0 && head == begin && --looks != 0) continue;
       if (taken < p_.size()) break;
     }
     p_.sync();
@@ -311,12 +313,12 @@ class QueuePair {
   PENSTOCK_ANYWHERE bool wait_for_room(std::uint64_t first, std::uint32_t count, std::uint64_t stall_deadline) {
     bool late = false;
     while (true) {
+      const bool is_over = is_poisoned();
       bool room = true;
       for (std::uint32_t i = p_.rank(); i <= count; i += p_.size()) {
         room = room && (is_free(first + i) || reclaim(first + i));
       }
-      const bool poisoned = p_.any(is_poisoned());
-      if (poisoned) return false;
+      if (p_.any(is_over)) return false;
       if (p_.all(room)) return true;
       if (late) {
         poison(Poison::stalled);
@@ -364,11 +366,12 @@ class QueuePair {
 
   // Of the leader.
   PENSTOCK_ANYWHERE bool publish(std::uint64_t first, std::uint32_t count) {
-    while (p_.load_acquire(q_.published) != first) {
-      if (is_poisoned()) return false;
-      p_.pause();
+    for (bool is_next = false; !is_next;) {
+      const bool poisoned = is_poisoned();  // both on their way at once
+      is_next = p_.load_acquire(q_.published) == first;
+      if (poisoned) return false;
+      if (!is_next) p_.pause();
     }
-    if (is_poisoned()) return false;
     p_.store_relaxed(q_.rung, first + count);  // ordered by the doorbell
     p_.ring(*m_.tail_doorbell, static_cast<std::uint32_t>(first + count) & (m_.entries - 1));
     p_.count(q_.doorbells);

@@ -58,6 +58,8 @@ class CpuPlatform {
     return load_acquire(word) == 0 && compare_exchange(word, unlocked, 1U);
   }
 
+  // How often who drains looks for a completion before others may.
+  static constexpr std::uint32_t looks() { return 1; }
   // For statistics; by one thread at a time.
   static void count(std::uint64_t& counter) { ++counter; }
   // For those who want to hear of each token that ends; it may be the caller's again already.

@@ -391,7 +391,7 @@ TEST(GpuQueues, are_handles_that_may_be_empty) {
   auto server = GpuServer::start(context, {.threads = 1}).value();
   std::vector<std::byte> memory = content(3, 0, 4096);
   auto queues = server.open({.gpu = Domain::host(), .stores = {{.memory = Region::host(memory.data(), 4096)}}}).value();
-  EXPECT_EQ(queues.options().queues, 8U);
+  EXPECT_EQ(queues.options().queues, 4U);
   std::array<std::byte, 512> to;
   EXPECT_TRUE(ThreadIo(queues.handle(), 0).read({512, 512}, to.data()).ok());
   EXPECT_TRUE(same_bytes(to, std::span(memory).subspan(512, 512)));

@@ -310,7 +310,7 @@ TEST_F(GpuQueuesOfProgram, lie_in_memory_of_the_gpu_as_kernels_expect_them) {
   EXPECT_EQ(set.timeout_ns, 10'000'000'000U);
   const nvme::QueuePairState state = state_of(queues, 2);
   EXPECT_EQ(state.memory.id, 3);
-  EXPECT_EQ(state.memory.entries, 256U);
+  EXPECT_EQ(state.memory.entries, 128U);
   EXPECT_EQ(state.poison, 0U);
   device::StoreWindow window;
   const auto bytes = bytes_of(

@@ -82,7 +82,7 @@ Status Server::start_threads() {
 Result<std::shared_ptr<Set>> Server::open(const GpuQueuesOptions& options) {
   GpuQueuesOptions chosen = options;
   if (Status status = Set::check_options(chosen, options_.threads); !status) return std::move(status).error();
-  auto set = Set::open(context_, chosen, options_.threads);
+  auto set = Set::open(context_, chosen, options_.threads, spare_);
   if (!set) return set;
   {
     const std::scoped_lock lock(mutex_);

@@ -65,6 +65,7 @@ class Server {
   GpuServerOptions options_;
   const FaultPlan faults_;
   ForkGuard fork_guard_;
+  const std::shared_ptr<SpareMemory> spare_ = std::make_shared<SpareMemory>();  // shared with sets
   std::vector<Life> lives_;
 
   std::mutex reset_mutex_;    // taken first

@@ -107,7 +107,7 @@ Status Set::check_options(GpuQueuesOptions& options, std::uint32_t threads) {
   constexpr std::uint32_t most_queues = 4096;
   constexpr std::uint32_t most_ahead = 1 << 20;
   constexpr std::size_t most_stores = 1 << 16;
-  if (options.queues == 0) options.queues = std::min(8 * threads, most_queues);
+  if (options.queues == 0) options.queues = std::min(4 * threads, most_queues);
   if (Status status = check_power("depth", options.depth, {64U, 4096U}); !status) return status;
   if (Status status = check_power("place_bytes", options.place_bytes, {512U, 1U << 20}); !status) return status;
   if (Status status = check_seconds("GpuQueuesOptions::timeout_seconds", options.timeout_seconds); !status)
@@ -126,8 +126,20 @@ Status Set::check_options(GpuQueuesOptions& options, std::uint32_t threads) {
   return {};
 }
 
-Result<std::shared_ptr<Set>> Set::open(Context& context, const GpuQueuesOptions& options, std::uint32_t threads) {
-  auto set = std::make_shared<Set>(threads);
+Set::Set(std::uint32_t threads, std::shared_ptr<SpareMemory> spare)
+    : parked(threads), counters_(threads), spare_(std::move(spare)) {
+  spare_->begin_use();
+}
+
+Set::~Set() {
+  spare_->give_back(std::move(shared_));
+  spare_->give_back(std::move(own_));
+  spare_->end_use();
+}
+
+Result<std::shared_ptr<Set>> Set::open(Context& context, const GpuQueuesOptions& options, std::uint32_t threads,
+                                       std::shared_ptr<SpareMemory> spare) {
+  auto set = std::make_shared<Set>(threads, std::move(spare));
   set->options_ = options;
   for (const GpuStore& store : options.stores) {
     auto source = Source::open(context, store);
@@ -152,10 +164,16 @@ Status Set::allocate(Context& context) {
   if (!on_host) {
     if (Status status = context.prepare(options_.gpu); !status) return status;
   }
-  auto shared = context.allocate(on_host ? Domain::host() : Domain::pinned(), SharedLayout(options_).bytes);
-  if (!shared) return std::move(shared).error();
+  auto shared = spare_->take(context, on_host ? Domain::host() : Domain::pinned(), SharedLayout(options_).bytes);
+  if (!shared) {
+    Error error = std::move(shared).error();
+    if (error.code == Code::over_budget) {
+      error.hint = "ask for fewer queues, less depth, place_bytes or ahead_places, or raise pinned_budget_bytes";
+    }
+    return error;
+  }
   shared_ = std::move(*shared);
-  auto own = context.allocate(options_.gpu, OwnLayout(options_).bytes);
+  auto own = spare_->take(context, options_.gpu, OwnLayout(options_).bytes);
   if (!own) return std::move(own).error();
   own_ = std::move(*own);
   handle_ = reinterpret_cast<QueueSet*>(own_.data());
@@ -252,7 +270,8 @@ Set::Checked Set::check(const nvme::Command& command) const {
   const StoreWindow& window = transfer.source->window();
   transfer.bytes = nvme::sgl::bytes_of(command.prp2);
   const std::uint64_t room = places() * options_.place_bytes;
-  const std::uint64_t blocks = (std::uint64_t{transfer.bytes} + window.block_bytes - 1) / window.block_bytes;
+  const std::uint32_t shift = transfer.source->block_shift();  // a division takes as long as all the rest
+  const std::uint64_t blocks = (std::uint64_t{transfer.bytes} + window.block_bytes - 1) >> shift;
   if (command.flags != nvme::sgl::in_command || nvme::sgl::kind_of(command.prp2) != nvme::sgl::offset ||
       transfer.bytes == 0 || transfer.bytes > options_.place_bytes || command.prp1 > room ||
       transfer.bytes > room - command.prp1 || blocks != (command.dw12 & 0xffff) + 1) {
@@ -260,8 +279,8 @@ Set::Checked Set::check(const nvme::Command& command) const {
   }
   transfer.place = places_ + command.prp1;
   const std::uint64_t block = command.first_block();
-  if (block > window.end / window.block_bytes) return refuse(nvme::status::lba_out_of_range);
-  transfer.offset = block * window.block_bytes;
+  if (block > window.end >> shift) return refuse(nvme::status::lba_out_of_range);
+  transfer.offset = block << shift;
   if (transfer.offset < window.begin || transfer.bytes > window.end - std::min(window.end, transfer.offset)) {
     return refuse(nvme::status::lba_out_of_range);
   }

@@ -19,6 +19,7 @@
 #include "penstock/cuda.h"
 #include "services/gpu_queues/served_queue.h"
 #include "services/gpu_queues/source.h"
+#include "services/gpu_queues/spare_memory.h"
 
 namespace penstock::gpu_queues {
 
@@ -42,7 +43,8 @@ struct alignas(64) Counters {
 class Set {
  public:
   // Every default is filled in. REQUIRES: checked options (check_options).
-  static Result<std::shared_ptr<Set>> open(Context& context, const GpuQueuesOptions& options, std::uint32_t threads);
+  static Result<std::shared_ptr<Set>> open(Context& context, const GpuQueuesOptions& options, std::uint32_t threads,
+                                           std::shared_ptr<SpareMemory> spare);
   // Code::invalid_argument where a number is out of range; the rest is filled in.
   static Status check_options(GpuQueuesOptions& options, std::uint32_t threads);
 
@@ -77,7 +79,10 @@ class Set {
   std::atomic<bool> closed{false};
   std::vector<std::atomic<bool>> parked;
 
-  explicit Set(std::uint32_t threads) : parked(threads), counters_(threads) {}
+  Set(std::uint32_t threads, std::shared_ptr<SpareMemory> spare);
+  ~Set();
+  Set(const Set&) = delete;
+  Set& operator=(const Set&) = delete;
 
  private:
   Status allocate(Context& context);
@@ -90,6 +95,7 @@ class Set {
   std::vector<Counters> counters_;
   std::vector<Queue> queues_;
 
+  std::shared_ptr<SpareMemory> spare_;  // shared with the server
   // Frees are held back as long as kernels may run.
   std::optional<HeldFrees> held_frees_;
   Buffer shared_;                     // pinned

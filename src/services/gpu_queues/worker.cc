@@ -86,9 +86,9 @@ void Worker::begin_batches(const std::shared_ptr<Set>& set, std::uint32_t number
     } catch (const std::bad_alloc&) {
       for (Transfer& transfer : left.first(together)) {
         transfer.ok = false;
-        count(*set, transfer);
         set->queues()[number].served.complete(words_, transfer.cid, nvme::status::internal_error);
       }
+      count(*set, left.first(together), false);
     }
     left = left.subspan(together);
   }
@@ -133,24 +133,30 @@ void Worker::copy_at_hand(Set& set, Set::Queue& queue, std::span<Transfer> trans
                       "open it again"});
     }
   }
+  count(set, transfers, true);
   for (const Transfer& transfer : transfers) {
-    if (!transfer.writes && transfer.ok) Counters::add(set.counters(place_.thread).mapped_bytes, transfer.bytes);
-    count(set, transfer);
     queue.served.complete(words_, transfer.cid, transfer.ok ? nvme::status::success : nvme::status::unrecovered_read);
   }
 }
 
-void Worker::count(Set& set, const Transfer& transfer) {
-  Counters& counters = set.counters(place_.thread);
-  if (!transfer.ok) {
-    Counters::add(counters.failed, 1);
-  } else if (transfer.writes) {
-    Counters::add(counters.writes, 1);
-    Counters::add(counters.written_bytes, transfer.bytes);
-  } else {
-    Counters::add(counters.reads, 1);
-    Counters::add(counters.read_bytes, transfer.bytes);
+void Worker::count(Set& set, std::span<const Transfer> transfers, bool at_hand) {
+  std::uint64_t reads = 0, writes = 0, read_bytes = 0, written_bytes = 0, failed = 0;
+  for (const Transfer& transfer : transfers) {
+    const bool reads_it = transfer.ok && !transfer.writes;
+    const bool writes_it = transfer.ok && transfer.writes;
+    reads += reads_it ? 1 : 0;
+    read_bytes += reads_it ? transfer.bytes : 0;
+    writes += writes_it ? 1 : 0;
+    written_bytes += writes_it ? transfer.bytes : 0;
+    failed += transfer.ok ? 0 : 1;
   }
+  Counters& counters = set.counters(place_.thread);
+  Counters::add(counters.reads, reads);
+  Counters::add(counters.writes, writes);
+  Counters::add(counters.read_bytes, read_bytes);
+  Counters::add(counters.written_bytes, written_bytes);
+  Counters::add(counters.failed, failed);
+  if (at_hand) Counters::add(counters.mapped_bytes, read_bytes);
 }
 
 bool Worker::collect() {
@@ -158,8 +164,9 @@ bool Worker::collect() {
   if (ended.empty()) return false;
   for (const auto& batch : ended) {
     Set& set = batch->set();
-    for (const Transfer& transfer : batch->finish()) {
-      count(set, transfer);
+    const std::span<const Transfer> transfers = batch->finish();
+    count(set, transfers, false);
+    for (const Transfer& transfer : transfers) {
       set.queues()[batch->queue()].served.complete(words_, transfer.cid,
                                                    transfer.ok ? nvme::status::success : batch->failure());
     }

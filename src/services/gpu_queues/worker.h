@@ -47,7 +47,7 @@ class Worker {
   void copy_at_hand(Set& set, Set::Queue& queue, std::span<Transfer> transfers);
   void begin_batches(const std::shared_ptr<Set>& set, std::uint32_t number, std::span<Transfer> left);
   bool spoil(Set::Queue& queue, const nvme::Command& command);
-  void count(Set& set, const Transfer& transfer);
+  void count(Set& set, std::span<const Transfer> transfers, bool at_hand);
 
   Context& context_;
   const Place place_;
