@@ -14,8 +14,8 @@
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes), and PENSTOCK_GATHERS
 #            gathers of rows and PENSTOCK_OPERATIONS reads through queues of kernels (default: 100,000 each), and
-#            PENSTOCK_ACQUIRES acquires of layers (default: 300,000); then PENSTOCK_REPLAYS replays of a graph with rows, with and
-#            without a cache (default: 100,000)
+#            PENSTOCK_ACQUIRES acquires of layers (default: 300,000); then PENSTOCK_REPLAYS replays of a graph with rows,
+#            with and without a cache (default: 100,000)
 #   tiers    processes that move units between tiers, killed at PENSTOCK_TIER_KILLS random times (default: 2,000), every
 #            byte compared; then PENSTOCK_TIER_OPERATIONS operations of several at once, compared with a model (default:
 #            2,000)
