@@ -41,18 +41,27 @@ class ArrayPlatform : public WarpPlatform {
  public:
   using Passed = ArrayPlatform;
 
+  // Words in global memory.
   __device__ std::uint64_t add_acquire(std::uint64_t& word, std::uint64_t value) const {
     std::uint64_t before;
-    asm volatile("atom.acquire.gpu.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(&word), "l"(value) : "memory");
+    asm volatile("atom.acquire.gpu.global.add.u64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(__cvta_generic_to_global(&word)), "l"(value)
+                 : "memory");
     return before;
   }
   __device__ void add_release(std::uint64_t& word, std::uint64_t value) const {
-    asm volatile("red.release.gpu.add.u64 [%0], %1;" ::"l"(&word), "l"(value) : "memory");
+    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(&word)), "l"(value)
+                 : "memory");
   }
   // What the first of the lanes with the same value has given.
   __device__ std::uint64_t of_same(std::uint32_t value, std::uint64_t given) const {
     const std::uint32_t same = __match_any_sync(mask_, value);
     return __shfl_sync(mask_, static_cast<unsigned long long>(given), __ffs(static_cast<int>(same)) - 1);
+  }
+  // The same in all lanes, one of so many.
+  __device__ std::uint32_t queue_of(std::uint32_t count) const {
+    return static_cast<std::uint32_t>(broadcast(warp_number())) % count;
   }
   __device__ std::uint32_t stripe() const {
     std::uint32_t processor = 0;
@@ -85,8 +94,9 @@ class Array {
     ArrayPlatform platform;
     const bool is_inside = index < array_->size_bytes / sizeof(T);
     const Stretch stretch{index * sizeof(T), is_inside ? sizeof(T) : 0};
-    const IoResult result = io(platform).visit_each(
-        stretch, timeout(timeout_ns), [&](const unsigned char* bytes) { value = *reinterpret_cast<const T*>(bytes); });
+    const IoResult result = Io(*array_, platform).visit_each(stretch, timeout_ns, [&](const unsigned char* bytes) {
+      value = *reinterpret_cast<const T*>(bytes);
+    });
     return is_inside ? result : fail(IoStatus::out_of_window);
   }
 
@@ -101,11 +111,12 @@ class Array {
     const std::uint64_t size = array_->size_bytes / sizeof(T);
     if (first > size || count > size - first) return fail(IoStatus::out_of_window);
     ArrayPlatform platform;
-    return io(platform).visit_together({first * sizeof(T), count * sizeof(T)}, timeout(timeout_ns),
-                                       [&](const unsigned char* bytes, std::uint64_t done, std::uint32_t length) {
-                                         use(reinterpret_cast<const T*>(bytes), done / sizeof(T),
-                                             static_cast<std::uint32_t>(length / sizeof(T)));
-                                       });
+    return Io(*array_, platform)
+        .visit_together({first * sizeof(T), count * sizeof(T)}, timeout_ns,
+                        [&](const unsigned char* bytes, std::uint64_t done, std::uint32_t length) {
+                          use(reinterpret_cast<const T*>(bytes), done / sizeof(T),
+                              static_cast<std::uint32_t>(length / sizeof(T)));
+                        });
   }
   // The same, copied.
   __device__ IoResult read_warp(std::uint64_t first, std::uint64_t count, T* to, std::uint64_t timeout_ns = 0) const {
@@ -125,18 +136,9 @@ class Array {
  private:
   using Io = PagedArrayIo<ArrayPlatform>;
 
-  __device__ bool fits() const {
-    return array_ != nullptr && array_->layout == array_layout_version && array_->queues->layout == layout_version;
-  }
+  __device__ bool fits() const { return array_ != nullptr && array_->layout == array_layout_version; }
   __device__ bool is_sound() const { return fits() && array_->begin % sizeof(T) == 0; }
   __device__ IoResult unsound() const { return fits() ? fail(IoStatus::misaligned) : IoResult{IoStatus::wrong_layout}; }
-  __device__ Io io(ArrayPlatform& platform) const {
-    const auto number = static_cast<std::uint32_t>(platform.broadcast(WarpPlatform::warp_number()));
-    return Io(*array_, platform, number % array_->queues->queue_count);
-  }
-  __device__ std::uint64_t timeout(std::uint64_t timeout_ns) const {
-    return timeout_ns != 0 ? timeout_ns : array_->queues->timeout_ns;
-  }
   __device__ IoResult fail(IoStatus status) const {
     const IoResult result{status};
     atomicCAS(reinterpret_cast<unsigned long long*>(&array_->first_failure), 0ULL,

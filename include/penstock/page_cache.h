@@ -77,14 +77,14 @@ struct alignas(64) PageCounts {
 };
 
 struct PageCacheState {
+  static constexpr std::uint32_t count_stripes = 256;  // more than a GPU has multiprocessors
+
   std::uint32_t page_shift = 0;
-  std::uint32_t page_count = 0;
-  std::uint32_t frame_count = 0;  // at least 1, at most 2^28
-  std::uint32_t count_stripes = 0;
+  std::uint32_t frame_count = 0;   // at least 1, at most 2^28
   std::uint64_t* words = nullptr;  // PageWords, one for each page
   Frame* frames = nullptr;
   unsigned char* memory = nullptr;  // of all frames
-  PageCounts* counts = nullptr;     // several, so that groups rarely meet there
+  PageCounts* counts = nullptr;     // count_stripes of them, so that groups rarely meet there
   alignas(128) std::uint64_t hand = 0;
 };
 
@@ -98,12 +98,23 @@ struct TakenPage {
 template <typename Platform>
 class PageCache {
  public:
-  PENSTOCK_ANYWHERE PageCache(PageCacheState& state, Platform& platform) : c_(state), p_(platform) {}
+  // Reads what taking a resident page needs at once: on a GPU each load after an acquisition goes far.
+  PENSTOCK_ANYWHERE PageCache(PageCacheState& state, Platform& platform)
+      : c_(state),
+        p_(platform),
+        words_(state.words),
+        memory_(state.memory),
+        counts_(state.counts),
+        page_shift_(state.page_shift) {}
+
+  PENSTOCK_ANYWHERE std::uint64_t page_bytes() const { return std::uint64_t{1} << page_shift_; }
+  PENSTOCK_ANYWHERE std::uint64_t page_of(std::uint64_t offset) const { return offset >> page_shift_; }
+  PENSTOCK_ANYWHERE std::uint64_t within_page(std::uint64_t offset) const { return offset & (page_bytes() - 1); }
 
   // Takes a page for each lane that wants one, if it is resident. Others must take_missing.
   PENSTOCK_ANYWHERE TakenPage take(std::uint32_t page, bool wants) {
     TakenPage taken;
-    const PageWord word{wants ? p_.add_acquire(c_.words[page], PageWord::one_use | PageWord::one_holder) : 0};
+    const PageWord word{wants ? p_.add_acquire(words_[page], PageWord::one_use | PageWord::one_holder) : 0};
     const bool is_hit = word.state() == PageWord::resident;
     if (is_hit) taken.bytes = bytes_of(word.frame());
     count(&PageCounts::hits, is_hit);
@@ -123,14 +134,14 @@ class PageCache {
         if (claims) taken = fetched;
         is_waiting = is_waiting && !claims;
       }
-      const PageWord word{is_waiting ? p_.load_acquire(c_.words[page]) : 0};
+      const PageWord word{is_waiting ? p_.load_acquire(words_[page]) : 0};
       if (word.state() == PageWord::resident) {
         taken.bytes = bytes_of(word.frame());
         has_joined = true;
         is_waiting = false;
       }
       if (is_waiting && p_.now() >= deadline) {
-        p_.add_release(c_.words[page], 0 - PageWord::one_holder);
+        p_.add_release(words_[page], 0 - PageWord::one_holder);
         taken.result.status = IoStatus::timed_out;
         is_waiting = false;
       }
@@ -144,7 +155,7 @@ class PageCache {
   // A page with bytes must be given back.
   // REQUIRES: no lane of the group looks at its bytes any more.
   PENSTOCK_ANYWHERE void give_back(std::uint32_t page, bool holds) {
-    if (holds) p_.add_release(c_.words[page], 0 - PageWord::one_holder);
+    if (holds) p_.add_release(words_[page], 0 - PageWord::one_holder);
   }
 
  private:
@@ -153,19 +164,19 @@ class PageCache {
   static constexpr std::uint32_t looks = 24;
 
   PENSTOCK_ANYWHERE unsigned char* bytes_of(std::uint32_t frame) const {
-    return c_.memory + (static_cast<std::uint64_t>(frame) << c_.page_shift);
+    return memory_ + (static_cast<std::uint64_t>(frame) << page_shift_);
   }
   PENSTOCK_ANYWHERE void count(std::uint64_t PageCounts::*what, bool value) {
     const std::uint32_t more = p_.count(value);
     if (more == 0 || !p_.is_leader()) return;
-    p_.fetch_add(c_.counts[p_.stripe() % c_.count_stripes].*what, std::uint64_t{more});
+    p_.fetch_add(counts_[p_.stripe() % PageCacheState::count_stripes].*what, std::uint64_t{more});
   }
 
   // Marks the page as being fetched, if it is absent.
   PENSTOCK_ANYWHERE bool claim(std::uint32_t page) {
-    std::uint64_t bits = p_.load_acquire(c_.words[page]);
+    std::uint64_t bits = p_.load_acquire(words_[page]);
     while (PageWord{bits}.state() == PageWord::absent) {
-      if (p_.compare_exchange(c_.words[page], bits, bits + PageWord::in_state(PageWord::being_fetched))) return true;
+      if (p_.compare_exchange(words_[page], bits, bits + PageWord::in_state(PageWord::being_fetched))) return true;
     }
     return false;
   }
@@ -185,10 +196,10 @@ class PageCache {
     constexpr std::uint64_t mark = PageWord::in_state(PageWord::being_fetched);
     if (taken.bytes != nullptr) {
       const std::uint64_t is_there = PageWord::in_state(PageWord::resident) | PageWord::in_frame(frame);
-      p_.add_release(c_.words[page], is_there - mark);
+      p_.add_release(words_[page], is_there - mark);
     } else if (claims) {
       if (has_frame) p_.store_release(c_.frames[frame].page, Frame::nobody);
-      p_.add_release(c_.words[page], 0 - mark - PageWord::one_holder);
+      p_.add_release(words_[page], 0 - mark - PageWord::one_holder);
     }
     count(&PageCounts::fetched, taken.bytes != nullptr);
     count(&PageCounts::passed, claims && !has_frame);
@@ -212,20 +223,24 @@ class PageCache {
     Frame& frame = c_.frames[number];
     std::uint32_t owner = p_.load_acquire(frame.page);
     if (owner == Frame::nobody) return p_.compare_exchange(frame.page, owner, page);
-    PageWord word{p_.load_acquire(c_.words[owner])};
+    PageWord word{p_.load_acquire(words_[owner])};
     if (word.state() != PageWord::resident || word.frame() != number || word.holders() != 0) return false;
     if (is_polite && p_.load_acquire(frame.uses) != word.uses()) {
       p_.store_relaxed(frame.uses, word.uses());
       return false;
     }
     const std::uint64_t gone = word.bits - PageWord::in_state(PageWord::resident) - PageWord::in_frame(number);
-    if (!p_.compare_exchange(c_.words[owner], word.bits, gone)) return false;
+    if (!p_.compare_exchange(words_[owner], word.bits, gone)) return false;
     p_.store_release(frame.page, page);
     return true;
   }
 
   PageCacheState& c_;
   Platform& p_;
+  std::uint64_t* const words_;
+  unsigned char* const memory_;
+  PageCounts* const counts_;
+  const std::uint32_t page_shift_;
 };
 
 }  // namespace penstock::device

@@ -12,8 +12,8 @@
 
 namespace penstock::device {
 
-// Of all structures here and in page_cache.h. A kernel that was compiled with another refuses the array.
-inline constexpr std::uint32_t array_layout_version = 1;
+// Of all structures here, in page_cache.h and below. A kernel that was compiled with another refuses the array.
+inline constexpr std::uint32_t array_layout_version = 1000 * layout_version + 1;
 
 // In memory of the GPU, addresses as the GPU sees them.
 struct PagedArray {
@@ -44,32 +44,31 @@ struct Stretch {
 template <typename Platform>
 class PagedArrayIo {
  public:
-  // REQUIRES: the same queue in all lanes, one of the set's.
-  PENSTOCK_ANYWHERE PagedArrayIo(PagedArray& array, Platform& platform, std::uint32_t queue)
-      : a_(array), p_(platform), queue_(queue) {}
+  PENSTOCK_ANYWHERE PagedArrayIo(PagedArray& array, Platform& platform)
+      : a_(array), p_(platform), cache_(array.cache, platform), begin_(array.begin), first_page_(array.first_page) {}
 
   // Each lane a stretch of its own, within a page: calls use(bytes) in those whose bytes are there. Lanes of one page
-  // take it once. A lane whose stretch is empty only helps.
+  // take it once. A lane whose stretch is empty only helps. A timeout of 0 is the set's.
   template <typename Use>
   PENSTOCK_ANYWHERE IoResult visit_each(const Stretch& stretch, std::uint64_t timeout_ns, Use use) {
     const bool wants = stretch.bytes != 0;
-    const std::uint64_t at = a_.begin + stretch.offset;
+    const std::uint64_t at = begin_ + stretch.offset;
     const std::uint32_t page = wants ? page_of(at) : Frame::nobody;
     const bool leads = p_.is_first(page) && wants;
     const TakenPage own = take(page, leads, timeout_ns);
     const auto* const bytes =
         reinterpret_cast<const unsigned char*>(p_.of_same(page, reinterpret_cast<std::uint64_t>(own.bytes)));
-    if (bytes != nullptr) use(bytes + within_page(at));
+    if (bytes != nullptr) use(bytes + cache_.within_page(at));
     give_back(page, own);
     IoResult result;
     if (!p_.any(wants && bytes == nullptr)) return result;
     result = unpack(p_.of_same(page, pack(own.result)));
     const Extent past = wants && bytes == nullptr && result.ok() ? blocks_around(at, stretch.bytes) : Extent{};
     if (p_.any(past.bytes != 0)) {
-      const Visit visit = begin_past(p_, a_, queue_, past, timeout_ns);
-      if (visit.is_done && visit.result.ok()) use(visit.place + (at - past.offset));
-      end_past(visit);
-      if (past.bytes != 0) result = visit.result;
+      const Past visited = begin_past(p_, a_, past, timeout_ns);
+      if (visited.visit.is_done && visited.visit.result.ok()) use(visited.visit.place + (at - past.offset));
+      end_past(p_, a_, visited);
+      if (past.bytes != 0) result = visited.visit.result;
     }
     note_failure(result);
     return result;
@@ -80,11 +79,10 @@ class PagedArrayIo {
   template <typename Use>
   PENSTOCK_ANYWHERE IoResult visit_together(const Stretch& stretch, std::uint64_t timeout_ns, Use use) {
     IoResult result;
-    const std::uint64_t page_bytes = std::uint64_t{1} << a_.cache.page_shift;
     for (std::uint64_t done = 0; done < stretch.bytes && result.ok();) {
-      const std::uint64_t at = a_.begin + stretch.offset + done;
+      const std::uint64_t at = begin_ + stretch.offset + done;
       const std::uint64_t left = stretch.bytes - done;
-      const std::uint64_t to_end = page_bytes - within_page(at);
+      const std::uint64_t to_end = cache_.page_bytes() - cache_.within_page(at);
       const auto length = static_cast<std::uint32_t>(left < to_end ? left : to_end);
       result = visit_page(at, timeout_ns, [&](const unsigned char* bytes) { use(bytes, done, length); });
       done += length;
@@ -95,10 +93,7 @@ class PagedArrayIo {
 
  private:
   PENSTOCK_ANYWHERE std::uint32_t page_of(std::uint64_t at) const {
-    return static_cast<std::uint32_t>((at >> a_.cache.page_shift) - a_.first_page);
-  }
-  PENSTOCK_ANYWHERE std::uint64_t within_page(std::uint64_t at) const {
-    return at & ((std::uint64_t{1} << a_.cache.page_shift) - 1);
+    return static_cast<std::uint32_t>(cache_.page_of(at) - first_page_);
   }
   // As far as the window of the store goes.
   PENSTOCK_ANYWHERE Extent clip(std::uint64_t begin, std::uint64_t end) const {
@@ -108,8 +103,8 @@ class PagedArrayIo {
     return {begin, end - begin, a_.store};
   }
   PENSTOCK_ANYWHERE Extent page_extent(std::uint32_t page) const {
-    const std::uint64_t number = a_.first_page + page;
-    return clip(number << a_.cache.page_shift, (number + 1) << a_.cache.page_shift);
+    const std::uint64_t begin = (first_page_ + page) * cache_.page_bytes();
+    return clip(begin, begin + cache_.page_bytes());
   }
   PENSTOCK_ANYWHERE Extent blocks_around(std::uint64_t at, std::uint64_t bytes) const {
     const std::uint64_t mask = a_.queues->stores[a_.store].block_bytes - 1;
@@ -117,10 +112,10 @@ class PagedArrayIo {
   }
 
   PENSTOCK_ANYWHERE TakenPage take(std::uint32_t page, bool wants, std::uint64_t timeout_ns) {
-    TakenPage taken = PageCache<Platform>(a_.cache, p_).take(page, wants);
+    TakenPage taken = cache_.take(page, wants);
     const bool is_missing = wants && taken.bytes == nullptr;
     if (p_.any(is_missing)) {
-      const TakenPage fetched = take_missing(p_, a_, queue_, page, is_missing, timeout_ns);
+      const TakenPage fetched = take_missing(p_, a_, page, is_missing, timeout_ns);
       if (is_missing) taken = fetched;
     }
     p_.sync();  // what one lane has acquired, the others may read
@@ -128,26 +123,34 @@ class PagedArrayIo {
   }
   PENSTOCK_ANYWHERE void give_back(std::uint32_t page, const TakenPage& taken) {
     p_.sync();
-    PageCache<Platform>(a_.cache, p_).give_back(page, taken.bytes != nullptr);
+    cache_.give_back(page, taken.bytes != nullptr);
   }
-  PENSTOCK_ANYWHERE void end_past(const Visit& visit) { QueueSetIo<Platform>(*a_.queues, p_, queue_).end_visit(visit); }
 
-  // Compiled apart, with a platform of their own: the caller's stays in registers.
+  // What is rare is compiled apart, with a platform of its own: the caller's stays in registers.
   using Passed = typename Platform::Passed;
-  PENSTOCK_APART static TakenPage take_missing(Passed platform, PagedArray& array, std::uint32_t queue,
-                                               std::uint32_t page, bool is_missing, std::uint64_t timeout_ns) {
-    PagedArrayIo self(array, platform, queue);
-    QueueSetIo<Platform> io(*array.queues, platform, queue);
+  PENSTOCK_APART static TakenPage take_missing(Passed platform, PagedArray& array, std::uint32_t page, bool is_missing,
+                                               std::uint64_t timeout_ns) {
+    if (timeout_ns == 0) timeout_ns = array.queues->timeout_ns;
+    PagedArrayIo self(array, platform);
+    QueueSetIo<Platform> io(*array.queues, platform, platform.queue_of(array.queues->queue_count));
     const auto fetch = [&](std::uint32_t number, unsigned char* to, bool wants) {
       const Extent extent = wants ? self.page_extent(number) : Extent{};
-      return io.read(extent, wants ? to + self.within_page(extent.offset) : nullptr, timeout_ns);
+      return io.read(extent, wants ? to + self.cache_.within_page(extent.offset) : nullptr, timeout_ns);
     };
-    PageCache<Platform> cache(array.cache, platform);
-    return cache.take_missing(page, is_missing, platform.now() + timeout_ns, fetch);
+    return self.cache_.take_missing(page, is_missing, platform.now() + timeout_ns, fetch);
   }
-  PENSTOCK_APART static Visit begin_past(Passed platform, PagedArray& array, std::uint32_t queue, const Extent& extent,
-                                         std::uint64_t timeout_ns) {
-    return QueueSetIo<Platform>(*array.queues, platform, queue).begin_visit(extent, timeout_ns);
+  struct Past {
+    Visit visit;
+    std::uint32_t queue = 0;
+  };
+  PENSTOCK_APART static Past begin_past(Passed platform, PagedArray& array, const Extent& extent,
+                                        std::uint64_t timeout_ns) {
+    if (timeout_ns == 0) timeout_ns = array.queues->timeout_ns;
+    const std::uint32_t queue = platform.queue_of(array.queues->queue_count);
+    return {QueueSetIo<Platform>(*array.queues, platform, queue).begin_visit(extent, timeout_ns), queue};
+  }
+  PENSTOCK_APART static void end_past(Passed platform, PagedArray& array, const Past& past) {
+    QueueSetIo<Platform>(*array.queues, platform, past.queue).end_visit(past.visit);
   }
 
   template <typename Use>
@@ -157,19 +160,19 @@ class PagedArrayIo {
     const auto* const bytes =
         reinterpret_cast<const unsigned char*>(p_.broadcast(reinterpret_cast<std::uint64_t>(own.bytes)));
     if (bytes != nullptr) {
-      use(bytes + within_page(at));
+      use(bytes + cache_.within_page(at));
       give_back(page, own);
       return {};
     }
     const IoResult result = unpack(p_.broadcast(pack(own.result)));
     if (!result.ok()) return result;
     const Extent past = page_extent(page);
-    const Visit visit = begin_past(p_, a_, queue_, p_.is_leader() ? past : Extent{}, timeout_ns);
-    const bool arrived = visit.is_done && visit.result.ok();
-    const std::uint64_t place = p_.broadcast(arrived ? reinterpret_cast<std::uint64_t>(visit.place) : 0);
+    const Past visited = begin_past(p_, a_, p_.is_leader() ? past : Extent{}, timeout_ns);
+    const bool arrived = visited.visit.is_done && visited.visit.result.ok();
+    const std::uint64_t place = p_.broadcast(arrived ? reinterpret_cast<std::uint64_t>(visited.visit.place) : 0);
     if (place != 0) use(reinterpret_cast<const unsigned char*>(place) + (at - past.offset));
-    end_past(visit);
-    return unpack(p_.broadcast(pack(visit.result)));
+    end_past(p_, a_, visited);
+    return unpack(p_.broadcast(pack(visited.visit.result)));
   }
 
   PENSTOCK_ANYWHERE void note_failure(const IoResult& result) {
@@ -179,7 +182,9 @@ class PagedArrayIo {
 
   PagedArray& a_;
   Platform& p_;
-  const std::uint32_t queue_;
+  PageCache<Platform> cache_;
+  const std::uint64_t begin_;
+  const std::uint64_t first_page_;
 };
 
 }  // namespace penstock::device

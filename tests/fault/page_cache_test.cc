@@ -45,13 +45,11 @@ struct HostCache {
   explicit HostCache(const CacheSize& size)
       : words(size.pages), frames(size.frames), memory(std::size_t{size.frames} << size.page_shift) {
     state.page_shift = size.page_shift;
-    state.page_count = size.pages;
     state.frame_count = size.frames;
-    state.count_stripes = 1;
     state.words = words.data();
     state.frames = frames.data();
     state.memory = memory.data();
-    state.counts = &counts;
+    state.counts = stripes.data();
   }
 
   // What can't be when nobody is inside.
@@ -76,7 +74,8 @@ struct HostCache {
   std::vector<std::uint64_t> words;
   std::vector<Frame> frames;
   std::vector<unsigned char> memory;
-  PageCounts counts;
+  std::vector<PageCounts> stripes{PageCacheState::count_stripes};
+  PageCounts& counts = stripes[0];  // the one that tests use
   PageCacheState state;
 };
 

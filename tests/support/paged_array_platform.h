@@ -10,6 +10,8 @@ class ArrayThreadPlatform : public ThreadPlatform {
  public:
   using Passed = ArrayThreadPlatform&;
 
+  explicit ArrayThreadPlatform(std::uint32_t queue = 0) : queue_(queue) {}
+
   static std::uint64_t add_acquire(std::uint64_t& word, std::uint64_t value) {
     return __atomic_fetch_add(&word, value, __ATOMIC_ACQUIRE);
   }
@@ -18,26 +20,29 @@ class ArrayThreadPlatform : public ThreadPlatform {
   }
   static std::uint64_t of_same(std::uint32_t, std::uint64_t given) { return given; }
   static std::uint32_t stripe() { return 0; }
+  std::uint32_t queue_of(std::uint32_t count) const { return queue_ % count; }
+
+ private:
+  const std::uint32_t queue_;
 };
 
 // What a kernel does, by a thread. REQUIRES: an array in host memory.
 class ThreadArray {
  public:
-  ThreadArray(device::PagedArray* array, std::uint32_t queue)
-      : array_(*array), queue_(queue % array->queues->queue_count) {}
+  ThreadArray(device::PagedArray* array, std::uint32_t queue) : array_(*array), queue_(queue) {}
 
   template <typename T>
   device::IoResult get(std::uint64_t index, T& value) {
-    ArrayThreadPlatform platform;
-    device::PagedArrayIo<ArrayThreadPlatform> io(array_, platform, queue_);
-    return io.visit_each({index * sizeof(T), sizeof(T)}, array_.queues->timeout_ns,
+    ArrayThreadPlatform platform(queue_);
+    device::PagedArrayIo<ArrayThreadPlatform> io(array_, platform);
+    return io.visit_each({index * sizeof(T), sizeof(T)}, 0,
                          [&](const unsigned char* bytes) { std::memcpy(&value, bytes, sizeof value); });
   }
   template <typename Use>
   device::IoResult visit(const device::Stretch& stretch, Use use) {
-    ArrayThreadPlatform platform;
-    device::PagedArrayIo<ArrayThreadPlatform> io(array_, platform, queue_);
-    return io.visit_together(stretch, array_.queues->timeout_ns, use);
+    ArrayThreadPlatform platform(queue_);
+    device::PagedArrayIo<ArrayThreadPlatform> io(array_, platform);
+    return io.visit_together(stretch, 0, use);
   }
 
  private:

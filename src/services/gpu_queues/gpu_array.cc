@@ -16,7 +16,7 @@ namespace penstock {
 namespace gpu_queues {
 namespace {
 
-constexpr std::uint32_t count_stripes = 256;  // more than a GPU has multiprocessors
+constexpr std::uint32_t count_stripes = device::PageCacheState::count_stripes;
 constexpr std::uint64_t memory_alignment = 4096;
 
 // Where things lie in the array's memory.
@@ -157,9 +157,7 @@ Status OpenArray::clear() {
   array.queues = queues_;
   device::PageCacheState& cache = array.cache;
   cache.page_shift = static_cast<std::uint32_t>(std::countr_zero(options_.page_bytes));
-  cache.page_count = page_count_;
   cache.frame_count = frame_count_;
-  cache.count_stripes = count_stripes;
   cache.counts = reinterpret_cast<device::PageCounts*>(memory_.data() + layout.counts);
   cache.words = reinterpret_cast<std::uint64_t*>(memory_.data() + layout.words);
   cache.frames = reinterpret_cast<device::Frame*>(memory_.data() + layout.frames_begin);
