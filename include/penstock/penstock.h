@@ -7,6 +7,7 @@
 #include "penstock/checksum.h"
 #include "penstock/context.h"
 #include "penstock/cuda.h"
+#include "penstock/cuda_module.h"
 #include "penstock/diagnosis.h"
 #include "penstock/domain.h"
 #include "penstock/engine_info.h"

@@ -17,7 +17,7 @@ struct NvmeFlags {
   std::uint64_t seeds = 1;
   bool no_faults = false;
   bool dry_run = false;
-  int gpu = 0;
+  std::uint16_t gpu = 0;
 };
 
 std::string hexadecimal(std::uint64_t value) {

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <functional>
-#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/out_of_memory.h"
-#include "cuda/driver.h"
+#include "penstock/cuda_module.h"
 #include "penstock/gpu_array.h"
 #include "penstock/gpu_selftest.h"
 
@@ -24,57 +23,7 @@ constexpr std::uint64_t array_reads = 65536;
 constexpr std::uint64_t layer_most_bytes = 64 << 20;
 constexpr std::uint64_t element_bytes = 8;
 
-// A module of kernels on one GPU, and a stream for them.
-class Launcher {
- public:
-  static Result<std::unique_ptr<Launcher>> make(Domain gpu) {
-    if (penstock_selftest_kernels[0] == '\0') {
-      return Error{Code::unsupported, 0, "this library was built without nvcc, so it has no kernels to test with",
-                   "build it where CUDA's compiler is, or run your own kernels (docs/gpu-initiated.md)"};
-    }
-    auto driver = cuda::Driver::get();
-    if (!driver) return std::move(driver).error();
-    auto device = (*driver)->device(gpu.device());
-    if (!device) return std::move(device).error();
-    auto launcher = std::make_unique<Launcher>(**device);
-    const cuda::Current current(**device);
-    const cuda::CuResult loaded = (*driver)->api().module_load_data(&launcher->module_, penstock_selftest_kernels);
-    if (loaded != cuda::cu_success) {
-      return (*driver)->error(loaded, "load the kernels of the self-test", "the GPU must be of Turing or newer");
-    }
-    return launcher;
-  }
-  explicit Launcher(cuda::Device& device) : device_(device), stream_(device.take_stream()) {}
-  ~Launcher() {
-    device_.give_back_stream(stream_);
-    const cuda::Current current(device_);
-    if (module_ != nullptr) device_.api().module_unload(module_);
-  }
-  Launcher(const Launcher&) = delete;
-  Launcher& operator=(const Launcher&) = delete;
-
-  // Waits for the kernel, all of whose waits have deadlines.
-  Status run(const char* name, std::uint64_t threads, SelftestJob job) {
-    constexpr unsigned block_threads = 128;
-    const cuda::Current current(device_);
-    cuda::CuFunction function = nullptr;
-    cuda::CuResult result = device_.api().module_get_function(&function, module_, name);
-    void* parameters[] = {&job};
-    const auto blocks = static_cast<unsigned>((threads + block_threads - 1) / block_threads);
-    if (result == cuda::cu_success) {
-      result =
-          device_.api().launch_kernel(function, blocks, 1, 1, block_threads, 1, 1, 0, stream_, parameters, nullptr);
-    }
-    if (result == cuda::cu_success) result = device_.api().stream_synchronize(stream_);
-    if (result != cuda::cu_success) return device_.driver().error(result, std::string("run ") + name);
-    return {};
-  }
-
- private:
-  cuda::Device& device_;
-  cuda::CuStream stream_;
-  cuda::CuModule module_ = nullptr;
-};
+constexpr std::uint32_t block_threads = 128;
 
 class Selftest {
  public:
@@ -113,9 +62,13 @@ class Selftest {
       return Error{Code::out_of_range, 0, store_.info().name + " has not one block of 512 bytes",
                    "give a larger store"};
     }
-    auto launcher = Launcher::make(gpu_);
-    if (!launcher) return std::move(launcher).error();
-    launcher_ = std::move(*launcher);
+    if (penstock_selftest_kernels[0] == '\0') {
+      return Error{Code::unsupported, 0, "this library was built without nvcc, so it has no kernels to test with",
+                   "build it where CUDA's compiler is, or run your own kernels (docs/gpu-initiated.md)"};
+    }
+    auto kernels = CudaModule::load(gpu_, penstock_selftest_kernels);
+    if (!kernels) return std::move(kernels).error();
+    kernels_ = std::move(*kernels);
     layer_bytes_ = std::min(size_bytes_, layer_most_bytes);
     auto memory = context_.allocate(
         gpu_, std::max({layer_bytes_, batch_reads * SelftestJob::block_bytes, array_reads * element_bytes}));
@@ -151,7 +104,7 @@ class Selftest {
     const std::uint64_t unit = queues_.options().place_bytes;
     job.count = layer_bytes_;
     job.share_bytes = (layer_bytes_ + shares * unit - 1) / (shares * unit) * unit;
-    check("a layer", std::to_string(layer_bytes_) + " bytes", "penstock_selftest_layer", shares * 128, job,
+    check("a layer", std::to_string(layer_bytes_) + " bytes", "penstock_selftest_layer", shares * block_threads, job,
           {{0, layer_bytes_}});
   }
 
@@ -164,7 +117,9 @@ class Selftest {
     if (status) {
       job.memory = reinterpret_cast<std::uint64_t>(memory_.data());
       job.failures = reinterpret_cast<std::uint64_t>(failures_memory_.data());
-      status = launcher_->run(kernel, threads, job);
+      const auto blocks = static_cast<std::uint32_t>((threads + block_threads - 1) / block_threads);
+      // All of its waits have deadlines.
+      status = kernels_->run(kernel, {blocks, block_threads}, &job);
       seconds = seconds_between(begin, Clock::now());
     }
     if (status) status = compare(pieces);
@@ -219,7 +174,7 @@ class Selftest {
   const Domain gpu_;
   std::uint64_t size_bytes_ = 0;  // in whole blocks
   std::uint64_t layer_bytes_ = 0;
-  std::unique_ptr<Launcher> launcher_;
+  std::optional<CudaModule> kernels_;
   Buffer memory_;
   Buffer failures_memory_;
   GpuServer server_;
