@@ -94,11 +94,10 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_processor
   for (unsigned round = 0; round < job.rounds; ++round) {
     const Word page = next(random) % job.pages;
     Word sum = 0;
-    const IoResult result = array.visit_warp(
-        page * count, count, [&](const ulonglong2* elements, Word, unsigned n) {
-          add_up(elements, n, sum);
-          if (elements[0].y != (page * count * 2 + 1) * factor) ++bad;
-        });
+    const IoResult result = array.visit_warp(page * count, count, [&](const ulonglong2* elements, Word, unsigned n) {
+      add_up(elements, n, sum);
+      if (elements[0].y != (page * count * 2 + 1) * factor) ++bad;
+    });
     if (!result.ok() || sum == 1) ++bad;
   }
   if (bad != 0) atomicAdd(job.bad, bad);

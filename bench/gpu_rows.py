@@ -470,8 +470,8 @@ def row_cold_tables(setup):
         return {"rows": rows, "attempts": attempts, "ready": table_of.ready}
 
 
-def queues_program(setup, what, *arguments):
-    program = Program([setup.program("bench_gpu_queues"), what, *arguments], timeout_s=120)
+def queues_program(setup, what, *arguments, name="bench_gpu_queues"):
+    program = Program([setup.program(name), what, *arguments], timeout_s=120)
     if not program.ready["kernels"]:
         program.__exit__(None, None, None)
         raise Unavailable("there are no kernels of the benchmark: it was built without nvcc, or the driver takes none")
@@ -548,6 +548,43 @@ def row_queue_files(setup):
                     lambda: setup.race(contenders), [at_least(title, "penstock", "requests of the program", target)])
                 rows += decided
             setup.check(title, program)
+    return {"rows": rows, "attempts": attempts}
+
+
+def row_arrays(setup):
+    """Arrays that kernels index: what is resident against plain GPU memory, and a store of twice the cache."""
+    rows, attempts = [], {}
+    seconds = setup.round_seconds / 8
+    size = ("--size", setup.file_bytes // 8)
+    with queues_program(setup, "resident", *size, name="bench_gpu_array") as program:
+        contenders = {name: lambda name=name: program.ask(f"{name} {seconds}")
+                      for name in ("plain_pages", "pages", "plain_elements", "elements")}
+        for contender in contenders.values():
+            contender()
+        title = "a resident array, page by page, to plain GPU memory"
+        rows, attempts[title] = setup.decide(lambda: setup.race(contenders, rounds=min(setup.rounds, 7)), [
+            at_least(title, "pages", "plain_pages", 0.5)])
+        rounds = [sample for attempt in attempts[title] for sample in attempt["rounds"]]
+        rows.append(figure("… by elements, to plain GPU memory", [
+            harness.bytes_per_second(each["elements"]) / harness.bytes_per_second(each["plain_elements"])
+            for each in rounds], "plain"))
+    with queues_program(setup, "uniform", *size, name="bench_gpu_array") as program:
+        contenders = {name: lambda name=name: program.ask(f"{name} {seconds}")
+                      for name in ("reads", "array", "random_elements")}
+        for contender in contenders.values():
+            contender()
+        samples = [{name: contender() for name, contender in contenders.items()} for _ in range(5)]
+        attempts["uniform"] = samples
+
+        def fetches(each, name):
+            sample = each[name]
+            return (sample["fetched"] + sample["passed"]) / sample["seconds"]
+
+        rows.append(figure("an array of twice its cache, pages at random: pages fetched to plain reads of the same", [
+            fetches(each, "array") / harness.operations_per_second(each["reads"]) for each in samples], "plain"))
+        for name, what in (("array", "pages"), ("random_elements", "elements")):
+            rows.append(figure(f"… million {what} a second", [
+                harness.operations_per_second(each[name]) / 1e6 for each in samples], "plain"))
     return {"rows": rows, "attempts": attempts}
 
 
@@ -709,7 +746,7 @@ def row_experts(setup):
 # what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third. All together
 # they are the time that there is.
 ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "tables": (row_tables, 40),
-        "table_cache": (row_table_cache, 25), "queues": (row_queues, 60), "queue_files": (row_queue_files, 40),
+        "table_cache": (row_table_cache, 25), "queues": (row_queues, 60), "queue_files": (row_queue_files, 40), "arrays": (row_arrays, 20),
         "packed": (row_packed, 60), "memory": (row_memory, 6),
         "start": (row_start, 40), "cold": (row_cold, 70), "half": (row_half, 75), "packed_cold": (row_packed_cold, 70),
         "cold_tables": (row_cold_tables, 30), "layers": (row_layers, 100), "experts": (row_experts, 20),
