@@ -90,9 +90,9 @@ class CudaPlatform {
   __device__ CudaPlatform()
       : mask_(__activemask()),
         lane_(lane_id()),
-        leader_(__ffs(static_cast<int>(mask_)) - 1),
-        rank_(__popc(mask_ & before(lane_))),
-        size_(__popc(mask_)) {}
+        leader_(first_lane(mask_)),
+        rank_(lanes_in(mask_ & before(lane_))),
+        size_(lanes_in(mask_)) {}
 
   __device__ std::uint32_t size() const { return size_; }
   __device__ std::uint32_t rank() const { return rank_; }
@@ -217,6 +217,9 @@ class CudaPlatform {
 
  protected:
   __device__ static constexpr std::uint32_t before(std::uint32_t lane) { return (1U << lane) - 1; }
+  // Functions, since a host compiler looks at the initializers of constructors too.
+  __device__ static int first_lane(std::uint32_t mask) { return __ffs(static_cast<int>(mask)) - 1; }
+  __device__ static std::uint32_t lanes_in(std::uint32_t mask) { return __popc(mask); }
   // Asked of the hardware: which threads make up a warp depends on every dimension of a block.
   __device__ static std::uint32_t lane_id() {
     std::uint32_t lane = 0;
