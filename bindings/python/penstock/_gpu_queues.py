@@ -71,7 +71,7 @@ class GpuServer(_Closing):
         return count
 
     def open(self, stores: Any, device: Any = "cuda", *, writable: bool = False, window: Optional[tuple[int, int]] = None,
-             block_bytes: int = 0, queues: int = 0, depth: int = 256, place_bytes: Union[int, str] = 4096,
+             block_bytes: int = 0, queues: int = 0, depth: int = 128, place_bytes: Union[int, str] = 4096,
              ahead_places: int = 1024, timeout: float = 10.0, stall: float = 30.0) -> GpuQueues:
         """A set of queues by which kernels of one GPU read these stores: a name, a penstock.Store, or a list of either.
 
