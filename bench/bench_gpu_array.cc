@@ -1,11 +1,9 @@
 // bench_gpu_array: a store in host memory that kernels index through a cache in GPU memory.
 //
-//   resident        the cache has room for all of it: read page by page ("pages") and by element ("elements"), and
-//   plain
-//                   GPU memory the same way ("plain_pages", "plain_elements"). Every word counts in a sum
-//   uniform         the store is twice as large as the cache: pages at random by warps ("array"), plain reads of the
-//   same
-//                   by the same queues ("reads"), and elements at random by threads ("random_elements")
+//   resident   the cache has room for all of it, and every word counts in a sum: read page by page ("pages") and by
+//              element ("elements"), and plain GPU memory the same way ("plain_pages", "plain_elements")
+//   uniform    the store is twice as large as the cache: pages at random by warps ("array"), plain reads of the same
+//              pages by the same queues ("reads"), and elements at random by threads ("random_elements")
 #include <penstock/penstock.h>
 
 #include <CLI/CLI.hpp>

@@ -746,7 +746,8 @@ def row_experts(setup):
 # what a row is expected to take on a machine with a disk of 2 to 4 GB/s; --quick takes about a third. All together
 # they are the time that there is.
 ROWS = {"cached": (row_cached, 34), "lanes": (row_lanes, 60), "scatter": (row_scatter, 12), "tables": (row_tables, 40),
-        "table_cache": (row_table_cache, 25), "queues": (row_queues, 60), "queue_files": (row_queue_files, 40), "arrays": (row_arrays, 20),
+        "table_cache": (row_table_cache, 25), "queues": (row_queues, 60), "queue_files": (row_queue_files, 40),
+        "arrays": (row_arrays, 20),
         "packed": (row_packed, 60), "memory": (row_memory, 6),
         "start": (row_start, 40), "cold": (row_cold, 70), "half": (row_half, 75), "packed_cold": (row_packed_cold, 70),
         "cold_tables": (row_cold_tables, 30), "layers": (row_layers, 100), "experts": (row_experts, 20),

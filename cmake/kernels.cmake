@@ -22,7 +22,7 @@ function(penstock_kernels target source)
   target_compile_definitions(${target} PRIVATE PENSTOCK_HAS_KERNELS=1)
 endfunction()
 
-# penstock_ptx(target source): adds the kernels of a self-test, a test or a benchmark to it, as a text `penstock_<name of the source>`
+# penstock_ptx(target source): adds the kernels of a test or a benchmark to it, as a text `penstock_<name of the source>`
 # of PTX, which the driver compiles for the GPU that there is. Without nvcc the text is empty.
 function(penstock_ptx target source)
   get_filename_component(name ${source} NAME_WE)
@@ -33,8 +33,8 @@ function(penstock_ptx target source)
     set(incbin ".incbin \"${ptx}\"")
     # Made again when a header has changed that it includes.
     add_custom_command(OUTPUT ${ptx}
-      COMMAND ${PENSTOCK_NVCC} -ptx -arch=compute_75 -Werror all-warnings -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
-              ${source} -MD -MF ${ptx}.d -o ${ptx}
+      COMMAND ${PENSTOCK_NVCC} -ptx -arch=compute_75 -Werror all-warnings -I${PROJECT_SOURCE_DIR}/include
+              -I${PROJECT_SOURCE_DIR}/src ${source} -MD -MF ${ptx}.d -o ${ptx}
       DEPENDS ${source} DEPFILE ${ptx}.d VERBATIM)
     set_source_files_properties(${image} PROPERTIES OBJECT_DEPENDS ${ptx})
   endif()
