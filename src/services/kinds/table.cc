@@ -40,7 +40,9 @@ TimePoint deadline_of(const KindsOptions& options) {
 }
 
 // Readers go on while others append: the records that they read don't change.
-constexpr OpenOptions for_reading{.growing = true};
+OpenOptions for_reading() {
+  return {.growing = true};
+}
 
 Error no_kind() {
   return {Code::not_found, 0, "there is no such kind", "penstock kind list shows those that there are"};
@@ -79,7 +81,7 @@ Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string
   if (!path) return std::move(path).error();
   const auto lock = WriterLock::of_folder_of(*path, deadline_of(options));
   if (!lock) return lock.error();
-  auto opened = context.open(store, for_reading);
+  auto opened = context.open(store, for_reading());
   if (!opened && opened.error().code == Code::not_found && !has_scheme(store)) {
     opened = context.open(store, {.access = Access::create});
     if (opened) {
@@ -133,7 +135,7 @@ Status Table::check_process() const {
 }
 
 Result<std::shared_ptr<const Table::State>> Table::load(Dictionary dictionary) const {
-  auto store = context_.open(store_, for_reading);
+  auto store = context_.open(store_, for_reading());
   if (!store) return std::move(store).error();
   if (Status status = check_store(dictionary, store->info()); !status) return std::move(status).error();
   auto state = std::make_shared<State>(State{std::move(dictionary), std::move(*store), {}});
@@ -187,7 +189,7 @@ Result<Store> Table::open_for_writing(OpenOptions wanted) const {
 Status Table::make_room(const Kind& kind) const {
   const std::uint64_t end = kind.start_byte + kind.length_bytes;
   {
-    const auto store = context_.open(store_, for_reading);
+    const auto store = context_.open(store_, for_reading());
     if (!store) return store.error();
     if (end <= store->info().size_bytes) return {};
     if (is_device(store->info())) {
