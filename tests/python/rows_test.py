@@ -102,7 +102,7 @@ def test_bad_numbers_are_refused_by_their_names(table):
     with pytest.raises(penstock.InvalidError, match="begin is -1"):
         rows.rows(-1, 2)
     with pytest.raises(penstock.InvalidError, match="stream: "):
-        rows._wait_for((penstock._memory.Memory(1, 1, "cuda:0", None),), "text")
+        penstock._rows.wait_for_streams((penstock._memory.Memory(1, 1, "cuda:0", None),), "text")
 
 
 def test_missing_rows_are_zeros_where_that_is_asked_for(table):
