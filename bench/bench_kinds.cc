@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
                                                          .records = records}));
 
   const bench::Memory memory(settings.reads * settings.record_bytes);
-  const penstock::Region region = penstock::Region::host(memory.bytes().data(), memory.bytes().size());
+  const penstock::Region region = penstock::Region::host(memory.bytes().data(), settings.reads * settings.record_bytes);
   std::vector<penstock::RecordsRead> reads;
   std::vector<penstock::Range> ranges;
   std::vector<std::uint64_t> numbers;
