@@ -52,12 +52,19 @@ std::string of_kind(const Kind& kind) {
   return "kind " + models::in_quotes(kind.name);
 }
 
-// Null: the records are not there.
-const Kind* holds(const Table::State& state, const Records& records) {
-  const auto found = state.by_id.find(records.kind);
-  if (found == state.by_id.end()) return nullptr;
-  const Kind& kind = *found->second;
-  return records.index <= kind.records && records.count <= kind.records - records.index ? &kind : nullptr;
+// Null: the records are not there. `before` is the kind of the last ones, since many follow each other.
+const Kind* holds(const Table::State& state, const Records& records, const Kind* before) {
+  if (before == nullptr || before->id != records.kind) {
+    const auto found = state.by_id.find(records.kind);
+    if (found == state.by_id.end()) return nullptr;
+    before = found->second;
+  }
+  return records.index <= before->records && records.count <= before->records - records.index ? before : nullptr;
+}
+
+// As not_there tells it.
+bool is_missing(const Error& error) {
+  return error.code == Code::not_found || error.code == Code::out_of_range;
 }
 
 Error not_there(const Table::State& state, const Records& records) {
@@ -277,29 +284,24 @@ Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> 
 
 Result<Table::Placed> Table::place(std::span<const RecordsRead> reads) {
   if (Status status = check_process(); !status) return std::move(status).error();
-  Placed placed{state(), {}};
-  bool is_new = false;
-  const auto look_again = [&]() -> Status {
-    auto again = refresh();
-    if (!again) return std::move(again).error();
-    placed = {std::move(*again), {}};
-    is_new = true;
-    return {};
-  };
-  if (!placed.state->store) {
-    if (Status status = look_again(); !status) return std::move(status).error();
+  if (const auto now = state(); now->store) {
+    auto placed = place_in(now, reads);
+    if (placed || !is_missing(placed.error())) return placed;
   }
+  // Others may have added kinds or records since.
+  auto again = refresh();
+  if (!again) return std::move(again).error();
+  return place_in(std::move(*again), reads);
+}
+
+Result<Table::Placed> Table::place_in(std::shared_ptr<const State> state, std::span<const RecordsRead> reads) {
+  Placed placed{std::move(state), {}};
+  const Store& store = placed.state->store;
   placed.ranges.reserve(reads.size());
-  for (std::size_t i = 0; i < reads.size(); ++i) {
-    const auto& [records, memory] = reads[i];
-    const Kind* const kind = holds(*placed.state, records);
-    if (kind == nullptr && is_new) return not_there(*placed.state, records);
-    if (kind == nullptr) {
-      if (Status status = look_again(); !status) return std::move(status).error();
-      placed.ranges.reserve(reads.size());
-      i = SIZE_MAX;  // from the beginning: all ranges are of one state
-      continue;
-    }
+  const Kind* kind = nullptr;
+  for (const auto& [records, memory] : reads) {
+    kind = holds(*placed.state, records, kind);
+    if (kind == nullptr) return not_there(*placed.state, records);
     // It does not overflow: the records lie in the store.
     const std::uint64_t bytes = records.count * kind->record_bytes;
     if (bytes != memory.size_bytes) {
@@ -308,8 +310,7 @@ Result<Table::Placed> Table::place(std::span<const RecordsRead> reads) {
                        " bytes don't fill memory of " + std::to_string(memory.size_bytes),
                    "give memory of exactly their size"};
     }
-    if (bytes != 0)
-      placed.ranges.push_back({&placed.state->store, kind->start_byte + records.index * kind->record_bytes, memory});
+    if (bytes != 0) placed.ranges.push_back({&store, kind->start_byte + records.index * kind->record_bytes, memory});
   }
   return placed;
 }

@@ -50,6 +50,7 @@ class Table {
 
  private:
   Status check_process() const;
+  static Result<Placed> place_in(std::shared_ptr<const State> state, std::span<const RecordsRead> reads);
   // The store follows the dictionary: whatever counts in there is in the store that is opened after it was read.
   Result<std::shared_ptr<const State>> load(Dictionary dictionary) const;
   void adopt(std::shared_ptr<const State> state);
