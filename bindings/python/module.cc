@@ -11,6 +11,7 @@
 #include "models.h"
 #include "packing.h"
 #include "rows.h"
+#include "tiers.h"
 
 NB_MODULE(_core, module) {
   // The C library ends the process where a thread has no memory for what throws std::bad_alloc in it: so it is made
@@ -27,4 +28,5 @@ NB_MODULE(_core, module) {
   penstock::python::define_kinds(module);
   penstock::python::define_layers(module);
   penstock::python::define_gpu_queues(module);
+  penstock::python::define_tiers(module);
 }

@@ -58,6 +58,17 @@ def test_the_examples_of_kinds_run(tmp_path, monkeypatch):
     assert names["gathered"].shape == (3, 16) and names["some"]["time"].shape == (10,)
 
 
+def test_the_examples_of_tiers_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "tiers.md"
+    names = {}
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert examples
+    for example in examples:
+        exec(compile(example, str(page), "exec"), names)
+    assert names["report"].units == 1 and (tmp_path / "slow/models/weights.bin").stat().st_size == 1_000_000
+
+
 def test_the_examples_of_layers_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs" / "layers.md"

@@ -24,6 +24,7 @@ from ._rows_plan import RowsPlan
 from ._safe_open import safe_open
 from ._stores import Store, open
 from ._streaming import Stream, stream
+from ._tiers import Tiers
 
 SafetensorError = Error  # by the name that programs which use safetensors catch
 
@@ -31,7 +32,7 @@ __version__: str = _core.version()
 
 __all__ = [
     "Context", "DeniedError", "DirectoryError", "Error", "GpuArray", "GpuQueues", "GpuServer", "InvalidError", "Kind", "Kinds", "Layers", "MismatchError", "NoMemoryError",
-    "NotFoundError", "RangeError", "Report", "Rows", "RowsPlan", "RowsReport", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "TimedOutError",
+    "NotFoundError", "RangeError", "Report", "Rows", "RowsPlan", "RowsReport", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "Tiers", "TimedOutError",
     "TransferError", "UnsupportedError", "default_context", "deserialize",
     "doctor", "engines", "gpus", "include_dir", "load_file", "load_file_async", "load_into", "load_models", "open", "patch", "read_into", "read_into_async",
     "safe_open", "save_file", "serialize", "serialize_file", "stream", "unpatch", "verify",
