@@ -189,6 +189,7 @@ class QueuePair {
     p_.sync();
     return false;
   }
+  PENSTOCK_ANYWHERE std::uint32_t entries() const { return m_.entries; }
   // The slot of a ticket, and so the memory that belongs to it.
   PENSTOCK_ANYWHERE std::uint32_t slot_number(std::uint64_t ticket) const {
     return static_cast<std::uint32_t>(ticket) & (m_.entries - 1);

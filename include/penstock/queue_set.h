@@ -56,6 +56,8 @@ struct StoreWindow {
   std::uint64_t end = 0;
   std::uint32_t block_bytes = 0;  // extents begin and end with blocks, or end with the window; a power of two
   std::uint32_t writable = 0;
+  std::uint32_t block_shift = 0;  // 1 << block_shift == block_bytes: a GPU takes long to divide
+  std::uint32_t reserved = 0;
 };
 
 // A place for a read that was begun ahead.
@@ -117,7 +119,7 @@ template <typename Platform>
 class QueueSetIo {
  public:
   // REQUIRES: the same queue in all lanes, one of the set's.
-  PENSTOCK_ANYWHERE QueueSetIo(QueueSet& set, Platform& platform, std::uint32_t queue)
+  PENSTOCK_ANYWHERE QueueSetIo(const QueueSet& set, Platform& platform, std::uint32_t queue)
       : set_(set), p_(platform), queue_(queue) {}
 
   // Calls use(bytes, ok) when a lane's bytes have arrived, or have not: all lanes of the group together. `bytes` is
@@ -166,11 +168,11 @@ class QueueSetIo {
     const bool wants = pending.result.ok() && extent.bytes != 0 && extent.bytes <= set_.place_bytes;
     const std::uint32_t place = wants ? take_ahead() : Pending::not_begun;
     const bool has_place = place != Pending::not_begun;
+    nvme::Command command = make_command(nvme::IoOpcode::read, extent);
+    command.prp1 = (ahead_begin() + place) * set_.place_bytes;
     nvme::QueuePair<Platform> queue(set_.queues[queue_], p_);
     const nvme::Tickets tickets = queue.take(has_place, p_.now() + set_.stall_ns);
-    const std::uint64_t offset = (ahead_begin() + place) * set_.place_bytes;
     nvme::Token* const token = has_place ? &set_.ahead[place].token : nullptr;
-    const nvme::Command command = make_command(nvme::IoOpcode::read, extent, offset);
     const bool sent = tickets.count != 0 && queue.send(tickets, command, token);
     if (has_place && sent) pending.place = place;
     if (has_place && !sent) p_.store_release(set_.ahead[place].state, AheadPlace::is_free);
@@ -237,18 +239,17 @@ class QueueSetIo {
     return result;
   }
 
-  PENSTOCK_ANYWHERE nvme::Command make_command(nvme::IoOpcode opcode, const Extent& extent,
-                                               std::uint64_t offset) const {
+  // But for the place.
+  PENSTOCK_ANYWHERE nvme::Command make_command(nvme::IoOpcode opcode, const Extent& extent) const {
     nvme::Command command{};
     if (extent.bytes == 0 || extent.store >= set_.store_count) return command;
-    const std::uint32_t block_bytes = set_.stores[extent.store].block_bytes;
+    const StoreWindow& window = set_.stores[extent.store];
     command.opcode = static_cast<std::uint8_t>(opcode);
     command.flags = nvme::sgl::in_command;
     command.nsid = extent.store + 1;
-    command.prp1 = offset;
     command.prp2 = nvme::sgl::pack(nvme::sgl::offset, static_cast<std::uint32_t>(extent.bytes));
-    command.set_first_block(extent.offset / block_bytes);
-    command.dw12 = static_cast<std::uint32_t>((extent.bytes + block_bytes - 1) / block_bytes) - 1;
+    command.set_first_block(extent.offset >> window.block_shift);
+    command.dw12 = static_cast<std::uint32_t>((extent.bytes + window.block_bytes - 1) >> window.block_shift) - 1;
     return command;
   }
 
@@ -267,6 +268,7 @@ class QueueSetIo {
     Visit visit;
     visit.result = result;
     visit.wants = extent.bytes != 0 && result.ok();
+    nvme::Command command = make_command(opcode, extent);  // before anything makes a GPU load the window anew
     nvme::QueuePair<Platform> queue(set_.queues[queue_], p_);
     const std::uint64_t begin = p_.now();
     const nvme::Tickets tickets = queue.take(visit.wants, begin + set_.stall_ns);
@@ -275,12 +277,11 @@ class QueueSetIo {
       return visit;
     }
     visit.ticket = tickets.own;
-    const std::uint64_t slot =
-        std::uint64_t{queue_} * set_.queues[queue_].memory.entries + queue.slot_number(tickets.own);
-    const std::uint64_t offset = slot * set_.place_bytes;
-    visit.place = set_.places + offset;
+    const std::uint64_t slot = std::uint64_t{queue_} * queue.entries() + queue.slot_number(tickets.own);
+    command.prp1 = slot * set_.place_bytes;
+    visit.place = set_.places + command.prp1;
     before(visit.place, visit.wants);
-    visit.is_sent = queue.send(tickets, make_command(opcode, extent, offset), nullptr);
+    visit.is_sent = queue.send(tickets, command, nullptr);
     if (!visit.is_sent) {
       if (visit.wants) visit.result = why_poisoned(queue_);
       return visit;
@@ -340,7 +341,7 @@ class QueueSetIo {
     return Pending::not_begun;
   }
 
-  QueueSet& set_;
+  const QueueSet set_;  // a copy, so that a GPU keeps it in registers
   Platform& p_;
   const std::uint32_t queue_;
 };

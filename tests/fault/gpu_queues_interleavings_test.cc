@@ -115,7 +115,7 @@ struct Scene {
   std::vector<device::AheadPlace> ahead_places;
   std::vector<unsigned char> places;
   nvme::QueuePairState state;
-  device::StoreWindow window{0, 8 * 1024, 8, 0};
+  device::StoreWindow window{0, 8 * 1024, 8, 0, 3};
   device::Notes notes;
   device::QueueSet set;
   std::uint32_t tail = 0;

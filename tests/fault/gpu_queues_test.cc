@@ -23,11 +23,7 @@
 namespace penstock::test {
 namespace {
 
-using device::Extent;
 using device::IoStatus;
-using gpu_queues::Fault;
-using gpu_queues::Server;
-using gpu_queues::Set;
 
 constexpr std::uint64_t set_file_bytes = 1 << 20;
 constexpr std::uint64_t guard_bytes = 64;
@@ -65,7 +61,7 @@ class GpuQueuesTest : public testing::Test {
     engines.push_back(made::make_engine());
     context_ = std::make_unique<Context>(
         ContextBuilder::build(std::move(engines), {.lanes = 2, .deadlines = patient}).value());
-    server_ = Server::start(*context_, {.threads = threads}, std::move(faults)).value();
+    server_ = gpu_queues::Server::start(*context_, {.threads = threads}, std::move(faults)).value();
   }
   GpuStore memory(bool writable = false) {
     return {.memory = Region::host(memory_.data(), memory_.size()), .writable = writable};
@@ -119,8 +115,8 @@ class GpuQueuesTest : public testing::Test {
   TemporaryFolder folder_;
   std::vector<std::byte> memory_;
   std::unique_ptr<Context> context_;
-  std::shared_ptr<Server> server_;
-  std::shared_ptr<Set> set_;
+  std::shared_ptr<gpu_queues::Server> server_;
+  std::shared_ptr<gpu_queues::Set> set_;
 };
 
 TEST_F(GpuQueuesTest, bring_what_is_in_memory) {
@@ -189,7 +185,7 @@ TEST_F(GpuQueuesTest, say_what_is_wrong_with_an_extent) {
   open({window, memory()});
   ThreadIo io(set_->handle(), 0);
   std::array<std::byte, 1024> to;
-  const auto status = [&](const Extent& extent) { return io.read(extent, to.data()).status; };
+  const auto status = [&](const device::Extent& extent) { return io.read(extent, to.data()).status; };
   EXPECT_EQ(status({4096, 512}), IoStatus::done);
   EXPECT_EQ(status({11776, 512}), IoStatus::done) << "the last block of the window";
   EXPECT_EQ(status({3584, 512}), IoStatus::out_of_window);
@@ -264,7 +260,7 @@ TEST_F(GpuQueuesTest, tell_the_thread_that_a_store_failed) {
 
 TEST_F(GpuQueuesTest, end_a_wait_for_a_command_that_was_lost) {
   std::atomic<bool> loses = true;
-  start([&](const nvme::Command&) { return loses ? Fault::lose : Fault::none; });
+  start([&](const nvme::Command&) { return loses ? gpu_queues::Fault::lose : gpu_queues::Fault::none; });
   open({memory()}, 0.05);
   ThreadIo io(set_->handle(), 0);
   Guarded to(512);
@@ -280,7 +276,7 @@ TEST_F(GpuQueuesTest, end_a_wait_for_a_command_that_was_lost) {
 }
 
 TEST_F(GpuQueuesTest, give_up_a_queue_that_makes_no_room) {
-  start([](const nvme::Command&) { return Fault::lose; });
+  start([](const nvme::Command&) { return gpu_queues::Fault::lose; });
   set_ = server_
              ->open({.gpu = Domain::host(),
                      .stores = {memory()},
@@ -298,7 +294,7 @@ TEST_F(GpuQueuesTest, give_up_a_queue_that_makes_no_room) {
 }
 
 TEST_F(GpuQueuesTest, end_all_waits_when_told_to_stop) {
-  start([](const nvme::Command&) { return Fault::lose; });
+  start([](const nvme::Command&) { return gpu_queues::Fault::lose; });
   open({memory()});
   std::atomic<int> closed = 0;
   std::vector<std::jthread> threads;
@@ -316,7 +312,9 @@ TEST_F(GpuQueuesTest, end_all_waits_when_told_to_stop) {
 
 TEST_F(GpuQueuesTest, outlive_a_thread_of_the_server) {
   std::atomic<bool> dies = true;
-  start([&](const nvme::Command&) { return dies.exchange(false) ? Fault::end_thread : Fault::none; });
+  start([&](const nvme::Command&) {
+    return dies.exchange(false) ? gpu_queues::Fault::end_thread : gpu_queues::Fault::none;
+  });
   open({memory()}, 0.05);
   std::array<std::byte, 512> to;
   ThreadIo io(set_->handle(), 0);
@@ -414,10 +412,10 @@ TEST_F(GpuQueuesTest, are_exact_whatever_befalls_them) {
   std::atomic<std::uint64_t> spoilt = 0;
   const auto plan = [&](const nvme::Command&) {
     std::mt19937_64 random(number.fetch_add(1));
-    constexpr std::array faults = {Fault::fail, Fault::twice, Fault::other_command, Fault::other_head,
-                                   Fault::other_phase};
+    constexpr std::array faults = {gpu_queues::Fault::fail, gpu_queues::Fault::twice, gpu_queues::Fault::other_command,
+                                   gpu_queues::Fault::other_head, gpu_queues::Fault::other_phase};
     const std::uint64_t drawn = random() % 100;
-    if (drawn >= faults.size()) return Fault::none;
+    if (drawn >= faults.size()) return gpu_queues::Fault::none;
     ++spoilt;
     return faults[drawn];
   };
@@ -433,8 +431,8 @@ TEST_F(GpuQueuesTest, are_exact_whatever_befalls_them) {
       std::mt19937_64 random(seed * 4 + i);
       for (std::uint64_t done = 0; done < operations / 4; ++done) {
         const std::uint64_t bytes = 512 * (1 + random() % 8);
-        const Extent extent{512 * (random() % ((set_file_bytes - bytes) / 512 + 1)), bytes,
-                            static_cast<std::uint32_t>(random() % 16 == 0 ? 2 : random() % 2)};
+        const device::Extent extent{512 * (random() % ((set_file_bytes - bytes) / 512 + 1)), bytes,
+                                    static_cast<std::uint32_t>(random() % 16 == 0 ? 2 : random() % 2)};
         Guarded to(bytes);
         device::Pending pending;
         const bool is_ahead = random() % 4 == 0;

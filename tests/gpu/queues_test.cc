@@ -16,7 +16,6 @@ namespace penstock::test {
 namespace {
 
 using device::IoStatus;
-using gpu_queues::Fault;
 
 // As in queue_kernels.cu.
 constexpr std::uint64_t word_factor = 0x9e3779b97f4a7c15ULL;
@@ -174,10 +173,10 @@ TEST_F(GpuQueuesOnGpu, are_exact_whatever_befalls_them) {
   std::atomic<std::uint64_t> number = 1;
   const auto plan = [&](const nvme::Command&) {
     std::mt19937_64 random(number.fetch_add(1));
-    constexpr std::array faults = {Fault::fail, Fault::twice, Fault::other_command, Fault::other_head,
-                                   Fault::other_phase};
+    constexpr std::array faults = {gpu_queues::Fault::fail, gpu_queues::Fault::twice, gpu_queues::Fault::other_command,
+                                   gpu_queues::Fault::other_head, gpu_queues::Fault::other_phase};
     const std::uint64_t drawn = random() % 100;
-    return drawn < faults.size() ? faults[drawn] : Fault::none;
+    return drawn < faults.size() ? faults[drawn] : gpu_queues::Fault::none;
   };
   start(plan);
   open(memory());
@@ -193,7 +192,9 @@ TEST_F(GpuQueuesOnGpu, are_exact_whatever_befalls_them) {
 
 TEST_F(GpuQueuesOnGpu, end_waits_for_commands_that_were_lost_and_work_again) {
   std::atomic<std::uint64_t> commands = 0;
-  start([&](const nvme::Command&) { return commands.fetch_add(1) == 100 ? Fault::lose : Fault::none; });
+  start([&](const nvme::Command&) {
+    return commands.fetch_add(1) == 100 ? gpu_queues::Fault::lose : gpu_queues::Fault::none;
+  });
   open(memory(), 0.5);
   launch("penstock_read_at_random", {32, 128}, 1);
   const QueueCounts counts = finish();
@@ -206,7 +207,9 @@ TEST_F(GpuQueuesOnGpu, end_waits_for_commands_that_were_lost_and_work_again) {
 
 TEST_F(GpuQueuesOnGpu, outlive_a_thread_of_the_server) {
   std::atomic<std::uint64_t> commands = 0;
-  start([&](const nvme::Command&) { return commands.fetch_add(1) == 100 ? Fault::end_thread : Fault::none; });
+  start([&](const nvme::Command&) {
+    return commands.fetch_add(1) == 100 ? gpu_queues::Fault::end_thread : gpu_queues::Fault::none;
+  });
   open(memory(), 0.5);
   launch("penstock_read_at_random", {32, 128}, 1);
   EXPECT_GE(count_of(finish(), IoStatus::timed_out), 1U);

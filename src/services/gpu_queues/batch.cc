@@ -5,16 +5,14 @@
 #include <tuple>
 #include <utility>
 
+#include "services/rows/round_up.h"
+
 namespace penstock::gpu_queues {
 namespace {
 
 constexpr std::uint64_t stretch_limit_bytes = 1 << 20;
 constexpr std::uint64_t gap_limit_bytes = 4096;  // reading so much more is cheaper than another operation
-constexpr std::uint64_t memory_alignment = 4096;
-
-constexpr std::uint64_t up_to(std::uint64_t bytes, std::uint64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
+constexpr std::uint64_t batch_alignment = 4096;
 
 nvme::StatusField status_of(Code code, bool writes) {
   switch (code) {
@@ -66,8 +64,9 @@ void Batch::plan() {
     const std::uint64_t block =
         info.direct && !transfer.writes ? std::max<std::uint64_t>(info.alignments.offset, 1) : 1;
     const std::uint64_t begin = transfer.offset / block * block;
-    const std::uint64_t end = std::max(transfer.offset + transfer.bytes,
-                                       std::min(up_to(transfer.offset + transfer.bytes, block), info.size_bytes));
+    const std::uint64_t end =
+        std::max(transfer.offset + transfer.bytes,
+                 std::min(rows::round_up(transfer.offset + transfer.bytes, block), info.size_bytes));
     if (!stretches_.empty() && !transfer.writes) {
       Stretch& last = stretches_.back();
       const std::uint64_t last_end = last.offset + last.bytes;
@@ -87,7 +86,7 @@ Status Batch::begin(Context& context) {
   std::uint64_t bytes = 0;
   for (Stretch& stretch : stretches_) {
     stretch.memory_offset = bytes;
-    bytes = up_to(bytes + stretch.bytes, memory_alignment);
+    bytes = rows::round_up(bytes + stretch.bytes, batch_alignment);
   }
   auto memory = context.allocate(Domain::host(), bytes);
   if (!memory) return std::move(memory).error();

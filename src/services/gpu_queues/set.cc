@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "penstock/gpu.h"
+#include "services/rows/round_up.h"
 
 namespace penstock::gpu_queues {
 namespace {
@@ -19,15 +20,11 @@ using nvme::QueuePairState;
 constexpr std::uint64_t line_bytes = 128;  // of a GPU's cache
 constexpr std::uint64_t page_size_bytes = 4096;
 
-constexpr std::uint64_t up_to(std::uint64_t bytes, std::uint64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
-
 // Room, handed out from the front.
 class Room {
  public:
   std::uint64_t take(std::uint64_t bytes, std::uint64_t alignment = line_bytes) {
-    const std::uint64_t at = up_to(used_, alignment);
+    const std::uint64_t at = rows::round_up(used_, alignment);
     used_ = at + bytes;
     return at;
   }
@@ -270,8 +267,7 @@ Set::Checked Set::check(const nvme::Command& command) const {
   const StoreWindow& window = transfer.source->window();
   transfer.bytes = nvme::sgl::bytes_of(command.prp2);
   const std::uint64_t room = places() * options_.place_bytes;
-  const std::uint32_t shift = transfer.source->block_shift();  // a division takes as long as all the rest
-  const std::uint64_t blocks = (std::uint64_t{transfer.bytes} + window.block_bytes - 1) >> shift;
+  const std::uint64_t blocks = (std::uint64_t{transfer.bytes} + window.block_bytes - 1) >> window.block_shift;
   if (command.flags != nvme::sgl::in_command || nvme::sgl::kind_of(command.prp2) != nvme::sgl::offset ||
       transfer.bytes == 0 || transfer.bytes > options_.place_bytes || command.prp1 > room ||
       transfer.bytes > room - command.prp1 || blocks != (command.dw12 & 0xffff) + 1) {
@@ -279,8 +275,8 @@ Set::Checked Set::check(const nvme::Command& command) const {
   }
   transfer.place = places_ + command.prp1;
   const std::uint64_t block = command.first_block();
-  if (block > window.end >> shift) return refuse(nvme::status::lba_out_of_range);
-  transfer.offset = block << shift;
+  if (block > window.end >> window.block_shift) return refuse(nvme::status::lba_out_of_range);
+  transfer.offset = block << window.block_shift;
   if (transfer.offset < window.begin || transfer.bytes > window.end - std::min(window.end, transfer.offset)) {
     return refuse(nvme::status::lba_out_of_range);
   }

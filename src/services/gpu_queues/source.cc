@@ -39,6 +39,7 @@ Result<device::StoreWindow> window_of(const GpuStore& given, std::uint64_t size_
   window.begin = offset;
   window.end = offset + length;
   window.writable = given.writable ? 1 : 0;
+  window.block_shift = static_cast<std::uint32_t>(std::countr_zero(window.block_bytes));
   return window;
 }
 
@@ -53,7 +54,7 @@ Result<std::unique_ptr<Source>> Source::open(const Context& context, const GpuSt
     }
     auto window = window_of(given, given.memory.size_bytes, "host memory");
     if (!window) return std::move(window).error();
-    source->set_window(*window);
+    source->window_ = *window;
     source->data_ = given.memory.data;
     return source;
   }
@@ -63,7 +64,7 @@ Result<std::unique_ptr<Source>> Source::open(const Context& context, const GpuSt
   }
   auto window = window_of(given, info.size_bytes, info.name);
   if (!window) return std::move(window).error();
-  source->set_window(*window);
+  source->window_ = *window;
   source->store_ = given.store;
   const std::uint64_t bytes = window->end - window->begin;
   if (given.writable || bytes == 0) return source;  // what is written past the page cache may not be in a mapping yet
@@ -75,11 +76,6 @@ Result<std::unique_ptr<Source>> Source::open(const Context& context, const GpuSt
     source->data_ = const_cast<std::byte*>(source->shard_->view()->bytes().data());
   }
   return source;
-}
-
-void Source::set_window(const device::StoreWindow& window) {
-  window_ = window;
-  block_shift_ = static_cast<std::uint32_t>(std::countr_zero(window.block_bytes));
 }
 
 void Source::mark(std::span<Transfer> transfers, std::vector<std::size_t>* due) const {

@@ -36,7 +36,6 @@ class Source {
   static Result<std::unique_ptr<Source>> open(const Context& context, const GpuStore& store);
 
   const device::StoreWindow& window() const { return window_; }
-  std::uint32_t block_shift() const { return block_shift_; }  // of the window's blocks
   const Store& store() const { return store_; }
   // Of bytes at hand.
   std::byte* data(std::uint64_t offset) const { return data_ + offset; }
@@ -47,12 +46,10 @@ class Source {
   void find_at_hand(std::span<Transfer> transfers, std::vector<std::size_t>& due) const;
 
  private:
-  void set_window(const device::StoreWindow& window);
   void mark(std::span<Transfer> transfers, std::vector<std::size_t>* due) const;
 
   Store store_;
   device::StoreWindow window_;
-  std::uint32_t block_shift_ = 0;
   std::byte* data_ = nullptr;  // null: nothing is ever at hand
   std::shared_ptr<const rows::Shard> shard_;
 };
