@@ -42,7 +42,9 @@ struct Settings {
   std::uint32_t depth = 256;
   std::uint32_t place_bytes = 4096;
   std::uint32_t unit_bytes = 4096;
-  std::uint32_t way = 1;  // as in the kernel: thread, warp, block
+  std::uint32_t way = 1;                 // as in the kernel: thread, warp, block
+  std::uint64_t run_bytes = 4ULL << 30;  // about so many are read by one kernel
+  bool rests = false;                    // the threads of the server, between kernels
 };
 
 // As in the kernels.
@@ -256,7 +258,8 @@ class Bench {
       : settings_(settings),
         kernels_(gpu_),
         context_(bench::value_of(penstock::Context::create({.pinned_budget_bytes = 2ULL << 30}))) {
-    server_ = bench::value_of(penstock::GpuServer::start(context_, {.threads = settings.server_threads, .hot = true}));
+    server_ = bench::value_of(
+        penstock::GpuServer::start(context_, {.threads = settings.server_threads, .hot = !settings.rests}));
   }
 
   bool has_kernels() const { return kernels_.are_there(); }
@@ -334,7 +337,7 @@ class Bench {
     const std::uint64_t bytes = teams * settings_.unit_bytes;
     const bench::DeviceMemory memory(gpu_, bytes);
     const auto ours = bench::value_of(context_.allocate(Domain::cuda(0), bytes));
-    const std::uint32_t rounds = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, (4ULL << 30) / bytes));
+    const std::uint32_t rounds = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, settings_.run_bytes / bytes));
     const auto job = [&](const Results& results) {
       return Job{.queues = address_of(queues.handle()),
                  .memory = address_of(memory.data()),
@@ -425,10 +428,12 @@ int main(int argc, char** argv) {
   file->add_option("file", settings.file)->required();
   file->add_option("--unit-bytes", settings.unit_bytes)->check(CLI::PositiveNumber);
   file->add_option("--way", settings.way, "1: a thread reads a unit, 2: a warp, 3: a block")->check(CLI::Range(1, 3));
+  file->add_option("--run-bytes", settings.run_bytes, "about so many are read by one kernel");
   for (CLI::App* each : {memory, file}) {
     each->add_option("--server-threads", settings.server_threads)->check(CLI::Range(1, 256));
     each->add_option("--gpu-threads", settings.gpu_threads)->check(CLI::PositiveNumber);
     each->add_option("--queues", settings.queues);
+    each->add_flag("--rests", settings.rests, "threads of the server rest between kernels");
     each->add_option("--depth", settings.depth);
     each->add_option("--place-bytes", settings.place_bytes);
   }
