@@ -97,7 +97,7 @@ class WarpPlatform : public nvme::CudaPlatform {
     auto* const target = reinterpret_cast<uint4*>(to);
     const std::uint32_t count = bytes / 16;
     for (std::uint32_t base = rank; base < count; base += lanes * ahead) {
-      uint4 values[ahead];
+      uint4 values[ahead] = {};
 #pragma unroll
       for (std::uint32_t i = 0; i < ahead; ++i) {
         if (base + i * lanes < count) values[i] = load(source + base + i * lanes);
@@ -113,7 +113,7 @@ class WarpPlatform : public nvme::CudaPlatform {
     const std::uint32_t each = bytes / 16;
     const std::uint32_t lane = lane_id();
     for (std::uint32_t base = 0; base < 32 * each; base += 32 * ahead) {
-      uint4 values[ahead];
+      uint4 values[ahead] = {};
 #pragma unroll
       for (std::uint32_t i = 0; i < ahead; ++i) {
         const std::uint32_t at = base + i * 32 + lane;

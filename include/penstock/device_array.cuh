@@ -50,6 +50,11 @@ class ArrayPlatform : public WarpPlatform {
                  : "memory");
     return before;
   }
+  // Without waiting for what was there.
+  __device__ void add(std::uint64_t& word, std::uint64_t value) const {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(&word)), "l"(value)
+                 : "memory");
+  }
   __device__ void add_release(std::uint64_t& word, std::uint64_t value) const {
     asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(&word)), "l"(value)
                  : "memory");

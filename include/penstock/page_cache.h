@@ -169,7 +169,7 @@ class PageCache {
   PENSTOCK_ANYWHERE void count(std::uint64_t PageCounts::*what, bool value) {
     const std::uint32_t more = p_.count(value);
     if (more == 0 || !p_.is_leader()) return;
-    p_.fetch_add(counts_[p_.stripe() % PageCacheState::count_stripes].*what, std::uint64_t{more});
+    p_.add(counts_[p_.stripe() % PageCacheState::count_stripes].*what, more);
   }
 
   // Marks the page as being fetched, if it is absent.

@@ -83,6 +83,7 @@ class CachePlatform : public nvme::interleavings::SchedulePlatform {
  public:
   using SchedulePlatform::SchedulePlatform;
   std::uint64_t add_acquire(std::uint64_t& word, std::uint64_t value) { return fetch_add(word, value); }
+  static void add(std::uint64_t& word, std::uint64_t value) { word += value; }
   void add_release(std::uint64_t& word, std::uint64_t value) { fetch_add(word, value); }
   static std::uint32_t stripe() { return 0; }
 };

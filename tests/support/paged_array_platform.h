@@ -15,6 +15,7 @@ class ArrayThreadPlatform : public ThreadPlatform {
   static std::uint64_t add_acquire(std::uint64_t& word, std::uint64_t value) {
     return __atomic_fetch_add(&word, value, __ATOMIC_ACQUIRE);
   }
+  static void add(std::uint64_t& word, std::uint64_t value) { __atomic_fetch_add(&word, value, __ATOMIC_RELAXED); }
   static void add_release(std::uint64_t& word, std::uint64_t value) {
     __atomic_fetch_add(&word, value, __ATOMIC_RELEASE);
   }
