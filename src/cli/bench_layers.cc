@@ -141,7 +141,7 @@ Result<Json> bench_layers(const BenchFlags& flags) {
   const Result<Domain> domain = Domain::parse(flags.domain);
   if (!domain.ok()) return domain.error();
   MeasureProgress progress(flags.output, "making ready");
-  Result<Context> context = make_context({});
+  Result<Context> context = make_context(ContextFlags{});
   if (!context.ok()) return context.error();
   const Result<Model> model = open_model(*context, std::span(&flags.path, 1));
   if (!model.ok()) return model.error();

@@ -192,7 +192,11 @@ Result<Options> make_options(const ContextFlags& flags) {
 Result<Context> make_context(const ContextFlags& flags) {
   const Result<Options> options = make_options(flags);
   if (!options.ok()) return options.error();
-  Result<Context> context = Context::create(*options);
+  return make_context(*options);
+}
+
+Result<Context> make_context(const Options& options) {
+  Result<Context> context = Context::create(options);
   if (!context.ok()) return context;
   if (Status served = serve_tiers(*context); !served.ok()) return served.error();
   return context;

@@ -104,6 +104,7 @@ void add_context_flags(CLI::App& parser, ContextFlags& flags);
 Result<Options> make_options(const ContextFlags& flags);
 // Names that begin with "tier:" are units of the usual catalog.
 Result<Context> make_context(const ContextFlags& flags);
+Result<Context> make_context(const Options& options);
 Status serve_tiers(Context& context);
 
 // Where this tool is.

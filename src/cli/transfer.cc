@@ -53,7 +53,7 @@ Result<TunedContext> make_tuned_context(const TransferFlags& flags, std::span<co
     if (tuned != *options) used = file;
     options = tuned;
   }
-  Result<Context> context = Context::create(*options);
+  Result<Context> context = make_context(*options);
   if (!context.ok()) return context.error();
   return TunedContext{std::move(*context), std::move(used)};
 }

@@ -253,7 +253,7 @@ Result<Checksum> read_back_uncached(Context& context, const WriteFlags& flags, s
   Result<Options> options = make_options(flags.context);
   if (!options.ok()) return options.error();
   options->cache = Cache::bypass;
-  Result<Context> other = Context::create(*options);
+  Result<Context> other = make_context(*options);
   if (!other.ok()) return other.error();
   return read_back(*other, flags, size_bytes);
 }

@@ -13,6 +13,7 @@ class ByName : public ContextTest {
     write_file(folder_.path("file"), content(1, 0, size));
   }
   static constexpr std::size_t size = 100'000;
+  bool name_is_refused_ = false;
 };
 
 TEST_F(ByName, reads_all_of_a_store_into_memory_of_its_own) {
@@ -84,6 +85,37 @@ TEST_F(ByName, what_a_function_opens_may_be_a_recipe_or_an_error) {
   const auto sevens = context.read("made-of:sevens", {}, Domain::host());
   ASSERT_TRUE(sevens.ok()) << sevens.error().message;
   EXPECT_EQ(std::count(sevens->buffer.bytes().begin(), sevens->buffer.bytes().end(), std::byte{7}), 1000);
+}
+
+TEST_F(ByName, a_scheme_may_stand_for_paths) {
+  Context context = make_context();
+  int commits = 0;
+  const auto locate = [&](std::string_view name, const OpenOptions& options) -> Result<Location> {
+    if (name == "none") return Error{Code::not_found, 0, "there is none", ""};
+    Location location{folder_.path(std::string(name)), options};
+    location.options.on_commit = [&]() -> Status {
+      ++commits;
+      return name_is_refused_ ? Status(Error{Code::in_use, 0, "refused", ""}) : Status();
+    };
+    return location;
+  };
+  ASSERT_TRUE(context.redirect("there", locate).ok());
+  EXPECT_EQ(context.redirect("there", locate).error().code, Code::invalid_argument);
+  EXPECT_EQ(context.redirect("none", nullptr).error().code, Code::invalid_argument);
+  EXPECT_EQ(*context.path_of("there:file"), folder_.path("file"));
+  EXPECT_EQ(*context.path_of("a path"), "a path");
+  EXPECT_EQ(context.path_of("there:none").error().code, Code::not_found);
+  EXPECT_EQ(context.open("there:none").error().message, "there is none");
+  const auto loaded = context.read("there:file", {}, Domain::host());
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_TRUE(holds_content(loaded->buffer.bytes(), 1, 0));
+  for (const bool refused : {false, true}) {
+    name_is_refused_ = refused;
+    auto written = context.open("there:new", {.access = Access::replace});
+    ASSERT_TRUE(written.ok()) << written.error().message;
+    EXPECT_EQ(written->commit().ok(), !refused);
+  }
+  EXPECT_EQ(commits, 2);
 }
 
 TEST_F(ByName, a_scheme_is_served_once) {

@@ -23,12 +23,12 @@ constexpr std::size_t reads_ahead = 2;
 // Files up to this are read and written many at a time.
 constexpr std::uint64_t small_bytes = 1 << 20;
 constexpr std::size_t small_files = 64;
-constexpr std::uint64_t page = 4096;
+constexpr std::uint64_t page_bytes = 4096;
 // How much may have to be copied again after a crash.
 constexpr std::uint64_t checkpoint_bytes = 1ULL << 30;
 
 std::uint64_t page_up(std::uint64_t bytes) {
-  return (bytes + page - 1) / page * page;
+  return (bytes + page_bytes - 1) / page_bytes * page_bytes;
 }
 
 Error failure(const Report& report, const std::string& what) {
@@ -58,7 +58,7 @@ Stretch next_data(int fd, std::uint64_t from, std::uint64_t size_bytes) {
   const std::uint64_t end =
       hole < 0 ? size_bytes : std::min<std::uint64_t>(static_cast<std::uint64_t>(hole), size_bytes);
   // Operations begin at whole pages, whatever the file system's blocks are.
-  const std::uint64_t begin = std::max(from, static_cast<std::uint64_t>(data) / page * page);
+  const std::uint64_t begin = std::max(from, static_cast<std::uint64_t>(data) / page_bytes * page_bytes);
   return {begin, std::max(begin, end)};
 }
 

@@ -69,6 +69,11 @@ Status write_marker(const std::string& root, const Marker& marker) {
   return sync_file(root);
 }
 
+void remove_marker(const std::string& root, std::string_view tier) {
+  const auto marker = read_marker(root);
+  if (marker.ok() && marker->tier == tier) ::unlink(own(root, "tier.json").c_str());
+}
+
 Status check_marker(const std::string& root, std::string_view tier, std::string_view name) {
   const auto marker = read_marker(root);
   if (!marker) {

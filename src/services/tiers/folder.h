@@ -25,6 +25,8 @@ struct Marker {
 // Code::not_found if there is none.
 Result<Marker> read_marker(const std::string& root);
 Status write_marker(const std::string& root, const Marker& marker);
+// If it is still this tier's.
+void remove_marker(const std::string& root, std::string_view tier);
 // Whether this is the folder of the tier with that id, now.
 Status check_marker(const std::string& root, std::string_view tier, std::string_view name);
 

@@ -135,6 +135,16 @@ const TierRow* Mover::tier(std::int64_t id) const {
   return found == tiers_.end() ? nullptr : &*found;
 }
 
+// A tier that was there a moment ago need not be looked for again for each of a thousand small files: what is written
+// to an empty mount point instead is not named there, since its folder for what is coming is missing.
+Status Mover::check_usable_lately(const TierRow& tier) {
+  TimePoint& seen = usable_at_[tier.id];
+  if (Clock::now() - seen < std::chrono::seconds(1)) return {};
+  Status usable = check_usable(tier);
+  if (usable) seen = Clock::now();
+  return usable;
+}
+
 Result<bool> Mover::claim(std::int64_t unit, double wait_seconds) {
   const TimePoint until = time_after(Clock::now(), duration_from_seconds(wait_seconds));
   for (bool asked = false;; asked = true) {
@@ -187,6 +197,7 @@ void Mover::fail(Work& work, Error error, MoveReport& report) {
   if (error.code == Code::cancelled && !report.error) report.error = error;
   const bool goes_on_later = (work.resumed || error.code == Code::cancelled) && work.row.done_bytes != 0;
   if (work.named || !goes_on_later) undo(work);
+  work.leases = {};
   if (work.locked) locks_.unlock(work.unit.id);
   work.locked = false;
   if (work.to != nullptr) pace_.tell(work.progress(MoveStep::failed), true);
@@ -197,7 +208,8 @@ void Mover::fail(Work& work, Error error, MoveReport& report) {
 
 // It is not as the catalog has it, and is left alone until somebody has looked.
 Error Mover::doubt(const Work& work, Error error) const {
-  if (work.from != nullptr) static_cast<void>(catalog_.doubt(work.unit.id, error.message));
+  const bool is_there = work.from != nullptr && check_marker(work.from->path, work.from->mark, work.from->name).ok();
+  if (is_there) static_cast<void>(catalog_.doubt(work.unit.id, error.message));
   return error;
 }
 
@@ -237,7 +249,7 @@ Status Mover::begin(Work& work, MoveReport& report) {
   work.from = tier(work.unit.tier);
   if (work.from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", "plan again"};
   for (const TierRow* place : {work.from, work.to}) {
-    if (Status usable = check_usable(*place); !usable) return usable;
+    if (Status usable = check_usable_lately(*place); !usable) return usable;
   }
   work.source = path_in(*work.from, work.unit.name);
   work.target = path_in(*work.to, work.unit.name);
@@ -367,6 +379,7 @@ void Mover::run(Batch& batch, MoveReport& report) {
     for (const auto& work : batch) {
       alone.push_back({work->unit.id, work->unit.name, work->to->id});
       undo(*work);
+      work->leases = {};  // who waits to write need not wait for the others
       locks_.unlock(work->unit.id);
     }
     for (const Task& task : alone) {

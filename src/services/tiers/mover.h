@@ -6,6 +6,7 @@
 // Thread safety: one thread; any number of them at once. Lifetime: the catalog and the Context must outlive it.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -70,6 +71,7 @@ class Mover {
   Error doubt(const Work& work, Error error) const;
   void fail(Work& work, Error error, MoveReport& report);
   Status check_room(const Work& work);
+  Status check_usable_lately(const TierRow& tier);
 
   // Of a row whose unit is locked.
   Result<std::optional<TierFinding>> recover(const MoveRow& row, bool keep);
@@ -81,6 +83,7 @@ class Mover {
   const MoveOptions options_;
   UnitLocks locks_;
   const std::vector<TierRow> tiers_;
+  std::map<std::int64_t, TimePoint> usable_at_;  // when a tier was last found to be there
   Pace pace_;
   Copier copier_;
 };

@@ -13,7 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // An interrupted copy of less is begun anew.
-constexpr std::uint64_t least_kept_bytes = 64 << 20;
+constexpr std::uint64_t least_kept_bytes = 16 << 20;
 
 }  // namespace
 

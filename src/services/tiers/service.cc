@@ -207,7 +207,7 @@ Status Service::change_tier(const NewTier& tier) {
 Status Service::remove_tier(std::string_view name) {
   const auto row = tier(name);
   if (!row) return row.error();
-  return catalog_->transact([&]() -> Status {
+  Status removed = catalog_->transact([&]() -> Status {
     const auto usage = catalog_->usage(row->id);
     if (!usage) return usage.error();
     const auto moves = catalog_->moves();
@@ -218,6 +218,8 @@ Status Service::remove_tier(std::string_view name) {
     return Error{Code::in_use, 0, "the tier " + row->name + " has " + std::to_string(usage->units) + " units",
                  "move, remove or forget them first"};
   });
+  if (removed) remove_marker(row->path, row->mark);
+  return removed;
 }
 
 // --- Units ---

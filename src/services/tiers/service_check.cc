@@ -28,8 +28,8 @@ class Strays {
       : catalog_(catalog), tier_(tier), found_(std::move(found)) {}
 
   Status walk(const std::string& below, int depth = 0) {
-    constexpr int max_depth = 200;
-    if (depth > max_depth) return {};
+    constexpr int most_deep = 200;
+    if (depth > most_deep) return {};
     const std::string folder = below.empty() ? tier_.path : tier_.path + "/" + below;
     std::error_code failed;
     std::vector<std::string> names;

@@ -94,7 +94,9 @@ Result<Tiers> Tiers::create(std::span<const NewTier> list, const TierPolicy& pol
     std::string behind;
     for (const NewTier& tier : list) {
       if (Status added = service->add_tier(tier, behind); !added) {
-        // A catalog that is not what was asked for is none.
+        // A catalog that is not what was asked for is none, and its tiers belong to nobody.
+        const auto made = service->catalog().tiers();
+        for (const TierRow& row : made.ok() ? *made : std::vector<TierRow>()) tiers::remove_marker(row.path, row.mark);
         service.reset();
         if (!existed) {
           for (const char* ending : {"", "-wal", "-shm", "-units"}) fs::remove(*path + ending, failed);

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/unique_fd.h"
+#include "penstock/models.h"
 #include "services/tiers/names.h"
 #include "services/tiers/test_tiers.h"
 
@@ -199,6 +200,32 @@ TEST_F(TiersTest, readers_keep_what_they_have_open) {
   }
 }
 
+TEST_F(TiersTest, a_model_is_opened_by_the_name_of_its_directory) {
+  const std::string header = R"({"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})";
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(header.size());
+  write_file(folders_.path("hdd/models/tiny/model.safetensors"), file + header + bytes_of("w", 1, 16));
+  ASSERT_TRUE(tiers_.import("models/tiny").ok());
+  auto context = Context::create();
+  ASSERT_TRUE(tiers_.serve(*context).ok());
+  for (const char* name : {"tier:models/tiny", "tier:models/tiny/model.safetensors"}) {
+    const auto model = Model::open(*context, name);
+    ASSERT_TRUE(model.ok()) << text_of(model);
+    // It stays what it was while its files move.
+    const std::string to = tiers_.find("models/tiny")->tier == "hdd" ? "nvme" : "hdd";
+    ASSERT_TRUE(tiers_.move("models/tiny", to).ok());
+    std::string bytes(16, '\0');
+    const TensorPart part{.tensor = 0, .memory = Region::host(bytes.data(), bytes.size())};
+    const auto loading = load(*context, *model, {&part, 1});
+    ASSERT_TRUE(loading.ok()) << text_of(loading);
+    loading->wait();
+    EXPECT_TRUE(loading->report().ok()) << loading->report().transfer.to_string();
+    EXPECT_EQ(bytes, bytes_of("w", 1, 16));
+  }
+  EXPECT_EQ(*context->path_of("tier:models/tiny"), folders_.path("hdd/models/tiny").string());
+  EXPECT_EQ(*context->path_of("/some/path"), "/some/path");
+}
+
 TEST_F(TiersTest, writing_through_a_name_makes_and_replaces_units) {
   auto context = Context::create();
   ASSERT_TRUE(tiers_.serve(*context).ok());
@@ -329,6 +356,12 @@ TEST_F(TiersTest, tiers_have_folders_of_their_own) {
   others.catalog += ".other";
   EXPECT_EQ(Tiers::create(folders_.tiers(), {}, others).error().code, Code::in_use);
   EXPECT_FALSE(fs::exists(others.catalog));
+  // What can't be made leaves folders that another may have.
+  fs::create_directory(folders_.path("fresh"));
+  const std::vector<NewTier> half = {{.name = "fresh", .path = folders_.path("fresh").string()},
+                                     {.name = "none", .path = folders_.path("missing").string()}};
+  EXPECT_EQ(Tiers::create(half, {}, others).error().code, Code::not_found);
+  EXPECT_TRUE(Tiers::create(std::span(half).first(1), {}, others).ok());
 }
 
 TEST_F(TiersTest, a_full_tier_refuses_and_the_unit_stays) {
