@@ -39,7 +39,21 @@ constexpr std::uint32_t completions_of(std::uint32_t depth) {
   return 2 * depth;
 }
 
-// Where things lie in pinned memory.
+// Where things lie in memory of the GPU.
+struct OwnLayout {
+  explicit OwnLayout(const GpuQueuesOptions& options) {
+    Room room;
+    set = room.take(sizeof(QueueSet));
+    stores = room.take(options.stores.size() * sizeof(StoreWindow));
+    queues = room.take((options.queues + 1) * sizeof(QueuePairState));  // one more, for Set::stop
+    slots = room.take(std::uint64_t{options.queues} * options.depth * sizeof(nvme::Slot));
+    ahead = room.take(options.ahead_places * sizeof(device::AheadPlace));
+    bytes = room.take(0);  // of whole lines
+  }
+  std::uint64_t set, stores, queues, slots, ahead, bytes;
+};
+
+// And in pinned memory.
 struct SharedLayout {
   explicit SharedLayout(const GpuQueuesOptions& options) {
     Room room;
@@ -47,9 +61,11 @@ struct SharedLayout {
     doorbells = room.take(options.queues * 2 * line_bytes);
     submissions = room.take(std::uint64_t{options.queues} * options.depth * sizeof(nvme::Command));
     completions = room.take(std::uint64_t{options.queues} * completions_of(options.depth) * sizeof(nvme::Completion));
+    stops = room.take((options.queues + 1) * sizeof(std::uint32_t));
     places = room.take(0, page_size_bytes);
     const std::uint64_t count = std::uint64_t{options.queues} * options.depth + options.ahead_places;
-    bytes = places + count * options.place_bytes;
+    // Or what is written to the GPU from here.
+    bytes = places + std::max(count * options.place_bytes, OwnLayout(options).bytes);
   }
   // Of one queue, from an address of the beginning on.
   nvme::QueuePairMemory queue(const GpuQueuesOptions& options, std::uint64_t base, std::uint32_t number) const {
@@ -66,25 +82,18 @@ struct SharedLayout {
     return memory;
   }
 
-  std::uint64_t notes, doorbells, submissions, completions, places, bytes;
-};
-
-// And in memory of the GPU.
-struct OwnLayout {
-  explicit OwnLayout(const GpuQueuesOptions& options) {
-    Room room;
-    set = room.take(sizeof(QueueSet));
-    stores = room.take(options.stores.size() * sizeof(StoreWindow));
-    queues = room.take(options.queues * sizeof(QueuePairState));
-    slots = room.take(std::uint64_t{options.queues} * options.depth * sizeof(nvme::Slot));
-    ahead = room.take(options.ahead_places * sizeof(device::AheadPlace));
-    bytes = room.used();
-  }
-  std::uint64_t set, stores, queues, slots, ahead, bytes;
+  std::uint64_t notes, doorbells, submissions, completions, stops, places, bytes;
 };
 
 std::uint64_t nanoseconds(double seconds) {
   return static_cast<std::uint64_t>(seconds * 1e9);
+}
+
+// From pinned memory, in rows, of which there are two at least. Other copies may go to the hardware's queues for
+// kernels (docs/gpu.md), behind one that runs for hours.
+Status copy_by_engine(const StridedRows& to, const StridedRows& from) {
+  const RowsCopy rows{to, from};
+  return copy_rows(std::span(&rows, 1));
 }
 
 template <typename Number>
@@ -189,6 +198,8 @@ Status Set::reset() {
   const SharedLayout layout(options_);
   places_ = shared_.data() + layout.places;
   std::memset(shared_.data(), 0, layout.places);
+  auto* const stops = reinterpret_cast<std::uint32_t*>(shared_.data() + layout.stops);
+  std::fill_n(stops, options_.queues + 1, static_cast<std::uint32_t>(nvme::Poison::deleted));
   queues_.clear();
   for (std::uint32_t i = 0; i < options_.queues; ++i) {
     queues_.emplace_back(layout.queue(options_, reinterpret_cast<std::uint64_t>(shared_.data()), i));
@@ -201,7 +212,8 @@ Status Set::write_states() {
   const OwnLayout own(options_);
   // Made here as it shall be there, with addresses as they are there.
   const auto base = reinterpret_cast<std::uint64_t>(own_.data());
-  std::vector<std::byte> image(own.bytes);
+  const std::span image(places_, own.bytes);  // no kernel uses the places now
+  std::ranges::fill(image, std::byte{0});
   const auto put = [&](std::uint64_t offset, const auto& value) {
     std::memcpy(image.data() + offset, &value, sizeof value);
   };
@@ -232,20 +244,27 @@ Status Set::write_states() {
   for (std::uint32_t i = 0; i < options_.ahead_places; ++i) {
     put(own.ahead + i * sizeof(device::AheadPlace), device::AheadPlace{});
   }
-  return copy({own_.data(), own.bytes, options_.gpu}, Region::host(image.data(), image.size()));
+  if (options_.gpu.host_accessible()) {
+    std::memcpy(own_.data(), image.data(), image.size());
+    return {};
+  }
+  return copy_by_engine({{own_.data(), own.bytes, options_.gpu}, own.bytes / 2, own.bytes / 2},
+                        {{places_, own.bytes, Domain::pinned()}, own.bytes / 2, own.bytes / 2});
 }
 
 Status Set::stop() {
-  const OwnLayout own(options_);
-  std::uint32_t poison = static_cast<std::uint32_t>(nvme::Poison::deleted);
-  for (std::uint32_t i = 0; i < options_.queues; ++i) {
-    std::byte* const word = own_.data() + own.queues + i * sizeof(QueuePairState) + offsetof(QueuePairState, poison);
-    if (options_.gpu.host_accessible()) {
-      __atomic_store_n(reinterpret_cast<std::uint32_t*>(word), poison, __ATOMIC_RELEASE);
-      continue;
-    }
-    Status status = copy({word, sizeof poison, options_.gpu}, Region::host(&poison, sizeof poison));
-    if (!status) return status;
+  constexpr std::size_t word_bytes = sizeof(std::uint32_t);
+  constexpr std::size_t pitch_bytes = sizeof(QueuePairState);
+  const std::size_t count = options_.queues + 1;  // two rows at least
+  std::byte* const first = own_.data() + OwnLayout(options_).queues + offsetof(QueuePairState, poison);
+  std::byte* const stops = shared_.data() + SharedLayout(options_).stops;
+  if (!options_.gpu.host_accessible()) {
+    return copy_by_engine({{first, (count - 1) * pitch_bytes + word_bytes, options_.gpu}, word_bytes, pitch_bytes},
+                          {{stops, count * word_bytes, Domain::pinned()}, word_bytes, word_bytes});
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    __atomic_store_n(reinterpret_cast<std::uint32_t*>(first + i * pitch_bytes),
+                     static_cast<std::uint32_t>(nvme::Poison::deleted), __ATOMIC_RELEASE);
   }
   return {};
 }
