@@ -81,13 +81,15 @@ double usual_heat(std::size_t place) {
 Service::Service(std::unique_ptr<Catalog> catalog, TiersOptions options)
     : catalog_(std::move(catalog)), options_(std::move(options)) {}
 
+std::shared_ptr<Service> Service::make(std::unique_ptr<Catalog> catalog, TiersOptions options) {
+  // In a forked child all of it is left as it is: the threads that wait in it stayed with the parent.
+  const auto end = [](Service* service) {
+    if (!service->fork_guard_.in_child()) delete service;
+  };
+  return {new Service(std::move(catalog), std::move(options)), end};
+}
+
 Service::~Service() {
-  if (fork_guard_.in_child()) {
-    // The threads stayed with the parent.
-    if (accountant_.joinable()) accountant_.detach();
-    if (mover_.joinable()) mover_.detach();
-    return;
-  }
   static_cast<void>(stop_mover());
   {
     const std::scoped_lock lock(mutex_);

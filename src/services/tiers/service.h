@@ -24,7 +24,7 @@ namespace penstock::tiers {
 
 class Service : public std::enable_shared_from_this<Service> {
  public:
-  Service(std::unique_ptr<Catalog> catalog, TiersOptions options);
+  static std::shared_ptr<Service> make(std::unique_ptr<Catalog> catalog, TiersOptions options);
   ~Service();
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
@@ -72,6 +72,7 @@ class Service : public std::enable_shared_from_this<Service> {
   Result<Location> locate(std::string_view name, const OpenOptions& options);
 
  private:
+  Service(std::unique_ptr<Catalog> catalog, TiersOptions options);
   // A unit, and where below it a name leads.
   struct Found {
     Place place;

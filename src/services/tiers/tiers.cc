@@ -90,7 +90,7 @@ Result<Tiers> Tiers::create(std::span<const NewTier> list, const TierPolicy& pol
     const bool existed = fs::exists(*path, failed);
     auto catalog = Catalog::create(*path, policy, options.wait_seconds);
     if (!catalog) return std::move(catalog).error();
-    auto service = std::make_shared<Service>(std::move(*catalog), options);
+    auto service = Service::make(std::move(*catalog), options);
     std::string behind;
     for (const NewTier& tier : list) {
       if (Status added = service->add_tier(tier, behind); !added) {
@@ -116,7 +116,7 @@ Result<Tiers> Tiers::open(const TiersOptions& options) {
     if (!path) return path.error();
     auto catalog = Catalog::open(*path, options.wait_seconds);
     if (!catalog) return std::move(catalog).error();
-    auto service = std::make_shared<Service>(std::move(*catalog), options);
+    auto service = Service::make(std::move(*catalog), options);
     const auto moves = service->catalog().moves();
     if (!moves) return moves.error();
     if (!moves->empty()) {

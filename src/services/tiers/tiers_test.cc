@@ -491,9 +491,15 @@ TEST_F(TiersTest, a_catalog_that_is_damaged_newer_or_none_is_told) {
   EXPECT_EQ(Tiers::open(folders_.options()).error().code, Code::unsupported);
 }
 
-TEST_F(TiersTest, a_forked_child_is_refused) {
+TEST_F(TiersTest, a_forked_child_is_refused_and_leaves_them_as_they_are) {
+  put("nvme", "x", 10);
+  ASSERT_TRUE(tiers_.path_of("x").ok());  // from now on a thread waits to write accesses down
   const pid_t child = ::fork();
-  if (child == 0) ::_exit(!tiers_.find("x").ok() && tiers_.find("x").error().code == Code::closed ? 0 : 1);
+  if (child == 0) {
+    const auto found = tiers_.find("x");
+    tiers_ = Tiers();
+    ::_exit(!found.ok() && found.error().code == Code::closed ? 0 : 1);
+  }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
