@@ -38,6 +38,7 @@ struct Settings {
 struct Job {
   std::uint64_t handle = 0, plain = 0, sum = 0, bad = 0, pages = 0;
   std::uint32_t page_bytes = 0, rounds = 0;
+  std::uint64_t seed = 0;
 };
 
 template <typename T>
@@ -146,7 +147,8 @@ class Bench {
                         .bad = address_of(words_.data()) + 8,
                         .pages = settings_.size_bytes / page_bytes,
                         .page_bytes = page_bytes,
-                        .rounds = rounds};
+                        .rounds = rounds,
+                        .seed = (++launches_) * 0x9e3779b97f4a7c15ULL};
           const double spent = kernels_.run(kernel, settings_.blocks, job);
           check(0);
           return spent;
@@ -203,6 +205,7 @@ class Bench {
   bench::Memory store_;
   bench::DeviceMemory words_;
   std::uint64_t sum_ = 0;
+  std::uint64_t launches_ = 0;
   penstock::GpuServer server_;
   penstock::GpuQueues queues_;
 };

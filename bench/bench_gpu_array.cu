@@ -23,6 +23,7 @@ struct Job {
   Word pages;
   unsigned page_bytes;
   unsigned rounds;
+  Word seed;  // another one in each launch, so that all pages come
 };
 
 __device__ Word thread_number() {
@@ -89,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_processor
 extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_processor) bench_array_random(Job job) {
   const Array<ulonglong2> array(job.handle);
   const unsigned count = array.per_page();
-  Word random = thread_number() / 32 * 2654435761ULL + job.rounds;
+  Word random = thread_number() / 32 * 2654435761ULL + job.seed;
   Word bad = 0;
   for (unsigned round = 0; round < job.rounds; ++round) {
     const Word page = next(random) % job.pages;
@@ -107,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_processor
   const Queues queues(job.handle);
   const Word warp = thread_number() / 32;
   auto* const to = reinterpret_cast<unsigned char*>(job.plain) + warp * job.page_bytes;
-  Word random = warp * 2654435761ULL + job.rounds;
+  Word random = warp * 2654435761ULL + job.seed;
   Word bad = 0;
   for (unsigned round = 0; round < job.rounds; ++round) {
     const Word page = next(random) % job.pages;
@@ -122,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_processor
 extern "C" __global__ void __launch_bounds__(block_threads, blocks_per_processor) bench_array_random_elements(Job job) {
   const Array<Word> array(job.handle);
   const Word count = job.pages * job.page_bytes / sizeof(Word);
-  Word random = thread_number() * 2654435761ULL + job.rounds;
+  Word random = thread_number() * 2654435761ULL + job.seed;
   Word bad = 0;
   for (unsigned round = 0; round < job.rounds; ++round) {
     const Word index = next(random) % count;

@@ -95,9 +95,10 @@ class Array {
   }
   // Threads of a warp that come together share pages. A timeout of 0 is the set's.
   __device__ IoResult get(std::uint64_t index, T& value, std::uint64_t timeout_ns = 0) const {
-    if (!is_sound()) return unsound();
+    const Facts facts = look();
+    if (!facts.are_sound) return unsound();
     ArrayPlatform platform;
-    const bool is_inside = index < array_->size_bytes / sizeof(T);
+    const bool is_inside = index < facts.size;
     const Stretch stretch{index * sizeof(T), is_inside ? sizeof(T) : 0};
     const IoResult result = Io(*array_, platform).visit_each(stretch, timeout_ns, [&](const unsigned char* bytes) {
       value = *reinterpret_cast<const T*>(bytes);
@@ -112,9 +113,9 @@ class Array {
   template <typename Use>
   __device__ IoResult visit_warp(std::uint64_t first, std::uint64_t count, Use use,
                                  std::uint64_t timeout_ns = 0) const {
-    if (!is_sound()) return unsound();
-    const std::uint64_t size = array_->size_bytes / sizeof(T);
-    if (first > size || count > size - first) return fail(IoStatus::out_of_window);
+    const Facts facts = look();
+    const bool is_inside = (first <= facts.size) & (count <= facts.size - first);
+    if (!(facts.are_sound & is_inside)) return facts.are_sound ? fail(IoStatus::out_of_window) : unsound();
     ArrayPlatform platform;
     return Io(*array_, platform)
         .visit_together({first * sizeof(T), count * sizeof(T)}, timeout_ns,
@@ -142,7 +143,19 @@ class Array {
   using Io = PagedArrayIo<ArrayPlatform>;
 
   __device__ bool fits() const { return array_ != nullptr && array_->layout == array_layout_version; }
-  __device__ bool is_sound() const { return fits() && array_->begin % sizeof(T) == 0; }
+  // Loaded together, and judged without a branch between: each load takes long.
+  struct Facts {
+    bool are_sound = false;
+    std::uint64_t size = 0;
+  };
+  __device__ Facts look() const {
+    if (array_ == nullptr) return {};
+    const std::uint32_t layout = array_->layout;
+    const std::uint64_t begin = array_->begin;
+    const std::uint64_t size_bytes = array_->size_bytes;
+    const bool are_sound = (layout == array_layout_version) & (begin % sizeof(T) == 0);
+    return {are_sound, size_bytes / sizeof(T)};
+  }
   __device__ IoResult unsound() const { return fits() ? fail(IoStatus::misaligned) : IoResult{IoStatus::wrong_layout}; }
   __device__ IoResult fail(IoStatus status) const {
     const IoResult result{status};
