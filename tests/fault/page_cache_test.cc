@@ -278,7 +278,7 @@ TEST(PageCache, serves_more_threads_than_it_has_frames) {
     const auto fetch = [](std::uint32_t page, unsigned char* to, bool) {
       std::memset(to, static_cast<int>(page), page_bytes);
       std::this_thread::yield();
-      return page % 7 == 6 && to[1] == 6 ? IoResult{IoStatus::failed} : IoResult{};
+      return page % 7 == 6 ? IoResult{IoStatus::failed} : IoResult{};
     };
     std::vector<std::jthread> threads;
     for (std::uint32_t thread = 0; thread < 4; ++thread) {
@@ -299,7 +299,7 @@ TEST(PageCache, serves_more_threads_than_it_has_frames) {
     threads.clear();
     EXPECT_EQ(wrong, 0U);
     EXPECT_EQ(cache.fault(), "");
-    EXPECT_GT(cache.counts.failed, 0U) << "page 6 can't be read";
+    EXPECT_GT(cache.counts.failed, 0U) << "every seventh page can't be read";
     EXPECT_EQ(
         cache.counts.hits + cache.counts.fetched + cache.counts.joined + cache.counts.passed + cache.counts.failed,
         1000U);
