@@ -119,6 +119,17 @@ Result<struct stat> look_at(const std::string& path) {
   return system_error(errno, "look at " + path);
 }
 
+Status check_parents(const std::string& root, const std::string& name) {
+  for (const std::string& parent : parents_of(name)) {
+    const auto there = look_at(root + "/" + parent);
+    if (!there) return there.error();
+    if (there->st_ino == 0 || S_ISDIR(there->st_mode)) continue;
+    return Error{Code::invalid_argument, ENOTDIR, root + "/" + parent + " is a link, or no folder",
+                 "name units by folders that lie on their tier"};
+  }
+  return {};
+}
+
 Status make_parents(const std::string& root, const std::string& name, const std::string& model_root) {
   std::vector<std::string> parents = parents_of(name);
   for (auto parent = parents.rbegin(); parent != parents.rend(); ++parent) {

@@ -44,6 +44,9 @@ Result<Room> room_of(const std::string& root);
 
 // What a name means, without following a link at its end; st_ino is 0 if there is nothing.
 Result<struct stat> look_at(const std::string& path);
+// Whether the folders above root/name, as far as they are there, are folders and no links: those lead out of the tier,
+// and give a file two names.
+Status check_parents(const std::string& root, const std::string& name);
 // Makes what is missing of the folders above root/name, like those above model_root/name where there is one.
 Status make_parents(const std::string& root, const std::string& name, const std::string& model_root);
 // Code::in_use if there is something of that name already.

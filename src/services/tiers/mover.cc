@@ -217,7 +217,8 @@ Error Mover::doubt(const Work& work, Error error) const {
 void Mover::undo(Work& work) {
   if (!work.locked) return;
   if (work.named) {
-    static_cast<void>(recover(work.row, false));
+    const auto row = catalog_.move_of(work.unit.id);
+    if (row && *row) static_cast<void>(recover(**row, false));
     return;
   }
   if (work.row.unit == 0) return;
@@ -250,6 +251,7 @@ Status Mover::begin(Work& work, MoveReport& report) {
   if (work.from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", "plan again"};
   for (const TierRow* place : {work.from, work.to}) {
     if (Status usable = check_usable_lately(*place); !usable) return usable;
+    if (Status parents = check_parents(place->path, work.unit.name); !parents) return parents;
   }
   work.source = path_in(*work.from, work.unit.name);
   work.target = path_in(*work.to, work.unit.name);
@@ -512,7 +514,8 @@ Status Mover::settle(const Work& work) const {
 }
 
 Status Mover::commit(const Batch& batch) {
-  return catalog_.transact([&]() -> Status {
+  std::vector<UnitRow> units;
+  Status committed = catalog_.transact([&]() -> Status {
     for (const auto& work : batch) {
       const auto there = glance(work->target);
       if (!there) return there.error();
@@ -528,12 +531,19 @@ Status Mover::commit(const Batch& batch) {
       unit.doubt.clear();
       unit.is_new = false;
       if (Status updated = catalog_.update_unit(unit); !updated) return updated;
-      work->row.stage = Stage::removing;
-      if (Status put = catalog_.put_move(work->row); !put) return put;
-      work->unit = std::move(unit);
+      MoveRow row = work->row;
+      row.stage = Stage::removing;
+      if (Status put = catalog_.put_move(row); !put) return put;
+      units.push_back(std::move(unit));
     }
     return {};
   });
+  if (!committed) return committed;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    batch[i]->row.stage = Stage::removing;
+    batch[i]->unit = std::move(units[i]);
+  }
+  return {};
 }
 
 // The sources go, and then what the catalog knows of the moves.

@@ -75,6 +75,8 @@ class Mover {
 
   // Of a row whose unit is locked.
   Result<std::optional<TierFinding>> recover(const MoveRow& row, bool keep);
+  Result<bool> has_whole_copy(const UnitRow& unit, const MoveRow& row);
+  Result<std::optional<TierFinding>> return_to_source(UnitRow unit, const MoveRow& row);
   Result<std::optional<TierFinding>> clear_source(const UnitRow& unit, const MoveRow& row);
   Status clear_aside(std::vector<TierFinding>& findings);
 

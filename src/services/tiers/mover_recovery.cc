@@ -55,9 +55,9 @@ Result<std::optional<TierFinding>> Mover::recover(const MoveRow& known, bool kee
   };
   for (const TierRow* place : {to, from}) {
     if (place == nullptr) continue;
-    if (Status usable = check_usable(*place); !usable) {
-      return told(place->path, "an interrupted move waits for a tier: " + usable.error().message);
-    }
+    Status usable = check_usable(*place);
+    if (usable) usable = check_parents(place->path, unit.name);
+    if (!usable) return told(place->path, "an interrupted move waits for a tier: " + usable.error().message);
   }
   if (row.job != Job::removal && row.stage == Stage::copying) {
     const std::string target = path_in(*to, unit.name);
@@ -105,6 +105,12 @@ Result<std::optional<TierFinding>> Mover::recover(const MoveRow& known, bool kee
     fault_point("committed");
   }
   const bool in_place = row.job == Job::write && (from == nullptr || from->id == to->id);
+  if (!in_place && row.job != Job::removal) {
+    // Time has passed since the copy was verified.
+    const auto is_whole = has_whole_copy(unit, row);
+    if (!is_whole) return is_whole.error();
+    if (!*is_whole) return return_to_source(unit, row);
+  }
   if (!in_place) {
     auto finding = clear_source(unit, row);
     if (!finding) return finding;
@@ -127,6 +133,57 @@ Result<std::optional<TierFinding>> Mover::recover(const MoveRow& known, bool kee
   if (!forgotten) return std::move(forgotten).error();
   fault_point("forgotten");
   return told(path_in(*to, unit.name), "an interrupted change was finished", true);
+}
+
+// Whether the source may go: its copy is there, and for a move has the same bytes.
+Result<bool> Mover::has_whole_copy(const UnitRow& unit, const MoveRow& row) {
+  const std::string target = path_in(*tier(row.target), unit.name);
+  const TierRow& from = *tier(*row.source);
+  auto copy = scan(target);
+  if (!copy) return copy.error().code == Code::not_found ? Result<bool>(false) : std::move(copy).error();
+  if (row.job == Job::write) return copy->identity == unit.identity;
+  for (const std::string& source : {path_in(from, unit.name), going_path(from.path, unit.id)}) {
+    const auto there = look_at(source);
+    if (!there) return there.error();
+    if (there->st_ino != row.source_inode) continue;
+    const auto tree = scan(source);
+    if (!tree) return tree.error();
+    if (!row.identity.empty() && tree->identity != row.identity) return true;  // it stays, as a version of its own
+    const auto before = checksum(source, *tree);
+    if (!before) return before.error();
+    const auto after = checksum(target, *copy);
+    if (!after) return after.error();
+    return *before == *after;
+  }
+  return true;  // there is no source left to lose
+}
+
+// The copy is not what it was: the unit lies where it came from, and the copy stays for whoever wants to look.
+Result<std::optional<TierFinding>> Mover::return_to_source(UnitRow unit, const MoveRow& row) {
+  const TierRow& from = *tier(*row.source);
+  const std::string source = path_in(from, unit.name);
+  const std::string target = path_in(*tier(row.target), unit.name);
+  const auto aside = look_at(going_path(from.path, unit.id));
+  if (!aside) return aside.error();
+  if (aside->st_ino == row.source_inode) {
+    if (Status named = rename_to_free(going_path(from.path, unit.id), source); !named) return std::move(named).error();
+    if (Status synced = sync_parent(source); !synced) return std::move(synced).error();
+  }
+  auto tree = scan(source);
+  if (!tree) return std::move(tree).error();
+  const std::string text = target + " was changed or removed before the move had ended: the unit stays at " + source;
+  Status returned = catalog_.transact([&]() -> Status {
+    unit.tier = from.id;
+    unit.kind = tree->kind;
+    unit.size_bytes = tree->size_bytes;
+    unit.room_bytes = tree->room_bytes;
+    unit.files = tree->files;
+    unit.identity = tree->identity;
+    if (Status updated = catalog_.update_unit(unit); !updated) return updated;
+    return catalog_.delete_move(row.unit);
+  });
+  if (!returned) return std::move(returned).error();
+  return std::optional(TierFinding{unit.name, target, text});
 }
 
 // Takes the name from the source, looks whether it is what was copied, then deletes it. What is not stays, and is told.

@@ -23,6 +23,7 @@ Status Mover::add(UnitRow unit, const std::string& path) {
   work.tree = std::move(*tree);
   work.source = path;
   work.target = path_in(*work.to, unit.name);
+  if (Status parents = check_parents(work.to->path, unit.name); !parents) return parents;
   unit.is_new = true;
   unit.kind = work.tree.kind;
   unit.size_bytes = work.tree.size_bytes;
@@ -73,6 +74,7 @@ Status Mover::replace(const std::string& name, std::int64_t to, const std::strin
   const TierRow* place = tier(to);
   if (place == nullptr) return Error{Code::not_found, 0, "the tier is no longer in the catalog", "write it again"};
   if (Status usable = check_usable(*place); !usable) return usable;
+  if (Status parents = check_parents(place->path, name); !parents) return parents;
   auto tree = scan(staged);
   if (!tree) return std::move(tree).error();
   const auto known = catalog_.unit(name);
@@ -150,6 +152,7 @@ Status Mover::remove(std::int64_t unit, double wait_seconds) {
     const TierRow* from = tier((*row)->tier);
     if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
     if (Status usable = check_usable(*from); !usable) return usable;
+    if (Status parents = check_parents(from->path, (*row)->name); !parents) return parents;
     const auto there = look_at(path_in(*from, (*row)->name));
     if (!there) return there.error();
     const MoveRow move{.unit = unit,

@@ -304,6 +304,7 @@ Status Service::import(std::string_view given, bool checksum) {
     if (!locked) return locked.error();
     if (!*locked) return Error{Code::in_use, 0, shown(*name) + " is being moved or written", "import it later"};
   }
+  if (Status parents = check_parents(place->path, *name); !parents) return parents;
   const std::string path = place->path + "/" + *name;
   const auto tree = scan(path);
   if (!tree) return tree.error();

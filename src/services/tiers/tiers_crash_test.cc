@@ -1,4 +1,5 @@
 // Kills a process at every step of every kind of change, and looks whether each unit is whole, in one place.
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -182,6 +183,64 @@ TEST(TiersCrash, recovery_may_be_killed_as_well) {
       ASSERT_TRUE(tiers->recover().ok());
       expect_whole(folders, scenario, *tiers, std::string(first) + ", then " + std::string(second));
     }
+  }
+}
+
+// In a process of its own, which does `at` when it comes to the point.
+void move_until(const Folders& folders, const std::string& name, std::string_view point,
+                const std::function<void()>& at) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    set_fault_hook([&](std::string_view reached) {
+      if (reached == point) at();
+    });
+    auto tiers = Tiers::open(folders.options());
+    if (tiers) static_cast<void>(tiers->move(name, "ssd"));
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+}
+
+TEST(TiersCrash, a_source_stays_until_the_catalog_has_its_copy) {
+  const Folders folders;
+  Tiers tiers = folders.create();
+  write_file(folders.path("nvme/a"), other);
+  ASSERT_TRUE(tiers.import("a").ok());
+  // From here on nothing can be written any more.
+  move_until(folders, "a", "settled", [] {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit none{0, 0};
+    ::setrlimit(RLIMIT_FSIZE, &none);
+  });
+  EXPECT_EQ(read_file(folders.path("nvme/a")), other);
+  ASSERT_TRUE(tiers.check({}).ok());
+  EXPECT_EQ(folders.where("a").size(), 1U);
+  const auto path = tiers.path_of("a");
+  ASSERT_TRUE(path.ok()) << text_of(path);
+  EXPECT_EQ(read_file(*path), other);
+}
+
+TEST(TiersCrash, recovery_deletes_no_source_whose_copy_is_gone_or_damaged) {
+  for (const bool is_gone : {true, false}) {
+    const Folders folders;
+    Tiers tiers = folders.create();
+    write_file(folders.path("nvme/a"), other);
+    ASSERT_TRUE(tiers.import("a").ok());
+    move_until(folders, "a", "committed", [] { ::kill(::getpid(), SIGKILL); });
+    ASSERT_EQ(folders.where("a").size(), 2U);
+    if (is_gone) {
+      fs::remove(folders.path("ssd/a"));
+    } else {
+      write_file(folders.path("ssd/a"), bytes_of("damaged", 1, other.size()));
+    }
+    const auto checked = tiers.check({});
+    ASSERT_TRUE(checked.ok()) << text_of(checked);
+    EXPECT_NE(text_of(*checked), "");
+    EXPECT_EQ(read_file(folders.path("nvme/a")), other);
+    const auto path = tiers.path_of("a");
+    ASSERT_TRUE(path.ok()) << text_of(path);
+    EXPECT_EQ(*path, folders.path("nvme/a").string());
   }
 }
 

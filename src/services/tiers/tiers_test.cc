@@ -115,6 +115,21 @@ TEST_F(TiersTest, what_cant_move_as_it_is_is_refused) {
   EXPECT_EQ(tiers_.import("missing").error().code, Code::not_found);
 }
 
+TEST_F(TiersTest, links_among_the_parents_of_a_name_are_refused) {
+  write_file(folders_.path("elsewhere/a"), "a");
+  fs::create_directory_symlink(folders_.path("elsewhere"), folders_.path("nvme/link"));
+  EXPECT_EQ(tiers_.import("link/a").error().code, Code::invalid_argument);
+  put("ssd", "link/b", 10);
+  static_cast<void>(tiers_.move("link/b", "nvme"));
+  EXPECT_FALSE(fs::exists(folders_.path("elsewhere/b")));
+  EXPECT_EQ(folders_.where("link/b"), std::vector<std::string>{"ssd"});
+  put("hdd", "folder/c", 10);
+  fs::rename(folders_.path("hdd/folder"), folders_.path("hdd/other"));
+  fs::create_directory_symlink(folders_.path("hdd/other"), folders_.path("hdd/folder"));
+  EXPECT_FALSE(tiers_.remove("folder/c").ok());
+  EXPECT_TRUE(fs::exists(folders_.path("hdd/other/c")));
+}
+
 TEST_F(TiersTest, units_dont_nest) {
   put("nvme", "a/b/c", 10);
   EXPECT_EQ(tiers_.import("a").error().code, Code::in_use);
