@@ -85,6 +85,47 @@ def test_types_are_named_or_those_of_a_framework(store):
         kinds.add("c", dtype=numpy.dtype("V3"), capacity=1)
 
 
+def test_records_of_another_shape_are_refused(store):
+    kinds = penstock.Kinds.create(store, framework="np")
+    kinds.add("u", dtype="F32", shape=(4,), capacity=10)
+    for shape in ((4, 3), (12,), (1, 1, 4)):
+        with pytest.raises(penstock.InvalidError) as error:
+            kinds.append("u", numpy.ones(shape, numpy.float32))
+        assert str(shape) in str(error.value) and "(4,)" in str(error.value)
+    with pytest.raises(penstock.InvalidError, match=">f4"):
+        kinds.append("u", numpy.ones((1, 4), ">f4"))
+    assert kinds["u"].records == 0
+    assert kinds.append("u", numpy.ones(4, numpy.float32)) == 0 and kinds.append("u", numpy.ones((3, 4), "f4")) == 1
+    assert kinds.append("u", numpy.zeros(32, numpy.uint8)) == 4 and kinds.append("u", b"x" * 16) == 6
+
+
+def test_out_has_the_type_and_the_shape_in_any_framework(store):
+    torch = pytest.importorskip("torch")
+    rows = numpy.arange(12, dtype=numpy.float32).reshape(3, 4)
+    with penstock.Kinds.create(store) as kinds:
+        kinds.add("u", dtype="F32", shape=(4,), capacity=10)
+        kinds.append("u", rows)
+    for framework in ("np", "pt"):
+        kinds = penstock.Kinds(store, framework=framework)
+        table = kinds.rows("u")
+        for out in (numpy.empty((3, 4), numpy.int32), torch.empty((3, 4), dtype=torch.int32),
+                    numpy.empty((3, 2), numpy.float64)):
+            for read in (lambda: kinds.read("u", 0, 3, out), lambda: table.gather([0, 1, 2], out)):
+                with pytest.raises(penstock.InvalidError, match="elements of"):
+                    read()
+        for out in (numpy.empty((4, 3), numpy.float32), torch.empty(12)):
+            for read in (lambda: kinds.read("u", 0, 3, out), lambda: table.gather([0, 1, 2], out)):
+                with pytest.raises(penstock.InvalidError, match="out: has the shape"):
+                    read()
+        for out in (numpy.empty((3, 4), numpy.float32), torch.empty(3, 4), bytearray(48), numpy.empty(48, numpy.uint8)):
+            assert bytes(memoryview(numpy.asarray(kinds.read("u", 0, 3, out))).cast("B")) == rows.tobytes()
+            assert bytes(memoryview(numpy.asarray(table.gather([2, 1, 0], out))).cast("B")) == rows[::-1].tobytes()
+        assert kinds.read("u", 2, out=numpy.empty(4, numpy.float32))[1] == 9
+        with pytest.raises(penstock.InvalidError, match="device is 'cuda'"):
+            kinds.read("u", 0, 3, torch.empty(3, 4), device="cuda")
+        assert kinds.read("u", 0, 1, torch.empty(1, 4), device="cpu").shape == (1, 4)
+
+
 def test_another_program_sees_what_is_appended(store):
     kinds = make(store)
     reader = penstock.Kinds(store, framework="np")

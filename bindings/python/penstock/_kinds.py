@@ -14,7 +14,7 @@ from ._frameworks import framework as framework_named
 from ._frameworks import framework_of
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._report import Report
-from ._rows import Rows, RowType, _named, _natural, _settled, wait_for_streams
+from ._rows import Rows, RowType, _named, _natural, _settled, described, wait_for_streams
 
 _ANYWHERE = (1 << 64) - 1
 _MOST_ID = (1 << 32) - 1
@@ -195,7 +195,8 @@ class Kinds:
         """Appends records, and returns the index of the first. They are durable when it returns.
 
         `records` is contiguous memory of whole records: a tensor of torch, an array of NumPy or CuPy, a buffer, in memory
-        of the host or a GPU. Work on `stream` (torch's current one, if not given) is waited for first.
+        of the host or a GPU. Arrays and tensors have the kind's type and the shape (n, *shape), or that of one record;
+        those of bytes may have any. Work on `stream` (torch's current one, if not given) is waited for first.
         """
         return self.append_all([(kind, records)], stream=stream)[0]
 
@@ -238,9 +239,11 @@ class Kinds:
             made = list(out)
             if len(made) != len(wanted):
                 raise invalid(f"out: has {len(made)} parts for {len(wanted)} reads", "give one for each")
-            memories = [type_.checked_out(each, count) for each, (_, type_, _, count) in zip(made, wanted)]
+            memories = [type_.checked_out(each, (count,)) for each, (_, type_, _, count) in zip(made, wanted)]
         wait_for_streams(memories, stream)
         settled = [_settled(memory, "out") for memory in memories]
+        if out is not None and device is not None:
+            _check_device(settled, device)
         self._report = Report(**core.read(
             [(kind.id, index, count, memory.pointer, memory.size_bytes, memory.domain)
              for (kind, _, index, count), memory in zip(wanted, settled)],
@@ -298,6 +301,7 @@ class Kinds:
         type_ = RowType(frame, kind.name, None, (), kind.record_bytes)
         parts = kind.record_bytes // wanted.itemsize
         type_.dtype, type_.row_shape = wanted, () if parts == 1 else (parts,)
+        type_.dtype_name, type_.is_bytes = frame.names.get(wanted), False
         return type_
 
     def _records_of(self, kind: Kind, records: Any) -> Memory:
@@ -305,13 +309,28 @@ class Kinds:
         if memory.size_bytes % kind.record_bytes:
             raise invalid(f"records: {memory.size_bytes} bytes are no whole records of {kind.name!r}, which have "
                           f"{kind.record_bytes}", "give whole records")
+        about = described(records)
+        if not kind.type or about is None or (about.name == "U8" and kind.type != "U8"):
+            return memory
+        if about.name != kind.type:
+            raise invalid(f"records: has elements of {about.name or about.dtype}, and kind {kind.name!r} of {kind.type}",
+                          "convert them, or give bytes")
         frame = framework_of(records)
-        if kind.type and frame is not None:
-            name = frame.names.get(records.dtype)
-            if name is not None and name not in (kind.type, "U8"):
-                raise invalid(f"records: has elements of {name}, and kind {kind.name!r} of {kind.type}",
-                              "convert them, or give bytes")
+        one = kind.shape if frame is None else \
+            RowType(frame, kind.name, kind.type, kind.shape, kind.record_bytes).row_shape
+        if about.shape != one and about.shape[1:] != one:
+            raise invalid(f"records: has the shape {about.shape}, and a record of kind {kind.name!r} {one}",
+                          f"give {one}, or (n, {', '.join(map(str, one))}) for n records")
         return memory
+
+
+def _check_device(memories: Sequence[Memory], device: Any) -> None:
+    """Memory that is given, and the device that is asked for."""
+    domain = device_domain(device)
+    for memory in memories:
+        is_there = memory.domain == domain or str(device) == "cuda" and memory.domain != "host"
+        if memory.size_bytes != 0 and not is_there:
+            raise invalid(f"device is {device!r}, and out is memory of {memory.domain}", "leave out one of them")
 
 
 def _type_name(dtype: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import sys
@@ -92,6 +93,8 @@ class RowType:
         self.frame = frame
         self.row_bytes = row_bytes
         self.dtype, self.row_shape = self._type_of(name, dtype, shape)
+        self.dtype_name: Optional[str] = frame.names.get(self.dtype)  # by safetensors
+        self.is_bytes = not dtype
 
     def _type_of(self, name: str, dtype: Optional[str], shape: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
         """Of an element, and the shape of a row in it."""
@@ -131,16 +134,43 @@ class RowType:
                 return frame.numpy.empty(full, self.dtype)
             return frame.torch.empty(full, dtype=self.dtype, device="cpu" if domain == "host" else domain)
 
-    def checked_out(self, out: Any, count: int) -> Memory:
+    def checked_out(self, out: Any, shape: tuple[int, ...]) -> Memory:
+        """Memory for rows of that shape. Elements of bytes are memory like any other; those of another type are refused."""
         memory: Memory = _named("out", lambda: memory_of(out))
+        count = math.prod(shape)
         if memory.size_bytes != count * self.row_bytes:
             raise invalid(f"out: {count} rows of {self.row_bytes} bytes don't fill memory of {memory.size_bytes}",
                           "give memory of exactly their size")
-        frame = framework_of(out)
-        if frame is not None and frame.name == self.frame.name and out.dtype not in (self.dtype, frame.types["U8"]):
-            raise invalid(f"out: has elements of {out.dtype}, and the table of {self.dtype}",
+        about = described(out)
+        if self.is_bytes or about is None or (about.name == "U8" and self.dtype_name != "U8"):
+            return memory
+        if about.dtype != self.dtype and (about.name is None or about.name != self.dtype_name):
+            raise invalid(f"out: has elements of {about.dtype}, and the table of {self.dtype}",
                           "give one of the table's type, or of bytes")
+        allowed = [(*shape, *self.row_shape), (count, *self.row_shape), *([self.row_shape] if count == 1 else [])]
+        if about.shape not in allowed:
+            raise invalid(f"out: has the shape {about.shape}, and what is read {allowed[0]}", "give one of that shape")
         return memory
+
+
+class Described(NamedTuple):
+    """What an array or a tensor says of itself."""
+
+    dtype: Any
+    name: Optional[str]  # of the type, by safetensors; None: it has none there
+    shape: tuple[int, ...]
+
+
+def described(value: Any) -> Optional[Described]:
+    """Of an array or tensor of torch, NumPy or CuPy; None: it is only memory."""
+    frame = framework_of(value)
+    if frame is not None:
+        return Described(value.dtype, frame.names.get(value.dtype), tuple(value.shape))
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if interface is None:
+        return None
+    code = interface["typestr"]
+    return Described(code, _OF_NPY.get(code[1:]) if code[0] in "<|=" else None, tuple(interface["shape"]))
 
 
 class Rows:
@@ -282,7 +312,8 @@ class Rows:
 
         `indices` are integers of any type: a list, a buffer, an array of NumPy or CuPy, a tensor of torch, of any shape,
         in memory of the host or a GPU. One that is no row's is refused with its position before a byte moves; with
-        `zeros_for_missing` it gives a row of zeros. `out` is contiguous memory of exactly the size.
+        `zeros_for_missing` it gives a row of zeros. `out` is contiguous memory of exactly the size:
+        of the table's type and the result's shape, or of bytes.
 
         Work on `stream` (torch's current one, if not given) is waited for first where indices or `out` are in GPU memory.
         `timeout` is in seconds; 0: none but that of the Context.
@@ -293,7 +324,7 @@ class Rows:
             made = self._type.allocate(numbers.shape, self._domain or numbers.memory.domain)
             memory = memory_of(made)
         else:
-            made, memory = out, self._type.checked_out(out, numbers.size)
+            made, memory = out, self._type.checked_out(out, numbers.shape)
         wait_for_streams((numbers.memory, memory), stream)
         source = _settled(numbers.memory, "indices")
         target = _settled(memory, "out")
@@ -314,7 +345,7 @@ class Rows:
             made = self._type.allocate((count,), self._domain or "host")
             memory = memory_of(made)
         else:
-            made, memory = out, self._type.checked_out(out, count)
+            made, memory = out, self._type.checked_out(out, (count,))
         wait_for_streams((memory,), stream)
         target = _settled(memory, "out")
         self._report = RowsReport(**core.rows(begin, count, target.pointer, target.size_bytes, target.domain,
