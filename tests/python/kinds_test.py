@@ -126,6 +126,56 @@ def test_out_has_the_type_and_the_shape_in_any_framework(store):
         assert kinds.read("u", 0, 1, torch.empty(1, 4), device="cpu").shape == (1, 4)
 
 
+def test_arguments_of_add_are_named(store):
+    kinds = penstock.Kinds.create(store, framework="np")
+    good = {"dtype": "F32", "shape": (4,), "capacity": 2}
+    for wrong, message in (({"capacity": True}, "capacity must be an integer"), ({"shape": None}, "shape must be"),
+                           ({"shape": "4"}, "shape must be"), ({"shape": (True,)}, "shape must be"),
+                           ({"records": None}, "records must be"), ({"id": 1.0}, "id must be")):
+        with pytest.raises(TypeError, match=message):
+            kinds.add("x", **{**good, **wrong})
+    with pytest.raises(TypeError, match="name must be a str"):
+        kinds.add(None, **good)
+    for wrong, message in (({"capacity": 0}, "capacity is 0"), ({"shape": (0,)}, "shape: .* no elements"),
+                           ({"capacity": None}, "neither capacity nor"), ({"dtype": None}, "neither dtype nor"),
+                           ({"dtype": "float33"}, "dtype: .*float33"), ({"capacity": 1 << 70}, "capacity is"),
+                           ({"length_bytes": 64}, "both"), ({"start_byte": 0, "start_lba": 0}, "both start_byte"),
+                           ({"record_bytes": 5}, "record")):
+        with pytest.raises(penstock.InvalidError, match=message) as error:
+            kinds.add("x", **{**good, **wrong})
+        assert "dictionary" not in str(error.value)
+    assert not len(kinds)
+    assert kinds.add("a", dtype="float32", shape=4, capacity=numpy.int64(2)).shape == (4,) and kinds["a"].type == "F32"
+    assert kinds.add("b", dtype="f32", shape=numpy.array([2, 3]), capacity=2).record_bytes == 24
+    assert kinds.keys() == ["a", "b"] and kinds.items() == [("a", kinds["a"]), ("b", kinds["b"])]
+    assert kinds.get("a") == kinds["a"] and dict(kinds)["b"].id == 2
+
+
+def test_numbers_of_records_are_integers(store):
+    kinds = make(store)
+    kinds.append("users", content(3))
+    for wrong in (True, 1.0, None, "1"):
+        with pytest.raises(TypeError, match="index must be an integer"):
+            kinds.read("users", wrong)
+        with pytest.raises(TypeError, match="count must be an integer"):
+            kinds.read_all([("users", 0, wrong)])
+    with pytest.raises(penstock.InvalidError, match="index is 10{30} .*at most"):
+        kinds.read("users", 10**30)
+    with pytest.raises(penstock.InvalidError, match="index is -1 .*0 or more"):
+        kinds.read("users", -1)
+
+
+def test_frameworks_and_devices_are_looked_for_at_once(store):
+    with pytest.raises(penstock.InvalidError, match="tf"):
+        penstock.Kinds.create(store, framework="tf")
+    with pytest.raises(penstock.InvalidError, match="NumPy has no memory on cuda"):
+        penstock.Kinds.create(store, framework="np", device="cuda")
+    torch = pytest.importorskip("torch")
+    with pytest.raises(penstock.Error, match="there is no cuda:"):
+        penstock.Kinds.create(store, device=f"cuda:{torch.cuda.device_count()}")
+    assert not store.exists()
+
+
 def test_another_program_sees_what_is_appended(store):
     kinds = make(store)
     reader = penstock.Kinds(store, framework="np")
@@ -169,13 +219,20 @@ def test_what_is_wrong_is_refused(store, tmp_path):
     with pytest.raises(penstock.InvalidError, match="dictionary"):
         penstock.Kinds.create("soft-nvme:disk.img")
     for wrong in ("nobody", 7):
-        with pytest.raises(penstock.NotFoundError):
-            kinds[wrong]
-    for wrong in (True, -1, None, 1 << 40):
+        for error in (penstock.NotFoundError, KeyError):
+            with pytest.raises(error, match=f"no kind {wrong!r} .*'users'"):
+                kinds[wrong]
+        assert kinds.get(wrong) is None and kinds.get(wrong, 3) == 3
+    for wrong in (-1, 1 << 40):
         with pytest.raises(penstock.InvalidError):
+            kinds[wrong]
+    for wrong in (True, None, 1.0):
+        with pytest.raises(TypeError, match="a name or an id"):
             kinds[wrong]
     with pytest.raises(penstock.TransferError, match="room"):
         kinds.append("users", content(4))
+    with pytest.raises(TypeError, match="records: None is no memory"):
+        kinds.append("users", None)
     with pytest.raises(penstock.InvalidError, match="whole records"):
         kinds.append("users", b"x" * (WIDTH * 4 + 1))
     with pytest.raises(penstock.InvalidError, match="I32"):

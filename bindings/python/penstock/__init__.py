@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._context import Context, default_context, read_into, read_into_async
-from ._errors import (DeniedError, DirectoryError, Error, InvalidError, MismatchError, NoMemoryError, NotFoundError,
+from ._errors import (DeniedError, DirectoryError, Error, InvalidError, MismatchError, MissingKeyError, NoMemoryError, NotFoundError,
                       RangeError, StateError, TimedOutError, TransferError, UnsupportedError)
 from ._gpu_queues import GpuArray, GpuQueues, GpuServer, include_dir
 from ._kinds import Kind, Kinds
@@ -31,7 +31,7 @@ SafetensorError = Error  # by the name that programs which use safetensors catch
 __version__: str = _core.version()
 
 __all__ = [
-    "Context", "DeniedError", "DirectoryError", "Error", "GpuArray", "GpuQueues", "GpuServer", "InvalidError", "Kind", "Kinds", "Layers", "MismatchError", "NoMemoryError",
+    "Context", "DeniedError", "DirectoryError", "Error", "GpuArray", "GpuQueues", "GpuServer", "InvalidError", "Kind", "Kinds", "Layers", "MismatchError", "MissingKeyError", "NoMemoryError",
     "NotFoundError", "RangeError", "Report", "Rows", "RowsPlan", "RowsReport", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "Tiers", "TimedOutError",
     "TransferError", "UnsupportedError", "default_context", "deserialize",
     "doctor", "engines", "gpus", "include_dir", "load_file", "load_file_async", "load_into", "load_models", "open", "patch", "read_into", "read_into_async",

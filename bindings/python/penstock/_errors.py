@@ -49,6 +49,10 @@ class NotFoundError(Error, FileNotFoundError):
     pass
 
 
+class MissingKeyError(NotFoundError, KeyError):
+    """What has no such name or number, asked for by [ ]."""
+
+
 class DeniedError(Error, PermissionError):
     pass
 

@@ -9,15 +9,16 @@ from typing import Any, Iterable, Iterator, NamedTuple, Optional, Sequence, Unio
 
 from . import _core
 from ._context import Context, default_context
-from ._errors import invalid, make
+from ._errors import Error, MissingKeyError, NotFoundError, invalid, make
 from ._frameworks import framework as framework_named
 from ._frameworks import framework_of
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._report import Report
-from ._rows import Rows, RowType, _named, _natural, _settled, described, wait_for_streams
+from ._rows import _BITS, Rows, RowType, _named, _natural, _settled, described, wait_for_streams
 
 _ANYWHERE = (1 << 64) - 1
 _MOST_ID = (1 << 32) - 1
+_NAMED = 10  # kinds in a message
 
 
 class Kind(NamedTuple):
@@ -47,6 +48,10 @@ class Kind(NamedTuple):
         """How many records there is room for."""
         return self.length_bytes // self.record_bytes
 
+
+# Names of NumPy and torch.
+_TYPES = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16", "complex64": "C64",
+          **{f"{sign}int{bits}": f"{letter}{bits}" for sign, letter in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)}}
 
 # A kind by its name or its id, or as a Kind.
 KindName = Union[str, int, Kind]
@@ -95,6 +100,8 @@ class Kinds:
         self._context = context or default_context()
         self._framework = framework
         self._domain = "host" if device is None else device_domain(device)
+        if framework is not None or self._domain != "host":
+            _check_framework(framework, self._domain)
         self._report: Optional[Report] = None
         first, blocks = (_natural("window", each) for each in window or (0, 0))
         options = _core.KindsOptions(b"" if dictionary is None else os.fsencode(dictionary), bool(device_write),
@@ -141,6 +148,21 @@ class Kinds:
         """All kinds as last read, by their places in the store."""
         return [Kind(**each) for each in self._open().kinds()]
 
+    def keys(self) -> list[str]:
+        """The names of all kinds as last read, by their places in the store."""
+        return list(self)
+
+    def items(self) -> list[tuple[str, Kind]]:
+        """(name, Kind) of all as last read."""
+        return [(each.name, each) for each in self.values()]
+
+    def get(self, kind: KindName, default: Any = None) -> Any:
+        """What the dictionary says of a kind; `default` where there is none."""
+        try:
+            return self[kind]
+        except MissingKeyError:
+            return default
+
     def __iter__(self) -> Iterator[str]:
         """The names."""
         return iter([each.name for each in self.values()])
@@ -158,33 +180,42 @@ class Kinds:
         core = self._open()
         if isinstance(kind, Kind):
             kind = kind.id
-        if isinstance(kind, str):
-            return Kind(**core.find_by_name(kind))
-        number = _natural("kind", kind)
-        if isinstance(kind, bool) or number > _MOST_ID:
-            raise invalid(f"kind: {kind!r} is no kind", "give a name or an id")
-        return Kind(**core.find_by_id(number))
+        if not isinstance(kind, str):
+            if isinstance(kind, bool) or not hasattr(kind, "__index__"):
+                raise TypeError(f"kind must be a name or an id, and is {kind!r}")
+            kind = _natural("kind", kind, _MOST_ID)
+        try:
+            return Kind(**(core.find_by_name(kind) if isinstance(kind, str) else core.find_by_id(kind)))
+        except NotFoundError as error:
+            if error.system_error:  # the dictionary itself is gone
+                raise
+            raise self._missing(kind) from None
 
     def refresh(self) -> None:
         """Reads the dictionary again. Calls that miss a kind or a record do so by themselves."""
         self._open().refresh()
 
-    def add(self, name: str, *, dtype: Any = None, shape: Sequence[int] = (), record_bytes: Optional[int] = None,
-            capacity: Optional[int] = None, length_bytes: Optional[int] = None, start_byte: Optional[int] = None,
+    def add(self, name: str, *, dtype: Any = None, shape: Union[int, Sequence[int]] = (),
+            record_bytes: Optional[int] = None, capacity: Optional[int] = None, length_bytes: Optional[int] = None, start_byte: Optional[int] = None,
             start_lba: Optional[int] = None, id: Optional[int] = None, records: int = 0) -> Kind:
         """Adds a kind, and makes room for it: a file grows, and a device must have it.
 
-        A record has a `dtype`, by the name of safetensors ("F32") or a type of NumPy or torch, and a `shape`; or only
-        `record_bytes`. The room is a `capacity` in records, or `length_bytes`. Without `start_byte` or `start_lba`, the
+        A record has a `dtype`, by the name of safetensors ("F32") or NumPy ("float32") or a type of NumPy or torch, and
+        a `shape` (4 is (4,)); or only `record_bytes`. The room is a `capacity` in records, or `length_bytes`. Without `start_byte` or `start_lba`, the
         kind comes behind all else in a file, or into the first gap of a device. `records` are there already.
         """
-        if id is not None and not 1 <= _natural("id", id) <= _MOST_ID:
-            raise invalid(f"id is {id}", "give a number from 1 to 4294967295")
-        lengths = [_natural("shape", length) for length in shape]
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, and is {name!r}")
+        numbers = [_at_least_one("id", id, _MOST_ID), _at_least_one("capacity", capacity),
+                   _at_least_one("length_bytes", length_bytes), _at_least_one("record_bytes", record_bytes)]
+        lengths = _shape(shape)
+        if capacity is None and length_bytes is None:
+            raise invalid(f"kind {name!r}: neither capacity nor length_bytes is given", "give one of them")
+        if dtype is None and record_bytes is None:
+            raise invalid(f"kind {name!r}: neither dtype nor record_bytes is given", "give one of them")
         return Kind(**self._open().add(
-            str(name), 0 if id is None else id, _ANYWHERE if start_byte is None else _natural("start_byte", start_byte),
-            _ANYWHERE if start_lba is None else _natural("start_lba", start_lba), _natural("capacity", capacity or 0),
-            _natural("length_bytes", length_bytes or 0), _natural("record_bytes", record_bytes or 0),
+            name, numbers[0], _ANYWHERE if start_byte is None else _natural("start_byte", start_byte),
+            _ANYWHERE if start_lba is None else _natural("start_lba", start_lba), *numbers[1:],
             _type_name(dtype), lengths, _natural("records", records)))
 
     def remove(self, kind: KindName) -> None:
@@ -267,6 +298,13 @@ class Kinds:
             raise make("closed", 0, f"the kinds of {self._store} are closed", "open them again")
         return self._core
 
+    def _missing(self, kind: Union[str, int]) -> Error:
+        names = list(self)
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return make("not_found", 0, f"{self._store}: there is no kind {kind!r}",
+                    f"there are {', '.join(map(repr, names[:_NAMED]))}{more}" if names else "there are none: add one",
+                    class_=MissingKeyError)
+
     def _wanted(self, read: tuple[Any, ...], known: dict[Any, tuple[Kind, RowType]],
                 dtype: Any) -> tuple[Kind, RowType, int, int]:
         if not isinstance(read, tuple) or not 2 <= len(read) <= 3:
@@ -333,10 +371,42 @@ def _check_device(memories: Sequence[Memory], device: Any) -> None:
             raise invalid(f"device is {device!r}, and out is memory of {memory.domain}", "leave out one of them")
 
 
+def _check_framework(framework: Optional[str], domain: str) -> None:
+    """That results can be made."""
+    frame = framework_named(framework)
+    if domain == "host":
+        return
+    if frame.name == "np":
+        raise invalid(f"device: NumPy has no memory on {domain}", "take framework='pt', or give out= to reads")
+    frame.check_device(domain)
+
+
+def _at_least_one(what: str, value: Any, most: int = _ANYWHERE - 1) -> int:
+    """0 where it is not given."""
+    number = 0 if value is None else _natural(what, value, most)
+    if value is not None and number == 0:
+        raise invalid(f"{what} is 0", "give at least 1")
+    return number
+
+
+def _shape(shape: Any) -> list[int]:
+    if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
+        shape = (shape,)
+    lengths = [_natural("shape", length) for length in shape]
+    if 0 in lengths:
+        raise invalid(f"shape: {tuple(lengths)} has no elements", "give lengths of at least 1")
+    return lengths
+
+
 def _type_name(dtype: Any) -> str:
     """By the name of safetensors."""
-    if dtype is None or isinstance(dtype, str):
-        return dtype or ""
+    if dtype is None:
+        return ""
+    if isinstance(dtype, str):
+        known = _TYPES.get(dtype.lower(), dtype.upper())
+        if known not in _BITS:
+            raise invalid(f"dtype: there is no {dtype!r}", f"give one of {', '.join(sorted(_BITS))}")
+        return known
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
         name = framework_named("pt").names.get(dtype)

@@ -52,6 +52,8 @@ def memory_of(target: Any, writable: bool = True) -> Memory:
         return _of_cuda_array(target, target.__cuda_array_interface__, writable)
     if hasattr(target, "__dlpack__"):
         return _of_dlpack(target)
+    if target is None:
+        raise TypeError("None is no memory: give a tensor, an array, a buffer, or (pointer, size, device)")
     try:
         return _of_lent(target, _core.LentBuffer(target, writable))
     except (TypeError, BufferError) as error:

@@ -479,19 +479,24 @@ def _named(argument: str, call: Any) -> Any:
     """What the call gives. Its errors about a value name the argument."""
     try:
         return call()
+    except TypeError as error:
+        raise TypeError(f"{argument}: {error}") from None
     except Error as error:
         if error.code not in ("invalid_argument", "out_of_range"):
             raise
         raise make(error.code, error.system_error, f"{argument}: {error.message}", error.hint) from None
 
 
-def _natural(what: str, value: Any) -> int:
+def _natural(what: str, value: Any, most: int = _ALL - 1) -> int:
+    """An integer from 0 to `most`."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
-        number = -1
-    if not 0 <= number < _ALL:
-        raise invalid(f"{what} is {value!r}", f"{what} must be 0 or more")
+        raise TypeError(f"{what} must be an integer, and is {value!r}") from None
+    if not 0 <= number <= most:
+        raise invalid(f"{what} is {number}", f"{what} must be {'0 or more' if number < 0 else f'at most {most}'}")
     return number
 
 

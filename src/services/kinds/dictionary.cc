@@ -25,7 +25,9 @@ constexpr std::uint64_t name_bytes_most = 255;
 constexpr std::uint64_t number_most = INT64_MAX;
 constexpr std::uint64_t block_bytes_most = 1 << 20;
 
-Error wrong(std::string message, std::string hint = "correct the dictionary") {
+constexpr std::string_view dictionary_hint = "correct the dictionary";
+
+Error wrong(std::string message, std::string hint = std::string(dictionary_hint)) {
   return {Code::invalid_argument, 0, std::move(message), std::move(hint)};
 }
 
@@ -286,6 +288,7 @@ Result<Kind> draft_of(const Dictionary& dictionary, const NewKind& wanted) {
     }
     const auto bytes = models::tensor_bytes(*dtype, kind.shape);
     if (!bytes) return about(kind, bytes.error().message);
+    if (*bytes == 0) return about(kind, "a record of this shape has no bytes");
     kind.record_bytes = *bytes;
   }
   kind.length_bytes = wanted.length_bytes;
@@ -295,7 +298,7 @@ Result<Kind> draft_of(const Dictionary& dictionary, const NewKind& wanted) {
   if (wanted.length_bytes != 0 && wanted.capacity != 0) {
     return about(kind, "both a length in bytes and a capacity in records are given");
   }
-  if (kind.length_bytes == 0) return about(kind, "neither a capacity nor a length is given");
+  if (kind.length_bytes == 0) return about(kind, "its capacity and its length are 0, or not given");
   return kind;
 }
 
@@ -366,7 +369,9 @@ Status check_store(const Dictionary& dictionary, const StoreInfo& store) {
   return {};
 }
 
-Result<std::size_t> add(Dictionary& dictionary, const NewKind& wanted, std::uint64_t behind_bytes) {
+namespace {
+
+Result<std::size_t> try_add(Dictionary& dictionary, const NewKind& wanted, std::uint64_t behind_bytes) {
   auto kind = draft_of(dictionary, wanted);
   if (!kind) return std::move(kind).error();
   if (wanted.start_byte != NewKind::anywhere && wanted.start_lba != NewKind::anywhere) {
@@ -392,6 +397,17 @@ Result<std::size_t> add(Dictionary& dictionary, const NewKind& wanted, std::uint
   if (Status status = check_together(kinds); !status) return std::move(status).error();
   dictionary.kinds = std::move(kinds);
   return static_cast<std::size_t>(dictionary.find(id) - dictionary.kinds.data());
+}
+
+}  // namespace
+
+Result<std::size_t> add(Dictionary& dictionary, const NewKind& wanted, std::uint64_t behind_bytes) {
+  auto added = try_add(dictionary, wanted, behind_bytes);
+  if (added || added.error().hint != dictionary_hint) return added;
+  // The same checks as for a dictionary, but what is wrong was just given.
+  Error error = std::move(added).error();
+  error.hint = "give the new kind another value for that";
+  return error;
 }
 
 }  // namespace penstock::kinds

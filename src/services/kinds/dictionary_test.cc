@@ -143,7 +143,8 @@ TEST(KindsDictionary, refuses_new_kinds_without_room_and_stays_as_it_was) {
   Dictionary dictionary = parse(with_kinds(users)).value();
   const auto refuses = [&](const NewKind& kind) {
     const auto added = add(dictionary, kind, 0);
-    return !added && added.error().code == Code::invalid_argument && dictionary.kinds.size() == 1;
+    return !added && added.error().code == Code::invalid_argument && dictionary.kinds.size() == 1 &&
+           added.error().hint.find("dictionary") == std::string::npos;  // it is not the one to correct
   };
   EXPECT_TRUE(refuses({.name = "users", .capacity = 1, .record_bytes = 1}));
   EXPECT_TRUE(refuses({.name = "x", .id = 1, .capacity = 1, .record_bytes = 1}));
@@ -155,6 +156,7 @@ TEST(KindsDictionary, refuses_new_kinds_without_room_and_stays_as_it_was) {
   EXPECT_TRUE(refuses({.name = "x", .capacity = 1, .length_bytes = 1, .record_bytes = 1}));
   EXPECT_TRUE(refuses({.name = "x", .capacity = UINT64_MAX, .record_bytes = 2}));
   EXPECT_TRUE(refuses({.name = "x", .capacity = 1, .type = "F31"}));
+  EXPECT_TRUE(refuses({.name = "x", .capacity = 1, .type = "F32", .shape = {0}}));
   EXPECT_TRUE(refuses({.name = "x", .capacity = 1, .record_bytes = 4, .records = 2}));
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/out_of_memory.h"
 #include "services/kinds/table.h"
+#include "services/models/contents.h"
 
 namespace penstock {
 namespace {
@@ -59,12 +60,18 @@ std::vector<Kind> Kinds::list() const {
 
 Result<Kind> Kinds::find(std::string_view name) const {
   if (!table_) return no_kinds();
-  return or_out_of_memory([&] { return table_->find([&](const auto& state) { return state.dictionary.find(name); }); });
+  return or_out_of_memory([&] {
+    return table_->find([&](const auto& state) { return state.dictionary.find(name); },
+                        [&] { return models::in_quotes(name); });
+  });
 }
 
 Result<Kind> Kinds::find(std::uint32_t id) const {
   if (!table_) return no_kinds();
-  return or_out_of_memory([&] { return table_->find([&](const auto& state) { return state.dictionary.find(id); }); });
+  return or_out_of_memory([&] {
+    return table_->find([&](const auto& state) { return state.dictionary.find(id); },
+                        [&] { return "with the id " + std::to_string(id); });
+  });
 }
 
 const std::string& Kinds::dictionary() const {

@@ -44,8 +44,12 @@ OpenOptions for_reading() {
   return {.growing = true};
 }
 
-Error no_kind() {
-  return {Code::not_found, 0, "there is no such kind", "penstock kind list shows those that there are"};
+Error no_kind(const std::string& which) {
+  return {Code::not_found, 0, "there is no kind " + which, "penstock kind list shows those that there are"};
+}
+
+std::string of_id(std::uint32_t id) {
+  return "with the id " + std::to_string(id);
 }
 
 std::string of_kind(const Kind& kind) {
@@ -70,8 +74,7 @@ bool is_missing(const Error& error) {
 Error not_there(const Table::State& state, const Records& records) {
   const auto found = state.by_id.find(records.kind);
   if (found == state.by_id.end()) {
-    return {Code::not_found, 0, "there is no kind with the id " + std::to_string(records.kind),
-            "penstock kind list shows those that there are"};
+    return no_kind(of_id(records.kind));
   }
   const Kind& kind = *found->second;
   return {Code::out_of_range, 0,
@@ -175,12 +178,13 @@ Status Table::publish(Dictionary dictionary) {
   return replaced;
 }
 
-Result<Kind> Table::find(const std::function<const Kind*(const State&)>& look) {
+Result<Kind> Table::find(const std::function<const Kind*(const State&)>& look,
+                         const std::function<std::string()>& which) {
   if (const Kind* kind = look(*state())) return *kind;
   const auto again = refresh();
   if (!again) return again.error();
   const Kind* const kind = look(**again);
-  if (kind == nullptr) return no_kind();
+  if (kind == nullptr) return no_kind(which());
   return *kind;
 }
 
@@ -233,7 +237,9 @@ Status Table::remove(std::uint32_t kind) {
   if (!lock) return lock.error();
   auto dictionary = read_dictionary(context_, path_);
   if (!dictionary) return std::move(dictionary).error();
-  if (std::erase_if(dictionary->kinds, [&](const Kind& each) { return each.id == kind; }) == 0) return no_kind();
+  if (std::erase_if(dictionary->kinds, [&](const Kind& each) { return each.id == kind; }) == 0) {
+    return no_kind(of_id(kind));
+  }
   return publish(std::move(*dictionary));
 }
 
@@ -252,7 +258,7 @@ Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> 
   std::vector<Range> ranges;
   for (const RecordsAppend& part : parts) {
     const auto found = std::ranges::find(dictionary.kinds, part.kind, &Kind::id);
-    if (found == dictionary.kinds.end()) return no_kind();
+    if (found == dictionary.kinds.end()) return no_kind(of_id(part.kind));
     Kind& kind = *found;
     const std::uint64_t count = part.memory.size_bytes / kind.record_bytes;
     if (part.memory.size_bytes % kind.record_bytes != 0) {

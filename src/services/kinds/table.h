@@ -36,7 +36,8 @@ class Table {
   std::shared_ptr<const State> state() const;
   Result<std::shared_ptr<const State>> refresh();
 
-  Result<Kind> find(const std::function<const Kind*(const State&)>& look);
+  // `which` is for the message: the name or the id.
+  Result<Kind> find(const std::function<const Kind*(const State&)>& look, const std::function<std::string()>& which);
   Result<Kind> add(const NewKind& kind);
   Status remove(std::uint32_t kind);
   Result<std::vector<std::uint64_t>> append(std::span<const RecordsAppend> parts);
