@@ -74,6 +74,27 @@ def test_what_can_not_be_is_refused(name):
                 queues.array(memory=4096)
 
 
+def test_wrong_arguments_are_named(name):
+    for wrong, error in ((-1, penstock.InvalidError), (1 << 32, penstock.InvalidError), (1.5, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="threads"):
+            penstock.GpuServer(wrong)
+    with penstock.GpuServer(1) as server:
+        for option in ("queues", "depth", "place_bytes", "ahead_places", "block_bytes"):
+            for wrong, error in ((-1, penstock.InvalidError), (1 << 40, penstock.InvalidError), (1.5, TypeError)):
+                with pytest.raises(error, match=option):
+                    server.open(name, "cpu", **{option: wrong})
+        for wrong in (5, (1,), (0, None)):
+            with pytest.raises(TypeError, match="window"):
+                server.open(name, "cpu", window=wrong)
+        with server.open(name, None, queues=2, depth=64) as queues:
+            for wrong in ("table.bin", name, None, True):
+                with pytest.raises(TypeError, match="store must be"):
+                    queues.array(wrong)
+            for options in ({"offset": 1.5}, {"size": "1"}, {"memory": None}, {"page_bytes": 4096.0}):
+                with pytest.raises(TypeError, match=next(iter(options))):
+                    queues.array(**options)
+
+
 def test_everything_may_be_dropped_in_any_order(name):
     server = penstock.GpuServer(1)
     queues = server.open(name, "cpu", queues=2, depth=64)

@@ -161,6 +161,10 @@ def test_what_is_refused(saved):
     _, path = saved
     with pytest.raises(penstock.InvalidError, match="budget"):
         penstock.Layers(path, budget=4096, device="cpu")
+    with pytest.raises(penstock.InvalidError, match="budget of '1KiB', rounded down to 0 bytes .whole 4 KiB.*needs 8192"):
+        penstock.Layers(path, budget="1KiB", device="cpu")
+    with pytest.raises(TypeError, match='cache must be "auto"'):
+        penstock.Layers(path, budget="1MiB", device="cpu", cache=1)
     with pytest.raises(penstock.InvalidError, match="size"):
         penstock.Layers(path, budget="much", device="cpu")
     with pytest.raises(penstock.NotFoundError, match="pattern"):
@@ -172,9 +176,21 @@ def test_what_is_refused(saved):
         layers.acquire("layers.9")
     with pytest.raises(penstock.NotFoundError, match="no group"):
         layers.acquire(-1)
+    for wrong in (True, None):
+        with pytest.raises(TypeError, match="group must be"):
+            layers.acquire(wrong)
     with pytest.raises(penstock.InvalidError, match="not held"):
         layers.release(0)
-    layers.attach(make_model(device="meta"))
+    empty = make_model(device="meta")
+    for top_k in (0, 2):
+        with pytest.raises(penstock.InvalidError, match=f"top_k is {top_k}, and there are 1"):
+            layers.attach_router(empty.layers[0], ["layers.0"], top_k)
+    layers.attach(empty)
+    with pytest.raises(penstock.InvalidError, match="attached already"):
+        layers.attach(empty)
+    layers.attach(make_model(device="meta"))  # another one
+    layers.detach()
+    layers.attach(empty)
     layers.close()
     with pytest.raises(penstock.Error, match="closed"):
         layers.acquire(0)

@@ -10,10 +10,12 @@ from . import _core
 from ._context import Context, default_context
 from ._errors import invalid, make
 from ._memory import device_domain
+from ._rows import _named, _natural
 from ._stores import Store
 from ._streaming import size_in_bytes
 
 TO_THE_END = (1 << 64) - 1
+_MOST = (1 << 32) - 1  # of what the library counts in 32 bits
 # IoStatus, by number.
 STATUSES = ("done", "timed_out", "failed", "out_of_window", "misaligned", "no_memory", "read_only", "no_such_store",
             "closed", "stalled", "wrong_layout")
@@ -22,6 +24,23 @@ STATUSES = ("done", "timed_out", "failed", "out_of_window", "misaligned", "no_me
 def include_dir() -> str:
     """The folder to give compilers of kernels, for `#include <penstock/device.cuh>` and `<penstock/device_array.cuh>`."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
+
+
+def _size(what: str, value: Union[int, str], most: int = TO_THE_END - 1) -> int:
+    """Of a number or a text such as "1GiB"."""
+    if not isinstance(value, str):
+        _natural(what, value)
+    return _natural(what, _named(what, lambda: size_in_bytes(value)), most)
+
+
+def _window(window: Any) -> tuple[int, int]:
+    if window is None:
+        return 0, TO_THE_END
+    try:
+        offset, size = window
+    except (TypeError, ValueError):
+        raise TypeError(f"window must be (offset, size), and is {window!r}") from None
+    return _natural("window", offset), size if size == TO_THE_END else _natural("window", size)
 
 
 class _Closing:
@@ -59,7 +78,7 @@ class GpuServer(_Closing):
 
     def __init__(self, threads: int = 0, *, hot: bool = False, context: Optional[Context] = None) -> None:
         self._context = context or default_context()
-        self._core = _core.start_gpu_server(self._context._core, threads, hot)
+        self._core = _core.start_gpu_server(self._context._core, _natural("threads", threads, _MOST), bool(hot))
 
     def __repr__(self) -> str:
         return f"<penstock.GpuServer{', closed' if self._core is None else f': {self.threads} threads'}>"
@@ -78,15 +97,19 @@ class GpuServer(_Closing):
         `window` is (offset, size) of what kernels may reach of each; `writable` lets them write, to stores that are open
         for that. Extents of kernels begin and end with blocks of `block_bytes` (512). `place_bytes` is the longest
         command; each of `queues` times `depth` has that much pinned memory. `timeout` is that of a transfer, and after
-        `stall` seconds without room a queue is given up until `reset`. device="cpu" makes a set for tests without a GPU.
+        `stall` seconds without room a queue is given up until `reset`. device="cpu" or None
+        makes a set for tests without a GPU: nothing on a GPU can use it.
         """
+        counts = [_natural("queues", queues, _MOST), _natural("depth", depth, _MOST),
+                  _size("place_bytes", place_bytes, _MOST), _natural("ahead_places", ahead_places, _MOST)]
+        block_bytes = _natural("block_bytes", block_bytes, _MOST)
+        offset, size = _window(window)
         given = list(stores) if isinstance(stores, (list, tuple)) else [stores]
         access = "write" if writable else "read"
         opened = [each if isinstance(each, Store) else Store(each, access, context=self._context) for each in given]
-        offset, size = window if window is not None else (0, TO_THE_END)
         core = self._open().open(
-            device_domain(device), [(each._open(), offset, size, writable, block_bytes) for each in opened], queues, depth,
-            size_in_bytes(place_bytes), ahead_places, float(timeout), float(stall))
+            device_domain(device), [(each._open(), offset, size, bool(writable), block_bytes) for each in opened], *counts,
+            float(timeout), float(stall))
         return GpuQueues(core, [each.name for each in opened])
 
 
@@ -124,11 +147,13 @@ class GpuQueues(_Closing):
     def array(self, store: int = 0, *, offset: int = 0, size: Optional[int] = None,
               memory: Union[int, str] = "256MiB", page_bytes: Union[int, str] = 0) -> GpuArray:
         """An array over a store of the set, or over `size` bytes from `offset` on, with `memory` of the GPU for a cache."""
-        if size is not None and size <= 0:
-            raise invalid(f"an array of {size} bytes", "give at least 1")
-        pages = size_in_bytes(page_bytes) if page_bytes != 0 else 0
-        return GpuArray(self._open().array(store, offset, TO_THE_END if size is None else size, size_in_bytes(memory),
-                                           pages), self)
+        if isinstance(store, (str, bytes, os.PathLike, Store)):
+            raise TypeError(f"store must be an integer, the place of a store in the list that was opened, and is {store!r}")
+        if size is not None and _natural("size", size) == 0:
+            raise invalid("size: an array of 0 bytes", "give at least 1")
+        pages = 0 if page_bytes == 0 and not isinstance(page_bytes, bool) else _size("page_bytes", page_bytes, _MOST)
+        return GpuArray(self._open().array(_natural("store", store, _MOST), _natural("offset", offset),
+                                           TO_THE_END if size is None else size, _size("memory", memory), pages), self)
 
 
 class GpuArray(_Closing):

@@ -14,7 +14,7 @@ from ._frameworks import framework as framework_named
 from ._memory import device_domain
 from ._models import Model
 from ._report import size_text
-from ._rows import stream_handle
+from ._rows import _natural, stream_handle
 from ._streaming import size_in_bytes
 
 # Of the library: of slots, and of tensors in them.
@@ -61,6 +61,8 @@ class Layers:
                  ahead: Union[int, str] = "256MiB", timeout: float = 100.0, in_order: Optional[bool] = None,
                  cache: Optional[str] = None, context: Optional[Context] = None) -> None:
         self._core: Any = None
+        if cache is not None and not isinstance(cache, str):
+            raise TypeError(f'cache must be "auto", "keep", "bypass" or None, and is {cache!r}')
         self._frame = framework_named("pt")
         torch = self._frame.torch
         if device is None:
@@ -77,7 +79,13 @@ class Layers:
         self.groups: list[str] = [name for name, _ in given]
         self._numbers = {name: number for number, name in enumerate(self.groups)}
         # Where all groups fit, no more is taken.
-        memory_bytes = min(size_in_bytes(budget) // _ALIGNMENT * _ALIGNMENT, sum(map(_slot_bytes, self._tensors)))
+        slots = list(map(_slot_bytes, self._tensors))
+        budget_bytes = size_in_bytes(budget) // _ALIGNMENT * _ALIGNMENT
+        if slots and max(slots) > budget_bytes:
+            raise invalid(f"a budget of {budget!r}, rounded down to {budget_bytes} bytes (whole 4 KiB), is smaller than the "
+                          f"group {self.groups[slots.index(max(slots))]!r}, which needs {max(slots)}",
+                          "raise the budget, or make the groups smaller")
+        memory_bytes = min(budget_bytes, sum(slots))
         with self._frame.normal_mode():
             self._memory = self._allocate(memory_bytes)
         self._frame.settle(self._domain)
@@ -88,6 +96,7 @@ class Layers:
             self._memory)
         self._made: dict[int, _Made] = {}  # tensors of groups, where they were last
         self._hooks: list[Any] = []
+        self._attached: list[Any] = []  # submodules that have hooks of groups
 
     def __enter__(self) -> Layers:
         return self
@@ -158,7 +167,10 @@ class Layers:
         self._open()
         plans = [(number, self._submodule(module, name, prefix), self._places(module, number, prefix))
                  for number, name in enumerate(self.groups)]
+        if any(submodule is each for _, submodule, _ in plans for each in self._attached):
+            raise invalid(f"attach: this {type(module).__name__} is attached already", "detach first")
         for number, submodule, places in plans:
+            self._attached.append(submodule)
             hook = _Hook(self, number, places)
             self._hooks += hook.register(submodule)
 
@@ -167,6 +179,8 @@ class Layers:
         those that most tokens chose first. Expert i is `experts[i]`."""
         self._open()
         numbers = [self._number(each) for each in experts]
+        if not 1 <= _natural("top_k", top_k) <= len(numbers):
+            raise invalid(f"top_k is {top_k}, and there are {len(numbers)} experts", "give a number from 1 to theirs")
 
         def after(_: Any, __: Any, output: Any) -> None:
             logits = output[0] if isinstance(output, tuple) else output
@@ -185,6 +199,7 @@ class Layers:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._attached.clear()
 
     def close(self) -> None:
         """Cancels loads and takes hooks away. Tensors that you still have keep the memory, and stay as they are then."""
@@ -224,6 +239,8 @@ class Layers:
         return memory[begin:begin + size_bytes]
 
     def _number(self, group: Union[str, int]) -> int:
+        if isinstance(group, bool) or group is None:
+            raise TypeError(f"group must be a name or a number, and is {group!r}")
         if isinstance(group, int) and 0 <= group < len(self.groups):
             return group
         number = self._numbers.get(group) if isinstance(group, str) else None

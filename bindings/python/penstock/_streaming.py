@@ -22,6 +22,8 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K"
 
 
 def size_in_bytes(size: Union[int, str]) -> int:
+    if isinstance(size, bool):
+        raise TypeError(f"a size must be an integer or a text such as '1GiB', and is {size!r}")
     if not isinstance(size, str):
         count = operator.index(size)
     else:
