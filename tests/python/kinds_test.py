@@ -159,6 +159,12 @@ def test_numbers_of_records_are_integers(store):
             kinds.read("users", wrong)
         with pytest.raises(TypeError, match="count must be an integer"):
             kinds.read_all([("users", 0, wrong)])
+    for wrong in (True, None, []):
+        with pytest.raises(TypeError, match="kind must be a name or an id"):
+            kinds.read_all([(1, 0), (wrong, 0)])
+    for option, wrong in (("serial", None), ("window", 5), ("window", (1, True)), ("window", (1,))):
+        with pytest.raises(TypeError, match=option):
+            penstock.Kinds(store, **{option: wrong})
     with pytest.raises(penstock.InvalidError, match="index is 10{30} .*at most"):
         kinds.read("users", 10**30)
     with pytest.raises(penstock.InvalidError, match="index is -1 .*0 or more"):

@@ -103,6 +103,10 @@ class Kinds:
         if framework is not None or self._domain != "host":
             _check_framework(framework, self._domain)
         self._report: Optional[Report] = None
+        if not isinstance(serial, str):
+            raise TypeError(f"serial must be a str, and is {serial!r}")
+        if window is not None and not (isinstance(window, (tuple, list)) and len(window) == 2):
+            raise TypeError(f"window must be (first block, blocks), and is {window!r}")
         first, blocks = (_natural("window", each) for each in window or (0, 0))
         options = _core.KindsOptions(b"" if dictionary is None else os.fsencode(dictionary), bool(device_write),
                                      serial, first, blocks, float(lock_seconds))
@@ -287,7 +291,7 @@ class Kinds:
              scratch_bytes: int = 256 << 20) -> Rows:
         """The records that there are now as a table, to gather them by their numbers. The arguments are those of Rows."""
         about = self[kind]
-        options = _core.RowsOptions(mapping, float(look_again_seconds), _natural("join_bytes", join_bytes),
+        options = _core.RowsOptions(bool(mapping), float(look_again_seconds), _natural("join_bytes", join_bytes),
                                     _natural("scratch_bytes", scratch_bytes))
         domain = None if self._domain == "host" else self._domain
         return Rows._of(self._open().rows(about.id, options), self._store, about.name, self._context,
@@ -309,14 +313,17 @@ class Kinds:
                 dtype: Any) -> tuple[Kind, RowType, int, int]:
         if not isinstance(read, tuple) or not 2 <= len(read) <= 3:
             raise invalid(f"reads: {read!r} is no read", "give (kind, index) or (kind, index, count)")
-        if read[0] not in known:
-            kind = self[read[0]]
-            known[read[0]] = kind, self._row_type(kind, dtype)
-        kind, type_ = known[read[0]]
+        key = read[0]
+        if isinstance(key, bool) or not isinstance(key, (str, int, Kind)):
+            key = self[key].id
+        if key not in known:
+            kind = self[key]
+            known[key] = kind, self._row_type(kind, dtype)
+        kind, type_ = known[key]
         index, count = _natural("index", read[1]), _natural("count", read[2] if len(read) == 3 else 1)
         if index + count > kind.records:
             kind = self._kind_with(kind, index + count)
-            known[read[0]] = kind, type_
+            known[key] = kind, type_
         return kind, type_, index, count
 
     def _kind_with(self, kind: Kind, end: int) -> Kind:

@@ -212,7 +212,7 @@ class Rows:
         if not is_raw and (offset or stride_bytes or count is not None or tuple(row_shape)):
             raise invalid("offset, stride_bytes, count and row_shape are of rows without a header",
                           "give dtype and row_shape, or row_bytes, too")
-        options = _core.RowsOptions(mapping, float(look_again_seconds), _natural("join_bytes", join_bytes),
+        options = _core.RowsOptions(bool(mapping), float(look_again_seconds), _natural("join_bytes", join_bytes),
                                     _natural("scratch_bytes", scratch_bytes))
         shape = tuple(_natural("row_shape", length) for length in row_shape)
         if is_raw:
