@@ -15,6 +15,12 @@ Error refused(const std::string& scheme, const std::string& why) {
           "two or more of a-z, 0-9, + and -, a letter first, that nothing else serves"};
 }
 
+// A name of Tiers is never meant as a file of that name, least of all one that is written.
+Error not_served(std::string_view name) {
+  return {Code::not_found, 0, std::string(name) + ": this Context does not know the names of tiers",
+          "call serve() of Tiers first, and again in a forked child; a file of this name is ./" + std::string(name)};
+}
+
 }  // namespace
 
 Status Resolvers::add(std::string scheme, Resolver resolve, std::span<const std::string_view> others) {
@@ -58,6 +64,7 @@ std::optional<Result<Store>> Resolvers::open(std::string_view name, const OpenOp
 
 std::optional<Result<Location>> Resolvers::locate(std::string_view name, const OpenOptions& options) const {
   const auto served = find(name);
+  if (!served && name.starts_with("tier:")) return not_served(name);
   const auto* locate = served ? std::get_if<Locator>(&served->function) : nullptr;
   if (locate == nullptr) return std::nullopt;
   return call_back("the function of Context::redirect", *locate, std::string_view(served->rest), options);

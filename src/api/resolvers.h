@@ -23,7 +23,7 @@ class Resolvers {
   Status add(std::string scheme, Locator locate, std::span<const std::string_view> others);
   // What the function says about the name; nothing if no function serves its scheme, or one that tells paths.
   std::optional<Result<Store>> open(std::string_view name, const OpenOptions& options) const;
-  // Likewise, if it is one that tells paths.
+  // Likewise, if it is one that tells paths. A name of Tiers that do not serve this Context is an error.
   std::optional<Result<Location>> locate(std::string_view name, const OpenOptions& options) const;
 
  private:

@@ -306,7 +306,10 @@ Command add_bench(CLI::App& tool) {
       "  penstock bench models/llama --layers --budget 4GiB --to cuda:0\n"
       "  penstock bench --from result.json --html report.html\n"
       "  penstock bench --compare old.json new.json");
-  return {parser, [flags] { return run(*flags); }};
+  return {parser, [flags] {
+            if (Status named = name_by_path(flags->path); !named.ok()) return Output(flags->output).fail(named.error());
+            return run(*flags);
+          }};
 }
 
 }  // namespace penstock::cli

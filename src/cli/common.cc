@@ -225,14 +225,9 @@ std::string own_path() {
   return std::filesystem::read_symlink("/proc/self/exe", ignored).string();
 }
 
-std::string local_path(const std::string& name) {
-  std::string_view rest = name;
-  if (!rest.starts_with("file:")) return name;
-  rest.remove_prefix(5);
-  for (const std::string_view here : {"//localhost/", "///"}) {
-    if (rest.starts_with(here)) rest.remove_prefix(here.size() - 1);
-  }
+namespace {
 
+std::string percent_decoded(std::string_view rest) {
   std::string path;
   for (std::size_t i = 0; i < rest.size(); ++i) {
     unsigned value = 0;
@@ -245,6 +240,43 @@ std::string local_path(const std::string& name) {
     }
   }
   return path;
+}
+
+}  // namespace
+
+std::string local_path(const std::string& name) {
+  std::string_view rest = name;
+  if (!rest.starts_with("file:")) return name;
+  rest.remove_prefix(5);
+  for (const std::string_view here : {"//localhost/", "///"}) {
+    if (rest.starts_with(here)) rest.remove_prefix(here.size() - 1);
+  }
+  return percent_decoded(rest);
+}
+
+Result<std::string> path_of_unit(const Tiers& tiers, const std::string& unit) {
+  const Result<UnitInfo> whole = tiers.find(unit);
+  if (whole.ok()) return whole->path;
+  if (whole.error().code != Code::not_found) return whole.error();
+  for (std::size_t slash = unit.rfind('/'); slash != std::string::npos && slash != 0;
+       slash = unit.rfind('/', slash - 1)) {
+    const Result<UnitInfo> around = tiers.find(unit.substr(0, slash));
+    if (around.ok() && around->kind == UnitKind::directory) return around->path + unit.substr(slash);
+  }
+  return whole.error();
+}
+
+Status name_by_path(std::string& name) {
+  std::string_view rest = name;
+  if (!rest.starts_with("tier:")) return {};
+  rest.remove_prefix(5);
+  if (rest.starts_with("//")) rest.remove_prefix(2);
+  const Result<Tiers> tiers = Tiers::open();
+  if (!tiers.ok()) return tiers.error();
+  Result<std::string> path = path_of_unit(*tiers, percent_decoded(rest));
+  if (!path.ok()) return path.error();
+  name = std::move(*path);
+  return {};
 }
 
 }  // namespace penstock::cli

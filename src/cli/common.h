@@ -113,6 +113,11 @@ std::string own_path();
 // The path behind the name of a file store: "file:" and percent-encoding undone.
 std::string local_path(const std::string& name);
 
+// Where a unit of tiers lies, or a file within one. Does not count as an access.
+Result<std::string> path_of_unit(const Tiers& tiers, const std::string& unit);
+// Replaces "tier:NAME" by its path, for commands about the file that is there rather than about its content.
+Status name_by_path(std::string& name);
+
 class Stopwatch {
  public:
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }

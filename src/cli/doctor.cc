@@ -343,7 +343,10 @@ Command add_doctor(CLI::App& tool) {
       "  penstock doctor weights.bin --json\n"
       "  penstock doctor weights.bin --to cuda:0\n"
       "  penstock doctor weights.bin --bundle report.json");
-  return {parser, [flags] { return run(*flags); }};
+  return {parser, [flags] {
+            if (Status named = name_by_path(flags->path); !named.ok()) return Output(flags->output).fail(named.error());
+            return run(*flags);
+          }};
 }
 
 }  // namespace penstock::cli

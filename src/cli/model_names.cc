@@ -10,8 +10,9 @@ namespace penstock::cli {
 bool names_model(const std::string& name) {
   constexpr std::array<std::string_view, 3> endings = {".safetensors", ".gguf", ".safetensors.index.json"};
   std::error_code failed;  // what is not there is no directory
-  return std::ranges::any_of(endings, [&](std::string_view ending) { return name.ends_with(ending); }) ||
-         std::filesystem::is_directory(local_path(name), failed);
+  if (std::ranges::any_of(endings, [&](std::string_view ending) { return name.ends_with(ending); })) return true;
+  std::string path = local_path(name);
+  return name_by_path(path).ok() && std::filesystem::is_directory(path, failed);
 }
 
 Result<Model> open_model(Context& context, std::span<const std::string> names) {

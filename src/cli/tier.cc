@@ -232,7 +232,7 @@ Exit list(const TierFlags& flags, const Output& output, Tiers& tiers) {
 }
 
 Exit where(const TierFlags& flags, const Output& output, Tiers& tiers) {
-  const auto path = tiers.path_of(flags.name);
+  const auto path = path_of_unit(tiers, flags.name);
   if (!path.ok()) return output.fail(path.error());
   if (output.json()) {
     Json json = head("where");

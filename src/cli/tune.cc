@@ -217,7 +217,10 @@ Command add_tune(CLI::App& tool) {
       "  penstock tune weights.bin --to cuda:0\n"
       "  penstock tune /mnt/fast --scratch\n"
       "  penstock tune weights.bin --to cuda:0 --forget");
-  return {parser, [flags] { return run(*flags); }};
+  return {parser, [flags] {
+            if (Status named = name_by_path(flags->path); !named.ok()) return Output(flags->output).fail(named.error());
+            return run(*flags);
+          }};
 }
 
 }  // namespace penstock::cli

@@ -32,7 +32,7 @@ class TierTest(ToolTest):
 
     def use(self, name, times):
         for _ in range(times):
-            self.assertEqual(self.run_tool("tier", "where", name, "--quiet", env=self.env).returncode, 0)
+            self.assertEqual(self.run_tool("load", f"tier:{name}", "--quiet", env=self.env).returncode, 0)
 
 
 class Commands(TierTest):
@@ -60,7 +60,17 @@ class Commands(TierTest):
         self.tier("move", "out/new.bin", "hdd")
         loaded = self.json_of("load", "tier:out/new.bin", "--verify", env=self.env)
         self.assertEqual(loaded["bytes"], 2_000_000)
+        doctor = self.json_of("doctor", "tier:out/new.bin", env=self.env)
+        self.assertIn(str(self.folder / "hdd/out/new.bin"), json.dumps(doctor))
+        self.json_of("sample", "tier:model/model.safetensors", "--size", "1MiB", env=self.env)
+        self.tier("forget", "model/model.safetensors")
+        self.tier("import", "model")
+        self.assertEqual(self.json_of("load", "tier:model", env=self.env)["bytes"], 1 << 20)
+        self.assertEqual(self.tier("where", "model/model.safetensors")["path"],
+                         str(self.folder / "nvme/model/model.safetensors"))
+        self.assertFalse([name for name in os.listdir() if name.startswith("tier:")])
         self.fails("not_found", 3, "load", "tier:nothing", env=self.env)
+        self.fails("not_found", 3, "doctor", "tier:nothing", env=self.env)
         self.fails("not_found", 3, "load", "tier:nothing", env={"PENSTOCK_TIERS": str(self.folder / "none.db")})
 
     def test_use_decides_and_says_why(self):

@@ -62,6 +62,22 @@ def test_names_of_tiers_are_stores_of_a_context(folders, tiers):
     assert tiers["data.bin"].accesses >= 2
 
 
+def test_tensors_are_saved_as_units_and_never_as_files_of_that_name(folders, tiers, monkeypatch):
+    monkeypatch.chdir(folders)
+    values = {"a": numpy.arange(10_000, dtype=numpy.float32)}
+    with penstock.Context() as context:
+        with pytest.raises(penstock.NotFoundError, match="names of tiers"):
+            penstock.save_file(values, "tier:a.safetensors", context=context)
+        tiers.serve(context)
+        for packed in (False, True):
+            name = f"models/{packed}.safetensors"
+            penstock.save_file(values, f"tier:{name}", packed=packed, context=context)
+            assert tiers[name].tier == "fast" and (folders / "fast" / name).stat().st_size == tiers[name].size_bytes
+            loaded = penstock.load_file(f"tier:{name}", framework="np", context=context)
+            assert (loaded["a"] == values["a"]).all()
+    assert not [each for each in os.listdir() if each.startswith("tier:")]
+
+
 def test_plans_have_reasons_and_are_carried_out(folders, tiers):
     put(folders, tiers)
     assert tiers.place("1MiB").tier == "fast" and tiers.place(5).reason

@@ -1,5 +1,7 @@
 #include "services/models/open_store.h"
 
+#include <filesystem>
+
 #include "services/models/file_reader.h"
 
 namespace penstock::models {
@@ -17,6 +19,16 @@ Error changed(const ModelFile& file) {
           file.kept_open || !file.path.starts_with('/')
               ? "open the model again"
               : "open the model again; with more descriptors (ulimit -n) files that are replaced stay open"};
+}
+
+Result<Store> open_to_replace(Context& context, const std::string& name, std::uint64_t size_bytes) {
+  const OpenOptions options{.access = Access::replace, .size_bytes = size_bytes};
+  // What a redirected name stands for need not be there yet.
+  const Result<std::string> path = context.path_of(name);
+  if (!path || *path != name) return context.open(name, options);
+  // An absolute path is a path whatever it looks like.
+  std::error_code failed;
+  return context.open(std::filesystem::absolute(name, failed).string(), options);
 }
 
 }  // namespace penstock::models

@@ -1,4 +1,4 @@
-// The file of a model, opened to be read.
+// The file of a model, opened to be read or written.
 #pragma once
 
 #include "penstock/context.h"
@@ -9,5 +9,7 @@ namespace penstock::models {
 Error changed(const ModelFile& file);
 // Code::changed if it is not the file any more that it was when the model was opened.
 Result<Store> open_store(Context& context, const ModelFile& file);
+// A file to be replaced, by its path whatever that looks like, or by a name that stands for one (Context::redirect).
+Result<Store> open_to_replace(Context& context, const std::string& name, std::uint64_t size_bytes);
 
 }  // namespace penstock::models

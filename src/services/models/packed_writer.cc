@@ -1,4 +1,5 @@
 #include "services/models/packed_writer.h"
+#include "services/models/open_store.h"
 
 #include <algorithm>
 #include <array>
@@ -217,9 +218,7 @@ class Attempt {
     std::ranges::fill(sums_, Checksum().hex());
     const Result<std::string> longest = head(most, 0);
     if (!longest) return longest.error();
-    std::error_code failed;
-    // An absolute path is a path whatever it looks like.
-    Result<Store> store = context_.open(std::filesystem::absolute(path, failed).string(), {.access = Access::replace});
+    Result<Store> store = open_to_replace(context_, path, 0);
     if (!store) return std::move(store).error();
     Result<std::optional<WrittenFile>> written = write(*store, longest->size());
     const bool is_whole = written && *written;

@@ -281,7 +281,8 @@ Result<Resolved> resolve_path(Context* context, const std::string& path) {
   std::error_code failed;
   const fs::file_status status = fs::status(path, failed);
   if (!fs::exists(status)) {
-    return system_error(failed ? failed.value() : ENOENT, "open the model " + path, "check the name");
+    return system_error(failed ? failed.value() : ENOENT, "open the model " + path,
+                        path.starts_with("tier:") ? "open it with a Context that Tiers serve" : "check the name");
   }
   if (fs::is_directory(status)) return resolve_directory(context, path);
   const std::string name = fs::path(path).filename().string();

@@ -12,6 +12,7 @@
 #include "penstock/models.h"
 #include "services/models/check.h"
 #include "services/models/ending.h"
+#include "services/models/open_store.h"
 #include "services/models/packed_writer.h"
 
 namespace penstock {
@@ -31,10 +32,7 @@ class Saving {
 
   Result<Report> save(const std::string& path) {
     if (Status status = make_header(); !status) return std::move(status).error();
-    std::error_code failed;
-    // An absolute path is a path whatever it looks like.
-    Result<Store> store = context_.open(std::filesystem::absolute(path, failed).string(),
-                                        {.access = Access::replace, .size_bytes = header_.size() + data_bytes_});
+    Result<Store> store = models::open_to_replace(context_, path, header_.size() + data_bytes_);
     if (!store) return std::move(store).error();
     Result<Report> report = write(*store);
     if (report && report->ok()) {

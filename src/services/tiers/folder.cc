@@ -149,6 +149,27 @@ Status make_parents(const std::string& root, const std::string& name, const std:
   return {};
 }
 
+bool is_empty_folder(const std::string& path) {
+  std::error_code failed;
+  if (!fs::is_directory(fs::symlink_status(path, failed))) return false;
+  fs::recursive_directory_iterator at(path, failed);
+  for (const fs::recursive_directory_iterator end; !failed && at != end; at.increment(failed)) {
+    if (!fs::is_directory(at->symlink_status(failed))) return false;
+  }
+  return !failed;
+}
+
+void remove_empty_folder(const std::string& path) {
+  std::error_code failed;
+  if (!fs::is_directory(fs::symlink_status(path, failed))) return;
+  std::vector<std::string> folders;
+  for (fs::directory_iterator at(path, failed), end; !failed && at != end; at.increment(failed)) {
+    folders.push_back(at->path().string());
+  }
+  for (const std::string& folder : folders) remove_empty_folder(folder);
+  ::rmdir(path.c_str());  // refused where anything is left in it
+}
+
 Status rename_to_free(const std::string& from, const std::string& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return {};
   if (errno == EINVAL || errno == ENOSYS) {  // a file system without it, such as NFS

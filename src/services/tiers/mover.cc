@@ -268,7 +268,7 @@ Status Mover::begin(Work& work, MoveReport& report) {
   work.leases = std::move(*leases);
   const auto there = look_at(work.target);
   if (!there) return there.error();
-  if (there->st_ino != 0) {
+  if (there->st_ino != 0 && !(work.tree.kind == UnitKind::directory && is_empty_folder(work.target))) {
     return Error{Code::in_use, EEXIST, work.target + " exists, and is not the unit's", "move it away, or remove it"};
   }
   if (work.resumed && work.row.identity != work.tree.identity) {
@@ -510,6 +510,7 @@ Status Mover::settle(const Work& work) const {
   if (now->identity != work.tree.identity || now->inode != work.tree.inode) return doubt(work, changed(work.source));
   const std::string model = work.from != nullptr ? work.from->path : "";
   if (Status made = make_parents(work.to->path, work.unit.name, model); !made) return made;
+  if (work.tree.kind == UnitKind::directory) remove_empty_folder(work.target);
   return rename_to_free(work.staged, work.target);
 }
 

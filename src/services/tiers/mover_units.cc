@@ -31,7 +31,7 @@ Status Mover::add(UnitRow unit, const std::string& path) {
   work.unit = unit;
   const auto there = look_at(work.target);
   if (!there) return there.error();
-  if (there->st_ino != 0) {
+  if (there->st_ino != 0 && !(work.tree.kind == UnitKind::directory && is_empty_folder(work.target))) {
     return Error{Code::in_use, EEXIST, work.target + " exists already", "import it, or choose another name"};
   }
   if (Status room = check_room(work); !room) return room;

@@ -282,17 +282,23 @@ Status Service::import(std::string_view given, bool checksum) {
   const auto known = catalog_->unit(*name);
   if (!known) return known.error();
   const TierRow* place = nullptr;
+  const TierRow* empty = nullptr;  // where it is but a folder that is left from earlier
   for (const TierRow& tier : *tiers) {
     if (!check_marker(tier.path, tier.mark, tier.name).ok()) continue;
     const auto there = look_at(tier.path + "/" + *name);
     if (!there) return there.error();
     if (there->st_ino == 0) continue;
+    if (is_empty_folder(tier.path + "/" + *name)) {
+      if (empty == nullptr) empty = &tier;
+      continue;
+    }
     if (place != nullptr) {
       return Error{Code::invalid_argument, 0, shown(*name) + " lies on both " + place->name + " and " + tier.name,
                    "remove or rename one of them"};
     }
     place = &tier;
   }
+  if (place == nullptr) place = empty;
   if (place == nullptr) {
     return Error{Code::not_found, 0, shown(*name) + " lies on no tier",
                  "give its path below the folder of a tier, or copy it in with `penstock tier add`"};

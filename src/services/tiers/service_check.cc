@@ -48,6 +48,7 @@ class Strays {
       const auto status = look_at(tier_.path + "/" + name);
       if (!status) return status.error();
       if (status->st_ino == 0) continue;
+      if (*unit && is_empty_folder(tier_.path + "/" + name)) continue;  // it is left from when the unit lay here
       Status done = S_ISDIR(status->st_mode) && !*unit ? walk(name, depth + 1) : found_(name);
       if (!done) return done;
     }

@@ -430,6 +430,27 @@ TEST_F(TiersTest, a_large_copy_that_was_stopped_goes_on) {
   EXPECT_EQ(folders_.aside(), std::vector<std::string>());
 }
 
+TEST_F(TiersTest, empty_folders_that_moves_leave_are_in_nobodys_way) {
+  put("hdd", "models/deep/a", 1000);
+  ASSERT_TRUE(tiers_.move("models/deep/a", "nvme").ok());
+  ASSERT_TRUE(fs::is_directory(folders_.path("hdd/models/deep")));
+  ASSERT_TRUE(tiers_.forget("models/deep/a").ok());
+  const Status imported = tiers_.import("models");
+  ASSERT_TRUE(imported.ok()) << imported.error().message;
+  EXPECT_EQ(tiers_.find("models")->tier, "nvme");
+  EXPECT_TRUE(tiers_.check()->findings.empty());
+  const auto back = tiers_.move("models", "hdd");
+  ASSERT_TRUE(back.ok()) << back.error().message;
+  EXPECT_EQ(content("hdd", "models/deep/a").size(), 1000U);
+  EXPECT_FALSE(fs::exists(folders_.path("nvme/models")));
+  // What holds a file is in the way, as ever.
+  fs::create_directories(folders_.path("nvme/models/deep"));
+  write_file(folders_.path("nvme/models/deep/other"), bytes_of("o", 1, 10));
+  EXPECT_EQ(tiers_.move("models", "nvme").error().code, Code::in_use);
+  EXPECT_EQ(tiers_.import("models").error().code, Code::invalid_argument);
+  EXPECT_TRUE(fs::exists(folders_.path("nvme/models/deep/other")));
+}
+
 TEST_F(TiersTest, the_rate_is_kept_and_movers_pause) {
   put("nvme", "a", 20 << 20);
   const auto report = tiers_.move("a", "hdd", {.bytes_per_second = 40 << 20});
