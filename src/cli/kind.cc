@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
 
 #include "interrupt.h"
@@ -279,7 +280,11 @@ Exit append_records(const KindFlags& flags) {
     const Result<std::uint64_t> first = kinds.append(kind.id, records->region());
     if (!first.ok()) {
       Error error = first.error();
-      if (error.code == Code::read_only && !flags.allow_device_write) error.hint = "add --allow-device-write";
+      std::error_code ignored;  // of stores that are no files
+      if (error.code == Code::read_only && !flags.allow_device_write &&
+          !std::filesystem::is_regular_file(flags.store, ignored)) {
+        error.hint = "add --allow-device-write";
+      }
       return output.fail(error);
     }
     const std::uint64_t count = records->size_bytes() / kind.record_bytes;
@@ -318,10 +323,23 @@ Status print_records(Region memory) {
   return {};
 }
 
+// Records written over what they are read from would be the last that are read from it.
+Status check_out(const Kinds& kinds, const std::string& out) {
+  if (out.empty() || out == "-") return {};
+  const std::string& store = kinds.store();
+  for (const std::string& kept : {store, store.substr(store.find(':') + 1), kinds.dictionary()}) {
+    std::error_code ignored;  // of what is not there, or no file
+    if (!std::filesystem::equivalent(out, kept, ignored)) continue;
+    return Error{Code::invalid_argument, 0, "--out " + out + " is the store or its dictionary", "name another file"};
+  }
+  return {};
+}
+
 Exit read_records(const KindFlags& flags) {
   return with_kind(flags, [&](Context& context, const Kinds& kinds, const Kind& kind, const Output& output) {
     const Result<Domain> domain = Domain::parse(flags.to);
     if (!domain.ok()) return output.fail(domain.error());
+    if (const Status apart = check_out(kinds, flags.out); !apart.ok()) return output.fail(apart.error());
     const Records wanted{.kind = kind.id, .index = flags.index, .count = flags.count};
     if (kind.records >= flags.count) {  // else that is the error
       const Status room = check_room(*domain, flags.count * kind.record_bytes, context.machine(), "ask for fewer");

@@ -108,6 +108,18 @@ class Kinds(ToolTest):
             self.skipTest("needs PENSTOCK_FAILING_SYNCS_LIBRARY, the library that makes syncs fail, and no sanitizer")
         return {"LD_PRELOAD": library, "PENSTOCK_FAILING_SYNCS": f"name:{text}"}
 
+    def test_does_not_write_over_the_store_or_its_dictionary(self):
+        self.make()
+        subprocess.run([TOOL, "kind", "append", self.store, "users", "-"], input=b"x" * 5 * RECORD, check=True,
+                       env=environment(), stdout=subprocess.DEVNULL, timeout=60)
+        before = self.store.read_bytes(), self.dictionary.read_bytes()
+        link = self.folder / "link"
+        link.symlink_to(self.store)
+        for out in (self.store, self.dictionary, link):
+            self.fails("invalid_argument", 2, "kind", "read", self.store, "users", 0, "--count", 5, "--out", out)
+        self.assertEqual(before, (self.store.read_bytes(), self.dictionary.read_bytes()))
+        self.assertTrue(link.is_symlink())
+
     def test_records_count_only_once_they_are_durable(self):
         at = ["--at", self.folder / "dictionary", "--engine", "posix"]
         self.kind("create", self.store, *at)
