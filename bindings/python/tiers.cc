@@ -171,6 +171,7 @@ nb::dict to_dict(const TierFinding& finding) {
   result["path"] = path_object(finding.path);
   result["text"] = finding.text;
   result["repaired"] = finding.repaired;
+  result["harmless"] = finding.harmless;
   return result;
 }
 
@@ -291,11 +292,12 @@ void define_tiers(nb::module_& module) {
       .def("tiers", [](PythonTiers& self) { return to_list(call(self, [](Tiers& t) { return t.tiers(); })); })
       .def(
           "add_tier",
-          [](PythonTiers& self, const std::string& json, const std::string& behind, bool adopt) {
-            const NewTier tier = one_tier(json, adopt);
+          [](PythonTiers& self, const std::string& json, const std::string& behind, bool first, bool adopt) {
+            NewTier tier = one_tier(json, adopt);
+            tier.first = first;
             call(self, [&](Tiers& t) { return t.add_tier(tier, behind); });
           },
-          nb::arg("json"), nb::arg("behind"), nb::arg("adopt"))
+          nb::arg("json"), nb::arg("behind"), nb::arg("first"), nb::arg("adopt"))
       .def(
           "remove_tier",
           [](PythonTiers& self, const std::string& tier) { call(self, [&](Tiers& t) { return t.remove_tier(tier); }); },

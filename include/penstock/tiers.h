@@ -52,6 +52,7 @@ struct NewTier {
   std::optional<double> from_heat = {};
   bool read_only = false;  // nothing is moved to or from it
   bool adopt = false;      // take the folder even if it belongs to another catalog
+  bool first = false;      // `add_tier`: as the fastest of all
 };
 
 // What decides where units belong. Kept in the catalog.
@@ -178,6 +179,7 @@ struct TierFinding {
   std::string path;
   std::string text;
   bool repaired = false;
+  bool harmless = false;  // nothing is wrong: a file that is no unit, such as one that was forgotten
 };
 
 struct CheckOptions {
@@ -233,7 +235,7 @@ class PENSTOCK_EXPORT Tiers {
 
   // --- Tiers ---
   Result<std::vector<TierInfo>> tiers() const;
-  // Adds a tier behind the one named, or first.
+  // Adds a tier behind the one named, or behind all: the slowest.
   Status add_tier(const NewTier& tier, std::string_view behind = {});
   // Forgets a tier without units; its folder stays. Code::in_use while it has some.
   Status remove_tier(std::string_view name);
@@ -285,7 +287,8 @@ class PENSTOCK_EXPORT Tiers {
   // Rebalances every so often, on a thread of its own, until it is stopped or the last handle is gone.
   Status start_mover(double interval_seconds = 60, const MoveOptions& options = {});
   Status stop_mover();
-  // Holds all movers of the catalog, of every process, between two pieces.
+  // Holds all movers of the catalog, of every process, between two pieces. Calls that would begin to move or add fail
+  // with Code::in_use meanwhile; `start_mover` waits.
   Status set_paused(bool paused);
   Result<bool> paused() const;
 

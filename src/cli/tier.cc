@@ -21,7 +21,8 @@ struct TierFlags {
   std::optional<double> low, high, from_heat, half_life, cooling, least_stay;
   std::uint64_t limit = 1000;
   double interval = 60;
-  bool adopt = false, read_only = false, writable = false, checksum = false, all = false, dry_run = false;
+  bool adopt = false, first = false, read_only = false, writable = false, checksum = false, all = false,
+       dry_run = false;
   bool bytes = false, prometheus = false, no_strays = false;
   OutputFlags output;
 };
@@ -46,6 +47,7 @@ Result<NewTier> tier_from(const std::string& text, const TierFlags& flags) {
   tier.from_heat = flags.from_heat;
   tier.read_only = flags.read_only;
   tier.adopt = flags.adopt;
+  tier.first = flags.first;
   return tier;
 }
 
@@ -93,7 +95,11 @@ Json unit_json(const UnitInfo& unit) {
 }
 
 Json finding_json(const TierFinding& finding) {
-  return {{"name", finding.name}, {"path", finding.path}, {"text", finding.text}, {"repaired", finding.repaired}};
+  return {{"name", finding.name},
+          {"path", finding.path},
+          {"text", finding.text},
+          {"repaired", finding.repaired},
+          {"harmless", finding.harmless}};
 }
 
 Json head(const char* verb) {
@@ -267,7 +273,8 @@ Exit why(const TierFlags& flags, const Output& output, Tiers& tiers) {
 
 Exit import(const TierFlags& flags, const Output& output, Tiers& tiers) {
   if (!flags.all) {
-    if (flags.names.empty()) return output.fail(tier_usage("which units?", "name them, or give --all TIER"));
+    if (flags.names.empty())
+      return output.fail(tier_usage("which units?", "name them, or give --all (with --tier TIER for one tier)"));
     for (const std::string& name : flags.names) {
       if (Status imported = tiers.import(name, flags.checksum); !imported.ok()) return output.fail(imported.error());
     }
@@ -355,6 +362,7 @@ Exit moved(const char* verb, const Output& output, const Result<MoveReport>& rep
     if (report->resumed_bytes != 0) output.field("resumed", format_bytes(report->resumed_bytes));
     if (report->busy != 0) output.field("busy", std::to_string(report->busy) + " units, with other processes");
     if (report->failure_count != 0) output.field("failed", std::to_string(report->failure_count));
+    if (stopped) output.field("stopped", report->error->message + "; " + report->error->hint);
   }
   if (interrupted()) return Exit::interrupted;
   if (stopped) return exit_for(report->error->code);
@@ -401,11 +409,20 @@ Exit rebalance(const TierFlags& flags, const Output& output, Tiers& tiers) {
 }
 
 Exit run_mover(const TierFlags& flags, const Output& output, Tiers& tiers) {
-  while (!interrupted()) {
-    {
+  for (bool told = false; !interrupted();) {
+    const auto paused = tiers.paused();
+    if (!paused.ok()) return output.fail(paused.error());
+    if (*paused && !told) {
+      output.heading("moving is paused; `penstock tier resume` goes on");
+      std::fflush(stdout);
+    }
+    told = *paused;
+    if (!*paused) {
       const Moving moving(flags);
       const auto report = tiers.rebalance(moving.options());
-      if (!report.ok() && report.error().code != Code::timed_out) return output.fail(report.error());
+      const bool later =
+          !report.ok() && (report.error().code == Code::timed_out || report.error().code == Code::in_use);
+      if (!report.ok() && !later) return output.fail(report.error());
       if (report.ok() && (report->units != 0 || report->failure_count != 0)) {
         static_cast<void>(moved("run", output, report));
         std::fflush(stdout);
@@ -422,7 +439,8 @@ Exit check(const TierFlags& flags, const Output& output, Tiers& tiers) {
   const auto report =
       tiers.check({.bytes = flags.bytes, .strays = !flags.no_strays, .keep_going = [] { return !interrupted(); }});
   if (!report.ok()) return output.fail(interrupted() ? interrupted_error() : report.error());
-  const bool good = std::ranges::all_of(report->findings, &TierFinding::repaired);
+  const auto is_good = [](const TierFinding& finding) { return finding.repaired || finding.harmless; };
+  const bool good = std::ranges::all_of(report->findings, is_good);
   if (output.json()) {
     Json json = head("check");
     json["unit_count"] = report->units;
@@ -433,7 +451,8 @@ Exit check(const TierFlags& flags, const Output& output, Tiers& tiers) {
     return good ? Exit::ok : Exit::failed;
   }
   for (const TierFinding& finding : report->findings) {
-    output.item(finding.repaired ? Mark::good : Mark::bad, finding.path + ": " + finding.text);
+    const Mark mark = finding.harmless ? Mark::unknown : finding.repaired ? Mark::good : Mark::bad;
+    output.item(mark, finding.path + ": " + finding.text);
   }
   output.heading(std::to_string(report->units) + " units" +
                  (flags.bytes ? ", " + format_bytes(report->bytes) + " read" : "") +
@@ -442,6 +461,13 @@ Exit check(const TierFlags& flags, const Output& output, Tiers& tiers) {
 }
 
 Exit change(const TierFlags& flags, const Output& output, Tiers& tiers) {
+  const bool of_tier = flags.capacity || flags.low || flags.high || flags.from_heat || flags.read_only ||
+                       flags.writable || !flags.path.empty();
+  const bool of_policy = flags.half_life || flags.cooling || flags.least_stay;
+  if (of_tier && flags.name.empty()) {
+    return output.fail(tier_usage("which tier?", "name it: penstock tier change nvme --high 0.9"));
+  }
+  if (!of_tier && !of_policy) return output.fail(tier_usage("what is to change?", "see penstock tier change --help"));
   if (flags.half_life || flags.cooling || flags.least_stay) {
     auto policy = tiers.policy();
     if (!policy.ok()) return output.fail(policy.error());
@@ -620,7 +646,9 @@ Command add_tier(CLI::App& tool) {
     return done(f, "add-tier", tiers.add_tier(*tier, f.behind), "added " + tier->name);
   });
   growing->add_option("TIER", flags->name, "NAME=PATH")->required();
-  growing->add_option("--behind", flags->behind, "the tier that is just faster; default: none")->type_name("TIER");
+  auto* behind = growing->add_option("--behind", flags->behind, "the tier that is just faster; default: the slowest");
+  behind->type_name("TIER");
+  growing->add_flag("--first", flags->first, "as the fastest of all")->excludes(behind);
   growing->add_flag("--adopt", flags->adopt, "take a folder that belongs to another catalog");
   add_marks(growing);
   CLI::App* shrinking = add(

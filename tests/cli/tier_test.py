@@ -122,9 +122,43 @@ class Commands(TierTest):
         tape = self.tier("status")["tiers"][3]
         self.assertEqual((tape["name"], tape["capacity_bytes"], tape["high_water"]), ("tape", 5 << 30, 0.5))
         self.tier("remove-tier", "tape")
+        for place, options in ((3, []), (0, ["--first"])):
+            self.tier("add-tier", f"tape={self.folder / 'tape'}", *options)
+            self.assertEqual(self.tier("status")["tiers"][place]["name"], "tape")
+            self.tier("remove-tier", "tape")
+        self.assertFalse((self.folder / "tape/.penstock/tier.json").exists())
+        self.fails("invalid_argument", 2, "tier", "change", "--from-heat", 3, env=self.env)
+        self.fails("invalid_argument", 2, "tier", "change", "nvme", env=self.env)
+        error = self.fails("invalid_argument", 2, "tier", "change", "nvme", "--high", 0.5, env=self.env)
+        self.assertIn("0.80 (low) and 0.50 (high)", error["message"])
         self.assertEqual(len(self.tier("status")["tiers"]), 3)
         self.fails("invalid_argument", 2, "tier", "add-tier", f"x={self.folder / 'nvme'}", env=self.env)
         self.fails("in_use", 4, "tier", "init", f"x={self.folder / 'tape'}", env=self.env)
+
+    def test_a_file_that_is_no_unit_is_a_remark(self):
+        self.put("hdd/a")
+        self.tier("import", "a")
+        self.tier("forget", "a")
+        findings = self.tier("check")["findings"]
+        self.assertEqual([(each["text"], each["harmless"]) for each in findings], [("it is no unit", True)])
+        self.tier("import", "a")
+        self.assertEqual(self.tier("check")["findings"], [])
+        self.tier("where", "a")
+        self.assertEqual(self.tier("list")["units"][0]["accesses"], 0)
+
+    def test_while_movers_are_paused_moves_are_refused(self):
+        self.put("nvme/cold")
+        self.tier("import", "cold")
+        self.tier("pause")
+        for command in (["move", "cold", "hdd"], ["rebalance"], ["add", self.folder / "nvme/cold", "copy"]):
+            error = self.fails("in_use", 4, "tier", *command, env=self.env)
+            self.assertIn("paused", error["message"])
+            self.assertIn("penstock tier resume", error["hint"])
+        self.assertEqual(self.tier("check", "--bytes")["findings"], [])
+        text, code = self.on_terminal(120, "tier", "run", "--interval", 0.1, env=self.env, until="tier resume")
+        self.assertEqual(code, 130, text)
+        self.tier("resume")
+        self.assertEqual(self.tier("rebalance")["unit_count"], 1)
 
     def test_a_configuration_makes_tiers(self):
         (self.folder / "one").mkdir()
@@ -164,6 +198,12 @@ class Running(TierTest):
         stdout, _ = process.communicate(timeout=30)
         self.assertEqual(process.returncode, 130, stdout)
         self.assertEqual((self.folder / "nvme/large").read_bytes(), content)
+        process = self.start_tier("rebalance", "--rate", "4MiB")
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 130, stdout)
+        self.assertIn(b"the move was stopped", stdout)
         moved = self.tier("move", "large", "hdd")
         self.assertGreater(moved["resumed_bytes"], 0)
         self.assertEqual((self.folder / "hdd/large").read_bytes(), content)

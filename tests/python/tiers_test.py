@@ -43,6 +43,7 @@ def test_units_are_added_found_and_moved(folders, tiers):
     assert (folders / "slow/models/ä b.bin").read_bytes() == content and not (folders / "fast/models/ä b.bin").exists()
     assert [each.name for each in tiers.units(page=1)] == ["models/ä b.bin"] and not list(tiers.units(tier="fast"))
     assert [(each.name, each.units) for each in tiers.tiers()] == [("fast", 0), ("slow", 1)]
+    assert list(tiers) == ["models/ä b.bin"] and "models/ä b.bin" in tiers and "models/c" not in tiers
     assert tiers.tiers()[1].high_water == 0.95 and tiers.tiers()[0].problem is None
     assert tiers.check(bytes=True).findings == [] and tiers.recover() == []
     assert "penstock" in tiers.to_prometheus() and tiers.catalog == str(folders / "tiers.db") in repr(tiers)
@@ -59,7 +60,7 @@ def test_names_of_tiers_are_stores_of_a_context(folders, tiers):
         context.read_into(memory, "tier:data.bin")
         assert memory == content
     tiers.flush()
-    assert tiers["data.bin"].accesses >= 2
+    assert tiers["data.bin"].accesses >= 1
 
 
 def test_tensors_are_saved_as_units_and_never_as_files_of_that_name(folders, tiers, monkeypatch):
@@ -123,6 +124,8 @@ def test_movers_are_started_held_and_stopped(folders, tiers):
     assert tiers.paused is False
     tiers.paused = True
     assert tiers.paused is True
+    with pytest.raises(penstock.Error, match="paused"):
+        tiers.rebalance()
     tiers.paused = False
     tiers.start_mover(3600, bytes_per_second="100MB")
     tiers.stop_mover()
@@ -144,9 +147,10 @@ def test_what_is_wrong_is_refused(folders, tiers):
     with pytest.raises(penstock.Error):
         tiers.add_tier("inside", folders / "fast/inside")
     (folders / "third").mkdir()
-    tiers.add_tier("third", folders / "third", behind="slow")
-    assert [each.name for each in tiers.tiers()] == ["fast", "slow", "third"]
-    tiers.remove_tier("third")
+    for options, place in (({"behind": "fast"}, 1), ({"first": True}, 0), ({}, 2)):
+        tiers.add_tier("third", folders / "third", **options)
+        assert [each.name for each in tiers.tiers()].index("third") == place
+        tiers.remove_tier("third")
     tiers.close()
     with pytest.raises(penstock.StateError):
         tiers.tiers()

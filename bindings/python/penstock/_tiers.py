@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Seque
 
 from . import _core
 from ._context import Context, default_context
-from ._errors import invalid, make
+from ._errors import NotFoundError, invalid, make
 from ._rows import _natural
 from ._streaming import size_in_bytes
 
@@ -88,12 +88,13 @@ class MoveReport(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something that is not as the catalog has it."""
+    """Something that is not as the catalog has it; `harmless`: a file that is no unit."""
 
     name: str
     path: str
     text: str
     repaired: bool
+    harmless: bool
 
 
 class CheckReport(NamedTuple):
@@ -167,9 +168,9 @@ class Tiers:
         """The fastest first."""
         return [Tier(**each) for each in self._open().tiers()]
 
-    def add_tier(self, name: str, spec: TierSpec, *, behind: str = "", adopt: bool = False) -> None:
-        """Adds a tier behind the one named, or first."""
-        self._open().add_tier(json.dumps({"tiers": [_configured(name, spec)]}), behind, bool(adopt))
+    def add_tier(self, name: str, spec: TierSpec, *, behind: str = "", first: bool = False, adopt: bool = False) -> None:
+        """Adds a tier behind the one named, or first, or else behind all, as the slowest."""
+        self._open().add_tier(json.dumps({"tiers": [_configured(name, spec)]}), behind, bool(first), bool(adopt))
 
     def remove_tier(self, name: str) -> None:
         """Forgets a tier without units; its folder stays."""
@@ -220,6 +221,17 @@ class Tiers:
     def __getitem__(self, name: Any) -> Unit:
         """What the catalog says of a unit."""
         return Unit(**self._open().find(os.fsencode(name)))
+
+    def __contains__(self, name: Any) -> bool:
+        try:
+            self[name]
+        except NotFoundError:
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all units."""
+        return (unit.name for unit in self.units())
 
     def path_of(self, name: Any) -> str:
         """Where a unit lies, or a file within one. It may move: open it soon. Counts as an access."""

@@ -596,6 +596,7 @@ void Mover::clear(const Batch& batch, MoveReport& report) {
 }
 
 Result<std::string> Mover::checksum(const std::string& path, const Tree& tree) {
+  pace_.ignore_pause();
   std::vector<FileCopy> files;
   for (const Entry& entry : tree.entries) {
     if (entry.kind != Entry::Kind::file) continue;

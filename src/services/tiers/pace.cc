@@ -31,6 +31,7 @@ Status Pace::ask() {
     if (check_) {
       if (Status status = check_(); !status) return status;
     }
+    if (!heeds_pause_) return {};
     const Result<bool> paused = catalog_.paused();
     if (!paused) return paused.error();
     if (!*paused) return {};

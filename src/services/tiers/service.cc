@@ -31,8 +31,11 @@ Status check_new(const NewTier& tier) {
   if (Status named = check_tier_name(tier.name); !named) return named;
   const bool shares = tier.low_water > 0 && tier.low_water <= tier.high_water && tier.high_water <= 1;
   if (!shares) {
-    return Error{Code::invalid_argument, 0, "the water marks of " + tier.name + " are not 0 < low <= high <= 1",
-                 "give them as shares of the capacity: 0.8 and 0.9"};
+    const auto text = [](double mark) { return std::to_string(mark).substr(0, 4); };
+    return Error{Code::invalid_argument, 0,
+                 "the water marks of " + tier.name + " would be " + text(tier.low_water) + " (low) and " +
+                     text(tier.high_water) + " (high), which is not 0 < low <= high <= 1",
+                 "give both, as shares of the capacity: 0.8 and 0.9"};
   }
   if (tier.from_heat && !(*tier.from_heat >= 0)) {
     return Error{Code::invalid_argument, 0, "from_heat of " + tier.name + " is less than 0", "give 0 or more"};
@@ -72,6 +75,8 @@ Status check_apart(const std::string& folder, const std::vector<TierRow>& tiers,
   return {};
 }
 
+constexpr Duration one_use = std::chrono::seconds(1);
+
 double usual_heat(std::size_t place) {
   return place == 0 ? 100 : place == 1 ? 10 : 0;
 }
@@ -103,6 +108,13 @@ Service::~Service() {
 Status Service::usable() const {
   if (!fork_guard_.in_child()) return {};
   return Error{Code::closed, 0, "these Tiers were opened before this process was forked", "open them again"};
+}
+
+Status Service::check_not_paused() {
+  const auto paused = catalog_->paused();
+  if (!paused) return paused.error();
+  if (!*paused) return {};
+  return Error{Code::in_use, 0, "movers are paused", "let them go on with `penstock tier resume`"};
 }
 
 // --- Tiers ---
@@ -159,9 +171,16 @@ Status Service::add_tier(const NewTier& tier, std::string_view behind) {
     return Error{Code::invalid_argument, 0, "there is a tier " + tier.name + " already", "choose another name"};
   }
   if (Status apart = check_apart(*folder, *tiers); !apart) return apart;
-  const auto before = std::ranges::find(*tiers, behind, &TierRow::name);
-  if (!behind.empty() && before == tiers->end()) return no_tier(behind);
-  const std::size_t place = behind.empty() ? 0 : static_cast<std::size_t>(before - tiers->begin()) + 1;
+  if (tier.first && !behind.empty()) {
+    return Error{Code::invalid_argument, 0, tier.name + " can't be first and behind " + shown(behind),
+                 "give one of both"};
+  }
+  const auto named = std::ranges::find(*tiers, behind, &TierRow::name);
+  if (!behind.empty() && named == tiers->end()) return no_tier(behind);
+  const std::size_t last = tiers->size();
+  const std::size_t place = tier.first       ? 0
+                            : behind.empty() ? last
+                                             : static_cast<std::size_t>(named - tiers->begin()) + 1;
 
   const auto marker = read_marker(*folder);
   if (!marker && marker.error().code != Code::not_found) return marker.error();
@@ -181,7 +200,7 @@ Status Service::add_tier(const NewTier& tier, std::string_view behind) {
               .read_only = tier.read_only};
   // The marker first: a tier of the catalog always has one.
   if (Status marked = write_marker(*folder, {row.mark, catalog_->id(), row.name}); !marked) return marked;
-  const auto inserted = catalog_->insert_tier(row, behind.empty() ? 0 : before->id);
+  const auto inserted = catalog_->insert_tier(row, place == 0 ? 0 : (*tiers)[place - 1].id);
   return inserted ? Status() : Status(inserted.error());
 }
 
@@ -349,6 +368,7 @@ Status Service::add(const std::string& path, std::string_view given, std::string
                     const MoveOptions& options) {
   const auto name = checked_name(given);
   if (!name) return name.error();
+  if (Status going = check_not_paused(); !going) return going;
   const auto tree = scan(path);
   if (!tree) return tree.error();
   const auto place = tier.empty() ? tier_for_new(*name, tree->room_bytes) : this->tier(tier);
@@ -402,6 +422,17 @@ void Service::count(std::int64_t unit) {
   if (!accountant_.joinable() && !stopping_) accountant_ = std::thread([this] { keep_accounts(); });
 }
 
+void Service::count_open(std::int64_t unit) {
+  const TimePoint now = Clock::now();
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto [opened, is_first] = opened_at_.try_emplace(unit, now);
+    if (!is_first && now - opened->second < one_use) return;
+    opened->second = now;
+  }
+  count(unit);
+}
+
 // So that no reader waits for the disk of the catalog.
 void Service::keep_accounts() {
   std::unique_lock lock(mutex_);
@@ -420,6 +451,7 @@ Status Service::flush() {
     const std::scoped_lock lock(mutex_);
     for (const auto& [unit, accesses] : counted_) counted.push_back({unit, accesses});
     counted_.clear();
+    std::erase_if(opened_at_, [now = Clock::now()](const auto& opened) { return now - opened.second >= one_use; });
   }
   if (counted.empty()) return {};
   const auto policy = catalog_->policy();
@@ -465,7 +497,7 @@ Result<Location> Service::locate(std::string_view given, const OpenOptions& opti
   if (!name) return name.error();
   const auto found = find(*name);
   if (!found && found.error().code != Code::not_found) return found.error();
-  if (found) count(found->place.unit);
+  if (found) count_open(found->place.unit);
   if (found && (options.access != Access::replace || !found->is_unit)) return locate_to_change(*found, options);
   if (options.access == Access::write) return found.error();
   return options.access == Access::replace ? locate_to_replace(*name, options) : locate_to_create(*name, options);
@@ -479,12 +511,12 @@ Result<Location> Service::locate_to_read(std::string_view name, const OpenOption
     const auto found = find(name);
     if (!found) return found.error();
     if (found->is_unit && found->place.kind == UnitKind::directory) {
-      count(found->place.unit);
+      count_open(found->place.unit);
       return Location{found->path, options};
     }
     const int fd = ::open(found->path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd >= 0) {
-      count(found->place.unit);
+      count_open(found->place.unit);
       Location location{found->path, options};
       location.options.descriptor = fd;
       location.held = std::shared_ptr<const void>(nullptr, [fd](const void*) { ::close(fd); });

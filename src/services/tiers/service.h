@@ -31,6 +31,8 @@ class Service : public std::enable_shared_from_this<Service> {
 
   // Code::closed in a forked child.
   Status usable() const;
+  // Code::in_use while movers are paused: who asks for a move is told rather than held.
+  Status check_not_paused();
   Catalog& catalog() { return *catalog_; }
   const TiersOptions& options() const { return options_; }
 
@@ -90,6 +92,9 @@ class Service : public std::enable_shared_from_this<Service> {
   Status check_free(const std::string& name);
   Status refresh(std::int64_t unit);
   void count(std::int64_t unit);
+  // As one access, however often a program opens the unit within a second: a model is opened to look at it, then to
+  // load.
+  void count_open(std::int64_t unit);
   void keep_accounts();
   UnitState state_of(const Picture& picture, const Brief& brief) const;
 
@@ -104,7 +109,8 @@ class Service : public std::enable_shared_from_this<Service> {
   std::condition_variable wake_;
   bool stopping_ = false;
   std::unordered_map<std::int64_t, std::uint64_t> counted_;
-  std::thread accountant_;  // writes accesses down
+  std::unordered_map<std::int64_t, TimePoint> opened_at_;  // lately
+  std::thread accountant_;                                 // writes accesses down
 
   std::mutex mover_mutex_;
   std::condition_variable mover_wake_;

@@ -197,8 +197,12 @@ Result<CheckReport> Service::check(const CheckOptions& options) {
       const auto move = *unit ? catalog_->move_of((*unit)->id) : Result<std::optional<MoveRow>>(std::nullopt);
       if (!move) return move.error();
       if (*unit && ((*unit)->tier == tier.id || *move)) return {};
-      report.findings.push_back({"", tier.path + "/" + name,
-                                 *unit ? "it has the name of a unit that lies on another tier" : "it is no unit"});
+      TierFinding finding{.name = "", .path = tier.path + "/" + name, .text = "it is no unit", .harmless = true};
+      if (*unit) {
+        finding.text = "it has the name of a unit that lies on another tier";
+        finding.harmless = false;
+      }
+      report.findings.push_back(std::move(finding));
       return {};
     });
     if (Status walked = strays.walk(""); !walked) return std::move(walked).error();

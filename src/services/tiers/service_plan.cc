@@ -122,6 +122,7 @@ Result<TierPlacement> Service::place(std::uint64_t size_bytes) {
 }
 
 Result<MoveReport> Service::rebalance(const MoveOptions& options) {
+  if (Status going = check_not_paused(); !going) return std::move(going).error();
   const auto mover = this->mover(options);
   if (!mover) return mover.error();
   if (const auto recovered = (*mover)->recover(true); !recovered) return recovered.error();

@@ -272,6 +272,7 @@ Result<MoveReport> Tiers::move(std::string_view name, std::string_view tier, con
     if (!unit) return unit.error();
     const auto row = service.tier(tier);
     if (!row) return row.error();
+    if (Status going = service.check_not_paused(); !going) return std::move(going).error();
     const auto mover = service.mover(options);
     if (!mover) return mover.error();
     const tiers::Task task{unit->id, unit->name, row->id};
@@ -288,6 +289,7 @@ Result<MoveReport> Tiers::move(std::string_view name, std::string_view tier, con
 
 Result<MoveReport> Tiers::move(std::span<const PlannedMove> moves, const MoveOptions& options) {
   return with(service_, [&](Service& service) -> Result<MoveReport> {
+    if (Status going = service.check_not_paused(); !going) return std::move(going).error();
     const auto places = service.catalog().tiers();
     if (!places) return places.error();
     std::vector<tiers::Task> tasks;

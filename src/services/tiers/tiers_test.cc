@@ -292,6 +292,20 @@ TEST_F(TiersTest, a_unit_written_in_place_moves_as_it_is) {
   EXPECT_EQ(context->open("tier:nothing", {.access = Access::write}).error().code, Code::not_found);
 }
 
+TEST_F(TiersTest, opening_a_unit_again_within_a_second_is_one_access) {
+  put("hdd", "a", 1000);
+  put("hdd", "b", 1000);
+  auto context = Context::create();
+  ASSERT_TRUE(tiers_.serve(*context).ok());
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(context->open("tier:a").ok());
+  ASSERT_TRUE(context->open("tier:b").ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  ASSERT_TRUE(context->open("tier:b").ok());
+  ASSERT_TRUE(tiers_.flush().ok());
+  EXPECT_EQ(tiers_.find("a")->accesses, 1U);
+  EXPECT_EQ(tiers_.find("b")->accesses, 2U);
+}
+
 TEST_F(TiersTest, accesses_move_units_and_fade) {
   put("hdd", "hot", 1000);
   put("hdd", "warm", 1000);
@@ -456,12 +470,24 @@ TEST_F(TiersTest, the_rate_is_kept_and_movers_pause) {
   const auto report = tiers_.move("a", "hdd", {.bytes_per_second = 40 << 20});
   ASSERT_TRUE(report.ok());
   EXPECT_GT(report->seconds, 0.3);
-  ASSERT_TRUE(tiers_.set_paused(true).ok());
+  // One that is under way waits.
   const auto begin = std::chrono::steady_clock::now();
-  const auto paused = tiers_.move("a", "ssd", {.keep_going = [&] {
-                                    return std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(300);
-                                  }});
+  std::thread pausing([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_TRUE(tiers_.set_paused(true).ok());
+  });
+  const auto paused =
+      tiers_.move("a", "ssd", {.bytes_per_second = 40 << 20, .keep_going = [&] {
+                                 return std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1500);
+                               }});
+  pausing.join();
+  ASSERT_FALSE(paused.ok());
   EXPECT_EQ(paused.error().code, Code::cancelled);
+  // What would begin is refused, and what only reads goes on.
+  EXPECT_EQ(tiers_.move("a", "ssd").error().code, Code::in_use);
+  EXPECT_EQ(tiers_.rebalance().error().code, Code::in_use);
+  EXPECT_EQ(tiers_.add(folders_.path("hdd/a").string(), "b").error().message, "movers are paused");
+  EXPECT_TRUE(tiers_.check({.bytes = true}).ok());
   ASSERT_TRUE(tiers_.set_paused(false).ok());
   EXPECT_TRUE(tiers_.move("a", "ssd").ok());
 }
