@@ -233,7 +233,7 @@ Exit list(const TierFlags& flags, const Output& output, Tiers& tiers) {
     rows.push_back({unit.tier, format_bytes(unit.size_bytes), shown_heat(unit.heat), std::move(name)});
   }
   output.table(rows);
-  if (units->size() == flags.limit) output.heading("more: --after '" + units->back().name + "'");
+  if (!units->empty() && units->size() == flags.limit) output.heading("more: --after '" + units->back().name + "'");
   return Exit::ok;
 }
 
@@ -574,7 +574,10 @@ Command add_tier(CLI::App& tool) {
   listing->add_option("--tier", flags->tier, "only those of one tier")->type_name("TIER");
   listing->add_option("--prefix", flags->prefix, "only names that begin so")->type_name("TEXT");
   listing->add_option("--after", flags->after, "only names greater than this")->type_name("NAME");
-  listing->add_option("--limit", flags->limit, "at most so many")->type_name("N")->capture_default_str();
+  listing->add_option("--limit", flags->limit, "at most so many")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(number(1, 1e9));
 
   add_unit(add("where", "Print the path where a unit lies", where));
   add_unit(add("why", "Explain where a unit belongs", why));

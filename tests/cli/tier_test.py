@@ -135,6 +135,18 @@ class Commands(TierTest):
         self.fails("invalid_argument", 2, "tier", "add-tier", f"x={self.folder / 'nvme'}", env=self.env)
         self.fails("in_use", 4, "tier", "init", f"x={self.folder / 'tape'}", env=self.env)
 
+    def test_what_is_no_unit_of_a_user_is_left_alone(self):
+        (self.folder / "x").mkdir()
+        env = {"PENSTOCK_TIERS": str(self.folder / "x/c.db")}
+        self.fails("not_found", 3, "tier", "init", f"a={self.folder / 'x'}", f"b={self.folder / 'none'}", env=env)
+        self.assertEqual(os.listdir(self.folder / "x"), [])
+        self.json_of("tier", "init", f"a={self.folder / 'x'}", env=env)
+        self.put("x/deep/.penstock/tier.json")
+        self.put("x/b")
+        self.assertEqual(self.json_of("tier", "import", "--all", env=env)["unit_count"], 1)
+        for limit in (0, -1):
+            self.fails("invalid_argument", 2, "tier", "list", "--limit", limit, env=env)
+
     def test_a_file_that_is_no_unit_is_a_remark(self):
         self.put("hdd/a")
         self.tier("import", "a")

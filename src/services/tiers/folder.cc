@@ -71,7 +71,9 @@ Status write_marker(const std::string& root, const Marker& marker) {
 
 void remove_marker(const std::string& root, std::string_view tier) {
   const auto marker = read_marker(root);
-  if (marker.ok() && marker->tier == tier) ::unlink(own(root, "tier.json").c_str());
+  if (!marker.ok() || marker->tier != tier) return;
+  ::unlink(own(root, "tier.json").c_str());
+  for (const char* folder : {"coming", "going", ""}) ::rmdir(own(root, folder).c_str());  // if they are empty
 }
 
 Status check_marker(const std::string& root, std::string_view tier, std::string_view name) {

@@ -259,6 +259,11 @@ Status Mover::begin(Work& work, MoveReport& report) {
   auto tree = scan(work.source);
   if (!tree) return tree.error().code == Code::not_found ? doubt(work, missing(work.source)) : tree.error();
   work.tree = std::move(*tree);
+  // What can't be removed afterwards would lie on both.
+  const bool stays = ::access(parent_of(work.source).c_str(), W_OK) != 0 ||
+                     (::access(work.source.c_str(), W_OK) != 0 && (errno == EPERM || errno == EROFS));
+  if (stays)
+    return system_error(errno, "move " + work.source + " away", "its file system is read-only, or it is protected");
   if (!work.unit.identity.empty() && work.unit.identity != work.tree.identity) {
     return doubt(work, changed(work.source));
   }

@@ -40,8 +40,9 @@ class Strays {
       return failed == std::errc::no_such_file_or_directory ? Status() : system_error(failed.value(), "list " + folder);
     std::ranges::sort(names);
     for (const std::string& last : names) {
-      if (below.empty() && (last == own_folder || last == "lost+found")) continue;
+      if (last == own_folder || (below.empty() && last == "lost+found")) continue;
       const std::string name = below.empty() ? last : below + "/" + last;
+      if (is_of_catalog(tier_.path + "/" + name)) continue;
       const auto unit = catalog_.unit(name);
       if (!unit) return unit.error();
       if (*unit && (*unit)->tier == tier_.id) continue;
@@ -56,6 +57,12 @@ class Strays {
   }
 
  private:
+  bool is_of_catalog(const std::string& path) const {
+    if (!path.starts_with(catalog_.path())) return false;
+    const std::string_view ending = std::string_view(path).substr(catalog_.path().size());
+    return ending.empty() || ending == "-wal" || ending == "-shm" || ending == "-units";
+  }
+
   Catalog& catalog_;
   const TierRow& tier_;
   const Found found_;
