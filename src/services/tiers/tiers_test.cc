@@ -113,6 +113,10 @@ TEST_F(TiersTest, what_cant_move_as_it_is_is_refused) {
   ASSERT_EQ(::mkfifo(folders_.path("nvme/pipe").c_str(), 0600), 0);
   EXPECT_EQ(tiers_.import("pipe").error().code, Code::unsupported);
   EXPECT_EQ(tiers_.import("missing").error().code, Code::not_found);
+  write_file(folders_.path("nvme/own/file"), "x");
+  fs::create_symlink(folders_.path("nvme/own/file"), folders_.path("nvme/own/link"));
+  EXPECT_EQ(tiers_.import("own").error().code, Code::unsupported);
+  EXPECT_EQ(tiers_.add("/proc/cpuinfo", "cpuinfo").error().code, Code::unsupported);
 }
 
 TEST_F(TiersTest, links_among_the_parents_of_a_name_are_refused) {

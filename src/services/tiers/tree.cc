@@ -34,6 +34,13 @@ std::string time_text(const struct stat& status) {
          std::to_string(status.st_mtim.tv_nsec);
 }
 
+// Files that are made as they are read, as in /proc.
+bool has_bytes(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+  char byte = 0;
+  return file && ::pread(file.get(), &byte, 1, 0) == 1;
+}
+
 // Whether a relative link within `folder` (below the unit, "" for the unit itself) stays within the unit.
 bool stays_within(const std::string& folder, const std::string& target) {
   if (target.starts_with('/')) return true;  // means the same from everywhere
@@ -133,12 +140,18 @@ class Scanner {
       if (length < 0) return system_error(errno, "read the link " + whole);
       entry.target.assign(target.data(), static_cast<std::size_t>(length));
       const std::string above = name.find('/') == std::string::npos ? "" : name.substr(0, name.rfind('/'));
+      if (entry.target.starts_with(path_ + "/")) {
+        return refused(whole, "is a link that leads to where the unit lies now, " + shown(entry.target),
+                       "make it relative");
+      }
       if (!stays_within(above, entry.target)) {
         return refused(whole, "is a link that leads out of the unit, to " + shown(entry.target),
                        "take the folder that has both as one unit");
       }
     } else if (!S_ISREG(status.st_mode)) {
       return refused(whole, "is neither a file nor a directory", "remove it, or take its neighbours by themselves");
+    } else if (status.st_size == 0 && has_bytes(whole)) {
+      return refused(whole, "has bytes, but tells no size", "copy what can be read of it to a file");
     } else {
       Names& names = names_[status.st_ino];
       names.all = status.st_nlink;
