@@ -1,5 +1,6 @@
 #include "files/device_use.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/loop.h>
 #include <sys/ioctl.h>
@@ -11,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -71,12 +73,22 @@ std::optional<Device> disk_of(const Device& device) {
   return is_partition(device.folder) ? device_at(device.folder.parent_path()) : std::nullopt;
 }
 
+// What lies in a folder. (For want of memory std::filesystem's iterator would end the process.)
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> entries;
+  const std::unique_ptr<DIR, decltype([](DIR* open) { ::closedir(open); })> directory(::opendir(folder.c_str()));
+  while (const dirent* entry = directory ? ::readdir(directory.get()) : nullptr) {
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") entries.push_back(folder / name);
+  }
+  return entries;
+}
+
 std::vector<Device> partitions_of(const Device& device) {
   std::vector<Device> partitions;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(device.folder, error)) {
-    if (!is_partition(entry.path())) continue;
-    if (auto partition = device_at(entry.path())) partitions.push_back(std::move(*partition));
+  for (const fs::path& entry : entries_of(device.folder)) {
+    if (!is_partition(entry)) continue;
+    if (auto partition = device_at(entry)) partitions.push_back(std::move(*partition));
   }
   return partitions;
 }
@@ -85,12 +97,11 @@ std::vector<Device> partitions_of(const Device& device) {
 // leads nowhere is known by its name alone.
 std::vector<Device> linked_devices(const Device& device, const char* folder) {
   std::vector<Device> devices;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(device.folder / folder, error)) {
+  for (const fs::path& entry : entries_of(device.folder / folder)) {
     std::error_code missing;
-    const fs::path target = fs::canonical(entry.path(), missing);
+    const fs::path target = fs::canonical(entry, missing);
     auto found = missing ? std::nullopt : device_at(target);
-    devices.push_back(found ? std::move(*found) : Device{{}, entry.path()});
+    devices.push_back(found ? std::move(*found) : Device{{}, entry});
   }
   return devices;
 }
@@ -184,11 +195,10 @@ class System {
   }
 
   void find_loops() {
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator(roots_.sys + "/block", error)) {
-      if (!entry.path().filename().string().starts_with("loop")) continue;
+    for (const fs::path& entry : entries_of(roots_.sys + "/block")) {
+      if (!entry.filename().string().starts_with("loop")) continue;
       std::error_code missing;
-      const fs::path folder = fs::canonical(entry.path(), missing);
+      const fs::path folder = fs::canonical(entry, missing);
       if (missing || !fs::exists(folder / "loop/backing_file", missing)) continue;
       if (auto device = device_at(folder)) add_loop(*device);
     }
