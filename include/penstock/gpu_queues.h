@@ -8,10 +8,10 @@
 //   cudaDeviceSynchronize();
 //   queues.close();                                 // at any time: kernels get IoStatus::closed
 //
-// This is the route `gpu-soft`. It needs no driver and no right beyond CUDA's: queues are pinned memory that warps fill
-// and threads of the CPU look at. What is in the page cache is copied from a mapping; all else is read by requests of
-// the Context, many commands in one. Kernels take the bytes from pinned memory by themselves, so a kernel that fills
-// the whole GPU for hours holds nothing up.
+// This needs no driver and no right beyond CUDA's: queues are pinned memory that warps fill and threads of the CPU look
+// at. What is in the page cache is copied from a mapping; all else is read by requests of the Context, many commands in
+// one. GpuQueuesReport says how much came which way. Kernels take the bytes from pinned memory by themselves, so a
+// kernel that fills the whole GPU for hours holds nothing up.
 //
 // Without open sets the threads sleep. With them, they look again and again: all the time after a command, then less
 // and less often, up to once a millisecond, unless the server is `hot`.
