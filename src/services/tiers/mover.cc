@@ -95,6 +95,14 @@ Status sync_parents(const std::vector<std::string>& paths) {
   return {};
 }
 
+void describe(UnitRow& unit, const Tree& tree) {
+  unit.kind = tree.kind;
+  unit.size_bytes = tree.size_bytes;
+  unit.room_bytes = tree.room_bytes;
+  unit.files = tree.files;
+  unit.identity = tree.identity;
+}
+
 std::string checksum_of(const Tree& tree, std::span<const FileCopy> files) {
   if (tree.kind == UnitKind::file) return files.front().checksum;
   Checksum sum;
@@ -527,10 +535,7 @@ Status Mover::commit(const Batch& batch) {
       if (!there) return there.error();
       UnitRow unit = work->unit;
       unit.tier = work->to->id;
-      unit.kind = work->tree.kind;
-      unit.size_bytes = work->tree.size_bytes;
-      unit.room_bytes = work->tree.room_bytes;
-      unit.files = work->tree.files;
+      describe(unit, work->tree);
       unit.identity = there->identity;
       unit.checksum = work->checksum;
       unit.moved_at = wall_seconds();

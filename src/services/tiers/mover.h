@@ -90,6 +90,8 @@ class Mover {
   Copier copier_;
 };
 
+// What the catalog says of a unit that lies there.
+void describe(UnitRow& unit, const Tree& tree);
 // Over the entries of a directory; of a file, that of its bytes. REQUIRES: `sums` are those of the files, in order.
 std::string checksum_of(const Tree& tree, std::span<const FileCopy> files);
 

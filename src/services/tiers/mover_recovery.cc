@@ -88,11 +88,7 @@ Result<std::optional<TierFinding>> Mover::recover(const MoveRow& known, bool kee
     const bool same_bytes = row.job == Job::move;
     Status committed = catalog_.transact([&]() -> Status {
       unit.tier = to->id;
-      unit.kind = tree->kind;
-      unit.size_bytes = tree->size_bytes;
-      unit.room_bytes = tree->room_bytes;
-      unit.files = tree->files;
-      unit.identity = tree->identity;
+      describe(unit, *tree);
       if (!same_bytes) unit.checksum.clear();
       unit.moved_at = wall_seconds();
       unit.doubt.clear();
@@ -174,11 +170,7 @@ Result<std::optional<TierFinding>> Mover::return_to_source(UnitRow unit, const M
   const std::string text = target + " was changed or removed before the move had ended: the unit stays at " + source;
   Status returned = catalog_.transact([&]() -> Status {
     unit.tier = from.id;
-    unit.kind = tree->kind;
-    unit.size_bytes = tree->size_bytes;
-    unit.room_bytes = tree->room_bytes;
-    unit.files = tree->files;
-    unit.identity = tree->identity;
+    describe(unit, *tree);
     if (Status updated = catalog_.update_unit(unit); !updated) return updated;
     return catalog_.delete_move(row.unit);
   });

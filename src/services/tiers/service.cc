@@ -336,11 +336,7 @@ Status Service::import(std::string_view given, bool checksum) {
   UnitRow row = *known ? **known : UnitRow{};
   row.name = *name;
   row.tier = place->id;
-  row.kind = tree->kind;
-  row.size_bytes = tree->size_bytes;
-  row.room_bytes = tree->room_bytes;
-  row.files = tree->files;
-  row.identity = tree->identity;
+  describe(row, *tree);
   row.checksum.clear();
   row.doubt.clear();
   row.is_new = false;
