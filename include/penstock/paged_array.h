@@ -126,7 +126,8 @@ class PagedArrayIo {
     cache_.give_back(page, taken.bytes != nullptr);
   }
 
-  // What is rare is compiled apart, with a platform of its own: the caller's stays in registers.
+  // What is rare is compiled apart, with a platform of its own: the caller's stays in registers. Lanes leave these
+  // functions together: from lanes that came back one by one, nvcc 13 made code that mixed up their next votes.
   using Passed = typename Platform::Passed;
   PENSTOCK_APART static TakenPage take_missing(Passed platform, PagedArray& array, std::uint32_t page, bool is_missing,
                                                std::uint64_t timeout_ns) {
@@ -137,7 +138,9 @@ class PagedArrayIo {
       const Extent extent = wants ? self.page_extent(number) : Extent{};
       return io.read(extent, wants ? to + self.cache_.within_page(extent.offset) : nullptr, timeout_ns);
     };
-    return self.cache_.take_missing(page, is_missing, platform.now() + timeout_ns, fetch);
+    const TakenPage taken = self.cache_.take_missing(page, is_missing, platform.now() + timeout_ns, fetch);
+    platform.sync();
+    return taken;
   }
   struct Past {
     Visit visit;
@@ -147,10 +150,13 @@ class PagedArrayIo {
                                         std::uint64_t timeout_ns) {
     if (timeout_ns == 0) timeout_ns = array.queues->timeout_ns;
     const std::uint32_t queue = platform.queue_of(array.queues->queue_count);
-    return {QueueSetIo<Platform>(*array.queues, platform, queue).begin_visit(extent, timeout_ns), queue};
+    const Past past{QueueSetIo<Platform>(*array.queues, platform, queue).begin_visit(extent, timeout_ns), queue};
+    platform.sync();
+    return past;
   }
   PENSTOCK_APART static void end_past(Passed platform, PagedArray& array, const Past& past) {
     QueueSetIo<Platform>(*array.queues, platform, past.queue).end_visit(past.visit);
+    platform.sync();
   }
 
   template <typename Use>
