@@ -478,10 +478,6 @@ def queues_program(setup, what, *arguments, name="bench_gpu_queues"):
     return program
 
 
-def p50(sample):
-    return sample["p50_seconds"]
-
-
 def row_queues(setup):
     """Reads that kernels start by themselves, from memory, against a bare loop of the same kind without any checks."""
     rows, attempts = [], {}
@@ -495,8 +491,8 @@ def row_queues(setup):
                               "a bare loop": lambda: program.ask("bare_latency 0"),
                               "penstock": lambda: program.ask("latency 0")}
                 title = "one thread of a kernel reads 512 B of memory, p50"
-                comparisons = [at_most(title, "penstock", "a word to the CPU and back", 4.5, p50),
-                               at_most("… to that of the bare loop", "penstock", "a bare loop", 1.25, p50)]
+                comparisons = [at_most(title, "penstock", "a word to the CPU and back", 4.5, harness.p50_seconds),
+                               at_most("… to that of the bare loop", "penstock", "a bare loop", 1.25, harness.p50_seconds)]
             else:
                 contenders = {"a bare loop": lambda: program.ask(f"bare {seconds}"),
                               "penstock": lambda: program.ask(f"run {seconds}")}

@@ -212,12 +212,14 @@ class Queues {
 
   template <typename Transfer>
   __device__ IoResult with_io(std::uint64_t timeout_ns, Transfer transfer) const {
-    if (!fits()) return {IoStatus::wrong_layout};
+    if (set_ == nullptr) return {IoStatus::wrong_layout};
+    const QueueSet set = *set_;  // all of it on its way at once
+    if (set.layout != layout_version) return {IoStatus::wrong_layout};
     WarpPlatform platform;
     // The leader's: a warp may be moved while it asks for its number.
     const std::uint64_t number = platform.broadcast(WarpPlatform::warp_number());
-    Io io(*set_, platform, static_cast<std::uint32_t>(number) % set_->queue_count);
-    return transfer(io, timeout_ns != 0 ? timeout_ns : set_->timeout_ns);
+    Io io(set, platform, static_cast<std::uint32_t>(number) % set.queue_count);
+    return transfer(io, timeout_ns != 0 ? timeout_ns : set.timeout_ns);
   }
 
   // Pieces of an extent, one a place: those from number `first` on, every `step`th. All threads of the warp go round

@@ -208,9 +208,13 @@ class QueuePair {
     bool locked = false;
     if (p_.is_leader()) locked = p_.try_lock(q_.draining);
     if (!p_.broadcast(locked ? 1 : 0)) return 0;
-    const std::uint64_t begin = p_.broadcast(p_.is_leader() ? q_.head : 0);
+    const bool leads = p_.is_leader();
+    const std::uint64_t own_head = leads ? q_.head : 0;  // all three on their way at once
+    const std::uint64_t own_fetched = leads ? q_.fetched : 0;
+    const std::uint64_t head_rung = leads ? q_.head_rung : 0;
+    const std::uint64_t begin = p_.broadcast(own_head);
     std::uint64_t head = begin;
-    std::uint64_t fetched = p_.broadcast(p_.is_leader() ? q_.fetched : 0);
+    std::uint64_t fetched = p_.broadcast(own_fetched);
     std::uint32_t looks = p_.looks();
     // Bounded, so that a waiter looks at its own token now and then.
     while (head - begin < m_.completion_entries) {
@@ -232,15 +236,19 @@ class QueuePair {
       if (taken < p_.size()) break;
     }
     p_.sync();
-    if (p_.is_leader()) end_drain(head, fetched);
+    if (leads) end_drain(head, fetched, head_rung);
     return static_cast<std::uint32_t>(head - begin);
   }
 
-  PENSTOCK_ANYWHERE bool is_done(const Token& token) { return (p_.load_acquire(token.state) & Token::done_bit) != 0; }
+  PENSTOCK_ANYWHERE bool is_done(const Token& token) { return look_at(token).is_done; }
   // REQUIRES: is_done(token), seen by this thread.
-  PENSTOCK_ANYWHERE static StatusField status_of(const Token& token) {
-    return {static_cast<std::uint16_t>(token.state & 0x7fff)};
-  }
+  PENSTOCK_ANYWHERE static StatusField status_of(const Token& token) { return outcome_in(token.state).status; }
+  // Both by one load.
+  struct Outcome {
+    bool is_done = false;
+    StatusField status;
+  };
+  PENSTOCK_ANYWHERE Outcome look_at(const Token& token) { return outcome_in(p_.load_acquire(token.state)); }
 
   // Until the tokens of all lanes are done, the deadline of one has passed, or the queue is poisoned. A lane without a
   // token waits with the others.
@@ -293,6 +301,9 @@ class QueuePair {
   }
 
  private:
+  PENSTOCK_ANYWHERE static Outcome outcome_in(std::uint32_t state) {
+    return {(state & Token::done_bit) != 0, {static_cast<std::uint16_t>(state & 0x7fff)}};
+  }
   // Never 0xffff, which stands for no command in particular.
   PENSTOCK_ANYWHERE static std::uint16_t command_id(std::uint64_t ticket) {
     return static_cast<std::uint16_t>(ticket & 0x7fff);
@@ -315,10 +326,14 @@ class QueuePair {
     bool late = false;
     while (true) {
       const bool is_over = is_poisoned();
+      // The slot behind them is not touched: this may be on its way while the others are looked at.
+      const std::uint64_t behind = first + count;
+      const bool is_behind_free = p_.load_relaxed(slot_of(behind).turn) >= 2 * behind;
       bool room = true;
-      for (std::uint32_t i = p_.rank(); i <= count; i += p_.size()) {
+      for (std::uint32_t i = p_.rank(); i < count; i += p_.size()) {
         room = room && (is_free(first + i) || reclaim(first + i));
       }
+      room = room && (is_behind_free || reclaim(behind));
       if (p_.any(is_over)) return false;
       if (p_.all(room)) return true;
       if (late) {
@@ -378,7 +393,7 @@ class QueuePair {
     p_.count(q_.doorbells);
     // The turn passes through memory and the doorbell doesn't: without this the next doorbell could arrive first.
     p_.order_doorbells();
-    p_.store_release(q_.published, first + count);
+    p_.store_ordered(q_.published, first + count);
     return true;
   }
 
@@ -423,12 +438,12 @@ class QueuePair {
   }
 
   // Of the leader: tells the controller, as late as invariant I3 allows, and lets others drain.
-  PENSTOCK_ANYWHERE void end_drain(std::uint64_t head, std::uint64_t fetched) {
+  PENSTOCK_ANYWHERE void end_drain(std::uint64_t head, std::uint64_t fetched, std::uint64_t head_rung) {
     q_.head = head;
     q_.fetched = fetched;
     const std::uint64_t slack = m_.completion_entries - m_.entries;
     const std::uint64_t most = m_.completion_entries / 4;
-    if (head - q_.head_rung > (slack < most ? slack : most) && !is_poisoned()) {
+    if (head - head_rung > (slack < most ? slack : most) && !is_poisoned()) {
       p_.ring(*m_.head_doorbell, static_cast<std::uint32_t>(head) & (m_.completion_entries - 1));
       p_.order_doorbells();
       q_.head_rung = head;

@@ -288,8 +288,10 @@ class QueueSetIo {
     }
     const nvme::Token& token = queue.token_of(tickets.own);
     const nvme::Waited waited = queue.wait(visit.wants ? &token : nullptr, begin + timeout_ns);
-    visit.is_done = visit.wants && queue.is_done(token);
-    if (visit.wants) visit.result = visit.is_done ? outcome(queue.status_of(token)) : why_not_done(waited, queue_);
+    if (!visit.wants) return visit;
+    const auto ended = queue.look_at(token);
+    visit.is_done = ended.is_done;
+    visit.result = ended.is_done ? outcome(ended.status) : why_not_done(waited, queue_);
     return visit;
   }
 
@@ -298,8 +300,13 @@ class QueueSetIo {
     AheadPlace* const ahead = is_next ? &set_.ahead[pending.place] : nullptr;
     nvme::QueuePair<Platform> queue(set_.queues[number], p_);
     const nvme::Waited waited = queue.wait(ahead != nullptr ? &ahead->token : nullptr, p_.now() + timeout_ns);
-    const bool is_done = ahead != nullptr && queue.is_done(ahead->token);
-    const IoResult result = is_done ? outcome(queue.status_of(ahead->token)) : why_not_done(waited, number);
+    bool is_done = false;
+    IoResult result;
+    if (ahead != nullptr) {
+      const auto ended = queue.look_at(ahead->token);
+      is_done = ended.is_done;
+      result = is_done ? outcome(ended.status) : why_not_done(waited, number);
+    }
     const bool arrived = is_done && result.ok() && to != nullptr;
     const unsigned char* const bytes = set_.places + (ahead_begin() + pending.place) * set_.place_bytes;
     copy(static_cast<unsigned char*>(to), arrived ? bytes : nullptr, pending.extent, arrived);

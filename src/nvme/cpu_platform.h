@@ -78,6 +78,11 @@ class CpuPlatform {
     asm volatile("dmb osh" ::: "memory");
 #endif
   }
+  // A release, behind order_doorbells.
+  template <typename T>
+  static void store_ordered(T& word, T value) {
+    store_release(word, value);
+  }
   // The status, and the rest if its phase is the one that is waited for.
   static Completion load_completion(const Completion& completion, bool phase) {
     const std::uint32_t status = load_acquire(completion.status);

@@ -148,6 +148,10 @@ class SchedulePlatform {
   void order_doorbells() {
     if (!mutation_.no_order_between_doorbells) deliver();
   }
+  template <typename T>
+  void store_ordered(T& word, T value) {
+    store_release(word, value);
+  }
   Completion load_completion(const Completion& completion, bool) {
     explorer_.point();
     return completion;
