@@ -267,7 +267,8 @@ class Bench {
     return bench::value_of(server_.open({.stores = {store},
                                          .queues = settings_.queues,
                                          .depth = settings_.depth,
-                                         .place_bytes = settings_.place_bytes}));
+                                         .place_bytes = settings_.place_bytes,
+                                         .ahead_places = 2048}));
   }
 
   void serve_memory() {

@@ -103,8 +103,8 @@ extern "C" __global__ void bench_read(Job job) {
   if (bad != 0) atomicAdd(job.bad, bad);
 }
 
-// Each warp reads a unit ahead while it computes with the last; without units it only computes, without loops it only
-// reads.
+// Each warp reads two units ahead while it computes; without units it only computes, without loops it only reads.
+// REQUIRES: an even number of rounds.
 extern "C" __global__ void bench_overlap(Job job) {
   const Word warp = thread_number() / 32;
   const bool reads = job.units != 0 && thread_number() % 32 == 0;
@@ -115,12 +115,17 @@ extern "C" __global__ void bench_overlap(Job job) {
   const auto any_unit = [&] {
     return reads ? Extent{next(random) % job.units * job.unit_bytes, job.unit_bytes} : Extent{};
   };
-  Pending ahead;
-  if (job.units != 0) ahead = job.queues.begin_read(any_unit());
-  for (unsigned round = 0; round < job.rounds; ++round) {
-    if (job.units != 0 && !job.queues.finish(ahead, to).ok()) ++bad;
-    if (job.units != 0 && round + 1 < job.rounds) ahead = job.queues.begin_read(any_unit());
-    for (unsigned i = 0; i < job.loops; ++i) value = value * 1.0001F + 0.5F;
+  constexpr unsigned depth = 2;
+  Pending ahead[depth];
+  for (Pending& one : ahead) {
+    if (job.units != 0) one = job.queues.begin_read(any_unit());
+  }
+  for (unsigned round = 0; round < job.rounds; round += depth) {
+    for (Pending& one : ahead) {
+      if (job.units != 0 && !job.queues.finish(one, to).ok()) ++bad;
+      if (job.units != 0 && round + depth < job.rounds) one = job.queues.begin_read(any_unit());
+      for (unsigned i = 0; i < job.loops; ++i) value = value * 1.0001F + 0.5F;
+    }
   }
   if (value == 12345.0F) ++bad;  // so that nothing is left out
   if (bad != 0) atomicAdd(job.bad, bad);
