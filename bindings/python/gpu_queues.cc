@@ -113,6 +113,7 @@ nb::dict report(PythonQueues& self) {
   result["read_bytes"] = report.read_bytes;
   result["written_bytes"] = report.written_bytes;
   result["mapped_bytes"] = report.mapped_bytes;
+  result["route"] = std::string(report.route);
   result["requests"] = report.requests;
   result["failed"] = report.failed;
   result["refused"] = report.refused;

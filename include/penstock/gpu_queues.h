@@ -27,6 +27,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "penstock/context.h"
@@ -67,7 +68,8 @@ struct GpuQueuesOptions {
 
 // Sums since a set was opened, and how it is.
 struct GpuQueuesReport {
-  std::uint64_t reads = 0;  // commands
+  std::string_view route = "gpu-soft";  // threads of the CPU serve the queues
+  std::uint64_t reads = 0;              // commands
   std::uint64_t writes = 0;
   std::uint64_t read_bytes = 0;
   std::uint64_t written_bytes = 0;

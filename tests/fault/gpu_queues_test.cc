@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <ctime>
 #include <random>
 #include <thread>
@@ -17,6 +16,8 @@
 #include "engines/posix/engine.h"
 #include "penstock/gpu_queues.h"
 #include "services/gpu_queues/server.h"
+#include "support/environment.h"
+#include "support/queue_faults.h"
 #include "support/queue_set_platform.h"
 #include "support/support.h"
 
@@ -27,11 +28,6 @@ using device::IoStatus;
 
 constexpr std::uint64_t set_file_bytes = 1 << 20;
 constexpr std::uint64_t guard_bytes = 64;
-
-std::uint64_t set_number(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 // Memory of a caller's, with guards around it that must stay as they are.
 class Guarded {
@@ -406,18 +402,14 @@ TEST(GpuQueues, are_handles_that_may_be_empty) {
 // A server that fails, lies and repeats itself, and a store that misbehaves: every operation is exact or says that it
 // is not, and nothing is written outside of its memory.
 TEST_F(GpuQueuesTest, are_exact_whatever_befalls_them) {
-  const std::uint64_t seed = set_number("PENSTOCK_SEED", 1);
-  const std::uint64_t operations = set_number("PENSTOCK_OPERATIONS", under_thread_sanitizer ? 2'000 : 8'000);
+  const std::uint64_t seed = from_environment("PENSTOCK_SEED", 1);
+  const std::uint64_t operations = from_environment("PENSTOCK_OPERATIONS", under_thread_sanitizer ? 2'000 : 8'000);
   std::atomic<std::uint64_t> number = seed;
   std::atomic<std::uint64_t> spoilt = 0;
   const auto plan = [&](const nvme::Command&) {
-    std::mt19937_64 random(number.fetch_add(1));
-    constexpr std::array faults = {gpu_queues::Fault::fail, gpu_queues::Fault::twice, gpu_queues::Fault::other_command,
-                                   gpu_queues::Fault::other_head, gpu_queues::Fault::other_phase};
-    const std::uint64_t drawn = random() % 100;
-    if (drawn >= faults.size()) return gpu_queues::Fault::none;
-    ++spoilt;
-    return faults[drawn];
+    const gpu_queues::Fault fault = drawn_fault(number.fetch_add(1));
+    if (fault != gpu_queues::Fault::none) ++spoilt;
+    return fault;
   };
   start(plan, {.seed = seed, .short_transfer = 50, .io_error = 2, .again = 20, .interrupted = 20, .reorder = true});
   open({memory(), file("cached"), file("written", {.access = Access::write})});

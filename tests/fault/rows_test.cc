@@ -5,22 +5,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <random>
 
 #include "api/context_builder.h"
 #include "engines/fault/engine.h"
 #include "engines/made/engine.h"
 #include "engines/posix/engine.h"
+#include "support/environment.h"
 #include "support/support.h"
 
 namespace penstock::test {
 namespace {
-
-std::uint64_t number_from_environment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 struct RandomTable {
   std::string path;
@@ -129,9 +124,9 @@ class RowsRun {
 };
 
 TEST(RowsSeeded, what_is_done_has_the_right_bytes) {
-  const std::uint64_t seed = number_from_environment("PENSTOCK_SEED", 1);
+  const std::uint64_t seed = from_environment("PENSTOCK_SEED", 1);
   RowsRun run(seed);
-  run.go(number_from_environment("PENSTOCK_GATHERS", under_thread_sanitizer ? 100 : 500));
+  run.go(from_environment("PENSTOCK_GATHERS", under_thread_sanitizer ? 100 : 500));
   if (testing::Test::HasFailure()) std::printf("PENSTOCK_SEED=%llu\n", static_cast<unsigned long long>(seed));
 }
 

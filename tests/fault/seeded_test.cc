@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <sstream>
@@ -18,17 +17,13 @@
 #include "engines/nvme/engine.h"
 #include "engines/posix/engine.h"
 #include "engines/uring/engine.h"
+#include "support/environment.h"
 #include "support/support.h"
 
 namespace penstock::test {
 namespace {
 
 using namespace std::chrono_literals;
-
-std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 std::vector<std::uint64_t> seeds() {
   if (const auto one = from_environment("PENSTOCK_SEED", 0); one != 0) return {one};

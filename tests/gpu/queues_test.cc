@@ -3,12 +3,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <random>
 #include <thread>
 
 #include "gpu_test.h"
 #include "penstock/gpu_queues.h"
 #include "services/gpu_queues/server.h"
+#include "support/environment.h"
+#include "support/queue_faults.h"
 
 extern "C" const char penstock_queue_kernels[];
 
@@ -171,18 +172,11 @@ TEST_F(GpuQueuesOnGpu, write_what_reads_find_again) {
 
 TEST_F(GpuQueuesOnGpu, are_exact_whatever_befalls_them) {
   std::atomic<std::uint64_t> number = 1;
-  const auto plan = [&](const nvme::Command&) {
-    std::mt19937_64 random(number.fetch_add(1));
-    constexpr std::array faults = {gpu_queues::Fault::fail, gpu_queues::Fault::twice, gpu_queues::Fault::other_command,
-                                   gpu_queues::Fault::other_head, gpu_queues::Fault::other_phase};
-    const std::uint64_t drawn = random() % 100;
-    return drawn < faults.size() ? faults[drawn] : gpu_queues::Fault::none;
-  };
-  start(plan);
+  start([&](const nvme::Command&) { return drawn_fault(number.fetch_add(1)); });
   open(memory());
   for (const Way way : {Way::thread, Way::ahead, Way::warp, Way::in_place}) {
     const unsigned blocks = way == Way::warp ? 200 : 25;
-    launch("penstock_read_at_random", {blocks, 128}, way == Way::thread ? 4 : 8, way);
+    launch("penstock_read_at_random", {blocks, 128}, way == Way::thread ? 16 : 8, way);
     const QueueCounts counts = finish();
     EXPECT_GT(count_of(counts, IoStatus::done), 0U);
     EXPECT_GT(count_of(counts, IoStatus::failed), 0U);
@@ -252,7 +246,8 @@ TEST_F(GpuQueuesOnGpu, serve_a_kernel_that_runs_until_it_is_told_to_stop_beside_
   start();
   open(file());
   launch("penstock_until_closed", {264, 256});
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  const std::chrono::seconds duration(from_environment("PENSTOCK_KERNEL_SECONDS", 3));
+  const auto end = std::chrono::steady_clock::now() + duration;
   const Store store = context_->open(folder_.path("store")).value();
   std::uint64_t loads = 0;
   while (std::chrono::steady_clock::now() < end) {

@@ -1,7 +1,6 @@
 // For tests of gathers inside CUDA graphs.
 #pragma once
 
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <random>
@@ -11,6 +10,7 @@
 
 #include "gpu/stream_order_test.h"
 #include "penstock/rows_plan.h"
+#include "support/environment.h"
 #include "support/graph_capture.h"
 
 namespace penstock::test {
@@ -206,8 +206,7 @@ class RowsPlans : public InStreamOrder {
 // PENSTOCK_REPLAYS=N sets how many replays are compared byte by byte.
 inline std::uint64_t replays_wanted() {
   constexpr std::uint64_t replays = under_thread_sanitizer ? 200 : 600;  // scripts/soak.sh wants more
-  const char* text = std::getenv("PENSTOCK_REPLAYS");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : replays;
+  return from_environment("PENSTOCK_REPLAYS", replays);
 }
 
 }  // namespace penstock::test

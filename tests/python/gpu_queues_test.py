@@ -22,6 +22,7 @@ def test_a_set_has_a_handle_and_a_report(name):
         with server.open(name, "cpu", queues=2, depth=64) as queues:
             assert queues.handle != 0
             assert queues.report["reads"] == 0 and queues.report["last_error"] is None
+            assert queues.report["route"] == "gpu-soft"
             assert str(name) in repr(queues)
             queues.stop()
             queues.reset()

@@ -131,8 +131,8 @@ class GpuQueues(_Closing):
 
     @property
     def report(self) -> dict[str, Any]:
-        """Sums since it was opened (reads, read_bytes, mapped_bytes, requests, failed, …), and how it is: timed_out,
-        stalled, server_dead, last_error."""
+        """Sums since it was opened (reads, read_bytes, mapped_bytes, requests, failed, …), how it is: timed_out, stalled,
+        server_dead, last_error, and the route: gpu-soft, threads of the CPU."""
         report: dict[str, Any] = self._open().report()
         return report
 

@@ -46,10 +46,13 @@ class ServedQueue {
     return count;
   }
 
-  // Ends a command that was fetched.
+  // Ends a command that was fetched; with the head as it is, or as it was when that was fetched.
   void complete(Platform& platform, std::uint16_t cid, nvme::StatusField field) {
+    complete(platform, cid, field, fetched_);
+  }
+  void complete(Platform& platform, std::uint16_t cid, nvme::StatusField field, std::uint64_t head) {
     ++ended_;
-    post(platform, cid, field, at(fetched_), true);
+    post(platform, cid, field, at(head), true);
   }
 
   // What a controller that lies would post: any identifier, any head, or a phase that is not due.
@@ -64,6 +67,8 @@ class ServedQueue {
 
   std::uint64_t in_flight() const { return fetched_ - ended_; }
   std::uint32_t head() const { return at(fetched_); }
+  // Of the command that is fetched next.
+  std::uint16_t next_cid() const { return static_cast<std::uint16_t>(fetched_ & 0x7fff); }
 
  private:
   std::uint32_t at(std::uint64_t ticket) const { return static_cast<std::uint32_t>(ticket) & (memory_.entries - 1); }

@@ -70,10 +70,10 @@ bool Worker::serve(const std::shared_ptr<Set>& set, std::uint32_t number) {
   copy_at_hand(*set, queue, std::span(transfers_).first(at_hand));
   begin_batches(set, number, std::span(transfers_).subspan(at_hand));
   for (const Transfer& transfer : std::span(transfers_).first(at_hand)) {
-    if (std::ranges::find(again_, transfer.cid) == again_.end()) continue;
+    if (!is_spoilt(transfer.cid, Fault::twice)) continue;
     queue.served.post(words_, transfer.cid, nvme::status::success, queue.served.head(), true);
   }
-  again_.clear();
+  spoilt_.clear();
   return true;
 }
 
@@ -134,9 +134,23 @@ void Worker::copy_at_hand(Set& set, Set::Queue& queue, std::span<Transfer> trans
     }
   }
   count(set, transfers, true);
-  for (const Transfer& transfer : transfers) {
-    queue.served.complete(words_, transfer.cid, transfer.ok ? nvme::status::success : nvme::status::unrecovered_read);
+  if (!spoilt_.empty()) {
+    std::ranges::stable_partition(transfers, [&](const Transfer& one) { return !is_spoilt(one.cid, Fault::late); });
   }
+  for (const Transfer& transfer : transfers) complete(queue, transfer);
+}
+
+void Worker::complete(Set::Queue& queue, const Transfer& transfer) {
+  const nvme::StatusField field = transfer.ok ? nvme::status::success : nvme::status::unrecovered_read;
+  if (!spoilt_.empty() && is_spoilt(transfer.cid, Fault::old_head)) {
+    queue.served.complete(words_, transfer.cid, field, transfer.cid + 1U);
+  } else {
+    queue.served.complete(words_, transfer.cid, field);
+  }
+}
+
+bool Worker::is_spoilt(std::uint16_t cid, Fault fault) const {
+  return std::ranges::any_of(spoilt_, [&](const Spoilt& one) { return one.cid == cid && one.fault == fault; });
 }
 
 void Worker::count(Set& set, std::span<const Transfer> transfers, bool at_hand) {
@@ -192,8 +206,17 @@ bool Worker::spoil(Set::Queue& queue, const nvme::Command& command) {
     case Fault::fail:
       queue.served.complete(words_, command.cid, nvme::status::unrecovered_read);
       return true;
+    case Fault::late:
+      spoilt_.push_back({command.cid, Fault::late});
+      return false;
+    case Fault::old_head:
+      spoilt_.push_back({command.cid, Fault::old_head});
+      return false;
     case Fault::twice:
-      again_.push_back(command.cid);
+      spoilt_.push_back({command.cid, Fault::twice});
+      return false;
+    case Fault::unfetched:
+      queue.served.post(words_, queue.served.next_cid(), nvme::status::unrecovered_read, queue.served.head(), true);
       return false;
     case Fault::other_command:
       queue.served.post(words_, command.cid ^ other_generation, nvme::status::success, command.cid, true);

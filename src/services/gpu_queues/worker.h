@@ -14,8 +14,20 @@
 
 namespace penstock::gpu_queues {
 
-// For tests: what to do with a command instead of serving it.
-enum class Fault : std::uint8_t { none, lose, fail, twice, other_command, other_head, other_phase, end_thread };
+// For tests: what befalls a command.
+enum class Fault : std::uint8_t {
+  none,
+  lose,           // it is never completed
+  fail,           // and not served
+  late,           // completed after those that were fetched with it
+  old_head,       // the completion tells how far it had fetched when it fetched the command; no lie
+  twice,          // completed
+  other_command,  // one that it does not have is completed too
+  unfetched,      // the next one is completed too, as failed, before it is fetched
+  other_head,     // completed too with a head that can't be
+  other_phase,    // completed too in a phase that is not due
+  end_thread,
+};
 using FaultPlan = std::function<Fault(const nvme::Command& command)>;
 
 class Worker {
@@ -47,6 +59,8 @@ class Worker {
   void copy_at_hand(Set& set, Set::Queue& queue, std::span<Transfer> transfers);
   void begin_batches(const std::shared_ptr<Set>& set, std::uint32_t number, std::span<Transfer> left);
   bool spoil(Set::Queue& queue, const nvme::Command& command);
+  bool is_spoilt(std::uint16_t cid, Fault fault) const;
+  void complete(Set::Queue& queue, const Transfer& transfer);
   void count(Set& set, std::span<const Transfer> transfers, bool at_hand);
 
   Context& context_;
@@ -55,8 +69,12 @@ class Worker {
   HostWords words_;
   std::array<nvme::Command, commands_at_once> commands_;
   std::vector<Transfer> transfers_;
-  std::vector<std::size_t> due_;      // to use again
-  std::vector<std::uint16_t> again_;  // completions to be posted twice
+  std::vector<std::size_t> due_;  // to use again
+  struct Spoilt {
+    std::uint16_t cid;
+    Fault fault;
+  };
+  std::vector<Spoilt> spoilt_;  // commands that were fetched, whose completions shall be
   std::vector<std::unique_ptr<Batch>> batches_;
   bool is_over_ = false;
 };
