@@ -109,25 +109,6 @@ std::vector<std::vector<std::size_t>> due_stretches(const Table& table, const Ro
   return due;
 }
 
-// What is to be known of the page cache for these rows.
-void look(const Table& table, const RowNumbers& numbers) {
-  std::size_t all = 0;
-  for (const auto& shard : table.shards()) all += shard->residency() != nullptr ? shard->residency()->stretches() : 0;
-  if (numbers.size() >= all) {
-    for (const auto& shard : table.shards()) {
-      if (shard->residency() != nullptr) shard->residency()->look();
-    }
-    return;
-  }
-  auto due = due_stretches(table, numbers);
-  for (std::size_t part = 0; part < due.size(); ++part) {
-    if (due[part].empty()) continue;
-    std::ranges::sort(due[part]);
-    due[part].erase(std::ranges::unique(due[part]).begin(), due[part].end());
-    table.shard(part).residency()->look(due[part]);
-  }
-}
-
 struct Sorted {
   std::vector<ColdRow> cold;  // by position
   std::vector<std::uint64_t> missing;
@@ -136,10 +117,7 @@ struct Sorted {
 // Which rows are not in a mapping, or nowhere.
 Sorted sort_out(const Table& table, const RowNumbers& numbers, bool all_are_rows) {
   Sorted sorted;
-  const bool all_mapped = std::ranges::all_of(table.shards(), [](const auto& shard) {
-    return shard->place().rows == 0 || (shard->residency() != nullptr && shard->residency()->is_whole());
-  });
-  if (all_mapped && all_are_rows) return sorted;
+  if (all_are_rows && is_mapped(table)) return sorted;
   const auto held = hold_residency(table);
   const Layout& layout = *table.layout();
   with_numbers(numbers, [&](auto span) {
@@ -411,6 +389,30 @@ RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, 
   auto host = HostNumbers::of(numbers);
   if (!host) return failed(std::move(host).error());
   return Gather(table, *host, memory, options).run();
+}
+
+bool is_mapped(const Table& table) {
+  return std::ranges::all_of(table.shards(), [](const auto& shard) {
+    return shard->place().rows == 0 || (shard->residency() != nullptr && shard->residency()->is_whole());
+  });
+}
+
+void look(const Table& table, const RowNumbers& numbers) {
+  std::size_t all = 0;
+  for (const auto& shard : table.shards()) all += shard->residency() != nullptr ? shard->residency()->stretches() : 0;
+  if (numbers.size() >= all) {
+    for (const auto& shard : table.shards()) {
+      if (shard->residency() != nullptr) shard->residency()->look();
+    }
+    return;
+  }
+  auto due = due_stretches(table, numbers);
+  for (std::size_t part = 0; part < due.size(); ++part) {
+    if (due[part].empty()) continue;
+    std::ranges::sort(due[part]);
+    due[part].erase(std::ranges::unique(due[part]).begin(), due[part].end());
+    table.shard(part).residency()->look(due[part]);
+  }
 }
 
 Result<MappedFill> mapped_fill(const Table& table, const RowNumbers& numbers, const GatherOptions& options) {

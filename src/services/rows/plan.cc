@@ -28,6 +28,34 @@ Error of_parent() {
   return {Code::closed, 0, "the plan belongs to the parent of this process", "make one after the fork"};
 }
 
+// Some of the rows that were asked for.
+struct Share {
+  std::size_t first_row = 0;
+  AskedRows rows;
+};
+
+// Whole rows, by whoever has time. One of those that fail tells why.
+template <typename Make>
+Status in_shares(const Table& table, const AskedRows& asked, const Crew& crew, const Make& make) {
+  const std::size_t row_bytes = table.info().row_bytes;
+  const std::size_t element_bytes = asked.numbers.element_bytes();
+  const std::size_t share_rows = std::max<std::size_t>(1, share_bytes / row_bytes);
+  std::mutex mutex;
+  Status all;
+  crew.share((asked.numbers.size() + share_rows - 1) / share_rows, [&](std::size_t i) {
+    const std::size_t first = i * share_rows;
+    const std::size_t count = std::min(share_rows, asked.numbers.size() - first);
+    const RowNumbers numbers(asked.numbers.type(),
+                             asked.numbers.memory().part(first * element_bytes, count * element_bytes));
+    const Share share{first, {numbers, asked.memory.subspan(first * row_bytes, count * row_bytes)}};
+    if (Status status = or_out_of_memory([&] { return make(share); }); !status) {
+      const std::scoped_lock lock(mutex);
+      all = std::move(status);
+    }
+  });
+  return all;
+}
+
 Error bad_gather(std::size_t place, const std::string& what, const std::string& hint) {
   return {Code::invalid_argument, 0, "gather " + std::to_string(place) + " of the round: " + what, hint};
 }
@@ -258,6 +286,11 @@ Status Plan::answer_missing(const Table& table, const Part& part, const Crew& cr
 
 // The rows of the numbers, into memory of the host.
 Status Plan::copy_rows(const Table& table, const AskedRows& asked, const Crew& crew) {
+  if (is_mapped(table)) {
+    Status status = copy_mapped(table, asked, crew);
+    // Which number it is that is no row, or zeros for it: below.
+    if (status || status.error().code != Code::out_of_range) return status;
+  }
   const GatherOptions options{.zeros_for_missing = options_.zeros_for_missing,
                               .deadline_seconds = options_.deadline_seconds};
   auto mapped = mapped_fill(table, asked.numbers, options);
@@ -271,20 +304,22 @@ Status Plan::copy_rows(const Table& table, const AskedRows& asked, const Crew& c
     return *report.error;
   }
   missing_rows_.fetch_add(mapped->missing_rows, std::memory_order_relaxed);
-  const std::size_t row_bytes = table.info().row_bytes;
-  const std::size_t piece_bytes = std::max<std::size_t>(1, share_bytes / row_bytes) * row_bytes;
-  std::mutex mutex;
-  Status all;
-  crew.share((asked.memory.size() + piece_bytes - 1) / piece_bytes, [&](std::size_t i) {
-    const std::size_t begin = i * piece_bytes;
-    const auto piece = asked.memory.subspan(begin, std::min(piece_bytes, asked.memory.size() - begin));
-    if (Status status = or_out_of_memory([&] { return mapped->fill->make(begin, piece); }); !status) {
-      const std::scoped_lock lock(mutex);
-      all = std::move(status);
-    }
+  const Status status = in_shares(table, asked, crew, [&](const Share& share) {
+    return mapped->fill->make(share.first_row * table.info().row_bytes, share.rows.memory);
   });
-  if (!all) return all;
-  return table.check_unchanged();
+  return status ? table.check_unchanged() : status;
+}
+
+// Of a table all of which is mapped: each thread checks, copies and looks at its own rows.
+Status Plan::copy_mapped(const Table& table, const AskedRows& asked, const Crew& crew) {
+  const Fill fill(table.layout(), asked.numbers);
+  const Status status = in_shares(table, asked, crew, [&](const Share& share) -> Status {
+    if (Status checked = check_numbers(table, share.rows.numbers); !checked) return checked;
+    if (Status made = fill.make(share.first_row * table.info().row_bytes, share.rows.memory); !made) return made;
+    look(table, share.rows.numbers);
+    return {};
+  });
+  return status ? table.check_unchanged() : status;
 }
 
 void Plan::answer(Round& round, const Crew& crew) {

@@ -53,6 +53,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
   Status answer_part(const Part& part, const Crew& crew);
   Status answer_missing(const Table& table, const Part& part, const Crew& crew);
   Status copy_rows(const Table& table, const AskedRows& asked, const Crew& crew);
+  Status copy_mapped(const Table& table, const AskedRows& asked, const Crew& crew);
   void note(Error error);
 
   const Domain gpu_;
