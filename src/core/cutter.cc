@@ -17,13 +17,8 @@ bool continues(const Unit& unit, const Unit& next) {
          next.residency == unit.residency;
 }
 
-StoreEntry& entry_of(const Part& part) {
-  return *part.hold->stores[part.hold->spans[part.range].store].entry;
-}
-
 // What is left of the range, within the unit.
-Rest rest_of(const Part& part) {
-  const Span& span = part.hold->spans[part.range];
+Rest rest_of(const Part& part, const Span& span) {
   const std::uint64_t end = part.unit.count == 1 ? part.unit.begin + part.unit.length : span.length;
   // Where there is no memory, every place in it is aligned.
   const auto memory = reinterpret_cast<std::uintptr_t>(span.memory);
@@ -39,16 +34,17 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
       plan_unit(part);
       part.hold->prefer_long(part.plan.path != Path::direct);
     }
-    Rest rest = rest_of(part);
+    const Span& span = part.hold->spans[part.range];
+    StoreEntry& entry = *part.hold->stores[span.store].entry;
+    Rest rest = rest_of(part, span);
     if (rest.length == 0) {
       advance(part, 0);
       continue;
     }
-    const Span& of = part.hold->spans[part.range];
-    if (of.transform != 0) {
-      const std::uint64_t stored_bytes = part.hold->stored_bytes(of);
-      if (part.plan_each_piece) plan_piece(part, of.offset, stored_bytes);
-      if (!part.no_route) return NextPiece{&entry_of(part), &of, of.offset, {stored_bytes, Shape::staged}};
+    if (span.transform != 0) {
+      const std::uint64_t stored_bytes = part.hold->stored_bytes(span);
+      if (part.plan_each_piece) plan_piece(part, span.offset, stored_bytes);
+      if (!part.no_route) return NextPiece{&entry, &span, span.offset, {stored_bytes, Shape::staged}};
       fail_unit(part, Code::no_route);
       continue;
     }
@@ -59,8 +55,6 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
       rest.length = std::min(rest.length, environment_.options.storage_chunk_bytes);
       plan_piece(part, rest.offset, rest.length);
     }
-    const Span& span = part.hold->spans[part.range];
-    StoreEntry& entry = entry_of(part);
     if (!part.no_route) {
       const Cut piece = cut(rules_of(part, entry, span), rest);
       // Where there is no way around, the engine has to see to alignment itself.
@@ -83,7 +77,7 @@ bool Cutter::next_unit(Part& part) const {
     if (claim.begin == claim.end) return false;
     part.claimed = claim.begin;
     part.claimed_end = claim.end;
-    request.survey.reach(request, claim.end);
+    request.survey.reach(request, claim.begin, claim.end);
   }
   part.unit = request.units[part.claimed++];
   while (part.claimed != part.claimed_end && continues(part.unit, request.units[part.claimed])) {
@@ -125,7 +119,7 @@ void Cutter::plan_unit(Part& part) const {
 
 void Cutter::plan_window(Part& part, Residency residency, bool around_device) const {
   const Span& span = part.hold->spans[part.range];
-  StoreEntry& entry = entry_of(part);
+  StoreEntry& entry = *part.hold->stores[span.store].entry;
   if (entry.info().kind == StoreKind::made) {
     part.no_route = false;
     part.plan = {Path::cached, Reason::made};
@@ -201,7 +195,7 @@ bool Cutter::may_be_buffered(const Request& request, const StoreEntry& entry, co
 
 void Cutter::fail_unit(Part& part, Code code, const Error* cause) {
   while (part.unit.count != 0) {
-    const Rest rest = rest_of(part);
+    const Rest rest = rest_of(part, part.hold->spans[part.range]);
     if (rest.length != 0) part.add_failure({part.range, rest.offset, rest.length, code, 0}, cause);
     advance(part, rest.length);
   }

@@ -179,8 +179,7 @@ void Lane::launch(TimePoint now) {
     }
     const bool unit_is_started = part.unit.count == 0 && part.stage == Stage::transfer;
     // Known at once, a part that has no more to start ends with its last operation and not a step later.
-    const bool was_last = part.claimed == part.claimed_end && !part.hold->has_more_units();
-    if (unit_is_started && was_last) result = Launch::finished;
+    if (unit_is_started && part.claimed == part.claimed_end && !part.hold->has_more_units()) result = Launch::finished;
     if (result == Launch::finished) {
       to_start_.pop();
       part.exhausted = true;

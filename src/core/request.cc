@@ -32,41 +32,39 @@ constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
 // How soon a caller that waits takes over from one that stopped working.
 constexpr Duration turn = std::chrono::milliseconds(1);
 
+bool can_share_a_unit(const Span& one, const Span& other) {
+  return one.store == other.store && one.gpu == other.gpu && one.is_out_of_reach == other.is_out_of_reach &&
+         (one.transform != 0) == (other.transform != 0);
+}
+
 // Calls `visit(Unit)` for every unit of the spans, in order.
 template <typename Visit>
-void for_each_unit(const Spans& spans, std::uint64_t unit_bytes, Visit visit) {
-  Unit group;
-  const auto flush_group = [&] {
-    if (group.length != 0) visit(group);
-    group = Unit{};
-  };
-  for (std::uint32_t i = 0; i < spans.size(); ++i) {
-    const Span& span = spans[i];
-    if (span.length > unit_bytes && span.transform != 0) {
-      flush_group();
-      visit(Unit{0, span.length, i, 1});
+void for_each_unit(const Spans& all, std::uint64_t unit_bytes, Visit visit) {
+  const std::span spans(all.begin(), all.end());
+  for (std::uint32_t i = 0; i < spans.size();) {
+    const Span first = spans[i];
+    if (first.length <= unit_bytes) {
+      Unit group{0, first.length, i, 1};
+      for (++i; i < spans.size() && group.count < unit_ranges_most; ++i, ++group.count) {
+        const Span& span = spans[i];
+        if (span.length > unit_bytes - group.length || !can_share_a_unit(first, span)) break;
+        group.length += span.length;
+      }
+      if (group.length != 0) visit(group);
       continue;
     }
-    if (span.length > unit_bytes) {
-      flush_group();
-      for (std::uint64_t begin = 0; begin < span.length;) {
-        const std::uint64_t to_boundary = unit_bytes - (span.offset + begin) % unit_bytes;
-        const std::uint64_t length = std::min(span.length - begin, to_boundary);
+    if (first.transform != 0) {
+      visit(Unit{0, first.length, i, 1});
+    } else {
+      for (std::uint64_t begin = 0; begin < first.length;) {
+        const std::uint64_t to_boundary = unit_bytes - (first.offset + begin) % unit_bytes;
+        const std::uint64_t length = std::min(first.length - begin, to_boundary);
         visit(Unit{begin, length, i, 1});
         begin += length;
       }
-      continue;
     }
-    const bool fits = group.count != 0 && group.count < unit_ranges_most && group.length + span.length <= unit_bytes &&
-                      spans[group.first].store == span.store && spans[group.first].gpu == span.gpu &&
-                      spans[group.first].is_out_of_reach == span.is_out_of_reach &&
-                      (spans[group.first].transform != 0) == (span.transform != 0);
-    if (!fits) flush_group();
-    if (group.count == 0) group.first = i;
-    group.length += span.length;
-    ++group.count;
+    ++i;
   }
-  flush_group();
 }
 
 }  // namespace
@@ -177,6 +175,7 @@ Status Request::prepare_stores() {
     if (direction == Direction::read) {
       if (auto status = entry.check_end(use.end, deadline); !status) return status;
       use.check_identity = total_bytes >= identity_checked_from_bytes && !entry.info().writable && !entry.is_growing();
+      checks_identities_ |= use.check_identity;
       asks_servers_ |= use.check_identity && is_remote(entry.info().locality);
       continue;
     }
@@ -225,6 +224,7 @@ Status Request::note(const Identities& identities) {
 }
 
 Status Request::note_first_identities() {
+  if (!checks_identities_) return {};
   if (!asks_servers_) return note(identities_of(checked_stores()));
   if (Status asked = begin_query([] {}); !asked) return asked;
   Status answered = asked_->begun.wait_until(std::min(deadline, environment_->calls->patience_end()));
@@ -331,15 +331,23 @@ const cuda::Device* Request::decoding_gpu() const {
 
 Request::Claim Request::claim_units() {
   const auto count = static_cast<std::uint32_t>(units.size());
-  if (!has_more_units()) return {count, count};
+  const std::uint32_t next = next_unit_.load(std::memory_order_relaxed);
+  if (next >= count) return {count, count};
+  // Short ranges make no long pieces: one group at a time, or some lanes would be done long before the others.
+  const bool is_single = units[next].count != 1 || next + 1 == count;
+  const std::uint32_t wanted = is_single ? 1 : claimed_at_once();
+  if (!transforms.empty()) return claim_mixed(wanted);
+  const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
+  return {std::min(begin, count), std::min(begin + wanted, count)};
+}
+
+// Units of a long range.
+std::uint32_t Request::claimed_at_once() const {
   const Flow& flow = stores[0].entry->flow(direction);
   const std::uint64_t operation = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();
   const std::uint64_t longest = std::max(claimed_bytes_most, environment_->options.staging_slot_bytes);
   const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? longest : operation;
-  const auto wanted = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
-  if (!transforms.empty()) return claim_mixed(wanted);
-  const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
-  return {std::min(begin, count), std::min(begin + wanted, count)};
+  return static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
 }
 
 // What is transformed is as long as it is, and claimed one by one; plain units up to the next of those.
@@ -356,8 +364,8 @@ Request::Claim Request::claim_mixed(std::uint32_t wanted) {
 }
 
 // A range that failed has more left than any has bytes.
-void Request::range_moved(std::uint32_t range, std::uint64_t bytes) {
-  if (!left_ || left_[range].fetch_sub(bytes, std::memory_order_acq_rel) != bytes) return;
+void Request::count_moved(std::uint32_t range, std::uint64_t bytes) {
+  if (left_[range].fetch_sub(bytes, std::memory_order_acq_rel) != bytes) return;
   call_back("RequestOptions::on_range", options_.on_range, range, Code::ok);
 }
 

@@ -61,6 +61,7 @@ struct Unit {
   std::uint32_t first = 0;                   // range
   std::uint32_t count = 0;                   // of ranges
   Residency residency = Residency::unknown;  // before the request read there (Survey); some: also if ranges differ
+  bool is_asked = false;                     // that is set, as Survey tells lanes
 };
 
 // An end of a write that fills no whole block.
@@ -214,8 +215,8 @@ class Request {
   std::uint64_t unit_bytes() const { return unit_bytes_; }
   bool has_more_units() const { return next_unit_.load(std::memory_order_relaxed) < units.size(); }
   // The next units, for whichever lane asks: indices from `begin` to `end`, the same when there are no more. One at a
-  // time, so that all lanes together read a disk in order; several where long pieces are better than order. (A disk
-  // that looks ahead gave 3.5 GB/s to lanes that took 4 MiB each, and 5 in order.)
+  // time, so that all lanes together read a disk in order; several of a long range where long pieces are better than
+  // order. (A disk that looks ahead gave 3.5 GB/s to lanes that took 4 MiB each, and 5 in order.)
   struct Claim {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
@@ -254,7 +255,9 @@ class Request {
   bool has_lanes() const { return lanes_set_.load(std::memory_order_seq_cst); }
 
   // As RequestOptions::on_range has it, if someone wants to know.
-  void range_moved(std::uint32_t range, std::uint64_t bytes);
+  void range_moved(std::uint32_t range, std::uint64_t bytes) {
+    if (left_) count_moved(range, bytes);
+  }
   void range_failed(std::uint64_t range, Code code);
 
   bool has_callback() const { return options_.on_end || options_.on_range; }
@@ -283,6 +286,8 @@ class Request {
   };
 
   void call_waiting();
+  void count_moved(std::uint32_t range, std::uint64_t bytes);
+  std::uint32_t claimed_at_once() const;
   Claim claim_mixed(std::uint32_t wanted);
   const cuda::Device* decoding_gpu() const;
   class KnownMemory;
@@ -350,9 +355,10 @@ class Request {
     std::shared_ptr<const IdentityQuery> query;  // shared with the operation
     Calls::Begun begun;
   };
-  bool asks_servers_ = false;  // of some store whose identity is checked
-  bool unasked_ = false;       // nobody could be asked
-  bool unanswered_ = false;    // a server had not answered when the request ended
+  bool checks_identities_ = false;  // of some store
+  bool asks_servers_ = false;       // of some store whose identity is checked
+  bool unasked_ = false;            // nobody could be asked
+  bool unanswered_ = false;         // a server had not answered when the request ended
   std::optional<Asked> asked_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> left_;  // of each range, not there yet; null: nobody wants to know
   std::string passed_over_;                             // an engine that reaches some GPUs, and not one of these

@@ -127,6 +127,19 @@ TEST_F(RequestTest, gives_several_units_at_once_where_long_pieces_are_better) {
   EXPECT_EQ(none.begin, none.end);
 }
 
+TEST_F(RequestTest, gives_groups_of_short_ranges_one_by_one_whatever_is_better_for_long_ones) {
+  const penstock::Store store = open();
+  std::vector<Range> ranges(1100, range(store, 0, 1));
+  ranges.push_back(range(store, 0, 6 * unit_bytes));
+  const auto request = create(ranges);
+  request->prefer_long(true);
+  std::vector<std::uint32_t> ends;
+  for (auto claim = request->claim_units(); claim.begin != claim.end; claim = request->claim_units()) {
+    ends.push_back(claim.end);
+  }
+  EXPECT_EQ(ends, (std::vector<std::uint32_t>{1, 2, 3, 7, 9}));
+}
+
 TEST_F(RequestTest, gives_what_is_transformed_one_by_one_and_plain_units_between_that_several_at_once) {
   struct Nothing : Transform {
     Status by_cpu(const Piece&) const override { return {}; }
@@ -144,6 +157,34 @@ TEST_F(RequestTest, gives_what_is_transformed_one_by_one_and_plain_units_between
   EXPECT_EQ(ends, (std::vector<std::uint32_t>{1, 2, 6, 8, 9, 12}));
   const auto none = request->claim_units();
   EXPECT_EQ(none.begin, none.end);
+}
+
+TEST_F(RequestTest, asks_about_each_unit_once_and_before_a_lane_reads_near_in_front_of_it) {
+  constexpr std::uint32_t ahead = 16;
+  std::array<std::atomic<int>, 64> asked{};
+  script_.resident_bytes = [&](std::uint64_t offset, std::uint64_t length) {
+    const std::uint64_t unit = offset / unit_bytes;
+    ++asked[unit];
+    return unit % 3 == 0 ? length : 0;
+  };
+  const penstock::Store store = open();
+  const auto request = create({range(store, 0, 32 * unit_bytes), range(store, 32 * unit_bytes, 32 * unit_bytes)});
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 4; ++i) {
+    lanes.emplace_back([&] {
+      for (auto claim = request->claim_units(); claim.begin != claim.end; claim = request->claim_units()) {
+        request->survey.reach(*request, claim.begin, claim.end);
+        for (std::uint32_t at = claim.begin; at < std::min(claim.end + ahead, 64U); ++at) {
+          const Residency expected = at % 3 == 0 ? Residency::all : Residency::none;
+          if (request->units[at].residency != expected) ++wrong;
+        }
+      }
+    });
+  }
+  for (std::thread& lane : lanes) lane.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_TRUE(std::all_of(asked.begin(), asked.end(), [](int times) { return times == 1; }));
 }
 
 TEST_F(RequestTest, gives_no_unit_to_two_lanes) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <new>
 #include <optional>
-#include <span>
 
 #include "core/environment.h"
 #include "core/request.h"
@@ -30,6 +29,21 @@ Residency compare(std::uint64_t resident, std::uint64_t length) {
   return resident == 0 ? Residency::none : Residency::some;
 }
 
+bool is_guess(Residency residency) {
+  return residency == Residency::likely_all || residency == Residency::likely_none;
+}
+
+void set_residency(Unit& unit, Residency residency) {
+  unit.residency = residency;
+  const std::atomic_ref is_asked(unit.is_asked);
+  is_asked.store(true, std::memory_order_release);
+  is_asked.notify_all();
+}
+
+void await_residency(Unit& unit) {
+  std::atomic_ref(unit.is_asked).wait(false, std::memory_order_acquire);
+}
+
 bool wants_residency_of(const Request& request, const StoreEntry& entry) {
   return entry.info().kind != StoreKind::made &&
          wants_residency({.direction = request.direction,
@@ -41,35 +55,36 @@ bool wants_residency_of(const Request& request, const StoreEntry& entry) {
 
 }  // namespace
 
-void Survey::reach(Request& request, std::uint32_t end) {
-  const auto count = static_cast<std::uint32_t>(request.units.size());
+void Survey::reach(Request& request, std::uint32_t begin, std::uint32_t end) {
   const auto with = [&](std::uint64_t bytes) {
-    return static_cast<std::uint32_t>(std::min<std::uint64_t>(count, end + bytes / request.unit_bytes()));
+    return static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(request.units.size(), end + bytes / request.unit_bytes()));
   };
-  std::uint32_t wanted = with(read_ahead_most_bytes);
-  if (asked_.load(std::memory_order_acquire) >= wanted) return;
-  const std::lock_guard lock(mutex_);
-  const std::uint32_t asked = asked_.load(std::memory_order_relaxed);
-  // From the end: to look at a page may make the kernel read ahead of it, too. Each look at a page that is not there is
-  // a read; where many in a row were not, only some are looked at.
-  std::uint32_t missing = 0;
-  for (std::uint32_t at = wanted; at > asked;) {
-    Unit& unit = request.units[--at];
-    const bool is_skipped = missing >= misses_in_a_row && missing % looked_at_one_in != 0;
-    unit.residency = is_skipped ? Residency::likely_none : ask_about(request, unit);
-    missing = unit.residency == Residency::likely_none ? missing + 1 : 0;
-    const bool guesses = unit.residency == Residency::likely_all || unit.residency == Residency::likely_none;
-    if (guesses && at + 1 == wanted && wanted < with(guessed_at_once_bytes)) {
-      wanted = with(guessed_at_once_bytes);
-      at = wanted;
-    }
+  const std::uint32_t wanted = with(read_ahead_most_bytes);
+  for (std::uint32_t at = next_.load(std::memory_order_relaxed); at < wanted;) {
+    if (!next_.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) continue;
+    const Residency residency = ask_about(request, request.units[at]);
+    if (is_guess(residency)) guess_far(request, with(guessed_at_once_bytes));
+    set_residency(request.units[at], residency);
+    at = next_.load(std::memory_order_relaxed);
   }
-  asked_.store(std::max(asked, wanted), std::memory_order_release);
+  for (std::uint32_t at = begin; at < wanted; ++at) await_residency(request.units[at]);
 }
 
-Residency Survey::ask(const Request& request, const Stretch& stretch) {
-  const std::lock_guard lock(mutex_);
-  return ask_locked(request, stretch);
+// From the end: to look at a page may make the kernel read ahead of it, too. Each look at a page that is not there is a
+// read; where many in a row were not, only some are looked at.
+void Survey::guess_far(Request& request, std::uint32_t end) {
+  std::uint32_t begin = next_.load(std::memory_order_relaxed);
+  while (begin < end && !next_.compare_exchange_weak(begin, end, std::memory_order_relaxed)) {
+  }
+  std::uint32_t missing = 0;
+  for (std::uint32_t at = end; at > begin; --at) {
+    Unit& unit = request.units[at - 1];
+    const bool is_skipped = missing >= misses_in_a_row && missing % looked_at_one_in != 0;
+    const Residency residency = is_skipped ? Residency::likely_none : ask_about(request, unit);
+    missing = residency == Residency::likely_none ? missing + 1 : 0;
+    set_residency(unit, residency);
+  }
 }
 
 // Some: also if the ranges of a group differ.
@@ -79,26 +94,29 @@ Residency Survey::ask_about(const Request& request, const Unit& unit) {
   if (unit.count == 1) {
     const Span& span = request.spans[unit.first];
     const std::uint64_t length = span.transform != 0 ? request.stored_bytes(span) : unit.length;
-    return ask_locked(request, {store, span.offset + unit.begin, length});
+    return ask(request, {store, span.offset + unit.begin, length});
   }
   const std::uint32_t stride = std::max(1U, unit.count / residency_samples);
   std::optional<Residency> agreed;
   for (std::uint32_t i = 0; i < unit.count; i += stride) {
     const Span& span = request.spans[unit.first + i];
     if (span.length == 0) continue;
-    const Residency residency = ask_locked(request, {store, span.offset, request.stored_bytes(span)});
+    const Residency residency = ask(request, {store, span.offset, request.stored_bytes(span)});
     if (agreed.value_or(residency) != residency) return Residency::some;
     agreed = residency;
   }
   return agreed.value_or(Residency::unknown);
 }
 
-// REQUIRES: mutex_
-Residency Survey::ask_locked(const Request& request, const Stretch& stretch) {
+Residency Survey::ask(const Request& request, const Stretch& stretch) {
+  engine::PageCache& cache = *request.stores[stretch.store].entry->store().page_cache();
+  const auto resident = cache.resident_bytes(stretch.offset, stretch.length);
+  return resident ? compare(*resident, stretch.length) : guess(request, stretch);
+}
+
+Residency Survey::guess(const Request& request, const Stretch& stretch) {
+  const std::lock_guard lock(mutex_);
   StoreEntry& entry = *request.stores[stretch.store].entry;
-  if (const auto resident = entry.store().page_cache()->resident_bytes(stretch.offset, stretch.length)) {
-    return compare(*resident, stretch.length);
-  }
   if (const auto guess = entry.guess_residency(stretch.offset, stretch.length)) {
     if (!guess->missing) return Residency::likely_all;
     try {
@@ -118,8 +136,9 @@ Residency Survey::ask_locked(const Request& request, const Stretch& stretch) {
 void Survey::add_leftovers(const Request& request, std::vector<Stretch>& leftovers) const {
   if (request.cache != Cache::automatic) return;
   leftovers.insert(leftovers.end(), brought_.begin(), brought_.end());
-  Stretch cached;  // the last unit that was
-  for (const Unit& unit : std::span(request.units.data(), asked_.load(std::memory_order_relaxed))) {
+  if (request.units.size() < 2) return;  // it would be ahead of nothing
+  Stretch cached;                        // the last unit that was
+  for (const Unit& unit : request.units) {
     if (unit.count != 1) continue;
     const Span& span = request.spans[unit.first];
     const Stretch here{span.store, span.offset + unit.begin, unit.length};

@@ -2,7 +2,8 @@
 //
 // The kernel reads ahead of what is read through the page cache. A unit that is asked about only when its turn comes
 // would be taken for cached though the disk has just read it for this request. So units are asked about before anything
-// that near in front of them is read.
+// that near in front of them is read. Lanes share the asking, and wait for each other only where they need what another
+// is just asking about.
 //
 // Thread safety: any thread. Lifetime: within its request.
 #pragma once
@@ -34,8 +35,9 @@ struct Stretch {
 
 class Survey {
  public:
-  // Sets Unit::residency of the first `end` units, and of as many behind them as the kernel may read ahead.
-  void reach(Request& request, std::uint32_t end);
+  // Until Unit::residency is set from unit `begin` up to `end`, and of as many behind them as the kernel may read
+  // ahead. REQUIRES: the units before `begin` are claimed.
+  void reach(Request& request, std::uint32_t begin, std::uint32_t end);
   // The same of a single stretch, as it is now.
   Residency ask(const Request& request, const Stretch& stretch);
 
@@ -45,10 +47,11 @@ class Survey {
 
  private:
   Residency ask_about(const Request& request, const Unit& unit);
-  Residency ask_locked(const Request& request, const Stretch& stretch);
+  void guess_far(Request& request, std::uint32_t end);
+  Residency guess(const Request& request, const Stretch& stretch);
 
-  std::mutex mutex_;
-  std::atomic<std::uint32_t> asked_{0};  // so many units
+  std::atomic<std::uint32_t> next_{0};  // unit to ask about
+  std::mutex mutex_;                    // guards what follows: guesses are made one by one
   // Where only the time of a read tells: what that was, and of which store.
   Residency timed_ = Residency::unknown;
   const StoreEntry* timed_entry_ = nullptr;
