@@ -24,19 +24,26 @@ Error invalid_memory(std::size_t index, Error error) {
   return error;
 }
 
-Status check_range(std::size_t index, const Range& range, bool needs_memory) {
-  if (range.store == nullptr || !*range.store) return invalid_range(index, "no store", "open one first");
-  if (needs_memory && range.memory.size_bytes != 0 && range.memory.data == nullptr) {
-    return invalid_range(index, "memory at address 0", "give memory of the size of the transfer");
-  }
-  if (needs_memory && range.memory.size_bytes > UINTPTR_MAX - reinterpret_cast<std::uintptr_t>(range.memory.data)) {
-    return invalid_range(index, "memory that ends past the last address", "give memory of the size of the transfer");
-  }
-  if (range.memory.size_bytes > std::numeric_limits<std::int64_t>::max() ||
-      range.offset > std::numeric_limits<std::int64_t>::max() - range.memory.size_bytes) {
-    return invalid_range(index, "offset plus size overflows", "offset plus size must be below 2^63 bytes");
-  }
-  return {};
+// What is wrong with a range; null: nothing.
+struct Fault {
+  const char* what;
+  const char* hint;
+};
+
+const Fault* fault_of(const Range& range, bool needs_memory) {
+  static constexpr Fault no_store{"no store", "open one first"};
+  static constexpr Fault no_memory{"memory at address 0", "give memory of the size of the transfer"};
+  static constexpr Fault past_addresses{"memory that ends past the last address",
+                                        "give memory of the size of the transfer"};
+  static constexpr Fault past_offsets{"offset plus size overflows", "offset plus size must be below 2^63 bytes"};
+  constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();
+  const auto address = reinterpret_cast<std::uintptr_t>(range.memory.data);
+  const std::uint64_t size = range.memory.size_bytes;
+  if (range.store == nullptr || !*range.store) return &no_store;
+  if (needs_memory && size != 0 && address == 0) return &no_memory;
+  if (needs_memory && size > UINTPTR_MAX - address) return &past_addresses;
+  if (size > most || range.offset > most - size) return &past_offsets;
+  return nullptr;
 }
 
 Status check_stored(std::size_t index, const Range& range, Direction direction, const Options& options) {
@@ -95,10 +102,27 @@ class Request::KnownMemory {
   bool is_empty() const { return snapshot_ == nullptr; }
   const MemoryMap::Entry& find(const std::byte* data, std::uint64_t length) {
     const bool same = entry_ != nullptr && entry_->covers(data, length);
-    if (!same) entry_ = snapshot_ != nullptr ? MemoryMap::find(*snapshot_, data, length) : nullptr;
+    if (same) return entry_;
+    reached_from_ = nullptr;
+    entry_ = snapshot_ != nullptr ? MemoryMap::find(*snapshot_, data, length) : nullptr;
     return entry_;
   }
+  // How a span of that memory is reached by the engine of a store.
+  void note_reach(const Span& span, const StoreEntry& store) {
+    if (entry_ == nullptr) return;
+    reached_from_ = &store;
+    attached_ = span.attached;
+    is_out_of_reach_ = span.is_out_of_reach;
+  }
+  // The same for another span; false: it lies elsewhere, or is of another store.
+  bool reach_alike(Span& span, const StoreEntry& store) const {
+    if (reached_from_ != &store || !entry_->covers(span.memory, span.length)) return false;
+    span.attached = attached_;
+    span.is_out_of_reach = is_out_of_reach_;
+    return true;
+  }
   const MemoryMap::Entry& attach(Region allocation) {
+    reached_from_ = nullptr;
     entry_ = allocation.data != refused_ ? map_.attach_on_use(allocation) : nullptr;
     if (entry_ != nullptr) snapshot_ = map_.snapshot();
     refused_ = entry_ != nullptr ? nullptr : allocation.data;
@@ -109,12 +133,14 @@ class Request::KnownMemory {
   MemoryMap& map_;
   std::shared_ptr<const MemoryMap::Snapshot> snapshot_;
   MemoryMap::Entry entry_;
+  const StoreEntry* reached_from_ = nullptr;  // null: it is not known how
+  const engine::Attached* attached_ = nullptr;
+  bool is_out_of_reach_ = false;
   const std::byte* refused_ = nullptr;
 };
 
 void Request::reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& known) {
   const engine::HostReach reach = entry.host_reach();
-  if (reach == engine::HostReach::any && known.is_empty()) return;
   const MemoryMap::Entry* found = &known.find(span.memory, span.length);
   const HeldMemory::Holder buffer =
       *found == nullptr && reach == engine::HostReach::attached ? held.holder_of(span.memory) : nullptr;
@@ -126,11 +152,13 @@ void Request::reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& 
     found = &known.attach(memory);
   }
   if (*found != nullptr && hold(*found)) span.attached = (*found)->by_engine[entry.engine()].get();
-  if (reach == engine::HostReach::any) return;
-  const bool is_reached = reach == engine::HostReach::attached && span.attached != nullptr &&
-                          (*environment_->engines)[entry.engine()]->memory()->reaches(*span.attached, entry.store());
-  span.is_out_of_reach = !is_reached;
-  needs_staging |= !is_reached && reach == engine::HostReach::attached;  // of ours
+  if (reach != engine::HostReach::any) {
+    const bool is_reached = reach == engine::HostReach::attached && span.attached != nullptr &&
+                            (*environment_->engines)[entry.engine()]->memory()->reaches(*span.attached, entry.store());
+    span.is_out_of_reach = !is_reached;
+    needs_staging |= !is_reached && reach == engine::HostReach::attached;  // of ours
+  }
+  known.note_reach(span, entry);
 }
 
 // False: it left the table meanwhile.
@@ -160,8 +188,9 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     return Error{Code::invalid_argument, 0, "more than 2^31 - 1 ranges in a request", "split it"};
   }
   if (ranges.empty()) return {};
+  const bool needs_memory = engine::moves_bytes(kind);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
-    if (auto status = check_range(i, ranges[i], engine::moves_bytes(kind)); !status) return status;
+    if (const Fault* fault = fault_of(ranges[i], needs_memory)) return invalid_range(i, fault->what, fault->hint);
     if (ranges[i].stored == nullptr) continue;
     if (auto status = check_stored(i, ranges[i], direction, environment_->options); !status) return status;
   }
@@ -169,36 +198,39 @@ Status Request::add_ranges(std::span<const Range> ranges) {
   spans.reserve(ranges.size(), environment_->spare_spans);
   KnownMemory known(*environment_);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
-    Span& span = spans.add();
+    const Range& range = ranges[i];
+    Span& span = spans.add({.offset = range.offset, .length = range.memory.size_bytes, .memory = range.memory.data});
     if (!store_of.empty()) span.store = store_of[i];
     StoreUse& use = stores[span.store];
-    span.offset = ranges[i].offset;
-    span.length = ranges[i].memory.size_bytes;
-    span.memory = ranges[i].memory.data;
-    if (span.memory != nullptr && span.length != 0 && !held.add(span.memory, span.length)) {
+    const StoreEntry& entry = *use.entry;
+    const bool has_memory = span.memory != nullptr && span.length != 0;
+    if (has_memory && !held.add(span.memory, span.length)) {
       return Error{Code::out_of_range, 0,
                    "range " + std::to_string(i) + ": its memory lies partly in a Buffer and partly outside",
                    "stay within the Buffer"};
     }
-    if (ranges[i].stored != nullptr) {
-      transforms.push_back({*ranges[i].stored});
+    std::uint64_t stored = span.length;
+    if (range.stored != nullptr) {
+      transforms.push_back({*range.stored});
       span.transform = static_cast<std::uint32_t>(transforms.size()) & INT32_MAX;
       span.is_out_of_reach = true;
       needs_staging = true;
+      stored = range.stored->bytes;
     }
-    if (!ranges[i].memory.domain.host_accessible()) {
+    if (!range.memory.domain.host_accessible()) {
       has_gpu = true;
-    } else if (!use.entry->from_host()) {
+    } else if (!entry.from_host()) {
       return Error{Code::unsupported, 0,
-                   "range " + std::to_string(i) + ": engine " + engine_name(use.entry->engine()) +
+                   "range " + std::to_string(i) + ": engine " + engine_name(entry.engine()) +
                        " moves bytes only to and from GPU memory",
                    "leave the engine unset"};
-    } else if (span.memory != nullptr && span.length != 0 && span.transform == 0) {
-      reach_from_host(span, *use.entry, known);
+    } else if (has_memory && span.transform == 0 && !known.reach_alike(span, entry)) {
+      const bool reaches_all = entry.host_reach() == engine::HostReach::any && known.is_empty();
+      if (!reaches_all) reach_from_host(span, entry, known);
     }
     use.begin = std::min(use.begin, span.offset);
-    use.end = std::max(use.end, span.offset + stored_bytes(span));
-    if (kind == engine::OpKind::deallocate) keep_whole_blocks(span, *use.entry);
+    use.end = std::max(use.end, span.offset + stored);
+    if (kind == engine::OpKind::deallocate) keep_whole_blocks(span, entry);
     total_bytes += span.length;
   }
   return {};

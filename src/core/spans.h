@@ -51,7 +51,7 @@ class SpareSpans {
   }
   // The longest is kept.
   void keep(Block block) {
-    if (block.spans > most_kept) return;
+    if (!block.bytes || block.spans > most_kept) return;
     const std::scoped_lock lock(mutex_);
     if (block.spans > kept_.spans) std::swap(block, kept_);
   }
@@ -73,7 +73,7 @@ class Spans {
     if (size > 1) block_ = spare.take(size);
   }
   // REQUIRES: fewer than were reserved.
-  Span& add() { return *new (data() + size_++) Span; }
+  Span& add(const Span& span) { return *new (data() + size_++) Span(span); }
   // It has none afterwards.
   SpareSpans::Block let_go() {
     size_ = 0;

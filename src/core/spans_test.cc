@@ -9,7 +9,7 @@ TEST(Spans, one_needs_no_memory) {
   SpareSpans spare;
   Spans spans;
   spans.reserve(1, spare);
-  spans.add().offset = 7;
+  spans.add({.offset = 7});
   EXPECT_EQ(spans.size(), 1U);
   EXPECT_EQ(spans[0].offset, 7U);
   EXPECT_EQ(spans.let_go().spans, 0U);
@@ -21,10 +21,7 @@ TEST(Spans, are_new_in_memory_that_was_used_before) {
   Spans first;
   first.reserve(1000, spare);
   for (std::uint64_t i = 0; i < 1000; ++i) {
-    Span& span = first.add();
-    span.offset = i;
-    span.is_out_of_reach = true;
-    span.transform = 5;
+    first.add({.offset = i, .transform = 5, .is_out_of_reach = true});
   }
   const Span* const data = first.data();
   spare.keep(first.let_go());
@@ -32,7 +29,8 @@ TEST(Spans, are_new_in_memory_that_was_used_before) {
   Spans second;
   second.reserve(900, spare);
   for (std::uint64_t i = 0; i < 900; ++i) {
-    const Span& span = second.add();
+    second.add({});
+    const Span& span = second[i];
     EXPECT_TRUE(span.offset == 0 && !span.is_out_of_reach && span.transform == 0);
   }
   EXPECT_EQ(second.data(), data);
