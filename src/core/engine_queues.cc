@@ -95,11 +95,16 @@ bool EngineQueues::note_end(std::size_t engine, const engine::Done& done) {
 
 // Also chooses which of them is slept in next, where there are no events: one after the other.
 std::size_t EngineQueues::count_busy() {
-  const auto busy = static_cast<std::size_t>(
-      std::count_if(queues_.begin(), queues_.end(), [](const One& one) { return one.in_flight != 0; }));
-  if (busy == 0) return 0;
-  do last_busy_ = (last_busy_ + 1) % queues_.size();
-  while (queues_[last_busy_].in_flight == 0);
+  std::size_t busy = 0;
+  std::size_t after = queues_.size();  // the first that is busy, behind the last
+  std::size_t first = 0;
+  for (std::size_t i = queues_.size(); i > 0; --i) {
+    if (queues_[i - 1].in_flight == 0) continue;
+    ++busy;
+    first = i - 1;
+    if (first > last_busy_) after = first;
+  }
+  if (busy != 0) last_busy_ = after != queues_.size() ? after : first;
   return busy;
 }
 

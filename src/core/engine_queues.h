@@ -25,8 +25,9 @@ class EngineQueues {
   EngineQueues(const engine::Table& engines, const engine::QueueOptions& options, Pieces& pieces, Inbox& inbox,
                LaneTrace* trace);
 
+  bool has(std::size_t engine) const { return queues_[engine].queue != nullptr; }
   // Makes the Queue of an engine, unless it is there.
-  Status ensure(std::size_t engine) { return queues_[engine].queue ? Status() : make(engine); }
+  Status ensure(std::size_t engine) { return has(engine) ? Status() : make(engine); }
   // REQUIRES: ensure() was ok.
   void add(std::size_t engine, const engine::Op& op) { queues_[engine].batch.push_back(op); }
   // Gives the engines what was added, as far as they take it.

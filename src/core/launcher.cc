@@ -26,7 +26,7 @@ bool is_past_cache(Path path) {
 
 }  // namespace
 
-bool Launcher::has_queue(std::size_t engine) {
+bool Launcher::make_queue(std::size_t engine) {
   const Status made = lane_.queues.ensure(engine);
   if (made) return true;
   log(LogLevel::error, made.error().message);
@@ -112,7 +112,7 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
   if (is_counted && !has_flow(entry.flow(request.direction))) return Launch::waits;
   StagingArena::Block block;
   std::unique_ptr<Making> making;
-  const Maker maker = maker_of(request, span);
+  const Maker maker = span.transform != 0 ? maker_of(request, span) : Maker::nobody;
   if (piece.shape == Shape::staged || edge_in_block) {
     const std::uint64_t alignment = part.plan.path == Path::direct ? entry.alignment(request.direction) : 1;
     const std::uint64_t around = align_up(next.offset + piece.length, alignment) - align_down(next.offset, alignment);
@@ -153,11 +153,10 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
   return Launch::started;
 }
 
-// A kernel could stand behind a stream that waits for us.
+// REQUIRES: it is transformed. A kernel could stand behind a stream that waits for us.
 Maker Launcher::maker_of(const Request& request, const Span& span) {
-  const TransformUse* const use = request.transform_of(span);
-  if (use == nullptr) return Maker::nobody;
   if (span.gpu == nullptr) return Maker::cpu;
+  const TransformUse* const use = request.transform_of(span);
   const bool may_use_gpu = use->is_for_gpu && span.gpu->stream_waits().load(std::memory_order_relaxed) == 0;
   if (!may_use_gpu) return Maker::cpu_for_gpu;
   const auto scratch = lane_.copies.scratch(*span.gpu, lane_.environment.options.staging_slot_bytes);

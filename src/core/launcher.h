@@ -49,7 +49,8 @@ class Launcher {
   Launch start_from_host(Part& part, const NextPiece& next, TimePoint now);
   // What lies in part of a block, and can't be written now.
   Launch leave_edge(Part& part, const NextPiece& next) const;
-  bool has_queue(std::size_t engine);
+  bool has_queue(std::size_t engine) { return lane_.queues.has(engine) || make_queue(engine); }
+  bool make_queue(std::size_t engine);
   bool has_flow(Flow& flow);
   Result<StagingArena*> staging_for(const StoreEntry& entry, const Span& span, std::uint64_t bytes);
   std::uint32_t take(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block);
