@@ -6,6 +6,7 @@
 #include "base/futex.h"
 #include "base/log.h"
 #include "base/out_of_memory.h"
+#include "cuda/held_streams.h"
 
 namespace penstock::core {
 
@@ -154,8 +155,9 @@ void GpuCopies::watch_streams(TimePoint now) {
   const bool streams_wait =
       std::any_of(gpus_.begin(), gpus_.end(), [](const OfGpu& of) { return of.gpu->stream_waits() != 0; });
   if (!streams_wait) return;
-  log(LogLevel::warning, "copies make no progress while streams wait for them; requests in stream order are ended");
+  log(LogLevel::warning, "copies make no progress while streams wait for them; what they wait for is given up");
   streams_.break_all();
+  cuda::HeldStreams::break_all();
   moved_ = now;
 }
 

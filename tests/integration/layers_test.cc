@@ -274,9 +274,24 @@ TEST_F(LayersOfModel, misuse_is_an_error_and_nothing_else) {
   pass(layers);
   Layers moved = std::move(layers);
   EXPECT_EQ(layers.acquire(0).error().code, Code::invalid_argument);
+  EXPECT_EQ(layers.acquire(0, CudaStream{}).error().code, Code::invalid_argument);
+  EXPECT_EQ(layers.check().error().code, Code::invalid_argument);
   EXPECT_EQ(layers.release(0).error().code, Code::invalid_argument);
   EXPECT_TRUE(layers.groups().empty());
   pass(moved);
+}
+
+TEST_F(LayersOfModel, in_host_memory_an_acquire_with_a_stream_waits_as_one_without) {
+  Layers layers = open(options(4 * slot));
+  for (std::size_t i = 0; i < 2 * layers.groups().size(); ++i) {
+    const std::size_t group = i % layers.groups().size();
+    const auto tensors = layers.acquire(group, CudaStream{});
+    ASSERT_TRUE(tensors.ok()) << tensors.error().message;
+    EXPECT_TRUE(is_right(layers, group, *tensors));
+    EXPECT_TRUE(layers.release(group).ok());
+  }
+  EXPECT_TRUE(layers.check().ok());
+  EXPECT_EQ(layers.report().all.stream_waits, 0U);
 }
 
 TEST_F(LayersOfModel, when_all_slots_are_held_an_acquire_waits_for_a_release_or_its_deadline) {

@@ -30,7 +30,7 @@ class Rules(unittest.TestCase):
             "src/base/vendor.cc": "#include <nlohmann/json.hpp>\n",
             "src/core/parser.cc": "#include <CLI/CLI.hpp>\n",
             "src/cli/internal.cc": '#include "core/planner.h"\n',
-            "src/services/internal.cc": '#include "base/log.h"\n',
+            "src/services/internal.cc": '#include "base/futex.h"\n',
             "include/penstock/internal.h": '#include "memory/allocation.h"\n',
         }
         for name, text in violations.items():

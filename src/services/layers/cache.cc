@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <system_error>
 #include <utility>
 
+#include "base/log.h"
 #include "base/out_of_memory.h"
 #include "penstock/machine.h"
 #include "services/models/ending.h"
@@ -134,6 +136,11 @@ Status Cache::cut() {
   if (!classes) return std::move(classes).error();
   if (!options_.domain.host_accessible()) {
     if (Status status = context_.prepare(options_.domain); !status) return status;
+    const auto driver = cuda::Driver::get();
+    if (!driver) return driver.error();
+    auto gpu = (*driver)->device(options_.domain.device());
+    if (!gpu) return std::move(gpu).error();
+    gpu_ = *gpu;
   }
   memory_ = options_.memory;
   if (memory_.data == nullptr) {
@@ -185,17 +192,25 @@ Status Cache::start() {
 
 Cache::~Cache() {
   shut_down();
+  const Status late = or_out_of_memory([&] { return tell_late(); });
+  if (!late) log(LogLevel::warning, late.error().message);
 }
 
-void Cache::end_loads() {
-  std::vector<Ticket> loads;
+void Cache::end_loads(TimePoint deadline) {
+  std::vector<Ticket> promised;
+  std::vector<Ticket> others;
   {
     const std::scoped_lock lock(mutex_);
-    for (const std::uint32_t group : loading_) {
-      if (groups_[group].ticket) loads.push_back(groups_[group].ticket);
+    for (const std::uint32_t number : loading_) {
+      const Group& group = groups_[number];
+      if (group.ticket) (group.promised != 0 ? promised : others).push_back(group.ticket);
     }
   }
-  for (Ticket& load : loads) models::end(load);
+  for (Ticket& load : others) models::end(load);
+  for (Ticket& load : promised) {
+    load.wait_for(deadline - Clock::now());
+    models::end(load);
+  }
 }
 
 bool Cache::shut_down() {
@@ -205,21 +220,24 @@ bool Cache::shut_down() {
     const std::scoped_lock lock(mutex_);
     is_closing_ = true;
   }
+  const TimePoint deadline =
+      time_after(Clock::now(), duration_from_seconds(context_.options().deadlines.close_seconds));
   changed_.notify_all();
   bell_->ring();
   keeper_.join();
-  end_loads();  // acquires that wait for them go
+  end_loads(deadline);  // acquires that wait for them go
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return inside_ == 0; });
   }
-  end_loads();  // what the last of these began
+  end_loads(deadline);  // what the last of these began
+  for (std::size_t i = loading_.size(); i-- > 0;) {
+    if (groups_[loading_[i]].promised != 0) settle(loading_[i]);
+  }
   bool is_abandoned = std::ranges::any_of(slots_, &Slot::is_lost);
   for (const std::uint32_t group : loading_) {
     is_abandoned = is_abandoned || groups_[group].ticket.outcome() == Outcome::abandoned;
   }
-  const TimePoint deadline =
-      time_after(Clock::now(), duration_from_seconds(context_.options().deadlines.close_seconds));
   while (!std::ranges::all_of(slots_, [&](Slot& slot) { return has_passed(slot); })) {
     if (Clock::now() >= deadline) {
       keep_for_good(std::move(allocated_));
@@ -285,12 +303,16 @@ Cache::Room Cache::take_slot(std::uint32_t number, const Wish& wish) {
   for (std::uint32_t i = 0; i < slots.slots; ++i) {
     Slot& slot = slots_[slots.first_slot + i];
     if (slot.is_lost || slot.group == none) {
-      candidates_.push_back({.is_empty = true, .is_fixed = slot.is_lost});
+      Candidate candidate{.is_empty = true, .is_fixed = slot.is_lost};
+      if (!slot.is_lost && !has_passed(slot)) {  // after a load that failed
+        candidate = {.is_in_use = true, .distance = std::numeric_limits<double>::infinity()};
+      }
+      candidates_.push_back(candidate);
       continue;
     }
     const Group& there = groups_[slot.group];
-    Candidate candidate{.is_fixed =
-                            !there.is_loaded || there.report.held != 0 || there.waiting != 0 || there.report.is_pinned};
+    Candidate candidate{.is_fixed = there.state != State::loaded || there.report.held != 0 || there.waiting != 0 ||
+                                    there.report.is_pinned};
     if (!candidate.is_fixed) {
       candidate.is_in_use = !has_passed(slot);
       candidate.stays = is_expected(uses_[slot.group], now_) && stays(slots.turns, there.rank);
@@ -303,18 +325,29 @@ Cache::Room Cache::take_slot(std::uint32_t number, const Wish& wish) {
   const auto index = static_cast<std::uint32_t>(slots.first_slot + *chosen);
   Slot& slot = slots_[index];
   if (candidates_[*chosen].is_in_use) return Room::later;
-  if (slot.group != none) {
-    groups_[slot.group].slot = none;
-    groups_[slot.group].is_loaded = false;
-    ++absent_;
-  }
+  auto streams = std::make_shared<cuda::HeldStreams>();
+  if (slot.group != none) vacate(groups_[slot.group]);
   slot.group = number;
   group.slot = index;
+  group.state = State::loading;
   group.ticket = Ticket();
+  group.streams = std::move(streams);
+  group.promised = 0;
+  for (std::size_t i = 0; i < group.tensors.size(); ++i) {
+    const Layout::Tensor& tensor = group.layout.tensors[i];
+    group.tensors[i] = memory_.part(slot.offset + tensor.place, tensor.bytes);
+  }
   --absent_;
   loading_.push_back(number);
   loading_bytes_ += group.layout.wanted_bytes;
   return Room::found;
+}
+
+void Cache::vacate(Group& group) {
+  slots_[group.slot].group = none;
+  group.slot = none;
+  group.state = State::absent;
+  ++absent_;
 }
 
 Result<Ticket> Cache::submit(const Group& group, const Region& memory) {
@@ -337,7 +370,10 @@ Result<Ticket> Cache::submit(const Group& group, const Region& memory) {
     }
     RequestOptions options;
     options.cache = page_cache_of(group);
-    options.on_end = [bell = bell_](const Report&) { bell->ring(); };
+    options.on_end = [bell = bell_, streams = group.streams](const Report& report) {
+      if (report.ok()) streams->let_go();
+      bell->ring();
+    };
     return context_.submit(Direction::read, list.ranges(), options);
   });
 }
@@ -365,8 +401,16 @@ void Cache::launch(std::uint32_t number) {
 
 void Cache::settle(std::uint32_t number) {
   Group& group = groups_[number];
-  if (group.is_loaded || group.slot == none || !group.ticket || !group.ticket.ended()) return;
-  finish(number, group.ticket.report());
+  if (group.state != State::loading || !group.ticket) return;
+  const bool has_ended = group.ticket.ended();  // before the look at the streams: what is broken later was in vain
+  if (group.streams->is_broken()) {
+    group.streams = std::make_shared<cuda::HeldStreams>();  // for later acquires: the load goes on
+    set_error(
+        number,
+        {Code::would_deadlock, 0, "copies could not get past a stream that waits for them",
+         "set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts, or put no copies on a stream behind an acquire"});
+  }
+  if (has_ended) finish(number, group.ticket.report());
 }
 
 void Cache::settle_all() {
@@ -381,24 +425,68 @@ void Cache::finish(std::uint32_t number, const Report& report) {
   group.ticket = Ticket();
   changed_.notify_all();
   if (report.ok()) {
-    for (std::size_t i = 0; i < group.tensors.size(); ++i) {
-      const Layout::Tensor& tensor = group.layout.tensors[i];
-      group.tensors[i] = memory_.part(slot.offset + tensor.place, tensor.bytes);
-    }
-    group.is_loaded = true;
+    group.state = State::loaded;
     ++group.report.loads;
     group.report.loaded_bytes += group.layout.wanted_bytes;
-    return;
+  } else {
+    ++group.report.failed_loads;
+    set_error(number, error_of(report));
+    if (report.outcome == Outcome::abandoned) {
+      slot.is_lost = true;
+      ++classes_[group.slot_class].lost;
+    }
+    group.state = State::failed;
+    if (group.report.held == 0) vacate(group);
   }
-  ++group.report.failed_loads;
-  group.error = report.error.value_or(Error{Code::internal, 0, "a load failed without an error", ""});
-  if (report.outcome == Outcome::abandoned) {
-    slot.is_lost = true;
-    ++classes_[group.slot_class].lost;
+  group.promised = 0;
+  group.streams->let_go();
+}
+
+Error Cache::error_of(const Report& report) const {
+  if (is_closing_ && report.outcome == Outcome::cancelled) {
+    return {Code::cancelled, 0, "the Layers were closed before it was loaded",
+            "wait for the stream before you close them, or raise close_seconds"};
   }
-  slot.group = none;
-  group.slot = none;
-  ++absent_;
+  return report.error.value_or(Error{Code::internal, 0, "a load failed without an error", ""});
+}
+
+void Cache::set_error(std::uint32_t number, Error error) {
+  Group& group = groups_[number];
+  if (group.promised != 0) {
+    error.message = "work on a stream ran without group " + in_quotes(infos_[number].name) +
+                    ", which was not there: " + error.message;
+    group.report.unserved += std::exchange(group.promised, 0);
+    group.is_late = true;
+  }
+  group.error = std::move(error);
+}
+
+Error Cache::tell(Group& group) const {
+  Error error = *group.error;
+  if (group.report.held == 0 || is_closing_) {
+    group.error.reset();
+    group.is_late = false;
+  }
+  return error;
+}
+
+Status Cache::tell_late() {
+  const std::scoped_lock lock(mutex_);
+  if (!is_closing_) settle_all();
+  Status first;
+  for (Group& group : groups_) {
+    if (!group.error || !group.is_late) continue;
+    Error error = tell(group);
+    if (first) first = std::move(error);
+  }
+  return first;
+}
+
+void Cache::let_go(Group& group) {
+  if (--group.report.held != 0) return;
+  if (group.state == State::failed) vacate(group);
+  changed_.notify_all();
+  notice();
 }
 
 std::uint32_t Cache::next_wish(const std::vector<bool>& full) const {
@@ -491,15 +579,15 @@ Status Cache::wait_for_load(std::unique_lock<std::mutex>& lock, const Ticket& ti
   return Error{Code::would_deadlock, 0, "acquire waits inside a callback of a request", "acquire on another thread"};
 }
 
-Status Cache::bring(std::unique_lock<std::mutex>& lock, std::uint32_t number, TimePoint deadline) {
+Status Cache::bring(std::unique_lock<std::mutex>& lock, std::uint32_t number, Until until, TimePoint deadline) {
   Group& group = groups_[number];
   Class& slots = classes_[group.slot_class];
   while (true) {
     if (is_closing_) return closed("the Layers were closed", "");
     settle(number);
-    if (group.error) return *std::exchange(group.error, std::nullopt);
-    if (group.is_loaded) return {};
-    const bool is_loading = group.slot != none;
+    if (group.error) return tell(group);
+    const bool is_loading = group.state == State::loading;
+    if (group.state == State::loaded || (is_loading && until == Until::placed)) return {};
     if (Clock::now() >= deadline) {
       if (!is_loading) return no_slot(slots);
       return Error{Code::timed_out, 0,
@@ -529,25 +617,68 @@ Status Cache::bring(std::unique_lock<std::mutex>& lock, std::uint32_t number, Ti
   }
 }
 
-Result<std::span<const Region>> Cache::acquire(std::size_t number) {
+Status Cache::hold(std::unique_lock<std::mutex>& lock, std::uint32_t number, TimePoint deadline) {
+  Status status = bring(lock, number, Until::loaded, deadline);
+  if (status) ++groups_[number].report.held;
+  return status;
+}
+
+Status Cache::hold_in_order(std::unique_lock<std::mutex>& lock, std::uint32_t number, CudaStream stream,
+                            TimePoint deadline) {
+  Group& group = groups_[number];
+  if (Status status = bring(lock, number, Until::placed, deadline); !status) return status;
+  ++group.report.held;  // so this load stays the group's last
+  if (group.state == State::loaded) return {};
+  ++group.promised;
+  const auto streams = group.streams;
+  lock.unlock();
+  Status status = streams->hold(*gpu_, stream.handle);
+  lock.lock();
+  if (status) {
+    --group.report.waits;  // it is the stream that waits
+    ++group.report.stream_waits;
+    return {};
+  }
+  if (group.promised != 0) --group.promised;
+  let_go(group);
+  // The driver is busy with frees, or our copies with streams: waiting here is as good.
+  if (status.error().code == Code::would_deadlock) return hold(lock, number, deadline);
+  return status;
+}
+
+bool Cache::can_hold_streams() {
+  if (gpu_ == nullptr) return false;
+  if (gpu_->api().stream_wait_value != nullptr) return true;
+  if (!std::exchange(has_warned_, true)) {
+    log(LogLevel::warning,
+        "Layers: this driver can't make a stream wait (it has no cuStreamWaitValue32), so acquire waits on the host");
+  }
+  return false;
+}
+
+Result<std::span<const Region>> Cache::acquire(std::size_t number, std::optional<CudaStream> stream) {
   std::unique_lock lock(mutex_);
   if (Status status = check(number); !status) return std::move(status).error();
   const Inside inside(*this);
   const auto index = static_cast<std::uint32_t>(number);
   Group& group = groups_[index];
   note(index);
-  if (group.is_loaded) {
+  settle(index);
+  if (group.state == State::loaded && !group.error) {
     ++group.report.hits;
+    ++group.report.held;
   } else {
     const TimePoint begun = Clock::now();
+    const TimePoint deadline = time_after(begun, duration_from_seconds(options_.deadline_seconds));
     ++group.report.waits;
     ++group.waiting;
-    Status status = bring(lock, index, time_after(begun, duration_from_seconds(options_.deadline_seconds)));
+    Status status = or_out_of_memory([&] {
+      return stream && can_hold_streams() ? hold_in_order(lock, index, *stream, deadline) : hold(lock, index, deadline);
+    });
     --group.waiting;
     group.report.wait_seconds += seconds_between(begun, Clock::now());
     if (!status) return std::move(status).error();
   }
-  ++group.report.held;
   notice();
   return std::span<const Region>(group.tensors);
 }
@@ -561,7 +692,7 @@ Status Cache::release(std::size_t number, CudaStream stream) {
                  "release of group " + in_quotes(infos_[number].name) + ", which is not held",
                  "release a group as often as it was acquired"};
   }
-  if (!options_.domain.host_accessible()) {
+  if (gpu_ != nullptr) {
     auto mark = CudaMark::put(options_.domain, stream);
     if (!mark) return std::move(mark).error();
     std::vector<Released>& released = slots_[group.slot].released;
@@ -572,10 +703,9 @@ Status Cache::release(std::size_t number, CudaStream stream) {
       released.push_back({stream.handle, std::move(*mark)});
     }
   }
-  if (--group.report.held == 0) {
-    changed_.notify_all();
-    notice();
-  }
+  settle(static_cast<std::uint32_t>(number));
+  let_go(group);
+  if (group.error) return tell(group);
   return {};
 }
 
@@ -626,9 +756,11 @@ LayersReport Cache::report() const {
   LayersReport report{.memory_bytes = memory_.size_bytes};
   for (const Group& group : groups_) {
     report.groups.push_back(group.report);
-    report.groups.back().is_loaded = group.is_loaded;
+    report.groups.back().is_loaded = group.state == State::loaded;
     report.all.hits += group.report.hits;
     report.all.waits += group.report.waits;
+    report.all.stream_waits += group.report.stream_waits;
+    report.all.unserved += group.report.unserved;
     report.all.wait_seconds += group.report.wait_seconds;
     report.all.loads += group.report.loads;
     report.all.loaded_bytes += group.report.loaded_bytes;

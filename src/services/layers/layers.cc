@@ -59,12 +59,22 @@ std::uint64_t Layers::size_bytes(std::size_t group) const {
 
 Result<std::span<const Region>> Layers::acquire(std::size_t group) {
   if (auto error = refusal(cache_.get())) return *std::move(error);
-  return or_out_of_memory([&] { return cache_->acquire(group); });
+  return or_out_of_memory([&] { return cache_->acquire(group, std::nullopt); });
+}
+
+Result<std::span<const Region>> Layers::acquire(std::size_t group, CudaStream stream) {
+  if (auto error = refusal(cache_.get())) return *std::move(error);
+  return or_out_of_memory([&] { return cache_->acquire(group, stream); });
 }
 
 Status Layers::release(std::size_t group, CudaStream stream) {
   if (auto error = refusal(cache_.get())) return *std::move(error);
   return or_out_of_memory([&] { return cache_->release(group, stream); });
+}
+
+Status Layers::check() {
+  if (auto error = refusal(cache_.get())) return *std::move(error);
+  return or_out_of_memory([&] { return cache_->tell_late(); });
 }
 
 Status Layers::hint(std::span<const std::size_t> groups) {
@@ -93,7 +103,7 @@ Status Layers::close(Held held) {
   if (held == Held::refused) {
     if (Status status = cache_->check_unheld(); !status) return status;
   }
-  if (!cache_->shut_down()) return {};
+  if (!cache_->shut_down()) return check();
   return Error{Code::abandoned, 0, "a load has not come back, and may still write to the memory",
                "keep memory that you gave to the Layers until the Context is gone"};
 }
