@@ -17,6 +17,7 @@ struct LayerShape {
   std::uint64_t rows = 64;
   std::uint64_t columns = 1000;
   std::size_t files = 1;
+  bool whole_layers = false;  // each layer lies in one file; otherwise tensors are dealt out to the files in turn
 };
 
 // Each layer has a matrix and a bias; "head.weight" is of no layer. A tensor's seed is where it stands in `names`.
@@ -31,7 +32,7 @@ class LayeredModel {
     add("head.weight", {shape.rows / 2, shape.columns});
     std::vector<std::vector<TensorToSave>> files(shape.files);
     for (std::size_t i = 0; i < names_.size(); ++i) {
-      files[i % files.size()].push_back(
+      files[(shape.whole_layers ? i / 2 : i) % files.size()].push_back(
           {names_[i], DType::u8, shapes_[i], Region::host(bytes_[i].data(), bytes_[i].size())});
     }
     for (std::size_t i = 0; i < files.size(); ++i) {

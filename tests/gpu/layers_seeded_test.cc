@@ -1,0 +1,142 @@
+// Random acquires and releases of groups in GPU memory, over an engine that misbehaves: some wait for the load, some in
+// the order of a stream. What streams saw is compared unless a load is said to have failed.
+#include "gpu/stream_order_test.h"
+#include "support/layers_run.h"
+
+namespace penstock::test {
+namespace {
+
+class GpuLayersRun : public LayersRun {
+ public:
+  GpuLayersRun(std::uint64_t seed, cuda::Device& gpu, std::vector<cuda::CuStream> streams)
+      : LayersRun(seed),
+        gpu_(gpu),
+        streams_(std::move(streams)),
+        seen_(context_.allocate(Domain::pinned(), cells * cell_bytes).value()) {
+    for (std::size_t i = 0; i < cells; ++i) free_.push_back(i);
+  }
+  std::uint64_t compared() const { return compared_; }
+  std::uint64_t unserved() const { return unserved_; }
+
+ private:
+  static constexpr std::size_t cells = 64;
+  static constexpr std::size_t cell_bytes = 32 << 10;
+
+  // What a stream sees of a group.
+  struct Look {
+    std::size_t group = 0;
+    std::size_t cell = 0;
+  };
+
+  Domain domain() const override { return Domain::cuda(0); }
+  bool tells_once() const override { return false; }
+  void check_bytes(std::size_t) override {}
+
+  Result<std::span<const Region>> acquire(std::size_t group) override {
+    if (free_.empty()) compare();
+    const cuda::CuStream stream = streams_[below(streams_.size())];
+    auto tensors = below(4) == 0 ? layers_.acquire(group) : layers_.acquire(group, {stream});
+    if (!tensors) {
+      forget(group);
+      return tensors;
+    }
+    users_[group].push_back(stream);
+    look(group, *tensors, stream);
+    return tensors;
+  }
+
+  // By the one who acquired it last. A failure is told, and the group is released.
+  Status release(std::size_t group) override {
+    const cuda::CuStream stream = users_[group].back();
+    users_[group].pop_back();
+    if (below(2) == 0) synchronize(stream);
+    Status status = layers_.release(group, {stream});
+    if (status.ok()) return status;
+    EXPECT_EQ(status.error().code, Code::io_error) << status.error().message;
+    forget(group);
+    return {};
+  }
+
+  void finish() override {
+    compare();
+    unserved_ += layers_.report().all.unserved;
+    users_.clear();
+  }
+
+  void look(std::size_t group, std::span<const Region> tensors, cuda::CuStream stream) {
+    looks_.push_back({group, free_.back()});
+    free_.pop_back();
+    std::byte* to = seen_.data() + looks_.back().cell * cell_bytes;
+    const cuda::Current current(gpu_);
+    for (const Region& each : tensors) {
+      if (each.size_bytes == 0) continue;
+      ASSERT_EQ(gpu_.api().copy_from_device(to, cuda::device_address(each.data), each.size_bytes, stream),
+                cuda::cu_success);
+      to += each.size_bytes;
+    }
+  }
+
+  // All that streams saw so far, if nothing has failed that was not told.
+  void compare() {
+    for (const cuda::CuStream stream : streams_) synchronize(stream);
+    if (const Status status = layers_.check(); !status.ok()) {
+      EXPECT_EQ(status.error().code, Code::io_error) << status.error().message;
+      for (const Look& each : looks_) free_.push_back(each.cell);
+      looks_.clear();
+    }
+    for (const Look& each : looks_) {
+      free_.push_back(each.cell);
+      const std::byte* from = seen_.data() + each.cell * cell_bytes;
+      for (const GroupTensor& tensor : layers_.groups()[each.group].tensors) {
+        const TensorInfo& info = model_->model().tensors()[tensor.tensor];
+        const std::uint64_t bytes =
+            tensor.rows ? info.size_bytes / info.shape[0] * (tensor.rows->end - tensor.rows->begin) : info.size_bytes;
+        EXPECT_TRUE(model_->holds({from, bytes}, tensor)) << layers_.groups()[each.group].name;
+        from += bytes;
+      }
+      ++compared_;
+    }
+    looks_.clear();
+  }
+
+  // A look may still be under way, so its cell is free only when its stream has passed.
+  void forget(std::size_t group) {
+    for (const cuda::CuStream stream : streams_) synchronize(stream);
+    std::erase_if(looks_, [&](const Look& each) {
+      if (each.group != group) return false;
+      free_.push_back(each.cell);
+      return true;
+    });
+  }
+
+  void synchronize(cuda::CuStream stream) {
+    const cuda::Current current(gpu_);
+    EXPECT_EQ(gpu_.api().stream_synchronize(stream), cuda::cu_success);
+  }
+
+  cuda::Device& gpu_;
+  const std::vector<cuda::CuStream> streams_;
+  Buffer seen_;
+  std::vector<std::size_t> free_;
+  std::vector<Look> looks_;
+  std::map<std::size_t, std::vector<cuda::CuStream>> users_;  // of groups that are held
+  std::uint64_t compared_ = 0;
+  std::uint64_t unserved_ = 0;
+};
+
+class GpuLayersSeeded : public InStreamOrder {};
+
+TEST_F(GpuLayersSeeded, what_streams_see_of_groups_has_the_right_bytes_unless_a_failure_is_told) {
+  const std::uint64_t seed = number_from("PENSTOCK_SEED", 1);
+  if (fake_) fake_->set_delays(seed, 20);
+  ASSERT_TRUE(make_context().prepare(Domain::cuda(0)).ok());
+  GpuLayersRun run(seed, gpu(), {make_stream(), make_stream(cuda::cu_stream_non_blocking), cuda::CuStream{}});
+  const std::uint64_t acquires = number_from("PENSTOCK_ACQUIRES", under_thread_sanitizer ? 3'000 : 10'000);
+  run.go(acquires);
+  EXPECT_GT(run.compared(), acquires / 4);
+  EXPECT_GT(run.unserved(), 0U) << "no load failed behind an acquire";
+  if (HasFailure()) std::printf("PENSTOCK_SEED=%llu\n", static_cast<unsigned long long>(seed));
+}
+
+}  // namespace
+}  // namespace penstock::test
