@@ -35,19 +35,21 @@ class PythonLayers {
       : context_(std::move(context)), layers_(std::move(layers)), memory_(memory), owner_(std::move(owner)) {}
   PythonLayers(PythonLayers&&) = default;
   PythonLayers& operator=(PythonLayers&&) = delete;
-  ~PythonLayers() { close(); }
+  ~PythonLayers() { (void)close(); }
 
   Layers& get() { return layers_; }
   const Region& memory() const { return memory_; }
-  void close() {
-    const auto closed = without_gil([&] {
+  // An error: work on a stream ran without its tensors, and nobody was told.
+  Status close() {
+    Status closed = without_gil([&] {
       Status status = layers_.close(Layers::Held::released);
       context_.reset();
       return status;
     });
-    // What may still be written is never given back.
-    if (!closed && closed.error().code == Code::abandoned) (void)owner_.release();
+    const bool is_abandoned = !closed && closed.error().code == Code::abandoned;
+    if (is_abandoned) (void)owner_.release();  // what may still be written is never given back
     owner_.reset();
+    return is_abandoned ? Status() : closed;
   }
 
  private:
@@ -99,9 +101,12 @@ PythonLayers open(PythonContext& self, const Model& model, const std::vector<Pyt
   return {std::move(context), value_or_raise(std::move(layers)), options.memory, std::move(owner)};
 }
 
-// Where the tensors are, as offsets in the memory.
-std::vector<std::uint64_t> acquire(PythonLayers& self, std::size_t group) {
-  const auto tensors = value_or_raise(without_gil([&] { return self.get().acquire(group); }));
+// Where the tensors are, or will be when the stream comes to them, as offsets in the memory.
+std::vector<std::uint64_t> acquire(PythonLayers& self, std::size_t group, std::optional<std::uintptr_t> stream) {
+  const auto tensors = value_or_raise(without_gil([&] {
+    if (!stream) return self.get().acquire(group);
+    return self.get().acquire(group, {reinterpret_cast<void*>(*stream)});
+  }));
   std::vector<std::uint64_t> offsets;
   for (const Region& tensor : tensors) {
     offsets.push_back(static_cast<std::uint64_t>(tensor.data - self.memory().data));
@@ -118,6 +123,8 @@ nb::dict to_dict(const GroupReport& report) {
   result["hits"] = report.hits;
   result["waits"] = report.waits;
   result["wait_seconds"] = report.wait_seconds;
+  result["stream_waits"] = report.stream_waits;
+  result["unserved"] = report.unserved;
   result["loads"] = report.loads;
   result["loaded_bytes"] = report.loaded_bytes;
   result["failed_loads"] = report.failed_loads;
@@ -143,8 +150,9 @@ nb::tuple report(PythonLayers& self) {
 
 void define_layers(nb::module_& module) {
   nb::class_<PythonLayers>(module, "Layers")
-      .def("acquire", &acquire, nb::arg("group"))
+      .def("acquire", &acquire, nb::arg("group"), nb::arg("stream").none())
       .def("release", &release, nb::arg("group"), nb::arg("stream"))
+      .def("check", [](PythonLayers& self) { check(without_gil([&] { return self.get().check(); })); })
       .def(
           "hint", [](PythonLayers& self, const std::vector<std::size_t>& groups) { check(self.get().hint(groups)); },
           nb::arg("groups"))
@@ -153,7 +161,7 @@ void define_layers(nb::module_& module) {
       .def(
           "unpin", [](PythonLayers& self, std::size_t group) { check(self.get().unpin(group)); }, nb::arg("group"))
       .def("report", &report)
-      .def("close", &PythonLayers::close);
+      .def("close", [](PythonLayers& self) { check(self.close()); });
   module.def("layer_groups", &groups_of, nb::arg("model"), nb::arg("patterns"));
   module.def("open_layers", &open, nb::arg("context"), nb::arg("model"), nb::arg("groups"), nb::arg("memory"),
              nb::arg("memory_bytes"), nb::arg("domain"), nb::arg("ahead_bytes"), nb::arg("deadline_seconds"),

@@ -1,9 +1,11 @@
 """GPU memory over the fake CUDA driver: pointers, the CUDA array interface, models."""
 
+import contextlib
 import ctypes
 import os
 import pathlib
 import threading
+import types
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +14,7 @@ import pytest
 
 import penstock
 from models import write_model
-from penstock import _models
+from penstock import _layers, _models
 from penstock._frameworks import Destination, Framework
 
 FAKE = pathlib.Path(os.environ.get("PENSTOCK_FAKE_CUDA", "nowhere")) / "libcuda.so.1"
@@ -389,3 +391,59 @@ def test_rows_stay_in_gpu_memory(driver, tmp_path):
         penstock.RowsPlan(table, 8, device="cuda:0", cache_bytes=100)
     with pytest.raises(penstock.InvalidError, match="cache_bytes"):
         penstock.RowsPlan(table, 8, device="cuda:0", cache_bytes=-1)
+
+
+class LayersFrame(DeviceFrame):
+    """What Layers need of torch, on the fake GPU."""
+
+    def __init__(self, driver, stream):
+        super().__init__(driver)
+        current = types.SimpleNamespace(cuda_stream=stream)
+        self.torch = types.SimpleNamespace(cuda=types.SimpleNamespace(current_stream=lambda domain: current))
+
+    def check_device(self, domain):
+        pass
+
+    def check(self, specs):
+        pass
+
+    def normal_mode(self):
+        return contextlib.nullcontext()
+
+    def bytes_on(self, domain, size):
+        pointer = self.driver.allocate(size)
+        return types.SimpleNamespace(data_ptr=lambda: pointer, numel=lambda: size, device=domain)
+
+    def views(self, memory, specs, offsets):
+        return [(memory.data_ptr() + offset, spec[3]) for spec, offset in zip(specs, offsets)]
+
+
+def test_layers_are_acquired_in_the_order_of_a_stream(driver, tmp_path, monkeypatch):
+    contents = write_model(tmp_path / "model", [(f"layers.{number}.a", "U8", (50_000,)) for number in range(6)])
+    stream = driver.stream()
+    monkeypatch.setattr(_layers, "framework_named", lambda name: LayersFrame(driver, stream))
+    with penstock.Context() as context:
+        with penstock.Layers(tmp_path / "model", budget="160KiB", device="cuda:0", in_order=False, context=context) as layers:
+            with layers.use(0) as tensors:
+                assert driver.peek(*tensors["layers.0.a"]) == contents["layers.0.a"]
+            driver.library.fake_cuda_hang(0, 1)
+            tensors = layers.acquire(1, stream=stream)
+            layers.release(1)
+            assert (layers.report["stream_waits"], layers.report["waits"]) == (1, 1)
+            driver.library.fake_cuda_hang(0, 0)
+            driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+            layers.check()
+            assert driver.peek(*tensors["layers.1.a"]) == contents["layers.1.a"]
+
+            for function in (b"cuMemcpyHtoDAsync_v2", b"cuMemcpy2DAsync_v2", b"cuLaunchKernel"):
+                driver.library.fake_cuda_fail_call(function, 1, 1, 1)
+            with pytest.raises(penstock.Error) as caught:  # by one of these calls
+                layers.acquire(2, stream=stream)
+                layers.release(2, stream=stream)
+                driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+                layers.check()
+            assert caught.value.code == "device_error"
+            driver.library.fake_cuda_clear_injections()
+            with layers.use(2, stream=stream) as tensors:
+                driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+                assert driver.peek(*tensors["layers.2.a"]) == contents["layers.2.a"]

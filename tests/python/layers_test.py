@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import types
 
 import pytest
 
@@ -80,6 +81,74 @@ def test_hooks_run_a_module_without_weights_of_its_own(saved):
         assert empty.layers[0].linear.weight.is_meta
         assert all(each["held"] == 0 for each in layers.report["groups"].values())
     assert not empty.layers[0]._forward_pre_hooks
+
+
+class Recorded:
+    """The layers of the library, which hold host memory, as if they were a GPU's: the streams that they are given."""
+
+    def __init__(self, core):
+        self.core, self.acquired, self.released = core, [], []
+
+    def acquire(self, number, stream):
+        self.acquired.append(stream)
+        return self.core.acquire(number, None)
+
+    def release(self, number, stream):
+        self.released.append(stream)
+        self.core.release(number, 0)
+
+    def __getattr__(self, name):
+        return getattr(self.core, name)
+
+
+def test_streams_are_taken_as_torch_or_cuda_names_them(saved, monkeypatch):
+    model, path = saved
+    x = torch.randn(3, WIDTH)
+    empty = make_model(device="meta")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=77))
+    with penstock.Layers(path, budget=3 * GROUP_BYTES, device="cpu") as layers, torch.no_grad():
+        core = layers._core = Recorded(layers._core)
+        layers._domain = "cuda:0"
+        layers.acquire(0)
+        layers.release(0)
+        layers.acquire(0, stream=types.SimpleNamespace(cuda_stream=5))
+        layers.release(0, stream=5)
+        with layers.use(0, stream=0):
+            pass
+        with pytest.raises(penstock.InvalidError, match="stream: 'x' is no stream"):
+            layers.acquire(0, stream="x")
+        assert core.acquired == [None, 5, 0] and core.released == [77, 5, 0]
+        layers.attach(empty)
+        core.acquired.clear()
+        assert torch.allclose(run(empty, x), run(model, x), atol=1e-6)
+        assert core.acquired == LAYERS * [77], "hooks use the current stream"
+
+
+def test_in_host_memory_a_stream_has_no_part(saved):
+    model, path = saved
+    with penstock.Layers(path, budget=3 * GROUP_BYTES, device="cpu") as layers:
+        for name in 2 * layers.groups:
+            with layers.use(name, stream=1) as tensors:
+                assert torch.equal(tensors[f"{name}.linear.weight"], model.state_dict()[f"{name}.linear.weight"])
+        layers.check()
+        assert layers.report["stream_waits"] == layers.report["unserved"] == 0
+    with pytest.raises(penstock.Error, match="closed"):
+        layers.check()
+
+
+def test_an_exception_is_not_hidden_by_what_closing_tells(saved):
+    _, path = saved
+
+    class Failing(Recorded):
+        def close(self):
+            self.core.close()
+            raise penstock.TransferError("work on a stream ran without it")
+
+    for error, body in ((penstock.TransferError, lambda: None), (ZeroDivisionError, lambda: 1 / 0)):
+        with pytest.raises(error):
+            with penstock.Layers(path, budget=3 * GROUP_BYTES, device="cpu") as layers:
+                layers._core = Failing(layers._core)
+                body()
 
 
 def test_a_prefix_of_the_names_in_the_file_is_left_out(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
 from ._context import Context, default_context
-from ._errors import invalid, make
+from ._errors import Error, invalid, make
 from ._frameworks import Spec
 from ._frameworks import framework as framework_named
 from ._memory import device_domain
@@ -47,7 +47,8 @@ class Layers:
                     run(tensors)
 
     `layers.attach(module)` does that by hooks of a torch.nn.Module. Tensors lie in the budget's memory: after the block,
-    or after `release`, other tensors take their place, once torch's current stream has passed.
+    or after `release`, other tensors take their place, once torch's current stream has passed. With `stream=`, and in
+    hooks, it is the stream that waits for tensors, and the program runs ahead of it; `check` tells what went wrong.
 
     `groups` is None (by layer), a pattern or several ("model.layers.*.mlp.experts.*"; the rest goes by layer), or a dict
     of names of tensors by the names of groups; (name, row) and (name, (begin, end)) stand for rows. Without patterns,
@@ -103,7 +104,11 @@ class Layers:
 
     def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
                  traceback: Optional[TracebackType]) -> None:
-        self.close()
+        try:
+            self.close()
+        except Error:
+            if kind is None:  # otherwise something is told already
+                raise
 
     def __repr__(self) -> str:
         state = ", closed" if self._core is None else ""
@@ -115,22 +120,32 @@ class Layers:
         """Where the tensors are."""
         return self._memory.device
 
-    def acquire(self, group: Union[str, int]) -> dict[str, Any]:
-        """The tensors of a group, by name, as soon as they are there. They stay until `release`."""
-        return dict(self._acquire(self._number(group)).tensors)
+    def acquire(self, group: Union[str, int], *, stream: Any = None) -> dict[str, Any]:
+        """The tensors of a group, by name. They stay until `release`.
+
+        Without a stream they are there when the call returns. With one, of torch or CuPy or as CUDA's handle, the stream
+        waits for them: what you put on it from now on finds them there, and the call waits only while all slots are in
+        use. `check` tells whether they could be loaded.
+        """
+        return dict(self._acquire(self._number(group), self._handle(stream)).tensors)
 
     def release(self, group: Union[str, int], *, stream: Any = None) -> None:
-        """The memory may be used again when `stream`, or torch's current one, has passed what it was given so far."""
-        handle = 0
-        if self._domain != "host":
-            current = self._frame.torch.cuda.current_stream(self._domain) if stream is None else stream
-            handle = stream_handle(current)
-        self._open().release(self._number(group), handle)
+        """The memory may be used again when `stream`, or torch's current one, has passed what it was given so far.
+
+        Raises the error of a load that failed after `acquire` had returned; the group is released all the same.
+        """
+        handle = self._current_stream() if stream is None else self._handle(stream)
+        self._open().release(self._number(group), handle or 0)
+
+    def check(self) -> None:
+        """Raises the error of a load that failed after `acquire` had returned, and was not raised yet. Call it when you
+        have waited for the stream: before that, loads may still fail."""
+        self._open().check()
 
     @contextlib.contextmanager
     def use(self, group: Union[str, int], *, stream: Any = None) -> Iterator[dict[str, Any]]:
         """acquire, and release at the end of the block."""
-        tensors = self.acquire(group)
+        tensors = self.acquire(group, stream=stream)
         try:
             yield tensors
         finally:
@@ -151,16 +166,18 @@ class Layers:
 
     @property
     def report(self) -> dict[str, Any]:
-        """hits, waits, wait_seconds, loads, loaded_bytes and failed_loads of all; `groups` has them by name; `slots` has
-        (bytes, slots, groups, lost slots) of each size; `memory_bytes` is what all slots take."""
+        """hits, waits, wait_seconds, stream_waits, unserved, loads, loaded_bytes and failed_loads of all; `groups` has
+        them by name; `slots` has (bytes, slots, groups, lost slots) of each size; `memory_bytes` is what all slots
+        take."""
         everything, groups, slots, memory_bytes = self._open().report()
         report = {key: everything[key] for key in
-                  ("hits", "waits", "wait_seconds", "loads", "loaded_bytes", "failed_loads")}
+                  ("hits", "waits", "wait_seconds", "stream_waits", "unserved", "loads", "loaded_bytes", "failed_loads")}
         return {**report, "groups": dict(zip(self.groups, groups)), "slots": slots, "memory_bytes": memory_bytes}
 
     def attach(self, module: Any, prefix: str = "") -> None:
         """Hooks into the submodules that groups are named by: before `forward` a group is acquired and its tensors become
-        the submodule's parameters, after it they are released. `prefix` is what names in the file have in front.
+        the submodule's parameters, after it they are released, both in the order of torch's current stream. `prefix` is
+        what names in the file have in front.
 
         The module's code stays as it is; its own parameters of these names need no memory (torch.device("meta")).
         """
@@ -202,7 +219,8 @@ class Layers:
         self._attached.clear()
 
     def close(self) -> None:
-        """Cancels loads and takes hooks away. Tensors that you still have keep the memory, and stay as they are then."""
+        """Cancels loads, but for those that streams wait for, and takes hooks away. Tensors that you still have keep the
+        memory, and stay as they are then. Raises what `check` would."""
         self.detach()
         core, self._core = self._core, None
         self._made = {}
@@ -219,9 +237,16 @@ class Layers:
             raise make("closed", 0, f"the layers of {self._model} are closed", "open them again")
         return self._core
 
-    def _acquire(self, number: int) -> _Made:
+    def _handle(self, stream: Any) -> Optional[int]:
+        """What the library is given: in host memory no stream has a part."""
+        return None if stream is None or self._domain == "host" else stream_handle(stream)
+
+    def _current_stream(self) -> Optional[int]:
+        return None if self._domain == "host" else stream_handle(self._frame.torch.cuda.current_stream(self._domain))
+
+    def _acquire(self, number: int, stream: Optional[int]) -> _Made:
         """The same object as the last time, if the group is still where it was."""
-        offsets = self._open().acquire(number)
+        offsets = self._open().acquire(number, stream)
         made = self._made.get(number)
         if made is None or made.offsets != offsets:
             specs = [each.spec for each in self._tensors[number]]
@@ -337,7 +362,7 @@ class _Hook:
         if self._torch.is_grad_enabled():
             raise invalid("layers are for inference: a backward pass would find other weights",
                           "run the model within torch.no_grad()")
-        made = self._layers._acquire(self._number)
+        made = self._layers._acquire(self._number, self._layers._current_stream())
         self._failed = False
         self._depth += 1
         if made is not self._made:
