@@ -712,10 +712,16 @@ def row_layers(setup):
             rows.append(figure(f"… with kernels of {factor} of the loading time: a pass, to the longer of the two",
                                [sample["seconds"] / sample["loads"] / max(sample["loading_seconds"], sample["compute_seconds"])
                                 for sample in samples], "plain", 1.1, lower_is_better=True))
-        resident = [layers.ask(f"resident {seconds / 4}") for _ in range(3)]
-        rows.append(figure("acquire of a group that is there, p50", [each["p50_seconds"] for each in resident],
-                           "microseconds", 5e-6, lower_is_better=True))
-        rows.append(figure("… p99", [each["p99_seconds"] for each in resident], "microseconds"))
+        layers.ask("run_in_order 0")
+        samples = [(layers.ask(f"plain {seconds}"), layers.ask(f"run_in_order {seconds}")) for _ in range(3)]
+        rows.append(figure("… acquired in the order of the stream: speed, to a plain load",
+                           [whole["seconds"] / whole["loads"] / (each["seconds"] / each["loads"]) for whole, each in samples],
+                           "plain", 0.93))
+        for command, name in (("resident", ""), ("resident_in_order", " in the order of a stream")):
+            resident = [layers.ask(f"{command} {seconds / 4}") for _ in range(3)]
+            rows.append(figure(f"acquire{name} of a group that is there, p50", [each["p50_seconds"] for each in resident],
+                               "microseconds", 5e-6, lower_is_better=True))
+            rows.append(figure("… p99", [each["p99_seconds"] for each in resident], "microseconds"))
 
         def cold(command):
             harness.make_cold(path)
