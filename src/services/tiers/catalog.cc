@@ -149,7 +149,7 @@ struct Catalog::Statements {
         set_done(database, "UPDATE move SET done = ?2 WHERE unit = ?1"),
         delete_move(database, "DELETE FROM move WHERE unit = ?1"),
         stop(database, "UPDATE move SET stop = 1 WHERE unit = ?1"),
-        stopped(database, "SELECT stop FROM move WHERE unit = ?1"),
+        stopped(database, "SELECT unit FROM move WHERE stop <> 0"),
         about(database, "SELECT value FROM about WHERE key = ?1") {}
 
   Statement by_name, by_id, place, below, tiers, usage, insert_unit, update_unit, delete_unit, doubt, access, moves,
@@ -255,6 +255,15 @@ Status Catalog::transact(const std::function<Status()>& work) {
   Status done = work();
   --depth_;
   return done ? transaction->commit() : done;
+}
+
+Status Catalog::read(const std::function<Status()>& work) {
+  const std::scoped_lock lock(mutex_);
+  if (depth_ > 0) return work();
+  if (Status begun = database_.run("BEGIN"); !begun) return begun;
+  Status done = work();
+  const Status ended = database_.run("COMMIT");
+  return done ? ended : done;
 }
 
 Result<std::vector<TierRow>> Catalog::tiers() {
@@ -535,12 +544,16 @@ Status Catalog::ask_to_stop(std::int64_t unit) {
   return statements_->stop.bind(1, unit).run();
 }
 
-Result<bool> Catalog::asked_to_stop(std::int64_t unit) {
+Result<std::vector<std::int64_t>> Catalog::asked_to_stop() {
   const std::scoped_lock lock(mutex_);
   const Using row(statements_->stopped);
-  const auto found = row->bind(1, unit).step();
-  if (!found) return found.error();
-  return *found && row->integer(0) != 0;
+  std::vector<std::int64_t> units;
+  for (;;) {
+    const auto more = row->step();
+    if (!more) return more.error();
+    if (!*more) return units;
+    units.push_back(row->integer(0));
+  }
 }
 
 }  // namespace penstock::tiers

@@ -121,6 +121,8 @@ class Catalog {
 
   // All changes that `work` makes, or none of them if it fails.
   Status transact(const std::function<Status()>& work);
+  // All that `work` reads is of one moment, and cheaper. REQUIRES: it changes nothing.
+  Status read(const std::function<Status()>& work);
 
   Result<std::vector<TierRow>> tiers();  // the fastest first
   // Behind the tier of that id; 0: first.
@@ -154,9 +156,9 @@ class Catalog {
   Status put_move(const MoveRow& move);
   Status set_done(std::int64_t unit, std::uint64_t done_bytes);
   Status delete_move(std::int64_t unit);
-  // Asks whoever works on a unit to stop, and whether that was asked for.
+  // Asks whoever works on a unit to stop; of which units that was asked.
   Status ask_to_stop(std::int64_t unit);
-  Result<bool> asked_to_stop(std::int64_t unit);
+  Result<std::vector<std::int64_t>> asked_to_stop();
 
  private:
   struct Statements;

@@ -13,6 +13,7 @@
 #include "base/unique_fd.h"
 #include "penstock/checksum.h"
 #include "services/tiers/fault_point.h"
+#include "services/tiers/side_by_side.h"
 
 namespace penstock::tiers {
 namespace {
@@ -20,12 +21,13 @@ namespace {
 constexpr std::uint64_t window_bytes = 8 << 20;
 constexpr std::size_t windows = 4;
 constexpr std::size_t reads_ahead = 2;
-// Files up to this are read and written many at a time.
+// Files up to this are copied side by side, so many at a time.
 constexpr std::uint64_t small_bytes = 1 << 20;
-constexpr std::size_t small_files = 64;
+constexpr std::size_t small_files = 256;
 constexpr std::uint64_t page_bytes = 4096;
-// How much may have to be copied again after a crash.
+// How much may have to be copied again after a crash: this, or what a second brings.
 constexpr std::uint64_t checkpoint_bytes = 1ULL << 30;
+constexpr Duration between_checkpoints = std::chrono::seconds(1);
 
 std::uint64_t page_up(std::uint64_t bytes) {
   return (bytes + page_bytes - 1) / page_bytes * page_bytes;
@@ -88,18 +90,70 @@ bool is_small(const FileCopy& file) {
   return file.entry->size_bytes() <= small_bytes && !is_sparse(file.entry->status) && file.done_bytes == 0;
 }
 
-// A file of our own that nobody else knows: opening it as a store, which looks whether a device stands on it, would
-// take longer than writing it. All of them are synced together, and read back past the page cache.
-Status write_small(const std::string& path, Region memory) {
-  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+// The memory that each of some small files is read into: pages of its own, so that it can be read past the page cache.
+std::vector<std::byte*> places_for(std::span<FileCopy* const> files, Region memory) {
+  std::vector<std::byte*> places;
+  places.reserve(files.size());
+  std::byte* at = memory.data;
+  for (const FileCopy* file : files) {
+    places.push_back(at);
+    at += page_up(file->entry->size_bytes());
+  }
+  return places;
+}
+
+std::uint64_t total_bytes(std::span<FileCopy* const> files) {
+  std::uint64_t bytes = 0;
+  for (const FileCopy* file : files) bytes += file->entry->size_bytes();
+  return bytes;
+}
+
+// All of a file that has `size` bytes. REQUIRES: room for whole pages.
+Status read_all(int fd, std::byte* place, std::uint64_t size, const std::string& path) {
+  struct stat status = {};
+  if (::fstat(fd, &status) != 0) return system_error(errno, "look at " + path);
+  std::uint64_t at = 0;
+  while (at < size && static_cast<std::uint64_t>(status.st_size) == size) {
+    const ssize_t got = ::pread(fd, place + at, page_up(size) - at, static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return system_error(errno, "read " + path);
+    if (got == 0) break;
+    at += static_cast<std::uint64_t>(got);
+  }
+  if (at == size && static_cast<std::uint64_t>(status.st_size) == size) return {};
+  return Error{Code::changed, 0, path + " has another size than a moment ago", "nothing else may write there"};
+}
+
+// The same, from the disk. Not every file system reads past the page cache; what is cached there is dropped before.
+Status read_from_disk(const std::string& path, std::byte* place, std::uint64_t size) {
+  constexpr int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW;
+  UniqueFd file(::open(path.c_str(), flags | O_DIRECT));
+  if (file) {
+    Status read = read_all(file.get(), place, size, path);
+    if (read || read.error().system_error != EINVAL) return read;
+  } else if (errno != EINVAL) {
+    return system_error(errno, "open " + path);
+  }
+  file = UniqueFd(::open(path.c_str(), flags));
   if (!file) return system_error(errno, "open " + path);
-  for (std::size_t at = 0; at < memory.size_bytes;) {
-    const ssize_t written = ::pwrite(file.get(), memory.data + at, memory.size_bytes - at, static_cast<off_t>(at));
+  static_cast<void>(::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED));
+  return read_all(file.get(), place, size, path);
+}
+
+Status write_all(int fd, std::span<const std::byte> bytes, const std::string& path) {
+  for (std::size_t at = 0; at < bytes.size();) {
+    const ssize_t written = ::pwrite(fd, bytes.data() + at, bytes.size() - at, static_cast<off_t>(at));
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) return system_error(written == 0 ? ENOSPC : errno, "write " + path);
     at += static_cast<std::size_t>(written);
   }
   return {};
+}
+
+std::string sum_of(std::span<const std::byte> bytes) {
+  Checksum sum;
+  sum.add(bytes);
+  return sum.hex();
 }
 
 Status take_extended_attributes(int from, int to, const std::string& path) {
@@ -123,23 +177,40 @@ Status take_extended_attributes(int from, int to, const std::string& path) {
   return {};
 }
 
+Status give_attributes(int from, int to, const struct stat& status, const std::string& path) {
+  struct stat own = {};
+  if (::fstat(to, &own) != 0) return system_error(errno, "look at " + path);
+  if ((own.st_uid != status.st_uid || own.st_gid != status.st_gid) && ::fchown(to, status.st_uid, status.st_gid) != 0) {
+    return system_error(errno, "give " + path + " its owner", "run as root, or as the owner of the file");
+  }
+  if (::fchmod(to, status.st_mode & 07777) != 0) return system_error(errno, "give " + path + " its mode");
+  if (Status taken = take_extended_attributes(from, to, path); !taken) return taken;
+  const std::array<timespec, 2> times = {status.st_atim, status.st_mtim};
+  if (::futimens(to, times.data()) != 0) return system_error(errno, "give " + path + " its times");
+  return {};
+}
+
+// The source through the page cache: where it lies there already it need not be read again, and soon it is gone from
+// there. The copy is a file of our own that nobody else knows; all of them are synced together.
+Status copy_small(FileCopy& file, std::byte* place) {
+  const std::uint64_t size = file.entry->size_bytes();
+  const UniqueFd source(::open(file.from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!source) return system_error(errno, "open " + file.from);
+  const UniqueFd target(::open(file.to.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!target) return system_error(errno, "open " + file.to);
+  if (Status read = read_all(source.get(), place, size, file.from); !read) return read;
+  file.checksum = sum_of({place, size});
+  if (Status written = write_all(target.get(), {place, size}, file.to); !written) return written;
+  return give_attributes(source.get(), target.get(), file.entry->status, file.to);
+}
+
 }  // namespace
 
 Status take_attributes(const std::string& from, const std::string& to, const struct stat& status) {
   const UniqueFd source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   const UniqueFd target(::open(to.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!source || !target) return system_error(errno, "open " + (source ? to : from));
-  struct stat own = {};
-  if (::fstat(target.get(), &own) != 0) return system_error(errno, "look at " + to);
-  if ((own.st_uid != status.st_uid || own.st_gid != status.st_gid) &&
-      ::fchown(target.get(), status.st_uid, status.st_gid) != 0) {
-    return system_error(errno, "give " + to + " its owner", "run as root, or as the owner of the file");
-  }
-  if (::fchmod(target.get(), status.st_mode & 07777) != 0) return system_error(errno, "give " + to + " its mode");
-  if (Status taken = take_extended_attributes(source.get(), target.get(), to); !taken) return taken;
-  const std::array<timespec, 2> times = {status.st_atim, status.st_mtim};
-  if (::futimens(target.get(), times.data()) != 0) return system_error(errno, "give " + to + " its times");
-  return {};
+  return give_attributes(source.get(), target.get(), status, to);
 }
 
 Status Copier::make_buffers() {
@@ -151,22 +222,33 @@ Status Copier::make_buffers() {
   return {};
 }
 
-Status Copier::copy(std::span<FileCopy> files, const Progress& progress, const Checkpoint& checkpoint) {
+std::size_t Copier::small_group(std::span<FileCopy* const> files) {
+  std::size_t count = 0;
+  std::uint64_t bytes = 0;
+  while (count < files.size() && count < small_files && is_small(*files[count])) {
+    bytes += page_up(files[count]->entry->size_bytes());
+    if (bytes > window_bytes) break;
+    ++count;
+  }
+  return count;
+}
+
+Status Copier::copy(std::span<FileCopy* const> files, const Progress& progress, const Checkpoint& checkpoint) {
   if (Status made = make_buffers(); !made) return made;
-  for (std::size_t begin = 0; begin < files.size();) {
-    std::size_t end = begin;
-    for (std::uint64_t bytes = 0; end < files.size() && end - begin < small_files && is_small(files[end]); ++end) {
-      bytes += page_up(files[end].entry->size_bytes());
-      if (bytes > window_bytes) break;
+  const bool is_single = files.size() == 1;
+  while (!files.empty()) {
+    const std::size_t count = std::max<std::size_t>(1, small_group(files));
+    const auto group = files.first(count);
+    files = files.subspan(count);
+    if (!is_small(*group.front())) {
+      if (Status done = copy_large(*group.front(), progress, is_single ? checkpoint : Checkpoint()); !done) return done;
+      continue;
     }
-    Status done;
-    if (end == begin) {
-      done = copy_large(files[end++], progress, files.size() == 1 ? checkpoint : Checkpoint());
-    } else {
-      done = copy_small(files.subspan(begin, end - begin), progress);
-    }
-    if (!done) return done;
-    begin = end;
+    const auto places = places_for(group, buffers_[0].region());
+    side_by_side(count, [&](std::size_t i) { group[i]->status = copy_small(*group[i], places[i]); });
+    progress(total_bytes(group));
+    fault_point("copying");
+    if (Status going = pace_.after(total_bytes(group)); !going) return going;
   }
   return {};
 }
@@ -190,7 +272,8 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
 
   Checksum sum;
   std::uint64_t summed = 0;
-  std::uint64_t written = 0;
+  std::uint64_t written = 0;  // since saved_at
+  TimePoint saved_at = Clock::now();
   Cutter cutter(holes.get(), size);
   std::array<Turn, windows> turns;
   std::size_t begun = 0;
@@ -251,12 +334,15 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
       if (checkpoint && written != 0 && target->commit().ok()) static_cast<void>(checkpoint(turn.stretch.end));
       return fail(going.error());
     }
-    if (checkpoint && written >= checkpoint_bytes && turn.stretch.end < size) {
+    const bool is_due = written >= checkpoint_bytes || Clock::now() - saved_at >= between_checkpoints;
+    if (checkpoint && written != 0 && is_due && turn.stretch.end < size) {
       for (Turn& other : turns) {
         if (Status done = finish_write(other); !done) return fail(done.error());
       }
       if (Status done = target->commit(); !done) return fail(done.error());
       if (Status done = checkpoint(turn.stretch.end); !done) return fail(done.error());
+      fault_point("saved");
+      saved_at = Clock::now();
       written = 0;
     }
   }
@@ -269,44 +355,6 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
   if (::truncate(file.to.c_str(), static_cast<off_t>(size)) != 0)
     return system_error(errno, "set the size of " + file.to);
   return take_attributes(file.from, file.to, file.entry->status);
-}
-
-Status Copier::copy_small(std::span<FileCopy> files, const Progress& progress) {
-  const Region memory = buffers_[0].region();
-  std::vector<Store> sources;
-  std::vector<Range> reads;
-  sources.reserve(files.size());  // ranges point into them
-  std::uint64_t at = 0;
-  std::uint64_t bytes = 0;
-  for (const FileCopy& file : files) {
-    const std::uint64_t size = file.entry->size_bytes();
-    if (size == 0) continue;
-    auto source = context_.open(file.from);
-    if (!source) return source.error();
-    sources.push_back(std::move(*source));
-    reads.push_back({&sources.back(), 0, memory.part(at, size)});
-    at += page_up(size);
-    bytes += size;
-  }
-  if (!reads.empty()) {
-    if (const Report report = context_.transfer(Direction::read, reads); !report.ok()) {
-      return failure(report, "read " + files.front().from + " and others");
-    }
-  }
-  std::size_t read = 0;
-  for (FileCopy& file : files) {
-    Checksum sum;
-    if (file.entry->size_bytes() != 0) {
-      const Region part = reads[read++].memory;
-      sum.add({part.data, part.size_bytes});
-      if (Status written = write_small(file.to, part); !written) return written;
-    }
-    file.checksum = sum.hex();
-    if (Status taken = take_attributes(file.from, file.to, file.entry->status); !taken) return taken;
-  }
-  progress(bytes);
-  fault_point("copying");
-  return pace_.after(bytes);
 }
 
 Result<std::string> Copier::sum_large(const std::string& path, const Progress& progress) {
@@ -357,91 +405,50 @@ Result<std::string> Copier::sum_large(const std::string& path, const Progress& p
   return sum.hex();
 }
 
-Result<std::vector<std::string>> Copier::sum_small(std::span<const std::string> paths,
-                                                   std::span<const std::uint64_t> sizes, const Progress& progress) {
-  const Region memory = buffers_[0].region();
-  std::vector<Store> stores;
-  std::vector<Range> reads;
-  stores.reserve(paths.size());
-  std::uint64_t at = 0;
-  std::uint64_t bytes = 0;
-  std::vector<std::string> sums(paths.size(), Checksum().hex());
-  for (std::size_t i = 0; i < paths.size(); ++i) {
-    auto store = context_.open(paths[i]);
-    if (!store) return store.error();
-    if (store->info().size_bytes != sizes[i]) {
-      return Error{Code::changed, 0, paths[i] + " has another size than a moment ago", "nothing else may write there"};
-    }
-    if (sizes[i] == 0) continue;
-    stores.push_back(std::move(*store));
-    reads.push_back({&stores.back(), 0, memory.part(at, sizes[i])});
-    at += page_up(sizes[i]);
-    bytes += sizes[i];
-  }
-  if (!reads.empty()) {
-    if (const Report report = context_.transfer(Direction::read, reads); !report.ok()) {
-      return failure(report, "read " + paths.front() + " and others");
-    }
-  }
-  for (std::size_t i = 0, read = 0; i < paths.size(); ++i) {
-    if (sizes[i] == 0) continue;
-    Checksum sum;
-    sum.add({reads[read].memory.data, reads[read].memory.size_bytes});
-    ++read;
-    sums[i] = sum.hex();
-  }
-  progress(bytes);
-  if (Status going = pace_.after(0); !going) return std::move(going).error();
-  return sums;
-}
-
-Result<std::vector<std::string>> Copier::sums(std::span<const FileCopy> files, bool of_targets,
-                                              const Progress& progress) {
-  if (Status made = make_buffers(); !made) return std::move(made).error();
-  std::vector<std::string> all;
-  for (std::size_t begin = 0; begin < files.size();) {
-    std::vector<std::string> paths;
-    std::vector<std::uint64_t> sizes;
-    std::size_t end = begin;
-    for (std::uint64_t bytes = 0; end < files.size() && end - begin < small_files; ++end) {
-      const std::uint64_t size = files[end].entry->size_bytes();
-      bytes += page_up(size);
-      if (size > small_bytes || bytes > window_bytes) break;
-      paths.push_back(of_targets ? files[end].to : files[end].from);
-      sizes.push_back(size);
-    }
-    if (end == begin) {
-      auto sum = sum_large(of_targets ? files[end].to : files[end].from, progress);
+Status Copier::sum(std::span<FileCopy* const> files, End end, const Progress& progress, const Found& found) {
+  if (Status made = make_buffers(); !made) return made;
+  const auto path_of = [&](const FileCopy& file) -> const std::string& {
+    return end == End::source ? file.from : file.to;
+  };
+  while (!files.empty()) {
+    const std::size_t count = std::max<std::size_t>(1, small_group(files));
+    const auto group = files.first(count);
+    files = files.subspan(count);
+    if (!is_small(*group.front())) {
+      auto sum = sum_large(path_of(*group.front()), progress);
       if (!sum) return std::move(sum).error();
-      all.push_back(std::move(*sum));
-      ++end;
-    } else {
-      auto some = sum_small(paths, sizes, progress);
-      if (!some) return some;
-      all.insert(all.end(), some->begin(), some->end());
+      found(*group.front(), std::move(*sum));
+      continue;
     }
-    begin = end;
-  }
-  return all;
-}
-
-Status Copier::verify(std::span<const FileCopy> files, const Progress& progress) {
-  const auto found = sums(files, true, progress);
-  if (!found) return found.error();
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    if ((*found)[i] == files[i].checksum) continue;
-    return Error{Code::io_error, 0,
-                 files[i].to + " is not what was written: its checksum is " + (*found)[i] + ", that of " +
-                     files[i].from + " is " + files[i].checksum,
-                 "check the disk of that tier; the unit has not moved"};
+    const auto places = places_for(group, buffers_[0].region());
+    side_by_side(count, [&](std::size_t i) {
+      FileCopy& file = *group[i];
+      if (!file.status) return;
+      file.status = read_from_disk(path_of(file), places[i], file.entry->size_bytes());
+      if (file.status) found(file, sum_of({places[i], file.entry->size_bytes()}));
+    });
+    progress(total_bytes(group));
+    if (Status going = pace_.after(0); !going) return going;
   }
   return {};
 }
 
-Status Copier::add_up(std::span<FileCopy> files, const Progress& progress) {
-  auto found = sums(files, false, progress);
-  if (!found) return std::move(found).error();
-  for (std::size_t i = 0; i < files.size(); ++i) files[i].checksum = std::move((*found)[i]);
+Status Copier::verify(std::span<FileCopy* const> files, const Progress& progress) {
+  return sum(files, End::target, progress, [](FileCopy& file, const std::string& found) {
+    if (found == file.checksum) return;
+    file.status = Error{Code::io_error, 0,
+                        file.to + " is not what was written: its checksum is " + found + ", that of " + file.from +
+                            " is " + file.checksum,
+                        "check the disk of that tier; the unit has not moved"};
+  });
+}
+
+Status Copier::add_up(std::span<FileCopy* const> files, const Progress& progress) {
+  const auto note = [](FileCopy& file, std::string found) { file.checksum = std::move(found); };
+  if (Status summed = sum(files, End::source, progress, note); !summed) return summed;
+  for (const FileCopy* file : files) {
+    if (!file->status) return file->status;
+  }
   return {};
 }
 

@@ -1,5 +1,6 @@
-// Copier: copies files by requests, adds their checksums up on the way, and compares what arrived by reading it past
-// the page cache. Holes stay holes; modes, owners, extended attributes and times are kept.
+// Copier: copies files, adds their checksums up on the way, and compares what arrived by reading it past the page
+// cache. Large files go by requests, small ones side by side (side_by_side.h): opening one as a store would take longer
+// than copying it. Holes stay holes; modes, owners, extended attributes and times are kept.
 //
 // Thread safety: one thread. Lifetime: the Context must outlive it, and have Cache::bypass.
 #pragma once
@@ -23,6 +24,7 @@ struct FileCopy {
   const Entry* entry = nullptr;
   std::uint64_t done_bytes = 0;  // that are safe
   std::string checksum = {};     // of the source: filled in by `copy`
+  Status status = {};            // what failed of it alone
 };
 
 class Copier {
@@ -33,21 +35,23 @@ class Copier {
 
   Copier(Context& context, Pace& pace) : context_(context), pace_(pace) {}
 
-  // All of them; only a single file has checkpoints.
-  Status copy(std::span<FileCopy> files, const Progress& progress, const Checkpoint& checkpoint = {});
-  // Code::io_error if what lies at the targets is not what was copied.
-  Status verify(std::span<const FileCopy> files, const Progress& progress);
+  // All of them; only a single file has checkpoints. A small file that fails says so in its `status`, and the others
+  // go on; whatever else fails, or is stopped, ends the call.
+  Status copy(std::span<FileCopy* const> files, const Progress& progress, const Checkpoint& checkpoint = {});
+  // The `status` of a file has Code::io_error if what lies at the targets is not what was copied.
+  Status verify(std::span<FileCopy* const> files, const Progress& progress);
   // Checksums of files, by reading them past the page cache.
-  Status add_up(std::span<FileCopy> files, const Progress& progress);
+  Status add_up(std::span<FileCopy* const> files, const Progress& progress);
 
  private:
-  struct Small;
+  enum class End : std::uint8_t { source, target };
+  // How many of the first files are small, and fit into a buffer.
+  static std::size_t small_group(std::span<FileCopy* const> files);
   Status copy_large(FileCopy& file, const Progress& progress, const Checkpoint& checkpoint);
-  Status copy_small(std::span<FileCopy> files, const Progress& progress);
   Result<std::string> sum_large(const std::string& path, const Progress& progress);
-  Result<std::vector<std::string>> sum_small(std::span<const std::string> paths, std::span<const std::uint64_t> sizes,
-                                             const Progress& progress);
-  Result<std::vector<std::string>> sums(std::span<const FileCopy> files, bool of_targets, const Progress& progress);
+  // Calls `found` for each file with the checksum of one end of it.
+  using Found = std::function<void(FileCopy& file, std::string checksum)>;
+  Status sum(std::span<FileCopy* const> files, End end, const Progress& progress, const Found& found);
   Status make_buffers();
 
   Context& context_;

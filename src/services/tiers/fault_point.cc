@@ -1,5 +1,6 @@
 #include "services/tiers/fault_point.h"
 
+#include <mutex>
 #include <utility>
 
 namespace penstock::tiers {
@@ -14,7 +15,10 @@ std::function<void(std::string_view)>& hook() {
 }  // namespace
 
 void fault_point(std::string_view name) {
-  if (hook()) hook()(name);
+  if (!hook()) return;
+  static std::mutex mutex;  // units are worked on side by side
+  const std::scoped_lock lock(mutex);
+  hook()(name);
 }
 
 void set_fault_hook(std::function<void(std::string_view name)> function) {

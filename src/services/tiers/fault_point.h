@@ -10,11 +10,12 @@
 namespace penstock::tiers {
 
 // Every step of a move, a write and a removal, in order.
-inline constexpr std::array<std::string_view, 14> fault_points = {
+inline constexpr std::array<std::string_view, 15> fault_points = {
     "begun",      // the unit is locked
     "staged",     // an empty file or directory lies at the target, aside
     "journaled",  // the catalog knows of it
     "copying",    // some bytes are there
+    "saved",      // and the catalog knows how many are safe
     "copied",     // all are
     "synced",     // on the disk
     "verified",   // and compared

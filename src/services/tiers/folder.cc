@@ -15,6 +15,7 @@
 
 #include "base/unique_fd.h"
 #include "services/tiers/names.h"
+#include "services/tiers/side_by_side.h"
 
 namespace penstock::tiers {
 namespace {
@@ -193,7 +194,13 @@ Status rename_over(const std::string& from, const std::string& to) {
 }
 
 Status remove_all(const std::string& path) {
+  if (::unlink(path.c_str()) == 0 || errno == ENOENT) return {};
   std::error_code failed;
+  std::vector<std::string> files;
+  for (fs::recursive_directory_iterator at(path, failed), end; !failed && at != end; at.increment(failed)) {
+    if (!fs::is_directory(at->symlink_status(failed))) files.push_back(at->path().string());
+  }
+  side_by_side(files.size(), [&](std::size_t i) { ::unlink(files[i].c_str()); });  // what is left is told below
   fs::remove_all(path, failed);
   if (!failed) return {};
   return system_error(failed.value(), "remove " + path);

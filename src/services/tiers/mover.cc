@@ -15,12 +15,13 @@
 #include "services/tiers/fault_point.h"
 #include "services/tiers/mover_work.h"
 #include "services/tiers/names.h"
+#include "services/tiers/side_by_side.h"
 
 namespace penstock::tiers {
 namespace {
 
 // Units that share a transaction.
-constexpr std::size_t batch_units = 128;
+constexpr std::size_t batch_units = 256;
 constexpr std::uint64_t batch_bytes = 32 << 20;
 constexpr std::uint64_t large_bytes = 4 << 20;
 // More files than this are synced by syncing their file system.
@@ -75,6 +76,24 @@ Status finish_entries(const Tree& tree, const std::string& from, const std::stri
     if (Status taken = take_attributes(from + below, to + below, entry->status); !taken) return taken;
   }
   return {};
+}
+
+bool is_large(UnitKind kind, std::uint64_t size_bytes) {
+  return kind == UnitKind::directory || size_bytes >= large_bytes;
+}
+
+// How many of the first move together: small files on their way to one tier.
+std::size_t first_together(std::span<const Task> tasks) {
+  std::set<std::int64_t> units;
+  std::uint64_t bytes = 0;
+  for (const Task& task : tasks) {
+    const bool large = is_large(task.kind, task.size_bytes);
+    const bool is_full = units.size() == batch_units || bytes >= batch_bytes || (large && !units.empty());
+    if (is_full || task.to != tasks.front().to || !units.insert(task.unit).second) break;
+    bytes += task.size_bytes;
+    if (large) break;
+  }
+  return units.size();
 }
 
 }  // namespace
@@ -138,6 +157,26 @@ Mover::Mover(Catalog& catalog, Context& copying, const MoveOptions& options, Uni
       pace_(catalog, options_),
       copier_(copying, pace_) {}
 
+void Mover::Work::list_files() {
+  for (const Entry& entry : tree.entries) {
+    if (entry.kind != Entry::Kind::file) continue;
+    const std::string below = entry.name.empty() ? "" : "/" + entry.name;
+    files.push_back({.from = source + below, .to = staged + below, .entry = &entry});
+  }
+}
+
+void Mover::drop_over(Batch& batch) {
+  std::erase_if(batch, [](const auto& work) { return work->over; });
+}
+
+std::vector<FileCopy*> Mover::files_of(const Batch& batch) {
+  std::vector<FileCopy*> files;
+  for (const auto& work : batch) {
+    for (FileCopy& file : work->files) files.push_back(&file);
+  }
+  return files;
+}
+
 const TierRow* Mover::tier(std::int64_t id) const {
   const auto found = std::ranges::find(tiers_, id, &TierRow::id);
   return found == tiers_.end() ? nullptr : &*found;
@@ -168,50 +207,78 @@ Result<bool> Mover::claim(std::int64_t unit, double wait_seconds) {
 MoveReport Mover::move(std::span<const Task> tasks) {
   const TimePoint begin_time = Clock::now();
   MoveReport report;
-  for (std::size_t next = 0; next < tasks.size() && !report.error;) {
-    Batch batch;
-    std::uint64_t bytes = 0;
-    while (next < tasks.size() && batch.size() < batch_units && bytes < batch_bytes && !report.error) {
-      const bool same_pair = batch.empty() || batch.front()->to->id == tasks[next].to;
-      if (!same_pair) break;
-      auto work = std::make_unique<Work>();
-      work->unit.id = tasks[next].unit;
-      work->unit.name = tasks[next].name;
-      work->to = tier(tasks[next].to);
-      ++next;
-      if (Status begun = begin(*work, report); !begun) {
-        fail(*work, begun.error(), report);
-        continue;
-      }
-      if (work->over) continue;
-      const bool large = work->tree.size_bytes >= large_bytes || work->tree.kind == UnitKind::directory;
-      if (large && !batch.empty()) {
-        run(batch, report);
-        batch.clear();
-      }
-      bytes += work->tree.size_bytes;
-      batch.push_back(std::move(work));
-      if (large) break;
-    }
-    if (!batch.empty()) run(batch, report);
+  while (!tasks.empty() && !report.error) {
+    const std::size_t count = first_together(tasks);
+    move_together(tasks.first(count), report);
+    tasks = tasks.subspan(count);
   }
   report.seconds = seconds_between(begin_time, Clock::now());
   return report;
 }
 
+void Mover::move_together(std::span<const Task> tasks, MoveReport& report) {
+  Batch batch;
+  for (const Task& task : tasks) {
+    auto work = std::make_unique<Work>();
+    work->unit.id = task.unit;
+    work->unit.name = task.name;
+    work->to = tier(task.to);
+    batch.push_back(std::move(work));
+  }
+  lock(batch, report);
+  look_up(batch, report);
+  std::vector<Status> begun(batch.size());
+  side_by_side(batch.size(), [&](std::size_t i) { begun[i] = begin(*batch[i]); });
+  std::vector<Task> alone;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    Work& work = *batch[i];
+    if (!begun[i]) {
+      fail(work, begun[i].error(), report);
+    } else if (batch.size() > 1 && is_large(work.tree.kind, work.tree.size_bytes)) {
+      // It was written since the catalog has looked.
+      alone.push_back({work.unit.id, work.unit.name, work.to->id, work.tree.kind, work.tree.size_bytes});
+      let_go(work);
+    }
+  }
+  drop_over(batch);
+  if (!batch.empty()) run(batch, report);
+  for (const Task& task : alone) {
+    if (!report.error) move_together({&task, 1}, report);
+  }
+}
+
 void Mover::fail(Work& work, Error error, MoveReport& report) {
   if (work.over) return;
-  work.over = true;
   if (error.code == Code::cancelled && !report.error) report.error = error;
-  const bool goes_on_later = (work.resumed || error.code == Code::cancelled) && work.row.done_bytes != 0;
-  if (work.named || !goes_on_later) undo(work);
-  work.leases = {};
-  if (work.locked) locks_.unlock(work.unit.id);
-  work.locked = false;
+  // What is safe of a large copy is gone on with, unless it may be the reason.
+  const bool is_good = error.code == Code::cancelled || (work.resumed && error.code != Code::io_error);
+  work.is_kept = !work.named && is_good && work.row.done_bytes != 0;
+  let_go(work);
   if (work.to != nullptr) pace_.tell(work.progress(MoveStep::failed), true);
   if (error.code == Code::cancelled) return;
   ++report.failure_count;
   if (report.failures.size() < most_failures) report.failures.push_back({work.unit.name, std::move(error)});
+}
+
+void Mover::fail_all(const Batch& batch, const Error& error, MoveReport& report) {
+  for (const auto& work : batch) fail(*work, error, report);
+}
+
+// Those of which a file has failed.
+void Mover::fail_files(const Batch& batch, MoveReport& report) {
+  for (const auto& work : batch) {
+    const auto failed = std::ranges::find_if(work->files, [](const FileCopy& file) { return !file.status; });
+    if (failed != work->files.end()) fail(*work, failed->status.error(), report);
+  }
+}
+
+// It stays where it is, and others may have it.
+void Mover::let_go(Work& work) {
+  work.over = true;
+  if (!work.is_kept) undo(work);
+  work.leases = {};
+  if (work.locked) locks_.unlock(work.unit.id);
+  work.locked = false;
 }
 
 // It is not as the catalog has it, and is left alone until somebody has looked.
@@ -233,32 +300,74 @@ void Mover::undo(Work& work) {
   if (remove_all(work.staged).ok()) static_cast<void>(catalog_.delete_move(work.unit.id));
 }
 
-Status Mover::begin(Work& work, MoveReport& report) {
-  if (Status going = pace_.after(0); !going) return going;
-  if (work.to == nullptr) return Error{Code::not_found, 0, "the tier is no longer in the catalog", "plan again"};
-  const auto locked = locks_.try_lock(work.unit.id);
-  if (!locked) return locked.error();
-  if (!*locked) {
-    ++report.busy;
-    work.over = true;
-    return {};
+void Mover::lock(Batch& batch, MoveReport& report) {
+  if (Status going = pace_.after(0); !going) fail_all(batch, going.error(), report);
+  for (const auto& work : batch) {
+    if (work->over) continue;
+    const auto locked = locks_.try_lock(work->unit.id);
+    if (!locked) {
+      fail(*work, locked.error(), report);
+    } else if (!*locked) {
+      ++report.busy;
+      work->over = true;
+    } else {
+      work->locked = true;
+      fault_point("begun");
+    }
   }
-  work.locked = true;
-  fault_point("begun");
-  if (Status status = resume(work); !status) return status;
-  auto unit = catalog_.unit(work.unit.id);
-  if (!unit) return std::move(unit).error();
-  if (!*unit || (*unit)->is_new || (*unit)->tier == work.to->id) {  // gone, or there already
-    locks_.unlock(work.unit.id);
-    work.locked = false;
-    work.over = true;
+  drop_over(batch);
+}
+
+// Their rows. REQUIRES: they are locked, so nobody changes them.
+void Mover::look_up(Batch& batch, MoveReport& report) {
+  std::vector<std::optional<MoveRow>> left(batch.size());
+  Status read = catalog_.read([&]() -> Status {
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      auto row = catalog_.move_of(batch[i]->unit.id);
+      if (!row) return std::move(row).error();
+      left[i] = std::move(*row);
+    }
     return {};
+  });
+  if (!read) fail_all(batch, read.error(), report);
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    if (batch[i]->over || !left[i] || batch[i]->to == nullptr) continue;
+    if (Status resumed = resume(*batch[i], *left[i]); !resumed) fail(*batch[i], resumed.error(), report);
   }
-  work.unit = std::move(**unit);
-  work.from = tier(work.unit.tier);
-  if (work.from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", "plan again"};
+  drop_over(batch);
+  read = catalog_.read([&]() -> Status {
+    for (const auto& work : batch) {
+      auto unit = catalog_.unit(work->unit.id);
+      if (!unit) return std::move(unit).error();
+      const bool is_there = *unit && !(*unit)->is_new;
+      work->unit.tier = 0;
+      if (is_there) work->unit = std::move(**unit);
+    }
+    return {};
+  });
+  if (!read) fail_all(batch, read.error(), report);
+  for (const auto& work : batch) {
+    if (work->over) continue;
+    const bool is_done = work->unit.tier == 0 || (work->to != nullptr && work->unit.tier == work->to->id);
+    if (is_done) {  // it is gone, or there already
+      let_go(*work);
+      continue;
+    }
+    work->from = tier(work->unit.tier);
+    if (work->from == nullptr || work->to == nullptr) {
+      fail(*work, {Code::not_found, 0, "its tier is no longer in the catalog", "plan again"}, report);
+      continue;
+    }
+    for (const TierRow* place : {work->from, work->to}) {
+      if (Status usable = check_usable_lately(*place); !usable) fail(*work, usable.error(), report);
+    }
+  }
+  drop_over(batch);
+}
+
+// All that is done before the catalog is told. Several units side by side.
+Status Mover::begin(Work& work) const {
   for (const TierRow* place : {work.from, work.to}) {
-    if (Status usable = check_usable_lately(*place); !usable) return usable;
     if (Status parents = check_parents(place->path, work.unit.name); !parents) return parents;
   }
   work.source = path_in(*work.from, work.unit.name);
@@ -291,51 +400,44 @@ Status Mover::begin(Work& work, MoveReport& report) {
     if (Status forgotten = catalog_.delete_move(work.unit.id); !forgotten) return forgotten;
   }
   if (!work.resumed) {
-    if (Status room = check_room(work); !room) return room;
     if (Status staged = stage(work); !staged) return staged;
   }
-  for (const Entry& entry : work.tree.entries) {
-    if (entry.kind != Entry::Kind::file) continue;
-    const std::string below = entry.name.empty() ? "" : "/" + entry.name;
-    work.files.push_back({.from = work.source + below, .to = work.staged + below, .entry = &entry});
-  }
+  work.list_files();
   if (work.resumed && work.tree.kind == UnitKind::file) work.files.front().done_bytes = work.row.done_bytes;
   return {};
 }
 
 // What an earlier attempt has left: it is gone on with, or finished, or undone.
-Status Mover::resume(Work& work) {
-  const auto row = catalog_.move_of(work.unit.id);
-  if (!row) return row.error();
-  if (!*row) return {};
+Status Mover::resume(Work& work, const MoveRow& row) {
   const auto staged = look_at(coming_path(work.to->path, work.unit.id));
   if (!staged) return staged.error();
-  const bool goes_on = (*row)->job == Job::move && (*row)->stage == Stage::copying && (*row)->target == work.to->id &&
-                       (*row)->done_bytes != 0 && S_ISREG(staged->st_mode) && staged->st_ino == (*row)->staged_inode &&
-                       static_cast<std::uint64_t>(staged->st_size) >= (*row)->done_bytes;
+  const bool goes_on = row.job == Job::move && row.stage == Stage::copying && row.target == work.to->id &&
+                       row.done_bytes != 0 && S_ISREG(staged->st_mode) && staged->st_ino == row.staged_inode &&
+                       static_cast<std::uint64_t>(staged->st_size) >= row.done_bytes;
   if (goes_on) {
-    work.row = **row;
+    work.row = row;
     work.resumed = true;
     return catalog_.put_move(work.row);  // nobody has asked this attempt to stop
   }
-  const auto finding = recover(**row, false);
+  const auto finding = recover(row, false);
   if (!finding) return finding.error();
   if (!*finding || (*finding)->repaired) return {};
   return Error{Code::in_use, 0, (*finding)->text, "see `penstock tier check`"};
 }
 
-Status Mover::check_room(const Work& work) {
-  const auto usage = catalog_.usage(work.to->id);
+Result<std::uint64_t> Mover::room_at(const TierRow& tier) {
+  const auto usage = catalog_.usage(tier.id);
   if (!usage) return usage.error();
-  const auto room = room_of(work.to->path);
+  const auto room = room_of(tier.path);
   if (!room) return room.error();
-  const std::uint64_t capacity = work.to->capacity_bytes;
-  if (usage->bytes + work.tree.room_bytes <= capacity && work.tree.room_bytes <= room->free_bytes) return {};
+  return std::min(room->free_bytes, tier.capacity_bytes - std::min(tier.capacity_bytes, usage->bytes));
+}
+
+Status Mover::check_room(const Work& work, std::uint64_t free_bytes) const {
+  if (work.tree.room_bytes <= free_bytes) return {};
   return Error{Code::no_space, ENOSPC,
                "no room for " + shown(work.unit.name) + " on " + work.to->name + ": it needs " +
-                   std::to_string(work.tree.room_bytes) + " bytes, and " +
-                   std::to_string(std::min(room->free_bytes, capacity - std::min(capacity, usage->bytes))) +
-                   " are free",
+                   std::to_string(work.tree.room_bytes) + " bytes, and " + std::to_string(free_bytes) + " are free",
                "move something else away first, or raise the capacity of the tier"};
 }
 
@@ -365,53 +467,22 @@ Status Mover::stage(Work& work) const {
 }
 
 void Mover::run(Batch& batch, MoveReport& report) {
-  const auto fail_all = [&](const Error& error) {
-    for (const auto& work : batch) fail(*work, error, report);
-  };
-  const auto stop_for = [&]() -> Status {
-    for (const auto& work : batch) {
-      if (Status leased = work->leases.check(); !leased) return leased;
-      const auto asked = catalog_.asked_to_stop(work->unit.id);
-      if (!asked) return asked.error();
-      if (*asked) {
-        return Error{Code::in_use, 0, shown(work->unit.name) + " is being written or removed", "move it later"};
-      }
-    }
-    return {};
-  };
-  if (Status status = journal(batch); !status) return fail_all(status.error());
+  journal(batch, report);
+  if (batch.empty()) return;
   fault_point("journaled");
-  pace_.set_check(stop_for);
-  Status copied = copy(batch, report);
-  if (copied) copied = sync(batch);
-  if (copied) fault_point("synced");
-  if (copied) copied = verify(batch);
-  pace_.set_check({});
-  if (!copied) {
-    // Which of them it was, each finds out by itself.
-    if (batch.size() == 1 || copied.error().code == Code::cancelled) return fail_all(copied.error());
-    std::vector<Task> alone;
-    for (const auto& work : batch) {
-      alone.push_back({work->unit.id, work->unit.name, work->to->id});
-      undo(*work);
-      work->leases = {};  // who waits to write need not wait for the others
-      locks_.unlock(work->unit.id);
-    }
-    for (const Task& task : alone) {
-      if (report.error) return;
-      Batch one;
-      one.push_back(std::make_unique<Work>());
-      one.front()->unit.id = task.unit;
-      one.front()->unit.name = task.name;
-      one.front()->to = tier(task.to);
-      if (Status begun = begin(*one.front(), report); !begun) {
-        fail(*one.front(), begun.error(), report);
-      } else if (!one.front()->over) {
-        run(one, report);
-      }
-    }
-    return;
+  pace_.set_check([&] { return heed_others(batch, report); });
+  copy(batch, report);
+  sync(batch, report);
+  verify(batch, report);
+  if (batch.size() == 1 && start_over(*batch.front(), report)) {
+    copy(batch, report);
+    sync(batch, report);
+    verify(batch, report);
   }
+  pace_.set_check({});
+  fail_files(batch, report);
+  drop_over(batch);
+  if (batch.empty()) return;
   fault_point("verified");
   for (const auto& work : batch) {
     if (Status settled = settle(*work); !settled) {
@@ -421,98 +492,149 @@ void Mover::run(Batch& batch, MoveReport& report) {
     work->named = true;
   }
   fault_point("named");
-  std::erase_if(batch, [](const auto& work) { return work->over; });
+  drop_over(batch);
   if (batch.empty()) return;
   std::vector<std::string> targets;
   for (const auto& work : batch) targets.push_back(work->target);
-  if (Status synced = sync_parents(targets); !synced) return fail_all(synced.error());
+  if (Status synced = sync_parents(targets); !synced) return fail_all(batch, synced.error(), report);
   fault_point("settled");
-  if (Status committed = commit(batch); !committed) return fail_all(committed.error());
+  if (Status committed = commit(batch); !committed) return fail_all(batch, committed.error(), report);
   fault_point("committed");
   clear(batch, report);
 }
 
-Status Mover::journal(const Batch& batch) {
-  return catalog_.transact([&]() -> Status {
-    for (const auto& work : batch) {
-      if (work->resumed) continue;
-      if (Status room = check_room(*work); !room) return room;
-      if (Status put = catalog_.put_move(work->row); !put) return put;
+// Who waits to write or to remove one of many need not wait for the others; one that is alone ends as soon as it can.
+Status Mover::heed_others(const Batch& batch, MoveReport& report) {
+  const auto asked = catalog_.asked_to_stop();
+  if (!asked) return asked.error();
+  Status last = Error{Code::in_use, 0, "all of them are being written or removed", "move them later"};
+  for (const auto& work : batch) {
+    if (work->over) continue;
+    Status goes_on = work->leases.check();
+    if (goes_on && std::ranges::find(*asked, work->unit.id) != asked->end()) {
+      goes_on = Error{Code::in_use, 0, shown(work->unit.name) + " is being written or removed", "move it later"};
+    }
+    if (!goes_on && batch.size() > 1) {
+      fail(*work, goes_on.error(), report);
+    } else {
+      last = std::move(goes_on);
+    }
+  }
+  return last;
+}
+
+void Mover::journal(Batch& batch, MoveReport& report) {
+  std::vector<Status> fits(batch.size());
+  const Status written = catalog_.transact([&]() -> Status {
+    const auto room = room_at(*batch.front()->to);
+    if (!room) return room.error();
+    std::uint64_t free_bytes = *room;
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      const Work& work = *batch[i];
+      if (work.resumed) continue;  // it has its room
+      fits[i] = check_room(work, free_bytes);
+      if (!fits[i]) continue;
+      free_bytes -= work.tree.room_bytes;
+      if (Status put = catalog_.put_move(work.row); !put) return put;
     }
     return {};
   });
+  if (!written) fail_all(batch, written.error(), report);
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    if (!fits[i]) fail(*batch[i], fits[i].error(), report);
+  }
+  drop_over(batch);
 }
 
-Status Mover::copy(const Batch& batch, MoveReport& report) {
-  std::vector<FileCopy> files;
+void Mover::copy(Batch& batch, MoveReport& report) {
+  if (batch.empty()) return;
   for (const auto& work : batch) {
     pace_.tell(work->progress(MoveStep::copying), true);
-    if (work->tree.kind == UnitKind::directory) {
-      if (Status made = make_entries(work->tree, work->staged); !made) return made;
-    }
-    files.insert(files.end(), work->files.begin(), work->files.end());
+    if (work->tree.kind != UnitKind::directory) continue;
+    if (Status made = make_entries(work->tree, work->staged); !made) fail(*work, made.error(), report);
   }
+  drop_over(batch);
+  if (batch.empty()) return;
+  const bool is_single = batch.size() == 1;
   Work& first = *batch.front();
   const auto progress = [&](std::uint64_t bytes) {
     first.done_bytes += bytes;
-    if (batch.size() == 1) pace_.tell(first.progress(MoveStep::copying));
+    if (is_single) pace_.tell(first.progress(MoveStep::copying));
   };
   const auto checkpoint = [&](std::uint64_t done_bytes) {
     first.row.done_bytes = done_bytes;
     return catalog_.set_done(first.unit.id, done_bytes);
   };
   if (first.resumed) report.resumed_bytes += first.row.done_bytes;
-  if (Status copied = copier_.copy(files, progress, batch.size() == 1 ? checkpoint : Copier::Checkpoint()); !copied) {
-    return copied;
-  }
-  std::size_t next = 0;
+  Status copied = copier_.copy(files_of(batch), progress, is_single ? checkpoint : Copier::Checkpoint());
+  if (!copied) fail_all(batch, copied.error(), report);
+  fail_files(batch, report);
   for (const auto& work : batch) {
-    for (FileCopy& file : work->files) file.checksum = std::move(files[next++].checksum);
-    if (work->tree.kind == UnitKind::directory) {
-      if (Status finished = finish_entries(work->tree, work->source, work->staged); !finished) return finished;
-    }
+    if (work->over || work->tree.kind != UnitKind::directory) continue;
+    Status finished = finish_entries(work->tree, work->source, work->staged);
+    if (!finished) fail(*work, finished.error(), report);
   }
-  fault_point("copied");
-  return {};
+  drop_over(batch);
+  if (!batch.empty()) fault_point("copied");
 }
 
-Status Mover::sync(const Batch& batch) const {
+void Mover::sync(Batch& batch, MoveReport& report) {
+  if (batch.empty()) return;
   std::size_t entries = 0;
   for (const auto& work : batch) entries += work->tree.entries.size();
-  if (entries > most_single_syncs) return sync_file_system(batch.front()->to->path);
-  for (const auto& work : batch) {
-    for (const Entry& entry : work->tree.entries) {
-      if (entry.kind == Entry::Kind::link || entry.kind == Entry::Kind::same) continue;
-      if (Status synced = sync_file(entry.name.empty() ? work->staged : work->staged + "/" + entry.name); !synced) {
-        return synced;
+  if (entries > most_single_syncs) {
+    if (Status synced = sync_file_system(batch.front()->to->path); !synced) fail_all(batch, synced.error(), report);
+  } else {
+    for (const auto& work : batch) {
+      for (const Entry& entry : work->tree.entries) {
+        if (entry.kind == Entry::Kind::link || entry.kind == Entry::Kind::same) continue;
+        Status synced = sync_file(entry.name.empty() ? work->staged : work->staged + "/" + entry.name);
+        if (!synced) fail(*work, synced.error(), report);
       }
     }
   }
-  return {};
+  drop_over(batch);
+  if (!batch.empty()) fault_point("synced");
 }
 
-Status Mover::verify(const Batch& batch) {
-  std::vector<FileCopy> files;
-  for (const auto& work : batch) files.insert(files.end(), work->files.begin(), work->files.end());
+// What is not what was written says so in the status of its files.
+void Mover::verify(Batch& batch, MoveReport& report) {
+  if (batch.empty()) return;
+  const bool is_single = batch.size() == 1;
   Work& first = *batch.front();
   first.done_bytes = 0;
   const auto progress = [&](std::uint64_t bytes) {
     first.done_bytes += bytes;
-    if (batch.size() == 1) pace_.tell(first.progress(MoveStep::verifying));
+    if (is_single) pace_.tell(first.progress(MoveStep::verifying));
   };
-  if (Status verified = copier_.verify(files, progress); !verified) return verified;
-  for (const auto& work : batch) {
-    work->checksum = checksum_of(work->tree, work->files);
-    if (!work->unit.checksum.empty() && work->unit.checksum != work->checksum) {
-      const Error error{
-          Code::io_error, 0,
-          work->source + " is damaged: its checksum is " + work->checksum + ", and was " + work->unit.checksum,
-          "restore it from a backup, or import it again to take it as it is"};
-      static_cast<void>(catalog_.doubt(work->unit.id, error.message));
-      return error;
-    }
+  if (Status verified = copier_.verify(files_of(batch), progress); !verified) {
+    fail_all(batch, verified.error(), report);
   }
-  return {};
+  for (const auto& work : batch) {
+    if (work->over) continue;
+    work->checksum = checksum_of(work->tree, work->files);
+    if (work->unit.checksum.empty() || work->unit.checksum == work->checksum) continue;
+    const Error error{
+        Code::io_error, 0,
+        work->source + " is damaged: its checksum is " + work->checksum + ", and was " + work->unit.checksum,
+        "restore it from a backup, or import it again to take it as it is"};
+    static_cast<void>(catalog_.doubt(work->unit.id, error.message));
+    fail(*work, error, report);
+  }
+  drop_over(batch);
+}
+
+// A copy that was gone on with, and of which the old part is damaged, is made anew.
+bool Mover::start_over(Work& work, MoveReport& report) {
+  if (!work.resumed || work.files.front().status) return false;
+  if (::truncate(work.staged.c_str(), 0) != 0 || !catalog_.set_done(work.unit.id, 0)) return false;
+  report.resumed_bytes -= work.row.done_bytes;
+  work.resumed = false;
+  work.row.done_bytes = 0;
+  work.done_bytes = 0;
+  work.files.front().done_bytes = 0;
+  work.files.front().status = {};
+  return true;
 }
 
 // The last look at the source, then the name.
@@ -559,30 +681,33 @@ Status Mover::commit(const Batch& batch) {
 
 // The sources go, and then what the catalog knows of the moves.
 void Mover::clear(const Batch& batch, MoveReport& report) {
-  std::vector<std::string> sources;
-  std::vector<std::int64_t> cleared;
-  for (const auto& work : batch) {
-    ++report.units;
-    report.bytes += work->tree.size_bytes;
-    if (work->from == nullptr) {
-      cleared.push_back(work->unit.id);
-      continue;
-    }
-    if (work->leases.check().ok()) {
-      const auto finding = clear_source(work->unit, work->row);
-      if (finding && !*finding) {
-        sources.push_back(work->source);
-        sources.push_back(going_path(work->from->path, work->unit.id));
-        cleared.push_back(work->unit.id);
-        continue;
-      }
-      const std::string why = finding ? (*finding)->text : finding.error().message;
-      static_cast<void>(catalog_.doubt(work->unit.id, why));
-      if (finding) cleared.push_back(work->unit.id);
+  std::vector<Result<std::optional<TierFinding>>> findings(batch.size(), std::optional<TierFinding>());
+  side_by_side(batch.size(), [&](std::size_t i) {
+    Work& work = *batch[i];
+    if (work.from == nullptr) return;
+    if (work.leases.check().ok()) {
+      findings[i] = clear_source(work.unit, work.row);
     } else {
       // He who waits to write would write to a file without a name. It keeps the old one, and both are told of.
-      static_cast<void>(catalog_.doubt(work->unit.id, work->source + " was opened for writing while it moved"));
-      cleared.push_back(work->unit.id);
+      findings[i] = std::optional(TierFinding{
+          .name = work.unit.name, .path = work.source, .text = work.source + " was opened for writing while it moved"});
+    }
+    work.leases = {};  // the last to have the source open: now it is deleted
+  });
+  std::vector<std::string> sources;
+  std::vector<std::int64_t> cleared;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const Work& work = *batch[i];
+    ++report.units;
+    report.bytes += work.tree.size_bytes;
+    if (findings[i]) cleared.push_back(work.unit.id);
+    if (findings[i] && !*findings[i]) {
+      if (work.from == nullptr) continue;
+      sources.push_back(work.source);
+      sources.push_back(going_path(work.from->path, work.unit.id));
+    } else {
+      const std::string why = findings[i] ? (*findings[i])->text : findings[i].error().message;
+      static_cast<void>(catalog_.doubt(work.unit.id, why));
     }
   }
   fault_point("emptied");
@@ -612,7 +737,9 @@ Result<std::string> Mover::checksum(const std::string& path, const Tree& tree) {
     if (entry.kind != Entry::Kind::file) continue;
     files.push_back({.from = entry.name.empty() ? path : path + "/" + entry.name, .to = {}, .entry = &entry});
   }
-  if (Status added = copier_.add_up(files, [](std::uint64_t) {}); !added) return std::move(added).error();
+  std::vector<FileCopy*> pointers;
+  for (FileCopy& file : files) pointers.push_back(&file);
+  if (Status added = copier_.add_up(pointers, [](std::uint64_t) {}); !added) return std::move(added).error();
   return checksum_of(tree, files);
 }
 

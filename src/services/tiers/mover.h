@@ -25,6 +25,9 @@ struct Task {
   std::int64_t unit = 0;
   std::string name;
   std::int64_t to = 0;
+  // As the catalog has it: what moves alone, and what together.
+  UnitKind kind = UnitKind::file;
+  std::uint64_t size_bytes = 0;
 };
 
 class Mover {
@@ -56,28 +59,39 @@ class Mover {
   const TierRow* tier(std::int64_t id) const;
 
   // The steps, in order. Each goes on with those that have not failed.
-  void run(Batch& batch, MoveReport& report);
-  Status begin(Work& work, MoveReport& report);
+  void move_together(std::span<const Task> tasks, MoveReport& report);
+  void lock(Batch& batch, MoveReport& report);
+  void look_up(Batch& batch, MoveReport& report);
+  Status begin(Work& work) const;
   Status stage(Work& work) const;
-  Status resume(Work& work);
-  Status journal(const Batch& batch);
-  Status copy(const Batch& batch, MoveReport& report);
-  Status sync(const Batch& batch) const;
-  Status verify(const Batch& batch);
+  Status resume(Work& work, const MoveRow& row);
+  void run(Batch& batch, MoveReport& report);
+  void journal(Batch& batch, MoveReport& report);
+  void copy(Batch& batch, MoveReport& report);
+  void sync(Batch& batch, MoveReport& report);
+  void verify(Batch& batch, MoveReport& report);
   Status settle(const Work& work) const;
   Status commit(const Batch& batch);
   void clear(const Batch& batch, MoveReport& report);
+  Status heed_others(const Batch& batch, MoveReport& report);
+  bool start_over(Work& work, MoveReport& report);
+  void let_go(Work& work);
+  static void drop_over(Batch& batch);
+  static std::vector<FileCopy*> files_of(const Batch& batch);
   void undo(Work& work);
   Error doubt(const Work& work, Error error) const;
   void fail(Work& work, Error error, MoveReport& report);
-  Status check_room(const Work& work);
+  void fail_all(const Batch& batch, const Error& error, MoveReport& report);
+  void fail_files(const Batch& batch, MoveReport& report);
+  Result<std::uint64_t> room_at(const TierRow& tier);
+  Status check_room(const Work& work, std::uint64_t free_bytes) const;
   Status check_usable_lately(const TierRow& tier);
 
   // Of a row whose unit is locked.
   Result<std::optional<TierFinding>> recover(const MoveRow& row, bool keep);
   Result<bool> has_whole_copy(const UnitRow& unit, const MoveRow& row);
   Result<std::optional<TierFinding>> return_to_source(UnitRow unit, const MoveRow& row);
-  Result<std::optional<TierFinding>> clear_source(const UnitRow& unit, const MoveRow& row);
+  Result<std::optional<TierFinding>> clear_source(const UnitRow& unit, const MoveRow& row) const;
   Status clear_aside(std::vector<TierFinding>& findings);
 
   Catalog& catalog_;

@@ -179,7 +179,7 @@ Result<std::optional<TierFinding>> Mover::return_to_source(UnitRow unit, const M
 }
 
 // Takes the name from the source, looks whether it is what was copied, then deletes it. What is not stays, and is told.
-Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, const MoveRow& row) {
+Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, const MoveRow& row) const {
   const TierRow& from = *tier(*row.source);
   const std::string source = path_in(from, unit.name);
   const std::string going = going_path(from.path, unit.id);

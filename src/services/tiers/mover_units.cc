@@ -34,7 +34,9 @@ Status Mover::add(UnitRow unit, const std::string& path) {
   if (there->st_ino != 0 && !(work.tree.kind == UnitKind::directory && is_empty_folder(work.target))) {
     return Error{Code::in_use, EEXIST, work.target + " exists already", "import it, or choose another name"};
   }
-  if (Status room = check_room(work); !room) return room;
+  const auto room = room_at(*work.to);
+  if (!room) return room.error();
+  if (Status fits = check_room(work, *room); !fits) return fits;
   auto leases = Leases::take(path, work.tree);
   if (!leases) return std::move(leases).error();
   work.leases = std::move(*leases);
@@ -50,21 +52,18 @@ Status Mover::add(UnitRow unit, const std::string& path) {
     return catalog_.put_move(work.row);
   });
   if (!inserted) return inserted;
-  work.staged = coming_path(work.to->path, work.unit.id);
+  const std::int64_t id = work.unit.id;
+  work.staged = coming_path(work.to->path, id);
   if (Status staged = stage(work); !staged) {
     fail(work, staged.error(), report);
   } else {
-    for (const Entry& entry : work.tree.entries) {
-      if (entry.kind != Entry::Kind::file) continue;
-      const std::string below = entry.name.empty() ? "" : "/" + entry.name;
-      work.files.push_back({.from = path + below, .to = work.staged + below, .entry = &entry});
-    }
+    work.list_files();
     run(batch, report);
   }
   if (report.units == 1) return {};
-  // The unit has never been.
-  const auto row = catalog_.move_of(work.unit.id);
-  if (row && !*row) static_cast<void>(catalog_.delete_unit(work.unit.id));
+  // The unit has never been, and its work is gone.
+  const auto row = catalog_.move_of(id);
+  if (row && !*row) static_cast<void>(catalog_.delete_unit(id));
   if (report.error) return *report.error;
   return report.failures.empty() ? Error{Code::internal, 0, "the unit was not added", ""}
                                  : report.failures.front().error;

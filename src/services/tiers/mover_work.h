@@ -33,8 +33,12 @@ struct Mover::Work {
   std::uint64_t done_bytes = 0;  // of this attempt
   bool locked = false;
   bool resumed = false;
-  bool named = false;  // from here on it is not undone
-  bool over = false;   // it has failed, or there is nothing to do
+  bool named = false;    // from here on it is not undone
+  bool is_kept = false;  // for a later attempt
+  bool over = false;     // it has failed, or there is nothing to do
+
+  // The files of the tree, to be copied.
+  void list_files();
 
   MoveProgress progress(MoveStep step) const {
     return {.name = unit.name,

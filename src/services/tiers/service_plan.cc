@@ -134,7 +134,8 @@ Result<MoveReport> Service::rebalance(const MoveOptions& options) {
   for (const PlannedMove& move : planned->moves) {
     const auto row = catalog_->unit(move.name);
     const auto to = std::ranges::find(*tiers, move.to, &TierRow::name);
-    if (row && *row && to != tiers->end()) tasks.push_back({(*row)->id, move.name, to->id});
+    if (row && *row && to != tiers->end())
+      tasks.push_back({(*row)->id, move.name, to->id, (*row)->kind, (*row)->size_bytes});
   }
   return (*mover)->move(tasks);
 }

@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <random>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "penstock/tiers.h"
@@ -23,7 +26,7 @@ inline std::string bytes_of(const std::string& name, int version, std::size_t si
   std::string bytes(size, '\0');
   for (std::size_t i = 0; i < size; i += 8) {
     const std::uint64_t word = random();
-    for (std::size_t k = 0; k < 8 && i + k < size; ++k) bytes[i + k] = static_cast<char>(word >> (8 * k));
+    std::memcpy(bytes.data() + i, &word, std::min(sizeof word, size - i));
   }
   return bytes;
 }
@@ -35,7 +38,9 @@ inline void write_file(const fs::path& path, const std::string& bytes) {
 
 inline std::string read_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::stringstream bytes;
+  bytes << file.rdbuf();
+  return std::move(bytes).str();
 }
 
 class Folders {

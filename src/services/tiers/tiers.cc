@@ -275,7 +275,7 @@ Result<MoveReport> Tiers::move(std::string_view name, std::string_view tier, con
     if (Status going = service.check_not_paused(); !going) return std::move(going).error();
     const auto mover = service.mover(options);
     if (!mover) return mover.error();
-    const tiers::Task task{unit->id, unit->name, row->id};
+    const tiers::Task task{unit->id, unit->name, row->id, unit->kind, unit->size_bytes};
     MoveReport report = (*mover)->move({&task, 1});
     if (report.error) return *report.error;
     if (!report.failures.empty()) return report.failures.front().error;
@@ -300,7 +300,7 @@ Result<MoveReport> Tiers::move(std::span<const PlannedMove> moves, const MoveOpt
       if (to == places->end()) {
         return Error{Code::not_found, 0, "there is no tier \"" + tiers::shown(move.to) + "\"", "plan again"};
       }
-      tasks.push_back({unit->id, unit->name, to->id});
+      tasks.push_back({unit->id, unit->name, to->id, unit->kind, unit->size_bytes});
     }
     const auto mover = service.mover(options);
     if (!mover) return mover.error();

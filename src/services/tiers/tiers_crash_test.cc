@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <csignal>
 #include <functional>
+#include <thread>
 
 #include "services/tiers/fault_point.h"
 #include "services/tiers/test_tiers.h"
@@ -27,6 +28,7 @@ struct Scenario {
   std::map<std::string, Allowed> allowed;
 };
 
+constexpr int many = 20;
 const std::string small = bytes_of("small", 1, 5000);
 const std::string other = bytes_of("other", 1, 70000);
 const std::string large = bytes_of("large", 1, (5 << 20) + 123);
@@ -59,6 +61,8 @@ std::vector<Scenario> scenarios() {
   auto as_they_were = few_as_they_were;
   as_they_were["a/small"] = {{small}};
   as_they_were["large"] = {{large}};
+  std::map<std::string, Allowed> many_as_they_were;
+  for (int i = 0; i < many; ++i) many_as_they_were["many/" + std::to_string(i)] = {{small}};
   auto replaced = few_as_they_were;
   replaced["other"] = {{other, fresh}};
   auto added = few_as_they_were;
@@ -76,6 +80,19 @@ std::vector<Scenario> scenarios() {
          return report.ok() && report->ok() && report->units <= 4;
        },
        as_they_were},
+      // Enough that several threads work on them.
+      {"move many",
+       [](const Folders& folders, Tiers& tiers) {
+         for (int i = 0; i < many; ++i) write_file(folders.path("nvme/many/" + std::to_string(i)), small);
+         ASSERT_TRUE(tiers.import_all("nvme").ok());
+       },
+       [](const Folders&, Tiers& tiers) {
+         std::vector<PlannedMove> moves;
+         for (int i = 0; i < many; ++i) moves.push_back({.name = "many/" + std::to_string(i), .to = "hdd"});
+         const auto report = tiers.move(moves);
+         return report.ok() && report->ok();
+       },
+       many_as_they_were},
       {"replace", files, [](const Folders&, Tiers& tiers) { return write_through(tiers, "other", fresh); }, replaced},
       {"replace on another tier",
        [few](const Folders& folders, Tiers& tiers) {
@@ -219,6 +236,65 @@ TEST(TiersCrash, a_source_stays_until_the_catalog_has_its_copy) {
   const auto path = tiers.path_of("a");
   ASSERT_TRUE(path.ok()) << text_of(path);
   EXPECT_EQ(read_file(*path), other);
+}
+
+// A large copy whose process is killed when two pieces of it are safe.
+constexpr std::uint64_t safe_bytes = 16 << 20;
+std::string very_large() {
+  return bytes_of("very large", 1, safe_bytes + (9 << 20));
+}
+
+void kill_a_large_copy(const Folders& folders) {
+  write_file(folders.path("nvme/a"), very_large());
+  {
+    Tiers tiers = folders.create();
+    ASSERT_TRUE(tiers.import("a").ok());
+  }
+  int pieces = 0;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    set_fault_hook([&](std::string_view point) {
+      // It is made safe every second.
+      if (point == "copying" && ++pieces == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+      if (point == "saved" && pieces >= 2) ::kill(::getpid(), SIGKILL);
+    });
+    auto tiers = Tiers::open(folders.options());
+    if (tiers) static_cast<void>(tiers->move("a", "ssd"));
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status)) << "it was not made safe";
+}
+
+TEST(TiersCrash, a_large_copy_goes_on_where_it_was_safe) {
+  const Folders folders;
+  kill_a_large_copy(folders);
+  auto tiers = Tiers::open(folders.options());
+  ASSERT_TRUE(tiers.ok());
+  const auto moved = tiers->move("a", "ssd");
+  ASSERT_TRUE(moved.ok()) << text_of(moved);
+  EXPECT_EQ(moved->resumed_bytes, safe_bytes);
+  EXPECT_TRUE(read_file(folders.path("ssd/a")) == very_large());
+  EXPECT_EQ(folders.where("a"), std::vector<std::string>{"ssd"});
+}
+
+TEST(TiersCrash, a_copy_that_was_damaged_meanwhile_is_made_anew) {
+  const Folders folders;
+  kill_a_large_copy(folders);
+  ASSERT_EQ(folders.aside().size(), 1U);
+  {
+    std::fstream copy(folders.aside().front(), std::ios::in | std::ios::out | std::ios::binary);
+    copy.seekp(1 << 20);
+    copy << "damaged";
+  }
+  auto tiers = Tiers::open(folders.options());
+  ASSERT_TRUE(tiers.ok());
+  const auto moved = tiers->move("a", "ssd");
+  ASSERT_TRUE(moved.ok()) << text_of(moved);
+  EXPECT_EQ(moved->resumed_bytes, 0U);
+  EXPECT_TRUE(read_file(folders.path("ssd/a")) == very_large());
+  EXPECT_EQ(folders.aside(), std::vector<std::string>());
 }
 
 TEST(TiersCrash, recovery_deletes_no_source_whose_copy_is_gone_or_damaged) {

@@ -8,6 +8,7 @@
 
 #include "base/unique_fd.h"
 #include "penstock/models.h"
+#include "services/tiers/fault_point.h"
 #include "services/tiers/names.h"
 #include "services/tiers/test_tiers.h"
 
@@ -527,6 +528,29 @@ TEST_F(TiersTest, many_small_files_are_imported_listed_and_moved) {
     EXPECT_EQ(content("hdd", "d/" + std::to_string(1000 + i)), bytes_of(std::to_string(i), 1, 100 + 37 * i));
   }
   EXPECT_EQ(text_of(*tiers_.check({.bytes = true})), "");
+}
+
+TEST_F(TiersTest, a_small_file_that_fails_holds_none_of_the_others_up) {
+  std::vector<PlannedMove> moves;
+  for (int i = 0; i < 40; ++i) {
+    put("nvme", "d/" + std::to_string(i), 5000);
+    moves.push_back({.name = "d/" + std::to_string(i), .to = "hdd"});
+  }
+  int batches = 0;
+  set_fault_hook([&](std::string_view point) {
+    if (point != "journaled") return;
+    ++batches;
+    if (batches == 1) fs::remove(folders_.aside().front());
+  });
+  const auto report = tiers_.move(moves);
+  set_fault_hook({});
+  ASSERT_TRUE(report.ok()) << text_of(report);
+  EXPECT_EQ(report->units, 39U);
+  ASSERT_EQ(report->failure_count, 1U);
+  EXPECT_EQ(batches, 1);
+  EXPECT_EQ(folders_.where(report->failures.front().name), std::vector<std::string>{"nvme"});
+  EXPECT_EQ(tiers_.list({.tier = "hdd"})->size(), 39U);
+  EXPECT_EQ(folders_.aside(), std::vector<std::string>());
 }
 
 TEST_F(TiersTest, the_mover_moves_by_itself) {
