@@ -115,6 +115,7 @@ def main(options, folder):
             layers.attach_router(layer.router, [f"layers.{number}.experts.{i}" for i in range(options.experts)],
                                  options.top_k)
         measure("penstock.Layers", model)
+        layers.check()  # the race has waited for the GPU
         report = layers.report
     model = empty()
     Mapped(torch, folder).attach(torch, model, layers.groups, device)

@@ -165,6 +165,7 @@ def main(options, folder):
     with penstock.Layers(folder, budget=budget, device=device) as layers:
         layers.attach(model)
         measure("penstock.Layers", model)
+        layers.check()  # the race has waited for the GPU
         report = layers.report
     model = empty()
     Mapped(torch, folder).attach(torch, model, layers.groups, device)

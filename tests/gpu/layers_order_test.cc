@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cuda/quiet.h"
 #include "gpu/stream_order_test.h"
 #include "penstock/layers.h"
 #include "support/gated_engine.h"
@@ -442,6 +443,27 @@ TEST_F(LayersInOrder, a_stream_that_can_not_be_made_to_wait_is_the_error_and_the
   EXPECT_TRUE(layers.check().ok()) << "no stream ran without it";
   EXPECT_EQ(layers.report().all.unserved, 0U);
   disk_->open();
+}
+
+TEST_F(LayersInOrder, where_no_stream_may_begin_to_wait_the_caller_waits) {
+  Layers layers = open(4 * slot);
+  std::atomic<bool> is_over{false};
+  std::atomic<bool> has_begun{false};
+  std::jthread frees([&] {
+    cuda::Quiet::of_process().run([&] {  // as a call that takes longer than anybody waits for it
+      has_begun = true;
+      while (!is_over) std::this_thread::sleep_for(1ms);
+    });
+  });
+  ASSERT_TRUE(eventually([&] { return has_begun.load(); }));
+  const auto tensors = layers.acquire(1, {make_stream()});
+  is_over = true;
+  ASSERT_TRUE(tensors.ok()) << tensors.error().message;
+  EXPECT_TRUE(model_->holds(bytes_of(tensors->front()), layers.groups()[1].tensors[0]));
+  const GroupReport report = layers.report().groups[1];
+  EXPECT_EQ(report.stream_waits + report.unserved, 0U);
+  EXPECT_EQ(report.waits, 1U);
+  EXPECT_EQ(report.held, 1U);
 }
 
 // The copy waits for the load in the only queue of the copy engine, and the load's comes behind it.
