@@ -3,6 +3,7 @@
 // Thread safety: any thread. Lifetime: its last owner lets the streams go on.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>

@@ -231,12 +231,16 @@ bool Cache::shut_down() {
     changed_.wait(lock, [&] { return inside_ == 0; });
   }
   end_loads(deadline);  // what the last of these began
-  for (std::size_t i = loading_.size(); i-- > 0;) {
-    if (groups_[loading_[i]].promised != 0) settle(loading_[i]);
-  }
-  bool is_abandoned = std::ranges::any_of(slots_, &Slot::is_lost);
-  for (const std::uint32_t group : loading_) {
-    is_abandoned = is_abandoned || groups_[group].ticket.outcome() == Outcome::abandoned;
+  bool is_abandoned = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (std::size_t i = loading_.size(); i-- > 0;) {
+      if (groups_[loading_[i]].promised != 0) settle(loading_[i]);
+    }
+    is_abandoned = std::ranges::any_of(slots_, &Slot::is_lost);
+    for (const std::uint32_t group : loading_) {
+      is_abandoned = is_abandoned || groups_[group].ticket.outcome() == Outcome::abandoned;
+    }
   }
   while (!std::ranges::all_of(slots_, [&](Slot& slot) { return has_passed(slot); })) {
     if (Clock::now() >= deadline) {
@@ -402,7 +406,7 @@ void Cache::launch(std::uint32_t number) {
 void Cache::settle(std::uint32_t number) {
   Group& group = groups_[number];
   if (group.state != State::loading || !group.ticket) return;
-  const bool has_ended = group.ticket.ended();  // before the look at the streams: what is broken later was in vain
+  const bool has_ended = group.ticket.ended();  // asked first: streams that a break lets go later find the bytes
   if (group.streams->is_broken()) {
     group.streams = std::make_shared<cuda::HeldStreams>();  // for later acquires: the load goes on
     set_error(
