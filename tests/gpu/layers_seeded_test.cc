@@ -9,7 +9,7 @@ namespace {
 class GpuLayersRun : public LayersRun {
  public:
   GpuLayersRun(std::uint64_t seed, cuda::Device& gpu, std::vector<cuda::CuStream> streams)
-      : LayersRun(seed),
+      : LayersRun(seed, 20),
         gpu_(gpu),
         streams_(std::move(streams)),
         seen_(context_.allocate(Domain::pinned(), cells * cell_bytes).value()) {

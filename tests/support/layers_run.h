@@ -48,11 +48,12 @@ inline Context faulty_context(std::uint64_t seed, std::uint32_t fault) {
 // In host memory; derived classes have them elsewhere.
 class LayersRun {
  public:
-  explicit LayersRun(std::uint64_t seed) : random_(seed), context_(faulty_context(seed, 5)) {}
+  explicit LayersRun(std::uint64_t seed, std::uint32_t fault = 5)
+      : random_(seed), context_(faulty_context(seed, fault)) {}
   virtual ~LayersRun() = default;
 
   void go(std::uint64_t acquires) {
-    constexpr std::uint64_t acquires_of_a_cache = 5000;
+    const std::uint64_t acquires_of_a_cache = std::min<std::uint64_t>(5000, acquires / 8 + 1);
     while (done_ < acquires && !testing::Test::HasFailure()) {
       make_layers();
       for (std::uint64_t i = 0; i < acquires_of_a_cache && done_ < acquires && !testing::Test::HasFailure(); ++i)
