@@ -1,13 +1,13 @@
 // bench_far: reads from a store that answers after a fixed time, however much is asked of it at once:
 //   run SECONDS     reads, two requests at a time, and tells how much
 //   small SECONDS   single reads of 256 KiB of a file, one after another, on the same lane as the far ones
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <deque>
 #include <string>
 #include <vector>
 
 #include "api/context_builder.h"
+#include "arguments.h"
 #include "engines/uring/engine.h"
 #include "rounds.h"
 #include "support/far_engine.h"
@@ -116,13 +116,13 @@ class Far {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Reads from a store that is far away, as run.py tells it to.");
-  app.add_option("--latency-ms", settings.latency_ms, "what every operation takes");
-  app.add_option("--size", settings.size_bytes, "of one request");
-  app.add_option("--options", settings.options_json, "of the Context, as JSON");
-  app.add_option("--file", settings.file, "for single reads");
-  app.add_flag("--busy", settings.busy, "far requests run meanwhile");
-  CLI11_PARSE(app, argc, argv);
+  bench::Arguments arguments("Reads from a store that is far away, as run.py tells it to.");
+  arguments.add("--latency-ms", settings.latency_ms, "what every operation takes");
+  arguments.add("--size", settings.size_bytes, "of one request");
+  arguments.add("--options", settings.options_json, "of the Context, as JSON");
+  arguments.add("--file", settings.file, "for single reads");
+  arguments.add_flag("--busy", settings.busy, "far requests run meanwhile");
+  arguments.parse(argc, argv);
   Far far(settings);
   bench::converse({{"options", Json::parse(far.options().to_json())}},
                   {{"run", [&](double s) { return far.run(s); }},

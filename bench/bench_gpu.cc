@@ -11,7 +11,6 @@
 #include <penstock/penstock.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -22,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "content.h"
 #include "cuda/stream_order.h"
 #include "gpu_by_hand.h"
@@ -476,19 +476,18 @@ void run(const std::string& what, const Settings& settings) {
                           {"check", [&](double) { return threads.check(); }}});
 }
 
-CLI::App* add_subcommand(CLI::App& app, Settings& settings, const std::string& name, const std::string& summary) {
-  CLI::App* command = app.add_subcommand(name, summary);
-  command->add_option("--size", settings.size_bytes, "bytes from the start of the file")
-      ->required()
-      ->check(CLI::PositiveNumber);
+bench::Arguments add_command(bench::Arguments& arguments, Settings& settings, const std::string& name,
+                             const std::string& summary) {
+  bench::Arguments command = arguments.add_command(name, summary);
+  command.add("--size", settings.size_bytes, "bytes from the start of the file").required().positive();
   if (name == "copies") return command;
-  command->add_option("file", settings.file)->required();
+  command.add("file", settings.file).required();
   if (name == "staged-threads") {
-    command->add_option("--threads", settings.threads)->check(CLI::Range(1, 256));
+    command.add("--threads", settings.threads).between(1, 256);
     return command;
   }
-  command->add_option("--options", settings.options_json, "of the Context, as JSON");
-  command->add_flag("--without-kernels", settings.without_kernels, "as where they are not built in");
+  command.add("--options", settings.options_json, "of the Context, as JSON");
+  command.add_flag("--without-kernels", settings.without_kernels, "as where they are not built in");
   return command;
 }
 
@@ -496,19 +495,18 @@ CLI::App* add_subcommand(CLI::App& app, Settings& settings, const std::string& n
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Measures transfers to and from the first GPU; answers commands on its standard input.");
-  app.require_subcommand(1);
-  app.add_subcommand("describe", "the GPU");
-  add_subcommand(app, settings, "load", "a file to the GPU");
-  add_subcommand(app, settings, "store", "GPU memory to a file, which is overwritten");
-  add_subcommand(app, settings, "scatter", "small ranges of a file to scattered places of GPU memory")
-      ->add_option("--ranges", settings.ranges, "in a request")
-      ->check(CLI::PositiveNumber);
-  add_subcommand(app, settings, "latency", "single reads of 4 KiB");
-  add_subcommand(app, settings, "first", "the first request of a process")
-      ->add_flag("--watch-memory", settings.watch_memory, "also the most GPU memory that was in use");
-  add_subcommand(app, settings, "copies", "pinned memory to the GPU");
-  add_subcommand(app, settings, "staged-threads", "plain threads that read and copy");
-  CLI11_PARSE(app, argc, argv);
-  run(app.get_subcommands().front()->get_name(), settings);
+  bench::Arguments arguments("Measures transfers to and from the first GPU; answers commands on its standard input.");
+  arguments.add_command("describe", "the GPU");
+  add_command(arguments, settings, "load", "a file to the GPU");
+  add_command(arguments, settings, "store", "GPU memory to a file, which is overwritten");
+  add_command(arguments, settings, "scatter", "small ranges of a file to scattered places of GPU memory")
+      .add("--ranges", settings.ranges, "in a request")
+      .positive();
+  add_command(arguments, settings, "latency", "single reads of 4 KiB");
+  add_command(arguments, settings, "first", "the first request of a process")
+      .add_flag("--watch-memory", settings.watch_memory, "also the most GPU memory that was in use");
+  add_command(arguments, settings, "copies", "pinned memory to the GPU");
+  add_command(arguments, settings, "staged-threads", "plain threads that read and copy");
+  arguments.parse(argc, argv);
+  run(arguments.command(), settings);
 }

@@ -6,13 +6,13 @@
 //              pages by the same queues ("reads"), and elements at random by threads ("random_elements")
 #include <penstock/penstock.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstring>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "arguments.h"
 #include "gpu_by_hand.h"
 #include "rounds.h"
 #include "tally.h"
@@ -214,20 +214,19 @@ class Bench {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Arrays that kernels index; answers commands on its standard input.");
-  app.require_subcommand(1);
-  auto* const resident = app.add_subcommand("resident", "everything is in the cache");
-  auto* const uniform = app.add_subcommand("uniform", "half of it is");
-  for (CLI::App* each : {resident, uniform}) {
-    each->add_option("--size", settings.size_bytes)->check(CLI::PositiveNumber);
-    each->add_option("--server-threads", settings.server_threads)->check(CLI::Range(1, 256));
-    each->add_option("--blocks", settings.blocks, "of 256 threads")->check(CLI::PositiveNumber);
+  bench::Arguments arguments("Arrays that kernels index; answers commands on its standard input.");
+  auto resident = arguments.add_command("resident", "everything is in the cache");
+  auto uniform = arguments.add_command("uniform", "half of it is");
+  for (bench::Arguments each : {resident, uniform}) {
+    each.add("--size", settings.size_bytes).positive();
+    each.add("--server-threads", settings.server_threads).between(1, 256);
+    each.add("--blocks", settings.blocks, "of 256 threads").positive();
   }
-  CLI11_PARSE(app, argc, argv);
+  arguments.parse(argc, argv);
   Bench bench(settings);
   if (!bench.has_kernels()) {
     bench::converse({{"kernels", false}}, {});
-  } else if (resident->parsed()) {
+  } else if (arguments.command() == "resident") {
     bench.serve_resident();
   } else {
     bench.serve_uniform();

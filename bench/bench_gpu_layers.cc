@@ -4,7 +4,6 @@
 #include <penstock/penstock.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -14,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "content.h"
 #include "gpu_by_hand.h"
 #include "rounds.h"
@@ -282,14 +282,15 @@ class Measured {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Passes over the groups of a model through GPU memory; answers commands on its standard input.");
-  app.add_option("file", settings.file)->required();
-  app.add_flag("--make", settings.make, "make the file, and end");
-  app.add_option("--groups", settings.groups)->check(CLI::Range(1, 100'000));
-  app.add_option("--group-bytes", settings.group_bytes)->check(CLI::PositiveNumber);
-  app.add_option("--budget", settings.budget, "of the model")->check(CLI::Range(0.0, 1.0));
-  app.add_option("--lanes", settings.lanes);
-  CLI11_PARSE(app, argc, argv);
+  bench::Arguments arguments(
+      "Passes over the groups of a model through GPU memory; answers commands on its standard input.");
+  arguments.add("file", settings.file).required();
+  arguments.add_flag("--make", settings.make, "make the file, and end");
+  arguments.add("--groups", settings.groups).between(1, 100'000);
+  arguments.add("--group-bytes", settings.group_bytes).positive();
+  arguments.add("--budget", settings.budget, "of the model").between(0.0, 1.0);
+  arguments.add("--lanes", settings.lanes);
+  arguments.parse(argc, argv);
   if (settings.make) {
     make_model(settings);
     return 0;

@@ -11,7 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -23,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "gpu_by_hand.h"
 #include "rounds.h"
 #include "services/packed/codec.h"
@@ -556,22 +556,19 @@ void run(const std::string& what, const Settings& settings) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Measures packed weights to the first GPU; answers commands on its standard input.");
-  app.require_subcommand(1);
+  bench::Arguments arguments("Measures packed weights to the first GPU; answers commands on its standard input.");
   for (const char* name : {"make", "kernel", "hand", "pinned", "load"}) {
-    CLI::App* command = app.add_subcommand(name);
-    command->add_option("file", settings.file)->required();
-    command->add_option("--size", settings.size_bytes, "decoded bytes")
-        ->required()
-        ->check(CLI::Range(std::uint64_t{chunk_bytes}, std::uint64_t{1} << 40));
-    command->add_option("--threads", settings.threads)->check(CLI::Range(1, 64));
-    command->add_option("--block-threads", settings.block_threads, "of the kernel")->check(CLI::Range(32, 512));
-    command->add_option("--slot", settings.slot_bytes, "bytes")->check(CLI::Range(1 << 18, 64 << 20));
-    command->add_option("--slots", settings.slots, "of a thread")->check(CLI::Range(1, 16));
-    command->add_flag("--over-the-bus", settings.over_the_bus, "the kernel reads the slots, without a scratch");
-    command->add_option("--options", settings.options_json, "of the Context, as JSON");
+    bench::Arguments command = arguments.add_command(name);
+    command.add("file", settings.file).required();
+    command.add("--size", settings.size_bytes, "decoded bytes").required().between(chunk_bytes, 1ULL << 40);
+    command.add("--threads", settings.threads).between(1, 64);
+    command.add("--block-threads", settings.block_threads, "of the kernel").between(32, 512);
+    command.add("--slot", settings.slot_bytes, "bytes").between(1 << 18, 64 << 20);
+    command.add("--slots", settings.slots, "of a thread").between(1, 16);
+    command.add_flag("--over-the-bus", settings.over_the_bus, "the kernel reads the slots, without a scratch");
+    command.add("--options", settings.options_json, "of the Context, as JSON");
   }
-  CLI11_PARSE(app, argc, argv);
+  arguments.parse(argc, argv);
   settings.size_bytes = settings.size_bytes / chunk_bytes * chunk_bytes;
-  run(app.get_subcommands().front()->get_name(), settings);
+  run(arguments.command(), settings);
 }

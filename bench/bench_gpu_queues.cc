@@ -9,7 +9,6 @@
 #include <penstock/gpu_queues.h>
 #include <penstock/penstock.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -19,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "gpu_by_hand.h"
 #include "rounds.h"
 #include "tally.h"
@@ -422,27 +422,26 @@ class Bench {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Reads that kernels start by themselves; answers commands on its standard input.");
-  app.require_subcommand(1);
-  auto* const memory = app.add_subcommand("memory", "random blocks of 512 bytes of host memory");
-  auto* const file = app.add_subcommand("file", "random units of a file");
-  file->add_option("file", settings.file)->required();
-  file->add_option("--unit-bytes", settings.unit_bytes)->check(CLI::PositiveNumber);
-  file->add_option("--way", settings.way, "1: a thread reads a unit, 2: a warp, 3: a block")->check(CLI::Range(1, 3));
-  file->add_option("--run-bytes", settings.run_bytes, "about so many are read by one kernel");
-  for (CLI::App* each : {memory, file}) {
-    each->add_option("--server-threads", settings.server_threads)->check(CLI::Range(1, 256));
-    each->add_option("--gpu-threads", settings.gpu_threads)->check(CLI::PositiveNumber);
-    each->add_option("--queues", settings.queues);
-    each->add_flag("--rests", settings.rests, "threads of the server rest between kernels");
-    each->add_option("--depth", settings.depth);
-    each->add_option("--place-bytes", settings.place_bytes);
+  bench::Arguments arguments("Reads that kernels start by themselves; answers commands on its standard input.");
+  auto memory = arguments.add_command("memory", "random blocks of 512 bytes of host memory");
+  auto file = arguments.add_command("file", "random units of a file");
+  file.add("file", settings.file).required();
+  file.add("--unit-bytes", settings.unit_bytes).positive();
+  file.add("--way", settings.way, "1: a thread reads a unit, 2: a warp, 3: a block").between(1, 3);
+  file.add("--run-bytes", settings.run_bytes, "about so many are read by one kernel");
+  for (bench::Arguments each : {memory, file}) {
+    each.add("--server-threads", settings.server_threads).between(1, 256);
+    each.add("--gpu-threads", settings.gpu_threads).positive();
+    each.add("--queues", settings.queues);
+    each.add_flag("--rests", settings.rests, "threads of the server rest between kernels");
+    each.add("--depth", settings.depth);
+    each.add("--place-bytes", settings.place_bytes);
   }
-  CLI11_PARSE(app, argc, argv);
+  arguments.parse(argc, argv);
   Bench bench(settings);
   if (!bench.has_kernels()) {
     bench::converse({{"kernels", false}}, {});
-  } else if (memory->parsed()) {
+  } else if (arguments.command() == "memory") {
     bench.serve_memory();
   } else {
     bench.serve_file();

@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -21,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "gpu_by_hand.h"
 #include "rounds.h"
 #include "tally.h"
@@ -319,15 +319,15 @@ class Replays {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Gathers random rows of a file to GPU memory; answers commands on its standard input.");
-  app.add_option("file", settings.file)->required();
-  app.add_option("--row-bytes", settings.row_bytes)->check(CLI::PositiveNumber);
-  app.add_option("--rows", settings.count, "in one gather")->check(CLI::PositiveNumber);
-  app.add_option("--threads", settings.threads, "by hand, and lanes")->check(CLI::Range(1, 1024));
-  app.add_option("--cache-bytes", settings.cache_bytes, "GPU memory that keeps rows of replayed graphs");
-  app.add_flag("--half-cached", settings.is_half_cached,
-               "the first half of the file is cached: a tenth of the rows is taken from the other");
-  CLI11_PARSE(app, argc, argv);
+  bench::Arguments arguments("Gathers random rows of a file to GPU memory; answers commands on its standard input.");
+  arguments.add("file", settings.file).required();
+  arguments.add("--row-bytes", settings.row_bytes).positive();
+  arguments.add("--rows", settings.count, "in one gather").positive();
+  arguments.add("--threads", settings.threads, "by hand, and lanes").between(1, 1024);
+  arguments.add("--cache-bytes", settings.cache_bytes, "GPU memory that keeps rows of replayed graphs");
+  arguments.add_flag("--half-cached", settings.is_half_cached,
+                     "the first half of the file is cached: a tenth of the rows is taken from the other");
+  arguments.parse(argc, argv);
 
   const bench::Gpu gpu;
   penstock::Options options;

@@ -2,12 +2,12 @@
 // the file given to the Context ("direct"), and by their numbers as Rows ("rows").
 #include <penstock/penstock.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <optional>
 #include <random>
 #include <vector>
 
+#include "arguments.h"
 #include "rounds.h"
 #include "tally.h"
 
@@ -54,12 +54,12 @@ Json repeat(double seconds, const Settings& settings, Read read) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Reads scattered records of a file; answers commands on its standard input.");
-  app.add_option("file", settings.file)->required();
-  app.add_option("--record-bytes", settings.record_bytes)->check(CLI::PositiveNumber);
-  app.add_option("--reads", settings.reads)->check(CLI::PositiveNumber);
-  app.add_option("--threads", settings.threads, "lanes")->check(CLI::Range(1, 1024));
-  CLI11_PARSE(app, argc, argv);
+  bench::Arguments arguments("Reads scattered records of a file; answers commands on its standard input.");
+  arguments.add("file", settings.file).required();
+  arguments.add("--record-bytes", settings.record_bytes).positive();
+  arguments.add("--reads", settings.reads).positive();
+  arguments.add("--threads", settings.threads, "lanes").between(1, 1024);
+  arguments.parse(argc, argv);
 
   penstock::Options options;
   options.lanes = settings.threads;

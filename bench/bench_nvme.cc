@@ -5,7 +5,6 @@
 //                       prints how many there were, and ends
 #include <sched.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -15,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "content.h"
 #include "counting.h"
 #include "nvme/io_queue.h"
@@ -218,14 +218,12 @@ class Bench {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Reads from an NVMe controller in software; answers commands on its standard input.");
-  app.add_option("mode", settings.mode)
-      ->required()
-      ->check(CLI::IsMember({"driver", "controller", "submit", "complete"}));
-  app.add_option("--batch", settings.batch)->check(CLI::Range(1, 128));
-  app.add_option("--depth", settings.depth, "operations in flight")->check(CLI::Range(1, 255));
-  app.add_option("--count", settings.count, "operations");
-  CLI11_PARSE(app, argc, argv);
+  bench::Arguments arguments("Reads from an NVMe controller in software; answers commands on its standard input.");
+  arguments.add("mode", settings.mode).required().one_of({"driver", "controller", "submit", "complete"});
+  arguments.add("--batch", settings.batch).between(1, 128);
+  arguments.add("--depth", settings.depth, "operations in flight").between(1, 255);
+  arguments.add("--count", settings.count, "operations");
+  arguments.parse(argc, argv);
   if (settings.depth < settings.batch) bench::fail("--depth is less than --batch");
 
   const bool counts = settings.mode == "submit" || settings.mode == "complete";

@@ -1,10 +1,10 @@
 // bench_packed: chunks of packed weights, encoded and decoded by one CPU, with their checksums. The weights are
 // normally distributed; they and their chunks are longer than the caches of a core.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string>
 #include <vector>
 
+#include "arguments.h"
 #include "penstock/checksum.h"
 #include "rounds.h"
 #include "services/packed/codec.h"
@@ -84,12 +84,12 @@ class Weights {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app;
+  bench::Arguments arguments("Packs and unpacks made-up weights, and tells the speed.");
   std::string type = "BF16";
   std::size_t bytes = 64 << 20;
-  app.add_option("TYPE", type);
-  app.add_option("--bytes", bytes);
-  CLI11_PARSE(app, argc, argv);
+  arguments.add("TYPE", type);
+  arguments.add("--bytes", bytes);
+  arguments.parse(argc, argv);
   const auto kind = packed::kind_from_name(type);
   if (!kind) bench::fail("no codec packs " + type);
   Weights weights(*kind, bytes);

@@ -4,7 +4,6 @@
 //   tickets  single random ranges as live tickets; the oldest is waited for, and resubmitted
 #include <penstock/penstock.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -14,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "content.h"
 #include "rounds.h"
 #include "tally.h"
@@ -208,19 +208,20 @@ class Bench {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Reads a file with Penstock; answers commands on its standard input.");
-  app.add_option("file", settings.file)->required();
-  app.add_option("--mode", settings.mode)->check(CLI::IsMember({"load", "ranges", "tickets"}));
-  app.add_option("--options", settings.options_json, "of the Context, as JSON");
-  app.add_option("--memory", settings.memory)->check(CLI::IsMember({"host", "pinned"}));
-  app.add_option("--offset", settings.offset, "where the part of the file that is read begins");
-  app.add_option("--size", settings.size_bytes, "of that part; to the end of the file by default");
-  app.add_option("--range-bytes", settings.range_bytes)->check(CLI::PositiveNumber);
-  app.add_option("--ranges", settings.ranges, "in a request, or live tickets")->check(CLI::PositiveNumber);
-  app.add_option("--destinations", settings.destinations, "places in memory that requests take turns with");
-  app.add_flag("--evict", settings.evict, "drop the file from the page cache before every load, outside the time");
-  app.add_flag("--watch-memory", settings.watch_memory, "report the most pinned bytes seen");
-  CLI11_PARSE(app, argc, argv);
+  bench::Arguments arguments("Reads a file with Penstock; answers commands on its standard input.");
+  arguments.add("file", settings.file).required();
+  arguments.add("--mode", settings.mode).one_of({"load", "ranges", "tickets"});
+  arguments.add("--options", settings.options_json, "of the Context, as JSON");
+  arguments.add("--memory", settings.memory).one_of({"host", "pinned"});
+  arguments.add("--offset", settings.offset, "where the part of the file that is read begins");
+  arguments.add("--size", settings.size_bytes, "of that part; to the end of the file by default");
+  arguments.add("--range-bytes", settings.range_bytes).positive();
+  arguments.add("--ranges", settings.ranges, "in a request, or live tickets").positive();
+  arguments.add("--destinations", settings.destinations, "places in memory that requests take turns with");
+  arguments.add_flag("--evict", settings.evict,
+                     "drop the file from the page cache before every load, outside the time");
+  arguments.add_flag("--watch-memory", settings.watch_memory, "report the most pinned bytes seen");
+  arguments.parse(argc, argv);
 
   const double start = bench::now();
   const penstock::Options options = value_of(penstock::Options::from_json(settings.options_json));

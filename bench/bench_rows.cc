@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -15,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "rounds.h"
 #include "tally.h"
 
@@ -102,12 +102,12 @@ class ByHand {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Gathers random rows of a cached file; answers commands on its standard input.");
-  app.add_option("file", settings.file)->required();
-  app.add_option("--row-bytes", settings.row_bytes)->check(CLI::PositiveNumber);
-  app.add_option("--output-bytes", settings.output_bytes)->check(CLI::PositiveNumber);
-  app.add_option("--threads", settings.threads, "by hand, and lanes")->check(CLI::Range(1, 1024));
-  CLI11_PARSE(app, argc, argv);
+  bench::Arguments arguments("Gathers random rows of a cached file; answers commands on its standard input.");
+  arguments.add("file", settings.file).required();
+  arguments.add("--row-bytes", settings.row_bytes).positive();
+  arguments.add("--output-bytes", settings.output_bytes).positive();
+  arguments.add("--threads", settings.threads, "by hand, and lanes").between(1, 1024);
+  arguments.parse(argc, argv);
 
   penstock::Options options;
   options.lanes = settings.threads;

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -14,6 +13,7 @@
 #include <future>
 #include <vector>
 
+#include "arguments.h"
 #include "rounds.h"
 #include "services/tiers/catalog.h"
 
@@ -250,13 +250,13 @@ class Bench {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App parser("Moves between tiers, for bench/run.py", "bench_tiers");
-  parser.add_option("FOLDER", settings.folder, "where the tiers are made, and removed again")->required();
-  parser.add_option("--large-bytes", settings.large_bytes, "the size of the large file, in whole 8 MiB");
-  parser.add_option("--files", settings.files, "how many small files");
-  parser.add_option("--file-bytes", settings.file_bytes, "the size of each");
-  parser.add_option("--names", settings.names, "how many names the large catalog has");
-  CLI11_PARSE(parser, argc, argv);
+  bench::Arguments arguments("Moves between tiers, for bench/run.py");
+  arguments.add("FOLDER", settings.folder, "where the tiers are made, and removed again").required();
+  arguments.add("--large-bytes", settings.large_bytes, "the size of the large file, in whole 8 MiB");
+  arguments.add("--files", settings.files, "how many small files");
+  arguments.add("--file-bytes", settings.file_bytes, "the size of each");
+  arguments.add("--names", settings.names, "how many names the large catalog has");
+  arguments.parse(argc, argv);
   Bench bench(settings);
   bench::converse({{"version", penstock::version()}},
                   {{"move", [&](double seconds) { return bench.move(seconds); }},

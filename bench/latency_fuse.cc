@@ -7,7 +7,6 @@
 #define FUSE_USE_VERSION 312
 #include <fuse3/fuse_lowlevel.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -20,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "content.h"
 #include "rounds.h"
 
@@ -207,12 +207,12 @@ int serve(FileSystem& state) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Serves one file whose reads take a fixed time, until it is unmounted or told to end.");
-  app.add_option("mountpoint", settings.mountpoint)->required();
-  app.add_option("--size", settings.size_bytes)->check(CLI::PositiveNumber);
-  app.add_option("--latency-ms", settings.latency_ms)->check(CLI::NonNegativeNumber);
-  app.add_flag("--direct-io", settings.direct_io, "no page cache");
-  CLI11_PARSE(app, argc, argv);
+  bench::Arguments arguments("Serves one file whose reads take a fixed time, until it is unmounted or told to end.");
+  arguments.add("mountpoint", settings.mountpoint).required();
+  arguments.add("--size", settings.size_bytes).positive();
+  arguments.add("--latency-ms", settings.latency_ms).between(0, 1e6);
+  arguments.add_flag("--direct-io", settings.direct_io, "no page cache");
+  arguments.parse(argc, argv);
   FileSystem state{settings};
   return serve(state) < 0 ? 1 : 0;
 }

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -14,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "rounds.h"
 
 namespace {
@@ -122,15 +122,16 @@ class Reader {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Reads a file with parallel preads; answers commands on its standard input.");
-  app.add_option("file", settings.file)->required();
-  app.add_option("--size", settings.size_bytes, "bytes from the start of the file; all of it by default");
-  app.add_option("--threads", settings.threads)->check(CLI::Range(1, 1024));
-  app.add_option("--chunk", settings.chunk_bytes)->check(CLI::PositiveNumber);
-  app.add_flag("--direct", settings.direct, "with O_DIRECT");
-  app.add_flag("--evict", settings.evict, "drop the file from the page cache before every load, outside the time");
-  app.add_flag("--reuse-memory", settings.reuse_memory, "each thread reads into one chunk of memory of its own");
-  CLI11_PARSE(app, argc, argv);
+  bench::Arguments arguments("Reads a file with parallel preads; answers commands on its standard input.");
+  arguments.add("file", settings.file).required();
+  arguments.add("--size", settings.size_bytes, "bytes from the start of the file; all of it by default");
+  arguments.add("--threads", settings.threads).between(1, 1024);
+  arguments.add("--chunk", settings.chunk_bytes).positive();
+  arguments.add_flag("--direct", settings.direct, "with O_DIRECT");
+  arguments.add_flag("--evict", settings.evict,
+                     "drop the file from the page cache before every load, outside the time");
+  arguments.add_flag("--reuse-memory", settings.reuse_memory, "each thread reads into one chunk of memory of its own");
+  arguments.parse(argc, argv);
 
   const double start = bench::now();
   const int descriptor = open(settings.file.c_str(), O_RDONLY | O_CLOEXEC | (settings.direct ? O_DIRECT : 0));

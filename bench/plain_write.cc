@@ -3,13 +3,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "arguments.h"
 #include "content.h"
 #include "rounds.h"
 
@@ -80,12 +80,12 @@ class Writer {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Writes a file with parallel direct writes; answers commands on its standard input.");
-  app.add_option("file", settings.file, "is overwritten")->required();
-  app.add_option("--size", settings.size_bytes)->required()->check(CLI::PositiveNumber);
-  app.add_option("--threads", settings.threads)->check(CLI::Range(1, 1024));
-  app.add_option("--chunk", settings.chunk_bytes)->check(CLI::PositiveNumber);
-  CLI11_PARSE(app, argc, argv);
+  bench::Arguments arguments("Writes a file with parallel direct writes; answers commands on its standard input.");
+  arguments.add("file", settings.file, "is overwritten").required();
+  arguments.add("--size", settings.size_bytes).required().positive();
+  arguments.add("--threads", settings.threads).between(1, 1024);
+  arguments.add("--chunk", settings.chunk_bytes).positive();
+  arguments.parse(argc, argv);
 
   const double start = bench::now();
   Writer writer(settings);
