@@ -1,19 +1,19 @@
-# penstock_folder(base [COLD] SOURCES ... DEPENDS ... PRIVATE ...): one target for one folder of src/.
+# penstock_folder(base [COLD] SOURCES ... [HOT ...] DEPENDS ... PRIVATE ...): one target for one folder of src/.
 #
 # A folder's headers are included as "<folder>/<header>" and only by folders that depend on it: each target exposes an
 # include root that holds nothing but a link to its own folder, so an include across layers does not compile.
 #
-# COLD folders do no work by the byte: under a sanitizer, where most of the time goes into compiling, they are not
-# optimized.
+# COLD folders do no work by the byte, but for the sources that are HOT. They are optimized less, since that is quicker to
+# compile; under a sanitizer, where most of the time goes into compiling, not at all.
 function(penstock_folder folder)
-  cmake_parse_arguments(arg "COLD" "" "SOURCES;DEPENDS;PRIVATE" ${ARGN})
+  cmake_parse_arguments(arg "COLD" "" "SOURCES;HOT;DEPENDS;PRIVATE" ${ARGN})
   string(REPLACE "/" "_" target penstock_${folder})
   set(root ${CMAKE_BINARY_DIR}/layers/${target})
   get_filename_component(parent ${root}/${folder} DIRECTORY)
   file(MAKE_DIRECTORY ${parent})
   file(CREATE_LINK ${PROJECT_SOURCE_DIR}/src/${folder} ${root}/${folder} SYMBOLIC)
 
-  set(sources ${arg_SOURCES})
+  set(sources ${arg_SOURCES} ${arg_HOT})
   list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/src/${folder}/)
   if(sources)
     add_library(${target} OBJECT ${sources})
@@ -23,9 +23,15 @@ function(penstock_folder folder)
     target_link_libraries(${target} PRIVATE penstock_compile_options ${arg_PRIVATE} PUBLIC Threads::Threads)
     set_property(GLOBAL APPEND PROPERTY PENSTOCK_OBJECTS ${target})
     set(optimization hot)
-    if(PENSTOCK_SANITIZE AND arg_COLD)
+    if(arg_COLD AND PENSTOCK_SANITIZE)
       set(optimization cold)
       target_compile_options(${target} PRIVATE -O0)
+    elseif(arg_COLD AND CMAKE_BUILD_TYPE STREQUAL Release)
+      set(optimization cold)
+      target_compile_options(${target} PRIVATE -O1)
+      # They don't share what was precompiled for less.
+      list(TRANSFORM arg_HOT PREPEND ${PROJECT_SOURCE_DIR}/src/${folder}/)
+      set_source_files_properties(${arg_HOT} PROPERTIES COMPILE_OPTIONS -O3 SKIP_PRECOMPILE_HEADERS ON)
     endif()
     penstock_precompile(${target} ${optimization})
     set(scope PUBLIC)
