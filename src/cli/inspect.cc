@@ -21,7 +21,7 @@ struct InspectFlags {
   OutputFlags output;
 };
 
-struct Total {
+struct TensorTotal {
   std::size_t tensors = 0;
   std::uint64_t bytes = 0;
 
@@ -31,14 +31,14 @@ struct Total {
   }
 };
 
-std::map<std::string_view, Total> totals_by_type(const Model& model) {
-  std::map<std::string_view, Total> totals;
+std::map<std::string_view, TensorTotal> totals_by_type(const Model& model) {
+  std::map<std::string_view, TensorTotal> totals;
   for (const TensorInfo& tensor : model.tensors()) totals[type_name(tensor)].add(tensor);
   return totals;
 }
 
-std::vector<Total> totals_by_file(const Model& model) {
-  std::vector<Total> totals(model.files().size());
+std::vector<TensorTotal> totals_by_file(const Model& model) {
+  std::vector<TensorTotal> totals(model.files().size());
   for (const TensorInfo& tensor : model.tensors()) totals[tensor.file].add(tensor);
   return totals;
 }
@@ -71,7 +71,7 @@ struct Front {
   // As JSON.
   std::string paths, formats, warnings, types;
   std::vector<std::string> file_paths;
-  std::vector<Total> totals;  // by file
+  std::vector<TensorTotal> totals;  // by file
 };
 
 // Writes what `each` writes of every tensor, and the commas between.
@@ -108,7 +108,7 @@ void write_files(JsonWriter& json, const Model& model, const Front& front) {
   json.raw("[");
   for (std::size_t i = 0; i < model.files().size(); ++i) {
     const ModelFile& file = model.files()[i];
-    const Total& total = front.totals[i];
+    const TensorTotal& total = front.totals[i];
     json.raw(i == 0 ? "{\"path\":" : ",{\"path\":").raw(front.file_paths[i]);
     json.raw(",\"format\":").text(model_format_name(file.format)).raw(",\"size_bytes\":").number(file.size_bytes);
     json.raw(",\"data_offset\":").number(file.data_offset).raw(",\"tensors\":").number(total.tensors);
@@ -222,7 +222,7 @@ void print_overview(const Output& output, const Model& model, const InspectFlags
 }
 
 void print_files(const Output& output, const Model& model) {
-  const std::vector<Total> totals = totals_by_file(model);
+  const std::vector<TensorTotal> totals = totals_by_file(model);
   output.section("files");
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < totals.size(); ++i) {
@@ -280,7 +280,7 @@ std::string kind_of(const std::string& name) {
 void print_kinds(const Output& output, const Model& model) {
   struct Kind {
     std::string name, type, shape;
-    Total total;
+    TensorTotal total;
   };
   std::vector<Kind> kinds;  // in the order of the model
   std::unordered_map<std::size_t, std::size_t> places;

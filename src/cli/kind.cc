@@ -345,7 +345,7 @@ Exit read_records(const KindFlags& flags) {
       const Status room = check_room(*domain, flags.count * kind.record_bytes, context.machine(), "ask for fewer");
       if (!room.ok()) return output.fail(room.error());
     }
-    const Result<Loaded> loaded = kinds.read(wanted, *domain);
+    const Result<penstock::Loaded> loaded = kinds.read(wanted, *domain);
     if (!loaded.ok()) return output.fail(loaded.error());
     if (!flags.out.empty()) {
       const Status written = flags.out == "-" ? print_records(loaded->buffer.region())

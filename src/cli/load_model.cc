@@ -45,7 +45,7 @@ Error with_way_out(Error error, const std::string& path) {
 }
 
 // By a Context of its own: which one is to load it depends on where the files are.
-Result<Model> open_model(const LoadFlags& flags) {
+Result<Model> open_named(const LoadFlags& flags) {
   Result<Context> context = make_context(flags.context);
   if (!context.ok()) return context.error();
   return cli::open_model(*context, flags.paths);
@@ -162,7 +162,7 @@ class ModelCargo final : public Cargo {
 Result<std::unique_ptr<Cargo>> prepare_model(const LoadFlags& flags) {
   const Result<Domain> domain = Domain::parse(flags.domain);
   if (!domain.ok()) return domain.error();
-  Result<Model> model = open_model(flags);
+  Result<Model> model = open_named(flags);
   if (!model.ok()) return with_way_out(model.error(), flags.paths.front());
   Result<Indices> chosen = select_tensors(*model, flags);
   if (!chosen.ok()) return chosen.error();

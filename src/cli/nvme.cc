@@ -30,7 +30,7 @@ Json head() {
   return {{"schema", "penstock.nvme/1"}};
 }
 
-Exit list(const NvmeFlags& flags) {
+Exit list_controllers(const NvmeFlags& flags) {
   const Output output(flags.output);
   const auto devices = list_nvme();
   if (!devices) return output.fail(devices.error());
@@ -293,7 +293,7 @@ Command add_nvme(CLI::App& tool) {
     verbs->push_back({verb, run});
     return verb;
   };
-  add("list", "List the controllers on the PCI bus", list, false);
+  add("list", "List the controllers on the PCI bus", list_controllers, false);
   add("identify", "Print the identify data of a controller", identify, true);
   add("registers", "Show the registers of a controller", registers, true);
   add("selftest", "Test a controller with everything but writes", selftest, true);

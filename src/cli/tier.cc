@@ -213,7 +213,7 @@ Exit status(const TierFlags& flags, const Output& output, Tiers& tiers) {
                                                                                                   : Exit::ok;
 }
 
-Exit list(const TierFlags& flags, const Output& output, Tiers& tiers) {
+Exit list_units(const TierFlags& flags, const Output& output, Tiers& tiers) {
   const auto units =
       tiers.list({.tier = flags.tier, .prefix = flags.prefix, .after = flags.after, .limit = flags.limit});
   if (!units.ok()) return output.fail(units.error());
@@ -570,7 +570,7 @@ Command add_tier(CLI::App& tool) {
   showing->add_option("--html", flags->html, "also write a page with a picture of what lies where")->type_name("FILE");
   showing->add_flag("--prometheus", flags->prometheus, "print the text format of Prometheus instead");
 
-  CLI::App* listing = add("list", "List units, sorted by name", list);
+  CLI::App* listing = add("list", "List units, sorted by name", list_units);
   listing->add_option("--tier", flags->tier, "only those of one tier")->type_name("TIER");
   listing->add_option("--prefix", flags->prefix, "only names that begin so")->type_name("TEXT");
   listing->add_option("--after", flags->after, "only names greater than this")->type_name("NAME");
