@@ -9,12 +9,16 @@ function(penstock_kernels target source)
     return()
   endif()
   set(kernels_fatbin ${CMAKE_CURRENT_BINARY_DIR}/kernels.fatbin)
+  set(gpus -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90
+    -gencode arch=compute_75,code=compute_75)
+  # No GPU runs them under a sanitizer: one form will do, which a driver could still compile for any.
+  if(PENSTOCK_SANITIZE)
+    set(gpus -gencode arch=compute_75,code=compute_75)
+  endif()
   add_custom_command(OUTPUT ${kernels_fatbin}
     COMMAND ${PENSTOCK_NVCC} -std=c++17 -O3 --expt-relaxed-constexpr -Werror all-warnings -fatbin
             -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
-            -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90
-            -gencode arch=compute_75,code=compute_75
-            ${source} -o ${kernels_fatbin}
+            ${gpus} ${source} -o ${kernels_fatbin}
     DEPENDS ${source} ${ARGN} VERBATIM)
   configure_file(${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels_image.cc.in kernels_image.cc @ONLY)
   set_source_files_properties(${CMAKE_CURRENT_BINARY_DIR}/kernels_image.cc PROPERTIES OBJECT_DEPENDS ${kernels_fatbin})
