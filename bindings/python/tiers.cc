@@ -200,6 +200,8 @@ const char* step_name(MoveStep step) {
       return "verifying";
     case MoveStep::done:
       return "done";
+    case MoveStep::paused:
+      return "paused";
     case MoveStep::failed:
       break;
   }

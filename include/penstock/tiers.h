@@ -135,7 +135,7 @@ struct TierPlacement {
   std::string reason;
 };
 
-enum class MoveStep : std::uint8_t { copying, verifying, done, failed };
+enum class MoveStep : std::uint8_t { copying, verifying, done, failed, paused };
 
 struct MoveProgress {
   std::string_view name;
@@ -293,9 +293,11 @@ class PENSTOCK_EXPORT Tiers {
   Result<bool> paused() const;
 
   // --- Care ---
-  // Finishes or undoes what dead processes left. What can't be, since a tier is missing, is told and stays for later.
+  // Finishes or undoes what dead processes left, and reads what is in doubt: what is whole again is no longer. What
+  // can't be done, since a tier is missing, is told and stays for later.
   Result<std::vector<TierFinding>> recover();
-  // Compares the catalog with the tiers. Changes nothing but `UnitInfo::in_doubt`.
+  // The same, and compares all of the catalog with the tiers. Bytes that were read and are as they were make a unit
+  // whole, whatever its times.
   Result<CheckReport> check(const CheckOptions& options = {});
   // Writes down accesses that were counted so far.
   Status flush();

@@ -31,6 +31,13 @@ std::string reason(const Leftover& leftover) {
 Status check_folders(const CleanFlags& flags) {
   const CleanOptions only_open{.dry_run = true, .keep_going = [] { return false; }};
   for (const std::string& folder : flags.folders) {
+    if (folder.starts_with("tier:")) {
+      return Error{
+          .code = Code::invalid_argument,
+          .message = folder + " is a name of tiers, and clean takes folders",
+          .hint =
+              "`penstock tier check` clears up after killed movers and writers; a folder of that name is ./" + folder};
+    }
     if (const auto opened = remove_leftovers(folder, only_open); !opened.ok()) return opened.error();
   }
   return {};

@@ -225,8 +225,6 @@ std::string own_path() {
   return std::filesystem::read_symlink("/proc/self/exe", ignored).string();
 }
 
-namespace {
-
 std::string percent_decoded(std::string_view rest) {
   std::string path;
   for (std::size_t i = 0; i < rest.size(); ++i) {
@@ -241,8 +239,6 @@ std::string percent_decoded(std::string_view rest) {
   }
   return path;
 }
-
-}  // namespace
 
 std::string local_path(const std::string& name) {
   std::string_view rest = name;

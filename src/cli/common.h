@@ -110,6 +110,8 @@ Status serve_tiers(Context& context);
 // Where this tool is.
 std::string own_path();
 
+// What stands for itself, with every %XX as the byte that it means.
+std::string percent_decoded(std::string_view text);
 // The path behind the name of a file store: "file:" and percent-encoding undone.
 std::string local_path(const std::string& name);
 

@@ -1,5 +1,8 @@
 // penstock tier: folders on disks of different speed, what lies on which, and moving it.
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -57,9 +60,34 @@ void choose_policy(const TierFlags& flags, TierPolicy& policy) {
   policy.least_stay_seconds = flags.least_stay.value_or(policy.least_stay_seconds);
 }
 
+// Names are bytes, and texts of JSON are not. One that is not UTF-8 is percent-encoded, as in "tier:NAME".
+Json name_json(const std::string& name) {
+  const Json json = name;
+  const bool is_text = json.dump(-1, ' ', false, Json::error_handler_t::ignore) ==
+                       json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (is_text) return json;
+  std::string encoded;
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80 && c != '%') {
+      encoded += c;
+    } else {
+      constexpr const char* digits = "0123456789ABCDEF";
+      encoded += {'%', digits[byte >> 4], digits[byte & 15]};
+    }
+  }
+  return encoded;
+}
+
+// The name as it is; but if there is no such unit, and one that it is the encoding of, that one's.
+std::string meant(const Tiers& tiers, const std::string& given) {
+  std::string decoded = percent_decoded(given);
+  return decoded != given && !tiers.find(given).ok() && tiers.find(decoded).ok() ? std::move(decoded) : given;
+}
+
 Json tier_json(const TierInfo& tier) {
   Json json = {{"name", tier.name},
-               {"path", tier.path},
+               {"path", name_json(tier.path)},
                {"id", tier.id},
                {"capacity_bytes", tier.capacity_bytes},
                {"used_bytes", tier.used_bytes},
@@ -77,10 +105,10 @@ Json tier_json(const TierInfo& tier) {
 }
 
 Json unit_json(const UnitInfo& unit) {
-  return {{"name", unit.name},
+  return {{"name", name_json(unit.name)},
           {"kind", unit_kind_name(unit.kind)},
           {"tier", unit.tier},
-          {"path", unit.path},
+          {"path", name_json(unit.path)},
           {"bytes", unit.size_bytes},
           {"files", unit.files},
           {"checksum", unit.checksum.empty() ? Json() : Json(unit.checksum)},
@@ -95,8 +123,8 @@ Json unit_json(const UnitInfo& unit) {
 }
 
 Json finding_json(const TierFinding& finding) {
-  return {{"name", finding.name},
-          {"path", finding.path},
+  return {{"name", name_json(finding.name)},
+          {"path", name_json(finding.path)},
           {"text", finding.text},
           {"repaired", finding.repaired},
           {"harmless", finding.harmless}};
@@ -242,8 +270,8 @@ Exit where(const TierFlags& flags, const Output& output, Tiers& tiers) {
   if (!path.ok()) return output.fail(path.error());
   if (output.json()) {
     Json json = head("where");
-    json["name"] = flags.name;
-    json["path"] = *path;
+    json["name"] = name_json(flags.name);
+    json["path"] = name_json(*path);
     output.object(json);
   } else {
     output.heading(*path);
@@ -276,7 +304,11 @@ Exit import(const TierFlags& flags, const Output& output, Tiers& tiers) {
     if (flags.names.empty())
       return output.fail(tier_usage("which units?", "name them, or give --all (with --tier TIER for one tier)"));
     for (const std::string& name : flags.names) {
-      if (Status imported = tiers.import(name, flags.checksum); !imported.ok()) return output.fail(imported.error());
+      Status imported = tiers.import(meant(tiers, name), flags.checksum);
+      if (!imported.ok() && imported.error().code == Code::not_found && percent_decoded(name) != name) {
+        imported = tiers.import(percent_decoded(name), flags.checksum);
+      }
+      if (!imported.ok()) return output.fail(imported.error());
     }
     return done(flags, "import", {}, "imported " + std::to_string(flags.names.size()));
   }
@@ -310,7 +342,8 @@ Exit import(const TierFlags& flags, const Output& output, Tiers& tiers) {
 // Moves, with one line that says how far it is.
 class Moving {
  public:
-  explicit Moving(const TierFlags& flags) : line_(std::nullopt, flags.output) {
+  explicit Moving(const TierFlags& flags)
+      : line_(std::nullopt, flags.output), tells_pause_(!flags.output.quiet && isatty(STDERR_FILENO) == 0) {
     options_.bytes_per_second = flags.rate.value_or(0);
     options_.keep_going = [] { return !interrupted(); };
     options_.on_progress = [this](const MoveProgress& progress) { show(progress); };
@@ -320,11 +353,18 @@ class Moving {
  private:
   void show(const MoveProgress& progress) {
     if (progress.step == MoveStep::done) ++units_;
+    if (progress.step == MoveStep::paused && tells_pause_) {
+      std::fputs("paused; `penstock tier resume` goes on\n", stderr);
+      tells_pause_ = false;
+    }
+    const char* step = progress.step == MoveStep::verifying ? ", comparing "
+                       : progress.step == MoveStep::paused  ? ", paused at "
+                                                            : ", ";
     line_.say(std::to_string(units_) + " moved; " + std::string(progress.name) + " to " + std::string(progress.to) +
-              (progress.step == MoveStep::verifying ? ", comparing " : ", ") + format_bytes(progress.bytes) + " of " +
-              format_bytes(progress.total_bytes));
+              step + format_bytes(progress.bytes) + " of " + format_bytes(progress.total_bytes));
   }
   Progress line_;
+  bool tells_pause_;  // where nobody sees the line, once
   MoveOptions options_;
   std::uint64_t units_ = 0;
 };
@@ -339,7 +379,7 @@ Json report_json(const MoveReport& report) {
                {"failed", report.failure_count},
                {"failures", Json::array()}};
   for (const MoveFailure& failure : report.failures) {
-    json["failures"].push_back({{"name", failure.name}, {"error", error_json(failure.error)}});
+    json["failures"].push_back({{"name", name_json(failure.name)}, {"error", error_json(failure.error)}});
   }
   return json;
 }
@@ -383,7 +423,7 @@ Exit show_plan(const TierFlags&, const Output& output, Tiers& tiers) {
     json["bytes"] = plan->bytes;
     json["moves"] = Json::array();
     for (const PlannedMove& one : plan->moves) {
-      json["moves"].push_back({{"name", one.name},
+      json["moves"].push_back({{"name", name_json(one.name)},
                                {"from", one.from},
                                {"to", one.to},
                                {"bytes", one.size_bytes},
@@ -666,6 +706,8 @@ Command add_tier(CLI::App& tool) {
               if (!verb.run) return init(*flags, output);
               Result<Tiers> tiers = Tiers::open(options_of(*flags));
               if (!tiers.ok()) return output.fail(tiers.error());
+              flags->name = meant(*tiers, flags->name);
+              flags->after = meant(*tiers, flags->after);
               return verb.run(*flags, output, *tiers);
             }
             return Exit::usage;

@@ -104,6 +104,42 @@ class Commands(TierTest):
         self.assertEqual(code, 0)
         self.assertIn("nvme", text)
 
+    def test_names_that_are_not_utf_8_are_percent_encoded_and_taken_back(self):
+        self.put(os.fsdecode(b"nvme/a\xff100%"), b"odd")
+        self.put("nvme/50%41", b"plain")
+        self.tier("import", "--all")
+        names = [unit["name"] for unit in self.tier("list")["units"]]
+        self.assertEqual(names, ["50%41", "a%FF100%25"])
+        self.tier("move", "a%FF100%25", "hdd")
+        self.assertEqual((self.folder / os.fsdecode(b"hdd/a\xff100%")).read_bytes(), b"odd")
+        self.assertEqual(self.tier("where", "a%FF100%25")["path"], f"{self.folder}/hdd/a%FF100%25")
+        self.assertEqual(self.tier("where", "50%41")["path"], f"{self.folder}/nvme/50%41")
+        self.assertEqual(self.json_of("load", "tier:a%FF100%25", env=self.env)["bytes"], 3)
+        self.assertEqual([unit["name"] for unit in self.tier("list", "--after", "50%41")["units"]], ["a%FF100%25"])
+        self.tier("forget", "a%FF100%25")
+        self.tier("import", "a%FF100%25")
+        self.assertEqual(len(self.tier("list")["units"]), 2)
+
+    def test_clean_says_who_clears_tiers_up(self):
+        error = self.fails("invalid_argument", 2, "clean", "tier:models", env=self.env)
+        self.assertIn("penstock tier check", error["hint"])
+
+    def test_a_move_that_is_paused_says_so(self):
+        self.put("nvme/a", b"a" * (20 << 20))
+        self.tier("import", "a")
+        moving = subprocess.Popen([TOOL, "tier", "move", "a", "hdd", "--rate", "10MB"], env=environment(**self.env),
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            wait_until(lambda: self.tier("list")["units"][0]["moving_to"] == "hdd")
+            self.tier("pause")
+            self.assertIn(b"paused", moving.stderr.readline())
+            self.assertIn("paused", self.run_tool("tier", "status", env=self.env).stdout.decode())
+            self.tier("resume")
+            self.assertEqual(moving.wait(60), 0)
+        finally:
+            moving.kill()
+            moving.communicate()
+
     def test_a_tier_that_is_gone_is_told(self):
         self.put("hdd/a")
         self.tier("import", "a")

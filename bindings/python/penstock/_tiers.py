@@ -13,7 +13,7 @@ from ._errors import NotFoundError, invalid, make
 from ._rows import _natural
 from ._streaming import size_in_bytes
 
-# Told how far a move is: name, source, target, step ("copying", "verifying", "done", "failed"), bytes, bytes in all. An
+# Told how far a move is: name, source, target, step ("copying", "verifying", "paused", "done", "failed"), bytes, bytes in all. An
 # exception ends the move.
 Progress = Callable[[str, str, str, str, int, int], object]
 

@@ -428,6 +428,19 @@ Result<std::vector<UnitRow>> Catalog::units(const UnitFilter& filter, std::optio
   }
 }
 
+Result<std::vector<UnitRow>> Catalog::units_in_doubt() {
+  const std::scoped_lock lock(mutex_);
+  Statement row(database_,
+                (std::string("SELECT ") + unit_columns + " FROM unit WHERE doubt <> '' AND is_new = 0").c_str());
+  std::vector<UnitRow> all;
+  for (;;) {
+    const auto more = row.step();
+    if (!more) return more.error();
+    if (!*more) return all;
+    all.push_back(unit_row(row));
+  }
+}
+
 Result<std::vector<Brief>> Catalog::briefs() {
   const std::scoped_lock lock(mutex_);
   Statement row(database_,

@@ -143,6 +143,7 @@ class Catalog {
   // Whether a unit lies below a name.
   Result<bool> has_units_below(std::string_view name);
   Result<std::vector<UnitRow>> units(const UnitFilter& filter, std::optional<std::int64_t> tier);
+  Result<std::vector<UnitRow>> units_in_doubt();
   Result<std::vector<Brief>> briefs();
   Result<std::int64_t> insert_unit(const UnitRow& unit);
   Status update_unit(const UnitRow& unit);  // all but its accesses and its pin

@@ -471,6 +471,7 @@ void Mover::run(Batch& batch, MoveReport& report) {
   if (batch.empty()) return;
   fault_point("journaled");
   pace_.set_check([&] { return heed_others(batch, report); });
+  pace_.set_pause([&] { return batch.front()->progress(MoveStep::paused); });
   copy(batch, report);
   sync(batch, report);
   verify(batch, report);
@@ -480,6 +481,7 @@ void Mover::run(Batch& batch, MoveReport& report) {
     verify(batch, report);
   }
   pace_.set_check({});
+  pace_.set_pause({});
   fail_files(batch, report);
   drop_over(batch);
   if (batch.empty()) return;

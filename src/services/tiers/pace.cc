@@ -35,6 +35,7 @@ Status Pace::ask() {
     const Result<bool> paused = catalog_.paused();
     if (!paused) return paused.error();
     if (!*paused) return {};
+    if (pause_) tell(pause_());
     const TimePoint until = Clock::now() + between_questions;
     while (Clock::now() < until) {
       if (Status status = ask_often(); !status) return status;

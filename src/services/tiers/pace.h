@@ -24,6 +24,8 @@ class Pace {
   Status after(std::uint64_t bytes);
   // What ends it, besides.
   void set_check(std::function<Status()> check) { check_ = std::move(check); }
+  // What is told while movers are paused.
+  void set_pause(std::function<MoveProgress()> pause) { pause_ = std::move(pause); }
   // What only reads is not held with the movers.
   void ignore_pause() { heeds_pause_ = false; }
   void tell(const MoveProgress& progress, bool at_once = false);
@@ -35,6 +37,7 @@ class Pace {
   Catalog& catalog_;
   const MoveOptions& options_;
   std::function<Status()> check_;
+  std::function<MoveProgress()> pause_;
   bool heeds_pause_ = true;
   TimePoint begin_ = Clock::now();
   TimePoint asked_at_{};

@@ -491,10 +491,16 @@ Result<Location> Service::locate(std::string_view given, const OpenOptions& opti
   if (options.access == Access::read) return locate_to_read(given, options);
   const auto name = checked_name(given);
   if (!name) return name.error();
-  const auto found = find(*name);
+  auto found = find(*name);
   if (!found && found.error().code != Code::not_found) return found.error();
   if (found) count_open(found->place.unit);
-  if (found && (options.access != Access::replace || !found->is_unit)) return locate_to_change(*found, options);
+  const TimePoint until = time_after(Clock::now(), duration_from_seconds(options_.wait_seconds));
+  while (found && (options.access != Access::replace || !found->is_unit)) {
+    auto location = locate_to_change(*found, options);
+    if (location || location.error().code != Code::changed || Clock::now() >= until) return location;
+    found = find(*name);  // it has moved while we waited for its mover
+    if (!found) return found.error();
+  }
   if (options.access == Access::write) return found.error();
   return options.access == Access::replace ? locate_to_replace(*name, options) : locate_to_create(*name, options);
 }
@@ -548,6 +554,11 @@ Result<Location> Service::locate_to_change(const Found& found, const OpenOptions
   (*row)->checksum.clear();
   if (Status updated = catalog_->update_unit(**row); !updated) return std::move(updated).error();
   Location location{found.path, options};
+  // Open for writing, so that no mover takes it away before the store is open. What is made anew, or may not be
+  // written, is the store's to tell.
+  if (const int fd = ::open(found.path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW); fd >= 0) {
+    location.held = std::shared_ptr<const void>(nullptr, [fd](const void*) { ::close(fd); });
+  }
   location.options.on_commit = [self = shared_from_this(), unit = found.place.unit, then = options.on_commit] {
     if (Status refreshed = self->refresh(unit); !refreshed) return refreshed;
     return then ? then() : Status();

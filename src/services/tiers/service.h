@@ -67,6 +67,7 @@ class Service : public std::enable_shared_from_this<Service> {
   Status stop_mover();
 
   Result<CheckReport> check(const CheckOptions& options);
+  Result<std::vector<TierFinding>> recover();
   Status flush();
 
   // Where a name lies; counts as an access.
@@ -91,6 +92,10 @@ class Service : public std::enable_shared_from_this<Service> {
   // Whether a new unit may have the name.
   Status check_free(const std::string& name);
   Status refresh(std::int64_t unit);
+  Result<std::string> examine(Mover& mover, const UnitRow& unit, const TierRow& tier, bool bytes, CheckReport& report);
+  Result<std::string> take_times(Mover& mover, const UnitRow& unit, const Tree& tree);
+  Result<std::optional<TierFinding>> judge(Mover& mover, const UnitRow& unit, const std::vector<TierRow>& tiers,
+                                           bool bytes, CheckReport& report);
   void count(std::int64_t unit);
   // As one access, however often a program opens the unit within a second: a model is opened to look at it, then to
   // load.

@@ -120,6 +120,87 @@ Result<CheckReport> Service::import_all(std::string_view tier_name, std::string_
   return report;
 }
 
+// Whether a unit is as the catalog has it: empty, or what is wrong. With `bytes`, all of it is read.
+Result<std::string> Service::examine(Mover& mover, const UnitRow& unit, const TierRow& tier, bool bytes,
+                                     CheckReport& report) {
+  const std::string path = tier.path + "/" + unit.name;
+  const auto tree = bytes ? scan(path) : glance(path);
+  if (!tree) return tree.error().code == Code::not_found ? path + " is missing" : tree.error().message;
+  const bool is_same = unit.identity.empty() || tree->identity == unit.identity;
+  if (!is_same && (!bytes || unit.checksum.empty())) return path + " was changed by somebody else";
+  if (!bytes) return std::string();
+  report.bytes += tree->size_bytes;
+  const auto sum = mover.checksum(path, *tree);
+  if (!sum) {
+    if (sum.error().code == Code::cancelled) return sum.error();
+    return path + " can't be read: " + sum.error().message;
+  }
+  if (unit.checksum.empty() || *sum == unit.checksum) return is_same ? std::string() : take_times(mover, unit, *tree);
+  if (!is_same) return path + " was changed by somebody else";
+  return path + " is damaged: its checksum is " + *sum + ", and was " + unit.checksum;
+}
+
+// Every byte is what it was, and only the times are others: of a file that came back from a backup.
+Result<std::string> Service::take_times(Mover& mover, const UnitRow& unit, const Tree& tree) {
+  const auto locked = mover.claim(unit.id, 0);
+  if (!locked) return locked.error();
+  if (!*locked) return std::string();  // who moves it looks by himself
+  auto now = catalog_->unit(unit.id);
+  Status taken = now ? Status() : Status(now.error());
+  if (now && *now && (*now)->tier == unit.tier && (*now)->identity == unit.identity) {
+    (*now)->identity = tree.identity;
+    taken = catalog_->update_unit(**now);
+  }
+  mover.release(unit.id);
+  if (!taken) return std::move(taken).error();
+  return std::string();
+}
+
+// A doubt goes when every byte is as the catalog has it, and nothing of that name lies on another tier.
+Result<std::optional<TierFinding>> Service::judge(Mover& mover, const UnitRow& unit, const std::vector<TierRow>& tiers,
+                                                  bool bytes, CheckReport& report) {
+  const auto tier = std::ranges::find(tiers, unit.tier, &TierRow::id);
+  if (tier == tiers.end() || !check_marker(tier->path, tier->mark, tier->name).ok())
+    return std::optional<TierFinding>();
+  const std::string path = tier->path + "/" + unit.name;
+  auto problem = examine(mover, unit, *tier, bytes || !unit.doubt.empty(), report);
+  if (!problem) return std::move(problem).error();
+  if (problem->empty() && !unit.doubt.empty()) {
+    for (const TierRow& other : tiers) {
+      if (other.id == unit.tier) continue;
+      const auto there = look_at(other.path + "/" + unit.name);
+      if (there && there->st_ino != 0 && !is_empty_folder(other.path + "/" + unit.name)) *problem = unit.doubt;
+    }
+  }
+  if (problem->empty() && unit.doubt.empty()) return std::optional<TierFinding>();
+  // It may have moved since its row was read.
+  const auto now = catalog_->unit(unit.id);
+  if (!now) return now.error();
+  if (!*now || (*now)->tier != unit.tier) return std::optional<TierFinding>();
+  if (!problem->empty() && (*now)->identity != unit.identity) return std::optional<TierFinding>();
+  if (Status told = catalog_->doubt(unit.id, *problem); !told) return std::move(told).error();
+  if (problem->empty()) return std::optional(TierFinding{unit.name, path, "it is whole again", true});
+  return std::optional(TierFinding{unit.name, path, *problem});
+}
+
+Result<std::vector<TierFinding>> Service::recover() {
+  const auto mover = this->mover({});
+  if (!mover) return mover.error();
+  auto findings = (*mover)->recover(true);
+  if (!findings) return findings;
+  const auto tiers = catalog_->tiers();
+  if (!tiers) return tiers.error();
+  const auto doubted = catalog_->units_in_doubt();
+  if (!doubted) return doubted.error();
+  CheckReport read;
+  for (const UnitRow& unit : *doubted) {
+    auto finding = judge(**mover, unit, *tiers, true, read);
+    if (!finding) return std::move(finding).error();
+    if (*finding) findings->push_back(std::move(**finding));
+  }
+  return findings;
+}
+
 Result<CheckReport> Service::check(const CheckOptions& options) {
   const auto keep_going = keep_going_by("CheckOptions::keep_going", options.keep_going);
   const auto tiers = catalog_->tiers();
@@ -141,25 +222,6 @@ Result<CheckReport> Service::check(const CheckOptions& options) {
            marked.error().message + "; " + std::to_string(usage ? usage->units : 0) + " units of it can't be reached"});
     }
   }
-  const auto examine = [&](const UnitRow& unit, const TierRow& tier) -> Result<std::string> {
-    const std::string path = tier.path + "/" + unit.name;
-    const auto tree = options.bytes ? scan(path) : glance(path);
-    if (!tree) {
-      return tree.error().code == Code::not_found ? path + " is missing" : tree.error().message;
-    }
-    if (!unit.identity.empty() && tree->identity != unit.identity) return path + " was changed by somebody else";
-    if (!options.bytes) return std::string();
-    report.bytes += tree->size_bytes;
-    const auto sum = (*mover)->checksum(path, *tree);
-    if (!sum) {
-      if (sum.error().code == Code::cancelled) return sum.error();
-      return path + " can't be read: " + sum.error().message;
-    }
-    if (!unit.checksum.empty() && *sum != unit.checksum) {
-      return path + " is damaged: its checksum is " + *sum + ", and was " + unit.checksum;
-    }
-    return std::string();
-  };
   UnitFilter filter;
   for (;;) {
     const auto page = catalog_->units(filter, {});
@@ -169,21 +231,9 @@ Result<CheckReport> Service::check(const CheckOptions& options) {
     for (const UnitRow& unit : *page) {
       if (!keep_going()) return Error{Code::cancelled, 0, "the check was stopped", ""};
       ++report.units;
-      const auto tier = std::ranges::find(*tiers, unit.tier, &TierRow::id);
-      if (tier == tiers->end() || std::ranges::find(there, unit.tier) == there.end()) continue;
-      auto problem = examine(unit, *tier);
-      if (!problem) return std::move(problem).error();
-      if (!problem->empty()) {
-        // It may have moved since the page was read.
-        const auto now = catalog_->unit(unit.id);
-        if (!now) return now.error();
-        if (!*now || (*now)->tier != unit.tier || (*now)->identity != unit.identity) continue;
-        report.findings.push_back({unit.name, tier->path + "/" + unit.name, *problem});
-      } else if (!unit.doubt.empty()) {
-        report.findings.push_back({unit.name, tier->path + "/" + unit.name, unit.doubt});
-        continue;
-      }
-      if (Status told = catalog_->doubt(unit.id, *problem); !told) return std::move(told).error();
+      auto finding = judge(**mover, unit, *tiers, options.bytes, report);
+      if (!finding) return std::move(finding).error();
+      if (*finding) report.findings.push_back(std::move(**finding));
     }
   }
   for (const TierRow& tier : *tiers) {

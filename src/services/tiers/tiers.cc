@@ -344,11 +344,7 @@ Result<bool> Tiers::paused() const {
 }
 
 Result<std::vector<TierFinding>> Tiers::recover() {
-  return with(service_, [](Service& service) -> Result<std::vector<TierFinding>> {
-    const auto mover = service.mover({});
-    if (!mover) return mover.error();
-    return (*mover)->recover(true);
-  });
+  return with(service_, [](Service& service) { return service.recover(); });
 }
 
 Result<CheckReport> Tiers::check(const CheckOptions& options) {

@@ -157,6 +157,77 @@ TEST_F(TiersTest, what_was_changed_from_outside_stays_and_is_told) {
   EXPECT_EQ(content("hdd", "a"), "other bytes");
 }
 
+TEST_F(TiersTest, a_doubt_goes_when_every_byte_is_as_it_was) {
+  put("nvme", "a", 10000);
+  ASSERT_TRUE(tiers_.import("a", true).ok());
+  const std::string path = folders_.path("nvme/a").string();
+  fs::rename(path, folders_.path("away"));
+  EXPECT_EQ(tiers_.move("a", "hdd").error().code, Code::not_found);
+  EXPECT_TRUE(tiers_.find("a")->in_doubt);
+  // It comes back from a backup, with other times.
+  write_file(path, bytes_of("a", 1, 10000));
+  const auto checked = tiers_.check();
+  ASSERT_TRUE(checked.ok());
+  ASSERT_EQ(checked->findings.size(), 1U);
+  EXPECT_TRUE(checked->findings.front().repaired) << text_of(*checked);
+  EXPECT_FALSE(tiers_.find("a")->in_doubt);
+  EXPECT_EQ(text_of(*tiers_.check()), "");
+  EXPECT_TRUE(tiers_.move("a", "hdd").ok());
+  // Other bytes are no cure.
+  write_file(folders_.path("hdd/a"), bytes_of("a", 2, 10000));
+  EXPECT_EQ(tiers_.move("a", "ssd").error().code, Code::changed);
+  const auto still = tiers_.recover();
+  ASSERT_TRUE(still.ok());
+  ASSERT_EQ(still->size(), 1U);
+  EXPECT_FALSE(still->front().repaired);
+  EXPECT_TRUE(tiers_.find("a")->in_doubt);
+  write_file(folders_.path("hdd/a"), bytes_of("a", 1, 10000));
+  EXPECT_TRUE(tiers_.recover()->front().repaired);
+  EXPECT_FALSE(tiers_.find("a")->in_doubt);
+}
+
+TEST_F(TiersTest, who_opens_for_writing_follows_a_unit_that_moves_meanwhile) {
+  put("nvme", "a", 5000);
+  auto context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+  std::thread writer;
+  set_fault_hook([&](std::string_view point) {
+    if (point != "journaled" || writer.joinable()) return;
+    writer = std::thread([&] {
+      auto store = context->open("tier:a", {.access = Access::write});
+      ASSERT_TRUE(store.ok()) << text_of(store);
+      std::string bytes = "new";
+      EXPECT_TRUE(context->write(*store, 0, Region::host(bytes.data(), bytes.size())).ok());
+      EXPECT_TRUE(store->commit().ok());
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // by now it waits for this move
+  });
+  const auto moved = tiers_.move("a", "hdd");
+  writer.join();
+  set_fault_hook({});
+  const auto places = folders_.where("a");
+  ASSERT_EQ(places.size(), 1U);
+  EXPECT_EQ(places.front(), moved.ok() ? "hdd" : "nvme");
+  EXPECT_EQ(content(places.front(), "a").substr(0, 3), "new");
+  EXPECT_EQ(content(places.front(), "a").size(), 5000U);
+}
+
+TEST_F(TiersTest, a_move_that_is_paused_under_way_says_so) {
+  put("nvme", "a", 20 << 20);
+  bool told = false;
+  const auto moved = tiers_.move("a", "ssd", {.bytes_per_second = 40 << 20, .on_progress = [&](const MoveProgress& p) {
+                                                if (p.step == MoveStep::paused) {
+                                                  told = true;
+                                                  EXPECT_EQ(p.name, "a");
+                                                  EXPECT_TRUE(Tiers::open(folders_.options())->set_paused(false).ok());
+                                                } else if (!told) {
+                                                  EXPECT_TRUE(Tiers::open(folders_.options())->set_paused(true).ok());
+                                                }
+                                              }});
+  ASSERT_TRUE(moved.ok()) << text_of(moved);
+  EXPECT_TRUE(told);
+}
+
 TEST_F(TiersTest, damage_is_noticed_before_it_travels) {
   put("nvme", "a", 10000);
   ASSERT_TRUE(tiers_.import("a", true).ok());
