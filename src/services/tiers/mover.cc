@@ -161,7 +161,10 @@ void Mover::Work::list_files() {
   for (const Entry& entry : tree.entries) {
     if (entry.kind != Entry::Kind::file) continue;
     const std::string below = entry.name.empty() ? "" : "/" + entry.name;
-    files.push_back({.from = source + below, .to = staged + below, .entry = &entry});
+    files.push_back({.from = source + below,
+                     .to = staged + below,
+                     .entry = &entry,
+                     .done_bytes = resumed ? row.done_bytes : 0});  // only a file goes on
   }
 }
 
@@ -232,6 +235,9 @@ void Mover::move_together(std::span<const Task> tasks, MoveReport& report) {
   std::vector<Task> alone;
   for (std::size_t i = 0; i < batch.size(); ++i) {
     Work& work = *batch[i];
+    // One after the other: files are made in one folder, whose lock threads would only fight for.
+    if (begun[i] && !work.resumed) begun[i] = stage(work);
+    if (begun[i]) work.list_files();
     if (!begun[i]) {
       fail(work, begun[i].error(), report);
     } else if (batch.size() > 1 && is_large(work.tree.kind, work.tree.size_bytes)) {
@@ -365,7 +371,7 @@ void Mover::look_up(Batch& batch, MoveReport& report) {
   drop_over(batch);
 }
 
-// All that is done before the catalog is told. Several units side by side.
+// The source and the target are looked at, and writers kept out. Several units side by side.
 Status Mover::begin(Work& work) const {
   for (const TierRow* place : {work.from, work.to}) {
     if (Status parents = check_parents(place->path, work.unit.name); !parents) return parents;
@@ -399,11 +405,6 @@ Status Mover::begin(Work& work) const {
     if (Status removed = remove_all(work.staged); !removed) return removed;
     if (Status forgotten = catalog_.delete_move(work.unit.id); !forgotten) return forgotten;
   }
-  if (!work.resumed) {
-    if (Status staged = stage(work); !staged) return staged;
-  }
-  work.list_files();
-  if (work.resumed && work.tree.kind == UnitKind::file) work.files.front().done_bytes = work.row.done_bytes;
   return {};
 }
 
