@@ -268,7 +268,7 @@ class Bench {
                                          .queues = settings_.queues,
                                          .depth = settings_.depth,
                                          .place_bytes = settings_.place_bytes,
-                                         .ahead_places = 2048}));
+                                         .ahead_places = settings_.place_bytes <= 4096 ? 8192U : 1024U}));
   }
 
   void serve_memory() {
@@ -382,7 +382,7 @@ class Bench {
       return bench::compare(gpu_, {memory.data(), whole}, bench::content_of_file(0));
     };
     // Beside computing: a warp has one unit, and so many loops that both take about as long.
-    const Grid warps{132, 128};
+    const Grid warps{132, 512};
     const auto overlap = [&](bool reads, bool computes) {
       return [&, reads, computes](double) {
         const Results results(gpu_, kernels_);
