@@ -55,7 +55,20 @@ bool wants_residency_of(const Request& request, const StoreEntry& entry) {
 
 }  // namespace
 
+// Lanes that come at once find the same.
+bool Survey::is_needed(const Request& request) {
+  Need need = need_.load(std::memory_order_relaxed);
+  if (need == Need::unknown) {
+    const bool some =
+        std::ranges::any_of(request.stores, [&](const auto& use) { return wants_residency_of(request, *use.entry); });
+    need = some ? Need::some : Need::none;
+    need_.store(need, std::memory_order_relaxed);
+  }
+  return need == Need::some;
+}
+
 void Survey::reach(Request& request, std::uint32_t begin, std::uint32_t end) {
+  if (!is_needed(request)) return;
   const auto with = [&](std::uint64_t bytes) {
     return static_cast<std::uint32_t>(
         std::min<std::uint64_t>(request.units.size(), end + bytes / request.unit_bytes()));

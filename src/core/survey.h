@@ -36,7 +36,7 @@ struct Stretch {
 class Survey {
  public:
   // Until Unit::residency is set from unit `begin` up to `end`, and of as many behind them as the kernel may read
-  // ahead. REQUIRES: the units before `begin` are claimed.
+  // ahead; at once where no store has a page cache to be asked about. REQUIRES: the units before `begin` are claimed.
   void reach(Request& request, std::uint32_t begin, std::uint32_t end);
   // The same of a single stretch, as it is now.
   Residency ask(const Request& request, const Stretch& stretch);
@@ -46,12 +46,15 @@ class Survey {
   void add_leftovers(const Request& request, std::vector<Stretch>& leftovers) const;
 
  private:
+  bool is_needed(const Request& request);
   Residency ask_about(const Request& request, const Unit& unit);
   void guess_far(Request& request, std::uint32_t end);
   Residency guess(const Request& request, const Stretch& stretch);
 
-  std::atomic<std::uint32_t> next_{0};  // unit to ask about
-  std::mutex mutex_;                    // guards what follows: guesses are made one by one
+  enum class Need : std::uint8_t { unknown, none, some };
+  std::atomic<Need> need_{Need::unknown};  // to ask, of some store
+  std::atomic<std::uint32_t> next_{0};     // unit to ask about
+  std::mutex mutex_;                       // guards what follows: guesses are made one by one
   // Where only the time of a read tells: what that was, and of which store.
   Residency timed_ = Residency::unknown;
   const StoreEntry* timed_entry_ = nullptr;

@@ -361,7 +361,8 @@ TEST_F(RowsCaches, have_rows_of_any_size_and_memory_of_any_alignment) {
         }
       }
       // Warps that meet in a set put one row in: with few sets it may be that none is asked for again.
-      if (plan.report().cache_rows >= 500) EXPECT_GT(plan.report().hit_rows, 0U);
+      const RowsPlanReport report = plan.report();
+      EXPECT_TRUE(report.hit_rows > 0 || report.cache_rows < 500);
       EXPECT_TRUE(plan.check().ok());
     }
   }
