@@ -361,7 +361,8 @@ TEST_P(Staging, a_full_bus_is_the_limit_of_a_cached_file) {
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   const Buffer memory = context.allocate(Domain::cuda(0), 16 * mib).value();
-  fake_->set_bandwidth(0, 100 * mib);
+  // Slow enough beside code that is slower still.
+  fake_->set_bandwidth(0, (under_thread_sanitizer ? 20 : 100) * mib);
   const Report report = context.read(store, 0, memory.region());
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(limit_name(report.limit), "copy");

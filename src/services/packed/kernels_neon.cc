@@ -83,10 +83,10 @@ PENSTOCK_INLINE void decode_values(const StoredTile& tile, const Tables& tables,
     high = vorrq_u8(vandq_u8(rest, vdupq_n_u8(0x80)), high);
   }
   if constexpr (division_of(kind).value_bytes == 1) vst1q_u8(to, high);
-  if constexpr (division_of(kind).value_bytes == 2) vst2q_u8(to, uint8x16x2_t{{low, high}});
+  if constexpr (division_of(kind).value_bytes == 2) vst2q_u8(to, (uint8x16x2_t{{low, high}}));  // a macro, for clang
   if constexpr (kind == Kind::f32) {
     const uint8x16x2_t below = vld2q_u8(tile.low + value * 2);
-    vst4q_u8(to, uint8x16x4_t{{below.val[0], below.val[1], low, high}});
+    vst4q_u8(to, (uint8x16x4_t{{below.val[0], below.val[1], low, high}}));
   }
 }
 
