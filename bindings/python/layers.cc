@@ -107,6 +107,11 @@ std::vector<std::uint64_t> acquire(PythonLayers& self, std::size_t group, std::o
     if (!stream) return self.get().acquire(group);
     return self.get().acquire(group, {reinterpret_cast<void*>(*stream)});
   }));
+  // ctrl-C while it waited: who is interrupted holds nothing.
+  if (PyErr_CheckSignals() != 0) {
+    static_cast<void>(self.get().release(group, {stream ? reinterpret_cast<void*>(*stream) : nullptr}));
+    throw nb::python_error();
+  }
   std::vector<std::uint64_t> offsets;
   for (const Region& tensor : tensors) {
     offsets.push_back(static_cast<std::uint64_t>(tensor.data - self.memory().data));

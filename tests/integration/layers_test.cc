@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <thread>
 
@@ -385,6 +386,29 @@ TEST_F(LayersOfModel, a_file_that_changed_is_told_by_acquire_and_the_others_go_o
   EXPECT_GT(failed, 0U);
   EXPECT_LT(failed, layers.groups().size());
   EXPECT_EQ(layers.report().all.failed_loads, failed);
+}
+
+TEST_F(LayersOfModel, a_file_that_is_overwritten_after_it_was_read_is_told_too) {
+  LayersOptions unordered = options(4 * slot);
+  unordered.in_order = false;
+  Layers layers = open(unordered);
+  pass(layers);
+  for (const std::string& path : model_.paths()) {
+    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(-1, std::ios::end);
+    file.put('x');
+  }
+  std::size_t changed = 0;
+  for (std::size_t i = 0; i < layers.groups().size(); ++i) {
+    const auto tensors = layers.acquire(i);
+    if (tensors.ok()) {
+      EXPECT_TRUE(layers.release(i).ok());
+    } else {
+      EXPECT_EQ(tensors.error().code, Code::changed) << tensors.error().message;
+      ++changed;
+    }
+  }
+  EXPECT_GE(changed, layers.groups().size() - 4) << "four slots may hold what was loaded before";
 }
 
 TEST_F(LayersOfModel, close_tells_which_groups_are_held) {

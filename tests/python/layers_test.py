@@ -1,6 +1,8 @@
 """Layers in Python: tensors of groups, hooks of modules, and what is refused."""
 
 import gc
+import os
+import signal
 import threading
 import types
 
@@ -335,6 +337,44 @@ def test_threads_share_groups(saved):
         for thread in threads:
             thread.join()
     assert not failures
+
+
+def test_threads_run_a_module_with_hooks(saved):
+    own, name = saved
+    module = make_model(device="meta")
+    x = torch.randn(3, WIDTH)
+    wanted, right = run(own, x).detach(), []
+
+    def work():
+        with torch.no_grad():
+            right.extend(torch.equal(run(module, x), wanted) for _ in range(60))
+
+    with penstock.Layers(name, budget=3 * GROUP_BYTES, device="cpu") as layers:
+        layers.attach(module)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert right == [True] * 240
+        assert not any(each["held"] for each in layers.report["groups"].values())
+
+
+def test_who_is_interrupted_holds_nothing(saved):
+    with penstock.Layers(saved[1], budget=2 * GROUP_BYTES, device="cpu", timeout=20) as layers:
+        for group in range(2):
+            layers.acquire(group)
+        timers = [threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)),
+                  threading.Timer(0.3, layers.release, (0,))]
+        with pytest.raises(KeyboardInterrupt):
+            for timer in timers:
+                timer.start()
+            with layers.use(5):
+                pass
+        for timer in timers:
+            timer.join()
+        assert layers.report["groups"][layers.groups[5]]["held"] == 0
+        layers.release(1)
 
 
 def test_tensors_keep_the_memory(saved):

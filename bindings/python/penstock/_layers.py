@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from types import TracebackType
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
@@ -342,8 +343,9 @@ class _Hook:
     def __init__(self, layers: Layers, number: int, places: list[_Place]) -> None:
         self._layers, self._number, self._places = layers, number, places
         self._torch = layers._frame.torch
+        self._lock = threading.Lock()  # several threads may run the module
         self._depth = 0
-        self._failed = False  # the last call of `before`, and `after` was not called since
+        self._own = threading.local()  # failed: this thread's last call of `before`, and `after` was not called since
         self._made: Optional[_Made] = None
         self._values: list[Any] = []  # for the places, of these tensors
 
@@ -358,30 +360,34 @@ class _Hook:
         return handles
 
     def before(self, module: Any, inputs: Any) -> None:
-        self._failed = True
+        self._own.failed = True
         if self._torch.is_grad_enabled():
             raise invalid("layers are for inference: a backward pass would find other weights",
                           "run the model within torch.no_grad()")
-        made = self._layers._acquire(self._number, self._layers._current_stream())
-        self._failed = False
-        self._depth += 1
-        if made is not self._made:
-            self._made, self._values = made, [self._value(place, made.tensors[place.tensor]) for place in self._places]
-        for place, value in zip(self._places, self._values):
-            place.kept[place.leaf] = value
+        # Nobody can be inside with a group that has to be waited for, so the lock keeps nobody from releasing one.
+        with self._lock:
+            made = self._layers._acquire(self._number, self._layers._current_stream())
+            self._own.failed = False
+            self._depth += 1
+            if made is not self._made:
+                values = [self._value(place, made.tensors[place.tensor]) for place in self._places]
+                self._made, self._values = made, values
+            for place, value in zip(self._places, self._values):
+                place.kept[place.leaf] = value
 
     def _value(self, place: _Place, tensor: Any) -> Any:
         return self._torch.nn.Parameter(tensor, requires_grad=False) if place.is_parameter else tensor
 
     def after(self, module: Any, inputs: Any, output: Any) -> None:
-        failed, self._failed = self._failed and self._always, False
-        if failed or self._depth == 0:
-            return
-        self._depth -= 1
-        if self._depth == 0:
-            for place in self._places:
-                place.kept[place.leaf] = place.own
-        self._layers.release(self._number)
+        failed, self._own.failed = getattr(self._own, "failed", False) and self._always, False
+        with self._lock:
+            if failed or self._depth == 0:
+                return
+            self._depth -= 1
+            if self._depth == 0:
+                for place in self._places:
+                    place.kept[place.leaf] = place.own
+            self._layers.release(self._number)
 
 
 def _slot_bytes(tensors: Sequence[_Tensor]) -> int:
