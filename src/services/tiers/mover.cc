@@ -689,7 +689,7 @@ void Mover::clear(const Batch& batch, MoveReport& report) {
     Work& work = *batch[i];
     if (work.from == nullptr) return;
     if (work.leases.check().ok()) {
-      findings[i] = clear_source(work.unit, work.row);
+      findings[i] = clear_source(work.unit, work.row, &work.leases);
     } else {
       // He who waits to write would write to a file without a name. It keeps the old one, and both are told of.
       findings[i] = std::optional(TierFinding{

@@ -91,7 +91,7 @@ class Mover {
   Result<std::optional<TierFinding>> recover(const MoveRow& row, bool keep);
   Result<bool> has_whole_copy(const UnitRow& unit, const MoveRow& row);
   Result<std::optional<TierFinding>> return_to_source(UnitRow unit, const MoveRow& row);
-  Result<std::optional<TierFinding>> clear_source(const UnitRow& unit, const MoveRow& row) const;
+  Result<std::optional<TierFinding>> clear_source(const UnitRow& unit, const MoveRow& row, const Leases* leases) const;
   Status clear_aside(std::vector<TierFinding>& findings);
 
   Catalog& catalog_;

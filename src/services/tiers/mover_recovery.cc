@@ -1,4 +1,8 @@
 // The Mover's part that finishes or undoes what was interrupted.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <utility>
@@ -108,7 +112,7 @@ Result<std::optional<TierFinding>> Mover::recover(const MoveRow& known, bool kee
     if (!*is_whole) return return_to_source(unit, row);
   }
   if (!in_place) {
-    auto finding = clear_source(unit, row);
+    auto finding = clear_source(unit, row, nullptr);
     if (!finding) return finding;
     fault_point("emptied");
     const std::vector<std::string> left = {path_in(*from, unit.name), going_path(from->path, unit.id)};
@@ -178,8 +182,25 @@ Result<std::optional<TierFinding>> Mover::return_to_source(UnitRow unit, const M
   return std::optional(TierFinding{unit.name, target, text});
 }
 
-// Takes the name from the source, looks whether it is what was copied, then deletes it. What is not stays, and is told.
-Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, const MoveRow& row) const {
+namespace {
+
+// The copy has those of when it was made.
+Status keep_owner_and_mode(const struct stat& source, const struct stat& target, const std::string& path) {
+  constexpr mode_t all_bits = 07777;
+  const bool is_owned = source.st_uid == target.st_uid && source.st_gid == target.st_gid;
+  if (is_owned && (source.st_mode & all_bits) == (target.st_mode & all_bits)) return {};
+  if (!is_owned && ::lchown(path.c_str(), source.st_uid, source.st_gid) != 0)
+    return system_error(errno, "change the owner of " + path);
+  if (::chmod(path.c_str(), source.st_mode & all_bits) != 0) return system_error(errno, "change the mode of " + path);
+  return {};
+}
+
+}  // namespace
+
+// Takes the name from the source, looks whether it is what was copied, then deletes it. What is not stays, and is told;
+// so does the source of a copy that is no longer there.
+Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, const MoveRow& row,
+                                                       const Leases* leases) const {
   const TierRow& from = *tier(*row.source);
   const std::string source = path_in(from, unit.name);
   const std::string going = going_path(from.path, unit.id);
@@ -198,6 +219,17 @@ Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, cons
     if (there->st_ino != row.source_inode || !is_copied(source)) {
       return told(source, source + " was changed while the unit moved; it lies there beside the unit");
     }
+    if (row.job != Job::removal && row.staged_inode != 0) {
+      const std::string target = path_in(*tier(row.target), unit.name);
+      const auto copy = look_at(target);
+      if (!copy) return copy.error();
+      if (copy->st_ino != row.staged_inode) {
+        return told(source, target + " was replaced while the unit moved; what it was still lies at " + source);
+      }
+      if (row.job == Job::move && unit.kind == UnitKind::file) {
+        if (Status kept = keep_owner_and_mode(*there, *copy, target); !kept) return std::move(kept).error();
+      }
+    }
     if (Status moved = rename_to_free(source, going); !moved) return std::move(moved).error();
     fault_point("aside");
   }
@@ -211,6 +243,12 @@ Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, cons
       return told(kept, source + " was changed while the unit moved; that version is kept as " + kept);
     }
     if (Status moved = rename_to_free(going, gone); !moved) return std::move(moved).error();
+  }
+  // He who waits to write since it lost its name would write to a file that nobody finds.
+  if (leases != nullptr && !leases->check().ok()) {
+    const std::string kept = gone + "." + random_id().substr(0, 8) + ".kept";
+    if (Status moved = rename_to_free(gone, kept); !moved) return std::move(moved).error();
+    return told(kept, source + " was opened for writing while the unit moved; that version is kept as " + kept);
   }
   if (Status removed = remove_all(gone); !removed) return std::move(removed).error();
   return std::optional<TierFinding>();

@@ -273,6 +273,54 @@ TEST_F(TiersTest, who_wants_to_write_stops_a_move) {
   EXPECT_EQ(content("nvme", "a").substr(0, 3), "new");
 }
 
+TEST_F(TiersTest, who_opens_a_source_that_has_lost_its_name_writes_to_a_file_that_is_kept) {
+  put("nvme", "a", 1000);
+  std::thread writer;
+  bool has_written = false;
+  set_fault_hook([&](std::string_view point) {
+    if (point != "aside") return;
+    const std::string path = fs::directory_iterator(folders_.path("nvme/.penstock/going"))->path().string();
+    writer = std::thread([&, path] {
+      const UniqueFd file(::open(path.c_str(), O_WRONLY));  // waits for the mover
+      has_written = file && ::pwrite(file.get(), "new", 3, 0) == 3;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // or it finds nothing any more
+  });
+  EXPECT_TRUE(tiers_.move("a", "hdd").ok());
+  set_fault_hook({});
+  writer.join();
+  EXPECT_EQ(folders_.where("a"), std::vector<std::string>{"hdd"});
+  if (!has_written) return;
+  ASSERT_EQ(folders_.aside().size(), 1U);
+  EXPECT_EQ(read_file(folders_.aside().front()).substr(0, 3), "new");
+  EXPECT_NE(text_of(tiers_.check().value()).find(".kept"), std::string::npos);
+}
+
+TEST_F(TiersTest, the_source_of_a_copy_that_was_replaced_stays) {
+  put("nvme", "a", 1000);
+  const std::string before = content("nvme", "a");
+  set_fault_hook([&](std::string_view point) {
+    if (point != "committed") return;
+    write_file(folders_.path("hdd/other"), "another file");
+    fs::rename(folders_.path("hdd/other"), folders_.path("hdd/a"));
+  });
+  static_cast<void>(tiers_.move("a", "hdd"));
+  set_fault_hook({});
+  EXPECT_EQ(content("nvme", "a"), before);
+  EXPECT_EQ(content("hdd", "a"), "another file");
+  EXPECT_NE(text_of(tiers_.check().value()), "");
+}
+
+TEST_F(TiersTest, a_mode_that_changes_under_way_is_kept) {
+  put("nvme", "a", 1000);
+  set_fault_hook([&](std::string_view point) {
+    if (point == "copied") fs::permissions(folders_.path("nvme/a"), fs::perms::owner_read);
+  });
+  EXPECT_TRUE(tiers_.move("a", "hdd").ok());
+  set_fault_hook({});
+  EXPECT_EQ(fs::status(folders_.path("hdd/a")).permissions(), fs::perms::owner_read);
+}
+
 TEST_F(TiersTest, readers_keep_what_they_have_open) {
   put("nvme", "a", 5 << 20);
   auto context = Context::create();
