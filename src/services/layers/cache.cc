@@ -364,7 +364,7 @@ Result<Ticket> Cache::submit(const Group& group, const Region& memory) {
       for (std::size_t i = 0; i < group.layout.pieces.size(); ++i) {
         models::FilePiece piece = group.layout.pieces[i].bytes;
         if (i == 0 || group.layout.pieces[i - 1].bytes.file != piece.file) {
-          Result<Store> store = stores_.open(piece.file);
+          Result<Store> store = stores_.open_if_unchanged(piece.file);
           if (!store) return std::move(store).error();
           stores.push_back(std::move(*store));
         }

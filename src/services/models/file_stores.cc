@@ -49,14 +49,18 @@ FileStores::FileStores(Context& context, const Model& model, const WantedFiles& 
 }
 
 Result<Store> FileStores::open(std::uint32_t file) {
-  if (open_[file]) {
-    const auto identity = open_[file].identity();
-    if (!identity) return identity.error();
-    return *identity == files_[file].identity ? Result<Store>(open_[file]) : Result<Store>(changed(files_[file]));
-  }
+  if (open_[file]) return open_[file];
   Result<Store> store = open_store(context_, files_[file]);
   if (store && fit_) open_[file] = *store;
   return store;
+}
+
+Result<Store> FileStores::open_if_unchanged(std::uint32_t file) {
+  if (!open_[file]) return open(file);
+  const auto identity = open_[file].identity();
+  if (!identity) return identity.error();
+  if (*identity != files_[file].identity) return changed(files_[file]);
+  return open_[file];
 }
 
 bool is_out_of_descriptors(const Error& error) {

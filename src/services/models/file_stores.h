@@ -29,6 +29,8 @@ class FileStores {
   std::size_t for_one_request() const { return for_one_request_; }
   // Code::changed if it is not the file any more that it was when the model was opened.
   Result<Store> open(std::uint32_t file);
+  // The same for who comes again and again: a file that is open already is looked at once more.
+  Result<Store> open_if_unchanged(std::uint32_t file);
 
  private:
   Context& context_;
