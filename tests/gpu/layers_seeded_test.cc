@@ -127,12 +127,12 @@ class GpuLayersRun : public LayersRun {
 class GpuLayersSeeded : public InStreamOrder {};
 
 TEST_F(GpuLayersSeeded, what_streams_see_of_groups_has_the_right_bytes_unless_a_failure_is_told) {
-  const std::uint64_t seed = number_from("PENSTOCK_SEED", 1);
+  const std::uint64_t seed = from_environment("PENSTOCK_SEED", 1);
   if (fake_) fake_->set_delays(seed, 20);
   ASSERT_TRUE(make_context().prepare(Domain::cuda(0)).ok());
   GpuLayersRun run(seed, gpu(), {make_stream(), make_stream(cuda::cu_stream_non_blocking), cuda::CuStream{}});
   // Each takes longer than in host memory.
-  const std::uint64_t acquires = number_from("PENSTOCK_ACQUIRES", under_thread_sanitizer ? 10'000 : 30'000) / 3;
+  const std::uint64_t acquires = from_environment("PENSTOCK_ACQUIRES", under_thread_sanitizer ? 10'000 : 30'000) / 3;
   run.go(acquires);
   EXPECT_GT(run.compared(), acquires / 4);
   EXPECT_GT(run.unserved(), 0U) << "no load failed behind an acquire";

@@ -360,9 +360,10 @@ TEST_F(RowsCaches, have_rows_of_any_size_and_memory_of_any_alignment) {
               << round;
         }
       }
-      // Warps that meet in a set put one row in: with few sets it may be that none is asked for again.
+      // Warps that meet in a set put one row in: on a real GPU, with few sets, it may be that none is asked for again.
       const RowsPlanReport report = plan.report();
-      EXPECT_TRUE(report.hit_rows > 0 || report.cache_rows < 500);
+      const bool may_have_none = !fake_ && report.cache_rows < 500;
+      EXPECT_TRUE(report.hit_rows > 0 || may_have_none);
       EXPECT_TRUE(plan.check().ok());
     }
   }

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <random>
@@ -17,15 +16,11 @@
 #include "engines/made/engine.h"
 #include "engines/posix/engine.h"
 #include "penstock/layers.h"
+#include "support/environment.h"
 #include "support/layered_model.h"
 #include "support/support.h"
 
 namespace penstock::test {
-
-inline std::uint64_t number_from(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 // `fault`: in thousandths of operations.
 inline Context faulty_context(std::uint64_t seed, std::uint32_t fault) {
