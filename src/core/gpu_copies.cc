@@ -115,9 +115,13 @@ Result<std::byte*> GpuCopies::scratch(cuda::Device& gpu, std::uint64_t bytes) {
 
 void GpuCopies::add(cuda::Device& gpu, Toward toward, const cuda::Copy& copy) {
   CopyQueue& queue = *of(gpu).toward(toward);
-  if (pending_++ == 0) moved_ = Clock::now();
+  if (pending_++ == 0) {
+    moved_ = Clock::now();
+    short_bytes_ = 0;
+  }
+  // Without bytes it is a kernel that reads them itself, and takes longer.
+  short_bytes_ += copy.bytes != 0 ? copy.bytes : short_bytes_most + 1;
   queue.add(copy);
-  // Without bytes it is a kernel that reads them itself.
   if (copy.bytes >= worth_issuing_bytes || copy.bytes == 0) queue.issue();
 }
 

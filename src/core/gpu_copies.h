@@ -53,6 +53,8 @@ class GpuCopies {
   // Gives the GPUs what was added, where it is worth it, or all.
   void issue(bool all);
   std::uint32_t pending() const { return pending_; }
+  // Whether all that is pending ends within microseconds.
+  bool are_short() const { return short_bytes_ <= short_bytes_most; }
   // Those that no GPU has yet.
   std::size_t added() const;
   // Calls `on_copied(CopyDone, now)` for those that have ended; returns how many there were.
@@ -81,6 +83,8 @@ class GpuCopies {
   void clear() { gpus_.clear(); }
 
  private:
+  static constexpr std::uint64_t short_bytes_most = 64 << 10;
+
   struct ToPrepare {
     cuda::Device* gpu = nullptr;
     Left left;
@@ -112,6 +116,7 @@ class GpuCopies {
   std::vector<OfGpu> gpus_;
   std::vector<cuda::CopyDone> done_;
   std::uint32_t pending_ = 0;
+  std::uint64_t short_bytes_ = 0;  // added since nothing was pending
   TimePoint moved_;
   Duration between_looks_ = std::chrono::microseconds(20);
   Spent spent_;

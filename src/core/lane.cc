@@ -18,7 +18,7 @@ constexpr Duration longest_sleep = std::chrono::seconds(10);
 constexpr std::uint32_t sent_at_once_most = 4;
 constexpr std::uint32_t held_back_most = 4;
 
-// A caller who waits for one small copy looks again at once; a lane sleeps in between.
+// Who waits for short copies looks again at once: to sleep takes longer.
 constexpr Duration spin_time = std::chrono::microseconds(50);
 
 // What is left behind in staging memory takes room from others; a distant store may take a while to bring it.
@@ -212,6 +212,7 @@ std::size_t Lane::collect(TimePoint until) {
 
 void Lane::sleep(TimePoint until) {
   const TimePoint begun = lane_.trace != nullptr ? Clock::now() : TimePoint();
+  if (active_.empty() && !has_orphans()) busy_.store(false, std::memory_order_relaxed);
   if (!finished() && !(may_close() && !mail_closed_)) lane_.inbox.sleep(until);
   if (lane_.trace != nullptr && active_.empty()) lane_.trace->add_wait(TraceKind::idle, begun, Clock::now());
 }
@@ -238,7 +239,7 @@ void Lane::wait_for_copies(TimePoint until) {
     return;
   }
   copies.issue(true);
-  const bool spins = runner() != Runner::own_thread;
+  const bool spins = runner() != Runner::own_thread || copies.are_short();
   TimePoint now = begun;
   while (collect_copies() == 0 && spins && now < std::min(until, begun + spin_time)) now = Clock::now();
   if (copies.pending() != 0 && copies.last_moved() < begun) {

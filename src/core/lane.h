@@ -41,7 +41,10 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   // Hands over a part; false if the lane takes no more.
-  bool post(Part& part) { return lane_.inbox.post(part); }
+  bool post(Part& part) {
+    busy_.store(true, std::memory_order_relaxed);
+    return lane_.inbox.post(part);
+  }
   // Makes the lane look at its requests' stop codes soon.
   void attend() { lane_.inbox.attend(); }
   // Makes what copies to and from the GPU need; `left` as GpuCopies has it.

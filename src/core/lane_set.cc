@@ -150,11 +150,17 @@ Status LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
 bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request) {
   auto& parts = request.parts;
   std::size_t given = 0;
-  const std::uint32_t begin = request.first_lane.value_or(next_);
+  // For a short request the lane that was given last is the quickest, if it is free: its thread and its stream are warm.
+  const auto& last = workers_[last_].lane;
+  const bool is_last_free = parts.size() == 1 && last && !last->busy();
+  const std::uint32_t begin = request.first_lane.value_or(is_last_free ? last_ : next_);
   for (std::uint32_t turn = 0; turn < size_ && given < parts.size(); ++turn) {
-    auto lane = lane_at((begin + turn) % size_);
-    if (!request.first_lane) ++next_;
-    if (lane && fit(*lane)) parts[given++].lane = std::move(lane);
+    const std::uint32_t slot = (begin + turn) % size_;
+    auto lane = lane_at(slot);
+    if (!request.first_lane && !is_last_free) ++next_;
+    if (!lane || !fit(*lane)) continue;
+    parts[given++].lane = std::move(lane);
+    last_ = slot;
   }
   const std::size_t found = given;
   for (; found != 0 && given < parts.size(); ++given) parts[given].lane = parts[given % found].lane;

@@ -83,6 +83,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   std::mutex mutex_;
   bool closed_ = false;
   std::uint32_t next_ = 0;
+  std::uint32_t last_ = 0;  // given to a request
   std::vector<cuda::Device*> prepared_;
   std::uint32_t replaced_ = 0;
   bool lacks_threads_ = false;                 // the last lane could not be started

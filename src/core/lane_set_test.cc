@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "core/test_scripted_engine.h"
@@ -90,6 +91,23 @@ TEST_F(LaneSetTest, runs_requests_on_its_threads_and_on_those_of_callers) {
   EXPECT_TRUE(lanes->start(started));
   EXPECT_TRUE(started->wait_until(Clock::now() + 20s));
   EXPECT_EQ(started->outcome(), Outcome::done);
+}
+
+TEST_F(LaneSetTest, gives_a_short_request_to_the_lane_that_worked_last_if_that_is_free) {
+  const auto lanes = make_lanes();
+  const Lane* last = nullptr;
+  for (int i = 0; i < 5; ++i) {
+    const auto request = read(4096);
+    lanes->submit(request);
+    EXPECT_TRUE(request->wait_until(Clock::now() + 20s));
+    const Lane* const lane = request->parts[0].lane.get();
+    ASSERT_NE(lane, nullptr);
+    EXPECT_TRUE(last == nullptr || lane == last);
+    last = lane;
+    const TimePoint until = Clock::now() + 20s;
+    while (lane->busy() && Clock::now() < until) std::this_thread::sleep_for(1ms);
+    EXPECT_FALSE(lane->busy());
+  }
 }
 
 TEST_F(LaneSetTest, ends_a_request_at_once_when_it_is_closed) {
