@@ -46,23 +46,34 @@ Status check_memory(const RowNumbers& numbers) {
 // Numbers that the CPU can read.
 class HostNumbers {
  public:
-  static Result<HostNumbers> of(const RowNumbers& numbers) {
+  static Result<HostNumbers> of(const Table& table, const RowNumbers& numbers) {
     if (Status status = check_memory(numbers); !status) return std::move(status).error();
     HostNumbers host(numbers);
-    if (numbers.memory().domain.host_accessible() || numbers.size() == 0) return host;
-    host.copied_ = std::make_shared<std::vector<std::uint64_t>>(numbers.size());  // as long as the longest type
-    const Region copied = Region::host(host.copied_->data(), numbers.memory().size_bytes);
-    if (Status status = copy(copied, numbers.memory()); !status) return std::move(status).error();
-    host.numbers_ = RowNumbers(numbers.type(), copied);
+    const Region& given = numbers.memory();
+    if (given.domain.host_accessible() || numbers.size() == 0) return host;
+    // Pinned: the bus is many times as fast as a copy by the driver's own staging memory.
+    auto copied = table.take_scratch(given.size_bytes, Domain::pinned());
+    if (!copied) copied = table.take_scratch(given.size_bytes, Domain::host());
+    if (!copied) return std::move(copied).error();
+    host.copied_ = std::move(*copied);
+    const Region memory = host.copied_.region().part(0, given.size_bytes);
+    if (Status status = copy(memory, given); !status) return std::move(status).error();
+    host.numbers_ = RowNumbers(numbers.type(), memory);
     return host;
   }
   const RowNumbers& get() const { return numbers_; }
-  // What they lie in, where that is ours.
-  std::shared_ptr<const void> held() const { return copied_; }
+  // Keeps what they lie in, where that is ours: lanes may use it longer than the caller waits.
+  std::shared_ptr<const void> held() const {
+    return copied_.size_bytes() != 0 ? hold_memory(copied_.region()) : nullptr;
+  }
+  // For the next. REQUIRES: nobody reads them any more.
+  void give_back(const Table& table) && {
+    if (copied_.size_bytes() != 0) table.give_scratch(std::move(copied_));
+  }
 
  private:
   explicit HostNumbers(const RowNumbers& numbers) : numbers_(numbers) {}
-  std::shared_ptr<std::vector<std::uint64_t>> copied_;  // shared with lanes
+  Buffer copied_;
   RowNumbers numbers_;
 };
 
@@ -264,7 +275,7 @@ class Gather {
     report_.read_bytes += next_.plan.read_bytes;
     report_.extra_bytes += next_.plan.read_bytes - next_.plan.wanted_bytes;
     if (next_.plan.extents.empty()) return {};
-    auto scratch = table_.take_scratch(next_.plan.scratch_bytes);
+    auto scratch = table_.take_scratch(next_.plan.scratch_bytes, Domain::host());
     if (!scratch) return std::move(scratch).error();
     next_.scratch = std::move(*scratch);
     std::vector<Range> ranges;
@@ -387,9 +398,11 @@ Status check_numbers(const Table& table, const RowNumbers& numbers, std::span<co
 }
 
 RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options) {
-  auto host = HostNumbers::of(numbers);
+  auto host = HostNumbers::of(table, numbers);
   if (!host) return failed(std::move(host).error());
-  return Gather(table, *host, memory, options).run();
+  RowsReport report = Gather(table, *host, memory, options).run();
+  if (report.ok()) std::move(*host).give_back(table);
+  return report;
 }
 
 bool is_mapped(const Table& table) {
@@ -483,8 +496,8 @@ RowsReport read_rows(const Table& table, Interval rows, Region memory, const Gat
 }
 
 Result<std::uint64_t> prefetch(const Table& table, const RowNumbers& given) {
-  const auto host = HostNumbers::of(given);
-  if (!host) return host.error();
+  auto host = HostNumbers::of(table, given);
+  if (!host) return std::move(host).error();
   const RowNumbers& numbers = host->get();
   if (table.in_child())
     return Error{Code::closed, 0, "the table belongs to the parent of this process", "open it here"};

@@ -8,7 +8,7 @@
 namespace penstock::rows {
 namespace {
 
-constexpr std::size_t idle_scratch_limit = 2;
+constexpr std::size_t idle_scratch_limit = 4;
 
 bool may_map(const Context& context, const RowsOptions& options) {
   const Options& chosen = context.options();
@@ -101,17 +101,19 @@ Status Table::check_unchanged() const {
   return {};
 }
 
-Result<Buffer> Table::take_scratch(std::uint64_t bytes) const {
+Result<Buffer> Table::take_scratch(std::uint64_t bytes, Domain domain) const {
   {
     const std::lock_guard lock(scratch_mutex_);
-    const auto found = std::ranges::find_if(idle_scratch_, [&](const Buffer& b) { return b.size_bytes() >= bytes; });
+    const auto found = std::ranges::find_if(idle_scratch_, [&](const Buffer& idle) {
+      return idle.region().domain == domain && idle.size_bytes() >= bytes;
+    });
     if (found != idle_scratch_.end()) {
       Buffer scratch = std::move(*found);
       idle_scratch_.erase(found);
       return scratch;
     }
   }
-  return context_.allocate(Domain::host(), bytes);
+  return context_.allocate(domain, bytes);
 }
 
 void Table::give_scratch(Buffer scratch) const {

@@ -79,8 +79,8 @@ class Table {
   bool in_child() const { return fork_guard_.in_child(); }
   Status check_unchanged() const;
 
-  // Memory for cold rows. Some is kept for the next gather.
-  Result<Buffer> take_scratch(std::uint64_t bytes) const;
+  // Memory for cold rows, and for numbers that were on a GPU. Some is kept for the next gather.
+  Result<Buffer> take_scratch(std::uint64_t bytes, Domain domain) const;
   void give_scratch(Buffer scratch) const;
 
  private:
