@@ -1,6 +1,7 @@
 #include "services/rows/cold.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "services/rows/round_up.h"
 
@@ -55,6 +56,19 @@ ColdPlan plan_cold(const Table& table, std::span<const ColdRow> cold) {
     plan.read_bytes += extent.length;
   }
   return plan;
+}
+
+std::size_t different_rows_at_least(std::span<const ColdRow> cold) {
+  constexpr std::size_t bits_of_a_row = 8;  // so that few share one
+  const auto width = std::bit_width(cold.size() * bits_of_a_row);
+  std::vector<bool> seen(std::size_t{1} << width);
+  std::size_t count = 0;
+  for (const ColdRow& each : cold) {
+    auto bit = seen[each.row * 0x9E3779B97F4A7C15 >> (64 - width)];
+    if (!bit) ++count;
+    bit = true;
+  }
+  return count;
 }
 
 std::uint64_t scratch_bytes_of_row(const Table& table) {

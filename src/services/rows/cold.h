@@ -32,6 +32,8 @@ struct ColdPlan {
 
 // `cold` ascends.
 ColdPlan plan_cold(const Table& table, std::span<const ColdRow> cold);
+// Nearly as many as there are, and never more. In any order.
+std::size_t different_rows_at_least(std::span<const ColdRow> cold);
 // No row takes more scratch than this.
 std::uint64_t scratch_bytes_of_row(const Table& table);
 

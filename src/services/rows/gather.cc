@@ -238,19 +238,22 @@ class Gather {
     return {};
   }
 
-  // All at once where there is room for it, since a row is read once a turn.
+  // All at once where there is room for it, since a row is read once a turn. Where there can be none, the first turn
+  // begins without sorting all rows.
   void decide_turns() {
-    std::vector<ColdRow> all = cold_;
-    std::ranges::sort(all);
-    ColdPlan plan = plan_cold(table_, all);
-    if (plan.scratch_bytes <= table_.options().scratch_bytes) {
-      cold_in_turn_ = SIZE_MAX;
-      whole_ = {.first = 0, .count = numbers_.size(), .cold = std::move(all), .plan = std::move(plan)};
-    } else {
-      // One is read while the other is copied.
-      const std::uint64_t room = table_.options().scratch_bytes / 2;
-      cold_in_turn_ = std::max<std::size_t>(1, room / scratch_bytes_of_row(table_));
+    const std::uint64_t room = table_.options().scratch_bytes;
+    if (different_rows_at_least(cold_) <= room / table_.info().row_bytes) {
+      std::vector<ColdRow> all = cold_;
+      std::ranges::sort(all);
+      ColdPlan plan = plan_cold(table_, all);
+      if (plan.scratch_bytes <= room) {
+        cold_in_turn_ = SIZE_MAX;
+        whole_ = {.first = 0, .count = numbers_.size(), .cold = std::move(all), .plan = std::move(plan)};
+        return;
+      }
     }
+    // One is read while the other is copied.
+    cold_in_turn_ = std::max<std::size_t>(1, room / 2 / scratch_bytes_of_row(table_));
   }
 
   Turn cut_turn() {
