@@ -287,7 +287,10 @@ class Gather {
       ranges.push_back({&table_.shard(extent.part).store(), extent.offset,
                         next_.scratch.region().part(extent.scratch_offset, extent.length)});
     }
-    auto ticket = table_.context().submit(Direction::read, ranges, request_options());
+    RequestOptions request = request_options();
+    // They are cold: lanes need not ask about each.
+    if (table_.context().options().cache == penstock::Cache::automatic) request.cache = penstock::Cache::bypass;
+    auto ticket = table_.context().submit(Direction::read, ranges, request);
     if (!ticket) return std::move(ticket).error();
     next_.reading = std::move(*ticket);
     return {};
