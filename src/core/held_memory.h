@@ -32,18 +32,29 @@ class HeldMemory {
   Holder holder_of(const std::byte* data) const;
   // Memory of the host is free then, unless others hold it. Returns what nobody else holds of the rest: its Buffer is
   // gone, and its memory goes with these.
-  std::vector<Holder> let_go();
+  std::vector<Holder> let_go() {
+    std::vector<Holder> last;
+    const bool may_be_last = first_.held.use_count() == 1 || others_ != nullptr;
+    if (may_be_last) last = take_last();
+    here_ = &outside_;
+    outside_ = {};
+    first_ = {};
+    return last;
+  }
 
  private:
+  using Extent = memory::LiveBuffers::Extent;
   using Place = memory::LiveBuffers::Place;
+  using Places = std::map<std::uintptr_t, Place>;
 
-  const Place& look_up(const std::byte* data);
+  const Extent& look_up(const std::byte* data);
+  std::vector<Holder> take_last();
   const Place* find_known(const std::byte* data) const;
 
-  Place first_;                             // most requests have no other
-  std::map<std::uintptr_t, Place> others_;  // by their first byte
-  Place outside_;                           // where the last one lay that is no Buffer's
-  const Place* here_ = &outside_;           // where the last one lay
+  Place first_;                     // most requests have no other
+  std::unique_ptr<Places> others_;  // by their first byte; null: there are none
+  Extent outside_;                  // where the last one lay that is no Buffer's
+  const Extent* here_ = &outside_;  // where the last one lay
 };
 
 }  // namespace penstock::core

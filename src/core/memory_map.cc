@@ -7,6 +7,7 @@
 #include <cerrno>
 
 #include "base/log.h"
+#include "memory/last_found.h"
 #include "memory/live_buffers.h"
 
 namespace penstock::core {
@@ -70,11 +71,29 @@ MemoryMap::Entry MemoryMap::find(const Snapshot& snapshot, const std::byte* data
       std::upper_bound(snapshot.begin(), snapshot.end(), data,
                        [](const std::byte* address, const auto& entry) { return address < entry->begin; });
   if (after == snapshot.begin()) return nullptr;
-  const Entry& entry = *std::prev(after);
-  if (!entry->covers(data, size)) return nullptr;
-  if (entry->is_known && entry->is_gone()) return nullptr;
-  if (entry->on_use) entry->last_used.store(count_of_uses(), std::memory_order_relaxed);
+  const auto& entry = *std::prev(after);
+  return entry->covers(data, size) && is_usable(*entry) ? entry : nullptr;
+}
+
+MemoryMap::Entry MemoryMap::find(const std::byte* data, std::size_t size) const {
+  using Last = memory::LastFound<const Attachment>;
+  const std::uint64_t version = version_.load(std::memory_order_acquire);
+  if (const auto* last = Last::find(version, reinterpret_cast<std::uintptr_t>(data))) {
+    Entry entry = last->value.lock();
+    if (entry && entry->covers(data, size) && is_usable(*entry)) return entry;
+  }
+  Entry entry = find(*snapshot(), data, size);
+  if (entry) {
+    Last::remember(
+        {version, reinterpret_cast<std::uintptr_t>(entry->begin), reinterpret_cast<std::uintptr_t>(entry->end), entry});
+  }
   return entry;
+}
+
+bool MemoryMap::is_usable(const Attachment& entry) {
+  if (entry.is_known && entry.is_gone()) return false;
+  if (entry.on_use) entry.last_used.store(count_of_uses(), std::memory_order_relaxed);
+  return true;
 }
 
 std::shared_ptr<Attachment> MemoryMap::make(Region memory) {
@@ -251,6 +270,9 @@ void MemoryMap::publish(std::shared_ptr<const Snapshot> next) {
   const std::scoped_lock lock(snapshot_mutex_);
   empty_.store(next->empty(), std::memory_order_relaxed);
   snapshot_.swap(next);
+  // Of all maps: a thread remembers what it found in one of them.
+  static std::atomic<std::uint64_t> versions{0};
+  version_.store(versions.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
 Status MemoryMap::detach(Region memory) {

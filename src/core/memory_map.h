@@ -108,11 +108,14 @@ class MemoryMap {
   std::shared_ptr<const Snapshot> snapshot() const;
   // What covers all of [data, data + size), or null. CUDA is asked about GPU memory that an engine knows.
   static Entry find(const Snapshot& snapshot, const std::byte* data, std::size_t size);
+  // The same in the present snapshot; takes no lock where this thread found it last.
+  Entry find(const std::byte* data, std::size_t size) const;
 
  private:
   using Wants = std::function<bool(const engine::Description& description)>;
 
   static std::shared_ptr<Attachment> make(Region memory);
+  static bool is_usable(const Attachment& entry);
   void attach_to_engines(Attachment& entry, Region memory, const Wants& wants);
   std::shared_ptr<engine::Attached> known_to(std::size_t engine, const Attachment& memory) const;
   bool charge(Attachment& entry, Snapshot& next);
@@ -133,6 +136,7 @@ class MemoryMap {
   mutable std::mutex snapshot_mutex_;                           // held for a moment
   std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<Snapshot>();
   std::atomic<bool> empty_{true};
+  std::atomic<std::uint64_t> version_{0};  // of the snapshot; changed after it
 };
 
 }  // namespace penstock::core

@@ -20,7 +20,9 @@ class MemoryMapTest : public testing::Test {
   Region part(std::size_t offset, std::size_t size) { return Region::host(&memory_[offset], size); }
   MemoryMap::Entry find(std::size_t offset, std::size_t size) {
     snapshot_ = map_.snapshot();
-    return MemoryMap::find(*snapshot_, &memory_[offset], size);
+    const MemoryMap::Entry found = MemoryMap::find(*snapshot_, &memory_[offset], size);
+    EXPECT_EQ(map_.find(&memory_[offset], size), found) << "whatever this thread found before";
+    return found;
   }
 
   std::array<std::byte, 1000> memory_{};
@@ -51,6 +53,26 @@ TEST_F(MemoryMapTest, finds_only_what_lies_wholly_inside) {
   EXPECT_EQ(find(300, 1), nullptr);
   EXPECT_EQ(find(600, 0), nullptr);
   EXPECT_EQ(find(0, 10), nullptr);
+}
+
+TEST_F(MemoryMapTest, finds_nothing_that_was_found_before_and_is_gone_or_another_maps) {
+  ASSERT_TRUE(map_.attach(part(100, 200)).ok());
+  const MemoryMap::Entry before = map_.find(&memory_[100], 200);
+  ASSERT_NE(before, nullptr);
+  EXPECT_EQ(map_.find(&memory_[150], 50), before);
+  MemoryMap other{{&second_}};
+  EXPECT_EQ(other.find(&memory_[150], 50), nullptr);
+  ASSERT_TRUE(other.attach(part(0, 1000)).ok());
+  EXPECT_EQ(other.find(&memory_[150], 50)->begin, &memory_[0]);
+  EXPECT_EQ(map_.find(&memory_[150], 50), before);
+  ASSERT_TRUE(map_.detach(part(100, 200)).ok());
+  EXPECT_EQ(map_.find(&memory_[150], 50), nullptr);
+  ASSERT_TRUE(map_.attach(part(100, 200)).ok());
+  const MemoryMap::Entry again = map_.find(&memory_[150], 50);
+  ASSERT_NE(again, nullptr);
+  EXPECT_NE(again, before);
+  std::thread([&] { ASSERT_TRUE(map_.detach(part(100, 200)).ok()); }).join();
+  EXPECT_EQ(map_.find(&memory_[150], 50), nullptr) << "whoever detached it";
 }
 
 TEST_F(MemoryMapTest, does_not_join_neighbours) {

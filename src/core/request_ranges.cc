@@ -96,15 +96,14 @@ std::vector<std::uint32_t> Request::add_stores(std::span<const Range> ranges) {
 class Request::KnownMemory {
  public:
   // Most programs attach nothing.
-  explicit KnownMemory(Environment& environment)
-      : map_(environment.memory), snapshot_(map_.empty() ? nullptr : map_.snapshot()) {}
+  explicit KnownMemory(Environment& environment) : map_(environment.memory), is_empty_(map_.empty()) {}
 
-  bool is_empty() const { return snapshot_ == nullptr; }
+  bool is_empty() const { return is_empty_; }
   const MemoryMap::Entry& find(const std::byte* data, std::uint64_t length) {
     const bool same = entry_ != nullptr && entry_->covers(data, length);
     if (same) return entry_;
     reached_from_ = nullptr;
-    entry_ = snapshot_ != nullptr ? MemoryMap::find(*snapshot_, data, length) : nullptr;
+    entry_ = is_empty_ ? nullptr : look_up(data, length);
     return entry_;
   }
   // How a span of that memory is reached by the engine of a store.
@@ -124,13 +123,23 @@ class Request::KnownMemory {
   const MemoryMap::Entry& attach(Region allocation) {
     reached_from_ = nullptr;
     entry_ = allocation.data != refused_ ? map_.attach_on_use(allocation) : nullptr;
-    if (entry_ != nullptr) snapshot_ = map_.snapshot();
+    if (entry_ != nullptr) is_empty_ = false;
+    snapshot_ = nullptr;
     refused_ = entry_ != nullptr ? nullptr : allocation.data;
     return entry_;
   }
 
  private:
+  // The first time where this thread was before; then in a snapshot, since there may be many.
+  MemoryMap::Entry look_up(const std::byte* data, std::uint64_t length) {
+    if (!std::exchange(has_looked_, true)) return map_.find(data, length);
+    if (snapshot_ == nullptr) snapshot_ = map_.snapshot();
+    return MemoryMap::find(*snapshot_, data, length);
+  }
+
   MemoryMap& map_;
+  bool is_empty_;
+  bool has_looked_ = false;
   std::shared_ptr<const MemoryMap::Snapshot> snapshot_;
   MemoryMap::Entry entry_;
   const StoreEntry* reached_from_ = nullptr;  // null: it is not known how

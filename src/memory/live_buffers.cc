@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include "memory/last_found.h"
+
 namespace penstock::memory {
 
 namespace {
@@ -37,6 +39,7 @@ std::shared_ptr<const Allocation> LiveBuffers::add(std::unique_ptr<Allocation> a
   const std::uintptr_t begin = address_of(region.data);
   const std::scoped_lock lock(mutex_);
   entries_[begin] = {begin + region.size_bytes, shared};
+  version_.fetch_add(1, std::memory_order_release);
   return shared;
 }
 
@@ -44,19 +47,27 @@ std::shared_ptr<const Allocation> LiveBuffers::add(std::unique_ptr<Allocation> a
 void LiveBuffers::remove(const Allocation& allocation) {
   const std::scoped_lock lock(mutex_);
   entries_.erase(address_of(allocation.region().data));
+  version_.fetch_add(1, std::memory_order_release);
 }
 
-LiveBuffers::Place LiveBuffers::find(const std::byte* address) const {
-  const std::scoped_lock lock(mutex_);
-  const auto after = entries_.upper_bound(address_of(address));
-  Place place{0, after != entries_.end() ? after->first : UINTPTR_MAX, nullptr};
-  if (after == entries_.begin()) return place;
-  const auto& [begin, entry] = *std::prev(after);
-  if (entry.end <= address_of(address)) {
-    place.begin = entry.end;
-    return place;
+LiveBuffers::Place LiveBuffers::find(const std::byte* data) const {
+  using Last = LastFound<const Allocation>;
+  const std::uintptr_t address = address_of(data);
+  if (const auto* last = Last::find(version_.load(std::memory_order_acquire), address)) {
+    return {{last->begin, last->end}, last->value.lock()};
   }
-  return {begin, entry.end, entry.allocation.lock()};
+  const std::scoped_lock lock(mutex_);
+  Last::Place found{version_.load(std::memory_order_relaxed), 0, UINTPTR_MAX, {}};
+  const auto after = entries_.upper_bound(address);
+  if (after != entries_.end()) found.end = after->first;
+  if (after != entries_.begin()) {
+    const auto& [begin, entry] = *std::prev(after);
+    found.begin = entry.end;
+    if (address < entry.end) found = {found.version, begin, entry.end, entry.allocation};
+  }
+  Place place{{found.begin, found.end}, found.value.lock()};
+  Last::remember(std::move(found));
+  return place;
 }
 
 }  // namespace penstock::memory

@@ -7,6 +7,7 @@
 // Thread safety: any thread; also after a fork, whatever other threads were doing. Lifetime: the process's.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -19,11 +20,9 @@ namespace penstock::memory {
 
 class LiveBuffers {
  public:
-  // What lies around an address: the memory of a Buffer, or what is between two of them.
-  struct Place {
+  struct Extent {
     std::uintptr_t begin = 0;
-    std::uintptr_t end = 0;                  // past the last byte
-    std::shared_ptr<const Allocation> held;  // null: no Buffer's
+    std::uintptr_t end = 0;  // past the last byte
 
     bool contains(const std::byte* data) const {
       const auto address = reinterpret_cast<std::uintptr_t>(data);
@@ -34,12 +33,16 @@ class LiveBuffers {
       return size <= end - reinterpret_cast<std::uintptr_t>(data);
     }
   };
+  // What lies around an address: the memory of a Buffer, or what is between two of them.
+  struct Place : Extent {
+    std::shared_ptr<const Allocation> held;  // null: no Buffer's
+  };
 
   static LiveBuffers& of_process();
 
   // Known until the last holder lets go of it.
   std::shared_ptr<const Allocation> add(std::unique_ptr<Allocation> allocation);
-  Place find(const std::byte* address) const;
+  Place find(const std::byte* data) const;
 
  private:
   struct Entry {
@@ -52,6 +55,7 @@ class LiveBuffers {
 
   mutable std::mutex mutex_;                 // held for a moment; never while memory is freed
   std::map<std::uintptr_t, Entry> entries_;  // by their first byte
+  std::atomic<std::uint64_t> version_{1};    // of the entries; changed with the lock
 };
 
 }  // namespace penstock::memory

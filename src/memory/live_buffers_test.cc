@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -53,6 +54,35 @@ TEST(LiveBuffers, know_how_far_memory_reaches_that_is_no_buffers) {
   EXPECT_TRUE(place.contains(&here));
   EXPECT_FALSE(place.contains(first.data()));
   EXPECT_FALSE(place.contains(last.data() + 4095));
+}
+
+TEST(LiveBuffers, tell_what_came_and_went_since_a_thread_looked_there) {
+  std::optional<Buffer> buffer = make_buffer(4096);
+  const std::byte* const data = buffer->data();
+  EXPECT_NE(find(data).held, nullptr);
+  std::thread([&] { buffer.reset(); }).join();
+  EXPECT_EQ(find(data).held, nullptr);
+  std::vector<Buffer> others;
+  for (int i = 0; i < 20; ++i) {
+    const std::byte here{};
+    EXPECT_EQ(find(&here).held, nullptr);
+    others.push_back(make_buffer(4096));
+    EXPECT_NE(find(others.back().data()).held, nullptr);
+    EXPECT_NE(find(others.front().data()).held, nullptr);
+  }
+}
+
+TEST(LiveBuffers, find_memory_also_when_a_thread_ends) {
+  const Buffer buffer = make_buffer(4096);
+  struct Last {
+    ~Last() { EXPECT_NE(find(data).held, nullptr) << "after what the thread had remembered"; }
+    const std::byte* data = nullptr;
+  };
+  std::thread([&] {
+    static thread_local Last last;  // ends after what is made later
+    last.data = buffer.data();
+    EXPECT_NE(find(buffer.data()).held, nullptr);
+  }).join();
 }
 
 TEST(LiveBuffers, keep_memory_until_its_last_holder_lets_go_of_it) {
