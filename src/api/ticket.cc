@@ -46,20 +46,21 @@ bool Ticket::wait_for(std::chrono::nanoseconds time) const {
 
 bool Ticket::wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds time) {
   const auto one_ended = [&] {
-    return std::any_of(tickets.begin(), tickets.end(), [](const Ticket& ticket) { return ticket.ended(); });
+    return std::ranges::any_of(tickets, [](const Ticket& ticket) { return ticket.ended(); });
   };
-  if (tickets.empty() || core::CompletionThread::inside_callback()) return one_ended();
+  if (one_ended()) return true;
+  if (tickets.empty() || core::CompletionThread::inside_callback()) return false;
   // Requests that nobody works on are worked on here, for a moment each: others may end elsewhere meanwhile.
   constexpr auto moment = std::chrono::milliseconds(1);
   const TimePoint deadline = time_after(Clock::now(), time);
-  while (!one_ended()) {
+  do {
     const TimePoint now = Clock::now();
     if (now >= deadline) return false;
     const TimePoint until = std::min<TimePoint>(deadline, now + moment);
     const bool helped = std::any_of(tickets.begin(), tickets.end(),
                                     [&](const Ticket& ticket) { return ticket.request_->help_until(until); });
     if (!helped) tickets.front().request_->environment().ends.wait_until(until, one_ended);
-  }
+  } while (!one_ended());
   return true;
 }
 

@@ -120,15 +120,16 @@ void Cutter::plan_unit(Part& part) const {
 void Cutter::plan_window(Part& part, Residency residency, bool around_device) const {
   const Span& span = part.hold->spans[part.range];
   StoreEntry& entry = *part.hold->stores[span.store].entry;
-  if (entry.info().kind == StoreKind::made) {
+  const StoreInfo& info = entry.info();
+  if (info.kind == StoreKind::made) {
     part.no_route = false;
     part.plan = {Path::cached, Reason::made};
     return;
   }
   WindowFacts facts{.direction = part.hold->direction,
-                    .locality = entry.info().locality,
+                    .locality = info.locality,
                     .direct = entry.from_host() && entry.direct(),
-                    .page_cache = entry.from_host() && entry.info().page_cache,
+                    .page_cache = entry.from_host() && info.page_cache,
                     .cache = part.hold->cache,
                     .allowed = part.hold->allowed,
                     .residency = residency,

@@ -95,6 +95,7 @@ bool EngineQueues::note_end(std::size_t engine, const engine::Done& done) {
 
 // Also chooses which of them is slept in next, where there are no events: one after the other.
 std::size_t EngineQueues::count_busy() {
+  if (in_flight_ != 0 && queues_[last_busy_].in_flight == in_flight_) return 1;
   std::size_t busy = 0;
   std::size_t after = queues_.size();  // the first that is busy, behind the last
   std::size_t first = 0;

@@ -150,11 +150,11 @@ bool Queue::start(const Op& op) {
   const std::uint32_t index = free_.back();
   free_.pop_back();
   InFlight& place = in_flight_[index];
-  place = {.op = op,
-           .generation = std::max(place.generation + 1, 1U),
-           .busy = true,
-           .cancelled = false,
-           .writes_zeros = false};
+  place.op = op;
+  place.generation = std::max(place.generation + 1, 1U);
+  place.busy = true;
+  place.cancelled = false;
+  place.writes_zeros = false;
   if (given_up_) {
     to_do_.push(index);
     return true;
@@ -256,7 +256,7 @@ std::optional<std::uint32_t> Queue::ensure_buffer(const Op& op, std::uint64_t le
 std::size_t Queue::poll(std::span<Done> done, TimePoint deadline) {
   if (done.empty()) return 0;
   while (!given_up_) {
-    const TimePoint now = Clock::now();
+    const TimePoint now = deadline != TimePoint::min() ? Clock::now() : deadline;
     bool sleep = now < deadline && ended_.empty() && io_uring_cq_ready(&ring_) == 0;
     const bool woken = sleep && std::exchange(wake_seen_, false);
     sleep = sleep && !woken;
