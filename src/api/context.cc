@@ -113,7 +113,7 @@ class Context::Impl {
   Result<std::shared_ptr<core::Request>> make_request(engine::OpKind kind, std::span<const Range> ranges,
                                                       const RequestOptions& options) {
     return or_out_of_memory([&]() -> Result<std::shared_ptr<core::Request>> {
-      return core::Request::create(environment, ranges, {.kind = kind, .lanes = lanes->size(), .options = options});
+      return core::Request::create(environment, ranges, {.kind = kind, .lanes = lanes->size()}, options);
     });
   }
 
@@ -159,10 +159,7 @@ class Context::Impl {
     if (!gpu) return gpu.error();
     if (auto status = lanes->prepare(**gpu); !status) return status.error();
     auto standing = core::StandingRequest::create(
-        **gpu, {environment,
-                lanes,
-                std::move(ranges),
-                {.kind = kind_of(direction), .lanes = lanes->size(), .options = options}});
+        **gpu, {environment, lanes, std::move(ranges), {.kind = kind_of(direction), .lanes = lanes->size()}, options});
     if (!standing) return std::move(standing).error();
     if (auto status = environment->streams.add(*standing); !status) return std::move(status).error();
     return Standing(std::move(*standing));
@@ -475,9 +472,8 @@ Result<Ticket> Context::submit(Direction direction, Domain gpu, RangeSource rang
   }
   return or_out_of_memory([&] {
     return impl_->submit_in_order(gpu, *options.stream, [&]() -> Result<std::shared_ptr<core::Request>> {
-      return core::Request::create_late(
-          impl_->environment, gpu, std::move(ranges),
-          {.kind = kind_of(direction), .lanes = impl_->lanes->size(), .options = options});
+      return core::Request::create_late(impl_->environment, gpu, std::move(ranges),
+                                        {.kind = kind_of(direction), .lanes = impl_->lanes->size()}, options);
     });
   });
 }

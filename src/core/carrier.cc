@@ -425,13 +425,16 @@ void Carrier::account(std::uint32_t index) {
     part.stored_bytes += piece.length;
     part.made_bytes += piece.memory_bytes;
   }
-  if (piece.making || piece.routes[main_route] == piece.memory_bytes) {
-    part.routes[main_route] += piece.memory_bytes;
-  } else {
-    for (std::size_t i = 0; i < route_count; ++i) part.routes[i] += piece.routes[i];
-  }
+  part.keep_or_stop([&] {
+    if (piece.making || piece.routes[main_route] == piece.memory_bytes) {
+      part.routes.add(main_route, piece.memory_bytes);
+    } else {
+      for (std::size_t i = 0; i < route_count; ++i) part.routes.add(i, piece.routes[i]);
+    }
+    const Reason reason = reason_after(piece.reason, piece.main_route);
+    part.reasons.add(static_cast<std::size_t>(reason), piece.memory_bytes);
+  });
   if (part.hold->direction == Direction::read) part.extra_bytes += piece.moved - std::min(piece.moved, piece.length);
-  part.reasons[static_cast<std::size_t>(reason_after(piece.reason, piece.main_route))] += piece.memory_bytes;
   part.bytes.store(part.bytes.load(std::memory_order_relaxed) + piece.memory_bytes, std::memory_order_relaxed);
   part.hold->range_moved(piece.range, piece.memory_bytes);
   drop(index);

@@ -154,10 +154,13 @@ void Lane::accept(Part& part, TimePoint now) {
   active_.push_back(&part);
   part.last_progress = now;
   if (part.hold->total_bytes >= timed_from_bytes) {
-    part.entered = now;
-    part.cpu_seconds_at_entry = thread_cpu_seconds();
-    part.copy_seconds_at_entry = copy_seconds_;
-    part.made_ready_at_entry = lane_.copies.spent();
+    if (!part.time) part.time.reset(new (std::nothrow) LaneTime);
+  }
+  if (part.time) {
+    part.time->entered = now;
+    part.time->cpu_seconds_at_entry = thread_cpu_seconds();
+    part.time->copy_seconds_at_entry = copy_seconds_;
+    part.time->made_ready_at_entry = lane_.copies.spent();
   }
   to_start_.push(part);
   next_look_ = std::min({next_look_, part.hold->deadline, stalls_at(now)});
@@ -324,12 +327,12 @@ void Lane::leave(Part& part) {
   active_[part.index_in_lane] = active_.back();
   active_[part.index_in_lane]->index_in_lane = part.index_in_lane;
   active_.pop_back();
-  if (part.hold->total_bytes >= timed_from_bytes) {
+  if (LaneTime* const time = part.time.get()) {
     const Spent& spent = lane_.copies.spent();
-    const Spent& before = part.made_ready_at_entry;
-    part.cpu_seconds += thread_cpu_seconds() - part.cpu_seconds_at_entry - (spent.cpu_seconds - before.cpu_seconds);
-    part.copy_seconds += copy_seconds_ - part.copy_seconds_at_entry;
-    part.wall_seconds += seconds_between(part.entered + (spent.time - before.time), Clock::now());
+    const Spent& before = time->made_ready_at_entry;
+    time->cpu_seconds += thread_cpu_seconds() - time->cpu_seconds_at_entry - (spent.cpu_seconds - before.cpu_seconds);
+    time->copy_seconds += copy_seconds_ - time->copy_seconds_at_entry;
+    time->wall_seconds += seconds_between(time->entered + (spent.time - before.time), Clock::now());
   }
   const std::shared_ptr<Request> request = std::move(part.hold);
   if (!request->leave()) return;

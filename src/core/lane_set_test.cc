@@ -56,9 +56,9 @@ class LaneSetTest : public testing::Test {
     store_ = penstock::Store(StoreEntry::open(*environment_, "x", {}).value());
     return std::make_shared<LaneSet>(environment_);
   }
-  std::shared_ptr<Request> read(std::uint64_t length, RequestOptions options = {}) {
+  std::shared_ptr<Request> read(std::uint64_t length, const RequestOptions& options = {}) {
     const Range range{&store_, 0, Region::host(memory_->region().data, length)};
-    return Request::create(environment_, {&range, 1}, {.lanes = 2, .options = std::move(options)}).value();
+    return Request::create(environment_, {&range, 1}, {.lanes = 2}, options).value();
   }
   std::vector<std::uint32_t> depths() {
     const std::scoped_lock lock(mutex_);

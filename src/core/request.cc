@@ -69,22 +69,21 @@ void for_each_unit(const Spans& all, std::uint64_t unit_bytes, Visit visit) {
 
 }  // namespace
 
-Request::Request(Private, std::shared_ptr<Environment> environment)
-    : environment_(std::move(environment)),
-      cancel_wait_(duration_from_seconds(environment_->options.deadlines.cancel_grace_seconds + 0.08)) {}
+Request::Request(Private, std::shared_ptr<Environment> environment) : environment_(std::move(environment)) {}
 
 Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environment>& environment,
-                                                 std::span<const Range> ranges, const RequestSettings& settings) {
-  auto request = begin(environment, settings);
+                                                 std::span<const Range> ranges, const RequestSettings& settings,
+                                                 const RequestOptions& options) {
+  auto request = begin(environment, settings, options);
   if (auto status = request->take(ranges); !status) return status.error();
   return request;
 }
 
 std::shared_ptr<Request> Request::create_late(const std::shared_ptr<Environment>& environment, Domain domain,
-                                              RangeSource ranges, const RequestSettings& settings) {
-  auto request = begin(environment, settings);
-  request->source_ = std::move(ranges);
-  request->source_domain_ = domain;
+                                              RangeSource ranges, const RequestSettings& settings,
+                                              const RequestOptions& options) {
+  auto request = begin(environment, settings, options);
+  request->late_ = std::make_unique<Late>(Late{std::move(ranges), domain});
   request->parts.resize(settings.lanes);
   request->parts_left_.store(settings.lanes, std::memory_order_relaxed);
   return request;
@@ -98,30 +97,33 @@ Status Request::check_domain(std::span<const Range> ranges, Domain domain) {
 }
 
 void Request::ask_for_ranges() {
-  if (!source_) return;
-  const auto source = std::exchange(source_, nullptr);
-  const auto ranges = call_back("RangeSource", source);
-  Status taken = ranges ? check_domain(*ranges, source_domain_) : Status(ranges.error());
+  if (!late_) return;
+  const auto late = std::move(late_);
+  const auto ranges = call_back("RangeSource", late->source);
+  Status taken = ranges ? check_domain(*ranges, late->domain) : Status(ranges.error());
   if (taken) taken = or_out_of_memory([&] { return take(*ranges); });
   if (!taken) stop_because(std::move(taken).error());
 }
 
 std::shared_ptr<Request> Request::begin(const std::shared_ptr<Environment>& environment,
-                                        const RequestSettings& settings) {
+                                        const RequestSettings& settings, const RequestOptions& options) {
   auto request = std::make_shared<Request>(Private{}, environment);
   request->begun = Clock::now();
   request->lanes_ = settings.lanes;
   request->kind = settings.kind;
   request->direction = settings.kind == engine::OpKind::read ? Direction::read : Direction::write;
-  request->options_ = settings.options;
+  if (options.on_end || options.on_range) {
+    request->callbacks_ = std::make_unique<Callbacks>(Callbacks{options.on_end, options.executor, options.on_range});
+  }
+  request->in_stream_order_ = options.stream.has_value();
   request->allowed = route_set(environment->options.allowed_routes);
-  request->cache = settings.options.cache.value_or(environment->options.cache);
-  request->durable = settings.options.durable && request->direction == Direction::write;
-  const double asked = settings.options.deadline_seconds;
+  request->cache = options.cache.value_or(environment->options.cache);
+  request->durable = options.durable && request->direction == Direction::write;
+  const double asked = options.deadline_seconds;
   const double limit = asked != 0 ? asked : environment->options.deadlines.request_seconds;
   if (limit != 0) request->deadline = time_after(request->begun, duration_from_seconds(limit));
   // That takes as long as a write does: not where others wait behind the request, or it may take only so long.
-  request->may_wait_ = settings.may_wait && !settings.options.stream && limit == 0;
+  request->may_wait_ = settings.may_wait && !options.stream && limit == 0;
   return request;
 }
 
@@ -132,7 +134,7 @@ Status Request::take(std::span<const Range> ranges) {
   }
   if (auto status = prepare_stores(); !status) return status;
   const bool is_late = parts.size() != 0;  // then they are noted next, as for all requests in stream order
-  if (!is_late) {
+  if (checks_identities_ && !is_late) {
     if (auto status = note_first_identities(); !status) return status;
   }
   make_units();
@@ -224,7 +226,6 @@ Status Request::note(const Identities& identities) {
 }
 
 Status Request::note_first_identities() {
-  if (!checks_identities_) return {};
   if (!asks_servers_) return note(identities_of(checked_stores()));
   if (Status asked = begin_query([] {}); !asked) return asked;
   Status answered = asked_->begun.wait_until(std::min(deadline, environment_->calls->patience_end()));
@@ -274,7 +275,7 @@ Status Request::begin_query(std::function<void()> on_answer) {
     auto query = std::make_shared<IdentityQuery>(checked_stores(), std::move(on_answer));
     auto call = environment_->calls->begin(remote->entry->engine(), query);
     if (!call) return std::move(call).error();
-    asked_.emplace(Asked{std::move(query), std::move(*call)});
+    asked_ = std::make_unique<Asked>(Asked{std::move(query), std::move(*call)});
     return {};
   });
 }
@@ -282,11 +283,18 @@ Status Request::begin_query(std::function<void()> on_answer) {
 void Request::make_units() {
   unit_bytes_ = std::max(operation_bytes(), std::bit_ceil(total_bytes / units_most));
   std::size_t count = 0;
-  for_each_unit(spans, unit_bytes_, [&](const Unit&) { ++count; });
-  units.resize(count);
-  std::size_t next = 0;
-  for_each_unit(spans, unit_bytes_, [&](const Unit& unit) { units[next++] = unit; });
-  if (options_.on_range) {
+  const bool is_one = spans.size() == 1 && total_bytes != 0 && total_bytes <= unit_bytes_;
+  if (is_one) {
+    count = 1;
+    units.resize(1);
+    units[0] = {0, total_bytes, 0, 1};
+  } else {
+    for_each_unit(spans, unit_bytes_, [&](const Unit&) { ++count; });
+    units.resize(count);
+    std::size_t next = 0;
+    for_each_unit(spans, unit_bytes_, [&](const Unit& unit) { units[next++] = unit; });
+  }
+  if (callbacks_ && callbacks_->on_range) {
     left_ = std::make_unique<std::atomic<std::uint64_t>[]>(spans.size());
     for (std::size_t i = 0; i < spans.size(); ++i) left_[i].store(spans[i].length, std::memory_order_relaxed);
   }
@@ -318,7 +326,7 @@ bool Request::writes_past_cache() const {
 
 // Whose kernels make all that is made of stored bytes; null: nobody's, or CPUs may have to.
 const cuda::Device* Request::decoding_gpu() const {
-  if (transforms.empty() || !has_gpu || options_.stream) return nullptr;
+  if (transforms.empty() || !has_gpu || in_stream_order_) return nullptr;
   const cuda::Device* gpu = nullptr;
   for (const Span& span : spans) {
     const TransformUse* const use = transform_of(span);
@@ -366,13 +374,13 @@ Request::Claim Request::claim_mixed(std::uint32_t wanted) {
 // A range that failed has more left than any has bytes.
 void Request::count_moved(std::uint32_t range, std::uint64_t bytes) {
   if (left_[range].fetch_sub(bytes, std::memory_order_acq_rel) != bytes) return;
-  call_back("RequestOptions::on_range", options_.on_range, range, Code::ok);
+  call_back("RequestOptions::on_range", callbacks_->on_range, range, Code::ok);
 }
 
 void Request::range_failed(std::uint64_t range, Code code) {
   constexpr std::uint64_t failed = std::uint64_t{3} << 62;
   if (!left_ || left_[range].exchange(failed, std::memory_order_acq_rel) > failed / 2) return;
-  call_back("RequestOptions::on_range", options_.on_range, range, code);
+  call_back("RequestOptions::on_range", callbacks_->on_range, range, code);
 }
 
 void Part::add_failure(Failure failure, const Error* cause) {
@@ -405,7 +413,7 @@ void Request::stop_because(Error cause) {
 
 std::optional<Stage> Request::next_stage(Stage done) const {
   if (stop_code() != Code::ok) return std::nullopt;
-  const bool has_edges = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.edges.empty(); });
+  const bool has_edges = std::ranges::any_of(parts, [](const Part& part) { return !part.edges.empty(); });
   if (done == Stage::transfer && has_edges) return Stage::edges;
   if (bytes_done() != total_bytes) return std::nullopt;
   if (durable && done != Stage::flush) return Stage::flush;
@@ -426,22 +434,19 @@ void Request::wake_waiters() const {
 }
 
 bool Request::conclude(const std::shared_ptr<Request>& self) {
-  add_up_parts();
   const Outcome outcome = judge();
-  summary_.outcome = outcome;
-  summary_.seconds = seconds_between(begun, Clock::now());
+  seconds_ = seconds_between(begun, Clock::now());
   environment_->statistics.request_ended(outcome == Outcome::done);
   cuda::end_range(std::exchange(nvtx_range_, 0));
-  auto on_end = std::move(options_.on_end);
-  options_.on_range = nullptr;  // a kept Ticket keeps nothing of the caller's
-  auto executor = std::move(options_.executor);
-  auto& completions = environment_->completions;
   asked_.reset();
   attachments.clear();
   auto last_held = held.let_go();
   auto used = std::exchange(transforms, {});
-  source_ = nullptr;
+  late_.reset();
   let_go_of_stores(self);
+  // A kept Ticket keeps nothing of the caller's.
+  const auto callbacks = std::move(callbacks_);
+  if (callbacks) callbacks->on_range = nullptr;
 
   outcome_.store(outcome, std::memory_order_release);
   if (order) order->release();  // whoever waited for the stream finds the outcome
@@ -450,19 +455,24 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   if (waiting_.load(std::memory_order_seq_cst) != nullptr) call_waiting();
   // To free what a GPU knows may wait for the GPU, which a lane must not.
   if (!last_held.empty() || !used.empty()) {
-    completions.post([last_held = std::move(last_held), used = std::move(used)] {});
+    environment_->completions.post([last_held = std::move(last_held), used = std::move(used)] {});
   }
+  if (callbacks && callbacks->on_end) post_end(self, std::move(*callbacks));
+  return someone_sleeps;
+}
 
-  if (!on_end) return someone_sleeps;
-  auto call = [self, on_end = std::move(on_end)] { call_back("RequestOptions::on_end", on_end, self->report()); };
-  if (executor) {
-    completions.post([call = std::move(call), executor = std::move(executor)] {
+void Request::post_end(const std::shared_ptr<Request>& self, Callbacks callbacks) {
+  auto& completions = self->environment_->completions;
+  auto call = [self, on_end = std::move(callbacks.on_end)] {
+    call_back("RequestOptions::on_end", on_end, self->report());
+  };
+  if (callbacks.executor) {
+    completions.post([call = std::move(call), executor = std::move(callbacks.executor)] {
       call_back("RequestOptions::executor", executor, call);
     });
   } else {
     completions.post(std::move(call));
   }
-  return someone_sleeps;
 }
 
 // The request is held here: as soon as the call is in the list, it may be made, and end whoever else holds it.
@@ -483,29 +493,33 @@ void Request::call_waiting() {
   }
 }
 
-// A kept Ticket keeps no store open. Closing may take its time, so what nobody else has is closed by the completion
-// thread; who opens it again waits for that.
+// A kept Ticket keeps no store open.
 void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
+  const bool may_leave_some = survey.may_have_leftovers(*this) ||
+                              std::ranges::any_of(parts, [](const Part& part) { return !part.to_drop.empty(); });
+  const bool closes = std::ranges::any_of(stores, [](const StoreUse& use) { return use.entry.use_count() == 1; });
+  if (may_leave_some || closes) post_rest_of_stores(self, closes);
+  for (StoreUse& use : stores) use.entry.reset();
+}
+
+// Closing may take its time, so what nobody else has is closed by the completion thread; who opens it again waits for
+// that. What there is no memory for stays in the page cache, or is closed here.
+void Request::post_rest_of_stores(const std::shared_ptr<Request>& self, bool closes) const {
   std::vector<Stretch> leftovers;
   static_cast<void>(or_out_of_memory([&]() -> Status {
     for (const Part& part : parts) leftovers.insert(leftovers.end(), part.to_drop.begin(), part.to_drop.end());
     survey.add_leftovers(*this, leftovers);
     return {};
   }));
-  const bool closes =
-      std::any_of(stores.begin(), stores.end(), [](const StoreUse& use) { return use.entry.use_count() == 1; });
-  if (!leftovers.empty() || closes) {
-    // What there is no memory for stays in the page cache, or is closed here.
-    static_cast<void>(or_out_of_memory([&]() -> Status {
-      std::vector<std::shared_ptr<StoreEntry>> entries;
-      for (const StoreUse& use : stores) entries.push_back(use.entry);
-      environment_->completions.post([self, entries = std::move(entries), all = std::move(leftovers)]() mutable {
-        drop_leftovers(entries, std::move(all));
-      });
-      return {};
-    }));
-  }
-  for (StoreUse& use : stores) use.entry.reset();
+  if (leftovers.empty() && !closes) return;
+  static_cast<void>(or_out_of_memory([&]() -> Status {
+    std::vector<std::shared_ptr<StoreEntry>> entries;
+    for (const StoreUse& use : stores) entries.push_back(use.entry);
+    environment_->completions.post([self, entries = std::move(entries), all = std::move(leftovers)]() mutable {
+      drop_leftovers(entries, std::move(all));
+    });
+    return {};
+  }));
 }
 
 // All at once, since each call makes the kernel look through the lists of every CPU.
@@ -552,7 +566,9 @@ Outcome Request::cancel() {
   if (ended()) return outcome();
   stop(Code::cancelled);
   // A lane gives its operations the grace and then lets go of them, so this ends soon after.
-  if (!CompletionThread::inside_callback()) wait_until(Clock::now() + cancel_wait_);
+  const double time_to_notice = 0.08;
+  const double seconds = environment_->options.deadlines.cancel_grace_seconds + time_to_notice;
+  if (!CompletionThread::inside_callback()) wait_until(time_after(Clock::now(), duration_from_seconds(seconds)));
   return outcome();
 }
 

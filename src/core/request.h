@@ -28,6 +28,7 @@
 #include "core/spans.h"
 #include "core/store_entry.h"
 #include "core/survey.h"
+#include "core/tally.h"
 #include "cuda/copy_queue.h"
 #include "cuda/stream_order.h"
 #include "penstock/request.h"
@@ -79,6 +80,17 @@ enum class Stage : std::uint8_t {
   identities,  // of stores whose server has to be asked, and may not answer
 };
 
+// What a lane spent on a part.
+struct LaneTime {
+  TimePoint entered;
+  double cpu_seconds_at_entry = 0;
+  double copy_seconds_at_entry = 0;
+  Spent made_ready_at_entry;  // what the lane had spent by then on what is made once
+  double cpu_seconds = 0;
+  double copy_seconds = 0;
+  double wall_seconds = 0;
+};
+
 // One lane's share in a request. Only that lane touches it between post and the end, but for the atomics.
 struct Part {
   Part* next_in_mailbox = nullptr;
@@ -112,24 +124,18 @@ struct Part {
 
   // What it has done.
   std::atomic<std::uint64_t> bytes{0};
-  RouteBytes routes{};
+  Tally<route_count> routes;
+  Tally<reason_count> reasons;
   std::uint64_t extra_bytes = 0;
   std::uint64_t stored_bytes = 0;
-  std::uint64_t made_bytes = 0;  // of those
-  std::array<std::uint64_t, reason_count> reasons{};
+  std::uint64_t made_bytes = 0;   // of those
   std::vector<Failure> failures;  // the first few
   std::uint64_t failure_count = 0;
   std::unique_ptr<Error> first_cause;  // of the first one, where more is known than its code and number say
   bool withdrawn = false;              // the request was stopped while this part had work
   bool abandoned = false;
-  std::vector<Stretch> to_drop;  // that it brought into the page cache, and that nobody asked to keep there
-  TimePoint entered;
-  double cpu_seconds_at_entry = 0;
-  double copy_seconds_at_entry = 0;
-  Spent made_ready_at_entry;  // what the lane had spent by then on what is made once
-  double cpu_seconds = 0;
-  double copy_seconds = 0;
-  double wall_seconds = 0;
+  std::vector<Stretch> to_drop;    // that it brought into the page cache, and that nobody asked to keep there
+  std::unique_ptr<LaneTime> time;  // null: of short requests nobody takes it
 
   // Whether its request was stopped, and the lane knows.
   bool is_stopped() const { return grace_end != TimePoint::max(); }
@@ -143,10 +149,10 @@ struct Part {
 struct RequestSettings {
   engine::OpKind kind = engine::OpKind::read;  // not flush
   std::uint32_t lanes = 1;                     // the most that may work on it
-  RequestOptions options;
-  bool may_wait = true;  // for writers of its stores; not where it is made by the gate's thread
+  bool may_wait = true;                        // for writers of its stores; not where it is made by the gate's thread
 };
 
+// As long as what allocators keep at hand: what few requests need lies behind pointers, here and in Part.
 class Request {
   struct Private {};
 
@@ -161,16 +167,18 @@ class Request {
 
   // Checks everything that can be checked before a byte moves.
   static Result<std::shared_ptr<Request>> create(const std::shared_ptr<Environment>& environment,
-                                                 std::span<const Range> ranges, const RequestSettings& settings);
+                                                 std::span<const Range> ranges, const RequestSettings& settings = {},
+                                                 const RequestOptions& options = {});
 
   // One whose ranges are asked for when it begins: see ask_for_ranges.
   static std::shared_ptr<Request> create_late(const std::shared_ptr<Environment>& environment, Domain domain,
-                                              RangeSource ranges, const RequestSettings& settings);
+                                              RangeSource ranges, const RequestSettings& settings,
+                                              const RequestOptions& options);
   // Whether all memory is there.
   static Status check_domain(std::span<const Range> ranges, Domain domain);
   // When the stream has come to the request. Stops it where they are not right.
   void ask_for_ranges();
-  bool asks_for_ranges() const { return source_ != nullptr; }
+  bool asks_for_ranges() const { return late_ != nullptr; }
 
   // Fixed when it begins, but for the parts' contents.
   engine::OpKind kind = engine::OpKind::read;  // zero and deallocate have no memory
@@ -260,7 +268,7 @@ class Request {
   }
   void range_failed(std::uint64_t range, Code code);
 
-  bool has_callback() const { return options_.on_end || options_.on_range; }
+  bool has_callback() const { return callbacks_ != nullptr; }
   Environment& environment() const { return *environment_; }
 
   // Any thread.
@@ -279,6 +287,17 @@ class Request {
   Outcome cancel();
 
  private:
+  // As RequestOptions has them.
+  struct Callbacks {
+    std::function<void(const Report&)> on_end;
+    std::function<void(std::function<void()>)> executor;
+    std::function<void(std::uint64_t range, Code code)> on_range;
+  };
+  // Ranges that are asked for when it begins.
+  struct Late {
+    RangeSource source;
+    Domain domain;  // where their memory must be
+  };
   // Called when the request has ended.
   struct Waiting {
     std::function<void()> call;
@@ -286,6 +305,7 @@ class Request {
   };
 
   void call_waiting();
+  static void post_end(const std::shared_ptr<Request>& self, Callbacks callbacks);
   void count_moved(std::uint32_t range, std::uint64_t bytes);
   std::uint32_t claimed_at_once() const;
   Claim claim_mixed(std::uint32_t wanted);
@@ -306,7 +326,7 @@ class Request {
   Status find_gpus(std::span<const Range> ranges);
   void note_reach(const cuda::Device& gpu, StoreEntry& entry);
   static std::shared_ptr<Request> begin(const std::shared_ptr<Environment>& environment,
-                                        const RequestSettings& settings);
+                                        const RequestSettings& settings, const RequestOptions& options);
   // Checks them, and makes the units.
   Status take(std::span<const Range> ranges);
   void make_units();
@@ -315,9 +335,11 @@ class Request {
   bool writes_past_cache() const;
   std::string title() const;
   void let_go_of_stores(const std::shared_ptr<Request>& self);
+  void post_rest_of_stores(const std::shared_ptr<Request>& self, bool closes) const;
   static void drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries, std::vector<Stretch> all);
-  void add_up_parts();
   Outcome judge();
+  // Without its texts. REQUIRES: ended()
+  Report add_up_parts() const;
   // Why the bytes may not belong together: the store, and what is known of it.
   struct Doubt {
     std::uint32_t store = 0;
@@ -326,19 +348,18 @@ class Request {
   std::optional<Doubt> doubt_about(const Identities& now) const;
   void fail_because(const Doubt& doubt);
   std::string engine_name(std::size_t engine) const;
-  Error describe(Outcome outcome) const;
+  Error describe(const Report& report) const;
   engine::Meaning cause_of(const Failure& failure, const StoreFacts& store) const;
-  Error describe_failures() const;
+  Error describe_failures(const Report& report) const;
   std::string explain() const;
 
   const std::shared_ptr<Environment> environment_;  // shared: tickets may outlive their Context
-  RequestOptions options_;
-  std::uint32_t lanes_ = 1;              // the most that may work on it
+  std::unique_ptr<Callbacks> callbacks_;            // until it ends; null: there are none
+  std::uint32_t lanes_ = 1;                         // the most that may work on it
+  bool in_stream_order_ = false;
   bool may_wait_ = true;                 // for writers of its stores
-  RangeSource source_;                   // until it was asked
-  Domain source_domain_;                 // where its memory must be
+  std::unique_ptr<Late> late_;           // until it was asked
   std::atomic<bool> has_ranges_{false};  // they were right, and stores may be looked at
-  const Duration cancel_wait_;           // the grace, and time to notice
   std::atomic<bool> lanes_set_{false};
   std::atomic<std::uint32_t> next_unit_{0};
   std::uint64_t unit_bytes_ = 1;
@@ -359,12 +380,11 @@ class Request {
   bool asks_servers_ = false;       // of some store whose identity is checked
   bool unasked_ = false;            // nobody could be asked
   bool unanswered_ = false;         // a server had not answered when the request ended
-  std::optional<Asked> asked_;
+  std::unique_ptr<Asked> asked_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> left_;  // of each range, not there yet; null: nobody wants to know
-  std::string passed_over_;                             // an engine that reaches some GPUs, and not one of these
+  std::unique_ptr<std::string> passed_over_;            // an engine that reaches some GPUs, and not one of these
   bool stopped_short_ = false;                          // it was stopped before all of it was done
-  Report summary_;                                      // complete but for its texts; written before outcome_
-  std::array<std::uint64_t, reason_count> reasons_{};
+  double seconds_ = 0;                                  // from its beginning to its end; written before outcome_
 };
 
 template <typename Keep>

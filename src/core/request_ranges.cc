@@ -69,8 +69,7 @@ Status check_stored(std::size_t index, const Range& range, Direction direction, 
 // Every store that is named, once; and for each range, which one: empty if there is only one.
 std::vector<std::uint32_t> Request::add_stores(std::span<const Range> ranges) {
   const auto& first = ranges.front().store->entry();
-  const bool only_one =
-      std::all_of(ranges.begin(), ranges.end(), [&](const Range& range) { return range.store->entry() == first; });
+  const bool only_one = std::ranges::all_of(ranges, [&](const Range& range) { return range.store->entry() == first; });
   if (only_one) {
     stores.resize(1);
     stores[0].entry = first;
@@ -317,7 +316,8 @@ bool Request::reads_straight(const cuda::Device& gpu, StoreEntry& entry) const {
 void Request::note_reach(const cuda::Device& gpu, StoreEntry& entry) {
   const StoreEntry* direct = entry.for_device(*environment_);
   if (direct == nullptr || direct->store().device_route_to(gpu.info())) return;
-  passed_over_ = engine_name(direct->engine()) + " not used: it does not reach " + gpu.info().name + " now";
+  passed_over_ = std::make_unique<std::string>(engine_name(direct->engine()) + " not used: it does not reach " +
+                                               gpu.info().name + " now");
 }
 
 }  // namespace penstock::core

@@ -64,24 +64,28 @@ const char* usual_hint(Code code, std::int32_t system_error) {
 
 }  // namespace
 
-void Request::add_up_parts() {
+Report Request::add_up_parts() const {
+  Report report;
+  report.outcome = outcome();
+  report.seconds = seconds_;
   double wall_seconds = 0;
-  for (Part& part : parts) {
-    summary_.bytes += part.bytes.load(std::memory_order_relaxed);
-    for (std::size_t i = 0; i < route_count; ++i) summary_.routes[i] += part.routes[i];
-    summary_.extra_bytes += part.extra_bytes;
-    summary_.stored_bytes += part.stored_bytes;
-    summary_.made_bytes += part.made_bytes;
-    for (std::size_t i = 0; i < reason_count; ++i) reasons_[i] += part.reasons[i];
-    summary_.failure_count += part.failure_count;
+  for (const Part& part : parts) {
+    report.bytes += part.bytes.load(std::memory_order_relaxed);
+    part.routes.add_to(report.routes);
+    report.extra_bytes += part.extra_bytes;
+    report.stored_bytes += part.stored_bytes;
+    report.made_bytes += part.made_bytes;
+    report.failure_count += part.failure_count;
     for (const Failure& failure : part.failures) {
-      if (summary_.failures.size() < failures_kept) summary_.failures.push_back(failure);
+      if (report.failures.size() < failures_kept) report.failures.push_back(failure);
     }
-    summary_.cpu_seconds += part.cpu_seconds;
-    summary_.copy_seconds += part.copy_seconds;
-    wall_seconds += part.wall_seconds;
+    if (!part.time) continue;
+    report.cpu_seconds += part.time->cpu_seconds;
+    report.copy_seconds += part.time->copy_seconds;
+    wall_seconds += part.time->wall_seconds;
   }
-  settle_time(summary_, wall_seconds);
+  settle_time(report, wall_seconds);
+  return report;
 }
 
 void settle_time(Report& report, double wall_seconds) {
@@ -102,9 +106,13 @@ void settle_time(Report& report, double wall_seconds) {
 }
 
 Outcome Request::judge() {
+  std::uint64_t bytes = 0;
   std::uint32_t flushed = 0;
   bool abandoned = false;
+  bool failed = false;
   for (const Part& part : parts) {
+    bytes += part.bytes.load(std::memory_order_relaxed);
+    failed |= part.failure_count != 0;
     flushed += part.stores_flushed;
     abandoned |= part.abandoned;
     stopped_short_ |= part.withdrawn;
@@ -112,18 +120,18 @@ Outcome Request::judge() {
   if (abandoned) return Outcome::abandoned;
   // A stream that was let go before its request had ended has gone on without the bytes.
   const bool in_order = stop_code() != Code::would_deadlock;
-  const bool whole = has_ranges_.load(std::memory_order_relaxed) && in_order && summary_.bytes == total_bytes &&
+  const bool whole = has_ranges_.load(std::memory_order_relaxed) && in_order && bytes == total_bytes &&
                      (!durable || flushed == stores.size());
   const bool answered = servers_answered();
   unanswered_ = asked_ && !answered;
   // Without an answer nobody knows whether the bytes belong together.
   const bool unknown = whole && asks_servers_ && !answered;
-  stopped_short_ = unknown || (!whole && (stopped_short_ || summary_.failure_count == 0));
+  stopped_short_ = unknown || (!whole && (stopped_short_ || !failed));
   if (stopped_short_) {
     const bool asked_for = stop_code() == Code::cancelled || stop_code() == Code::closed;
     return asked_for ? Outcome::cancelled : Outcome::failed;
   }
-  if (summary_.failure_count != 0) return Outcome::failed;
+  if (failed) return Outcome::failed;
   if (!checks_identities_) return Outcome::done;
   const auto doubt = doubt_about(asks_servers_ ? asked_->query->identities() : identities_of(checked_stores()));
   if (!doubt) return Outcome::done;
@@ -148,8 +156,7 @@ void Request::fail_because(const Doubt& doubt) {
                         .bytes = total_bytes,
                         .code = doubt.cause.code,
                         .system_error = doubt.cause.system_error};
-  summary_.failure_count = 1;
-  summary_.failures.push_back(failure);
+  parts[0].failure_count = 1;
   parts[0].failures.push_back(failure);
   parts[0].first_cause = std::make_unique<Error>(doubt.cause);
   parts[0].first_cause->message.insert(0, "it is unknown whether it has changed: ");
@@ -173,8 +180,8 @@ engine::Meaning Request::cause_of(const Failure& failure, const StoreFacts& stor
   return {std::move(error.message), std::move(error.hint)};
 }
 
-Error Request::describe_failures() const {
-  const Failure& first = summary_.failures.front();
+Error Request::describe_failures(const Report& report) const {
+  const Failure& first = report.failures.front();
   const StoreFacts& store = *stores[first.range < spans.size() ? spans[first.range].store : 0].facts;
   std::string message = store.name + ": " + std::string(verb());
   if (first.code == Code::changed) {
@@ -184,8 +191,8 @@ Error Request::describe_failures() const {
   message += " of " + std::to_string(first.bytes) + " bytes at offset " + std::to_string(first.offset) + " failed: ";
   engine::Meaning cause = cause_of(first, store);
   message += cause.text;
-  if (summary_.failure_count > 1) {
-    message += " (the first of " + std::to_string(summary_.failure_count) + " failed operations)";
+  if (report.failure_count > 1) {
+    message += " (the first of " + std::to_string(report.failure_count) + " failed operations)";
   }
   std::string hint = cause.hint.empty() ? usual_hint(first.code, first.system_error) : std::move(cause.hint);
   if (first.code == Code::no_route) {
@@ -195,10 +202,10 @@ Error Request::describe_failures() const {
   return {first.code, first.system_error, std::move(message), std::move(hint)};
 }
 
-Error Request::describe(Outcome outcome) const {
+Error Request::describe(const Report& report) const {
   const std::string progress =
-      std::to_string(summary_.bytes) + " of " + std::to_string(total_bytes) + " bytes were transferred";
-  switch (outcome) {
+      std::to_string(report.bytes) + " of " + std::to_string(total_bytes) + " bytes were transferred";
+  switch (report.outcome) {
     case Outcome::abandoned:
       return {Code::abandoned, 0, "operations did not come back in time; " + progress,
               engine::moves_bytes(kind) ? "keep the memory until the process ends: the device may still touch it"
@@ -209,7 +216,7 @@ Error Request::describe(Outcome outcome) const {
     default:
       break;
   }
-  if (!stopped_short_) return describe_failures();
+  if (!stopped_short_) return describe_failures(report);
   if (stop_cause_ && stop_cause_->code == stop_code()) {
     return {stop_cause_->code, stop_cause_->system_error, stop_cause_->message + "; " + progress, stop_cause_->hint};
   }
@@ -238,12 +245,14 @@ std::string Request::explain() const {
     add(use.facts->engine_reason);
     if (has_gpu) add(use.facts->device_reason);
   }
-  add(passed_over_);
-  const auto used = std::count_if(reasons_.begin(), reasons_.end(), [](std::uint64_t bytes) { return bytes != 0; });
+  if (passed_over_) add(*passed_over_);
+  Tally<reason_count>::Bytes reasons{};
+  for (const Part& part : parts) part.reasons.add_to(reasons);
+  const auto used = std::count_if(reasons.begin(), reasons.end(), [](std::uint64_t bytes) { return bytes != 0; });
   for (std::size_t i = 0; i < reason_count; ++i) {
-    if (reasons_[i] == 0) continue;
+    if (reasons[i] == 0) continue;
     text += "; ";
-    if (used > 1) text += std::to_string(reasons_[i]) + " bytes: ";
+    if (used > 1) text += std::to_string(reasons[i]) + " bytes: ";
     text += reason_text(static_cast<Reason>(i));
   }
   return text;
@@ -252,7 +261,7 @@ std::string Request::explain() const {
 Report Request::report() const {
   Report report;
   if (ended()) {
-    report = summary_;
+    report = add_up_parts();
   } else {
     report.bytes = bytes_done();
     report.seconds = seconds_between(begun, Clock::now());
@@ -274,7 +283,7 @@ Report Request::report() const {
   }
   if (report.outcome == Outcome::pending) return report;
   report.reason = explain();
-  if (report.outcome != Outcome::done) report.error = describe(report.outcome);
+  if (report.outcome != Outcome::done) report.error = describe(report);
   return report;
 }
 

@@ -43,8 +43,9 @@ class RequestTest : public testing::Test {
   Range range(const penstock::Store& store, std::uint64_t offset, std::uint64_t length) const {
     return {&store, offset, Region::host(memory_->region().data, length)};
   }
-  std::shared_ptr<Request> create(const std::vector<Range>& ranges, const RequestSettings& settings = {.lanes = 4}) {
-    return Request::create(environment_, ranges, settings).value();
+  std::shared_ptr<Request> create(const std::vector<Range>& ranges, const RequestSettings& settings = {.lanes = 4},
+                                  const RequestOptions& options = {}) {
+    return Request::create(environment_, ranges, settings, options).value();
   }
   // Each unit as {first range, ranges, begin, length}.
   using Units = std::vector<std::array<std::uint64_t, 4>>;
@@ -230,7 +231,7 @@ TEST_F(RequestTest, ends_once_when_its_last_part_has_left) {
 
 TEST_F(RequestTest, writes_edges_and_then_flushes_when_all_is_written) {
   const penstock::Store store = open();
-  const auto request = create({range(store, 0, 8192)}, {.kind = OpKind::write, .options = {.durable = true}});
+  const auto request = create({range(store, 0, 8192)}, {.kind = OpKind::write}, {.durable = true});
   Part& part = request->parts[0];
   part.bytes = 4096;
   EXPECT_EQ(request->next_stage(Stage::transfer), std::nullopt) << "what has failed is not flushed";
@@ -247,9 +248,8 @@ TEST_F(RequestTest, writes_edges_and_then_flushes_when_all_is_written) {
 
 TEST_F(RequestTest, flushes_only_writes_that_are_to_be_durable) {
   const penstock::Store store = open();
-  for (const auto& settings :
-       {RequestSettings{.kind = OpKind::write}, RequestSettings{.kind = OpKind::read, .options = {.durable = true}}}) {
-    const auto request = create({range(store, 0, 8192)}, settings);
+  for (const OpKind kind : {OpKind::write, OpKind::read}) {
+    const auto request = create({range(store, 0, 8192)}, {.kind = kind}, {.durable = kind == OpKind::read});
     request->parts[0].bytes = 8192;
     EXPECT_EQ(request->next_stage(Stage::transfer), std::nullopt);
   }

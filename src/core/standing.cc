@@ -37,7 +37,7 @@ Result<std::shared_ptr<Request>> StandingRequest::make() const {
     const auto ranges = call_back("RangeSource", round_.ranges);
     if (!ranges) return ranges.error();
     if (auto status = Request::check_domain(*ranges, gpu_.info().domain); !status) return std::move(status).error();
-    auto request = Request::create(round_.environment, *ranges, round_.settings);
+    auto request = Request::create(round_.environment, *ranges, round_.settings, round_.options);
     if (request) (*request)->order = cuda::StreamOrder::answer(gpu_, end_);
     return request;
   });

@@ -25,6 +25,7 @@ class StandingRequest {
     std::weak_ptr<LaneSet> lanes;  // not the Context's any more: there are no more rounds
     RangeSource ranges;
     RequestSettings settings;
+    RequestOptions options;
   };
 
   StandingRequest(Private, cuda::Device& gpu, Round round) : gpu_(gpu), round_(std::move(round)) {}

@@ -30,7 +30,7 @@ class StreamGateTest : public testing::Test {
 
   std::shared_ptr<Request> read(const RequestOptions& options = {}) {
     const Range range{&store_, 0, Region::host(memory_.data(), memory_.size())};
-    return Request::create(environment_, {&range, 1}, {.options = options}).value();
+    return Request::create(environment_, {&range, 1}, {}, options).value();
   }
   static bool must_not_start() {
     ADD_FAILURE() << "a request that was stopped is started";

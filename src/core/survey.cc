@@ -1,6 +1,7 @@
 #include "core/survey.h"
 
 #include <algorithm>
+#include <memory>
 #include <new>
 #include <optional>
 
@@ -45,12 +46,12 @@ void await_residency(Unit& unit) {
 }
 
 bool wants_residency_of(const Request& request, const StoreEntry& entry) {
-  return entry.info().kind != StoreKind::made &&
-         wants_residency({.direction = request.direction,
-                          .locality = entry.info().locality,
-                          .direct = entry.from_host() && entry.direct(),
-                          .page_cache = entry.from_host() && entry.info().page_cache,
-                          .cache = request.cache});
+  const StoreInfo& info = entry.info();
+  return info.kind != StoreKind::made && wants_residency({.direction = request.direction,
+                                                          .locality = info.locality,
+                                                          .direct = entry.from_host() && entry.direct(),
+                                                          .page_cache = entry.from_host() && info.page_cache,
+                                                          .cache = request.cache});
 }
 
 }  // namespace
@@ -68,6 +69,10 @@ bool Survey::is_needed(const Request& request) {
 }
 
 void Survey::reach(Request& request, std::uint32_t begin, std::uint32_t end) {
+  if (request.units.size() == 1) {  // whose lane shares it with nobody
+    request.units[0].residency = ask_about(request, request.units[0]);
+    return;
+  }
   if (!is_needed(request)) return;
   const auto with = [&](std::uint64_t bytes) {
     return static_cast<std::uint32_t>(
@@ -127,30 +132,47 @@ Residency Survey::ask(const Request& request, const Stretch& stretch) {
   return resident ? compare(*resident, stretch.length) : guess(request, stretch);
 }
 
+Survey::Guesses* Survey::guesses() {
+  Guesses* known = guesses_.load(std::memory_order_acquire);
+  if (known != nullptr) return known;
+  std::unique_ptr<Guesses> made(new (std::nothrow) Guesses);
+  if (!guesses_.compare_exchange_strong(known, made.get(), std::memory_order_acq_rel)) return known;  // another lane's
+  return made.release();
+}
+
 Residency Survey::guess(const Request& request, const Stretch& stretch) {
-  const std::lock_guard lock(mutex_);
+  Guesses* const made = guesses();
+  if (made == nullptr) return Residency::likely_none;
+  const std::lock_guard lock(made->mutex);
   StoreEntry& entry = *request.stores[stretch.store].entry;
   if (const auto guess = entry.guess_residency(stretch.offset, stretch.length)) {
     if (!guess->missing) return Residency::likely_all;
     try {
       const std::uint64_t page = request.environment().machine.page_bytes;
-      brought_.push_back({stretch.store, *guess->missing / page * page, page});
+      made->brought.push_back({stretch.store, *guess->missing / page * page, page});
     } catch (const std::bad_alloc&) {  // then the page stays
     }
     return Residency::likely_none;
   }
-  if (timed_entry_ != &entry) {
-    timed_ = entry.sample_residency(stretch.offset, stretch.length);
-    timed_entry_ = &entry;
+  if (made->timed_entry != &entry) {
+    made->timed = entry.sample_residency(stretch.offset, stretch.length);
+    made->timed_entry = &entry;
   }
-  return timed_;
+  return made->timed;
+}
+
+// A single unit is ahead of nothing.
+bool Survey::may_have_leftovers(const Request& request) const {
+  const bool has_guessed = guesses_.load(std::memory_order_relaxed) != nullptr;
+  return request.cache == Cache::automatic && (has_guessed || request.units.size() > 1);
 }
 
 void Survey::add_leftovers(const Request& request, std::vector<Stretch>& leftovers) const {
-  if (request.cache != Cache::automatic) return;
-  leftovers.insert(leftovers.end(), brought_.begin(), brought_.end());
-  if (request.units.size() < 2) return;  // it would be ahead of nothing
-  Stretch cached;                        // the last unit that was
+  if (!may_have_leftovers(request)) return;
+  if (const Guesses* const made = guesses_.load(std::memory_order_acquire)) {
+    leftovers.insert(leftovers.end(), made->brought.begin(), made->brought.end());
+  }
+  Stretch cached;  // the last unit that was
   for (const Unit& unit : request.units) {
     if (unit.count != 1) continue;
     const Span& span = request.spans[unit.first];

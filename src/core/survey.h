@@ -35,6 +35,11 @@ struct Stretch {
 
 class Survey {
  public:
+  Survey() = default;
+  ~Survey() { delete guesses_.load(std::memory_order_relaxed); }
+  Survey(const Survey&) = delete;
+  Survey& operator=(const Survey&) = delete;
+
   // Until Unit::residency is set from unit `begin` up to `end`, and of as many behind them as the kernel may read
   // ahead; at once where no store has a page cache to be asked about. REQUIRES: the units before `begin` are claimed.
   void reach(Request& request, std::uint32_t begin, std::uint32_t end);
@@ -44,21 +49,28 @@ class Survey {
   // What is in the page cache for this request though nothing of it was meant to go there: pages that were looked at,
   // and what the kernel read ahead of cached units. REQUIRES: every part has left.
   void add_leftovers(const Request& request, std::vector<Stretch>& leftovers) const;
+  // False: there are none. REQUIRES: the same.
+  bool may_have_leftovers(const Request& request) const;
 
  private:
   bool is_needed(const Request& request);
   Residency ask_about(const Request& request, const Unit& unit);
   void guess_far(Request& request, std::uint32_t end);
+  // Where the kernel does not tell.
+  struct Guesses {
+    std::mutex mutex;  // guards what follows: guesses are made one by one
+    // Where only the time of a read tells: what that was, and of which store.
+    Residency timed = Residency::unknown;
+    const StoreEntry* timed_entry = nullptr;
+    std::vector<Stretch> brought;  // the pages that were looked at and were not there
+  };
+  Guesses* guesses();  // null: there is no memory for them
   Residency guess(const Request& request, const Stretch& stretch);
 
   enum class Need : std::uint8_t { unknown, none, some };
-  std::atomic<Need> need_{Need::unknown};  // to ask, of some store
-  std::atomic<std::uint32_t> next_{0};     // unit to ask about
-  std::mutex mutex_;                       // guards what follows: guesses are made one by one
-  // Where only the time of a read tells: what that was, and of which store.
-  Residency timed_ = Residency::unknown;
-  const StoreEntry* timed_entry_ = nullptr;
-  std::vector<Stretch> brought_;  // the pages that were looked at and were not there
+  std::atomic<Need> need_{Need::unknown};   // to ask, of some store
+  std::atomic<std::uint32_t> next_{0};      // unit to ask about
+  std::atomic<Guesses*> guesses_{nullptr};  // from the first guess on; owned
 };
 
 }  // namespace penstock::core

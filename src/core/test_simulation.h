@@ -243,8 +243,8 @@ class Simulation {
 
   std::shared_ptr<Request> submit(engine::OpKind kind, std::span<const Range> ranges,
                                   const RequestOptions& options = {}) {
-    const RequestSettings settings{kind, static_cast<std::uint32_t>(lanes_.size()), options};
-    auto request = Request::create(environment_, ranges, settings).value();
+    const RequestSettings settings{kind, static_cast<std::uint32_t>(lanes_.size())};
+    auto request = Request::create(environment_, ranges, settings, options).value();
     for (std::size_t i = 0; i < request->parts.size(); ++i) {
       request->parts[i].lane = lanes_[next_lane_++ % lanes_.size()];
       request->parts[i].hold = request;
