@@ -55,6 +55,9 @@ constexpr const char* unit_columns =
     "id, name, tier, kind, size, room, files, identity, checksum, accesses, heat, heat_at, accessed_at, moved_at, "
     "pinned, doubt, is_new";
 
+constexpr const char* move_columns =
+    "unit, job, stage, source, target, staged, source_inode, identity, room, done, began_at";
+
 std::uint64_t count(std::int64_t value) {
   return value > 0 ? static_cast<std::uint64_t>(value) : 0;
 }
@@ -140,12 +143,12 @@ struct Catalog::Statements {
                "UPDATE unit SET accesses = accesses + ?2, heat_at = max(heat_at, ?3), accessed_at = ?3, "
                "heat = ?2 + heat * CASE WHEN ?4 > 0 AND ?3 > heat_at THEN exp2_of((heat_at - ?3) / ?4) ELSE 1 END "
                "WHERE id = ?1"),
-        moves(database,
-              "SELECT unit, job, stage, source, target, staged, source_inode, identity, room, done, began_at FROM move "
-              "WHERE ?1 IS NULL OR unit = ?1"),
+        moves(database, (std::string("SELECT ") + move_columns + " FROM move").c_str()),
+        move_of(database, (std::string("SELECT ") + move_columns + " FROM move WHERE unit = ?1").c_str()),
         put_move(database,
                  "INSERT OR REPLACE INTO move(unit, job, stage, source, target, staged, source_inode, identity, room, "
                  "done, began_at) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)"),
+        set_stage(database, "UPDATE move SET stage = ?2, stop = 0 WHERE unit = ?1"),
         set_done(database, "UPDATE move SET done = ?2 WHERE unit = ?1"),
         delete_move(database, "DELETE FROM move WHERE unit = ?1"),
         stop(database, "UPDATE move SET stop = 1 WHERE unit = ?1"),
@@ -153,7 +156,7 @@ struct Catalog::Statements {
         about(database, "SELECT value FROM about WHERE key = ?1") {}
 
   Statement by_name, by_id, place, below, tiers, usage, insert_unit, update_unit, delete_unit, doubt, access, moves,
-      put_move, set_done, delete_move, stop, stopped, about;
+      move_of, put_move, set_stage, set_done, delete_move, stop, stopped, about;
 };
 
 std::string random_id() {
@@ -510,7 +513,6 @@ Status Catalog::add_accesses(std::span<const Counted> counted, double now, doubl
 Result<std::vector<MoveRow>> Catalog::moves() {
   const std::scoped_lock lock(mutex_);
   const Using row(statements_->moves);
-  row->bind_nothing(1);
   std::vector<MoveRow> all;
   for (;;) {
     const auto more = row->step();
@@ -522,10 +524,10 @@ Result<std::vector<MoveRow>> Catalog::moves() {
 
 Result<std::optional<MoveRow>> Catalog::move_of(std::int64_t unit) {
   const std::scoped_lock lock(mutex_);
-  const Using row(statements_->moves);
+  const Using row(statements_->move_of);
   const auto found = row->bind(1, unit).step();
   if (!found) return found.error();
-  return *found ? std::optional(move_row(statements_->moves)) : std::nullopt;
+  return *found ? std::optional(move_row(statements_->move_of)) : std::nullopt;
 }
 
 Status Catalog::put_move(const MoveRow& move) {
@@ -540,6 +542,11 @@ Status Catalog::put_move(const MoveRow& move) {
   put.bind(5, move.target).bind(6, stored(move.staged_inode)).bind(7, stored(move.source_inode));
   put.bind(8, std::string_view(move.identity)).bind(9, stored(move.room_bytes)).bind(10, stored(move.done_bytes));
   return put.bind(11, move.began_at).run();
+}
+
+Status Catalog::set_stage(std::int64_t unit, Stage stage) {
+  const std::scoped_lock lock(mutex_);
+  return statements_->set_stage.bind(1, unit).bind(2, static_cast<std::int64_t>(stage)).run();
 }
 
 Status Catalog::set_done(std::int64_t unit, std::uint64_t done_bytes) {

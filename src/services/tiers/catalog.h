@@ -155,6 +155,7 @@ class Catalog {
   Result<std::vector<MoveRow>> moves();
   Result<std::optional<MoveRow>> move_of(std::int64_t unit);
   Status put_move(const MoveRow& move);
+  Status set_stage(std::int64_t unit, Stage stage);
   Status set_done(std::int64_t unit, std::uint64_t done_bytes);
   Status delete_move(std::int64_t unit);
   // Asks whoever works on a unit to stop; of which units that was asked.

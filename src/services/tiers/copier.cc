@@ -183,6 +183,7 @@ Status give_attributes(int from, int to, const struct stat& status, const std::s
   if ((own.st_uid != status.st_uid || own.st_gid != status.st_gid) && ::fchown(to, status.st_uid, status.st_gid) != 0) {
     return system_error(errno, "give " + path + " its owner", "run as root, or as the owner of the file");
   }
+  // After its owner, who takes some bits away.
   if (::fchmod(to, status.st_mode & 07777) != 0) return system_error(errno, "give " + path + " its mode");
   if (Status taken = take_extended_attributes(from, to, path); !taken) return taken;
   const std::array<timespec, 2> times = {status.st_atim, status.st_mtim};
@@ -194,14 +195,19 @@ Status give_attributes(int from, int to, const struct stat& status, const std::s
 // there. The copy is a file of our own that nobody else knows; all of them are synced together.
 Status copy_small(FileCopy& file, std::byte* place) {
   const std::uint64_t size = file.entry->size_bytes();
-  const UniqueFd source(::open(file.from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (!source) return system_error(errno, "open " + file.from);
+  UniqueFd opened;
+  int source = file.source;
+  if (source < 0) {
+    opened = UniqueFd(::open(file.from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (!opened) return system_error(errno, "open " + file.from);
+    source = opened.get();
+  }
   const UniqueFd target(::open(file.to.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!target) return system_error(errno, "open " + file.to);
-  if (Status read = read_all(source.get(), place, size, file.from); !read) return read;
+  if (Status read = read_all(source, place, size, file.from); !read) return read;
   file.checksum = sum_of({place, size});
   if (Status written = write_all(target.get(), {place, size}, file.to); !written) return written;
-  return give_attributes(source.get(), target.get(), file.entry->status, file.to);
+  return give_attributes(source, target.get(), file.entry->status, file.to);
 }
 
 }  // namespace

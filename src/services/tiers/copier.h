@@ -22,6 +22,7 @@ struct FileCopy {
   std::string from;
   std::string to;  // exists, and is empty or has `done_bytes` from an earlier attempt
   const Entry* entry = nullptr;
+  int source = -1;               // `from`, where it is open already
   std::uint64_t done_bytes = 0;  // that are safe
   std::string checksum = {};     // of the source: filled in by `copy`
   Status status = {};            // what failed of it alone

@@ -24,6 +24,8 @@ class Leases {
   static Result<Leases> take(const std::string& path, const Tree& tree);
   // Code::in_use if somebody waits to write.
   Status check() const;
+  // Of the first file, open for reading; -1: none has a lease.
+  int descriptor() const { return leased_.empty() ? -1 : leased_.front().file.get(); }
 
  private:
   struct Leased {

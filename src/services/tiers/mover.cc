@@ -20,13 +20,8 @@
 namespace penstock::tiers {
 namespace {
 
-// Units that share a transaction.
-constexpr std::size_t batch_units = 256;
-constexpr std::uint64_t batch_bytes = 32 << 20;
-constexpr std::uint64_t large_bytes = 4 << 20;
 // More files than this are synced by syncing their file system.
 constexpr std::size_t most_single_syncs = 4;
-constexpr std::size_t most_failures = 64;
 
 Error missing(const std::string& path) {
   return {Code::not_found, ENOENT, path + " is missing: somebody has removed or renamed it",
@@ -36,6 +31,23 @@ Error missing(const std::string& path) {
 Error changed(const std::string& path) {
   return {Code::changed, 0, path + " was changed by somebody else",
           "import it again to take it as it is (penstock tier import)"};
+}
+
+// What can't be removed afterwards would lie on both tiers.
+Error stays(const std::string& what) {
+  return system_error(errno, "move " + what, "its file system is read-only, or it is protected");
+}
+
+// An empty file or directory; returns its inode.
+Result<std::uint64_t> make_staged(UnitKind kind, const std::string& path) {
+  struct stat status = {};
+  if (kind == UnitKind::file) {
+    const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!file || ::fstat(file.get(), &status) != 0) return system_error(errno, "create " + path);
+  } else if (::mkdir(path.c_str(), 0700) != 0 || ::lstat(path.c_str(), &status) != 0) {
+    return system_error(errno, "create " + path);
+  }
+  return status.st_ino;
 }
 
 // The entries of a directory but its files: made before those, and finished after them.
@@ -76,24 +88,6 @@ Status finish_entries(const Tree& tree, const std::string& from, const std::stri
     if (Status taken = take_attributes(from + below, to + below, entry->status); !taken) return taken;
   }
   return {};
-}
-
-bool is_large(UnitKind kind, std::uint64_t size_bytes) {
-  return kind == UnitKind::directory || size_bytes >= large_bytes;
-}
-
-// How many of the first move together: small files on their way to one tier.
-std::size_t first_together(std::span<const Task> tasks) {
-  std::set<std::int64_t> units;
-  std::uint64_t bytes = 0;
-  for (const Task& task : tasks) {
-    const bool large = is_large(task.kind, task.size_bytes);
-    const bool is_full = units.size() == batch_units || bytes >= batch_bytes || (large && !units.empty());
-    if (is_full || task.to != tasks.front().to || !units.insert(task.unit).second) break;
-    bytes += task.size_bytes;
-    if (large) break;
-  }
-  return units.size();
 }
 
 }  // namespace
@@ -164,6 +158,7 @@ void Mover::Work::list_files() {
     files.push_back({.from = source + below,
                      .to = staged + below,
                      .entry = &entry,
+                     .source = tree.kind == UnitKind::file ? leases.descriptor() : -1,
                      .done_bytes = resumed ? row.done_bytes : 0});  // only a file goes on
   }
 }
@@ -207,18 +202,6 @@ Result<bool> Mover::claim(std::int64_t unit, double wait_seconds) {
   }
 }
 
-MoveReport Mover::move(std::span<const Task> tasks) {
-  const TimePoint begin_time = Clock::now();
-  MoveReport report;
-  while (!tasks.empty() && !report.error) {
-    const std::size_t count = first_together(tasks);
-    move_together(tasks.first(count), report);
-    tasks = tasks.subspan(count);
-  }
-  report.seconds = seconds_between(begin_time, Clock::now());
-  return report;
-}
-
 void Mover::move_together(std::span<const Task> tasks, MoveReport& report) {
   Batch batch;
   for (const Task& task : tasks) {
@@ -230,6 +213,7 @@ void Mover::move_together(std::span<const Task> tasks, MoveReport& report) {
   }
   lock(batch, report);
   look_up(batch, report);
+  check_folders(batch, report);
   std::vector<Status> begun(batch.size());
   side_by_side(batch.size(), [&](std::size_t i) { begun[i] = begin(*batch[i]); });
   std::vector<Task> alone;
@@ -371,22 +355,33 @@ void Mover::look_up(Batch& batch, MoveReport& report) {
   drop_over(batch);
 }
 
+// The folders that units leave and come to, each once.
+void Mover::check_folders(Batch& batch, MoveReport& report) {
+  std::map<std::pair<std::int64_t, std::string>, Status> known;
+  for (const auto& work : batch) {
+    const auto [found, is_new] = known.try_emplace({work->from->id, parent_of(work->unit.name)});
+    Status& status = found->second;
+    if (is_new) status = check_parents(work->to->path, work->unit.name);
+    if (is_new && status) status = check_parents(work->from->path, work->unit.name);
+    if (is_new && status) {
+      const std::string folder = parent_of(path_in(*work->from, work->unit.name));
+      if (::access(folder.c_str(), W_OK) != 0 && errno != ENOENT) status = stays("units out of " + folder);
+    }
+    if (!status) fail(*work, status.error(), report);
+  }
+  drop_over(batch);
+}
+
 // The source and the target are looked at, and writers kept out. Several units side by side.
 Status Mover::begin(Work& work) const {
-  for (const TierRow* place : {work.from, work.to}) {
-    if (Status parents = check_parents(place->path, work.unit.name); !parents) return parents;
-  }
   work.source = path_in(*work.from, work.unit.name);
   work.target = path_in(*work.to, work.unit.name);
   work.staged = coming_path(work.to->path, work.unit.id);
   auto tree = scan(work.source);
   if (!tree) return tree.error().code == Code::not_found ? doubt(work, missing(work.source)) : tree.error();
   work.tree = std::move(*tree);
-  // What can't be removed afterwards would lie on both.
-  const bool stays = ::access(parent_of(work.source).c_str(), W_OK) != 0 ||
-                     (::access(work.source.c_str(), W_OK) != 0 && (errno == EPERM || errno == EROFS));
-  if (stays)
-    return system_error(errno, "move " + work.source + " away", "its file system is read-only, or it is protected");
+  if (::access(work.source.c_str(), W_OK) != 0 && (errno == EPERM || errno == EROFS))
+    return stays(work.source + " away");
   if (!work.unit.identity.empty() && work.unit.identity != work.tree.identity) {
     return doubt(work, changed(work.source));
   }
@@ -443,22 +438,19 @@ Status Mover::check_room(const Work& work, std::uint64_t free_bytes) const {
 }
 
 Status Mover::stage(Work& work) const {
-  // Nobody else has the unit, and the catalog knows of no copy: what lies there is of no use.
-  if (Status removed = remove_all(work.staged); !removed) return removed;
-  if (work.tree.kind == UnitKind::file) {
-    const UniqueFd file(::open(work.staged.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!file) return system_error(errno, "create " + work.staged);
-  } else if (::mkdir(work.staged.c_str(), 0700) != 0) {
-    return system_error(errno, "create " + work.staged);
+  auto inode = make_staged(work.tree.kind, work.staged);
+  if (!inode && inode.error().system_error == EEXIST) {
+    // Nobody else has the unit, and the catalog knows of no copy: what lies there is of no use.
+    if (Status removed = remove_all(work.staged); !removed) return removed;
+    inode = make_staged(work.tree.kind, work.staged);
   }
-  const auto status = look_at(work.staged);
-  if (!status) return status.error();
+  if (!inode) return inode.error();
   fault_point("staged");
   work.row = {.unit = work.unit.id,
               .job = work.from != nullptr ? Job::move : Job::write,
               .stage = Stage::copying,
               .target = work.to->id,
-              .staged_inode = status->st_ino,
+              .staged_inode = *inode,
               .source_inode = work.tree.inode,
               .identity = work.tree.identity,
               .room_bytes = work.tree.room_bytes,
@@ -487,8 +479,9 @@ void Mover::run(Batch& batch, MoveReport& report) {
   drop_over(batch);
   if (batch.empty()) return;
   fault_point("verified");
+  std::set<std::string> folders;
   for (const auto& work : batch) {
-    if (Status settled = settle(*work); !settled) {
+    if (Status settled = settle(*work, folders); !settled) {
       fail(*work, settled.error(), report);
       continue;
     }
@@ -640,14 +633,18 @@ bool Mover::start_over(Work& work, MoveReport& report) {
   return true;
 }
 
-// The last look at the source, then the name.
-Status Mover::settle(const Work& work) const {
+// The last look at the source, then the name. `folders` are those that are known to be there.
+Status Mover::settle(const Work& work, std::set<std::string>& folders) const {
   if (Status leased = work.leases.check(); !leased) return leased;
   const auto now = glance(work.source);
   if (!now) return now.error().code == Code::not_found ? doubt(work, missing(work.source)) : now.error();
   if (now->identity != work.tree.identity || now->inode != work.tree.inode) return doubt(work, changed(work.source));
-  const std::string model = work.from != nullptr ? work.from->path : "";
-  if (Status made = make_parents(work.to->path, work.unit.name, model); !made) return made;
+  const std::string folder = parent_of(work.target);
+  if (!folders.contains(folder)) {
+    const std::string model = work.from != nullptr ? work.from->path : "";
+    if (Status made = make_parents(work.to->path, work.unit.name, model); !made) return made;
+    folders.insert(folder);
+  }
   if (work.tree.kind == UnitKind::directory) remove_empty_folder(work.target);
   return rename_to_free(work.staged, work.target);
 }
@@ -667,9 +664,7 @@ Status Mover::commit(const Batch& batch) {
       unit.doubt.clear();
       unit.is_new = false;
       if (Status updated = catalog_.update_unit(unit); !updated) return updated;
-      MoveRow row = work->row;
-      row.stage = Stage::removing;
-      if (Status put = catalog_.put_move(row); !put) return put;
+      if (Status set = catalog_.set_stage(unit.id, Stage::removing); !set) return set;
       units.push_back(std::move(unit));
     }
     return {};

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,7 +35,7 @@ class Mover {
  public:
   static Result<std::unique_ptr<Mover>> create(Catalog& catalog, Context& copying, const MoveOptions& options);
 
-  // Small units share transactions. What fails stays where it is.
+  // Small units share transactions, and a thread helps with them. What fails stays where it is.
   MoveReport move(std::span<const Task> tasks);
   // A new unit, from a file or directory elsewhere. `unit` has its name, tier and kind.
   Status add(UnitRow unit, const std::string& path);
@@ -58,10 +59,12 @@ class Mover {
   Mover(Catalog& catalog, Context& copying, const MoveOptions& options, UnitLocks locks, std::vector<TierRow> tiers);
   const TierRow* tier(std::int64_t id) const;
 
+  void move_batches(std::span<const std::span<const Task>> batches, MoveReport& report);
   // The steps, in order. Each goes on with those that have not failed.
   void move_together(std::span<const Task> tasks, MoveReport& report);
   void lock(Batch& batch, MoveReport& report);
   void look_up(Batch& batch, MoveReport& report);
+  void check_folders(Batch& batch, MoveReport& report);
   Status begin(Work& work) const;
   Status stage(Work& work) const;
   Status resume(Work& work, const MoveRow& row);
@@ -70,7 +73,7 @@ class Mover {
   void copy(Batch& batch, MoveReport& report);
   void sync(Batch& batch, MoveReport& report);
   void verify(Batch& batch, MoveReport& report);
-  Status settle(const Work& work) const;
+  Status settle(const Work& work, std::set<std::string>& folders) const;
   Status commit(const Batch& batch);
   void clear(const Batch& batch, MoveReport& report);
   Status heed_others(const Batch& batch, MoveReport& report);

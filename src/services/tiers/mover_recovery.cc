@@ -204,19 +204,20 @@ Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, cons
   const TierRow& from = *tier(*row.source);
   const std::string source = path_in(from, unit.name);
   const std::string going = going_path(from.path, unit.id);
-  const std::string gone = gone_path(from.path, unit.id);
   const auto told = [&](std::string path, std::string text) {
     return std::optional(TierFinding{unit.name, std::move(path), std::move(text)});
   };
-  const auto is_copied = [&](const std::string& path) {
+  const auto is_copied = [&](const std::string& path, const struct stat& there) {
+    if (there.st_ino != row.source_inode) return false;
     if (row.identity.empty()) return true;
+    if (S_ISREG(there.st_mode)) return identity_of(there) == row.identity;
     const auto now = glance(path);
     return now.ok() && now->identity == row.identity;
   };
   const auto there = look_at(source);
   if (!there) return there.error();
   if (there->st_ino != 0) {
-    if (there->st_ino != row.source_inode || !is_copied(source)) {
+    if (!is_copied(source, *there)) {
       return told(source, source + " was changed while the unit moved; it lies there beside the unit");
     }
     if (row.job != Job::removal && row.staged_inode != 0) {
@@ -235,20 +236,25 @@ Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, cons
   }
   const auto aside = look_at(going);
   if (!aside) return aside.error();
+  // Out of the way of later moves, and never deleted.
+  const auto keep = [&](const char* what_happened) -> Result<std::optional<TierFinding>> {
+    const std::string kept = going + "." + random_id().substr(0, 8) + ".kept";
+    if (Status moved = rename_to_free(going, kept); !moved) return std::move(moved).error();
+    return told(kept, source + what_happened + " while the unit moved; that version is kept as " + kept);
+  };
   if (aside->st_ino != 0) {
-    if (aside->st_ino != row.source_inode || !is_copied(going)) {
-      // Out of the way of later moves, and never deleted.
-      const std::string kept = going + "." + random_id().substr(0, 8) + ".kept";
-      if (Status moved = rename_to_free(going, kept); !moved) return std::move(moved).error();
-      return told(kept, source + " was changed while the unit moved; that version is kept as " + kept);
+    if (!is_copied(going, *aside)) return keep(" was changed");
+    // He who waits to write since it lost its name would write to a file that nobody finds.
+    if (leases != nullptr && !leases->check().ok()) return keep(" was opened for writing");
+    if (S_ISREG(aside->st_mode)) {
+      if (::unlink(going.c_str()) != 0) return system_error(errno, "remove " + going);
+      return std::optional<TierFinding>();
     }
-    if (Status moved = rename_to_free(going, gone); !moved) return std::move(moved).error();
   }
-  // He who waits to write since it lost its name would write to a file that nobody finds.
-  if (leases != nullptr && !leases->check().ok()) {
-    const std::string kept = gone + "." + random_id().substr(0, 8) + ".kept";
-    if (Status moved = rename_to_free(gone, kept); !moved) return std::move(moved).error();
-    return told(kept, source + " was opened for writing while the unit moved; that version is kept as " + kept);
+  // Half a directory would look like one that was changed: its name says that nothing of it is needed.
+  const std::string gone = gone_path(from.path, unit.id);
+  if (aside->st_ino != 0) {
+    if (Status moved = rename_to_free(going, gone); !moved) return std::move(moved).error();
   }
   if (Status removed = remove_all(gone); !removed) return std::move(removed).error();
   return std::optional<TierFinding>();

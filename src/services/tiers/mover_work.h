@@ -13,6 +13,11 @@ inline std::string path_in(const TierRow& tier, const std::string& name) {
   return tier.path + "/" + name;
 }
 
+// What moves alone.
+bool is_large(UnitKind kind, std::uint64_t size_bytes);
+// That a report names.
+inline constexpr std::size_t most_failures = 64;
+
 // Whether units may be moved to and from it, now.
 Status check_usable(const TierRow& tier);
 // The folders that the paths lie in, each once.

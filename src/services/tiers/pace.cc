@@ -1,6 +1,9 @@
 #include "services/tiers/pace.h"
 
+#include <memory>
+#include <mutex>
 #include <thread>
+#include <utility>
 
 #include "base/callback.h"
 #include "services/tiers/catalog.h"
@@ -12,6 +15,24 @@ constexpr Duration between_questions = std::chrono::milliseconds(100);
 constexpr Duration nap = std::chrono::milliseconds(20);
 
 }  // namespace
+
+MoveOptions one_at_a_time(MoveOptions options) {
+  // Shared by the callbacks of all copies.
+  const auto mutex = std::make_shared<std::mutex>();
+  if (options.keep_going) {
+    options.keep_going = [mutex, ask = std::move(options.keep_going)] {
+      const std::scoped_lock lock(*mutex);
+      return ask();
+    };
+  }
+  if (options.on_progress) {
+    options.on_progress = [mutex, tell = std::move(options.on_progress)](const MoveProgress& progress) {
+      const std::scoped_lock lock(*mutex);
+      tell(progress);
+    };
+  }
+  return options;
+}
 
 Pace::Pace(Catalog& catalog, const MoveOptions& options) : catalog_(catalog), options_(options) {}
 

@@ -15,6 +15,9 @@ namespace penstock::tiers {
 
 class Catalog;
 
+// The same callbacks, of which only one runs at a time, whichever thread calls.
+MoveOptions one_at_a_time(MoveOptions options);
+
 class Pace {
  public:
   // `may_go_on` says why not, and is asked a few times a second.

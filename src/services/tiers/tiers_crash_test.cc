@@ -28,7 +28,7 @@ struct Scenario {
   std::map<std::string, Allowed> allowed;
 };
 
-constexpr int many = 20;
+constexpr int many = 70;
 const std::string small = bytes_of("small", 1, 5000);
 const std::string other = bytes_of("other", 1, 70000);
 const std::string large = bytes_of("large", 1, (5 << 20) + 123);
@@ -80,7 +80,7 @@ std::vector<Scenario> scenarios() {
          return report.ok() && report->ok() && report->units <= 4;
        },
        as_they_were},
-      // Enough that several threads work on them.
+      // Enough for two batches, at which several threads work.
       {"move many",
        [](const Folders& folders, Tiers& tiers) {
          for (int i = 0; i < many; ++i) write_file(folders.path("nvme/many/" + std::to_string(i)), small);

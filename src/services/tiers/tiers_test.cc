@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <thread>
 
 #include "base/unique_fd.h"
@@ -11,6 +12,7 @@
 #include "services/tiers/fault_point.h"
 #include "services/tiers/names.h"
 #include "services/tiers/test_tiers.h"
+#include "services/tiers/unit_locks.h"
 
 namespace penstock::tiers {
 namespace {
@@ -670,6 +672,60 @@ TEST_F(TiersTest, a_small_file_that_fails_holds_none_of_the_others_up) {
   EXPECT_EQ(folders_.where(report->failures.front().name), std::vector<std::string>{"nvme"});
   EXPECT_EQ(tiers_.list({.tier = "hdd"})->size(), 39U);
   EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+}
+
+TEST_F(TiersTest, two_batches_of_small_files_move_at_once) {
+  constexpr int files = 70;
+  std::vector<PlannedMove> moves;
+  for (int i = 0; i < files; ++i) {
+    put("nvme", "d/" + std::to_string(i), 100);
+    moves.push_back({.name = "d/" + std::to_string(i), .to = "hdd"});
+  }
+  auto locks = UnitLocks::open(folders_.options().catalog);
+  ASSERT_TRUE(locks.ok()) << text_of(locks);
+  const auto is_moving = [&](std::int64_t unit) {
+    const auto locked = locks->try_lock(unit);
+    if (locked.ok() && *locked) locks->unlock(unit);
+    return locked.ok() && !*locked;
+  };
+  bool at_once = false;
+  set_fault_hook([&](std::string_view point) {
+    if (point != "journaled") return;
+    // One batch waits here for the other to begin, or for so long that it is not coming.
+    for (int i = 0; i < 3000 && !at_once; ++i) {
+      at_once = is_moving(1) && is_moving(files);
+      if (!at_once) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  });
+  std::atomic<int> callers = 0;
+  std::atomic<int> done = 0;
+  const auto tell = [&](const MoveProgress& progress) {
+    EXPECT_EQ(++callers, 1);
+    if (progress.step == MoveStep::done) ++done;
+    --callers;
+  };
+  const auto report = tiers_.move(moves, {.on_progress = tell});
+  set_fault_hook({});
+  EXPECT_TRUE(at_once);
+  ASSERT_TRUE(report.ok()) << text_of(report);
+  EXPECT_EQ(report->units, static_cast<std::uint64_t>(files));
+  EXPECT_EQ(report->bytes, files * 100U);
+  EXPECT_EQ(done, files);
+  EXPECT_EQ(tiers_.list({.tier = "hdd"})->size(), static_cast<std::size_t>(files));
+  EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+}
+
+// Room is made by what moves first.
+TEST_F(TiersTest, units_on_their_way_to_different_tiers_move_in_order) {
+  std::vector<PlannedMove> moves;
+  for (int i = 0; i < 70; ++i) put("nvme", "d/" + std::to_string(i), 100);
+  for (const char* to : {"hdd", "ssd"}) {
+    for (int i = 0; i < 70; ++i) moves.push_back({.name = "d/" + std::to_string(i), .to = to});
+  }
+  const auto report = tiers_.move(moves);
+  ASSERT_TRUE(report.ok()) << text_of(report);
+  EXPECT_EQ(report->units, 140U);
+  EXPECT_EQ(tiers_.list({.tier = "ssd"})->size(), 70U);
 }
 
 TEST_F(TiersTest, the_mover_moves_by_itself) {

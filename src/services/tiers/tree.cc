@@ -29,11 +29,6 @@ Error refused(const std::string& path, const std::string& why, const std::string
   return {Code::unsupported, 0, shown(path) + " " + why, hint};
 }
 
-std::string time_text(const struct stat& status) {
-  return std::to_string(status.st_size) + ":" + std::to_string(status.st_mtim.tv_sec) + "." +
-         std::to_string(status.st_mtim.tv_nsec);
-}
-
 // Files that are made as they are read, as in /proc.
 bool has_bytes(const std::string& path) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
@@ -174,7 +169,7 @@ class Scanner {
   }
 
   std::string identity() const {
-    if (tree_.kind == UnitKind::file) return time_text(tree_.entries.front().status);
+    if (tree_.kind == UnitKind::file) return identity_of(tree_.entries.front().status);
     Checksum sum;
     const auto add = [&](std::string_view text) {
       sum.add(std::as_bytes(std::span(text.data(), text.size())));
@@ -184,7 +179,7 @@ class Scanner {
       add(entry.name);
       add(std::to_string(static_cast<int>(entry.kind)));
       add(entry.target);
-      if (entry.kind == Entry::Kind::file) add(time_text(entry.status));
+      if (entry.kind == Entry::Kind::file) add(identity_of(entry.status));
     }
     return sum.hex();
   }
@@ -197,6 +192,11 @@ class Scanner {
 
 }  // namespace
 
+std::string identity_of(const struct stat& file) {
+  return std::to_string(file.st_size) + ":" + std::to_string(file.st_mtim.tv_sec) + "." +
+         std::to_string(file.st_mtim.tv_nsec);
+}
+
 Result<Tree> scan(const std::string& path) {
   return Scanner(path).run();
 }
@@ -208,7 +208,7 @@ Result<Tree> glance(const std::string& path) {
   Tree tree;
   tree.inode = status.st_ino;
   tree.size_bytes = static_cast<std::uint64_t>(status.st_size);
-  tree.identity = time_text(status);
+  tree.identity = identity_of(status);
   return tree;
 }
 

@@ -38,5 +38,7 @@ struct Tree {
 Result<Tree> scan(const std::string& path);
 // Only the identity and the inode, as cheap as can be.
 Result<Tree> glance(const std::string& path);
+// The identity of a unit that is a file.
+std::string identity_of(const struct stat& file);
 
 }  // namespace penstock::tiers
