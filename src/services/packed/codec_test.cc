@@ -15,12 +15,6 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-std::vector<const Kernels*> all_kernels() {
-  std::vector<const Kernels*> all = {&portable_kernels};
-  if (fast_kernels != nullptr && has_fast_kernels()) all.push_back(fast_kernels);
-  return all;
-}
-
 std::uint32_t count_of(Kind kind, const Bytes& values) {
   return static_cast<std::uint32_t>(values.size() / division_of(kind).value_bytes);
 }
@@ -58,7 +52,7 @@ void expect_round_trip(Kind kind, const Bytes& values, std::uint32_t number) {
   const Bytes chunk = encode(portable_kernels, kind, values, number);
   ASSERT_EQ(chunk.size() % chunk_alignment, 0U);
   ASSERT_LE(chunk.size(), round_up(header_bytes + values.size(), chunk_alignment)) << "longer than raw";
-  for (const Kernels* kernels : all_kernels()) {
+  for (const Kernels* kernels : kernels_here()) {
     ASSERT_EQ(encode(*kernels, kind, values, number), chunk) << kernels->name << " packs otherwise";
     Guarded out(values.size());
     const Fault fault = decode_chunk(*kernels, kind, chunk, {number, count_of(kind, values)}, {0, out.memory()});
@@ -133,7 +127,7 @@ TEST(PackedCodec, parts_are_written_and_nothing_else) {
     const std::size_t value_bytes = division_of(kind).value_bytes;
     const Bytes values = make_values(kind, Pattern::normal, 5000, 4);
     const Bytes chunk = encode(best_kernels(), kind, values);
-    for (const Kernels* kernels : all_kernels()) {
+    for (const Kernels* kernels : kernels_here()) {
       for (const std::size_t begin : {0U, 1U, 1000U, 1024U, 4999U}) {
         for (const std::size_t end : {begin, begin + 1, std::size_t{2048}, std::size_t{5000}}) {
           if (end < begin || end > 5000) continue;
@@ -153,7 +147,7 @@ TEST(PackedCodec, a_bit_that_flips_is_found) {
     const Bytes values = make_values(kind, Pattern::normal, 3000, 5);
     const Bytes chunk = encode(best_kernels(), kind, values);
     std::mt19937_64 random(6);
-    for (const Kernels* kernels : all_kernels()) {
+    for (const Kernels* kernels : kernels_here()) {
       for (int i = 0; i < 600; ++i) {
         Bytes changed = chunk;
         const std::size_t at = i < 64 ? static_cast<std::size_t>(i) : random() % changed.size();
@@ -174,7 +168,7 @@ TEST(PackedCodec, chunks_that_lie_write_nothing_outside) {
   for (const Kind kind : kinds) {
     const Bytes values = make_values(kind, Pattern::different, 4000, 8);
     const Bytes normal = encode(best_kernels(), kind, make_values(kind, Pattern::normal, 4000, 8));
-    for (const Kernels* kernels : all_kernels()) {
+    for (const Kernels* kernels : kernels_here()) {
       for (int i = 0; i < 800; ++i) {
         Bytes changed = normal;
         for (std::size_t n = random() % 30; n < 30; ++n) {
@@ -201,7 +195,7 @@ TEST(PackedCodec, too_few_exceptions_are_told) {
   const ChunkSections at = sections_of(Kind::bf16, *header);
   const auto base = static_cast<std::uint16_t>(header->exceptions);
   std::memcpy(chunk.data() + at.bases + 2, &base, sizeof base);
-  for (const Kernels* kernels : all_kernels()) {
+  for (const Kernels* kernels : kernels_here()) {
     Bytes out(values.size());
     EXPECT_EQ(decode_chunk(*kernels, Kind::bf16, chunk, {0, 2048}, {0, out}), Fault::exceptions);
   }

@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
+#include <type_traits>
+#include <vector>
 
 #include "services/packed/format.h"
 
@@ -26,6 +29,7 @@ struct StoredTile {
 
 struct Kernels {
   const char* name;
+  bool (*run_here)();  // whether this processor has the instructions
   // Fills 1024 values. False: there are more exceptions than the chunk has.
   bool (*decode)(Kind kind, const StoredTile& tile, std::byte* out);
   // Sum of a tile of this many bytes, a multiple of 1024, at most 4096.
@@ -43,10 +47,11 @@ struct Kernels {
 };
 
 extern const Kernels portable_kernels;
-extern const Kernels* const fast_kernels;  // of this architecture; null where there are none
-// Whether this processor can run the fast ones.
-bool has_fast_kernels();
-// The fastest that run here; the environment variable PENSTOCK_PACKED_KERNELS=portable takes the portable ones.
+// Of this architecture, the fastest first.
+std::span<const Kernels* const> fast_kernels();
+// Those that run here, the fastest first; the portable ones are the last.
+std::vector<const Kernels*> kernels_here();
+// The fastest that run here, or those that the environment variable PENSTOCK_PACKED_KERNELS names, if they run here.
 const Kernels& best_kernels();
 
 // What is added to the words of a tile, for its sum.
@@ -69,25 +74,41 @@ constexpr std::uint64_t mixed(std::uint64_t sum, std::uint32_t tile) {
   return z ^ (z >> 31);
 }
 
+// As wide as a value.
+template <Kind kind>
+using ValueOf =
+    std::conditional_t<division_of(kind).value_bytes == 1, std::uint8_t,
+                       std::conditional_t<division_of(kind).value_bytes == 2, std::uint16_t, std::uint32_t>>;
+
 // One bit a value, in the order of values.
 using EscapeMasks = std::array<std::uint64_t, tile_values / 64>;
 
-// Puts the exceptions of a tile into values whose symbols are zero.
-template <typename Value>
-bool patch(Kind kind, const StoredTile& tile, const EscapeMasks& masks, std::byte* out) {
-  const Division division = division_of(kind);
-  int count = 0;
-  for (const std::uint64_t mask : masks) count += std::popcount(mask);
-  if (static_cast<std::uint32_t>(count) > tile.exceptions_left) return false;
-  const std::uint8_t* next = tile.exceptions;
+// Puts the exceptions of a tile into values whose symbols are zero. Always part of its caller, for whose instructions
+// it is compiled.
+template <Kind kind>
+[[gnu::always_inline]] inline bool patch(const StoredTile& tile, const EscapeMasks& masks, std::byte* out) {
+  constexpr Division division = division_of(kind);
+  using Value = ValueOf<kind>;
+  // First where they are. A word takes four places, whether it has as many or not: processors foresee that, but not
+  // when a loop over the bits of a word ends.
+  constexpr std::size_t at_once = 4;
+  std::uint16_t places[tile_values];
+  std::size_t count = 0;
   for (std::size_t word = 0; word < masks.size(); ++word) {
-    for (std::uint64_t mask = masks[word]; mask != 0; mask &= mask - 1) {
-      std::byte* const place = out + (word * 64 + static_cast<std::size_t>(std::countr_zero(mask))) * sizeof(Value);
-      Value value;
-      std::memcpy(&value, place, sizeof value);
-      value = static_cast<Value>(value | ((*next++ & division.symbol_mask) << division.symbol_shift));
-      std::memcpy(place, &value, sizeof value);
+    std::uint64_t mask = masks[word];
+    const auto here = static_cast<std::size_t>(std::popcount(mask));
+    for (std::size_t i = 0; i < at_once || i < here; ++i, mask &= mask - 1) {
+      places[count + i] = static_cast<std::uint16_t>(word * 64 + static_cast<std::size_t>(std::countr_zero(mask)));
     }
+    count += here;
+  }
+  if (count > tile.exceptions_left) return false;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::byte* const place = out + std::size_t{places[i]} * sizeof(Value);
+    Value value;
+    std::memcpy(&value, place, sizeof value);
+    value = static_cast<Value>(value | ((tile.exceptions[i] & division.symbol_mask) << division.symbol_shift));
+    std::memcpy(place, &value, sizeof value);
   }
   return true;
 }

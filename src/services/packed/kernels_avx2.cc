@@ -1,7 +1,7 @@
-// For x86_64 processors with AVX2, which has_fast_kernels finds out: nothing here runs elsewhere.
+// For x86_64 processors with AVX2: nothing here runs elsewhere.
 #include <immintrin.h>
 
-#include "services/packed/kernels.h"
+#include "services/packed/kernels_x86_64.h"
 
 // Of functions that are called by others here: they become part of those.
 #define PENSTOCK_AVX2 __attribute__((target("avx2,bmi,popcnt")))
@@ -138,9 +138,7 @@ PENSTOCK_AVX2 bool decode_tile(const StoredTile& tile, std::byte* out) {
   if constexpr (code_bits == 0) return true;
   EscapeMasks masks;
   std::memcpy(masks.data(), escapes, sizeof masks);
-  if constexpr (division_of(kind).value_bytes == 1) return patch<std::uint8_t>(kind, tile, masks, out);
-  if constexpr (division_of(kind).value_bytes == 2) return patch<std::uint16_t>(kind, tile, masks, out);
-  return patch<std::uint32_t>(kind, tile, masks, out);
+  return patch<kind>(tile, masks, out);
 }
 
 struct Loops {
@@ -164,8 +162,10 @@ PENSTOCK_AVX2 std::uint64_t sum(const std::byte* tile, std::size_t bytes) {
   return parts[0] + parts[1] + parts[2] + parts[3];
 }
 
-PENSTOCK_AVX2 std::uint32_t encode(const std::uint8_t* symbols, const std::uint8_t* dictionary, std::uint32_t code_bits,
-                                   std::uint8_t* codes, std::uint8_t* exceptions) {
+}  // namespace
+
+PENSTOCK_AVX2 std::uint32_t encode_by_avx2(const std::uint8_t* symbols, const std::uint8_t* dictionary,
+                                           std::uint32_t code_bits, std::uint8_t* codes, std::uint8_t* exceptions) {
   const int escape = (1 << code_bits) - 1;
   std::uint32_t count = 0;
   for (std::size_t value = 0; value < tile_values; value += 32) {
@@ -185,7 +185,7 @@ PENSTOCK_AVX2 std::uint32_t encode(const std::uint8_t* symbols, const std::uint8
   return count;
 }
 
-PENSTOCK_AVX2 void to_planes(const std::uint8_t* bits, std::uint32_t planes, std::uint8_t* out) {
+PENSTOCK_AVX2 void to_planes_by_avx2(const std::uint8_t* bits, std::uint32_t planes, std::uint8_t* out) {
   const Vector pairs = _mm256_set1_epi16(0x1001);  // the lower nibble, and 16 times the higher
   for (std::size_t place = 0; place < 256; place += 32) {
     Vector values[4];
@@ -205,21 +205,22 @@ PENSTOCK_AVX2 void to_planes(const std::uint8_t* bits, std::uint32_t planes, std
   }
 }
 
-PENSTOCK_AVX2 void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
+PENSTOCK_AVX2 void copy_past_caches_by_avx2(std::byte* to, const std::byte* from, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += 32)
     _mm256_stream_si256(reinterpret_cast<Vector*>(to + at), load(from + at));
 }
 
-constexpr Kernels avx2_kernels = {
-    "avx2", &decode_any<Loops>, &sum, &encode, &to_planes, &copy_past_caches, [] { _mm_sfence(); }};
-
-}  // namespace
-
-constinit const Kernels* const fast_kernels = &avx2_kernels;
-
-bool has_fast_kernels() {
-  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("bmi") != 0 &&
-         __builtin_cpu_supports("popcnt") != 0;
-}
+constinit const Kernels avx2_kernels = {"avx2",
+                                        [] {
+                                          return __builtin_cpu_supports("avx2") != 0 &&
+                                                 __builtin_cpu_supports("bmi") != 0 &&
+                                                 __builtin_cpu_supports("popcnt") != 0;
+                                        },
+                                        &decode_any<Loops>,
+                                        &sum,
+                                        &encode_by_avx2,
+                                        &to_planes_by_avx2,
+                                        &copy_past_caches_by_avx2,
+                                        [] { _mm_sfence(); }};
 
 }  // namespace penstock::packed

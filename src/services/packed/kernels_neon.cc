@@ -108,9 +108,7 @@ bool decode_tile(const StoredTile& tile, std::byte* out) {
   if constexpr (code_bits == 0) return true;
   EscapeMasks masks;
   std::memcpy(masks.data(), escapes, sizeof masks);
-  if constexpr (division_of(kind).value_bytes == 1) return patch<std::uint8_t>(kind, tile, masks, out);
-  if constexpr (division_of(kind).value_bytes == 2) return patch<std::uint16_t>(kind, tile, masks, out);
-  return patch<std::uint32_t>(kind, tile, masks, out);
+  return patch<kind>(tile, masks, out);
 }
 
 struct Loops {
@@ -176,14 +174,14 @@ void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
-constexpr Kernels neon_kernels = {"neon", &decode_any<Loops>, &sum, &encode, &to_planes, &copy, [] {}};
+constexpr Kernels neon_kernels = {"neon", [] { return true; }, &decode_any<Loops>, &sum, &encode, &to_planes, &copy,
+                                  [] {}};
+constexpr const Kernels* all[] = {&neon_kernels};
 
 }  // namespace
 
-constinit const Kernels* const fast_kernels = &neon_kernels;
-
-bool has_fast_kernels() {
-  return true;
+std::span<const Kernels* const> fast_kernels() {
+  return all;
 }
 
 }  // namespace penstock::packed

@@ -3,9 +3,9 @@
 namespace penstock::packed {
 namespace {
 
-template <typename Value>
-bool decode_as(Kind kind, const StoredTile& tile, std::byte* out) {
-  const Division division = division_of(kind);
+template <Kind kind>
+bool decode_as(const StoredTile& tile, std::byte* out) {
+  constexpr Division division = division_of(kind);
   const std::uint32_t escape = (1U << tile.code_bits) - 1;
   std::uint32_t symbols[dictionary_size];
   for (std::uint32_t code = 0; code < dictionary_size; ++code) {
@@ -35,21 +35,26 @@ bool decode_as(Kind kind, const StoredTile& tile, std::byte* out) {
     if (division.low_bytes == 2) {
       whole |= static_cast<std::uint32_t>(tile.low[2 * value] | tile.low[2 * value + 1] << 8);
     }
-    const auto as_value = static_cast<Value>(whole);
-    std::memcpy(out + std::size_t{value} * sizeof(Value), &as_value, sizeof(Value));
+    const auto as_value = static_cast<ValueOf<kind>>(whole);
+    std::memcpy(out + std::size_t{value} * sizeof as_value, &as_value, sizeof as_value);
   }
-  return patch<Value>(kind, tile, escapes, out);
+  return patch<kind>(tile, escapes, out);
 }
 
 bool decode(Kind kind, const StoredTile& tile, std::byte* out) {
-  switch (division_of(kind).value_bytes) {
-    case 1:
-      return decode_as<std::uint8_t>(kind, tile, out);
-    case 2:
-      return decode_as<std::uint16_t>(kind, tile, out);
-    default:
-      return decode_as<std::uint32_t>(kind, tile, out);
+  switch (kind) {
+    case Kind::bf16:
+      return decode_as<Kind::bf16>(tile, out);
+    case Kind::f16:
+      return decode_as<Kind::f16>(tile, out);
+    case Kind::f32:
+      return decode_as<Kind::f32>(tile, out);
+    case Kind::f8_e4m3:
+      return decode_as<Kind::f8_e4m3>(tile, out);
+    case Kind::f8_e5m2:
+      break;
   }
+  return decode_as<Kind::f8_e5m2>(tile, out);
 }
 
 std::uint64_t sum(const std::byte* tile, std::size_t bytes) {
@@ -95,6 +100,7 @@ void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 }  // namespace
 
-constinit const Kernels portable_kernels = {"portable", &decode, &sum, &encode, &to_planes, &copy, [] {}};
+constinit const Kernels portable_kernels = {"portable", [] { return true; }, &decode, &sum,
+                                            &encode,    &to_planes,          &copy,   [] {}};
 
 }  // namespace penstock::packed
