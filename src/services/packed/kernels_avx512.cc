@@ -31,7 +31,7 @@ PENSTOCK_AVX512_INLINE void store(std::byte* to, Vector vector) {
 
 template <int half>
 PENSTOCK_AVX512_INLINE __m256i half_of(Vector vector) {
-  return half == 0 ? _mm512_castsi512_si256(vector) : _mm512_extracti64x4_epi64(vector, 1);
+  return _mm512_extracti64x4_epi64(vector, half);
 }
 
 // 64 nibbles of a plane, a byte each. The upper half of a byte has anything.
@@ -43,7 +43,9 @@ PENSTOCK_AVX512_INLINE Vector nibbles(const std::uint8_t* plane, std::size_t pla
 // Bit `from` of each nibble, at bit `to` of a byte, beside what is there.
 template <int from, int to>
 PENSTOCK_AVX512_INLINE Vector with_bit(Vector bytes, Vector nibbles) {
-  const Vector at = from <= to ? _mm512_slli_epi16(nibbles, to - from) : _mm512_srli_epi16(nibbles, from - to);
+  Vector at = nibbles;
+  if constexpr (from < to) at = _mm512_slli_epi16(nibbles, to - from);
+  if constexpr (from > to) at = _mm512_srli_epi16(nibbles, from - to);
   return _mm512_ternarylogic_epi64(at, _mm512_set1_epi8(static_cast<char>(1 << to)), bytes, and_or);
 }
 
