@@ -32,6 +32,8 @@ struct PENSTOCK_EXPORT Statistics {
   std::vector<RouteStatistics> routes;  // those that were used
   std::uint64_t requests = 0;           // that ended
   std::uint64_t requests_failed = 0;    // failed, cancelled or abandoned
+  std::uint64_t stored_bytes = 0;       // read to make others of them: packed tensors (Range::stored)
+  std::uint64_t made_bytes = 0;         // those that were made of them
   std::uint64_t pinned_bytes = 0;       // of the budget, now
   std::uint64_t lanes_replaced = 0;
   std::uint64_t quarantined_bytes = 0;  // memory that abandoned operations may still touch, now

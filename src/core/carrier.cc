@@ -424,6 +424,7 @@ void Carrier::account(std::uint32_t index) {
   if (piece.making) {
     part.stored_bytes += piece.length;
     part.made_bytes += piece.memory_bytes;
+    lane_.statistics->record_made(piece.length, piece.memory_bytes);
   }
   part.keep_or_stop([&] {
     if (piece.making || piece.routes[main_route] == piece.memory_bytes) {

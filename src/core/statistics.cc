@@ -170,12 +170,24 @@ StatisticsHub::Totals StatisticsHub::totals_locked(std::size_t cell) const {
   return totals;
 }
 
+StatisticsHub::Made StatisticsHub::made_locked() const {
+  Made made;
+  for (const auto& lane : lanes_) {
+    made.stored_bytes += lane->stored_bytes_.get();
+    made.made_bytes += lane->made_bytes_.get();
+  }
+  return made;
+}
+
 Statistics StatisticsHub::snapshot() const {
   const std::lock_guard lock(mutex_);
   Statistics result;
   result.seconds = seconds_between(since_, Clock::now());
   result.requests = requests_.load(std::memory_order_relaxed) - baseline_requests_;
   result.requests_failed = requests_failed_.load(std::memory_order_relaxed) - baseline_requests_failed_;
+  const Made made = made_locked();
+  result.stored_bytes = made.stored_bytes - baseline_made_.stored_bytes;
+  result.made_bytes = made.made_bytes - baseline_made_.made_bytes;
   for (const auto& lane : lanes_) {
     result.operations_in_flight += lane->operations_in_flight_.load(std::memory_order_relaxed);
     result.bytes_in_flight += lane->bytes_in_flight_.load(std::memory_order_relaxed);
@@ -216,6 +228,7 @@ void StatisticsHub::reset() {
   }
   baseline_requests_ = requests_.load(std::memory_order_relaxed);
   baseline_requests_failed_ = requests_failed_.load(std::memory_order_relaxed);
+  baseline_made_ = made_locked();
   since_ = Clock::now();
 }
 
@@ -245,6 +258,8 @@ void visit_totals(All& all, Visit visit) {
   visit("seconds", all.seconds);
   visit("requests", all.requests);
   visit("requests_failed", all.requests_failed);
+  visit("stored_bytes", all.stored_bytes);
+  visit("made_bytes", all.made_bytes);
   visit("pinned_bytes", all.pinned_bytes);
   visit("lanes_replaced", all.lanes_replaced);
   visit("quarantined_bytes", all.quarantined_bytes);

@@ -50,6 +50,11 @@ class LaneStatistics {
 
   // REQUIRES: engine < the number of engines of the hub.
   void record(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns, bool ok);
+  // Bytes that were made of stored ones.
+  void record_made(std::uint64_t stored_bytes, std::uint64_t made_bytes) {
+    stored_bytes_.add(stored_bytes);
+    made_bytes_.add(made_bytes);
+  }
   // What engines have of the lane's, from now on.
   void set_in_flight(std::uint64_t operations, std::uint64_t bytes) {
     operations_in_flight_.store(operations, std::memory_order_relaxed);
@@ -89,6 +94,8 @@ class LaneStatistics {
   std::vector<std::size_t> batch_;         // cells touched since the last publish; never grows past its reserve
   std::shared_ptr<std::vector<BandwidthMeter>> meters_;  // shared with the hub and its other lanes
   std::atomic<bool> taken_{false};                       // a lane records here
+  Counter stored_bytes_;
+  Counter made_bytes_;
   std::atomic<std::uint64_t> operations_in_flight_{0};
   std::atomic<std::uint64_t> bytes_in_flight_{0};
 };
@@ -117,8 +124,13 @@ class StatisticsHub {
 
     void subtract(const Totals& earlier);
   };
+  struct Made {
+    std::uint64_t stored_bytes = 0;
+    std::uint64_t made_bytes = 0;
+  };
   std::size_t cell_count() const { return engine_names_.size() * route_count; }
   Totals totals_locked(std::size_t cell) const;
+  Made made_locked() const;
 
   const std::vector<std::string> engine_names_;  // with that one, last
   const std::shared_ptr<std::vector<BandwidthMeter>> meters_;
@@ -130,6 +142,7 @@ class StatisticsHub {
   std::vector<Totals> baseline_;
   std::uint64_t baseline_requests_ = 0;
   std::uint64_t baseline_requests_failed_ = 0;
+  Made baseline_made_;
   TimePoint since_ = Clock::now();
 };
 

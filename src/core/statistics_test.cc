@@ -115,8 +115,13 @@ TEST(Statistics, a_reset_forgets_what_was_before_it) {
   hub.request_ended(false);
   EXPECT_EQ(hub.snapshot().requests, 2u);
   EXPECT_EQ(hub.snapshot().requests_failed, 1u);
+  lane->record_made(700, 1000);
+  EXPECT_EQ(hub.snapshot().stored_bytes, 700u);
+  EXPECT_EQ(hub.snapshot().made_bytes, 1000u);
 
   hub.reset();
+  EXPECT_EQ(hub.snapshot().stored_bytes, 0u);
+  hub.add_lane()->record_made(7, 10);
   EXPECT_TRUE(hub.snapshot().routes.empty());
   EXPECT_EQ(hub.snapshot().requests, 0u);
   lane->record(0, Route::cached, 10, 12, true);
@@ -130,6 +135,8 @@ TEST(Statistics, a_reset_forgets_what_was_before_it) {
   EXPECT_EQ(statistics.routes[0].bandwidth_peak, 0);
   EXPECT_EQ(statistics.requests, 1u);
   EXPECT_EQ(statistics.requests_failed, 0u);
+  EXPECT_EQ(statistics.stored_bytes, 7u);
+  EXPECT_EQ(statistics.made_bytes, 10u);
 }
 
 TEST(Statistics, of_ended_lanes_are_not_lost_and_their_counters_are_used_again) {

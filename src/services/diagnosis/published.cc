@@ -198,6 +198,9 @@ std::string to_prometheus(std::span<const Published> published) {
   exposition.add("penstock_requests_total", "counter", "Requests ended.", number(&Statistics::requests));
   exposition.add("penstock_requests_failed_total", "counter", "Requests failed, cancelled or abandoned.",
                  number(&Statistics::requests_failed));
+  exposition.add("penstock_stored_bytes_total", "counter", "Bytes read to make others of them, such as packed tensors.",
+                 number(&Statistics::stored_bytes));
+  exposition.add("penstock_made_bytes_total", "counter", "Bytes made of stored ones.", number(&Statistics::made_bytes));
   exposition.add("penstock_lanes_replaced_total", "counter", "Lanes replaced because operations were stuck.",
                  number(&Statistics::lanes_replaced));
   exposition.add("penstock_pinned_bytes", "gauge", "Staging and pinned memory.", number(&Statistics::pinned_bytes));

@@ -9,6 +9,7 @@
 
 #include "penstock/models.h"
 #include "penstock/packing.h"
+#include "penstock/published.h"
 #include "services/models/packed_metadata.h"
 #include "services/models/packed_writer.h"
 #include "services/models/test_model.h"
@@ -74,6 +75,7 @@ class PackedModelTest : public ModelTest {
     for (std::uint32_t i = 0; i < memory.size(); ++i) {
       parts.push_back({.tensor = i, .memory = Region::host(memory[i].data(), memory[i].size())});
     }
+    context_.reset_statistics();
     auto loading = load(context_, model, parts);
     ASSERT_TRUE(loading) << loading.error().message;
     loading->wait();
@@ -89,6 +91,15 @@ class PackedModelTest : public ModelTest {
     for (const TensorInfo& info : model.tensors()) decoded += info.packing.empty() ? 0 : info.size_bytes;
     EXPECT_EQ(report.packed_bytes, decoded);
     EXPECT_EQ(report.wanted_bytes, model.size_bytes());
+    const Statistics statistics = context_.statistics();
+    EXPECT_EQ(statistics.made_bytes, decoded);
+    EXPECT_EQ(statistics.stored_bytes, report.stored_bytes);
+    const Published published[] = {{.name = "test", .pid = 1, .command = {}, .file = {}, .statistics = statistics}};
+    const std::string metrics = to_prometheus(published);
+    EXPECT_NE(metrics.find("\npenstock_made_bytes_total{"), std::string::npos);
+    EXPECT_NE(metrics.find("\npenstock_stored_bytes_total{"), std::string::npos);
+    EXPECT_NE(metrics.find("} " + std::to_string(decoded) + "\n"), std::string::npos) << metrics;
+    EXPECT_NE(metrics.find("} " + std::to_string(report.stored_bytes) + "\n"), std::string::npos) << metrics;
     if (decoded != 0) {
       EXPECT_LT(report.stored_bytes, report.packed_bytes);
     }
