@@ -25,6 +25,7 @@
 #include "arguments.h"
 #include "gpu_by_hand.h"
 #include "rounds.h"
+#include "services/models/range_list.h"
 #include "services/packed/codec.h"
 #include "services/packed/unpack.h"
 #include "tally.h"
@@ -485,21 +486,16 @@ class Load {
         tensor_(settings),
         context_(value_of(penstock::Context::create(value_of(penstock::Options::from_json(settings.options_json))))),
         store_(value_of(context_.open(settings.file))),
-        buffer_(value_of(context_.allocate(Domain::cuda(0), tensor_.size_bytes))) {
-    const auto runs = tensor_.runs(context_.options().staging_slot_bytes);
-    stored_.reserve(runs.size());
-    for (const packed::ChunkRun& run : runs) {
-      const std::uint64_t begin = std::uint64_t{run.first} * chunk_bytes;
-      stored_.push_back({tensor_.transform, run.stored_bytes, begin});
-      ranges_.push_back({&store_, run.offset, buffer_.region().part(begin, run.bytes), &stored_.back()});
-    }
-  }
+        buffer_(value_of(context_.allocate(Domain::cuda(0), tensor_.size_bytes))) {}
   Json run(double seconds) {
     bench::Tally tally;
     std::uint64_t loads = 0;
     const double start = bench::now();
     do {
-      tally.add(context_.transfer(penstock::Direction::read, ranges_));
+      // As a model does it: the ranges are made for each load.
+      penstock::models::RangeList list(context_);
+      list.add(store_, {.memory = buffer_.region(), .packed = {tensor_.transform, 0}});
+      tally.add(context_.transfer(penstock::Direction::read, list.ranges()));
       ++loads;
     } while (bench::now() - start < seconds);
     return tally.json(bench::now() - start, loads);
@@ -523,8 +519,6 @@ class Load {
   penstock::Context context_;
   penstock::Store store_;
   penstock::Buffer buffer_;
-  std::vector<penstock::Stored> stored_;
-  std::vector<penstock::Range> ranges_;
 };
 
 template <typename Subject>
