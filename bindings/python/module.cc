@@ -1,6 +1,7 @@
 // penstock._core: the library as Python sees it. The package around it is what users import.
-#include <cxxabi.h>
 #include <nanobind/nanobind.h>
+
+#include <exception>
 
 #include "context.h"
 #include "gil.h"
@@ -16,7 +17,7 @@
 NB_MODULE(_core, module) {
   // The C library ends the process where a thread has no memory for what throws std::bad_alloc in it: so it is made
   // now.
-  [[maybe_unused]] void* volatile made = abi::__cxa_get_globals();  // or the compiler would leave it out
+  [[maybe_unused]] volatile int made = std::uncaught_exceptions();  // or the compiler would leave it out
   // A daemon thread that still waits when the process ends is no mistake of the binding.
   nanobind::set_leak_warnings(false);
   module.def("shut_down", &penstock::python::shut_down);

@@ -1,10 +1,10 @@
 #include "penstock/context.h"
 
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <new>
@@ -234,7 +234,7 @@ Result<Context> Context::create(const Options& options) {
   // The C library ends the process where there is no memory for what a thread has of a library that was loaded later,
   // of ours and of the one that throws std::bad_alloc: so it is made now.
   static_cast<void>(core::CompletionThread::inside_callback());
-  [[maybe_unused]] void* volatile made = abi::__cxa_get_globals();  // or the compiler would leave it out
+  [[maybe_unused]] volatile int made = std::uncaught_exceptions();  // or the compiler would leave it out
   return or_out_of_memory([&]() -> Result<Context> {
     Options chosen = options;
     if (const char* engine = std::getenv("PENSTOCK_ENGINE"); engine != nullptr && *engine != '\0') {

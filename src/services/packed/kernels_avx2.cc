@@ -211,11 +211,7 @@ PENSTOCK_AVX2 void copy_past_caches_by_avx2(std::byte* to, const std::byte* from
 }
 
 constinit const Kernels avx2_kernels = {"avx2",
-                                        [] {
-                                          return __builtin_cpu_supports("avx2") != 0 &&
-                                                 __builtin_cpu_supports("bmi") != 0 &&
-                                                 __builtin_cpu_supports("popcnt") != 0;
-                                        },
+                                        &has_avx2,
                                         &decode_any<Loops>,
                                         &sum,
                                         &encode_by_avx2,

@@ -165,12 +165,7 @@ PENSTOCK_AVX512 std::uint64_t sum(const std::byte* tile, std::size_t bytes) {
 }  // namespace
 
 constinit const Kernels avx512_kernels = {"avx512",
-                                          [] {
-                                            return avx2_kernels.run_here() && __builtin_cpu_supports("avx512f") != 0 &&
-                                                   __builtin_cpu_supports("avx512bw") != 0 &&
-                                                   __builtin_cpu_supports("avx512vl") != 0 &&
-                                                   __builtin_cpu_supports("avx512vbmi2") != 0;
-                                          },
+                                          &has_avx512,
                                           &decode_any<Loops>,
                                           &sum,
                                           &encode_by_avx2,

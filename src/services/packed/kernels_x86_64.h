@@ -7,6 +7,10 @@
 
 namespace penstock::packed {
 
+// What the kernels need of the processor, and of the system, which must save its registers.
+bool has_avx2();
+bool has_avx512();
+
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
 
