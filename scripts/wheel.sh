@@ -59,7 +59,8 @@ get_zig() {
   [[ ! -d $zig/${zig_package/==/-}.dist-info ]] || return 0
   echo "installing $zig_package, of about 100 MB, in $zig"
   rm -rf "$zig"
-  pip_install "${pythons[0]}" --target "$zig" "$zig_package" || die "--glibc needs $zig_package from PyPI: see pip's error"
+  pip_install "${pythons[0]}" --target "$zig" "$zig_package" ||
+    die "--glibc needs $zig_package from PyPI, which pip could not install (it has ten minutes)"
 }
 
 bundle_packages() {
