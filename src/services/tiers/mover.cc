@@ -33,6 +33,13 @@ Error changed(const std::string& path) {
           "import it again to take it as it is (penstock tier import)"};
 }
 
+// Whether a file is what it was when the copy began. Its other time can be set back, this one can't.
+bool is_unchanged(const Tree& tree, const MoveRow& row) {
+  const timespec& changed = tree.entries.front().status.st_ctim;
+  const double changed_at = static_cast<double>(changed.tv_sec) + static_cast<double>(changed.tv_nsec) * 1e-9;
+  return tree.identity == row.identity && tree.inode == row.source_inode && changed_at <= row.began_at;
+}
+
 // What can't be removed afterwards would lie on both tiers.
 Error stays(const std::string& what) {
   return system_error(errno, "move " + what, "its file system is read-only, or it is protected");
@@ -393,7 +400,7 @@ Status Mover::begin(Work& work) const {
   if (there->st_ino != 0 && !(work.tree.kind == UnitKind::directory && is_empty_folder(work.target))) {
     return Error{Code::in_use, EEXIST, work.target + " exists, and is not the unit's", "move it away, or remove it"};
   }
-  if (work.resumed && work.row.identity != work.tree.identity) {
+  if (work.resumed && !is_unchanged(work.tree, work.row)) {
     work.resumed = false;
     work.row = {};
     if (Status removed = remove_all(work.staged); !removed) return removed;

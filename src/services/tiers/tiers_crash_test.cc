@@ -279,6 +279,25 @@ TEST(TiersCrash, a_large_copy_goes_on_where_it_was_safe) {
   EXPECT_EQ(folders.where("a"), std::vector<std::string>{"ssd"});
 }
 
+TEST(TiersCrash, a_copy_of_what_was_changed_meanwhile_is_made_anew_whatever_its_time_says) {
+  const Folders folders;
+  kill_a_large_copy(folders);
+  const auto time = fs::last_write_time(folders.path("nvme/a"));
+  {
+    std::fstream source(folders.path("nvme/a"), std::ios::in | std::ios::out | std::ios::binary);
+    source.seekp(safe_bytes + 1000);  // what was not copied yet
+    source << "changed";
+  }
+  fs::last_write_time(folders.path("nvme/a"), time);
+  const std::string changed = read_file(folders.path("nvme/a"));
+  auto tiers = Tiers::open(folders.options());
+  ASSERT_TRUE(tiers.ok());
+  const auto moved = tiers->move("a", "ssd");
+  ASSERT_TRUE(moved.ok()) << text_of(moved);
+  EXPECT_EQ(moved->resumed_bytes, 0U);
+  EXPECT_TRUE(read_file(folders.path("ssd/a")) == changed);
+}
+
 TEST(TiersCrash, a_copy_that_was_damaged_meanwhile_is_made_anew) {
   const Folders folders;
   kill_a_large_copy(folders);
