@@ -10,6 +10,7 @@
 #include "interrupt.h"
 #include "output.h"
 #include "report_file.h"
+#include "tier_names.h"
 #include "tier_page.h"
 
 namespace penstock::cli {
@@ -58,31 +59,6 @@ void choose_policy(const TierFlags& flags, TierPolicy& policy) {
   policy.half_life_seconds = flags.half_life.value_or(policy.half_life_seconds);
   policy.cooling = flags.cooling.value_or(policy.cooling);
   policy.least_stay_seconds = flags.least_stay.value_or(policy.least_stay_seconds);
-}
-
-// Names are bytes, and texts of JSON are not. One that is not UTF-8 is percent-encoded, as in "tier:NAME".
-Json name_json(const std::string& name) {
-  const Json json = name;
-  const bool is_text = json.dump(-1, ' ', false, Json::error_handler_t::ignore) ==
-                       json.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (is_text) return json;
-  std::string encoded;
-  for (const char c : name) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x80 && c != '%') {
-      encoded += c;
-    } else {
-      constexpr const char* digits = "0123456789ABCDEF";
-      encoded += {'%', digits[byte >> 4], digits[byte & 15]};
-    }
-  }
-  return encoded;
-}
-
-// The name as it is; but if there is no such unit, and one that it is the encoding of, that one's.
-std::string meant(const Tiers& tiers, const std::string& given) {
-  std::string decoded = percent_decoded(given);
-  return decoded != given && !tiers.find(given).ok() && tiers.find(decoded).ok() ? std::move(decoded) : given;
 }
 
 Json tier_json(const TierInfo& tier) {
@@ -242,8 +218,9 @@ Exit status(const TierFlags& flags, const Output& output, Tiers& tiers) {
 }
 
 Exit list_units(const TierFlags& flags, const Output& output, Tiers& tiers) {
-  const auto units =
-      tiers.list({.tier = flags.tier, .prefix = flags.prefix, .after = flags.after, .limit = flags.limit});
+  // Not by what there is now: the unit may be gone since its name was printed.
+  const std::string after = output.json() ? percent_decoded(flags.after) : flags.after;
+  const auto units = tiers.list({.tier = flags.tier, .prefix = flags.prefix, .after = after, .limit = flags.limit});
   if (!units.ok()) return output.fail(units.error());
   if (output.json()) {
     Json json = head("list");
@@ -273,8 +250,10 @@ Exit where(const TierFlags& flags, const Output& output, Tiers& tiers) {
     json["name"] = name_json(flags.name);
     json["path"] = name_json(*path);
     output.object(json);
-  } else {
+  } else if (output.on_terminal()) {
     output.heading(*path);
+  } else if (!flags.output.quiet) {
+    std::puts(path->c_str());  // for programs: as it is
   }
   return Exit::ok;
 }
@@ -304,9 +283,9 @@ Exit import(const TierFlags& flags, const Output& output, Tiers& tiers) {
     if (flags.names.empty())
       return output.fail(tier_usage("which units?", "name them, or give --all (with --tier TIER for one tier)"));
     for (const std::string& name : flags.names) {
-      Status imported = tiers.import(meant(tiers, name), flags.checksum);
+      Status imported = tiers.import(percent_decoded(name), flags.checksum);
       if (!imported.ok() && imported.error().code == Code::not_found && percent_decoded(name) != name) {
-        imported = tiers.import(percent_decoded(name), flags.checksum);
+        imported = tiers.import(name, flags.checksum);
       }
       if (!imported.ok()) return output.fail(imported.error());
     }
@@ -394,15 +373,16 @@ Exit moved(const char* verb, const Output& output, const Result<MoveReport>& rep
     output.object(json);
   } else {
     for (const MoveFailure& failure : report->failures) {
-      output.item(Mark::bad, failure.name + ": " + failure.error.message +
-                                 (failure.error.hint.empty() ? "" : "; " + failure.error.hint));
+      Error error = failure.error;
+      error.message = failure.name + ": " + error.message;
+      static_cast<void>(output.fail(error));
     }
+    if (stopped) static_cast<void>(output.fail(*report->error));
     output.verdict(std::to_string(report->units) + " units, " + format_bytes(report->bytes) + " in " +
                    format_seconds(report->seconds) + ": " + format_rate(rate(report->bytes, report->seconds)));
     if (report->resumed_bytes != 0) output.field("resumed", format_bytes(report->resumed_bytes));
     if (report->busy != 0) output.field("busy", std::to_string(report->busy) + " units, with other processes");
     if (report->failure_count != 0) output.field("failed", std::to_string(report->failure_count));
-    if (stopped) output.field("stopped", report->error->message + "; " + report->error->hint);
   }
   if (interrupted()) return Exit::interrupted;
   if (stopped) return exit_for(report->error->code);
@@ -707,7 +687,6 @@ Command add_tier(CLI::App& tool) {
               Result<Tiers> tiers = Tiers::open(options_of(*flags));
               if (!tiers.ok()) return output.fail(tiers.error());
               flags->name = meant(*tiers, flags->name);
-              flags->after = meant(*tiers, flags->after);
               return verb.run(*flags, output, *tiers);
             }
             return Exit::usage;

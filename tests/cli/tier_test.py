@@ -109,16 +109,51 @@ class Commands(TierTest):
         self.put("nvme/50%41", b"plain")
         self.tier("import", "--all")
         names = [unit["name"] for unit in self.tier("list")["units"]]
-        self.assertEqual(names, ["50%41", "a%FF100%25"])
+        self.assertEqual(names, ["50%2541", "a%FF100%25"])
         self.tier("move", "a%FF100%25", "hdd")
         self.assertEqual((self.folder / os.fsdecode(b"hdd/a\xff100%")).read_bytes(), b"odd")
         self.assertEqual(self.tier("where", "a%FF100%25")["path"], f"{self.folder}/hdd/a%FF100%25")
-        self.assertEqual(self.tier("where", "50%41")["path"], f"{self.folder}/nvme/50%41")
+        for name in "50%41", "50%2541":
+            self.assertEqual(self.tier("where", name)["path"], f"{self.folder}/nvme/50%2541")
         self.assertEqual(self.json_of("load", "tier:a%FF100%25", env=self.env)["bytes"], 3)
         self.assertEqual([unit["name"] for unit in self.tier("list", "--after", "50%41")["units"]], ["a%FF100%25"])
         self.tier("forget", "a%FF100%25")
         self.tier("import", "a%FF100%25")
         self.assertEqual(len(self.tier("list")["units"]), 2)
+
+    def test_a_name_in_json_stands_for_one_unit(self):
+        for name in b"\xff", b"%FF", b"%25FF", b"100%":
+            self.put(os.fsdecode(b"nvme/" + name), name)
+        self.tier("import", "--all")
+        names, after = [], []
+        for _ in range(5):
+            units = self.tier("list", "--limit", 1, *after)["units"]
+            names += [unit["name"] for unit in units]
+            after = ["--after", names[-1]]
+        self.assertEqual(names, ["%2525FF", "%25FF", "100%", "%FF"])
+        self.tier("move", "%FF", "hdd")
+        self.assertEqual((self.folder / os.fsdecode(b"hdd/\xff")).read_bytes(), b"\xff")
+        self.tier("forget", "%FF")
+        self.assertEqual(self.tier("list", "--after", "%FF")["units"], [])
+
+    def test_where_prints_a_path_as_it_is_to_programs(self):
+        self.put("nvme/a\tb\x01", b"odd")
+        self.tier("import", "--all")
+        printed = self.run_tool("tier", "where", "a\tb\x01", env=self.env).stdout
+        self.assertEqual(printed, f"{self.folder}/nvme/a\tb\x01\n".encode())
+        text, code = self.on_terminal(200, "tier", "where", "a\tb\x01", env=self.env)
+        self.assertEqual(code, 0)
+        self.assertIn("a?b?", text)
+
+    def test_what_fails_is_told_on_the_error_output_also_when_quiet(self):
+        self.put("nvme/a", b"new")
+        self.tier("import", "--all")
+        self.put("hdd/a", b"in the way")
+        for arguments in ("rebalance",), ("move", "a", "hdd"):
+            ended = self.run_tool("tier", *arguments, "--quiet", env=self.env)
+            self.assertNotEqual(ended.returncode, 0)
+            self.assertEqual(ended.stdout, b"")
+            self.assertIn(b"exists, and is not the unit's", ended.stderr)
 
     def test_clean_says_who_clears_tiers_up(self):
         error = self.fails("invalid_argument", 2, "clean", "tier:models", env=self.env)
@@ -249,9 +284,9 @@ class Running(TierTest):
         process = self.start_tier("rebalance", "--rate", "4MiB")
         time.sleep(1)
         process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=30)
-        self.assertEqual(process.returncode, 130, stdout)
-        self.assertIn(b"the move was stopped", stdout)
+        _, stderr = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 130, stderr)
+        self.assertIn(b"the move was stopped", stderr)
         moved = self.tier("move", "large", "hdd")
         self.assertGreater(moved["resumed_bytes"], 0)
         self.assertEqual((self.folder / "hdd/large").read_bytes(), content)
