@@ -157,7 +157,7 @@ Status LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
 bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request) {
   auto& parts = request.parts;
   std::size_t given = 0;
-  // For a short request the lane that was given last is the quickest, if it is free: its thread and its stream are warm.
+  // For a short request the lane that was given last is the quickest, if it is free: thread and stream are warm.
   const auto& last = workers_[last_].lane;
   const bool is_last_free = parts.size() == 1 && last && !last->busy();
   const std::uint32_t begin = request.first_lane.value_or(is_last_free ? last_ : next_);

@@ -210,13 +210,8 @@ PENSTOCK_AVX2 void copy_past_caches_by_avx2(std::byte* to, const std::byte* from
     _mm256_stream_si256(reinterpret_cast<Vector*>(to + at), load(from + at));
 }
 
-constinit const Kernels avx2_kernels = {"avx2",
-                                        &has_avx2,
-                                        &decode_any<Loops>,
-                                        &sum,
-                                        &encode_by_avx2,
-                                        &to_planes_by_avx2,
-                                        &copy_past_caches_by_avx2,
-                                        [] { _mm_sfence(); }};
+constinit const Kernels avx2_kernels = {
+    "avx2",          &has_avx2,          &decode_any<Loops>,        &sum,
+    &encode_by_avx2, &to_planes_by_avx2, &copy_past_caches_by_avx2, [] { _mm_sfence(); }};
 
 }  // namespace penstock::packed

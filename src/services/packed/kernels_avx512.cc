@@ -164,13 +164,8 @@ PENSTOCK_AVX512 std::uint64_t sum(const std::byte* tile, std::size_t bytes) {
 
 }  // namespace
 
-constinit const Kernels avx512_kernels = {"avx512",
-                                          &has_avx512,
-                                          &decode_any<Loops>,
-                                          &sum,
-                                          &encode_by_avx2,
-                                          &to_planes_by_avx2,
-                                          &copy_past_caches_by_avx2,
-                                          [] { _mm_sfence(); }};
+constinit const Kernels avx512_kernels = {
+    "avx512",        &has_avx512,        &decode_any<Loops>,        &sum,
+    &encode_by_avx2, &to_planes_by_avx2, &copy_past_caches_by_avx2, [] { _mm_sfence(); }};
 
 }  // namespace penstock::packed

@@ -393,7 +393,7 @@ RowsReport failed(Error error) {
 Status check_numbers(const Table& table, const RowNumbers& numbers, std::span<const std::uint32_t> places) {
   return with_numbers(numbers, [&](auto span) -> Status {
     const std::uint64_t rows = table.info().rows;
-    // The topmost bit is set if one is past the last row: no comparison, so that any processor looks at several at once.
+    // The topmost bit is set if one is past the last row. Without comparisons any processor looks at several at once.
     std::uint64_t seen = 0;
     for (const auto number : span) seen |= row_of(number) | (rows - 1 - row_of(number));
     if (seen >> 63 == 0) return {};
