@@ -151,6 +151,7 @@ Result<std::unique_ptr<Mover>> Mover::create(Catalog& catalog, Context& copying,
 Mover::Mover(Catalog& catalog, Context& copying, const MoveOptions& options, UnitLocks locks,
              std::vector<TierRow> tiers)
     : catalog_(catalog),
+      context_(copying),
       options_(options),
       locks_(std::move(locks)),
       tiers_(std::move(tiers)),

@@ -98,6 +98,7 @@ class Mover {
   Status clear_aside(std::vector<TierFinding>& findings);
 
   Catalog& catalog_;
+  Context& context_;
   const MoveOptions options_;
   UnitLocks locks_;
   const std::vector<TierRow> tiers_;
