@@ -146,6 +146,7 @@ struct MoveProgress {
   std::uint64_t total_bytes = 0;
 };
 
+// Its functions may be called by another thread than the caller's, one at a time.
 struct MoveOptions {
   std::uint64_t bytes_per_second = 0;  // how fast to read the source; 0: as fast as it goes
   // Asked between pieces; false ends it with Code::cancelled. What was copied of a large file stays, and the next move

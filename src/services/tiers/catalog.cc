@@ -65,6 +65,44 @@ std::int64_t stored(std::uint64_t value) {
   return static_cast<std::int64_t>(value);
 }
 
+// What is left of a query, each row by `read`.
+template <typename Read>
+auto all_rows(Statement& row, const Read& read) -> Result<std::vector<decltype(read(row))>> {
+  std::vector<decltype(read(row))> all;
+  for (;;) {
+    const auto more = row.step();
+    if (!more) return more.error();
+    if (!*more) return all;
+    all.push_back(read(row));
+  }
+}
+
+TierRow tier_row(const Statement& row) {
+  return {.id = row.integer(0),
+          .name = row.text(1),
+          .path = row.text(2),
+          .mark = row.text(3),
+          .capacity_bytes = count(row.integer(4)),
+          .low_water = row.real(5),
+          .high_water = row.real(6),
+          .from_heat = row.real(7),
+          .read_only = row.integer(8) != 0,
+          .read_speed = row.real(9),
+          .write_speed = row.real(10),
+          .gpu_direct = row.text(11)};
+}
+
+Brief brief_row(const Statement& row) {
+  Brief brief{.id = row.integer(0),
+              .tier = row.integer(1),
+              .room_bytes = count(row.integer(2)),
+              .heat = row.real(3),
+              .heat_at = row.real(4),
+              .moved_at = row.real(5)};
+  if (!row.is_null(6)) brief.pinned = row.integer(6);
+  return brief;
+}
+
 UnitRow unit_row(const Statement& row) {
   UnitRow unit{.id = row.integer(0),
                .name = row.text(1),
@@ -272,24 +310,7 @@ Status Catalog::read(const std::function<Status()>& work) {
 Result<std::vector<TierRow>> Catalog::tiers() {
   const std::scoped_lock lock(mutex_);
   const Using row(statements_->tiers);
-  std::vector<TierRow> all;
-  for (;;) {
-    const auto more = row->step();
-    if (!more) return more.error();
-    if (!*more) return all;
-    all.push_back({.id = row->integer(0),
-                   .name = row->text(1),
-                   .path = row->text(2),
-                   .mark = row->text(3),
-                   .capacity_bytes = count(row->integer(4)),
-                   .low_water = row->real(5),
-                   .high_water = row->real(6),
-                   .from_heat = row->real(7),
-                   .read_only = row->integer(8) != 0,
-                   .read_speed = row->real(9),
-                   .write_speed = row->real(10),
-                   .gpu_direct = row->text(11)});
-  }
+  return all_rows(*row, tier_row);
 }
 
 Result<std::int64_t> Catalog::insert_tier(const TierRow& tier, std::int64_t behind) {
@@ -422,45 +443,21 @@ Result<std::vector<UnitRow>> Catalog::units(const UnitFilter& filter, std::optio
   if (!end.empty()) row.bind(3, std::string_view(end));
   if (tier) row.bind(4, *tier);
   row.bind(5, stored(std::min<std::uint64_t>(filter.limit, INT64_MAX)));
-  std::vector<UnitRow> all;
-  for (;;) {
-    const auto more = row.step();
-    if (!more) return more.error();
-    if (!*more) return all;
-    all.push_back(unit_row(row));
-  }
+  return all_rows(row, unit_row);
 }
 
 Result<std::vector<UnitRow>> Catalog::units_in_doubt() {
   const std::scoped_lock lock(mutex_);
   Statement row(database_,
                 (std::string("SELECT ") + unit_columns + " FROM unit WHERE doubt <> '' AND is_new = 0").c_str());
-  std::vector<UnitRow> all;
-  for (;;) {
-    const auto more = row.step();
-    if (!more) return more.error();
-    if (!*more) return all;
-    all.push_back(unit_row(row));
-  }
+  return all_rows(row, unit_row);
 }
 
 Result<std::vector<Brief>> Catalog::briefs() {
   const std::scoped_lock lock(mutex_);
   Statement row(database_,
                 "SELECT id, tier, room, heat, heat_at, moved_at, pinned FROM unit WHERE is_new = 0 AND doubt = ''");
-  std::vector<Brief> all;
-  for (;;) {
-    const auto more = row.step();
-    if (!more) return more.error();
-    if (!*more) return all;
-    all.push_back({.id = row.integer(0),
-                   .tier = row.integer(1),
-                   .room_bytes = count(row.integer(2)),
-                   .heat = row.real(3),
-                   .heat_at = row.real(4),
-                   .moved_at = row.real(5)});
-    if (!row.is_null(6)) all.back().pinned = row.integer(6);
-  }
+  return all_rows(row, brief_row);
 }
 
 Result<std::int64_t> Catalog::insert_unit(const UnitRow& unit) {
@@ -513,13 +510,7 @@ Status Catalog::add_accesses(std::span<const Counted> counted, double now, doubl
 Result<std::vector<MoveRow>> Catalog::moves() {
   const std::scoped_lock lock(mutex_);
   const Using row(statements_->moves);
-  std::vector<MoveRow> all;
-  for (;;) {
-    const auto more = row->step();
-    if (!more) return more.error();
-    if (!*more) return all;
-    all.push_back(move_row(statements_->moves));
-  }
+  return all_rows(*row, move_row);
 }
 
 Result<std::optional<MoveRow>> Catalog::move_of(std::int64_t unit) {
@@ -567,13 +558,7 @@ Status Catalog::ask_to_stop(std::int64_t unit) {
 Result<std::vector<std::int64_t>> Catalog::asked_to_stop() {
   const std::scoped_lock lock(mutex_);
   const Using row(statements_->stopped);
-  std::vector<std::int64_t> units;
-  for (;;) {
-    const auto more = row->step();
-    if (!more) return more.error();
-    if (!*more) return units;
-    units.push_back(row->integer(0));
-  }
+  return all_rows(*row, [](const Statement& each) { return each.integer(0); });
 }
 
 }  // namespace penstock::tiers

@@ -74,6 +74,7 @@ class Using {
   ~Using() { statement_.reset(); }
   Using(const Using&) = delete;
   Using& operator=(const Using&) = delete;
+  Statement& operator*() const { return statement_; }
   Statement* operator->() const { return &statement_; }
 
  private:
