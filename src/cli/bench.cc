@@ -130,10 +130,20 @@ Result<Json> run_measurement(const BenchFlags& flags, Domain domain) {
                                              .keep_going = [&] { return progress.keep_going(); },
                                              .on_step = [&](const std::string& step) { progress.say(step); }});
   if (!measured.ok()) return measured.error();
-  return bench_json(*measured, {.path = flags.path,
-                                .to = domain,
-                                .scratch = subject->scratch.has_value(),
-                                .place = subject->scratch ? local_path(flags.path) : subject->path});
+  Json bench = bench_json(*measured, {.path = flags.path,
+                                      .to = domain,
+                                      .scratch = subject->scratch.has_value(),
+                                      .place = subject->scratch ? local_path(flags.path) : subject->path});
+  if (subject->scratch) return bench;
+  progress.say("packed tensors");
+  Result<Json> packed = bench_packed({.path = subject->path,
+                                      .to = domain,
+                                      .size_bytes = subject->size_bytes,
+                                      .seconds = flags.seconds / 10,
+                                      .keep_going = [&] { return progress.keep_going(); }});
+  if (!packed.ok()) return packed.error();
+  bench["packed"] = std::move(*packed);
+  return bench;
 }
 
 Result<Json> measure_all(const BenchFlags& flags) {

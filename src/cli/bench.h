@@ -2,6 +2,7 @@
 // an earlier result is shown exactly as a fresh one.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "measure.h"
@@ -30,6 +31,7 @@ struct BenchFacts {
   std::string place;     // a path on the same storage, to look for its disks
 };
 Json bench_json(const Measured& measured, const BenchFacts& facts);
+Json series_json(const Series& series, double scale = 1);
 void print_bench(const Output& output, const Json& bench);
 
 // What bench/run.py calls its results.
@@ -41,6 +43,18 @@ void print_comparison(const Output& output, const Json& comparison);
 // Passes over the groups of a model through a budget of memory.
 Result<Json> bench_layers(const BenchFlags& flags);
 void print_layers(const Output& output, const Json& result);
+
+// Loads of the tensors of a packed model, by decoded bytes; null for any other file.
+struct PackedJob {
+  std::string path;
+  Domain to;
+  std::uint64_t size_bytes = 0;  // of tensors at a time, about
+  double seconds = 0;            // for each state of the page cache, about
+  std::function<bool()> keep_going;
+};
+Result<Json> bench_packed(const PackedJob& job);
+// Of a result that has some.
+void print_packed(const Output& output, const Json& bench);
 
 // One page that needs nothing else, with the object inside.
 std::string bench_page(const Json& bench);

@@ -68,16 +68,6 @@ Json store_facts(const StoreInfo& info, const BenchFacts& facts) {
           {"disks", std::move(disks)}};
 }
 
-Json series_json(const Series& series, double scale = 1) {
-  Json rounds = Json::array();
-  for (const double value : series.rounds) rounds.push_back(value * scale);
-  return {{"median", series.median * scale},
-          {"p25", series.p25 * scale},
-          {"p75", series.p75 * scale},
-          {"spread", series.spread},
-          {"rounds", std::move(rounds)}};
-}
-
 Json race_json(const Race& race) {
   Json rows = Json::array(), left_out = Json::array();
   for (const RaceRow& row : race.rows) {
@@ -328,6 +318,16 @@ std::string machine_text(const Json& machine) {
 
 }  // namespace
 
+Json series_json(const Series& series, double scale) {
+  Json rounds = Json::array();
+  for (const double value : series.rounds) rounds.push_back(value * scale);
+  return {{"median", series.median * scale},
+          {"p25", series.p25 * scale},
+          {"p75", series.p75 * scale},
+          {"spread", series.spread},
+          {"rounds", std::move(rounds)}};
+}
+
 Json bench_json(const Measured& measured, const BenchFacts& facts) {
   Json races = Json::array();
   for (const Race& race : measured.races) races.push_back(race_json(race));
@@ -342,6 +342,7 @@ Json bench_json(const Measured& measured, const BenchFacts& facts) {
                 {"store", store_facts(measured.store, facts)},
                 {"races", std::move(races)},
                 {"latency", latency_json(measured.latency)},
+                {"packed", Json()},
                 {"peers", Json()}};
   bench["notes"] = make_notes(bench);
   return bench;
@@ -357,6 +358,8 @@ void print_bench(const Output& output, const Json& bench) {
   for (const Json& note : bench.at("notes")) output.field("mind", text_of(note));
   for (const Json& race : bench.at("races")) print_race(output, race);
   print_latency(output, bench.at("latency"));
+  // Earlier results have none.
+  if (bench.value("packed", Json()).is_object()) print_packed(output, bench);
   if (bench.at("peers").is_object()) print_peers(output, bench.at("peers"));
 }
 

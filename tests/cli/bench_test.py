@@ -60,6 +60,33 @@ class Bench(ToolTest):
         for curve in result["latency"]["curves"]:
             self.assertEqual([point["depth"] for point in curve["points"]], [1, 2, 4, 8, 16, 32, 64])
 
+    def test_a_packed_model_is_measured_by_decoded_bytes_too(self):
+        count = 2_400_000
+        # One exponent, so half of the bits are told by one entry of the dictionary.
+        plain = self.file("a.safetensors", header({"w": ("BF16", [count])}) + bytes([1, 0x3f]) * count)
+        packed = self.folder / "packed" / "a.safetensors"
+        self.json_of("pack", plain, "--out", packed.parent)
+        self.assertIsNone(self.json_of("bench", plain, *QUICK)["packed"])
+        result = self.json_of("bench", packed, "--seconds", 1)
+        told = result["packed"]
+        self.assertEqual((told["tensors"], told["decoded_bytes"]), (1, 2 * count))
+        self.assertEqual(told["stored_bytes"], self.json_of("inspect", packed)["stored_bytes"])
+        self.assertAlmostEqual(told["ratio"], told["stored_bytes"] / told["decoded_bytes"])
+        self.assertLess(told["ratio"], 0.6)
+        self.assertEqual([race["state"] for race in told["races"]], ["cached", "cold"])
+        for race in told["races"]:
+            if race["refused"]:
+                self.assertIn("page cache", race["refused"])
+            else:
+                self.assertGreaterEqual(len(race["gb_per_s"]["rounds"]), 3)
+        shown = self.run_tool("bench", "--from", self.file("result.json", json.dumps(result).encode())).stdout.decode()
+        self.assertRegex(shown, r"decoded from .* stored, 0\.5\d\d of it")
+        if not told["races"][0]["refused"]:
+            self.assertRegex(shown, r"GB/s decoded, [0-9.]+ of ")
+        del result["packed"]
+        earlier = self.run_tool("bench", "--from", self.file("earlier.json", json.dumps(result).encode()))
+        self.assertEqual((earlier.returncode, b"decoded" in earlier.stdout), (0, False))
+
     def test_layers_go_through_a_budget(self):
         layers, size = 8, 40_000
         tensors = {f"layers.{i}.weight": ("U8", [size]) for i in range(layers)}
