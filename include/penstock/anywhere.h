@@ -16,8 +16,14 @@ using uintptr_t = unsigned long long;
 #include <cstdint>
 #endif
 
-// APART: what happens rarely, so that its registers don't count for the rest of a kernel.
-#if defined(__CUDACC__)
+// APART: what happens rarely, so that its registers don't count for the rest of a kernel. Not in relocatable device
+// code
+// (-rdc=true): functions compiled apart take as many registers as they like there, and kernels with launch bounds could
+// not call them.
+#if defined(__CUDACC_RDC__)
+#define PENSTOCK_ANYWHERE __host__ __device__
+#define PENSTOCK_APART __host__ __device__ __forceinline__
+#elif defined(__CUDACC__)
 #define PENSTOCK_ANYWHERE __host__ __device__
 #define PENSTOCK_APART __host__ __device__ __noinline__
 #else

@@ -3,8 +3,8 @@
 
 using penstock::device::Array;
 
-extern "C" __global__ void penstock_array_by_threads(Array<float> values, const unsigned long long* wanted, float* out,
-                                                     unsigned* failures) {
+extern "C" __global__ void __launch_bounds__(256, 4)
+    penstock_array_by_threads(Array<float> values, const unsigned long long* wanted, float* out, unsigned* failures) {
   const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   out[thread] = values[wanted[thread]];
   float again = 0;
