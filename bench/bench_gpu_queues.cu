@@ -73,10 +73,10 @@ extern "C" __global__ void bench_visit(Job job) {
     laps.begin();
     const Word block = next(random) % job.units;
     bool is_right = false;
-    job.queues.visit({block * block_bytes, block_bytes}, [&](const unsigned char* bytes, bool ok) {
+    const auto look = [&](const unsigned char* bytes, bool ok) {
       is_right = ok && *reinterpret_cast<const volatile Word*>(bytes) == block * factor;
-    });
-    if (!is_right) ++bad;
+    };
+    if (!job.queues.visit({block * block_bytes, block_bytes}, look).ok() || !is_right) ++bad;
     laps.end(round);
   }
   laps.finish();

@@ -9,24 +9,35 @@
 //   }
 //
 // For nvcc and NVRTC, C++17, without flags but the path to this header. The parameter is one address of 64 bits: what
-// GpuQueues::handle gives, or any integer of that value.
+// GpuQueues::handle gives, or any integer of that value. Kernels need up to 160 registers a thread: give those that are
+// launched with more than 256 threads a block __launch_bounds__.
 //
 // Who calls. `read`, `write`, `visit`, `begin_read` and `finish` are each thread's own: threads have extents of their
 // own, and those of a warp that come together share a doorbell and help each other to copy. A thread whose extent has
 // no bytes only helps. `…_warp` and `…_block` are called by all threads of a warp or a block together, with the same
 // extent and memory; the result is the same in all of them, and the bytes are there for all of them.
 //
-// What can go wrong is in the result (IoStatus), in every thread for its own extent. No call waits for ever: not longer
-// than the timeout once a queue has room, and if a queue makes no room for the set's stall time it is given up by all.
-// Other threads are never kept out while one waits.
+// What can go wrong is in the result (IoStatus), in every thread for its own extent; null memory is told before all
+// else. No call waits for ever: not longer than its timeout once a queue has room, however many commands it takes, and
+// if a queue makes no room for the set's stall time it is given up by all. A timeout of 0 is the set's.
+// Threads that call together wait together: the shortest of their timeouts counts for all of them. Other threads are
+// never kept out while one waits.
 //
-// Memory may be of any kind: global, shared, or the thread's own. Extents begin and end with blocks of their store
-// (512 bytes unless the program chose others), or end with its window.
+// Memory may be of any kind: global, shared, or, but for `…_warp` and `…_block`, the thread's own. Copies are fastest
+// if it and the extent's length are multiples of 16 bytes; others go byte by byte. Extents begin and end with blocks of
+// their store (512 bytes unless the program chose others), or end with its window.
+//
+// Writes are done when the store has taken them: later reads of the set find them, and Store::commit by the program
+// makes them last. Those of different threads, and the commands of one long write, end in any order. One that timed out
+// may still be carried out, now or later, with the bytes that it was given.
 //
 // Thread safety: any number of threads of any number of kernels. Lifetime: the set must be open while a kernel that
-// uses it runs. Closing it ends all calls with IoStatus::closed, but first wait for the kernel before freeing its
-// memory.
+// uses it runs (penstock/gpu_queues.h says how to end one).
 #pragma once
+
+#if !defined(__CUDACC__)
+#error "penstock/device.cuh is for kernels: include it in files that nvcc or NVRTC compiles (.cu)"
+#endif
 
 #include "penstock/cuda_platform.cuh"
 #include "penstock/queue_set.h"
@@ -132,66 +143,77 @@ class WarpPlatform : public nvme::CudaPlatform {
 
 class Queues {
  public:
+  Queues() = default;  // no set: every call ends with IoStatus::wrong_layout
   PENSTOCK_ANYWHERE Queues(QueueSet* set) : set_(set) {}
   PENSTOCK_ANYWHERE explicit Queues(std::uint64_t handle) : set_(reinterpret_cast<QueueSet*>(handle)) {}
 
-  // A timeout of 0 is the set's.
   __device__ IoResult read(const Extent& extent, void* to, std::uint64_t timeout_ns = 0) const {
-    return with_io(timeout_ns, [&](Io& io, std::uint64_t timeout) { return io.read(extent, to, timeout); });
+    return with_io([&](Io& io) { return io.read(extent, to, io.deadline_after(timeout_ns)); });
   }
   __device__ IoResult write(const Extent& extent, const void* from, std::uint64_t timeout_ns = 0) const {
-    return with_io(timeout_ns, [&](Io& io, std::uint64_t timeout) { return io.write(extent, from, timeout); });
+    return with_io([&](Io& io) { return io.write(extent, from, io.deadline_after(timeout_ns)); });
   }
   // Without a copy: calls use(const unsigned char* bytes, bool ok) in all threads that came together, when those of
-  // each have arrived in pinned memory or have failed to. The bytes stay until `use` returns; read what is needed of
-  // them, as each load goes over the bus. `use` must not call this set. REQUIRES: at most place_bytes() at a time, else
-  // IoStatus::out_of_window.
+  // each have arrived in pinned memory or have failed to; `ok` is false in those that have none. If no thread has an
+  // extent that could be read, or the set is stopped, `use` is not called: the result says why. The bytes stay until
+  // `use` returns; read what is needed of them, as each load goes over the bus. `use` must not call this set. REQUIRES:
+  // at most place_bytes() at a time, else IoStatus::out_of_window.
   template <typename Use>
   __device__ IoResult visit(const Extent& extent, Use use, std::uint64_t timeout_ns = 0) const {
-    return with_io(timeout_ns, [&](Io& io, std::uint64_t timeout) {
+    return with_io([&](Io& io) {
       const bool is_long = extent.bytes > set_->place_bytes;
-      const IoResult result = io.visit(is_long ? Extent{} : extent, timeout, use);
+      const IoResult result = io.visit(is_long ? Extent{} : extent, io.deadline_after(timeout_ns), use);
       return is_long ? IoResult{IoStatus::out_of_window} : result;
     });
   }
 
-  // Reading ahead: begin, compute, finish. A read of more than place_bytes(), or for which no place was left, begins
-  // only in `finish`; so no number of reads that were begun keeps others from going on. Each must be finished, by any
-  // thread of the kernel, with null memory if nobody wants it any more.
+  // Reading ahead: begin, compute, finish.
+  //
+  //   Pending next = queues.begin_read(extent_of(0));
+  //   for (unsigned i = 0; i < count; ++i) {
+  //     Pending now = std::move(next);                     // NVRTC: static_cast<Pending&&>(next)
+  //     if (i + 1 < count) next = queues.begin_read(extent_of(i + 1));
+  //     if (!queues.finish(now, to).ok()) …
+  //   }
+  //
+  // A read of more than place_bytes(), or for which no place was left, begins only in `finish`; so no number of reads
+  // that were begun keeps others from going on. Each must be finished once, by any thread of the kernel. With null
+  // memory it is dropped, which succeeds whatever became of it. Where nothing is pending `finish` says so
+  // (IoStatus::nothing_pending): for one that was finished, moved elsewhere, or begun before GpuQueues::reset.
   __device__ Pending begin_read(const Extent& extent) const {
     Pending pending;
-    pending.result = with_io(0, [&](Io& io, std::uint64_t) {
+    pending.result = with_io([&](Io& io) {
       pending = io.begin_read(extent);
       return pending.result;
     });
     return pending;
   }
   __device__ IoResult finish(Pending& pending, void* to, std::uint64_t timeout_ns = 0) const {
-    return with_io(timeout_ns, [&](Io& io, std::uint64_t timeout) { return io.finish(pending, to, timeout); });
+    return with_io([&](Io& io) { return io.finish(pending, to, io.deadline_after(timeout_ns)); });
   }
 
   __device__ IoResult read_warp(const Extent& extent, void* to, std::uint64_t timeout_ns = 0) const {
     auto* const bytes = static_cast<unsigned char*>(to);
-    return by_warp(extent, [&](const Extent& piece, std::uint64_t done) {
-      return read(piece, bytes == nullptr ? nullptr : bytes + done, timeout_ns);
+    return by_warp(extent, timeout_ns, [&](Io& io, const Extent& piece, std::uint64_t done, std::uint64_t deadline) {
+      return io.read(piece, bytes == nullptr ? nullptr : bytes + done, deadline);
     });
   }
   __device__ IoResult write_warp(const Extent& extent, const void* from, std::uint64_t timeout_ns = 0) const {
     const auto* const bytes = static_cast<const unsigned char*>(from);
-    return by_warp(extent, [&](const Extent& piece, std::uint64_t done) {
-      return write(piece, bytes == nullptr ? nullptr : bytes + done, timeout_ns);
+    return by_warp(extent, timeout_ns, [&](Io& io, const Extent& piece, std::uint64_t done, std::uint64_t deadline) {
+      return io.write(piece, bytes == nullptr ? nullptr : bytes + done, deadline);
     });
   }
   __device__ IoResult read_block(const Extent& extent, void* to, std::uint64_t timeout_ns = 0) const {
     auto* const bytes = static_cast<unsigned char*>(to);
-    return by_block(extent, [&](const Extent& piece, std::uint64_t done) {
-      return read(piece, bytes == nullptr ? nullptr : bytes + done, timeout_ns);
+    return by_block(extent, timeout_ns, [&](Io& io, const Extent& piece, std::uint64_t done, std::uint64_t deadline) {
+      return io.read(piece, bytes == nullptr ? nullptr : bytes + done, deadline);
     });
   }
   __device__ IoResult write_block(const Extent& extent, const void* from, std::uint64_t timeout_ns = 0) const {
     const auto* const bytes = static_cast<const unsigned char*>(from);
-    return by_block(extent, [&](const Extent& piece, std::uint64_t done) {
-      return write(piece, bytes == nullptr ? nullptr : bytes + done, timeout_ns);
+    return by_block(extent, timeout_ns, [&](Io& io, const Extent& piece, std::uint64_t done, std::uint64_t deadline) {
+      return io.write(piece, bytes == nullptr ? nullptr : bytes + done, deadline);
     });
   }
 
@@ -202,6 +224,7 @@ class Queues {
   }
   // REQUIRES of what follows: a set of this layout, as every result says.
   __device__ std::uint32_t place_bytes() const { return set_->place_bytes; }
+  // Where its window ends, as an offset of the store.
   __device__ std::uint64_t size_bytes(std::uint32_t store = 0) const { return set_->stores[store].end; }
   __device__ std::uint32_t block_bytes(std::uint32_t store = 0) const { return set_->stores[store].block_bytes; }
 
@@ -211,7 +234,7 @@ class Queues {
   __device__ bool fits() const { return set_ != nullptr && set_->layout == layout_version; }
 
   template <typename Transfer>
-  __device__ IoResult with_io(std::uint64_t timeout_ns, Transfer transfer) const {
+  __device__ IoResult with_io(Transfer transfer) const {
     if (set_ == nullptr) return {IoStatus::wrong_layout};
     const QueueSet set = *set_;  // all of it on its way at once
     if (set.layout != layout_version) return {IoStatus::wrong_layout};
@@ -219,44 +242,46 @@ class Queues {
     // The leader's: a warp may be moved while it asks for its number.
     const std::uint64_t number = platform.broadcast(WarpPlatform::warp_number());
     Io io(set, platform, static_cast<std::uint32_t>(number) % set.queue_count);
-    return transfer(io, timeout_ns != 0 ? timeout_ns : set.timeout_ns);
+    return transfer(io);
   }
 
   // Pieces of an extent, one a place: those from number `first` on, every `step`th. All threads of the warp go round
   // equally often, to help each other.
   template <typename Transfer>
-  __device__ IoResult by_pieces(const Extent& extent, std::uint64_t first, std::uint64_t step,
+  __device__ IoResult by_pieces(const Extent& extent, std::uint64_t first, std::uint64_t step, std::uint64_t timeout_ns,
                                 Transfer transfer) const {
     IoResult result;
+    const std::uint64_t deadline =
+        deadline_after(WarpPlatform().now(), timeout_ns != 0 ? timeout_ns : set_->timeout_ns);
     const std::uint64_t piece_bytes = set_->place_bytes;
     const std::uint64_t pieces = (extent.bytes + piece_bytes - 1) / piece_bytes;
     for (std::uint64_t round = 0; round * step < pieces; ++round) {
       const std::uint64_t done = (round * step + first) * piece_bytes;
       Extent piece{extent.offset + done, done < extent.bytes && result.ok() ? extent.bytes - done : 0, extent.store};
       if (piece.bytes > piece_bytes) piece.bytes = piece_bytes;
-      const IoResult one = transfer(piece, done);
+      const IoResult one = with_io([&](Io& io) { return transfer(io, piece, done, deadline); });
       if (piece.bytes != 0) result = one;
     }
     return result;
   }
   template <typename Transfer>
-  __device__ IoResult by_warp(const Extent& extent, Transfer transfer) const {
+  __device__ IoResult by_warp(const Extent& extent, std::uint64_t timeout_ns, Transfer transfer) const {
     if (!fits()) return {IoStatus::wrong_layout};
     const WarpPlatform warp;
-    const IoResult own = by_pieces(extent, warp.rank(), warp.size(), transfer);
+    const IoResult own = by_pieces(extent, warp.rank(), warp.size(), timeout_ns, transfer);
     warp.sync();
     const std::uint64_t packed = std::uint64_t{own.field} << 32 | static_cast<std::uint32_t>(own.status);
     return warp.any(!own.ok()) ? unpack(warp.of_first(!own.ok(), packed)) : own;
   }
   template <typename Transfer>
-  __device__ IoResult by_block(const Extent& extent, Transfer transfer) const {
+  __device__ IoResult by_block(const Extent& extent, std::uint64_t timeout_ns, Transfer transfer) const {
     if (!fits()) return {IoStatus::wrong_layout};
     __shared__ unsigned long long first_failure;
     const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
     const unsigned threads = blockDim.x * blockDim.y * blockDim.z;
     if (thread == 0) first_failure = 0;
     __syncthreads();
-    const IoResult own = by_pieces(extent, piece_of(thread, threads), threads, transfer);
+    const IoResult own = by_pieces(extent, piece_of(thread, threads), threads, timeout_ns, transfer);
     const unsigned long long packed =
         static_cast<unsigned long long>(own.field) << 32 | static_cast<unsigned>(own.status);
     if (!own.ok()) atomicCAS(&first_failure, 0ULL, packed);
@@ -278,7 +303,7 @@ class Queues {
     return {static_cast<IoStatus>(packed & 0xffffffff), static_cast<std::uint32_t>(packed >> 32)};
   }
 
-  QueueSet* set_;
+  QueueSet* set_ = nullptr;
 };
 static_assert(sizeof(Queues) == sizeof(std::uint64_t), "one parameter of 64 bits");
 

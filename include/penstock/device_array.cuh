@@ -10,18 +10,21 @@
 //   __global__ void sum_all(penstock::device::Array<float> values, float* sum) {
 //     const unsigned long long warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, step = values.per_page();
 //     float own = 0;                                            // a warp together, page by page: the fast way
-//     values.visit_warp(warp * step, step, [&](const float* elements, unsigned long long, unsigned count) {
+//     const auto add = [&](const float* elements, unsigned long long, unsigned count) {
 //       for (unsigned i = threadIdx.x % 32; i < count; i += 32) own += elements[i];
-//     });
-//     atomicAdd(sum, own);
+//     };
+//     if (values.visit_warp(warp * step, step, add).ok()) atomicAdd(sum, own);
 //   }
 //
 // For nvcc and NVRTC, C++17, without flags but the path to this header. The parameter is one address of 64 bits: what
 // GpuArray::handle gives, or any integer of that value.
 //
+// Give kernels __launch_bounds__: what happens rarely is compiled apart, and may claim 250 registers otherwise. In
+// relocatable device code (-rdc=true) it is compiled into each kernel instead.
+//
 // What can go wrong is in the result (IoStatus); the program sees the first failure in GpuArray::statistics. No call
-// waits for ever (penstock/device.cuh). A thread that waits for another's fetch holds nothing that others need, and no
-// thread waits for room in the cache.
+// waits for ever (penstock/device.cuh); a timeout counts from the first page of a call that is not resident. A thread
+// that waits for another's fetch holds nothing that others need, and no thread waits for room in the cache.
 //
 // REQUIRES of T: copied byte by byte, of a size that is a power of two and at most 512. The array's beginning in its
 // store must be a multiple of that, else IoStatus::misaligned. The array is read-only: what is written to the store
@@ -78,8 +81,12 @@ class ArrayPlatform : public WarpPlatform {
 template <typename T>
 class Array {
  public:
-  static_assert(sizeof(T) <= 512 && (sizeof(T) & (sizeof(T) - 1)) == 0, "a page has whole elements");
+  static_assert(
+      sizeof(T) <= 512 && (sizeof(T) & (sizeof(T) - 1)) == 0,
+      "a page has whole elements: choose a T whose size is a power of two, such as float for rows of 12 bytes");
+  static_assert(__is_trivially_copyable(T), "elements are copied byte by byte: choose a T without constructors");
 
+  Array() = default;  // no array: every call ends with IoStatus::wrong_layout
   PENSTOCK_ANYWHERE Array(PagedArray* array) : array_(array) {}
   PENSTOCK_ANYWHERE explicit Array(std::uint64_t handle) : array_(reinterpret_cast<PagedArray*>(handle)) {}
 
@@ -90,7 +97,7 @@ class Array {
   // Each thread for itself. T{} if it can't be had: `get` tells why, and GpuArray::statistics that it happened.
   __device__ T operator[](std::uint64_t index) const {
     T value{};
-    get(index, value);
+    (void)get(index, value);
     return value;
   }
   // Threads of a warp that come together share pages. A timeout of 0 is the set's.
@@ -164,7 +171,7 @@ class Array {
     return result;
   }
 
-  PagedArray* array_;
+  PagedArray* array_ = nullptr;
 };
 static_assert(sizeof(Array<float>) == sizeof(std::uint64_t), "one parameter of 64 bits");
 

@@ -55,7 +55,8 @@ class PagedArrayIo {
     const std::uint64_t at = begin_ + stretch.offset;
     const std::uint32_t page = wants ? page_of(at) : Frame::nobody;
     const bool leads = p_.is_first(page) && wants;
-    const TakenPage own = take(page, leads, timeout_ns);
+    std::uint64_t deadline = 0;
+    const TakenPage own = take(page, leads, timeout_ns, deadline);
     const auto* const bytes =
         reinterpret_cast<const unsigned char*>(p_.of_same(page, reinterpret_cast<std::uint64_t>(own.bytes)));
     if (bytes != nullptr) use(bytes + cache_.within_page(at));
@@ -65,7 +66,7 @@ class PagedArrayIo {
     result = unpack(p_.of_same(page, pack(own.result)));
     const Extent past = wants && bytes == nullptr && result.ok() ? blocks_around(at, stretch.bytes) : Extent{};
     if (p_.any(past.bytes != 0)) {
-      const Past visited = begin_past(p_, a_, past, timeout_ns);
+      const Past visited = begin_past(p_, a_, past, deadline);
       if (visited.visit.is_done && visited.visit.result.ok()) use(visited.visit.place + (at - past.offset));
       end_past(p_, a_, visited);
       if (past.bytes != 0) result = visited.visit.result;
@@ -79,12 +80,13 @@ class PagedArrayIo {
   template <typename Use>
   PENSTOCK_ANYWHERE IoResult visit_together(const Stretch& stretch, std::uint64_t timeout_ns, Use use) {
     IoResult result;
+    std::uint64_t deadline = 0;
     for (std::uint64_t done = 0; done < stretch.bytes && result.ok();) {
       const std::uint64_t at = begin_ + stretch.offset + done;
       const std::uint64_t left = stretch.bytes - done;
       const std::uint64_t to_end = cache_.page_bytes() - cache_.within_page(at);
       const auto length = static_cast<std::uint32_t>(left < to_end ? left : to_end);
-      result = visit_page(at, timeout_ns, [&](const unsigned char* bytes) { use(bytes, done, length); });
+      result = visit_page(at, timeout_ns, deadline, [&](const unsigned char* bytes) { use(bytes, done, length); });
       done += length;
     }
     note_failure(result);
@@ -111,11 +113,13 @@ class PagedArrayIo {
     return clip(at & ~mask, (at + bytes + mask) & ~mask);
   }
 
-  PENSTOCK_ANYWHERE TakenPage take(std::uint32_t page, bool wants, std::uint64_t timeout_ns) {
+  // A call's deadline is set when a page is missing for the first time: what is resident needs no clock.
+  PENSTOCK_ANYWHERE TakenPage take(std::uint32_t page, bool wants, std::uint64_t timeout_ns, std::uint64_t& deadline) {
     TakenPage taken = cache_.take(page, wants);
     const bool is_missing = wants && taken.bytes == nullptr;
     if (p_.any(is_missing)) {
-      const TakenPage fetched = take_missing(p_, a_, page, is_missing, timeout_ns);
+      if (deadline == 0) deadline = deadline_after(p_.now(), timeout_ns != 0 ? timeout_ns : a_.queues->timeout_ns);
+      const TakenPage fetched = take_missing(p_, a_, page, is_missing, deadline);
       if (is_missing) taken = fetched;
     }
     p_.sync();  // what one lane has acquired, the others may read
@@ -130,15 +134,14 @@ class PagedArrayIo {
   // functions together: from lanes that came back one by one, nvcc 13 made code that mixed up their next votes.
   using Passed = typename Platform::Passed;
   PENSTOCK_APART static TakenPage take_missing(Passed platform, PagedArray& array, std::uint32_t page, bool is_missing,
-                                               std::uint64_t timeout_ns) {
-    if (timeout_ns == 0) timeout_ns = array.queues->timeout_ns;
+                                               std::uint64_t deadline) {
     PagedArrayIo self(array, platform);
     QueueSetIo<Platform> io(*array.queues, platform, platform.queue_of(array.queues->queue_count));
     const auto fetch = [&](std::uint32_t number, unsigned char* to, bool wants) {
       const Extent extent = wants ? self.page_extent(number) : Extent{};
-      return io.read(extent, wants ? to + self.cache_.within_page(extent.offset) : nullptr, timeout_ns);
+      return io.read(extent, wants ? to + self.cache_.within_page(extent.offset) : nullptr, deadline);
     };
-    const TakenPage taken = self.cache_.take_missing(page, is_missing, platform.now() + timeout_ns, fetch);
+    const TakenPage taken = self.cache_.take_missing(page, is_missing, deadline, fetch);
     platform.sync();
     return taken;
   }
@@ -147,10 +150,9 @@ class PagedArrayIo {
     std::uint32_t queue = 0;
   };
   PENSTOCK_APART static Past begin_past(Passed platform, PagedArray& array, const Extent& extent,
-                                        std::uint64_t timeout_ns) {
-    if (timeout_ns == 0) timeout_ns = array.queues->timeout_ns;
+                                        std::uint64_t deadline) {
     const std::uint32_t queue = platform.queue_of(array.queues->queue_count);
-    const Past past{QueueSetIo<Platform>(*array.queues, platform, queue).begin_visit(extent, timeout_ns), queue};
+    const Past past{QueueSetIo<Platform>(*array.queues, platform, queue).begin_visit(extent, deadline), queue};
     platform.sync();
     return past;
   }
@@ -160,9 +162,9 @@ class PagedArrayIo {
   }
 
   template <typename Use>
-  PENSTOCK_ANYWHERE IoResult visit_page(std::uint64_t at, std::uint64_t timeout_ns, Use use) {
+  PENSTOCK_ANYWHERE IoResult visit_page(std::uint64_t at, std::uint64_t timeout_ns, std::uint64_t& deadline, Use use) {
     const std::uint32_t page = page_of(at);
-    const TakenPage own = take(page, p_.is_leader(), timeout_ns);
+    const TakenPage own = take(page, p_.is_leader(), timeout_ns, deadline);
     const auto* const bytes =
         reinterpret_cast<const unsigned char*>(p_.broadcast(reinterpret_cast<std::uint64_t>(own.bytes)));
     if (bytes != nullptr) {
@@ -173,7 +175,7 @@ class PagedArrayIo {
     const IoResult result = unpack(p_.broadcast(pack(own.result)));
     if (!result.ok()) return result;
     const Extent past = page_extent(page);
-    const Past visited = begin_past(p_, a_, p_.is_leader() ? past : Extent{}, timeout_ns);
+    const Past visited = begin_past(p_, a_, p_.is_leader() ? past : Extent{}, deadline);
     const bool arrived = visited.visit.is_done && visited.visit.result.ok();
     const std::uint64_t place = p_.broadcast(arrived ? reinterpret_cast<std::uint64_t>(visited.visit.place) : 0);
     if (place != 0) use(reinterpret_cast<const unsigned char*>(place) + (at - past.offset));

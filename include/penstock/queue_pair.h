@@ -1,9 +1,9 @@
 // A submission queue and its completion queue, driven by any number of threads or warps at once.
 //
 // One source for the CPU, for CUDA kernels, and for a scheduler that explores interleavings: what differs is the
-// Platform (cpu_platform.h, cuda_platform.cuh, and one in the tests). A Platform is one group of lanes that act
-// together: a warp's active threads on a GPU, a single thread elsewhere. Every function here is entered by all lanes of
-// a group together.
+// Platform: cuda_platform.cuh for kernels, and of the library's own for the CPU and for tests. A Platform is one group
+// of lanes that act together: a warp's active threads on a GPU, a single thread elsewhere. Every function here is
+// entered by all lanes of a group together.
 //
 // How it works:
 //  1. A group takes consecutive tickets, 64 bits wide, with one addition. Ticket t has slot t mod N, and a command
@@ -24,7 +24,7 @@
 //     after the other.
 //  6. A ticket can't be given back. A caller that stops waiting leaves its command and its token in flight.
 //  7. Once the queue is poisoned nobody rings any more, and every wait ends. What was rung may still be in flight at
-//     the controller: only deleting the queue, resetting the controller or isolating it ends that (controller.h).
+//     the controller: only deleting the queue, resetting the controller or isolating it ends that.
 //
 // Invariants:
 //  I1. slot.turn == 2t: free for ticket t. slot.turn == 2t + 1: ticket t has it, in flight unless slot.own is done. It

@@ -20,7 +20,7 @@
 namespace penstock::device {
 
 // Of all structures here and in queue_pair.h. A kernel that was compiled with another refuses the set.
-inline constexpr std::uint32_t layout_version = 1;
+inline constexpr std::uint32_t layout_version = 2;
 
 enum class IoStatus : std::uint32_t {
   done,
@@ -31,12 +31,13 @@ enum class IoStatus : std::uint32_t {
   no_memory,      // a null pointer was given
   read_only,      // the store may only be read
   no_such_store,
-  closed,        // the program has closed the set, or told kernels to stop
-  stalled,       // a queue made no room for so long that nobody uses it any more, until it is reset
-  wrong_layout,  // the kernel was compiled with other headers than the library
+  closed,           // the program has closed the set, or told kernels to stop
+  stalled,          // a queue made no room for so long that nobody uses it any more, until it is reset
+  wrong_layout,     // the kernel was compiled with other headers than the library
+  nothing_pending,  // of `finish`: the read was finished before, moved elsewhere, or begun before the set was reset
 };
 
-struct IoResult {
+struct [[nodiscard]] IoResult {
   IoStatus status = IoStatus::done;
   std::uint32_t field = 0;  // of a failure: the bits of an nvme::StatusField
 
@@ -83,7 +84,7 @@ struct QueueSet {
   std::uint32_t store_count = 0;
   std::uint32_t ahead_count = 0;
   std::uint32_t place_bytes = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t generation = 0;  // how often the set was made new: reads that were begun before have ended
   std::uint64_t timeout_ns = 0;  // of a transfer
   std::uint64_t stall_ns = 0;
   nvme::QueuePairState* queues = nullptr;
@@ -93,15 +94,40 @@ struct QueueSet {
   Notes* notes = nullptr;
 };
 
-// A read that was begun.
+// A read that was begun, and must be finished once. It has one owner: made by default, moved from or finished, there is
+// nothing pending. REQUIRES of an assignment: nothing is pending in its target, whose place would be lost until a
+// reset.
 struct Pending {
   static constexpr std::uint32_t not_begun = 0xffffffff;
 
+  Pending() = default;
+  PENSTOCK_ANYWHERE Pending(Pending&& other) noexcept { *this = static_cast<Pending&&>(other); }
+  PENSTOCK_ANYWHERE Pending& operator=(Pending&& other) noexcept {
+    extent = other.extent;
+    result = other.result;
+    place = other.place;
+    queue = other.queue;
+    generation = other.generation;
+    other.forget();
+    return *this;
+  }
+  PENSTOCK_ANYWHERE void forget() {
+    result = {IoStatus::nothing_pending};
+    place = not_begun;
+  }
+
   Extent extent;
-  IoResult result;
+  IoResult result{IoStatus::nothing_pending};  // what was wrong when it was begun
   std::uint32_t place = not_begun;
   std::uint32_t queue = 0;
+  std::uint32_t generation = 0;  // of the set
 };
+
+// Never, where no clock counts so far.
+PENSTOCK_ANYWHERE constexpr std::uint64_t deadline_after(std::uint64_t now, std::uint64_t timeout_ns) {
+  constexpr std::uint64_t never = ~std::uint64_t{0};
+  return timeout_ns > never - now ? never : now + timeout_ns;
+}
 
 // A lane's part in commands that its group has sent, as far as it wanted one.
 struct Visit {
@@ -122,18 +148,24 @@ class QueueSetIo {
   PENSTOCK_ANYWHERE QueueSetIo(const QueueSet& set, Platform& platform, std::uint32_t queue)
       : set_(set), p_(platform), queue_(queue) {}
 
+  // When a call ends that begins now; a timeout of 0 is the set's. A call has one deadline, however many commands it
+  // takes.
+  PENSTOCK_ANYWHERE std::uint64_t deadline_after(std::uint64_t timeout_ns) const {
+    return device::deadline_after(p_.now(), timeout_ns != 0 ? timeout_ns : set_.timeout_ns);
+  }
+
   // Calls use(bytes, ok) when a lane's bytes have arrived, or have not: all lanes of the group together. `bytes` is
   // pinned memory, which is the lane's until the call returns. REQUIRES: at most place_bytes, and `use` does not come
   // here again.
   template <typename Use>
-  PENSTOCK_ANYWHERE IoResult visit(const Extent& extent, std::uint64_t timeout_ns, Use use) {
+  PENSTOCK_ANYWHERE IoResult visit(const Extent& extent, std::uint64_t deadline, Use use) {
     const auto nothing = [](unsigned char*, bool) {};
-    return run(nvme::IoOpcode::read, extent, check(extent, false), timeout_ns, nothing, use);
+    return run(nvme::IoOpcode::read, extent, check(extent, false), deadline, nothing, use);
   }
 
   // The same in two steps. Between them the bytes at `place` are the lane's, if it is done and the result is ok.
-  PENSTOCK_ANYWHERE Visit begin_visit(const Extent& extent, std::uint64_t timeout_ns) {
-    return begin(nvme::IoOpcode::read, extent, check(extent, false), timeout_ns, [](unsigned char*, bool) {});
+  PENSTOCK_ANYWHERE Visit begin_visit(const Extent& extent, std::uint64_t deadline) {
+    return begin(nvme::IoOpcode::read, extent, check(extent, false), deadline, [](unsigned char*, bool) {});
   }
   PENSTOCK_ANYWHERE void end_visit(const Visit& visit) {
     if (!visit.is_sent) return;
@@ -144,18 +176,18 @@ class QueueSetIo {
   }
 
   // Of any length: as many commands one after the other as it takes places.
-  PENSTOCK_ANYWHERE IoResult read(const Extent& extent, void* to, std::uint64_t timeout_ns) {
+  PENSTOCK_ANYWHERE IoResult read(const Extent& extent, void* to, std::uint64_t deadline) {
     return in_pieces(extent, check(extent, false, to), [&](const Extent& piece, std::uint64_t done) {
       auto* const target = static_cast<unsigned char*>(to) + done;
-      return visit(piece, timeout_ns, [&](const unsigned char* bytes, bool ok) { copy(target, bytes, piece, ok); });
+      return visit(piece, deadline, [&](const unsigned char* bytes, bool ok) { copy(target, bytes, piece, ok); });
     });
   }
-  PENSTOCK_ANYWHERE IoResult write(const Extent& extent, const void* from, std::uint64_t timeout_ns) {
+  PENSTOCK_ANYWHERE IoResult write(const Extent& extent, const void* from, std::uint64_t deadline) {
     return in_pieces(extent, check(extent, true, from), [&](const Extent& piece, std::uint64_t done) {
       const auto* const source = static_cast<const unsigned char*>(from) + done;
       const auto fill = [&](unsigned char* place, bool wants) { copy(place, source, piece, wants); };
       const auto nothing = [](unsigned char*, bool) {};
-      return run(nvme::IoOpcode::write, piece, {}, timeout_ns, fill, nothing);
+      return run(nvme::IoOpcode::write, piece, {}, deadline, fill, nothing);
     });
   }
 
@@ -164,6 +196,7 @@ class QueueSetIo {
     Pending pending;
     pending.extent = extent;
     pending.queue = queue_;
+    pending.generation = set_.generation;
     pending.result = check(extent, false);
     const bool wants = pending.result.ok() && extent.bytes != 0 && extent.bytes <= set_.place_bytes;
     const std::uint32_t place = wants ? take_ahead() : Pending::not_begun;
@@ -178,22 +211,22 @@ class QueueSetIo {
     if (has_place && !sent) p_.store_release(set_.ahead[place].state, AheadPlace::is_free);
     return pending;
   }
-  // Waits for a read that was begun, or does it now.
-  PENSTOCK_ANYWHERE IoResult finish(Pending& pending, void* to, std::uint64_t timeout_ns) {
+  // Waits for a read that was begun, or does it now. Without memory it is dropped, whatever became of it.
+  PENSTOCK_ANYWHERE IoResult finish(Pending& pending, void* to, std::uint64_t deadline) {
+    if (pending.generation != set_.generation) pending.forget();
     IoResult result = pending.result;
-    if (result.ok() && to == nullptr && pending.extent.bytes != 0) result.status = IoStatus::no_memory;
     bool is_begun = pending.place != Pending::not_begun;
-    const Extent rest = is_begun || !result.ok() ? Extent{} : pending.extent;
+    const Extent rest = is_begun || to == nullptr || !result.ok() ? Extent{} : pending.extent;
     // Lanes may have begun on different queues.
     while (p_.any(is_begun)) {
       const auto number = static_cast<std::uint32_t>(p_.of_first(is_begun, pending.queue));
       const bool is_next = is_begun && pending.queue == number;
-      const IoResult waited = finish_on(number, pending, is_next, result.ok() ? to : nullptr, timeout_ns);
-      if (is_next && result.ok()) result = waited;
+      const IoResult waited = finish_on(number, pending, is_next, to, deadline);
+      if (is_next && to != nullptr) result = waited;
       is_begun = is_begun && !is_next;
     }
-    pending.place = Pending::not_begun;
-    const IoResult read_now = read(rest, to, timeout_ns);
+    pending.forget();
+    const IoResult read_now = read(rest, to, deadline);
     return rest.bytes != 0 ? read_now : result;
   }
 
@@ -255,23 +288,22 @@ class QueueSetIo {
 
   // One command of each lane whose extent has bytes and is in order.
   template <typename Before, typename After>
-  PENSTOCK_ANYWHERE IoResult run(nvme::IoOpcode opcode, const Extent& extent, IoResult result, std::uint64_t timeout_ns,
+  PENSTOCK_ANYWHERE IoResult run(nvme::IoOpcode opcode, const Extent& extent, IoResult result, std::uint64_t deadline,
                                  Before before, After after) {
-    const Visit visit = begin(opcode, extent, result, timeout_ns, before);
+    const Visit visit = begin(opcode, extent, result, deadline, before);
     if (visit.is_sent) after(visit.place, visit.is_done && visit.result.ok());
     end_visit(visit);
     return visit.result;
   }
   template <typename Before>
-  PENSTOCK_ANYWHERE Visit begin(nvme::IoOpcode opcode, const Extent& extent, IoResult result, std::uint64_t timeout_ns,
+  PENSTOCK_ANYWHERE Visit begin(nvme::IoOpcode opcode, const Extent& extent, IoResult result, std::uint64_t deadline,
                                 Before before) {
     Visit visit;
     visit.result = result;
     visit.wants = extent.bytes != 0 && result.ok();
     nvme::Command command = make_command(opcode, extent);  // before anything makes a GPU load the window anew
     nvme::QueuePair<Platform> queue(set_.queues[queue_], p_);
-    const std::uint64_t begin = p_.now();
-    const nvme::Tickets tickets = queue.take(visit.wants, begin + set_.stall_ns);
+    const nvme::Tickets tickets = queue.take(visit.wants, p_.now() + set_.stall_ns);
     if (tickets.count == 0) {
       if (visit.wants) visit.result = why_poisoned(queue_);
       return visit;
@@ -287,7 +319,7 @@ class QueueSetIo {
       return visit;
     }
     const nvme::Token& token = queue.token_of(tickets.own);
-    const nvme::Waited waited = queue.wait(visit.wants ? &token : nullptr, begin + timeout_ns);
+    const nvme::Waited waited = queue.wait(visit.wants ? &token : nullptr, deadline);
     if (!visit.wants) return visit;
     const auto ended = queue.look_at(token);
     visit.is_done = ended.is_done;
@@ -296,10 +328,10 @@ class QueueSetIo {
   }
 
   PENSTOCK_ANYWHERE IoResult finish_on(std::uint32_t number, const Pending& pending, bool is_next, void* to,
-                                       std::uint64_t timeout_ns) {
+                                       std::uint64_t deadline) {
     AheadPlace* const ahead = is_next ? &set_.ahead[pending.place] : nullptr;
     nvme::QueuePair<Platform> queue(set_.queues[number], p_);
-    const nvme::Waited waited = queue.wait(ahead != nullptr ? &ahead->token : nullptr, p_.now() + timeout_ns);
+    const nvme::Waited waited = queue.wait(ahead != nullptr ? &ahead->token : nullptr, deadline);
     bool is_done = false;
     IoResult result;
     if (ahead != nullptr) {

@@ -21,6 +21,14 @@ using device::IoStatus;
 
 constexpr std::uint64_t array_file_bytes = (1 << 20) + 200;  // does not end with a block
 
+// Its clock stands still unless it is turned.
+class TurnedPlatform : public ArrayThreadPlatform {
+ public:
+  using Passed = TurnedPlatform&;
+  std::uint64_t now() const { return time; }
+  std::uint64_t time = 1;
+};
+
 class GpuArrayTest : public testing::Test {
  protected:
   void SetUp() override { bytes_ = content(3, 0, array_file_bytes); }
@@ -133,6 +141,21 @@ TEST_F(GpuArrayTest, tells_of_failures_and_goes_on_after_them) {
   EXPECT_GT(statistics.failed, 0U);
   EXPECT_EQ(statistics.first_failure.status, IoStatus::failed);
   EXPECT_GT(statistics.fetched, 0U);
+}
+
+TEST_F(GpuArrayTest, keeps_one_deadline_for_all_pages_of_a_call) {
+  start();
+  GpuArray array = open(memory(), {}).value();
+  TurnedPlatform platform;
+  device::PagedArrayIo<TurnedPlatform> io(*array.handle(), platform);
+  std::uint32_t pages = 0;
+  const auto look = [&](const unsigned char*, std::uint64_t, std::uint32_t) {
+    ++pages;
+    platform.time += 10;
+  };
+  EXPECT_EQ(io.visit_together({0, array_file_bytes}, 100, look).status, IoStatus::timed_out);
+  EXPECT_GE(pages, 10U);
+  EXPECT_LT(pages, array.page_count());
 }
 
 TEST_F(GpuArrayTest, ends_with_its_set_of_queues) {

@@ -20,6 +20,7 @@ using nvme::interleavings::SchedulePlatform;
 
 constexpr std::uint32_t place_size = 8;
 constexpr std::uint64_t time_to_give_up = 1000;
+constexpr std::uint64_t give_up_deadline = time_to_give_up / 2;
 
 // As SchedulePlatform, with what QueueSetIo needs besides, and a clock that may jump past a deadline.
 class SetPlatform : public SchedulePlatform {
@@ -77,7 +78,7 @@ struct Scene {
     set.queue_count = set.store_count = 1;
     set.ahead_count = ahead;
     set.place_bytes = place_size;
-    set.timeout_ns = time_to_give_up / 2;
+    set.timeout_ns = give_up_deadline;
     set.stall_ns = UINT64_MAX / 2;
     set.queues = &state;
     set.stores = &window;
@@ -138,8 +139,8 @@ void call(Scene& scene, Group& group, std::uint32_t rank, std::uint64_t tag, con
     std::uint64_t number = UINT64_MAX;
     device::Pending pending;
     if (caller.ahead) pending = io.begin_read({8 * block, 8});
-    const device::IoResult result = caller.ahead ? io.finish(pending, &number, scene.set.timeout_ns)
-                                                 : io.read({8 * block, 8}, &number, scene.set.timeout_ns);
+    const device::IoResult result = caller.ahead ? io.finish(pending, &number, give_up_deadline)
+                                                 : io.read({8 * block, 8}, &number, give_up_deadline);
     if (result.ok() && number != block) scene.explorer.fail("another command's bytes");
     if (!result.ok() && number != UINT64_MAX) scene.explorer.fail("bytes for one who gave up");
     if (!result.ok() && !caller.gives_up) scene.explorer.fail("a wait that ended early");

@@ -171,7 +171,44 @@ TEST_F(GpuQueuesTest, begin_reads_ahead_as_far_as_there_are_places) {
   // All places are free again.
   device::Pending one = io.begin_read({0, 512});
   EXPECT_TRUE(is_begun(one));
-  EXPECT_TRUE(io.finish(one, nullptr).status == IoStatus::no_memory) << "nobody wants it";
+  EXPECT_TRUE(io.finish(one, nullptr).ok()) << "nobody wants it";
+  EXPECT_EQ(io.finish(one, nullptr).status, IoStatus::nothing_pending) << "twice";
+}
+
+TEST_F(GpuQueuesTest, finish_a_read_that_was_begun_once_only) {
+  static_assert(!std::is_copy_constructible_v<device::Pending> && !std::is_copy_assignable_v<device::Pending>);
+  start();
+  open({memory()});
+  ThreadIo io(set_->handle(), 0);
+  Guarded to(512);
+  device::Pending first = io.begin_read({0, 512});
+  device::Pending second = std::move(first);
+  EXPECT_EQ(io.finish(first, to.data()).status, IoStatus::nothing_pending) << "moved elsewhere";
+  EXPECT_TRUE(io.finish(second, to.data()).ok());
+  EXPECT_TRUE(same_bytes(to.bytes(), std::span(memory_).first(512)));
+  first = io.begin_read({512, 512});  // in the same place
+  EXPECT_EQ(io.finish(second, to.data()).status, IoStatus::nothing_pending);
+  EXPECT_TRUE(io.finish(first, to.data()).ok());
+  EXPECT_TRUE(same_bytes(to.bytes(), std::span(memory_).subspan(512, 512)));
+  device::Pending never;
+  EXPECT_EQ(io.finish(never, to.data()).status, IoStatus::nothing_pending);
+  EXPECT_TRUE(to.is_whole());
+}
+
+TEST_F(GpuQueuesTest, forget_reads_that_were_begun_before_a_reset) {
+  start();
+  open({memory()});
+  Guarded to(512);
+  device::Pending before = ThreadIo(set_->handle(), 0).begin_read({0, 512});
+  ASSERT_TRUE(server_->reset(*set_).ok());
+  ThreadIo io(set_->handle(), 0);
+  std::array<device::Pending, 4> all;  // in every place
+  for (device::Pending& one : all) one = io.begin_read({512, 512});
+  EXPECT_EQ(io.finish(before, to.data()).status, IoStatus::nothing_pending);
+  for (device::Pending& one : all) {
+    EXPECT_TRUE(io.finish(one, to.data()).ok());
+    EXPECT_TRUE(same_bytes(to.bytes(), std::span(memory_).subspan(512, 512)));
+  }
 }
 
 TEST_F(GpuQueuesTest, say_what_is_wrong_with_an_extent) {
@@ -271,6 +308,31 @@ TEST_F(GpuQueuesTest, end_a_wait_for_a_command_that_was_lost) {
   EXPECT_EQ(read_by_threads(2, 200, 4096), 400U) << "more than there are slots";
 }
 
+// Each command is answered within the timeout, and all of them together are not.
+TEST_F(GpuQueuesTest, keep_one_deadline_for_all_pieces_of_a_call) {
+  std::atomic<int> served = 0;
+  start([&](const nvme::Command&) {
+    ++served;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return gpu_queues::Fault::none;
+  });
+  open({memory(true)});
+  ThreadIo io(set_->handle(), 0);
+  std::vector<std::byte> to(100 * 4096);
+  EXPECT_EQ(io.read({0, to.size()}, to.data(), 100'000'000).status, IoStatus::timed_out);
+  EXPECT_LT(served, 50);
+  EXPECT_EQ(io.write({0, to.size()}, to.data(), 100'000'000).status, IoStatus::timed_out);
+  EXPECT_LT(served, 100);
+}
+
+TEST_F(GpuQueuesTest, wait_as_long_as_there_is_time_if_told_so) {
+  start();
+  open({memory()});
+  ThreadIo io(set_->handle(), 0);
+  Guarded to(512);
+  EXPECT_TRUE(io.read({0, 512}, to.data(), UINT64_MAX).ok());
+}
+
 TEST_F(GpuQueuesTest, give_up_a_queue_that_makes_no_room) {
   start([](const nvme::Command&) { return gpu_queues::Fault::lose; });
   set_ = server_
@@ -278,7 +340,7 @@ TEST_F(GpuQueuesTest, give_up_a_queue_that_makes_no_room) {
                      .stores = {memory()},
                      .queues = 1,
                      .depth = 64,
-                     .timeout_seconds = 0,
+                     .timeout_seconds = 0.001,
                      .stall_seconds = 0.05})
              .value();
   ThreadIo io(set_->handle(), 0);

@@ -20,9 +20,12 @@ extern "C" __global__ void penstock_by_threads(Queues queues, unsigned char* mem
 }
 
 extern "C" __global__ void penstock_ahead(Queues queues, unsigned char* memory, unsigned* failures) {
-  Pending pending = queues.begin_read({queues.size_bytes() - 512, threadIdx.x % 32 == 0 ? 512U : 0U});
-  const IoResult result = queues.finish(pending, memory);
+  Pending next = queues.begin_read({queues.size_bytes() - 512, threadIdx.x % 32 == 0 ? 512U : 0U});
+  Pending now = static_cast<Pending&&>(next);
+  next = queues.begin_read({0, 512});
+  const IoResult result = queues.finish(now, memory);
   if (!result.ok() && !queues.is_closed()) atomicAdd(failures, result.field);
+  if (!queues.finish(next, nullptr).ok()) atomicAdd(failures, 1U);
 }
 
 // A warp or a block together.

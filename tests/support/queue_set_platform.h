@@ -37,12 +37,15 @@ class ThreadIo {
  public:
   ThreadIo(device::QueueSet* set, std::uint32_t queue) : set_(*set), io_(set_, platform_, queue % set->queue_count) {}
 
-  device::IoResult read(const device::Extent& extent, void* to) { return io_.read(extent, to, set_.timeout_ns); }
-  device::IoResult write(const device::Extent& extent, const void* from) {
-    return io_.write(extent, from, set_.timeout_ns);
+  // As device::Queues has them.
+  device::IoResult read(const device::Extent& extent, void* to, std::uint64_t timeout_ns = 0) {
+    return io_.read(extent, to, io_.deadline_after(timeout_ns));
+  }
+  device::IoResult write(const device::Extent& extent, const void* from, std::uint64_t timeout_ns = 0) {
+    return io_.write(extent, from, io_.deadline_after(timeout_ns));
   }
   device::Pending begin_read(const device::Extent& extent) { return io_.begin_read(extent); }
-  device::IoResult finish(device::Pending& pending, void* to) { return io_.finish(pending, to, set_.timeout_ns); }
+  device::IoResult finish(device::Pending& pending, void* to) { return io_.finish(pending, to, io_.deadline_after(0)); }
 
  private:
   device::QueueSet& set_;

@@ -18,7 +18,7 @@ TO_THE_END = (1 << 64) - 1
 _MOST = (1 << 32) - 1  # of what the library counts in 32 bits
 # IoStatus, by number.
 STATUSES = ("done", "timed_out", "failed", "out_of_window", "misaligned", "no_memory", "read_only", "no_such_store",
-            "closed", "stalled", "wrong_layout")
+            "closed", "stalled", "wrong_layout", "nothing_pending")
 
 
 def include_dir() -> str:

@@ -222,6 +222,7 @@ Status Set::write_states() {
   set.store_count = static_cast<std::uint32_t>(sources_.size());
   set.ahead_count = options_.ahead_places;
   set.place_bytes = options_.place_bytes;
+  set.generation = ++generation_;
   set.timeout_ns = nanoseconds(options_.timeout_seconds);
   set.stall_ns = nanoseconds(options_.stall_seconds);
   set.queues = reinterpret_cast<QueuePairState*>(base + own.queues);

@@ -103,6 +103,7 @@ class Set {
   std::byte* places_ = nullptr;
   Buffer own_;  // the GPU's
   device::QueueSet* handle_ = nullptr;
+  std::uint32_t generation_ = 0;  // how often the states were written
 
   mutable std::mutex mutex_;  // guards what follows
   std::optional<Error> last_error_;
