@@ -155,6 +155,7 @@ void define_gpu_queues(nb::module_& module) {
            nb::arg("place_bytes"), nb::arg("ahead_places"), nb::arg("timeout_seconds"), nb::arg("stall_seconds"))
       .def("close", &close_server);
   nb::class_<PythonQueues>(module, "GpuQueues")
+      .def_prop_ro("is_open", [](PythonQueues& self) { return static_cast<bool>(open_or_raise(self.get())); })
       .def_prop_ro(
           "handle",
           [](PythonQueues& self) { return reinterpret_cast<std::uintptr_t>(open_or_raise(self.get()).handle()); })

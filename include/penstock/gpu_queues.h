@@ -6,7 +6,11 @@
 //   auto queues = server.open({.gpu = penstock::Domain::cuda(0), .stores = {{.store = file}}}).value();
 //   walk<<<132, 256>>>(queues.handle(), …);         // the kernel's parameter is a penstock::device::Queues
 //   cudaDeviceSynchronize();
-//   queues.close();                                 // at any time: kernels get IoStatus::closed
+//   queues.close();
+//
+// To end a kernel that still runs: stop(), which ends its calls with IoStatus::closed, synchronize, close(). Memory of
+// a set that was closed may be another's at once, so a kernel that still uses it would read and write what is not its
+// own.
 //
 // This needs no driver and no right beyond CUDA's: queues are pinned memory that warps fill and threads of the CPU look
 // at. What is in the page cache is copied from a mapping; all else is read by requests of the Context, many commands in
@@ -19,8 +23,8 @@
 // While a set is open, Penstock frees no GPU or pinned memory (HeldFrees), since that would wait for its kernels.
 //
 // Thread safety: any thread. Lifetime: the Context must outlive the server, and not be moved; the server outlives its
-// sets: closing it closes them. Wait for kernels before their set is destroyed: its memory is theirs. Memory that the
-// server may still write to is kept until it is not. In a forked child, calls fail with Code::closed.
+// sets: closing it closes them. Memory that the server may still write to is kept until it is not. In a forked child,
+// `open`, `stop` and `reset` fail with Code::closed.
 #pragma once
 
 #include <cstdint>
@@ -41,11 +45,11 @@ class Server;
 }  // namespace gpu_queues
 
 struct GpuServerOptions {
-  std::uint32_t threads = 0;  // 0: half of the processors, 8 at most
+  std::uint32_t threads = 0;  // at most 256; 0: half of the processors, 8 at most
   bool hot = false;           // threads never rest while a set is open
 };
 
-// What kernels may reach: a store, or host memory in place of one.
+// What kernels may reach: a store, or host memory in place of one, not both.
 struct GpuStore {
   Store store = {};
   Region memory = {};  // must stay until the set is closed, and the server has ended (GpuQueues::close)
@@ -56,14 +60,16 @@ struct GpuStore {
 };
 
 struct GpuQueuesOptions {
-  Domain gpu = Domain::cuda(0);  // Domain::host(): for threads of the CPU, with the same code
-  std::vector<GpuStore> stores;
-  std::uint32_t queues = 0;           // 0: 4 for each thread of the server
+  // Domain::host(): for programs that are tested without a GPU. Handles and reports work, and no kernel can use the
+  // set.
+  Domain gpu = Domain::cuda(0);
+  std::vector<GpuStore> stores;       // 1 to 65536
+  std::uint32_t queues = 0;           // at most 4096; 0: 4 for each thread of the server
   std::uint32_t depth = 128;          // commands in flight in a queue; a power of two, 64 to 4096
-  std::uint32_t place_bytes = 4096;   // the longest command, as each slot has so much pinned memory; up to 1 MiB
-  std::uint32_t ahead_places = 1024;  // reads that may be begun and not finished, in all
-  double timeout_seconds = 10;        // of a transfer, unless the kernel gives another
-  double stall_seconds = 30;          // a queue that makes no room for so long is given up until it is reset
+  std::uint32_t place_bytes = 4096;   // the longest command, as each slot has so much; a power of two, 512 to 1 MiB
+  std::uint32_t ahead_places = 1024;  // reads that may be begun and not finished, in all; at most 1048576
+  double timeout_seconds = 10;        // of a call, unless the kernel gives another; more than 0
+  double stall_seconds = 30;  // a queue that makes no room for so long is given up until it is reset; more than 0
 };
 
 // Sums since a set was opened, and how it is.
@@ -91,8 +97,8 @@ class PENSTOCK_EXPORT GpuQueues {
   GpuQueues& operator=(GpuQueues&&) noexcept;
   ~GpuQueues();
 
-  explicit operator bool() const { return set_ != nullptr; }
-  // The parameter of kernels, an address of the GPU's; 0 where there is no set.
+  explicit operator bool() const;  // whether it is open: false also once its server was closed
+  // The parameter of kernels, an address of the GPU's; null where no set is open.
   device::QueueSet* handle() const;
   const GpuQueuesOptions& options() const;  // with every default filled in
 
@@ -103,8 +109,7 @@ class PENSTOCK_EXPORT GpuQueues {
   // more. Waits for what the server still does, at most the set's timeout; Code::timed_out if a store does not answer
   // even then. REQUIRES: no kernel uses the set.
   Status reset();
-  // Stops, and gives the memory back once the server does not use it any more. REQUIRES: no kernel uses the set after
-  // it was told to stop.
+  // Stops, and gives the memory back once the server does not use it any more. REQUIRES: no kernel uses the set.
   void close();
 
   GpuQueuesReport report() const;
@@ -125,7 +130,10 @@ class PENSTOCK_EXPORT GpuServer {
   GpuServer& operator=(GpuServer&&) noexcept;
   ~GpuServer();
 
-  // Code::invalid_argument for options out of range; Code::over_budget if there is no pinned or GPU memory for the set.
+  // Code::invalid_argument for options that can't be, Code::out_of_range for a window that is not within its store,
+  // Code::read_only for one that is to be written and is not open for that, Code::no_device without such a GPU,
+  // Code::over_budget if there is no pinned (ContextOptions::pinned_budget_bytes) or GPU memory for the set,
+  // Code::closed if the server is closed meanwhile or belongs to the parent of this process, and errors of the stores.
   // The GPU is brought into use if it is not (Context::prepare), for which nothing may run on it.
   Result<GpuQueues> open(const GpuQueuesOptions& options);
   std::uint32_t threads() const;

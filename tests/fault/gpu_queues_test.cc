@@ -14,6 +14,7 @@
 #include "engines/fault/engine.h"
 #include "engines/made/engine.h"
 #include "engines/posix/engine.h"
+#include "penstock/gpu_array.h"
 #include "penstock/gpu_queues.h"
 #include "services/gpu_queues/server.h"
 #include "support/environment.h"
@@ -418,7 +419,13 @@ TEST_F(GpuQueuesTest, are_refused_with_options_out_of_range) {
   EXPECT_EQ(code({.gpu = Domain::host(), .stores = stores, .depth = 100}), Code::invalid_argument);
   EXPECT_EQ(code({.gpu = Domain::host(), .stores = stores, .place_bytes = 4 << 20}), Code::invalid_argument);
   EXPECT_EQ(code({.gpu = Domain::host(), .stores = stores, .timeout_seconds = -1}), Code::invalid_argument);
+  EXPECT_EQ(code({.gpu = Domain::host(), .stores = stores, .timeout_seconds = 0}), Code::invalid_argument);
+  EXPECT_EQ(code({.gpu = Domain::host(), .stores = stores, .stall_seconds = 0}), Code::invalid_argument);
+  EXPECT_EQ(code({.gpu = Domain::pinned(), .stores = stores}), Code::invalid_argument);
   EXPECT_EQ(code({.gpu = Domain::host(), .stores = {GpuStore{}}}), Code::invalid_argument);
+  GpuStore both = file("both");
+  both.memory = memory().memory;
+  EXPECT_EQ(code({.gpu = Domain::host(), .stores = {both}}), Code::invalid_argument);
   GpuStore odd = memory();
   odd.block_bytes = 100;
   EXPECT_EQ(code({.gpu = Domain::host(), .stores = {odd}}), Code::invalid_argument);
@@ -448,6 +455,8 @@ TEST(GpuQueues, are_handles_that_may_be_empty) {
   std::vector<std::byte> memory = content(3, 0, 4096);
   auto queues = server.open({.gpu = Domain::host(), .stores = {{.memory = Region::host(memory.data(), 4096)}}}).value();
   EXPECT_EQ(queues.options().queues, 4U);
+  EXPECT_EQ(queues.options().stores[0].window.length, 4096U);
+  EXPECT_EQ(queues.options().stores[0].block_bytes, 512U);
   std::array<std::byte, 512> to;
   EXPECT_TRUE(ThreadIo(queues.handle(), 0).read({512, 512}, to.data()).ok());
   EXPECT_TRUE(same_bytes(to, std::span(memory).subspan(512, 512)));
@@ -459,6 +468,13 @@ TEST(GpuQueues, are_handles_that_may_be_empty) {
   EXPECT_TRUE(ThreadIo(queues.handle(), 0).read({512, 512}, to.data()).ok());
   server.close();
   EXPECT_EQ(server.open({}).error().code, Code::invalid_argument);
+  EXPECT_FALSE(queues) << "closed with its server";
+  EXPECT_EQ(queues.handle(), nullptr);
+  EXPECT_EQ(queues.stop().error().code, Code::closed);
+  EXPECT_EQ(queues.reset().error().code, Code::closed);
+  EXPECT_EQ(queues.report().reads, 2U) << "what it did can still be asked";
+  EXPECT_FALSE(queues.report().server_dead);
+  EXPECT_EQ(GpuArray::open(context, queues).error().code, Code::invalid_argument);
 }
 
 // A server that fails, lies and repeats itself, and a store that misbehaves: every operation is exact or says that it

@@ -60,7 +60,7 @@ def test_an_array_knows_its_size_and_its_cache(name):
 
 def test_what_can_not_be_is_refused(name):
     with penstock.GpuServer(1) as server:
-        for options in ({"depth": 100}, {"place_bytes": 1000}, {"block_bytes": 3}, {"timeout": -1}):
+        for options in ({"depth": 100}, {"place_bytes": 1000}, {"block_bytes": 3}, {"timeout": -1}, {"timeout": 0}, {"stall": 0}):
             with pytest.raises(penstock.InvalidError):
                 server.open(name, "cpu", **options)
         with pytest.raises(penstock.InvalidError):
@@ -79,6 +79,8 @@ def test_wrong_arguments_are_named(name):
     for wrong, error in ((-1, penstock.InvalidError), (1 << 32, penstock.InvalidError), (1.5, TypeError), (True, TypeError)):
         with pytest.raises(error, match="threads"):
             penstock.GpuServer(wrong)
+    with pytest.raises(TypeError, match="context"):
+        penstock.GpuServer(1, context="x")
     with penstock.GpuServer(1) as server:
         for option in ("queues", "depth", "place_bytes", "ahead_places", "block_bytes"):
             for wrong, error in ((-1, penstock.InvalidError), (1 << 40, penstock.InvalidError), (1.5, TypeError)):
@@ -94,6 +96,18 @@ def test_wrong_arguments_are_named(name):
             for options in ({"offset": 1.5}, {"size": "1"}, {"memory": None}, {"page_bytes": 4096.0}):
                 with pytest.raises(TypeError, match=next(iter(options))):
                     queues.array(**options)
+
+
+def test_a_set_is_closed_with_its_server(name):
+    server = penstock.GpuServer(1)
+    queues = server.open(name, "cpu", queues=2, depth=64)
+    array = queues.array()
+    server.close()
+    assert "closed" in repr(queues)
+    for use in (lambda: queues.handle, queues.stop, queues.reset, queues.array, lambda: array.handle):
+        with pytest.raises(penstock.StateError):
+            use()
+    assert queues.report["reads"] == 0 and not queues.report["server_dead"]
 
 
 def test_everything_may_be_dropped_in_any_order(name):

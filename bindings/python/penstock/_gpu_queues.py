@@ -73,10 +73,13 @@ class GpuServer(_Closing):
             kernel((132,), (256,), (queues.handle, …))   # a CuPy RawKernel; its parameter is a penstock::device::Queues
 
     `threads` is 0 for half of the processors, 8 at most. Without open queues they sleep; with them they look for work,
-    less and less often, unless `hot`. Closing the server closes its queues: wait for kernels first.
+    less and less often, unless `hot`. Closing the server closes its queues: wait for kernels first. An exception that
+    leaves the `with` block closes them too: if kernels may still run then, stop() and synchronize in a `finally`.
     """
 
     def __init__(self, threads: int = 0, *, hot: bool = False, context: Optional[Context] = None) -> None:
+        if context is not None and not isinstance(context, Context):
+            raise TypeError(f"context must be a penstock.Context, and is {context!r}")
         self._context = context or default_context()
         self._core = _core.start_gpu_server(self._context._core, _natural("threads", threads, _MOST), bool(hot))
 
@@ -96,7 +99,7 @@ class GpuServer(_Closing):
 
         `window` is (offset, size) of what kernels may reach of each; `writable` lets them write, to stores that are open
         for that. Extents of kernels begin and end with blocks of `block_bytes` (512). `place_bytes` is the longest
-        command; each of `queues` times `depth` has that much pinned memory. `timeout` is that of a transfer, and after
+        command; each of `queues` times `depth` has that much pinned memory. `timeout` is that of a call, and after
         `stall` seconds without room a queue is given up until `reset`. device="cpu" or None
         makes a set for tests without a GPU: nothing on a GPU can use it.
         """
@@ -121,7 +124,14 @@ class GpuQueues(_Closing):
         self.names = list(names)  # of the stores
 
     def __repr__(self) -> str:
-        return f"<penstock.GpuQueues of {', '.join(self.names)}{', closed' if self._core is None else ''}>"
+        is_open = self._core is not None and self._core.is_open
+        return f"<penstock.GpuQueues of {', '.join(self.names)}{'' if is_open else ', closed'}>"
+
+    def _open(self) -> Any:
+        core = super()._open()
+        if not core.is_open:
+            raise make("closed", 0, "the GpuServer of this GpuQueues is closed", "start another, and open the stores there")
+        return core
 
     @property
     def handle(self) -> int:
@@ -133,7 +143,7 @@ class GpuQueues(_Closing):
     def report(self) -> dict[str, Any]:
         """Sums since it was opened (reads, read_bytes, mapped_bytes, requests, failed, …), how it is: timed_out, stalled,
         server_dead, last_error, and the route: gpu-soft, threads of the CPU."""
-        report: dict[str, Any] = self._open().report()
+        report: dict[str, Any] = super()._open().report()
         return report
 
     def stop(self) -> None:
@@ -185,7 +195,8 @@ class GpuArray(_Closing):
     @property
     def statistics(self) -> dict[str, Any]:
         """Pages since it was opened or cleared, by warps that took them: hits, fetched, joined (another warp fetched
-        them), passed (read past the cache, for want of room) and failed. first_failure is an IoStatus by name, or None."""
+        them), passed (read past the cache, for want of room) and failed. first_failure is an IoStatus by name, or None;
+        first_failure_field is the NVMe status of one that is "failed", as docs/gpu-initiated.md explains."""
         statistics: dict[str, Any] = self._open().statistics()
         status = statistics["first_failure"]
         statistics["first_failure"] = None if status == 0 else STATUSES[status] if status < len(STATUSES) else str(status)

@@ -12,6 +12,9 @@ Error no_set() {
   return {Code::invalid_argument, 0, "these GpuQueues are closed, or were never opened",
           "use what GpuServer::open gave"};
 }
+Error set_closed() {
+  return {Code::closed, 0, "the GpuServer of these GpuQueues is closed", "start another, and open them there"};
+}
 Error in_child_error() {
   return {Code::closed, 0, "the GpuServer belongs to the parent of this process", "start one after the fork"};
 }
@@ -38,6 +41,8 @@ class OpenSet {
 
   Server& server() const { return *server_; }
   Set& set() const { return *set_; }
+  // Whether the server has not closed it.
+  bool is_open() const { return !set_->closed.load(std::memory_order_acquire); }
 
  private:
   std::shared_ptr<Server> server_;
@@ -52,8 +57,12 @@ GpuQueues::GpuQueues(GpuQueues&&) noexcept = default;
 GpuQueues& GpuQueues::operator=(GpuQueues&&) noexcept = default;
 GpuQueues::~GpuQueues() = default;
 
+GpuQueues::operator bool() const {
+  return set_ && set_->is_open();
+}
+
 device::QueueSet* GpuQueues::handle() const {
-  return set_ ? set_->set().handle() : nullptr;
+  return *this ? set_->set().handle() : nullptr;
 }
 
 const GpuQueuesOptions& GpuQueues::options() const {
@@ -64,12 +73,14 @@ const GpuQueuesOptions& GpuQueues::options() const {
 Status GpuQueues::stop() {
   if (!set_) return no_set();
   if (set_->server().in_child()) return in_child_error();
+  if (!set_->is_open()) return set_closed();
   return set_->set().stop();
 }
 
 Status GpuQueues::reset() {
   if (!set_) return no_set();
   if (set_->server().in_child()) return in_child_error();
+  if (!set_->is_open()) return set_closed();
   return or_out_of_memory([&] { return set_->server().reset(set_->set()); });
 }
 
@@ -80,7 +91,7 @@ void GpuQueues::close() {
 GpuQueuesReport GpuQueues::report() const {
   if (!set_) return {};
   GpuQueuesReport report = set_->set().report();
-  report.server_dead = set_->server().is_dead();
+  report.server_dead = set_->is_open() && set_->server().is_dead();
   return report;
 }
 

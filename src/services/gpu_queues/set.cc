@@ -96,6 +96,14 @@ Status copy_by_engine(const StridedRows& to, const StridedRows& from) {
   return copy_rows(std::span(&rows, 1));
 }
 
+Status check_time(const std::string& name, double seconds) {
+  if (seconds == 0) {
+    return Error{Code::invalid_argument, 0, "GpuQueuesOptions::" + name + " is 0",
+                 "choose a time that reads can keep to"};
+  }
+  return check_seconds("GpuQueuesOptions::" + name, seconds);
+}
+
 template <typename Number>
 struct Limits {
   Number least, most;
@@ -116,9 +124,12 @@ Status Set::check_options(GpuQueuesOptions& options, std::uint32_t threads) {
   if (options.queues == 0) options.queues = std::min(4 * threads, most_queues);
   if (Status status = check_power("depth", options.depth, {64U, 4096U}); !status) return status;
   if (Status status = check_power("place_bytes", options.place_bytes, {512U, 1U << 20}); !status) return status;
-  if (Status status = check_seconds("GpuQueuesOptions::timeout_seconds", options.timeout_seconds); !status)
-    return status;
-  if (Status status = check_seconds("GpuQueuesOptions::stall_seconds", options.stall_seconds); !status) return status;
+  if (Status status = check_time("timeout_seconds", options.timeout_seconds); !status) return status;
+  if (Status status = check_time("stall_seconds", options.stall_seconds); !status) return status;
+  if (options.gpu == Domain::pinned()) {
+    return Error{Code::invalid_argument, 0, "GpuQueuesOptions::gpu is pinned memory",
+                 "name a GPU (Domain::cuda), or Domain::host() for a set without one"};
+  }
   if (options.queues > most_queues || options.ahead_places > most_ahead) {
     return Error{Code::invalid_argument, 0,
                  std::to_string(options.queues) + " queues and " + std::to_string(options.ahead_places) +
@@ -147,11 +158,13 @@ Result<std::shared_ptr<Set>> Set::open(Context& context, const GpuQueuesOptions&
                                        std::shared_ptr<SpareMemory> spare) {
   auto set = std::make_shared<Set>(threads, std::move(spare));
   set->options_ = options;
-  for (const GpuStore& store : options.stores) {
+  for (GpuStore& store : set->options_.stores) {
     auto source = Source::open(context, store);
     if (!source) return std::move(source).error();
     if (const rows::Mapped mapping = (*source)->mapping(); !mapping.empty()) set->mappings_.push_back(mapping);
     const StoreWindow& window = (*source)->window();
+    store.window = {window.begin, window.end - window.begin};
+    store.block_bytes = window.block_bytes;
     if (window.block_bytes > options.place_bytes || options.place_bytes / window.block_bytes > 1U << 16) {
       return Error{Code::invalid_argument, 0,
                    "places of " + std::to_string(options.place_bytes) + " bytes for blocks of " +

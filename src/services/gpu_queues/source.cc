@@ -47,6 +47,9 @@ Result<device::StoreWindow> window_of(const GpuStore& given, std::uint64_t size_
 
 Result<std::unique_ptr<Source>> Source::open(const Context& context, const GpuStore& given) {
   auto source = std::make_unique<Source>();
+  if (given.store && given.memory.data != nullptr) {
+    return Error{Code::invalid_argument, 0, "a GpuStore with a store and host memory", "give one of them"};
+  }
   if (!given.store) {
     if (given.memory.data == nullptr || !given.memory.domain.host_accessible()) {
       return Error{Code::invalid_argument, 0, "a GpuStore without a store, and without host memory in its place",
