@@ -73,8 +73,10 @@ std::string usage_message(const CLI::App& tool, const CLI::ParseError& error, in
 }
 
 Exit fail_usage(const CLI::App& tool, const CLI::ParseError& error, int argc, char** argv) {
-  const auto chosen = tool.get_subcommands();
-  const std::string command = chosen.empty() ? "penstock" : "penstock " + chosen.front()->get_name();
+  std::string command = "penstock";
+  for (auto chosen = tool.get_subcommands(); !chosen.empty(); chosen = chosen.front()->get_subcommands()) {
+    command += " " + chosen.front()->get_name();
+  }
   return Output({.json = wants_json(argc, argv)})
       .fail({.code = Code::invalid_argument,
              .message = usage_message(tool, error, argc, argv),

@@ -32,6 +32,7 @@ class Usage(ToolTest):
         self.assertIn("warp", self.fails("invalid_argument", 2, "warp")["message"])
         self.assertIn("--warp", self.fails("invalid_argument", 2, "engines", "--warp")["message"])
         self.assertIn("penstock load --help", self.fails("invalid_argument", 2, "load")["hint"])
+        self.assertIn("penstock nvme gpu-selftest --help", self.fails("invalid_argument", 2, "nvme", "gpu-selftest")["hint"])
         self.fails("invalid_argument", 2)
         self.fails("invalid_argument", 2, "engines", "surplus")
 
