@@ -1,6 +1,7 @@
 // What code needs that is compiled for the CPU, by nvcc, and by NVRTC, which has no standard library.
 #pragma once
 
+// A program for NVRTC that defines these names too must give them the same types.
 #if defined(__CUDACC_RTC__)
 namespace std {
 using uint8_t = unsigned char;

@@ -44,7 +44,8 @@ struct [[nodiscard]] IoResult {
   PENSTOCK_ANYWHERE bool ok() const { return status == IoStatus::done; }
 };
 
-// A stretch of a store.
+// A stretch of a store. Not penstock::Extent, which is the program's: where both namespaces are used, name this one in
+// full, or give {offset, bytes}.
 struct Extent {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
