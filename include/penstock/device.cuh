@@ -28,8 +28,8 @@
 // their store (512 bytes unless the program chose others), or end with its window.
 //
 // Writes are done when the store has taken them: later reads of the set find them, and Store::commit by the program
-// makes them last. Those of different threads, and the commands of one long write, end in any order. One that timed out
-// may still be carried out, now or later, with the bytes that it was given.
+// makes them last. Those of different threads, and the pieces of `write_warp` and `write_block`, end in any order. One
+// that timed out may still be carried out, now or later, with the bytes that it was given.
 //
 // Thread safety: any number of threads of any number of kernels. Lifetime: the set must be open while a kernel that
 // uses it runs (penstock/gpu_queues.h says how to end one).

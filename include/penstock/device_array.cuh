@@ -19,7 +19,7 @@
 // For nvcc and NVRTC, C++17, without flags but the path to this header. The parameter is one address of 64 bits: what
 // GpuArray::handle gives, or any integer of that value.
 //
-// Give kernels __launch_bounds__: what happens rarely is compiled apart, and may claim 250 registers otherwise. In
+// Give kernels __launch_bounds__: what happens rarely is compiled apart, and claims almost 200 registers otherwise. In
 // relocatable device code (-rdc=true) it is compiled into each kernel instead.
 //
 // What can go wrong is in the result (IoStatus); the program sees the first failure in GpuArray::statistics. No call
