@@ -270,9 +270,13 @@ void MemoryMap::publish(std::shared_ptr<const Snapshot> next) {
   const std::scoped_lock lock(snapshot_mutex_);
   empty_.store(next->empty(), std::memory_order_relaxed);
   snapshot_.swap(next);
-  // Of all maps: a thread remembers what it found in one of them.
+  version_.store(new_version(), std::memory_order_release);
+}
+
+// Of all maps: a thread remembers what it found in one of them.
+std::uint64_t MemoryMap::new_version() {
   static std::atomic<std::uint64_t> versions{0};
-  version_.store(versions.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
+  return versions.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 Status MemoryMap::detach(Region memory) {

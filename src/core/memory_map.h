@@ -127,6 +127,7 @@ class MemoryMap {
   bool make_place(Snapshot& next, Region memory);
   static void insert(Snapshot& next, std::shared_ptr<Attachment> entry);
   void publish(std::shared_ptr<const Snapshot> next);
+  static std::uint64_t new_version();
 
   const std::vector<engine::Engine*> engines_;
   const std::function<bool(std::size_t)> is_used_;
@@ -136,7 +137,7 @@ class MemoryMap {
   mutable std::mutex snapshot_mutex_;                           // held for a moment
   std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<Snapshot>();
   std::atomic<bool> empty_{true};
-  std::atomic<std::uint64_t> version_{0};  // of the snapshot; changed after it
+  std::atomic<std::uint64_t> version_{new_version()};  // of the snapshot; changed after it
 };
 
 }  // namespace penstock::core

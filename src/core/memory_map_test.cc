@@ -75,6 +75,25 @@ TEST_F(MemoryMapTest, finds_nothing_that_was_found_before_and_is_gone_or_another
   EXPECT_EQ(map_.find(&memory_[150], 50), nullptr) << "whoever detached it";
 }
 
+TEST_F(MemoryMapTest, that_is_empty_finds_nothing_of_one_that_is_just_attached_to) {
+  int wrong = 0;
+  for (int round = 0; round < 200; ++round) {
+    MemoryMap filled({});
+    MemoryMap empty({});
+    std::atomic<bool> ready{false};
+    std::thread finder([&] {
+      ready = true;
+      while (filled.find(memory_.data(), 16) == nullptr) std::this_thread::yield();
+      if (empty.find(memory_.data(), 16) != nullptr) ++wrong;
+    });
+    while (!ready) std::this_thread::yield();
+    EXPECT_TRUE(filled.attach(part(0, memory_.size())).ok());
+    finder.join();
+    EXPECT_TRUE(filled.detach(part(0, memory_.size())).ok());
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST_F(MemoryMapTest, does_not_join_neighbours) {
   ASSERT_TRUE(map_.attach(part(100, 100)).ok());
   ASSERT_TRUE(map_.attach(part(200, 100)).ok()) << "touching is not overlapping";

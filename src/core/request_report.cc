@@ -229,6 +229,10 @@ Error Request::describe(const Report& report) const {
     return {Code::out_of_memory, 0, "no thread could be started to ask " + server + " about it; " + progress,
             "raise the limit of threads (`ulimit -u`), or that of the container"};
   }
+  if (stop_code() == Code::out_of_memory) {
+    return {Code::out_of_memory, 0, "there was no memory to note how it went; " + progress,
+            "free memory, or raise the limit of the container"};
+  }
   if (stop_code() == Code::timed_out && unanswered_) {
     return {Code::timed_out, 0, server + " did not say in time whether it has changed; " + progress,
             "find out why the server does not answer, or allow more time"};

@@ -217,6 +217,15 @@ TEST_F(RequestTest, keeps_the_first_reason_to_stop) {
   EXPECT_EQ(request->report().error->code, Code::timed_out);
 }
 
+TEST_F(RequestTest, that_found_no_memory_says_so) {
+  const penstock::Store store = open();
+  const auto request = create({range(store, 0, 4096)});
+  request->stop(Code::out_of_memory);
+  Request::end_unstarted(request);
+  EXPECT_EQ(request->outcome(), Outcome::failed);
+  EXPECT_EQ(request->report().error->code, Code::out_of_memory);
+}
+
 TEST_F(RequestTest, ends_once_when_its_last_part_has_left) {
   const penstock::Store store = open();
   const auto request = create({range(store, 0, 3 * unit_bytes)}, {.lanes = 3});

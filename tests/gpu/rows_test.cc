@@ -48,5 +48,19 @@ TEST_F(GpuRows, arrive_in_the_order_of_their_numbers_which_may_lie_on_the_gpu) {
   }
 }
 
+TEST_F(GpuRows, numbers_on_the_gpu_leave_lanes_the_pinned_memory_they_need) {
+  const std::string path = folder_.path("table");
+  write_file(path, table_);
+  options_.lanes = 2;
+  options_.pinned_budget_bytes = 16 << 20;
+  Context context = make_context();
+  const Rows table = Rows::open_raw(context, path, {.row_bytes = 4}).value();
+  const Buffer on_gpu = context.allocate(Domain::cuda(0), 12'000'000).value();
+  fill(on_gpu.region(), std::vector<std::byte>(on_gpu.size_bytes()));  // 3 million times the first row
+  const auto gathered = table.gather(RowNumbers(RowNumbers::Type::i32, on_gpu.region()), Domain::cuda(0));
+  ASSERT_TRUE(gathered.ok()) << gathered.error().message;
+  EXPECT_TRUE(same_bytes(bytes_of(gathered->buffer.region().part(0, 4)), std::span(table_).first(4)));
+}
+
 }  // namespace
 }  // namespace penstock::test

@@ -47,13 +47,15 @@ Status check_memory(const RowNumbers& numbers) {
 class HostNumbers {
  public:
   static Result<HostNumbers> of(const Table& table, const RowNumbers& numbers) {
+    if (table.in_child()) {
+      return Error{Code::closed, 0, "the table belongs to the parent of this process",
+                   "make a Context, and open the table, after the fork"};
+    }
     if (Status status = check_memory(numbers); !status) return std::move(status).error();
     HostNumbers host(numbers);
     const Region& given = numbers.memory();
     if (given.domain.host_accessible() || numbers.size() == 0) return host;
-    // Pinned: the bus is many times as fast as a copy by the driver's own staging memory.
-    auto copied = table.take_scratch(given.size_bytes, Domain::pinned());
-    if (!copied) copied = table.take_scratch(given.size_bytes, Domain::host());
+    auto copied = table.take_numbers(given.size_bytes);
     if (!copied) return std::move(copied).error();
     host.copied_ = std::move(*copied);
     const Region memory = host.copied_.region().part(0, given.size_bytes);
@@ -198,10 +200,6 @@ class Gather {
 
  private:
   Status carry_out() {
-    if (table_.in_child()) {
-      return Error{Code::closed, 0, "the table belongs to the parent of this process",
-                   "make a Context, and open the table, after the fork"};
-    }
     std::uint64_t bytes = 0;
     if (__builtin_mul_overflow(numbers_.size(), table_.info().row_bytes, &bytes) || bytes != memory_.size_bytes) {
       return Error{Code::invalid_argument, 0,
@@ -505,8 +503,6 @@ Result<std::uint64_t> prefetch(const Table& table, const RowNumbers& given) {
   auto host = HostNumbers::of(table, given);
   if (!host) return std::move(host).error();
   const RowNumbers& numbers = host->get();
-  if (table.in_child())
-    return Error{Code::closed, 0, "the table belongs to the parent of this process", "open it here"};
   if (Status status = check_numbers(table, numbers); !status) return std::move(status).error();
   look(table, numbers);
   std::vector<ColdRow> cold = sort_out(table, numbers, true).cold;

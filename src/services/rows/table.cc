@@ -116,10 +116,24 @@ Result<Buffer> Table::take_scratch(std::uint64_t bytes, Domain domain) const {
   return context_.allocate(domain, bytes);
 }
 
+// Pinned where that is a small part of the budget, which lanes need: the bus is many times as fast as a copy through
+// the driver's own staging memory.
+Result<Buffer> Table::take_numbers(std::uint64_t bytes) const {
+  constexpr std::uint64_t budget_share = 32;
+  if (bytes <= context_.options().pinned_budget_bytes / budget_share) {
+    if (auto pinned = take_scratch(bytes, Domain::pinned())) return pinned;
+  }
+  return take_scratch(bytes, Domain::host());
+}
+
 void Table::give_scratch(Buffer scratch) const {
+  Buffer oldest;  // freed without the lock
   const std::lock_guard lock(scratch_mutex_);
   // What is new is the size that is wanted now.
-  if (idle_scratch_.size() == idle_scratch_limit) idle_scratch_.erase(idle_scratch_.begin());
+  if (idle_scratch_.size() == idle_scratch_limit) {
+    oldest = std::move(idle_scratch_.front());
+    idle_scratch_.erase(idle_scratch_.begin());
+  }
   idle_scratch_.push_back(std::move(scratch));
 }
 

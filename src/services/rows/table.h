@@ -81,6 +81,7 @@ class Table {
 
   // Memory for cold rows, and for numbers that were on a GPU. Some is kept for the next gather.
   Result<Buffer> take_scratch(std::uint64_t bytes, Domain domain) const;
+  Result<Buffer> take_numbers(std::uint64_t bytes) const;
   void give_scratch(Buffer scratch) const;
 
  private:
