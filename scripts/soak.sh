@@ -39,8 +39,6 @@ trap 'exit 130' INT TERM
 
 # Uses of stacks that are gone: several times slower, so not in every run.
 export PENSTOCK_ASAN_MORE=:detect_stack_use_after_return=1:max_uar_stack_size_log=16
-# Leaks in the processes that tests start, too.
-export LSAN_OPTIONS=detect_leaks=1
 # run_suite PRESET [CTEST ARGUMENT...]
 run_suite() {
   local preset=$1 results=$PWD/build/soak/$1.xml code=0

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
@@ -67,10 +66,8 @@ class GpuProcess : public GpuTest {
     ASSERT_EQ(api.stream_synchronize(nullptr), cuda::cu_illegal_address);
   }
 
-  // In a process of its own. On aarch64 the address sanitizer takes four seconds to look for leaks at the end of each:
-  // scripts/soak.sh wants that here too.
+  // In a process of its own.
   static int exit_status_of_test(const std::string& test) {
-    ::setenv("LSAN_OPTIONS", "detect_leaks=0", 0);
     std::string arguments[] = {"/proc/self/exe", "--gtest_filter=" + test, "--gtest_also_run_disabled_tests",
                                "--gtest_brief=1"};
     char* pointers[] = {arguments[0].data(), arguments[1].data(), arguments[2].data(), arguments[3].data(), nullptr};
