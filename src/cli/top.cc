@@ -43,25 +43,30 @@ const RouteStatistics* same_route(const Published* before, const RouteStatistics
 }
 
 // Counters begin anew when a program resets them.
-std::uint64_t growth(std::uint64_t now, std::uint64_t before) {
+template <typename Number>
+Number growth(Number now, Number before) {
   return now >= before ? now - before : now;
 }
 
-void add_process(const Published& now, const Published* before, double seconds, std::vector<std::string>& lines) {
+// Between the times at which the program wrote, not those at which it was read; since its begin if it is new.
+double seconds_between(const Published& now, const Published* before) {
+  return growth(now.statistics.seconds, before != nullptr ? before->statistics.seconds : 0);
+}
+
+void add_process(const Published& now, const Published* before, std::vector<std::string>& lines) {
+  const double seconds = seconds_between(now, before);
+  const auto speed = [&](std::uint64_t bytes) { return seconds > 0 ? format_rate(rate(bytes, seconds)) : "silent"; };
   std::vector<std::string> routes;
   std::uint64_t all = 0;
   for (const RouteStatistics& route : now.statistics.routes) {
     const RouteStatistics* earlier = same_route(before, route);
-    const std::uint64_t bytes = growth(route.bytes, earlier != nullptr  ? earlier->bytes
-                                                    : before != nullptr ? 0
-                                                                        : route.bytes);
+    const std::uint64_t bytes = growth(route.bytes, earlier != nullptr ? earlier->bytes : 0);
     all += bytes;
-    routes.push_back("  " + route.engine + " " + std::string(route_name(route.route)) + " " +
-                     format_rate(rate(bytes, seconds)) + ", p99 " + format_seconds(route.latency_p99_seconds) + ", " +
-                     format_bytes(route.bytes) + " in all" +
+    routes.push_back("  " + route.engine + " " + std::string(route_name(route.route)) + " " + speed(bytes) + ", p99 " +
+                     format_seconds(route.latency_p99_seconds) + ", " + format_bytes(route.bytes) + " in all" +
                      (route.failed == 0 ? "" : ", " + std::to_string(route.failed) + " failed"));
   }
-  lines.push_back(now.name + " " + std::to_string(now.pid) + " " + now.command + " " + format_rate(rate(all, seconds)));
+  lines.push_back(now.name + " " + std::to_string(now.pid) + " " + now.command + " " + speed(all));
   lines.insert(lines.end(), routes.begin(), routes.end());
   const std::uint64_t unfreed_bytes = now.statistics.unfreed_pinned_bytes + now.statistics.unfreed_device_bytes;
   lines.push_back(
@@ -77,30 +82,44 @@ void add_process(const Published& now, const Published* before, double seconds, 
       (unfreed_bytes == 0 ? "" : ", " + format_bytes(unfreed_bytes) + " not freed yet"));
 }
 
-std::vector<std::string> describe(const Listing& now, const Listing& before, double seconds) {
+const Published* find(const Listing& listing, const std::string& file) {
+  const auto found = std::ranges::find(listing, file, &Published::file);
+  return found != listing.end() ? &*found : nullptr;
+}
+
+std::vector<std::string> describe(const Listing& now, const Listing& before) {
   std::vector<std::string> lines;
-  for (const Published& one : now) {
-    const auto earlier = std::ranges::find(before, one.file, &Published::file);
-    add_process(one, earlier != before.end() ? &*earlier : nullptr, seconds, lines);
-  }
+  for (const Published& one : now) add_process(one, find(before, one.file), lines);
   if (lines.empty()) lines.emplace_back(nobody);
   return lines;
 }
 
-void wait(double seconds) {
+bool is_silent(const Published& now, const Listing& before) {
+  const Published* earlier = find(before, now.file);
+  return earlier != nullptr && seconds_between(now, earlier) == 0;
+}
+
+// After the interval; later by what programs need to write again on a busy machine, but not for one that is stopped.
+Result<Listing> look_after(double interval, const std::string& name, const Listing& before) {
+  constexpr double patience_seconds = 1;
   const Stopwatch stopwatch;
-  while (!interrupted() && stopwatch.seconds() < seconds) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  Result<Listing> now = before;
+  while (!interrupted() && now.ok() && stopwatch.seconds() < interval + patience_seconds) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (stopwatch.seconds() < interval) continue;
+    now = list_published(name);
+    if (now.ok() && std::ranges::none_of(*now, [&](const Published& one) { return is_silent(one, before); })) break;
+  }
+  return now;
 }
 
 Exit print_once(const TopFlags& flags, const Output& output) {
   const Result<Listing> before = look(flags.name);
   if (!before.ok()) return output.fail(before.error());
-  const Stopwatch stopwatch;
-  if (!before->empty()) wait(flags.interval);
+  const Result<Listing> now = before->empty() ? *before : look_after(flags.interval, flags.name, *before);
   if (interrupted()) return output.fail(interrupted_error());
-  const Result<Listing> now = list_published(flags.name);
   if (!now.ok()) return output.fail(now.error());
-  for (const std::string& line : describe(*now, *before, stopwatch.seconds())) output.heading(line);
+  for (const std::string& line : describe(*now, *before)) output.heading(line);
   return Exit::ok;
 }
 
@@ -110,11 +129,9 @@ Exit print_live(const TopFlags& flags, const Output& output) {
   Result<Listing> before = look(flags.name);
   if (!before.ok()) return output.fail(before.error());
   while (!interrupted()) {
-    const Stopwatch stopwatch;
-    wait(flags.interval);
-    Result<Listing> now = list_published(flags.name);
+    Result<Listing> now = look_after(flags.interval, flags.name, *before);
     if (!now.ok()) return output.fail(now.error());
-    text.show(describe(*now, *before, stopwatch.seconds()));
+    text.show(describe(*now, *before));
     before = std::move(now);
   }
   return Exit::ok;

@@ -35,20 +35,31 @@ class Top(ToolTest):
     def processes(self):
         return self.json_of("top", self.name)["processes"]
 
+    def once(self):
+        return self.run_tool("top", self.name, "--interval", 0.25).stdout.decode()
+
     def test_shows_what_a_running_program_moves(self):
         process = self.publish()
         wait_until(lambda: self.processes()[0]["statistics"]["routes"])
         [one] = self.processes()
         self.assertEqual((one["name"], one["pid"], one["command"]), (self.name, process.pid, pathlib.Path(TOOL).name))
-        text = self.run_tool("top", self.name, "--interval", 0.25).stdout.decode()
-        self.assertRegex(text, rf"^{self.name} {process.pid} {one['command']} [1-9]")
-        self.assertIn("posix", text)
+        line = rf"^{self.name} {process.pid} {one['command']} [1-9][^\n]*\n  posix "
+        wait_until(lambda: re.search(line, self.once()))
         live, code = self.on_terminal(40, "top", self.name, "--interval", "0.25", until="pinned")
         self.assertEqual(code, 0, live)
         self.assertIn(self.name[:20], live)
         self.interrupt(process)
         self.assertEqual(self.files(), [])
         self.fails("not_found", 3, "top", self.name)
+
+    def test_calls_a_stopped_program_silent(self):
+        process = self.publish()
+        wait_until(lambda: self.processes()[0]["statistics"]["routes"])
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: f" {process.pid} penstock silent" in self.once())
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: "silent" not in self.once())
+        self.interrupt(process)
 
     def test_speaks_prometheus(self):
         process = self.publish()
