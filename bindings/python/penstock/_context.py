@@ -12,12 +12,13 @@ import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional
 
 from . import _core
+from ._closing import Closing
 from ._errors import invalid
 from ._memory import count_as_written, memory_of
 from ._report import Progress, Report, log, told
 
 
-class Context:
+class Context(Closing):
     """Engines, threads, memory and statistics. The options are the keys of docs/options.md:
 
         Context(lanes=4, cache="bypass", deadlines={"request_seconds": 30})
@@ -37,12 +38,6 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<penstock.Context{', closed' if self._closed else ''}>"
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
 
     def close(self) -> None:
         """Cancels reads and loads, waits for saves, and frees everything. Otherwise that happens when the last reference
@@ -72,8 +67,9 @@ class Context:
     def prefetch(self, path: Any, ranges: Iterable[tuple[int, int]] = ()) -> int:
         """Starts to bring ranges (offset, size) of a file, or all of it, into the page cache. Returns how many bytes it
         started to read: at most `prefetch_window_bytes`."""
-        return self._core.prefetch(os.fsencode(path), [(_natural("offset", offset), _natural("size", size))
-                                                          for offset, size in ranges])
+        started: int = self._core.prefetch(os.fsencode(path), [(_natural("offset", offset), _natural("size", size))
+                                                               for offset, size in ranges])
+        return started
 
     def read_into(self, target: Any, path: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
                   lba: Optional[int] = None, count: Optional[int] = None, progress: Progress = None) -> Report:

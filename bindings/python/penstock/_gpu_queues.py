@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Any, Optional, Sequence, Union
 
 from . import _core
+from ._closing import Closing
 from ._context import Context, default_context
 from ._errors import invalid, make
 from ._memory import device_domain
@@ -43,30 +43,7 @@ def _window(window: Any) -> tuple[int, int]:
     return _natural("window", offset), size if size == TO_THE_END else _natural("window", size)
 
 
-class _Closing:
-    """What is closed at the end of a `with` block."""
-
-    _core: Any = None
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 traceback: Optional[TracebackType]) -> None:
-        self.close()
-
-    def close(self) -> None:
-        core, self._core = self._core, None
-        if core is not None:
-            core.close()
-
-    def _open(self) -> Any:
-        if self._core is None:
-            raise make("closed", 0, f"this {type(self).__name__} is closed", "open another one")
-        return self._core
-
-
-class GpuServer(_Closing):
+class GpuServer(Closing):
     """Threads that serve the reads and writes of kernels, from any stores.
 
         with penstock.GpuServer() as server, server.open("graph.bin") as queues:
@@ -116,7 +93,7 @@ class GpuServer(_Closing):
         return GpuQueues(core, [each.name for each in opened])
 
 
-class GpuQueues(_Closing):
+class GpuQueues(Closing):
     """A set of queues, made by GpuServer.open. It must stay open while kernels use it."""
 
     def __init__(self, core: Any, names: Sequence[str]) -> None:
@@ -166,7 +143,7 @@ class GpuQueues(_Closing):
                                            TO_THE_END if size is None else size, _size("memory", memory), pages), self)
 
 
-class GpuArray(_Closing):
+class GpuArray(Closing):
     """A store that kernels index like memory, made by GpuQueues.array. Their parameter is a penstock::device::Array<T>."""
 
     def __init__(self, core: Any, queues: GpuQueues) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from types import TracebackType
 from typing import Any, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
 
 from . import _core
+from ._closing import Reopening
 from ._context import Context, default_context
 from ._errors import Error, MissingKeyError, NotFoundError, invalid, make
 from ._frameworks import framework as framework_named
@@ -57,7 +58,7 @@ _TYPES = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", 
 KindName = Union[str, int, Kind]
 
 
-class Kinds:
+class Kinds(Reopening):
     """Records of named kinds in a file, a block device, an NVMe namespace, or another store.
 
         kinds = penstock.Kinds.create("records.bin")
@@ -74,7 +75,8 @@ class Kinds:
     Results are tensors of torch where it is installed, else arrays of NumPy (`framework`), on `device`.
 
     Records that were appended never change. Writers take turns, also those of several processes: each waits for another
-    for at most `lock_seconds`. Calls from any thread. Used with `with`, it is closed at the end of the block.
+    for at most `lock_seconds`. Calls from any thread. Used with `with`, it is closed at the end of the block. Without a
+    `context` of yours they can be pickled, by name, and forked.
     """
 
     def __init__(self, store: Any, *, dictionary: Any = None, device_write: bool = False, serial: str = "",
@@ -110,14 +112,10 @@ class Kinds:
         first, blocks = (_natural("window", each) for each in window or (0, 0))
         options = _core.KindsOptions(b"" if dictionary is None else os.fsencode(dictionary), bool(device_write),
                                      serial, first, blocks, float(lock_seconds))
-        self._core: Any = _core.open_kinds(self._context._core, os.fsencode(store), options, create)
-
-    def __enter__(self) -> Kinds:
-        return self
-
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 traceback: Optional[TracebackType]) -> None:
-        self.close()
+        self._core = _core.open_kinds(self._context._core, os.fsencode(store), options, create)
+        self._opened_by(None if context is not None else functools.partial(
+            Kinds, store, dictionary=dictionary, device_write=device_write, serial=serial, window=window,
+            lock_seconds=lock_seconds, device=device, framework=framework))
 
     def close(self) -> None:
         """Lets go of the store; otherwise that happens when the last reference goes."""
@@ -294,13 +292,14 @@ class Kinds:
         options = _core.RowsOptions(bool(mapping), float(look_again_seconds), _natural("join_bytes", join_bytes),
                                     _natural("scratch_bytes", scratch_bytes))
         domain = None if self._domain == "host" else self._domain
+        again = None if self._again is None else functools.partial(
+            self.rows, kind, mapping=mapping, look_again_seconds=look_again_seconds, join_bytes=join_bytes,
+            scratch_bytes=scratch_bytes)
         return Rows._of(self._open().rows(about.id, options), self._store, about.name, self._context,
-                        framework_named(self._framework), domain)
+                        framework_named(self._framework), domain, again)
 
-    def _open(self) -> Any:
-        if self._core is None:
-            raise make("closed", 0, f"the kinds of {self._store} are closed", "open them again")
-        return self._core
+    def _closed_error(self) -> Exception:
+        return make("closed", 0, f"the kinds of {self._store} are closed", "open them again")
 
     def _missing(self, kind: Union[str, int]) -> Error:
         names = list(self)

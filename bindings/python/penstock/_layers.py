@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
+from ._closing import Closing
 from ._context import Context, default_context
 from ._errors import Error, invalid, make
 from ._frameworks import Spec
@@ -39,7 +40,7 @@ class _Made(NamedTuple):
     tensors: dict[str, Any]
 
 
-class Layers:
+class Layers(Closing):
     """The tensors of a model behind a budget of memory, loaded in groups ahead of their use.
 
         with penstock.Layers("models/llama", budget="4GiB") as layers:
@@ -62,7 +63,6 @@ class Layers:
                  groups: Union[None, str, Sequence[str], Mapping[str, Sequence[GroupTensor]]] = None,
                  ahead: Union[int, str] = "256MiB", timeout: float = 100.0, in_order: Optional[bool] = None,
                  cache: Optional[str] = None, context: Optional[Context] = None) -> None:
-        self._core: Any = None
         if cache is not None and not isinstance(cache, str):
             raise TypeError(f'cache must be "auto", "keep", "bypass" or None, and is {cache!r}')
         self._frame = framework_named("pt")
@@ -99,9 +99,6 @@ class Layers:
         self._made: dict[int, _Made] = {}  # tensors of groups, where they were last
         self._hooks: list[Any] = []
         self._attached: list[Any] = []  # submodules that have hooks of groups
-
-    def __enter__(self) -> Layers:
-        return self
 
     def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
                  traceback: Optional[TracebackType]) -> None:
@@ -223,24 +220,19 @@ class Layers:
         """Cancels loads, but for those that streams wait for, and takes hooks away. Tensors that you still have keep the
         memory, and stay as they are then. Raises what `check` would."""
         self.detach()
-        core, self._core = self._core, None
         self._made = {}
-        if core is not None:
-            core.close()
+        super().close()
 
     def __del__(self) -> None:
-        core = getattr(self, "_core", None)
-        if core is not None:
-            core.close()  # before the memory goes
+        super().close()  # before the memory goes
 
-    def _open(self) -> Any:
-        if self._core is None:
-            raise make("closed", 0, f"the layers of {self._model} are closed", "open them again")
-        return self._core
+    def _closed_error(self) -> Exception:
+        return make("closed", 0, f"the layers of {self._model} are closed", "open them again")
 
     def _handle(self, stream: Any) -> Optional[int]:
         """What the library is given: in host memory no stream has a part."""
-        return None if stream is None or self._domain == "host" else stream_handle(stream)
+        handle = None if stream is None else stream_handle(stream)
+        return None if self._domain == "host" else handle
 
     def _current_stream(self) -> Optional[int]:
         return None if self._domain == "host" else stream_handle(self._frame.torch.cuda.current_stream(self._domain))

@@ -12,7 +12,8 @@ from ._errors import make
 
 def engines(context: Optional[Context] = None) -> list[dict[str, Any]]:
     """The engines: the name of each, what it does, its schemes, whether it works here, and if not, why."""
-    return (context or default_context())._core.engines()
+    found: list[dict[str, Any]] = (context or default_context())._core.engines()
+    return found
 
 
 def gpus() -> list[dict[str, Any]]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
 import sys
 from array import array
-from types import TracebackType
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from . import _core
+from ._closing import Reopening
 from ._context import Context, default_context
 from ._errors import Error, invalid, make
 from ._frameworks import framework as framework_named
@@ -173,7 +174,7 @@ def described(value: Any) -> Optional[Described]:
     return Described(code, _OF_NPY.get(code[1:]) if code[0] in "<|=" else None, tuple(interface["shape"]))
 
 
-class Rows:
+class Rows(Reopening):
     """A table of rows in a file, of which a program needs some now and others next.
 
         table = penstock.Rows("model.safetensors", tensor="embed_tokens.weight")
@@ -189,7 +190,8 @@ class Rows:
     Results are tensors of torch where it is installed, else arrays of NumPy (`framework`), on `device`, or where the
     numbers are. A tensor of GGUF that is quantized gives rows of bytes.
 
-    Calls from any thread. Used with `with`, the table is closed at the end of the block.
+    Calls from any thread. Used with `with`, the table is closed at the end of the block. A table without a `context` of
+    yours can be pickled, by its name, and forked: workers of a DataLoader read it, each with its own default Context.
     """
 
     def __init__(self, path: Any, tensor: Optional[str] = None, *, dtype: Optional[str] = None,
@@ -215,15 +217,14 @@ class Rows:
         options = _core.RowsOptions(bool(mapping), float(look_again_seconds), _natural("join_bytes", join_bytes),
                                     _natural("scratch_bytes", scratch_bytes))
         shape = tuple(_natural("row_shape", length) for length in row_shape)
-        if is_raw:
-            row_bytes = _raw_row_bytes(dtype, shape, row_bytes)
+        bytes_of_row = _raw_row_bytes(dtype, shape, row_bytes) if is_raw else 0
 
         def open_one(each: Any) -> Any:
             core, name = self._context._core, os.fsencode(each)
             if tensor is not None:
                 return _core.open_tensor_rows(core, name, tensor, options)
             if is_raw:
-                return _core.open_raw_rows(core, name, _natural("offset", offset), row_bytes or 0,
+                return _core.open_raw_rows(core, name, _natural("offset", offset), bytes_of_row,
                                            _natural("stride_bytes", stride_bytes),
                                            _ALL if count is None else _natural("count", count), options)
             return _core.open_npy_rows(core, name, options)
@@ -234,31 +235,30 @@ class Rows:
             raise invalid("path: the files have rows of different types or shapes", "make a table of each")
         info = core.info()
         self._adopt(core, dtype if is_raw else info["dtype"], shape if is_raw else info["row_shape"])
+        self._opened_by(None if context is not None else functools.partial(
+            Rows, path, tensor, dtype=dtype, row_shape=row_shape, row_bytes=row_bytes, offset=offset,
+            stride_bytes=stride_bytes, count=count, device=device, framework=framework, mapping=mapping,
+            look_again_seconds=look_again_seconds, join_bytes=join_bytes, scratch_bytes=scratch_bytes))
 
     @classmethod
-    def _of(cls, core: Any, name: str, what: str, context: Context, frame: Any, domain: Optional[str]) -> Rows:
+    def _of(cls, core: Any, name: str, what: str, context: Context, frame: Any, domain: Optional[str],
+            again: Optional[Callable[[], Rows]]) -> Rows:
         """A table that is open already: `what` in the store of that name."""
         self = cls.__new__(cls)
         self._names, self._tensor, self._context, self._frame, self._domain = [name], what, context, frame, domain
         self._report = None
         info = core.info()
         self._adopt(core, info["dtype"], info["row_shape"])
+        self._opened_by(again)
         return self
 
     def _adopt(self, core: Any, dtype: Optional[str], shape: Sequence[int]) -> None:
         info = core.info()
-        self._core: Any = core
+        self._core = core
         self._rows: int = info["rows"]
         self._row_bytes: int = info["row_bytes"]
         self._type = RowType(self._frame, self._tensor or self._names[0], dtype, shape, self._row_bytes)
         self._dtype, self._row_shape = self._type.dtype, self._type.row_shape
-
-    def __enter__(self) -> Rows:
-        return self
-
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 traceback: Optional[TracebackType]) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         name = repr(self._names[0]) + (f" and {len(self._names) - 1} more" if len(self._names) > 1 else "")
@@ -367,10 +367,8 @@ class Rows:
         """Lets go of the files; otherwise that happens when the last reference goes."""
         self._core = None
 
-    def _open(self) -> Any:
-        if self._core is None:
-            raise make("closed", 0, f"the table of {self._names[0]} is closed", "open it again")
-        return self._core
+    def _closed_error(self) -> Exception:
+        return make("closed", 0, f"the table of {self._names[0]} is closed", "open it again")
 
 
 def wait_for_streams(memories: Sequence[Memory], stream: Any) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple, Sequence, Union
 
 from . import _core
+from ._closing import Closing
 from ._errors import invalid, make
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._rows import Numbers, Rows, _named, _natural, _settled, numbers_of, stream_handle
@@ -21,7 +21,7 @@ class Planned(NamedTuple):
     status: Any = None
 
 
-class RowsPlan:
+class RowsPlan(Closing):
     """Rows by numbers that the GPU has just computed, inside CUDA graphs or in the order of a stream.
 
         plan = penstock.RowsPlan(table, most_rows=1024)
@@ -51,16 +51,9 @@ class RowsPlan:
         if self._domain == "host":
             raise invalid(f"device: {device!r} is no GPU", "give 'cuda' or 'cuda:N'")
         self._most_rows = _natural("most_rows", most_rows)
-        self._core: Any = _core.plan_rows([each._open() for each in self._tables], self._domain, self._most_rows,
+        self._core = _core.plan_rows([each._open() for each in self._tables], self._domain, self._most_rows,
                                           bool(zeros_for_missing), float(timeout),
                                           _natural("cache_bytes", cache_bytes), float(unasked_seconds))
-
-    def __enter__(self) -> RowsPlan:
-        return self
-
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 traceback: Optional[TracebackType]) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = ", closed" if self._core is None else ""
@@ -113,14 +106,10 @@ class RowsPlan:
 
     def close(self) -> None:
         """Graphs go on, with rows of zeros. Otherwise that happens when the last reference goes."""
-        core, self._core = self._core, None
-        if core is not None:
-            core.close()
+        super().close()
 
-    def _open(self) -> Any:
-        if self._core is None:
-            raise make("closed", 0, "the plan is closed", "make another, and capture the graphs that have it anew")
-        return self._core
+    def _closed_error(self) -> Exception:
+        return make("closed", 0, "the plan is closed", "make another, and capture the graphs that have it anew")
 
     def _numbers(self, indices: Any) -> Numbers:
         torch = sys.modules.get("torch")

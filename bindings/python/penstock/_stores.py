@@ -6,6 +6,7 @@ import os
 from types import TracebackType
 from typing import Any, Optional
 
+from ._closing import Closing
 from ._context import Context, default_context
 from ._errors import invalid, make
 from ._frameworks import framework as framework_named
@@ -15,7 +16,7 @@ from ._report import Progress, Report
 ACCESS = "read", "write", "create", "replace"
 
 
-class Store:
+class Store(Closing):
     """What penstock.open gives: a file, a block device or a URI, opened once for any number of reads and writes.
 
     Offsets and sizes are bytes; `lba` and `count` say the same in blocks of the store. Calls from any thread. Used with
@@ -28,14 +29,10 @@ class Store:
             raise invalid(f"unknown access {access!r}", f"give one of {', '.join(ACCESS)}")
         self._context = context or default_context()
         self._name = os.fsdecode(name)
-        self._core: Any = self._context._core.open(os.fsencode(name), access, size, device_write, serial, first_block,
-                                                   blocks)
+        self._core = self._context._core.open(os.fsencode(name), access, size, device_write, serial, first_block, blocks)
         self._replaces = access == "replace"
         self._process = os.getpid()  # a forked child leaves the new file to its parent
         self._committed = False
-
-    def __enter__(self) -> Store:
-        return self
 
     def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
                  traceback: Optional[TracebackType]) -> None:
@@ -132,10 +129,8 @@ class Store:
     def _is_unfinished(self) -> bool:
         return self._replaces and not self._committed and os.getpid() == self._process
 
-    def _open(self) -> Any:
-        if self._core is None:
-            raise make("closed", 0, f"the store {self._name} is closed", "open it again")
-        return self._core
+    def _closed_error(self) -> Exception:
+        return make("closed", 0, f"the store {self._name} is closed", "open it again")
 
     def _allocate(self, offset: Optional[int], size: Optional[int], lba: Optional[int], count: Optional[int], device: Any,
                   framework: Optional[str]) -> Any:

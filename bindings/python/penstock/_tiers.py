@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from types import TracebackType
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
+from ._closing import Closing
 from ._context import Context, default_context
 from ._errors import NotFoundError, invalid, make
 from ._rows import _natural
@@ -109,7 +109,7 @@ class CheckReport(NamedTuple):
 TierSpec = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 
 
-class Tiers:
+class Tiers(Closing):
     """Files on disks of different speed, moved by use, and never lost.
 
         tiers = penstock.Tiers.create({"fast": "/nvme", "slow": "/hdd"})
@@ -125,7 +125,7 @@ class Tiers:
     """
 
     def __init__(self, catalog: Any = None, *, wait_seconds: float = 10, flush_seconds: float = 5) -> None:
-        self._core: Any = _core.open_tiers(_bytes_of(catalog), float(wait_seconds), float(flush_seconds))
+        self._core = _core.open_tiers(_bytes_of(catalog), float(wait_seconds), float(flush_seconds))
 
     @classmethod
     def create(cls, tiers: Optional[Mapping[str, TierSpec]] = None, policy: Optional[Mapping[str, float]] = None, *,
@@ -142,18 +142,9 @@ class Tiers:
         self._core = _core.create_tiers(text, bool(adopt), _bytes_of(catalog), float(wait_seconds), float(flush_seconds))
         return self
 
-    def __enter__(self) -> Tiers:
-        return self
-
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
-                 traceback: Optional[TracebackType]) -> None:
-        self.close()
-
     def close(self) -> None:
         """Stops its mover, and writes accesses down."""
-        core, self._core = self._core, None
-        if core is not None:
-            core.close()
+        super().close()
 
     def __repr__(self) -> str:
         return "<penstock.Tiers, closed>" if self._core is None else f"<penstock.Tiers {self.catalog!r}>"
@@ -298,10 +289,8 @@ class Tiers:
         """From now on "tier:NAME" is a store of the Context, or of the default one."""
         self._open().serve((context or default_context())._core, scheme)
 
-    def _open(self) -> Any:
-        if self._core is None:
-            raise make("closed", 0, "the Tiers are closed", "open them again")
-        return self._core
+    def _closed_error(self) -> Exception:
+        return make("closed", 0, "the Tiers are closed", "open them again")
 
 
 def _configured(name: str, spec: TierSpec) -> dict[str, Any]:
