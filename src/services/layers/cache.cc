@@ -597,7 +597,7 @@ Status Cache::bring(std::unique_lock<std::mutex>& lock, std::uint32_t number, Un
       return Error{Code::timed_out, 0,
                    "loading group " + in_quotes(infos_[number].name) + " took longer than " +
                        std::to_string(options_.deadline_seconds) + " s",
-                   "it goes on; acquire it again, or raise deadline_seconds"};
+                   "it goes on; acquire it again, or wait longer"};
     }
     if (is_loading) {
       if (!group.ticket) {
