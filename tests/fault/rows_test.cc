@@ -7,11 +7,8 @@
 #include <algorithm>
 #include <random>
 
-#include "api/context_builder.h"
-#include "engines/fault/engine.h"
-#include "engines/made/engine.h"
-#include "engines/posix/engine.h"
 #include "support/environment.h"
+#include "support/faulty_context.h"
 #include "support/support.h"
 
 namespace penstock::test {
@@ -26,22 +23,7 @@ struct RandomTable {
 // One table of up to three stores, some of them partly in the page cache.
 class RowsRun {
  public:
-  explicit RowsRun(std::uint64_t seed) : random_(seed) {
-    const fault::FaultPlan plan{.seed = seed,
-                                .short_transfer = 50,
-                                .io_error = 1,
-                                .again = 20,
-                                .interrupted = 20,
-                                .delay = 20,
-                                .max_delay = std::chrono::microseconds(200),
-                                .reorder = true};
-    engine::Table engines;
-    engines.push_back(fault::make_engine(posix::make_engine(), plan));
-    engines.push_back(made::make_engine());
-    Options options{.lanes = 2, .deadlines = patient};
-    options.storage_chunk_bytes = 16 << 10;
-    context_ = std::make_unique<Context>(ContextBuilder::build(std::move(engines), options).value());
-  }
+  explicit RowsRun(std::uint64_t seed) : random_(seed), context_(faulty_context(seed, 1)) {}
 
   void go(std::uint64_t gathers) {
     constexpr std::uint64_t gathers_of_a_table = 50;
@@ -73,7 +55,7 @@ class RowsRun {
       write_file(part.path, content(part.seed, 0, bytes));
       if (below(2) == 0) evict(part.path);
       if (below(2) == 0) warm(part.path, below(bytes));
-      auto table = Rows::open_raw(*context_, part.path, part.raw, options);
+      auto table = Rows::open_raw(context_, part.path, part.raw, options);
       ASSERT_TRUE(table.ok()) << table.error().message;
       tables.push_back(*table);
       parts_.push_back(part);
@@ -116,7 +98,7 @@ class RowsRun {
 
   std::mt19937_64 random_;
   TemporaryFolder folder_;
-  std::unique_ptr<Context> context_;
+  Context context_;
   std::vector<RandomTable> parts_;
   Rows joined_;
   std::uint64_t row_bytes_ = 0;

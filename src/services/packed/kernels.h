@@ -74,6 +74,26 @@ constexpr std::uint64_t mixed(std::uint64_t sum, std::uint32_t tile) {
   return z ^ (z >> 31);
 }
 
+// What the code of a value stands for, in bytes of the value: one table for each byte that has bits of the symbol.
+struct ByteTables {
+  std::array<std::uint8_t, dictionary_size> first;   // of the higher byte
+  std::array<std::uint8_t, dictionary_size> second;  // of the lower byte, of BF16 and F32
+};
+
+template <Kind kind>
+inline ByteTables byte_tables_of(const StoredTile& tile) {
+  constexpr Division division = division_of(kind);
+  constexpr bool is_split = division.byte_bytes != 0;
+  ByteTables tables;
+  for (std::uint32_t code = 0; code < dictionary_size; ++code) {
+    const std::uint32_t symbol = tile.dictionary[code] & division.symbol_mask;
+    tables.first[code] = static_cast<std::uint8_t>(is_split ? symbol >> 1 : symbol << (kind == Kind::f8_e4m3 ? 3 : 2));
+    tables.second[code] = static_cast<std::uint8_t>(is_split ? symbol << 7 : 0);
+  }
+  if (tile.code_bits != 0) tables.first[(1U << tile.code_bits) - 1] = tables.second[(1U << tile.code_bits) - 1] = 0;
+  return tables;
+}
+
 // As wide as a value.
 template <Kind kind>
 using ValueOf =

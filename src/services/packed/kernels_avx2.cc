@@ -49,25 +49,16 @@ PENSTOCK_AVX2_INLINE Vector both_halves(const std::uint8_t* table) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
 }
 
-// What the code of a value stands for, in bytes of the value: one table for each byte that has bits of the symbol.
+// ByteTables.
 struct Tables {
-  Vector first;   // of the higher byte
-  Vector second;  // of the lower byte, of BF16 and F32
+  Vector first;
+  Vector second;
 };
 
 template <Kind kind>
 PENSTOCK_AVX2_INLINE Tables tables_of(const StoredTile& tile) {
-  constexpr Division division = division_of(kind);
-  std::uint8_t first[dictionary_size];
-  std::uint8_t second[dictionary_size] = {};
-  for (std::uint32_t code = 0; code < dictionary_size; ++code) {
-    const std::uint32_t symbol = tile.dictionary[code] & division.symbol_mask;
-    const bool is_split = division.byte_bytes != 0;
-    first[code] = static_cast<std::uint8_t>(is_split ? symbol >> 1 : symbol << (kind == Kind::f8_e4m3 ? 3 : 2));
-    second[code] = static_cast<std::uint8_t>(is_split ? symbol << 7 : 0);
-  }
-  if (tile.code_bits != 0) first[(1U << tile.code_bits) - 1] = second[(1U << tile.code_bits) - 1] = 0;
-  return {both_halves(first), both_halves(second)};
+  const ByteTables tables = byte_tables_of<kind>(tile);
+  return {both_halves(tables.first.data()), both_halves(tables.second.data())};
 }
 
 // 32 values of one k.

@@ -39,25 +39,16 @@ PENSTOCK_INLINE std::uint16_t mask_of(uint8x16_t bytes) {
   return static_cast<std::uint16_t>(vaddv_u8(vget_low_u8(bits)) | vaddv_u8(vget_high_u8(bits)) << 8);
 }
 
-// What the code of a value stands for, in bytes of the value: one table for each byte that has bits of the symbol.
+// ByteTables.
 struct Tables {
-  uint8x16_t first;   // of the higher byte
-  uint8x16_t second;  // of the lower byte, of BF16 and F32
+  uint8x16_t first;
+  uint8x16_t second;
 };
 
 template <Kind kind>
 PENSTOCK_INLINE Tables tables_of(const StoredTile& tile) {
-  constexpr Division division = division_of(kind);
-  std::uint8_t first[dictionary_size];
-  std::uint8_t second[dictionary_size] = {};
-  for (std::uint32_t code = 0; code < dictionary_size; ++code) {
-    const std::uint32_t symbol = tile.dictionary[code] & division.symbol_mask;
-    const bool is_split = division.byte_bytes != 0;
-    first[code] = static_cast<std::uint8_t>(is_split ? symbol >> 1 : symbol << (kind == Kind::f8_e4m3 ? 3 : 2));
-    second[code] = static_cast<std::uint8_t>(is_split ? symbol << 7 : 0);
-  }
-  if (tile.code_bits != 0) first[(1U << tile.code_bits) - 1] = second[(1U << tile.code_bits) - 1] = 0;
-  return {vld1q_u8(first), vld1q_u8(second)};
+  const ByteTables tables = byte_tables_of<kind>(tile);
+  return {vld1q_u8(tables.first.data()), vld1q_u8(tables.second.data())};
 }
 
 // 16 values of one k.
