@@ -194,6 +194,18 @@ def test_another_program_sees_what_is_appended(store):
     assert "new" not in reader
 
 
+def test_a_relative_name_stays_that_file(tmp_path, monkeypatch):
+    made = {}
+    for folder in ("ours", "theirs"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        made[folder] = make("records.bin")
+    theirs = (tmp_path / "theirs" / "records.bin").read_bytes()
+    made["ours"].append("users", content(2))
+    assert (tmp_path / "theirs" / "records.bin").read_bytes() == theirs
+    assert numpy.array_equal(made["ours"].read("users", 0, 2), content(2))
+
+
 def test_writers_take_turns(store):
     make(store, capacity=400)
     failed = []

@@ -306,3 +306,14 @@ def test_an_embedding_gives_what_torchs_gives(table):
         penstock.nn.Embedding(open_np(path, "embed"))
     with pytest.raises(penstock.InvalidError, match="cache_bytes"):
         penstock.nn.Embedding(path, "embed", cache_bytes=1 << 20)
+
+
+def test_types_and_shapes_are_taken_as_everywhere(tmp_path):
+    content = numpy.arange(12, dtype=numpy.float32).reshape(3, 4)
+    path = tmp_path / "raw"
+    path.write_bytes(content.tobytes())
+    for dtype in ("F32", "float32", numpy.float32, numpy.dtype("float32")):
+        assert numpy.array_equal(open_np(path, dtype=dtype, row_shape=4)[:], content)
+    numpy.save(tmp_path / "table.npy", content)
+    with pytest.raises(penstock.InvalidError, match="begins with a header"):
+        open_np(tmp_path / "table.npy", dtype="F32", row_shape=4)

@@ -1,7 +1,10 @@
 """Tables and kinds in the workers of a DataLoader: forked, or pickled; and what can't be either."""
 
 import copy
+import multiprocessing
 import pickle
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -61,6 +64,89 @@ def test_what_is_pickled_is_opened_again_by_its_name(tmp_path, content, make):
     table.close()
     with pytest.raises(penstock.Error, match="closed"):
         pickle.dumps(table)
+
+
+class Scaled(penstock.Rows):
+    def __init__(self, path, scale):
+        self.scale = scale
+        super().__init__(path, framework="np")
+
+    def __getitem__(self, index):
+        return self.scale * super().__getitem__(index)
+
+
+def in_a_child(call):
+    """What a call gives in a forked child, or the error that it raises."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def run():
+        try:
+            theirs.send(call())
+        except Exception as error:
+            theirs.send(error)
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    result = ours.recv()
+    child.join()
+    return result
+
+
+def everywhere(table, use):
+    """What a use of a table gives in a forked child, and with one that was pickled."""
+    pickled = pickle.dumps(table)
+    return in_a_child(lambda: use(table)), use(pickle.loads(pickled))
+
+
+def test_names_and_classes_stay(tmp_path, content, monkeypatch):
+    numpy.save(tmp_path / "table.npy", content)
+    monkeypatch.chdir(tmp_path)
+    table = Scaled("table.npy", 2)
+    monkeypatch.chdir("/")
+    for got in everywhere(table, lambda each: (type(each), each[5].tolist())):
+        assert got == (Scaled, (2 * content[5]).tolist())
+
+
+def test_records_of_closed_kinds_stay(tmp_path, content):
+    kinds = penstock.Kinds.create(tmp_path / "records.bin", framework="np")
+    kinds.add("samples", dtype="F32", shape=(5,), capacity=ROWS)
+    kinds.append("samples", content[:4])
+    table = kinds.rows("samples")
+    kinds.append("samples", content[4:])
+    kinds.close()
+    for got in everywhere(table, lambda each: each[[3, 0]].tolist()):
+        assert got == content[[3, 0]].tolist()
+
+
+def test_another_file_of_that_name_is_refused(tmp_path, content):
+    table = rows_of_a_file(tmp_path, content)
+    pickled = pickle.dumps(table)
+    numpy.save(tmp_path / "other.npy", content[:7])
+    (tmp_path / "other.npy").rename(tmp_path / "table.npy")
+    assert in_a_child(lambda: table[0]).code == "changed"
+    with pytest.raises(penstock.TransferError, match="a file changed"):
+        pickle.loads(pickled)
+
+
+def test_errors_of_workers_have_the_code_of_their_class(tmp_path, content):
+    loader = torch.utils.data.DataLoader(Samples(rows_of_a_file(tmp_path, content)), num_workers=1, sampler=[ROWS],
+                                         multiprocessing_context="fork")
+    with pytest.raises(penstock.RangeError) as caught:
+        next(iter(loader))
+    assert caught.value.code == "out_of_range"
+
+
+def test_a_child_that_exits_says_nothing_of_what_its_parent_opened(tmp_path, content):
+    path = tmp_path / "model.safetensors"
+    penstock.save_file({"0.weight": torch.from_numpy(content)}, path)
+    program = f"""
+import os, sys, penstock
+layers, store, table = penstock.Layers({str(path)!r}, "1MiB", device="cpu"), penstock.open({str(path)!r}), penstock.Rows({str(path)!r}, "0.weight")
+layers.acquire("0")
+child = os.fork()
+if child: assert os.waitpid(child, 0)[1] == 0
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stderr == b""
 
 
 def test_a_context_can_not_follow(tmp_path, content):

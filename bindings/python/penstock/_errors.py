@@ -8,18 +8,18 @@ from typing import Any, Optional
 class Error(Exception):
     """What Penstock refuses or fails to do. `code` is a name from the closed list in docs/errors.md."""
 
-    code: str
+    code: str = "internal"  # by default that of its class
     system_error: int
     hint: str
     report: Any  # what is known of the request that failed; None if there was none
     words: str = ""  # of safetensors, while it is patched: what str() says instead
 
-    def __init__(self, message: str, code: str = "internal", system_error: int = 0, hint: str = "",
+    def __init__(self, message: str, code: str = "", system_error: int = 0, hint: str = "",
                  report: Any = None):
         # OSError takes two arguments for `errno` and `strerror`; all others take one.
         super().__init__(*((system_error, message) if isinstance(self, OSError) else (message,)))
         self.message = message
-        self.code = code
+        self.code = code or type(self).code
         self.system_error = system_error
         self.hint = hint
         self.report = report
@@ -36,9 +36,13 @@ class Error(Exception):
 class InvalidError(Error, ValueError):
     """A value that can't be right: an argument, an option, a malformed file."""
 
+    code = "invalid_argument"
+
 
 class RangeError(InvalidError, IndexError):
     """A range or an index past the end."""
+
+    code = "out_of_range"
 
 
 class MismatchError(InvalidError, RuntimeError):
@@ -46,7 +50,7 @@ class MismatchError(InvalidError, RuntimeError):
 
 
 class NotFoundError(Error, FileNotFoundError):
-    pass
+    code = "not_found"
 
 
 class MissingKeyError(NotFoundError, KeyError):
@@ -54,27 +58,35 @@ class MissingKeyError(NotFoundError, KeyError):
 
 
 class DeniedError(Error, PermissionError):
-    pass
+    code = "permission_denied"
 
 
 class DirectoryError(Error, IsADirectoryError):
-    pass
+    code = "is_directory"
 
 
 class TransferError(Error, OSError):
     """Storage failed, is full, in use, or changed while it was read."""
 
+    code = "io_error"
+
 
 class TimedOutError(Error, TimeoutError):
     """A deadline passed."""
+
+    code = "timed_out"
 
 
 class NoMemoryError(Error, MemoryError):
     """Memory, of the host or a GPU, or a budget is used up."""
 
+    code = "out_of_memory"
+
 
 class UnsupportedError(Error, NotImplementedError):
     """This machine, this store or this build can't do that."""
+
+    code = "unsupported"
 
 
 class StateError(Error, RuntimeError):

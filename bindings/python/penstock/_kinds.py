@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from typing import Any, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._closing import Reopening
+from ._closing import Reopening, absolute
 from ._context import Context, default_context
 from ._errors import Error, MissingKeyError, NotFoundError, invalid, make
 from ._frameworks import framework as framework_named
 from ._frameworks import framework_of
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._report import Report
-from ._rows import _BITS, Rows, RowType, _named, _natural, _settled, described, wait_for_streams
+from ._rows import Rows, RowType, _named, _natural, _settled, described, lengths_of, type_name, wait_for_streams
 
 _ANYWHERE = (1 << 64) - 1
 _MOST_ID = (1 << 32) - 1
@@ -49,10 +48,6 @@ class Kind(NamedTuple):
         """How many records there is room for."""
         return self.length_bytes // self.record_bytes
 
-
-# Names of NumPy and torch.
-_TYPES = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16", "complex64": "C64",
-          **{f"{sign}int{bits}": f"{letter}{bits}" for sign, letter in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)}}
 
 # A kind by its name or its id, or as a Kind.
 KindName = Union[str, int, Kind]
@@ -89,7 +84,7 @@ class Kinds(Reopening):
     def create(cls, store: Any, *, dictionary: Any = None, device_write: bool = False, serial: str = "",
                window: Optional[tuple[int, int]] = None, lock_seconds: float = 10, device: Any = None,
                framework: Optional[str] = None, context: Optional[Context] = None) -> Kinds:
-        """Makes a dictionary without kinds, and the file of records if there is none."""
+        """Makes a dictionary without kinds, and the file of records if `store` is a path where there is none."""
         self = cls.__new__(cls)
         self._open_or_create(True, store, dictionary, device_write, serial, window, lock_seconds, device,
                              framework, context)
@@ -114,7 +109,7 @@ class Kinds(Reopening):
                                      serial, first, blocks, float(lock_seconds))
         self._core = _core.open_kinds(self._context._core, os.fsencode(store), options, create)
         self._opened_by(None if context is not None else functools.partial(
-            Kinds, store, dictionary=dictionary, device_write=device_write, serial=serial, window=window,
+            Kinds, absolute(store), dictionary=None if dictionary is None else absolute(dictionary), device_write=device_write, serial=serial, window=window,
             lock_seconds=lock_seconds, device=device, framework=framework))
 
     def close(self) -> None:
@@ -210,7 +205,7 @@ class Kinds(Reopening):
             raise TypeError(f"name must be a str, and is {name!r}")
         numbers = [_at_least_one("id", id, _MOST_ID), _at_least_one("capacity", capacity),
                    _at_least_one("length_bytes", length_bytes), _at_least_one("record_bytes", record_bytes)]
-        lengths = _shape(shape)
+        lengths = lengths_of("shape", shape)
         if capacity is None and length_bytes is None:
             raise invalid(f"kind {name!r}: neither capacity nor length_bytes is given", "give one of them")
         if dtype is None and record_bytes is None:
@@ -218,7 +213,7 @@ class Kinds(Reopening):
         return Kind(**self._open().add(
             name, numbers[0], _ANYWHERE if start_byte is None else _natural("start_byte", start_byte),
             _ANYWHERE if start_lba is None else _natural("start_lba", start_lba), *numbers[1:],
-            _type_name(dtype), lengths, _natural("records", records)))
+            type_name(dtype, "give record_bytes, and dtype= to read"), lengths, _natural("records", records)))
 
     def remove(self, kind: KindName) -> None:
         """Takes a kind out of the dictionary. Its bytes stay where they are, and others may get the room."""
@@ -293,7 +288,7 @@ class Kinds(Reopening):
                                     _natural("scratch_bytes", scratch_bytes))
         domain = None if self._domain == "host" else self._domain
         again = None if self._again is None else functools.partial(
-            self.rows, kind, mapping=mapping, look_again_seconds=look_again_seconds, join_bytes=join_bytes,
+            _rows_of, self._again, about.name, mapping=mapping, look_again_seconds=look_again_seconds, join_bytes=join_bytes,
             scratch_bytes=scratch_bytes)
         return Rows._of(self._open().rows(about.id, options), self._store, about.name, self._context,
                         framework_named(self._framework), domain, again)
@@ -395,33 +390,5 @@ def _at_least_one(what: str, value: Any, most: int = _ANYWHERE - 1) -> int:
     return number
 
 
-def _shape(shape: Any) -> list[int]:
-    if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
-        shape = (shape,)
-    lengths = [_natural("shape", length) for length in shape]
-    if 0 in lengths:
-        raise invalid(f"shape: {tuple(lengths)} has no elements", "give lengths of at least 1")
-    return lengths
-
-
-def _type_name(dtype: Any) -> str:
-    """By the name of safetensors."""
-    if dtype is None:
-        return ""
-    if isinstance(dtype, str):
-        known = _TYPES.get(dtype.lower(), dtype.upper())
-        if known not in _BITS:
-            raise invalid(f"dtype: there is no {dtype!r}", f"give one of {', '.join(sorted(_BITS))}")
-        return known
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(dtype, torch.dtype):
-        name = framework_named("pt").names.get(dtype)
-    else:
-        frame = framework_named("np")
-        try:
-            name = frame.names.get(frame.numpy.dtype(dtype))
-        except TypeError:
-            name = None
-    if name is None:
-        raise invalid(f"dtype: {dtype!r} has no name in a dictionary", "give record_bytes, and dtype= to read")
-    return str(name)
+def _rows_of(open_kinds: Callable[[], Kinds], kind: str, **options: Any) -> Rows:
+    return open_kinds().rows(kind, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from types import TracebackType
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
@@ -224,7 +225,8 @@ class Layers(Closing):
         super().close()
 
     def __del__(self) -> None:
-        super().close()  # before the memory goes
+        with contextlib.suppress(Exception):  # nobody could catch it
+            super().close()  # before the memory goes
 
     def _closed_error(self) -> Exception:
         return make("closed", 0, f"the layers of {self._model} are closed", "open them again")
@@ -259,10 +261,8 @@ class Layers(Closing):
     def _number(self, group: Union[str, int]) -> int:
         if isinstance(group, bool) or group is None:
             raise TypeError(f"group must be a name or a number, and is {group!r}")
-        if isinstance(group, int) and 0 <= group < len(self.groups):
-            return group
-        number = self._numbers.get(group) if isinstance(group, str) else None
-        if number is None:
+        number = self._numbers.get(group) if isinstance(group, str) else operator.index(group)
+        if number is None or not 0 <= number < len(self.groups):
             raise make("not_found", 0, f"there is no group {group!r}", "groups lists them")
         return number
 

@@ -8,10 +8,10 @@ import operator
 import os
 import sys
 from array import array
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._closing import Reopening
+from ._closing import Reopening, absolute, mark
 from ._context import Context, default_context
 from ._errors import Error, invalid, make
 from ._frameworks import framework as framework_named
@@ -183,8 +183,8 @@ class Rows(Reopening):
         table[3:1000]                    # rows that follow each other
         table.gather(token_ids, out=memory)
 
-    A table is a tensor of a safetensors or GGUF model (`tensor`), a .npy file, or rows without a header: `dtype` by the
-    name of safetensors ("F32") and `row_shape`, or `row_bytes` alone for rows of bytes; with `offset`, `stride_bytes` and
+    A table is a tensor of a safetensors or GGUF model (`tensor`), a .npy file, or rows without a header: `dtype`, by the
+    name of safetensors ("F32") or NumPy ("float32") or a type of NumPy or torch, and `row_shape` (4 is (4,)), or `row_bytes` alone for rows of bytes; with `offset`, `stride_bytes` and
     `count` where rows are not all of the file, or not dense. A list of paths is one table, those of the first file first.
 
     Results are tensors of torch where it is installed, else arrays of NumPy (`framework`), on `device`, or where the
@@ -194,8 +194,8 @@ class Rows(Reopening):
     yours can be pickled, by its name, and forked: workers of a DataLoader read it, each with its own default Context.
     """
 
-    def __init__(self, path: Any, tensor: Optional[str] = None, *, dtype: Optional[str] = None,
-                 row_shape: Sequence[int] = (), row_bytes: Optional[int] = None, offset: int = 0, stride_bytes: int = 0,
+    def __init__(self, path: Any, tensor: Optional[str] = None, *, dtype: Any = None,
+                 row_shape: Union[int, Sequence[int]] = (), row_bytes: Optional[int] = None, offset: int = 0, stride_bytes: int = 0,
                  count: Optional[int] = None, device: Any = None, framework: Optional[str] = None, mapping: bool = True,
                  look_again_seconds: float = 1.0, join_bytes: int = 4096, scratch_bytes: int = 256 << 20,
                  context: Optional[Context] = None) -> None:
@@ -209,14 +209,17 @@ class Rows(Reopening):
         self._domain = None if device is None else device_domain(device)
         self._report: Optional[RowsReport] = None
         is_raw = dtype is not None or row_bytes is not None
+        dtype = type_name(dtype, "give row_bytes") or None
+        shape = tuple(lengths_of("row_shape", row_shape))
         if tensor is not None and is_raw:
             raise invalid("tensor together with dtype or row_bytes", "a tensor has both: leave them out")
-        if not is_raw and (offset or stride_bytes or count is not None or tuple(row_shape)):
+        if not is_raw and (offset or stride_bytes or count is not None or shape):
             raise invalid("offset, stride_bytes, count and row_shape are of rows without a header",
                           "give dtype and row_shape, or row_bytes, too")
+        if is_raw and offset == 0 and any(name.endswith(".npy") for name in self._names):
+            raise invalid("dtype or row_bytes for a .npy file, which begins with a header", "leave them out")
         options = _core.RowsOptions(bool(mapping), float(look_again_seconds), _natural("join_bytes", join_bytes),
                                     _natural("scratch_bytes", scratch_bytes))
-        shape = tuple(_natural("row_shape", length) for length in row_shape)
         bytes_of_row = _raw_row_bytes(dtype, shape, row_bytes) if is_raw else 0
 
         def open_one(each: Any) -> Any:
@@ -236,9 +239,10 @@ class Rows(Reopening):
         info = core.info()
         self._adopt(core, dtype if is_raw else info["dtype"], shape if is_raw else info["row_shape"])
         self._opened_by(None if context is not None else functools.partial(
-            Rows, path, tensor, dtype=dtype, row_shape=row_shape, row_bytes=row_bytes, offset=offset,
+            Rows, [absolute(each) for each in paths], tensor, dtype=dtype, row_shape=shape, row_bytes=row_bytes, offset=offset,
             stride_bytes=stride_bytes, count=count, device=device, framework=framework, mapping=mapping,
-            look_again_seconds=look_again_seconds, join_bytes=join_bytes, scratch_bytes=scratch_bytes))
+            look_again_seconds=look_again_seconds, join_bytes=join_bytes, scratch_bytes=scratch_bytes),
+            [mark(each) for each in paths])
 
     @classmethod
     def _of(cls, core: Any, name: str, what: str, context: Context, frame: Any, domain: Optional[str],
@@ -512,9 +516,7 @@ def _raw_row_bytes(dtype: Optional[str], shape: tuple[int, ...], row_bytes: Opti
         if shape:
             raise invalid("row_shape without dtype", "give both, or row_bytes alone")
         return _natural("row_bytes", row_bytes)
-    bits = _BITS.get(dtype)
-    if bits is None:
-        raise invalid(f"dtype: there is no {dtype!r}", f"give one of {', '.join(sorted(_BITS))}")
+    bits = _BITS[dtype]
     for length in shape:
         bits *= length
     if bits % 8:
@@ -532,3 +534,40 @@ _BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 1
 def _is_quantized(dtype: str) -> bool:
     """A type of GGUF's own, as it lies in the file."""
     return dtype not in _BITS
+
+
+# Names of NumPy and torch.
+_TYPES = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16", "complex64": "C64",
+          **{f"{sign}int{bits}": f"{letter}{bits}" for sign, letter in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)}}
+
+
+def type_name(dtype: Any, otherwise: str) -> str:
+    """By the name of safetensors; `otherwise` is what to do with a type that has none."""
+    if dtype is None:
+        return ""
+    if isinstance(dtype, str):
+        known = _TYPES.get(dtype.lower(), dtype.upper())
+        if known not in _BITS:
+            raise invalid(f"dtype: there is no {dtype!r}", f"give one of {', '.join(sorted(_BITS))}")
+        return known
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        name = framework_named("pt").names.get(dtype)
+    else:
+        frame = framework_named("np")
+        try:
+            name = frame.names.get(frame.numpy.dtype(dtype))
+        except TypeError:
+            name = None
+    if name is None:
+        raise invalid(f"dtype: {dtype!r} has no name in safetensors", otherwise)
+    return str(name)
+
+
+def lengths_of(argument: str, shape: Any) -> list[int]:
+    if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
+        shape = (shape,)
+    lengths = [_natural(argument, length) for length in shape]
+    if 0 in lengths:
+        raise invalid(f"{argument}: {tuple(lengths)} has no elements", "give lengths of at least 1")
+    return lengths

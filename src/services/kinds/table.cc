@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <utility>
 
 #include "base/clock.h"
@@ -19,6 +20,12 @@ bool has_scheme(std::string_view name) {
   return colon != std::string_view::npos && colon != 0 && name.find('/') > colon &&
          std::ranges::all_of(name.substr(0, colon),
                              [](unsigned char c) { return std::isalnum(c) != 0 || c == '+' || c == '-' || c == '.'; });
+}
+
+// The same from every working directory.
+Result<std::string> absolute_name(const std::string& store) {
+  if (has_scheme(store)) return store;
+  return absolute_path(store);
 }
 
 Result<std::string> dictionary_path(const std::string& store, const KindsOptions& options) {
@@ -85,8 +92,11 @@ Error not_there(const Table::State& state, const Records& records) {
 
 }  // namespace
 
-Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string& store, const KindsOptions& options) {
+Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string& name, const KindsOptions& options) {
   if (Status status = check_seconds("lock_seconds", options.lock_seconds); !status) return std::move(status).error();
+  const auto absolute = absolute_name(name);
+  if (!absolute) return absolute.error();
+  const std::string& store = *absolute;
   auto path = dictionary_path(store, options);
   if (!path) return std::move(path).error();
   const auto lock = WriterLock::of_folder_of(*path, deadline_of(options));
@@ -113,15 +123,20 @@ Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string
   return table;
 }
 
-Result<std::shared_ptr<Table>> Table::open(Context& context, const std::string& store, const KindsOptions& options) {
+Result<std::shared_ptr<Table>> Table::open(Context& context, const std::string& name, const KindsOptions& options) {
   if (Status status = check_seconds("lock_seconds", options.lock_seconds); !status) return std::move(status).error();
+  const auto absolute = absolute_name(name);
+  if (!absolute) return absolute.error();
+  const std::string& store = *absolute;
   auto path = dictionary_path(store, options);
   if (!path) return std::move(path).error();
   auto table = std::make_shared<Table>(context, store, std::move(*path), options);
   auto state = table->refresh();
   if (!state) {
     Error error = std::move(state).error();
-    if (error.code == Code::not_found) error.hint = "make the dictionary: penstock kind create";
+    if (error.code == Code::not_found && !std::filesystem::exists(table->path())) {
+      error.hint = "make the dictionary: penstock kind create";
+    }
     return error;
   }
   if (Status status = check_place((*state)->store.info(), options); !status) return std::move(status).error();

@@ -17,8 +17,8 @@ namespace penstock::kinds {
 
 class Table {
  public:
-  static Result<std::shared_ptr<Table>> create(Context& context, const std::string& store, const KindsOptions& options);
-  static Result<std::shared_ptr<Table>> open(Context& context, const std::string& store, const KindsOptions& options);
+  static Result<std::shared_ptr<Table>> create(Context& context, const std::string& name, const KindsOptions& options);
+  static Result<std::shared_ptr<Table>> open(Context& context, const std::string& name, const KindsOptions& options);
 
   Table(Context& context, std::string store, std::string path, KindsOptions options)
       : context_(context), store_(std::move(store)), path_(std::move(path)), options_(std::move(options)) {}
