@@ -315,5 +315,11 @@ def test_types_and_shapes_are_taken_as_everywhere(tmp_path):
     for dtype in ("F32", "float32", numpy.float32, numpy.dtype("float32")):
         assert numpy.array_equal(open_np(path, dtype=dtype, row_shape=4)[:], content)
     numpy.save(tmp_path / "table.npy", content)
-    with pytest.raises(penstock.InvalidError, match="begins with a header"):
-        open_np(tmp_path / "table.npy", dtype="F32", row_shape=4)
+    for options in ({"dtype": "F32", "row_shape": 4}, {"tensor": "embed"}):
+        with pytest.raises(penstock.InvalidError, match="begins with a header"):
+            open_np(tmp_path / "table.npy", **options)
+
+
+def test_a_model_without_a_tensor_is_refused_with_what_to_do(table):
+    with pytest.raises(penstock.InvalidError, match="give its name: tensor="):
+        open_np(table[0])

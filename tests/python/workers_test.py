@@ -124,8 +124,16 @@ def test_another_file_of_that_name_is_refused(tmp_path, content):
     numpy.save(tmp_path / "other.npy", content[:7])
     (tmp_path / "other.npy").rename(tmp_path / "table.npy")
     assert in_a_child(lambda: table[0]).code == "changed"
-    with pytest.raises(penstock.TransferError, match="a file changed"):
+    with pytest.raises(penstock.TransferError, match="not what it was"):
         pickle.loads(pickled)
+
+
+def test_another_kind_of_that_name_is_refused(tmp_path, content):
+    table = rows_of_a_kind(tmp_path, content)
+    with penstock.Kinds(tmp_path / "records.bin") as kinds:
+        kinds.remove("samples")
+        kinds.add("samples", dtype="I32", shape=(5,), capacity=ROWS)
+    assert in_a_child(lambda: table[0]).code == "changed"
 
 
 def test_errors_of_workers_have_the_code_of_their_class(tmp_path, content):

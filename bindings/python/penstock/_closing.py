@@ -85,7 +85,7 @@ class Reopening(Closing):
 
     def _become(self, opened: Reopening) -> None:
         if opened._marks != self._marks:
-            raise make("changed", 0, f"{opened!r} is not what it was when it was first opened: a file changed",
+            raise make("changed", 0, f"{opened!r} is not what it was when it was first opened",
                        "open it anew, in the parent too")
         vars(self).update(vars(opened))
 

@@ -291,7 +291,7 @@ class Kinds(Reopening):
             _rows_of, self._again, about.name, mapping=mapping, look_again_seconds=look_again_seconds, join_bytes=join_bytes,
             scratch_bytes=scratch_bytes)
         return Rows._of(self._open().rows(about.id, options), self._store, about.name, self._context,
-                        framework_named(self._framework), domain, again)
+                        framework_named(self._framework), domain, again, about._replace(records=0))
 
     def _closed_error(self) -> Exception:
         return make("closed", 0, f"the kinds of {self._store} are closed", "open them again")

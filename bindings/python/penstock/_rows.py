@@ -216,8 +216,12 @@ class Rows(Reopening):
         if not is_raw and (offset or stride_bytes or count is not None or shape):
             raise invalid("offset, stride_bytes, count and row_shape are of rows without a header",
                           "give dtype and row_shape, or row_bytes, too")
-        if is_raw and offset == 0 and any(name.endswith(".npy") for name in self._names):
-            raise invalid("dtype or row_bytes for a .npy file, which begins with a header", "leave them out")
+        is_npy = any(name.endswith(".npy") for name in self._names)
+        if is_npy and (tensor is not None or (is_raw and offset == 0)):
+            raise invalid("tensor, dtype or row_bytes for a .npy file, which begins with a header and is one table",
+                          "leave them out")
+        if tensor is None and not is_raw and any(name.endswith((".safetensors", ".gguf")) for name in self._names):
+            raise invalid(f"no tensor is given of the model {self._names[0]}", 'give its name: tensor="…"; penstock inspect lists them')
         options = _core.RowsOptions(bool(mapping), float(look_again_seconds), _natural("join_bytes", join_bytes),
                                     _natural("scratch_bytes", scratch_bytes))
         bytes_of_row = _raw_row_bytes(dtype, shape, row_bytes) if is_raw else 0
@@ -246,14 +250,14 @@ class Rows(Reopening):
 
     @classmethod
     def _of(cls, core: Any, name: str, what: str, context: Context, frame: Any, domain: Optional[str],
-            again: Optional[Callable[[], Rows]]) -> Rows:
+            again: Optional[Callable[[], Rows]], marks: Any) -> Rows:
         """A table that is open already: `what` in the store of that name."""
         self = cls.__new__(cls)
         self._names, self._tensor, self._context, self._frame, self._domain = [name], what, context, frame, domain
         self._report = None
         info = core.info()
         self._adopt(core, info["dtype"], info["row_shape"])
-        self._opened_by(again)
+        self._opened_by(again, marks)
         return self
 
     def _adopt(self, core: Any, dtype: Optional[str], shape: Sequence[int]) -> None:
