@@ -87,6 +87,7 @@ class Pack(PackTest):
         path = self.model("m.safetensors", {"a": ("BF16", [300_000], weights(300_000))})
         self.assertIn("--out", self.fails("invalid_argument", 2, "pack", path)["message"])
         self.assertIn("its", self.fails("invalid_argument", 2, "pack", path, "--out", self.folder)["message"])
+        self.assertIn("a file", self.fails("invalid_argument", 2, "pack", path, "--out", "out.safetensors")["message"])
         self.fails("not_found", 3, "pack", self.folder / "nothing.safetensors", "--out", self.folder / "out")
         gguf = self.file("m.gguf", b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
         self.fails("unsupported", 1, "pack", gguf, "--out", self.folder / "out")

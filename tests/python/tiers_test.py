@@ -132,8 +132,9 @@ def test_movers_are_started_held_and_stopped(folders, tiers):
 
 
 def test_what_is_wrong_is_refused(folders, tiers):
-    with pytest.raises(penstock.NotFoundError):
+    with pytest.raises(KeyError) as caught:
         tiers["nothing"]
+    assert caught.value.code == "not_found"
     with pytest.raises(penstock.TransferError):
         penstock.Tiers.create({"a": folders / "fast"}, catalog=folders / "tiers.db")
     with pytest.raises(penstock.Error):

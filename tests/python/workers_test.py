@@ -114,8 +114,8 @@ def test_records_of_closed_kinds_stay(tmp_path, content):
     table = kinds.rows("samples")
     kinds.append("samples", content[4:])
     kinds.close()
-    for got in everywhere(table, lambda each: each[[3, 0]].tolist()):
-        assert got == content[[3, 0]].tolist()
+    for got in everywhere(table, lambda each: (each[[3, 0]].tolist(), len(each), len(each[:]))):
+        assert got == (content[[3, 0]].tolist(), 4, 4), "not those that came later"
 
 
 def test_another_file_of_that_name_is_refused(tmp_path, content):

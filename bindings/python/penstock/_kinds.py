@@ -288,7 +288,7 @@ class Kinds(Reopening):
                                     _natural("scratch_bytes", scratch_bytes))
         domain = None if self._domain == "host" else self._domain
         again = None if self._again is None else functools.partial(
-            _rows_of, self._again, about.name, mapping=mapping, look_again_seconds=look_again_seconds, join_bytes=join_bytes,
+            _rows_of, self._again, about, mapping=mapping, look_again_seconds=look_again_seconds, join_bytes=join_bytes,
             scratch_bytes=scratch_bytes)
         return Rows._of(self._open().rows(about.id, options), self._store, about.name, self._context,
                         framework_named(self._framework), domain, again, about._replace(records=0))
@@ -390,5 +390,8 @@ def _at_least_one(what: str, value: Any, most: int = _ANYWHERE - 1) -> int:
     return number
 
 
-def _rows_of(open_kinds: Callable[[], Kinds], kind: str, **options: Any) -> Rows:
-    return open_kinds().rows(kind, **options)
+def _rows_of(open_kinds: Callable[[], Kinds], kind: Kind, **options: Any) -> Rows:
+    """With as many records as it had before."""
+    table = open_kinds().rows(kind.name, **options)
+    table._rows = min(table._rows, kind.records)
+    return table

@@ -274,6 +274,9 @@ class Layers(Closing):
             # Patterns cut row by row.
             return [(name, [(index, None if rows is None else rows[0]) for index, rows in tensors])
                     for name, tensors in found]
+        for name, tensors in groups.items():
+            if isinstance(tensors, str):
+                raise invalid(f"groups: that of {name!r} is one name, {tensors!r}", "give a list of names")
         return [(name, [(self._model.find(each), None) if isinstance(each, str) else (self._model.find(each[0]), each[1])
                         for each in tensors]) for name, tensors in groups.items()]
 

@@ -294,7 +294,7 @@ class Rows(Reopening):
 
     @property
     def report(self) -> Optional[RowsReport]:
-        """How the last gather of any thread went; None before the first."""
+        """How the last gather of any thread went; None before the first, and after one that failed."""
         return self._report
 
     def __getitem__(self, index: Any) -> Any:
@@ -336,6 +336,7 @@ class Rows(Reopening):
         wait_for_streams((numbers.memory, memory), stream)
         source = _settled(numbers.memory, "indices")
         target = _settled(memory, "out")
+        self._report = None
         self._report = RowsReport(**_named("indices", lambda: core.gather(
             source.pointer, source.size_bytes, numbers.type, source.domain, target.pointer, target.size_bytes,
             target.domain, bool(zeros_for_missing), float(timeout), (target.owner, source.owner))))
@@ -356,6 +357,7 @@ class Rows(Reopening):
             made, memory = out, self._type.checked_out(out, (count,))
         wait_for_streams((memory,), stream)
         target = _settled(memory, "out")
+        self._report = None
         self._report = RowsReport(**core.rows(begin, count, target.pointer, target.size_bytes, target.domain,
                                               float(timeout), target.owner))
         count_as_written(memory.owner)

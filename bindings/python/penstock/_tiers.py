@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Seque
 from . import _core
 from ._closing import Closing
 from ._context import Context, default_context
-from ._errors import NotFoundError, invalid, make
+from ._errors import MissingKeyError, NotFoundError, invalid, make
 from ._rows import _natural
 from ._streaming import size_in_bytes
 
@@ -211,7 +211,10 @@ class Tiers(Closing):
 
     def __getitem__(self, name: Any) -> Unit:
         """What the catalog says of a unit."""
-        return Unit(**self._open().find(os.fsencode(name)))
+        try:
+            return Unit(**self._open().find(os.fsencode(name)))
+        except NotFoundError as error:
+            raise make(error.code, error.system_error, error.message, error.hint, class_=MissingKeyError) from None
 
     def __contains__(self, name: Any) -> bool:
         try:

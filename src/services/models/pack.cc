@@ -129,6 +129,10 @@ class Packing {
 
  private:
   static Status check(const Model& model, const std::string& folder) {
+    if (fs::path(folder).extension() == ".safetensors") {
+      return Error{Code::invalid_argument, 0, folder + " is the name of a file, and the result is a folder",
+                   "name the folder in which a file of the model's name is to be made"};
+    }
     std::error_code failed;
     const fs::path to = fs::weakly_canonical(folder, failed);
     for (const ModelFile& file : model.files()) {
