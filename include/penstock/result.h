@@ -44,6 +44,7 @@ class [[nodiscard]] Result {
   const T* operator->() const { return &value(); }
 
   // REQUIRES: !ok()
+  // NOLINTNEXTLINE(clang-analyzer-core.uninitialized.UndefReturn): it is looked at first
   const Error& error() const& { return check_error(), *std::get_if<1>(&state_); }
   Error&& error() && { return check_error(), std::move(*std::get_if<1>(&state_)); }
 

@@ -67,7 +67,7 @@ class RowNumbers {
   }
 
   Region memory_;
-  Type type_;
+  Type type_ = Type::i64;
 };
 
 struct RowsOptions {

@@ -179,7 +179,7 @@ Result<std::shared_ptr<const Table::State>> Table::refresh() {
 }
 
 Status Table::publish(Dictionary dictionary) {
-  const Status replaced = replace_dictionary(context_, path_, dictionary);
+  Status replaced = replace_dictionary(context_, path_, dictionary);
   if (!replaced && replaced.error().code != Code::not_durable) return replaced;
   const std::lock_guard lock(refreshing_);
   if (auto state = load(dictionary)) {
@@ -203,7 +203,7 @@ Result<Kind> Table::find(const std::function<const Kind*(const State&)>& look,
   return *kind;
 }
 
-Result<Store> Table::open_for_writing(OpenOptions wanted) const {
+Result<Store> Table::open_for_writing(const OpenOptions& wanted) const {
   OpenOptions options = options_.writing;
   options.access = wanted.access;
   options.size_bytes = wanted.size_bytes;

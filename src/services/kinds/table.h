@@ -57,7 +57,7 @@ class Table {
   void adopt(std::shared_ptr<const State> state);
   // By who has the lock: writes the dictionary, and lets readers see it.
   Status publish(Dictionary dictionary);
-  Result<Store> open_for_writing(OpenOptions wanted) const;
+  Result<Store> open_for_writing(const OpenOptions& wanted) const;
   Status make_room(const Kind& kind) const;
 
   Context& context_;
