@@ -180,11 +180,13 @@ Status take_extended_attributes(int from, int to, const std::string& path) {
 Status give_attributes(int from, int to, const struct stat& status, const std::string& path) {
   struct stat own = {};
   if (::fstat(to, &own) != 0) return system_error(errno, "look at " + path);
-  if ((own.st_uid != status.st_uid || own.st_gid != status.st_gid) && ::fchown(to, status.st_uid, status.st_gid) != 0) {
+  const bool is_owned = own.st_uid == status.st_uid && own.st_gid == status.st_gid;
+  if (!is_owned && ::fchown(to, status.st_uid, status.st_gid) != 0) {
     return system_error(errno, "give " + path + " its owner", "run as root, or as the owner of the file");
   }
   // After its owner, who takes some bits away.
-  if (::fchmod(to, status.st_mode & 07777) != 0) return system_error(errno, "give " + path + " its mode");
+  const bool has_mode = is_owned && own.st_mode == status.st_mode;
+  if (!has_mode && ::fchmod(to, status.st_mode & 07777) != 0) return system_error(errno, "give " + path + " its mode");
   if (Status taken = take_extended_attributes(from, to, path); !taken) return taken;
   const std::array<timespec, 2> times = {status.st_atim, status.st_mtim};
   if (::futimens(to, times.data()) != 0) return system_error(errno, "give " + path + " its times");

@@ -6,6 +6,8 @@
 #include <csignal>
 #include <utility>
 
+#include "base/descriptors.h"
+
 namespace penstock::tiers {
 namespace {
 
@@ -17,12 +19,12 @@ Error in_use(const std::string& path) {
 
 Result<Leases> Leases::take(const std::string& path, const Tree& tree) {
   Leases leases;
-  if (tree.files > most_files) return leases;
+  if (tree.files > most_files || (tree.files > 1 && tree.files > free_descriptors() / 4)) return leases;
   for (const Entry& entry : tree.entries) {
     if (entry.kind != Entry::Kind::file) continue;
     std::string whole = entry.name.empty() ? path : path + "/" + entry.name;
     UniqueFd file(::open(whole.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    if (!file) return system_error(errno, "open " + whole);
+    if (!file) return system_error(errno, "open " + whole, errno == EMFILE ? "raise the limit: ulimit -n" : "");
     // The kernel tells by a signal. Nobody waits for it; this one is ignored where nobody asked for it.
     if (::fcntl(file.get(), F_SETSIG, SIGURG) != 0) continue;
     if (::fcntl(file.get(), F_SETLEASE, F_RDLCK) != 0) {
@@ -33,6 +35,13 @@ Result<Leases> Leases::take(const std::string& path, const Tree& tree) {
     leases.leased_.push_back({std::move(file), std::move(whole)});
   }
   return leases;
+}
+
+std::vector<UniqueFd> Leases::take_files() {
+  std::vector<UniqueFd> files;
+  for (Leased& one : leased_) files.push_back(std::move(one.file));
+  leased_.clear();
+  return files;
 }
 
 Status Leases::check() const {

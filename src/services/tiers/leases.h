@@ -17,7 +17,8 @@ namespace penstock::tiers {
 
 class Leases {
  public:
-  // Each takes a descriptor; of units with more files, none is taken.
+  // Each takes a descriptor. Of directories with more files than this, or than a quarter of the descriptors that are
+  // free, none is taken.
   static constexpr std::size_t most_files = 256;
 
   // Code::in_use while one of the files is open for writing.
@@ -26,6 +27,8 @@ class Leases {
   Status check() const;
   // Of the first file, open for reading; -1: none has a lease.
   int descriptor() const { return leased_.empty() ? -1 : leased_.front().file.get(); }
+  // The files, still open. REQUIRES: they were deleted, so nobody is told any more.
+  std::vector<UniqueFd> take_files();
 
  private:
   struct Leased {

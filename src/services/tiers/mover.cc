@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <set>
 #include <thread>
 #include <utility>
@@ -140,18 +141,20 @@ std::string checksum_of(const Tree& tree, std::span<const FileCopy> files) {
   return sum.hex();
 }
 
-Result<std::unique_ptr<Mover>> Mover::create(Catalog& catalog, Context& copying, const MoveOptions& options) {
+Result<std::unique_ptr<Mover>> Mover::create(Catalog& catalog, Context& copying, Closer& closer,
+                                             const MoveOptions& options) {
   auto locks = UnitLocks::open(catalog.path());
   if (!locks) return std::move(locks).error();
   auto tiers = catalog.tiers();
   if (!tiers) return std::move(tiers).error();
-  return std::unique_ptr<Mover>(new Mover(catalog, copying, options, std::move(*locks), std::move(*tiers)));
+  return std::unique_ptr<Mover>(new Mover(catalog, copying, closer, options, std::move(*locks), std::move(*tiers)));
 }
 
-Mover::Mover(Catalog& catalog, Context& copying, const MoveOptions& options, UnitLocks locks,
+Mover::Mover(Catalog& catalog, Context& copying, Closer& closer, const MoveOptions& options, UnitLocks locks,
              std::vector<TierRow> tiers)
     : catalog_(catalog),
       context_(copying),
+      closer_(closer),
       options_(options),
       locks_(std::move(locks)),
       tiers_(std::move(tiers)),
@@ -436,6 +439,12 @@ Result<std::uint64_t> Mover::room_at(const TierRow& tier) {
   return std::min(room->free_bytes, tier.capacity_bytes - std::min(tier.capacity_bytes, usage->bytes));
 }
 
+// Sources that were deleted may still have it.
+void Mover::wait_for_room(const TierRow& tier, std::uint64_t bytes) {
+  const auto room = room_of(tier.path);
+  if (room && room->free_bytes < bytes) closer_.finish();
+}
+
 Status Mover::check_room(const Work& work, std::uint64_t free_bytes) const {
   if (work.tree.room_bytes <= free_bytes) return {};
   return Error{Code::no_space, ENOSPC,
@@ -527,6 +536,9 @@ Status Mover::heed_others(const Batch& batch, MoveReport& report) {
 }
 
 void Mover::journal(Batch& batch, MoveReport& report) {
+  std::uint64_t wanted_bytes = 0;
+  for (const auto& work : batch) wanted_bytes += work->resumed ? 0 : work->tree.room_bytes;
+  wait_for_room(*batch.front()->to, wanted_bytes);
   std::vector<Status> fits(batch.size());
   const Status written = catalog_.transact([&]() -> Status {
     const auto room = room_at(*batch.front()->to);
@@ -697,7 +709,8 @@ void Mover::clear(const Batch& batch, MoveReport& report) {
       findings[i] = std::optional(TierFinding{
           .name = work.unit.name, .path = work.source, .text = work.source + " was opened for writing while it moved"});
     }
-    work.leases = {};  // the last to have the source open: now it is deleted
+    const bool is_deleted = findings[i] && !*findings[i];
+    if (!is_deleted) work.leases = {};  // who waits to write goes on
   });
   std::vector<std::string> sources;
   std::vector<std::int64_t> cleared;
@@ -727,6 +740,11 @@ void Mover::clear(const Batch& batch, MoveReport& report) {
     }));
   }
   fault_point("forgotten");
+  std::vector<UniqueFd> deleted;
+  for (const auto& work : batch) {
+    if (work->from != nullptr) std::ranges::move(work->leases.take_files(), std::back_inserter(deleted));
+  }
+  closer_.take(std::move(deleted));
   for (const auto& work : batch) {
     work->done_bytes = work->tree.size_bytes;
     pace_.tell(work->progress(MoveStep::done), true);

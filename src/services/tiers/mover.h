@@ -3,7 +3,8 @@
 // Invariant: at every instant, the place that the catalog names holds the unit whole. What else there is of it is
 // either aside (folder.h), or known by its inode from the catalog's row of the move.
 //
-// Thread safety: one thread; any number of them at once. Lifetime: the catalog and the Context must outlive it.
+// Thread safety: one thread; any number of them at once. Lifetime: the catalog, the Context and the Closer must outlive
+// it.
 #pragma once
 
 #include <map>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "services/tiers/catalog.h"
+#include "services/tiers/closer.h"
 #include "services/tiers/copier.h"
 #include "services/tiers/leases.h"
 #include "services/tiers/pace.h"
@@ -33,7 +35,8 @@ struct Task {
 
 class Mover {
  public:
-  static Result<std::unique_ptr<Mover>> create(Catalog& catalog, Context& copying, const MoveOptions& options);
+  static Result<std::unique_ptr<Mover>> create(Catalog& catalog, Context& copying, Closer& closer,
+                                               const MoveOptions& options);
 
   // Small units share transactions, and a thread helps with them. What fails stays where it is.
   MoveReport move(std::span<const Task> tasks);
@@ -56,7 +59,8 @@ class Mover {
   struct Work;
   using Batch = std::vector<std::unique_ptr<Work>>;
 
-  Mover(Catalog& catalog, Context& copying, const MoveOptions& options, UnitLocks locks, std::vector<TierRow> tiers);
+  Mover(Catalog& catalog, Context& copying, Closer& closer, const MoveOptions& options, UnitLocks locks,
+        std::vector<TierRow> tiers);
   const TierRow* tier(std::int64_t id) const;
 
   void move_batches(std::span<const std::span<const Task>> batches, MoveReport& report);
@@ -87,6 +91,7 @@ class Mover {
   void fail_all(const Batch& batch, const Error& error, MoveReport& report);
   void fail_files(const Batch& batch, MoveReport& report);
   Result<std::uint64_t> room_at(const TierRow& tier);
+  void wait_for_room(const TierRow& tier, std::uint64_t bytes);
   Status check_room(const Work& work, std::uint64_t free_bytes) const;
   Status check_usable_lately(const TierRow& tier);
 
@@ -99,6 +104,7 @@ class Mover {
 
   Catalog& catalog_;
   Context& context_;
+  Closer& closer_;
   const MoveOptions options_;
   UnitLocks locks_;
   const std::vector<TierRow> tiers_;

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/descriptors.h"
 #include "services/tiers/mover_work.h"
 
 namespace penstock::tiers {
@@ -29,9 +30,11 @@ std::size_t first_alike(std::span<const Task> tasks) {
   return std::max<std::size_t>(1, units.size());
 }
 
+// Each unit holds a descriptor (leases.h). The batches leave half of those that are free to the rest of the process.
 std::vector<std::span<const Task>> cut(std::span<const Task> tasks) {
   const std::size_t share = (tasks.size() + batches_at_once - 1) / batches_at_once;
-  const std::size_t most = share < least_units ? most_units : std::min(share, most_units);
+  const std::size_t held = std::clamp<std::size_t>(free_descriptors() / 2 / batches_at_once, 1, most_units);
+  const std::size_t most = share < least_units ? held : std::min(share, held);
   std::vector<std::span<const Task>> batches;
   while (!tasks.empty()) {
     std::uint64_t bytes = 0;
@@ -84,7 +87,7 @@ void Mover::move_batches(std::span<const std::span<const Task>> batches, MoveRep
   };
   const auto help = [&] {
     MoveReport own;
-    if (const auto mover = create(catalog_, context_, options_)) take_turns(**mover, own);
+    if (const auto mover = create(catalog_, context_, closer_, options_)) take_turns(**mover, own);
     return own;
   };
   std::future<MoveReport> other;

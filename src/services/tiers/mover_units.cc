@@ -34,6 +34,7 @@ Status Mover::add(UnitRow unit, const std::string& path) {
   if (there->st_ino != 0 && !(work.tree.kind == UnitKind::directory && is_empty_folder(work.target))) {
     return Error{Code::in_use, EEXIST, work.target + " exists already", "import it, or choose another name"};
   }
+  wait_for_room(*work.to, work.tree.room_bytes);
   const auto room = room_at(*work.to);
   if (!room) return room.error();
   if (Status fits = check_room(work, *room); !fits) return fits;

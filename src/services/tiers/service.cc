@@ -407,7 +407,7 @@ Result<std::unique_ptr<Mover>> Service::mover(const MoveOptions& options) {
       context_.emplace(std::move(*made));
     }
   }
-  return Mover::create(*catalog_, *context_, one_at_a_time(options));
+  return Mover::create(*catalog_, *context_, closer_, one_at_a_time(options));
 }
 
 // --- Names ---

@@ -17,6 +17,7 @@
 
 #include "base/fork_guard.h"
 #include "services/tiers/catalog.h"
+#include "services/tiers/closer.h"
 #include "services/tiers/mover.h"
 #include "services/tiers/policy.h"
 
@@ -109,6 +110,8 @@ class Service : public std::enable_shared_from_this<Service> {
 
   std::mutex context_mutex_;
   std::optional<Context> context_;  // that copies; made when it is first needed
+
+  Closer closer_;
 
   std::mutex mutex_;
   std::condition_variable wake_;

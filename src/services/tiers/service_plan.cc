@@ -56,6 +56,7 @@ UnitState Service::state_of(const Picture& picture, const Brief& brief) const {
 
 Result<MovePlan> Service::plan() {
   if (Status flushed = flush(); !flushed) return std::move(flushed).error();
+  closer_.finish();  // so that what is free is seen
   const auto seen = picture();
   if (!seen) return seen.error();
   const auto briefs = catalog_->briefs();
@@ -111,9 +112,16 @@ Result<TierPlacement> Service::why(std::string_view name) {
 }
 
 Result<TierPlacement> Service::place(std::uint64_t size_bytes) {
-  const auto seen = picture();
+  auto seen = picture();
   if (!seen) return seen.error();
-  const auto placed = place_new(seen->tiers, size_bytes);
+  auto placed = place_new(seen->tiers, size_bytes);
+  // A deleted source may still have the room of a faster tier.
+  const bool is_first = placed && placed->tier == 0;
+  if (!is_first && closer_.finish()) {
+    seen = picture();
+    if (!seen) return seen.error();
+    placed = place_new(seen->tiers, size_bytes);
+  }
   if (!placed) {
     return Error{Code::no_space, 0, "no tier has room for " + std::to_string(size_bytes) + " bytes",
                  "remove units, or raise the capacity of a tier"};
