@@ -11,12 +11,18 @@ namespace {
 
 TEST(BlockLocks, give_a_block_to_one_at_a_time) {
   BlockLocks locks;
-  EXPECT_TRUE(locks.try_lock(4096));
-  EXPECT_FALSE(locks.try_lock(4096));
-  EXPECT_TRUE(locks.try_lock(8192)) << "other blocks are free";
-  locks.unlock(4096);
-  EXPECT_TRUE(locks.try_lock(4096));
-  EXPECT_FALSE(locks.try_lock(8192));
+  std::array<BlockLocks::Block, 2> blocks{{{4096}, {8192}}};
+  BlockLocks::Block first_again{4096};
+  BlockLocks::Block second_again{8192};
+  EXPECT_TRUE(locks.try_lock(blocks[0]));
+  EXPECT_FALSE(locks.try_lock(first_again));
+  EXPECT_TRUE(locks.try_lock(blocks[1])) << "other blocks are free";
+  locks.unlock(blocks[0]);
+  EXPECT_TRUE(locks.try_lock(first_again));
+  EXPECT_FALSE(locks.try_lock(second_again));
+  locks.unlock(first_again);
+  locks.unlock(blocks[1]);
+  EXPECT_TRUE(locks.try_lock(second_again));
 }
 
 TEST(BlockLocks, keep_threads_apart) {
@@ -27,9 +33,9 @@ TEST(BlockLocks, keep_threads_apart) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < rounds; ++i) {
-        const auto block = static_cast<std::size_t>(t + i) % counts.size();
+        BlockLocks::Block block{static_cast<std::uint64_t>(t + i) % counts.size()};
         while (!locks.try_lock(block)) std::this_thread::yield();
-        ++counts[block];
+        ++counts[block.number];
         locks.unlock(block);
       }
     });

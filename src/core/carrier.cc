@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/callback.h"
+#include "base/out_of_memory.h"
 #include "core/cut.h"
 #include "core/cutter.h"
 
@@ -168,7 +169,13 @@ cuda::CuResult Carrier::launch_making(cuda::CuStream stream, void* argument) {
   return cuda::cu_success;
 }
 
-std::optional<Error> Carrier::failure_of(const Making& making) {
+std::optional<Error> Carrier::failure_of(const Piece& piece, cuda::CuResult copied) {
+  const bool reads = piece.part->hold->direction == Direction::read;
+  if (copied != cuda::cu_success) {
+    return piece.gpu->driver().error(copied, (reads ? "copy to " : "copy from ") + piece.gpu->info().domain.name());
+  }
+  if (!reads || !piece.making) return std::nullopt;
+  const Making& making = *piece.making;
   if (making.failure) return making.failure;
   if (making.status.host == nullptr) return std::nullopt;
   const auto status = std::atomic_ref(*reinterpret_cast<std::uint32_t*>(making.status.host)).load();
@@ -190,17 +197,11 @@ Part* Carrier::on_copied(const cuda::CopyDone& done, TimePoint now) {
   }
   Part& part = *piece.part;
   part.last_progress = now;
-  if (done.result != cuda::cu_success) {
-    const char* const way = part.hold->direction == Direction::read ? "copy to " : "copy from ";
-    const Error cause = piece.gpu->driver().error(done.result, way + piece.gpu->info().domain.name());
-    fail(index, cause.code, 0, &cause);
+  const auto failure = or_out_of_memory([&] { return failure_of(piece, done.result); });
+  if (failure) {
+    fail(index, failure->code, done.result == cuda::cu_success ? failure->system_error : 0, &*failure);
   } else if (part.hold->direction == Direction::read) {
-    const auto failure = piece.making ? failure_of(*piece.making) : std::nullopt;
-    if (failure) {
-      fail(index, failure->code, failure->system_error, &*failure);
-    } else {
-      account(index);
-    }
+    account(index);
   } else if (part.is_stopped()) {
     drop(index);
   } else {
@@ -316,7 +317,8 @@ void Carrier::continue_short(std::uint32_t index, std::uint64_t before, Route ro
 
 void Carrier::lock_block(std::uint32_t index, TimePoint now) {
   Piece& piece = lane_.pieces[index];
-  if (!piece.entry->blocks().try_lock(piece.offset - piece.lead)) {
+  piece.block.number = piece.offset - piece.lead;
+  if (!piece.entry->blocks().try_lock(piece.block)) {
     retry_at(index, now + block_wait);
     return;
   }
@@ -426,7 +428,7 @@ void Carrier::account(std::uint32_t index) {
     part.made_bytes += piece.memory_bytes;
     lane_.statistics->record_made(piece.length, piece.memory_bytes);
   }
-  part.keep_or_stop([&] {
+  part.do_or_stop([&] {
     if (piece.making || piece.routes[main_route] == piece.memory_bytes) {
       part.routes.add(main_route, piece.memory_bytes);
     } else {
@@ -454,7 +456,7 @@ void Carrier::drop(std::uint32_t index) {
 
 void Carrier::free(std::uint32_t index) {
   Piece& piece = lane_.pieces[index];
-  if (piece.holds_block) piece.entry->blocks().unlock(piece.offset - piece.lead);
+  if (piece.holds_block) piece.entry->blocks().unlock(piece.block);
   if (piece.loan != nullptr) piece.loan->give_back();
   if (piece.is_staged()) piece.staging.arena->give_back(piece.staging);
   if (piece.fills_slot) --lane_.slots_filling;

@@ -48,8 +48,8 @@ class Carrier {
   // What is stored is there: makes the piece's bytes of it, or has its GPU do that.
   void make(std::uint32_t index);
   static cuda::CuResult launch_making(cuda::CuStream stream, void* piece);
-  // What a GPU that made them says; nothing: they are there.
-  static std::optional<Error> failure_of(const Making& making);
+  // What became of a copy, and of what a GPU made of it; nothing: the bytes are there.
+  static std::optional<Error> failure_of(const Piece& piece, cuda::CuResult copied);
   void on_moved(std::uint32_t index, std::uint64_t bytes, Route route, TimePoint now);
   void on_failed(std::uint32_t index, const engine::Done& done, TimePoint now);
   void on_orphan_home(std::uint32_t index);

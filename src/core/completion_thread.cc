@@ -16,18 +16,28 @@ bool CompletionThread::inside_callback() {
   return inside;
 }
 
-void CompletionThread::post(std::function<void()> action) {
+void CompletionThread::post(std::unique_ptr<Action> action) {
   {
     const std::scoped_lock lock(state_->mutex);
     if (!state_->closed && ensure_thread()) {
-      state_->actions.push_back(std::move(action));
+      Action* const added = action.get();
+      (state_->first ? state_->last->next_ : state_->first) = std::move(action);
+      state_->last = added;
       state_->changed.notify_one();
       return;
     }
   }
   const bool before = std::exchange(inside, true);
-  action();
+  action->run();
   inside = before;
+}
+
+void CompletionThread::free_there(memory::FreedLater::List memory) {
+  if (memory.empty()) return;
+  const std::scoped_lock lock(state_->mutex);
+  if (state_->closed || !ensure_thread()) return;  // it is freed here
+  state_->to_free.append(std::move(memory));
+  state_->changed.notify_one();
 }
 
 bool CompletionThread::ensure_thread() {
@@ -74,13 +84,15 @@ void CompletionThread::run(State& state) {
   inside = true;
   std::unique_lock lock(state.mutex);
   while (true) {
-    state.changed.wait(lock, [&state] { return state.closed || !state.actions.empty(); });
-    if (state.actions.empty()) return;
-    auto action = std::move(state.actions.front());
-    state.actions.pop_front();
+    state.changed.wait(lock, [&state] { return state.closed || state.first || !state.to_free.empty(); });
+    if (!state.first && state.to_free.empty()) return;
+    auto memory = std::move(state.to_free);
+    auto action = std::move(state.first);
+    if (action) state.first = std::move(action->next_);
     lock.unlock();
-    action();
-    action = nullptr;
+    memory.clear();
+    if (action) action->run();
+    action.reset();
     lock.lock();
   }
 }

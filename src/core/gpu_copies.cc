@@ -58,7 +58,7 @@ void GpuCopies::prepare_asked() {
 
 // Where the budget has no room, others do its work until there is some; LaneStaging has warned.
 void GpuCopies::prepare(cuda::Device& gpu, Toward toward) {
-  const Status status = get_ready(gpu, toward);
+  const Status status = or_out_of_memory([&] { return get_ready(gpu, toward); });
   if (!status && status.error().code != Code::over_budget) log(LogLevel::error, status.error().message);
 }
 

@@ -30,18 +30,11 @@ HeldMemory::Holder HeldMemory::holder_of(const std::byte* data) const {
   return known != nullptr ? known->held : nullptr;
 }
 
-std::vector<HeldMemory::Holder> HeldMemory::take_last() {
-  std::vector<Holder> last;
-  const auto keep_last = [&last](Place& place) {
-    const bool is_last = place.held && place.held.use_count() == 1;
-    if (is_last && place.held->region().domain != Domain::host()) last.push_back(std::move(place.held));
-  };
-  keep_last(first_);
-  if (others_) {
-    for (auto& [begin, place] : *others_) keep_last(place);
-  }
+memory::FreedLater::List HeldMemory::let_go_of_all() {
+  memory::FreedLater later;
+  first_ = {};
   others_.reset();
-  return last;
+  return later.take();
 }
 
 }  // namespace penstock::core

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <vector>
 
+#include "memory/freed_later.h"
 #include "memory/live_buffers.h"
 
 namespace penstock::core {
@@ -32,12 +32,12 @@ class HeldMemory {
   Holder holder_of(const std::byte* data) const;
   // Memory of the host is free then, unless others hold it. Returns what nobody else holds of the rest: its Buffer is
   // gone, and its memory goes with these.
-  std::vector<Holder> let_go() {
-    std::vector<Holder> last;
-    const bool may_be_last = first_.held.use_count() == 1 || others_ != nullptr;
-    if (may_be_last) last = take_last();
+  memory::FreedLater::List let_go() {
+    memory::FreedLater::List last;
     here_ = &outside_;
     outside_ = {};
+    const bool is_of_host = !first_.held || first_.held->region().domain == Domain::host();
+    if (!is_of_host || others_ != nullptr) last = let_go_of_all();
     first_ = {};
     return last;
   }
@@ -48,7 +48,7 @@ class HeldMemory {
   using Places = std::map<std::uintptr_t, Place>;
 
   const Extent& look_up(const std::byte* data);
-  std::vector<Holder> take_last();
+  memory::FreedLater::List let_go_of_all();
   const Place* find_known(const std::byte* data) const;
 
   Place first_;                     // most requests have no other

@@ -4,6 +4,9 @@
 #include <sys/mman.h>
 
 #include <array>
+#include <atomic>
+#include <barrier>
+#include <thread>
 #include <vector>
 
 #include "penstock/buffer.h"
@@ -73,6 +76,40 @@ TEST(HeldMemory, that_was_let_go_of_can_be_filled_again) {
   EXPECT_TRUE(held.add(page, 1));
   buffer = Buffer();
   EXPECT_TRUE(is_mapped(page));
+}
+
+// Each of two that end at once may see the other; one of them is the last, and only that one knows.
+TEST(HeldMemory, is_never_freed_by_who_lets_go_of_it) {
+  constexpr int rounds = 2000;
+  thread_local bool lets_go = false;
+  std::atomic<int> freed{0};
+  std::atomic<int> freed_at_once{0};
+  std::array<HeldMemory, 2> held;
+  std::barrier both(2);
+  const auto let_go = [&](HeldMemory& one) {
+    for (int i = 0; i < rounds; ++i) {
+      if (&one == held.data()) {
+        memory::AllocationOptions options;
+        options.size_bytes = 4096;
+        options.domain = Domain::pinned();
+        auto allocation = memory::Allocation::create(options).value();
+        allocation->on_free(&held, [&] { ++(lets_go ? freed_at_once : freed); });
+        const Buffer buffer(std::move(allocation));
+        for (HeldMemory& each : held) EXPECT_TRUE(each.add(buffer.data(), 4096));
+      }
+      both.arrive_and_wait();
+      lets_go = true;
+      auto last = one.let_go();
+      lets_go = false;
+      last.clear();
+      both.arrive_and_wait();
+    }
+  };
+  std::thread other([&] { let_go(held[1]); });
+  let_go(held[0]);
+  other.join();
+  EXPECT_EQ(freed_at_once, 0);
+  EXPECT_EQ(freed, rounds);
 }
 
 }  // namespace

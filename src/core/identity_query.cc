@@ -6,8 +6,6 @@
 
 namespace penstock::core {
 
-namespace {
-
 Result<Identity> identity_of(const StoreEntry& entry) {
   return or_out_of_memory([&]() -> Result<Identity> {
     auto state = entry.store().state();
@@ -15,8 +13,6 @@ Result<Identity> identity_of(const StoreEntry& entry) {
     return std::move(state->identity);
   });
 }
-
-}  // namespace
 
 void IdentityQuery::run() {
   for (const auto& entry : stores_) identities_.push_back(identity_of(*entry));

@@ -42,6 +42,7 @@ class IdentityQuery : public engine::Call {
 };
 
 // The same on the caller's thread.
+Result<Identity> identity_of(const StoreEntry& entry);
 Identities identities_of(const IdentityQuery::Stores& stores);
 
 }  // namespace penstock::core

@@ -20,7 +20,7 @@ bool Inbox::post(Part& part) {
   Part* head = mail_.load(std::memory_order_relaxed);
   do {
     if (head == closed_mark) return false;
-    part.next_in_mailbox = head;
+    part.next_in_lane = head;
   } while (!mail_.compare_exchange_weak(head, &part, std::memory_order_seq_cst));
   wake();
   return true;
@@ -67,7 +67,7 @@ Part* Inbox::take_and_leave(Part* mark) {
   if (newest == closed_mark) return nullptr;
   Part* oldest = nullptr;
   while (newest != nullptr) {
-    Part* const next = std::exchange(newest->next_in_mailbox, oldest);
+    Part* const next = std::exchange(newest->next_in_lane, oldest);
     oldest = std::exchange(newest, next);
   }
   return oldest;

@@ -35,7 +35,7 @@ class Inbox {
   bool has_news() const;
   bool has_mail() const;
   bool take_attention() { return attention_.exchange(false, std::memory_order_seq_cst); }
-  // All that was posted, the oldest first (Part::next_in_mailbox).
+  // All that was posted, the oldest first (Part::next_in_lane).
   Part* take();
   // The same, and none from now on.
   Part* take_last();

@@ -78,7 +78,7 @@ TEST_F(InboxTest, gives_what_was_posted_once_the_oldest_first) {
   const Part* taken = inbox_.take();
   for (const Part& part : parts_) {
     ASSERT_EQ(taken, &part);
-    taken = taken->next_in_mailbox;
+    taken = taken->next_in_lane;
   }
   EXPECT_EQ(taken, nullptr);
   EXPECT_EQ(inbox_.take(), nullptr);
@@ -171,7 +171,7 @@ TEST_F(InboxTest, hands_over_what_many_threads_post_to_a_worker_that_sleeps) {
     while (count < posters * parts_each && Clock::now() < until) {
       const Part* part = inbox_.take();
       if (part == nullptr) (this->*sleep)(until);
-      for (; part != nullptr; part = part->next_in_mailbox, ++count) {
+      for (; part != nullptr; part = part->next_in_lane, ++count) {
         for (std::size_t i = 0; i < posters; ++i) {
           if (part < posted[i].get() || part >= posted[i].get() + parts_each) continue;
           EXPECT_EQ(part, posted[i].get() + taken[i]++) << "each poster's in its order";

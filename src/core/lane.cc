@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/log.h"
@@ -36,7 +37,6 @@ Lane::Lane(std::shared_ptr<Environment> environment, const LaneSettings& setting
       carrier_(lane_),
       cutter_(*environment_, settings.staging_bytes),
       launcher_(lane_, cutter_, carrier_) {
-  active_.reserve(1024);
   to_wake_.reserve(settings.depth);
 }
 
@@ -75,6 +75,11 @@ bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {
   part.hold = request;
   busy_.store(true, std::memory_order_relaxed);
   unattended_.store(false, std::memory_order_relaxed);
+  do_or_stop_all([&] { start(part); });
+  return true;
+}
+
+void Lane::start(Part& part) {
   const TimePoint now = Clock::now();
   accept(part, now);
   launch(now);
@@ -89,7 +94,6 @@ bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {
     collect(TimePoint::min());
   }
   wake_waiters();
-  return true;
 }
 
 bool Lane::try_step(TimePoint until) {
@@ -113,11 +117,32 @@ bool Lane::finish(TimePoint until) {
   return true;
 }
 
+void Lane::keep_with(Lane* last) {
+  self_ = shared_from_this();
+  kept_before_ = last;
+}
+
 bool Lane::finished() const {
   return mail_closed_ && active_.empty() && !has_orphans();
 }
 
 void Lane::step(TimePoint until) {
+  do_or_stop_all([&] { work(until); });
+}
+
+// To start a piece may take memory, which is its request's affair (launch). Nothing else should; but an engine may
+// throw where it should not, and then nobody knows for which request.
+template <typename Action>
+void Lane::do_or_stop_all(Action action) {
+  try {
+    action();
+  } catch (const std::bad_alloc&) {
+    active_.for_each([](const Part& part) { part.hold->stop(Code::out_of_memory); });
+    attend();
+  }
+}
+
+void Lane::work(TimePoint until) {
   const TimePoint now = Clock::now();
   take_mail(now);
   if (lane_.inbox.take_attention() || now >= next_look_) {
@@ -146,12 +171,11 @@ void Lane::take_mail(TimePoint now) {
   // A retired lane stays open to those who still know it until nothing is left that could need it.
   mail_closed_ = closing_.load(std::memory_order_relaxed) || may_close();
   Part* part = mail_closed_ ? lane_.inbox.take_last() : lane_.inbox.take();
-  while (part != nullptr) accept(*std::exchange(part, part->next_in_mailbox), now);
+  while (part != nullptr) accept(*std::exchange(part, part->next_in_lane), now);
 }
 
 void Lane::accept(Part& part, TimePoint now) {
-  part.index_in_lane = active_.size();
-  active_.push_back(&part);
+  active_.push(part);
   part.last_progress = now;
   if (part.hold->total_bytes >= timed_from_bytes) {
     if (!part.time) part.time.reset(new (std::nothrow) LaneTime);
@@ -173,7 +197,8 @@ void Lane::launch(TimePoint now) {
   while (!to_start_.empty() && launcher_.has_room()) {
     Part& part = to_start_.front();
     if (&part == first_passed_over) return;
-    Launch result = launcher_.start_next(part, now);
+    Launch result = Launch::finished;  // where there is no memory to go on
+    part.do_or_stop([&] { result = launcher_.start_next(part, now); });
     if (result == Launch::full) return;
     if (result == Launch::waits) {
       if (first_passed_over == nullptr) first_passed_over = &part;
@@ -261,8 +286,7 @@ TimePoint Lane::stalls_at(TimePoint last_progress) const {
 
 void Lane::look_at_all(TimePoint now) {
   next_look_ = TimePoint::max();
-  // From the end: leaving puts the last part in the place of the one that left.
-  for (std::size_t i = active_.size(); i > 0; --i) look_at(*active_[i - 1], now);
+  active_.for_each([&](Part& part) { look_at(part, now); });
   if (carrier_.patience_end() <= now) retire();
   if (!tried_to_retire_) next_look_ = std::min(next_look_, carrier_.patience_end());
 }
@@ -306,8 +330,10 @@ void Lane::withdraw(Part& part, TimePoint now) {
 
 void Lane::abandon(Part& part) {
   carrier_.abandon(part);
-  log(LogLevel::warning, "operations on " + part.hold->stores[0].entry->info().name +
-                             " did not come back in time; their request is abandoned");
+  part.do_or_stop([&] {
+    log(LogLevel::warning, "operations on " + part.hold->stores[0].entry->info().name +
+                               " did not come back in time; their request is abandoned");
+  });
   leave(part);
   retire();
 }
@@ -324,9 +350,7 @@ void Lane::settle(Part* part) {
 
 void Lane::leave(Part& part) {
   to_start_.remove(part);
-  active_[part.index_in_lane] = active_.back();
-  active_[part.index_in_lane]->index_in_lane = part.index_in_lane;
-  active_.pop_back();
+  active_.remove(part);
   if (LaneTime* const time = part.time.get()) {
     const Spent& spent = lane_.copies.spent();
     const Spent& before = time->made_ready_at_entry;
@@ -345,15 +369,19 @@ void Lane::leave(Part& part) {
     if (*stage == Stage::identities) ask_servers(part);
     return;
   }
+  const bool someone_sleeps = request->conclude(request);
+  if (to_wake_.size() == to_wake_.capacity()) wake_waiters();
   some_ended_ = true;
-  if (request->conclude(request)) to_wake_.push_back(request);
+  if (someone_sleeps) to_wake_.push_back(request);
 }
 
 // The lane's thread must not hang with a server: another asks, and the part stays here, where its deadline is seen to.
 void Lane::ask_servers(Part& part) {
   to_start_.remove(part);
-  part.hold->ask_servers([lane = std::weak_ptr<Lane>(part.lane)] {
-    if (const auto self = lane.lock()) self->attend();
+  part.do_or_stop([&] {
+    part.hold->ask_servers([lane = std::weak_ptr<Lane>(part.lane)] {
+      if (const auto self = lane.lock()) self->attend();
+    });
   });
 }
 

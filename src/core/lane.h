@@ -9,6 +9,7 @@
 //  1. A Part leaves its lane exactly once, when none of its pieces is left; pieces that don't come home in time become
 //     orphans.
 //  2. A lane with orphans never ends; if they stay away, it is retired, and another takes its place.
+//  3. Where memory lacks, requests end with Code::out_of_memory, and the lane goes on.
 //
 // Thread safety: post, attend, close, prepare, has_staging, try_start, try_step, work_if_left and busy from any
 // thread; the rest is the worker's, whoever that is at the time. Lifetime: shared by its thread, the LaneSet and the
@@ -32,7 +33,7 @@
 
 namespace penstock::core {
 
-class Lane {
+class Lane : public std::enable_shared_from_this<Lane> {
  public:
   // `on_stuck` is called once, on the lane's thread, when operations were abandoned: true if another lane took over.
   Lane(std::shared_ptr<Environment> environment, const LaneSettings& settings, std::function<bool()> on_stuck);
@@ -75,9 +76,15 @@ class Lane {
   bool busy() const { return busy_.load(std::memory_order_relaxed); }
   // Works until everything has ended or the time has come; says whether it has. REQUIRES: close() was called.
   bool finish(TimePoint until);
+  // From now on it is never destroyed, as the one that was kept last.
+  void keep_with(Lane* last);
 
  private:
   void step(TimePoint until);
+  void work(TimePoint until);
+  void start(Part& part);
+  template <typename Action>
+  void do_or_stop_all(Action action);
   bool finished() const;
   // Whether a retired lane has nothing left that could need it.
   bool may_close() const { return retired_ && active_.empty() && carrier_.orphans() == 0; }
@@ -113,7 +120,7 @@ class Lane {
   std::atomic<bool> closing_{false};
 
   // The worker's own.
-  std::vector<Part*> active_;
+  ActiveParts active_;
   PartList to_start_;                              // those that have something left to start, in turn
   std::vector<std::shared_ptr<Request>> to_wake_;  // ended; someone sleeps until then
   TimePoint next_look_ = TimePoint::max();
@@ -122,7 +129,9 @@ class Lane {
   bool mail_closed_ = false;
   bool retired_ = false;
   bool tried_to_retire_ = false;
-  bool some_ended_ = false;  // requests, since waiters were last woken
+  bool some_ended_ = false;     // requests, since waiters were last woken
+  std::shared_ptr<Lane> self_;  // of one that is never destroyed
+  Lane* kept_before_ = nullptr;
 };
 
 }  // namespace penstock::core

@@ -38,7 +38,7 @@ LaneSettings lane_settings(const Options& options) {
 
 // A block of the store, or what is transformed, may not fit its staging memory.
 bool fits_callers_lane(const Request& request) {
-  return request.transforms.empty() &&
+  return request.transforms == nullptr &&
          request.stores[0].entry->alignment(request.direction) <= LaneSet::driven_staging_bytes;
 }
 
@@ -54,10 +54,11 @@ Error no_thread() {
 
 // Its operations may still touch what it owns, and nobody is there to wait for them.
 void keep_for_ever(const std::shared_ptr<Lane>& lane) {
-  static std::mutex mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<Lane>>;
+  static constinit std::mutex mutex;
+  static constinit Lane* last = nullptr;
   const std::scoped_lock lock(mutex);
-  kept->push_back(lane);
+  lane->keep_with(last);
+  last = lane.get();
 }
 
 // Whether it came to that in time.
@@ -258,15 +259,15 @@ void LaneSet::work_on_callers_lanes(const std::stop_token& stop) {
       idle = 0;
     }
     caretaker_wakes_.wait_for(lock, stop, caretaker_period, [] { return false; });
-    const auto lanes = callers_lanes_;
-    lock.unlock();
     ++idle;
-    for (const auto& lane : lanes) {
+    for (const auto& slot : callers_lanes_) {  // as many as ever; lanes stay in them
+      const std::shared_ptr<Lane> lane = slot;
       if (!lane || !lane->busy()) continue;
+      lock.unlock();
       lane->work_if_left();
       idle = 0;
+      lock.lock();
     }
-    lock.lock();
   }
 }
 
@@ -325,9 +326,13 @@ bool LaneSet::replace(std::uint32_t slot) {
   ++replaced_;
   environment_->lanes_replaced.fetch_add(1, std::memory_order_relaxed);
   retired_.push_back(std::exchange(workers_[slot], std::move(successor)));
-  for (cuda::Device* gpu : prepared_) {
-    workers_[slot].lane->prepare(*gpu, std::make_shared<std::atomic<std::uint32_t>>(0));
-  }
+  // Where there is no memory for it, it prepares when it needs to.
+  static_cast<void>(or_out_of_memory([&] {
+    for (cuda::Device* gpu : prepared_) {
+      workers_[slot].lane->prepare(*gpu, std::make_shared<std::atomic<std::uint32_t>>(0));
+    }
+    return Status();
+  }));
   return true;
 }
 
@@ -342,45 +347,54 @@ void LaneSet::collect_ended() {
 
 void LaneSet::close() {
   std::vector<Worker> workers;
-  std::vector<std::shared_ptr<Lane>> without_thread;
+  std::vector<Worker> retired;
+  std::vector<std::shared_ptr<Lane>> stuck;
   std::jthread caretaker;
   {
     const std::scoped_lock lock(mutex_);
     if (std::exchange(closed_, true)) return;
     caretaker = std::move(caretaker_);
-    for (Worker& worker : workers_) {
-      if (worker.thread.joinable()) workers.push_back(std::move(worker));
-    }
-    std::move(retired_.begin(), retired_.end(), std::back_inserter(workers));
-    retired_.clear();
+    workers.swap(workers_);
+    retired.swap(retired_);
     driven_.clear();
-    without_thread = std::move(stuck_);
+    stuck.swap(stuck_);
   }
   if (caretaker.joinable()) {
     caretaker.request_stop();
     caretaker.join();
   }
-  for (const Worker& worker : workers) worker.lane->close();
-  for (const auto& lane : callers_lanes_) {
-    if (lane) without_thread.push_back(lane);
+  const auto close_lane = [](const std::shared_ptr<Lane>& lane) {
+    if (lane) lane->close();
+  };
+  for (const auto* all : {&workers, &retired}) {
+    for (const Worker& worker : *all) close_lane(worker.lane);
   }
-  for (const auto& lane : without_thread) lane->close();
+  for (const auto* all : {&stuck, &callers_lanes_}) {
+    for (const auto& lane : *all) close_lane(lane);
+  }
   const TimePoint deadline = Clock::now() + duration_from_seconds(environment_->options.deadlines.close_seconds);
-  for (const auto& lane : without_thread) {
-    if (lane->finish(deadline)) continue;
-    log(LogLevel::warning, leaked_message);
-    if (!leave_to_thread([lane] { lane->finish(TimePoint::max()); })) keep_for_ever(lane);
-  }
-  for (Worker& worker : workers) {
-    while (worker.ended->load(std::memory_order_acquire) == 0 && Clock::now() < deadline) {
-      futex_wait_until(*worker.ended, 0, deadline);
-    }
-    if (worker.ended->load(std::memory_order_acquire) != 0) {
-      worker.thread.join();
-    } else {
+  for (const auto* all : {&stuck, &callers_lanes_}) {
+    for (const auto& lane : *all) {
+      if (!lane || lane->finish(deadline)) continue;
       log(LogLevel::warning, leaked_message);
-      worker.thread.detach();
+      if (!leave_to_thread([lane] { lane->finish(TimePoint::max()); })) keep_for_ever(lane);
     }
+  }
+  for (auto* all : {&workers, &retired}) {
+    for (Worker& worker : *all) end_thread(worker, deadline);
+  }
+}
+
+void LaneSet::end_thread(Worker& worker, TimePoint deadline) {
+  if (!worker.thread.joinable()) return;
+  while (worker.ended->load(std::memory_order_acquire) == 0 && Clock::now() < deadline) {
+    futex_wait_until(*worker.ended, 0, deadline);
+  }
+  if (worker.ended->load(std::memory_order_acquire) != 0) {
+    worker.thread.join();
+  } else {
+    log(LogLevel::warning, leaked_message);
+    worker.thread.detach();
   }
 }
 

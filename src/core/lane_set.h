@@ -73,6 +73,8 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   // Gives the parts to lanes that fit, some to the same lane if need be; false if none does.
   bool give_lanes_that(bool (*fit)(Lane& lane), Request& request);
   bool replace(std::uint32_t slot);
+  // Waits for it until then, and leaves it behind otherwise.
+  static void end_thread(Worker& worker, TimePoint deadline);
   void collect_ended();
   std::shared_ptr<Lane> callers_lane();
   bool ensure_caretaker();

@@ -184,7 +184,7 @@ Result<std::unique_ptr<Making>> Launcher::begin_making(const Request& request, c
 
 Launch Launcher::leave_edge(Part& part, const NextPiece& next) const {
   if (Cutter::may_be_buffered(*part.hold, *next.entry, *next.span)) {
-    part.keep_or_stop([&] { part.edges.push_back({part.range, part.position, next.cut.length}); });
+    part.do_or_stop([&] { part.edges.push_back({part.range, part.position, next.cut.length}); });
   } else {
     part.add_failure({part.range, next.offset, next.cut.length, Code::no_route, 0});
   }
@@ -272,7 +272,7 @@ std::uint32_t Launcher::take(Part& part, StoreEntry& entry, const Cut& cut, cons
               .memory = piece.user,
               .attached = span.attached};
   if (part.plan.drop_after) {
-    part.keep_or_stop([&] { part.to_drop.push_back({span.store, piece.offset, piece.length}); });
+    part.do_or_stop([&] { part.to_drop.push_back({span.store, piece.offset, piece.length}); });
   }
   if (piece.is_staged()) piece.op.attached = lane_.staging.attached_to(entry.engine());
   const bool in_blocks = piece.is_staged() && part.plan.path == Path::direct;

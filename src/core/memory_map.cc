@@ -7,6 +7,7 @@
 #include <cerrno>
 
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "memory/last_found.h"
 #include "memory/live_buffers.h"
 
@@ -91,6 +92,7 @@ MemoryMap::Entry MemoryMap::find(const std::byte* data, std::size_t size) const 
 }
 
 bool MemoryMap::is_usable(const Attachment& entry) {
+  if (entry.has_left.load(std::memory_order_relaxed)) return false;
   if (entry.is_known && entry.is_gone()) return false;
   if (entry.on_use) entry.last_used.store(count_of_uses(), std::memory_order_relaxed);
   return true;
@@ -157,7 +159,7 @@ bool MemoryMap::make_place(Snapshot& next, Region memory) {
   for (auto entry = next.begin(); entry != next.end();) {
     if (!overlaps(*entry)) {
       ++entry;
-    } else if ((*entry)->on_use || (*entry)->is_gone()) {
+    } else if ((*entry)->on_use || (*entry)->has_left.load(std::memory_order_relaxed) || (*entry)->is_gone()) {
       const auto index = entry - next.begin();
       retire(next, entry);
       entry = next.begin() + index;
@@ -279,21 +281,32 @@ std::uint64_t MemoryMap::new_version() {
   return versions.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
+// Memory that is freed is detached, whether there is memory or not: where there is none for a table without the entry,
+// it stays there as one that nobody may use.
 Status MemoryMap::detach(Region memory) {
-  std::shared_ptr<Attachment> removed;  // outlives the lock: a Buffer that ends with it may be attached here too
+  std::shared_ptr<const memory::Allocation> held;  // outlives the lock: a Buffer that ends may be attached here too
   const std::scoped_lock changing(change_mutex_);
-  auto next = std::make_shared<Snapshot>(*snapshot());
-  const auto place = std::find_if(next->begin(), next->end(), [&](const auto& entry) {
-    return entry->begin == memory.data && entry->end == memory.data + memory.size_bytes;
+  const auto present = snapshot();
+  const auto place = std::find_if(present->begin(), present->end(), [&](const auto& entry) {
+    return entry->begin == memory.data && entry->end == memory.data + memory.size_bytes &&
+           !entry->has_left.load(std::memory_order_relaxed);
   });
-  if (place == next->end()) {
-    return Error{Code::invalid_argument, 0, "detach: this memory was not attached",
-                 "give the same address and size as to attach"};
+  if (place == present->end()) {
+    return or_out_of_memory([]() -> Status {
+      return Error{Code::invalid_argument, 0, "detach: this memory was not attached",
+                   "give the same address and size as to attach"};
+    });
   }
-  removed = *place;
-  next->erase(place);
-  publish(std::move(next));
-  removed->by_engine.clear();  // now, whoever still looks at an old snapshot
+  Attachment& removed = **place;
+  removed.has_left.store(true, std::memory_order_seq_cst);
+  removed.by_engine.clear();  // now, whoever still looks at an old snapshot
+  held = std::move(removed.held);
+  static_cast<void>(or_out_of_memory([&]() -> Status {
+    auto next = std::make_shared<Snapshot>(*present);
+    next->erase(next->begin() + (place - present->begin()));
+    publish(std::move(next));
+    return {};
+  }));
   return {};
 }
 

@@ -1,7 +1,10 @@
-// PartList: parts in turn, linked by themselves (Part::next_in_list), so that none of it can lack memory.
+// PartList: parts in turn, linked by themselves (Part::next_in_list), so that none of it can lack memory. ActiveParts:
+// all that a lane works on, likewise (Part::next_in_lane).
 //
 // Thread safety: its owner's. Lifetime: a part is in one list at most, and is removed before it goes.
 #pragma once
+
+#include <utility>
 
 #include "core/request.h"
 
@@ -41,6 +44,32 @@ class PartList {
  private:
   Part* first_ = nullptr;
   Part* last_ = nullptr;
+};
+
+class ActiveParts {
+ public:
+  bool empty() const { return first_ == nullptr; }
+
+  // Before the others.
+  void push(Part& part) {
+    part.next_in_lane = first_;
+    part.previous_in_lane = nullptr;
+    if (first_ != nullptr) first_->previous_in_lane = &part;
+    first_ = &part;
+  }
+  // REQUIRES: it is here.
+  void remove(Part& part) {
+    (part.previous_in_lane != nullptr ? part.previous_in_lane->next_in_lane : first_) = part.next_in_lane;
+    if (part.next_in_lane != nullptr) part.next_in_lane->previous_in_lane = part.previous_in_lane;
+  }
+  // Calls `visit(Part&)` for each that is here now; it may remove that one, and push it again.
+  template <typename Visit>
+  void for_each(Visit visit) {
+    for (Part* part = first_; part != nullptr;) visit(*std::exchange(part, part->next_in_lane));
+  }
+
+ private:
+  Part* first_ = nullptr;
 };
 
 }  // namespace penstock::core

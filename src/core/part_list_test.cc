@@ -82,5 +82,43 @@ TEST_F(PartListTest, minds_no_part_that_is_in_no_list) {
   EXPECT_TRUE(list_.empty());
 }
 
+class ActivePartsTest : public testing::Test {
+ protected:
+  std::vector<std::ptrdiff_t> all() {
+    std::vector<std::ptrdiff_t> indices;
+    active_.for_each([&](const Part& part) { indices.push_back(&part - parts_.data()); });
+    return indices;
+  }
+  using Indices = std::vector<std::ptrdiff_t>;
+
+  std::array<Part, 3> parts_;
+  ActiveParts active_;
+};
+
+TEST_F(ActivePartsTest, lose_one_from_anywhere_and_keep_the_others) {
+  EXPECT_TRUE(active_.empty());
+  for (const std::size_t removed : {0U, 1U, 2U}) {
+    for (Part& part : parts_) active_.push(part);
+    active_.remove(parts_[removed]);
+    Indices left{2, 1, 0};
+    std::erase(left, static_cast<std::ptrdiff_t>(removed));
+    EXPECT_EQ(all(), left);
+    for (const std::ptrdiff_t index : left) active_.remove(parts_[static_cast<std::size_t>(index)]);
+    EXPECT_TRUE(active_.empty());
+  }
+}
+
+TEST_F(ActivePartsTest, are_visited_once_each_though_one_leaves_and_comes_back) {
+  for (Part& part : parts_) active_.push(part);
+  Indices visited;
+  active_.for_each([&](Part& part) {
+    visited.push_back(&part - parts_.data());
+    active_.remove(part);
+    if (&part == &parts_[1]) active_.push(part);
+  });
+  EXPECT_EQ(visited, (Indices{2, 1, 0}));
+  EXPECT_EQ(all(), (Indices{1}));
+}
+
 }  // namespace
 }  // namespace penstock::core

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "core/block_locks.h"
 #include "core/held_memory.h"
 #include "core/memory_map.h"
 #include "core/planner.h"
@@ -88,6 +89,7 @@ struct Piece {
   std::shared_ptr<StoreEntry> kept;
   AttachmentUse attachment;  // goes before the memory
   HeldMemory::Holder held;
+  BlockLocks::Block block;  // around an edge
   std::uint64_t quarantined_bytes = 0;
   std::uint32_t range = 0;
   Phase phase = Phase::transfer;
@@ -96,7 +98,7 @@ struct Piece {
   std::uint8_t attempts = 0;
   bool is_out_of_reach = false;  // `user`, of the engine: it is filled and emptied through staging memory
   bool orphan = false;
-  bool holds_block = false;  // in the store's BlockLocks
+  bool holds_block = false;  // `block`, in the store's BlockLocks
   bool fills_slot = false;   // of a GPU's bytes, from the page cache, while poll lasts
 
   bool is_staged() const { return staging.data != nullptr; }

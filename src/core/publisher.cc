@@ -11,6 +11,7 @@
 #include <span>
 #include <system_error>
 
+#include "base/out_of_memory.h"
 #include "penstock/checksum.h"
 #include "penstock/published.h"
 
@@ -112,7 +113,9 @@ void Publisher::run(const std::stop_token& stop) {
   ::pthread_mutex_lock(life_);
   born_.count_down();
   std::unique_lock lock(mutex_);
-  while (!ends_.wait_for(lock, stop, interval, [&] { return stop.stop_requested(); })) write();
+  while (!ends_.wait_for(lock, stop, interval, [&] { return stop.stop_requested(); })) {
+    static_cast<void>(or_out_of_memory([&] { return write(), Status(); }));
+  }
   ::pthread_mutex_unlock(life_);
 }
 

@@ -71,6 +71,48 @@ void for_each_unit(const Spans& all, std::uint64_t unit_bytes, Visit visit) {
 
 }  // namespace
 
+// As long as what allocators keep at hand, with what std::make_shared puts before it.
+static_assert(sizeof(Request) + 2 * sizeof(void*) <= 1032);
+
+// As RequestOptions has them. All that calling them takes is made with the request: its end is told, whether there is
+// memory then or not.
+struct Request::Callbacks : CompletionThread::Action {
+  // Shared with what an executor is given, which may be called at any time.
+  struct OnEnd {
+    std::function<void(const Report&)> call;
+    std::shared_ptr<Request> request;  // set when it has ended
+
+    void operator()() const { call_back("RequestOptions::on_end", call, request->report()); }
+  };
+
+  explicit Callbacks(const RequestOptions& options) : executor(options.executor), on_range(options.on_range) {
+    if (!options.on_end) return;
+    on_end = std::make_shared<OnEnd>(OnEnd{options.on_end, nullptr});
+    if (executor) call = [told = on_end] { (*told)(); };
+  }
+  void run() override {
+    if (executor) {
+      call_back("RequestOptions::executor", executor, std::move(call));
+    } else {
+      (*on_end)();
+    }
+  }
+
+  std::shared_ptr<OnEnd> on_end;  // null: nobody wants to know
+  std::function<void(std::function<void()>)> executor;
+  std::function<void()> call;  // for it
+  std::function<void(std::uint64_t range, Code code)> on_range;
+};
+
+// Called when the request has ended.
+struct Request::Waiting : CompletionThread::Action {
+  explicit Waiting(std::function<void()> then) : call(std::move(then)) {}
+  void run() override { call_back("Ticket::then", call); }
+
+  std::function<void()> call;
+  Waiting* next = nullptr;
+};
+
 Request::Request(Private, std::shared_ptr<Environment> environment) : environment_(std::move(environment)) {}
 
 Result<std::shared_ptr<Request>> Request::create(const std::shared_ptr<Environment>& environment,
@@ -115,7 +157,7 @@ std::shared_ptr<Request> Request::begin(const std::shared_ptr<Environment>& envi
   request->kind = settings.kind;
   request->direction = settings.kind == engine::OpKind::read ? Direction::read : Direction::write;
   if (options.on_end || options.on_range) {
-    request->callbacks_ = std::make_unique<Callbacks>(Callbacks{options.on_end, options.executor, options.on_range});
+    request->callbacks_ = std::make_unique<Callbacks>(options);
   }
   request->in_stream_order_ = options.stream.has_value();
   request->allowed = route_set(environment->options.allowed_routes);
@@ -331,7 +373,7 @@ bool Request::writes_past_cache() const {
 
 // Whose kernels make all that is made of stored bytes; null: nobody's, or CPUs may have to.
 const cuda::Device* Request::decoding_gpu() const {
-  if (transforms.empty() || !has_gpu || in_stream_order_) return nullptr;
+  if (!transforms || !has_gpu || in_stream_order_) return nullptr;
   const cuda::Device* gpu = nullptr;
   for (const Span& span : spans) {
     const TransformUse* const use = transform_of(span);
@@ -349,7 +391,7 @@ Request::Claim Request::claim_units() {
   // Short ranges make no long pieces: one group at a time, or some lanes would be done long before the others.
   const bool is_single = units[next].count != 1 || next + 1 == count;
   const std::uint32_t wanted = is_single ? 1 : claimed_at_once();
-  if (!transforms.empty()) return claim_mixed(wanted);
+  if (transforms) return claim_mixed(wanted);
   const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
   return {std::min(begin, count), std::min(begin + wanted, count)};
 }
@@ -393,7 +435,7 @@ void Part::add_failure(Failure failure, const Error* cause) {
   // The numbers of CUDA go with its own codes only: elsewhere they would be read as the system's.
   const bool is_of_cuda = failure.code == Code::device_error || failure.code == Code::device_lost;
   if (cause != nullptr && is_of_cuda) failure.system_error = cause->system_error;
-  keep_or_stop([&] {
+  do_or_stop([&] {
     if (failure_count == 0 && cause != nullptr) first_cause = std::make_unique<Error>(*cause);
     if (failures.size() < Request::failures_kept) failures.push_back(failure);
     ++failure_count;
@@ -446,11 +488,11 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   asked_.reset();
   attachments.clear();
   auto last_held = held.let_go();
-  auto used = std::exchange(transforms, {});
+  auto used = std::move(transforms);
   late_.reset();
   let_go_of_stores(self);
   // A kept Ticket keeps nothing of the caller's.
-  const auto callbacks = std::move(callbacks_);
+  auto callbacks = std::move(callbacks_);
   if (callbacks) callbacks->on_range = nullptr;
 
   outcome_.store(outcome, std::memory_order_release);
@@ -458,31 +500,18 @@ bool Request::conclude(const std::shared_ptr<Request>& self) {
   // Sequentially consistent with then(): either who waits is seen here, or sees the end there.
   const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_seq_cst) == 1;
   if (waiting_.load(std::memory_order_seq_cst) != nullptr) call_waiting();
-  // To free what a GPU knows may wait for the GPU, which a lane must not.
-  if (!last_held.empty() || !used.empty()) {
-    environment_->completions.post([last_held = std::move(last_held), used = std::move(used)] {});
+  environment_->completions.free_there(std::move(last_held));
+  if (used) environment_->completions.post(std::move(used));
+  if (callbacks && callbacks->on_end) {
+    callbacks->on_end->request = self;
+    environment_->completions.post(std::move(callbacks));
   }
-  if (callbacks && callbacks->on_end) post_end(self, std::move(*callbacks));
   return someone_sleeps;
-}
-
-void Request::post_end(const std::shared_ptr<Request>& self, Callbacks callbacks) {
-  auto& completions = self->environment_->completions;
-  auto call = [self, on_end = std::move(callbacks.on_end)] {
-    call_back("RequestOptions::on_end", on_end, self->report());
-  };
-  if (callbacks.executor) {
-    completions.post([call = std::move(call), executor = std::move(callbacks.executor)] {
-      call_back("RequestOptions::executor", executor, call);
-    });
-  } else {
-    completions.post(std::move(call));
-  }
 }
 
 // The request is held here: as soon as the call is in the list, it may be made, and end whoever else holds it.
 void Request::then(std::shared_ptr<Request> request, std::function<void()> call) {
-  auto waiting = std::make_unique<Waiting>(Waiting{std::move(call)});
+  auto waiting = std::make_unique<Waiting>(std::move(call));
   waiting->next = request->waiting_.load(std::memory_order_relaxed);
   while (!request->waiting_.compare_exchange_weak(waiting->next, waiting.get(), std::memory_order_seq_cst)) {
   }
@@ -491,10 +520,10 @@ void Request::then(std::shared_ptr<Request> request, std::function<void()> call)
 }
 
 void Request::call_waiting() {
-  std::unique_ptr<Waiting> waiting(waiting_.exchange(nullptr, std::memory_order_acquire));
-  while (waiting) {
-    environment_->completions.post([call = std::move(waiting->call)] { call_back("Ticket::then", call); });
-    waiting.reset(waiting->next);
+  Waiting* waiting = waiting_.exchange(nullptr, std::memory_order_acquire);
+  while (waiting != nullptr) {
+    std::unique_ptr<Waiting> first(std::exchange(waiting, waiting->next));
+    environment_->completions.post(std::move(first));
   }
 }
 

@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/small_array.h"
+#include "core/completion_thread.h"
 #include "core/cut.h"
 #include "core/held_memory.h"
 #include "core/identity_query.h"
@@ -43,6 +44,14 @@ class Request;
 struct TransformUse {
   Stored stored;
   bool is_for_gpu = false;  // that the memory is of
+};
+
+// The completion thread lets go of them: to free what a GPU knows may wait for the GPU, which a lane must not.
+struct Transforms : CompletionThread::Action {
+  std::vector<TransformUse> uses;
+
+ private:
+  void run() override {}
 };
 
 struct StoreUse {
@@ -93,7 +102,8 @@ struct LaneTime {
 
 // One lane's share in a request. Only that lane touches it between post and the end, but for the atomics.
 struct Part {
-  Part* next_in_mailbox = nullptr;
+  Part* next_in_lane = nullptr;  // in its mailbox, then among those it works on
+  Part* previous_in_lane = nullptr;
   std::shared_ptr<Request> hold;  // from post until the lane has left
   std::shared_ptr<Lane> lane;     // set before has_lanes(), then only read: cancelling wakes it
 
@@ -118,7 +128,6 @@ struct Part {
   Part* next_in_list = nullptr;  // of those with something left to start
   bool in_list = false;
   std::uint32_t in_flight = 0;
-  std::size_t index_in_lane = 0;
   TimePoint last_progress;
   TimePoint grace_end = TimePoint::max();  // set when the request was stopped
 
@@ -139,9 +148,9 @@ struct Part {
 
   // Whether its request was stopped, and the lane knows.
   bool is_stopped() const { return grace_end != TimePoint::max(); }
-  // For its books: where there is no memory for them, its request ends with that.
-  template <typename Keep>
-  void keep_or_stop(Keep keep);
+  // What takes memory: where there is none, its request ends with that.
+  template <typename Action>
+  void do_or_stop(Action action);
   // `cause`: where more is known than a code and a number say.
   void add_failure(Failure failure, const Error* cause = nullptr);
 };
@@ -191,7 +200,7 @@ class Request {
   TimePoint deadline = TimePoint::max();
   Spans spans;
   SmallArray<StoreUse> stores;
-  std::vector<TransformUse> transforms;
+  std::unique_ptr<Transforms> transforms;  // null: there are none
   SmallArray<Unit> units;
   SmallArray<Part> parts;
   Survey survey;                             // of the units
@@ -205,11 +214,11 @@ class Request {
 
   // How its bytes are stored; null: as they are.
   const TransformUse* transform_of(const Span& span) const {
-    return span.transform != 0 ? &transforms[span.transform - 1] : nullptr;
+    return span.transform != 0 ? &transforms->uses[span.transform - 1] : nullptr;
   }
   // That it takes in its store.
   std::uint64_t stored_bytes(const Span& span) const {
-    return span.transform != 0 ? transforms[span.transform - 1].stored.bytes : span.length;
+    return span.transform != 0 ? transforms->uses[span.transform - 1].stored.bytes : span.length;
   }
   // What was attached on use and an operation names, if that is so.
   AttachmentUse attachment_of(const engine::Attached* attached) const;
@@ -287,25 +296,15 @@ class Request {
   Outcome cancel();
 
  private:
-  // As RequestOptions has them.
-  struct Callbacks {
-    std::function<void(const Report&)> on_end;
-    std::function<void(std::function<void()>)> executor;
-    std::function<void(std::uint64_t range, Code code)> on_range;
-  };
+  struct Callbacks;
   // Ranges that are asked for when it begins.
   struct Late {
     RangeSource source;
     Domain domain;  // where their memory must be
   };
-  // Called when the request has ended.
-  struct Waiting {
-    std::function<void()> call;
-    Waiting* next = nullptr;
-  };
+  struct Waiting;
 
   void call_waiting();
-  static void post_end(const std::shared_ptr<Request>& self, Callbacks callbacks);
   void count_moved(std::uint32_t range, std::uint64_t bytes);
   std::uint32_t claimed_at_once() const;
   Claim claim_mixed(std::uint32_t wanted);
@@ -338,14 +337,20 @@ class Request {
   void post_rest_of_stores(const std::shared_ptr<Request>& self, bool closes) const;
   static void drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries, std::vector<Stretch> all);
   Outcome judge();
-  // Without its texts. REQUIRES: ended()
+  Outcome judge_identities();
+  Outcome outcome_of_stop() const;
+  // Its numbers. REQUIRES: ended()
   Report add_up_parts() const;
+  void describe_in(Report& report) const;
+  // Of the error that a Report has. REQUIRES: it has not done all.
+  Code error_code() const;
   // Why the bytes may not belong together: the store, and what is known of it.
   struct Doubt {
     std::uint32_t store = 0;
     Error cause;
   };
-  std::optional<Doubt> doubt_about(const Identities& now) const;
+  std::optional<Doubt> doubt_about(std::uint32_t store, const Result<Identity>& now) const;
+  std::optional<Doubt> find_doubt() const;
   void fail_because(const Doubt& doubt);
   std::string engine_name(std::size_t engine) const;
   Error describe(const Report& report) const;
@@ -387,10 +392,10 @@ class Request {
   double seconds_ = 0;                                  // from its beginning to its end; written before outcome_
 };
 
-template <typename Keep>
-void Part::keep_or_stop(Keep keep) {
+template <typename Action>
+void Part::do_or_stop(Action action) {
   try {
-    keep();
+    action();
   } catch (const std::bad_alloc&) {
     hold->stop(Code::out_of_memory);
   }

@@ -219,8 +219,9 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     }
     std::uint64_t stored = span.length;
     if (range.stored != nullptr) {
-      transforms.push_back({*range.stored});
-      span.transform = static_cast<std::uint32_t>(transforms.size()) & INT32_MAX;
+      if (!transforms) transforms = std::make_unique<Transforms>();
+      transforms->uses.push_back({*range.stored});
+      span.transform = static_cast<std::uint32_t>(transforms->uses.size()) & INT32_MAX;
       span.is_out_of_reach = true;
       needs_staging = true;
       stored = range.stored->bytes;
@@ -287,7 +288,7 @@ Status Request::find_gpus(std::span<const Range> ranges) {
     span.gpu = gpu;
     span.is_out_of_reach = true;
     if (span.transform != 0) {
-      TransformUse& use = transforms[span.transform - 1];
+      TransformUse& use = transforms->uses[span.transform - 1];
       use.is_for_gpu = call_back("Transform::is_for", [&] { return use.stored.transform->is_for(gpu->info()); });
       continue;
     }

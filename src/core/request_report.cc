@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/out_of_memory.h"
 #include "core/environment.h"
 #include "core/request.h"
 
@@ -76,9 +77,6 @@ Report Request::add_up_parts() const {
     report.stored_bytes += part.stored_bytes;
     report.made_bytes += part.made_bytes;
     report.failure_count += part.failure_count;
-    for (const Failure& failure : part.failures) {
-      if (report.failures.size() < failures_kept) report.failures.push_back(failure);
-    }
     if (!part.time) continue;
     report.cpu_seconds += part.time->cpu_seconds;
     report.copy_seconds += part.time->copy_seconds;
@@ -127,26 +125,42 @@ Outcome Request::judge() {
   // Without an answer nobody knows whether the bytes belong together.
   const bool unknown = whole && asks_servers_ && !answered;
   stopped_short_ = unknown || (!whole && (stopped_short_ || !failed));
-  if (stopped_short_) {
-    const bool asked_for = stop_code() == Code::cancelled || stop_code() == Code::closed;
-    return asked_for ? Outcome::cancelled : Outcome::failed;
-  }
+  if (stopped_short_) return outcome_of_stop();
   if (failed) return Outcome::failed;
-  if (!checks_identities_) return Outcome::done;
-  const auto doubt = doubt_about(asks_servers_ ? asked_->query->identities() : identities_of(checked_stores()));
-  if (!doubt) return Outcome::done;
-  fail_because(*doubt);
-  return Outcome::failed;
+  return checks_identities_ ? judge_identities() : Outcome::done;
 }
 
-std::optional<Request::Doubt> Request::doubt_about(const Identities& now) const {
-  auto identity = now.begin();
+Outcome Request::outcome_of_stop() const {
+  const bool asked_for = stop_code() == Code::cancelled || stop_code() == Code::closed;
+  return asked_for ? Outcome::cancelled : Outcome::failed;
+}
+
+// Where there is no memory for a doubt, nobody knows whether the bytes belong together.
+Outcome Request::judge_identities() {
+  const Status judged = or_out_of_memory([&]() -> Status {
+    if (const auto doubt = find_doubt()) fail_because(*doubt);
+    return {};
+  });
+  if (judged) return parts[0].failure_count == 0 ? Outcome::done : Outcome::failed;
+  stop(Code::out_of_memory);
+  stopped_short_ = true;
+  return outcome_of_stop();
+}
+
+std::optional<Request::Doubt> Request::find_doubt() const {
+  std::size_t checked = 0;
   for (std::uint32_t store = 0; store < stores.size(); ++store) {
     if (!stores[store].check_identity) continue;
-    if (!*identity) return Doubt{store, identity->error()};
-    if (**identity != stores[store].before) return Doubt{store, {.code = Code::changed}};
-    ++identity;
+    auto doubt = asks_servers_ ? doubt_about(store, asked_->query->identities()[checked++])
+                               : doubt_about(store, identity_of(*stores[store].entry));
+    if (doubt) return doubt;
   }
+  return std::nullopt;
+}
+
+std::optional<Request::Doubt> Request::doubt_about(std::uint32_t store, const Result<Identity>& now) const {
+  if (!now) return Doubt{store, now.error()};
+  if (*now != stores[store].before) return Doubt{store, {.code = Code::changed}};
   return std::nullopt;
 }
 
@@ -156,10 +170,11 @@ void Request::fail_because(const Doubt& doubt) {
                         .bytes = total_bytes,
                         .code = doubt.cause.code,
                         .system_error = doubt.cause.system_error};
-  parts[0].failure_count = 1;
+  auto cause = std::make_unique<Error>(doubt.cause);
+  cause->message.insert(0, "it is unknown whether it has changed: ");
   parts[0].failures.push_back(failure);
-  parts[0].first_cause = std::make_unique<Error>(doubt.cause);
-  parts[0].first_cause->message.insert(0, "it is unknown whether it has changed: ");
+  parts[0].failure_count = 1;
+  parts[0].first_cause = std::move(cause);
 }
 
 // Of the failure that the Report names: the first of the first part that has some. A number by itself says nothing to a
@@ -230,7 +245,7 @@ Error Request::describe(const Report& report) const {
             "raise the limit of threads (`ulimit -u`), or that of the container"};
   }
   if (stop_code() == Code::out_of_memory) {
-    return {Code::out_of_memory, 0, "there was no memory to note how it went; " + progress,
+    return {Code::out_of_memory, 0, "there was no memory left to go on with; " + progress,
             "free memory, or raise the limit of the container"};
   }
   if (stop_code() == Code::timed_out && unanswered_) {
@@ -262,6 +277,7 @@ std::string Request::explain() const {
   return text;
 }
 
+// Without memory the texts are missing, and the failures one by one.
 Report Request::report() const {
   Report report;
   if (ended()) {
@@ -270,6 +286,23 @@ Report Request::report() const {
     report.bytes = bytes_done();
     report.seconds = seconds_between(begun, Clock::now());
   }
+  try {
+    describe_in(report);
+  } catch (const std::bad_alloc&) {
+    const bool has_error = report.outcome != Outcome::pending && report.outcome != Outcome::done;
+    if (has_error) report.error = Error{.code = error_code(), .message = "out of memory", .hint = {}};
+  }
+  return report;
+}
+
+Code Request::error_code() const {
+  if (outcome() == Outcome::abandoned) return Code::abandoned;
+  if (stopped_short_) return stop_code() != Code::ok ? stop_code() : Code::timed_out;
+  const auto failed = std::find_if(parts.begin(), parts.end(), [](const Part& part) { return !part.failures.empty(); });
+  return failed != parts.end() ? failed->failures.front().code : Code::out_of_memory;
+}
+
+void Request::describe_in(Report& report) const {
   const auto add_engine = [&](std::size_t engine) {
     const std::string name = engine_name(engine);
     if (report.engine.find(name) == std::string::npos) report.engine += (report.engine.empty() ? "" : ",") + name;
@@ -285,10 +318,14 @@ Report Request::report() const {
     add_engine(use.facts->engine);
     if (has_gpu && use.facts->device_engine && went_straight) add_engine(*use.facts->device_engine);
   }
-  if (report.outcome == Outcome::pending) return report;
+  if (report.outcome == Outcome::pending) return;
+  for (const Part& part : parts) {
+    for (const Failure& failure : part.failures) {
+      if (report.failures.size() < failures_kept) report.failures.push_back(failure);
+    }
+  }
   report.reason = explain();
   if (report.outcome != Outcome::done) report.error = describe(report);
-  return report;
 }
 
 }  // namespace penstock::core

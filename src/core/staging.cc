@@ -99,8 +99,8 @@ Status LaneStaging::make_known(std::size_t engine) {
   auto attached = memory->attach(arena_->region());
   const bool is_needed = (*engines_)[engine]->description().host == engine::HostReach::attached;
   if (!attached && is_needed) return std::move(attached).error();
-  of.is_known = true;
   if (attached) of.attached = std::move(*attached);
+  of.is_known = true;
   return {};
 }
 

@@ -52,11 +52,13 @@ std::shared_ptr<Request> StandingRequest::look() {
   auto made = make();
   if (made && !lanes) made = Error{Code::closed, 0, "closing", ""};
   const std::scoped_lock lock(mutex_);
-  last_ = made ? *made : nullptr;
+  last_ = nullptr;
+  error_.reset();
   if (made) {
-    error_.reset();
-    lanes->submit(*made);
-    return std::move(*made);
+    Status submitted = or_out_of_memory([&] { return lanes->submit(*made), Status(); });
+    if (submitted) return last_ = std::move(*made);
+    error_ = std::move(submitted).error();
+    return nullptr;  // the request lets the stream go on when it goes
   }
   error_ = std::move(made).error();
   word(end_).store(1, std::memory_order_release);

@@ -79,39 +79,48 @@ void StreamGate::run() {
   ::prctl(PR_SET_TIMERSLACK, 1000);  // ns: otherwise each pause is 50 µs longer
   Duration pause = shortest_pause;
   TimePoint last_round;
-  std::vector<std::shared_ptr<StandingRequest>> standing;
-  std::vector<std::shared_ptr<Request>> begun;
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return closed_ || !waiting_.empty() || !standing_.empty(); });
     if (closed_) return;
     std::erase_if(standing_, [](const auto& one) { return one->has_ended(); });
-    standing = standing_;
+    auto standing = std::exchange(standing_, {});
     auto looked_at = std::exchange(waiting_, {});
+    const bool has_standing = !standing.empty();
     lock.unlock();
-    for (const auto& one : standing) {
-      if (auto request = one->look()) begun.push_back(std::move(request));
-    }
+    bool begun = false;
+    for (const auto& one : standing) begun |= look_at(*one);
     const TimePoint now = Clock::now();
-    if (!begun.empty()) last_round = now;
-    const bool moved = std::erase_if(looked_at, look_at) != 0;
+    if (begun) last_round = now;
+    const bool moved = std::erase_if(looked_at, [](const Waiting& waiting) { return look_at(waiting); }) != 0;
     pause = moved ? shortest_pause : std::min(longest_pause, pause + pause / 4);
     lock.lock();
     // In the order in which they came: those that were added meanwhile are younger.
-    waiting_.insert(waiting_.begin(), std::make_move_iterator(looked_at.begin()),
-                    std::make_move_iterator(looked_at.end()));
-    for (const auto& request : begun) note(request);
-    begun.clear();
-    if (!standing.empty() && now - last_round < without_pause) {
+    waiting_.splice(waiting_.begin(), looked_at);
+    standing_.splice(standing_.begin(), standing);
+    if (has_standing && now - last_round < without_pause) {
       lock.unlock();
       std::this_thread::yield();
       lock.lock();
-    } else if (!standing.empty() && now - last_round < with_standing_pause) {
+    } else if (has_standing && now - last_round < with_standing_pause) {
       changed_.wait_for(lock, standing_pause, [this] { return closed_; });
-    } else if (!standing.empty() || !waiting_.empty()) {
-      changed_.wait_for(lock, standing.empty() ? pause : longest_pause, [this] { return closed_; });
+    } else if (has_standing || !waiting_.empty()) {
+      changed_.wait_for(lock, has_standing ? longest_pause : pause, [this] { return closed_; });
     }
   }
+}
+
+// A round that could not be ended, should copies not get past its stream, does not go on.
+bool StreamGate::look_at(StandingRequest& standing) {
+  const auto request = standing.look();
+  if (!request) return false;
+  try {
+    const std::scoped_lock lock(mutex_);
+    note(request);
+  } catch (const std::bad_alloc&) {
+    request->stop(Code::out_of_memory);
+  }
+  return true;
 }
 
 bool StreamGate::look_at(const Waiting& waiting) {

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -39,6 +40,8 @@ class StreamGate {
   Status ensure_thread();
   void run();
   void note(const std::shared_ptr<Request>& request);
+  // Whether a round began.
+  bool look_at(StandingRequest& standing);
   // Whether the request has left the gate.
   static bool look_at(const Waiting& waiting);
   static bool look_at_once(const Waiting& waiting);
@@ -46,8 +49,9 @@ class StreamGate {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closed_ = false;
-  std::vector<Waiting> waiting_;
-  std::vector<std::shared_ptr<StandingRequest>> standing_;
+  // Lists: the thread takes them out and puts them back without memory.
+  std::list<Waiting> waiting_;
+  std::list<std::shared_ptr<StandingRequest>> standing_;
   std::vector<std::weak_ptr<Request>> ordered_;  // those, and those that run
   std::thread thread_;                           // started by the first request
 };

@@ -128,8 +128,13 @@ Residency Survey::ask_about(const Request& request, const Unit& unit) {
 
 Residency Survey::ask(const Request& request, const Stretch& stretch) {
   engine::PageCache& cache = *request.stores[stretch.store].entry->store().page_cache();
-  const auto resident = cache.resident_bytes(stretch.offset, stretch.length);
-  return resident ? compare(*resident, stretch.length) : guess(request, stretch);
+  // Other lanes wait for the answer.
+  try {
+    const auto resident = cache.resident_bytes(stretch.offset, stretch.length);
+    return resident ? compare(*resident, stretch.length) : guess(request, stretch);
+  } catch (const std::bad_alloc&) {
+    return Residency::likely_none;
+  }
 }
 
 Survey::Guesses* Survey::guesses() {
@@ -147,11 +152,8 @@ Residency Survey::guess(const Request& request, const Stretch& stretch) {
   StoreEntry& entry = *request.stores[stretch.store].entry;
   if (const auto guess = entry.guess_residency(stretch.offset, stretch.length)) {
     if (!guess->missing) return Residency::likely_all;
-    try {
-      const std::uint64_t page = request.environment().machine.page_bytes;
-      made->brought.push_back({stretch.store, *guess->missing / page * page, page});
-    } catch (const std::bad_alloc&) {  // then the page stays
-    }
+    const std::uint64_t page = request.environment().machine.page_bytes;
+    made->brought.push_back({stretch.store, *guess->missing / page * page, page});
     return Residency::likely_none;
   }
   if (made->timed_entry != &entry) {

@@ -19,7 +19,8 @@ std::size_t size_class(std::size_t size_bytes) {
 // One that the GPU can't reach goes back.
 class UnusedPage : public Deferred {
  public:
-  UnusedPage(Device& device, void* page) : device_(device), page_(page) {}
+  explicit UnusedPage(Device& device) : device_(device) {}
+  void take(void* page) { page_ = page; }
 
  private:
   bool run() override {
@@ -30,7 +31,7 @@ class UnusedPage : public Deferred {
   }
 
   Device& device_;
-  void* const page_;
+  void* page_ = nullptr;
 };
 
 }  // namespace
@@ -61,6 +62,9 @@ void ControlMemory::give_back(const Cell& cell) {
 }
 
 Status ControlMemory::add_page(Device& device, std::size_t cell_bytes, std::vector<Cell>& free) {
+  std::size_t& made = made_.at(size_class(cell_bytes));
+  free.reserve(made + page_bytes / cell_bytes);        // to give one back takes no memory
+  auto unused = std::make_shared<UnusedPage>(device);  // before there is something to unregister, which needs it
   void* page = ::mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return system_error(errno, "allocate control memory");
   const Current current(device);
@@ -74,12 +78,11 @@ Status ControlMemory::add_page(Device& device, std::size_t cell_bytes, std::vect
   }
   result = api.host_get_device_pointer(&address, page, 0);
   if (result != cu_success) {
-    Quiet::of_process().defer(std::make_shared<UnusedPage>(device, page));
+    unused->take(page);
+    Quiet::of_process().defer(std::move(unused));
     return device.driver().error(result, "map control memory for the GPU");
   }
-  std::size_t& made = made_.at(size_class(cell_bytes));
   made += page_bytes / cell_bytes;
-  free.reserve(made);  // to give one back takes no memory
   for (std::size_t offset = 0; offset < page_bytes; offset += cell_bytes) {
     free.push_back({static_cast<std::byte*>(page) + offset, address + offset, cell_bytes});
   }

@@ -221,12 +221,15 @@ Result<CuEvent> Device::take_event() {
       return event;
     }
   }
+  {
+    const std::scoped_lock lock(mutex_);
+    free_events_.reserve(events_made_ + 1);  // to give one back takes no memory
+    ++events_made_;
+  }
   CuEvent event = nullptr;
   if (const CuResult result = api().event_create(&event, cu_event_disable_timing); result != cu_success) {
     return driver_.error(result, "make an event on " + info_.domain.name());
   }
-  const std::scoped_lock lock(mutex_);
-  free_events_.reserve(++events_made_);  // to give one back takes no memory
   return event;
 }
 

@@ -1,5 +1,8 @@
 // Queue: one lane's submission and completion context in an Engine.
 //
+// Nothing here throws: where there is no memory for an operation, it comes back with Code::out_of_memory. Should a
+// Queue throw std::bad_alloc after all, every request of its lane ends with that.
+//
 // Thread safety: one thread at a time uses a Queue, except for wake(), which any thread may call.
 // Lifetime: destroyed only when nothing is in flight on it; a Queue with operations that never come home is leaked.
 #pragma once

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <system_error>
+#include <new>
 #include <utility>
 
 #include "base/log.h"
@@ -25,6 +25,14 @@ bool is_copy(const engine::Op& op) {
 }
 
 }  // namespace
+
+engine::Done Worker::run_or_fail(const engine::Op& op) {
+  try {
+    return run(op);
+  } catch (const std::bad_alloc&) {
+    return finish(op, -ENOMEM);
+  }
+}
 
 ThreadedQueue::ThreadedQueue(const engine::QueueOptions& options, MakeWorker make_worker)
     : depth_(options.depth),
@@ -90,7 +98,7 @@ std::size_t ThreadedQueue::collect(std::span<engine::Done> done) {
 
 std::size_t ThreadedQueue::copy_cached(std::span<engine::Done> done) {
   const std::size_t count = std::min({copies_per_poll, done.size(), cached_.size()});
-  for (engine::Done& copied : done.first(count)) copied = own_worker_->run(cached_.pop());
+  for (engine::Done& copied : done.first(count)) copied = own_worker_->run_or_fail(cached_.pop());
   return count;
 }
 
@@ -143,7 +151,7 @@ void ThreadedQueue::start_threads() {
   }
   for (; wanted > 0 && threads_.size() < max_threads_; --wanted) {
     try {
-      threads_.emplace_back([this] { work(); });
+      threads_.emplace_back([this, worker = make_worker_()] { work(*worker); });
     } catch (const std::exception&) {  // no thread, or no memory for it
       if (!threads_.empty()) return;   // fewer threads are slower, not wrong
       log(LogLevel::warning, "no thread can be started; work is done while polling");
@@ -173,8 +181,7 @@ std::size_t ThreadedQueue::take_group(const Worker& worker, std::span<engine::Op
   return count;
 }
 
-void ThreadedQueue::work() {
-  const std::unique_ptr<Worker> worker = make_worker_();
+void ThreadedQueue::work(Worker& worker) {
   std::array<engine::Op, max_group> group;
   std::unique_lock lock(mutex_);
   while (true) {
@@ -182,14 +189,14 @@ void ThreadedQueue::work() {
     work_arrived_.wait(lock, [this] { return stopping_ || !pending_.empty(); });
     --idle_threads_;
     if (stopping_) return;
-    const std::size_t count = take_group(*worker, group);
+    const std::size_t count = take_group(worker, group);
     lock.unlock();
     if (count > 1) {
-      worker->run_group(std::span(group).first(count), *this);
+      worker.run_group(std::span(group).first(count), *this);
       lock.lock();
       continue;
     }
-    const engine::Done done = worker->run(group.front());
+    const engine::Done done = worker.run_or_fail(group.front());
     lock.lock();
     done_.push(done);
     tell_of_end();

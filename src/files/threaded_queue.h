@@ -27,16 +27,19 @@ class Completions {
   virtual void complete(const engine::Done& done) = 0;
 };
 
-// What one thread does with operations; made and used by that thread alone.
+// What one thread does with operations; used by that thread alone.
 class Worker {
  public:
   virtual ~Worker() = default;
   virtual engine::Done run(const engine::Op& op) = 0;
+  // The same; where there is no memory for it, the operation ends with that.
+  engine::Done run_or_fail(const engine::Op& op);
   // Whether the operation may be part of a group; neighbours in the queue for which this holds go to run_group
   // together.
   virtual bool joins_group(const engine::Op&) const { return false; }
+  // Throws nothing.
   virtual void run_group(std::span<const engine::Op> ops, Completions& completions) {
-    for (const engine::Op& op : ops) completions.complete(run(op));
+    for (const engine::Op& op : ops) completions.complete(run_or_fail(op));
   }
 };
 
@@ -64,7 +67,7 @@ class ThreadedQueue : public engine::Queue, private Completions {
   std::size_t copy_cached(std::span<engine::Done> done);
   void start_threads();
   void do_without_thread(const engine::Op& op);
-  void work();
+  void work(Worker& worker);
   std::size_t take_group(const Worker& worker, std::span<engine::Op> group);
 
   // Of the thread that uses the queue.

@@ -49,6 +49,7 @@ class Allocation {
   void on_free(const void* owner, std::function<void()> action) const;
 
  private:
+  friend class FreedLater;
   class Registration;
 
   Allocation() = default;
@@ -68,6 +69,7 @@ class Allocation {
   };
   mutable std::mutex on_free_mutex_;
   mutable std::vector<OnFree> on_free_;
+  mutable std::unique_ptr<const Allocation> next_to_free_;  // FreedLater's
 };
 
 }  // namespace penstock::memory

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "memory/freed_later.h"
 #include "memory/last_found.h"
 
 namespace penstock::memory {
@@ -33,7 +34,7 @@ std::shared_ptr<const Allocation> LiveBuffers::add(std::unique_ptr<Allocation> a
   if (allocation->region().size_bytes == 0) return allocation;
   std::shared_ptr<const Allocation> shared(allocation.release(), [this](const Allocation* ended) {
     remove(*ended);
-    delete ended;
+    FreedLater::end(std::unique_ptr<const Allocation>(ended));
   });
   const Region region = shared->region();
   const std::uintptr_t begin = address_of(region.data);

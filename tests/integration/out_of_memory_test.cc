@@ -105,6 +105,39 @@ TEST_P(WithoutMemory, requests_are_refused_or_done) {
   }
 }
 
+TEST_P(WithoutMemory, buffers_that_engines_know_are_freed) {
+  for (const bool is_attached : {false, true}) {
+    for (std::uint64_t after = 0; after < 20; ++after) {
+      const Domain domain = is_attached ? Domain::host() : Domain::pinned();  // what is pinned is attached
+      Buffer buffer = context_.allocate(domain, 1 << 20).value();
+      ASSERT_TRUE(!is_attached || context_.attach(buffer.region()).ok());
+      ASSERT_TRUE(context_.read(store_, 0, buffer.region()).ok());
+      const Region region = buffer.region();
+      {
+        const FailingAllocation failing(after, GetParam());
+        EXPECT_TRUE(!is_attached || context_.detach(region).ok());
+        buffer = Buffer();
+      }
+      EXPECT_FALSE(context_.detach(region).ok());
+    }
+  }
+  read_all();
+}
+
+TEST_P(WithoutMemory, contexts_are_closed) {
+  for (std::uint64_t after = 0; after < 20; ++after) {
+    auto context = std::make_unique<Context>(Context::create({.lanes = 2}).value());
+    {
+      const Store store = context->open(path_).value();
+      for (const std::size_t length : {std::size_t{4096}, size_bytes}) {
+        ASSERT_TRUE(context->read(store, 0, memory_.region().part(0, length)).ok());
+      }
+    }
+    const FailingAllocation failing(after, GetParam());
+    context.reset();
+  }
+}
+
 TEST_P(WithoutMemory, a_model_is_not_opened) {
   try_every_allocation([&] { return code_of(Model::open(model_path_)); });
 }

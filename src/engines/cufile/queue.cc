@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <new>
 #include <optional>
 
 #include "cuda/driver.h"
@@ -58,7 +59,12 @@ class Worker : public files::Worker {
   }
 
   void run_group(std::span<const Op> ops, files::Completions& completions) override {
-    if (!run_batch(ops, completions)) files::Worker::run_group(ops, completions);
+    bool is_run = false;
+    try {
+      is_run = run_batch(ops, completions);
+    } catch (const std::bad_alloc&) {  // before the batch was begun
+    }
+    if (!is_run) files::Worker::run_group(ops, completions);
   }
 
  private:

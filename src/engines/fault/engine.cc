@@ -27,6 +27,12 @@ engine::Done perform(engine::Engine& engine, const engine::Op& op) {
 
 }  // namespace
 
+void FaultControl::make_room(std::size_t operations) {
+  const std::lock_guard lock(mutex_);
+  stuck_.reserve(room_ + operations);
+  room_ += operations;
+}
+
 void FaultControl::add(Queue& queue, const engine::Op& op) {
   const std::lock_guard lock(mutex_);
   stuck_.push_back({&queue, op});
@@ -37,7 +43,9 @@ void FaultControl::release_stuck() {
   std::vector<Stuck> released;
   {
     const std::lock_guard lock(mutex_);
-    released.swap(stuck_);
+    std::vector<Stuck> none;
+    none.reserve(room_);
+    released = std::exchange(stuck_, std::move(none));
   }
   for (const Stuck& stuck : released) {
     const engine::Done done = perform(*inner_, stuck.op);

@@ -47,11 +47,14 @@ class FaultControl {
     Queue* queue = nullptr;
     engine::Op op;
   };
+  // For so many more that a queue may have; they stay when it goes.
+  void make_room(std::size_t operations);
   void add(Queue& queue, const engine::Op& op);
 
   engine::Engine* inner_ = nullptr;
   std::mutex mutex_;  // guards stuck_, and the late completions of every queue
   std::vector<Stuck> stuck_;
+  std::size_t room_ = 0;
   std::atomic<std::uint64_t> stuck_count_{0};
   std::atomic<bool> hangs_calls_{false};
 };

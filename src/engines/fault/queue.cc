@@ -21,7 +21,13 @@ Queue::Queue(std::unique_ptr<engine::Queue> inner, const FaultPlan& plan, std::u
       control_(control),
       random_(seed),
       order_(~seed),
-      inner_done_(depth) {}
+      inner_done_(depth) {
+  backlog_.reserve(depth);
+  pending_.reserve(depth);
+  held_.reserve(depth);
+  late_.reserve(depth);
+  control_.make_room(depth);
+}
 
 std::uint64_t Queue::random(std::uint64_t low, std::uint64_t high) {
   return low + random_() % (high - low + 1);
@@ -51,7 +57,7 @@ std::size_t Queue::submit(std::span<const engine::Op> ops) {
 }
 
 void Queue::inject(engine::Op op) {
-  Pending pending;
+  Pending pending{.cookie = op.cookie};
   const bool is_call = op.kind == engine::OpKind::call;
   if (is_call && control_.hangs_calls_.load()) return control_.add(*this, op);
   switch (is_call ? Fault::none : draw()) {
@@ -72,7 +78,7 @@ void Queue::inject(engine::Op op) {
     case Fault::never:
       return control_.add(*this, op);
   }
-  pending_[op.cookie] = pending;
+  pending_.push_back(pending);
   backlog_.push_back(op);
 }
 
@@ -90,7 +96,9 @@ void Queue::fail(const engine::Op& op, int error) {
 }
 
 void Queue::pass_on_backlog() {
-  while (!backlog_.empty() && inner_->submit({&backlog_.front(), 1}) == 1) backlog_.pop_front();
+  std::size_t taken = 0;
+  while (taken < backlog_.size() && inner_->submit({&backlog_[taken], 1}) == 1) ++taken;
+  backlog_.erase(backlog_.begin(), backlog_.begin() + static_cast<std::ptrdiff_t>(taken));
 }
 
 std::size_t Queue::poll(std::span<engine::Done> done, TimePoint deadline) {
@@ -112,9 +120,10 @@ std::size_t Queue::poll(std::span<engine::Done> done, TimePoint deadline) {
 void Queue::take_inner(std::span<const engine::Done> done) {
   const TimePoint now = Clock::now();
   for (engine::Done completion : done) {
-    const auto found = pending_.find(completion.cookie);
+    const auto found = std::find_if(pending_.begin(), pending_.end(),
+                                    [&](const Pending& one) { return one.cookie == completion.cookie; });
     if (found == pending_.end()) std::abort();  // the inner queue has invented or repeated a completion
-    const Pending pending = found->second;
+    const Pending pending = *found;
     pending_.erase(found);
     completion.cause = nullptr;  // it does not last as long as a completion may be held here
     if (pending.most_bytes) completion.bytes = std::min(completion.bytes, *pending.most_bytes);

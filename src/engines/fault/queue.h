@@ -3,10 +3,8 @@
 // Thread safety and lifetime: as engine::Queue.
 #pragma once
 
-#include <deque>
 #include <optional>
 #include <random>
-#include <unordered_map>
 #include <vector>
 
 #include "engines/fault/engine.h"
@@ -28,6 +26,7 @@ class Queue : public engine::Queue {
   enum class Fault { none, short_transfer, io_error, again, interrupted, delay, never };
   // What is to be done to the completion of an operation that the inner queue has.
   struct Pending {
+    std::uint64_t cookie = 0;
     std::optional<std::uint64_t> most_bytes;
     Duration delay{};
   };
@@ -54,8 +53,9 @@ class Queue : public engine::Queue {
   std::mt19937_64 random_;  // decides what befalls operations
   std::mt19937_64 order_;   // decides the order of completions, which depends on time as well
   std::size_t in_flight_ = 0;
-  std::deque<engine::Op> backlog_;  // taken from the caller, not yet by the inner queue
-  std::unordered_map<std::uint64_t, Pending> pending_;
+  // With room for all that is in flight: nothing is allocated for an operation.
+  std::vector<engine::Op> backlog_;  // taken from the caller, not yet by the inner queue
+  std::vector<Pending> pending_;
   std::vector<Held> held_;  // completions that wait for their time
   std::vector<engine::Done> inner_done_;
   std::vector<engine::Done> late_;  // of released operations; guarded by the control's mutex

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "engines/nvme/store.h"
 
 namespace penstock::nvme {
@@ -79,9 +80,8 @@ std::size_t Queue::submit(std::span<const Op> ops) {
     if (op.kind == OpKind::call) {
       op.call->run();
       ended_.push_back({.cookie = op.cookie, .route = Route::direct});
-    } else if (const auto link = link_to(*static_cast<Store*>(op.store)); !link) {
-      log(LogLevel::error, link.error().message + "; " + link.error().hint);
-      ended_.push_back({.cookie = op.cookie, .code = Code::engine_unavailable, .route = Route::direct});
+    } else if (const auto link = link_or_log(*static_cast<Store*>(op.store)); !link) {
+      ended_.push_back({.cookie = op.cookie, .code = link.error().code, .route = Route::direct});
     } else if (const auto address = address_of(op)) {
       take(op, *link, *address);
     } else {
@@ -90,6 +90,16 @@ std::size_t Queue::submit(std::span<const Op> ops) {
   }
   for (Link& link : links_) send(link);
   return taken;
+}
+
+// The log says why there is none.
+Result<std::size_t> Queue::link_or_log(Store& store) {
+  return or_out_of_memory([&]() -> Result<std::size_t> {
+    auto link = link_to(store);
+    if (link) return link;
+    log(LogLevel::error, link.error().message + "; " + link.error().hint);
+    return Error{.code = Code::engine_unavailable, .message = {}, .hint = {}};
+  });
 }
 
 Result<std::size_t> Queue::link_to(Store& store) {
@@ -101,14 +111,15 @@ Result<std::size_t> Queue::link_to(Store& store) {
   if (!share) return std::move(share).error();
   Link link{connection->id(), connection, *share, 0, {}};
   link.waiting.reserve(flights_.size());
+  link.share->make_room(flights_.size());
   // Stores come and go: the place of one that is gone is taken by the next.
   for (std::size_t i = 0; i < links_.size(); ++i) {
     if (links_[i].in_flight != 0 || !links_[i].connection.expired()) continue;
     links_[i] = std::move(link);
     return i;
   }
+  sleepers_.resize(links_.size() + 2);
   links_.push_back(std::move(link));
-  sleepers_.resize(links_.size() + 1);
   return links_.size() - 1;
 }
 

@@ -48,6 +48,7 @@ class Queue : public engine::Queue {
   };
 
   Queue(UniqueFd event, const engine::QueueOptions& options);
+  Result<std::size_t> link_or_log(Store& store);
   Result<std::size_t> link_to(Store& store);
   static std::optional<std::uint64_t> address_of(const engine::Op& op);
   void take(const engine::Op& op, std::size_t link, std::uint64_t address);

@@ -28,6 +28,11 @@ Share::~Share() {
   shared_->shares[number_] = nullptr;
 }
 
+void Share::make_room(std::size_t operations) {
+  const std::lock_guard lock(shared_->mutex);
+  inbox_.reserve(operations);
+}
+
 std::size_t Share::submit(std::span<Io> ios) {
   const auto lock = try_enter();
   if (!lock) return 0;

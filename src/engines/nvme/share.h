@@ -36,6 +36,8 @@ class Share {
   Share(const Share&) = delete;
   Share& operator=(const Share&) = delete;
 
+  // For so many operations in flight: nothing is allocated for one then.
+  void make_room(std::size_t operations);
   // As IoQueue, with cookies of 32 bits, to which the share adds its own. None is taken while another user is inside.
   std::size_t submit(std::span<Io> ios);
   std::size_t poll(std::span<IoDone> done);

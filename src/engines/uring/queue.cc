@@ -10,6 +10,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstdlib>
+#include <new>
 #include <thread>
 
 #include "base/log.h"
@@ -165,13 +166,24 @@ bool Queue::start(const Op& op) {
 }
 
 bool Queue::give_to_threads(const Op& op) {
-  if (!threads_) {
-    const engine::QueueOptions options{.depth = static_cast<std::uint32_t>(in_flight_.size()), .threads = 1};
-    threads_ = std::make_unique<files::ThreadedQueue>(options, [] { return std::make_unique<ThreadWorker>(); });
+  if (!make_threads()) {
+    ended_.push(files::finish(op, -ENOMEM));
+    return true;
   }
   if (threads_->submit({&op, 1}) == 0) return false;
   ++threads_have_;
   watch_threads();
+  return true;
+}
+
+bool Queue::make_threads() {
+  if (threads_) return true;
+  const engine::QueueOptions options{.depth = static_cast<std::uint32_t>(in_flight_.size()), .threads = 1};
+  try {
+    threads_ = std::make_unique<files::ThreadedQueue>(options, [] { return std::make_unique<ThreadWorker>(); });
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
   return true;
 }
 
@@ -275,7 +287,11 @@ std::size_t Queue::poll(std::span<Done> done, TimePoint deadline) {
 
 // What the kernel has not taken is ours again; what it has still comes back.
 void Queue::give_up_ring(int error) {
-  log(LogLevel::warning, explain_refused_use(error).reason + "; operations run one after another instead");
+  try {
+    log(LogLevel::warning, explain_refused_use(error).reason + "; operations run one after another instead");
+  } catch (const std::bad_alloc&) {
+    log(LogLevel::warning, "io_uring is refused; operations run one after another instead");
+  }
   given_up_ = true;
   wake_armed_ = false;
   const unsigned taken = std::atomic_ref<unsigned>(*ring_.sq.khead).load(std::memory_order_acquire);

@@ -69,6 +69,8 @@ class Queue : public engine::Queue, private Registered {
   int hand_over_and_wait(Duration time);
   void arm_wake();
   bool give_to_threads(const engine::Op& op);
+  // False: there is no memory for them.
+  bool make_threads();
   void watch_threads();
   io_uring_sqe* entry_at_once();
   bool write_zeros(std::uint32_t index);

@@ -42,6 +42,7 @@ inline bool is_foreign_process() {
 template <typename Body>
 CuResult before_init(const char* function, Body body) {
   if (is_foreign_process()) return cu_not_initialized;
+  const Inside inside;
   Driver& d = driver();
   Lock lock(d.mutex);
   ++d.calls[function];

@@ -49,6 +49,7 @@ struct FakeCudaCounters {
 // fail_copy          the nth copy from now on the device breaks it
 // hang               the device's streams stop until hang(device, 0)
 // calls              how often the function of that name was called
+// is_inside          whether this thread is in a call of the driver, or one of its own
 // last_breach        its text, cut to `size`; returns the whole length
 // peek, poke         device memory, from the CPU; return cu_success or cu_invalid_value
 // clang-format on
@@ -67,6 +68,7 @@ struct FakeCudaCounters {
   X(fail_copy, void, (int device, unsigned nth, int result))                       \
   X(hang, void, (int device, int hung))                                            \
   X(calls, std::uint64_t, (const char* function))                                  \
+  X(is_inside, int, ())                                                            \
   X(counters, FakeCudaCounters, ())                                                \
   X(last_breach, std::size_t, (char* text, std::size_t size))                      \
   X(peek, int, (std::uint64_t address, void* to, std::size_t bytes))               \

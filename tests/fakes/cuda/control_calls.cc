@@ -90,6 +90,10 @@ FAKE_CUDA_EXPORT void fake_cuda_hang(int device, int hung) {
   driver().announce();
 }
 
+FAKE_CUDA_EXPORT int fake_cuda_is_inside() {
+  return calls_deep;
+}
+
 FAKE_CUDA_EXPORT std::uint64_t fake_cuda_calls(const char* function) {
   const Lock lock(driver().mutex);
   const auto* const count = Driver::find(driver().calls, function);

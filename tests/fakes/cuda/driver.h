@@ -24,6 +24,17 @@
 
 namespace fake_cuda {
 
+// Calls of the driver that this thread is in.
+inline thread_local int calls_deep = 0;
+
+class Inside {
+ public:
+  Inside() { ++calls_deep; }
+  ~Inside() { --calls_deep; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+};
+
 using namespace penstock::cuda;
 using Clock = std::chrono::steady_clock;
 using Lock = std::unique_lock<std::mutex>;

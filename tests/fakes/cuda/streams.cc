@@ -112,6 +112,7 @@ CuResult Driver::enqueue(std::unique_ptr<Operation> operation) {
 
 void Driver::work(std::shared_ptr<Channel> channel) {
   ::pthread_setname_np(::pthread_self(), "fake-cuda");
+  const Inside inside;
   stop_watching();
   {
     Lock lock(mutex);
