@@ -307,6 +307,20 @@ Status Catalog::read(const std::function<Status()>& work) {
   return done ? ended : done;
 }
 
+Status Catalog::read_each(std::size_t count, const std::function<Status(std::size_t)>& work) {
+  constexpr std::size_t at_once = 1000;
+  for (std::size_t begin = 0; begin < count; begin += at_once) {
+    Status done = read([&]() -> Status {
+      for (std::size_t i = begin; i < std::min(count, begin + at_once); ++i) {
+        if (Status each = work(i); !each) return each;
+      }
+      return {};
+    });
+    if (!done) return done;
+  }
+  return {};
+}
+
 Result<std::vector<TierRow>> Catalog::tiers() {
   const std::scoped_lock lock(mutex_);
   const Using row(statements_->tiers);

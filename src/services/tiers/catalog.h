@@ -123,6 +123,8 @@ class Catalog {
   Status transact(const std::function<Status()>& work);
   // All that `work` reads is of one moment, and cheaper. REQUIRES: it changes nothing.
   Status read(const std::function<Status()>& work);
+  // The same for each of many; now and then others have their turn.
+  Status read_each(std::size_t count, const std::function<Status(std::size_t)>& work);
 
   Result<std::vector<TierRow>> tiers();  // the fastest first
   // Behind the tier of that id; 0: first.

@@ -69,4 +69,9 @@ std::string shown(std::string_view name) {
   return text;
 }
 
+Error no_unit(std::string_view name) {
+  return {Code::not_found, 0, "there is no unit \"" + shown(name) + "\" in the catalog",
+          "see `penstock tier list`, or take it in with `penstock tier import`"};
+}
+
 }  // namespace penstock::tiers

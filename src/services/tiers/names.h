@@ -23,5 +23,7 @@ Status check_tier_name(std::string_view name);
 std::vector<std::string> parents_of(std::string_view name);
 // For messages: what is not printable is escaped.
 std::string shown(std::string_view name);
+// That the catalog does not know it.
+Error no_unit(std::string_view name);
 
 }  // namespace penstock::tiers

@@ -45,7 +45,7 @@ class Service : public std::enable_shared_from_this<Service> {
   Status probe(std::string_view name);
 
   Result<UnitRow> unit(std::string_view name);
-  Result<UnitInfo> info(const UnitRow& unit, const std::vector<TierRow>& tiers);
+  static UnitInfo info(const UnitRow& unit, const std::vector<TierRow>& tiers, const TierPolicy& policy);
   Status import(std::string_view name, bool checksum);
   Result<CheckReport> import_all(std::string_view tier, std::string_view below);
   Status add(const std::string& path, std::string_view name, std::string_view tier, const MoveOptions& options);

@@ -68,10 +68,11 @@ Result<MovePlan> Service::plan() {
   MovePlan plan;
   plan.units = units.size();
   plan.moves.reserve(steps.size());
-  for (Step& step : steps) {
+  Status named = catalog_->read_each(steps.size(), [&](std::size_t i) -> Status {
+    Step& step = steps[i];
     auto unit = catalog_->unit((*briefs)[step.unit].id);
     if (!unit) return std::move(unit).error();
-    if (!*unit) continue;
+    if (!*unit) return {};
     plan.bytes += (*unit)->size_bytes;
     plan.moves.push_back({.name = std::move((*unit)->name),
                           .from = seen->tiers[units[step.unit].tier].name,
@@ -79,7 +80,9 @@ Result<MovePlan> Service::plan() {
                           .size_bytes = (*unit)->size_bytes,
                           .heat = units[step.unit].heat,
                           .reason = std::move(step.reason)});
-  }
+    return {};
+  });
+  if (!named) return std::move(named).error();
   return plan;
 }
 
@@ -139,12 +142,15 @@ Result<MoveReport> Service::rebalance(const MoveOptions& options) {
   const auto tiers = catalog_->tiers();
   if (!tiers) return tiers.error();
   std::vector<Task> tasks;
-  for (const PlannedMove& move : planned->moves) {
+  Status looked_up = catalog_->read_each(planned->moves.size(), [&](std::size_t i) -> Status {
+    const PlannedMove& move = planned->moves[i];
     const auto row = catalog_->unit(move.name);
+    if (!row) return row.error();
     const auto to = std::ranges::find(*tiers, move.to, &TierRow::name);
-    if (row && *row && to != tiers->end())
-      tasks.push_back({(*row)->id, move.name, to->id, (*row)->kind, (*row)->size_bytes});
-  }
+    if (*row && to != tiers->end()) tasks.push_back({(*row)->id, move.name, to->id, (*row)->kind, (*row)->size_bytes});
+    return {};
+  });
+  if (!looked_up) return std::move(looked_up).error();
   return (*mover)->move(tasks);
 }
 

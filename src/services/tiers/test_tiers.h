@@ -116,4 +116,23 @@ inline std::string text_of(const CheckReport& report) {
   return text;
 }
 
+class TiersTest : public testing::Test {
+ protected:
+  // A file on a tier, and in the catalog.
+  void put(const std::string& tier, const std::string& name, std::size_t size) {
+    write_file(folders_.path(tier + "/" + name), bytes_of(name, 1, size));
+    const Status imported = tiers_.import(name);
+    ASSERT_TRUE(imported.ok()) << text_of(imported);
+  }
+  std::string content(const std::string& tier, const std::string& name) {
+    return read_file(folders_.path(tier + "/" + name));
+  }
+  void use(const std::string& name, int times) {
+    for (int i = 0; i < times; ++i) ASSERT_TRUE(tiers_.path_of(name).ok());
+  }
+
+  Folders folders_;
+  Tiers tiers_ = folders_.create();
+};
+
 }  // namespace penstock::tiers::test

@@ -215,18 +215,19 @@ Result<std::vector<UnitInfo>> Tiers::list(const UnitFilter& filter) const {
     if (!places) return places.error();
     const auto moves = service.catalog().moves();
     if (!moves) return moves.error();
+    const auto policy = service.catalog().policy();
+    if (!policy) return policy.error();
     std::vector<UnitInfo> all;
     all.reserve(rows->size());
     for (const auto& row : *rows) {
-      auto info = service.info(row, *places);
-      if (!info) return std::move(info).error();
+      UnitInfo info = service.info(row, *places, *policy);
       const auto move = std::ranges::find(*moves, row.id, &tiers::MoveRow::unit);
       if (move != moves->end() && move->stage == tiers::Stage::copying) {
         const auto to = std::ranges::find(*places, move->target, &TierRow::id);
-        if (to != places->end()) info->moving_to = to->name;
-        info->moved_bytes = move->done_bytes;
+        if (to != places->end()) info.moving_to = to->name;
+        info.moved_bytes = move->done_bytes;
       }
-      all.push_back(std::move(*info));
+      all.push_back(std::move(info));
     }
     return all;
   });
@@ -238,13 +239,15 @@ Result<UnitInfo> Tiers::find(std::string_view name) const {
     if (!unit) return unit.error();
     const auto places = service.catalog().tiers();
     if (!places) return places.error();
-    auto info = service.info(*unit, *places);
+    const auto policy = service.catalog().policy();
+    if (!policy) return policy.error();
+    UnitInfo info = service.info(*unit, *places, *policy);
     const auto move = service.catalog().move_of(unit->id);
     if (!move) return move.error();
-    if (info && *move && (*move)->stage == tiers::Stage::copying) {
+    if (*move && (*move)->stage == tiers::Stage::copying) {
       const auto to = std::ranges::find(*places, (*move)->target, &TierRow::id);
-      if (to != places->end()) info->moving_to = to->name;
-      info->moved_bytes = (*move)->done_bytes;
+      if (to != places->end()) info.moving_to = to->name;
+      info.moved_bytes = (*move)->done_bytes;
     }
     return info;
   });
@@ -293,7 +296,8 @@ Result<MoveReport> Tiers::move(std::span<const PlannedMove> moves, const MoveOpt
     const auto places = service.catalog().tiers();
     if (!places) return places.error();
     std::vector<tiers::Task> tasks;
-    for (const PlannedMove& move : moves) {
+    Status looked_up = service.catalog().read_each(moves.size(), [&](std::size_t i) -> Status {
+      const PlannedMove& move = moves[i];
       const auto unit = service.unit(move.name);
       if (!unit) return unit.error();
       const auto to = std::ranges::find(*places, move.to, &TierRow::name);
@@ -301,7 +305,9 @@ Result<MoveReport> Tiers::move(std::span<const PlannedMove> moves, const MoveOpt
         return Error{Code::not_found, 0, "there is no tier \"" + tiers::shown(move.to) + "\"", "plan again"};
       }
       tasks.push_back({unit->id, unit->name, to->id, unit->kind, unit->size_bytes});
-    }
+      return {};
+    });
+    if (!looked_up) return std::move(looked_up).error();
     const auto mover = service.mover(options);
     if (!mover) return mover.error();
     return (*mover)->move(tasks);

@@ -1,0 +1,259 @@
+// The Service's part that finds units by name, counts who asks, and opens them to read and to write.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/clock.h"
+#include "services/tiers/folder.h"
+#include "services/tiers/names.h"
+#include "services/tiers/service.h"
+
+namespace penstock::tiers {
+namespace {
+
+constexpr Duration one_use = std::chrono::seconds(1);
+
+}  // namespace
+
+void Service::count(std::int64_t unit) {
+  const std::scoped_lock lock(mutex_);
+  ++counted_[unit];
+  if (!accountant_.joinable() && !stopping_) accountant_ = std::thread([this] { keep_accounts(); });
+}
+
+void Service::count_open(std::int64_t unit) {
+  const TimePoint now = Clock::now();
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto [opened, is_first] = opened_at_.try_emplace(unit, now);
+    if (!is_first && now - opened->second < one_use) return;
+    opened->second = now;
+  }
+  count(unit);
+}
+
+// So that no reader waits for the disk of the catalog.
+void Service::keep_accounts() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    wake_.wait_for(lock, duration_from_seconds(std::clamp(options_.flush_seconds, 0.01, 1e6)),
+                   [&] { return stopping_; });
+    lock.unlock();
+    static_cast<void>(flush());
+    lock.lock();
+  }
+}
+
+Status Service::flush() {
+  std::vector<Counted> counted;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& [unit, accesses] : counted_) counted.push_back({unit, accesses});
+    counted_.clear();
+    std::erase_if(opened_at_, [now = Clock::now()](const auto& opened) { return now - opened.second >= one_use; });
+  }
+  if (counted.empty()) return {};
+  const auto policy = catalog_->policy();
+  Status written =
+      policy ? catalog_->add_accesses(counted, wall_seconds(), policy->half_life_seconds) : Status(policy.error());
+  if (!written) {
+    const std::scoped_lock lock(mutex_);
+    for (const Counted& one : counted) counted_[one.unit] += one.accesses;
+  }
+  return written;
+}
+
+Result<Service::Found> Service::find(std::string_view given) {
+  const auto name = checked_name(given);
+  if (!name) return name.error();
+  auto place = catalog_->place_of(*name);
+  if (!place) return std::move(place).error();
+  if (*place) {
+    std::string path = (*place)->root + "/" + *name;
+    return Found{std::move(**place), *name, std::move(path), true};
+  }
+  for (const std::string& parent : parents_of(*name)) {
+    auto above = catalog_->place_of(parent);
+    if (!above) return std::move(above).error();
+    if (!*above || (*above)->kind != UnitKind::directory) continue;
+    std::string path = (*above)->root + "/" + *name;
+    return Found{std::move(**above), parent, std::move(path), false};
+  }
+  return no_unit(*name);
+}
+
+Result<std::string> Service::path_of(std::string_view name) {
+  auto found = find(name);
+  if (!found) return std::move(found).error();
+  count(found->place.unit);
+  return std::move(found->path);
+}
+
+Result<Location> Service::locate(std::string_view given, const OpenOptions& options) {
+  if (Status status = usable(); !status) return std::move(status).error();
+  if (options.access == Access::read) return locate_to_read(given, options);
+  const auto name = checked_name(given);
+  if (!name) return name.error();
+  auto found = find(*name);
+  if (!found && found.error().code != Code::not_found) return found.error();
+  if (found) count_open(found->place.unit);
+  const TimePoint until = time_after(Clock::now(), duration_from_seconds(options_.wait_seconds));
+  while (found && (options.access != Access::replace || !found->is_unit)) {
+    auto location = locate_to_change(*found, options);
+    if (location || location.error().code != Code::changed || Clock::now() >= until) return location;
+    found = find(*name);  // it has moved while we waited for its mover
+    if (!found) return found.error();
+  }
+  if (options.access == Access::write) return found.error();
+  return options.access == Access::replace ? locate_to_replace(*name, options) : locate_to_create(*name, options);
+}
+
+// The file is opened here, so that a move that follows does not take it away.
+Result<Location> Service::locate_to_read(std::string_view name, const OpenOptions& options) {
+  constexpr int most_moves = 16;
+  std::int64_t last_tier = 0;
+  for (int moves = 0;; ++moves) {
+    const auto found = find(name);
+    if (!found) return found.error();
+    if (found->is_unit && found->place.kind == UnitKind::directory) {
+      count_open(found->place.unit);
+      return Location{found->path, options};
+    }
+    const int fd = ::open(found->path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd >= 0) {
+      count_open(found->place.unit);
+      Location location{found->path, options};
+      location.options.descriptor = fd;
+      location.held = std::shared_ptr<const void>(nullptr, [fd](const void*) { ::close(fd); });
+      return location;
+    }
+    const int error = errno;
+    const auto tier = std::exchange(last_tier, found->place.tier);
+    if (error != ENOENT || moves == most_moves || tier == last_tier) {
+      const auto tiers = catalog_->tiers();
+      if (!tiers) return tiers.error();
+      const auto row = std::ranges::find(*tiers, found->place.tier, &TierRow::id);
+      if (row != tiers->end()) {
+        if (Status marked = check_marker(row->path, row->mark, row->name); !marked) return std::move(marked).error();
+      }
+      return system_error(error, "open " + found->path, "see what `penstock tier check` says about it");
+    }
+  }
+}
+
+Result<Location> Service::locate_to_change(const Found& found, const OpenOptions& options) {
+  const auto mover = this->mover({});
+  if (!mover) return mover.error();
+  const auto locked = (*mover)->claim(found.place.unit, options_.wait_seconds);
+  if (!locked) return locked.error();
+  if (!*locked) return Error{Code::in_use, 0, shown(found.unit) + " is being moved or written", "write to it later"};
+  auto row = catalog_->unit(found.place.unit);
+  if (!row) return std::move(row).error();
+  if (!*row || (*row)->tier != found.place.tier) {
+    return Error{Code::changed, 0, shown(found.unit) + " has moved meanwhile", "open it again"};
+  }
+  // No identity is expected until it moves again: then nobody has it open for writing.
+  (*row)->identity.clear();
+  (*row)->checksum.clear();
+  if (Status updated = catalog_->update_unit(**row); !updated) return std::move(updated).error();
+  Location location{found.path, options};
+  // Open for writing, so that no mover takes it away before the store is open. What is made anew, or may not be
+  // written, is the store's to tell.
+  if (const int fd = ::open(found.path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW); fd >= 0) {
+    location.held = std::shared_ptr<const void>(nullptr, [fd](const void*) { ::close(fd); });
+  }
+  location.options.on_commit = [self = shared_from_this(), unit = found.place.unit, then = options.on_commit] {
+    if (Status refreshed = self->refresh(unit); !refreshed) return refreshed;
+    return then ? then() : Status();
+  };
+  return location;
+}
+
+// Sizes that have changed count for the room there is.
+Status Service::refresh(std::int64_t unit) {
+  auto row = catalog_->unit(unit);
+  if (!row) return row.error();
+  if (!*row) return {};
+  const auto place = catalog_->place_of((*row)->name);
+  if (!place) return place.error();
+  if (!*place) return {};
+  const auto tree = scan((*place)->root + "/" + (*row)->name);
+  if (!tree) return tree.error();
+  (*row)->size_bytes = tree->size_bytes;
+  (*row)->room_bytes = tree->room_bytes;
+  (*row)->files = tree->files;
+  return catalog_->update_unit(**row);
+}
+
+Result<TierRow> Service::tier_for_new(const std::string& name, std::uint64_t size_bytes) {
+  const auto known = catalog_->unit(name);
+  if (!known) return known.error();
+  if (*known && (*known)->pinned) {
+    const auto tiers = catalog_->tiers();
+    if (!tiers) return tiers.error();
+    const auto row = std::ranges::find(*tiers, *(*known)->pinned, &TierRow::id);
+    if (row != tiers->end()) return *row;
+  }
+  const auto placed = place(size_bytes);
+  if (!placed) return placed.error();
+  return tier(placed->tier);
+}
+
+Result<Location> Service::locate_to_replace(const std::string& name, const OpenOptions& options) {
+  const auto known = catalog_->unit(name);
+  if (!known) return known.error();
+  if (*known && (*known)->kind == UnitKind::directory) {
+    return Error{Code::is_directory, EISDIR, shown(name) + " is a directory", "name a file in it"};
+  }
+  if (!*known) {
+    if (Status free = check_free(name); !free) return std::move(free).error();
+  }
+  const auto tier = tier_for_new(name, options.size_bytes);
+  if (!tier) return tier.error();
+  if (Status marked = check_marker(tier->path, tier->mark, tier->name); !marked) return std::move(marked).error();
+  // As long as the store is open, its lock tells that somebody writes there.
+  auto locks = UnitLocks::open(catalog_->path());
+  if (!locks) return std::move(locks).error();
+  const auto number = locks->lock_new_number();
+  if (!number) return number.error();
+  Location location{coming_path(tier->path, *number), options};
+  location.options.on_commit = [self = shared_from_this(), locks = std::make_shared<UnitLocks>(std::move(*locks)), name,
+                                tier = tier->id, staged = location.path, then = options.on_commit]() -> Status {
+    Status done = self->usable();
+    const auto mover = done ? self->mover({}) : Result<std::unique_ptr<Mover>>(done.error());
+    done = mover ? (*mover)->replace(name, tier, staged, self->options_.wait_seconds) : Status(mover.error());
+    if (!done) {
+      static_cast<void>(remove_all(staged));
+      return done;
+    }
+    return then ? then() : Status();
+  };
+  return location;
+}
+
+Result<Location> Service::locate_to_create(const std::string& name, const OpenOptions& options) {
+  if (Status free = check_free(name); !free) return std::move(free).error();
+  const auto tier = tier_for_new(name, options.size_bytes);
+  if (!tier) return tier.error();
+  if (Status marked = check_marker(tier->path, tier->mark, tier->name); !marked) return std::move(marked).error();
+  const std::string path = tier->path + "/" + name;
+  if (Status made = make_parents(tier->path, name, ""); !made) return std::move(made).error();
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    return system_error(errno, "create " + path, errno == EEXIST ? "import it first, or move it away" : "");
+  }
+  ::close(fd);
+  const auto id = catalog_->insert_unit({.name = name, .tier = tier->id, .identity = "", .checksum = ""});
+  if (!id) {
+    ::unlink(path.c_str());
+    return id.error();
+  }
+  const auto found = find(name);
+  if (!found) return found.error();
+  return locate_to_change(*found, options);
+}
+
+}  // namespace penstock::tiers

@@ -1,0 +1,229 @@
+// Readers and writers of units, beside movers.
+#include <fcntl.h>
+
+#include <thread>
+
+#include "base/unique_fd.h"
+#include "penstock/models.h"
+#include "penstock/tiers.h"
+#include "services/tiers/fault_point.h"
+#include "services/tiers/test_tiers.h"
+
+namespace penstock::tiers {
+namespace {
+
+using namespace test;
+
+TEST_F(TiersTest, who_opens_for_writing_follows_a_unit_that_moves_meanwhile) {
+  put("nvme", "a", 5000);
+  auto context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+  std::thread writer;
+  set_fault_hook([&](std::string_view point) {
+    if (point != "journaled" || writer.joinable()) return;
+    writer = std::thread([&] {
+      auto store = context->open("tier:a", {.access = Access::write});
+      ASSERT_TRUE(store.ok()) << text_of(store);
+      std::string bytes = "new";
+      EXPECT_TRUE(context->write(*store, 0, Region::host(bytes.data(), bytes.size())).ok());
+      EXPECT_TRUE(store->commit().ok());
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // by now it waits for this move
+  });
+  const auto moved = tiers_.move("a", "hdd");
+  writer.join();
+  set_fault_hook({});
+  const auto places = folders_.where("a");
+  ASSERT_EQ(places.size(), 1U);
+  EXPECT_EQ(places.front(), moved.ok() ? "hdd" : "nvme");
+  EXPECT_EQ(content(places.front(), "a").substr(0, 3), "new");
+  EXPECT_EQ(content(places.front(), "a").size(), 5000U);
+}
+
+TEST_F(TiersTest, a_file_that_is_open_for_writing_stays) {
+  put("nvme", "a", 1000);
+  {
+    const UniqueFd writer(::open(folders_.path("nvme/a").c_str(), O_WRONLY));
+    const auto moved = tiers_.move("a", "hdd");
+    ASSERT_FALSE(moved.ok());
+    EXPECT_EQ(moved.error().code, Code::in_use) << text_of(moved);
+  }
+  EXPECT_TRUE(tiers_.move("a", "hdd").ok());
+}
+
+TEST_F(TiersTest, who_wants_to_write_stops_a_move) {
+  put("nvme", "a", 40 << 20);
+  std::thread writer;
+  const auto moved =
+      tiers_.move("a", "hdd", {.bytes_per_second = 20 << 20, .on_progress = [&](const MoveProgress& progress) {
+                                 if (progress.bytes == 0 || writer.joinable()) return;
+                                 writer = std::thread([&] {
+                                   const UniqueFd file(::open(folders_.path("nvme/a").c_str(), O_WRONLY));
+                                   EXPECT_EQ(::pwrite(file.get(), "new", 3, 0), 3);
+                                 });
+                               }});
+  writer.join();
+  ASSERT_FALSE(moved.ok());
+  EXPECT_EQ(moved.error().code, Code::in_use) << text_of(moved);
+  EXPECT_EQ(folders_.where("a"), std::vector<std::string>{"nvme"});
+  EXPECT_EQ(content("nvme", "a").substr(0, 3), "new");
+}
+
+TEST_F(TiersTest, who_opens_a_source_that_has_lost_its_name_writes_to_a_file_that_is_kept) {
+  put("nvme", "a", 1000);
+  std::thread writer;
+  bool has_written = false;
+  set_fault_hook([&](std::string_view point) {
+    if (point != "aside") return;
+    const std::string path = fs::directory_iterator(folders_.path("nvme/.penstock/going"))->path().string();
+    writer = std::thread([&, path] {
+      const UniqueFd file(::open(path.c_str(), O_WRONLY));  // waits for the mover
+      has_written = file && ::pwrite(file.get(), "new", 3, 0) == 3;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // or it finds nothing any more
+  });
+  EXPECT_TRUE(tiers_.move("a", "hdd").ok());
+  set_fault_hook({});
+  writer.join();
+  EXPECT_EQ(folders_.where("a"), std::vector<std::string>{"hdd"});
+  if (!has_written) return;
+  ASSERT_EQ(folders_.aside().size(), 1U);
+  EXPECT_EQ(read_file(folders_.aside().front()).substr(0, 3), "new");
+  EXPECT_NE(text_of(tiers_.check().value()).find(".kept"), std::string::npos);
+}
+
+TEST_F(TiersTest, readers_keep_what_they_have_open) {
+  put("nvme", "a", 5 << 20);
+  auto context = Context::create();
+  ASSERT_TRUE(tiers_.serve(*context).ok());
+  auto before = context->open("tier:a");
+  ASSERT_TRUE(before.ok()) << text_of(before);
+  ASSERT_TRUE(tiers_.move("a", "hdd").ok());
+  auto after = context->open("tier:a");
+  ASSERT_TRUE(after.ok());
+  const std::string expected = bytes_of("a", 1, 5 << 20);
+  for (const Store* store : {&*before, &*after}) {
+    std::string bytes(5 << 20, '\0');
+    const Report report = context->read(*store, 0, Region::host(bytes.data(), bytes.size()));
+    EXPECT_TRUE(report.ok()) << report.to_string();
+    EXPECT_EQ(bytes, expected);
+  }
+}
+
+TEST_F(TiersTest, a_model_is_opened_by_the_name_of_its_directory) {
+  const std::string header = R"({"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})";
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(header.size());
+  write_file(folders_.path("hdd/models/tiny/model.safetensors"), file + header + bytes_of("w", 1, 16));
+  ASSERT_TRUE(tiers_.import("models/tiny").ok());
+  auto context = Context::create();
+  ASSERT_TRUE(tiers_.serve(*context).ok());
+  for (const char* name : {"tier:models/tiny", "tier:models/tiny/model.safetensors"}) {
+    const auto model = Model::open(*context, name);
+    ASSERT_TRUE(model.ok()) << text_of(model);
+    // It stays what it was while its files move.
+    const std::string to = tiers_.find("models/tiny")->tier == "hdd" ? "nvme" : "hdd";
+    ASSERT_TRUE(tiers_.move("models/tiny", to).ok());
+    std::string bytes(16, '\0');
+    const TensorPart part{.tensor = 0, .memory = Region::host(bytes.data(), bytes.size())};
+    const auto loading = load(*context, *model, {&part, 1});
+    ASSERT_TRUE(loading.ok()) << text_of(loading);
+    loading->wait();
+    EXPECT_TRUE(loading->report().ok()) << loading->report().transfer.to_string();
+    EXPECT_EQ(bytes, bytes_of("w", 1, 16));
+  }
+  EXPECT_EQ(*context->path_of("tier:models/tiny"), folders_.path("hdd/models/tiny").string());
+  EXPECT_EQ(*context->path_of("/some/path"), "/some/path");
+}
+
+TEST_F(TiersTest, writing_through_a_name_makes_and_replaces_units) {
+  auto context = Context::create();
+  ASSERT_TRUE(tiers_.serve(*context).ok());
+  const auto write = [&](const std::string& name, std::string bytes) {
+    auto store = context->open("tier:" + name, {.access = Access::replace, .size_bytes = bytes.size()});
+    ASSERT_TRUE(store.ok()) << text_of(store);
+    ASSERT_TRUE(context->write(*store, 0, Region::host(bytes.data(), bytes.size())).ok());
+    const Status committed = store->commit();
+    ASSERT_TRUE(committed.ok()) << text_of(committed);
+  };
+  write("out/new", "first");
+  EXPECT_EQ(tiers_.find("out/new")->tier, "nvme");
+  ASSERT_TRUE(tiers_.move("out/new", "hdd").ok());
+  write("out/new", "second");
+  EXPECT_EQ(folders_.where("out/new"), std::vector<std::string>{"nvme"});
+  EXPECT_EQ(content("nvme", "out/new"), "second");
+  EXPECT_EQ(tiers_.find("out/new")->size_bytes, 6U);
+  write("out/new", "third time");
+  EXPECT_EQ(content("nvme", "out/new"), "third time");
+  {
+    auto dropped = context->open("tier:out/new", {.access = Access::replace});
+    ASSERT_TRUE(dropped.ok());
+  }
+  EXPECT_EQ(content("nvme", "out/new"), "third time");
+  EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+  EXPECT_EQ(text_of(*tiers_.check({.bytes = true})), "");
+  EXPECT_EQ(context->open("tier:out", {.access = Access::replace}).error().code, Code::in_use);
+}
+
+TEST_F(TiersTest, a_unit_written_in_place_moves_as_it_is) {
+  put("nvme", "a", 1000);
+  auto context = Context::create();
+  ASSERT_TRUE(tiers_.serve(*context).ok());
+  {
+    auto store = context->open("tier:a", {.access = Access::write});
+    ASSERT_TRUE(store.ok()) << text_of(store);
+    std::string bytes = "0123456789";
+    ASSERT_TRUE(context->write(*store, 995, Region::host(bytes.data(), bytes.size())).ok());
+    ASSERT_TRUE(store->commit().ok());
+  }
+  EXPECT_EQ(tiers_.find("a")->size_bytes, 1005U);
+  ASSERT_TRUE(tiers_.move("a", "ssd").ok());
+  EXPECT_EQ(content("ssd", "a"), bytes_of("a", 1, 1000).substr(0, 995) + "0123456789");
+  {
+    auto made = context->open("tier:made/here", {.access = Access::create});
+    ASSERT_TRUE(made.ok()) << text_of(made);
+  }
+  EXPECT_TRUE(tiers_.find("made/here").ok());
+  EXPECT_EQ(context->open("tier:nothing", {.access = Access::write}).error().code, Code::not_found);
+}
+
+TEST_F(TiersTest, opening_a_unit_again_within_a_second_is_one_access) {
+  put("hdd", "a", 1000);
+  put("hdd", "b", 1000);
+  auto context = Context::create();
+  ASSERT_TRUE(tiers_.serve(*context).ok());
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(context->open("tier:a").ok());
+  ASSERT_TRUE(context->open("tier:b").ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  ASSERT_TRUE(context->open("tier:b").ok());
+  ASSERT_TRUE(tiers_.flush().ok());
+  EXPECT_EQ(tiers_.find("a")->accesses, 1U);
+  EXPECT_EQ(tiers_.find("b")->accesses, 2U);
+}
+
+TEST_F(TiersTest, accesses_move_units_and_fade) {
+  put("hdd", "hot", 1000);
+  put("hdd", "warm", 1000);
+  put("nvme", "cold", 1000);
+  use("hot", 100);
+  use("warm", 10);
+  const auto plan = tiers_.plan();
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->moves.size(), 3U);
+  EXPECT_EQ(tiers_.why("hot")->tier, "nvme");
+  const auto report = tiers_.rebalance();
+  ASSERT_TRUE(report.ok() && report->ok()) << text_of(report);
+  EXPECT_EQ(folders_.where("hot"), std::vector<std::string>{"nvme"});
+  EXPECT_EQ(folders_.where("warm"), std::vector<std::string>{"ssd"});
+  EXPECT_EQ(folders_.where("cold"), std::vector<std::string>{"hdd"});
+  EXPECT_EQ(tiers_.find("hot")->accesses, 100U);
+  EXPECT_TRUE(tiers_.plan()->moves.empty());
+  ASSERT_TRUE(tiers_.set_policy({.half_life_seconds = 0.001, .least_stay_seconds = 0}).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_LT(tiers_.find("hot")->heat, 1);
+  EXPECT_EQ(*tiers_.auto_tier("hot")->tier.c_str(), 'h');
+  EXPECT_EQ(folders_.where("hot"), std::vector<std::string>{"hdd"});
+}
+
+}  // namespace
+}  // namespace penstock::tiers
