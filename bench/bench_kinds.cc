@@ -35,21 +35,6 @@ class Dictionary {
   std::string path_;
 };
 
-template <typename Read>
-Json repeat(double seconds, const Settings& settings, Read read) {
-  const double start = bench::now();
-  const double cpu_start = bench::cpu_seconds();
-  std::uint64_t requests = 0;
-  do {
-    read();
-    ++requests;
-  } while (bench::now() - start < seconds);
-  return {{"bytes", requests * settings.reads * settings.record_bytes},
-          {"operations", requests * settings.reads},
-          {"seconds", bench::now() - start},
-          {"cpu_seconds", bench::cpu_seconds() - cpu_start}};
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -61,9 +46,7 @@ int main(int argc, char** argv) {
   arguments.add("--threads", settings.threads, "lanes").between(1, 1024);
   arguments.parse(argc, argv);
 
-  penstock::Options options;
-  options.lanes = settings.threads;
-  auto context = bench::value_of(penstock::Context::create(options));
+  auto context = bench::context_with(settings.threads);
   const auto store = bench::value_of(context.open(settings.file));
   const std::uint64_t records = store.info().size_bytes / settings.record_bytes;
   const Dictionary dictionary(settings.file);
@@ -102,14 +85,13 @@ int main(int argc, char** argv) {
   const auto checksum_after = [&](const auto& read) {
     std::ranges::fill(memory.bytes(), std::byte{});
     read();
-    penstock::Checksum checksum;
-    checksum.add(memory.bytes());
-    return checksum.hex();
+    return bench::checksum_of(memory.bytes());
   };
+  const bench::Amount amount{settings.reads * settings.record_bytes, settings.reads};
   bench::converse({{"version", penstock::version()}, {"records", records}},
-                  {{"run", [&](double seconds) { return repeat(seconds, settings, by_kind); }},
-                   {"direct", [&](double seconds) { return repeat(seconds, settings, directly); }},
-                   {"rows", [&](double seconds) { return repeat(seconds, settings, as_rows); }},
+                  {{"run", [&](double seconds) { return bench::repeat(seconds, amount, by_kind); }},
+                   {"direct", [&](double seconds) { return bench::repeat(seconds, amount, directly); }},
+                   {"rows", [&](double seconds) { return bench::repeat(seconds, amount, as_rows); }},
                    {"check", [&](double) -> Json {
                       return {{"checksum", checksum_after(by_kind)}, {"expected", checksum_after(directly)}};
                     }}});

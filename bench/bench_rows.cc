@@ -109,9 +109,7 @@ int main(int argc, char** argv) {
   arguments.add("--threads", settings.threads, "by hand, and lanes").between(1, 1024);
   arguments.parse(argc, argv);
 
-  penstock::Options options;
-  options.lanes = settings.threads;
-  auto context = bench::value_of(penstock::Context::create(options));
+  auto context = bench::context_with(settings.threads);
   const auto store = bench::value_of(context.open(settings.file));
   const std::uint64_t rows = store.info().size_bytes / settings.row_bytes;
   const auto table = bench::value_of(
@@ -130,29 +128,15 @@ int main(int argc, char** argv) {
     return report;
   };
   const auto run = [&](double seconds) -> Json {
-    const double start = bench::now();
-    const double cpu_start = bench::cpu_seconds();
-    std::uint64_t gathers = 0;
     std::uint64_t cold_rows = 0;
-    do {
-      cold_rows += gather().cold_rows;
-      ++gathers;
-    } while (bench::now() - start < seconds);
-    return {{"bytes", gathers * memory.size_bytes},
-            {"operations", gathers * numbers.size()},
-            {"seconds", bench::now() - start},
-            {"cpu_seconds", bench::cpu_seconds() - cpu_start},
-            {"cold_rows", cold_rows}};
+    Json result = bench::repeat(seconds, {memory.size_bytes, numbers.size()}, [&] { cold_rows += gather().cold_rows; });
+    result["cold_rows"] = cold_rows;
+    return result;
   };
   const auto check = [&](double) -> Json {
     gather();
     by_hand.run(0);
-    const auto hex = [](std::span<const std::byte> bytes) {
-      penstock::Checksum checksum;
-      checksum.add(bytes);
-      return checksum.hex();
-    };
-    return {{"checksum", hex(ours.bytes())}, {"expected", hex(theirs.bytes())}};
+    return {{"checksum", bench::checksum_of(ours.bytes())}, {"expected", bench::checksum_of(theirs.bytes())}};
   };
   bench::converse({{"version", penstock::version()}, {"rows", rows}},
                   {{"run", run}, {"hand", [&](double seconds) { return by_hand.run(seconds); }}, {"check", check}});

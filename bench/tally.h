@@ -5,6 +5,8 @@
 
 #include <penstock/penstock.h>
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -17,6 +19,40 @@ template <typename T>
 T value_of(penstock::Result<T> result) {
   if (!result.ok()) fail(result.error().message + " (" + result.error().hint + ")");
   return std::move(result).value();
+}
+
+inline penstock::Context context_with(std::uint32_t lanes) {
+  penstock::Options options;
+  options.lanes = lanes;
+  return value_of(penstock::Context::create(options));
+}
+
+inline std::string checksum_of(std::span<const std::byte> bytes) {
+  penstock::Checksum checksum;
+  checksum.add(bytes);
+  return checksum.hex();
+}
+
+// What one call of the work moves.
+struct Amount {
+  std::uint64_t bytes = 0;
+  std::uint64_t operations = 0;
+};
+
+// Calls it, once at least, until that much time was spent.
+template <typename Work>
+Json repeat(double seconds, Amount amount, Work work) {
+  const double start = now();
+  const double cpu_start = cpu_seconds();
+  std::uint64_t calls = 0;
+  do {
+    work();
+    ++calls;
+  } while (now() - start < seconds);
+  return {{"bytes", calls * amount.bytes},
+          {"operations", calls * amount.operations},
+          {"seconds", now() - start},
+          {"cpu_seconds", cpu_seconds() - cpu_start}};
 }
 
 class Tally {
