@@ -2,6 +2,10 @@
 
 import json
 import os
+import pathlib
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -252,6 +256,39 @@ class Commands(TierTest):
         self.fails("invalid_argument", 2, "tier", "init", "--config", self.file("bad.json", b"{"), "--catalog",
                    self.folder / "bad.db")
         self.assertFalse((self.folder / "bad.db").exists())
+
+
+class Example(ToolTest):
+    """That of docs/tiers.md, as a reader would type it, with /mnt and its loop devices in a namespace of its own."""
+
+    def setUp(self):
+        super().setUp()
+        if os.environ.get("PENSTOCK_SANITIZE"):
+            self.skipTest("140 loads of 60 MB take too long under a sanitizer")
+        if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+            self.skipTest("loop devices need root, and mkfs.ext4")
+        loop = subprocess.run(["losetup", "-f"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if loop.returncode != 0:
+            self.skipTest("there are no loop devices here")
+
+    def test_runs_as_it_is_written(self):
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/tiers.md").read_text()
+        block = page.split("## An example with three disks")[1].split("```\n")[1]
+        script, shown = ["mount -t tmpfs none /mnt"], []
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                script += [f"echo {shlex.quote(line)}", line[2:]]
+            shown.append(line)
+        script.append("umount /mnt/nvme /mnt/ssd /mnt/hdd")
+        path = f"{pathlib.Path(TOOL).parent}:{os.environ['PATH']}"
+        done = subprocess.run(["unshare", "-m", "bash"], input="\n".join(script), cwd=self.folder, text=True, timeout=200,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              env=environment(PATH=path, LC_ALL="C.UTF-8"))
+
+        def timeless(text):
+            return re.sub(r" in [0-9.]+ \w+: [0-9.]+ \w+/s$", "", text, flags=re.MULTILINE).strip()
+
+        self.assertEqual(timeless(done.stdout), timeless("\n".join(shown)))
 
 
 class Running(TierTest):
