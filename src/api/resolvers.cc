@@ -12,7 +12,12 @@ namespace {
 
 Error refused(const std::string& scheme, const std::string& why) {
   return {Code::invalid_argument, 0, "the scheme " + scheme + ": " + why,
-          "two or more of a-z, 0-9, + and -, a letter first, that nothing else serves"};
+          "two or more of a-z, 0-9, + and -, a letter first, that no engine serves"};
+}
+
+Error taken(const std::string& scheme) {
+  return {Code::invalid_argument, 0, "this Context has a function for " + scheme + ": already",
+          "it stays as long as the Context: make another Context, or choose another scheme"};
 }
 
 // A name of Tiers is never meant as a file of that name, least of all one that is written.
@@ -39,7 +44,7 @@ Status Resolvers::insert(std::string scheme, Function function, std::span<const 
   if (!uri || uri->scheme != scheme) return refused(scheme, "it can't be one");
   if (std::ranges::find(others, own) != others.end()) return refused(scheme, "an engine serves it");
   const std::scoped_lock lock(mutex_);
-  if (by_scheme_.contains(scheme)) return refused(scheme, "a function serves it already");
+  if (by_scheme_.contains(scheme)) return taken(scheme);
   by_scheme_.emplace(std::move(scheme), std::move(function));
   return {};
 }
@@ -63,6 +68,7 @@ std::optional<Result<Store>> Resolvers::open(std::string_view name, const OpenOp
 }
 
 std::optional<Result<Location>> Resolvers::locate(std::string_view name, const OpenOptions& options) const {
+  if (name == "tier:") return Error{Code::invalid_argument, 0, "tier: names no unit", "write it as tier:NAME"};
   const auto served = find(name);
   if (!served && name.starts_with("tier:")) return not_served(name);
   const auto* locate = served ? std::get_if<Locator>(&served->function) : nullptr;

@@ -128,7 +128,16 @@ TEST_F(ByName, a_scheme_is_served_once) {
   }
   EXPECT_EQ(context.add_scheme("tier", nullptr).error().code, Code::invalid_argument);
   EXPECT_TRUE(context.add_scheme("tier", resolve).ok());
-  EXPECT_EQ(context.add_scheme("tier", resolve).error().code, Code::invalid_argument);
+  const Error again = context.add_scheme("tier", resolve).error();
+  EXPECT_EQ(again.code, Code::invalid_argument);
+  EXPECT_EQ(again.message, "this Context has a function for tier: already");
+}
+
+TEST_F(ByName, the_name_of_a_unit_is_not_empty) {
+  Context context = make_context();
+  const Error error = context.open("tier:").error();
+  EXPECT_EQ(error.code, Code::invalid_argument);
+  EXPECT_EQ(error.message, "tier: names no unit");
 }
 
 }  // namespace

@@ -163,9 +163,9 @@ void Mover::move_together(std::span<const Task> tasks, MoveReport& report) {
 void Mover::fail(Work& work, Error error, MoveReport& report) {
   if (work.over) return;
   if (error.code == Code::cancelled && !report.error) report.error = error;
-  // What is safe of a large copy is gone on with, unless it may be the reason.
+  // What is safe of a large copy is gone on with, unless it may be the reason. A unit that has never been is not.
   const bool is_good = error.code == Code::cancelled || (work.resumed && error.code != Code::io_error);
-  work.is_kept = !work.named && is_good && work.row.done_bytes != 0;
+  work.is_kept = work.from != nullptr && !work.named && is_good && work.row.done_bytes != 0;
   let_go(work);
   if (work.to != nullptr) pace_.tell(work.progress(MoveStep::failed), true);
   if (error.code == Code::cancelled) return;

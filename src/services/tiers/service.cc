@@ -166,8 +166,16 @@ Status Service::add(const std::string& path, std::string_view given, std::string
   if (!place) return place.error();
   const auto mover = this->mover(options);
   if (!mover) return mover.error();
-  const auto known = catalog_->unit(*name);
+  auto known = catalog_->unit(*name);
+  if (known && *known && (*known)->is_new) {
+    // Somebody adds it, or has died over it.
+    if (const auto recovered = (*mover)->recover(true); !recovered) return recovered.error();
+    known = catalog_->unit(*name);
+  }
   if (!known) return known.error();
+  if (*known && (*known)->is_new) {
+    return Error{Code::in_use, 0, shown(*name) + " is being added by another process", "wait until it is there"};
+  }
   if (*known) {
     return Error{Code::in_use, 0, "there is a unit " + shown(*name) + " already", "remove it first, or replace it"};
   }

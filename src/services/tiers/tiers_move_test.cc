@@ -1,6 +1,7 @@
 // What a unit is, and that it moves as it is.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include "base/unique_fd.h"
 #include "penstock/tiers.h"
@@ -252,6 +253,41 @@ TEST_F(TiersTest, empty_folders_that_moves_leave_are_in_nobodys_way) {
   EXPECT_EQ(tiers_.move("models", "nvme").error().code, Code::in_use);
   EXPECT_EQ(tiers_.import("models").error().code, Code::invalid_argument);
   EXPECT_TRUE(fs::exists(folders_.path("nvme/models/deep/other")));
+}
+
+TEST_F(TiersTest, a_file_whose_adding_was_stopped_can_be_added_again) {
+  const std::string content = bytes_of("new", 1, 40 << 20);
+  write_file(folders_.path("elsewhere"), content);
+  const std::string path = folders_.path("elsewhere").string();
+  int asked = 0;
+  const Status stopped = tiers_.add(path, "new", "ssd", {.keep_going = [&] { return ++asked < 4; }});
+  ASSERT_FALSE(stopped.ok());
+  EXPECT_EQ(stopped.error().code, Code::cancelled);
+  EXPECT_FALSE(tiers_.find("new").ok());
+  EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+  const Status added = tiers_.add(path, "new", "ssd");
+  ASSERT_TRUE(added.ok()) << text_of(added);
+  EXPECT_EQ(this->content("ssd", "new"), content);
+}
+
+TEST_F(TiersTest, a_file_whose_adding_died_can_be_added_again) {
+  write_file(folders_.path("elsewhere"), "content");
+  const std::string path = folders_.path("elsewhere").string();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    set_fault_hook([](std::string_view name) {
+      if (name == "copied") ::_exit(7);
+    });
+    auto tiers = Tiers::open(folders_.options());
+    ::_exit(tiers.ok() && tiers->add(path, "new", "ssd").ok() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(WEXITSTATUS(status), 7);
+  const Status added = tiers_.add(path, "new", "ssd");  // by Tiers that were open all the time
+  ASSERT_TRUE(added.ok()) << text_of(added);
+  EXPECT_EQ(content("ssd", "new"), "content");
+  EXPECT_EQ(folders_.aside(), std::vector<std::string>());
 }
 
 TEST_F(TiersTest, a_file_from_elsewhere_is_added_and_removed) {

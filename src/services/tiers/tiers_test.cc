@@ -115,7 +115,8 @@ TEST_F(TiersTest, a_catalog_that_is_damaged_newer_or_none_is_told) {
 
 TEST_F(TiersTest, a_forked_child_is_refused_and_leaves_them_as_they_are) {
   put("nvme", "x", 10);
-  ASSERT_TRUE(tiers_.path_of("x").ok());  // from now on a thread waits to write accesses down
+  ASSERT_TRUE(tiers_.path_of("x").ok());      // from now on a thread waits to write accesses down
+  ASSERT_TRUE(tiers_.move("x", "hdd").ok());  // and one to close deleted sources
   const pid_t child = ::fork();
   if (child == 0) {
     const auto found = tiers_.find("x");
