@@ -2,14 +2,16 @@
 # Builds the Python package as a wheel for a Python, with the library, the tool, liburing and SQLite inside, installs it in a
 # bare venv, and runs the tests of the package there.
 #
-#   scripts/wheel.sh [--glibc VERSION [--machine MACHINE]] [--sdist] [--python PYTHON]... [--out DIR]
+#   scripts/wheel.sh [--glibc VERSION [--machine MACHINE]...] [--sdist] [--python PYTHON]... [--in-root] [--out DIR]
 #
 #   --glibc VERSION     compiles with Zig, which pip brings, for systems with this glibc or a newer one: 2.28 is RHEL 8's
-#   --machine MACHINE   x86_64 or aarch64 (default: this machine's); a wheel for the other one is built, but not tried
+#   --machine MACHINE   x86_64 or aarch64 (default: this machine's), or both. The tests run for this machine's alone
 #   --sdist             makes an sdist too, and builds the wheels from it, as pip does for whoever installs it
 #   --python PYTHON     the interpreter (default: that of .venv, else python3); once for each wheel. It needs pip, and for
 #                       the tests pytest, NumPy and what else they are about: without, they are skipped, and that is said.
-#                       Python 3.12 makes the wheel for all newer ones too
+#                       Python 3.12 or newer makes one wheel for 3.12 and all newer ones (cp312-abi3)
+#   --in-root           also installs and uses each wheel, and the sdist, in a bare Debian system (scripts/in-root.sh); that
+#                       of the other machine by QEMU. Needs root
 #   --out DIR           where the wheels are put (default: dist)
 #
 # auditwheel finds out which glibc a wheel needs, and the wheel's name says it: manylinux_2_28 with --glibc 2.28, without it
@@ -20,16 +22,18 @@ source "$(dirname "$0")/common.sh"
 pythons=()
 out=dist
 sdist=false
+in_root=false
 glibc=
 here=$(uname -m)
-machine=$here
+machines=()
 while (($#)); do
   case $1 in
     --help | -h) show_help && exit ;;
     --sdist) sdist=true && shift && continue ;;
+    --in-root) in_root=true && shift && continue ;;
     --glibc | --machine | --python | --out) (($# > 1)) || die "$1 needs a value" ;;&
     --glibc) glibc=$2 ;;
-    --machine) machine=$2 ;;
+    --machine) machines+=("$2") ;;
     --python) pythons+=("$2") ;;
     --out) out=$2 ;;
     *) die "unknown argument $1; see --help" ;;
@@ -37,14 +41,20 @@ while (($#)); do
   shift 2
 done
 [[ $glibc =~ ^(2\.[0-9]+)?$ ]] || die "--glibc is $glibc: give a version such as 2.28"
-[[ $machine =~ ^(x86_64|aarch64|$here)$ ]] || die "--machine is $machine: give x86_64 or aarch64"
-[[ -n $glibc || $machine == "$here" ]] || die "--machine $machine needs --glibc too: only Zig compiles for another machine"
+((${#machines[@]})) || machines=("$here")
+for machine in "${machines[@]}"; do
+  [[ $machine =~ ^(x86_64|aarch64|$here)$ ]] || die "--machine is $machine: give x86_64 or aarch64"
+  [[ -n $glibc || $machine == "$here" ]] || die "--machine $machine needs --glibc too: only Zig compiles for another machine"
+done
+! $in_root || [[ $EUID == 0 ]] || die "--in-root needs root"
 
 scripts/install-deps.sh
 if ((${#pythons[@]} == 0)); then
   if [[ -x .venv/bin/python ]]; then pythons=("$PWD/.venv/bin/python"); else pythons=("$(command -v python3)"); fi
 fi
 for python in "${pythons[@]}"; do
+  command -v "$python" > /dev/null || die "there is no $python here. If this release has none, take a newer one, such as
+  scripts/in-root.sh --release trixie scripts/wheel.sh --glibc 2.28    (Debian 13, Python 3.13)"
   "$python" -c 'import pip' 2> /dev/null || die "$python has no pip"
 done
 
@@ -84,25 +94,22 @@ write_tools() {
   done
   ln -sfn /usr/include/"$here"-linux-gnu/python3* "$tools/include/$machine-linux-gnu"
   export CC=$tools/cc CXX=$tools/c++ CXXFLAGS="-isystem $tools/include"
+  # To ccache these are compilers by what they call, not by when they were written.
+  export CCACHE_COMPILERCHECK="string:$zig_package $all"
   # Many files at a time, since no other build leaves them in ccache.
   export CMAKE_ARGS="-DCMAKE_AR=$tools/ar -DCMAKE_RANLIB=$tools/ranlib -DCMAKE_LIBRARY_ARCHITECTURE=$machine-linux-gnu
     -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=40"
-  if [[ $machine != "$here" ]]; then
-    CMAKE_ARGS+=" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$machine"
-    # The wheel is named after it.
-    export _PYTHON_HOST_PLATFORM=linux-$machine
-  fi
+  [[ $machine == "$here" ]] || CMAKE_ARGS+=" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$machine"
 }
 
-if [[ -n $glibc ]]; then
-  stage 'get Zig' get_zig
-  stage 'bundle third-party packages' bundle_packages
-  write_tools
-else
-  bundle=$(bundle_folder)
-  # The compiler of every other build, not the one that Python was compiled with: so ccache knows what it compiled.
-  export CC=${CC:-cc} CXX=${CXX:-c++}
-fi
+# What the wheel and the extension in it are named after, if they are for another machine. For building alone: any other pip
+# would install programs of that machine.
+name_machine() {
+  [[ $machine != "$here" ]] || return 0
+  local suffix
+  suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+  printf '%s\n' "_PYTHON_HOST_PLATFORM=linux-$machine" "SETUPTOOLS_EXT_SUFFIX=${suffix/$here/$machine}"
+}
 
 # What it is built with lies beside the interpreter's own packages, which may be of other versions.
 install_tools() {
@@ -118,12 +125,13 @@ build_sdist(sys.argv[1])' "$all_work/sdist" && ls -l "$all_work"/sdist/*
 
 build_wheel() {
   # A folder within the sources, where they are unpacked: only so ccache knows what was compiled elsewhere.
-  local source=. folder=$PWD/build-wheel${glibc:+-$machine-$glibc}
+  local source=. folder=$PWD/build-wheel${glibc:+-$machine-$glibc} names
   ! $sdist || source=$(echo "$all_work"/sdist/*.tar.gz) folder=build
+  mapfile -t names < <(name_machine)
   install_tools &&
-    PYTHONPATH=$work/tools CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$python" -m pip --disable-pip-version-check wheel --quiet \
-      --no-build-isolation --no-deps --no-index --wheel-dir "$work/wheel" --config-settings=build-dir="$folder" \
-      --config-settings=cmake.define.PENSTOCK_DEPS="$bundle" "$source"
+    env "${names[@]}" PYTHONPATH="$work/tools" CMAKE_BUILD_PARALLEL_LEVEL="$jobs" "$python" -m pip \
+      --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --no-index --wheel-dir "$work/wheel" \
+      --config-settings=build-dir="$folder" --config-settings=cmake.define.PENSTOCK_DEPS="$bundle" "$source"
 }
 
 # The wheel is renamed to what auditwheel finds. Nothing is put into it: it needs what every machine of that name has.
@@ -136,7 +144,7 @@ audit_wheel() {
   fi
   PATH=$work/audit/bin:$PATH PYTHONPATH=$work/audit "$python" -m auditwheel repair --plat auto --wheel-dir "$work/named" \
     "$work"/wheel/*.whl > "$work/audit.log" 2>&1 || { cat "$work/audit.log" && return 1; }
-  ! unzip -l "$work"/named/*.whl 2> /dev/null | grep -q '\.libs/' || { echo "auditwheel added a library" && return 1; }
+  ! "$python" -m zipfile -l "$work"/named/*.whl | grep -q '\.libs/' || { echo "auditwheel added a library" && return 1; }
   rm "$work"/wheel/*.whl && mv "$work"/named/*.whl "$work/wheel" && ls -l "$work"/wheel/*.whl || return
   needs=$(basename "$work"/wheel/*.whl | sed 's/.*manylinux_2_\([0-9]*\)_.*/\1/')
   [[ -z $glibc ]] || ((needs <= ${glibc#2.})) || { echo "it needs glibc 2.$needs, not $glibc" && return 1; }
@@ -172,26 +180,51 @@ run_tests() {
   ((status == 0 || status == 77)) # the latter: skipped, with the reason printed
 }
 
-for python in "${pythons[@]}"; do
+# try_in_root FILE MACHINE: in the release of Debian whose Python takes it.
+try_in_root() {
+  local release=bookworm arch=arm64
+  [[ $1 != *-abi3-* ]] || release=trixie
+  [[ $2 != x86_64 ]] || arch=amd64
+  scripts/in-root.sh --fresh --release "$release" --arch "$arch" --with "$1" scripts/try-packages.sh "/packages/${1##*/}"
+}
+
+make_wheel() {
+  local wheel tried=()
   version=$("$python" -c 'import platform; print(platform.python_version())')
-  if [[ $machine != "$here" ]]; then # the extension's name has the machine in it
-    suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
-    export SETUPTOOLS_EXT_SUFFIX=${suffix/$here/$machine}
-  fi
-  work=$all_work/$version
+  work=$all_work/$machine-$version
   mkdir -p "$work" "$out"
   if $sdist && [[ ! -d $all_work/sdist ]]; then
     stage 'make the sdist' build_sdist
     cp "$all_work"/sdist/*.tar.gz "$out"
+    ! $in_root || stage 'install the sdist in a bare root' try_in_root "$all_work"/sdist/*.tar.gz "$here"
   fi
-  stage "build the wheel for Python $version" build_wheel
+  stage "build the wheel for Python $version on $machine" build_wheel
   stage 'name it after what it needs' audit_wheel
-  tried="not tried: this is no $machine"
+  wheel=$(echo "$work"/wheel/*.whl)
   if [[ $machine == "$here" ]]; then
     stage 'install it in a bare venv' try_bare
     stage 'run the tests there' run_tests
-    tried="tried with Python $version on $machine, and with no other"
+    tried+=("tested with Python $version")
   fi
-  cp "$work"/wheel/*.whl "$out"
-  echo "$out/$(basename "$work"/wheel/*.whl): $tried"
+  if $in_root; then
+    stage 'use it in a bare root' try_in_root "$wheel" "$machine"
+    tried+=("used in a bare root")
+  fi
+  cp "$wheel" "$out"
+  echo "$out/${wheel##*/}: ${tried[*]:-not tried: this is no $machine}"
+}
+
+[[ -z $glibc ]] || stage 'get Zig' get_zig
+for machine in "${machines[@]}"; do
+  if [[ -n $glibc ]]; then
+    stage "bundle third-party packages for $machine" bundle_packages
+    write_tools
+  else
+    bundle=$(bundle_folder)
+    # The compiler of every other build, not the one that Python was compiled with: so ccache knows what it compiled.
+    export CC=${CC:-cc} CXX=${CXX:-c++}
+  fi
+  for python in "${pythons[@]}"; do
+    make_wheel
+  done
 done
