@@ -37,7 +37,7 @@ VENDORS = {
 # Built on the public API alone, but for the helpers that services, which are in the same library, share with it, and
 # for services on GPUs: what kernels are given, and streams that wait.
 USERS = {"src/cli/": (),
-         "src/services/": ("base/bounded.h", "base/callback.h", "base/clock.h", "base/fork_guard.h",
+         "src/services/": ("base/bounded.h", "base/callback.h", "base/clock.h", "base/descriptors.h", "base/fork_guard.h",
                            "base/keyed_hash.h", "base/log.h", "base/out_of_memory.h", "base/unique_fd.h",
                            "cuda/held_streams.h", "cuda/row_cache.h"),
          "src/daemon/": (), "src/capi/": (), "bindings/": ()}
