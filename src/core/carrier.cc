@@ -261,7 +261,11 @@ void Carrier::take_loan(Piece& piece, const Done& done) {
 void Carrier::on_orphan_home(std::uint32_t index) {
   const std::uint64_t bytes = lane_.pieces[index].quarantined_bytes;
   --orphans_;
-  free(index);
+  {
+    memory::FreedLater later;
+    free(index);
+    lane_.environment.completions.free_there(later.take());
+  }
   lane_.environment.orphans.fetch_sub(1, std::memory_order_relaxed);
   lane_.environment.quarantined_bytes.fetch_sub(bytes, std::memory_order_relaxed);
   lane_.environment.ends.announce();  // who opens its store anew may wait for it

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/out_of_memory.h"
+#include "penstock/result.h"
 
 namespace penstock::core {
 
@@ -47,7 +49,10 @@ bool CompletionThread::ensure_thread() {
     return true;
   } catch (const std::system_error& error) {
     if (!std::exchange(lacks_thread_, true)) {
-      log(LogLevel::warning, std::string("no thread for callbacks, so they run on lanes: ") + error.what());
+      static_cast<void>(or_out_of_memory([&]() -> Status {
+        log(LogLevel::warning, std::string("no thread for callbacks, so they run on lanes: ") + error.what());
+        return {};
+      }));
     }
     return false;
   } catch (const std::bad_alloc&) {

@@ -107,7 +107,10 @@ bool LaneSet::ensure_started(Worker& worker) {
     lacks_threads_ = false;
   } catch (const std::system_error& error) {
     if (!std::exchange(lacks_threads_, true)) {
-      log(LogLevel::warning, std::string("no thread could be started for a lane: ") + error.what());
+      static_cast<void>(or_out_of_memory([&]() -> Status {
+        log(LogLevel::warning, std::string("no thread could be started for a lane: ") + error.what());
+        return {};
+      }));
     }
   } catch (const std::bad_alloc&) {
     lacks_threads_ = true;

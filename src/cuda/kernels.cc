@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/log.h"
+#include "base/out_of_memory.h"
 
 namespace penstock::cuda {
 
@@ -52,7 +53,11 @@ CuFunction KernelTable::find(std::string_view name) const {
 
 void KernelTable::load(const RelaxedApi& api) {
   if (const CuResult result = load_module(api); result != cu_success) {
-    log(LogLevel::info, "kernels don't load (CUDA error " + std::to_string(result) + "); copies are made without them");
+    static_cast<void>(or_out_of_memory([&]() -> Status {
+      log(LogLevel::info,
+          "kernels don't load (CUDA error " + std::to_string(result) + "); copies are made without them");
+      return {};
+    }));
   }
   settled_.store(true, std::memory_order_release);
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -108,7 +109,11 @@ bool Responder::help() {
 void Responder::refresh(View& view) {
   if (version_.load(std::memory_order_acquire) == view.version) return;
   const std::scoped_lock lock(mutex_);
-  view.asked = asked_;
+  try {
+    view.asked = asked_;
+  } catch (const std::bad_alloc&) {  // the next look tries again
+    return;
+  }
   view.version = version_.load(std::memory_order_relaxed);
 }
 
@@ -124,7 +129,11 @@ void Responder::drop_those_that_are_over() {
   const auto first =
       std::stable_partition(asked_.begin(), asked_.end(), [](const auto& each) { return !each->is_over(); });
   if (first == asked_.end()) return;
-  over.assign(first, asked_.end());
+  try {
+    over.assign(first, asked_.end());
+  } catch (const std::bad_alloc&) {  // the next rest tries again
+    return;
+  }
   asked_.erase(first, asked_.end());
   version_.fetch_add(1, std::memory_order_release);
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/out_of_memory.h"
 
 namespace penstock::memory {
 
@@ -134,7 +135,8 @@ bool DevicePool::run() {
     const auto result = device_.api().memory_free(cuda::device_address(block.data));
     const bool is_lost = cuda::code_from_result(result) == Code::device_lost;
     if (result != cuda::cu_success && !is_lost) {
-      log(LogLevel::warning, device_.driver().error(result, "free GPU memory").message);
+      const Error error = or_out_of_memory([&] { return device_.driver().error(result, "free GPU memory"); });
+      log(LogLevel::warning, error.message);
     }
   }
   budget_->refund(block.size_bytes);
