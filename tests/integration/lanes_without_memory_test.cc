@@ -17,6 +17,7 @@
 #include "engines/posix/engine.h"
 #include "engines/uring/engine.h"
 #include "integration/without_memory.h"
+#include "penstock/models.h"
 #include "support/echo.h"
 #include "support/over_posix.h"
 #include "support/served_engine.h"
@@ -206,6 +207,44 @@ TEST_P(LanesWithoutMemory, transforms_make_what_they_can) {
     file.add_ranges(stored_in, std::make_shared<Echo>(), Region::host(memory.data(), memory.size()), stored, ranges);
     return carry_out(*context_, Direction::read, ranges);
   });
+}
+
+// Packed tensors, which lanes unpack; and columns of rows that are read whole, which a thread of the loading copies.
+TEST_P(LanesWithoutMemory, models_are_loaded_or_not) {
+  std::vector<std::byte> saved = content(3, 0, 600'000);
+  for (std::size_t i = 1; i < saved.size(); i += 2) saved[i] = std::byte{0x3f};
+  for (const bool is_packed : {true, false}) {
+    const std::string path = folder_.path(is_packed ? "packed.safetensors" : "plain.safetensors");
+    const TensorToSave tensor{
+        .name = "a", .dtype = DType::bf16, .shape = {600, 500}, .memory = Region::host(saved.data(), saved.size())};
+    make_context();
+    ASSERT_TRUE(save_safetensors(*context_, path, {&tensor, 1}, {.durable = false, .packed = is_packed}).ok());
+    const Model model = Model::open(path).value();
+    ASSERT_EQ(model.tensors()[0].packing.empty(), !is_packed);
+    std::vector<std::byte> memory(is_packed ? saved.size() : saved.size() / 2);
+    TensorPart part{.tensor = 0, .memory = Region::host(memory.data(), memory.size())};
+    if (!is_packed) {
+      part.dimension = 1;
+      part.intervals = {{0, 250}};
+    }
+    try_every_allocation({Code::ok}, [&] {
+      std::atomic<Code> told{Code::internal};
+      std::atomic<int> ends{0};
+      LoadOptions options{.columns = is_packed ? Columns::automatic : Columns::whole};
+      options.request.on_end = [&](const Report& report) {
+        told = told_by(report);
+        ++ends;
+      };
+      const auto loading = load(*context_, model, {&part, 1}, options);
+      if (!loading) return loading.error().code;  // it looks into packed tensors first, by requests
+      loading->wait();
+      EXPECT_TRUE(eventually([&] { return ends == 1; }));
+      if (told == Code::ok && is_packed) {
+        EXPECT_TRUE(same_bytes(memory, saved));
+      }
+      return told.load();
+    });
+  }
 }
 
 // Every operation fails; the failures are many.

@@ -45,7 +45,7 @@ void Background::run() {
       if (!status || stopped_.load(std::memory_order_relaxed)) beside_.cancel();
     }
   }
-  finish(status);
+  finish(std::move(status));
 }
 
 Result<Ticket> Background::submit(std::span<const Range> ranges) {
@@ -82,8 +82,7 @@ void Background::add(const Report& report) {
   report_.outcome = Outcome::pending;
 }
 
-void Background::finish(const Status& status) {
-  Report report;
+void Background::finish(Status status) {
   {
     const std::scoped_lock lock(mutex_);
     report_.outcome = Outcome::done;
@@ -92,24 +91,40 @@ void Background::finish(const Status& status) {
     if (beside_failed && !status && status.error().code == Code::cancelled) {
       report_.error.reset();
     } else if (!status) {
-      report_.error = status.error();
-      report_.outcome = status.error().code == Code::cancelled   ? Outcome::cancelled
-                        : status.error().code == Code::abandoned ? Outcome::abandoned
+      report_.error = std::move(status).error();
+      report_.outcome = report_.error->code == Code::cancelled   ? Outcome::cancelled
+                        : report_.error->code == Code::abandoned ? Outcome::abandoned
                                                                  : Outcome::failed;
     }
-    if (beside_) report_.add(beside_.report());
+    if (beside_) add_beside();
     report_.seconds = seconds_between(begun_, Clock::now());
-    report = report_;
     ended_.store(true, std::memory_order_release);
     has_ended_.notify_all();
   }
   if (!options_.on_end) return;
-  const auto call = [on_end = options_.on_end, report] { call_back("RequestOptions::on_end", on_end, report); };
-  if (options_.executor) {
-    call_back("RequestOptions::executor", options_.executor, call);
+  std::function<void()> call;
+  static_cast<void>(or_out_of_memory([&]() -> Status {
+    call = [on_end = options_.on_end, report = report_] { call_back("RequestOptions::on_end", on_end, report); };
+    return {};
+  }));
+  if (!call) {
+    call_back("RequestOptions::on_end", options_.on_end, report_);
+  } else if (options_.executor) {
+    call_back("RequestOptions::executor", options_.executor, std::move(call));
   } else {
     call();
   }
+}
+
+void Background::add_beside() {
+  Status added = or_out_of_memory([&]() -> Status {
+    report_.add(beside_.report());
+    return {};
+  });
+  const Outcome outcome = beside_.outcome();
+  if (added || outcome == Outcome::done) return;
+  if (!report_.error) report_.error = std::move(added).error();
+  report_.outcome = std::max(report_.outcome, outcome);
 }
 
 bool Background::wait_for(std::chrono::nanoseconds time) const {

@@ -72,7 +72,10 @@ class Background {
  private:
   void run();
   void add(const Report& report);
-  void finish(const Status& status);
+  // Whether there is memory or not: without, the report lacks what `beside` has to say, and its callback is called
+  // here.
+  void finish(Status status);
+  void add_beside();
 
   Context& context_;
   Steps steps_;
