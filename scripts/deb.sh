@@ -2,22 +2,29 @@
 # Makes Debian packages of the tool (penstock), the library (libpenstock0) and what programs are compiled with
 # (libpenstock-dev), for the release of Debian or Ubuntu that this machine has.
 #
-#   scripts/deb.sh [--out DIR]
+#   scripts/deb.sh [--in-root] [--out DIR]
 #
+#   --in-root   also installs and uses them in a bare system of that release (scripts/in-root.sh), compiles programs with the
+#               library there, and asks lintian. Needs Debian and root
 #   --out DIR   where the packages are put (default: dist)
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 out=dist
+in_root=false
 while (($#)); do
   case $1 in
     --help | -h) show_help && exit ;;
+    --in-root) in_root=true && shift && continue ;;
     --out) (($# > 1)) || die "$1 needs a value" ;;&
     --out) out=$2 ;;
     *) die "unknown argument $1; see --help" ;;
   esac
   shift 2
 done
+! $in_root || [[ $EUID == 0 ]] || die "--in-root needs root"
+
+scripts/install-deps.sh --build
 command -v dpkg-shlibdeps > /dev/null || die "dpkg-shlibdeps is missing: install dpkg-dev"
 
 # With this prefix the library goes where Debian has those of its architecture.
@@ -47,7 +54,19 @@ check_packages() {
   done
 }
 
+# shellcheck source=/dev/null
+try_in_root() {
+  local package with=() names=()
+  for package in build-deb/packages/*.deb; do
+    with+=(--with "$package")
+    names+=("/packages/${package##*/}")
+  done
+  scripts/in-root.sh --fresh --release "$(. /etc/os-release && echo "$VERSION_CODENAME")" "${with[@]}" \
+    scripts/try-packages.sh "${names[@]}"
+}
+
 stage 'build the packages' build_packages
 stage 'check them' check_packages
+! $in_root || stage 'use them in a bare root' try_in_root
 mkdir -p "$out"
 cp build-deb/packages/*.deb "$out"

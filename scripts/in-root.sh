@@ -2,13 +2,14 @@
 # Runs a command on a copy of this repository in a bare Debian system: a root that debootstrap makes, with the least that
 # Debian installs. What works there needs nothing that only this machine has.
 #
-#   scripts/in-root.sh [--release RELEASE] [--arch ARCH] [--fresh] [--with FILE]... COMMAND...
+#   scripts/in-root.sh [--release RELEASE] [--arch ARCH] [--fresh] [--with FILE]... [--cuda] COMMAND...
 #
 #   --release RELEASE   of Debian (default: bookworm, which has Python 3.11; trixie has 3.13)
 #   --arch ARCH         Debian's name of the architecture (default: this machine's); QEMU runs another one
 #   --fresh             begins with a new root; otherwise the last one is used again, with all that was installed and
 #                       built in it
 #   --with FILE         copies it to /packages in the root
+#   --cuda              gives the root the CUDA toolkit of this machine, for wheels with GPU kernels inside
 #
 # The command runs as root in /penstock, which has the files of this repository and the root's own build folders. What it
 # leaves in dist is copied back. Roots are kept in build-roots. This needs root, and a mirror of Debian. With CCACHE_DIR set,
@@ -24,10 +25,12 @@ release=bookworm
 arch=$here
 fresh=false
 with=()
+cuda=
 while (($#)); do
   case $1 in
     --help | -h) show_help && exit ;;
     --fresh) fresh=true && shift && continue ;;
+    --cuda) cuda=$(realpath "${CUDA_HOME:-/usr/local/cuda}") && shift && continue ;;
     --release | --arch | --with) (($# > 1)) || die "$1 needs a value" ;;&
     --release) release=$2 ;;
     --arch) arch=$2 ;;
@@ -38,6 +41,7 @@ while (($#)); do
   shift 2
 done
 (($#)) || die "no command given; see --help"
+[[ -z $cuda || -x $cuda/bin/nvcc ]] || die "--cuda: there is no $cuda/bin/nvcc; set CUDA_HOME"
 [[ $EUID == 0 ]] || die "only root can make and enter another root: use sudo"
 
 install_tools() {
@@ -109,6 +113,8 @@ mount_root() {
   mount -t tmpfs tmpfs "$root/dev/shm"
   mount -t devpts -o newinstance,ptmxmode=666 devpts "$root/dev/pts"
   [[ -z ${CCACHE_DIR:-} ]] || mount --bind "$CCACHE_DIR" "$root/ccache"
+  mkdir -p "$root/usr/local/cuda"
+  [[ -z $cuda ]] || mount --bind -o ro "$cuda" "$root/usr/local/cuda"
 }
 
 enter() {
