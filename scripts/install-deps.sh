@@ -4,6 +4,7 @@
 #   scripts/install-deps.sh            compiler, lld, ccache, CMake, libraries, GoogleTest, NumPy and PyTorch, fish and zsh,
 #                                      QEMU on Debian, and in .venv the pinned clang-format and what the Python package is
 #                                      built and tested with
+#   scripts/install-deps.sh --build    of these only what the library and the tool are built with
 #   scripts/install-deps.sh --bench    also fio, the yardstick of bench/run.sh, and valgrind, which counts instructions there
 #   scripts/install-deps.sh --soak     also clang, clang-tidy, the fuzzer's run-time library, valgrind, chromium, and on
 #                                      Debian a compiler and QEMU for the other architecture
@@ -13,11 +14,11 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-packages=(build-essential lld ccache cmake ninja-build pkg-config python3 python3-venv liburing-dev libcli11-dev
-  nlohmann-json3-dev libxxhash-dev libsqlite3-dev libgtest-dev libbenchmark-dev fuse3 libfuse3-dev
-  python3-dev fish zsh)
+packages=(build-essential ccache cmake ninja-build pkg-config python3 liburing-dev libcli11-dev nlohmann-json3-dev
+  libxxhash-dev libsqlite3-dev libgtest-dev libbenchmark-dev)
+testing=(lld python3-venv fuse3 libfuse3-dev python3-dev fish zsh)
 # The tests that a device in use is left alone make file systems on loop devices.
-packages+=(e2fsprogs mount util-linux)
+testing+=(e2fsprogs mount util-linux)
 # What the Python package is tested with; not every release has them for every architecture.
 frameworks=(python3-numpy python3-torch)
 # What the guest of tests/guest needs; its kernel is Debian's.
@@ -28,10 +29,12 @@ case $(uname -m) in
   x86_64) guest=(qemu-system-x86 seabios cpio kmod) other_guest=(qemu-system-arm g++-aarch64-linux-gnu) ;;
   *) guest=(qemu-system-arm cpio kmod) other_guest=(qemu-system-x86 seabios g++-x86-64-linux-gnu) ;;
 esac
+build_only=false
 bench=false
 soak=false
 for argument in "$@"; do
   case $argument in
+    --build) build_only=true ;;
     --bench) bench=true ;;
     --soak) soak=true ;;
     --help | -h) show_help && exit ;;
@@ -107,6 +110,11 @@ build_bundled_fio() {
   install -D "$sources/fio" "$(bundle_folder)/usr/bin/fio"
 }
 
+if $build_only; then
+  install_packages "${packages[@]}"
+  exit
+fi
+packages+=("${testing[@]}")
 if $bench; then
   packages+=(fio valgrind)
 fi

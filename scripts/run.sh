@@ -34,7 +34,7 @@ if [[ -z $domain ]]; then
   if has_gpu; then domain=cuda:0; else domain=host; fi
 fi
 
-scripts/install-deps.sh
+scripts/install-deps.sh --build
 stage build build release penstock_tool
 
 work=$(mktemp -d "$folder/penstock-run.XXXXXX")
