@@ -134,7 +134,8 @@ void Quiet::end_with_process() {
     const std::scoped_lock lock(deferred_mutex_);
     is_ending_ = true;
     changed_.notify_all();
-    if (!is_running_) ending.swap(thread_);
+    ending.swap(thread_);
+    if (is_running_ && ending.joinable()) ending.detach();
   }
   if (ending.joinable()) ending.join();
 }
