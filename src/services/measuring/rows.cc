@@ -76,7 +76,7 @@ Result<Sample> copy_by_hand(const Session& session, const Table& table, std::uin
   const auto work = [&](std::uint32_t thread) {
     const std::span<std::byte> slot =
         session.on_gpu() ? session.buffers().subspan(thread * piece_bytes, piece_bytes) : std::span<std::byte>();
-    while (!is_failing && now() - start < seconds) {
+    do {  // once at least: a busy machine may let a thread begin when the time is over
       const std::size_t first = next.fetch_add(1) % pieces * piece_rows;
       const std::size_t end = std::min(first + piece_rows, table.numbers().size());
       const Region place = session.memory().part(first * row_bytes, (end - first) * row_bytes);
@@ -85,7 +85,7 @@ Result<Sample> copy_by_hand(const Session& session, const Table& table, std::uin
       if (!session.on_gpu()) continue;
       Status copied = copy(place, Region{slot.data(), place.size_bytes, Domain::pinned()});
       if (!copied && !is_failing.exchange(true)) status = std::move(copied);
-    }
+    } while (!is_failing && now() - start < seconds);
   };
   {
     std::vector<std::jthread> all;
