@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/out_of_memory.h"
+#include "penstock/result.h"
 
 namespace penstock::cuda {
 
