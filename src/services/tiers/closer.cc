@@ -7,7 +7,6 @@
 #include <system_error>
 #include <utility>
 
-#include "services/tiers/fault_point.h"
 #include "services/tiers/side_by_side.h"
 
 namespace penstock::tiers {
@@ -61,7 +60,6 @@ void Closer::run() {
     if (waiting_.empty()) return;
     std::vector<UniqueFd> files = std::exchange(waiting_, {});
     lock.unlock();
-    fault_point("freeing");
     side_by_side(files.size(), [&](std::size_t i) { files[i] = UniqueFd(); });
     lock.lock();
     closed_ += files.size();

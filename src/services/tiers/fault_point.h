@@ -10,7 +10,7 @@
 namespace penstock::tiers {
 
 // Every step of a move, a write and a removal, in order.
-inline constexpr std::array<std::string_view, 16> fault_points = {
+inline constexpr std::array<std::string_view, 15> fault_points = {
     "begun",      // the unit is locked
     "staged",     // an empty file or directory lies at the target, aside
     "journaled",  // the catalog knows of it
@@ -26,7 +26,6 @@ inline constexpr std::array<std::string_view, 16> fault_points = {
     "emptied",    // and is deleted
     "cleared",    // and that is on the disk
     "forgotten",  // the catalog knows no more of the move
-    "freeing",    // the bytes of the source are given back
 };
 
 void fault_point(std::string_view name);

@@ -8,11 +8,22 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
+
 namespace penstock::tiers {
 namespace {
 
 constexpr std::size_t most_threads = 16;
 constexpr std::size_t least_each = 4;  // fewer are done before a thread has started
+// The first pieces show what the others take: at least this, if they wait for a disk or a server.
+constexpr std::size_t tried_alone = 4;
+constexpr Duration waiting = std::chrono::microseconds(50);
+
+// More threads than processors only help those that wait. Two batches of units are worked on at once.
+std::size_t threads_for(std::size_t count, Duration each) {
+  const std::size_t processors = std::max(1U, std::thread::hardware_concurrency() / 2);
+  return std::min({each >= waiting ? most_threads : processors, most_threads, (count + least_each - 1) / least_each});
+}
 
 }  // namespace
 
@@ -20,8 +31,10 @@ void side_by_side(std::size_t count, const std::function<void(std::size_t)>& wor
   std::atomic<std::size_t> next = 0;
   std::mutex mutex;
   std::exception_ptr thrown;
-  const auto take_turns = [&] {
-    for (std::size_t i = next++; i < count; i = next++) {
+  const auto take_turns = [&](std::size_t end) {
+    while (next < end) {
+      const std::size_t i = next++;
+      if (i >= count) return;
       try {
         work(i);
       } catch (...) {
@@ -30,15 +43,20 @@ void side_by_side(std::size_t count, const std::function<void(std::size_t)>& wor
       }
     }
   };
+  const TimePoint begin = Clock::now();
+  take_turns(std::min(count, tried_alone));
+  const Duration each = (Clock::now() - begin) / tried_alone;
   std::vector<std::jthread> others;
-  others.reserve(most_threads);
-  try {
-    const std::size_t threads = std::min(most_threads, (count + least_each - 1) / least_each);
-    for (std::size_t i = 1; i < threads; ++i) others.emplace_back(take_turns);
-  } catch (const std::system_error&) {
-    // Those that run do all of it.
+  if (count > tried_alone) {
+    others.reserve(most_threads);
+    try {
+      const std::size_t threads = threads_for(count - tried_alone, each);
+      for (std::size_t i = 1; i < threads; ++i) others.emplace_back([&] { take_turns(count); });
+    } catch (const std::system_error&) {
+      // Those that run do all of it.
+    }
+    take_turns(count);
   }
-  take_turns();
   others.clear();  // waits for them
   if (thrown) std::rethrow_exception(thrown);
 }

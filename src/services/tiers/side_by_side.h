@@ -1,5 +1,6 @@
-// Side by side: the same work on many small files, on several threads. Each of them waits for the disk most of its
-// time, when it deletes a file on a disk with discards above all; so they wait together.
+// Side by side: the same work on many small files, on several threads. Where each of them waits for a disk or a server,
+// they wait together. Work that does not wait, as the first pieces show, gets no more threads than there are
+// processors.
 //
 // Thread safety: any thread. The threads end before the call does.
 #pragma once

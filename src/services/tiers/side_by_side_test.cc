@@ -4,7 +4,11 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <mutex>
 #include <new>
+#include <set>
+#include <thread>
 
 namespace penstock::tiers {
 namespace {
@@ -25,6 +29,17 @@ TEST(SideBySide, an_exception_comes_out_after_the_others_had_their_turn) {
   };
   EXPECT_THROW(side_by_side(50, work), std::bad_alloc);
   EXPECT_EQ(turns, 50);
+}
+
+TEST(SideBySide, those_that_wait_wait_together) {
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  side_by_side(100, [&](std::size_t) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const std::scoped_lock lock(mutex);
+    threads.insert(std::this_thread::get_id());
+  });
+  EXPECT_GT(threads.size(), 1U);
 }
 
 }  // namespace
