@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -200,6 +201,15 @@ void Server::rest(Life& life, TimePoint since, const View& view, const Worker& w
   }
 }
 
+// Without memory the old one stays, and the next look tries again.
+void Server::look_again(View& view) {
+  try {
+    const std::scoped_lock lock(mutex_);
+    view = {version_.load(std::memory_order_relaxed), sets_};
+  } catch (const std::bad_alloc&) {
+  }
+}
+
 void Server::work(std::uint32_t thread) {
   ::pthread_setname_np(::pthread_self(), "penstock-queues");
   Life& life = lives_[thread];
@@ -210,8 +220,7 @@ void Server::work(std::uint32_t thread) {
   unsigned idle_looks = 0;
   while (!worker.is_over() && (!ending_.load(std::memory_order_acquire) || worker.has_batches())) {
     if (version_.load(std::memory_order_acquire) != view.version) {
-      const std::scoped_lock lock(mutex_);
-      view = {version_.load(std::memory_order_relaxed), sets_};
+      look_again(view);
       last = SteadyClock::now();
     }
     const bool found = look(worker, thread, view);

@@ -56,6 +56,7 @@ class Server {
   };
 
   Status start_threads();
+  void look_again(View& view);
   void work(std::uint32_t thread);
   bool look(Worker& worker, std::uint32_t thread, const View& view);
   // There has been nothing to do since then.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -60,7 +61,11 @@ void Closer::run() {
     if (waiting_.empty()) return;
     std::vector<UniqueFd> files = std::exchange(waiting_, {});
     lock.unlock();
-    side_by_side(files.size(), [&](std::size_t i) { files[i] = UniqueFd(); });
+    try {
+      side_by_side(files.size(), [&](std::size_t i) { files[i] = UniqueFd(); });
+    } catch (const std::bad_alloc&) {
+      for (UniqueFd& file : files) file = UniqueFd();
+    }
     lock.lock();
     closed_ += files.size();
     closed_more_.notify_all();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/out_of_memory.h"
 #include "services/tiers/folder.h"
 #include "services/tiers/names.h"
 #include "services/tiers/service.h"
@@ -42,7 +43,7 @@ void Service::keep_accounts() {
     wake_.wait_for(lock, duration_from_seconds(std::clamp(options_.flush_seconds, 0.01, 1e6)),
                    [&] { return stopping_; });
     lock.unlock();
-    static_cast<void>(flush());
+    static_cast<void>(or_out_of_memory([this] { return flush(); }));  // what fails is tried again
     lock.lock();
   }
 }
@@ -51,6 +52,7 @@ Status Service::flush() {
   std::vector<Counted> counted;
   {
     const std::scoped_lock lock(mutex_);
+    counted.reserve(counted_.size());
     for (const auto& [unit, accesses] : counted_) counted.push_back({unit, accesses});
     counted_.clear();
     std::erase_if(opened_at_, [now = Clock::now()](const auto& opened) { return now - opened.second >= one_use; });

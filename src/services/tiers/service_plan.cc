@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/out_of_memory.h"
 #include "services/tiers/folder.h"
 #include "services/tiers/names.h"
 #include "services/tiers/service.h"
@@ -170,7 +171,8 @@ Status Service::start_mover(double interval_seconds, MoveOptions options) {
     std::unique_lock waiting(mover_mutex_);
     while (!mover_stops_) {
       waiting.unlock();
-      static_cast<void>(rebalance(options));  // what fails is in doubt in the catalog, or is tried again
+      // What fails is in doubt in the catalog, or is tried again.
+      static_cast<void>(or_out_of_memory([&] { return rebalance(options); }));
       waiting.lock();
       mover_wake_.wait_for(waiting, interval, [&] { return mover_stops_; });
     }
