@@ -11,6 +11,8 @@
 #include <random>
 #include <utility>
 
+#include "services/tiers/names.h"
+
 namespace penstock::tiers {
 namespace {
 
@@ -440,6 +442,20 @@ Result<bool> Catalog::has_units_below(std::string_view name) {
   const std::string last = std::string(name) + "0";  // the letter behind the slash
   const Using row(statements_->below);
   return row->bind(1, std::string_view(first)).bind(2, std::string_view(last)).step();
+}
+
+Status Catalog::check_free(const std::string& name) {
+  for (const std::string& parent : parents_of(name)) {
+    const auto above = unit(parent);
+    if (!above) return above.error();
+    if (*above) {
+      return Error{Code::in_use, 0, shown(name) + " lies within the unit " + shown(parent), "a unit moves as a whole"};
+    }
+  }
+  const auto below = has_units_below(name);
+  if (!below) return below.error();
+  if (*below) return Error{Code::in_use, 0, "units lie within " + shown(name), "forget them first"};
+  return {};
 }
 
 Result<std::vector<UnitRow>> Catalog::units(const UnitFilter& filter, std::optional<std::int64_t> tier) {

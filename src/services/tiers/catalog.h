@@ -144,6 +144,8 @@ class Catalog {
   Result<std::optional<Place>> place_of(std::string_view name);
   // Whether a unit lies below a name.
   Result<bool> has_units_below(std::string_view name);
+  // Whether a unit of that name would lie within another, or have one within itself. For the transaction that makes it.
+  Status check_free(const std::string& name);
   Result<std::vector<UnitRow>> units(const UnitFilter& filter, std::optional<std::int64_t> tier);
   Result<std::vector<UnitRow>> units_in_doubt();
   Result<std::vector<Brief>> briefs();

@@ -218,7 +218,9 @@ Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, cons
   if (!there) return there.error();
   if (there->st_ino != 0) {
     if (!is_copied(source, *there)) {
-      return told(source, source + " was changed while the unit moved; it lies there beside the unit");
+      return told(source, row.job == Job::removal
+                              ? source + " was changed or replaced while it was removed, and stays"
+                              : source + " was changed while the unit moved; it lies there beside the unit");
     }
     if (row.job != Job::removal && row.staged_inode != 0) {
       const std::string target = path_in(*tier(row.target), unit.name);

@@ -10,6 +10,22 @@
 
 namespace penstock::tiers {
 
+namespace {
+
+// By which it is known again: another file may get its name, and even its inode.
+Status note_source(MoveRow& row, const std::string& path) {
+  const auto there = look_at(path);
+  if (!there) return there.error();
+  row.source_inode = there->st_ino;
+  if (there->st_ino == 0) return {};
+  auto tree = glance(path);
+  if (!tree) return std::move(tree).error();
+  row.identity = std::move(tree->identity);
+  return {};
+}
+
+}  // namespace
+
 Status Mover::add(UnitRow unit, const std::string& path) {
   MoveReport report;
   Batch batch;
@@ -43,6 +59,7 @@ Status Mover::add(UnitRow unit, const std::string& path) {
   work.leases = std::move(*leases);
   // The unit and its row come together: so a unit that is new always has one.
   Status inserted = catalog_.transact([&]() -> Status {
+    if (Status free = catalog_.check_free(unit.name); !free) return free;
     const auto id = catalog_.insert_unit(unit);
     if (!id) return id.error();
     work.unit.id = *id;
@@ -105,10 +122,9 @@ Status Mover::replace(const std::string& name, std::int64_t to, const std::strin
       const TierRow* from = tier((*now)->tier);
       if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
       if (Status usable = check_usable(*from); !usable) return usable;
-      const auto old = look_at(path_in(*from, name));
-      if (!old) return old.error();
-      row.source_inode = old->st_ino;
+      if (Status noted = note_source(row, path_in(*from, name)); !noted) return noted;
     } else {
+      if (Status free = catalog_.check_free(name); !free) return free;
       const auto id = catalog_.insert_unit({.name = name, .tier = to, .identity = "", .checksum = "", .is_new = true});
       if (!id) return id.error();
       row.unit = *id;
@@ -153,20 +169,25 @@ Status Mover::remove(std::int64_t unit, double wait_seconds) {
     if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
     if (Status usable = check_usable(*from); !usable) return usable;
     if (Status parents = check_parents(from->path, (*row)->name); !parents) return parents;
-    const auto there = look_at(path_in(*from, (*row)->name));
-    if (!there) return there.error();
-    const MoveRow move{.unit = unit,
-                       .job = Job::removal,
-                       .stage = Stage::removing,
-                       .source = from->id,
-                       .target = from->id,
-                       .source_inode = there->st_ino,
-                       .began_at = wall_seconds()};
+    MoveRow move{.unit = unit,
+                 .job = Job::removal,
+                 .stage = Stage::removing,
+                 .source = from->id,
+                 .target = from->id,
+                 .began_at = wall_seconds()};
+    const std::string path = path_in(*from, (*row)->name);
+    if (Status noted = note_source(move, path); !noted) return noted;
     if (Status put = catalog_.put_move(move); !put) return put;
     fault_point("journaled");
     const auto finding = recover(move, false);
-    if (!finding) return finding.error();
-    return *finding && !(*finding)->repaired ? Status(Error{Code::io_error, 0, (*finding)->text, ""}) : Status();
+    Status removed = finding ? Status() : Status(finding.error());
+    if (finding && *finding && !(*finding)->repaired) removed = Error{Code::io_error, 0, (*finding)->text, ""};
+    if (!removed) {
+      // As long as it has its name, it stays for good: nobody finishes what was said to have failed.
+      const auto still = look_at(path);
+      if (still && still->st_ino == move.source_inode) static_cast<void>(catalog_.delete_move(unit));
+    }
+    return removed;
   }();
   locks_.unlock(unit);
   return done;

@@ -74,20 +74,6 @@ UnitInfo Service::info(const UnitRow& unit, const std::vector<TierRow>& tiers, c
                   .in_doubt = !unit.doubt.empty()};
 }
 
-Status Service::check_free(const std::string& name) {
-  for (const std::string& parent : parents_of(name)) {
-    const auto above = catalog_->unit(parent);
-    if (!above) return above.error();
-    if (*above) {
-      return Error{Code::in_use, 0, shown(name) + " lies within the unit " + shown(parent), "a unit moves as a whole"};
-    }
-  }
-  const auto below = catalog_->has_units_below(name);
-  if (!below) return below.error();
-  if (*below) return Error{Code::in_use, 0, "units lie within " + shown(name), "forget them first"};
-  return {};
-}
-
 Status Service::import(std::string_view given, bool checksum) {
   const auto name = checked_name(given);
   if (!name) return name.error();
@@ -146,7 +132,7 @@ Status Service::import(std::string_view given, bool checksum) {
   }
   return catalog_->transact([&]() -> Status {
     if (*known) return catalog_->update_unit(row);
-    if (Status free = check_free(*name); !free) return free;
+    if (Status free = catalog_->check_free(*name); !free) return free;
     const auto again = catalog_->unit(*name);
     if (!again) return again.error();
     if (*again) return Error{Code::in_use, 0, shown(*name) + " was added by another process meanwhile", ""};
@@ -179,7 +165,7 @@ Status Service::add(const std::string& path, std::string_view given, std::string
   if (*known) {
     return Error{Code::in_use, 0, "there is a unit " + shown(*name) + " already", "remove it first, or replace it"};
   }
-  if (Status free = check_free(*name); !free) return free;
+  if (Status free = catalog_->check_free(*name); !free) return free;
   std::error_code failed;
   const std::string absolute = std::filesystem::absolute(path, failed).string();
   return (*mover)->add({.name = *name, .tier = place->id}, absolute);

@@ -91,7 +91,6 @@ class Service : public std::enable_shared_from_this<Service> {
   Result<Location> locate_to_create(const std::string& name, const OpenOptions& options);
   Result<TierRow> tier_for_new(const std::string& name, std::uint64_t size_bytes);
   // Whether a new unit may have the name.
-  Status check_free(const std::string& name);
   Status refresh(std::int64_t unit);
   Result<std::string> examine(Mover& mover, const UnitRow& unit, const TierRow& tier, bool bytes, CheckReport& report);
   Result<std::string> take_times(Mover& mover, const UnitRow& unit, const Tree& tree);

@@ -211,7 +211,7 @@ Result<Location> Service::locate_to_replace(const std::string& name, const OpenO
     return Error{Code::is_directory, EISDIR, shown(name) + " is a directory", "name a file in it"};
   }
   if (!*known) {
-    if (Status free = check_free(name); !free) return std::move(free).error();
+    if (Status free = catalog_->check_free(name); !free) return std::move(free).error();
   }
   const auto tier = tier_for_new(name, options.size_bytes);
   if (!tier) return tier.error();
@@ -237,7 +237,7 @@ Result<Location> Service::locate_to_replace(const std::string& name, const OpenO
 }
 
 Result<Location> Service::locate_to_create(const std::string& name, const OpenOptions& options) {
-  if (Status free = check_free(name); !free) return std::move(free).error();
+  if (Status free = catalog_->check_free(name); !free) return std::move(free).error();
   const auto tier = tier_for_new(name, options.size_bytes);
   if (!tier) return tier.error();
   if (Status marked = check_marker(tier->path, tier->mark, tier->name); !marked) return std::move(marked).error();
@@ -248,10 +248,14 @@ Result<Location> Service::locate_to_create(const std::string& name, const OpenOp
     return system_error(errno, "create " + path, errno == EEXIST ? "import it first, or move it away" : "");
   }
   ::close(fd);
-  const auto id = catalog_->insert_unit({.name = name, .tier = tier->id, .identity = "", .checksum = ""});
-  if (!id) {
+  Status inserted = catalog_->transact([&]() -> Status {
+    if (Status free = catalog_->check_free(name); !free) return free;
+    const auto id = catalog_->insert_unit({.name = name, .tier = tier->id, .identity = "", .checksum = ""});
+    return id ? Status() : Status(id.error());
+  });
+  if (!inserted) {
     ::unlink(path.c_str());
-    return id.error();
+    return std::move(inserted).error();
   }
   const auto found = find(name);
   if (!found) return found.error();

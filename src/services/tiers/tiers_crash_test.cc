@@ -340,6 +340,28 @@ TEST(TiersCrash, a_copy_that_was_damaged_meanwhile_is_made_anew) {
   EXPECT_EQ(folders.aside(), std::vector<std::string>());
 }
 
+TEST(TiersCrash, recovery_deletes_no_file_that_took_the_place_of_one_that_was_removed_or_replaced) {
+  const Scenario removal{"remove", {}, [](const Folders&, Tiers& tiers) { return tiers.remove("other").ok(); }, {}};
+  const Scenario write{
+      "write", {}, [](const Folders&, Tiers& tiers) { return write_through(tiers, "other", fresh); }, {}};
+  for (const auto& [scenario, point] : {std::pair(&removal, "journaled"), std::pair(&removal, "emptied"),
+                                        std::pair(&write, "committed"), std::pair(&write, "emptied")}) {
+    const Folders folders;
+    {
+      Tiers tiers = folders.create();
+      write_file(folders.path("hdd/other"), other);
+      ASSERT_TRUE(tiers.import("other").ok());
+    }
+    ASSERT_TRUE(dies_at(folders, *scenario, point, 1)) << scenario->name << " at " << point;
+    write_file(folders.path("hdd/other"), small);  // in the same inode, where there still is one
+    auto tiers = Tiers::open(folders.options());
+    ASSERT_TRUE(tiers.ok()) << text_of(tiers);
+    const auto checked = tiers->check({});
+    ASSERT_TRUE(checked.ok()) << text_of(checked);
+    EXPECT_EQ(read_file(folders.path("hdd/other")), small) << scenario->name << " at " << point;
+  }
+}
+
 TEST(TiersCrash, recovery_deletes_no_source_whose_copy_is_gone_or_damaged) {
   for (const bool is_gone : {true, false}) {
     const Folders folders;

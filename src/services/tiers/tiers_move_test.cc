@@ -290,6 +290,29 @@ TEST_F(TiersTest, a_file_whose_adding_died_can_be_added_again) {
   EXPECT_EQ(folders_.aside(), std::vector<std::string>());
 }
 
+TEST_F(TiersTest, a_removal_that_failed_is_not_made_up_for_later) {
+  put("nvme", "file", 1000);
+  const fs::path in_the_way = folders_.path("nvme/.penstock/going") / std::to_string(1);
+  write_file(in_the_way, "something");  // so that the file can't be put aside
+  ASSERT_FALSE(tiers_.remove("file").ok());
+  fs::remove(in_the_way);
+  write_file(folders_.path("nvme/file"), "written since");
+  ASSERT_TRUE(Tiers::open(folders_.options())->check({}).ok());
+  EXPECT_EQ(content("nvme", "file"), "written since");
+  EXPECT_TRUE(tiers_.find("file").ok());
+}
+
+TEST_F(TiersTest, units_that_are_made_at_the_same_time_dont_nest_either) {
+  auto context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+  auto within = context->open("tier:model/new", {.access = Access::replace});
+  ASSERT_TRUE(within.ok()) << text_of(within);
+  write_file(folders_.path("elsewhere/file"), "x");
+  ASSERT_TRUE(tiers_.add(folders_.path("elsewhere").string(), "model").ok());
+  EXPECT_EQ(within->commit().error().code, Code::in_use);
+  EXPECT_FALSE(tiers_.find("model/new").ok());
+}
+
 TEST_F(TiersTest, a_file_from_elsewhere_is_added_and_removed) {
   write_file(folders_.path("elsewhere"), bytes_of("e", 1, 100000));
   ASSERT_TRUE(tiers_.add(folders_.path("elsewhere").string(), "in/it").ok());
