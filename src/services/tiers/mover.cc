@@ -169,6 +169,10 @@ void Mover::fail(Work& work, Error error, MoveReport& report) {
   let_go(work);
   if (work.to != nullptr) pace_.tell(work.progress(MoveStep::failed), true);
   if (error.code == Code::cancelled) return;
+  note_failure(work, std::move(error), report);
+}
+
+void Mover::note_failure(const Work& work, Error error, MoveReport& report) {
   ++report.failure_count;
   if (report.failures.size() < most_failures) report.failures.push_back({work.unit.name, std::move(error)});
 }

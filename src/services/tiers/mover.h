@@ -52,6 +52,8 @@ class Mover {
 
   // Of all that is under way and that nobody works on. With `keep`, large copies that were interrupted stay.
   Result<std::vector<TierFinding>> recover(bool keep);
+  // Of one unit. REQUIRES: its lock is held.
+  Result<std::optional<TierFinding>> recover(const MoveRow& row, bool keep);
   // Reads a unit, and returns its checksum.
   Result<std::string> checksum(const std::string& path, const Tree& tree);
 
@@ -88,6 +90,7 @@ class Mover {
   void undo(Work& work);
   Error doubt(const Work& work, Error error) const;
   void fail(Work& work, Error error, MoveReport& report);
+  static void note_failure(const Work& work, Error error, MoveReport& report);
   void fail_all(const Batch& batch, const Error& error, MoveReport& report);
   void fail_files(const Batch& batch, MoveReport& report);
   Result<std::uint64_t> room_at(const TierRow& tier);
@@ -96,7 +99,6 @@ class Mover {
   Status check_usable_lately(const TierRow& tier);
 
   // Of a row whose unit is locked.
-  Result<std::optional<TierFinding>> recover(const MoveRow& row, bool keep);
   Result<bool> has_whole_copy(const UnitRow& unit, const MoveRow& row);
   Result<std::optional<TierFinding>> return_to_source(UnitRow unit, const MoveRow& row);
   Result<std::optional<TierFinding>> clear_source(const UnitRow& unit, const MoveRow& row, const Leases* leases) const;

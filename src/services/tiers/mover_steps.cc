@@ -456,8 +456,11 @@ void Mover::clear(const Batch& batch, MoveReport& report) {
       sources.push_back(work.source);
       sources.push_back(going_path(work.from->path, work.unit.id));
     } else {
-      const std::string why = findings[i] ? (*findings[i])->text : findings[i].error().message;
-      static_cast<void>(catalog_.doubt(work.unit.id, why));
+      // The unit lies at its target, and something beside it.
+      const Error why = findings[i] ? Error{Code::changed, 0, (*findings[i])->text, "look at both, and remove one"}
+                                    : findings[i].error();
+      static_cast<void>(catalog_.doubt(work.unit.id, why.message));
+      note_failure(work, why, report);
     }
   }
   fault_point("emptied");

@@ -181,7 +181,13 @@ Status Service::forget(std::string_view name) {
   if (!*locked) return Error{Code::in_use, 0, shown(name) + " is being moved or written", "forget it later"};
   const auto move = catalog_->move_of(row->id);
   if (!move) return move.error();
-  if (*move) return Error{Code::in_use, 0, shown(name) + " has an unfinished move", "see `penstock tier check`"};
+  if (*move) {
+    const auto ended = (*mover)->recover(**move, false);
+    if (!ended) return ended.error();
+    const auto left = catalog_->move_of(row->id);
+    if (!left) return left.error();
+    if (*left) return Error{Code::in_use, 0, shown(name) + " has an unfinished move", "see `penstock tier check`"};
+  }
   return catalog_->delete_unit(row->id);
 }
 

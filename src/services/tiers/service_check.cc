@@ -132,7 +132,10 @@ Result<std::string> Service::examine(Mover& mover, const UnitRow& unit, const Ti
   report.bytes += tree->size_bytes;
   const auto sum = mover.checksum(path, *tree);
   if (!sum) {
-    if (sum.error().code == Code::cancelled) return sum.error();
+    // Nothing of that is the unit's fault.
+    for (const Code code : {Code::cancelled, Code::out_of_memory, Code::over_budget}) {
+      if (sum.error().code == code) return sum.error();
+    }
     return path + " can't be read: " + sum.error().message;
   }
   if (unit.checksum.empty() || *sum == unit.checksum) return is_same ? std::string() : take_times(mover, unit, *tree);

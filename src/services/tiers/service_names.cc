@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include "base/clock.h"
@@ -22,7 +23,12 @@ constexpr Duration one_use = std::chrono::seconds(1);
 void Service::count(std::int64_t unit) {
   const std::scoped_lock lock(mutex_);
   ++counted_[unit];
-  if (!accountant_.joinable() && !stopping_) accountant_ = std::thread([this] { keep_accounts(); });
+  if (accountant_.joinable() || stopping_) return;
+  try {
+    accountant_ = std::thread([this] { keep_accounts(); });
+  } catch (const std::system_error&) {
+    // The next use tries again, and closing writes down what nobody has.
+  }
 }
 
 void Service::count_open(std::int64_t unit) {

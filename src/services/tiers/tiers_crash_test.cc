@@ -303,6 +303,17 @@ TEST(TiersCrash, a_large_copy_goes_on_where_it_was_safe) {
   EXPECT_EQ(folders.where("a"), std::vector<std::string>{"ssd"});
 }
 
+TEST(TiersCrash, what_is_left_of_a_large_copy_goes_with_a_unit_that_is_forgotten) {
+  const Folders folders;
+  kill_a_large_copy(folders);
+  auto tiers = Tiers::open(folders.options());
+  ASSERT_TRUE(tiers.ok());
+  const Status forgotten = tiers->forget("a");
+  EXPECT_TRUE(forgotten.ok()) << text_of(forgotten);
+  EXPECT_EQ(folders.aside(), std::vector<std::string>());
+  EXPECT_TRUE(read_file(folders.path("nvme/a")) == very_large());
+}
+
 TEST(TiersCrash, a_copy_of_what_was_changed_meanwhile_is_made_anew_whatever_its_time_says) {
   const Folders folders;
   kill_a_large_copy(folders);

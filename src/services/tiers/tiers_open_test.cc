@@ -82,9 +82,10 @@ TEST_F(TiersTest, who_opens_a_source_that_has_lost_its_name_writes_to_a_file_tha
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(100));  // or it finds nothing any more
   });
-  EXPECT_TRUE(tiers_.move("a", "hdd").ok());
+  const auto moved = tiers_.move("a", "hdd");
   set_fault_hook({});
   writer.join();
+  EXPECT_EQ(moved.ok(), !has_written);
   EXPECT_EQ(folders_.where("a"), std::vector<std::string>{"hdd"});
   if (!has_written) return;
   ASSERT_EQ(folders_.aside().size(), 1U);
@@ -185,6 +186,27 @@ TEST_F(TiersTest, a_unit_written_in_place_moves_as_it_is) {
   }
   EXPECT_TRUE(tiers_.find("made/here").ok());
   EXPECT_EQ(context->open("tier:nothing", {.access = Access::write}).error().code, Code::not_found);
+}
+
+TEST_F(TiersTest, what_was_written_behind_a_move_whose_source_could_not_go_stays) {
+  put("nvme", "a", 1000);
+  const fs::path in_the_way = folders_.path("nvme/.penstock/going") / std::to_string(1);
+  write_file(in_the_way, "something");
+  const auto moved = tiers_.move("a", "hdd");
+  EXPECT_FALSE(moved.ok()) << "it lies in two places";
+  fs::remove(in_the_way);
+  auto context = Context::create();
+  ASSERT_TRUE(tiers_.serve(*context).ok());
+  {
+    auto store = context->open("tier:a", {.access = Access::write});
+    ASSERT_TRUE(store.ok()) << text_of(store);
+    std::string bytes = "0123456789";
+    ASSERT_TRUE(context->write(*store, 0, Region::host(bytes.data(), bytes.size())).ok());
+    ASSERT_TRUE(store->commit().ok());
+  }
+  ASSERT_TRUE(Tiers::open(folders_.options()).ok());
+  EXPECT_EQ(folders_.where("a"), std::vector<std::string>{"hdd"});
+  EXPECT_EQ(content("hdd", "a").substr(0, 10), "0123456789");
 }
 
 TEST_F(TiersTest, opening_a_unit_again_within_a_second_is_one_access) {
