@@ -38,9 +38,12 @@ void Closer::take(std::vector<UniqueFd> files) {
   // More than fit at all are taken once the others are closed.
   closed_more_.wait(lock, [&] { return taken_ == closed_ || taken_ - closed_ + files.size() <= most_open_; });
   try {
+    waiting_.reserve(waiting_.size() + files.size());
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  } catch (const std::bad_alloc&) {
+    return;  // they are closed here
   } catch (const std::system_error&) {
-    return;  // no thread is left: they are closed here
+    return;  // no thread is left
   }
   taken_ += files.size();
   std::ranges::move(files, std::back_inserter(waiting_));

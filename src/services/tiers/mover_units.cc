@@ -60,6 +60,10 @@ Status Mover::add(UnitRow unit, const std::string& path) {
   // The unit and its row come together: so a unit that is new always has one.
   Status inserted = catalog_.transact([&]() -> Status {
     if (Status free = catalog_.check_free(unit.name); !free) return free;
+    const auto known = catalog_.unit(unit.name);
+    if (!known) return known.error();
+    if (*known)
+      return Error{Code::in_use, 0, "there is a unit " + shown(unit.name) + " already", "choose another name"};
     const auto id = catalog_.insert_unit(unit);
     if (!id) return id.error();
     work.unit.id = *id;

@@ -74,6 +74,18 @@ UnitInfo Service::info(const UnitRow& unit, const std::vector<TierRow>& tiers, c
                   .in_doubt = !unit.doubt.empty()};
 }
 
+namespace {
+
+// The catalog, what SQLite and we have beside it, or a folder with it.
+bool is_of_catalog(const std::string& path, const std::string& catalog) {
+  std::error_code failed;
+  const std::string own = std::filesystem::weakly_canonical(catalog, failed).string();
+  const std::string there = std::filesystem::weakly_canonical(path, failed).string();
+  return there == own || there.starts_with(own + "-") || own.starts_with(there + "/");
+}
+
+}  // namespace
+
 Status Service::import(std::string_view given, bool checksum) {
   const auto name = checked_name(given);
   if (!name) return name.error();
@@ -112,6 +124,10 @@ Status Service::import(std::string_view given, bool checksum) {
   }
   if (Status parents = check_parents(place->path, *name); !parents) return parents;
   const std::string path = place->path + "/" + *name;
+  if (is_of_catalog(path, catalog_->path())) {
+    return Error{Code::invalid_argument, 0, shown(*name) + " is the catalog, or has it inside",
+                 "keep the catalog outside of units"};
+  }
   const auto tree = scan(path);
   if (!tree) return tree.error();
   UnitRow row = *known ? **known : UnitRow{};

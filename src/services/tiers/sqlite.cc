@@ -1,8 +1,10 @@
 #include "services/tiers/sqlite.h"
 
 #include <sqlite3.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <utility>
 
@@ -52,7 +54,38 @@ const char* hint_for(int result) {
 
 }  // namespace
 
+namespace {
+
+// How many databases this process has open. What SQLite knows of their locks comes along to a forked child, and is
+// wrong there: it would write without locks, and lose what it writes.
+class OpenDatabases {
+ public:
+  // False in a child whose parent had one open when it forked.
+  static bool enter() {
+    const pid_t process = ::getpid();
+    pid_t owner = owner_.load();
+    while (owner != process) {
+      if (open_.load() != 0 && owner_.load() == owner) return false;
+      if (owner_.compare_exchange_strong(owner, process)) break;
+    }
+    open_.fetch_add(1);
+    return true;
+  }
+  static void leave() { open_.fetch_sub(1); }
+
+ private:
+  static inline std::atomic<pid_t> owner_{0};
+  static inline std::atomic<int> open_{0};
+};
+
+}  // namespace
+
 Result<Database> Database::open(const std::string& path, Mode mode, double wait_seconds) {
+  if (!OpenDatabases::enter()) {
+    return Error{Code::closed, 0,
+                 "this process was forked while its parent had Tiers open, which SQLite does not survive",
+                 "fork before you open Tiers, or start the process anew: by exec, in Python by spawn or forkserver"};
+  }
   // Absolute names only, so that none is taken for a URI.
   const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE |
                     (mode == Mode::create ? SQLITE_OPEN_CREATE : 0);
@@ -66,10 +99,14 @@ Result<Database> Database::open(const std::string& path, Mode mode, double wait_
 }
 
 Database::Database(Database&& other) noexcept
-    : handle_(std::exchange(other.handle_, nullptr)), path_(std::move(other.path_)) {}
+    : handle_(std::exchange(other.handle_, nullptr)),
+      path_(std::move(other.path_)),
+      is_open_(std::exchange(other.is_open_, false)) {}
 
 Database::~Database() {
-  if (handle_ != nullptr) sqlite3_close_v2(handle_);
+  if (!is_open_) return;
+  sqlite3_close_v2(handle_);
+  OpenDatabases::leave();
 }
 
 Status Database::run(const char* sql) {

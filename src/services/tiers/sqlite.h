@@ -17,7 +17,8 @@ namespace penstock::tiers {
 class Database {
  public:
   enum class Mode { existing, create };
-  // Waits for others at most `wait_seconds` each time.
+  // Waits for others at most `wait_seconds` each time. Fails in a child whose parent had a database open when it
+  // forked.
   static Result<Database> open(const std::string& path, Mode mode, double wait_seconds);
   Database(Database&& other) noexcept;
   Database& operator=(Database&&) = delete;
@@ -37,6 +38,7 @@ class Database {
   Database(sqlite3* handle, std::string path) : handle_(handle), path_(std::move(path)) {}
   sqlite3* handle_ = nullptr;
   std::string path_;
+  bool is_open_ = true;  // false: it was moved from
 };
 
 // REQUIRES: the texts that are bound live until the statement is reset.

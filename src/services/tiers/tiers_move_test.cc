@@ -2,6 +2,9 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
 
 #include "base/unique_fd.h"
 #include "penstock/tiers.h"
@@ -273,16 +276,24 @@ TEST_F(TiersTest, a_file_whose_adding_was_stopped_can_be_added_again) {
 TEST_F(TiersTest, a_file_whose_adding_died_can_be_added_again) {
   write_file(folders_.path("elsewhere"), "content");
   const std::string path = folders_.path("elsewhere").string();
+  tiers_ = Tiers();  // no child could open any otherwise
+  std::array<int, 2> opened = {};
+  ASSERT_EQ(::pipe(opened.data()), 0);
   const pid_t child = ::fork();
   if (child == 0) {
+    char word = 0;
+    if (::read(opened[0], &word, 1) != 1) ::_exit(1);
     set_fault_hook([](std::string_view name) {
       if (name == "copied") ::_exit(7);
     });
     auto tiers = Tiers::open(folders_.options());
     ::_exit(tiers.ok() && tiers->add(path, "new", "ssd").ok() ? 0 : 1);
   }
+  tiers_ = Tiers::open(folders_.options()).value();
+  EXPECT_EQ(::write(opened[1], "o", 1), 1);
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
+  for (const int fd : opened) ::close(fd);
   ASSERT_EQ(WEXITSTATUS(status), 7);
   const Status added = tiers_.add(path, "new", "ssd");  // by Tiers that were open all the time
   ASSERT_TRUE(added.ok()) << text_of(added);

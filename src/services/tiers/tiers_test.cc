@@ -120,12 +120,39 @@ TEST_F(TiersTest, a_forked_child_is_refused_and_leaves_them_as_they_are) {
   const pid_t child = ::fork();
   if (child == 0) {
     const auto found = tiers_.find("x");
+    const auto anew = Tiers::open(folders_.options());  // SQLite would take locks for its own that are the parent's
     tiers_ = Tiers();
-    ::_exit(!found.ok() && found.error().code == Code::closed ? 0 : 1);
+    const auto is_closed = [](const auto& result) { return !result.ok() && result.error().code == Code::closed; };
+    ::_exit(is_closed(found) && is_closed(anew) ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+}
+
+TEST_F(TiersTest, a_child_that_was_forked_before_opens_them) {
+  tiers_ = Tiers();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto one = Tiers::open(folders_.options());
+    const auto two = Tiers::open(folders_.options());
+    ::_exit(one.ok() && two.ok() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(TiersTest, the_catalog_is_no_unit) {
+  const Folders folders;
+  TiersOptions options = folders.options();
+  options.catalog = folders.path("nvme/own/tiers.db").string();
+  fs::create_directory(folders.path("nvme/own"));
+  auto tiers = Tiers::create(folders.tiers(), {}, options);
+  ASSERT_TRUE(tiers.ok()) << text_of(tiers);
+  for (const char* name : {"own", "own/tiers.db", "own/tiers.db-wal"}) {
+    EXPECT_EQ(tiers->import(name).error().code, Code::invalid_argument) << name;
+  }
 }
 
 TEST(Tiers, configurations_are_checked) {
