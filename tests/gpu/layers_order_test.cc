@@ -198,17 +198,21 @@ TEST_F(LayersInOrder, a_load_that_fails_lets_the_stream_go_on_and_is_told_by_rel
   EXPECT_EQ(layers.release(1).error().code, Code::invalid_argument) << "both were released";
   EXPECT_TRUE(layers.check().ok()) << "it was told";
   disk_->open();
-  auto again = layers.acquire(1, {streams[0]});
-  if (!again.ok()) again = layers.acquire(1, {streams[0]});  // one ahead may have failed meanwhile, and that is told
-  ASSERT_TRUE(again.ok()) << again.error().message;
-  const Seen seen(*this, again->front(), streams[0]);
-  EXPECT_EQ(wait_for(streams[0]), cuda::cu_success);
-  EXPECT_TRUE(is_right(layers, 1, seen));
-  EXPECT_TRUE(layers.release(1, {streams[0]}).ok());
+  // One ahead may have begun before that, and fails now or later: that is told, too.
+  bool is_served = false;
+  for (int i = 0; i < 10 && !is_served; ++i) {
+    const auto again = layers.acquire(1, {streams[0]});
+    if (!again.ok()) continue;
+    const Seen seen(*this, again->front(), streams[0]);
+    EXPECT_EQ(wait_for(streams[0]), cuda::cu_success);
+    is_served = layers.release(1, {streams[0]}).ok();
+    EXPECT_TRUE(!is_served || is_right(layers, 1, seen));
+  }
+  EXPECT_TRUE(is_served);
   const GroupReport report = layers.report().groups[1];
-  EXPECT_GE(report.failed_loads, 1U) << "one ahead may have failed too";
-  EXPECT_EQ(report.unserved, 2U);
-  EXPECT_EQ(report.stream_waits, 3U);
+  EXPECT_GE(report.failed_loads, 1U);
+  EXPECT_GE(report.unserved, 2U);
+  EXPECT_EQ(report.stream_waits, report.unserved + 1);
 }
 
 TEST_F(LayersInOrder, a_load_that_fails_after_the_release_is_told_by_check_or_the_next_acquire_once) {
