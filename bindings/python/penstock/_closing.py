@@ -74,7 +74,7 @@ class Reopening(Closing):
         if self._again is None:
             raise TypeError(f"{self!r} can't be copied or pickled, because a Context was given for it: open another one "
                             "where you need it, or leave context= out")
-        ours = vars(self._again())
+        ours = vars(self._again())  # all but what subclasses and callers have added
         others = {name: value for name, value in vars(self).items() if name not in ours}
         return _reopened, (type(self), self._again, self._marks, others)
 
