@@ -157,9 +157,15 @@ std::string sum_of(std::span<const std::byte> bytes) {
 }
 
 Status take_extended_attributes(int from, int to, const std::string& path) {
-  std::array<char, 65536> names{};
-  const ssize_t length = ::flistxattr(from, names.data(), names.size());
-  if (length < 0) return errno == ENOTSUP ? Status() : system_error(errno, "list the attributes of " + path);
+  const auto failed = [&] {
+    return errno == ENOTSUP ? Status() : system_error(errno, "list the attributes of " + path);
+  };
+  ssize_t length = ::flistxattr(from, nullptr, 0);  // most files have none
+  if (length == 0) return {};
+  if (length < 0) return failed();
+  std::vector<char> names(65536);
+  length = ::flistxattr(from, names.data(), names.size());
+  if (length < 0) return failed();
   std::vector<char> value;
   for (const char* name = names.data(); name < names.data() + length;
        name += std::char_traits<char>::length(name) + 1) {

@@ -38,6 +38,13 @@ bool is_unchanged(const Tree& tree, const MoveRow& row) {
   return tree.identity == row.identity && tree.inode == row.source_inode && changed_at <= row.began_at;
 }
 
+// Whether its name can't be taken from it, whatever its folder allows.
+bool is_protected(const std::string& path) {
+  struct statx facts = {};
+  return ::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, 0, &facts) == 0 &&
+         (facts.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND)) != 0;
+}
+
 // What can't be removed afterwards would lie on both tiers.
 Error stays(const std::string& what) {
   return system_error(errno, "move " + what, "its file system is read-only, or it is protected");
@@ -122,8 +129,10 @@ Status Mover::begin(Work& work) const {
   auto tree = scan(work.source);
   if (!tree) return tree.error().code == Code::not_found ? doubt(work, missing(work.source)) : tree.error();
   work.tree = std::move(*tree);
-  if (::access(work.source.c_str(), W_OK) != 0 && (errno == EPERM || errno == EROFS))
+  if (is_protected(work.source)) {
+    errno = EPERM;
     return stays(work.source + " away");
+  }
   if (!work.unit.identity.empty() && work.unit.identity != work.tree.identity) {
     return doubt(work, changed(work.source));
   }

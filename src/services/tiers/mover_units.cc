@@ -19,7 +19,8 @@ Status note_source(MoveRow& row, const std::string& path) {
   row.source_inode = there->st_ino;
   if (there->st_ino == 0) return {};
   auto tree = glance(path);
-  if (!tree) return std::move(tree).error();
+  // A directory that could not move, for a socket in it say, is known by its inode alone.
+  if (!tree) return tree.error().code == Code::unsupported ? Status() : std::move(tree).error();
   row.identity = std::move(tree->identity);
   return {};
 }

@@ -91,8 +91,19 @@ Status Service::import(std::string_view given, bool checksum) {
   if (!name) return name.error();
   const auto tiers = catalog_->tiers();
   if (!tiers) return tiers.error();
-  const auto known = catalog_->unit(*name);
+  auto known = catalog_->unit(*name);
   if (!known) return known.error();
+  const auto mover = this->mover({});
+  if (!mover) return mover.error();
+  if (*known) {
+    // While it moves, it lies on two tiers.
+    const auto locked = (*mover)->claim((*known)->id, 0);
+    if (!locked) return locked.error();
+    if (!*locked) return Error{Code::in_use, 0, shown(*name) + " is being moved or written", "import it later"};
+    if (Status ended = end_interrupted(**mover, **known); !ended) return ended;
+    known = catalog_->unit(*name);
+    if (!known) return known.error();
+  }
   const TierRow* place = nullptr;
   const TierRow* empty = nullptr;  // where it is but a folder that is left from earlier
   for (const TierRow& tier : *tiers) {
@@ -114,13 +125,6 @@ Status Service::import(std::string_view given, bool checksum) {
   if (place == nullptr) {
     return Error{Code::not_found, 0, shown(*name) + " lies on no tier",
                  "give its path below the folder of a tier, or copy it in with `penstock tier add`"};
-  }
-  const auto mover = this->mover({});
-  if (!mover) return mover.error();
-  if (*known) {
-    const auto locked = (*mover)->claim((*known)->id, 0);
-    if (!locked) return locked.error();
-    if (!*locked) return Error{Code::in_use, 0, shown(*name) + " is being moved or written", "import it later"};
   }
   if (Status parents = check_parents(place->path, *name); !parents) return parents;
   const std::string path = place->path + "/" + *name;
@@ -195,16 +199,21 @@ Status Service::forget(std::string_view name) {
   const auto locked = (*mover)->claim(row->id, options_.wait_seconds);
   if (!locked) return locked.error();
   if (!*locked) return Error{Code::in_use, 0, shown(name) + " is being moved or written", "forget it later"};
-  const auto move = catalog_->move_of(row->id);
-  if (!move) return move.error();
-  if (*move) {
-    const auto ended = (*mover)->recover(**move, false);
-    if (!ended) return ended.error();
-    const auto left = catalog_->move_of(row->id);
-    if (!left) return left.error();
-    if (*left) return Error{Code::in_use, 0, shown(name) + " has an unfinished move", "see `penstock tier check`"};
-  }
+  if (Status ended = end_interrupted(**mover, *row); !ended) return ended;
   return catalog_->delete_unit(row->id);
+}
+
+// Finishes or undoes what a dead process has left of it. REQUIRES: it is locked.
+Status Service::end_interrupted(Mover& mover, const UnitRow& unit) {
+  const auto move = catalog_->move_of(unit.id);
+  if (!move) return move.error();
+  if (!*move) return {};
+  const auto ended = mover.recover(**move, false);
+  if (!ended) return ended.error();
+  const auto left = catalog_->move_of(unit.id);
+  if (!left) return left.error();
+  if (!*left) return {};
+  return Error{Code::in_use, 0, shown(unit.name) + " has an unfinished move", "see `penstock tier check`"};
 }
 
 Result<std::unique_ptr<Mover>> Service::mover(const MoveOptions& options) {

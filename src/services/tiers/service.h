@@ -94,6 +94,9 @@ class Service : public std::enable_shared_from_this<Service> {
   Status refresh(std::int64_t unit);
   Result<std::string> examine(Mover& mover, const UnitRow& unit, const TierRow& tier, bool bytes, CheckReport& report);
   Result<std::string> take_times(Mover& mover, const UnitRow& unit, const Tree& tree);
+  Result<std::optional<TierFinding>> write_down(const UnitRow& unit, const std::string& path,
+                                                const std::string& problem);
+  Status end_interrupted(Mover& mover, const UnitRow& unit);
   Result<std::optional<TierFinding>> judge(Mover& mover, const UnitRow& unit, const std::vector<TierRow>& tiers,
                                            bool bytes, CheckReport& report);
   void count(std::int64_t unit);

@@ -176,14 +176,27 @@ Result<std::optional<TierFinding>> Service::judge(Mover& mover, const UnitRow& u
     }
   }
   if (problem->empty() && unit.doubt.empty()) return std::optional<TierFinding>();
-  // It may have moved since its row was read.
+  // Who moves, writes or removes it looks by himself, and tells the catalog only when he has done so.
+  const auto locked = mover.claim(unit.id, 0);
+  if (!locked) return locked.error();
+  if (!*locked) return std::optional<TierFinding>();
+  auto finding = write_down(unit, path, *problem);
+  mover.release(unit.id);
+  return finding;
+}
+
+// What was found of a unit, unless it was worked on since its row was read. REQUIRES: it is locked.
+Result<std::optional<TierFinding>> Service::write_down(const UnitRow& unit, const std::string& path,
+                                                       const std::string& problem) {
   const auto now = catalog_->unit(unit.id);
   if (!now) return now.error();
-  if (!*now || (*now)->tier != unit.tier) return std::optional<TierFinding>();
-  if (!problem->empty() && (*now)->identity != unit.identity) return std::optional<TierFinding>();
-  if (Status told = catalog_->doubt(unit.id, *problem); !told) return std::move(told).error();
-  if (problem->empty()) return std::optional(TierFinding{unit.name, path, "it is whole again", true});
-  return std::optional(TierFinding{unit.name, path, *problem});
+  const auto move = catalog_->move_of(unit.id);
+  if (!move) return move.error();
+  const bool is_as_read = *now && (*now)->tier == unit.tier && (problem.empty() || (*now)->identity == unit.identity);
+  if (!is_as_read || *move) return std::optional<TierFinding>();
+  if (Status told = catalog_->doubt(unit.id, problem); !told) return std::move(told).error();
+  if (problem.empty()) return std::optional(TierFinding{unit.name, path, "it is whole again", true});
+  return std::optional(TierFinding{unit.name, path, problem});
 }
 
 Result<std::vector<TierFinding>> Service::recover() {

@@ -1,4 +1,6 @@
 // The Service's part that decides, and moves what was decided.
+#include <unistd.h>
+
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
@@ -31,7 +33,7 @@ Result<Service::Picture> Service::picture() {
                     .low_water = row.low_water,
                     .high_water = row.high_water,
                     .from_heat = row.from_heat,
-                    .usable = is_there && !row.read_only && room.ok()};
+                    .usable = is_there && !row.read_only && room.ok() && ::access(row.path.c_str(), W_OK) == 0};
     // Others may use the disk too.
     if (room) state.capacity_bytes = std::min(state.capacity_bytes, usage->bytes + room->free_bytes);
     picture.tiers.push_back(std::move(state));

@@ -191,6 +191,10 @@ Status Service::remove_tier(std::string_view name) {
     const bool under_way = std::ranges::any_of(
         *moves, [&](const MoveRow& move) { return move.target == row->id || move.source == row->id; });
     if (usage->units == 0 && !under_way) return catalog_->delete_tier(row->id);
+    if (usage->units == 0) {
+      return Error{Code::in_use, 0, "units are on their way to or from the tier " + row->name,
+                   "wait for them; what was interrupted, `penstock tier check` ends"};
+    }
     return Error{Code::in_use, 0, "the tier " + row->name + " has " + std::to_string(usage->units) + " units",
                  "move, remove or forget them first"};
   });

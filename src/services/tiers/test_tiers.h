@@ -1,7 +1,10 @@
 // What tests of tiers share: three folders as tiers, a catalog, and files whose content tells their name and version.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "penstock/tiers.h"
 
 namespace penstock::tiers::test {
@@ -101,6 +105,30 @@ class Folders {
 
  private:
   fs::path root_;
+};
+
+// A file or folder with a flag that keeps even root from changing it (chattr(1)); false where there is none.
+class ProtectedPath {
+ public:
+  ProtectedPath(const fs::path& path, int flag)
+      : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)), is_set_(set(flag)) {}
+  ~ProtectedPath() {
+    if (is_set_) set(0);
+  }
+  ProtectedPath(const ProtectedPath&) = delete;
+  ProtectedPath& operator=(const ProtectedPath&) = delete;
+  explicit operator bool() const { return is_set_; }
+
+ private:
+  bool set(int flag) {
+    int flags = 0;
+    if (::ioctl(file_.get(), FS_IOC_GETFLAGS, &flags) != 0) return false;
+    flags = (flags & ~(FS_IMMUTABLE_FL | FS_APPEND_FL)) | flag;
+    return ::ioctl(file_.get(), FS_IOC_SETFLAGS, &flags) == 0;
+  }
+
+  UniqueFd file_;
+  bool is_set_;
 };
 
 inline std::string text_of(const Status& status) {

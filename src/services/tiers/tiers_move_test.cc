@@ -198,6 +198,53 @@ TEST_F(TiersTest, the_source_of_a_copy_that_was_replaced_stays) {
   EXPECT_NE(text_of(tiers_.check().value()), "");
 }
 
+TEST_F(TiersTest, what_others_are_at_is_no_damage) {
+  for (const char* name : {"moved", "written", "removed"}) put("nvme", name, 1000);
+  Tiers other = *Tiers::open(folders_.options());
+  std::map<std::string, std::string> found;  // by where the other process was
+  std::string imported;
+  set_fault_hook([&](std::string_view point) {
+    if (point == "journaled" || point == "named" || point == "aside" || point == "committed") {
+      found[std::string(point)] += text_of(other.check().value());
+    }
+    if (point == "settled") imported = text_of(other.import("moved"));
+  });
+  EXPECT_TRUE(tiers_.move("moved", "hdd").ok());
+  auto context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+  auto store = context->open("tier:written", {.access = Access::replace, .size_bytes = 10});
+  EXPECT_TRUE(store.ok() && store->commit().ok());
+  EXPECT_TRUE(tiers_.remove("removed").ok());
+  set_fault_hook({});
+  EXPECT_EQ(found.size(), 4U);
+  for (const auto& [point, text] : found) EXPECT_EQ(text, "") << point;
+  EXPECT_EQ(imported, "moved is being moved or written");
+}
+
+TEST_F(TiersTest, a_source_whose_name_cant_be_taken_stays) {
+  for (const int flag : {FS_IMMUTABLE_FL, FS_APPEND_FL}) {
+    const std::string name = std::to_string(flag);
+    put("nvme", name, 1000);
+    const ProtectedPath file(folders_.path("nvme/" + name), flag);
+    if (!file) GTEST_SKIP() << "no file here can be protected: " << std::strerror(errno);
+    EXPECT_FALSE(tiers_.move(name, "hdd").ok());
+    EXPECT_EQ(folders_.where(name), std::vector<std::string>{"nvme"});
+    EXPECT_EQ(text_of(tiers_.check().value()), "");
+  }
+}
+
+TEST_F(TiersTest, a_directory_that_cant_move_can_be_removed) {
+  put("nvme", "folder/file", 1000);
+  tiers_ = {};
+  tiers_ = *Tiers::open(folders_.options());
+  ASSERT_TRUE(tiers_.forget("folder/file").ok());
+  ASSERT_TRUE(tiers_.import("folder").ok());
+  ASSERT_EQ(::mkfifo(folders_.path("nvme/folder/pipe").c_str(), 0600), 0);
+  EXPECT_EQ(tiers_.move("folder", "hdd").error().code, Code::unsupported);
+  EXPECT_EQ(text_of(tiers_.remove("folder")), "ok");
+  EXPECT_EQ(folders_.where("folder"), std::vector<std::string>());
+}
+
 TEST_F(TiersTest, a_mode_that_changes_under_way_is_kept) {
   put("nvme", "a", 1000);
   set_fault_hook([&](std::string_view point) {

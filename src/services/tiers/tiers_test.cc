@@ -155,6 +155,26 @@ TEST_F(TiersTest, the_catalog_is_no_unit) {
   }
 }
 
+TEST_F(TiersTest, a_tier_that_is_on_its_way_out_of_use_says_what_holds_it) {
+  put("nvme", "a", 1000);
+  Tiers other = *Tiers::open(folders_.options());
+  std::string told;
+  set_fault_hook([&](std::string_view point) {
+    if (point == "copied") told = text_of(other.remove_tier("hdd"));
+  });
+  EXPECT_TRUE(tiers_.move("a", "hdd").ok());
+  set_fault_hook({});
+  EXPECT_NE(told.find("on their way"), std::string::npos) << told;
+}
+
+TEST_F(TiersTest, what_is_new_goes_past_a_folder_that_cant_be_written) {
+  const ProtectedPath folder(folders_.path("nvme"), FS_IMMUTABLE_FL);
+  if (!folder) GTEST_SKIP() << "no file here can be made immutable: " << std::strerror(errno);
+  write_file(folders_.path("elsewhere"), "content");
+  EXPECT_EQ(text_of(tiers_.add(folders_.path("elsewhere").string(), "new")), "ok");
+  EXPECT_EQ(folders_.where("new"), std::vector<std::string>{"ssd"});
+}
+
 TEST(Tiers, configurations_are_checked) {
   const auto good = Tiers::parse_configuration(
       R"({"tiers": [{"name": "a", "path": "/a", "capacity_bytes": 1000, "high_water": 0.7, "low_water": 0.5},
