@@ -4,11 +4,11 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/fork_guard.h"
+#include "base/once.h"
 #include "core/completion_thread.h"
 #include "core/device_memory.h"
 #include "core/end_signal.h"
@@ -36,13 +36,13 @@ class Probes {
 
   const engine::Probe& operator[](std::size_t engine) const {
     Known& known = known_[engine];
-    std::call_once(known.once, [&] { known.probe = engines_[engine]->probe(); });
+    known.once.run([&] { known.probe = engines_[engine]->probe(); });
     return known.probe;
   }
 
  private:
   struct Known {
-    std::once_flag once;
+    Once once;
     engine::Probe probe;
   };
   const engine::Table& engines_;

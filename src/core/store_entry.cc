@@ -167,7 +167,8 @@ std::shared_ptr<StoreEntry> StoreEntry::adopt(const Environment& environment, st
 
 StoreEntry* StoreEntry::for_device(const Environment& environment) {
   if (!from_host()) return this;
-  std::call_once(device_once_, [&] {
+  device_once_.run([&] {
+    facts_->device_reason.clear();
     device_ = open_for_device(environment);
     if (!device_) return;
     facts_->device_engine = device_->engine();

@@ -6,10 +6,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "base/once.h"
 #include "core/block_locks.h"
 #include "core/calls.h"
 #include "core/flow.h"
@@ -131,7 +131,7 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   const std::shared_ptr<Flow> read_flow_;  // shared by the stores of one device
   const std::shared_ptr<Flow> write_flow_;
   BlockLocks blocks_;
-  std::once_flag device_once_;
+  Once device_once_;
   std::shared_ptr<StoreEntry> device_;
 };
 

@@ -142,7 +142,6 @@ TEST_P(GpuWithoutMemory, streams_go_on_behind_requests) {
 }
 
 TEST_P(GpuWithoutMemory, streams_go_on_behind_rounds) {
-  if (under_thread_sanitizer) GTEST_SKIP() << "its pthread_once hangs after a call that threw (StoreEntry::for_device)";
   cuda::CuStream const stream = make_stream(cuda::cu_stream_non_blocking);
   EXPECT_GT(try_every_allocation({Code::ok},
                                  [&] {
