@@ -10,7 +10,7 @@
 #   asan     the whole suite under the address sanitizer and all checks of undefined behaviour
 #   tsan     the whole suite under the thread sanitizer
 #   slow     those tests of the release build that scripts/test.sh leaves out: the whole conformance suite in the guest,
-#            and more layouts of the comparison with other loaders
+#            and the comparison with loaders that need torch
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes), and PENSTOCK_GATHERS
 #            gathers of rows and PENSTOCK_OPERATIONS reads through queues of kernels (default: 100,000 each), and

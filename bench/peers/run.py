@@ -106,7 +106,8 @@ class Peers:
         self.end = time.monotonic() + arguments.seconds
         self.names = [name for name in loaders.LOADERS
                       if (not self.on_gpu or name not in loaders.ON_CPU_ONLY)
-                      and (not arguments.only or family(name) in (*arguments.only, OURS))]
+                      and (not arguments.only or family(name) in (*arguments.only, OURS))
+                      and (not arguments.numpy or name in loaders.ON_CPU_ONLY)]
 
     def start(self, name, setting, files):
         program = Program([self.arguments.python, os.path.join(HERE, "loaders.py"), name, self.device,
@@ -453,6 +454,7 @@ def main():
     known = dict.fromkeys(map(family, loaders.LOADERS))
     parser.add_argument("--only", default="", help=f"some of {', '.join(known)}, separated by commas, each in all its "
                         "ways (safetensors: also with pread); Penstock always runs")
+    parser.add_argument("--numpy", action="store_true", help="only those that give arrays of NumPy, and need no torch")
     parser.add_argument("--defaults-only", action="store_true", help="don't look for the best setting of each loader")
     parser.add_argument("--seconds", type=float, default=3600, help="after that, three rounds have to do")
     parser.add_argument("--dir", default=os.path.join(build, "bench-files"), help="where models are made and kept")

@@ -356,7 +356,7 @@ with open(path, "rb") as file:
     content = file.read()
 
 async def main():
-    targets = [bytearray(1000) for _ in range(3000)]
+    targets = [bytearray(1000) for _ in range(1000)]
     reads = [penstock.read_into_async(target, path, number) for number, target in enumerate(targets)]
     reports = await asyncio.gather(*reads)
     assert all(report.bytes == 1000 for report in reports)

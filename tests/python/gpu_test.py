@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -12,6 +13,10 @@ import pytest
 import penstock
 from models import write_model
 
+try:
+    ctypes.CDLL("libcuda.so.1")
+except OSError as error:  # known without torch, which takes seconds to import
+    pytest.skip(f"there is no GPU: {error}", allow_module_level=True)
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU that torch can use", allow_module_level=True)

@@ -423,15 +423,14 @@ def test_a_script_runs_unchanged(path, tmp_path):
     folder.mkdir()
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    for command, started_in in (([script], tmp_path), (["-m", "script"], folder)):
+    link = tmp_path / "link.py"
+    link.symlink_to(script)
+    # By a link too, modules are found beside the script itself, as with Python.
+    for command, started_in in (([link], tmp_path), (["-m", "script"], folder)):
         done = subprocess.run([sys.executable, "-m", "penstock", "run", *command, path, "more"], capture_output=True,
                               text=True, timeout=60, cwd=started_in)
         assert done.stdout == f"['{path}', 'more'] __main__ ['penstock', '_patch.py'] {folder}\n", done.stderr
         assert done.returncode == 0, done.stderr
-    link = tmp_path / "link.py"
-    link.symlink_to(script)
-    done = subprocess.run([sys.executable, "-m", "penstock", "run", link, path], capture_output=True, text=True, timeout=60)
-    assert done.stdout.endswith(f" {folder}\n"), done.stderr  # where the modules beside the script are, as with Python
     done = subprocess.run([sys.executable, "-m", "penstock", "run"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "SCRIPT" in done.stderr
 
