@@ -51,8 +51,10 @@ run_suite() {
 run_clang() { run_suite clang; }
 run_dev() { run_suite dev; }
 # The sanitizers get several times what scripts/test.sh lets them try.
-run_asan() { PENSTOCK_SEEDS=3 PENSTOCK_ACQUIRES=100000 PENSTOCK_REPLAYS=2000 PENSTOCK_CHUNKS=10000 run_suite asan-all; }
-run_tsan() { PENSTOCK_SEEDS=3 PENSTOCK_ACQUIRES=30000 PENSTOCK_REPLAYS=600 PENSTOCK_CHUNKS=5000 run_suite tsan; }
+run_asan() { PENSTOCK_SEEDS=6 PENSTOCK_ACQUIRES=100000 PENSTOCK_REPLAYS=2000 PENSTOCK_CHUNKS=10000 run_suite asan-all; }
+run_tsan() {
+  PENSTOCK_SEEDS=6 PENSTOCK_ACQUIRES=30000 PENSTOCK_REPLAYS=600 PENSTOCK_CHUNKS=5000 PENSTOCK_ALLOCATION_STEP=1 run_suite tsan
+}
 run_slow() { run_suite shipped --build-config soak --label-regex '^soak$'; }
 
 # clang-tidy reads the commands of the clang build: those of gcc have options that it doesn't know.

@@ -7,7 +7,7 @@ namespace {
 TEST(LayersSeeded, what_is_held_has_the_right_bytes_and_a_place_of_its_own) {
   const std::uint64_t seed = from_environment("PENSTOCK_SEED", 1);
   LayersRun run(seed);
-  run.go(from_environment("PENSTOCK_ACQUIRES", under_thread_sanitizer ? 10'000 : 30'000));
+  run.go(from_environment("PENSTOCK_ACQUIRES", under_thread_sanitizer ? 5'000 : 15'000));
   if (testing::Test::HasFailure()) std::printf("PENSTOCK_SEED=%llu\n", static_cast<unsigned long long>(seed));
 }
 

@@ -33,7 +33,7 @@ std::vector<std::uint64_t> seeds() {
 }
 
 std::uint64_t operations() {
-  return from_environment("PENSTOCK_OPERATIONS", under_thread_sanitizer ? 10'000 : 30'000);
+  return from_environment("PENSTOCK_OPERATIONS", under_thread_sanitizer ? 5'000 : 15'000);
 }
 
 constexpr std::byte canary{0xc5};

@@ -132,7 +132,7 @@ TEST_F(GpuLayersSeeded, what_streams_see_of_groups_has_the_right_bytes_unless_a_
   ASSERT_TRUE(make_context().prepare(Domain::cuda(0)).ok());
   GpuLayersRun run(seed, gpu(), {make_stream(), make_stream(cuda::cu_stream_non_blocking), cuda::CuStream{}});
   // Each takes longer than in host memory.
-  const std::uint64_t acquires = from_environment("PENSTOCK_ACQUIRES", under_thread_sanitizer ? 10'000 : 30'000) / 3;
+  const std::uint64_t acquires = from_environment("PENSTOCK_ACQUIRES", under_thread_sanitizer ? 5'000 : 15'000) / 3;
   run.go(acquires);
   EXPECT_GT(run.compared(), acquires / 4);
   EXPECT_GT(run.unserved(), 0U) << "no load failed behind an acquire";
