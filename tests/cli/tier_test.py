@@ -190,6 +190,25 @@ class Commands(TierTest):
         self.assertEqual(done.returncode, 1)
         schema.check(json.loads(done.stdout), "tier")
 
+    def test_what_is_mounted_within_a_unit_is_not_deleted(self):
+        self.put("nvme/model/part/file")
+        self.tier("import", "model")
+        other = self.put("other/precious").parent
+        for mount in (f"--bind {other}", "-t tmpfs none"):
+            for verb in ("remove model", "move model hdd"):
+                script = (f"mount {mount} nvme/model/part; touch nvme/model/part/precious; "
+                          f"{TOOL} tier {verb}; echo code $?; ls nvme/model/part")
+                done = subprocess.run(["unshare", "-m", "bash", "-c", script], cwd=self.folder, text=True, timeout=60,
+                                      capture_output=True, env=environment(**self.env))
+                if "permitted" in done.stderr or "denied" in done.stderr:
+                    self.skipTest("nothing can be mounted here")
+                self.assertRegex(done.stderr, "model/part is (a mount|on another file system)", (mount, verb))
+                self.assertNotIn("code 0", done.stdout)
+                self.assertIn("precious", done.stdout)
+                self.assertEqual((other / "precious").read_bytes(), b"content")
+        self.assertEqual((self.folder / "nvme/model/part/file").read_bytes(), b"content")
+        self.assertEqual(self.tier("check")["findings"], [])
+
     def test_tiers_are_changed_added_and_removed(self):
         (self.folder / "tape").mkdir()
         self.tier("add-tier", f"tape={self.folder / 'tape'}", "--behind", "hdd")

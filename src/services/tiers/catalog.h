@@ -56,9 +56,8 @@ struct UnitRow {
 };
 
 enum class Job : std::uint8_t {
-  move,     // the bytes of `source` to `target`
-  write,    // new bytes to `target`, instead of those at `source` if there are any
-  removal,  // of what lies at `source`
+  move,   // the bytes of `source` to `target`
+  write,  // new bytes to `target`, instead of those at `source` if there are any
 };
 enum class Stage : std::uint8_t {
   copying,   // the unit lies at `source`; what is staged at `target` is unfinished

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -14,8 +15,10 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "services/tiers/catalog.h"
 #include "services/tiers/names.h"
 #include "services/tiers/side_by_side.h"
+#include "services/tiers/tree.h"
 
 namespace penstock::tiers {
 namespace {
@@ -99,8 +102,29 @@ std::string going_path(const std::string& root, std::int64_t unit) {
   return own(root, "going/" + std::to_string(unit));
 }
 
-std::string gone_path(const std::string& root, std::int64_t unit) {
-  return going_path(root, unit) + ".gone";
+std::string new_gone_path(const std::string& root, std::int64_t unit) {
+  return going_path(root, unit) + "." + random_id().substr(0, 8) + ".gone";
+}
+
+void keep_going(const std::string& root) {
+  std::error_code failed;
+  std::vector<std::string> found;
+  for (fs::directory_iterator at(own(root, "going"), failed), end; !failed && at != end; at.increment(failed)) {
+    if (!at->path().has_extension()) found.push_back(at->path().string());
+  }
+  for (const std::string& path : found) {
+    static_cast<void>(rename_to_free(path, path + "." + random_id().substr(0, 8) + ".kept"));
+  }
+}
+
+Status remove_gone(const std::string& root) {
+  Status status;
+  std::error_code failed;
+  for (fs::directory_iterator at(own(root, "going"), failed), end; !failed && at != end; at.increment(failed)) {
+    if (at->path().extension() != ".gone") continue;
+    if (Status removed = remove_all(at->path().string()); !removed) status = std::move(removed);
+  }
+  return status;
 }
 
 std::string coming_folder(const std::string& root) {
@@ -188,22 +212,44 @@ Status rename_to_free(const std::string& from, const std::string& to) {
   return system_error(errno, "rename " + from + " to " + to);
 }
 
+Status exchange_names(const std::string& one, const std::string& other) {
+  if (::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE) == 0) return {};
+  return system_error(errno, "exchange " + one + " and " + other);
+}
+
 Status rename_over(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) == 0) return {};
   return system_error(errno, "rename " + from + " to " + to);
 }
 
+// Others may be at it too.
 Status remove_all(const std::string& path) {
   if (::unlink(path.c_str()) == 0 || errno == ENOENT) return {};
-  std::error_code failed;
-  std::vector<std::string> files;
-  for (fs::recursive_directory_iterator at(path, failed), end; !failed && at != end; at.increment(failed)) {
-    if (!fs::is_directory(at->symlink_status(failed))) files.push_back(at->path().string());
+  const int refused = errno;
+  struct stat status = {};
+  if (::lstat(path.c_str(), &status) != 0) return errno == ENOENT ? Status() : system_error(errno, "look at " + path);
+  if (!S_ISDIR(status.st_mode)) return system_error(refused, "remove " + path);
+  if (is_mounted_on(AT_FDCWD, path.c_str())) {
+    return Error{Code::in_use, EBUSY, path + " is a mount, and stays", "unmount it first"};
   }
-  side_by_side(files.size(), [&](std::size_t i) { ::unlink(files[i].c_str()); });  // what is left is told below
-  fs::remove_all(path, failed);
-  if (!failed) return {};
-  return system_error(failed.value(), "remove " + path);
+  std::vector<std::string> files;
+  std::vector<std::string> folders;
+  std::error_code failed;
+  for (fs::directory_iterator at(path, failed), end; !failed && at != end; at.increment(failed)) {
+    (fs::is_directory(at->symlink_status(failed)) ? folders : files).push_back(at->path().string());
+  }
+  Status removed;
+  for (const std::string& folder : folders) {
+    if (Status below = remove_all(folder); !below) removed = std::move(below);
+  }
+  std::atomic<int> error = 0;
+  side_by_side(files.size(), [&](std::size_t i) {
+    if (::unlink(files[i].c_str()) != 0 && errno != ENOENT) error = errno;
+  });
+  if (removed && error != 0) removed = system_error(error, "remove what is in " + path);
+  if (!removed) return removed;
+  if (::rmdir(path.c_str()) == 0 || errno == ENOENT) return {};
+  return system_error(errno, "remove " + path);
 }
 
 Status sync_file(const std::string& path) {

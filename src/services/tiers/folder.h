@@ -3,6 +3,8 @@
 //   ROOT/.penstock/tier.json   the marker: by it a tier is known, so an empty mount point is never taken for one
 //   ROOT/.penstock/coming/ID   a unit on its way here, unfinished
 //   ROOT/.penstock/going/ID    a unit that has moved on, or was removed, and is about to be deleted
+//   ROOT/.penstock/going/ID.RANDOM.gone   the same, if a directory, once nothing of it is needed
+//   ROOT/.penstock/going/ID.RANDOM.kept   a version that was written while its unit moved
 //
 // Thread safety: functions of the file system.
 #pragma once
@@ -32,8 +34,12 @@ Status check_marker(const std::string& root, std::string_view tier, std::string_
 
 std::string coming_path(const std::string& root, std::int64_t unit);
 std::string going_path(const std::string& root, std::int64_t unit);
-// The same, once it is certain that nothing of it is needed.
-std::string gone_path(const std::string& root, std::int64_t unit);
+// A name for the same, once it is certain that nothing of it is needed; another one each time.
+std::string new_gone_path(const std::string& root, std::int64_t unit);
+// Keeps what lies there for a unit of another catalog: numbers of this one mean others.
+void keep_going(const std::string& root);
+// Deletes what has names of new_gone_path.
+Status remove_gone(const std::string& root);
 std::string coming_folder(const std::string& root);
 
 struct Room {
@@ -56,8 +62,11 @@ Status make_parents(const std::string& root, const std::string& name, const std:
 // Code::in_use if there is something of that name already.
 Status rename_to_free(const std::string& from, const std::string& to);
 Status rename_over(const std::string& from, const std::string& to);
-Status remove_all(const std::string& path);  // nothing to remove is no failure
-Status sync_file(const std::string& path);   // or a folder
+// Fails if one of them is missing, or the file system can't do it.
+Status exchange_names(const std::string& one, const std::string& other);
+// Nothing to remove is no failure. What is mounted within stays, and so does what is above it.
+Status remove_all(const std::string& path);
+Status sync_file(const std::string& path);  // or a folder
 Status sync_parent(const std::string& path);
 Status sync_file_system(const std::string& root);
 std::string parent_of(const std::string& path);

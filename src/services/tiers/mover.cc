@@ -209,6 +209,7 @@ Error Mover::doubt(const Work& work, Error error) const {
 void Mover::undo(Work& work) {
   if (!work.locked) return;
   if (work.named) {
+    take_name_back(work.row, work.target);
     const auto row = catalog_.move_of(work.unit.id);
     if (row && *row) static_cast<void>(recover(**row, false));
     return;

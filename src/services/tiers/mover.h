@@ -103,6 +103,14 @@ class Mover {
   Result<std::optional<TierFinding>> return_to_source(UnitRow unit, const MoveRow& row);
   Result<std::optional<TierFinding>> clear_source(const UnitRow& unit, const MoveRow& row, const Leases* leases) const;
   Status clear_aside(std::vector<TierFinding>& findings);
+  Status clear_coming(const TierRow& place, std::vector<TierFinding>& findings);
+  Status clear_going(const TierRow& place, std::vector<TierFinding>& findings);
+  Status take_out(const UnitRow& unit, const TierRow& from);
+  static Status discard(const UnitRow& unit, const TierRow& from);
+  Status give_name(const MoveRow& row, const std::string& target) const;
+  bool is_committed(const MoveRow& row);
+  // As long as the catalog does not have the unit there.
+  void take_name_back(const MoveRow& row, const std::string& target);
 
   Catalog& catalog_;
   Context& context_;

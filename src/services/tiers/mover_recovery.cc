@@ -63,7 +63,7 @@ Result<std::optional<TierFinding>> Mover::recover(const MoveRow& known, bool kee
     if (usable) usable = check_parents(place->path, unit.name);
     if (!usable) return told(place->path, "an interrupted move waits for a tier: " + usable.error().message);
   }
-  if (row.job != Job::removal && row.stage == Stage::copying) {
+  if (row.stage == Stage::copying) {
     const std::string target = path_in(*to, unit.name);
     const std::string staged = coming_path(to->path, row.unit);
     const auto there = look_at(target);
@@ -105,13 +105,16 @@ Result<std::optional<TierFinding>> Mover::recover(const MoveRow& known, bool kee
     fault_point("committed");
   }
   const bool in_place = row.job == Job::write && (from == nullptr || from->id == to->id);
-  if (!in_place && row.job != Job::removal) {
+  if (!in_place) {
     // Time has passed since the copy was verified.
     const auto is_whole = has_whole_copy(unit, row);
     if (!is_whole) return is_whole.error();
     if (!*is_whole) return return_to_source(unit, row);
   }
-  if (!in_place) {
+  if (in_place) {
+    // What was there before.
+    if (Status removed = remove_all(coming_path(to->path, row.unit)); !removed) return std::move(removed).error();
+  } else {
     auto finding = clear_source(unit, row, nullptr);
     if (!finding) return finding;
     fault_point("emptied");
@@ -124,14 +127,11 @@ Result<std::optional<TierFinding>> Mover::recover(const MoveRow& known, bool kee
       return finding;
     }
   }
-  Status forgotten = catalog_.transact([&]() -> Status {
-    if (row.job == Job::removal) {
-      if (Status gone = catalog_.delete_unit(unit.id); !gone) return gone;
-    }
-    return catalog_.delete_move(row.unit);
-  });
-  if (!forgotten) return std::move(forgotten).error();
+  if (Status forgotten = catalog_.delete_move(row.unit); !forgotten) return std::move(forgotten).error();
   fault_point("forgotten");
+  if (from != nullptr) {
+    if (Status removed = remove_gone(from->path); !removed) return std::move(removed).error();
+  }
   return told(path_in(*to, unit.name), "an interrupted change was finished", true);
 }
 
@@ -198,8 +198,8 @@ Status keep_owner_and_mode(const struct stat& source, const struct stat& target,
 
 }  // namespace
 
-// Takes the name from the source, looks whether it is what was copied, then deletes it. What is not stays, and is told;
-// so does the source of a copy that is no longer there.
+// Takes the name from the source, looks whether it is what was copied, then deletes it; of a directory, the catalog has
+// to forget the move first. What is not stays, and is told; so does the source of a copy that is no longer there.
 Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, const MoveRow& row,
                                                        const Leases* leases) const {
   const TierRow& from = *tier(*row.source);
@@ -219,11 +219,9 @@ Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, cons
   if (!there) return there.error();
   if (there->st_ino != 0) {
     if (!is_copied(source, *there)) {
-      return told(source, row.job == Job::removal
-                              ? source + " was changed or replaced while it was removed, and stays"
-                              : source + " was changed while the unit moved; it lies there beside the unit");
+      return told(source, source + " was changed while the unit moved; it lies there beside the unit");
     }
-    if (row.job != Job::removal && row.staged_inode != 0) {
+    if (row.staged_inode != 0) {
       const std::string target = path_in(*tier(row.target), unit.name);
       const auto copy = look_at(target);
       if (!copy) return copy.error();
@@ -254,36 +252,83 @@ Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, cons
       return std::optional<TierFinding>();
     }
   }
-  // Half a directory would look like one that was changed: its name says that nothing of it is needed.
-  const std::string gone = gone_path(from.path, unit.id);
+  // Half a directory would look like one that was changed. It is deleted when the catalog has forgotten the move.
   if (aside->st_ino != 0) {
-    if (Status moved = rename_to_free(going, gone); !moved) return std::move(moved).error();
+    if (Status moved = rename_to_free(going, new_gone_path(from.path, unit.id)); !moved)
+      return std::move(moved).error();
   }
-  if (Status removed = remove_all(gone); !removed) return std::move(removed).error();
   return std::optional<TierFinding>();
 }
 
-// What died before the catalog knew of it.
 Status Mover::clear_aside(std::vector<TierFinding>& findings) {
   for (const TierRow& place : tiers_) {
     if (place.read_only || !check_marker(place.path, place.mark, place.name).ok()) continue;
-    const std::string folder = coming_folder(place.path);
-    static_cast<void>(remove_leftovers(folder));
-    std::error_code failed;
-    for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
-      const std::string name = at->path().filename().string();
-      std::int64_t unit = 0;  // or the number of a file that belongs to none yet
-      const auto [last, error] = std::from_chars(name.data(), name.data() + name.size(), unit);
-      if (error != std::errc() || last != name.data() + name.size()) continue;
-      const auto locked = locks_.try_lock(unit);
-      if (!locked) return locked.error();
-      if (!*locked) continue;
-      const auto row = catalog_.move_of(unit);
-      if (row && (!*row || (*row)->target != place.id) && remove_all(at->path().string()).ok()) {
-        findings.push_back({"", at->path().string(), "an interrupted copy was removed", true});
-      }
-      locks_.unlock(unit);
+    if (Status cleared = clear_coming(place, findings); !cleared) return cleared;
+    if (Status cleared = clear_going(place, findings); !cleared) return cleared;
+  }
+  return {};
+}
+
+namespace {
+
+// The files in a folder whose names are numbers: of a unit, or of a file that belongs to none yet.
+std::vector<std::pair<std::int64_t, std::string>> numbered(const std::string& folder) {
+  std::vector<std::pair<std::int64_t, std::string>> found;
+  std::error_code failed;
+  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    const std::string name = at->path().filename().string();
+    std::int64_t unit = 0;
+    const auto [last, error] = std::from_chars(name.data(), name.data() + name.size(), unit);
+    if (error == std::errc() && last == name.data() + name.size()) found.emplace_back(unit, at->path().string());
+  }
+  return found;
+}
+
+}  // namespace
+
+// What died before the catalog knew of it.
+Status Mover::clear_coming(const TierRow& place, std::vector<TierFinding>& findings) {
+  const std::string folder = coming_folder(place.path);
+  static_cast<void>(remove_leftovers(folder));
+  for (const auto& [unit, path] : numbered(folder)) {
+    const auto locked = locks_.try_lock(unit);
+    if (!locked) return locked.error();
+    if (!*locked) continue;
+    const auto row = catalog_.move_of(unit);
+    if (row && (!*row || (*row)->target != place.id) && remove_all(path).ok()) {
+      findings.push_back({"", path, "an interrupted copy was removed", true});
     }
+    locks_.unlock(unit);
+  }
+  return {};
+}
+
+// What was being removed when somebody died: it is deleted if the catalog has forgotten it, and put back if not.
+Status Mover::clear_going(const TierRow& place, std::vector<TierFinding>& findings) {
+  for (const auto& [id, path] : numbered(parent_of(going_path(place.path, 0)))) {
+    const auto locked = locks_.try_lock(id);
+    if (!locked) return locked.error();
+    if (!*locked) continue;
+    const auto row = catalog_.move_of(id);
+    const auto unit = catalog_.unit(id);
+    const auto still = look_at(path);
+    if (row && !*row && unit && still && still->st_ino != 0) {
+      if (!*unit) {
+        static_cast<void>(discard({.id = id, .name = ""}, place));
+      } else if ((*unit)->tier == place.id && rename_to_free(path, path_in(place, (*unit)->name)).ok()) {
+        findings.push_back({(*unit)->name, path, "an interrupted removal was undone", true});
+      } else {
+        const std::string kept = path + "." + random_id().substr(0, 8) + ".kept";
+        static_cast<void>(rename_to_free(path, kept));
+      }
+    }
+    locks_.unlock(id);
+  }
+  if (Status removed = remove_gone(place.path); !removed) {
+    findings.push_back(
+        {.name = "",
+         .path = parent_of(going_path(place.path, 0)),
+         .text = "what is left of a unit that moved or was removed can't be deleted: " + removed.error().message});
   }
   return {};
 }

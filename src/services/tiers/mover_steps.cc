@@ -38,13 +38,6 @@ bool is_unchanged(const Tree& tree, const MoveRow& row) {
   return tree.identity == row.identity && tree.inode == row.source_inode && changed_at <= row.began_at;
 }
 
-// Whether its name can't be taken from it, whatever its folder allows.
-bool is_protected(const std::string& path) {
-  struct statx facts = {};
-  return ::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, 0, &facts) == 0 &&
-         (facts.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND)) != 0;
-}
-
 // What can't be removed afterwards would lie on both tiers.
 Error stays(const std::string& what) {
   return system_error(errno, "move " + what, "its file system is read-only, or it is protected");
@@ -129,10 +122,7 @@ Status Mover::begin(Work& work) const {
   auto tree = scan(work.source);
   if (!tree) return tree.error().code == Code::not_found ? doubt(work, missing(work.source)) : tree.error();
   work.tree = std::move(*tree);
-  if (is_protected(work.source)) {
-    errno = EPERM;
-    return stays(work.source + " away");
-  }
+  if (Status removable = check_removable(work.source); !removable) return removable;
   if (!work.unit.identity.empty() && work.unit.identity != work.tree.identity) {
     return doubt(work, changed(work.source));
   }
@@ -484,6 +474,17 @@ void Mover::clear(const Batch& batch, MoveReport& report) {
     }));
   }
   fault_point("forgotten");
+  for (const auto& work : batch) {
+    if (!synced || work->from == nullptr || work->tree.kind != UnitKind::directory) continue;
+    const Status removed = remove_gone(work->from->path);
+    if (removed) continue;
+    note_failure(
+        *work,
+        {removed.error().code, removed.error().system_error,
+         shown(work->unit.name) + " has moved, but not all of its source can be deleted: " + removed.error().message,
+         removed.error().hint},
+        report);
+  }
   std::vector<UniqueFd> deleted;
   for (const auto& work : batch) {
     if (work->from != nullptr) std::ranges::move(work->leases.take_files(), std::back_inserter(deleted));

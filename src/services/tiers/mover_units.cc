@@ -1,5 +1,6 @@
 // The Mover's part that makes units, gives them new content, and removes them.
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -92,6 +93,29 @@ Status Mover::add(UnitRow unit, const std::string& path) {
                                  : report.failures.front().error;
 }
 
+// The old content, if it lies there, gets the place of the new: so it can have its name back.
+Status Mover::give_name(const MoveRow& row, const std::string& target) const {
+  const std::string staged = coming_path(tier(row.target)->path, row.unit);
+  if (row.source != row.target) return rename_to_free(staged, target);
+  const Status exchanged = exchange_names(staged, target);
+  return exchanged ? exchanged : rename_over(staged, target);
+}
+
+// Whether the catalog has the unit at its target.
+bool Mover::is_committed(const MoveRow& row) {
+  const auto now = catalog_.move_of(row.unit);
+  return now && (!*now || (*now)->stage == Stage::removing);
+}
+
+void Mover::take_name_back(const MoveRow& row, const std::string& target) {
+  const auto now = catalog_.move_of(row.unit);
+  if (!now || !*now || (*now)->stage != Stage::copying) return;
+  const auto there = look_at(target);
+  if (!there || there->st_ino != row.staged_inode) return;
+  const std::string staged = coming_path(tier(row.target)->path, row.unit);
+  if (!exchange_names(staged, target)) static_cast<void>(rename_to_free(target, staged));
+}
+
 Status Mover::replace(const std::string& name, std::int64_t to, const std::string& staged, double wait_seconds) {
   const TierRow* place = tier(to);
   if (place == nullptr) return Error{Code::not_found, 0, "the tier is no longer in the catalog", "write it again"};
@@ -142,20 +166,63 @@ Status Mover::replace(const std::string& name, std::int64_t to, const std::strin
   if (done) {
     const std::string target = path_in(*place, name);
     done = make_parents(place->path, name, "");
-    const bool is_here = row.source && *row.source == to;
-    if (done) {
-      const std::string from = coming_path(place->path, row.unit);
-      done = is_here ? rename_over(from, target) : rename_to_free(from, target);
-    }
+    if (done) done = give_name(row, target);
     if (done) fault_point("named");
     if (done) done = sync_parent(target);
+    if (!done) take_name_back(row, target);
     // From here on as after a crash: what has its name counts.
     const auto finding = recover(row, false);
-    if (done && !finding) done = finding.error();
-    if (done && *finding && !(*finding)->repaired) done = Error{Code::io_error, 0, (*finding)->text, ""};
+    if (done && finding && *finding && !(*finding)->repaired) done = Error{Code::io_error, 0, (*finding)->text, ""};
+    if (done && !finding && !is_committed(row)) {
+      // What is said to have failed has not happened.
+      done = finding.error();
+      take_name_back(row, target);
+      static_cast<void>(recover(row, false));
+    }
   }
   if (row.unit != 0) locks_.unlock(row.unit);
   return done;
+}
+
+// It loses its name, then the catalog forgets it, then it is deleted. Until it is forgotten it can be put back; who
+// dies before leaves that to recovery.
+Status Mover::take_out(const UnitRow& unit, const TierRow& from) {
+  const std::string path = path_in(from, unit.name);
+  const std::string going = going_path(from.path, unit.id);
+  const auto there = look_at(path);
+  if (!there) return there.error();
+  if (there->st_ino == 0) return catalog_.delete_unit(unit.id);
+  if (Status removable = check_removable(path); !removable) return removable;
+  if (Status moved = rename_to_free(path, going); !moved) return moved;
+  fault_point("aside");
+  Status done = sync_parents({path, going});
+  if (done) fault_point("cleared");
+  if (const auto aside = look_at(going); done && (!aside || aside->st_ino != there->st_ino)) {
+    done = Error{Code::changed, 0, path + " was replaced while it was removed", "look at it, and remove it again"};
+  }
+  if (done) done = catalog_.delete_unit(unit.id);
+  if (!done) {
+    static_cast<void>(rename_to_free(going, path));
+    return done;
+  }
+  fault_point("forgotten");
+  Status deleted = discard(unit, from);
+  if (deleted) return deleted;
+  Error error = deleted.error();
+  error.message = shown(unit.name) + " is no longer a unit, but not all of it can be deleted: " + error.message;
+  return error;
+}
+
+// Deletes what lies aside of a unit, of which nothing is needed. Half a directory would look like one that was changed:
+// its name says what it is.
+Status Mover::discard(const UnitRow& unit, const TierRow& from) {
+  const std::string going = going_path(from.path, unit.id);
+  if (::unlink(going.c_str()) == 0 || errno == ENOENT) return {};
+  if (errno != EISDIR) return system_error(errno, "remove " + going);
+  const std::string gone = new_gone_path(from.path, unit.id);
+  if (Status moved = rename_to_free(going, gone); !moved) return moved;
+  fault_point("emptied");
+  return remove_all(gone);
 }
 
 Status Mover::remove(std::int64_t unit, double wait_seconds) {
@@ -174,25 +241,7 @@ Status Mover::remove(std::int64_t unit, double wait_seconds) {
     if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
     if (Status usable = check_usable(*from); !usable) return usable;
     if (Status parents = check_parents(from->path, (*row)->name); !parents) return parents;
-    MoveRow move{.unit = unit,
-                 .job = Job::removal,
-                 .stage = Stage::removing,
-                 .source = from->id,
-                 .target = from->id,
-                 .began_at = wall_seconds()};
-    const std::string path = path_in(*from, (*row)->name);
-    if (Status noted = note_source(move, path); !noted) return noted;
-    if (Status put = catalog_.put_move(move); !put) return put;
-    fault_point("journaled");
-    const auto finding = recover(move, false);
-    Status removed = finding ? Status() : Status(finding.error());
-    if (finding && *finding && !(*finding)->repaired) removed = Error{Code::io_error, 0, (*finding)->text, ""};
-    if (!removed) {
-      // As long as it has its name, it stays for good: nobody finishes what was said to have failed.
-      const auto still = look_at(path);
-      if (still && still->st_ino == move.source_inode) static_cast<void>(catalog_.delete_move(unit));
-    }
-    return removed;
+    return take_out(**row, *from);
   }();
   locks_.unlock(unit);
   return done;

@@ -153,6 +153,7 @@ Status Service::add_tier(const NewTier& tier, std::string_view behind) {
               .high_water = tier.high_water,
               .from_heat = tier.from_heat.value_or(usual_heat(place)),
               .read_only = tier.read_only};
+  keep_going(*folder);
   // The marker first: a tier of the catalog always has one.
   if (Status marked = write_marker(*folder, {row.mark, catalog_->id(), row.name}); !marked) return marked;
   const auto inserted = catalog_->insert_tier(row, place == 0 ? 0 : (*tiers)[place - 1].id);

@@ -355,7 +355,7 @@ TEST(TiersCrash, recovery_deletes_no_file_that_took_the_place_of_one_that_was_re
   const Scenario removal{"remove", {}, [](const Folders&, Tiers& tiers) { return tiers.remove("other").ok(); }, {}};
   const Scenario write{
       "write", {}, [](const Folders&, Tiers& tiers) { return write_through(tiers, "other", fresh); }, {}};
-  for (const auto& [scenario, point] : {std::pair(&removal, "journaled"), std::pair(&removal, "emptied"),
+  for (const auto& [scenario, point] : {std::pair(&removal, "aside"), std::pair(&removal, "forgotten"),
                                         std::pair(&write, "committed"), std::pair(&write, "emptied")}) {
     const Folders folders;
     {

@@ -10,6 +10,7 @@
 #include "penstock/tiers.h"
 #include "services/tiers/fault_point.h"
 #include "services/tiers/names.h"
+#include "services/tiers/sqlite.h"
 #include "services/tiers/test_tiers.h"
 
 namespace penstock::tiers {
@@ -233,6 +234,25 @@ TEST_F(TiersTest, a_source_whose_name_cant_be_taken_stays) {
   }
 }
 
+TEST_F(TiersTest, a_directory_of_which_a_part_cant_go_stays_whole) {
+  write_file(folders_.path("nvme/folder/deep/file"), "protected");
+  write_file(folders_.path("nvme/folder/other"), "other");
+  ASSERT_TRUE(tiers_.import("folder").ok());
+  for (const char* what : {"folder/deep/file", "folder/deep"}) {
+    const ProtectedPath part(folders_.path(std::string("nvme/") + what), FS_IMMUTABLE_FL);
+    if (!part) GTEST_SKIP() << "no file here can be protected: " << std::strerror(errno);
+    for (const std::string& told : {text_of(tiers_.remove("folder")), text_of(tiers_.move("folder", "hdd"))}) {
+      EXPECT_NE(told.find(std::string(what) + " is protected"), std::string::npos) << told;
+    }
+    EXPECT_EQ(content("nvme", "folder/deep/file"), "protected");
+    EXPECT_EQ(content("nvme", "folder/other"), "other");
+    EXPECT_EQ(folders_.where("folder"), std::vector<std::string>{"nvme"});
+  }
+  EXPECT_EQ(text_of(tiers_.check().value()), "");
+  EXPECT_EQ(text_of(tiers_.remove("folder")), "ok");
+  EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+}
+
 TEST_F(TiersTest, a_directory_that_cant_move_can_be_removed) {
   put("nvme", "folder/file", 1000);
   tiers_ = {};
@@ -243,6 +263,83 @@ TEST_F(TiersTest, a_directory_that_cant_move_can_be_removed) {
   EXPECT_EQ(tiers_.move("folder", "hdd").error().code, Code::unsupported);
   EXPECT_EQ(text_of(tiers_.remove("folder")), "ok");
   EXPECT_EQ(folders_.where("folder"), std::vector<std::string>());
+}
+
+// Somebody who keeps the catalog from being changed from a step on, as a full disk would.
+class Blocked {
+ public:
+  Blocked(const std::string& catalog, std::string_view from) {
+    set_fault_hook([this, catalog, from](std::string_view point) {
+      if (point != from || database_) return;
+      auto database = Database::open(catalog, Database::Mode::existing, 1);
+      ASSERT_TRUE(database.ok());
+      database_.emplace(std::move(*database));
+      auto transaction = Transaction::begin(*database_);
+      ASSERT_TRUE(transaction.ok());
+      transaction_.emplace(std::move(*transaction));
+    });
+  }
+  ~Blocked() { set_fault_hook({}); }
+  Blocked(const Blocked&) = delete;
+  Blocked& operator=(const Blocked&) = delete;
+  bool happened() const { return database_.has_value(); }
+
+ private:
+  std::optional<Database> database_;
+  std::optional<Transaction> transaction_;
+};
+
+TEST_F(TiersTest, what_failed_for_the_catalog_has_not_happened) {
+  TiersOptions options = folders_.options();
+  options.wait_seconds = 0.05;
+  tiers_ = *Tiers::open(options);
+  put("nvme", "here", 1000);
+  put("hdd", "there", 1000);
+  write_file(folders_.path("elsewhere"), "new");
+  auto context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+  const auto replace = [&](const char* name) {
+    auto store = context->open("tier:" + std::string(name), {.access = Access::replace, .size_bytes = 10});
+    return store ? store->commit() : Status(store.error());
+  };
+  const auto move = [&] {
+    const auto moved = tiers_.move("here", "ssd");
+    return moved ? Status() : Status(moved.error());
+  };
+  const std::vector<std::pair<const char*, std::function<Status()>>> changes = {
+      {"aside", [&] { return tiers_.remove("here"); }},
+      {"named", [&] { return replace("here"); }},
+      {"named", [&] { return replace("there"); }},
+      {"named", move},
+      {"named", [&] { return tiers_.add(folders_.path("elsewhere").string(), "added"); }},
+      {"named", [&] { return replace("written"); }},
+  };
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    SCOPED_TRACE(i);
+    {
+      const Blocked blocked(folders_.catalog(), changes[i].first);
+      EXPECT_FALSE(changes[i].second().ok());
+      EXPECT_TRUE(blocked.happened());
+    }
+    for (const bool checked : {false, true}) {
+      if (checked) {
+        EXPECT_TRUE(tiers_.check().ok());
+      }
+      EXPECT_EQ(content("nvme", "here"), bytes_of("here", 1, 1000));
+      EXPECT_EQ(content("hdd", "there"), bytes_of("there", 1, 1000));
+      EXPECT_EQ(folders_.where("here"), std::vector<std::string>{"nvme"});
+      EXPECT_EQ(folders_.where("there"), std::vector<std::string>{"hdd"});
+      EXPECT_EQ(folders_.where("added"), std::vector<std::string>());
+      EXPECT_EQ(folders_.where("written"), std::vector<std::string>());
+    }
+    EXPECT_EQ(tiers_.list({})->size(), 2U);
+    EXPECT_EQ(text_of(tiers_.check().value()), "");
+    EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+  }
+  // And nothing is in the way of doing it.
+  EXPECT_EQ(text_of(move()), "ok");
+  EXPECT_EQ(text_of(replace("there")), "ok");
+  EXPECT_EQ(text_of(tiers_.remove("here")), "ok");
 }
 
 TEST_F(TiersTest, a_mode_that_changes_under_way_is_kept) {

@@ -36,6 +36,48 @@ bool has_bytes(const std::string& path) {
   return file && ::pread(file.get(), &byte, 1, 0) == 1;
 }
 
+// The names in a folder, sorted.
+Status list_names(int folder, const std::string& path, std::vector<std::string>& names) {
+  const int own = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, CloseDirectory> stream(own < 0 ? nullptr : ::fdopendir(own));
+  if (!stream) return system_error(errno, "list " + path);
+  for (;;) {
+    errno = 0;
+    const dirent* entry = ::readdir(stream.get());
+    if (entry == nullptr) break;
+    const std::string_view text = entry->d_name;
+    if (text != "." && text != "..") names.emplace_back(text);
+  }
+  if (errno != 0) return system_error(errno, "list " + path);
+  std::ranges::sort(names);
+  return {};
+}
+
+Status check_removable(int folder, const std::string& name, const std::string& path, int depth) {
+  if (depth > max_depth) return refused(path, "is nested too deeply", "");
+  struct statx facts = {};
+  if (::statx(folder, name.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &facts) != 0) {
+    return errno == ENOENT ? Status() : system_error(errno, "look at " + path);
+  }
+  if ((facts.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND)) != 0) {
+    return Error{Code::permission_denied, EPERM, path + " is protected, so it can't be moved away or removed",
+                 "allow it with `chattr -i -a`"};
+  }
+  if ((facts.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
+    return Error{Code::in_use, EBUSY, path + " is a mount: what is there belongs to something else",
+                 "unmount it first"};
+  }
+  if (!S_ISDIR(facts.stx_mode)) return {};
+  const UniqueFd below(::openat(folder, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  if (!below) return system_error(errno, "list " + path);
+  std::vector<std::string> names;
+  if (Status listed = list_names(below.get(), path, names); !listed) return listed;
+  for (const std::string& each : names) {
+    if (Status fine = check_removable(below.get(), each, path + "/" + each, depth + 1); !fine) return fine;
+  }
+  return {};
+}
+
 // Whether a relative link within `folder` (below the unit, "" for the unit itself) stays within the unit.
 bool stays_within(const std::string& folder, const std::string& target) {
   if (target.starts_with('/')) return true;  // means the same from everywhere
@@ -93,19 +135,8 @@ class Scanner {
 
   Status list(int folder, const std::string& name, int depth) {
     if (depth > max_depth) return refused(path_, "is nested too deeply", "");
-    const int own = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const std::unique_ptr<DIR, CloseDirectory> stream(own < 0 ? nullptr : ::fdopendir(own));
-    if (!stream) return system_error(errno, "list " + path_ + "/" + name);
     std::vector<std::string> found;
-    for (;;) {
-      errno = 0;
-      const dirent* entry = ::readdir(stream.get());
-      if (entry == nullptr) break;
-      const std::string_view text = entry->d_name;
-      if (text != "." && text != "..") found.emplace_back(text);
-    }
-    if (errno != 0) return system_error(errno, "list " + path_ + "/" + name);
-    std::ranges::sort(found);
+    if (Status listed = list_names(folder, path_ + "/" + name, found); !listed) return listed;
     for (const std::string& last : found) {
       struct stat status = {};
       const std::string whole = name.empty() ? last : name + "/" + last;
@@ -125,6 +156,7 @@ class Scanner {
     const std::string whole = name.empty() ? path_ : path_ + "/" + name;
     if (tree_.entries.size() >= max_entries) return refused(path_, "has too many entries to move as one", "");
     if (status.st_dev != device_) return refused(whole, "is on another file system", "unmount it, or take it alone");
+    if (folder >= 0 && is_mounted_on(folder, last.c_str())) return refused(whole, "is a mount", "unmount it");
     Entry entry{.name = name, .status = status};
     if (S_ISDIR(status.st_mode)) {
       entry.kind = Entry::Kind::directory;
@@ -191,6 +223,17 @@ class Scanner {
 };
 
 }  // namespace
+
+// Old kernels don't tell, and only another device shows there.
+bool is_mounted_on(int folder, const char* name) {
+  struct statx facts = {};
+  if (::statx(folder, name, AT_SYMLINK_NOFOLLOW, 0, &facts) != 0) return false;
+  return (facts.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+}
+
+Status check_removable(const std::string& path) {
+  return check_removable(AT_FDCWD, path, path, 0);
+}
 
 std::string identity_of(const struct stat& file) {
   return std::to_string(file.st_size) + ":" + std::to_string(file.st_mtim.tv_sec) + "." +

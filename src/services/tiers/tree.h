@@ -36,6 +36,10 @@ struct Tree {
 // Code::not_found if nothing is there. Code::unsupported for what can't move as it is: links that lead out, files with
 // names elsewhere, devices and the like, other file systems mounted within.
 Result<Tree> scan(const std::string& path);
+// Whether all of it can be deleted: nothing is mounted within, and nothing protected (chattr(1)). Says what can't.
+Status check_removable(const std::string& path);
+// Whether something is mounted on the entry of a folder, or on a path (AT_FDCWD).
+bool is_mounted_on(int folder, const char* name);
 // Only the identity and the inode, as cheap as can be.
 Result<Tree> glance(const std::string& path);
 // The identity of a unit that is a file.
