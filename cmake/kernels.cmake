@@ -21,18 +21,21 @@ function(penstock_kernels target source)
             ${gpus} ${source} -o ${kernels_fatbin}
     DEPENDS ${source} ${ARGN} VERBATIM)
   configure_file(${CMAKE_CURRENT_SOURCE_DIR}/cuda/kernels_image.cc.in kernels_image.cc @ONLY)
-  set_source_files_properties(${CMAKE_CURRENT_BINARY_DIR}/kernels_image.cc PROPERTIES OBJECT_DEPENDS ${kernels_fatbin})
+  # As part of a unity build, it would not be compiled again when the kernels change.
+  set_source_files_properties(${CMAKE_CURRENT_BINARY_DIR}/kernels_image.cc PROPERTIES
+    OBJECT_DEPENDS ${kernels_fatbin} SKIP_UNITY_BUILD_INCLUSION ON)
   target_sources(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/kernels_image.cc)
   target_compile_definitions(${target} PRIVATE PENSTOCK_HAS_KERNELS=1)
 endfunction()
 
 # penstock_ptx(target source): adds the kernels of a test or a benchmark to it, as a text `penstock_<name of the source>`
-# of PTX, which the driver compiles for the GPU that there is. Without nvcc the text is empty.
+# of PTX, which the driver compiles for the GPU that there is. Without nvcc the text is empty; so it is under a sanitizer,
+# where no GPU would run them.
 function(penstock_ptx target source)
   get_filename_component(name ${source} NAME_WE)
   set(image ${CMAKE_CURRENT_BINARY_DIR}/${name}_image.cc)
   set(incbin)
-  if(PENSTOCK_NVCC)
+  if(PENSTOCK_NVCC AND NOT PENSTOCK_SANITIZE)
     set(ptx ${CMAKE_CURRENT_BINARY_DIR}/${name}.ptx)
     set(incbin ".incbin \"${ptx}\"")
     # Made again when a header has changed that it includes.
