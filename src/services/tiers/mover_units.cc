@@ -20,8 +20,7 @@ Status note_source(MoveRow& row, const std::string& path) {
   row.source_inode = there->st_ino;
   if (there->st_ino == 0) return {};
   auto tree = glance(path);
-  // A directory that could not move, for a socket in it say, is known by its inode alone.
-  if (!tree) return tree.error().code == Code::unsupported ? Status() : std::move(tree).error();
+  if (!tree) return std::move(tree).error();
   row.identity = std::move(tree->identity);
   return {};
 }
