@@ -51,8 +51,10 @@ struct NewTier {
   // the last.
   std::optional<double> from_heat = {};
   bool read_only = false;  // nothing is moved to or from it
-  bool adopt = false;      // take the folder even if it belongs to another catalog
-  bool first = false;      // `add_tier`: as the fastest of all
+  // Take the folder even if it belongs to another catalog. `change_tier`: write the marker anew where it is missing or
+  // damaged; another tier's stays.
+  bool adopt = false;
+  bool first = false;  // `add_tier`: as the fastest of all
 };
 
 // What decides where units belong. Kept in the catalog.
@@ -241,7 +243,7 @@ class PENSTOCK_EXPORT Tiers {
   // Forgets a tier without units; its folder stays. Code::in_use while it has some.
   Status remove_tier(std::string_view name);
   // Changes what is given of capacity, water marks, heat and read_only. The path may change too: the marker must be
-  // there.
+  // there, unless `adopt` writes it.
   Status change_tier(const NewTier& tier);
   Result<TierPolicy> policy() const;
   Status set_policy(const TierPolicy& policy);

@@ -169,6 +169,7 @@ Command add_tier(CLI::App& tool) {
   CLI::App* changing = add("change", "Change a tier, or what decides where units belong", tier::change);
   changing->add_option("TIER", flags->name, "which");
   changing->add_option("--path", flags->path, "where its folder is now")->type_name("PATH");
+  changing->add_flag("--adopt", flags->adopt, "the folder is the tier's: write its marker anew if it is lost");
   changing->add_flag("--writable", flags->writable, "no longer read-only");
   add_marks(changing);
   add_policy(changing);

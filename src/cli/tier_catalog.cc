@@ -159,7 +159,7 @@ Exit add_tier(const Flags& flags, const Output& output, Tiers& tiers) {
 
 Exit change(const Flags& flags, const Output& output, Tiers& tiers) {
   const bool of_tier = flags.capacity || flags.low || flags.high || flags.from_heat || flags.read_only ||
-                       flags.writable || !flags.path.empty();
+                       flags.writable || flags.adopt || !flags.path.empty();
   const bool of_policy = flags.half_life || flags.cooling || flags.least_stay;
   if (of_tier && flags.name.empty()) {
     return output.fail(tier_usage("which tier?", "name it: penstock tier change nvme --high 0.9"));
@@ -186,7 +186,8 @@ Exit change(const Flags& flags, const Output& output, Tiers& tiers) {
                         .low_water = flags.low.value_or(now->low_water),
                         .high_water = flags.high.value_or(now->high_water),
                         .from_heat = flags.from_heat,
-                        .read_only = (now->read_only || flags.read_only) && !flags.writable};
+                        .read_only = (now->read_only || flags.read_only) && !flags.writable,
+                        .adopt = flags.adopt};
   return done(flags, "change", tiers.change_tier(changed), "changed " + flags.name);
 }
 

@@ -209,6 +209,17 @@ class Commands(TierTest):
         self.assertEqual((self.folder / "nvme/model/part/file").read_bytes(), b"content")
         self.assertEqual(self.tier("check")["findings"], [])
 
+    def test_a_lost_marker_is_written_anew(self):
+        self.put("hdd/a")
+        self.tier("import", "a")
+        marker = self.folder / "hdd/.penstock/tier.json"
+        marker.unlink()
+        at = ("tier", "change", "hdd", "--path", self.folder / "hdd")
+        self.fails("not_found", 3, *at, env=self.env)
+        self.assertFalse(marker.exists())
+        self.json_of(*at, "--adopt", env=self.env)
+        self.assertEqual(self.tier("check")["findings"], [])
+
     def test_tiers_are_changed_added_and_removed(self):
         (self.folder / "tape").mkdir()
         self.tier("add-tier", f"tape={self.folder / 'tape'}", "--behind", "hdd")

@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -36,22 +36,41 @@ Status make_folder(const std::string& path, mode_t mode) {
 
 }  // namespace
 
+Error file_error(int error_number, std::string what, std::string hint) {
+  const bool no_descriptors = error_number == EMFILE || error_number == ENFILE;
+  if (no_descriptors) hint = "too many files are open: close some, or raise the limit (ulimit -n)";
+  return system_error(error_number, std::move(what), std::move(hint));
+}
+
+bool is_shortage(const Error& error) {
+  return error.code == Code::out_of_memory || error.system_error == EMFILE || error.system_error == ENFILE;
+}
+
 Result<Marker> read_marker(const std::string& root) {
+  constexpr std::size_t most_bytes = 4096;
   const std::string path = own(root, "tier.json");
-  struct stat status = {};
-  if (::stat(path.c_str(), &status) != 0) return system_error(errno, "read " + path);
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream text;
-  if (status.st_size < 65536) text << file.rdbuf();
-  const auto json = nlohmann::json::parse(text.str(), nullptr, false);
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file) return file_error(errno, "read " + path);
+  std::string text(most_bytes, '\0');
+  std::size_t length = 0;
+  while (length < most_bytes) {
+    const ssize_t count = ::read(file.get(), text.data() + length, most_bytes - length);
+    if (count == 0) break;
+    if (count > 0) length += static_cast<std::size_t>(count);
+    if (count < 0 && errno != EINTR) return file_error(errno, "read " + path);
+  }
+  text.resize(length);
+  const auto json = nlohmann::json::parse(text, nullptr, false);
   const auto field = [&](const char* key) {
     return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
   };
   Marker marker{field("tier"), field("catalog"), field("name")};
-  if (!file || marker.tier.empty()) {
-    return Error{Code::io_error, 0, path + " is damaged", "see which tier this is, and remove the file"};
-  }
-  return marker;
+  if (!marker.tier.empty()) return marker;
+  return Error{Code::io_error, 0, path + " is damaged", "if the folder is to be a tier of yours, take it with --adopt"};
+}
+
+bool is_lost_marker(const Error& error) {
+  return error.code == Code::not_found || (error.code == Code::io_error && error.system_error == 0);
 }
 
 Status write_marker(const std::string& root, const Marker& marker) {
@@ -65,7 +84,7 @@ Status write_marker(const std::string& root, const Marker& marker) {
     std::ofstream file(part, std::ios::binary | std::ios::trunc);
     file << json.dump() << "\n";
     file.close();
-    if (!file) return system_error(errno, "write " + part);
+    if (!file) return file_error(errno, "write " + part);
   }
   if (Status done = sync_file(part); !done) return done;
   if (Status done = rename_over(part, path); !done) return done;
@@ -83,9 +102,17 @@ void remove_marker(const std::string& root, std::string_view tier) {
 Status check_marker(const std::string& root, std::string_view tier, std::string_view name) {
   const auto marker = read_marker(root);
   if (!marker) {
-    if (marker.error().code != Code::not_found) return marker.error();
-    return Error{Code::not_found, 0, "the tier " + std::string(name) + " is not at " + root + ": its marker is missing",
-                 "mount its disk there"};
+    Error error = marker.error();
+    if (!is_lost_marker(error)) return error;
+    const std::string anew = "if this is its folder, write the marker anew: penstock tier change " + std::string(name) +
+                             " --path " + root + " --adopt";
+    if (error.code == Code::not_found) {
+      return Error{Code::not_found, 0,
+                   "the tier " + std::string(name) + " is not at " + root + ": its marker is missing",
+                   "mount its disk there; " + anew};
+    }
+    error.hint = anew;
+    return error;
   }
   if (marker->tier == tier) return {};
   return Error{

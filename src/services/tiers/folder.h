@@ -24,13 +24,20 @@ struct Marker {
   std::string catalog;  // that of the catalog which it belongs to
   std::string name;
 };
-// Code::not_found if there is none.
+// Code::not_found if there is none. One that can't be read is told of as such, and is not damaged.
 Result<Marker> read_marker(const std::string& root);
 Status write_marker(const std::string& root, const Marker& marker);
 // If it is still this tier's.
 void remove_marker(const std::string& root, std::string_view tier);
+// Whether it can be written anew: it is missing, or damaged.
+bool is_lost_marker(const Error& error);
 // Whether this is the folder of the tier with that id, now.
 Status check_marker(const std::string& root, std::string_view tier, std::string_view name);
+
+// A system error, with what to do if there are no more descriptors.
+Error file_error(int error_number, std::string what, std::string hint = {});
+// Whether this process or machine lacks descriptors or memory: that says nothing about the file.
+bool is_shortage(const Error& error);
 
 std::string coming_path(const std::string& root, std::int64_t unit);
 std::string going_path(const std::string& root, std::int64_t unit);

@@ -138,7 +138,9 @@ Status Service::add_tier(const NewTier& tier, std::string_view behind) {
                                              : static_cast<std::size_t>(named - tiers->begin()) + 1;
 
   const auto marker = read_marker(*folder);
-  if (!marker && marker.error().code != Code::not_found) return marker.error();
+  if (!marker && marker.error().code != Code::not_found && !(tier.adopt && is_lost_marker(marker.error()))) {
+    return marker.error();
+  }
   if (marker && marker->catalog != catalog_->id() && !tier.adopt) {
     return Error{Code::in_use, 0, *folder + " is the tier \"" + shown(marker->name) + "\" of another catalog",
                  "use that catalog, or take the folder from it with --adopt"};
@@ -164,13 +166,17 @@ Status Service::change_tier(const NewTier& tier) {
   if (Status valid = check_new(tier); !valid) return valid;
   auto row = this->tier(tier.name);
   if (!row) return row.error();
-  if (!tier.path.empty() && tier.path != row->path) {
-    const auto folder = folder_of(tier.path);
+  if (!tier.path.empty() || tier.adopt) {
+    const auto folder = folder_of(tier.path.empty() ? row->path : tier.path);
     if (!folder) return folder.error();
     const auto tiers = catalog_->tiers();
     if (!tiers) return tiers.error();
     if (Status apart = check_apart(*folder, *tiers, row->id); !apart) return apart;
-    if (Status marked = check_marker(*folder, row->mark, row->name); !marked) return marked;
+    Status marked = check_marker(*folder, row->mark, row->name);
+    if (tier.adopt && (marked || is_lost_marker(marked.error()))) {
+      marked = write_marker(*folder, {row->mark, catalog_->id(), row->name});
+    }
+    if (!marked) return marked;
     row->path = *folder;
   }
   if (tier.capacity_bytes != 0) row->capacity_bytes = tier.capacity_bytes;
