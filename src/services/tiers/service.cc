@@ -1,5 +1,6 @@
 #include "services/tiers/service.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -106,8 +107,12 @@ Status Service::import(std::string_view given, bool checksum) {
   }
   const TierRow* place = nullptr;
   const TierRow* empty = nullptr;  // where it is but a folder that is left from earlier
+  std::optional<Error> unknown;    // why a tier could not be looked at
   for (const TierRow& tier : *tiers) {
-    if (!check_marker(tier.path, tier.mark, tier.name).ok()) continue;
+    if (Status marked = check_marker(tier.path, tier.mark, tier.name); !marked) {
+      if (!unknown) unknown = marked.error();
+      continue;
+    }
     const auto there = look_at(tier.path + "/" + *name);
     if (!there) return there.error();
     if (there->st_ino == 0) continue;
@@ -120,6 +125,10 @@ Status Service::import(std::string_view given, bool checksum) {
                    "remove or rename one of them"};
     }
     place = &tier;
+  }
+  if (place == nullptr && unknown) {
+    unknown->message = shown(*name) + " lies on no tier that can be used; " + unknown->message;
+    return *unknown;
   }
   if (place == nullptr) place = empty;
   if (place == nullptr) {
@@ -168,8 +177,6 @@ Status Service::add(const std::string& path, std::string_view given, std::string
   if (Status going = check_not_paused(); !going) return going;
   const auto tree = scan(path);
   if (!tree) return tree.error();
-  const auto place = tier.empty() ? tier_for_new(*name, tree->room_bytes) : this->tier(tier);
-  if (!place) return place.error();
   const auto mover = this->mover(options);
   if (!mover) return mover.error();
   auto known = catalog_->unit(*name);
@@ -188,7 +195,20 @@ Status Service::add(const std::string& path, std::string_view given, std::string
   if (Status free = catalog_->check_free(*name); !free) return free;
   std::error_code failed;
   const std::string absolute = std::filesystem::absolute(path, failed).string();
-  return (*mover)->add({.name = *name, .tier = place->id}, absolute);
+  if (!tier.empty()) {
+    const auto place = this->tier(tier);
+    return place ? (*mover)->add({.name = *name, .tier = place->id}, absolute) : Status(place.error());
+  }
+  // What had room may be full when its turn comes: then the next one is tried.
+  Status added;
+  for (std::vector<std::int64_t> full;;) {
+    const auto place = tier_for_new(*name, tree->room_bytes, full);
+    if (!place) return full.empty() ? Status(place.error()) : added;
+    added = (*mover)->add({.name = *name, .tier = place->id}, absolute);
+    const bool is_about_tier = !added && (added.error().code == Code::no_space || problem_of(*place));
+    if (!is_about_tier || std::ranges::find(full, place->id) != full.end()) return added;
+    full.push_back(place->id);
+  }
 }
 
 Status Service::forget(std::string_view name) {

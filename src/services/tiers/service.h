@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -38,6 +39,8 @@ class Service : public std::enable_shared_from_this<Service> {
   const TiersOptions& options() const { return options_; }
 
   Result<TierRow> tier(std::string_view name);
+  // Why a tier can't be used now; that it is read-only by choice is none.
+  static std::optional<Error> problem_of(const TierRow& tier);
   Result<std::vector<TierInfo>> tier_infos();
   Status add_tier(const NewTier& tier, std::string_view behind);
   Status change_tier(const NewTier& tier);
@@ -56,13 +59,15 @@ class Service : public std::enable_shared_from_this<Service> {
   struct Picture {
     std::vector<TierRow> rows;
     std::vector<TierState> tiers;
+    std::vector<std::optional<Error>> problems;  // of each of them
     TierPolicy policy;
     double now = 0;
   };
   Result<Picture> picture();
   Result<MovePlan> plan();
   Result<TierPlacement> why(std::string_view name);
-  Result<TierPlacement> place(std::uint64_t size_bytes);
+  // On none of the tiers with these ids.
+  Result<TierPlacement> place(std::uint64_t size_bytes, std::span<const std::int64_t> but = {});
   Result<MoveReport> rebalance(const MoveOptions& options);
   Status start_mover(double interval_seconds, MoveOptions options);
   Status stop_mover();
@@ -89,7 +94,8 @@ class Service : public std::enable_shared_from_this<Service> {
   Result<Location> locate_to_change(const Found& found, const OpenOptions& options);
   Result<Location> locate_to_replace(const std::string& name, const OpenOptions& options);
   Result<Location> locate_to_create(const std::string& name, const OpenOptions& options);
-  Result<TierRow> tier_for_new(const std::string& name, std::uint64_t size_bytes);
+  Result<TierRow> tier_for_new(const std::string& name, std::uint64_t size_bytes,
+                               std::span<const std::int64_t> but = {});
   // Whether a new unit may have the name.
   Status refresh(std::int64_t unit);
   Result<std::string> examine(Mover& mover, const UnitRow& unit, const TierRow& tier, bool bytes, CheckReport& report);

@@ -196,7 +196,8 @@ Status Service::refresh(std::int64_t unit) {
   return catalog_->update_unit(**row);
 }
 
-Result<TierRow> Service::tier_for_new(const std::string& name, std::uint64_t size_bytes) {
+Result<TierRow> Service::tier_for_new(const std::string& name, std::uint64_t size_bytes,
+                                      std::span<const std::int64_t> but) {
   const auto known = catalog_->unit(name);
   if (!known) return known.error();
   if (*known && (*known)->pinned) {
@@ -205,7 +206,7 @@ Result<TierRow> Service::tier_for_new(const std::string& name, std::uint64_t siz
     const auto row = std::ranges::find(*tiers, *(*known)->pinned, &TierRow::id);
     if (row != tiers->end()) return *row;
   }
-  const auto placed = place(size_bytes);
+  const auto placed = place(size_bytes, but);
   if (!placed) return placed.error();
   return tier(placed->tier);
 }

@@ -1,6 +1,4 @@
 // The Service's part that decides, and moves what was decided.
-#include <unistd.h>
-
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
@@ -25,24 +23,48 @@ Result<Service::Picture> Service::picture() {
   for (const TierRow& row : picture.rows) {
     const auto usage = catalog_->usage(row.id);
     if (!usage) return usage.error();
-    const bool is_there = check_marker(row.path, row.mark, row.name).ok();
+    auto problem = problem_of(row);
     const auto room = room_of(row.path);
+    if (!problem && !room) problem = room.error();
+    if (problem && is_shortage(*problem)) return *std::move(problem);  // no tier's fault
     TierState state{.name = row.name,
                     .capacity_bytes = row.capacity_bytes,
                     .used_bytes = usage->bytes,
                     .low_water = row.low_water,
                     .high_water = row.high_water,
                     .from_heat = row.from_heat,
-                    .usable = is_there && !row.read_only && room.ok() && ::access(row.path.c_str(), W_OK) == 0};
+                    .usable = !row.read_only && !problem};
     // Others may use the disk too.
     if (room) state.capacity_bytes = std::min(state.capacity_bytes, usage->bytes + room->free_bytes);
     picture.tiers.push_back(std::move(state));
+    picture.problems.push_back(std::move(problem));
   }
   if (picture.tiers.empty()) {
     return Error{Code::not_found, 0, "the catalog has no tiers", "add one with `penstock tier add-tier`"};
   }
   return picture;
 }
+
+namespace {
+
+// Why a new unit has no place. A tier that can't be used may have the room that the others lack.
+Error no_place(const Service::Picture& seen, std::uint64_t size_bytes) {
+  const Error* problem = nullptr;
+  for (const std::optional<Error>& one : seen.problems) {
+    if (one && problem == nullptr) problem = &*one;
+  }
+  if (std::ranges::any_of(seen.tiers, &TierState::usable)) {
+    Error full{Code::no_space, 0, "no tier has room for " + std::to_string(size_bytes) + " bytes",
+               "remove units, or raise the capacity of a tier"};
+    if (problem != nullptr) full.message += ", among those that can be used; " + problem->message;
+    if (problem != nullptr && !problem->hint.empty()) full.hint += "; " + problem->hint;
+    return full;
+  }
+  if (problem != nullptr) return *problem;
+  return {Code::read_only, 0, "all tiers are read-only", "allow one with `penstock tier change TIER --writable`"};
+}
+
+}  // namespace
 
 UnitState Service::state_of(const Picture& picture, const Brief& brief) const {
   const auto place_of = [&](std::int64_t id) {
@@ -117,21 +139,25 @@ Result<TierPlacement> Service::why(std::string_view name) {
                                                                                               : " can't be used now")};
 }
 
-Result<TierPlacement> Service::place(std::uint64_t size_bytes) {
-  auto seen = picture();
+Result<TierPlacement> Service::place(std::uint64_t size_bytes, std::span<const std::int64_t> but) {
+  const auto look = [&]() -> Result<Picture> {
+    auto seen = picture();
+    for (std::size_t i = 0; seen && i < seen->rows.size(); ++i) {
+      if (std::ranges::find(but, seen->rows[i].id) != but.end()) seen->tiers[i].usable = false;
+    }
+    return seen;
+  };
+  auto seen = look();
   if (!seen) return seen.error();
   auto placed = place_new(seen->tiers, size_bytes);
   // A deleted source may still have the room of a faster tier.
   const bool is_first = placed && placed->tier == 0;
   if (!is_first && closer_.finish()) {
-    seen = picture();
+    seen = look();
     if (!seen) return seen.error();
     placed = place_new(seen->tiers, size_bytes);
   }
-  if (!placed) {
-    return Error{Code::no_space, 0, "no tier has room for " + std::to_string(size_bytes) + " bytes",
-                 "remove units, or raise the capacity of a tier"};
-  }
+  if (!placed) return no_place(*seen, size_bytes);
   return TierPlacement{seen->tiers[placed->tier].name, placed->reason};
 }
 

@@ -82,6 +82,21 @@ Result<TierRow> Service::tier(std::string_view name) {
   return std::move(*found);
 }
 
+std::optional<Error> Service::problem_of(const TierRow& tier) {
+  if (Status marked = check_marker(tier.path, tier.mark, tier.name); !marked) return std::move(marked).error();
+  if (tier.read_only) return {};
+  for (const std::string& folder : {tier.path, coming_folder(tier.path)}) {
+    if (::access(folder.c_str(), W_OK) == 0) continue;
+    const int error = errno;
+    const std::string change = "penstock tier change " + tier.name;
+    return system_error(error, "write to " + folder,
+                        error == ENOENT
+                            ? "make it again: " + change + " --adopt"
+                            : "let this user write there, or leave the tier alone: " + change + " --read-only");
+  }
+  return {};
+}
+
 Result<std::vector<TierInfo>> Service::tier_infos() {
   const auto rows = catalog_->tiers();
   if (!rows) return rows.error();
@@ -103,11 +118,8 @@ Result<std::vector<TierInfo>> Service::tier_infos() {
                   .write_bytes_per_second = row.write_speed,
                   .gpu_direct = row.gpu_direct,
                   .problem = {}};
-    if (Status marked = check_marker(row.path, row.mark, row.name); !marked) {
-      info.problem = marked.error();
-    } else if (!row.read_only && ::access(row.path.c_str(), W_OK) != 0) {
-      info.problem = system_error(errno, "write to " + row.path);
-    } else if (const auto room = room_of(row.path); room) {
+    info.problem = problem_of(row);
+    if (const auto room = room_of(row.path); room && !info.problem) {
       const auto limit = static_cast<std::uint64_t>(row.high_water * static_cast<double>(row.capacity_bytes));
       info.free_bytes = std::min(room->free_bytes, limit - std::min(limit, usage->bytes));
     }

@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
+#include <system_error>
 #include <utility>
 
 namespace penstock::tiers {
 namespace {
 
-Code code_of(int result) {
+// `error` is the system's, where it has failed.
+Code code_of(int result, int error) {
   switch (result & 0xff) {
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
@@ -26,13 +29,16 @@ Code code_of(int result) {
     case SQLITE_FULL:
       return Code::no_space;
     case SQLITE_CANTOPEN:
-      return Code::not_found;
+      return error == 0 ? Code::not_found : code_from_errno(error);
+    case SQLITE_IOERR:
+      return error == ENOSPC || error == EDQUOT ? Code::no_space : Code::io_error;
     default:
       return Code::io_error;
   }
 }
 
-const char* hint_for(int result) {
+const char* hint_for(int result, int error) {
+  constexpr const char* make_room = "free some room on the disk of the catalog";
   switch (result & 0xff) {
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
@@ -42,11 +48,16 @@ const char* hint_for(int result) {
       return "the units are whole on their tiers; move the catalog aside, make a new one with the same tiers "
              "(penstock tier init --adopt), and import them again (penstock tier import --all)";
     case SQLITE_CANTOPEN:
-      return "check the folder of the catalog and its permissions";
+    case SQLITE_IOERR:
+      if (error == EMFILE || error == ENFILE) {
+        return "too many files are open: close some, or raise the limit (ulimit -n)";
+      }
+      if (error == ENOSPC || error == EDQUOT) return make_room;
+      return (result & 0xff) == SQLITE_CANTOPEN ? "check the folder of the catalog and its permissions" : "";
     case SQLITE_READONLY:
-      return "run as the user who owns the catalog";
+      return "run as the user who owns the catalog and its folder";
     case SQLITE_FULL:
-      return "free some room on the disk of the catalog";
+      return make_room;
     default:
       return "";
   }
@@ -132,8 +143,18 @@ std::int64_t Database::changes() const {
 
 Error Database::error(const std::string& what) const {
   const int result = sqlite3_extended_errcode(handle_);
-  return {code_of(result), sqlite3_system_errno(handle_),
-          what + " the catalog " + path_ + ": " + sqlite3_errmsg(handle_), hint_for(result)};
+  const bool is_system = (result & 0xff) == SQLITE_CANTOPEN || (result & 0xff) == SQLITE_IOERR;
+  const int error = is_system ? sqlite3_system_errno(handle_) : 0;
+  // SQLite opens what can't be written for reading, and fails later for reasons that follow from it.
+  const bool may_follow = is_system || (result & 0xff) == SQLITE_READONLY;
+  if (may_follow && sqlite3_db_readonly(handle_, "main") == 1 && ::access(path_.c_str(), W_OK) != 0) {
+    return system_error(errno, what + " the catalog " + path_,
+                        errno == EROFS ? "remount its file system for writing, or name another catalog"
+                                       : "run as the user who owns the catalog");
+  }
+  std::string message = what + " the catalog " + path_ + ": " + sqlite3_errmsg(handle_);
+  if (error != 0) message += ": " + std::generic_category().message(error);
+  return {code_of(result, error), error, std::move(message), hint_for(result, error)};
 }
 
 Statement::Statement(Database& database, const char* sql) : database_(database) {

@@ -107,5 +107,117 @@ TEST_F(TiersFaults, the_marker_of_another_tier_is_not_overwritten) {
   EXPECT_EQ(read_file(marker("nvme")), of_ssd);
 }
 
+TEST_F(TiersFaults, without_descriptors_the_limit_is_told_and_not_a_lack_of_room) {
+  const std::uint64_t size_bytes = 1000;
+  put("nvme", "a", 1000);
+  std::vector<Error> errors;
+  {
+    const FewDescriptors none(0);
+    errors = {tiers_.place(size_bytes).error(), tiers_.why("a").error(), UnitLocks::open(folders_.catalog()).error(),
+              Tiers::open(folders_.options()).error()};
+  }
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.system_error, EMFILE) << error.message;
+    EXPECT_EQ(error.code, Code::io_error) << error.message;
+    EXPECT_TRUE(has(error.hint, "ulimit")) << error.message << "; " << error.hint;
+  }
+}
+
+TEST_F(TiersFaults, tiers_that_are_missing_are_told_to_who_looks_for_a_place) {
+  for (const char* tier : {"nvme", "ssd"}) fs::remove(marker(tier));
+  EXPECT_TRUE(tiers_.place(1000).ok());
+  const auto mixed = tiers_.place(2ULL << 30);
+  ASSERT_FALSE(mixed.ok());
+  EXPECT_EQ(mixed.error().code, Code::no_space);
+  EXPECT_TRUE(has(mixed.error().message, "nvme")) << text_of(mixed);
+  fs::remove(marker("hdd"));
+  const auto placed = tiers_.place(1000);
+  ASSERT_FALSE(placed.ok());
+  EXPECT_EQ(placed.error().code, Code::not_found) << text_of(placed);
+  EXPECT_TRUE(has(placed.error().message, "marker")) << text_of(placed);
+}
+
+TEST_F(TiersFaults, tiers_that_are_all_read_only_are_told) {
+  for (const char* tier : {"nvme", "ssd", "hdd"})
+    ASSERT_TRUE(tiers_.change_tier({.name = tier, .read_only = true}).ok());
+  const auto placed = tiers_.place(1000);
+  ASSERT_FALSE(placed.ok());
+  EXPECT_EQ(placed.error().code, Code::read_only) << text_of(placed);
+}
+
+TEST_F(TiersFaults, what_may_lie_on_a_tier_that_is_missing_is_not_said_to_lie_nowhere) {
+  write_file(folders_.path("hdd/a"), "a");
+  fs::rename(folders_.path("hdd"), folders_.path("away"));
+  const Status imported = tiers_.import("a");
+  ASSERT_FALSE(imported.ok());
+  EXPECT_TRUE(has(imported.error().message, "marker")) << text_of(imported);
+  fs::rename(folders_.path("away"), folders_.path("hdd"));
+  EXPECT_TRUE(tiers_.import("a").ok());
+}
+
+TEST_F(TiersFaults, a_catalog_that_may_not_be_written_says_so) {
+  put("nvme", "a", 1000);
+  tiers_ = {};
+  const ProtectedPath catalog(folders_.catalog(), FS_IMMUTABLE_FL);
+  if (!catalog) GTEST_SKIP() << "this file system or user can't make a file immutable";
+  const auto opened = Tiers::open(folders_.options());
+  const Status done = opened ? Tiers(*opened).pin("a", "hdd") : Status(opened.error());
+  ASSERT_FALSE(done.ok());
+  EXPECT_EQ(done.error().code, Code::permission_denied) << text_of(done);
+  EXPECT_EQ(done.error().hint, "run as the user who owns the catalog");
+}
+
+TEST_F(TiersFaults, a_full_disk_of_the_catalog_is_told_as_one) {
+  tiers_ = {};
+  sqlite3_vfs* system = sqlite3_vfs_find(nullptr);
+  const auto full = +[](int, const void*, std::size_t, off_t) -> ssize_t {
+    errno = ENOSPC;
+    return -1;
+  };
+  for (const char* call : {"pwrite", "pwrite64"}) {
+    system->xSetSystemCall(system, call, reinterpret_cast<sqlite3_syscall_ptr>(full));
+  }
+  const auto opened = Tiers::open(folders_.options());
+  for (const char* call : {"pwrite", "pwrite64"}) system->xSetSystemCall(system, call, nullptr);
+  ASSERT_FALSE(opened.ok());
+  EXPECT_EQ(opened.error().code, Code::no_space) << text_of(opened);
+  EXPECT_TRUE(has(opened.error().hint, "room")) << opened.error().hint;
+}
+
+TEST_F(TiersFaults, a_new_unit_goes_to_the_next_tier_when_the_first_is_full_meanwhile) {
+  write_file(folders_.path("source"), bytes_of("source", 1, 1 << 20));
+  Tiers second = other();
+  const auto fill = [&](std::string_view point) {
+    if (point != "staged" || !folders_.where("large").empty()) return;
+    write_file(folders_.path("nvme/large"), std::string(8 << 20, 'x'));
+    ASSERT_TRUE(second.import("large").ok());
+  };
+  ASSERT_TRUE(tiers_.change_tier({.name = "nvme", .capacity_bytes = 8 << 20}).ok());
+  {
+    const FaultHook hook(fill);
+    const Status added = tiers_.add(folders_.path("source").string(), "a");
+    ASSERT_TRUE(added.ok()) << text_of(added);
+  }
+  EXPECT_EQ(folders_.where("a"), std::vector<std::string>{"ssd"});
+  EXPECT_EQ(tiers_.find("a")->tier, "ssd");
+  EXPECT_TRUE(folders_.aside().empty());
+  const Status named = tiers_.add(folders_.path("source").string(), "b", "nvme");
+  ASSERT_FALSE(named.ok());
+  EXPECT_EQ(named.error().code, Code::no_space);
+  EXPECT_TRUE(folders_.where("b").empty());
+}
+
+TEST_F(TiersFaults, a_new_unit_goes_past_a_tier_that_has_lost_its_folder_for_copies) {
+  write_file(folders_.path("source"), "bytes");
+  fs::remove(folders_.path("nvme/.penstock/coming"));
+  EXPECT_FALSE(tiers_.add(folders_.path("source").string(), "a", "nvme").ok());
+  const Status added = tiers_.add(folders_.path("source").string(), "a");
+  ASSERT_TRUE(added.ok()) << text_of(added);
+  EXPECT_EQ(folders_.where("a"), std::vector<std::string>{"ssd"});
+  EXPECT_TRUE(has(tiers_.tiers()->front().problem->hint, "--adopt"));
+  ASSERT_TRUE(tiers_.change_tier({.name = "nvme", .adopt = true}).ok());
+  EXPECT_TRUE(tiers_.add(folders_.path("source").string(), "b", "nvme").ok());
+}
+
 }  // namespace
 }  // namespace penstock::tiers

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <random>
 
+#include "services/tiers/folder.h"
+
 namespace penstock::tiers {
 namespace {
 
@@ -18,6 +20,21 @@ struct flock byte_of(std::int64_t unit, short type) {
   return lock;
 }
 
+const char* hint_for_beside(int error) {
+  switch (error) {
+    case EACCES:
+    case EPERM:
+      return "run as a user who may write beside the catalog";
+    case EROFS:
+      return "the catalog's file system is read-only: remount it, or name another catalog";
+    case ENOSPC:
+    case EDQUOT:
+      return "free some room on the disk of the catalog";
+    default:
+      return "";
+  }
+}
+
 }  // namespace
 
 Result<UnitLocks> UnitLocks::open(const std::string& catalog) {
@@ -26,7 +43,7 @@ Result<UnitLocks> UnitLocks::open(const std::string& catalog) {
   // As many may use it as the catalog itself.
   const mode_t mode = ::stat(catalog.c_str(), &status) == 0 ? status.st_mode & 0666 : 0600;
   UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, mode));
-  if (!file) return system_error(errno, "open " + path, "run as a user who may write beside the catalog");
+  if (!file) return file_error(errno, "open " + path, hint_for_beside(errno));
   return UnitLocks(std::move(file));
 }
 
