@@ -69,6 +69,10 @@ std::string shown(std::string_view name) {
   return text;
 }
 
+std::string count_of_units(std::uint64_t count) {
+  return std::to_string(count) + (count == 1 ? " unit" : " units");
+}
+
 Error no_unit(std::string_view name) {
   return {Code::not_found, 0, "there is no unit \"" + shown(name) + "\" in the catalog",
           "see `penstock tier list`, or take it in with `penstock tier import`"};

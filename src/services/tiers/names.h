@@ -3,6 +3,7 @@
 // Thread safety: pure functions.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,8 @@ Status check_tier_name(std::string_view name);
 std::vector<std::string> parents_of(std::string_view name);
 // For messages: what is not printable is escaped.
 std::string shown(std::string_view name);
+// "1 unit", "2 units".
+std::string count_of_units(std::uint64_t count);
 // That the catalog does not know it.
 Error no_unit(std::string_view name);
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 #include <utility>
 
@@ -20,14 +21,30 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Calls `found` for every file below a tier's folder that belongs to no unit.
+// Calls `found` for every file below a tier's folder that belongs to no unit there. Units on their way are none of
+// that, and neither is what lies in a folder that is a tier by itself.
 class Strays {
  public:
-  using Found = std::function<Status(const std::string& name)>;
+  // `is_elsewhere`: a unit of this name lies on another tier.
+  using Found = std::function<Status(const std::string& name, bool is_elsewhere)>;
   Strays(Catalog& catalog, const TierRow& tier, Found found)
       : catalog_(catalog), tier_(tier), found_(std::move(found)) {}
 
-  Status walk(const std::string& below, int depth = 0) {
+  Status start(const std::string& below) {
+    std::vector<std::string> folders = parents_of(below);
+    if (!below.empty()) folders.push_back(below);
+    for (const std::string& folder : folders) {
+      if (!is_tier(folder)) continue;
+      return Error{Code::in_use, 0, tier_.path + "/" + folder + " is the folder of another tier",
+                   "use the catalog that it belongs to"};
+    }
+    return walk(below, 0);
+  }
+
+ private:
+  enum class Standing : std::uint8_t { none, here, elsewhere, moving };
+
+  Status walk(const std::string& below, int depth) {
     constexpr int most_deep = 200;
     if (depth > most_deep) return {};
     const std::string folder = below.empty() ? tier_.path : tier_.path + "/" + below;
@@ -37,26 +54,60 @@ class Strays {
       names.push_back(at->path().filename().string());
     }
     if (failed)
-      return failed == std::errc::no_such_file_or_directory ? Status() : system_error(failed.value(), "list " + folder);
+      return failed == std::errc::no_such_file_or_directory ? Status() : file_error(failed.value(), "list " + folder);
     std::ranges::sort(names);
     for (const std::string& last : names) {
       if (last == own_folder || (below.empty() && last == "lost+found")) continue;
       const std::string name = below.empty() ? last : below + "/" + last;
       if (is_of_catalog(tier_.path + "/" + name)) continue;
-      const auto unit = catalog_.unit(name);
-      if (!unit) return unit.error();
-      if (*unit && (*unit)->tier == tier_.id) continue;
-      const auto status = look_at(tier_.path + "/" + name);
-      if (!status) return status.error();
-      if (status->st_ino == 0) continue;
-      if (*unit && is_empty_folder(tier_.path + "/" + name)) continue;  // it is left from when the unit lay here
-      Status done = S_ISDIR(status->st_mode) && !*unit ? walk(name, depth + 1) : found_(name);
-      if (!done) return done;
+      if (Status done = look(name, depth); !done) return done;
     }
     return {};
   }
 
- private:
+  // A move that ends between two looks took the file along, or made it the unit: so the catalog is asked before and
+  // after.
+  Status look(const std::string& name, int depth) {
+    const auto before = standing_of(name);
+    if (!before) return before.error();
+    if (*before == Standing::here || *before == Standing::moving) return {};
+    const std::string path = tier_.path + "/" + name;
+    const auto status = look_at(path);
+    if (!status) return status.error();
+    if (status->st_ino == 0) return {};
+    if (*before == Standing::none && S_ISDIR(status->st_mode)) return is_tier(name) ? Status() : walk(name, depth + 1);
+    // Left from when the unit lay here.
+    if (*before == Standing::elsewhere && is_empty_folder(path)) return {};
+    const auto after = standing_of(name);
+    if (!after) return after.error();
+    return *after == *before ? found_(name, *after == Standing::elsewhere) : Status();
+  }
+
+  Result<Standing> standing_of(const std::string& name) {
+    const auto unit = catalog_.unit(name);
+    if (!unit) return unit.error();
+    if (!*unit) return Standing::none;
+    if ((*unit)->tier == tier_.id) return Standing::here;
+    Standing standing = Standing::none;
+    // Both at one moment: it may have set out since.
+    Status asked = catalog_.read([&]() -> Status {
+      const auto now = catalog_.unit(name);
+      if (!now) return now.error();
+      if (!*now) return {};
+      const auto move = catalog_.move_of((*now)->id);
+      if (!move) return move.error();
+      standing = *move ? Standing::moving : (*now)->tier == tier_.id ? Standing::here : Standing::elsewhere;
+      return {};
+    });
+    if (!asked) return std::move(asked).error();
+    return standing;
+  }
+
+  bool is_tier(const std::string& folder) const {
+    struct stat status = {};
+    return ::lstat((tier_.path + "/" + folder + "/" + std::string(own_folder) + "/tier.json").c_str(), &status) == 0;
+  }
+
   bool is_of_catalog(const std::string& path) const {
     if (!path.starts_with(catalog_.path())) return false;
     const std::string_view ending = std::string_view(path).substr(catalog_.path().size());
@@ -67,6 +118,18 @@ class Strays {
   const TierRow& tier_;
   const Found found_;
 };
+
+// Of a version that a mover kept: going/UNIT.RANDOM.kept.
+Result<TierFinding> finding_of_kept(Catalog& catalog, const std::string& path) {
+  const std::string file = path.substr(path.rfind('/') + 1);
+  std::int64_t id = 0;
+  std::from_chars(file.data(), file.data() + file.size(), id);
+  const auto unit = catalog.unit(id);
+  if (!unit) return unit.error();
+  constexpr const char* advice = " that was written while it moved: take from it what you need, then remove it";
+  if (!*unit) return TierFinding{"", path, std::string("a version of a unit that is gone,") + advice};
+  return TierFinding{(*unit)->name, path, "a version of " + shown((*unit)->name) + advice};
+}
 
 }  // namespace
 
@@ -85,23 +148,29 @@ Result<CheckReport> Service::import_all(std::string_view tier_name, std::string_
   // Many in a transaction: a million of them would take hours otherwise.
   const auto write = [&]() -> Status {
     return catalog_->transact([&]() -> Status {
+      std::uint64_t taken = 0;
       for (const UnitRow& unit : units) {
+        const auto known = catalog_->unit(unit.name);  // another process may have been faster
+        if (!known) return known.error();
+        if (*known) continue;
         const auto id = catalog_->insert_unit(unit);
         if (!id) return id.error();
+        ++taken;
       }
-      report.units += units.size();
+      report.units += taken;
       units.clear();
       return {};
     });
   };
-  Strays strays(*catalog_, *row, [&](const std::string& name) -> Status {
+  Strays strays(*catalog_, *row, [&](const std::string& name, bool is_elsewhere) -> Status {
     constexpr std::size_t most = 1000;
     const std::string path = row->path + "/" + name;
-    const auto elsewhere = catalog_->unit(name);
-    if (!elsewhere) return elsewhere.error();
     const auto checked = checked_name(name);
-    const auto tree =
-        *elsewhere ? Result<Tree>(Error{Code::in_use, 0, "a unit of this name lies on another tier", ""}) : scan(path);
+    const auto tree = is_elsewhere
+                          ? Result<Tree>(Error{Code::in_use, 0, "a unit of this name lies on another tier", ""})
+                          : scan(path);
+    if (!tree && is_shortage(tree.error())) return tree.error();
+    if (!tree && tree.error().code == Code::not_found) return {};  // it is gone since
     if (!tree || !checked) {
       report.findings.push_back({name, path, tree ? checked.error().message : tree.error().message});
       return {};
@@ -115,7 +184,7 @@ Result<CheckReport> Service::import_all(std::string_view tier_name, std::string_
                      .identity = tree->identity});
     return units.size() < most ? Status() : write();
   });
-  if (Status walked = strays.walk(start); !walked) return std::move(walked).error();
+  if (Status walked = strays.start(start); !walked) return std::move(walked).error();
   if (Status written = write(); !written) return std::move(written).error();
   return report;
 }
@@ -125,6 +194,15 @@ Result<std::string> Service::examine(Mover& mover, const UnitRow& unit, const Ti
                                      CheckReport& report) {
   const std::string path = tier.path + "/" + unit.name;
   const auto tree = bytes ? scan(path) : glance(path);
+  if (!tree && is_shortage(tree.error())) return tree.error();
+  // What may be written at any time may change while it is looked at: what was known of it stays.
+  const auto is_written = [&](const Error& error) {
+    if (!unit.identity.empty()) return false;
+    if (error.code == Code::changed || error.code == Code::truncated) return true;
+    const auto there = error.code == Code::not_found ? look_at(path) : Result<struct stat>(error);
+    return there.ok() && there->st_ino != 0;
+  };
+  if (!tree && is_written(tree.error())) return unit.doubt;
   if (!tree) return tree.error().code == Code::not_found ? path + " is missing" : tree.error().message;
   const bool is_same = unit.identity.empty() || tree->identity == unit.identity;
   if (!is_same && (!bytes || unit.checksum.empty())) return path + " was changed by somebody else";
@@ -133,9 +211,9 @@ Result<std::string> Service::examine(Mover& mover, const UnitRow& unit, const Ti
   const auto sum = mover.checksum(path, *tree);
   if (!sum) {
     // Nothing of that is the unit's fault.
-    for (const Code code : {Code::cancelled, Code::out_of_memory, Code::over_budget}) {
-      if (sum.error().code == code) return sum.error();
-    }
+    const Code code = sum.error().code;
+    if (code == Code::cancelled || code == Code::over_budget || is_shortage(sum.error())) return sum.error();
+    if (is_written(sum.error())) return unit.doubt;
     return path + " can't be read: " + sum.error().message;
   }
   if (unit.checksum.empty() || *sum == unit.checksum) return is_same ? std::string() : take_times(mover, unit, *tree);
@@ -163,8 +241,11 @@ Result<std::string> Service::take_times(Mover& mover, const UnitRow& unit, const
 Result<std::optional<TierFinding>> Service::judge(Mover& mover, const UnitRow& unit, const std::vector<TierRow>& tiers,
                                                   bool bytes, CheckReport& report) {
   const auto tier = std::ranges::find(tiers, unit.tier, &TierRow::id);
-  if (tier == tiers.end() || !check_marker(tier->path, tier->mark, tier->name).ok())
+  if (tier == tiers.end()) return std::optional<TierFinding>();
+  if (Status marked = check_marker(tier->path, tier->mark, tier->name); !marked) {
+    if (is_shortage(marked.error())) return std::move(marked).error();
     return std::optional<TierFinding>();
+  }
   const std::string path = tier->path + "/" + unit.name;
   auto problem = examine(mover, unit, *tier, bytes || !unit.doubt.empty(), report);
   if (!problem) return std::move(problem).error();
@@ -231,11 +312,13 @@ Result<CheckReport> Service::check(const CheckOptions& options) {
   for (const TierRow& tier : *tiers) {
     if (Status marked = check_marker(tier.path, tier.mark, tier.name); marked) {
       there.push_back(tier.id);
+    } else if (is_shortage(marked.error())) {
+      return std::move(marked).error();
     } else {
       const auto usage = catalog_->usage(tier.id);
       report.findings.push_back(
           {"", tier.path,
-           marked.error().message + "; " + std::to_string(usage ? usage->units : 0) + " units of it can't be reached"});
+           marked.error().message + "; " + count_of_units(usage ? usage->units : 0) + " of it can't be reached"});
     }
   }
   UnitFilter filter;
@@ -257,28 +340,24 @@ Result<CheckReport> Service::check(const CheckOptions& options) {
     std::error_code failed;
     const std::string going = parent_of(going_path(tier.path, 0));
     for (fs::directory_iterator at(going, failed), end; !failed && at != end; at.increment(failed)) {
-      if (at->path().extension() == ".kept") {
-        report.findings.push_back({"", at->path().string(), "a version that was written while its unit moved"});
-      }
+      if (at->path().extension() != ".kept") continue;
+      auto finding = finding_of_kept(*catalog_, at->path().string());
+      if (!finding) return std::move(finding).error();
+      report.findings.push_back(std::move(*finding));
     }
+    if (failed && failed != std::errc::no_such_file_or_directory) return file_error(failed.value(), "list " + going);
     if (!options.strays) continue;
-    Strays strays(*catalog_, tier, [&](const std::string& name) -> Status {
+    Strays strays(*catalog_, tier, [&](const std::string& name, bool is_elsewhere) -> Status {
       if (!keep_going()) return Error{Code::cancelled, 0, "the check was stopped", ""};
-      // A unit that came here after the page of the catalog was read is none.
-      const auto unit = catalog_->unit(name);
-      if (!unit) return unit.error();
-      const auto move = *unit ? catalog_->move_of((*unit)->id) : Result<std::optional<MoveRow>>(std::nullopt);
-      if (!move) return move.error();
-      if (*unit && ((*unit)->tier == tier.id || *move)) return {};
       TierFinding finding{.name = "", .path = tier.path + "/" + name, .text = "it is no unit", .harmless = true};
-      if (*unit) {
+      if (is_elsewhere) {
         finding.text = "it has the name of a unit that lies on another tier";
         finding.harmless = false;
       }
       report.findings.push_back(std::move(finding));
       return {};
     });
-    if (Status walked = strays.walk(""); !walked) return std::move(walked).error();
+    if (Status walked = strays.start(""); !walked) return std::move(walked).error();
   }
   return report;
 }

@@ -155,6 +155,21 @@ TEST_F(TiersFaults, what_may_lie_on_a_tier_that_is_missing_is_not_said_to_lie_no
   EXPECT_TRUE(tiers_.import("a").ok());
 }
 
+TEST_F(TiersFaults, a_check_without_descriptors_doubts_no_unit) {
+  write_file(folders_.path("nvme/deep/1/2/3/4/5/6/7/8/9/file"), "bytes");
+  ASSERT_TRUE(tiers_.import("deep").ok());
+  ASSERT_EQ(text_of(*tiers_.check()), "");
+  for (const bool bytes : {false, true}) {
+    const auto checked = [&] {
+      const FewDescriptors few(4);
+      return tiers_.check({.bytes = bytes});
+    }();
+    ASSERT_FALSE(checked.ok());
+    EXPECT_EQ(checked.error().system_error, EMFILE) << text_of(checked);
+  }
+  EXPECT_FALSE(tiers_.find("deep")->in_doubt);
+}
+
 TEST_F(TiersFaults, a_catalog_that_may_not_be_written_says_so) {
   put("nvme", "a", 1000);
   tiers_ = {};
@@ -182,6 +197,56 @@ TEST_F(TiersFaults, a_full_disk_of_the_catalog_is_told_as_one) {
   ASSERT_FALSE(opened.ok());
   EXPECT_EQ(opened.error().code, Code::no_space) << text_of(opened);
   EXPECT_TRUE(has(opened.error().hint, "room")) << opened.error().hint;
+}
+
+TEST_F(TiersFaults, a_unit_that_is_written_while_it_is_checked_is_not_in_doubt) {
+  const std::size_t size = 24 << 20;
+  put("nvme", "a", size);
+  auto context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+  const auto store = context->open("tier:a", {.access = Access::write});
+  ASSERT_TRUE(store.ok()) << text_of(store);
+  const UniqueFd writer(::open(folders_.path("nvme/a").c_str(), O_WRONLY | O_CLOEXEC));
+  std::thread writing;
+  std::atomic<bool> stop = false;
+  const auto checked = [&] {
+    writing = std::thread([&] {
+      while (!stop) EXPECT_EQ(::pwrite(writer.get(), "new", 3, 0), 3);
+    });
+    return tiers_.check({.bytes = true});
+  }();
+  stop = true;
+  writing.join();
+  ASSERT_TRUE(checked.ok()) << text_of(checked);
+  EXPECT_EQ(text_of(*checked), "");
+  EXPECT_FALSE(tiers_.find("a")->in_doubt);
+}
+
+TEST_F(TiersFaults, units_on_their_way_are_imported_by_nobody) {
+  put("nvme", "a", 1000);
+  Tiers second = other();
+  std::string findings;
+  std::uint64_t imported = 0;
+  int looks = 0;
+  {
+    const FaultHook hook([&](std::string_view point) {
+      if (point != "named" && point != "committed") return;
+      ++looks;
+      for (const char* tier : {"nvme", "hdd"}) {
+        const auto report = second.import_all(tier);
+        ASSERT_TRUE(report.ok()) << text_of(report);
+        findings += text_of(*report);
+        imported += report->units;
+      }
+    });
+    const auto moved = tiers_.move("a", "hdd");
+    ASSERT_TRUE(moved.ok()) << text_of(moved);
+  }
+  EXPECT_EQ(looks, 2);
+  EXPECT_EQ(findings, "");
+  EXPECT_EQ(imported, 0U);
+  write_file(folders_.path("ssd/a"), "another");
+  EXPECT_EQ(second.import_all("ssd")->findings.size(), 1U);
 }
 
 TEST_F(TiersFaults, a_new_unit_goes_to_the_next_tier_when_the_first_is_full_meanwhile) {
@@ -217,6 +282,38 @@ TEST_F(TiersFaults, a_new_unit_goes_past_a_tier_that_has_lost_its_folder_for_cop
   EXPECT_TRUE(has(tiers_.tiers()->front().problem->hint, "--adopt"));
   ASSERT_TRUE(tiers_.change_tier({.name = "nvme", .adopt = true}).ok());
   EXPECT_TRUE(tiers_.add(folders_.path("source").string(), "b", "nvme").ok());
+}
+
+TEST_F(TiersFaults, a_version_that_was_kept_is_told_with_the_name_of_its_unit) {
+  put("nvme", "a", 10);
+  const std::string of_a = folders_.path("hdd/.penstock/going/1.0123abcd.kept").string();
+  const std::string of_none = folders_.path("hdd/.penstock/going/77.0123abcd.kept").string();
+  for (const std::string& path : {of_a, of_none}) write_file(path, "version");
+  const auto checked = tiers_.check();
+  ASSERT_TRUE(checked.ok()) << text_of(checked);
+  ASSERT_EQ(checked->findings.size(), 2U) << text_of(*checked);
+  for (const TierFinding& finding : checked->findings) {
+    EXPECT_EQ(finding.name, finding.path == of_a ? "a" : "");
+    EXPECT_TRUE(has(finding.text, "remove it")) << finding.text;
+  }
+}
+
+TEST_F(TiersFaults, the_units_of_a_tier_within_the_folder_are_not_taken) {
+  put("nvme", "a", 10);
+  TiersOptions options = folders_.options();
+  fs::create_directory(folders_.path("around"));
+  for (const char* tier : {"nvme", "ssd", "hdd"}) {
+    fs::rename(folders_.path(tier), folders_.path(std::string("around/") + tier));
+  }
+  write_file(folders_.path("around/mine"), "mine");
+  options.catalog = folders_.path("around.db").string();
+  const std::vector<NewTier> around = {{.name = "x", .path = folders_.path("around").string()}};
+  auto made = Tiers::create(around, {}, options);
+  ASSERT_TRUE(made.ok()) << text_of(made);
+  EXPECT_EQ(made->import_all("x")->units, 1U);
+  EXPECT_TRUE(made->find("mine").ok());
+  EXPECT_EQ(made->import_all("x", "nvme").error().code, Code::in_use);
+  EXPECT_EQ(text_of(*made->check()), "");
 }
 
 }  // namespace
