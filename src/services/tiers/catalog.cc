@@ -367,6 +367,16 @@ Result<Usage> Catalog::usage(std::int64_t tier) {
   return Usage{count(row->integer(0)), count(row->integer(1))};
 }
 
+Result<Claims> Catalog::claims(std::int64_t tier) {
+  const std::scoped_lock lock(mutex_);
+  Statement row(database_,
+                "SELECT coalesce(sum(tier = ?1 AND is_new = 0), 0), coalesce(sum(tier = ?1 AND is_new <> 0), 0), "
+                "coalesce(sum(pinned = ?1), 0) FROM unit WHERE tier = ?1 OR pinned = ?1");
+  const auto found = row.bind(1, tier).step();
+  if (!found) return found.error();
+  return Claims{count(row.integer(0)), count(row.integer(1)), count(row.integer(2))};
+}
+
 Result<TierPolicy> Catalog::policy() {
   const std::scoped_lock lock(mutex_);
   TierPolicy policy;

@@ -85,6 +85,12 @@ struct Usage {
   std::uint64_t units = 0;
 };
 
+struct Claims {
+  std::uint64_t units = 0;   // that lie there
+  std::uint64_t coming = 0;  // that are written for the first time
+  std::uint64_t pinned = 0;  // to it, wherever they lie
+};
+
 // What a plan needs of a unit.
 struct Brief {
   std::int64_t id = 0;
@@ -131,6 +137,8 @@ class Catalog {
   Status update_tier(const TierRow& tier);
   Status delete_tier(std::int64_t id);
   Result<Usage> usage(std::int64_t tier);
+  // What keeps it from being deleted. This one counts, and takes its time.
+  Result<Claims> claims(std::int64_t tier);
 
   Result<TierPolicy> policy();
   Status set_policy(const TierPolicy& policy);

@@ -203,19 +203,26 @@ Status Service::remove_tier(std::string_view name) {
   const auto row = tier(name);
   if (!row) return row.error();
   Status removed = catalog_->transact([&]() -> Status {
-    const auto usage = catalog_->usage(row->id);
-    if (!usage) return usage.error();
+    const auto claims = catalog_->claims(row->id);
+    if (!claims) return claims.error();
     const auto moves = catalog_->moves();
     if (!moves) return moves.error();
-    const bool under_way = std::ranges::any_of(
-        *moves, [&](const MoveRow& move) { return move.target == row->id || move.source == row->id; });
-    if (usage->units == 0 && !under_way) return catalog_->delete_tier(row->id);
-    if (usage->units == 0) {
+    const bool under_way = claims->coming != 0 || std::ranges::any_of(*moves, [&](const MoveRow& move) {
+                             return move.target == row->id || move.source == row->id;
+                           });
+    if (claims->units != 0) {
+      return Error{Code::in_use, 0, "the tier " + row->name + " has " + count_of_units(claims->units),
+                   "move, remove or forget them first"};
+    }
+    if (under_way) {
       return Error{Code::in_use, 0, "units are on their way to or from the tier " + row->name,
                    "wait for them; what was interrupted, `penstock tier check` ends"};
     }
-    return Error{Code::in_use, 0, "the tier " + row->name + " has " + std::to_string(usage->units) + " units",
-                 "move, remove or forget them first"};
+    if (claims->pinned != 0) {
+      return Error{Code::in_use, 0, "pinned to the tier " + row->name + ": " + count_of_units(claims->pinned),
+                   "unpin them (penstock tier unpin), or pin them to another tier"};
+    }
+    return catalog_->delete_tier(row->id);
   });
   if (removed) remove_marker(row->path, row->mark);
   return removed;

@@ -284,6 +284,34 @@ TEST_F(TiersFaults, a_new_unit_goes_past_a_tier_that_has_lost_its_folder_for_cop
   EXPECT_TRUE(tiers_.add(folders_.path("source").string(), "b", "nvme").ok());
 }
 
+TEST_F(TiersFaults, a_tier_to_which_units_are_pinned_stays_and_says_why) {
+  put("nvme", "a", 10);
+  ASSERT_TRUE(tiers_.pin("a", "ssd").ok());
+  const Status pinned = tiers_.remove_tier("ssd");
+  ASSERT_FALSE(pinned.ok());
+  EXPECT_EQ(pinned.error().code, Code::in_use);
+  EXPECT_TRUE(has(pinned.error().message, "1 unit") && !has(pinned.error().message, "1 units")) << text_of(pinned);
+  EXPECT_TRUE(has(pinned.error().hint, "unpin")) << pinned.error().hint;
+  ASSERT_TRUE(tiers_.pin("a", "").ok());
+  EXPECT_TRUE(tiers_.remove_tier("ssd").ok());
+  EXPECT_EQ(tiers_.remove_tier("nvme").error().message, "the tier nvme has 1 unit");
+}
+
+TEST_F(TiersFaults, a_tier_to_which_a_unit_is_being_added_is_not_said_to_have_it) {
+  write_file(folders_.path("source"), "bytes");
+  Tiers second = other();
+  std::optional<Error> refused;
+  {
+    const FaultHook hook([&](std::string_view point) {
+      if (point == "journaled") refused = second.remove_tier("ssd").error();
+    });
+    ASSERT_TRUE(tiers_.add(folders_.path("source").string(), "a", "ssd").ok());
+  }
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->code, Code::in_use);
+  EXPECT_TRUE(has(refused->message, "on their way")) << refused->message;
+}
+
 TEST_F(TiersFaults, a_version_that_was_kept_is_told_with_the_name_of_its_unit) {
   put("nvme", "a", 10);
   const std::string of_a = folders_.path("hdd/.penstock/going/1.0123abcd.kept").string();
