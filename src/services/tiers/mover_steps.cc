@@ -132,7 +132,7 @@ Status Mover::begin(Work& work) const {
   work.leases = std::move(*leases);
   const auto there = look_at(work.target);
   if (!there) return there.error();
-  if (there->st_ino != 0 && !(work.tree.kind == UnitKind::directory && is_empty_folder(work.target))) {
+  if (there->st_ino != 0 && !is_empty_folder(work.target)) {
     return Error{Code::in_use, EEXIST, work.target + " exists, and is not the unit's", "move it away, or remove it"};
   }
   if (work.resumed && !is_unchanged(work.tree, work.row)) {
@@ -395,7 +395,7 @@ Status Mover::settle(const Work& work, std::set<std::string>& folders) const {
     if (Status made = make_parents(work.to->path, work.unit.name, model); !made) return made;
     folders.insert(folder);
   }
-  if (work.tree.kind == UnitKind::directory) remove_empty_folder(work.target);
+  remove_empty_folder(work.target);
   return rename_to_free(work.staged, work.target);
 }
 

@@ -25,6 +25,17 @@ Status note_source(MoveRow& row, const std::string& path) {
   return {};
 }
 
+// Whether a unit is still a file, or a directory, if it is there.
+Status check_kind(const UnitRow& unit, const std::string& path) {
+  const auto there = look_at(path);
+  if (!there) return there.error();
+  const bool is_same = unit.kind == UnitKind::file ? S_ISREG(there->st_mode) : S_ISDIR(there->st_mode);
+  if (there->st_ino == 0 || is_same) return {};
+  return Error{Code::changed, 0,
+               path + " is no " + std::string(unit_kind_name(unit.kind)) + " any more, as the unit was",
+               "move it away, or forget the unit (penstock tier forget)"};
+}
+
 }  // namespace
 
 Status Mover::add(UnitRow unit, const std::string& path) {
@@ -48,7 +59,7 @@ Status Mover::add(UnitRow unit, const std::string& path) {
   work.unit = unit;
   const auto there = look_at(work.target);
   if (!there) return there.error();
-  if (there->st_ino != 0 && !(work.tree.kind == UnitKind::directory && is_empty_folder(work.target))) {
+  if (there->st_ino != 0 && !is_empty_folder(work.target)) {
     return Error{Code::in_use, EEXIST, work.target + " exists already", "import it, or choose another name"};
   }
   wait_for_room(*work.to, work.tree.room_bytes);
@@ -240,6 +251,7 @@ Status Mover::remove(std::int64_t unit, double wait_seconds) {
     if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
     if (Status usable = check_usable(*from); !usable) return usable;
     if (Status parents = check_parents(from->path, (*row)->name); !parents) return parents;
+    if (Status same = check_kind(**row, path_in(*from, (*row)->name)); !same) return same;
     return take_out(**row, *from);
   }();
   locks_.unlock(unit);

@@ -326,6 +326,41 @@ TEST_F(TiersFaults, a_version_that_was_kept_is_told_with_the_name_of_its_unit) {
   }
 }
 
+TEST_F(TiersFaults, an_empty_folder_is_in_no_files_way) {
+  put("nvme", "a", 1000);
+  fs::create_directories(folders_.path("hdd/a/left/over"));
+  const auto moved = tiers_.move("a", "hdd");
+  ASSERT_TRUE(moved.ok()) << text_of(moved);
+  EXPECT_EQ(content("hdd", "a"), bytes_of("a", 1, 1000));
+  write_file(folders_.path("source"), "bytes");
+  fs::create_directories(folders_.path("ssd/b"));
+  const Status added = tiers_.add(folders_.path("source").string(), "b", "ssd");
+  ASSERT_TRUE(added.ok()) << text_of(added);
+  EXPECT_EQ(content("ssd", "b"), "bytes");
+  fs::create_directories(folders_.path("nvme/a"));
+  write_file(folders_.path("nvme/a/file"), "somebody's");
+  EXPECT_EQ(tiers_.move("a", "nvme").error().code, Code::in_use);
+  EXPECT_EQ(content("nvme", "a/file"), "somebody's");
+}
+
+TEST_F(TiersFaults, what_took_the_place_of_a_unit_and_is_of_another_kind_is_not_removed) {
+  put("nvme", "a", 10);
+  fs::remove(folders_.path("nvme/a"));
+  write_file(folders_.path("nvme/a/precious"), "bytes");
+  write_file(folders_.path("nvme/d/file"), "bytes");
+  ASSERT_TRUE(tiers_.import("d").ok());
+  fs::remove_all(folders_.path("nvme/d"));
+  write_file(folders_.path("nvme/d"), "precious");
+  for (const char* name : {"a", "d"}) {
+    const Status removed = tiers_.remove(name);
+    ASSERT_FALSE(removed.ok());
+    EXPECT_EQ(removed.error().code, Code::changed) << text_of(removed);
+    EXPECT_TRUE(tiers_.find(name).ok());
+  }
+  EXPECT_EQ(content("nvme", "a/precious"), "bytes");
+  EXPECT_EQ(content("nvme", "d"), "precious");
+}
+
 TEST_F(TiersFaults, the_units_of_a_tier_within_the_folder_are_not_taken) {
   put("nvme", "a", 10);
   TiersOptions options = folders_.options();
