@@ -6,6 +6,10 @@
 namespace penstock::cli {
 namespace tier {
 
+std::string count_of_units(std::uint64_t count) {
+  return std::to_string(count) + (count == 1 ? " unit" : " units");
+}
+
 Json head(const char* verb) {
   return {{"schema", "penstock.tier/1"}, {"command", verb}};
 }

@@ -41,6 +41,8 @@ Exit move(const Flags& flags, const Output& output, Tiers& tiers);
 Exit rebalance(const Flags& flags, const Output& output, Tiers& tiers);
 Exit run_mover(const Flags& flags, const Output& output, Tiers& tiers);
 
+// "1 unit", "2 units".
+std::string count_of_units(std::uint64_t count);
 // The head of each JSON object.
 Json head(const char* verb);
 // The end of what has nothing to tell but that it was done.

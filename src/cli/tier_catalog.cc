@@ -83,6 +83,11 @@ Json finding_json(const TierFinding& finding) {
           {"harmless", finding.harmless}};
 }
 
+std::string finding_line(const TierFinding& finding) {
+  const std::string& place = finding.path.empty() ? finding.name : finding.path;
+  return place.empty() ? finding.text : place + ": " + finding.text;
+}
+
 std::string shown_heat(double heat) {
   std::string text = std::to_string(heat);
   return text.substr(0, text.find('.') + 2);
@@ -103,7 +108,9 @@ void print_tiers(const Output& output, const std::vector<TierInfo>& tiers) {
   output.table(rows);
   for (const TierInfo& tier : tiers) {
     if (!tier.gpu_direct.empty()) output.detail(tier.name + ": GPU memory without staging: " + tier.gpu_direct);
-    if (tier.problem) output.item(Mark::bad, tier.problem->message + "; " + tier.problem->hint);
+    if (!tier.problem) continue;
+    const std::string& hint = tier.problem->hint;
+    output.item(Mark::bad, tier.problem->message + (hint.empty() ? "" : "; " + hint));
   }
 }
 
@@ -318,8 +325,8 @@ Exit import(const Flags& flags, const Output& output, Tiers& tiers) {
     for (const TierFinding& finding : sum.findings) json["refused"].push_back(finding_json(finding));
     output.object(json);
   } else {
-    for (const TierFinding& finding : sum.findings) output.item(Mark::bad, finding.path + ": " + finding.text);
-    output.heading("imported " + std::to_string(sum.units) + " files");
+    for (const TierFinding& finding : sum.findings) output.item(Mark::bad, finding_line(finding));
+    output.heading("imported " + std::to_string(sum.units) + (sum.units == 1 ? " file" : " files"));
   }
   return sum.findings.empty() ? Exit::ok : Exit::failed;
 }
@@ -341,10 +348,9 @@ Exit check(const Flags& flags, const Output& output, Tiers& tiers) {
   }
   for (const TierFinding& finding : report->findings) {
     const Mark mark = finding.harmless ? Mark::unknown : finding.repaired ? Mark::good : Mark::bad;
-    output.item(mark, finding.path + ": " + finding.text);
+    output.item(mark, finding_line(finding));
   }
-  output.heading(std::to_string(report->units) + " units" +
-                 (flags.bytes ? ", " + format_bytes(report->bytes) + " read" : "") +
+  output.heading(count_of_units(report->units) + (flags.bytes ? ", " + format_bytes(report->bytes) + " read" : "") +
                  (good ? ": all as they should be" : ""));
   return good ? Exit::ok : Exit::failed;
 }

@@ -71,10 +71,10 @@ Exit moved(const char* verb, const Output& output, const Result<MoveReport>& rep
       static_cast<void>(output.fail(error));
     }
     if (stopped) static_cast<void>(output.fail(*report->error));
-    output.verdict(std::to_string(report->units) + " units, " + format_bytes(report->bytes) + " in " +
+    output.verdict(count_of_units(report->units) + ", " + format_bytes(report->bytes) + " in " +
                    format_seconds(report->seconds) + ": " + format_rate(rate(report->bytes, report->seconds)));
     if (report->resumed_bytes != 0) output.field("resumed", format_bytes(report->resumed_bytes));
-    if (report->busy != 0) output.field("busy", std::to_string(report->busy) + " units, with other processes");
+    if (report->busy != 0) output.field("busy", count_of_units(report->busy) + ", with other processes");
     if (report->failure_count != 0) output.field("failed", std::to_string(report->failure_count));
   }
   if (interrupted()) return Exit::interrupted;
@@ -105,7 +105,7 @@ Exit show_plan(const Output& output, Tiers& tiers) {
     output.heading(one.from + " to " + one.to + ": " + one.name + ", " + format_bytes(one.size_bytes));
     output.detail(one.reason);
   }
-  output.heading(std::to_string(plan->moves.size()) + " of " + std::to_string(plan->units) + " units would move, " +
+  output.heading(std::to_string(plan->moves.size()) + " of " + count_of_units(plan->units) + " would move, " +
                  format_bytes(plan->bytes));
   return Exit::ok;
 }

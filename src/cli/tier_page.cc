@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "output.h"
+#include "tier.h"
 
 namespace penstock::cli {
 
@@ -67,8 +68,8 @@ std::string bar_of(const TierInfo& tier, const std::vector<UnitInfo>& units, dou
   const double scale = tier.capacity_bytes == 0 ? 0 : picture_width / static_cast<double>(tier.capacity_bytes);
   std::string text = "<text x=\"0\" y=\"" + number(y - 10) + "\">" + escaped(tier.name) + "  " + escaped(tier.path) +
                      "  " + format_bytes(tier.used_bytes) + " of " + format_bytes(tier.capacity_bytes) + ", " +
-                     std::to_string(tier.units) + " units" +
-                     (tier.problem ? "  " + escaped(tier.problem->message) : "") + "</text>\n";
+                     tier::count_of_units(tier.units) + (tier.problem ? "  " + escaped(tier.problem->message) : "") +
+                     "</text>\n";
   text += "<rect x=\"0\" y=\"" + number(y) + "\" width=\"" + number(picture_width) + "\" height=\"" +
           number(bar_height) + "\" fill=\"#eee\"/>\n";
   double x = 0;

@@ -1,5 +1,6 @@
 """penstock tier: files on tiers of disks, as a user moves them."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -7,6 +8,7 @@ import re
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
 import unittest
@@ -219,6 +221,27 @@ class Commands(TierTest):
         self.assertFalse(marker.exists())
         self.json_of(*at, "--adopt", env=self.env)
         self.assertEqual(self.tier("check")["findings"], [])
+
+    def test_what_is_told_has_no_empty_parts(self):
+        marker = self.folder / "ssd/.penstock/tier.json"
+        content = marker.read_bytes()
+        marker.unlink()
+        marker.mkdir()  # can't be read, and there is no hint for that
+        lines = self.run_tool("tier", "status", env=self.env).stdout.decode().splitlines()
+        self.assertTrue([line for line in lines if line.endswith("tier.json: Is a directory")], lines)
+        marker.rmdir()
+        marker.write_bytes(content)
+        # A move that can't be ended: a link lies where the copy was.
+        self.put("nvme/a")
+        self.tier("import", "a")
+        (self.folder / "hdd/a").symlink_to("/etc")
+        with contextlib.closing(sqlite3.connect(self.env["PENSTOCK_TIERS"])) as catalog, catalog:
+            (unit, source), = catalog.execute("SELECT id, tier FROM unit")
+            (target,), = catalog.execute("SELECT id FROM tier WHERE name = 'hdd'")
+            catalog.execute("INSERT INTO move VALUES(?, 0, 1, ?, ?, 1, 1, '', 0, 0, 0, 0)", (unit, source, target))
+        lines = self.run_tool("tier", "check", env=self.env).stdout.decode().splitlines()
+        self.assertTrue([line for line in lines if "hdd/a" in line], lines)
+        self.assertFalse([line for line in lines if re.match(r"\W*:", line)], lines)
 
     def test_tiers_are_changed_added_and_removed(self):
         (self.folder / "tape").mkdir()
