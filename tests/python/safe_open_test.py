@@ -497,3 +497,22 @@ def test_what_is_read_ahead_in_vain_is_bounded_told_and_learnt_from(tmp_path):
     for _ in range(8):
         read(names)
     assert penstock._safe_open.habit.first_bytes() > 0
+
+
+def test_any_number_of_files_may_be_opened_without_asking_for_a_tensor(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write_model(path, [("only", "U8", (8,))])
+    for _ in range(1200):  # after 1100 halvings nothing is left of a float
+        with penstock.safe_open(path, framework="np") as file:
+            assert file.get_slice("only").get_shape() == [8]
+
+
+def test_parts_and_whole_files_count_as_asked_for(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    write_model(path, [("a", "U8", (1 << 20,)), ("b", "U8", (1 << 20,))])
+    for use, used in ((lambda file: file.get_slice("a")[:1000], 1000), (lambda file: file.get_tensors(), 2 << 20)):
+        learnt = []
+        monkeypatch.setattr(penstock._safe_open.Habit, "learn", lambda self, *bytes_: learnt.append(bytes_))
+        with penstock.safe_open(path, framework="np") as file:
+            use(file)
+        assert learnt == [(used, 0)]

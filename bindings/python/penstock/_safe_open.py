@@ -73,17 +73,19 @@ class Habit:
     """What read-ahead was worth in this process: programs open one file after the other in the same way."""
 
     def __init__(self) -> None:
-        self._used_bytes = float(FIRST_AHEAD_BYTES)
-        self._unused_bytes = 0.0
+        # One object, so that no thread finds half of a change. Their sum is never below 1.
+        self._used_and_unused_bytes = float(FIRST_AHEAD_BYTES), 0.0
 
     def first_bytes(self) -> int:
         """How much may be ahead before a file has earned any."""
-        used = self._used_bytes / (self._used_bytes + self._unused_bytes)
-        return int(FIRST_AHEAD_BYTES * max(0.0, 1 - PART_IN_VAIN * (1 - used)))
+        used, unused = self._used_and_unused_bytes
+        return int(FIRST_AHEAD_BYTES * max(0.0, 1 - PART_IN_VAIN * unused / (used + unused)))
 
     def learn(self, used_bytes: int, unused_bytes: int) -> None:
-        self._used_bytes = self._used_bytes / 2 + used_bytes  # older files count less and less
-        self._unused_bytes = self._unused_bytes / 2 + unused_bytes
+        if used_bytes + unused_bytes == 0:  # a file of which only names were asked for tells nothing
+            return
+        used, unused = self._used_and_unused_bytes
+        self._used_and_unused_bytes = used / 2 + used_bytes, unused / 2 + unused_bytes  # older files count less and less
 
 
 habit = Habit()
@@ -124,6 +126,10 @@ class ReadAhead:
     def names(self) -> list[str]:
         """Sorted."""
         return [self._names[index] for index in self._orders[0]]
+
+    def count_as_given(self, size_bytes: int) -> None:
+        """What was read without it counts as asked for, too."""
+        self._given_bytes += size_bytes
 
     def get(self, index: int) -> Any:
         self._given_bytes += self._size_of(index)
@@ -394,6 +400,8 @@ class safe_open:
         report = load.finish()
         with self._lock:
             self._total.add(load.begun, report)
+            if self._reader is not None:
+                self._reader.count_as_given(sum(spec[3] for spec in what.specs))
         return load
 
     def _after_fork(self) -> None:
