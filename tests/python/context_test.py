@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import contextlib
 import ctypes
 import gc
 import logging
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy
 import pytest
@@ -199,6 +201,13 @@ def test_options_are_keywords_and_unknown_ones_are_refused():
     for wrong in [{"warp": 9}, {"lanes": -1}, {"lanes": "many"}, {"engine": "warp"}]:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             penstock.Context(**wrong)
+    with pytest.raises(TypeError, match="options must be numbers, texts.*'lanes'"):
+        penstock.Context(lanes=object())
+
+
+def test_numbers_that_are_too_large_are_refused_by_their_limit(file):
+    with pytest.raises(penstock.InvalidError, match="offset is 18446744073709551616 .offset must be at most"):
+        penstock.read_into(bytearray(9), file, 1 << 64)
 
 
 def test_deadlines_that_nobody_can_mean_are_refused():
@@ -463,3 +472,26 @@ def test_a_target_is_kept_while_it_is_written(slow_context, large_file):
     assert reading.ended
     del reading
     target.extend(b"more")
+
+
+def test_a_call_on_another_thread_that_fails_keeps_nothing():
+    class Watched:
+        """That nothing else has."""
+
+    async def main():
+        watched = Watched()
+        seen = weakref.ref(watched)
+
+        def fail(kept=watched):
+            raise ValueError
+
+        del watched
+        with contextlib.suppress(ValueError):
+            await penstock._context.on_a_thread(fail)
+        return seen
+
+    gc.disable()
+    try:
+        assert asyncio.run(main())() is None
+    finally:
+        gc.enable()

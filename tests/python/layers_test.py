@@ -2,6 +2,8 @@
 
 import gc
 import os
+import pathlib
+import resource
 import signal
 import threading
 import types
@@ -9,6 +11,7 @@ import types
 import pytest
 
 import penstock
+from models import write_model
 
 torch = pytest.importorskip("torch")
 
@@ -234,6 +237,14 @@ def test_what_is_refused(saved):
         penstock.Layers(path, budget=4096, device="cpu")
     with pytest.raises(penstock.InvalidError, match="budget of '1KiB', rounded down to 0 bytes .whole 4 KiB.*needs 8192"):
         penstock.Layers(path, budget="1KiB", device="cpu")
+    for wrong in (-1, 1e9, float("nan")):
+        with pytest.raises(penstock.InvalidError, match="timeout is"):
+            penstock.Layers(path, budget="1MiB", device="cpu", timeout=wrong)
+    for wrong in (None, "x", True):
+        with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+            penstock.Layers(path, budget="1MiB", device="cpu", timeout=wrong)
+    with pytest.raises(penstock.InvalidError, match="ahead is"):
+        penstock.Layers(path, budget="1MiB", device="cpu", ahead=1 << 64)
     with pytest.raises(TypeError, match='cache must be "auto"'):
         penstock.Layers(path, budget="1MiB", device="cpu", cache=1)
     with pytest.raises(penstock.InvalidError, match="size"):
@@ -385,3 +396,36 @@ def test_tensors_keep_the_memory(saved):
     del layers
     gc.collect()
     assert torch.equal(tensor, model.layers[0].linear.weight)
+
+
+@pytest.mark.skipif(bool(os.environ.get("PENSTOCK_SANITIZE")), reason="sanitizers take more memory than a limit leaves")
+def test_a_budget_that_there_is_no_room_for_is_a_memory_error(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write_model(path, [("layers.0.weight", "U8", (1 << 30,))], content=None)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20), before[1]))
+    try:
+        with pytest.raises(penstock.NoMemoryError, match="budget") as caught:
+            penstock.Layers(path, budget="1GiB", device="cpu")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert caught.value.code == "out_of_memory"
+
+
+def test_a_forked_child_closes_quietly_and_the_parent_goes_on(saved):
+    model, path = saved
+    with penstock.Layers(path, budget=3 * GROUP_BYTES, device="cpu") as layers:
+        layers.acquire(0)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                layers.close()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        layers.release(0)
+        with layers.use(1) as tensors:
+            assert torch.equal(tensors["layers.1.linear.weight"], model.layers[1].linear.weight)

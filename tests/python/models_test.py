@@ -1,5 +1,6 @@
 """Models, loaded: every way gives the bytes of the file, and what safetensors gives."""
 
+import asyncio
 import copy as copy_module
 import gc
 import logging
@@ -245,6 +246,7 @@ def test_parts_are_what_slicing_gives(mixed):
 @pytest.mark.parametrize("wrong", [
     {"nowhere": slice(1)}, {"large": (2, slice(1))}, {"large": (-3, slice(1))}, {"large": slice(None, None, 2)},
     {"large": (0, [])}, {"large": (0, [(5, 601)])}, {"large": (0, [(5, 4)])}, {"large": (0, [(-5, 4)])},
+    {"large": (0, [(0, 1 << 70)])},
 ])
 def test_parts_that_make_no_sense_are_refused(mixed, wrong):
     with pytest.raises(ValueError):
@@ -514,8 +516,8 @@ def test_arguments_of_other_types_are_refused(mixed):
     for copy in (False, True):
         with pytest.raises(ValueError, match="unknown columns .foo"):
             penstock.load_file(path, columns="foo", copy=copy)
-    for part in ((0, [(0.7, 1.9)]), (0.5, [(0, 1)])):
-        with pytest.raises(TypeError):
+    for part in ((0, [(0.7, 1.9)]), (0.5, [(0, 1)]), (1, 2), (0, [1, 2]), 5, slice("a"), (0, slice("a"))):
+        with pytest.raises(penstock.InvalidError, match="slices: .* does not describe a part of tensor 'large'"):
             penstock.load_file(path, slices={"large": part})
     part = penstock.load_file(path, select="large", slices={"large": (numpy.int8(0), [(numpy.int64(1), numpy.int64(3))])})
     assert raw(part["large"]) == contents["large"][4000:12000]
@@ -528,3 +530,25 @@ def test_bytes_are_called_that_in_the_log(mixed, caplog):
     with caplog.at_level(logging.INFO, "penstock"):
         penstock.numpy.load(mixed[0].read_bytes())
     assert [record.getMessage().startswith("bytes: ") for record in caplog.records] == [True]
+
+
+def test_a_load_that_no_thread_can_be_had_for_is_a_memory_error_and_never_runs(mixed, monkeypatch):
+    path, contents = mixed
+    target = bytearray(100)
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    async def main():
+        with monkeypatch.context() as without_threads:
+            without_threads.setattr("threading.Thread.start", refuse)
+            for call in (penstock.load_file_async(path), penstock.read_into_async(target, path)):
+                with pytest.raises(penstock.NoMemoryError, match="thread") as caught:
+                    await call
+                assert caught.value.code == "out_of_memory"
+        tensors = await penstock.load_file_async(path)  # on the thread that runs what was left, too
+        assert raw(tensors["large"]) == contents["large"]
+
+    penstock.default_context()
+    asyncio.run(main())
+    assert not any(target)

@@ -384,3 +384,11 @@ def test_a_state_that_is_no_tensor_is_told_by_name(tmp_path):
     with pytest.raises(penstock.Error, match="_extra_state"):
         penstock.torch.load_model(module, tmp_path / "m")
     assert penstock.torch.load_model(module, tmp_path / "m", strict=False) == ({"_extra_state"}, [])
+
+
+def test_alignments_that_make_no_sense_are_refused_by_name(tmp_path):
+    for align, error, words in ((-8, penstock.InvalidError, "align is -8"), (1 << 70, penstock.InvalidError, "at most"),
+                                ("8", TypeError, "align must be an integer")):
+        with pytest.raises(error, match=words):
+            penstock.save_file({"a": numpy.zeros(3)}, tmp_path / "model.safetensors", align=align)
+    assert not list(tmp_path.iterdir())

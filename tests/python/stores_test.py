@@ -199,6 +199,9 @@ async def load(path: str) -> dict[str, object]:
 
 penstock.patch(share=False)
 names: list[str] = [engine["name"] for engine in penstock.engines()]
+checked: list[penstock.Checked] = penstock.verify("model.safetensors")
+for row in penstock.Rows("table.npy"):
+    print(row)
 with penstock.safe_open("model.safetensors", "pt") as file:
     keys: list[str] = file.keys()
 '''
@@ -228,3 +231,20 @@ def test_numbers_below_0_are_refused_by_name(tmp_path):
         for arguments in ({"size": -5}, {"offset": -1, "size": 3}, {"lba": -1, "count": 1}, {"lba": 0, "count": -1}):
             with pytest.raises(penstock.InvalidError, match=" is -"):
                 store.read(**arguments)
+    for what in ("size", "first_block", "blocks"):
+        with pytest.raises(penstock.InvalidError, match=f"{what} is -1"):
+            penstock.open(tmp_path / "new", "create", **{what: -1})
+        with pytest.raises(TypeError, match=f"{what} must be an integer"):
+            penstock.open(tmp_path / "new", "create", **{what: "1"})
+    with pytest.raises(TypeError, match="serial must be a str"):
+        penstock.open(path, serial=5)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_written_after_a_commit_changes_the_file(tmp_path):
+    path = tmp_path / "file"
+    with penstock.open(path, "replace") as store:
+        store.write_from(b"old")
+        store.commit()
+        store.write_from(b"new")
+    assert path.read_bytes() == b"new"

@@ -1,8 +1,10 @@
 """Models that pass through a window of memory."""
 
+import copy
 import gc
 import logging
 import os
+import pickle
 import random
 import signal
 import threading
@@ -208,3 +210,10 @@ def test_a_stream_that_another_thread_waits_for_can_be_closed_in_a_forked_child(
     leave.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_stream_is_not_copied(mixed):
+    with penstock.stream(mixed[0], framework="np") as stream:
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="penstock.Stream .* can't be copied or pickled"):
+                copied(stream)

@@ -145,6 +145,14 @@ def test_what_is_wrong_is_refused(folders, tiers):
         penstock.Tiers.create({"a": {"path": folders / "fast", "wet": 1}}, catalog=folders / "other.db")
     with pytest.raises(penstock.InvalidError):
         next(tiers.units(page=0))
+    with pytest.raises(TypeError, match="tiers must be a dict by name"):
+        penstock.Tiers.create(["a"], catalog=folders / "other.db")
+    with pytest.raises(penstock.InvalidError, match="size is 18446744073709551616"):
+        tiers.place(1 << 64)
+    with pytest.raises(penstock.InvalidError, match="bytes_per_second is"):
+        tiers.rebalance(bytes_per_second=1 << 64)
+    with pytest.raises(TypeError, match="wait_seconds must be a number of seconds"):
+        penstock.Tiers(folders / "tiers.db", wait_seconds="1")
     with pytest.raises(penstock.Error):
         tiers.add_tier("inside", folders / "fast/inside")
     (folders / "third").mkdir()
@@ -175,3 +183,13 @@ def test_kinds_of_records_lie_on_tiers(folders, tiers):
             assert numpy.array_equal(reader.read("users", 0, begin + 5), rows[:begin + 5])
         assert numpy.array_equal(penstock.Kinds("tier:records.bin", **options).rows("users")[[9, 0]], rows[[9, 0]])
     assert tiers.check(bytes=True).findings == []
+
+
+def test_names_load_when_the_tiers_are_closed(folders, tiers):
+    content = put(folders, tiers)
+    with penstock.Context() as context:
+        tiers.serve(context)
+        tiers.close()
+        target = bytearray(len(content))
+        context.read_into(target, "tier:data.bin")
+        assert target == content

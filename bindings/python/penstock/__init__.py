@@ -16,7 +16,7 @@ from ._kinds import Kind, Kinds
 from ._layers import Layers
 from ._memory_file import TensorSpec, deserialize, serialize, serialize_file
 from ._machine import doctor, engines, gpus
-from ._models import Tensors, load_file, load_file_async, load_into, load_models, save_file, verify
+from ._models import Checked, Tensors, load_file, load_file_async, load_into, load_models, save_file, verify
 from ._patch import patch, unpatch
 from ._report import Report
 from ._rows import Rows, RowsReport
@@ -31,7 +31,7 @@ SafetensorError = Error  # by the name that programs which use safetensors catch
 __version__: str = _core.version()
 
 __all__ = [
-    "Context", "DeniedError", "DirectoryError", "Error", "GpuArray", "GpuQueues", "GpuServer", "InvalidError", "Kind", "Kinds", "Layers", "MismatchError", "MissingKeyError", "NoMemoryError",
+    "Checked", "Context", "DeniedError", "DirectoryError", "Error", "GpuArray", "GpuQueues", "GpuServer", "InvalidError", "Kind", "Kinds", "Layers", "MismatchError", "MissingKeyError", "NoMemoryError",
     "NotFoundError", "RangeError", "Report", "Rows", "RowsPlan", "RowsReport", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "Tiers", "TimedOutError",
     "TransferError", "UnsupportedError", "default_context", "deserialize",
     "doctor", "engines", "gpus", "include_dir", "load_file", "load_file_async", "load_into", "load_models", "open", "patch", "read_into", "read_into_async",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import itertools
-import operator
 import os
 import threading
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional
 
 from . import _core
+from ._arguments import natural
 from ._closing import Closing
-from ._errors import invalid
+from ._errors import invalid, make
 from ._memory import count_as_written, memory_of
 from ._report import Progress, Report, log, told
 
@@ -33,6 +34,9 @@ class Context(Closing):
             text = json.dumps(options, allow_nan=False)
         except ValueError:
             raise invalid("an option is infinite or not a number", "docs/options.md has the limits") from None
+        except TypeError as error:
+            raise TypeError(f"options must be numbers, texts, lists and dicts, as docs/options.md has them: {error}, in "
+                            f"{options!r}") from None
         self._core = _core.Context(text)
         self._closed = False
 
@@ -151,19 +155,47 @@ class Context(Closing):
 
 def _natural(what: str, value: Any) -> int:
     try:
-        number = operator.index(value)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 1 << 64:
-        raise invalid(f"{what} is {value!r}", "give a whole number from 0 on")
-    return number
+        return natural(what, value)
+    except TypeError as error:
+        raise invalid(str(error), "give a whole number") from None
+
+
+async def on_a_thread(call: Callable[[], Any]) -> Any:
+    """What the call gives, on another thread."""
+    import asyncio
+    import concurrent.futures
+
+    def run(given: list[concurrent.futures.Future[Any]]) -> None:
+        done = given.pop()
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+            del done  # here and in the caller's frame: the error's traceback would keep it, and with it the error
+
+    # Not the executor's own, which may run later what it had no thread for.
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    try:
+        try:
+            asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, run, [done])
+        except RuntimeError as error:
+            if "start new thread" not in str(error):
+                raise
+            if done.cancel():  # otherwise one that was busy has taken it after all
+                raise make("out_of_memory", 0, f"no room for another thread: {error}",
+                           "raise the limit of memory or threads (ulimit -v, ulimit -u)") from None
+        return await asyncio.wrap_future(done)
+    finally:
+        del done
 
 
 async def _started(start: Callable[[], Any]) -> Any:
     """What `start` gives, on another thread: opening a file takes as long as the disk or a server likes."""
     import asyncio
 
-    starting = asyncio.ensure_future(asyncio.to_thread(start))
+    starting = asyncio.ensure_future(on_a_thread(start))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
@@ -261,9 +293,7 @@ def read_into(target: Any, path: Any, offset: Optional[int] = None, size: Option
 async def read_into_async(target: Any, path: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
                           lba: Optional[int] = None, count: Optional[int] = None) -> Report:
     """Context.read_into_async of the default Context."""
-    import asyncio
-
     context = _open_default()
     if context is None:
-        context = await asyncio.to_thread(default_context)  # making one looks around on the machine
+        context = await on_a_thread(default_context)  # making one looks around on the machine
     return await context.read_into_async(target, path, offset, size, lba=lba, count=count)

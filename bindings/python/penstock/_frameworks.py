@@ -152,12 +152,13 @@ class Framework:
         raise NotImplementedError
 
 
-def about_memory(error: Exception, no_room: str) -> Exception:
+def about_memory(error: Exception, no_room: str,
+                 hint: str = "load less, or slices, or stream with a window") -> Exception:
     """Ours, if it is about memory. Torch has no class of its own for that where it is memory of the host."""
     text = str(error)
     if isinstance(error, RuntimeError) and "out of memory" not in text and "allocate memory" not in text:
         return error
-    return make("out_of_memory", 0, f"{no_room}: {text}", "load less, or slices, or stream with a window")
+    return make("out_of_memory", 0, f"{no_room}: {text}", hint)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -444,7 +445,10 @@ class Numpy(Framework):
             raise invalid(f"NumPy has no memory on {domain}", "load to device='cpu', or with framework='pt'")
         self.check(specs)
         self.check_room(sizes_of(specs))
-        buffers = [numpy.empty(spec[3] + ALIGNMENT, numpy.uint8) for spec in specs]
+        try:
+            buffers = [numpy.empty(spec[3] + ALIGNMENT, numpy.uint8) for spec in specs]
+        except MemoryError as error:
+            raise about_memory(error, f"no room for {len(specs)} arrays") from None
         addresses = [buffer.__array_interface__["data"][0] for buffer in buffers]
         pointers = [(address + ALIGNMENT - 1) & -ALIGNMENT for address in addresses]
 

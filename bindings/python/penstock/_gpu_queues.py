@@ -6,11 +6,12 @@ import os
 from typing import Any, Optional, Sequence, Union
 
 from . import _core
+from ._arguments import natural, seconds
 from ._closing import Closing
 from ._context import Context, default_context
 from ._errors import invalid, make
 from ._memory import device_domain
-from ._rows import _named, _natural
+from ._rows import _named
 from ._stores import Store
 from ._streaming import size_in_bytes
 
@@ -29,8 +30,8 @@ def include_dir() -> str:
 def _size(what: str, value: Union[int, str], most: int = TO_THE_END - 1) -> int:
     """Of a number or a text such as "1GiB"."""
     if not isinstance(value, str):
-        _natural(what, value)
-    return _natural(what, _named(what, lambda: size_in_bytes(value)), most)
+        natural(what, value)
+    return natural(what, _named(what, lambda: size_in_bytes(value)), most)
 
 
 def _window(window: Any) -> tuple[int, int]:
@@ -40,7 +41,7 @@ def _window(window: Any) -> tuple[int, int]:
         offset, size = window
     except (TypeError, ValueError):
         raise TypeError(f"window must be (offset, size), and is {window!r}") from None
-    return _natural("window", offset), size if size == TO_THE_END else _natural("window", size)
+    return natural("window", offset), size if size == TO_THE_END else natural("window", size)
 
 
 class GpuServer(Closing):
@@ -58,7 +59,7 @@ class GpuServer(Closing):
         if context is not None and not isinstance(context, Context):
             raise TypeError(f"context must be a penstock.Context, and is {context!r}")
         self._context = context or default_context()
-        self._core = _core.start_gpu_server(self._context._core, _natural("threads", threads, _MOST), bool(hot))
+        self._core = _core.start_gpu_server(self._context._core, natural("threads", threads, _MOST), bool(hot))
 
     def __repr__(self) -> str:
         return f"<penstock.GpuServer{', closed' if self._core is None else f': {self.threads} threads'}>"
@@ -80,16 +81,16 @@ class GpuServer(Closing):
         `stall` seconds without room a queue is given up until `reset`. device="cpu" or None
         makes a set for tests without a GPU: nothing on a GPU can use it.
         """
-        counts = [_natural("queues", queues, _MOST), _natural("depth", depth, _MOST),
-                  _size("place_bytes", place_bytes, _MOST), _natural("ahead_places", ahead_places, _MOST)]
-        block_bytes = _natural("block_bytes", block_bytes, _MOST)
+        counts = [natural("queues", queues, _MOST), natural("depth", depth, _MOST),
+                  _size("place_bytes", place_bytes, _MOST), natural("ahead_places", ahead_places, _MOST)]
+        block_bytes = natural("block_bytes", block_bytes, _MOST)
         offset, size = _window(window)
         given = list(stores) if isinstance(stores, (list, tuple)) else [stores]
         access = "write" if writable else "read"
         opened = [each if isinstance(each, Store) else Store(each, access, context=self._context) for each in given]
         core = self._open().open(
             device_domain(device), [(each._open(), offset, size, bool(writable), block_bytes) for each in opened], *counts,
-            float(timeout), float(stall))
+            seconds("timeout", timeout), seconds("stall", stall))
         return GpuQueues(core, [each.name for each in opened])
 
 
@@ -136,10 +137,10 @@ class GpuQueues(Closing):
         """An array over a store of the set, or over `size` bytes from `offset` on, with `memory` of the GPU for a cache."""
         if isinstance(store, (str, bytes, os.PathLike, Store)):
             raise TypeError(f"store must be an integer, the place of a store in the list that was opened, and is {store!r}")
-        if size is not None and _natural("size", size) == 0:
+        if size is not None and natural("size", size) == 0:
             raise invalid("size: an array of 0 bytes", "give at least 1")
         pages = 0 if page_bytes == 0 and not isinstance(page_bytes, bool) else _size("page_bytes", page_bytes, _MOST)
-        return GpuArray(self._open().array(_natural("store", store, _MOST), _natural("offset", offset),
+        return GpuArray(self._open().array(natural("store", store, _MOST), natural("offset", offset),
                                            TO_THE_END if size is None else size, _size("memory", memory), pages), self)
 
 

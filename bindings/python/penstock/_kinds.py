@@ -7,6 +7,7 @@ import os
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
 
 from . import _core
+from ._arguments import natural, seconds
 from ._closing import Reopening, absolute
 from ._context import Context, default_context
 from ._errors import Error, MissingKeyError, NotFoundError, invalid, make
@@ -14,7 +15,7 @@ from ._frameworks import framework as framework_named
 from ._frameworks import framework_of
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._report import Report
-from ._rows import Rows, RowType, _named, _natural, _settled, described, lengths_of, type_name, wait_for_streams
+from ._rows import Rows, RowType, _named, _settled, described, lengths_of, type_name, wait_for_streams
 
 _ANYWHERE = (1 << 64) - 1
 _MOST_ID = (1 << 32) - 1
@@ -104,9 +105,9 @@ class Kinds(Reopening):
             raise TypeError(f"serial must be a str, and is {serial!r}")
         if window is not None and not (isinstance(window, (tuple, list)) and len(window) == 2):
             raise TypeError(f"window must be (first block, blocks), and is {window!r}")
-        first, blocks = (_natural("window", each) for each in window or (0, 0))
+        first, blocks = (natural("window", each) for each in window or (0, 0))
         options = _core.KindsOptions(b"" if dictionary is None else os.fsencode(dictionary), bool(device_write),
-                                     serial, first, blocks, float(lock_seconds))
+                                     serial, first, blocks, seconds("lock_seconds", lock_seconds))
         self._core = _core.open_kinds(self._context._core, os.fsencode(store), options, create)
         self._opened_by(None if context is not None else functools.partial(
             Kinds, absolute(store), dictionary=None if dictionary is None else absolute(dictionary), device_write=device_write, serial=serial, window=window,
@@ -180,7 +181,7 @@ class Kinds(Reopening):
         if not isinstance(kind, str):
             if isinstance(kind, bool) or not hasattr(kind, "__index__"):
                 raise TypeError(f"kind must be a name or an id, and is {kind!r}")
-            kind = _natural("kind", kind, _MOST_ID)
+            kind = natural("kind", kind, _MOST_ID)
         try:
             return Kind(**(core.find_by_name(kind) if isinstance(kind, str) else core.find_by_id(kind)))
         except NotFoundError as error:
@@ -211,9 +212,9 @@ class Kinds(Reopening):
         if dtype is None and record_bytes is None:
             raise invalid(f"kind {name!r}: neither dtype nor record_bytes is given", "give one of them")
         return Kind(**self._open().add(
-            name, numbers[0], _ANYWHERE if start_byte is None else _natural("start_byte", start_byte),
-            _ANYWHERE if start_lba is None else _natural("start_lba", start_lba), *numbers[1:],
-            type_name(dtype, "give record_bytes, and dtype= to read"), lengths, _natural("records", records)))
+            name, numbers[0], _ANYWHERE if start_byte is None else natural("start_byte", start_byte),
+            _ANYWHERE if start_lba is None else natural("start_lba", start_lba), *numbers[1:],
+            type_name(dtype, "give record_bytes, and dtype= to read"), lengths, natural("records", records)))
 
     def remove(self, kind: KindName) -> None:
         """Takes a kind out of the dictionary. Its bytes stay where they are, and others may get the room."""
@@ -275,7 +276,7 @@ class Kinds(Reopening):
         self._report = Report(**core.read(
             [(kind.id, index, count, memory.pointer, memory.size_bytes, memory.domain)
              for (kind, _, index, count), memory in zip(wanted, settled)],
-            float(timeout), [memory.owner for memory in settled]))
+            seconds("timeout", timeout), [memory.owner for memory in settled]))
         for memory in memories:
             count_as_written(memory.owner)
         return made
@@ -284,8 +285,8 @@ class Kinds(Reopening):
              scratch_bytes: int = 256 << 20) -> Rows:
         """The records that there are now as a table, to gather them by their numbers. The arguments are those of Rows."""
         about = self[kind]
-        options = _core.RowsOptions(bool(mapping), float(look_again_seconds), _natural("join_bytes", join_bytes),
-                                    _natural("scratch_bytes", scratch_bytes))
+        options = _core.RowsOptions(bool(mapping), seconds("look_again_seconds", look_again_seconds), natural("join_bytes", join_bytes),
+                                    natural("scratch_bytes", scratch_bytes))
         domain = None if self._domain == "host" else self._domain
         again = None if self._again is None else functools.partial(
             _rows_of, self._again, about, mapping=mapping, look_again_seconds=look_again_seconds, join_bytes=join_bytes,
@@ -314,7 +315,7 @@ class Kinds(Reopening):
             kind = self[key]
             known[key] = kind, self._row_type(kind, dtype)
         kind, type_ = known[key]
-        index, count = _natural("index", read[1]), _natural("count", read[2] if len(read) == 3 else 1)
+        index, count = natural("index", read[1]), natural("count", read[2] if len(read) == 3 else 1)
         if index + count > kind.records:
             kind = self._kind_with(kind, index + count)
             known[key] = kind, type_
@@ -384,7 +385,7 @@ def _check_framework(framework: Optional[str], domain: str) -> None:
 
 def _at_least_one(what: str, value: Any, most: int = _ANYWHERE - 1) -> int:
     """0 where it is not given."""
-    number = 0 if value is None else _natural(what, value, most)
+    number = 0 if value is None else natural(what, value, most)
     if value is not None and number == 0:
         raise invalid(f"{what} is 0", "give at least 1")
     return number

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import threading
 from types import TracebackType
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
+from ._arguments import natural, seconds
 from ._closing import Closing
 from ._context import Context, default_context
 from ._errors import Error, invalid, make
-from ._frameworks import Spec
+from ._frameworks import Spec, about_memory
 from ._frameworks import framework as framework_named
 from ._memory import device_domain
 from ._models import Model
 from ._report import size_text
-from ._rows import _natural, stream_handle
+from ._rows import stream_handle
 from ._streaming import size_in_bytes
 
 # Of the library: of slots, and of tensors in them.
 _ALIGNMENT = 4096
 _TENSOR_ALIGNMENT = 256
+_MOST_SECONDS = 100_000_000
 
 # A tensor of a group: its name, or rows of it: (name, row) or (name, (begin, end)).
 GroupTensor = Union[str, tuple[str, Any]]
@@ -64,6 +67,9 @@ class Layers(Closing):
                  groups: Union[None, str, Sequence[str], Mapping[str, Sequence[GroupTensor]]] = None,
                  ahead: Union[int, str] = "256MiB", timeout: float = 100.0, in_order: Optional[bool] = None,
                  cache: Optional[str] = None, context: Optional[Context] = None) -> None:
+        timeout_seconds = seconds("timeout", timeout)
+        if not 0 <= timeout_seconds <= _MOST_SECONDS:
+            raise invalid(f"timeout is {timeout!r}", f"choose from 0 to {_MOST_SECONDS} seconds")
         if cache is not None and not isinstance(cache, str):
             raise TypeError(f'cache must be "auto", "keep", "bypass" or None, and is {cache!r}')
         self._frame = framework_named("pt")
@@ -95,8 +101,9 @@ class Layers(Closing):
         plain = [(name, [(each.number, each.rows) for each in tensors]) for name, tensors in zip(self.groups, self._tensors)]
         self._core = _core.open_layers(
             self._context._core, self._model.core, plain, self._memory.data_ptr(), memory_bytes, self._domain,
-            size_in_bytes(ahead), float(timeout), cache, groups is None if in_order is None else bool(in_order),
+            natural("ahead", size_in_bytes(ahead)), timeout_seconds, cache, groups is None if in_order is None else bool(in_order),
             self._memory)
+        self._process = os.getpid()
         self._made: dict[int, _Made] = {}  # tensors of groups, where they were last
         self._hooks: list[Any] = []
         self._attached: list[Any] = []  # submodules that have hooks of groups
@@ -195,7 +202,7 @@ class Layers(Closing):
         those that most tokens chose first. Expert i is `experts[i]`."""
         self._open()
         numbers = [self._number(each) for each in experts]
-        if not 1 <= _natural("top_k", top_k) <= len(numbers):
+        if not 1 <= natural("top_k", top_k) <= len(numbers):
             raise invalid(f"top_k is {top_k}, and there are {len(numbers)} experts", "give a number from 1 to theirs")
 
         def after(_: Any, __: Any, output: Any) -> None:
@@ -222,6 +229,8 @@ class Layers(Closing):
         memory, and stay as they are then. Raises what `check` would."""
         self.detach()
         self._made = {}
+        if os.getpid() != self._process:  # the parent's go on
+            self._core = None
         super().close()
 
     def __del__(self) -> None:
@@ -251,10 +260,14 @@ class Layers(Closing):
         return made
 
     def _allocate(self, size_bytes: int) -> Any:
-        if self._domain != "host":
-            return self._frame.bytes_on(self._domain, size_bytes)
-        self._frame.check_room([size_bytes])
-        memory = self._frame.bytes_on("cpu", size_bytes + _ALIGNMENT)  # direct reads want whole pages
+        try:
+            if self._domain != "host":
+                return self._frame.bytes_on(self._domain, size_bytes)
+            self._frame.check_room([size_bytes])
+            memory = self._frame.bytes_on("cpu", size_bytes + _ALIGNMENT)  # direct reads want whole pages
+        except RuntimeError as error:
+            raise about_memory(error, f"no room for a budget of {size_bytes} bytes on {self._domain}",
+                               "lower the budget") from None
         begin = -memory.data_ptr() % _ALIGNMENT
         return memory[begin:begin + size_bytes]
 

@@ -15,7 +15,8 @@ from collections import OrderedDict
 from typing import Any, Callable, Iterable, Iterator, Literal, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._context import Context, default_context
+from ._arguments import natural
+from ._context import Context, default_context, on_a_thread
 from ._errors import invalid, mismatch
 from ._frameworks import PACKED_BITS, Numbers, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
@@ -190,11 +191,16 @@ class Model:
 
 def normal_part(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, list[Interval]]:
     """(dimension, intervals), with everything counted from the start."""
-    if not isinstance(part, slice) and not (isinstance(part, (tuple, list)) and len(part) == 2):
+    try:
+        dimension, wanted = (0, part) if isinstance(part, slice) else part
+        dimension = operator.index(dimension)
+        if isinstance(wanted, slice):
+            wanted.indices(0)
+        else:
+            wanted = [(operator.index(begin), operator.index(end)) for begin, end in wanted]
+    except (TypeError, ValueError):
         raise invalid(f"slices: {part!r} does not describe a part of tensor {name!r}",
-                      "give a slice of rows, (dimension, slice) or (dimension, [(begin, end), ...])")
-    dimension, wanted = (0, part) if isinstance(part, slice) else part
-    dimension = operator.index(dimension)
+                      "give a slice of rows, (dimension, slice) or (dimension, [(begin, end), ...])") from None
     dimension = dimension + len(shape) if dimension < 0 else dimension
     if not 0 <= dimension < len(shape):
         raise invalid(f"tensor {name!r} of shape {list(shape)} has no dimension {dimension}", "count from 0")
@@ -203,10 +209,9 @@ def normal_part(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, lis
         if step != 1:
             raise invalid(f"the slice of tensor {name!r} has the step {step}", "give intervals, or slice after loading")
         wanted = [(begin, max(begin, end))]
-    intervals = [(operator.index(begin), operator.index(end)) for begin, end in wanted]
-    if not intervals or any(begin < 0 or end < 0 for begin, end in intervals):
-        raise invalid(f"tensor {name!r}: bad intervals {intervals}", "give at least one, counted from 0")
-    return dimension, intervals
+    if not wanted or any(not 0 <= each < 1 << 64 for interval in wanted for each in interval):
+        raise invalid(f"tensor {name!r}: bad intervals {wanted}", "give at least one, counted from 0")
+    return dimension, wanted
 
 
 class Wanted(NamedTuple):
@@ -491,7 +496,7 @@ async def load_file_async(filename: Any, device: Device = "cpu", framework: Opti
         with with_stream:
             return load_file(filename, device, framework, progress=check, **options)
 
-    loading = asyncio.ensure_future(asyncio.to_thread(load))
+    loading = asyncio.ensure_future(on_a_thread(load))
     try:
         return await asyncio.shield(loading)
     except asyncio.CancelledError:
@@ -628,6 +633,7 @@ def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapp
     """
     check_mapping(tensors)
     check_no_sharing(tensors)
+    align = natural("align", align)
     return save_checked(tensors, filename, metadata, align, durable, checksums, packed, context, progress)
 
 

@@ -8,12 +8,14 @@ import operator
 import os
 import sys
 from array import array
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Union
 
 from . import _core
+from ._arguments import natural, seconds
 from ._closing import Reopening, absolute, mark
 from ._context import Context, default_context
 from ._errors import Error, invalid, make
+from ._frameworks import about_memory
 from ._frameworks import framework as framework_named
 from ._frameworks import framework_of
 from ._memory import Memory, count_as_written, device_domain, memory_of
@@ -131,9 +133,12 @@ class RowType:
         if domain == "host" and count > _ROOM_CHECK_BYTES:
             frame.check_room([count])
         with frame.normal_mode():
-            if frame.name == "np":
-                return frame.numpy.empty(full, self.dtype)
-            return frame.torch.empty(full, dtype=self.dtype, device="cpu" if domain == "host" else domain)
+            try:
+                if frame.name == "np":
+                    return frame.numpy.empty(full, self.dtype)
+                return frame.torch.empty(full, dtype=self.dtype, device="cpu" if domain == "host" else domain)
+            except (MemoryError, RuntimeError) as error:
+                raise about_memory(error, f"no room for {count} bytes of rows on {domain}", "ask for less") from None
 
     def checked_out(self, out: Any, shape: tuple[int, ...]) -> Memory:
         """Memory for rows of that shape. Elements of bytes are memory like any other; those of another type are refused."""
@@ -222,8 +227,8 @@ class Rows(Reopening):
                           "leave them out")
         if tensor is None and not is_raw and any(name.endswith((".safetensors", ".gguf")) for name in self._names):
             raise invalid(f"no tensor is given of the model {self._names[0]}", 'give its name: tensor="…"; penstock inspect lists them')
-        options = _core.RowsOptions(bool(mapping), float(look_again_seconds), _natural("join_bytes", join_bytes),
-                                    _natural("scratch_bytes", scratch_bytes))
+        options = _core.RowsOptions(bool(mapping), seconds("look_again_seconds", look_again_seconds), natural("join_bytes", join_bytes),
+                                    natural("scratch_bytes", scratch_bytes))
         bytes_of_row = _raw_row_bytes(dtype, shape, row_bytes) if is_raw else 0
 
         def open_one(each: Any) -> Any:
@@ -231,9 +236,9 @@ class Rows(Reopening):
             if tensor is not None:
                 return _core.open_tensor_rows(core, name, tensor, options)
             if is_raw:
-                return _core.open_raw_rows(core, name, _natural("offset", offset), bytes_of_row,
-                                           _natural("stride_bytes", stride_bytes),
-                                           _ALL if count is None else _natural("count", count), options)
+                return _core.open_raw_rows(core, name, natural("offset", offset), bytes_of_row,
+                                           natural("stride_bytes", stride_bytes),
+                                           _ALL if count is None else natural("count", count), options)
             return _core.open_npy_rows(core, name, options)
 
         parts = [open_one(each) for each in paths]
@@ -277,6 +282,13 @@ class Rows(Reopening):
 
     def __len__(self) -> int:
         return self._rows
+
+    def __iter__(self) -> Iterator[Any]:
+        """Row by row. A slice takes much less time."""
+        return (self[number] for number in range(self._rows))
+
+    def __contains__(self, value: object) -> bool:
+        raise TypeError("a table does not know what its rows hold: a number below len(rows) has a row")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -326,7 +338,7 @@ class Rows(Reopening):
         Work on `stream` (torch's current one, if not given) is waited for first where indices or `out` are in GPU memory.
         `timeout` is in seconds; 0: none but that of the Context.
         """
-        core = self._open()
+        core, timeout = self._open(), seconds("timeout", timeout)
         numbers = numbers_of(indices, "indices")
         if out is None:
             made = self._type.allocate(numbers.shape, self._domain or numbers.memory.domain)
@@ -339,14 +351,14 @@ class Rows(Reopening):
         self._report = None
         self._report = RowsReport(**_named("indices", lambda: core.gather(
             source.pointer, source.size_bytes, numbers.type, source.domain, target.pointer, target.size_bytes,
-            target.domain, bool(zeros_for_missing), float(timeout), (target.owner, source.owner))))
+            target.domain, bool(zeros_for_missing), timeout, (target.owner, source.owner))))
         count_as_written(memory.owner)
         return made
 
     def rows(self, begin: int, count: int, out: Any = None, *, stream: Any = None, timeout: float = 0) -> Any:
         """`count` rows from `begin` on, in new memory or in `out`."""
         core = self._open()
-        begin, count = _natural("begin", begin), _natural("count", count)
+        begin, count = natural("begin", begin), natural("count", count)
         if begin + count > self._rows:
             raise make("out_of_range", 0, f"begin and count: rows {begin} to {begin + count} reach past the end of a table "
                        f"of {self._rows}", "ask for less")
@@ -359,7 +371,7 @@ class Rows(Reopening):
         target = _settled(memory, "out")
         self._report = None
         self._report = RowsReport(**core.rows(begin, count, target.pointer, target.size_bytes, target.domain,
-                                              float(timeout), target.owner))
+                                              seconds("timeout", timeout), target.owner))
         count_as_written(memory.owner)
         return made
 
@@ -454,9 +466,12 @@ def _of_list(indices: Any, argument: str) -> Numbers:
         for position, each in enumerate(indices):
             try:
                 array("q", [operator.index(each)])
-            except (TypeError, OverflowError):
+            except TypeError:
                 raise invalid(f"{argument}: {each!r} at position {position} is no number of a row",
                               "give integers") from None
+            except OverflowError:
+                raise make("out_of_range", 0, f"{argument}: the number {each!r} at position {position} is no row of any "
+                           "table", "give numbers of rows that there are") from None
         flat = array("q", [operator.index(each) for each in indices])
     return _typed(argument, "int64", _of_array(flat), (len(flat),))
 
@@ -495,19 +510,6 @@ def _named(argument: str, call: Any) -> Any:
         raise make(error.code, error.system_error, f"{argument}: {error.message}", error.hint) from None
 
 
-def _natural(what: str, value: Any, most: int = _ALL - 1) -> int:
-    """An integer from 0 to `most`."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what} must be an integer, and is {value!r}") from None
-    if not 0 <= number <= most:
-        raise invalid(f"{what} is {number}", f"{what} must be {'0 or more' if number < 0 else f'at most {most}'}")
-    return number
-
-
 def _is_one_number(index: Any) -> bool:
     if isinstance(index, bool):
         raise invalid(f"indices: {index} is no number of a row", "give integers")
@@ -521,7 +523,7 @@ def _raw_row_bytes(dtype: Optional[str], shape: tuple[int, ...], row_bytes: Opti
     if dtype is None:
         if shape:
             raise invalid("row_shape without dtype", "give both, or row_bytes alone")
-        return _natural("row_bytes", row_bytes)
+        return natural("row_bytes", row_bytes)
     bits = _BITS[dtype]
     for length in shape:
         bits *= length
@@ -573,7 +575,7 @@ def type_name(dtype: Any, otherwise: str) -> str:
 def lengths_of(argument: str, shape: Any) -> list[int]:
     if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
         shape = (shape,)
-    lengths = [_natural(argument, length) for length in shape]
+    lengths = [natural(argument, length) for length in shape]
     if 0 in lengths:
         raise invalid(f"{argument}: {tuple(lengths)} has no elements", "give lengths of at least 1")
     return lengths

@@ -6,10 +6,11 @@ import sys
 from typing import Any, NamedTuple, Sequence, Union
 
 from . import _core
+from ._arguments import natural, seconds
 from ._closing import Closing
 from ._errors import invalid, make
 from ._memory import Memory, count_as_written, device_domain, memory_of
-from ._rows import Numbers, Rows, _named, _natural, _settled, numbers_of, stream_handle
+from ._rows import Numbers, Rows, _named, _settled, numbers_of, stream_handle
 
 
 class Planned(NamedTuple):
@@ -50,10 +51,10 @@ class RowsPlan(Closing):
         self._domain = device_domain(device)
         if self._domain == "host":
             raise invalid(f"device: {device!r} is no GPU", "give 'cuda' or 'cuda:N'")
-        self._most_rows = _natural("most_rows", most_rows)
+        self._most_rows = natural("most_rows", most_rows)
         self._core = _core.plan_rows([each._open() for each in self._tables], self._domain, self._most_rows,
-                                          bool(zeros_for_missing), float(timeout),
-                                          _natural("cache_bytes", cache_bytes), float(unasked_seconds))
+                                          bool(zeros_for_missing), seconds("timeout", timeout),
+                                          natural("cache_bytes", cache_bytes), seconds("unasked_seconds", unasked_seconds))
 
     def __repr__(self) -> str:
         state = ", closed" if self._core is None else ""

@@ -6,6 +6,7 @@ import os
 from types import TracebackType
 from typing import Any, Optional
 
+from ._arguments import natural
 from ._closing import Closing
 from ._context import Context, default_context
 from ._errors import invalid, make
@@ -29,7 +30,10 @@ class Store(Closing):
             raise invalid(f"unknown access {access!r}", f"give one of {', '.join(ACCESS)}")
         self._context = context or default_context()
         self._name = os.fsdecode(name)
-        self._core = self._context._core.open(os.fsencode(name), access, size, device_write, serial, first_block, blocks)
+        if not isinstance(serial, str):
+            raise TypeError(f"serial must be a str, and is {serial!r}")
+        self._core = self._context._core.open(os.fsencode(name), access, natural("size", size), bool(device_write), serial,
+                                              natural("first_block", first_block), natural("blocks", blocks))
         self._replaces = access == "replace"
         self._process = os.getpid()  # a forked child leaves the new file to its parent
         self._committed = False
@@ -140,8 +144,8 @@ class Store(Closing):
         if lba is None and count is not None:
             raise invalid("count without lba", "give both, or offset and size")
         for argument, value in (("offset", offset), ("size", size), ("lba", lba), ("count", count)):
-            if value is not None and value < 0:
-                raise invalid(f"{argument} is {value}", f"{argument} must be 0 or more")
+            if value is not None:
+                natural(argument, value)
         begin = (offset or 0) if lba is None else lba * core.block_bytes
         wanted = size if count is None else count * core.block_bytes
         if wanted is None:

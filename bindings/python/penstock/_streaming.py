@@ -22,7 +22,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K"
 
 
 def size_in_bytes(size: Union[int, str]) -> int:
-    if isinstance(size, bool):
+    if isinstance(size, bool) or not isinstance(size, str) and not hasattr(size, "__index__"):
         raise TypeError(f"a size must be an integer or a text such as '1GiB', and is {size!r}")
     if not isinstance(size, str):
         count = operator.index(size)
@@ -50,6 +50,9 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<penstock.Stream of {self.tensor_count} tensors, {self.total_bytes} bytes>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} can't be copied or pickled: threads may share it, others open another one")
 
     def __enter__(self) -> Stream:
         return self

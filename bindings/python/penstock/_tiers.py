@@ -7,10 +7,10 @@ import os
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
+from ._arguments import natural, seconds
 from ._closing import Closing
 from ._context import Context, default_context
 from ._errors import MissingKeyError, NotFoundError, invalid, make
-from ._rows import _natural
 from ._streaming import size_in_bytes
 
 # Told how far a move is: name, source, target, step ("copying", "verifying", "paused", "done", "failed"), bytes, bytes in all. An
@@ -125,7 +125,7 @@ class Tiers(Closing):
     """
 
     def __init__(self, catalog: Any = None, *, wait_seconds: float = 10, flush_seconds: float = 5) -> None:
-        self._core = _core.open_tiers(_bytes_of(catalog), float(wait_seconds), float(flush_seconds))
+        self._core = _core.open_tiers(_bytes_of(catalog), seconds("wait_seconds", wait_seconds), seconds("flush_seconds", flush_seconds))
 
     @classmethod
     def create(cls, tiers: Optional[Mapping[str, TierSpec]] = None, policy: Optional[Mapping[str, float]] = None, *,
@@ -133,13 +133,16 @@ class Tiers(Closing):
         """Makes a catalog with these tiers, the fastest first; without them nvme, ssd and hdd, or those of
         $PENSTOCK_TIER_PATHS. `adopt` takes folders that belong to another catalog. The policy has half_life_seconds,
         cooling and least_stay_seconds."""
+        for what, given in (("tiers", tiers), ("policy", policy)):
+            if given is not None and not isinstance(given, Mapping):
+                raise TypeError(f"{what} must be a dict by name, and is {given!r}")
         if tiers is None and policy is not None:
             raise invalid("policy without tiers", "give both")
         text = "" if tiers is None else json.dumps({
             "tiers": [_configured(name, spec) for name, spec in tiers.items()],
             **({} if policy is None else {"policy": dict(policy)})})
         self = cls.__new__(cls)
-        self._core = _core.create_tiers(text, bool(adopt), _bytes_of(catalog), float(wait_seconds), float(flush_seconds))
+        self._core = _core.create_tiers(text, bool(adopt), _bytes_of(catalog), seconds("wait_seconds", wait_seconds), seconds("flush_seconds", flush_seconds))
         return self
 
     def close(self) -> None:
@@ -198,7 +201,7 @@ class Tiers(Closing):
 
     def units(self, *, tier: str = "", prefix: Any = "", page: int = 1000) -> Iterator[Unit]:
         """All units by their names, or those of a tier, or those whose names begin so; `page` at a time."""
-        page = _natural("page", page)
+        page = natural("page", page)
         if page == 0:
             raise invalid("page is 0", "give 1 or more")
         after = b""
@@ -234,7 +237,7 @@ class Tiers(Closing):
 
     def place(self, size: Any) -> Placement:
         """Where a new unit of this size would go."""
-        return Placement(**self._open().place(size_in_bytes(size)))
+        return Placement(**self._open().place(natural("size", size_in_bytes(size))))
 
     def why(self, name: Any) -> Placement:
         """Where a unit belongs now, and why."""
@@ -258,7 +261,7 @@ class Tiers(Closing):
 
     def start_mover(self, interval_seconds: float = 60, *, bytes_per_second: Any = 0) -> None:
         """Rebalances every so often, on a thread of the library, until it is stopped or closed."""
-        self._open().start_mover(float(interval_seconds), _rate(bytes_per_second))
+        self._open().start_mover(seconds("interval_seconds", interval_seconds), _rate(bytes_per_second))
 
     def stop_mover(self) -> None:
         self._open().stop_mover()
@@ -307,7 +310,7 @@ def _bytes_of(path: Any) -> bytes:
 
 
 def _rate(bytes_per_second: Any) -> int:
-    return int(size_in_bytes(bytes_per_second)) if bytes_per_second else 0
+    return natural("bytes_per_second", size_in_bytes(bytes_per_second)) if bytes_per_second else 0
 
 
 def _check_report(report: dict[str, Any]) -> CheckReport:

@@ -1,0 +1,32 @@
+"""Numbers that callers give."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from ._errors import invalid
+
+_MOST = (1 << 64) - 2  # the largest of 64 bits means "all" to the library
+
+
+def natural(what: str, value: Any, most: int = _MOST) -> int:
+    """An integer from 0 to `most`."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be an integer, and is {value!r}") from None
+    if not 0 <= number <= most:
+        raise invalid(f"{what} is {number}", f"{what} must be {'0 or more' if number < 0 else f'at most {most}'}")
+    return number
+
+
+def seconds(what: str, value: Any) -> float:
+    try:
+        if isinstance(value, (bool, str, bytes)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{what} must be a number of seconds, and is {value!r}") from None
