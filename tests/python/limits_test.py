@@ -78,3 +78,50 @@ for attempt in range(2):
         print(error.code)
 """
     assert run(code, path, limit=(resource.RLIMIT_DATA, 80 << 20)) == "out_of_memory\nout_of_memory\n"
+
+
+# At most so much more than it has: what threads take for themselves, but no table of 4 GiB.
+TABLE_BYTES = 4 << 30
+LIMITED = """
+import resource, sys, numpy, penstock
+penstock.default_context()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30),) * 2)
+"""
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "table"
+    with open(path, "wb") as file:
+        file.truncate(TABLE_BYTES - 4096)
+        file.seek(0, os.SEEK_END)
+        file.write(b"x" * 4096)
+    return path
+
+
+def run_limited(code, *arguments):
+    return run(LIMITED + code, *arguments, limit=(resource.RLIMIT_AS, resource.RLIM_INFINITY))
+
+
+@pytest.mark.skipif(bool(os.environ.get("PENSTOCK_SANITIZE")), reason="sanitizers take more memory than a limit leaves")
+def test_a_table_that_there_are_no_addresses_for_is_read(table):
+    code = """
+rows = penstock.Rows(sys.argv[1], row_bytes=4096, framework="np")
+print(bytes(rows[-1][:1]), bytes(rows[[len(rows) - 1, 0]][:, 0]))
+"""
+    assert run_limited(code, table) == "b'x' b'x\\x00'\n"
+
+
+@pytest.mark.skipif(bool(os.environ.get("PENSTOCK_SANITIZE")), reason="sanitizers take more memory than a limit leaves")
+@pytest.mark.parametrize("how", [
+    "penstock.Rows(sys.argv[1], row_bytes=4096, framework='np')[:]",
+    "penstock.open(sys.argv[1]).read(framework='np')",
+])
+def test_results_that_there_is_no_room_for_are_memory_errors(table, how):
+    assert run_limited(f"""
+try:
+    {how}
+except penstock.NoMemoryError as error:
+    print(error.code)
+""", table) == "out_of_memory\n"

@@ -3,6 +3,7 @@
 import array
 import gc
 import os
+import shutil
 import threading
 
 import numpy
@@ -90,7 +91,10 @@ def test_bad_numbers_are_refused_by_their_names(table):
         with pytest.raises(IndexError, match="indices: .*position 1"):
             rows.gather(bad, memory)
     assert not memory.any()
-    for bad in ([0, "a"], [0, 1.5], [0, 1 << 70]):
+    for bad in ([0, 1 << 70], [0, -1 << 70], [[0, 1 << 70]]):
+        with pytest.raises(IndexError, match="indices: the number .* at position 1 is no row"):
+            rows.gather(bad)
+    for bad in ([0, "a"], [0, 1.5]):
         with pytest.raises(penstock.InvalidError, match="indices: .* at position 1"):
             rows.gather(bad)
     for bad in (numpy.array([0.5]), numpy.array([True]), 1.5, None, [[1], [2, 3]], [True, False]):
@@ -323,3 +327,44 @@ def test_types_and_shapes_are_taken_as_everywhere(tmp_path):
 def test_a_model_without_a_tensor_is_refused_with_what_to_do(table):
     with pytest.raises(penstock.InvalidError, match="give its name: tensor="):
         open_np(table[0])
+
+
+def test_a_table_is_walked_along_and_does_not_say_what_it_holds(table):
+    path, content = table
+    rows = open_np(path, "embed")
+    assert numpy.array_equal(list(rows), content)
+    with pytest.raises(TypeError, match="what its rows hold"):
+        5 in rows
+
+
+def test_the_hint_about_a_missing_row_names_the_call_that_has_the_option(table):
+    rows = open_np(table[0], "embed")
+    for ask in (lambda: rows[[ROWS]], lambda: rows.gather([ROWS]), lambda: rows.prefetch([ROWS])):
+        with pytest.raises(penstock.RangeError) as caught:
+            ask()
+        assert "gather with zeros_for_missing" in caught.value.hint
+
+
+def test_timeouts_are_numbers(table):
+    rows = open_np(table[0], "embed")
+    for wrong in (None, "a"):
+        for ask in (lambda: rows.gather([1], timeout=wrong), lambda: rows.rows(1, 1, timeout=wrong),
+                    lambda: open_np(table[0], "embed", look_again_seconds=wrong)):
+            with pytest.raises(TypeError, match="^(timeout|look_again_seconds) must be a number of seconds"):
+                ask()
+
+
+@pytest.mark.parametrize("lose", [os.unlink, lambda path: path.rename(path.with_name("elsewhere")),
+                                  lambda path: os.replace(shutil.copy(path, path.with_name("copy")), path)])
+def test_a_file_without_its_name_has_changed_unless_it_is_a_models(table, tmp_path, lose):
+    path, content = table
+    arrays = tmp_path / "table.npy"
+    numpy.save(arrays, content)
+    of_model, of_array, raw = open_np(path, "embed"), open_np(arrays), open_np(arrays, row_bytes=4, offset=128)
+    lose(path)
+    lose(arrays)
+    assert numpy.array_equal(of_model[[3, 4]], content[[3, 4]])
+    for rows in (of_array, raw):
+        with pytest.raises(penstock.TransferError) as caught:
+            rows[[3]]
+        assert caught.value.code == "changed"

@@ -27,7 +27,7 @@ Error no_such_row(Number number, std::size_t position, const Table& table) {
               " is no row of the table, which has " + rows,
           table.info().rows == 0 ? "ask a table that has rows"
                                  : "give numbers from 0 to " + std::to_string(table.info().rows - 1) +
-                                       ", or set zeros_for_missing for rows of zeros"};
+                                       "; a gather with zeros_for_missing gives rows of zeros for others"};
 }
 
 Status check_memory(const RowNumbers& numbers) {

@@ -29,6 +29,8 @@ Result<std::shared_ptr<const Shard>> Shard::open(const Context& context, Store s
                          shard->store_.cached_bytes(place.offset, 1).has_value() && install_guard();
   if (!is_mapped) return std::shared_ptr<const Shard>(std::move(shard));
   auto view = shard->store_.view();
+  // Without addresses to map it at, all rows are read.
+  if (!view && view.error().code == Code::out_of_memory) return std::shared_ptr<const Shard>(std::move(shard));
   if (!view) return std::move(view).error();
   if (view->bytes().size() < place.offset + bytes) {
     return Error{Code::truncated, 0, info.name + " has become shorter while it was opened", "open it again"};
