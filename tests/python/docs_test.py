@@ -3,6 +3,8 @@
 import inspect
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -37,7 +39,7 @@ def test_the_examples_run(tmp_path, monkeypatch):
 def test_the_examples_of_rows_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs" / "rows.md"
-    names = {}
+    names = {"__name__": "__main__"}
     examples = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert len(examples) >= 3
     for example in examples:
@@ -123,3 +125,13 @@ def test_the_table_of_errors_is_complete():
         row = next(line for line in table.splitlines() if f"`{code}`" in line)
         assert any(base.__name__ in row for base in class_.__mro__ if base.__module__ == "builtins"), code
     assert penstock.StateError.__mro__[2] is RuntimeError
+
+
+def test_the_example_of_workers_runs_where_they_are_spawned(tmp_path):
+    page = (ROOT / "docs" / "rows.md").read_text(encoding="utf-8")
+    [example] = [each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "DataLoader" in each]
+    spawned = example.replace("num_workers=2", "num_workers=1, multiprocessing_context='spawn'")
+    assert spawned != example
+    (tmp_path / "program.py").write_text(spawned)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("1000\n", 0), done.stderr
