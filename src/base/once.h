@@ -1,5 +1,5 @@
-// Once: what threads do a single time, all of them waiting until it is done. Where it throws, the next caller tries again.
-// std::call_once says the same; under the thread sanitizer its second attempt never returns.
+// Once: what threads do a single time, all of them waiting until it is done. Where it throws, the next caller tries it
+// again. std::call_once says the same; under the thread sanitizer its second attempt never returns.
 //
 // Thread safety: any thread.
 #pragma once

@@ -54,6 +54,8 @@ class Mover {
   Result<std::vector<TierFinding>> recover(bool keep);
   // Of one unit. REQUIRES: its lock is held.
   Result<std::optional<TierFinding>> recover(const MoveRow& row, bool keep);
+  // Finishes or undoes what a dead process has left of a unit. REQUIRES: its lock is held.
+  Status end_interrupted(std::int64_t unit);
   // Reads a unit, and returns its checksum.
   Result<std::string> checksum(const std::string& path, const Tree& tree);
 
@@ -106,7 +108,8 @@ class Mover {
   Status clear_coming(const TierRow& place, std::vector<TierFinding>& findings);
   Status clear_going(const TierRow& place, std::vector<TierFinding>& findings);
   Status take_out(const UnitRow& unit, const TierRow& from);
-  static Status discard(const UnitRow& unit, const TierRow& from);
+  static Status discard(std::int64_t unit, const TierRow& from);
+  Status put_back(std::int64_t unit) const;
   Status give_name(const MoveRow& row, const std::string& target) const;
   bool is_committed(const MoveRow& row);
   // As long as the catalog does not have the unit there.

@@ -208,17 +208,20 @@ Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, cons
   const auto told = [&](std::string path, std::string text) {
     return std::optional(TierFinding{unit.name, std::move(path), std::move(text)});
   };
-  const auto is_copied = [&](const std::string& path, const struct stat& there) {
+  const auto is_copied = [&](const std::string& path, const struct stat& there) -> Result<bool> {
     if (there.st_ino != row.source_inode) return false;
     if (row.identity.empty()) return true;
     if (S_ISREG(there.st_mode)) return identity_of(there) == row.identity;
     const auto now = glance(path);
+    if (!now && now.error().code != Code::unsupported) return now.error();
     return now.ok() && now->identity == row.identity;
   };
   const auto there = look_at(source);
   if (!there) return there.error();
   if (there->st_ino != 0) {
-    if (!is_copied(source, *there)) {
+    const auto is_same = is_copied(source, *there);
+    if (!is_same) return is_same.error();
+    if (!*is_same) {
       return told(source, source + " was changed while the unit moved; it lies there beside the unit");
     }
     if (row.staged_inode != 0) {
@@ -244,7 +247,9 @@ Result<std::optional<TierFinding>> Mover::clear_source(const UnitRow& unit, cons
     return told(kept, source + what_happened + " while the unit moved; that version is kept as " + kept);
   };
   if (aside->st_ino != 0) {
-    if (!is_copied(going, *aside)) return keep(" was changed");
+    const auto is_same = is_copied(going, *aside);
+    if (!is_same) return is_same.error();
+    if (!*is_same) return keep(" was changed");
     // He who waits to write since it lost its name would write to a file that nobody finds.
     if (leases != nullptr && !leases->check().ok()) return keep(" was opened for writing");
     if (S_ISREG(aside->st_mode)) {
@@ -284,7 +289,44 @@ std::vector<std::pair<std::int64_t, std::string>> numbered(const std::string& fo
   return found;
 }
 
+// Out of the way, and never deleted.
+Status keep(const std::string& path) {
+  return rename_to_free(path, path + "." + random_id().substr(0, 8) + ".kept");
+}
+
 }  // namespace
+
+// What was being removed when somebody died gets its name back, unless something else has it by now. REQUIRES: the unit
+// is locked, and no move of it is under way.
+Status Mover::put_back(std::int64_t id) const {
+  const auto unit = catalog_.unit(id);
+  if (!unit) return unit.error();
+  const TierRow* place = *unit ? tier((*unit)->tier) : nullptr;
+  if (place == nullptr || !check_usable(*place)) return {};
+  const std::string going = going_path(place->path, id);
+  const std::string path = path_in(*place, (*unit)->name);
+  const auto aside = look_at(going);
+  const auto there = look_at(path);
+  if (!aside || !there) return (aside ? there : aside).error();
+  if (aside->st_ino == 0) return {};
+  if (there->st_ino != 0) return keep(going);
+  if (Status made = make_parents(place->path, (*unit)->name, ""); !made) return made;
+  if (Status named = rename_to_free(going, path); !named) return named;
+  return sync_parent(path);
+}
+
+Status Mover::end_interrupted(std::int64_t id) {
+  const auto move = catalog_.move_of(id);
+  if (!move) return move.error();
+  if (!*move) return put_back(id);
+  const auto ended = recover(**move, false);
+  if (!ended) return ended.error();
+  const auto left = catalog_.move_of(id);
+  if (!left) return left.error();
+  if (!*left) return {};
+  return Error{Code::in_use, 0, *ended ? (*ended)->text : "the unit has an unfinished move",
+               "see `penstock tier check`"};
+}
 
 // What died before the catalog knew of it.
 Status Mover::clear_coming(const TierRow& place, std::vector<TierFinding>& findings) {
@@ -313,14 +355,13 @@ Status Mover::clear_going(const TierRow& place, std::vector<TierFinding>& findin
     const auto unit = catalog_.unit(id);
     const auto still = look_at(path);
     if (row && !*row && unit && still && still->st_ino != 0) {
-      if (!*unit) {
-        static_cast<void>(discard({.id = id, .name = ""}, place));
-      } else if ((*unit)->tier == place.id && rename_to_free(path, path_in(place, (*unit)->name)).ok()) {
-        findings.push_back({(*unit)->name, path, "an interrupted removal was undone", true});
-      } else {
-        const std::string kept = path + "." + random_id().substr(0, 8) + ".kept";
-        static_cast<void>(rename_to_free(path, kept));
-      }
+      const bool is_here = *unit && (*unit)->tier == place.id;
+      const Status ended = !*unit ? discard(id, place) : is_here ? put_back(id) : keep(path);
+      TierFinding finding{*unit ? (*unit)->name : "", path, "an interrupted removal was undone", true};
+      if (!*unit) finding.text = "an interrupted removal was finished";
+      if (!ended) finding.text = "an interrupted removal can't be ended: " + ended.error().message;
+      finding.repaired = ended.ok();
+      findings.push_back(std::move(finding));
     }
     locks_.unlock(id);
   }

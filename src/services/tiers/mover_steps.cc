@@ -108,6 +108,8 @@ void Mover::check_folders(Batch& batch, MoveReport& report) {
     if (is_new && status) {
       const std::string folder = parent_of(path_in(*work->from, work->unit.name));
       if (::access(folder.c_str(), W_OK) != 0 && errno != ENOENT) status = stays("units out of " + folder);
+      if (status) status = check_unprotected(folder);
+      if (status) status = check_unprotected(parent_of(going_path(work->from->path, 0)));
     }
     if (!status) fail(*work, status.error(), report);
   }
@@ -120,6 +122,7 @@ Status Mover::begin(Work& work) const {
   work.target = path_in(*work.to, work.unit.name);
   work.staged = coming_path(work.to->path, work.unit.id);
   auto tree = scan(work.source);
+  if (!tree && tree.error().code == Code::not_found && put_back(work.unit.id)) tree = scan(work.source);
   if (!tree) return tree.error().code == Code::not_found ? doubt(work, missing(work.source)) : tree.error();
   work.tree = std::move(*tree);
   if (Status removable = check_removable(work.source); !removable) return removable;

@@ -25,6 +25,14 @@ Status note_source(MoveRow& row, const std::string& path) {
   return {};
 }
 
+// Before anything happens to what lies there.
+Status check_can_go(const std::string& path, const std::string& going) {
+  for (const std::string& folder : {parent_of(path), parent_of(going)}) {
+    if (Status open = check_unprotected(folder); !open) return open;
+  }
+  return check_removable(path);
+}
+
 // Whether a unit is still a file, or a directory, if it is there.
 Status check_kind(const UnitRow& unit, const std::string& path) {
   const auto there = look_at(path);
@@ -147,7 +155,11 @@ Status Mover::replace(const std::string& name, std::int64_t to, const std::strin
     if (!*locked) {
       return Error{Code::in_use, 0, shown(name) + " is being moved or written by another process", "write it later"};
     }
-    if (const auto old = catalog_.move_of(row.unit); old && *old) static_cast<void>(recover(**old, false));
+    if (const auto old = catalog_.move_of(row.unit); old && *old) {
+      static_cast<void>(recover(**old, false));
+    } else if (Status back = put_back(row.unit); !back) {
+      return back;
+    }
   }
   Status done = catalog_.transact([&]() -> Status {
     const auto now = catalog_.unit(name);
@@ -161,7 +173,9 @@ Status Mover::replace(const std::string& name, std::int64_t to, const std::strin
       const TierRow* from = tier((*now)->tier);
       if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
       if (Status usable = check_usable(*from); !usable) return usable;
-      if (Status noted = note_source(row, path_in(*from, name)); !noted) return noted;
+      const std::string old = path_in(*from, name);
+      if (Status can = check_can_go(old, going_path(from->path, row.unit)); !can) return can;
+      if (Status noted = note_source(row, old); !noted) return noted;
     } else {
       if (Status free = catalog_.check_free(name); !free) return free;
       const auto id = catalog_.insert_unit({.name = name, .tier = to, .identity = "", .checksum = "", .is_new = true});
@@ -202,7 +216,7 @@ Status Mover::take_out(const UnitRow& unit, const TierRow& from) {
   const auto there = look_at(path);
   if (!there) return there.error();
   if (there->st_ino == 0) return catalog_.delete_unit(unit.id);
-  if (Status removable = check_removable(path); !removable) return removable;
+  if (Status can = check_can_go(path, going); !can) return can;
   if (Status moved = rename_to_free(path, going); !moved) return moved;
   fault_point("aside");
   Status done = sync_parents({path, going});
@@ -216,7 +230,7 @@ Status Mover::take_out(const UnitRow& unit, const TierRow& from) {
     return done;
   }
   fault_point("forgotten");
-  Status deleted = discard(unit, from);
+  Status deleted = discard(unit.id, from);
   if (deleted) return deleted;
   Error error = deleted.error();
   error.message = shown(unit.name) + " is no longer a unit, but not all of it can be deleted: " + error.message;
@@ -225,11 +239,11 @@ Status Mover::take_out(const UnitRow& unit, const TierRow& from) {
 
 // Deletes what lies aside of a unit, of which nothing is needed. Half a directory would look like one that was changed:
 // its name says what it is.
-Status Mover::discard(const UnitRow& unit, const TierRow& from) {
-  const std::string going = going_path(from.path, unit.id);
+Status Mover::discard(std::int64_t unit, const TierRow& from) {
+  const std::string going = going_path(from.path, unit);
   if (::unlink(going.c_str()) == 0 || errno == ENOENT) return {};
   if (errno != EISDIR) return system_error(errno, "remove " + going);
-  const std::string gone = new_gone_path(from.path, unit.id);
+  const std::string gone = new_gone_path(from.path, unit);
   if (Status moved = rename_to_free(going, gone); !moved) return moved;
   fault_point("emptied");
   return remove_all(gone);
@@ -240,13 +254,10 @@ Status Mover::remove(std::int64_t unit, double wait_seconds) {
   if (!locked) return locked.error();
   if (!*locked) return Error{Code::in_use, 0, "the unit is being moved or written by another process", "try it later"};
   const auto done = [&]() -> Status {
-    if (const auto old = catalog_.move_of(unit); old && *old) {
-      const auto recovered = recover(**old, false);
-      if (!recovered) return recovered.error();
-    }
+    if (Status ended = end_interrupted(unit); !ended) return ended;
     const auto row = catalog_.unit(unit);
     if (!row) return row.error();
-    if (!*row) return {};
+    if (!*row) return Error{Code::not_found, 0, "the unit was removed or forgotten by another process meanwhile", ""};
     const TierRow* from = tier((*row)->tier);
     if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
     if (Status usable = check_usable(*from); !usable) return usable;

@@ -101,7 +101,7 @@ Status Service::import(std::string_view given, bool checksum) {
     const auto locked = (*mover)->claim((*known)->id, 0);
     if (!locked) return locked.error();
     if (!*locked) return Error{Code::in_use, 0, shown(*name) + " is being moved or written", "import it later"};
-    if (Status ended = end_interrupted(**mover, **known); !ended) return ended;
+    if (Status ended = (*mover)->end_interrupted((*known)->id); !ended) return ended;
     known = catalog_->unit(*name);
     if (!known) return known.error();
   }
@@ -219,21 +219,9 @@ Status Service::forget(std::string_view name) {
   const auto locked = (*mover)->claim(row->id, options_.wait_seconds);
   if (!locked) return locked.error();
   if (!*locked) return Error{Code::in_use, 0, shown(name) + " is being moved or written", "forget it later"};
-  if (Status ended = end_interrupted(**mover, *row); !ended) return ended;
+  if (Status ended = (*mover)->end_interrupted(row->id); !ended) return ended;
+  if (const auto still = unit(name); !still) return still.error();
   return catalog_->delete_unit(row->id);
-}
-
-// Finishes or undoes what a dead process has left of it. REQUIRES: it is locked.
-Status Service::end_interrupted(Mover& mover, const UnitRow& unit) {
-  const auto move = catalog_->move_of(unit.id);
-  if (!move) return move.error();
-  if (!*move) return {};
-  const auto ended = mover.recover(**move, false);
-  if (!ended) return ended.error();
-  const auto left = catalog_->move_of(unit.id);
-  if (!left) return left.error();
-  if (!*left) return {};
-  return Error{Code::in_use, 0, shown(unit.name) + " has an unfinished move", "see `penstock tier check`"};
 }
 
 Result<std::unique_ptr<Mover>> Service::mover(const MoveOptions& options) {

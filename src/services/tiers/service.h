@@ -102,7 +102,7 @@ class Service : public std::enable_shared_from_this<Service> {
   Result<std::string> take_times(Mover& mover, const UnitRow& unit, const Tree& tree);
   Result<std::optional<TierFinding>> write_down(const UnitRow& unit, const std::string& path,
                                                 const std::string& problem);
-  Status end_interrupted(Mover& mover, const UnitRow& unit);
+  bool put_back(const Found& found);
   Result<std::optional<TierFinding>> judge(Mover& mover, const UnitRow& unit, const std::vector<TierRow>& tiers,
                                            bool bytes, CheckReport& report);
   void count(std::int64_t unit);

@@ -119,6 +119,16 @@ Result<Location> Service::locate(std::string_view given, const OpenOptions& opti
   return options.access == Access::replace ? locate_to_replace(*name, options) : locate_to_create(*name, options);
 }
 
+// Of a unit that is not there, what a dead process was about to remove. True if it may be there now.
+bool Service::put_back(const Found& found) {
+  const auto there = look_at(found.place.root + "/" + found.unit);
+  if (!there || there->st_ino != 0) return false;
+  const auto mover = this->mover({});
+  if (!mover) return false;
+  const auto locked = (*mover)->claim(found.place.unit, 0);
+  return locked && *locked && (*mover)->end_interrupted(found.place.unit).ok();
+}
+
 // The file is opened here, so that a move that follows does not take it away.
 Result<Location> Service::locate_to_read(std::string_view name, const OpenOptions& options) {
   constexpr int most_moves = 16;
@@ -126,6 +136,7 @@ Result<Location> Service::locate_to_read(std::string_view name, const OpenOption
   for (int moves = 0;; ++moves) {
     const auto found = find(name);
     if (!found) return found.error();
+    if (moves == 0 && put_back(*found)) continue;
     if (found->is_unit && found->place.kind == UnitKind::directory) {
       count_open(found->place.unit);
       return Location{found->path, options};
@@ -158,6 +169,7 @@ Result<Location> Service::locate_to_change(const Found& found, const OpenOptions
   const auto locked = (*mover)->claim(found.place.unit, options_.wait_seconds);
   if (!locked) return locked.error();
   if (!*locked) return Error{Code::in_use, 0, shown(found.unit) + " is being moved or written", "write to it later"};
+  if (Status ended = (*mover)->end_interrupted(found.place.unit); !ended) return std::move(ended).error();
   auto row = catalog_->unit(found.place.unit);
   if (!row) return std::move(row).error();
   if (!*row || (*row)->tier != found.place.tier) {

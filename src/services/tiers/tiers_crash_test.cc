@@ -373,6 +373,84 @@ TEST(TiersCrash, recovery_deletes_no_file_that_took_the_place_of_one_that_was_re
   }
 }
 
+// What was about to be removed is the unit until the catalog has forgotten it, whoever comes next.
+TEST(TiersCrash, a_unit_whose_removal_died_is_there_for_whoever_comes_next) {
+  const Scenario removal{"remove", {}, [](const Folders&, Tiers& tiers) { return tiers.remove("a/other").ok(); }, {}};
+  const std::map<std::string, std::function<void(const Folders&, Tiers&)>> next = {
+      {"forget", [](const Folders&, Tiers& tiers) { EXPECT_EQ(text_of(tiers.forget("a/other")), "ok"); }},
+      {"import", [](const Folders&, Tiers& tiers) { EXPECT_EQ(text_of(tiers.import("a/other")), "ok"); }},
+      {"move", [](const Folders&, Tiers& tiers) { EXPECT_EQ(text_of(tiers.move("a/other", "ssd")), "ok"); }},
+      {"check", [](const Folders&, Tiers& tiers) { EXPECT_TRUE(tiers.check().ok()); }},
+      {"read",
+       [](const Folders&, Tiers& tiers) {
+         auto context = Context::create({.lanes = 1});
+         ASSERT_TRUE(context.ok() && tiers.serve(*context).ok());
+         EXPECT_EQ(text_of(context->open("tier:a/other")), "ok");
+       }},
+      {"change",
+       [](const Folders&, Tiers& tiers) {
+         auto context = Context::create({.lanes = 1});
+         ASSERT_TRUE(context.ok() && tiers.serve(*context).ok());
+         EXPECT_EQ(text_of(context->open("tier:a/other", {.access = Access::write})), "ok");
+       }},
+      {"check without its folder",
+       [](const Folders& folders, Tiers& tiers) {
+         fs::remove_all(folders.path("hdd/a"));
+         EXPECT_TRUE(tiers.check().ok());
+       }},
+      {"check when it can't be put back at first",
+       [](const Folders& folders, Tiers& tiers) {
+         {
+           const ProtectedPath folder(folders.path("hdd/a"), FS_IMMUTABLE_FL);
+           EXPECT_NE(text_of(tiers.check().value()), "");
+         }
+         EXPECT_TRUE(tiers.check().ok());
+       }},
+  };
+  for (const auto& [name, come] : next) {
+    SCOPED_TRACE(name);
+    const Folders folders;
+    {
+      Tiers tiers = folders.create();
+      write_file(folders.path("hdd/a/other"), other);
+      ASSERT_TRUE(tiers.import("a/other").ok());
+    }
+    ASSERT_TRUE(dies_at(folders, removal, "cleared", 1));
+    ASSERT_EQ(folders.where("a/other"), std::vector<std::string>());
+    auto tiers = Tiers::open(folders.options());
+    ASSERT_TRUE(tiers.ok());
+    come(folders, *tiers);
+    const std::string tier = name == "move" ? "ssd" : "hdd";
+    EXPECT_EQ(folders.where("a/other"), std::vector<std::string>{tier});
+    EXPECT_EQ(read_file(folders.path(tier + "/a/other")), other);
+    if (name != "forget") {
+      EXPECT_EQ(text_of(tiers->check().value()), "");
+    }
+    EXPECT_EQ(folders.aside(), std::vector<std::string>());
+  }
+}
+
+TEST(TiersCrash, who_writes_a_unit_whose_removal_died_has_replaced_it) {
+  const Scenario removal{"remove", {}, [](const Folders&, Tiers& tiers) { return tiers.remove("other").ok(); }, {}};
+  for (const char* tier : {"nvme", "hdd"}) {
+    const Folders folders;
+    {
+      Tiers tiers = folders.create();
+      write_file(folders.path(std::string(tier) + "/other"), other);
+      ASSERT_TRUE(tiers.import("other").ok());
+    }
+    ASSERT_TRUE(dies_at(folders, removal, "aside", 1));
+    auto tiers = Tiers::open(folders.options());
+    ASSERT_TRUE(tiers.ok());
+    EXPECT_TRUE(write_through(*tiers, "other", fresh)) << tier;
+    EXPECT_EQ(folders.where("other"), std::vector<std::string>{"nvme"});
+    EXPECT_EQ(text_of(tiers->check().value()), "");
+    EXPECT_EQ(text_of(tiers->move("other", "ssd")), "ok");
+    EXPECT_EQ(read_file(folders.path("ssd/other")), fresh);
+    EXPECT_EQ(folders.aside(), std::vector<std::string>());
+  }
+}
+
 TEST(TiersCrash, recovery_deletes_no_source_whose_copy_is_gone_or_damaged) {
   for (const bool is_gone : {true, false}) {
     const Folders folders;

@@ -234,6 +234,25 @@ TEST_F(TiersTest, a_source_whose_name_cant_be_taken_stays) {
   }
 }
 
+TEST_F(TiersTest, a_folder_that_lets_no_name_go_keeps_its_units) {
+  put("hdd", "folder/file", 1000);
+  for (const int flag : {FS_IMMUTABLE_FL, FS_APPEND_FL}) {
+    for (const char* what : {"hdd/folder", "hdd/.penstock/going"}) {
+      const ProtectedPath folder(folders_.path(what), flag);
+      if (!folder) GTEST_SKIP() << "no folder here can be protected: " << std::strerror(errno);
+      EXPECT_FALSE(tiers_.move("folder/file", "ssd").ok());
+      EXPECT_FALSE(tiers_.remove("folder/file").ok());
+      auto context = Context::create({.lanes = 1});
+      ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+      auto store = context->open("tier:folder/file", {.access = Access::replace, .size_bytes = 10});
+      EXPECT_FALSE(store.ok() && store->commit().ok());
+      EXPECT_EQ(folders_.where("folder/file"), std::vector<std::string>{"hdd"});
+      EXPECT_EQ(content("hdd", "folder/file"), bytes_of("folder/file", 1, 1000));
+    }
+  }
+  EXPECT_EQ(text_of(tiers_.check().value()), "");
+}
+
 TEST_F(TiersTest, a_directory_of_which_a_part_cant_go_stays_whole) {
   write_file(folders_.path("nvme/folder/deep/file"), "protected");
   write_file(folders_.path("nvme/folder/other"), "other");
@@ -445,16 +464,14 @@ TEST_F(TiersTest, a_file_whose_adding_died_can_be_added_again) {
   EXPECT_EQ(folders_.aside(), std::vector<std::string>());
 }
 
-TEST_F(TiersTest, a_removal_that_failed_is_not_made_up_for_later) {
+TEST_F(TiersTest, what_lies_in_the_way_of_a_removal_is_kept) {
   put("nvme", "file", 1000);
-  const fs::path in_the_way = folders_.path("nvme/.penstock/going") / std::to_string(1);
-  write_file(in_the_way, "something");  // so that the file can't be put aside
-  ASSERT_FALSE(tiers_.remove("file").ok());
-  fs::remove(in_the_way);
-  write_file(folders_.path("nvme/file"), "written since");
-  ASSERT_TRUE(Tiers::open(folders_.options())->check({}).ok());
-  EXPECT_EQ(content("nvme", "file"), "written since");
-  EXPECT_TRUE(tiers_.find("file").ok());
+  write_file(folders_.path("nvme/.penstock/going/1"), "something");
+  EXPECT_EQ(text_of(tiers_.remove("file")), "ok");
+  EXPECT_EQ(folders_.where("file"), std::vector<std::string>());
+  const std::vector<std::string> kept = folders_.aside();
+  ASSERT_EQ(kept.size(), 1U);
+  EXPECT_EQ(read_file(kept.front()), "something");
 }
 
 TEST_F(TiersTest, units_that_are_made_at_the_same_time_dont_nest_either) {

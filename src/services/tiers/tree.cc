@@ -19,6 +19,7 @@ namespace penstock::tiers {
 namespace {
 
 constexpr std::size_t max_entries = 10'000'000;
+constexpr std::uint64_t protected_attributes = STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND;
 constexpr int max_depth = 200;  // each has a descriptor while it is listed
 
 struct CloseDirectory {
@@ -53,16 +54,18 @@ Status list_names(int folder, const std::string& path, std::vector<std::string>&
   return {};
 }
 
+Error is_protected(const std::string& path) {
+  return {Code::permission_denied, EPERM, path + " is protected, so nothing can be moved away or removed there",
+          "allow it with `chattr -i -a`"};
+}
+
 Status check_removable(int folder, const std::string& name, const std::string& path, int depth) {
   if (depth > max_depth) return refused(path, "is nested too deeply", "");
   struct statx facts = {};
   if (::statx(folder, name.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &facts) != 0) {
     return errno == ENOENT ? Status() : system_error(errno, "look at " + path);
   }
-  if ((facts.stx_attributes & (STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND)) != 0) {
-    return Error{Code::permission_denied, EPERM, path + " is protected, so it can't be moved away or removed",
-                 "allow it with `chattr -i -a`"};
-  }
+  if ((facts.stx_attributes & protected_attributes) != 0) return is_protected(path);
   if ((facts.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {
     return Error{Code::in_use, EBUSY, path + " is a mount: what is there belongs to something else",
                  "unmount it first"};
@@ -229,6 +232,14 @@ bool is_mounted_on(int folder, const char* name) {
   struct statx facts = {};
   if (::statx(folder, name, AT_SYMLINK_NOFOLLOW, 0, &facts) != 0) return false;
   return (facts.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
+}
+
+Status check_unprotected(const std::string& folder) {
+  struct statx facts = {};
+  if (::statx(AT_FDCWD, folder.c_str(), 0, 0, &facts) != 0) {
+    return errno == ENOENT ? Status() : system_error(errno, "look at " + folder);
+  }
+  return (facts.stx_attributes & protected_attributes) != 0 ? is_protected(folder) : Status();
 }
 
 Status check_removable(const std::string& path) {

@@ -38,6 +38,8 @@ struct Tree {
 Result<Tree> scan(const std::string& path);
 // Whether all of it can be deleted: nothing is mounted within, and nothing protected (chattr(1)). Says what can't.
 Status check_removable(const std::string& path);
+// Whether names can be given and taken in a folder, as far as it is there.
+Status check_unprotected(const std::string& folder);
 // Whether something is mounted on the entry of a folder, or on a path (AT_FDCWD).
 bool is_mounted_on(int folder, const char* name);
 // Only the identity and the inode, as cheap as can be.
