@@ -60,11 +60,11 @@ Result<struct stat> look_at(const std::string& path);
 // Whether the folders above root/name, as far as they are there, are folders and no links: those lead out of the tier,
 // and give a file two names.
 Status check_parents(const std::string& root, const std::string& name);
-// Makes what is missing of the folders above root/name, like those above model_root/name where there is one.
 // Whether it is a folder without anything but folders in it: such are left where units were moved away.
 bool is_empty_folder(const std::string& path);
 // Removes such folders. Where something came into one meanwhile, it stays.
 void remove_empty_folder(const std::string& path);
+// Makes what is missing of the folders above root/name, like those above model_root/name where there is one.
 Status make_parents(const std::string& root, const std::string& name, const std::string& model_root);
 // Code::in_use if there is something of that name already.
 Status rename_to_free(const std::string& from, const std::string& to);

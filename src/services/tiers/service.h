@@ -96,12 +96,13 @@ class Service : public std::enable_shared_from_this<Service> {
   Result<Location> locate_to_create(const std::string& name, const OpenOptions& options);
   Result<TierRow> tier_for_new(const std::string& name, std::uint64_t size_bytes,
                                std::span<const std::int64_t> but = {});
-  // Whether a new unit may have the name.
   Status refresh(std::int64_t unit);
   Result<std::string> examine(Mover& mover, const UnitRow& unit, const TierRow& tier, bool bytes, CheckReport& report);
   Result<std::string> take_times(Mover& mover, const UnitRow& unit, const Tree& tree);
+  // What was found of a unit. REQUIRES: it is locked.
   Result<std::optional<TierFinding>> write_down(const UnitRow& unit, const std::string& path,
                                                 const std::string& problem);
+  // Of a unit that is not there, what a dead process was about to remove. True if it may be there now.
   bool put_back(const Found& found);
   Result<std::optional<TierFinding>> judge(Mover& mover, const UnitRow& unit, const std::vector<TierRow>& tiers,
                                            bool bytes, CheckReport& report);
