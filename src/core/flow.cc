@@ -12,6 +12,8 @@ constexpr double queue_at_least = 0.3;
 constexpr double queue_at_most = 0.6;
 // Windows that come back before the next look, so that one slow operation means nothing.
 constexpr std::uint64_t windows_between_looks = 4;
+// A disk that others use too is quicker for a while and slower for a while: of shorter looks each would be another.
+constexpr Duration shortest_between_looks = std::chrono::milliseconds(50);
 constexpr Duration longest_between_looks = std::chrono::milliseconds(500);
 // One at the store, one that has just come back, and as many on their way elsewhere.
 constexpr std::uint64_t staged_pieces = 4;
@@ -63,9 +65,11 @@ void Flow::note(std::uint64_t bytes, Duration latency, TimePoint now) {
   ++look_.operations;
   look_.latency += latency;
   look_.shortest += shortest;
-  const std::uint64_t windows = found_queue_ ? windows_between_looks : 1;
-  const bool is_long = look_.bytes >= windows * window_bytes() || now - look_.begun >= longest_between_looks;
-  if (look_.operations < 2 * limits_.lanes || !is_long) return;
+  const Duration looked = now - look_.begun;
+  const bool has_come_round =
+      found_queue_ ? look_.bytes >= windows_between_looks * window_bytes() && looked >= shortest_between_looks
+                   : look_.bytes >= window_bytes();
+  if (look_.operations < 2 * limits_.lanes || !(has_come_round || looked >= longest_between_looks)) return;
   const std::uint64_t before = window_bytes();
   adapt(now);
   if (window_bytes() != before) changed_ = now;
@@ -78,7 +82,7 @@ void Flow::adapt(TimePoint now) {
   const double waited = latency - std::chrono::duration<double>(look_.shortest).count() / look_.operations;
   // Lanes have an operation in flight each, however small the window is: what counts is what was there.
   const Seen seen{window, bandwidth, bandwidth * latency};
-  const Change change = change_since_last(seen);
+  Change change = change_since_last(seen);
   const std::uint64_t window_before = seen_.window_bytes;
   if (change != Change::none || seen_.window_bytes == 0) seen_ = seen;
   const bool was_full = full_.exchange(false, std::memory_order_relaxed);
@@ -88,11 +92,16 @@ void Flow::adapt(TimePoint now) {
 
   if (change == Change::less_brought_less && was_full) {
     set_window(window_before);
-    seen_ = {};
+    came_back_ = true;
     next_patience_ = std::clamp(next_patience_ * 2, first_patience, longest_patience);
     patience_ = next_patience_;
     patient_bandwidth_ = bandwidth;
     return;
+  }
+  if (std::exchange(came_back_, false)) {
+    // What did not come back was not lost by us.
+    if (change == Change::more_brought_nothing) patience_ = next_patience_ = 0;
+    change = Change::none;
   }
   if (change == Change::more_brought_nothing) {
     found_queue_ = true;
@@ -137,6 +146,8 @@ Flow::Change Flow::change_since_last(const Seen& now) const {
   if (seen_.window_bytes == 0) return Change::none;
   const double in_flight = now.bytes_in_flight / seen_.bytes_in_flight;
   if (in_flight > 1 / noticeable && in_flight < noticeable) return Change::none;
+  // More in flight where no more is allowed: it is the store that changed.
+  if (in_flight > 1 && now.window_bytes <= seen_.window_bytes) return Change::none;
   const bool follows = (now.bandwidth / seen_.bandwidth - 1) / (in_flight - 1) > 0.5;
   if (in_flight > 1) return follows ? Change::more_brought_more : Change::more_brought_nothing;
   return follows ? Change::less_brought_less : Change::less_cost_nothing;

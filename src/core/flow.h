@@ -99,6 +99,7 @@ class Flow {
   TimePoint changed_;
   bool found_queue_ = false;    // from then on the window grows by steps
   Seen seen_;                   // before what is in flight last changed noticeably
+  bool came_back_ = false;      // to the window before the last, which brought more
   std::uint32_t patience_ = 0;  // looks without shrinking: the last time cost bandwidth
   std::uint32_t next_patience_ = 0;
   double patient_bandwidth_ = 0;  // when it last began to be patient

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <queue>
 #include <random>
 #include <vector>
@@ -16,18 +18,21 @@ constexpr std::uint64_t mib = 1 << 20;
 constexpr FlowLimits limits{.lanes = 16};
 
 // A store that is simulated: each operation takes `latency` by itself, up to `spread` times as long, and all share
-// `bytes_per_second`.
+// `bytes_per_second`, which others use too: every 30 ms there is more or less of it, by a factor whose logarithm has
+// the deviation `unrest`. What is in flight beyond `crowded_bytes` slows all of it down, by a third at most.
 struct Model {
   Duration latency;
   double bytes_per_second = 1e12;
   double spread = 1;
+  double unrest = 0;
+  double crowded_bytes = 1e18;
 };
 
 // Lanes that always have more to read. Says how many bytes came in each of so many times `Model::latency`.
 class Reading {
  public:
-  Reading(Flow& flow, const Model& model, bool staged = true)
-      : flow_(flow), model_(model), staged_(staged), lanes_(limits.lanes, LaneFlow(limits.operations)) {}
+  Reading(Flow& flow, const Model& model, bool staged = true, std::uint64_t seed = 1)
+      : flow_(flow), model_(model), staged_(staged), lanes_(limits.lanes, LaneFlow(limits.operations)), random_(seed) {}
 
   void become(const Model& model) { model_ = model; }
 
@@ -42,6 +47,7 @@ class Reading {
       now_ = first.ends;
       lanes_[first.lane].end(flow_, first.bytes);
       --operations_[first.lane];
+      in_flight_ -= first.bytes;
       flow_.note(first.bytes, now_ - first.began, now_);
       bytes += first.bytes;
       fill(first.lane);
@@ -62,7 +68,8 @@ class Reading {
   void fill(std::size_t lane) {
     while (operations_[lane] < limits.operations && lanes_[lane].has_room(flow_)) {
       const std::uint64_t bytes = staged_ ? flow_.staged_piece_bytes() : flow_.plain_piece_bytes();
-      const auto transfer = duration_from_seconds(static_cast<double>(bytes) / model_.bytes_per_second);
+      in_flight_ += bytes;
+      const auto transfer = duration_from_seconds(static_cast<double>(bytes) / bytes_per_second_now());
       bus_free_ = std::max(bus_free_, now_) + transfer;
       std::uniform_real_distribution<double> spread(1, model_.spread);
       const auto alone = std::chrono::duration_cast<Duration>(model_.latency * spread(random_)) + transfer;
@@ -70,6 +77,15 @@ class Reading {
       lanes_[lane].begin(flow_, bytes);
       ++operations_[lane];
     }
+  }
+
+  double bytes_per_second_now() {
+    if (model_.unrest != 0 && now_ >= next_change_) {
+      factor_ = std::exp(std::normal_distribution<double>(0, model_.unrest)(random_));
+      next_change_ = now_ + 30ms;
+    }
+    const double beyond = static_cast<double>(in_flight_) / model_.crowded_bytes - 1;
+    return model_.bytes_per_second * factor_ * (1 - std::clamp(beyond / 3, 0.0, 1.0) / 3);
   }
 
   Flow& flow_;
@@ -80,7 +96,10 @@ class Reading {
   std::priority_queue<Running> running_;
   TimePoint now_{1h};
   TimePoint bus_free_;
-  std::mt19937_64 random_{1};
+  std::uint64_t in_flight_ = 0;
+  double factor_ = 1;
+  TimePoint next_change_;
+  std::mt19937_64 random_;
 };
 
 TEST(Flow, stays_small_at_a_disk_that_little_keeps_busy) {
@@ -90,6 +109,24 @@ TEST(Flow, stays_small_at_a_disk_that_little_keeps_busy) {
   EXPECT_GT(reading.bytes_per_second(1s), 0.95 * 4.5e9);
   EXPECT_LE(flow.window_bytes(), 2 * limits.least_bytes) << "or twice as much, when it has just tried that";
   EXPECT_EQ(flow.staged_piece_bytes(), 256 * kib);
+}
+
+// On a virtual disk with neighbours 6 MiB in flight brought 4.7 GB/s, and what was learnt 3.4: chance had looked like a
+// gain, or shrinking like a loss.
+TEST(Flow, stays_small_at_a_disk_that_others_use_too) {
+  const auto read_from_it = [](const FlowLimits& allowed) {
+    double sum = 0;
+    for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+      Flow flow(allowed);
+      Reading reading(flow, {1ms, 4.7e9, 1.5, 0.25, 16 * mib}, true, seed);
+      reading.bytes_per_second(2s);
+      sum += reading.bytes_per_second(6s);
+    }
+    return sum;
+  };
+  FlowLimits little = limits;
+  little.most_bytes = 12 * mib;
+  EXPECT_GT(read_from_it(limits), 0.95 * read_from_it(little));
 }
 
 TEST(Flow, fills_what_is_allowed_within_twenty_latencies_where_the_store_is_far_and_wide) {
