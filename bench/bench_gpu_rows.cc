@@ -33,6 +33,7 @@ using penstock::RowNumbers;
 
 struct Settings {
   std::string file;
+  std::string options_json = "{}";
   std::uint64_t row_bytes = 256;
   std::uint64_t count = 1'000'000;
   std::uint32_t threads = 16;
@@ -165,15 +166,20 @@ class DirectReads {
   DirectReads& operator=(const DirectReads&) = delete;
   ~DirectReads() { close(descriptor_); }
 
-  Json best(double seconds, const Numbers& numbers) {
-    Json best;
-    for (const std::uint32_t depth : {16U, 64U, 128U, 256U}) {
-      Json found = run(seconds, numbers, depth);
-      found["depth"] = depth;
-      const auto speed = [](const Json& of) { return of["bytes"].get<double>() / of["seconds"].get<double>(); };
-      if (best.is_null() || speed(found) > speed(best)) best = std::move(found);
+  // At the depth that was the best one in the first call: the best of several in each would be the luckiest.
+  Json at_best_depth(double seconds, const Numbers& numbers) {
+    if (best_depth_ == 0) {
+      double best = 0;
+      for (const std::uint32_t depth : {16U, 64U, 128U, 256U}) {
+        const Json found = run(seconds, numbers, depth);
+        const double speed = found["bytes"].get<double>() / found["seconds"].get<double>();
+        if (speed > best) best_depth_ = depth;
+        best = std::max(best, speed);
+      }
     }
-    return best;
+    Json result = run(seconds, numbers, best_depth_);
+    result["depth"] = best_depth_;
+    return result;
   }
 
  private:
@@ -206,6 +212,7 @@ class DirectReads {
 
   const Settings& settings_;
   int descriptor_ = -1;
+  std::uint32_t best_depth_ = 0;  // 0: not known yet
 };
 
 // Numbers of rows of which a part is asked for again and again, as words are: the k-th of 16,384 with a probability
@@ -324,14 +331,15 @@ int main(int argc, char** argv) {
   arguments.add("--row-bytes", settings.row_bytes).positive();
   arguments.add("--rows", settings.count, "in one gather").positive();
   arguments.add("--threads", settings.threads, "by hand, and lanes").between(1, 1024);
+  arguments.add("--options", settings.options_json, "of the Context, as JSON; what is not there is as always");
   arguments.add("--cache-bytes", settings.cache_bytes, "GPU memory that keeps rows of replayed graphs");
   arguments.add_flag("--half-cached", settings.is_half_cached,
                      "the first half of the file is cached: a tenth of the rows is taken from the other");
   arguments.parse(argc, argv);
 
   const bench::Gpu gpu;
-  penstock::Options options;
-  options.lanes = settings.threads;
+  penstock::Options options = bench::value_of(penstock::Options::from_json(settings.options_json));
+  if (settings.options_json == "{}") options.lanes = settings.threads;
   auto context = bench::value_of(penstock::Context::create(options));
   const std::uint64_t rows = bench::value_of(context.open(settings.file)).info().size_bytes / settings.row_bytes;
   const auto table = bench::value_of(
@@ -390,7 +398,7 @@ int main(int argc, char** argv) {
                                                     {"indices", run_of({RowNumbers::Type::i64, on_gpu.region()})}};
   if (settings.is_half_cached) {
     commands["cold"] = run_of(cold);
-    commands["direct"] = [&](double seconds) { return direct->best(seconds, cold); };
+    commands["direct"] = [&](double seconds) { return direct->at_best_depth(seconds, cold); };
   } else {
     commands["hand"] = [&](double seconds) { return by_hand->run(seconds, numbers); };
     commands["check"] = [&](double) -> Json {

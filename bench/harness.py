@@ -343,7 +343,7 @@ def best_of_sweep(samples, measure_again):
 
 def joined(samples):
     """The turns of a contender in one round as one sample."""
-    joins = {"bytes": sum, "seconds": sum, "cpu_seconds": sum, "operations": sum, "left_in_cache": max,
+    joins = {"bytes": sum, "seconds": sum, "cpu_seconds": sum, "operations": sum, "loads": sum, "left_in_cache": max,
              "p50_seconds": statistics.median, "p99_seconds": statistics.median}
     return {name: joins[name](sample[name] for sample in samples) if name in joins else value
             for name, value in samples[-1].items()}

@@ -74,12 +74,14 @@ class Races(unittest.TestCase):
         def contender(name):
             order.append(name)
             count = len(order)
-            return {"bytes": count, "seconds": 1, "left_in_cache": 10 - count, "p50_seconds": count, "note": count}
+            return {"bytes": count, "seconds": 1, "loads": count, "left_in_cache": 10 - count, "p50_seconds": count,
+                    "note": count}
 
         rounds = harness.race({name: lambda n=name: contender(n) for name in "ab"}, 1, turns=3)
         self.assertEqual("".join(order), "abbaba")
-        self.assertEqual(rounds, [{"a": {"bytes": 11, "seconds": 3, "left_in_cache": 9, "p50_seconds": 4, "note": 6},
-                                   "b": {"bytes": 10, "seconds": 3, "left_in_cache": 8, "p50_seconds": 3, "note": 5}}])
+        self.assertEqual(rounds, [{
+            "a": {"bytes": 11, "seconds": 3, "loads": 11, "left_in_cache": 9, "p50_seconds": 4, "note": 6},
+            "b": {"bytes": 10, "seconds": 3, "loads": 10, "left_in_cache": 8, "p50_seconds": 3, "note": 5}}])
 
     def test_past_the_deadline_three_rounds_have_to_do(self):
         clock = mock.Mock()

@@ -27,7 +27,8 @@ class ModelSetup(GpuSetup):
         self.describe_gpu()
 
     def model(self, layout, size):
-        return layouts.make(self.folder, layout, size)[0]
+        files = layouts.make(self.folder, layout, size)
+        return files[0] if len(files) == 1 else os.path.dirname(files[0])
 
     def worker(self, model):
         program = Program([self.python, "-B", os.path.join(HERE, "model_worker.py"), self.device, model,
@@ -43,7 +44,8 @@ class ModelSetup(GpuSetup):
 def race_with_copies(setup, layout, target):
     """A model in the page cache to tensors of torch, against copies from pinned memory."""
     model = setup.model(layout, setup.file_bytes)
-    harness.make_cached(model)
+    for file in layouts.files_of(model):
+        harness.make_cached(file)
     peer = "pinned copies, 256 MiB buffer, 64 MiB each"
     with setup.bench("copies", "--size", setup.file_bytes) as copies, setup.worker(model) as worker:
         contenders = {peer: lambda: copies.ask(f"run {setup.round_seconds}"),
@@ -58,6 +60,11 @@ def race_with_copies(setup, layout, target):
 def row_dense(setup):
     """Large tensors in the page cache to a dict of torch tensors, against copies from pinned memory."""
     return race_with_copies(setup, "dense", 0.9)
+
+
+def row_llama(setup):
+    """Four shards of Llama's shapes in the page cache to a dict of torch tensors, against copies from pinned memory."""
+    return race_with_copies(setup, "llama", 0.94)
 
 
 def row_experts(setup):
@@ -200,6 +207,6 @@ def race_columns(setup, ask, ranks, turns, title):
     return setup.decide(make_rounds, [at_most(title, "auto", "the better way", 1.05, seconds_per_gigabyte)])
 
 
-ROWS = {"dense": (row_dense, 30), "experts": (row_experts, 30), "ways": (row_ways, 35), "cold": (row_cold, 65),
-        "rows": (row_rows, 20), "columns": (row_columns, 190), "save": (row_save, 75),
+ROWS = {"dense": (row_dense, 30), "llama": (row_llama, 30), "experts": (row_experts, 30), "ways": (row_ways, 35),
+        "cold": (row_cold, 65), "rows": (row_rows, 20), "columns": (row_columns, 190), "save": (row_save, 75),
         "save-beside": (row_save_beside, 45)}

@@ -20,6 +20,7 @@ import penstock
 import torch
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers"))
+import layouts  # noqa: E402
 import loaders  # noqa: E402
 
 
@@ -110,7 +111,7 @@ class Worker:
         path = self.saved if self.has_saved else self.model
         if not self.tensors:
             self.load()
-        return {"wrong": loaders.wrong_tensors([path], self.tensors)}
+        return {"wrong": loaders.wrong_tensors(layouts.files_of(path), self.tensors)}
 
 
 def main():

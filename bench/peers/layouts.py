@@ -132,6 +132,13 @@ def _write(path, tensors, odd):
     os.rename(path + ".part", path)
 
 
+def files_of(model):
+    """Of a file, or of a folder of shards."""
+    if not os.path.isdir(model):
+        return [model]
+    return sorted(os.path.join(model, name) for name in os.listdir(model) if name.endswith(".safetensors"))
+
+
 def header_of(path):
     """Where a file's tensors are, read in the plainest way: name to (begin, end) in the file."""
     with open(path, "rb") as file:
