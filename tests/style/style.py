@@ -25,7 +25,7 @@ UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 
 # A third-party header, and the only folders that may know of it.
 VENDORS = {
-    re.compile(r"liburing.*|linux/io_uring\.h"): ["src/engines/uring/"],
+    re.compile(r"liburing.*|linux/io_uring\.h"): ["src/engines/uring/", "src/services/tiers/"],
     re.compile(r"CLI/.*"): ["src/cli/", "bench/"],
     re.compile(r"nlohmann/.*"): ["src/core/", "src/cli/", "src/services/", "tests/", "bench/"],
     re.compile(r"xxhash\.h"): ["src/base/", "tests/", "bench/"],

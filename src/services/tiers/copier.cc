@@ -24,6 +24,8 @@ constexpr std::size_t reads_ahead = 2;
 // Files up to this are copied side by side, so many at a time.
 constexpr std::uint64_t small_bytes = 1 << 20;
 constexpr std::size_t small_files = 256;
+// Files that are read together are open together. Of few files no more are than threads would have open.
+constexpr std::size_t least_together = 16;
 constexpr std::uint64_t page_bytes = 4096;
 // How much may have to be copied again after a crash: this, or what a second brings.
 constexpr std::uint64_t checkpoint_bytes = 1ULL << 30;
@@ -122,6 +124,35 @@ Status read_all(int fd, std::byte* place, std::uint64_t size, const std::string&
   }
   if (at == size && static_cast<std::uint64_t>(status.st_size) == size) return {};
   return Error{Code::changed, 0, path + " has another size than a moment ago", "nothing else may write there"};
+}
+
+// Reads files past the page cache, as many at once as can be. Returns which of them were read whole.
+std::vector<char> read_together(DirectReads& reads, std::span<FileCopy* const> files,
+                                std::span<std::byte* const> places,
+                                const std::function<const std::string&(const FileCopy&)>& path_of) {
+  std::vector<char> is_read(files.size());
+  const std::size_t at_once = std::clamp(files.size() / 4, least_together, DirectReads::most);
+  for (std::size_t begin = 0; begin < files.size(); begin += at_once) {
+    const std::size_t end = std::min(files.size(), begin + at_once);
+    std::vector<UniqueFd> opened;
+    std::vector<DirectReads::Read> asked;
+    std::vector<std::size_t> numbers;
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint64_t size = files[i]->entry->size_bytes();
+      struct stat status = {};
+      UniqueFd file(::open(path_of(*files[i]).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_DIRECT));
+      if (!file || ::fstat(file.get(), &status) != 0 || static_cast<std::uint64_t>(status.st_size) != size) continue;
+      asked.push_back({.file = file.get(), .place = places[i], .bytes = static_cast<std::uint32_t>(page_up(size))});
+      opened.push_back(std::move(file));
+      numbers.push_back(i);
+    }
+    reads.run(asked);
+    for (std::size_t k = 0; k < asked.size(); ++k) {
+      const std::uint64_t size = files[numbers[k]]->entry->size_bytes();
+      is_read[numbers[k]] = asked[k].got >= 0 && static_cast<std::uint64_t>(asked[k].got) == size ? 1 : 0;
+    }
+  }
+  return is_read;
 }
 
 // The same, from the disk. Not every file system reads past the page cache; what is cached there is dropped before.
@@ -435,10 +466,15 @@ Status Copier::sum(std::span<FileCopy* const> files, End end, const Progress& pr
       continue;
     }
     const auto places = places_for(group, buffers_[0].region());
+    std::vector<char> is_read(count);
+    if (count > least_together) {
+      if (!reads_) reads_.emplace();
+      is_read = read_together(*reads_, group, places, path_of);
+    }
     side_by_side(count, [&](std::size_t i) {
       FileCopy& file = *group[i];
       if (!file.status) return;
-      file.status = read_from_disk(path_of(file), places[i], file.entry->size_bytes());
+      if (is_read[i] == 0) file.status = read_from_disk(path_of(file), places[i], file.entry->size_bytes());
       if (file.status) found(file, sum_of({places[i], file.entry->size_bytes()}));
     });
     progress(total_bytes(group));

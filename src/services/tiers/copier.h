@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "penstock/context.h"
+#include "services/tiers/direct_reads.h"
 #include "services/tiers/pace.h"
 #include "services/tiers/tree.h"
 
@@ -58,6 +59,7 @@ class Copier {
   Context& context_;
   Pace& pace_;
   std::vector<Buffer> buffers_;  // of window_bytes each
+  std::optional<DirectReads> reads_;
 };
 
 // Gives a copy the mode, owner, extended attributes and times of the original. The last thing that is done to it.

@@ -1,7 +1,14 @@
 // Many units at once, and how fast.
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
+#include <array>
 #include <atomic>
+#include <cerrno>
+#include <map>
 #include <thread>
 
 #include "base/descriptors.h"
@@ -14,6 +21,16 @@ namespace penstock::tiers {
 namespace {
 
 using namespace test;
+
+// From now on the calling thread, and those that it starts, get EPERM from a system call. Nothing can undo that.
+bool refuse_call(long number) {
+  std::array program{sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+                     sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint32_t>(number), 0, 1),
+                     sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                     sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter{program.size(), program.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
 
 TEST_F(TiersTest, a_move_that_is_paused_under_way_says_so) {
   put("nvme", "a", 20 << 20);
@@ -100,6 +117,75 @@ TEST_F(TiersTest, a_small_file_that_fails_holds_none_of_the_others_up) {
   EXPECT_EQ(folders_.where(report->failures.front().name), std::vector<std::string>{"nvme"});
   EXPECT_EQ(tiers_.list({.tier = "hdd"})->size(), 39U);
   EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+}
+
+class TiersManyCopies : public TiersTest {
+ protected:
+  // Of copies that are read together, those that were damaged must stay, and no others.
+  void move_with_damage();
+};
+
+void TiersManyCopies::move_with_damage() {
+  std::vector<PlannedMove> moves;
+  for (int i = 0; i < 60; ++i) {
+    put("nvme", "d/" + std::to_string(i), i == 41 ? 4096 : static_cast<std::size_t>(100 * i));
+    moves.push_back({.name = "d/" + std::to_string(i), .to = "hdd"});
+  }
+  const auto copy_of = [&](const std::string& name) {
+    const std::string bytes = content("nvme", name);
+    for (const std::string& path : folders_.aside()) {
+      if (read_file(path) == bytes) return path;
+    }
+    return std::string();
+  };
+  set_fault_hook([&](std::string_view point) {
+    if (point != "synced") return;
+    std::string bytes = content("nvme", "d/20");
+    const std::string other = copy_of("d/20");
+    const std::string shorter = copy_of("d/30");
+    const std::string longer = copy_of("d/41");  // behind its whole page
+    bytes.back() = static_cast<char>(bytes.back() ^ 1);
+    write_file(other, bytes);
+    fs::resize_file(shorter, 1);
+    fs::resize_file(longer, 8192);
+    fs::remove(copy_of("d/50"));
+  });
+  const auto report = tiers_.move(moves);
+  set_fault_hook({});
+  ASSERT_TRUE(report.ok()) << text_of(report);
+  EXPECT_EQ(report->units, 56U);
+  std::map<std::string, Code> failures;
+  for (const MoveFailure& failure : report->failures) failures[failure.name] = failure.error.code;
+  const std::map<std::string, Code> expected = {
+      {"d/20", Code::io_error}, {"d/30", Code::changed}, {"d/41", Code::changed}, {"d/50", Code::not_found}};
+  EXPECT_EQ(failures, expected);
+  for (int i = 0; i < 60; ++i) {
+    const std::string name = "d/" + std::to_string(i);
+    EXPECT_EQ(folders_.where(name), std::vector<std::string>{expected.contains(name) ? "nvme" : "hdd"}) << name;
+  }
+  EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+}
+
+TEST_F(TiersManyCopies, only_those_that_were_damaged_stay) {
+  move_with_damage();
+}
+
+TEST_F(TiersManyCopies, are_compared_without_io_uring_too) {
+  for (const long number : {__NR_io_uring_setup, __NR_io_uring_enter}) {
+    bool refused = false;
+    std::thread([&] {
+      refused = refuse_call(number);
+      if (refused) move_with_damage();
+    }).join();
+    if (!refused) GTEST_SKIP() << "no seccomp filter can be installed here";
+    tiers_ = {};
+    fs::remove(folders_.catalog());
+    for (const NewTier& tier : folders_.tiers()) {
+      fs::remove_all(tier.path);
+      fs::create_directory(tier.path);
+    }
+    tiers_ = folders_.create();
+  }
 }
 
 TEST_F(TiersTest, two_batches_of_small_files_move_at_once) {
