@@ -21,8 +21,6 @@ std::size_t most_open() {
 
 }  // namespace
 
-Closer::Closer() : most_open_(most_open()) {}
-
 Closer::~Closer() {
   {
     const std::scoped_lock lock(mutex_);
@@ -36,7 +34,8 @@ void Closer::take(std::vector<UniqueFd> files) {
   if (files.empty()) return;
   std::unique_lock lock(mutex_);
   // More than fit at all are taken once the others are closed.
-  closed_more_.wait(lock, [&] { return taken_ == closed_ || taken_ - closed_ + files.size() <= most_open_; });
+  closed_more_.wait(lock,
+                    [&, most = most_open()] { return taken_ == closed_ || taken_ - closed_ + files.size() <= most; });
   try {
     waiting_.reserve(waiting_.size() + files.size());
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });

@@ -18,7 +18,7 @@ namespace penstock::tiers {
 
 class Closer {
  public:
-  Closer();
+  Closer() = default;
   ~Closer();
   Closer(const Closer&) = delete;
   Closer& operator=(const Closer&) = delete;
@@ -31,7 +31,6 @@ class Closer {
  private:
   void run();
 
-  const std::size_t most_open_;
   std::mutex mutex_;
   std::condition_variable taken_more_;
   std::condition_variable closed_more_;

@@ -1,5 +1,5 @@
-// The Mover's part that says which units move together. Batches of small units move two at a time: while one waits for
-// the disk, the other has the processor.
+// The Mover's part that says which units move together. Batches of small units move three at a time: while one waits
+// for the disk, the others have the processor.
 #include <algorithm>
 #include <atomic>
 #include <future>
@@ -14,10 +14,11 @@
 namespace penstock::tiers {
 namespace {
 
-constexpr std::size_t most_units = 256;
-constexpr std::size_t least_units = 32;  // fewer are not worth a second batch
+constexpr std::size_t most_units = 512;
+constexpr std::size_t least_units = 32;  // fewer are not worth a batch of their own
 constexpr std::uint64_t most_bytes = 32 << 20;
-constexpr std::size_t batches_at_once = 2;
+constexpr std::size_t batches_at_once = 3;
+constexpr std::size_t opened_at_work = 20;  // descriptors of a batch that copies or compares
 
 // How many of the first can move in any order: small ones on their way to one tier, each once. What is large moves
 // alone.
@@ -30,11 +31,15 @@ std::size_t first_alike(std::span<const Task> tasks) {
   return std::max<std::size_t>(1, units.size());
 }
 
-// Each unit holds a descriptor (leases.h). The batches leave half of those that are free to the rest of the process.
+// Each unit holds a descriptor (leases.h). The batches leave half of those that are free to the rest of the process,
+// and to deleted files that are about to be closed (closer.h).
 std::vector<std::span<const Task>> cut(std::span<const Task> tasks) {
-  const std::size_t share = (tasks.size() + batches_at_once - 1) / batches_at_once;
-  const std::size_t held = std::clamp<std::size_t>(free_descriptors() / 2 / batches_at_once, 1, most_units);
-  const std::size_t most = share < least_units ? held : std::min(share, held);
+  const std::size_t wanted = std::clamp<std::size_t>(tasks.size() / least_units, 1, batches_at_once);
+  const std::size_t share = (tasks.size() + wanted - 1) / wanted;
+  const std::size_t free = free_descriptors();
+  const std::size_t spare = free - std::min(free, batches_at_once * opened_at_work);
+  const std::size_t held = std::clamp<std::size_t>(spare / 2 / batches_at_once, 1, most_units);
+  const std::size_t most = std::min(share, held);
   std::vector<std::span<const Task>> batches;
   while (!tasks.empty()) {
     std::uint64_t bytes = 0;
@@ -90,17 +95,19 @@ void Mover::move_batches(std::span<const std::span<const Task>> batches, MoveRep
     if (const auto mover = create(catalog_, context_, closer_, options_)) take_turns(**mover, own);
     return own;
   };
-  std::future<MoveReport> other;
+  std::vector<std::future<MoveReport>> others;
   // Together they would be faster than they are allowed to.
-  if (batches.size() > 1 && options_.bytes_per_second == 0) {
+  if (options_.bytes_per_second == 0) {
     try {
-      other = std::async(std::launch::async, help);
+      for (std::size_t i = 1; i < std::min(batches.size(), batches_at_once); ++i) {
+        others.push_back(std::async(std::launch::async, help));
+      }
     } catch (const std::system_error&) {
-      // No thread is left: all of them move here.
+      // No thread is left: those that run move all of them.
     }
   }
   take_turns(*this, report);
-  if (other.valid()) take_over(report, other.get());
+  for (std::future<MoveReport>& other : others) take_over(report, other.get());
 }
 
 }  // namespace penstock::tiers

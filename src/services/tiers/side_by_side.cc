@@ -28,7 +28,7 @@ long waits() {
   return ::getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
 }
 
-// More threads than processors only help those that wait. Two batches of units are worked on at once.
+// More threads than processors only help those that wait. Several batches of units are worked on at once.
 std::size_t threads_for(std::size_t count, bool waited) {
   const std::size_t processors = std::max(1U, std::thread::hardware_concurrency() / 2);
   return std::min({waited ? most_threads : processors, most_threads, (count + least_each - 1) / least_each});
