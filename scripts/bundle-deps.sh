@@ -18,7 +18,7 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 packages=(liburing-dev liburing2 libcli11-dev nlohmann-json3-dev libxxhash-dev libsqlite3-dev libgtest-dev
-  libbenchmark-dev libfuse3-dev libfuse3-3 fuse3)
+  libbenchmark-dev libfuse3-dev fuse3)
 limit_mib=48
 arch=amd64
 out=deps
@@ -58,9 +58,14 @@ apt=(-qq -o "APT::Architecture=$arch" -o "APT::Architectures=$arch" -o "Dir::Sta
 mkdir -p "$work"/{state/lists/partial,cache/archives/partial,download,bundle}
 touch "$work/status"
 
+# run_time_half LIBRARY
+run_time_half() {
+  apt-cache "${apt[@]}" depends "$1-dev" | sed -n "s/.*Depends: \($1-\?[0-9].*\)/\1/p"
+}
+
 download_packages() {
-  # The run-time half of libbenchmark has another name in each release.
-  packages+=("$(apt-cache "${apt[@]}" depends libbenchmark-dev | sed -n 's/.*Depends: \(libbenchmark1.*\)/\1/p')")
+  # The run-time halves of these have another name in each release.
+  packages+=("$(run_time_half libbenchmark)" "$(run_time_half libfuse3)")
   (cd "$work/download" && apt-get "${apt[@]}" download "${packages[@]}")
 }
 
