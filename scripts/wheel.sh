@@ -96,9 +96,10 @@ write_tools() {
   export CC=$tools/cc CXX=$tools/c++ CXXFLAGS="-isystem $tools/include"
   # To ccache these are compilers by what they call, not by when they were written.
   export CCACHE_COMPILERCHECK="string:$zig_package $all"
-  # Many files at a time, since no other build leaves them in ccache.
+  # Many files at a time, since no other build leaves them in ccache. Linked without symbols, for which strip is needed
+  # otherwise, and that of this machine knows no other's programs.
   export CMAKE_ARGS="-DCMAKE_AR=$tools/ar -DCMAKE_RANLIB=$tools/ranlib -DCMAKE_LIBRARY_ARCHITECTURE=$machine-linux-gnu
-    -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=40"
+    -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=40 -DCMAKE_EXE_LINKER_FLAGS=-s"
   [[ $machine == "$here" ]] || CMAKE_ARGS+=" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$machine"
 }
 
@@ -132,6 +133,11 @@ build_wheel() {
     env "${names[@]}" PYTHONPATH="$work/tools" CMAKE_BUILD_PARALLEL_LEVEL="$jobs" "$python" -m pip \
       --disable-pip-version-check wheel --quiet --no-build-isolation --no-deps --no-index --wheel-dir "$work/wheel" \
       --config-settings=build-dir="$folder" --config-settings=cmake.define.PENSTOCK_DEPS="$bundle" "$source"
+}
+
+# The tool is the largest file, and twice as large with symbols.
+check_stripped() {
+  "$python" -m zipfile -e "$1" "$work/unpacked" && ! readelf -SW "$work/unpacked/penstock/bin/penstock" | grep -F .symtab
 }
 
 # The wheel is renamed to what auditwheel finds. Nothing is put into it: it needs what every machine of that name has.
@@ -201,6 +207,7 @@ make_wheel() {
   stage "build the wheel for Python $version on $machine" build_wheel
   stage 'name it after what it needs' audit_wheel
   wheel=$(echo "$work"/wheel/*.whl)
+  stage 'look for symbols in the tool' check_stripped "$wheel"
   if [[ $machine == "$here" ]]; then
     stage 'install it in a bare venv' try_bare
     stage 'run the tests there' run_tests
