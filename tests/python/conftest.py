@@ -1,6 +1,7 @@
 """What the tests share."""
 
 import os
+import signal
 import threading
 import weakref
 
@@ -15,6 +16,8 @@ from models import write_model
 # What the machine's owner has set must not change what a test sees.
 for name in ("PENSTOCK_ENGINE", "PENSTOCK_LOG"):
     os.environ.pop(name, None)
+# A shell has its jobs in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 PLAIN = ["BOOL", "U8", "I8", "I16", "F16", "I32", "F32", "I64", "F64", "C64"]
