@@ -103,8 +103,10 @@ copy_files() {
     tar -x -C "$root/penstock"
 }
 
-# The network as this machine has it: names, and the certificates that it trusts.
+# The network as this machine has it: names, and the certificates that it trusts. The root is a mount of its own, as that of
+# every system: else the kernel does not tell programs in it how their files are mounted.
 mount_root() {
+  mount --bind "$root" "$root"
   cp /etc/resolv.conf "$root/etc/resolv.conf"
   cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
   mount -t proc proc "$root/proc"
