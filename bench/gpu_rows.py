@@ -423,8 +423,14 @@ def row_tables(setup):
     return {"rows": rows, "attempts": attempts}
 
 
+def need_kernels(setup):
+    if not setup.gpu["kernels"]:
+        raise Unavailable("there are no kernels of Penstock: it was built without nvcc, or the driver takes none")
+
+
 def row_table_cache(setup):
     """Rows in replayed graphs, some of them in GPU memory already, against the same replays without a cache there."""
+    need_kernels(setup)
     seconds = setup.round_seconds / 2
     rows, samples = [], {}
     harness.make_cached(setup.file)
@@ -623,6 +629,7 @@ BARE_PIPELINE = ("--threads", 8, "--slot", 4 * MIB)
 
 def row_packed(setup):
     """Packed weights in the page cache, and in tmpfs, to the GPU, against pinned copies and a bare pipeline."""
+    need_kernels(setup)
     command = f"run {setup.round_seconds}"
     with contextlib.ExitStack() as stack:
         files = stack.enter_context(PackedFiles(setup, setup.file_bytes))
