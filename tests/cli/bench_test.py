@@ -8,8 +8,8 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import unittest
+import venv
 
 import schema
 from models_test import header
@@ -359,9 +359,9 @@ class Comparison(ToolTest):
 
 class Peers(ToolTest):
     def test_loaders_that_are_not_installed_are_named(self):
-        # Without its site-packages a Python has none of the loaders, and says so at once.
-        python = self.file("python", f"#!/bin/sh\nexec {sys.executable} -S \"$@\"\n".encode())
-        python.chmod(0o755)
+        # A new environment has none of the loaders, whatever is installed beside its Python, and says so at once.
+        venv.create(self.folder / "python", symlinks=True)
+        python = self.folder / "python" / "bin" / "python"
         model = self.folder / "model.safetensors"
         self.assertEqual(self.run_tool("sample", model, "--size", "2MiB").returncode, 0)
         result = self.json_of("bench", model, "--peers", "--python", python, *QUICK)
