@@ -146,8 +146,6 @@ Flow::Change Flow::change_since_last(const Seen& now) const {
   if (seen_.window_bytes == 0) return Change::none;
   const double in_flight = now.bytes_in_flight / seen_.bytes_in_flight;
   if (in_flight > 1 / noticeable && in_flight < noticeable) return Change::none;
-  // More in flight where no more is allowed: it is the store that changed.
-  if (in_flight > 1 && now.window_bytes <= seen_.window_bytes) return Change::none;
   const bool follows = (now.bandwidth / seen_.bandwidth - 1) / (in_flight - 1) > 0.5;
   if (in_flight > 1) return follows ? Change::more_brought_more : Change::more_brought_nothing;
   return follows ? Change::less_brought_less : Change::less_cost_nothing;
