@@ -29,6 +29,15 @@ std::string own(const std::string& root, std::string_view file) {
   return root + "/" + std::string(own_folder) + "/" + std::string(file);
 }
 
+template <typename Predicate>
+bool any_in(const std::string& folder, Predicate is_meant) {
+  std::error_code failed;
+  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    if (is_meant(at->path())) return true;
+  }
+  return false;
+}
+
 Status make_folder(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) == 0 || errno == EEXIST) return {};
   return system_error(errno, "make the folder " + path, errno == EROFS ? "the tier is mounted read-only" : "");
@@ -142,6 +151,15 @@ void keep_going(const std::string& root) {
   for (const std::string& path : found) {
     static_cast<void>(rename_to_free(path, path + "." + random_id().substr(0, 8) + ".kept"));
   }
+}
+
+bool is_anything_aside(const std::string& root) {
+  return any_in(own(root, "going"), [](const fs::path& path) { return !path.has_extension(); }) ||
+         any_in(coming_folder(root), [](const fs::path& path) { return !path.has_extension(); });
+}
+
+bool is_anything_kept(const std::string& root) {
+  return any_in(own(root, "going"), [](const fs::path& path) { return path.extension() == ".kept"; });
 }
 
 Status remove_gone(const std::string& root) {

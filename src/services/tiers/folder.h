@@ -47,6 +47,10 @@ std::string new_gone_path(const std::string& root, std::int64_t unit);
 void keep_going(const std::string& root);
 // Deletes what has names of new_gone_path.
 Status remove_gone(const std::string& root);
+// Whether something is on its way to the tier, or about to be removed from it: by somebody at work, or by one who died.
+bool is_anything_aside(const std::string& root);
+// Whether versions of units are kept there that only a person can decide about.
+bool is_anything_kept(const std::string& root);
 std::string coming_folder(const std::string& root);
 
 struct Room {

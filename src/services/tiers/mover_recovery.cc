@@ -357,8 +357,11 @@ Status Mover::clear_going(const TierRow& place, std::vector<TierFinding>& findin
     if (row && !*row && unit && still && still->st_ino != 0) {
       const bool is_here = *unit && (*unit)->tier == place.id;
       const Status ended = !*unit ? discard(id, place) : is_here ? put_back(id) : keep(path);
+      const auto kept = look_at(is_here ? path_in(place, (*unit)->name) : path);
+      const bool is_back = is_here && kept && kept->st_ino == still->st_ino;
       TierFinding finding{*unit ? (*unit)->name : "", path, "an interrupted removal was undone", true};
       if (!*unit) finding.text = "an interrupted removal was finished";
+      if (*unit && !is_back) finding.text = "of an interrupted removal: its name was taken since, so it is kept";
       if (!ended) finding.text = "an interrupted removal can't be ended: " + ended.error().message;
       finding.repaired = ended.ok();
       findings.push_back(std::move(finding));

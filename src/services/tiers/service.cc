@@ -170,6 +170,20 @@ Status Service::import(std::string_view given, bool checksum) {
   });
 }
 
+// A file of another tier that is no unit would have the same name.
+Status Service::check_no_other_has(const std::string& name, std::string_view tier) {
+  const auto tiers = catalog_->tiers();
+  if (!tiers) return tiers.error();
+  for (const TierRow& row : *tiers) {
+    const std::string path = row.path + "/" + name;
+    if (row.name == tier || !check_marker(row.path, row.mark, row.name) || is_empty_folder(path)) continue;
+    const auto there = look_at(path);
+    if (!there || there->st_ino == 0) continue;
+    return Error{Code::in_use, 0, path + " is there, and is no unit", "import it, or take it away"};
+  }
+  return {};
+}
+
 Status Service::add(const std::string& path, std::string_view given, std::string_view tier,
                     const MoveOptions& options) {
   const auto name = checked_name(given);
@@ -193,6 +207,7 @@ Status Service::add(const std::string& path, std::string_view given, std::string
     return Error{Code::in_use, 0, "there is a unit " + shown(*name) + " already", "remove it first, or replace it"};
   }
   if (Status free = catalog_->check_free(*name); !free) return free;
+  if (Status free = check_no_other_has(*name, tier); !free) return free;
   std::error_code failed;
   const std::string absolute = std::filesystem::absolute(path, failed).string();
   if (!tier.empty()) {

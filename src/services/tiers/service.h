@@ -35,6 +35,7 @@ class Service : public std::enable_shared_from_this<Service> {
   Status usable() const;
   // Code::in_use while movers are paused: who asks for a move is told rather than held.
   Status check_not_paused();
+  Status check_no_other_has(const std::string& name, std::string_view tier);
   Catalog& catalog() { return *catalog_; }
   const TiersOptions& options() const { return options_; }
 
@@ -74,6 +75,8 @@ class Service : public std::enable_shared_from_this<Service> {
 
   Result<CheckReport> check(const CheckOptions& options);
   Result<std::vector<TierFinding>> recover();
+  // The same, if there is anything.
+  Status end_interrupted();
   Status flush();
 
   // Where a name lies; counts as an access.

@@ -126,7 +126,8 @@ Result<TierFinding> finding_of_kept(Catalog& catalog, const std::string& path) {
   std::from_chars(file.data(), file.data() + file.size(), id);
   const auto unit = catalog.unit(id);
   if (!unit) return unit.error();
-  constexpr const char* advice = " that was written while it moved: take from it what you need, then remove it";
+  constexpr const char* advice =
+      " that was written while it moved, or whose name was taken: take from it what you need, then remove it";
   if (!*unit) return TierFinding{"", path, std::string("a version of a unit that is gone,") + advice};
   return TierFinding{(*unit)->name, path, "a version of " + shown((*unit)->name) + advice};
 }
@@ -278,6 +279,18 @@ Result<std::optional<TierFinding>> Service::write_down(const UnitRow& unit, cons
   if (Status told = catalog_->doubt(unit.id, problem); !told) return std::move(told).error();
   if (problem.empty()) return std::optional(TierFinding{unit.name, path, "it is whole again", true});
   return std::optional(TierFinding{unit.name, path, problem});
+}
+
+Status Service::end_interrupted() {
+  const auto moves = catalog_->moves();
+  if (!moves) return moves.error();
+  const auto tiers = catalog_->tiers();
+  if (!tiers) return tiers.error();
+  const bool any =
+      !moves->empty() || std::ranges::any_of(*tiers, [](const TierRow& tier) { return is_anything_aside(tier.path); });
+  if (!any) return {};
+  const auto recovered = recover();
+  return recovered ? Status() : Status(recovered.error());
 }
 
 Result<std::vector<TierFinding>> Service::recover() {

@@ -202,6 +202,12 @@ Status Service::change_tier(const NewTier& tier) {
 Status Service::remove_tier(std::string_view name) {
   const auto row = tier(name);
   if (!row) return row.error();
+  // Nobody would come back for it later.
+  if (Status ended = end_interrupted(); !ended) return ended;
+  if (is_anything_kept(row->path)) {
+    return Error{Code::in_use, 0, "the tier " + row->name + " has versions of units that were kept",
+                 "`penstock tier check` names them: take from them what you need, and remove them"};
+  }
   Status removed = catalog_->transact([&]() -> Status {
     const auto claims = catalog_->claims(row->id);
     if (!claims) return claims.error();

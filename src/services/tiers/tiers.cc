@@ -117,14 +117,7 @@ Result<Tiers> Tiers::open(const TiersOptions& options) {
     auto catalog = Catalog::open(*path, options.wait_seconds);
     if (!catalog) return std::move(catalog).error();
     auto service = Service::make(std::move(*catalog), options);
-    const auto moves = service->catalog().moves();
-    if (!moves) return moves.error();
-    if (!moves->empty()) {
-      const auto mover = service->mover({});
-      if (!mover) return mover.error();
-      const auto recovered = (*mover)->recover(true);
-      if (!recovered) return recovered.error();
-    }
+    if (Status ended = service->end_interrupted(); !ended) return std::move(ended).error();
     return Tiers(std::move(service));
   });
 }

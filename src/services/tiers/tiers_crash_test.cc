@@ -419,6 +419,10 @@ TEST(TiersCrash, a_unit_whose_removal_died_is_there_for_whoever_comes_next) {
     ASSERT_EQ(folders.where("a/other"), std::vector<std::string>());
     auto tiers = Tiers::open(folders.options());
     ASSERT_TRUE(tiers.ok());
+    EXPECT_EQ(folders.where("a/other"), std::vector<std::string>{"hdd"}) << "who opens them undoes it";
+    // As if somebody had died since.
+    fs::rename(folders.path("hdd/a/other"), folders.path("hdd/.penstock/going/1"));
+    fs::remove(folders.path("hdd/a"));
     come(folders, *tiers);
     const std::string tier = name == "move" ? "ssd" : "hdd";
     EXPECT_EQ(folders.where("a/other"), std::vector<std::string>{tier});
@@ -428,6 +432,40 @@ TEST(TiersCrash, a_unit_whose_removal_died_is_there_for_whoever_comes_next) {
     }
     EXPECT_EQ(folders.aside(), std::vector<std::string>());
   }
+}
+
+TEST(TiersCrash, a_tier_is_removed_with_what_a_removal_that_died_left_on_it) {
+  const Folders folders;
+  Tiers tiers = folders.create();
+  write_file(folders.path("hdd/other"), other);
+  ASSERT_TRUE(tiers.import("other").ok());
+  ASSERT_TRUE(tiers.remove("other").ok());
+  // As if it had died before it deleted anything, and another over a copy.
+  write_file(folders.path("hdd/.penstock/going/1"), other);
+  write_file(folders.path("hdd/.penstock/coming/2"), other);
+  const std::string kept = folders.path("hdd/.penstock/going/3.0123abcd.kept").string();
+  write_file(kept, "version");
+  const Status refused = tiers.remove_tier("hdd");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("were kept"), std::string::npos) << refused.error().message;
+  fs::remove(kept);
+  EXPECT_EQ(text_of(tiers.remove_tier("hdd")), "ok");
+  for (const char* left : {"going/1", "coming/2"})
+    EXPECT_FALSE(fs::exists(folders.path("hdd/.penstock") / left)) << left;
+}
+
+TEST(TiersCrash, a_removal_whose_name_was_taken_is_told_as_what_it_is) {
+  const Folders folders;
+  Tiers tiers = folders.create();
+  write_file(folders.path("hdd/other"), other);
+  ASSERT_TRUE(tiers.import("other").ok());
+  fs::rename(folders.path("hdd/other"), folders.path("hdd/.penstock/going/1"));
+  write_file(folders.path("hdd/other"), fresh);
+  const auto checked = tiers.check();
+  ASSERT_TRUE(checked.ok());
+  const std::string told = text_of(*checked);
+  EXPECT_NE(told.find("its name was taken"), std::string::npos) << told;
+  EXPECT_EQ(told.find("was undone"), std::string::npos) << told;
 }
 
 TEST(TiersCrash, who_writes_a_unit_whose_removal_died_has_replaced_it) {

@@ -326,6 +326,16 @@ TEST_F(TiersFaults, a_version_that_was_kept_is_told_with_the_name_of_its_unit) {
   }
 }
 
+TEST_F(TiersFaults, a_name_that_a_file_of_another_tier_has_is_not_added) {
+  write_file(folders_.path("hdd/a"), "no unit");
+  write_file(folders_.path("source"), "bytes");
+  for (const char* tier : {"nvme", ""}) {
+    const Status refused = tiers_.add(folders_.path("source").string(), "a", tier);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_TRUE(has(refused.error().message, "hdd/a is there")) << refused.error().message;
+  }
+}
+
 TEST_F(TiersFaults, an_empty_folder_is_in_no_files_way) {
   put("nvme", "a", 1000);
   fs::create_directories(folders_.path("hdd/a/left/over"));
