@@ -39,10 +39,10 @@ bool can_share_a_unit(const Span& one, const Span& other) {
          (one.transform != 0) == (other.transform != 0);
 }
 
-// Calls `visit(Unit)` for every unit of the spans, in order.
-template <typename Visit>
-void for_each_unit(const Spans& all, std::uint64_t unit_bytes, Visit visit) {
-  const std::span spans(all.begin(), all.end());
+// Goes through the spans in order. Calls `on_unit(Unit)` for short ones, grouped, and for those that are transformed;
+// `on_long(index of the span)` for the others, which are several units each.
+template <typename OnUnit, typename OnLong>
+void walk(std::span<const Span> spans, std::uint64_t unit_bytes, OnUnit on_unit, OnLong on_long) {
   for (std::uint32_t i = 0; i < spans.size();) {
     const Span first = spans[i];
     if (first.length <= unit_bytes) {
@@ -52,20 +52,29 @@ void for_each_unit(const Spans& all, std::uint64_t unit_bytes, Visit visit) {
         if (span.length > unit_bytes - group.length || !can_share_a_unit(first, span)) break;
         group.length += span.length;
       }
-      if (group.length != 0) visit(group);
+      if (group.length != 0) on_unit(group);
       continue;
     }
     if (first.transform != 0) {
-      visit(Unit{0, first.length, i, 1});
+      on_unit(Unit{0, first.length, i, 1});
     } else {
-      for (std::uint64_t begin = 0; begin < first.length;) {
-        const std::uint64_t to_boundary = unit_bytes - (first.offset + begin) % unit_bytes;
-        const std::uint64_t length = std::min(first.length - begin, to_boundary);
-        visit(Unit{begin, length, i, 1});
-        begin += length;
-      }
+      on_long(i);
     }
     ++i;
+  }
+}
+
+// Units end at multiples of their length in the store. REQUIRES: the span is not empty.
+std::size_t count_units(const Span& span, std::uint64_t unit_bytes) {
+  return (span.offset + span.length - 1) / unit_bytes - span.offset / unit_bytes + 1;
+}
+
+void add_units(const Span& span, std::uint32_t index, std::uint64_t unit_bytes, SmallArray<Unit>& units) {
+  std::uint64_t to_boundary = unit_bytes - span.offset % unit_bytes;
+  for (std::uint64_t begin = 0; begin < span.length; to_boundary = unit_bytes) {
+    const std::uint64_t length = std::min(span.length - begin, to_boundary);
+    units.add({begin, length, index, 1});
+    begin += length;
   }
 }
 
@@ -326,17 +335,11 @@ Status Request::begin_query(std::function<void()> on_answer) {
 
 void Request::make_units() {
   unit_bytes_ = std::max(operation_bytes(), std::bit_ceil(total_bytes / units_most));
-  std::size_t count = 0;
   const bool is_one = spans.size() == 1 && total_bytes != 0 && total_bytes <= unit_bytes_;
   if (is_one) {
-    count = 1;
-    units.resize(1);
-    units[0] = {0, total_bytes, 0, 1};
+    units.add({0, total_bytes, 0, 1});
   } else {
-    for_each_unit(spans, unit_bytes_, [&](const Unit&) { ++count; });
-    units.resize(count);
-    std::size_t next = 0;
-    for_each_unit(spans, unit_bytes_, [&](const Unit& unit) { units[next++] = unit; });
+    cut_into_units();
   }
   if (callbacks_ && callbacks_->on_range) {
     left_ = std::make_unique<std::atomic<std::uint64_t>[]>(spans.size());
@@ -352,8 +355,20 @@ void Request::make_units() {
     most = std::min(most, of_memory ? decoding_lanes_of_memory_most : decoding_lanes_most);
     first_lane = static_cast<std::uint32_t>(gpu->info().domain.device()) * decoding_lanes_most;
   }
-  parts.resize(std::clamp<std::size_t>(count, 1, most));
+  parts.resize(std::clamp<std::size_t>(units.size(), 1, most));
   parts_left_.store(static_cast<std::uint32_t>(parts.size()), std::memory_order_relaxed);
+}
+
+void Request::cut_into_units() {
+  const std::span all(spans.begin(), spans.end());
+  std::size_t count = 0;
+  walk(
+      all, unit_bytes_, [&](const Unit&) { ++count; },
+      [&](std::uint32_t i) { count += count_units(all[i], unit_bytes_); });
+  units.reserve(count);
+  walk(
+      all, unit_bytes_, [&](const Unit& unit) { units.add(unit); },
+      [&](std::uint32_t i) { add_units(all[i], i, unit_bytes_, units); });
 }
 
 // Units are as long as one operation, so that lanes together read a disk in order. Those to a GPU are shorter: sixteen

@@ -329,6 +329,7 @@ class Request {
   // Checks them, and makes the units.
   Status take(std::span<const Range> ranges);
   void make_units();
+  void cut_into_units();
   std::uint64_t operation_bytes() const;
   std::string_view verb() const;
   bool writes_past_cache() const;
@@ -385,10 +386,10 @@ class Request {
   bool asks_servers_ = false;       // of some store whose identity is checked
   bool unasked_ = false;            // nobody could be asked
   bool unanswered_ = false;         // a server had not answered when the request ended
+  bool stopped_short_ = false;      // it was stopped before all of it was done
   std::unique_ptr<Asked> asked_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> left_;  // of each range, not there yet; null: nobody wants to know
   std::unique_ptr<std::string> passed_over_;            // an engine that reaches some GPUs, and not one of these
-  bool stopped_short_ = false;                          // it was stopped before all of it was done
   double seconds_ = 0;                                  // from its beginning to its end; written before outcome_
 };
 

@@ -70,27 +70,29 @@ class Spans {
 
   // REQUIRES: called once, before any is added.
   void reserve(std::size_t size, SpareSpans& spare) {
-    if (size > 1) block_ = spare.take(size);
+    if (size <= 1) return;
+    block_ = spare.take(size);
+    data_ = reinterpret_cast<Span*>(block_.bytes.get());
   }
   // REQUIRES: fewer than were reserved.
-  Span& add(const Span& span) { return *new (data() + size_++) Span(span); }
+  Span& add(const Span& span) { return *new (data_ + size_++) Span(span); }
   // It has none afterwards.
   SpareSpans::Block let_go() {
     size_ = 0;
+    data_ = &one_;
     return std::exchange(block_, {});
   }
 
   std::size_t size() const { return size_; }
-  Span* data() { return block_.bytes ? reinterpret_cast<Span*>(block_.bytes.get()) : &one_; }
-  const Span* data() const { return block_.bytes ? reinterpret_cast<const Span*>(block_.bytes.get()) : &one_; }
-  Span& operator[](std::size_t index) { return data()[index]; }
-  const Span& operator[](std::size_t index) const { return data()[index]; }
-  const Span* begin() const { return data(); }
-  const Span* end() const { return data() + size_; }
+  Span& operator[](std::size_t index) { return data_[index]; }
+  const Span& operator[](std::size_t index) const { return data_[index]; }
+  const Span* begin() const { return data_; }
+  const Span* end() const { return data_ + size_; }
 
  private:
   std::size_t size_ = 0;
   Span one_;
+  Span* data_ = &one_;
   SpareSpans::Block block_;
 };
 

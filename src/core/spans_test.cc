@@ -23,7 +23,7 @@ TEST(Spans, are_new_in_memory_that_was_used_before) {
   for (std::uint64_t i = 0; i < 1000; ++i) {
     first.add({.offset = i, .transform = 5, .is_out_of_reach = true});
   }
-  const Span* const data = first.data();
+  const Span* const data = first.begin();
   spare.keep(first.let_go());
 
   Spans second;
@@ -33,12 +33,12 @@ TEST(Spans, are_new_in_memory_that_was_used_before) {
     const Span& span = second[i];
     EXPECT_TRUE(span.offset == 0 && !span.is_out_of_reach && span.transform == 0);
   }
-  EXPECT_EQ(second.data(), data);
+  EXPECT_EQ(second.begin(), data);
   EXPECT_EQ(second.end() - second.begin(), 900);
 
   Spans beside;  // the memory is taken
   beside.reserve(900, spare);
-  EXPECT_NE(beside.data(), data);
+  EXPECT_NE(beside.begin(), data);
 }
 
 TEST(SpareSpans, keep_the_longest_that_is_not_too_long) {
