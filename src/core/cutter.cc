@@ -56,7 +56,7 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
       plan_piece(part, rest.offset, rest.length);
     }
     if (!part.no_route) {
-      const Cut piece = cut(rules_of(part, entry, span), rest);
+      const Cut piece = cut_next(part, entry, span, rest);
       // Where there is no way around, the engine has to see to alignment itself.
       const bool fits = part.plan.path != Path::device || piece.shape == Shape::plain || !entry.from_host();
       if (fits) return NextPiece{&entry, &span, rest.offset, piece};
@@ -64,7 +64,7 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
       part.goes_straight = true;
       rest.length = std::min(rest.length, environment_.options.storage_chunk_bytes);
       plan_window(part, part.unit.residency, true);
-      if (!part.no_route) return NextPiece{&entry, &span, rest.offset, cut(rules_of(part, entry, span), rest)};
+      if (!part.no_route) return NextPiece{&entry, &span, rest.offset, cut_next(part, entry, span, rest)};
     }
     fail_unit(part, Code::no_route);
   }
@@ -141,6 +141,14 @@ void Cutter::plan_window(Part& part, Residency residency, bool around_device) co
   const auto plan = core::plan_window(facts);
   part.no_route = !plan;
   if (plan) part.plan = *plan;
+}
+
+Cut Cutter::cut_next(Part& part, const StoreEntry& entry, const Span& span, const Rest& rest) const {
+  const std::uint64_t chunk = environment_.options.storage_chunk_bytes;
+  const bool by_page_cache = part.plan.path == Path::cached || part.plan.path == Path::buffered;
+  // Most short ranges: whatever the rules are, they leave it whole.
+  const bool is_whole = by_page_cache && !span.is_out_of_reach && rest.offset % chunk + rest.length <= chunk;
+  return is_whole ? Cut{rest.length, Shape::plain} : cut(rules_of(part, entry, span), rest);
 }
 
 // The ranges of a unit are alike. A long one is worth a look at how its store does by now.

@@ -41,6 +41,7 @@ class Cutter {
   // `around_device`: as if no engine reached GPU memory by itself.
   void plan_window(Part& part, Residency residency, bool around_device = false) const;
   void plan_piece(Part& part, std::uint64_t offset, std::uint64_t length) const;
+  Cut cut_next(Part& part, const StoreEntry& entry, const Span& span, const Rest& rest) const;
   const CutRules& rules_of(Part& part, const StoreEntry& entry, const Span& span) const;
   CutRules rules(const Part& part, const StoreEntry& entry, const Span& span) const;
 
