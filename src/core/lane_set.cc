@@ -78,7 +78,7 @@ LaneSet::LaneSet(std::shared_ptr<Environment> environment)
       workers_(size_),
       callers_lanes_(std::min(size_, callers_lanes_most)) {
   driven_.reserve(driven_most);
-  stuck_.reserve(driven_most);
+  stuck_.reserve(driven_most + callers_lanes_.size());  // which close adds
 }
 
 LaneSet::~LaneSet() {
@@ -207,20 +207,24 @@ void LaneSet::submit(const std::shared_ptr<Request>& request) {
 }
 
 std::shared_ptr<Lane> LaneSet::callers_lane() {
-  const std::size_t slot = number_of_thread() % callers_lanes_.size();
+  CallersLane& slot = callers_lanes_[number_of_thread() % callers_lanes_.size()];
+  return slot.is_made.load(std::memory_order_acquire) ? slot.lane : make_callers_lane(slot);
+}
+
+std::shared_ptr<Lane> LaneSet::make_callers_lane(CallersLane& slot) {
   const std::scoped_lock lock(mutex_);
   if (closed_ || !ensure_caretaker()) return nullptr;
-  auto& lane = callers_lanes_[slot];
-  if (!lane) {
+  if (!slot.lane) {
     LaneSettings settings = lane_settings(environment_->options);
     settings.runner = Runner::callers;
     settings.staging_bytes = driven_staging_bytes;
-    static_cast<void>(or_out_of_memory([&] {
-      lane = std::make_shared<Lane>(environment_, settings, nullptr);
+    const Status made = or_out_of_memory([&] {
+      slot.lane = std::make_shared<Lane>(environment_, settings, nullptr);
       return Status();
-    }));
+    });
+    slot.is_made.store(made.ok(), std::memory_order_release);
   }
-  return lane;
+  return slot.lane;
 }
 
 // Without one nobody would carry on what nobody waits for.
@@ -263,11 +267,10 @@ void LaneSet::work_on_callers_lanes(const std::stop_token& stop) {
     }
     caretaker_wakes_.wait_for(lock, stop, caretaker_period, [] { return false; });
     ++idle;
-    for (const auto& slot : callers_lanes_) {  // as many as ever; lanes stay in them
-      const std::shared_ptr<Lane> lane = slot;
-      if (!lane || !lane->busy()) continue;
+    for (const CallersLane& slot : callers_lanes_) {
+      if (!slot.lane || !slot.lane->busy()) continue;
       lock.unlock();
-      lane->work_if_left();
+      slot.lane->work_if_left();
       idle = 0;
       lock.lock();
     }
@@ -351,7 +354,7 @@ void LaneSet::collect_ended() {
 void LaneSet::close() {
   std::vector<Worker> workers;
   std::vector<Worker> retired;
-  std::vector<std::shared_ptr<Lane>> stuck;
+  std::vector<std::shared_ptr<Lane>> stuck;  // and those that callers run
   std::jthread caretaker;
   {
     const std::scoped_lock lock(mutex_);
@@ -361,27 +364,25 @@ void LaneSet::close() {
     retired.swap(retired_);
     driven_.clear();
     stuck.swap(stuck_);
+    for (const CallersLane& slot : callers_lanes_) {
+      if (slot.lane) stuck.push_back(slot.lane);
+    }
   }
   if (caretaker.joinable()) {
     caretaker.request_stop();
     caretaker.join();
   }
-  const auto close_lane = [](const std::shared_ptr<Lane>& lane) {
-    if (lane) lane->close();
-  };
   for (const auto* all : {&workers, &retired}) {
-    for (const Worker& worker : *all) close_lane(worker.lane);
-  }
-  for (const auto* all : {&stuck, &callers_lanes_}) {
-    for (const auto& lane : *all) close_lane(lane);
-  }
-  const TimePoint deadline = Clock::now() + duration_from_seconds(environment_->options.deadlines.close_seconds);
-  for (const auto* all : {&stuck, &callers_lanes_}) {
-    for (const auto& lane : *all) {
-      if (!lane || lane->finish(deadline)) continue;
-      log(LogLevel::warning, leaked_message);
-      if (!leave_to_thread([lane] { lane->finish(TimePoint::max()); })) keep_for_ever(lane);
+    for (const Worker& worker : *all) {
+      if (worker.lane) worker.lane->close();
     }
+  }
+  for (const auto& lane : stuck) lane->close();
+  const TimePoint deadline = Clock::now() + duration_from_seconds(environment_->options.deadlines.close_seconds);
+  for (const auto& lane : stuck) {
+    if (lane->finish(deadline)) continue;
+    log(LogLevel::warning, leaked_message);
+    if (!leave_to_thread([lane] { lane->finish(TimePoint::max()); })) keep_for_ever(lane);
   }
   for (auto* all : {&workers, &retired}) {
     for (Worker& worker : *all) end_thread(worker, deadline);

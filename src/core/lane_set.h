@@ -76,7 +76,14 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   // Waits for it until then, and leaves it behind otherwise.
   static void end_thread(Worker& worker, TimePoint deadline);
   void collect_ended();
+  // A lane that callers run. Once it is made, it stays until the end.
+  struct CallersLane {
+    std::atomic<bool> is_made{false};
+    std::shared_ptr<Lane> lane;  // written once, before that is set
+  };
+  // Null where there can be none.
   std::shared_ptr<Lane> callers_lane();
+  std::shared_ptr<Lane> make_callers_lane(CallersLane& slot);
   bool ensure_caretaker();
   void work_on_callers_lanes(const std::stop_token& stop);
 
@@ -95,8 +102,8 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   std::vector<std::shared_ptr<Lane>> stuck_;   // driven ones whose operations did not come back
   std::uint32_t driven_made_ = 0;
 
-  // Lanes that callers run, found by the caller's thread; and the thread that carries on what nobody waits for.
-  std::vector<std::shared_ptr<Lane>> callers_lanes_;
+  // Found by the caller's thread; and the thread that carries on what nobody waits for.
+  std::vector<CallersLane> callers_lanes_;
   std::atomic<bool> caretaker_sleeps_{true};
   std::condition_variable_any caretaker_wakes_;
   std::jthread caretaker_;
