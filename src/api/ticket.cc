@@ -23,7 +23,8 @@ bool is_left_behind(const core::Request& request) {
 
 // Nobody may wait for it here, or needs to.
 bool waits_for_nothing(const core::Request* request) {
-  return request == nullptr || core::CompletionThread::inside_callback() || is_left_behind(*request);
+  if (request == nullptr || request->ended()) return true;
+  return core::CompletionThread::inside_callback() || is_left_behind(*request);
 }
 
 }  // namespace

@@ -475,9 +475,11 @@ void Request::stop_because(Error cause) {
 
 std::optional<Stage> Request::next_stage(Stage done) const {
   if (stop_code() != Code::ok) return std::nullopt;
-  const bool has_edges = std::ranges::any_of(parts, [](const Part& part) { return !part.edges.empty(); });
-  if (done == Stage::transfer && has_edges) return Stage::edges;
-  if (bytes_done() != total_bytes) return std::nullopt;
+  const auto has_edges = [](const Part& part) { return !part.edges.empty(); };
+  const bool may_have_edges = done == Stage::transfer && direction == Direction::write;
+  if (may_have_edges && std::ranges::any_of(parts, has_edges)) return Stage::edges;
+  const bool ends_with_more = durable || asks_servers_;
+  if (!ends_with_more || bytes_done() != total_bytes) return std::nullopt;
   if (durable && done != Stage::flush) return Stage::flush;
   if (asks_servers_ && done != Stage::identities) return Stage::identities;
   return std::nullopt;
@@ -544,9 +546,10 @@ void Request::call_waiting() {
 
 // A kept Ticket keeps no store open.
 void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
-  const bool may_leave_some = survey.may_have_leftovers(*this) ||
-                              std::ranges::any_of(parts, [](const Part& part) { return !part.to_drop.empty(); });
-  const bool closes = std::ranges::any_of(stores, [](const StoreUse& use) { return use.entry.use_count() == 1; });
+  bool may_leave_some = survey.may_have_leftovers(*this);
+  for (const Part& part : parts) may_leave_some |= !part.to_drop.empty();
+  bool closes = false;
+  for (const StoreUse& use : stores) closes |= use.entry.use_count() == 1;
   if (may_leave_some || closes) post_rest_of_stores(self, closes);
   for (StoreUse& use : stores) use.entry.reset();
 }
@@ -592,10 +595,10 @@ bool Request::help_until(TimePoint time) const {
 }
 
 bool Request::wait_until(TimePoint time) const {
-  const bool callers_work = is_run_by_callers();
   while (true) {
     std::uint32_t word = wait_word_.load(std::memory_order_acquire);
     if (word == 2) return true;
+    const bool callers_work = is_run_by_callers();
     const TimePoint now = Clock::now();
     if (now >= time) return false;
     if (callers_work && help_until(time)) continue;

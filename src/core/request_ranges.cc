@@ -69,7 +69,8 @@ Status check_stored(std::size_t index, const Range& range, Direction direction, 
 // Every store that is named, once; and for each range, which one: empty if there is only one.
 std::vector<std::uint32_t> Request::add_stores(std::span<const Range> ranges) {
   const auto& first = ranges.front().store->entry();
-  const bool only_one = std::ranges::all_of(ranges, [&](const Range& range) { return range.store->entry() == first; });
+  const auto is_first = [&](const Range& range) { return range.store->entry() == first; };
+  const bool only_one = ranges.size() == 1 || std::ranges::all_of(ranges, is_first);
   if (only_one) {
     stores.resize(1);
     stores[0].entry = first;
