@@ -83,6 +83,7 @@ void Inbox::sleep(TimePoint until) {
 }
 
 std::size_t Inbox::poll(engine::Queue& queue, std::span<engine::Done> done, TimePoint until) {
+  if (until == TimePoint::min()) return queue.poll(done, until);  // which does not sleep
   polled_.store(&queue, std::memory_order_relaxed);
   state_.store(State::polling, std::memory_order_seq_cst);
   if (has_news()) until = TimePoint::min();
