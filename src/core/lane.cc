@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -67,7 +68,7 @@ void Lane::drive(Part& part) {
 }
 
 bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {
-  const std::unique_lock lock(worker_mutex_, std::try_to_lock);
+  const std::unique_lock lock(worker_lock_, std::try_to_lock);
   if (!lock || closing_.load(std::memory_order_relaxed)) return false;
   if (!lane_.pieces.has_free() || !to_start_.empty() || has_orphans()) return false;
   cuda::Device* const gpu = request->spans[0].gpu;
@@ -97,7 +98,7 @@ void Lane::start(Part& part) {
 }
 
 bool Lane::try_step(TimePoint until) {
-  const std::unique_lock lock(worker_mutex_, std::try_to_lock);
+  const std::unique_lock lock(worker_lock_, std::try_to_lock);
   if (!lock) return false;
   unattended_.store(false, std::memory_order_relaxed);
   step(until);
@@ -110,7 +111,7 @@ void Lane::work_if_left() {
 }
 
 bool Lane::finish(TimePoint until) {
-  const std::scoped_lock lock(worker_mutex_);
+  const std::scoped_lock lock(worker_lock_);
   while (!finished() && Clock::now() < until) step(until);
   if (!finished()) return false;
   release_resources();

@@ -20,10 +20,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/turn_lock.h"
 #include "core/carrier.h"
 #include "core/cutter.h"
 #include "core/lane_resources.h"
@@ -114,7 +114,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   const Cutter cutter_;
   Launcher launcher_;
 
-  std::mutex worker_mutex_;  // held by whoever works, where that changes
+  TurnLock worker_lock_;  // held by whoever works, where that changes
   std::atomic<bool> busy_{false};
   std::atomic<bool> unattended_{false};
   std::atomic<bool> closing_{false};
