@@ -108,11 +108,6 @@ Reason reason_after(Reason planned, Route route) {
   return route == Route::cufile_unknown ? Reason::cufile_unknown : planned;
 }
 
-bool wants_residency(const WindowFacts& facts) {
-  return facts.direction == Direction::read && facts.locality != Locality::memory && facts.page_cache &&
-         !(facts.cache == Cache::bypass && facts.direct);
-}
-
 namespace {
 
 WindowPlan preferred_write(const WindowFacts& facts) {
