@@ -488,7 +488,7 @@ std::optional<Stage> Request::next_stage(Stage done) const {
 void Request::end_unstarted(const std::shared_ptr<Request>& request) {
   for (Part& part : request->parts) {
     part.withdrawn = true;
-    if (request->leave() && request->conclude(request)) request->wake_waiters();
+    if (request->leave() && request->conclude(request, Clock::now())) request->wake_waiters();
   }
   request->environment_->ends.announce();
 }
@@ -497,9 +497,9 @@ void Request::wake_waiters() const {
   futex_wake_all(wait_word_);
 }
 
-bool Request::conclude(const std::shared_ptr<Request>& self) {
+bool Request::conclude(const std::shared_ptr<Request>& self, TimePoint end) {
   const Outcome outcome = judge();
-  seconds_ = seconds_between(begun, Clock::now());
+  seconds_ = seconds_between(begun, end);
   environment_->statistics.request_ended(outcome == Outcome::done);
   cuda::end_range(std::exchange(nvtx_range_, 0));
   asked_.reset();

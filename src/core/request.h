@@ -260,9 +260,9 @@ class Request {
   std::optional<Stage> next_stage(Stage done) const;
   // The lane that left last takes its part up again, for the next stage.
   void rejoin() { parts_left_.store(1, std::memory_order_relaxed); }
-  // REQUIRES: every part has left. Adds up the parts and ends the request. True if someone sleeps until then: call
-  // wake_waiters, at once or a little later. `self` is the request.
-  [[nodiscard]] bool conclude(const std::shared_ptr<Request>& self);
+  // REQUIRES: every part has left. Adds up the parts and ends the request, which was over at `end`. True if someone
+  // sleeps until then: call wake_waiters, at once or a little later. `self` is the request.
+  [[nodiscard]] bool conclude(const std::shared_ptr<Request>& self, TimePoint end);
   void wake_waiters() const;
   // Ends a request that no lane has seen. REQUIRES: it was stopped.
   static void end_unstarted(const std::shared_ptr<Request>& request);

@@ -234,7 +234,7 @@ TEST_F(RequestTest, ends_once_when_its_last_part_has_left) {
   EXPECT_FALSE(request->leave());
   EXPECT_TRUE(request->leave());
   for (Part& part : request->parts) part.bytes = unit_bytes;
-  EXPECT_FALSE(request->conclude(request)) << "nobody sleeps until then";
+  EXPECT_FALSE(request->conclude(request, Clock::now())) << "nobody sleeps until then";
   EXPECT_EQ(request->outcome(), Outcome::done);
 }
 
