@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import pickle
 import struct
 
 import numpy as np
@@ -115,11 +116,17 @@ def decode(data, dtype):
     return np.concatenate(parts)
 
 
+def header_of(path):
+    data = pathlib.Path(path).read_bytes()
+    length, = struct.unpack_from("<Q", data)
+    return json.loads(data[8:8 + length])
+
+
 def packed_in(path):
     """{name: (dtype, shape, bytes)} of the packed tensors of a file."""
     data = pathlib.Path(path).read_bytes()
     length, = struct.unpack_from("<Q", data)
-    header = json.loads(data[8:8 + length])
+    header = header_of(path)
     about = json.loads(header["__metadata__"].get("penstock.packed", '{"version": 1, "tensors": {}}'))
     assert about["version"] == 1 and (8 + length) % 4096 == 0
     found = {}
@@ -239,10 +246,10 @@ def test_tensors_come_back(path, weights):
 def test_metadata_of_a_packed_file_makes_no_other_file_packed(path, weights, tmp_path):
     other = tmp_path / "plain.safetensors"
     for save in (penstock.save_file, penstock.numpy.save_file):
-        save(weights, other, metadata=penstock.numpy.load_file(path).metadata)
+        save(weights, other, metadata=header_of(path)["__metadata__"])
         tensors = penstock.numpy.load_file(other)
         assert all(same(tensors[name], value) for name, value in weights.items())
-        assert tensors.metadata["format"] == "np" and "penstock.packed" not in tensors.metadata
+        assert header_of(other)["__metadata__"] == {"format": "np"}
 
 
 def test_mapping_leaves_packed_tensors_out(path, weights):
@@ -330,3 +337,112 @@ def test_a_model_of_transformers_has_equal_logits(tmp_path):
         penstock.unpatch()
     with torch.no_grad():
         assert torch.equal(packed(tokens).logits, model(tokens).logits)
+
+
+def rewritten(path, change):
+    """The file with another header of the same length."""
+    data = path.read_bytes()
+    length, = struct.unpack_from("<Q", data)
+    header = header_of(path)
+    change(header)
+    path.write_bytes(data[:8] + json.dumps(header).encode().ljust(length) + data[8 + length:])
+    assert path.stat().st_size == len(data)
+
+
+def set_version(header):
+    header["__metadata__"]["penstock.packed"] = header["__metadata__"]["penstock.packed"].replace('n":1', 'n":2')
+
+
+def cut_metadata(header):
+    header["__metadata__"]["penstock.packed"] = header["__metadata__"]["penstock.packed"][:-1]
+
+
+def flip_a_bit_of_the_key(header):
+    header["__metadata__"]["penstock.qacked"] = header["__metadata__"].pop("penstock.packed")
+
+
+def keep_everything(header):
+    pass
+
+
+@pytest.fixture
+def patched():
+    pytest.importorskip("safetensors")
+    penstock.patch()
+    yield
+    penstock.unpatch()
+
+
+@pytest.mark.parametrize("change, problem", [
+    (set_version, "version 2"), (cut_metadata, r'metadata "penstock\.packed"'),
+    (flip_a_bit_of_the_key, r'metadata "penstock\.qacked" should be "penstock\.packed"')])
+def test_what_penstock_refuses_does_not_come_as_bytes(patched, path, change, problem):
+    import safetensors.numpy
+
+    rewritten(path, change)
+    for load in (lambda: penstock.numpy.load_file(path), lambda: penstock.safe_open(path, "np"),
+                 lambda: penstock.verify(path), lambda: safetensors.numpy.load_file(path),
+                 lambda: safetensors.numpy.load(path.read_bytes()), lambda: safetensors.safe_open(path, "np")):
+        with pytest.raises(safetensors.SafetensorError, match=problem):
+            load()
+
+
+@pytest.mark.parametrize("change", [keep_everything, flip_a_bit_of_the_key])
+def test_a_framework_that_penstock_does_not_know_gets_no_bytes(patched, path, change):
+    import safetensors
+
+    rewritten(path, change)
+    with pytest.raises(safetensors.SafetensorError, match="is packed, and Penstock does not load it for framework 'flax'"):
+        safetensors.safe_open(path, "flax")
+    with pytest.raises(safetensors.SafetensorError, match="framework 'mlx', device 'mps'"):
+        safetensors.safe_open(str(path), device="mps", framework="mlx")
+
+
+def test_a_device_that_penstock_does_not_know_gets_no_bytes(patched, path):
+    pytest.importorskip("torch")
+    import safetensors.torch
+
+    with pytest.raises(safetensors.SafetensorError, match="is packed, and Penstock does not load it for device 'meta'"):
+        safetensors.torch.load_file(path, device="meta")
+
+
+def test_a_type_that_the_framework_does_not_have_does_not_come_as_bytes(patched, tmp_path):
+    import safetensors
+
+    path = tmp_path / "f8.safetensors"
+    save_as(path, "F8_E5M2", {"v": vector("F8_E5M2", 20)})
+    assert packed_in(path)
+    with safetensors.safe_open(path, "np") as file:
+        with pytest.raises(safetensors.SafetensorError, match="F8_E5M2"):
+            file.get_tensor("v")
+        with pytest.raises(safetensors.SafetensorError, match="does not contain tensor nothing"):
+            file.get_tensor("nothing")
+
+
+def test_slices_are_of_the_weights_where_safetensors_has_other_rules(patched, path, weights):
+    import safetensors
+
+    with safetensors.safe_open(path, "np") as file:
+        for name, index in (("layers.0.w", np.s_[::7]), ("layers.0.w", np.s_[:, 3:1]), ("layers.1.w", np.s_[[1, 5]])):
+            assert np.array_equal(file.get_slice(name)[index], weights[name][index]), (name, index)
+
+
+def test_a_process_that_is_not_patched_opens_what_was_pickled(path, weights):
+    safetensors = pytest.importorskip("safetensors")
+    penstock.patch()
+    try:
+        pickled = pickle.dumps(safetensors.safe_open(path, "np"))
+    finally:
+        penstock.unpatch()
+    assert same(pickle.loads(pickled).get_tensor("layers.0.w"), weights["layers.0.w"])
+
+
+def test_metadata_that_another_program_copied_is_named(path, weights, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    with safetensors.safe_open(path, "np") as file:
+        metadata = file.metadata()
+    other = tmp_path / "plain.safetensors"
+    for kept in (weights, {"ids": weights["ids"]}):
+        safetensors.save_file(kept, other, metadata)
+        with pytest.raises(ValueError, match="that of a packed file, but no tensor here is packed: .*save the tensors"):
+            penstock.numpy.load_file(other)

@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from . import _errors
 from ._models import Tensors
+from ._packed import is_packed
 from ._safe_open import Slice
 from ._safe_open import safe_open as ours
 
@@ -31,7 +32,7 @@ def patch(**options: Any) -> None:
     """Replaces load_file, load, save_file, load_model, save_model and safe_open of safetensors, also where they were
     imported by name.
 
-    Other frameworks and devices still go to safetensors. Errors are SafetensorErrors with safetensors' words; `message`
+    Other frameworks and devices still go to safetensors, packed files apart: it would give bytes for weights. Errors are SafetensorErrors with safetensors' words; `message`
     and `hint` have Penstock's. Each tensor has its own storage, as with safetensors, because some programs compare
     storages. Tensors on the CPU share the page cache: workers that load the same file have one copy of it.
 
@@ -179,10 +180,12 @@ def _fitting(theirs: Callable[..., Any], ours: Callable[..., Any], names: Sequen
 
     @functools.wraps(theirs)
     def choose(*arguments: Any, **named: Any) -> Any:
-        if not _fits({**dict(zip(names, arguments)), **named}):
+        given = {**dict(zip(names, arguments)), **named}
+        if not _fits(given):
+            _refuse_packed(given)
             return theirs(*arguments, **named)
         return _ours_or_theirs(lambda: _plain(ours(*arguments, **named, **options)),
-                               lambda: theirs(*arguments, **named))
+                               lambda: theirs(*arguments, **named), lambda: is_packed(given["filename"]))
 
     return choose
 
@@ -190,18 +193,19 @@ def _fitting(theirs: Callable[..., Any], ours: Callable[..., Any], names: Sequen
 def _loading_bytes(theirs: Callable[[Any], Any], ours: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(theirs)
     def load(data: Any) -> Any:
-        return _ours_or_theirs(lambda: _plain(ours(data)), lambda: theirs(data))
+        return _ours_or_theirs(lambda: _plain(ours(data)), lambda: theirs(data), lambda: is_packed(data))
 
     return load
 
 
-def _ours_or_theirs(ours: Callable[[], Any], theirs: Callable[[], Any]) -> Any:
+def _ours_or_theirs(ours: Callable[[], Any], theirs: Callable[[], Any],
+                    packed: Callable[[], bool] = lambda: False) -> Any:
     """Theirs is asked about what ours takes for wrong: it is less strict with files. If it refuses too, it has the
-    words."""
+    words. It is not asked about what is packed."""
     try:
         return ours()
     except _errors.Error as error:
-        if not isinstance(error, JUDGED_TWICE) and error.code != "truncated":
+        if not isinstance(error, JUDGED_TWICE) and error.code != "truncated" or packed():
             raise
         mine = error
     try:
@@ -229,7 +233,9 @@ def _safe_open(theirs: type, options: Mapping[str, Any]) -> type:
 
     class Opening(type):
         def __call__(cls, *arguments: Any, **named: Any) -> Any:
-            if not _fits({**dict(zip(OPENED, arguments)), **named}):
+            given = {**dict(zip(OPENED, arguments)), **named}
+            if not _fits(given):
+                _refuse_packed(given)
                 return theirs(*arguments, **named)
 
             def reopen() -> Any:
@@ -240,7 +246,7 @@ def _safe_open(theirs: type, options: Mapping[str, Any]) -> type:
                 file._reopen = reopen
                 return file
 
-            return _ours_or_theirs(opened, reopen)
+            return _ours_or_theirs(opened, reopen, lambda: is_packed(given["filename"]))
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, (ours, theirs))
@@ -261,12 +267,16 @@ class _Asking(ours):
             raise
 
     def get_tensor(self, name: str) -> Any:
-        return _ours_or_theirs(lambda: ours.get_tensor(self, name), lambda: self._reopen().get_tensor(name))
+        return _ours_or_theirs(lambda: ours.get_tensor(self, name), lambda: self._reopen().get_tensor(name),
+                               lambda: name in self._model.by_name and self._is_packed(name))
+
+    def _is_packed(self, name: str) -> bool:
+        return self._model.tensor(self._model.find(name)).packing != ""
 
     def get_slice(self, name: str) -> Any:
         reopen = self._reopen
         found = _ours_or_theirs(lambda: ours.get_slice(self, name), lambda: reopen().get_slice(name))
-        if isinstance(found, Slice):
+        if isinstance(found, Slice) and not self._is_packed(name):
             # Torch's tensors are indexed by torch there too, if they are mapped; others by rules of its own.
             by_rules = self._frame.name == "np" or self._backend == "pread"
             shape = found.get_shape()
@@ -294,6 +304,14 @@ def _fits(given: dict[str, Any]) -> bool:
     filename = given.get("filename")  # safetensors takes no directory, and says so in its own words
     return isinstance(filename, (str, os.PathLike)) and not os.path.isdir(filename) and \
         all(_is_ours(given[key]) for key in ("framework", "device") if key in given)
+
+
+def _refuse_packed(given: dict[str, Any]) -> None:
+    if is_packed(given.get("filename")):
+        wanted = ", ".join(f"{key} {str(given[key])!r}" for key in ("framework", "device")
+                           if key in given and not _is_ours(given[key]))
+        raise _errors.make("unsupported", 0, f"{given['filename']} is packed, and Penstock does not load it for {wanted}",
+                           "load it with torch or NumPy to the CPU or a CUDA device, or use `penstock unpack`")
 
 
 def _is_ours(place: Any) -> bool:

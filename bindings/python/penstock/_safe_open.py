@@ -15,6 +15,7 @@ from ._errors import Error, invalid, make
 from ._frameworks import PACKED_BITS
 from ._frameworks import framework as framework_named
 from ._indexing import Interval, Plan, plan
+from ._packed import is_packed
 from ._report import Report, Total, log
 from ._models import Load, Mapping_, Model, Wanted, check_backend, domains_of, how_to_map, rounded, wanted
 
@@ -419,6 +420,8 @@ class safe_open:
 
 
 def _opened(class_: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    if not issubclass(class_, safe_open) and is_packed(arguments[0]):
+        return safe_open(*arguments, **options)
     if not issubclass(class_, safe_open):  # that of safetensors, where it is not patched
         options = {"backend": options["backend"] or "mmap"}
     elif class_.__module__ == "safetensors":

@@ -1,7 +1,9 @@
 #include "services/models/packed_metadata.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <unordered_map>
 
@@ -17,6 +19,11 @@ using Kind = JsonReader::Kind;
 constexpr std::uint64_t packed_bytes_most = std::uint64_t{UINT32_MAX} * packed::chunk_alignment;
 // No codec makes less of a value.
 constexpr std::uint64_t ratio_most = 4;
+
+bool stands_as_packed(const TensorInfo& tensor) {
+  return tensor.dtype == DType::u8 && tensor.shape.size() == 2 && tensor.shape[1] == packed::tensor_alignment &&
+         tensor.size_bytes <= packed_bytes_most;
+}
 
 class PackedReader {
  public:
@@ -85,9 +92,9 @@ class PackedReader {
     if (!packed::kind_from_name(dtype_name(*dtype))) {
       return fail("the codec planes does not pack " + std::string(dtype_name(*dtype)));
     }
-    const bool is_packed = tensor.dtype == DType::u8 && tensor.shape.size() == 2 &&
-                           tensor.shape[1] == packed::tensor_alignment && tensor.size_bytes <= packed_bytes_most;
-    if (!is_packed) return fail("it does not stand in the header as rows of 4096 bytes of U8, 256 GiB at most");
+    if (!stands_as_packed(tensor)) {
+      return fail("it does not stand in the header as rows of 4096 bytes of U8, 256 GiB at most");
+    }
     const Result<std::uint64_t> bytes = tensor_bytes(*dtype, shape);
     if (!bytes) return fail(bytes.error().message);
     if (*bytes == 0 || *bytes / ratio_most > tensor.size_bytes) {
@@ -126,15 +133,35 @@ class PackedReader {
   bool has_version_ = false;
 };
 
+bool is_damaged_key(std::string_view key) {
+  return key.size() == packed_key.size() &&
+         std::inner_product(key.begin(), key.end(), packed_key.begin(), 0, std::plus<>(), std::not_equal_to<>()) == 1;
+}
+
+// Without its key, packed tensors would pass for bytes.
+Status check_no_damaged_key(const Contents& contents) {
+  const auto found =
+      std::ranges::find_if(contents.metadata, [](const auto& entry) { return is_damaged_key(entry.first); });
+  if (found == contents.metadata.end() || std::ranges::none_of(contents.tensors, stands_as_packed)) return {};
+  return broken("metadata " + in_quotes(found->first) + " should be " + in_quotes(packed_key));
+}
+
+Error copied_metadata() {
+  return {.code = Code::invalid_argument,
+          .message = "it is that of a packed file, but no tensor here is packed: another program probably copied it",
+          .hint = "save the tensors without this entry"};
+}
+
 }  // namespace
 
 Status apply_packed(Contents& contents) {
   const auto found = contents.metadata.find(std::string(packed_key));
-  if (found == contents.metadata.end()) return {};
+  if (found == contents.metadata.end()) return check_no_damaged_key(contents);
+  const bool has_packed = std::ranges::any_of(contents.tensors, stands_as_packed);
   const std::string text = found->second.text();
   Status read = PackedReader(text, contents).read();
   if (read) return {};
-  Error error = read.error();
+  Error error = has_packed || read.error().code == Code::unsupported ? read.error() : copied_metadata();
   error.message = "metadata " + in_quotes(packed_key) + ": " + error.message;
   return error;
 }
