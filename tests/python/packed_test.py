@@ -437,6 +437,16 @@ def test_a_process_that_is_not_patched_opens_what_was_pickled(path, weights):
     assert same(pickle.loads(pickled).get_tensor("layers.0.w"), weights["layers.0.w"])
 
 
+def test_metadata_has_nothing_that_is_only_true_of_the_file(path, weights, tmp_path):
+    checked = tmp_path / "checked.safetensors"
+    penstock.numpy.save_file(weights, checked, {"format": "np"}, checksums=True)
+    for name in (path, checked):
+        assert penstock.numpy.load_file(name).metadata == {"format": "np"}
+        with penstock.safe_open(name, "np") as file:
+            assert file.metadata() == {"format": "np"}
+    assert [each.verdict for each in penstock.verify(checked)] == ["right"]
+
+
 def test_metadata_that_another_program_copied_is_named(path, weights, tmp_path):
     safetensors = pytest.importorskip("safetensors.numpy")
     with safetensors.safe_open(path, "np") as file:

@@ -21,6 +21,7 @@ from ._errors import invalid, mismatch
 from ._frameworks import PACKED_BITS, Numbers, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
 from ._memory import TORCH_DEVICES, count_as_written, device_domain, memory_of
+from ._packed import OWN_KEYS
 from ._report import Progress, Report, Total, log, told
 from ._sharing import check_no_sharing, layout_of
 
@@ -150,7 +151,8 @@ class Model:
 
     @property
     def metadata(self) -> dict[str, str]:
-        return {key: value for file in self.core.files for key, value in file[4].items()}
+        """Without what is only true of these files: it would be wrong in others, to which programs copy the rest."""
+        return {key: value for file in self.core.files for key, value in file[4].items() if key not in OWN_KEYS}
 
     @property
     def quantization(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 KEY = "penstock.packed"
+OWN_KEYS = KEY, "penstock.xxh3"  # of the metadata: about the bytes of that file, and no other
 HEADER_LIMIT_BYTES = 100_000_000
 
 

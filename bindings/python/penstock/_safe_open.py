@@ -352,7 +352,7 @@ class safe_open:
         return [tensor[0] for tensor in self._model.tensors]
 
     def metadata(self) -> Optional[dict[str, str]]:
-        """What the file says about itself, or None."""
+        """What the file says about itself, or None; without packing and checksums, which are true of its bytes only."""
         self._check_open()
         return self._model.metadata or None
 
