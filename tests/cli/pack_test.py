@@ -102,6 +102,40 @@ class Pack(PackTest):
         self.assertIn("itself", self.fails("invalid_argument", 2, "pack", path, "--out", out)["message"])
         self.assertEqual(path.read_bytes(), before)
 
+    def test_no_file_of_the_model_is_replaced_under_another_name(self):
+        folder = self.shards()
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        for command in ("pack", "unpack"):
+            for own, target in (("model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"),
+                                ("config.json", "model.safetensors.index.json"),
+                                ("model.safetensors.index.json", "config.json")):
+                for link in (os.symlink, os.link):
+                    with self.subTest(command=command, own=own, link=link):
+                        out = self.folder / "out"
+                        out.mkdir()
+                        link(folder / own, out / target)
+                        error = self.fails("invalid_argument", 2, command, folder, "--out", out)
+                        self.assertIn(f"{target} is a file of the model itself", error["message"])
+                        self.assertEqual([path.name for path in out.iterdir()], [target])
+                        (out / target).unlink()
+                        out.rmdir()
+        for name, content in before.items():
+            self.assertTrue((folder / name).read_bytes() == content, name)
+
+    def test_nothing_is_written_through_a_link(self):
+        folder, out, other = self.shards(), self.folder / "out", self.file("other", b"other")
+        for target in ("model-00002-of-00002.safetensors", "model.safetensors.index.json", "config.json"):
+            for to in (other, self.folder / "missing"):
+                with self.subTest(target=target, to=to):
+                    out.mkdir()
+                    (out / target).symlink_to(to)
+                    error = self.fails("invalid_argument", 2, "pack", folder, "--out", out)
+                    self.assertIn("symbolic link", error["message"])
+                    self.assertEqual([path.name for path in out.iterdir()], [target])
+                    (out / target).unlink()
+                    out.rmdir()
+        self.assertEqual(other.read_bytes(), b"other")
+
     def test_half_a_model_does_not_pass_for_a_whole_one(self):
         folder, packed = self.shards(), self.folder / "packed"
         (packed / "model-00002-of-00002.safetensors").mkdir(parents=True)

@@ -14,6 +14,7 @@
 #include "services/models/contents.h"
 #include "services/models/ending.h"
 #include "services/models/file_stores.h"
+#include "services/models/pack_folder.h"
 #include "services/models/packed_indexes.h"
 #include "services/models/packed_metadata.h"
 #include "services/models/packed_writer.h"
@@ -108,19 +109,21 @@ class Packing {
     const Result<Model> model = Model::open(context_, name);
     if (!model) return model.error();
     if (Status status = check(*model, folder); !status) return std::move(status).error();
+    const Result<std::vector<std::string>> copied = files_to_copy(name, resolved->index_path);
+    if (!copied) return copied.error();
+    std::vector<std::string> sources = *copied;
+    for (const ModelFile& file : model->files()) sources.push_back(file.path);
+    if (Status status = models::check_targets(folder, sources); !status) return std::move(status).error();
     std::error_code failed;
     fs::create_directories(folder, failed);
     if (failed) return not_there(failed, "make the folder " + folder);
     all_bytes_ = model->size_bytes();
-    // First, so that whoever loads what an interrupted run has left finds that files are missing.
-    if (!resolved->index_path.empty()) {
-      if (Status status = copy_file(resolved->index_path, folder); !status) return std::move(status).error();
+    // The index first, so that whoever loads what an interrupted run has left finds that files are missing.
+    for (const std::string& file : *copied) {
+      if (Status status = copy_file(file, folder); !status) return std::move(status).error();
     }
     for (std::uint32_t file = 0; file < model->files().size(); ++file) {
       if (Status status = write(*model, file, folder); !status) return std::move(status).error();
-    }
-    if (fs::is_directory(name, failed)) {
-      if (Status status = copy_others(name, folder); !status) return std::move(status).error();
     }
     if (options_.progress) (void)call_back("PackOptions::progress", options_.progress, all_bytes_, all_bytes_);
     report_.seconds = seconds_between(begun, Clock::now());
@@ -142,11 +145,6 @@ class Packing {
       if (fs::weakly_canonical(fs::path(file.path).parent_path(), failed) == to) {
         return Error{Code::invalid_argument, 0, folder + " is the folder of the model itself", "name another folder"};
       }
-      const fs::path result = fs::path(folder) / fs::path(file.path).filename();
-      if (fs::equivalent(result, file.path, failed) && !failed) {
-        return Error{Code::invalid_argument, 0,
-                     result.string() + " is a link to the model itself, or is linked from it", "name another folder"};
-      }
     }
     return {};
   }
@@ -166,11 +164,10 @@ class Packing {
       }
     }
     options.progress = [&](std::uint64_t done) { return tell(done); };
-    const fs::path path = fs::path(folder) / fs::path(file.path).filename();
-    Result<models::WrittenFile> written =
-        models::write_packed(context_, path.string(), source->tensors(), *source, options);
+    const std::string path = models::target_in(folder, file.path);
+    Result<models::WrittenFile> written = models::write_packed(context_, path, source->tensors(), *source, options);
     if (!written) return std::move(written).error();
-    PackReport::File about{.path = path.string(),
+    PackReport::File about{.path = path,
                            .tensors = static_cast<std::uint32_t>(source->tensors().size()),
                            .packed_tensors = written->packed_tensors,
                            .bytes = 0,
@@ -201,21 +198,22 @@ class Packing {
     return {};
   }
 
-  Status copy_others(const std::string& from, const std::string& folder) {
+  // The index, and the small files beside a model that is named by its folder.
+  static Result<std::vector<std::string>> files_to_copy(const std::string& name, const std::string& index) {
     std::error_code failed;
-    std::vector<std::string> others;
-    for (fs::directory_iterator at(from, failed), end; !failed && at != end; at.increment(failed)) {
-      std::error_code unknown;
-      const bool is_small = at->is_regular_file(unknown) && at->file_size(unknown) <= copied_bytes_most && !unknown;
-      const bool is_hidden = at->path().filename().string().starts_with('.');
-      if (is_small && !is_hidden && !has_weights(at->path())) others.push_back(at->path().string());
+    std::vector<std::string> files;
+    if (fs::is_directory(name, failed)) {
+      for (fs::directory_iterator at(name, failed), end; !failed && at != end; at.increment(failed)) {
+        std::error_code unknown;
+        const bool is_small = at->is_regular_file(unknown) && at->file_size(unknown) <= copied_bytes_most && !unknown;
+        const bool is_hidden = at->path().filename().string().starts_with('.');
+        if (is_small && !is_hidden && !has_weights(at->path())) files.push_back(at->path().string());
+      }
+      if (failed) return not_there(failed, "list " + name);
+      std::ranges::sort(files);
     }
-    if (failed) return not_there(failed, "list " + from);
-    std::ranges::sort(others);
-    for (const std::string& other : others) {
-      if (Status status = copy_file(other, folder); !status) return status;
-    }
-    return {};
+    if (!index.empty()) files.insert(files.begin(), index);
+    return files;
   }
 
   Context& context_;
