@@ -45,6 +45,13 @@ class PackTest(ToolTest):
         return folder
 
 
+    def failing_syncs(self, text):
+        library = os.environ.get("PENSTOCK_FAILING_SYNCS_LIBRARY")
+        if not library or os.environ.get("PENSTOCK_SANITIZE"):
+            self.skipTest("needs PENSTOCK_FAILING_SYNCS_LIBRARY, the library that makes syncs fail, and no sanitizer")
+        return {"LD_PRELOAD": library, "PENSTOCK_FAILING_SYNCS": f"name:{text}"}
+
+
 class Pack(PackTest):
     def test_a_sharded_model_gets_smaller_and_comes_back(self):
         folder, packed, again = self.shards(), self.folder / "packed", self.folder / "again"
@@ -135,6 +142,33 @@ class Pack(PackTest):
                     (out / target).unlink()
                     out.rmdir()
         self.assertEqual(other.read_bytes(), b"other")
+
+    def test_small_files_are_replaced_as_weights_are(self):
+        folder, out, other = self.shards(), self.folder / "out", self.file("other", b"other")
+        self.file("model/empty.txt")
+        self.file("model/tokenizer.json", os.urandom(9 * MIB + 5))
+        out.mkdir()
+        for name in ("config.json", "model.safetensors.index.json"):
+            (out / f".{name}.new").symlink_to(other)  # a name that can be guessed
+            (out / name).write_bytes(b"old")
+            (out / f".{name}.0123456789abcdef.part").write_bytes(b"left by a killed writer")
+        with open(out / "config.json", "rb") as old:
+            copied = self.json_of("pack", folder, "--out", out)["copied"]
+            self.assertEqual(old.read(), b"old")
+        self.assertEqual(other.read_bytes(), b"other")
+        names = ["config.json", "empty.txt", "model.safetensors.index.json", "tokenizer.json"]
+        self.assertEqual(sorted(copied), [str(out / name) for name in names])
+        for name in names:
+            self.assertEqual((out / name).read_bytes(), (folder / name).read_bytes(), name)
+        self.assertEqual([path.name for path in out.iterdir() if path.name.endswith(".part")], [])
+
+    def test_small_files_are_synced(self):
+        folder, out = self.shards(), self.folder / "out"
+        out.mkdir()
+        for name in ("config.json", "model.safetensors.index.json"):
+            (out / name).write_bytes(b"old")
+            self.fails("io_error", 1, "pack", folder, "--out", out, env=self.failing_syncs(f"/.{name}"))
+            self.assertEqual((out / name).read_bytes(), b"old")
 
     def test_half_a_model_does_not_pass_for_a_whole_one(self):
         folder, packed = self.shards(), self.folder / "packed"

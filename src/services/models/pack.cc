@@ -14,6 +14,7 @@
 #include "services/models/contents.h"
 #include "services/models/ending.h"
 #include "services/models/file_stores.h"
+#include "services/models/open_store.h"
 #include "services/models/pack_folder.h"
 #include "services/models/packed_indexes.h"
 #include "services/models/packed_metadata.h"
@@ -21,6 +22,7 @@
 #include "services/models/parts.h"
 #include "services/models/range_list.h"
 #include "services/models/resolve.h"
+#include "services/models/source.h"
 #include "services/packed/codec.h"
 
 namespace penstock {
@@ -34,6 +36,7 @@ using models::TensorSource;
 constexpr auto packing_interval = std::chrono::milliseconds(50);
 // Files beside a model that are copied with it, unless they are longer than anything but weights.
 constexpr std::uintmax_t copied_bytes_most = 256 << 20;
+constexpr std::uint64_t copy_window_bytes = 4 << 20;
 
 // The tensors of one file of a model.
 class FileSource : public TensorSource {
@@ -186,15 +189,21 @@ class Packing {
     return Error{Code::cancelled, 0, "packing was cancelled", "files that were finished are complete"};
   }
 
-  // Under another name first, as the models themselves.
   Status copy_file(const std::string& from, const std::string& folder) {
-    std::error_code failed;
-    const fs::path to = fs::path(folder) / fs::path(from).filename();
-    const fs::path temporary = fs::path(folder) / ("." + fs::path(from).filename().string() + ".new");
-    fs::copy_file(fs::canonical(from, failed), temporary, fs::copy_options::overwrite_existing, failed);
-    if (!failed) fs::rename(temporary, to, failed);
-    if (failed) return not_there(failed, "copy " + from + " to " + folder);
-    report_.copied.push_back(to.string());
+    const Result<models::Source> source = models::Source::open(&context_, from);
+    if (!source) return source.error();
+    const std::string to = models::target_in(folder, from);
+    Result<Store> store = models::open_to_replace(context_, to, source->size_bytes());
+    if (!store) return std::move(store).error();
+    std::vector<char> window(std::min(source->size_bytes(), copy_window_bytes));
+    for (std::uint64_t at = 0; at < source->size_bytes(); at += window.size()) {
+      const std::span bytes(window.data(), std::min<std::uint64_t>(window.size(), source->size_bytes() - at));
+      if (Status status = source->read(at, bytes); !status) return status;
+      const auto memory = Region::host(reinterpret_cast<std::byte*>(bytes.data()), bytes.size());
+      if (const Report written = context_.write(*store, at, memory); !written.ok()) return *written.error;
+    }
+    if (Status status = store->commit(options_.durable); !status) return status;
+    report_.copied.push_back(to);
     return {};
   }
 
