@@ -6,7 +6,9 @@
 // A packed model is opened and loaded like any other: Model::open and load unpack it on the way.
 //
 // Thread safety: any thread. Lifetime: nothing is kept. Each file appears under its name when it is complete, after
-// every tensor was decoded and compared; until then the old file is there, or none.
+// every tensor was decoded and compared; until then the old file is there, or none. Until all files are there the
+// folder is marked as unfinished: Model::open refuses it and its index, and a second run into it fails with
+// Code::in_use.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +46,8 @@ struct PackReport {
 };
 // Writes the files of a model into a folder, which is made if it is not there: packed where a tensor gets at least 3 %
 // smaller, plain otherwise. Its index and the small files beside it come too, so that the folder is a model. Only
-// safetensors. Packing a packed model writes it again.
+// safetensors. Packing a packed model writes it again. No file of the model itself is replaced, under whatever name,
+// and nothing is written through a symbolic link in the folder.
 PENSTOCK_EXPORT Result<PackReport> pack_model(Context& context, const std::string& model, const std::string& folder,
                                               const PackOptions& options = {});
 // The same with all tensors plain.

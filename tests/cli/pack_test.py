@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import struct
 import unittest
@@ -170,14 +171,28 @@ class Pack(PackTest):
             self.fails("io_error", 1, "pack", folder, "--out", out, env=self.failing_syncs(f"/.{name}"))
             self.assertEqual((out / name).read_bytes(), b"old")
 
-    def test_half_a_model_does_not_pass_for_a_whole_one(self):
-        folder, packed = self.shards(), self.folder / "packed"
-        (packed / "model-00002-of-00002.safetensors").mkdir(parents=True)
-        self.assertNotEqual(self.run_tool("pack", folder, "--out", packed).returncode, 0)
-        self.assertTrue((packed / "model-00001-of-00002.safetensors").is_file())
-        (packed / "model-00002-of-00002.safetensors").rmdir()
-        self.assertTrue((packed / "model.safetensors.index.json").is_file())
-        self.assertIn("00002", self.fails("not_found", 3, "load", packed)["message"])
+    def test_a_mix_of_old_and_new_does_not_pass_for_a_model(self):
+        folder, out = self.shards(), self.folder / "out"
+        without_index = self.folder / "without_index"
+        without_index.mkdir()
+        for number in range(3):
+            self.model(f"without_index/part{number}.safetensors", {f"t{number}": ("BF16", [100_000], weights(100_000))})
+        for source, fails_at in ((folder, "model-00002"), (folder, "config.json"), (without_index, "part2")):
+            with self.subTest(source=source, fails_at=fails_at):
+                self.json_of("pack", source, "--out", out)
+                self.fails("io_error", 1, "pack", source, "--out", out, env=self.failing_syncs(f"/.{fails_at}"))
+                for command in ("load", "verify", "inspect"):
+                    error = self.fails("invalid_argument", 2, command, out)
+                    self.assertIn("has not ended", error["message"])
+                self.json_of("pack", source, "--out", out)
+                self.assertEqual(self.json_of("verify", out)["verdict"], "right")
+                shutil.rmtree(out)
+
+    def test_a_run_that_replaced_nothing_leaves_the_old_model(self):
+        folder, out = self.shards(), self.folder / "out"
+        self.json_of("pack", folder, "--out", out)
+        self.fails("io_error", 1, "pack", folder, "--out", out, env=self.failing_syncs("/.model-00001"))
+        self.assertEqual(self.json_of("verify", out)["verdict"], "right")
 
     def test_an_interrupt_leaves_the_old_file(self):
         path = self.folder / "long.safetensors"
@@ -194,12 +209,16 @@ class Pack(PackTest):
         for signal_number, exit_code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
             process = self.start("pack", path, "--out", out, "--threads", 1)
             wait_until(lambda: any(each.stat().st_size > 4 * MIB for each in out.iterdir() if each.name.startswith(".")))
+            process.send_signal(signal.SIGSTOP)
+            self.fails("in_use", 4, "pack", path, "--out", out)
+            process.send_signal(signal.SIGCONT)
             code, _, _, seconds = self.interrupt(process, signal_number)
             self.assertEqual(code, exit_code)
             self.assertLess(seconds, PROMPTLY)
             self.assertEqual((out / "long.safetensors").read_bytes(), b"old")
             if signal_number == signal.SIGINT:
                 self.assertEqual([each.name for each in out.iterdir()], ["long.safetensors"])
+        self.assertIn("has not ended", self.fails("invalid_argument", 2, "inspect", out)["message"])
 
     def test_damage_is_told_with_tensor_and_place(self):
         path = self.model("m.safetensors", {"a": ("BF16", [300_000], weights(300_000))})

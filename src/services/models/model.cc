@@ -9,6 +9,7 @@
 #include "base/out_of_memory.h"
 #include "services/models/contents.h"
 #include "services/models/gguf.h"
+#include "services/models/pack_folder.h"
 #include "services/models/packed_indexes.h"
 #include "services/models/resolve.h"
 #include "services/models/safetensors.h"
@@ -217,6 +218,10 @@ Result<Model> ModelBuilder::open(Context* context, const std::string& name) {
   ModelBuilder builder;
   for (const std::string& file : resolved->files) {
     if (Status status = builder.add_file(context, file); !status) return std::move(status).error();
+  }
+  // Once more: until now files may have been replaced, one by one.
+  if (!resolved->folder.empty()) {
+    if (Status status = models::check_finished(resolved->folder); !status) return std::move(status).error();
   }
   if (Status status = builder.index_names(); !status) return std::move(status).error();
   if (Status status = builder.check_splits(); !status) return std::move(status).error();

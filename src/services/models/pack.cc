@@ -121,13 +121,19 @@ class Packing {
     fs::create_directories(folder, failed);
     if (failed) return not_there(failed, "make the folder " + folder);
     all_bytes_ = model->size_bytes();
-    // The index first, so that whoever loads what an interrupted run has left finds that files are missing.
-    for (const std::string& file : *copied) {
-      if (Status status = copy_file(file, folder); !status) return std::move(status).error();
+    const auto unfinished = models::Unfinished::begin(folder, options_.durable);
+    if (!unfinished) return unfinished.error();
+    // Once more: until now another run may have written there.
+    Status status = models::check_targets(folder, sources);
+    for (std::uint32_t file = 0; status && file < model->files().size(); ++file) status = write(*model, file, folder);
+    for (std::size_t i = 0; status && i < copied->size(); ++i) status = copy_file((*copied)[i], folder);
+    if (!status) {
+      const bool has_replaced =
+          !report_.files.empty() || !report_.copied.empty() || status.error().code == Code::not_durable;
+      if (!has_replaced) (*unfinished)->withdraw();
+      return std::move(status).error();
     }
-    for (std::uint32_t file = 0; file < model->files().size(); ++file) {
-      if (Status status = write(*model, file, folder); !status) return std::move(status).error();
-    }
+    if (Status ended = (*unfinished)->end(); !ended) return std::move(ended).error();
     if (options_.progress) (void)call_back("PackOptions::progress", options_.progress, all_bytes_, all_bytes_);
     report_.seconds = seconds_between(begun, Clock::now());
     return std::move(report_);
@@ -186,7 +192,7 @@ class Packing {
     if (!options_.progress || now - told_ < packing_interval) return {};
     told_ = now;
     if (call_back("PackOptions::progress", options_.progress, done_before_ + done, all_bytes_)) return {};
-    return Error{Code::cancelled, 0, "packing was cancelled", "files that were finished are complete"};
+    return Error{Code::cancelled, 0, "packing was cancelled", "files that were finished stay"};
   }
 
   Status copy_file(const std::string& from, const std::string& folder) {

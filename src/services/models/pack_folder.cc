@@ -1,7 +1,11 @@
 #include "services/models/pack_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <set>
 #include <utility>
@@ -9,6 +13,12 @@
 namespace penstock::models {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* unfinished_name = ".penstock-unfinished";
+
+}  // namespace
 
 std::string target_in(const std::string& folder, const std::string& source) {
   return (fs::path(folder) / fs::path(source).filename()).string();
@@ -32,6 +42,86 @@ Status check_targets(const std::string& folder, std::span<const std::string> sou
     }
   }
   return {};
+}
+
+Status check_finished(const std::string& folder) {
+  struct stat status = {};
+  if (::lstat((fs::path(folder) / unfinished_name).c_str(), &status) != 0) return {};
+  return Error{Code::invalid_argument, 0,
+               folder + " is no complete model: packing or unpacking into it has not ended, as " + unfinished_name +
+                   " in it says",
+               "if that does not run any more, do it again or remove the folder"};
+}
+
+Result<std::unique_ptr<Unfinished>> Unfinished::begin(const std::string& folder, bool durable) {
+  std::unique_ptr<Unfinished> made(new Unfinished(folder, durable));
+  made->folder_ = UniqueFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!made->folder_) return system_error(errno, "open the folder " + folder, "check its permissions");
+  for (;;) {
+    if (Status status = made->open_marker(); !status) return std::move(status).error();
+    const Result<bool> locked = made->lock();
+    if (!locked) return locked.error();
+    if (*locked) break;
+  }
+  if (Status status = made->sync(); !status) {
+    made->withdraw();
+    return std::move(status).error();
+  }
+  return made;
+}
+
+Status Unfinished::open_marker() {
+  constexpr int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  for (;;) {
+    marker_ = UniqueFd(::openat(folder_.get(), unfinished_name, flags | O_CREAT | O_EXCL, 0666));
+    is_new_ = static_cast<bool>(marker_);
+    if (!marker_ && errno == EEXIST) {
+      marker_ = UniqueFd(::openat(folder_.get(), unfinished_name, flags));
+      if (!marker_ && errno == ENOENT) continue;
+    }
+    if (marker_) return {};
+    return system_error(errno, "open " + (fs::path(path_) / unfinished_name).string(),
+                        "check that the folder is writable");
+  }
+}
+
+// False: whoever had it has ended, and removed it meanwhile.
+Result<bool> Unfinished::lock() {
+  if (::flock(marker_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) return lock();
+    if (errno == EWOULDBLOCK) {
+      return Error{Code::in_use, 0, "a model is being packed or unpacked into " + path_,
+                   "wait for that to end, or name another folder"};
+    }
+    if (is_new_) return true;
+    return Error{Code::in_use, 0,
+                 path_ + " is unfinished, and its file system has no locks that tell whether that runs",
+                 std::string("if it does not, remove ") + unfinished_name + " there"};
+  }
+  struct stat named = {}, open = {};
+  return ::fstatat(folder_.get(), unfinished_name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+         ::fstat(marker_.get(), &open) == 0 && named.st_dev == open.st_dev && named.st_ino == open.st_ino;
+}
+
+// A forked child shares the lock, so closing alone would not give it back.
+Unfinished::~Unfinished() {
+  if (marker_) ::flock(marker_.get(), LOCK_UN);
+}
+
+Status Unfinished::end() {
+  if (::unlinkat(folder_.get(), unfinished_name, 0) == 0 || errno == ENOENT) return sync();
+  return system_error(errno, "remove " + (fs::path(path_) / unfinished_name).string(),
+                      "all files are there: remove it by hand");
+}
+
+void Unfinished::withdraw() {
+  if (is_new_) ::unlinkat(folder_.get(), unfinished_name, 0);
+}
+
+Status Unfinished::sync() const {
+  // EINVAL: this file system has nothing to sync for a folder.
+  if (!durable_ || ::fsync(folder_.get()) == 0 || errno == EINVAL) return {};
+  return system_error(errno, "sync the folder " + path_, "look into the kernel log");
 }
 
 }  // namespace penstock::models

@@ -1,11 +1,14 @@
-// The folder that a packed or unpacked model is written into.
+// The folder that a packed or unpacked model is written into. From before the first byte until all files are there, a
+// marker lies in it, and it is no model.
 //
-// Thread safety: functions of the file system.
+// Thread safety: functions of the file system; an Unfinished is one thread's.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 
+#include "base/unique_fd.h"
 #include "penstock/result.h"
 
 namespace penstock::models {
@@ -16,5 +19,35 @@ std::string target_in(const std::string& folder, const std::string& source);
 // Before anything is written: that no file in the folder that would be replaced is one of `sources`, under whatever
 // name, nor a symbolic link.
 Status check_targets(const std::string& folder, std::span<const std::string> sources);
+
+// That no run has begun to write into the folder and not ended.
+Status check_finished(const std::string& folder);
+
+// The marker of a folder, locked (flock) for as long as a run writes there. It outlives the run unless that ends it.
+class Unfinished {
+ public:
+  // Takes over what a run left that failed or was killed. Code::in_use while another writes there.
+  static Result<std::unique_ptr<Unfinished>> begin(const std::string& folder, bool durable);
+  ~Unfinished();
+  Unfinished(const Unfinished&) = delete;
+  Unfinished& operator=(const Unfinished&) = delete;
+
+  // All files are there.
+  Status end();
+  // Nothing was replaced: the folder is what it was, unfinished if it was that.
+  void withdraw();
+
+ private:
+  Unfinished(std::string path, bool durable) : path_(std::move(path)), durable_(durable) {}
+  Status open_marker();
+  Result<bool> lock();
+  Status sync() const;
+
+  const std::string path_;  // of the folder
+  const bool durable_;
+  UniqueFd folder_;
+  UniqueFd marker_;
+  bool is_new_ = false;
+};
 
 }  // namespace penstock::models

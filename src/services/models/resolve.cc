@@ -9,6 +9,7 @@
 
 #include "services/models/contents.h"
 #include "services/models/json_reader.h"
+#include "services/models/pack_folder.h"
 #include "services/models/source.h"
 
 namespace penstock::models {
@@ -277,6 +278,16 @@ Result<Resolved> resolve_directory(Context* context, const std::string& director
                .hint = "name the directory that contains the files of the model"};
 }
 
+// What lies in a folder, unless it is being written.
+template <typename Resolve>
+Result<Resolved> resolve_finished(const fs::path& folder, const Resolve& resolve) {
+  const std::string name = folder.empty() ? "." : folder.string();
+  if (Status status = check_finished(name); !status) return std::move(status).error();
+  Result<Resolved> resolved = resolve();
+  if (resolved) resolved->folder = name;
+  return resolved;
+}
+
 Result<Resolved> resolve_path(Context* context, const std::string& path) {
   std::error_code failed;
   const fs::file_status status = fs::status(path, failed);
@@ -284,9 +295,11 @@ Result<Resolved> resolve_path(Context* context, const std::string& path) {
     return system_error(failed ? failed.value() : ENOENT, "open the model " + path,
                         path.starts_with("tier:") ? "open it with a Context that Tiers serve" : "check the name");
   }
-  if (fs::is_directory(status)) return resolve_directory(context, path);
+  if (fs::is_directory(status)) return resolve_finished(path, [&] { return resolve_directory(context, path); });
   const std::string name = fs::path(path).filename().string();
-  if (name.ends_with(".json")) return resolve_index(context, path);
+  if (name.ends_with(".json")) {
+    return resolve_finished(fs::path(path).parent_path(), [&] { return resolve_index(context, path); });
+  }
   if (const auto parts = gguf_parts(name); !parts.empty()) {
     return resolve_gguf_parts(fs::path(path).parent_path().string(), parts);
   }
@@ -344,7 +357,12 @@ Result<Resolved> resolve(Context* context, const std::string& name) {
   if (context != nullptr && looks_like_uri(name)) {
     const Result<std::string> path = context->path_of(name);
     std::error_code failed;
-    if (path && *path != name && fs::is_directory(*path, failed)) return resolve_directory(context, *path);
+    if (path && *path != name && fs::is_directory(*path, failed)) {
+      return resolve_finished(*path, [&] { return resolve_directory(context, *path); });
+    }
+    if (path && *path != name && name.ends_with(".json")) {
+      return resolve_finished(fs::path(*path).parent_path(), [&] { return resolve_uri(*context, name); });
+    }
   }
   const Result<bool> path = is_path(context, name);
   if (!path) return path.error();

@@ -32,6 +32,7 @@ struct Resolved {
   std::vector<std::string> files;
   std::string index_path;  // if there is one
   std::optional<Index> index;
+  std::string folder = {};  // that is the model, or whose index names it: it must stay finished (pack_folder.h)
 };
 // A path, or any other name that the Context opens; without a Context, a path. Only directories of paths are listed,
 // and of names that stand for a path (Context::redirect).
