@@ -171,6 +171,27 @@ class Pack(PackTest):
             self.fails("io_error", 1, "pack", folder, "--out", out, env=self.failing_syncs(f"/.{name}"))
             self.assertEqual((out / name).read_bytes(), b"old")
 
+    def test_a_folder_with_other_weights_is_refused(self):
+        folder, out = self.shards(), self.folder / "out"
+        one = self.model("one.safetensors", {"a": ("BF16", [100_000], weights(100_000))})
+        index = "model.safetensors.index.json"
+        for source, other in ((folder, "model-00003-of-00003.safetensors"), (folder, "other.safetensors.index.json"),
+                              (one, index)):
+            for command in ("pack", "unpack"):
+                with self.subTest(source=source, other=other, command=command):
+                    out.mkdir()
+                    shutil.copy(folder / index if other.endswith("json") else one, out / other)
+                    error = self.fails("invalid_argument", 2, command, source, "--out", out)
+                    self.assertIn(other, error["message"])
+                    self.assertIn("empty folder", error["hint"])
+                    self.assertEqual([path.name for path in out.iterdir()], [other])
+                    shutil.rmtree(out)
+        out.mkdir()
+        (out / index).write_text('{"weight_map": {"x": "x.safetensors"}}')  # which is replaced
+        (out / "notes.txt").touch()
+        self.json_of("pack", folder, "--out", out)
+        self.assertEqual(self.json_of("verify", out)["verdict"], "right")
+
     def test_a_mix_of_old_and_new_does_not_pass_for_a_model(self):
         folder, out = self.shards(), self.folder / "out"
         without_index = self.folder / "without_index"

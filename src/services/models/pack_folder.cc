@@ -5,10 +5,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <set>
+#include <system_error>
 #include <utility>
+#include <vector>
+
+#include "services/models/contents.h"
+#include "services/models/resolve.h"
 
 namespace penstock::models {
 
@@ -17,6 +23,27 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* unfinished_name = ".penstock-unfinished";
+
+// What would stay in the folder, and make another model of it.
+Status check_others(const std::string& folder, std::span<const std::string> sources) {
+  std::set<std::string> written;
+  for (const std::string& source : sources) written.insert(fs::path(source).filename().string());
+  std::vector<std::string> others;
+  std::error_code failed;
+  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    const std::string name = at->path().filename().string();
+    const bool counts = !name.starts_with('.') && (name.ends_with(".safetensors") || name.ends_with(index_ending));
+    if (counts && !written.contains(name)) others.push_back(name);
+  }
+  if (failed && failed != std::errc::no_such_file_or_directory) {
+    return system_error(failed.value(), "list " + folder, "check the path and its permissions");
+  }
+  if (others.empty()) return {};
+  std::ranges::sort(others);
+  return Error{Code::invalid_argument, 0,
+               folder + " has files that are not of this model and would be taken for a part of it: " + list_of(others),
+               "name an empty folder, or remove these files"};
+}
 
 }  // namespace
 
@@ -41,7 +68,7 @@ Status check_targets(const std::string& folder, std::span<const std::string> sou
                    "remove the link, or name another folder"};
     }
   }
-  return {};
+  return check_others(folder, sources);
 }
 
 Status check_finished(const std::string& folder) {

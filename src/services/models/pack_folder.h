@@ -17,7 +17,7 @@ namespace penstock::models {
 std::string target_in(const std::string& folder, const std::string& source);
 
 // Before anything is written: that no file in the folder that would be replaced is one of `sources`, under whatever
-// name, nor a symbolic link.
+// name, nor a symbolic link; and that the folder has no weights nor an index that would stay beside them.
 Status check_targets(const std::string& folder, std::span<const std::string> sources);
 
 // That no run has begun to write into the folder and not ended.
