@@ -240,7 +240,8 @@ class PENSTOCK_EXPORT Tiers {
   Result<std::vector<TierInfo>> tiers() const;
   // Adds a tier behind the one named, or behind all: the slowest.
   Status add_tier(const NewTier& tier, std::string_view behind = {});
-  // Forgets a tier without units; its folder stays. Code::in_use while it has some.
+  // Forgets a tier without units; its folder stays. Code::in_use while it has some, or keeps versions of units that
+  // check names.
   Status remove_tier(std::string_view name);
   // Changes what is given of capacity, water marks, heat and read_only. The path may change too: the marker must be
   // there, unless `adopt` writes it.
