@@ -145,15 +145,20 @@ TEST_P(EveryFileEngine, leaves_nothing_behind_in_the_page_cache_unless_asked_to)
 TEST_P(EveryFileEngine, uses_cache_and_device_in_one_request_over_a_half_cached_file) {
   const std::size_t size = 16 << 20;
   const std::string path = make_file("file", size);
-  evict(path);
-  warm(path, size / 2);
   Context context = make_context(small_lanes());
   Store store = context.open(path).value();
   if (!store.info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
-  GuardedMemory memory(size);
-  const Report report = context.read(store, 0, memory.region());
-  ASSERT_TRUE(report.ok());
-  EXPECT_TRUE(holds_content(memory.bytes(), 1, 0));
+  Report report;
+  // A kernel that is short of memory may evict pages at any time.
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    evict(path);
+    warm(path, size / 2);
+    GuardedMemory memory(size);
+    report = context.read(store, 0, memory.region());
+    ASSERT_TRUE(report.ok());
+    EXPECT_TRUE(holds_content(memory.bytes(), 1, 0));
+    if (store.cached_bytes(0, size / 2).value_or(size / 2) == size / 2) break;
+  }
   EXPECT_GE(report.routes[static_cast<std::size_t>(Route::cached)], size / 2);
   EXPECT_GE(report.routes[static_cast<std::size_t>(Route::direct)], size / 4);
 }
