@@ -34,13 +34,6 @@ bool is_guess(Residency residency) {
   return residency == Residency::likely_all || residency == Residency::likely_none;
 }
 
-void set_residency(Unit& unit, Residency residency) {
-  unit.residency = residency;
-  const std::atomic_ref is_asked(unit.is_asked);
-  is_asked.store(true, std::memory_order_release);
-  is_asked.notify_all();
-}
-
 void await_residency(Unit& unit) {
   std::atomic_ref(unit.is_asked).wait(false, std::memory_order_acquire);
 }
@@ -83,7 +76,7 @@ void Survey::reach(Request& request, std::uint32_t begin, std::uint32_t end) {
     if (!next_.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) continue;
     const Residency residency = ask_about(request, request.units[at]);
     if (is_guess(residency)) guess_far(request, with(guessed_at_once_bytes));
-    set_residency(request.units[at], residency);
+    tell(request.units[at], residency);
     at = next_.load(std::memory_order_relaxed);
   }
   for (std::uint32_t at = begin; at < wanted; ++at) await_residency(request.units[at]);
@@ -101,7 +94,7 @@ void Survey::guess_far(Request& request, std::uint32_t end) {
     const bool is_skipped = missing >= misses_in_a_row && missing % looked_at_one_in != 0;
     const Residency residency = is_skipped ? Residency::likely_none : ask_about(request, unit);
     missing = residency == Residency::likely_none ? missing + 1 : 0;
-    set_residency(unit, residency);
+    tell(unit, residency);
   }
 }
 
@@ -124,6 +117,14 @@ Residency Survey::ask_about(const Request& request, const Unit& unit) {
     agreed = residency;
   }
   return agreed.value_or(Residency::unknown);
+}
+
+void Survey::tell(Unit& unit, Residency residency) {
+  if (residency == Residency::none) is_some_missing_.store(true, std::memory_order_relaxed);
+  unit.residency = residency;
+  const std::atomic_ref is_asked(unit.is_asked);
+  is_asked.store(true, std::memory_order_release);
+  is_asked.notify_all();
 }
 
 Residency Survey::ask(const Request& request, const Stretch& stretch) {
@@ -174,6 +175,7 @@ void Survey::add_leftovers(const Request& request, std::vector<Stretch>& leftove
   if (const Guesses* const made = guesses_.load(std::memory_order_acquire)) {
     leftovers.insert(leftovers.end(), made->brought.begin(), made->brought.end());
   }
+  if (!is_some_missing_.load(std::memory_order_relaxed)) return;
   Stretch cached;  // the last unit that was
   for (const Unit& unit : request.units) {
     if (unit.count != 1) continue;

@@ -56,6 +56,7 @@ class Survey {
   bool is_needed(const Request& request);
   Residency ask_about(const Request& request, const Unit& unit);
   void guess_far(Request& request, std::uint32_t end);
+  void tell(Unit& unit, Residency residency);
   // Where the kernel does not tell.
   struct Guesses {
     std::mutex mutex;  // guards what follows: guesses are made one by one
@@ -68,9 +69,10 @@ class Survey {
   Residency guess(const Request& request, const Stretch& stretch);
 
   enum class Need : std::uint8_t { unknown, none, some };
-  std::atomic<Need> need_{Need::unknown};   // to ask, of some store
-  std::atomic<std::uint32_t> next_{0};      // unit to ask about
-  std::atomic<Guesses*> guesses_{nullptr};  // from the first guess on; owned
+  std::atomic<Need> need_{Need::unknown};     // to ask, of some store
+  std::atomic<std::uint32_t> next_{0};        // unit to ask about
+  std::atomic<bool> is_some_missing_{false};  // for certain
+  std::atomic<Guesses*> guesses_{nullptr};    // from the first guess on; owned
 };
 
 }  // namespace penstock::core
