@@ -459,21 +459,44 @@ def seconds_per_gather(sample):
     return sample["seconds"] / sample["loads"]
 
 
+class FioAtBestDepth:
+    """Random direct reads of the second half of a file, at the depth that was the best one in the first call."""
+
+    def __init__(self, path, size, block_bytes):
+        self.settings = {"path": path, "rw": "randread", "bs": block_bytes, "offset": size // 2, "size": size // 2,
+                         "norandommap": True, "randrepeat": 0, "time_based": True}
+        self.depth = None
+
+    def run(self, seconds):
+        if self.depth is None:
+            speeds = {depth: harness.bytes_per_second(self._run(seconds, depth)) for depth in (32, 64, 128, 256, 512)}
+            self.depth = max(speeds, key=speeds.get)
+        return {**self._run(seconds, self.depth), "depth": self.depth}
+
+    def _run(self, seconds, depth):
+        return harness.fio(**self.settings, iodepth=depth, runtime=f"{int(seconds * 1000)}ms")
+
+
 def row_cold_tables(setup):
-    """Random rows to the GPU with a tenth cold against that tenth alone, and cold ones against plain direct reads."""
+    """Random rows to the GPU with a tenth cold against that tenth alone, and cold ones against random direct reads."""
     setup.need_storage()
     seconds = setup.round_seconds
     harness.make_half_cached(setup.file, setup.file_bytes)
     with rows_program(setup, 4096, "--half-cached") as table_of:
-        contenders = {"that tenth alone": lambda: table_of.ask(f"cold {seconds}"),
-                      "plain direct reads at the best depth": lambda: table_of.ask(f"direct {seconds}"),
-                      "all": lambda: table_of.ask(f"run {seconds}")}
-        for name in ("all", "plain direct reads at the best depth"):
+        threads, all_rows, cold_rows = "plain direct reads at the best depth", "all", "that tenth alone"
+        contenders = {cold_rows: lambda: table_of.ask(f"cold {seconds}"),
+                      threads: lambda: table_of.ask(f"direct {seconds}"),
+                      all_rows: lambda: table_of.ask(f"run {seconds}")}
+        peers = [threads]
+        if harness.has_fio():
+            peers.append("fio randread at its best depth")
+            contenders[peers[-1]] = lambda fio=FioAtBestDepth(setup.file, setup.file_bytes, 4096): fio.run(seconds)
+        for name in (all_rows, *peers):
             contenders[name]()
+        comparisons = [at_least("cold rows of 4 KiB to the GPU", cold_rows, peer, 0.9) for peer in peers]
         rows, attempts = setup.decide(lambda: setup.race(contenders, **setup.noisy), [
-            at_most("rows of 4 KiB, a tenth of them cold, to the GPU", "all", "that tenth alone", 1.25,
-                    seconds_per_gather),
-            at_least("cold rows of 4 KiB to the GPU", "that tenth alone", "plain direct reads at the best depth", 0.9)])
+            at_most("rows of 4 KiB, a tenth of them cold, to the GPU", all_rows, cold_rows, 1.25, seconds_per_gather),
+            *comparisons])
         return {"rows": rows, "attempts": attempts, "ready": table_of.ready}
 
 

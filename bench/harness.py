@@ -272,6 +272,10 @@ def make_half_cached(path, size):
 
 # fio.
 
+def has_fio():
+    return shutil.which("fio") is not None
+
+
 def fio(path, **settings):
     """One run of fio with the flags that every comparison shares; bytes, seconds, operations and CPU seconds."""
     arguments = {"name": "bench", "filename": path, "ioengine": "io_uring", "direct": 1, "registerfiles": 1,

@@ -10,7 +10,6 @@ import datetime
 import importlib.util
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -49,7 +48,7 @@ class HostSetup(harness.Setup):
 
 
 def need_fio():
-    if shutil.which("fio") is None:
+    if not harness.has_fio():
         raise Unavailable("fio is not installed: run scripts/install-deps.sh --bench")
 
 
