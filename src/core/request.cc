@@ -16,67 +16,11 @@ namespace penstock::core {
 
 namespace {
 
-constexpr std::uint64_t unit_bytes_least = 1 << 20;
-constexpr std::uint64_t units_most = 1 << 19;  // of one long range
-constexpr std::uint32_t unit_ranges_most = 512;
-constexpr std::uint64_t claimed_bytes_most = 4 << 20;
-// Lanes that write from GPU memory past the page cache, each a piece at a time. More only wait for each other at the
-// disk: 4 threads with pieces of 1 MiB wrote 2.65 GB/s to a virtual disk, 8 wrote 2.5, 16 wrote 2.3.
-constexpr std::uint32_t staged_writers_most = 8;
-// Lanes whose bytes kernels decode: there is scratch memory for 8, and more bring no more. To an H200, in single runs,
-// 8 lanes brought 68 and 71 GB/s of decoded weights, 12 brought 69, 16 brought 67.
-constexpr std::uint32_t decoding_lanes_most = 8;
-// Of tmpfs, whose pages are small: 8 lanes brought 59 GB/s, 14 brought 67.
-constexpr std::uint32_t decoding_lanes_of_memory_most = 14;
 // Shorter requests are over before a file can be replaced under them; asking twice would cost more than the read.
 constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
 
 // How soon a caller that waits takes over from one that stopped working.
 constexpr Duration turn = std::chrono::milliseconds(1);
-
-bool can_share_a_unit(const Span& one, const Span& other) {
-  return one.store == other.store && one.gpu == other.gpu && one.is_out_of_reach == other.is_out_of_reach &&
-         (one.transform != 0) == (other.transform != 0);
-}
-
-// Goes through the spans in order. Calls `on_unit(Unit)` for short ones, grouped, and for those that are transformed;
-// `on_long(index of the span)` for the others, which are several units each.
-template <typename OnUnit, typename OnLong>
-void walk(std::span<const Span> spans, std::uint64_t unit_bytes, OnUnit on_unit, OnLong on_long) {
-  for (std::uint32_t i = 0; i < spans.size();) {
-    const Span first = spans[i];
-    if (first.length <= unit_bytes) {
-      Unit group{0, first.length, i, 1};
-      for (++i; i < spans.size() && group.count < unit_ranges_most; ++i, ++group.count) {
-        const Span& span = spans[i];
-        if (span.length > unit_bytes - group.length || !can_share_a_unit(first, span)) break;
-        group.length += span.length;
-      }
-      if (group.length != 0) on_unit(group);
-      continue;
-    }
-    if (first.transform != 0) {
-      on_unit(Unit{0, first.length, i, 1});
-    } else {
-      on_long(i);
-    }
-    ++i;
-  }
-}
-
-// Units end at multiples of their length in the store. REQUIRES: the span is not empty.
-std::size_t count_units(const Span& span, std::uint64_t unit_bytes) {
-  return (span.offset + span.length - 1) / unit_bytes - span.offset / unit_bytes + 1;
-}
-
-void add_units(const Span& span, std::uint32_t index, std::uint64_t unit_bytes, SmallArray<Unit>& units) {
-  std::uint64_t to_boundary = unit_bytes - span.offset % unit_bytes;
-  for (std::uint64_t begin = 0; begin < span.length; to_boundary = unit_bytes) {
-    const std::uint64_t length = std::min(span.length - begin, to_boundary);
-    units.add({begin, length, index, 1});
-    begin += length;
-  }
-}
 
 }  // namespace
 
@@ -191,6 +135,10 @@ Status Request::take(std::span<const Range> ranges) {
     if (auto status = note_first_identities(); !status) return status;
   }
   make_units();
+  if (callbacks_ && callbacks_->on_range) {
+    left_ = std::make_unique<std::atomic<std::uint64_t>[]>(spans.size());
+    for (std::size_t i = 0; i < spans.size(); ++i) left_[i].store(spans[i].length, std::memory_order_relaxed);
+  }
   has_ranges_.store(true, std::memory_order_release);
   if (environment_->options.nvtx) nvtx_range_ = cuda::begin_range(title());
   return {};
@@ -331,106 +279,6 @@ Status Request::begin_query(std::function<void()> on_answer) {
     asked_ = std::make_unique<Asked>(Asked{std::move(query), std::move(*call)});
     return {};
   });
-}
-
-void Request::make_units() {
-  unit_bytes_ = std::max(operation_bytes(), std::bit_ceil(total_bytes / units_most));
-  const bool is_one = spans.size() == 1 && total_bytes != 0 && total_bytes <= unit_bytes_;
-  if (is_one) {
-    units.add({0, total_bytes, 0, 1});
-  } else {
-    cut_into_units();
-  }
-  if (callbacks_ && callbacks_->on_range) {
-    left_ = std::make_unique<std::atomic<std::uint64_t>[]>(spans.size());
-    for (std::size_t i = 0; i < spans.size(); ++i) left_[i].store(spans[i].length, std::memory_order_relaxed);
-  }
-  if (parts.size() != 0) return;  // a late request's
-  std::uint32_t most = lanes_;
-  if (writes_past_cache()) most = std::min(most, staged_writers_most);
-  if (const cuda::Device* const gpu = decoding_gpu()) {
-    const bool of_memory = std::all_of(stores.begin(), stores.end(), [](const StoreUse& use) {
-      return use.entry->info().locality == Locality::memory;
-    });
-    most = std::min(most, of_memory ? decoding_lanes_of_memory_most : decoding_lanes_most);
-    first_lane = static_cast<std::uint32_t>(gpu->info().domain.device()) * decoding_lanes_most;
-  }
-  parts.resize(std::clamp<std::size_t>(units.size(), 1, most));
-  parts_left_.store(static_cast<std::uint32_t>(parts.size()), std::memory_order_relaxed);
-}
-
-void Request::cut_into_units() {
-  const std::span all(spans.begin(), spans.end());
-  std::size_t count = 0;
-  walk(
-      all, unit_bytes_, [&](const Unit&) { ++count; },
-      [&](std::uint32_t i) { count += count_units(all[i], unit_bytes_); });
-  units.reserve(count);
-  walk(
-      all, unit_bytes_, [&](const Unit& unit) { units.add(unit); },
-      [&](std::uint32_t i) { add_units(all[i], i, unit_bytes_, units); });
-}
-
-// Units are as long as one operation, so that lanes together read a disk in order. Those to a GPU are shorter: sixteen
-// lanes that take 256 KiB in turn read 3.9 GB/s from a virtual disk, and 3.3 where each takes four such pieces at once.
-std::uint64_t Request::operation_bytes() const {
-  if (!engine::moves_bytes(kind)) return memoryless_bytes_most;
-  const std::uint64_t usual = std::max(unit_bytes_least, environment_->options.storage_chunk_bytes);
-  const bool of_long_ranges = total_bytes / std::max<std::size_t>(1, spans.size()) >= claimed_bytes_most;
-  return direction == Direction::read && has_gpu && of_long_ranges ? Flow::least_piece_bytes : usual;
-}
-
-// From GPU memory to a disk, as far as is known before the units are planned.
-bool Request::writes_past_cache() const {
-  return direction == Direction::write && has_gpu &&
-         std::any_of(stores.begin(), stores.end(), [](const StoreUse& use) { return use.entry->info().direct; });
-}
-
-// Whose kernels make all that is made of stored bytes; null: nobody's, or CPUs may have to.
-const cuda::Device* Request::decoding_gpu() const {
-  if (!transforms || !has_gpu || in_stream_order_) return nullptr;
-  const cuda::Device* gpu = nullptr;
-  for (const Span& span : spans) {
-    const TransformUse* const use = transform_of(span);
-    if (use == nullptr || span.length == 0) continue;
-    if (!use->is_for_gpu) return nullptr;
-    gpu = span.gpu;
-  }
-  return gpu;
-}
-
-Request::Claim Request::claim_units() {
-  const auto count = static_cast<std::uint32_t>(units.size());
-  const std::uint32_t next = next_unit_.load(std::memory_order_relaxed);
-  if (next >= count) return {count, count};
-  // Short ranges make no long pieces: one group at a time, or some lanes would be done long before the others.
-  const bool is_single = units[next].count != 1 || next + 1 == count;
-  const std::uint32_t wanted = is_single ? 1 : claimed_at_once();
-  if (transforms) return claim_mixed(wanted);
-  const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
-  return {std::min(begin, count), std::min(begin + wanted, count)};
-}
-
-// Units of a long range.
-std::uint32_t Request::claimed_at_once() const {
-  const Flow& flow = stores[0].entry->flow(direction);
-  const std::uint64_t operation = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();
-  const std::uint64_t longest = std::max(claimed_bytes_most, environment_->options.staging_slot_bytes);
-  const std::uint64_t bytes = prefer_long_.load(std::memory_order_relaxed) ? longest : operation;
-  return static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
-}
-
-// What is transformed is as long as it is, and claimed one by one; plain units up to the next of those.
-Request::Claim Request::claim_mixed(std::uint32_t wanted) {
-  const auto count = static_cast<std::uint32_t>(units.size());
-  const auto is_made = [&](std::uint32_t unit) { return spans[units[unit].first].transform != 0; };
-  std::uint32_t begin = next_unit_.load(std::memory_order_relaxed);
-  while (begin < count) {
-    std::uint32_t end = begin + 1;
-    while (!is_made(begin) && end < count && end - begin < wanted && !is_made(end)) ++end;
-    if (next_unit_.compare_exchange_weak(begin, end, std::memory_order_relaxed)) return {begin, end};
-  }
-  return {count, count};
 }
 
 // A range that failed has more left than any has bytes.
