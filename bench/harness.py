@@ -420,6 +420,18 @@ def decide(make_rounds, comparisons, deadline=None):
     return rows, attempts
 
 
+def figure(title, values, unit, target=None, lower_is_better=False):
+    """A row without a yardstick: the median of several samples, with a target or for orientation."""
+    found = summary(values)
+    if target is None:
+        verdict = "for orientation"
+    else:
+        met = found["median"] <= target if lower_is_better else found["median"] >= target
+        verdict = "met" if met else "missed"
+    return {"kind": "figure", "title": title, "samples": values, "unit": unit, "target": target,
+            "lower_is_better": lower_is_better, "verdict": verdict, **found}
+
+
 # The machine.
 
 def _output(*command):

@@ -13,6 +13,7 @@ from unittest import mock
 
 import gpu_rows
 import harness
+import host_rows
 import model_rows
 import run
 import table
@@ -130,7 +131,7 @@ class Shares(unittest.TestCase):
                     self.assertGreaterEqual(run.share_of_time(setup, later) - now, expected - 1e-6)
 
     def test_without_expectations_there_is_no_end(self):
-        self.assertIsNone(run.end_of_rows(mock.Mock(quick=True), run.ROWS, given=5))
+        self.assertIsNone(run.end_of_rows(mock.Mock(quick=True), host_rows.ROWS, given=5))
 
     def test_rows_that_are_not_named_take_no_time(self):
         setup = mock.Mock(quick=False)

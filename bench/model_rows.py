@@ -9,8 +9,8 @@ import statistics
 
 import harness
 import table
-from gpu_rows import GpuSetup, figure
-from harness import Program, at_least, at_most
+from gpu_setup import GpuSetup
+from harness import Program, at_least, at_most, figure
 from peers import layouts
 
 HERE = os.path.dirname(os.path.abspath(__file__))

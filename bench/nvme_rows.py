@@ -7,10 +7,9 @@ import re
 import shutil
 import subprocess
 
-import gpu_rows
 import harness
 import table
-from harness import GIB, KIB, MIB, BenchError, Program, Unavailable, at_least
+from harness import GIB, KIB, MIB, BenchError, Program, Unavailable, at_least, figure
 
 BATCH = 32
 BLOCK_BYTES = 128 * KIB
@@ -42,18 +41,18 @@ def row_driver(setup):
         program.ask("run 0.1")
         rounds = [program.ask(f"run {setup.round_seconds}") for _ in range(setup.rounds)]
         setup.check("NVMe, reads of 512 bytes", program)
-    rows = [gpu_rows.figure(f"NVMe reads of 512 bytes, one queue pair, one thread, batches of {BATCH}",
+    rows = [figure(f"NVMe reads of 512 bytes, one queue pair, one thread, batches of {BATCH}",
                             [harness.operations_per_second(sample) for sample in rounds],
                             "operations_per_second", 1e6),
-            gpu_rows.figure("… doorbells that the driver rang for each batch",
+            figure("… doorbells that the driver rang for each batch",
                             [sample["doorbells"] / sample["batches"] for sample in rounds], "plain", 1, True),
             # The controller may find two doorbells at once, and never more than were rung.
-            gpu_rows.figure("… of which the controller saw",
+            figure("… of which the controller saw",
                             [sample["doorbells_seen"] / sample["batches"] for sample in rounds], "plain", 1, True)]
     with setup.bench("controller", "--batch", 128) as program:
         program.ask("run 0.1")
         alone = [program.ask(f"run {setup.round_seconds}") for _ in range(setup.rounds)]
-    rows.append(gpu_rows.figure("… the controller alone, from a doorbell to the last of 128 completions",
+    rows.append(figure("… the controller alone, from a doorbell to the last of 128 completions",
                                 [harness.operations_per_second(sample) for sample in alone],
                                 "operations_per_second"))
     return {"rows": rows, "rounds": rounds, "alone": alone}
@@ -75,7 +74,7 @@ def count_instructions(setup, what, operations):
 def row_instructions(setup):
     """Instructions of the driver for a submission and for a completion, counted by callgrind."""
     operations = 640 if setup.quick else 3200
-    return {"rows": [gpu_rows.figure(f"instructions for {name} of 512 bytes, in batches of {BATCH}",
+    return {"rows": [figure(f"instructions for {name} of 512 bytes, in batches of {BATCH}",
                                      [count_instructions(setup, what, operations)], "count", 200, True)
                      for what, name in (("submit", "a submission"), ("complete", "a completion"))]}
 
