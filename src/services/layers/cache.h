@@ -67,6 +67,7 @@ class Cache {
 
  private:
   static constexpr std::uint32_t none = UINT32_MAX;
+  static constexpr auto look_again = std::chrono::microseconds(50);  // whether a stream has passed
 
   // An acquire, which closing waits for. REQUIRES: mutex_, at its begin and end.
   class Inside {
