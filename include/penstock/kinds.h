@@ -53,7 +53,7 @@ struct NewKind {
   static constexpr std::uint64_t anywhere = UINT64_MAX;
 
   std::string name;                       // UTF-8, 255 bytes at most, without control characters; not only digits
-  std::uint32_t id = 0;                   // 0: the lowest above all others
+  std::uint32_t id = 0;                   // 0: one above all that there ever were
   std::uint64_t start_byte = anywhere;    // anywhere: behind all else in a file, in the first gap of a device
   std::uint64_t start_lba = anywhere;     // instead: in blocks of the dictionary's size
   std::uint64_t capacity = 0;             // in records
@@ -119,12 +119,14 @@ class PENSTOCK_EXPORT Kinds {
 
   // Makes room for a kind: a file grows, and a device must have it. Durable when it returns.
   Result<Kind> add(const NewKind& kind) const;
-  // Takes a kind out of the dictionary. Its bytes stay where they are, and others may get the room.
+  // Takes a kind out of the dictionary. Its bytes stay where they are, and others may get the room: handles that were
+  // there before would read theirs.
   Status remove(std::uint32_t kind) const;
 
   // Appends records, and returns the index of the first: that of each part, where parts are given. All parts count, or
-  // none. Code::no_space if the kind has not enough room, Code::in_use if another writer took too long. After
-  // Code::not_durable they are there, but a power cut may take them away again.
+  // none. Code::no_space if the kind has not enough room, Code::in_use if another writer took too long,
+  // Code::changed if the id is another kind's than when this handle last looked. After Code::not_durable they are
+  // there, but a power cut may take them away again.
   Result<std::uint64_t> append(std::uint32_t kind, Region records) const;
   Result<std::vector<std::uint64_t>> append(std::span<const RecordsAppend> parts) const;
 

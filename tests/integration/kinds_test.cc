@@ -304,6 +304,24 @@ TEST_F(KindsOfRecords, need_a_dictionary_that_fits_their_store) {
   EXPECT_NE(broken.error().message.find("records.bin.kinds.json"), std::string::npos) << broken.error().message;
 }
 
+TEST_F(KindsOfRecords, of_a_kind_that_was_removed_are_not_taken_for_those_of_the_next) {
+  const Kinds kinds = Kinds::create(context_, path_).value();
+  const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
+  const Kinds before = Kinds::open(context_, path_).value();
+  ASSERT_TRUE(kinds.remove(kind.id).ok());
+  const Kind next = kinds.add({.name = "next", .capacity = 10, .record_bytes = record_bytes}).value();
+  EXPECT_NE(next.id, kind.id);
+  EXPECT_EQ(append(before, kind.id, 0, 1).error().code, Code::not_found);
+  // Also where somebody chose the same id.
+  ASSERT_TRUE(kinds.remove(next.id).ok());
+  const Kind same = kinds.add({.name = "same", .id = kind.id, .capacity = 600, .record_bytes = 1}).value();
+  ASSERT_TRUE(append(kinds, same.id, 0, 1).ok());
+  EXPECT_EQ(append(before, kind.id, 0, 1).error().code, Code::changed);
+  EXPECT_EQ(kinds.find(same.id)->records, record_bytes);
+  const Kinds other = before;
+  EXPECT_EQ(other.read({kind.id, 40, 5}, Domain::host()).error().code, Code::changed);
+}
+
 TEST_F(KindsOfRecords, leave_their_bytes_where_they_are_when_a_kind_is_removed) {
   const Kinds kinds = Kinds::create(context_, path_).value();
   const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();

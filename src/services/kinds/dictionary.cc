@@ -135,6 +135,7 @@ class Reader {
     if (key == "schema") return take_schema();
     if (key == "block_bytes") return take_number(key, block_bytes_);
     if (key == "device_bytes") return take_number(key, dictionary_.device_bytes);
+    if (key == "last_id") return take_number(key, last_id_);
     if (key == "kinds") {
       has_kinds_ = true;
       if (!json_.may_be(Type::array)) return json_.fail("its kinds are not a list");
@@ -207,8 +208,11 @@ class Reader {
       return wrong("block_bytes is " + std::to_string(dictionary_.block_bytes) + ", which no block has",
                    "choose a power of two up to 1048576");
     }
+    if (last_id_.value_or(0) > UINT32_MAX) return wrong("last_id is above 4294967295");
+    dictionary_.last_id = static_cast<std::uint32_t>(last_id_.value_or(0));
     for (Draft& draft : drafts_) {
       if (Status status = finish_kind(draft); !status) return std::move(status).error();
+      dictionary_.last_id = std::max(dictionary_.last_id, draft.kind.id);
       dictionary_.kinds.push_back(std::move(draft.kind));
     }
     std::ranges::sort(dictionary_.kinds, {}, &Kind::start_byte);
@@ -243,7 +247,7 @@ class Reader {
 
   JsonReader json_;
   Dictionary dictionary_;
-  std::optional<std::uint64_t> block_bytes_;
+  std::optional<std::uint64_t> block_bytes_, last_id_;
   std::vector<Draft> drafts_;
   std::optional<Error> unsupported_;
   bool has_schema_ = false;
@@ -276,10 +280,9 @@ Result<Kind> draft_of(const Dictionary& dictionary, const NewKind& wanted) {
   if (dictionary.find(kind.name) != nullptr) {
     return wrong("there is a kind " + in_quotes(kind.name) + " already", "choose another name");
   }
-  for (const Kind& other : dictionary.kinds) {
-    if (wanted.id == 0 && other.id >= kind.id) kind.id = other.id;
-  }
-  if (wanted.id == 0 && kind.id++ == UINT32_MAX) return wrong("no id is left above all others", "choose an id");
+  if (wanted.id == 0 && dictionary.last_id == UINT32_MAX)
+    return wrong("no id is left above all others", "choose an id");
+  if (wanted.id == 0) kind.id = dictionary.last_id + 1;
   if (kind.record_bytes == 0) {
     const auto dtype = dtype_from_name(kind.type);
     if (!dtype) {
@@ -324,6 +327,10 @@ Result<std::string> to_text(const Dictionary& dictionary) {
   std::string text = "{\n  \"schema\": \"penstock.kinds/1\",\n  \"block_bytes\": ";
   text += std::to_string(dictionary.block_bytes) + ",\n";
   if (dictionary.device_bytes) text += "  \"device_bytes\": " + std::to_string(*dictionary.device_bytes) + ",\n";
+  const auto is_last = [&](const Kind& kind) { return kind.id == dictionary.last_id; };
+  if (dictionary.last_id != 0 && std::ranges::none_of(dictionary.kinds, is_last)) {
+    text += "  \"last_id\": " + std::to_string(dictionary.last_id) + ",\n";
+  }
   text += "  \"kinds\": [";
   for (const Kind& kind : dictionary.kinds) {
     Json line = {{"id", kind.id}, {"name", kind.name}};
@@ -396,6 +403,7 @@ Result<std::size_t> try_add(Dictionary& dictionary, const NewKind& wanted, std::
   std::ranges::sort(kinds, {}, &Kind::start_byte);
   if (Status status = check_together(kinds); !status) return std::move(status).error();
   dictionary.kinds = std::move(kinds);
+  dictionary.last_id = std::max(dictionary.last_id, id);
   return static_cast<std::size_t>(dictionary.find(id) - dictionary.kinds.data());
 }
 

@@ -17,6 +17,7 @@ inline constexpr std::uint64_t placed_at_multiples_of = 4096;
 struct Dictionary {
   std::uint64_t block_bytes = 512;            // what LBAs count
   std::optional<std::uint64_t> device_bytes;  // of the device that it is for
+  std::uint32_t last_id = 0;                  // the highest that was ever given: none is given twice
   std::vector<Kind> kinds;                    // by start; no two overlap, or share an id or a name
 
   // Null: there is none.

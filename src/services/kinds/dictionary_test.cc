@@ -139,6 +139,22 @@ TEST(KindsDictionary, places_kinds_behind_what_is_there_or_in_the_first_gap) {
   EXPECT_EQ(parse(to_text(dictionary).value()).value().kinds, dictionary.kinds);
 }
 
+TEST(KindsDictionary, gives_no_id_twice) {
+  Dictionary dictionary;
+  const auto add_one = [&](const char* name) {
+    return dictionary.kinds[add(dictionary, {.name = name, .capacity = 1, .record_bytes = 1}, 0).value()].id;
+  };
+  EXPECT_EQ(add_one("a"), 1U);
+  EXPECT_EQ(add_one("b"), 2U);
+  dictionary.kinds.clear();
+  dictionary = parse(to_text(dictionary).value()).value();
+  EXPECT_EQ(add_one("c"), 3U);
+  EXPECT_EQ(to_text(dictionary).value().find("last_id"), std::string::npos) << "the kinds tell it";
+  dictionary.last_id = UINT32_MAX;
+  EXPECT_FALSE(add(dictionary, {.name = "d", .capacity = 1, .record_bytes = 1}, 0));
+  EXPECT_FALSE(parse(R"({"schema": "penstock.kinds/1", "last_id": 4294967296, "kinds": []})"));
+}
+
 TEST(KindsDictionary, refuses_new_kinds_without_room_and_stays_as_it_was) {
   Dictionary dictionary = parse(with_kinds(users)).value();
   const auto refuses = [&](const NewKind& kind) {

@@ -78,6 +78,21 @@ bool is_missing(const Error& error) {
   return error.code == Code::not_found || error.code == Code::out_of_range;
 }
 
+// Whoever knew another kind by this id, before it was removed, means that one.
+Status check_is_meant(const Table::State& known, const Kind& kind) {
+  const auto found = known.by_id.find(kind.id);
+  if (found == known.by_id.end()) return {};
+  const Kind& meant = *found->second;
+  if (meant.name == kind.name && meant.start_byte == kind.start_byte && meant.record_bytes == kind.record_bytes &&
+      meant.type == kind.type && meant.shape == kind.shape) {
+    return {};
+  }
+  return Error{Code::changed, 0,
+               of_kind(meant) + " is no longer what it was: its id, " + std::to_string(kind.id) + ", is that of " +
+                   of_kind(kind) + " as the dictionary is now",
+               "refresh, and find the kind again"};
+}
+
 Error not_there(const Table::State& state, const Records& records) {
   const auto found = state.by_id.find(records.kind);
   if (found == state.by_id.end()) {
@@ -262,6 +277,7 @@ Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> 
   if (Status status = check_process(); !status) return std::move(status).error();
   const auto lock = WriterLock::of_dictionary(path_, deadline_of(options_));
   if (!lock) return lock.error();
+  const auto known = state();
   auto read = read_dictionary(context_, path_);
   if (!read) return std::move(read).error();
   Dictionary dictionary = std::move(*read);
@@ -275,6 +291,7 @@ Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> 
     const auto found = std::ranges::find(dictionary.kinds, part.kind, &Kind::id);
     if (found == dictionary.kinds.end()) return no_kind(of_id(part.kind));
     Kind& kind = *found;
+    if (Status status = check_is_meant(*known, kind); !status) return std::move(status).error();
     const std::uint64_t count = part.memory.size_bytes / kind.record_bytes;
     if (part.memory.size_bytes % kind.record_bytes != 0) {
       return Error{Code::invalid_argument, 0,
@@ -305,13 +322,19 @@ Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> 
 
 Result<Table::Placed> Table::place(std::span<const RecordsRead> reads) {
   if (Status status = check_process(); !status) return std::move(status).error();
-  if (const auto now = state(); now->store) {
-    auto placed = place_in(now, reads);
+  const auto known = state();
+  if (known->store) {
+    auto placed = place_in(known, reads);
     if (placed || !is_missing(placed.error())) return placed;
   }
   // Others may have added kinds or records since.
   auto again = refresh();
   if (!again) return std::move(again).error();
+  for (const RecordsRead& each : reads) {
+    const auto found = (*again)->by_id.find(each.records.kind);
+    if (found == (*again)->by_id.end()) continue;
+    if (Status status = check_is_meant(*known, *found->second); !status) return std::move(status).error();
+  }
   return place_in(std::move(*again), reads);
 }
 
