@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "apart.h"
 #include "interrupt.h"
 #include "scratch.h"
 #include "transfer.h"
@@ -200,14 +201,6 @@ Exit show(const BenchFlags& flags, const Output& output, const Json& bench, std:
   return output.json() ? exit_for(wrong->code) : output.fail(*wrong);
 }
 
-// What is read must not be replaced by what is written about it.
-Status check_page_name(const BenchFlags& flags) {
-  const std::string read = flags.from.empty() ? local_path(flags.path) : flags.from;
-  std::error_code different;
-  if (flags.html.empty() || !fs::equivalent(read, flags.html, different) || different) return {};
-  return usage("--html names the input file, " + flags.html, "name another");
-}
-
 // The exit code says whether anything got worse.
 Exit compare(const BenchFlags& flags, const Output& output) {
   std::vector<Json> results;
@@ -245,7 +238,8 @@ Exit run(const BenchFlags& flags) {
   const Output output(flags.output);
   if (flags.layers) return run_layers(flags, output);
   if (!flags.compare.empty()) return compare(flags, output);
-  if (Status named = check_page_name(flags); !named.ok()) return output.fail(named.error());
+  const Status apart = check_apart({"--html", flags.html}, {{flags.from.empty() ? flags.path : flags.from}, {}});
+  if (!apart.ok()) return output.fail(apart.error());
   std::optional<PageFile> page;
   if (!flags.html.empty()) {
     Result<PageFile> made = PageFile::create(flags.html);

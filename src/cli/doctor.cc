@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <iterator>
 
+#include "apart.h"
 #include "engine_list.h"
 #include "model_names.h"
 #include "report_file.h"
@@ -292,6 +293,8 @@ Exit run(const DoctorFlags& flags) {
   const Output output(flags.output);
   std::optional<ReportFile> bundle;
   if (!flags.bundle.empty()) {
+    const Status apart = check_apart({"--bundle", flags.bundle}, {{flags.path}, {flags.context.options}});
+    if (!apart.ok()) return output.fail(apart.error());
     Result<ReportFile> made = ReportFile::create(flags.bundle);
     if (!made.ok()) return output.fail(made.error());
     bundle = std::move(*made);

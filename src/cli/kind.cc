@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <iterator>
 
+#include "apart.h"
 #include "interrupt.h"
 #include "output.h"
 #include "source.h"
@@ -323,23 +324,13 @@ Status print_records(Region memory) {
   return {};
 }
 
-// Records written over what they are read from would be the last that are read from it.
-Status check_out(const Kinds& kinds, const std::string& out) {
-  if (out.empty() || out == "-") return {};
-  const std::string& store = kinds.store();
-  for (const std::string& kept : {store, store.substr(store.find(':') + 1), kinds.dictionary()}) {
-    std::error_code ignored;  // of what is not there, or no file
-    if (!std::filesystem::equivalent(out, kept, ignored)) continue;
-    return Error{Code::invalid_argument, 0, "--out " + out + " is the store or its dictionary", "name another file"};
-  }
-  return {};
-}
-
 Exit read_records(const KindFlags& flags) {
   return with_kind(flags, [&](Context& context, const Kinds& kinds, const Kind& kind, const Output& output) {
     const Result<Domain> domain = Domain::parse(flags.to);
     if (!domain.ok()) return output.fail(domain.error());
-    if (const Status apart = check_out(kinds, flags.out); !apart.ok()) return output.fail(apart.error());
+    const Status apart =
+        check_apart({"--out", flags.out}, {{kinds.store(), kinds.dictionary()}, {flags.context.options}});
+    if (!apart.ok()) return output.fail(apart.error());
     const Records wanted{.kind = kind.id, .index = flags.index, .count = flags.count};
     if (kind.records >= flags.count) {  // else that is the error
       const Status room = check_room(*domain, flags.count * kind.record_bytes, context.machine(), "ask for fewer");

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "apart.h"
 #include "model_names.h"
 #include "report_file.h"
 #include "source.h"
@@ -108,6 +109,8 @@ Exit run(const LoadFlags& given) {
   const Output output(flags.output);
   std::optional<ReportFile> timeline;
   if (!flags.timeline.empty()) {
+    const Status apart = check_apart({"--timeline", flags.timeline}, {flags.paths, {flags.context.options}});
+    if (!apart.ok()) return output.fail(apart.error());
     Result<ReportFile> made = ReportFile::create(flags.timeline);
     if (!made.ok()) return output.fail(made.error());
     timeline = std::move(*made);

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <random>
 
+#include "apart.h"
 #include "interrupt.h"
 #include "output.h"
 #include "transfer.h"
@@ -142,6 +143,8 @@ Exit run(const RowsFlags& flags) {
   const Output output(flags.output);
   const Result<Domain> domain = Domain::parse(flags.to);
   if (!domain.ok()) return output.fail(domain.error());
+  const Status apart = check_apart({"--out", flags.out}, {flags.paths, {flags.numbers, flags.context.options}});
+  if (!apart.ok()) return output.fail(apart.error());
   Result<Context> context = make_context(flags.context);
   if (!context.ok()) return output.fail(context.error());
   const Result<Rows> table = open_tables(*context, flags);

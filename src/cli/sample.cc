@@ -1,6 +1,7 @@
 // penstock sample: makes a model to try the other commands with. Its values mean nothing.
 #include <algorithm>
 
+#include "apart.h"
 #include "interrupt.h"
 #include "model_names.h"
 #include "source.h"
@@ -50,6 +51,8 @@ Result<Report> make(const SampleFlags& flags) {
                  .message = "a sample needs at least " + std::to_string(smallest_bytes) + " bytes",
                  .hint = "choose a larger --size"};
   }
+  const Status apart = check_apart({"DEST", flags.path}, {{}, {flags.context.options}});
+  if (!apart.ok()) return apart.error();
   Result<Context> context = make_context(flags.context);
   if (!context.ok()) return context.error();
   const Status room = check_room(Domain::host(), size_bytes, context->machine(), "choose a smaller --size");

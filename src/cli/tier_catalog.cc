@@ -3,6 +3,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "apart.h"
 #include "interrupt.h"
 #include "report_file.h"
 #include "tier.h"
@@ -212,6 +213,8 @@ Exit status(const Flags& flags, const Output& output, Tiers& tiers) {
   if (!flags.html.empty()) {
     const auto units = tiers.list({.limit = 2000});
     if (!units.ok()) return output.fail(units.error());
+    const Status apart = check_apart({"--html", flags.html}, {{tiers.catalog()}, {}});
+    if (!apart.ok()) return output.fail(apart.error());
     auto file = ReportFile::create(flags.html);
     if (!file.ok()) return output.fail(file.error());
     if (Status written = file->write(tier_page(*all, *units)); !written.ok()) return output.fail(written.error());

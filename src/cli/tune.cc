@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "apart.h"
 #include "measure.h"
 #include "scratch.h"
 #include "transfer.h"
@@ -166,6 +167,8 @@ Exit run(const TuneFlags& flags) {
   if (!domain.ok()) return output.fail(domain.error());
   const Result<TuningKey> key = tuning_key(local_path(flags.path), *domain);
   if (!key.ok()) return output.fail(key.error());
+  const Status apart = check_apart({"--file", flags.file}, {{flags.path}, {}});
+  if (!apart.ok()) return output.fail(apart.error());
   Tuned outcome{.key = *key, .file = flags.file.empty() ? default_tuning_file() : flags.file};
 
   if (flags.forget) {

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <filesystem>
 
+#include "apart.h"
 #include "copying.h"
 #include "source.h"
 #include "transfer.h"
@@ -53,12 +54,6 @@ bool is_block_device(const std::string& name) {
   if (is_own_disk(name)) return true;
   struct stat status {};
   return stat(local_path(name).c_str(), &status) == 0 && S_ISBLK(status.st_mode);
-}
-
-// The file or device that holds the bytes; those of a controller in software are in a file.
-std::string backing_path(std::string name) {
-  if (name.starts_with(soft_scheme)) name.erase(0, soft_scheme.size());
-  return local_path(name);
 }
 
 // Blocks that are what they are: a device, or the namespace of a controller that this process drives.
@@ -170,11 +165,10 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, const 
   const bool fixed_size = has_fixed_size(flags.destination);
   const Result<Access> access = choose_access(flags);
   if (!access.ok()) return access.error();
-  std::error_code ignored;  // of a destination that is not there yet
-  if (*access != Access::replace && !flags.pattern &&
-      std::filesystem::equivalent(backing_path(flags.source), backing_path(flags.destination), ignored)) {
-    return usage(flags.source + " and " + flags.destination + " are the same store", "name another destination");
-  }
+  Inputs inputs{{}, {flags.context.options}};
+  // A file may be replaced by a part of itself: that is what was asked for.
+  if (*access != Access::replace && !flags.pattern) inputs.stores.push_back(flags.source);
+  if (Status apart = check_apart({"DEST", flags.destination}, inputs); !apart.ok()) return apart.error();
   const std::uint64_t offset = flags.offset.value_or(0);
   std::uint64_t end = 0;
   if (__builtin_add_overflow(offset, demand.source_bytes.value_or(0), &end)) {

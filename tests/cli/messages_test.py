@@ -140,7 +140,7 @@ class UsageErrors(ToolTest):
     def test_name_stores_that_are_the_same_behind_a_controller(self):
         image = self.file("image", bytes(MIB))
         for source, destination in [(image, f"soft-nvme:{image}"), (f"soft-nvme:{image}", f"soft-nvme:{image}")]:
-            self.assertIn("the same store", self.fails("invalid_argument", 2, "write", source, destination)["message"])
+            self.assertIn("overwrite an input", self.fails("invalid_argument", 2, "write", source, destination)["message"])
 
     def test_say_what_to_name_instead(self):
         data = self.file("data", bytes(MIB))
