@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "apart.h"
+#include "bytes_out.h"
 #include "interrupt.h"
 #include "output.h"
 #include "source.h"
@@ -252,7 +253,10 @@ Result<Buffer> read_source(Context& context, const std::string& name) {
     if (bytes == 0) return Buffer();
     Result<Buffer> memory = context.allocate(Domain::host(), bytes);
     if (!memory.ok()) return memory;
-    const Report report = context.read(*store, 0, memory->region());
+    const Range range{.store = &*store, .offset = 0, .memory = memory->region()};
+    Result<Ticket> ticket = context.submit(Direction::read, {&range, 1});
+    if (!ticket.ok()) return ticket.error();
+    const Report report = await(std::move(*ticket));
     if (!report.ok()) return *report.error;
     return memory;
   }
@@ -277,8 +281,16 @@ Exit append_records(const KindFlags& flags) {
   return with_kind(flags, [&](Context& context, const Kinds& kinds, const Kind& kind, const Output& output) {
     const Result<Buffer> records = read_source(context, flags.source);
     if (!records.ok()) return output.fail(records.error());
+    if (interrupted()) return output.fail(interrupted_error());
     const Stopwatch stopwatch;
-    const Result<std::uint64_t> first = kinds.append(kind.id, records->region());
+    const Result<std::uint64_t> first = call_interruptibly([&] { return kinds.append(kind.id, records->region()); },
+                                                           [&] {
+                                                             Error error = interrupted_error();
+                                                             error.message +=
+                                                                 "; the records count all together, or not at all";
+                                                             error.hint = "penstock kind show says whether they do";
+                                                             output.fail(error);
+                                                           });
     if (!first.ok()) {
       Error error = first.error();
       std::error_code ignored;  // of stores that are no files
@@ -302,16 +314,6 @@ Exit append_records(const KindFlags& flags) {
   });
 }
 
-Status write_records(Context& context, const std::string& path, Region memory) {
-  Result<Store> store = context.open(path, {.access = Access::replace, .size_bytes = memory.size_bytes});
-  if (!store.ok()) return store.error();
-  if (memory.size_bytes != 0) {
-    const Report report = context.write(*store, 0, memory);
-    if (!report.ok()) return *report.error;
-  }
-  return store->commit();
-}
-
 Status print_records(Region memory) {
   const Result<StandardOutput> out = StandardOutput::take();
   if (!out.ok()) return out.error();
@@ -322,6 +324,25 @@ Status print_records(Region memory) {
     if (Status status = out->write(*piece, Deadline()); !status.ok()) return status;
   }
   return {};
+}
+
+Result<penstock::Loaded> load_records(Context& context, const Kinds& kinds, const Kind& kind, const Records& wanted,
+                                      Domain domain) {
+  std::uint64_t bytes = 0;
+  // More than there can be is not allocated first: that is the error.
+  if (__builtin_mul_overflow(wanted.count, kind.record_bytes, &bytes) || bytes > kind.length_bytes) bytes = 0;
+  penstock::Loaded loaded;
+  if (bytes != 0) {
+    Result<Buffer> allocated = context.allocate(domain, bytes);
+    if (!allocated.ok()) return allocated.error();
+    loaded.buffer = std::move(*allocated);
+  }
+  const RecordsRead read{wanted, loaded.buffer.region()};
+  Result<Ticket> ticket = kinds.submit({&read, 1});
+  if (!ticket.ok()) return ticket.error();
+  loaded.report = await(std::move(*ticket));
+  if (!loaded.report.ok()) return *loaded.report.error;
+  return loaded;
 }
 
 Exit read_records(const KindFlags& flags) {
@@ -336,11 +357,11 @@ Exit read_records(const KindFlags& flags) {
       const Status room = check_room(*domain, flags.count * kind.record_bytes, context.machine(), "ask for fewer");
       if (!room.ok()) return output.fail(room.error());
     }
-    const Result<penstock::Loaded> loaded = kinds.read(wanted, *domain);
+    const Result<penstock::Loaded> loaded = load_records(context, kinds, kind, wanted, *domain);
     if (!loaded.ok()) return output.fail(loaded.error());
     if (!flags.out.empty()) {
       const Status written = flags.out == "-" ? print_records(loaded->buffer.region())
-                                              : write_records(context, flags.out, loaded->buffer.region());
+                                              : write_file(context, flags.out, loaded->buffer.region());
       if (!written.ok()) return output.fail(written.error());
     }
     const Report& report = loaded->report;

@@ -4,8 +4,10 @@
 #include <random>
 
 #include "apart.h"
+#include "bytes_out.h"
 #include "interrupt.h"
 #include "output.h"
+#include "source.h"
 #include "transfer.h"
 
 namespace penstock::cli {
@@ -60,6 +62,8 @@ Result<Rows> open_tables(Context& context, const RowsFlags& flags) {
   return tables.size() == 1 ? tables.front() : Rows::join(tables);
 }
 
+constexpr std::size_t numbers_between_looks = 1 << 20;
+
 // Numbers between commas or blanks.
 Result<std::vector<std::int64_t>> parse_numbers(std::string_view text) {
   constexpr std::string_view between = ", \t\r\n";
@@ -75,38 +79,101 @@ Result<std::vector<std::int64_t>> parse_numbers(std::string_view text) {
                         "write whole numbers with commas between them: 1,5,9");
     }
     numbers.push_back(number);
+    if (numbers.size() % numbers_between_looks == 0 && interrupted()) return interrupted_error();
     text.remove_prefix(word.size());
   }
 }
 
-Result<std::vector<std::int64_t>> make_numbers(const RowsFlags& flags, std::uint64_t rows) {
+// A pipe or, for "-", standard input is waited for; so is a file whose server takes its time.
+Result<std::string> read_list(const std::string& path) {
+  constexpr std::size_t window_bytes = 1 << 20;
+  const Result<std::unique_ptr<Source>> stream = open_stream(path, std::nullopt);
+  if (!stream.ok()) return stream.error();
+  std::ifstream file;
+  if (*stream == nullptr) {
+    errno = 0;
+    file.open(path, std::ios::binary);
+    if (!file) return system_error(errno, "open " + path);
+  }
+  std::string text;
+  while (true) {
+    if (interrupted()) return interrupted_error();
+    const std::size_t before = text.size();
+    text.resize(before + window_bytes);
+    std::size_t got = 0;
+    if (*stream != nullptr) {
+      const auto filled =
+          (*stream)->fill(Region::host(reinterpret_cast<std::byte*>(text.data() + before), window_bytes));
+      if (!filled.ok()) return filled.error();
+      got = *filled;
+    } else {
+      file.read(text.data() + before, window_bytes);
+      if (file.bad()) return system_error(EIO, "read " + path);
+      got = static_cast<std::size_t>(file.gcount());
+    }
+    text.resize(before + got);
+    if (got < window_bytes) return text;
+  }
+}
+
+std::uint64_t bytes_of(std::uint64_t rows, std::uint64_t row_bytes) {
+  std::uint64_t bytes = 0;
+  return __builtin_mul_overflow(rows, row_bytes, &bytes) ? UINT64_MAX : bytes;
+}
+
+// For the rows, and for their numbers, which are in host memory.
+Status check_room_for(std::uint64_t rows, std::uint64_t row_bytes, Domain domain, const Machine& machine) {
+  const std::string hint = "ask for fewer rows";
+  if (Status room = check_room(domain, bytes_of(rows, row_bytes), machine, hint); !room.ok()) return room;
+  std::uint64_t each = sizeof(std::int64_t);
+  if (domain.kind() != Domain::Kind::cuda && __builtin_add_overflow(each, row_bytes, &each)) each = UINT64_MAX;
+  return check_room(Domain::host(), bytes_of(rows, each), machine, hint);
+}
+
+Result<std::vector<std::int64_t>> make_numbers(const RowsFlags& flags, const TableInfo& table, Domain domain,
+                                               const Machine& machine) {
   constexpr std::string_view random = "random:";
   if (flags.numbers.starts_with('@')) {
-    std::ifstream file(flags.numbers.substr(1), std::ios::binary);
-    if (!file) return system_error(errno, "open " + flags.numbers.substr(1));
-    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    return parse_numbers(text);
+    const Result<std::string> text = read_list(flags.numbers.substr(1));
+    if (!text.ok()) return text.error();
+    return parse_numbers(*text);
   }
   if (!flags.numbers.starts_with(random)) return parse_numbers(flags.numbers);
   const auto count = parse_numbers(std::string_view(flags.numbers).substr(random.size()));
   if (!count.ok() || count->size() != 1 || count->front() < 0) {
     return rows_usage("\"" + flags.numbers + "\" is not random:N", "write how many rows: random:100000");
   }
-  if (rows == 0 && count->front() != 0) return rows_usage("the table has no rows", "ask for none");
+  if (table.rows == 0 && count->front() != 0) return rows_usage("the table has no rows", "ask for none");
+  const auto wanted = static_cast<std::size_t>(count->front());
+  if (Status room = check_room_for(wanted, table.row_bytes, domain, machine); !room.ok()) return room.error();
   std::mt19937_64 generator(flags.seed);
-  std::vector<std::int64_t> numbers(static_cast<std::size_t>(count->front()));
-  for (std::int64_t& number : numbers) number = static_cast<std::int64_t>(generator() % rows);
+  std::vector<std::int64_t> numbers;
+  numbers.reserve(wanted);
+  while (numbers.size() < wanted) {
+    if (numbers.size() % numbers_between_looks == 0 && interrupted()) return interrupted_error();
+    numbers.push_back(static_cast<std::int64_t>(generator() % table.rows));
+  }
   return numbers;
 }
 
-Status write_out(Context& context, const std::string& path, Region memory) {
-  Result<Store> store = context.open(path, {.access = Access::replace, .size_bytes = memory.size_bytes});
-  if (!store.ok()) return store.error();
-  if (memory.size_bytes != 0) {
-    const Report report = context.write(*store, 0, memory);
-    if (!report.ok()) return *report.error;
+struct Gathering {
+  std::span<const std::int64_t> numbers;
+  Region memory;
+};
+
+// The fastest of all rounds, or the first that failed.
+RowsReport gather_rounds(const Rows& table, const Gathering& gathering, const RowsFlags& flags) {
+  RowsReport best;
+  for (std::uint32_t round = 0; round < flags.repeat; ++round) {
+    RowsReport report = table.gather(gathering.numbers, gathering.memory, {.zeros_for_missing = flags.zeros});
+    if (report.ok() && interrupted()) {
+      report.outcome = Outcome::cancelled;
+      report.error = interrupted_error();
+    }
+    if (!report.ok()) return report;
+    if (round == 0 || report.seconds < best.seconds) best = std::move(report);
   }
-  return store->commit();
+  return best;
 }
 
 Json report_json(const RowsFlags& flags, const TableInfo& info, std::size_t rows, const RowsReport& report) {
@@ -149,10 +216,9 @@ Exit run(const RowsFlags& flags) {
   if (!context.ok()) return output.fail(context.error());
   const Result<Rows> table = open_tables(*context, flags);
   if (!table.ok()) return output.fail(table.error());
-  const auto numbers = make_numbers(flags, table->info().rows);
+  const auto numbers = make_numbers(flags, table->info(), *domain, context->machine());
   if (!numbers.ok()) return output.fail(numbers.error());
-  std::uint64_t bytes = 0;
-  if (__builtin_mul_overflow(numbers->size(), table->info().row_bytes, &bytes)) bytes = UINT64_MAX;
+  const std::uint64_t bytes = bytes_of(numbers->size(), table->info().row_bytes);
   const Status room = check_room(*domain, bytes, context->machine(), "ask for fewer rows");
   if (!room.ok()) return output.fail(room.error());
   Buffer memory;
@@ -161,18 +227,14 @@ Exit run(const RowsFlags& flags) {
     if (!allocated.ok()) return output.fail(allocated.error());
     memory = std::move(*allocated);
   }
-  RowsReport best;
-  for (std::uint32_t round = 0; round < flags.repeat; ++round) {
-    if (interrupted()) return output.fail(interrupted_error());
-    RowsReport report = table->gather(*numbers, memory.region(), {.zeros_for_missing = flags.zeros});
-    if (!report.ok()) {
-      if (report.error->code == Code::out_of_range) report.error->hint = "ask for rows of the table, or give --zeros";
-      return output.fail(*report.error);
-    }
-    if (round == 0 || report.seconds < best.seconds) best = std::move(report);
+  RowsReport best = call_interruptibly([&] { return gather_rounds(*table, {*numbers, memory.region()}, flags); },
+                                       [&] { output.fail(interrupted_error()); });
+  if (!best.ok()) {
+    if (best.error->code == Code::out_of_range) best.error->hint = "ask for rows of the table, or give --zeros";
+    return output.fail(*best.error);
   }
   if (!flags.out.empty()) {
-    if (Status status = write_out(*context, flags.out, memory.region()); !status.ok())
+    if (Status status = write_file(*context, flags.out, memory.region()); !status.ok())
       return output.fail(status.error());
   }
   if (output.json()) {
@@ -193,7 +255,7 @@ Command add_rows(CLI::App& tool) {
                    "a model, a .npy file or raw rows; several are one table, joined in this order")
       ->required();
   parser->add_option("--tensor", flags->tensor, "the table, in a safetensors or GGUF model")->type_name("NAME");
-  parser->add_option("--indices", flags->numbers, "1,5,9, or @FILE with such a list, or random:N")
+  parser->add_option("--indices", flags->numbers, "1,5,9, or @FILE with such a list (@-: standard input), or random:N")
       ->type_name("LIST")
       ->required();
   parser->add_option("--to", flags->to, "host, pinned or cuda:N")->type_name("MEMORY")->capture_default_str();

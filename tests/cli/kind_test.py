@@ -10,8 +10,9 @@ import time
 import unittest
 
 import schema
-from tool import TOOL, ToolTest, environment
+from tool import SLOW, TOOL, ToolTest, environment, resident_bytes, wait_until
 
+MIB = 1 << 20
 RECORD = 100
 
 
@@ -150,6 +151,49 @@ class Kinds(ToolTest):
         self.run_tool("kind", "append", self.store, "users", self.file("new", bytes([count % 251]) * RECORD))
         done = self.run_tool("kind", "read", self.store, "users", 0, "--count", count + 1, "--out", "-")
         self.assertEqual(done.stdout, b"".join(bytes([i % 251]) * RECORD for i in range(count + 1)))
+
+
+class Interrupted(ToolTest):
+    """Records of 1 MiB, slowly."""
+
+    def setUp(self):
+        super().setUp()
+        self.store = self.folder / "records.bin"
+        self.json_of("kind", "create", self.store)
+
+    def add(self, records):
+        self.json_of("kind", "add", self.store, "big", "--record", "1MiB", "--capacity", 1024, "--records", records)
+
+    def end(self, process):
+        code, stdout, stderr, _ = self.interrupt(process)
+        self.assertEqual((code, stdout), (130, b""), stderr)
+        self.assertTrue(stderr.startswith(b"penstock: interrupted"), stderr)
+        self.assertNotIn(b"hang", stderr)
+
+    def test_read_leaves_nothing(self):
+        self.add(1024)
+        before = self.names()
+        process = self.start("kind", "read", self.store, "big", 0, "--count", 1000, "--out", self.folder / "out", *SLOW)
+        wait_until(lambda: resident_bytes(process) > 64 * MIB)
+        self.end(process)
+        self.assertEqual(self.names(), before)
+
+    def test_append_that_reads_its_records(self):
+        self.add(0)
+        process = self.start("kind", "append", self.store, "big", self.sparse_file("new", 1 << 30), *SLOW)
+        wait_until(lambda: resident_bytes(process) > 64 * MIB)
+        self.end(process)
+        self.assertEqual(self.json_of("kind", "check", self.store)["kinds"][0]["records"], 0)
+
+    def test_append_that_writes_its_records(self):
+        self.add(0)
+        before = os.stat(self.store).st_mtime_ns
+        with open(self.sparse_file("new", 256 * MIB), "rb") as new:
+            process = self.start("kind", "append", self.store, "big", "-", *SLOW, stdin=new)
+        wait_until(lambda: os.stat(self.store).st_mtime_ns != before)
+        self.end(process)
+        self.assertEqual(self.json_of("kind", "check", self.store)["kinds"][0]["records"], 0)
+        self.assertEqual(self.names(), ["new", "records.bin", "records.bin.kinds.json"])
 
 
 class Docs(ToolTest):

@@ -4,7 +4,7 @@ import os
 import unittest
 
 from models_test import gguf, header
-from tool import ToolTest
+from tool import SLOW, ToolTest, resident_bytes, wait_until
 
 FAKE_CUDA = os.environ.get("PENSTOCK_FAKE_CUDA", "")
 
@@ -83,6 +83,36 @@ class Rows(ToolTest):
         array = self.file("a.npy", npy(1000, 64) + self.content)
         self.json_of("rows", array, "--indices", "5,3", "--to", "cuda:0", "--out", self.out,
                      env={"LD_LIBRARY_PATH": FAKE_CUDA})
+        self.assertEqual(self.out.read_bytes(), self.row(5) + self.row(3))
+
+    def test_memory_is_checked_before_numbers_are_made(self):
+        array = self.file("a.npy", npy(1000, 64) + self.content)
+        error = self.fails("out_of_memory", 5, "rows", array, "--indices", "random:1000000000000")
+        self.assertEqual(error["hint"], "ask for fewer rows")
+
+    def test_an_interrupt_ends_a_gather_and_leaves_nothing(self):
+        table = self.sparse_file("a.bin", 1 << 30)
+        process = self.start("rows", table, "--row-bytes", 4096, "--indices", "random:262144", "--no-mapping",
+                             "--repeat", 1000, "--out", self.out, *SLOW)
+        wait_until(lambda: resident_bytes(process) > 64 << 20)
+        code, stdout, stderr, _ = self.interrupt(process)
+        self.assertEqual((code, stdout, stderr), (130, b"", b"penstock: interrupted\n"))
+        self.assertEqual(self.names(), ["a.bin"])
+
+    def test_an_interrupt_ends_the_wait_for_indices(self):
+        array = self.file("a.npy", npy(1000, 64) + self.content)
+        fifo = self.folder / "fifo"
+        os.mkfifo(fifo)
+        process = self.start("rows", array, "--indices", f"@{fifo}")
+        with open(fifo, "wb", buffering=0) as writer:
+            writer.write(b"1,")
+            code, stdout, stderr, _ = self.interrupt(process)
+        self.assertEqual((code, stdout, stderr), (130, b"", b"penstock: interrupted\n"))
+
+    def test_takes_indices_from_a_pipe(self):
+        array = self.file("a.npy", npy(1000, 64) + self.content)
+        done = self.run_tool("rows", array, "--indices", "@-", "--out", self.out, input=b"5\n3\n")
+        self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.out.read_bytes(), self.row(5) + self.row(3))
 
 
