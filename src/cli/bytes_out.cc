@@ -1,6 +1,9 @@
 #include "bytes_out.h"
 
+#include <algorithm>
+
 #include "interrupt.h"
+#include "transfer.h"
 
 namespace penstock::cli {
 
@@ -17,6 +20,16 @@ Status write_file(Context& context, const std::string& name, Region memory) {
   }
   if (interrupted()) return interrupted_error();
   return store->commit();
+}
+
+Status print_bytes(const StandardOutput& out, Region memory) {
+  Lens lens;
+  for (std::size_t at = 0; at < memory.size_bytes; at += Lens::piece_bytes) {
+    const auto piece = lens.look(memory.part(at, std::min(Lens::piece_bytes, memory.size_bytes - at)));
+    if (!piece.ok()) return piece.error();
+    if (Status status = out.write(*piece, Deadline()); !status.ok()) return status;
+  }
+  return {};
 }
 
 }  // namespace penstock::cli

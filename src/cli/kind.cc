@@ -10,7 +10,6 @@
 #include "interrupt.h"
 #include "output.h"
 #include "source.h"
-#include "standard_output.h"
 #include "transfer.h"
 
 namespace penstock::cli {
@@ -314,18 +313,6 @@ Exit append_records(const KindFlags& flags) {
   });
 }
 
-Status print_records(Region memory) {
-  const Result<StandardOutput> out = StandardOutput::take();
-  if (!out.ok()) return out.error();
-  Lens lens;
-  for (std::size_t at = 0; at < memory.size_bytes; at += Lens::piece_bytes) {
-    const auto piece = lens.look(memory.part(at, std::min(Lens::piece_bytes, memory.size_bytes - at)));
-    if (!piece.ok()) return piece.error();
-    if (Status status = out->write(*piece, Deadline()); !status.ok()) return status;
-  }
-  return {};
-}
-
 Result<penstock::Loaded> load_records(Context& context, const Kinds& kinds, const Kind& kind, const Records& wanted,
                                       Domain domain) {
   std::uint64_t bytes = 0;
@@ -352,6 +339,12 @@ Exit read_records(const KindFlags& flags) {
     const Status apart =
         check_apart({"--out", flags.out}, {{kinds.store(), kinds.dictionary()}, {flags.context.options}});
     if (!apart.ok()) return output.fail(apart.error());
+    std::optional<StandardOutput> bytes_out;
+    if (flags.out == "-") {
+      const Result<StandardOutput> taken = StandardOutput::take();
+      if (!taken.ok()) return output.fail(taken.error());
+      bytes_out = *taken;
+    }
     const Records wanted{.kind = kind.id, .index = flags.index, .count = flags.count};
     if (kind.records >= flags.count) {  // else that is the error
       const Status room = check_room(*domain, flags.count * kind.record_bytes, context.machine(), "ask for fewer");
@@ -360,8 +353,8 @@ Exit read_records(const KindFlags& flags) {
     const Result<penstock::Loaded> loaded = load_records(context, kinds, kind, wanted, *domain);
     if (!loaded.ok()) return output.fail(loaded.error());
     if (!flags.out.empty()) {
-      const Status written = flags.out == "-" ? print_records(loaded->buffer.region())
-                                              : write_file(context, flags.out, loaded->buffer.region());
+      const Region records = loaded->buffer.region();
+      const Status written = bytes_out ? print_bytes(*bytes_out, records) : write_file(context, flags.out, records);
       if (!written.ok()) return output.fail(written.error());
     }
     const Report& report = loaded->report;

@@ -212,6 +212,12 @@ Exit run(const RowsFlags& flags) {
   if (!domain.ok()) return output.fail(domain.error());
   const Status apart = check_apart({"--out", flags.out}, {flags.paths, {flags.numbers, flags.context.options}});
   if (!apart.ok()) return output.fail(apart.error());
+  std::optional<StandardOutput> bytes_out;
+  if (flags.out == "-") {
+    const Result<StandardOutput> taken = StandardOutput::take();
+    if (!taken.ok()) return output.fail(taken.error());
+    bytes_out = *taken;
+  }
   Result<Context> context = make_context(flags.context);
   if (!context.ok()) return output.fail(context.error());
   const Result<Rows> table = open_tables(*context, flags);
@@ -234,8 +240,9 @@ Exit run(const RowsFlags& flags) {
     return output.fail(*best.error);
   }
   if (!flags.out.empty()) {
-    if (Status status = write_file(*context, flags.out, memory.region()); !status.ok())
-      return output.fail(status.error());
+    const Region rows = memory.region();
+    const Status written = bytes_out ? print_bytes(*bytes_out, rows) : write_file(*context, flags.out, rows);
+    if (!written.ok()) return output.fail(written.error());
   }
   if (output.json()) {
     output.object(report_json(flags, table->info(), numbers->size(), best));
@@ -259,7 +266,8 @@ Command add_rows(CLI::App& tool) {
       ->type_name("LIST")
       ->required();
   parser->add_option("--to", flags->to, "host, pinned or cuda:N")->type_name("MEMORY")->capture_default_str();
-  parser->add_option("--out", flags->out, "write the rows to this file, replaced if it is there")->type_name("FILE");
+  parser->add_option("--out", flags->out, "write the rows to this file, replaced if it is there; -: standard output")
+      ->type_name("FILE");
   add_size(*parser, "--row-bytes", flags->row_bytes, "raw rows: the size of one");
   add_size(*parser, "--offset", flags->offset, "raw rows: where the first begins");
   add_size(*parser, "--stride", flags->stride, "raw rows: from the beginning of one to that of the next");

@@ -1,4 +1,4 @@
-// Standard output as the destination of `penstock load --to -`.
+// Standard output as the destination of bytes, as in `penstock load --to -`.
 #pragma once
 
 #include <cstddef>

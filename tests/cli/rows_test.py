@@ -1,5 +1,6 @@
 """penstock rows, from the outside."""
 
+import json
 import os
 import unittest
 
@@ -108,6 +109,13 @@ class Rows(ToolTest):
             writer.write(b"1,")
             code, stdout, stderr, _ = self.interrupt(process)
         self.assertEqual((code, stdout, stderr), (130, b"", b"penstock: interrupted\n"))
+
+    def test_writes_rows_to_standard_output(self):
+        array = self.file("a.npy", npy(1000, 64) + self.content)
+        done = self.run_tool("rows", array, "--indices", "7,0", "--out", "-", "--json", cwd=self.folder)
+        self.assertEqual((done.returncode, done.stdout), (0, self.row(7) + self.row(0)), done.stderr)
+        self.assertEqual(json.loads(done.stderr)["bytes"], 128)
+        self.assertEqual(self.names(), ["a.npy"])
 
     def test_takes_indices_from_a_pipe(self):
         array = self.file("a.npy", npy(1000, 64) + self.content)
