@@ -139,13 +139,15 @@ CLI::Option* add_size(CLI::App& parser, const std::string& name, std::optional<s
 
 CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
   const std::string ends = std::to_string(least) + " to " + std::to_string(most);
-  const auto refusal = [=](const std::string& text) {
+  const auto read = [=](std::string& text) {
     std::uint64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     const bool fits = error == std::errc() && end == text.data() + text.size() && value >= least && value <= most;
-    return fits ? "" : "\"" + text + "\" is not a whole number from " + ends;
+    if (!fits) return "\"" + text + "\" is not a whole number from " + ends;
+    text = std::to_string(value);  // with zeros in front, the parser would take it for octal
+    return std::string();
   };
-  return {refusal, most == UINT64_MAX ? "" : ends};
+  return {read, most >= UINT64_MAX - 1 ? "" : ends};
 }
 
 CLI::Validator number(double least, double most) {
@@ -167,7 +169,7 @@ void add_context_flags(CLI::App& parser, ContextFlags& flags) {
       ->check(CLI::IsMember({"auto", "keep", "bypass"}));
   parser.add_option("--lanes", flags.lanes, "how many lanes to use; 0: one per usable CPU, at most 16")
       ->type_name("N")
-      ->check(whole_number(0, lanes_limit));
+      ->transform(whole_number(0, lanes_limit));
   parser.add_option("--options", flags.options, "all other options: a JSON object, or @FILE")->type_name("JSON");
 }
 

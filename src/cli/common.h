@@ -88,7 +88,8 @@ Result<std::uint64_t> parse_size(std::string_view text);
 CLI::Option* add_size(CLI::App& parser, const std::string& name, std::optional<std::uint64_t>& value,
                       const std::string& help);
 
-// Whole numbers, or any; what is none of them is a usage error that names both ends.
+// Whole numbers, or any, in decimal digits; what is none of them is a usage error that names both ends. Every option
+// that is a whole number has the first, as its transform.
 CLI::Validator whole_number(std::uint64_t least, std::uint64_t most);
 CLI::Validator number(double least, double most);
 

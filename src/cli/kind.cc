@@ -411,7 +411,8 @@ Command add_kind(CLI::App& tool) {
     verb->add_option("--serial", flags->serial, "for STORE nvme:ADDRESS: the serial number of its controller");
     verb->add_option("--window", flags->window, "for STORE nvme:ADDRESS: the first block that may change, and how many")
         ->expected(2)
-        ->type_name("FIRST COUNT");
+        ->type_name("FIRST COUNT")
+        ->transform(whole_number(0, UINT64_MAX));
   };
   add("create", "Make a dictionary without kinds, and the file if there is none", create_kinds);
   CLI::App* adding = add("add", "Add a kind, and make room for it", add_kind_to);
@@ -420,22 +421,30 @@ Command add_kind(CLI::App& tool) {
   adding->add_option("--shape", flags->shape, "the shape of a record, such as 4,16; default: one element")
       ->type_name("SHAPE");
   add_size(*adding, "--record", flags->record, "the size of a record; default: what type and shape say");
-  adding->add_option("--capacity", flags->added.capacity, "how many records there is room for")->type_name("N");
+  adding->add_option("--capacity", flags->added.capacity, "how many records there is room for")
+      ->type_name("N")
+      ->transform(whole_number(0, UINT64_MAX));
   add_size(*adding, "--length", flags->length, "the room in bytes, instead of --capacity");
   add_size(*adding, "--start", flags->start, "where it begins; default: behind all else in a file, or in a gap");
-  adding->add_option("--lba", flags->lba, "where it begins, in blocks")->type_name("N");
+  adding->add_option("--lba", flags->lba, "where it begins, in blocks")
+      ->type_name("N")
+      ->transform(whole_number(0, NewKind::anywhere - 1));
   adding->add_option("--id", flags->added.id, "its number; default: one above the highest")
       ->type_name("N")
-      ->check(whole_number(1, UINT32_MAX));
-  adding->add_option("--records", flags->added.records, "how many records are there already")->type_name("N");
+      ->transform(whole_number(1, UINT32_MAX));
+  adding->add_option("--records", flags->added.records, "how many records are there already")
+      ->type_name("N")
+      ->transform(whole_number(0, UINT64_MAX));
   add("list", "List the kinds, and how full they are", list_kinds);
   name_kind(add("show", "Show a kind", show_kind));
   CLI::App* appending = name_kind(add("append", "Append records, durably", append_records));
   appending->add_option("FROM", flags->source, "a file of whole records, or - for standard input")->required();
   permit(appending);
   CLI::App* reading = name_kind(add("read", "Read records that follow each other", read_records));
-  reading->add_option("INDEX", flags->index, "the first record")->required()->check(whole_number(0, UINT64_MAX));
-  reading->add_option("--count", flags->count, "how many")->capture_default_str()->check(whole_number(0, UINT64_MAX));
+  reading->add_option("INDEX", flags->index, "the first record")->required()->transform(whole_number(0, UINT64_MAX));
+  reading->add_option("--count", flags->count, "how many")
+      ->capture_default_str()
+      ->transform(whole_number(0, UINT64_MAX));
   reading->add_option("--to", flags->to, "host, pinned or cuda:N")->type_name("MEMORY")->capture_default_str();
   reading->add_option("--out", flags->out, "write them to this file, replaced if it is there; -: standard output")
       ->type_name("FILE");

@@ -164,7 +164,7 @@ Command add_load(CLI::App& tool) {
   auto* lba = parser->add_option("--lba", flags->lba, "where to begin, in blocks");
   auto* count = parser->add_option("--count", flags->count, "how many blocks to load");
   for (CLI::Option* in_blocks : {lba, count}) {
-    in_blocks->type_name("N")->check(whole_number(0, UINT64_MAX))->excludes(shared.offset)->excludes(shared.size);
+    in_blocks->type_name("N")->transform(whole_number(0, UINT64_MAX))->excludes(shared.offset)->excludes(shared.size);
   }
   auto* raw = parser->add_flag("--raw", flags->raw, "load a model as bytes; so do --offset, --size, --lba and --count");
   auto* select = parser
@@ -175,7 +175,7 @@ Command add_load(CLI::App& tool) {
   for (CLI::Option* of_bytes : {shared.offset, shared.size, lba, count, raw}) select->excludes(of_bytes);
   parser->add_option("--repeat", flags->repeat, "load N times into the same memory and report the steady speed")
       ->type_name("N")
-      ->check(whole_number(1, repeat_limit));
+      ->transform(whole_number(1, repeat_limit));
   parser->add_option("--timeline", flags->timeline, "write what each lane did and when, as a Chrome trace")
       ->type_name("FILE");
   parser->add_flag("--watch", flags->watch, "show what each lane does, on the terminal");

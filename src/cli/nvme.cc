@@ -300,7 +300,7 @@ Command add_nvme(CLI::App& tool) {
   CLI::App* by_gpu =
       add("gpu-selftest", "Test whether kernels of a GPU read a store by themselves", gpu_selftest, false);
   by_gpu->add_option("NAME", flags->name, "any store: a file, a device, nvme:ADDRESS or soft-nvme:FILE")->required();
-  by_gpu->add_option("--gpu", flags->gpu, "the number of the GPU")->check(whole_number(0, 1023));
+  by_gpu->add_option("--gpu", flags->gpu, "the number of the GPU")->transform(whole_number(0, 1023));
   struct Change {
     const char* name;
     const char* help;
@@ -314,11 +314,13 @@ Command add_nvme(CLI::App& tool) {
   }
   CLI::App* trial =
       add("soft", "Test the driver against a misbehaving controller in software, and compare every byte", soft, false);
-  trial->add_option("--seed", flags->trial.seed, "the seed of the misbehaviour")->check(whole_number(0, UINT64_MAX));
-  trial->add_option("--seeds", flags->seeds, "run N seeds, one after the other")->check(whole_number(1, UINT64_MAX));
+  trial->add_option("--seed", flags->trial.seed, "the seed of the misbehaviour")
+      ->transform(whole_number(0, UINT64_MAX));
+  trial->add_option("--seeds", flags->seeds, "run N seeds, one after the other")
+      ->transform(whole_number(1, UINT64_MAX));
   trial->add_option("--operations", flags->trial.operations, "how many operations per seed")
-      ->check(whole_number(1, UINT64_MAX));
-  trial->add_option("--block", flags->trial.block_bytes, "the block size")->check(CLI::IsMember({512, 4096}));
+      ->transform(whole_number(1, UINT64_MAX));
+  trial->add_option("--block", flags->trial.block_bytes, "the block size")->check(CLI::IsMember({"512", "4096"}));
   trial->add_flag("--no-faults", flags->no_faults, "make the controller behave");
   return {parser, [flags, verbs] {
             for (const Verb& verb : *verbs) {

@@ -116,7 +116,7 @@ std::shared_ptr<PackFlags> add_flags(CLI::App& parser) {
   parser.add_option("MODEL", flags->model, "a directory, a file or an index, by path or URI")->required();
   parser.add_option("--out", flags->folder, "the folder for the result; made if it is not there");
   parser.add_option("--threads", flags->threads, "that encode; by default one for each CPU")
-      ->check(whole_number(1, 1024));
+      ->transform(whole_number(1, 1024));
   add_context_flags(parser, flags->context);
   parser.add_flag("--json", flags->output.json, "print one JSON object");
   parser.add_flag("--quiet", flags->output.quiet, "print nothing but errors");

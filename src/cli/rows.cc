@@ -271,14 +271,17 @@ Command add_rows(CLI::App& tool) {
   add_size(*parser, "--row-bytes", flags->row_bytes, "raw rows: the size of one");
   add_size(*parser, "--offset", flags->offset, "raw rows: where the first begins");
   add_size(*parser, "--stride", flags->stride, "raw rows: from the beginning of one to that of the next");
-  parser->add_option("--count", flags->count, "raw rows: how many there are; default: up to the end")->type_name("N");
+  parser->add_option("--count", flags->count, "raw rows: how many there are; default: up to the end")
+      ->type_name("N")
+      ->transform(whole_number(0, RawRows::all - 1));
   parser->add_option("--seed", flags->seed, "other rows of random:N for another number")
       ->type_name("N")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->transform(whole_number(0, UINT64_MAX));
   parser->add_option("--repeat", flags->repeat, "gather N times and report the fastest")
       ->type_name("N")
       ->capture_default_str()
-      ->check(whole_number(1, 1'000'000));
+      ->transform(whole_number(1, 1'000'000));
   parser->add_flag("--zeros", flags->zeros, "rows of zeros for indices that are out of range, instead of an error");
   parser->add_flag("--no-mapping", flags->no_mapping, "read cached rows too, instead of copying them from a mapping");
   add_context_flags(*parser, flags->context);

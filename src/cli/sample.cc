@@ -103,7 +103,7 @@ Command add_sample(CLI::App& tool) {
   parser->add_option("--seed", flags->seed, "another number gives other bytes")
       ->type_name("N")
       ->capture_default_str()
-      ->check(whole_number(0, UINT64_MAX));
+      ->transform(whole_number(0, UINT64_MAX));
   add_context_flags(*parser, flags->context);
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->add_flag("--quiet", flags->output.quiet, "print nothing but errors");

@@ -110,7 +110,7 @@ Command add_tier(CLI::App& tool) {
   listing->add_option("--limit", flags->limit, "at most so many")
       ->type_name("N")
       ->capture_default_str()
-      ->check(number(1, 1e9));
+      ->transform(whole_number(1, 1'000'000'000));
 
   add_unit(add("where", "Print the path where a unit lies", tier::where));
   add_unit(add("why", "Explain where a unit belongs", tier::why));

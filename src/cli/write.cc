@@ -417,7 +417,7 @@ Command add_write(CLI::App& tool) {
   parser->add_option("--serial", flags->serial, "for DEST nvme:ADDRESS: the serial number of its controller");
   parser->add_option("--window", flags->window, "for DEST nvme:ADDRESS: the first block that may change, and how many")
       ->expected(2)
-      ->check(whole_number(0, UINT64_MAX))
+      ->transform(whole_number(0, UINT64_MAX))
       ->type_name("FIRST COUNT");
   parser->footer(
       "Examples:\n"

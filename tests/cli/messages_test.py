@@ -88,6 +88,27 @@ class OddNumbers(ToolTest):
                     self.assertLess(len(error["message"]), 160)
                     self.assertNotIn("\n", error["message"])
 
+    def test_are_decimal_everywhere(self):
+        table = self.file("rows", bytes(64 * 20))
+        store = self.folder / "records"
+        self.json_of("kind", "create", store)
+        add = ["kind", "add", store, "k", "--record", 1]
+        for arguments in [[*add, "--capacity"], [*add, "--capacity", 1, "--lba"], [*add, "--capacity", 1, "--records"],
+                          [*add, "--capacity", 1, "--id"], ["kind", "read", store, "k", 0, "--count"],
+                          ["kind", "append", store, "k", table, "--window", 0],
+                          ["write", table, self.folder / "copy", "--window", 0],
+                          ["rows", table, "--row-bytes", 64, "--indices", 0, "--count"],
+                          ["rows", table, "--row-bytes", 64, "--indices", 0, "--seed"],
+                          ["rows", table, "--row-bytes", 64, "--indices", 0, "--repeat"],
+                          ["load", table, "--lba"], ["load", table, "--lanes"], ["nvme", "soft", "--seed"],
+                          ["nvme", "soft", "--block"], ["tier", "list", "--limit"]]:
+            for value in ["-1", "-18446744073709551606", "0x200", "1.5"]:
+                with self.subTest(arguments=arguments, value=value):
+                    self.assertIn(value, self.fails("invalid_argument", 2, *arguments, value)["message"])
+        self.assertEqual(self.json_of(*add, "--capacity", "010")["kinds"][0]["capacity"], 10)
+        result = self.json_of("rows", table, "--row-bytes", 64, "--indices", "010", "--count", "012")
+        self.assertEqual(result["table"]["rows"], 12)
+
     def test_for_sizes_too(self):
         path = self.file("data", b"x")
         for option in ["--size", "--offset"]:
