@@ -8,6 +8,7 @@
 #include "apart.h"
 #include "bytes_out.h"
 #include "interrupt.h"
+#include "model_names.h"
 #include "output.h"
 #include "source.h"
 #include "transfer.h"
@@ -161,7 +162,11 @@ Exit create_kinds(const KindFlags& flags) {
   Result<Context> context = make_context(flags.context);
   if (!context.ok()) return output.fail(context.error());
   const Result<Kinds> kinds = Kinds::create(*context, flags.store, kinds_options(flags));
-  if (!kinds.ok()) return output.fail(with_kind_options(kinds.error()));
+  if (!kinds.ok()) {
+    Error error = with_kind_options(kinds.error());
+    if (error.code == Code::not_found && error.hint.empty()) error.hint = "check the name, or make the folder first";
+    return output.fail(error);
+  }
   if (output.json()) {
     output.object(kinds_json(*kinds, {}));
   } else {
@@ -220,7 +225,7 @@ Exit check_kinds(const KindFlags& flags) {
       output.object(kinds_json(kinds, kinds.list()));
     } else {
       output.item(Mark::good,
-                  std::to_string(kinds.list().size()) + " kinds: none overlaps another, all lie in " + kinds.store());
+                  count_of(kinds.list().size(), "kind") + ": none overlaps another, all lie in " + kinds.store());
     }
     return Exit::ok;
   });
@@ -306,7 +311,7 @@ Exit append_records(const KindFlags& flags) {
       result["append"] = {{"index", *first}, {"count", count}, {"bytes", records->size_bytes()}, {"seconds", seconds}};
       output.object(result);
     } else {
-      output.verdict(std::to_string(count) + " records, from " + std::to_string(*first) + " on, durable after " +
+      output.verdict(count_of(count, "record") + ", from " + std::to_string(*first) + " on, durable after " +
                      format_seconds(seconds));
     }
     return Exit::ok;
@@ -364,7 +369,7 @@ Exit read_records(const KindFlags& flags) {
                         {"bytes", report.bytes}, {"seconds", report.seconds}, {"routes", routes_json(report.routes)}};
       output.object(result);
     } else if (flags.out != "-") {
-      output.verdict(std::to_string(flags.count) + " records, " + format_bytes(report.bytes) + " in " +
+      output.verdict(count_of(flags.count, "record") + ", " + format_bytes(report.bytes) + " in " +
                      format_seconds(report.seconds));
       output.field("routes", format_routes(report.routes));
     }

@@ -64,12 +64,19 @@ bool wants_json(int argc, char** argv) {
   return false;
 }
 
-// The parser's own words for a misspelt command, and for an option in its place, don't name it.
+// The parser's own words for a misspelt command or option, and for an option in a command's place, don't name it.
 std::string usage_message(const CLI::App& tool, const CLI::ParseError& error, int argc, char** argv) {
   if (argc < 2) return "no command given";
   const std::string first = "\"" + std::string(argv[1]) + "\"";
   if (argv[1][0] == '-') return first + " comes where a command is expected; put options after the command";
-  return tool.get_subcommands().empty() ? "unknown command " + first : error.what();
+  if (tool.get_subcommands().empty()) return "unknown command " + first;
+  const CLI::App* command = &tool;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  // Something is missing: what nobody knows is meant for it.
+  const std::vector<std::string> unknown = command->remaining();
+  if (dynamic_cast<const CLI::RequiredError*>(&error) == nullptr || unknown.empty()) return error.what();
+  return "unknown " + std::string(unknown.front().starts_with('-') ? "option" : "argument") + " \"" + unknown.front() +
+         "\"; " + error.what();
 }
 
 Exit fail_usage(const CLI::App& tool, const CLI::ParseError& error, int argc, char** argv) {

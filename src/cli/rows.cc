@@ -1,11 +1,13 @@
 // penstock rows: gathers rows of a table by their numbers, and says how fast.
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "apart.h"
 #include "bytes_out.h"
 #include "interrupt.h"
+#include "model_names.h"
 #include "output.h"
 #include "source.h"
 #include "transfer.h"
@@ -47,6 +49,9 @@ Result<Rows> open_table(Context& context, const std::string& path, const RowsFla
   if (flags.offset || flags.stride || flags.count) {
     return rows_usage("--offset, --stride and --count are for tables without a header", "give --row-bytes too");
   }
+  if (!flags.tensor.empty() && path.ends_with(".npy")) {
+    return rows_usage(path + " is a .npy file, which has no named tensors", "leave out --tensor");
+  }
   if (!flags.tensor.empty()) return Rows::open_tensor(context, path, flags.tensor, options);
   if (path.ends_with(".npy")) return Rows::open_npy(context, path, options);
   return rows_usage(path + ": which rows?", "name a tensor of a model with --tensor, or give --row-bytes");
@@ -87,13 +92,16 @@ Result<std::vector<std::int64_t>> parse_numbers(std::string_view text) {
 // A pipe or, for "-", standard input is waited for; so is a file whose server takes its time.
 Result<std::string> read_list(const std::string& path) {
   constexpr std::size_t window_bytes = 1 << 20;
+  const std::string hint = "name a file with numbers of rows, or write them: --indices 1,5,9";
+  std::error_code failed;  // of what is not there
+  if (std::filesystem::is_directory(path, failed)) return system_error(EISDIR, "read " + path, hint);
   const Result<std::unique_ptr<Source>> stream = open_stream(path, std::nullopt);
   if (!stream.ok()) return stream.error();
   std::ifstream file;
   if (*stream == nullptr) {
     errno = 0;
     file.open(path, std::ios::binary);
-    if (!file) return system_error(errno, "open " + path);
+    if (!file) return system_error(errno, "open " + path, hint);
   }
   std::string text;
   while (true) {
@@ -108,7 +116,7 @@ Result<std::string> read_list(const std::string& path) {
       got = *filled;
     } else {
       file.read(text.data() + before, window_bytes);
-      if (file.bad()) return system_error(EIO, "read " + path);
+      if (file.bad()) return system_error(EIO, "read " + path, hint);
       got = static_cast<std::size_t>(file.gcount());
     }
     text.resize(before + got);
@@ -197,12 +205,12 @@ Json report_json(const RowsFlags& flags, const TableInfo& info, std::size_t rows
 }
 
 void print_report(const Output& output, std::size_t rows, const RowsReport& report) {
-  output.verdict(std::to_string(rows) + " rows, " + format_bytes(report.bytes) + " in " +
-                 format_seconds(report.seconds) + ": " + format_rate(rate(report.bytes, report.seconds)));
-  output.field("cached", std::to_string(report.cached_rows) + " rows, copied from a mapping");
-  output.field("cold", std::to_string(report.cold_rows) + " rows; " + format_bytes(report.read_bytes) + " read, " +
+  output.verdict(count_of(rows, "row") + ", " + format_bytes(report.bytes) + " in " + format_seconds(report.seconds) +
+                 ": " + format_rate(rate(report.bytes, report.seconds)));
+  output.field("cached", count_of(report.cached_rows, "row") + ", copied from a mapping");
+  output.field("cold", count_of(report.cold_rows, "row") + "; " + format_bytes(report.read_bytes) + " read, " +
                            format_bytes(report.extra_bytes) + " of it not asked for");
-  if (report.missing_rows != 0) output.field("missing", std::to_string(report.missing_rows) + " rows of zeros");
+  if (report.missing_rows != 0) output.field("missing", count_of(report.missing_rows, "row") + " of zeros");
   if (report.read_bytes != 0) output.field("routes", format_routes(report.reading.routes));
 }
 

@@ -56,7 +56,7 @@ class Kinds(ToolTest):
         for verb in (["list"], ["show"], ["check"]):
             done = self.run_tool("kind", *verb, self.store, *(["users"] if verb == ["show"] else []))
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn(b"1 kinds" if verb == ["check"] else b"users", done.stdout)
+            self.assertIn(b"1 kind:" if verb == ["check"] else b"users", done.stdout)
         self.assertEqual(self.run_tool("kind", "list", self.store, "--quiet").stdout, b"")
 
     def test_keeps_records_in_an_nvme_namespace(self):
@@ -78,6 +78,7 @@ class Kinds(ToolTest):
 
     def test_refuses_what_is_wrong_with_words_that_help(self):
         self.fails("not_found", 3, "kind", "list", self.store)
+        self.assertIn("folder", self.fails("not_found", 3, "kind", "create", self.folder / "none" / "x")["hint"])
         self.make(3)
         self.fails("in_use", 4, "kind", "create", self.store)
         error = self.fails("not_found", 3, "kind", "show", self.store, "user")

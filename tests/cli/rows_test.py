@@ -86,6 +86,21 @@ class Rows(ToolTest):
                      env={"LD_LIBRARY_PATH": FAKE_CUDA})
         self.assertEqual(self.out.read_bytes(), self.row(5) + self.row(3))
 
+    def test_says_what_to_give_instead(self):
+        array = self.file("a.npy", npy(1000, 64) + self.content)
+        error = self.fails("is_directory", 1, "rows", array, "--indices", f"@{self.folder}")
+        self.assertIn(str(self.folder), error["message"])
+        self.assertIn("--indices 1,5,9", error["hint"])
+        error = self.fails("not_found", 3, "rows", array, "--indices", f"@{self.folder}/none")
+        self.assertIn("--indices 1,5,9", error["hint"])
+        error = self.fails("invalid_argument", 2, "rows", array, "--tensor", "x", "--indices", "1")
+        self.assertIn("is a .npy file", error["message"])
+        self.assertIn("--tensor", error["hint"])
+
+    def test_counts_one_row_as_one(self):
+        array = self.file("a.npy", npy(1000, 64) + self.content)
+        self.assertTrue(self.run_tool("rows", array, "--indices", "1").stdout.startswith(b"1 row, "))
+
     def test_memory_is_checked_before_numbers_are_made(self):
         array = self.file("a.npy", npy(1000, 64) + self.content)
         error = self.fails("out_of_memory", 5, "rows", array, "--indices", "random:1000000000000")
