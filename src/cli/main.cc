@@ -75,8 +75,9 @@ std::string usage_message(const CLI::App& tool, const CLI::ParseError& error, in
   // Something is missing: what nobody knows is meant for it.
   const std::vector<std::string> unknown = command->remaining();
   if (dynamic_cast<const CLI::RequiredError*>(&error) == nullptr || unknown.empty()) return error.what();
-  return "unknown " + std::string(unknown.front().starts_with('-') ? "option" : "argument") + " \"" + unknown.front() +
-         "\"; " + error.what();
+  const std::string word = "\"" + unknown.front() + "\"";
+  if (unknown.front().starts_with('-')) return "unknown option " + word + "; " + error.what();
+  return command->get_require_subcommand_min() > 0 ? "unknown command " + word : error.what();
 }
 
 Exit fail_usage(const CLI::App& tool, const CLI::ParseError& error, int argc, char** argv) {
