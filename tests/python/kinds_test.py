@@ -67,14 +67,19 @@ def test_records_with_fields_are_types_of_numpy(store):
     assert numpy.array_equal(kinds.read("points", 1, 2, dtype=fields), points[1:3])
     assert kinds.read("points", 3, dtype=fields)["id"] == 3
     assert kinds.read("points", 0, 1, dtype="<i4").shape == (1, 5)
+    assert kinds.read("points", 0, dtype="F32").shape == kinds.read("points", 0, dtype="f4").shape == (5,)
     with pytest.raises(penstock.InvalidError, match="24 bytes"):
         kinds.read("points", 0, dtype=numpy.dtype("V24"))
+    with pytest.raises(penstock.InvalidError, match="'f5' is no type of NumPy"):
+        kinds.read("points", 0, dtype="f5")
 
 
 def test_types_are_named_or_those_of_a_framework(store):
     torch = pytest.importorskip("torch")
     kinds = penstock.Kinds.create(store)
     assert kinds.add("a", dtype=numpy.int16, shape=[2], capacity=1).type == "I16"
+    assert kinds.add("x", dtype="f4", shape=(4,), capacity=10).record_bytes == 16 and kinds["x"].type == "F32"
+    assert kinds.add("y", dtype="F4", shape=(4,), capacity=10).record_bytes == 2
     assert kinds.add("b", dtype=torch.bfloat16, capacity=1).record_bytes == 2
     kinds.append("b", torch.tensor([1.5], dtype=torch.bfloat16))
     read = kinds.read("b", 0)

@@ -318,10 +318,31 @@ def test_types_and_shapes_are_taken_as_everywhere(tmp_path):
     path.write_bytes(content.tobytes())
     for dtype in ("F32", "float32", numpy.float32, numpy.dtype("float32")):
         assert numpy.array_equal(open_np(path, dtype=dtype, row_shape=4)[:], content)
+    for dtype in ("f4", "<f4", "=f4", "f", "single", "f32"):
+        rows = open_np(path, dtype=dtype, row_shape=4)
+        assert rows.dtype == numpy.float32 and numpy.array_equal(rows[:], content), dtype
+    for dtype in ("i1", "u1", "|u1", "i2", "<u2", "i4", "u4", "i8", "u8", "f2", "f8", "c8", "b1", "bool", "int", "B"):
+        rows = open_np(path, dtype=dtype, row_shape=2)
+        assert rows.dtype == numpy.dtype(dtype) and rows.row_bytes == 2 * numpy.dtype(dtype).itemsize, dtype
+    assert open_np(path, dtype="F4", row_shape=4).row_bytes == 2 and open_np(path, dtype="I8", row_shape=4).row_bytes == 4
+    for dtype in (">f4", "f16", "U3", "S4"):
+        with pytest.raises(penstock.InvalidError, match="has no name in safetensors"):
+            open_np(path, dtype=dtype, row_shape=1)
+    with pytest.raises(penstock.InvalidError, match="'float32' or 'f4'"):
+        open_np(path, dtype="f5", row_shape=1)
     numpy.save(tmp_path / "table.npy", content)
     for options in ({"dtype": "F32", "row_shape": 4}, {"tensor": "embed"}):
         with pytest.raises(penstock.InvalidError, match="begins with a header"):
             open_np(tmp_path / "table.npy", **options)
+
+
+def test_a_type_that_the_framework_lacks_is_refused_with_what_rows_have(tmp_path):
+    torch = pytest.importorskip("torch")
+    (tmp_path / "raw").write_bytes(bytes(64))
+    if hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has float4")
+    with pytest.raises(penstock.UnsupportedError, match="take framework='np'"):
+        penstock.Rows(tmp_path / "raw", dtype="F4", row_shape=4, framework="pt")
 
 
 def test_a_model_without_a_tensor_is_refused_with_what_to_do(table):

@@ -10,12 +10,13 @@ from . import _core
 from ._arguments import natural, seconds
 from ._closing import Reopening, absolute
 from ._context import Context, default_context
+from ._dtypes import numpy_type, type_name
 from ._errors import Error, MissingKeyError, NotFoundError, invalid, make
 from ._frameworks import framework as framework_named
 from ._frameworks import framework_of
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._report import Report
-from ._rows import Rows, RowType, _named, _settled, described, lengths_of, type_name, wait_for_streams
+from ._rows import Rows, RowType, _named, _settled, described, lengths_of, wait_for_streams
 
 _ANYWHERE = (1 << 64) - 1
 _MOST_ID = (1 << 32) - 1
@@ -198,7 +199,7 @@ class Kinds(Reopening):
             start_lba: Optional[int] = None, id: Optional[int] = None, records: int = 0) -> Kind:
         """Adds a kind, and makes room for it: a file grows, and a device must have it.
 
-        A record has a `dtype`, by the name of safetensors ("F32") or NumPy ("float32") or a type of NumPy or torch, and
+        A record has a `dtype`, by the name of safetensors ("F32") or NumPy ("float32", "f4") or a type of NumPy or torch, and
         a `shape` (4 is (4,)); or only `record_bytes`. The room is a `capacity` in records, or `length_bytes`. Without `start_byte` or `start_lba`, the
         kind comes behind all else in a file, or into the first gap of a device. `records` are there already.
         """
@@ -333,8 +334,7 @@ class Kinds(Reopening):
     def _row_type(self, kind: Kind, dtype: Any) -> RowType:
         if dtype is None:
             return RowType(framework_named(self._framework), kind.name, kind.type, kind.shape, kind.record_bytes)
-        frame = framework_named("np")
-        wanted = frame.numpy.dtype(dtype)
+        frame, wanted = framework_named("np"), numpy_type(dtype)
         if wanted.hasobject or wanted.itemsize == 0 or kind.record_bytes % wanted.itemsize:
             raise invalid(f"dtype: {wanted} has {wanted.itemsize} bytes, and a record of {kind.name!r} {kind.record_bytes}",
                           "give a type as large as a record, or of which a record has several")

@@ -14,10 +14,11 @@ from . import _core
 from ._arguments import natural, seconds
 from ._closing import Reopening, absolute, mark
 from ._context import Context, default_context
+from ._dtypes import BITS, of_code, type_name
 from ._errors import Error, invalid, make
 from ._frameworks import about_memory
 from ._frameworks import framework as framework_named
-from ._frameworks import framework_of
+from ._frameworks import framework_of, unsupported
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._report import Report, size_text
 
@@ -27,9 +28,6 @@ _INTEGERS = {name: number for number, name in enumerate(
 _INT64 = _INTEGERS["int64"]
 _CODES = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "q": "int64",
           "Q": "uint64", "l": "int64", "L": "uint64"}  # of array.array and of buffers
-# Types of .npy files, by the names of safetensors.
-_OF_NPY = {"b1": "BOOL", "i1": "I8", "u1": "U8", "i2": "I16", "u2": "U16", "i4": "I32", "u4": "U32", "i8": "I64",
-           "u8": "U64", "f2": "F16", "f4": "F32", "f8": "F64", "c8": "C64"}
 _ALL = (1 << 64) - 1
 _ROOM_CHECK_BYTES = 64 << 20  # to ask how much memory there is takes longer than a small gather
 
@@ -104,7 +102,7 @@ class RowType:
         frame = self.frame
         if not dtype:
             return frame.types["U8"], (self.row_bytes,)
-        plain = _OF_NPY.get(dtype[1:]) if dtype[0] in "<|=" else None
+        plain = of_code(dtype)
         if plain is not None:
             dtype = plain
         elif dtype[0] in "<>|=":  # of a .npy file, and of no other
@@ -115,7 +113,8 @@ class RowType:
         if dtype not in frame.types:
             if _is_quantized(dtype):
                 return frame.types["U8"], (self.row_bytes,)
-            frame.check([(name, dtype, tuple(shape), 0)])
+            raise unsupported(name, dtype, frame.lack(), "take framework='np'" if frame.name == "pt" else
+                              "install ml_dtypes, or take framework='pt'")
         return frame.types[dtype], tuple(frame.shape_of((name, dtype, tuple(shape), 0)))
 
     def allocate(self, shape: tuple[int, ...], domain: str) -> Any:
@@ -176,7 +175,7 @@ def described(value: Any) -> Optional[Described]:
     if interface is None:
         return None
     code = interface["typestr"]
-    return Described(code, _OF_NPY.get(code[1:]) if code[0] in "<|=" else None, tuple(interface["shape"]))
+    return Described(code, of_code(code), tuple(interface["shape"]))
 
 
 class Rows(Reopening):
@@ -189,7 +188,7 @@ class Rows(Reopening):
         table.gather(token_ids, out=memory)
 
     A table is a tensor of a safetensors or GGUF model (`tensor`), a .npy file, or rows without a header: `dtype`, by the
-    name of safetensors ("F32") or NumPy ("float32") or a type of NumPy or torch, and `row_shape` (4 is (4,)), or `row_bytes` alone for rows of bytes; with `offset`, `stride_bytes` and
+    name of safetensors ("F32") or NumPy ("float32", "f4") or a type of NumPy or torch, and `row_shape` (4 is (4,)), or `row_bytes` alone for rows of bytes; with `offset`, `stride_bytes` and
     `count` where rows are not all of the file, or not dense. A list of paths is one table, those of the first file first.
 
     Results are tensors of torch where it is installed, else arrays of NumPy (`framework`), on `device`, or where the
@@ -524,7 +523,7 @@ def _raw_row_bytes(dtype: Optional[str], shape: tuple[int, ...], row_bytes: Opti
         if shape:
             raise invalid("row_shape without dtype", "give both, or row_bytes alone")
         return natural("row_bytes", row_bytes)
-    bits = _BITS[dtype]
+    bits = BITS[dtype]
     for length in shape:
         bits *= length
     if bits % 8:
@@ -534,42 +533,9 @@ def _raw_row_bytes(dtype: Optional[str], shape: tuple[int, ...], row_bytes: Opti
     return bits // 8
 
 
-_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
-         "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
-         "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-
-
 def _is_quantized(dtype: str) -> bool:
     """A type of GGUF's own, as it lies in the file."""
-    return dtype not in _BITS
-
-
-# Names of NumPy and torch.
-_TYPES = {"bool": "BOOL", "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16", "complex64": "C64",
-          **{f"{sign}int{bits}": f"{letter}{bits}" for sign, letter in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)}}
-
-
-def type_name(dtype: Any, otherwise: str) -> str:
-    """By the name of safetensors; `otherwise` is what to do with a type that has none."""
-    if dtype is None:
-        return ""
-    if isinstance(dtype, str):
-        known = _TYPES.get(dtype.lower(), dtype.upper())
-        if known not in _BITS:
-            raise invalid(f"dtype: there is no {dtype!r}", f"give one of {', '.join(sorted(_BITS))}")
-        return known
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(dtype, torch.dtype):
-        name = framework_named("pt").names.get(dtype)
-    else:
-        frame = framework_named("np")
-        try:
-            name = frame.names.get(frame.numpy.dtype(dtype))
-        except TypeError:
-            name = None
-    if name is None:
-        raise invalid(f"dtype: {dtype!r} has no name in safetensors", otherwise)
-    return str(name)
+    return dtype not in BITS
 
 
 def lengths_of(argument: str, shape: Any) -> list[int]:
