@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "gil.h"
 #include "penstock/kinds.h"
 #include "rows.h"
+#include "waiting.h"
 
 namespace nb = nanobind;
 
@@ -120,9 +122,11 @@ std::vector<std::uint64_t> append(const PythonKinds& self, const std::vector<Pyt
   const auto context = self.context();
   std::vector<RecordsAppend> parts;
   for (const auto& [kind, pointer, bytes, domain] : given) parts.push_back({kind, region_of(pointer, bytes, domain)});
-  auto first = without_gil([&] { return self.kinds().append(parts); });
+  Interruption interruption;
+  auto first = without_gil([&] { return self.kinds().append(parts, interruption.keep_going()); });
   // What a device may still read is never given back.
   if (!first && first.error().code == Code::abandoned) memory.inc_ref();
+  interruption.raise_again();
   return value_or_raise(std::move(first));
 }
 
@@ -139,9 +143,17 @@ nb::dict read(const PythonKinds& self, const std::vector<PythonRead>& given, dou
   }
   RequestOptions options;
   options.deadline_seconds = deadline_seconds;
-  const Report report = without_gil([&] { return self.kinds().read(reads, options); });
+  auto ticket = value_or_raise(without_gil([&] { return self.kinds().submit(reads, options); }));
+  std::exception_ptr interruption;
+  try {
+    wait_or_cancel(ticket, 0, nb::none());
+  } catch (nb::python_error&) {
+    interruption = std::current_exception();
+  }
+  const Report report = ticket.report();
   // What lanes may still write is never given back.
   if (report.outcome == Outcome::abandoned) memory.inc_ref();
+  if (interruption) std::rethrow_exception(interruption);
   if (!report.ok()) raise(*report.error);
   return penstock::python::to_dict(report);
 }

@@ -18,6 +18,7 @@
 #include "gil.h"
 #include "penstock/cuda.h"
 #include "penstock/rows_plan.h"
+#include "waiting.h"
 
 namespace nb = nanobind;
 
@@ -87,9 +88,13 @@ nb::dict gather(const PythonRows& self, std::uintptr_t numbers, std::size_t numb
   const auto context = self.context();
   const RowNumbers wanted = numbers_of(region_of(numbers, numbers_bytes, numbers_domain), type);
   const Region to = region_of(out, out_bytes, out_domain);
-  const GatherOptions options{.zeros_for_missing = zeros_for_missing, .deadline_seconds = deadline_seconds};
+  Interruption interruption;
+  const GatherOptions options{.zeros_for_missing = zeros_for_missing,
+                              .deadline_seconds = deadline_seconds,
+                              .keep_going = interruption.keep_going()};
   const RowsReport report = without_gil([&] { return self.rows().gather(wanted, to, options); });
   if (report.outcome == Outcome::abandoned) memory.inc_ref();
+  interruption.raise_again();
   return report_or_raise(report);
 }
 
@@ -97,9 +102,11 @@ nb::dict consecutive(const PythonRows& self, std::uint64_t begin, std::uint64_t 
                      std::size_t out_bytes, const std::string& out_domain, double deadline_seconds, nb::handle memory) {
   const auto context = self.context();
   const Region to = region_of(out, out_bytes, out_domain);
-  const GatherOptions options{.deadline_seconds = deadline_seconds};
+  Interruption interruption;
+  const GatherOptions options{.deadline_seconds = deadline_seconds, .keep_going = interruption.keep_going()};
   const RowsReport report = without_gil([&] { return self.rows().rows(begin, count, to, options); });
   if (report.outcome == Outcome::abandoned) memory.inc_ref();
+  interruption.raise_again();
   return report_or_raise(report);
 }
 

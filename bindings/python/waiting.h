@@ -5,6 +5,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
 
 #include "gil.h"
 
@@ -33,5 +36,27 @@ void wait_or_cancel(Request& request, std::uint64_t all_bytes, nanobind::handle 
     throw;
   }
 }
+
+// Whether a call of the library goes on, which asks on the thread that made the call, without the GIL. What a signal
+// handler raises ends it; `raise_again` passes that on once nothing writes to memory any more.
+class Interruption {
+ public:
+  std::function<bool()> keep_going() {
+    return [this] {
+      if (raised_) return false;
+      sleep_if_shut_down();
+      const nanobind::gil_scoped_acquire acquired;
+      if (PyErr_CheckSignals() == 0) return true;
+      raised_.emplace();
+      return false;
+    };
+  }
+  void raise_again() {
+    if (raised_) throw nanobind::python_error(std::move(*raised_));
+  }
+
+ private:
+  std::optional<nanobind::python_error> raised_;
+};
 
 }  // namespace penstock::python

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -128,7 +129,10 @@ class PENSTOCK_EXPORT Kinds {
   // Code::changed if the id is another kind's than when this handle last looked. After Code::not_durable they are
   // there, but a power cut may take them away again.
   Result<std::uint64_t> append(std::uint32_t kind, Region records) const;
-  Result<std::vector<std::uint64_t>> append(std::span<const RecordsAppend> parts) const;
+  // `keep_going` is asked about twenty times a second, on the calling thread; with false it ends with Code::cancelled,
+  // and no record counts.
+  Result<std::vector<std::uint64_t>> append(std::span<const RecordsAppend> parts,
+                                            const std::function<bool()>& keep_going = {}) const;
 
   // All that is read in one call is one request. Code::out_of_range for records that there are not, before a byte
   // moves.

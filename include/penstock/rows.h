@@ -19,6 +19,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -104,6 +105,9 @@ struct TableInfo {
 struct GatherOptions {
   bool zeros_for_missing = false;  // a number that is no row's gives a row of zeros, instead of Code::out_of_range
   double deadline_seconds = 0;     // of the whole gather; as RequestOptions has it
+  // Asked about twenty times a second, on the calling thread; false ends the gather with Code::cancelled. With it, no
+  // gather inside a completion callback.
+  std::function<bool()> keep_going = {};
 };
 
 struct RowsReport {

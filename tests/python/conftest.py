@@ -59,6 +59,19 @@ def large_file(tmp_path):
     return path
 
 
+@pytest.fixture
+def interrupted():
+    """Calls a function, and presses ctrl-C while it is at work."""
+    def press_during(call):
+        timer = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        timer.join()
+
+    return press_during
+
+
 def as_booleans(size):
     """Bytes that are also true or false, as a type of the mix needs it."""
     return numpy.random.default_rng(size).integers(0, 2, size, numpy.uint8).tobytes()

@@ -1,5 +1,7 @@
 """Records by kind."""
 
+import fcntl
+import mmap
 import os
 import subprocess
 import sys
@@ -302,3 +304,29 @@ def test_a_killed_program_leaves_whole_records(store):
         assert records >= before and records % 3 == 0
         assert numpy.array_equal(kinds.read("users", 0, records)[:, WIDTH - 1], numpy.arange(records))
         before = records
+
+
+def test_ctrl_c_ends_a_read_and_all_that_it_writes(slow_context, large_file, interrupted):
+    kinds = penstock.Kinds.create(large_file, framework="np", context=slow_context)
+    kinds.add("old", record_bytes=4096, start_byte=0, capacity=1_000_000, records=1_000_000)
+    memory = mmap.mmap(-1, 1_000_000 * 4096)  # only what is written to is taken
+    interrupted(lambda: kinds.read("old", 0, 1_000_000, memory))
+    assert slow_context.statistics()["requests_failed"] == 1, "stopped, and not only told of afterwards"
+    memory.close()
+
+
+def test_ctrl_c_ends_an_append_and_nothing_of_it_counts(slow_context, store, interrupted):
+    kinds = penstock.Kinds.create(store, framework="np", context=slow_context)
+    kinds.add("new", record_bytes=4096, capacity=60_000)
+    interrupted(lambda: kinds.append("new", mmap.mmap(-1, 60_000 * 4096)))
+    kinds.refresh()
+    assert kinds["new"].records == 0 and slow_context.statistics()["requests_failed"] == 1
+    assert kinds.append("new", bytes(4096)) == 0
+
+
+def test_ctrl_c_ends_the_wait_for_another_writer(store, interrupted):
+    kinds = make(store, lock_seconds=10_000)
+    with open(kinds.dictionary) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        interrupted(lambda: kinds.append("users", content(1)))
+    assert kinds.append("users", content(1)) == 0

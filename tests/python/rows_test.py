@@ -2,6 +2,7 @@
 
 import array
 import gc
+import mmap
 import os
 import shutil
 import threading
@@ -389,3 +390,23 @@ def test_a_file_without_its_name_has_changed_unless_it_is_a_models(table, tmp_pa
         with pytest.raises(penstock.TransferError) as caught:
             rows[[3]]
         assert caught.value.code == "changed"
+
+
+@pytest.mark.parametrize("how", ["cold", "consecutive", "missing"])
+def test_ctrl_c_ends_a_gather_and_all_that_it_writes(slow_context, large_file, interrupted, how):
+    count = 400_000
+    memory = mmap.mmap(-1, count * 4096)  # only what is written to is taken
+    out = numpy.frombuffer(memory, numpy.uint8).reshape(count, 4096)
+    with open_np(large_file, row_bytes=4096, count=count, mapping=False, join_bytes=0, scratch_bytes=16 << 20,
+                 context=slow_context) as rows:
+        if how == "consecutive":
+            interrupted(lambda: rows.rows(0, count, out))
+        else:
+            asked = numpy.arange(count)[::-1] if how == "cold" else numpy.full(count, -1)
+            interrupted(lambda: rows.gather(asked, out, zeros_for_missing=True))
+        assert rows.report is None
+        moved = [route["bytes"] for route in slow_context.statistics()["routes"]]
+        assert max(moved) < count * 4096, "stopped, and not only told of afterwards"
+        del out
+        memory.close()  # nobody writes there any more
+        assert rows[[1, 2]].shape == (2, 4096)

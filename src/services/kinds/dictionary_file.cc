@@ -34,7 +34,7 @@ bool is_same_file(int fd, const std::string& path) {
          held.st_ino == named.st_ino;
 }
 
-Result<UniqueFd> lock(const std::string& path, int flags, TimePoint deadline) {
+Result<UniqueFd> lock(const std::string& path, int flags, TimePoint deadline, rows::Watch* watch = nullptr) {
   while (true) {
     UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK));
     if (!fd) return system_error(errno, "open " + path);
@@ -45,6 +45,7 @@ Result<UniqueFd> lock(const std::string& path, int flags, TimePoint deadline) {
       if (Clock::now() >= deadline) {
         return Error{Code::in_use, 0, path + ": another writer is at work on it", "try again, or wait for longer"};
       }
+      if (watch != nullptr && !watch->goes_on()) return rows::Watch::told_to_stop();
       if (*locked) break;  // replaced meanwhile
       std::this_thread::sleep_for(between_tries);
       if (!is_same_file(fd.get(), path)) break;
@@ -98,8 +99,8 @@ Status replace_dictionary(Context& context, const std::string& path, const Dicti
   return *report.error;
 }
 
-Result<WriterLock> WriterLock::of_dictionary(const std::string& path, TimePoint deadline) {
-  auto fd = lock(path, O_RDWR, deadline);
+Result<WriterLock> WriterLock::of_dictionary(const std::string& path, TimePoint deadline, rows::Watch* watch) {
+  auto fd = lock(path, O_RDWR, deadline, watch);
   if (!fd) return std::move(fd).error();
   return WriterLock(std::move(*fd));
 }

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "services/kinds/dictionary.h"
+#include "services/rows/watch.h"
 
 namespace penstock::kinds {
 
@@ -23,8 +24,8 @@ Status replace_dictionary(Context& context, const std::string& path, const Dicti
 // protect in the old one, and those who waited for that look for the new one.
 class WriterLock {
  public:
-  // Code::in_use: another writer had it until the deadline.
-  static Result<WriterLock> of_dictionary(const std::string& path, TimePoint deadline);
+  // Code::in_use: another writer had it until the deadline. Code::cancelled: the caller does not want to wait for it.
+  static Result<WriterLock> of_dictionary(const std::string& path, TimePoint deadline, rows::Watch* watch = nullptr);
   // Of the folder, for those who make a dictionary that is not there yet.
   static Result<WriterLock> of_folder_of(const std::string& path, TimePoint deadline);
 

@@ -113,9 +113,10 @@ Result<std::uint64_t> Kinds::append(std::uint32_t kind, Region records) const {
   return first->front();
 }
 
-Result<std::vector<std::uint64_t>> Kinds::append(std::span<const RecordsAppend> parts) const {
+Result<std::vector<std::uint64_t>> Kinds::append(std::span<const RecordsAppend> parts,
+                                                 const std::function<bool()>& keep_going) const {
   if (!table_) return no_kinds();
-  return or_out_of_memory([&] { return table_->append(parts); });
+  return or_out_of_memory([&] { return table_->append(parts, keep_going); });
 }
 
 Report Kinds::read(const Records& records, Region memory, const RequestOptions& options) const {

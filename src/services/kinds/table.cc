@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "services/kinds/dictionary_file.h"
 #include "services/models/contents.h"
+#include "services/rows/watch.h"
 
 namespace penstock::kinds {
 namespace {
@@ -273,9 +274,11 @@ Status Table::remove(std::uint32_t kind) {
   return publish(std::move(*dictionary));
 }
 
-Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> parts) {
+Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> parts,
+                                                 const std::function<bool()>& keep_going) {
   if (Status status = check_process(); !status) return std::move(status).error();
-  const auto lock = WriterLock::of_dictionary(path_, deadline_of(options_));
+  rows::Watch watch(keep_going);
+  const auto lock = WriterLock::of_dictionary(path_, deadline_of(options_), &watch);
   if (!lock) return lock.error();
   const auto known = state();
   auto read = read_dictionary(context_, path_);
@@ -312,8 +315,9 @@ Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> 
   if (ranges.empty()) return first;
   RequestOptions options;
   options.durable = true;
-  const Report report = context_.transfer(Direction::write, ranges, options);
+  const Report report = watch.transfer(context_, Direction::write, ranges, options);
   if (!report.ok()) return *report.error;
+  if (!watch.goes_on()) return rows::Watch::told_to_stop();
   // A device is free for others as soon as its bytes are written.
   *store = Store();
   if (Status status = publish(std::move(dictionary)); !status) return std::move(status).error();

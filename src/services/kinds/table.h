@@ -40,7 +40,8 @@ class Table {
   Result<Kind> find(const std::function<const Kind*(const State&)>& look, const std::function<std::string()>& which);
   Result<Kind> add(const NewKind& kind);
   Status remove(std::uint32_t kind);
-  Result<std::vector<std::uint64_t>> append(std::span<const RecordsAppend> parts);
+  Result<std::vector<std::uint64_t>> append(std::span<const RecordsAppend> parts,
+                                            const std::function<bool()>& keep_going);
 
   // Where records lie, and the state that says so.
   struct Placed {

@@ -9,6 +9,7 @@
 #include "services/rows/cold.h"
 #include "services/rows/fill.h"
 #include "services/rows/numbers.h"
+#include "services/rows/watch.h"
 
 namespace penstock::rows {
 namespace {
@@ -218,6 +219,7 @@ class Gather {
     report_.cold_rows = cold_.size();
     report_.cached_rows = numbers_.size() - missing_.size() - cold_.size();
     report_.bytes = bytes;
+    if (!watch_.goes_on()) return Watch::told_to_stop();
     if (Status status = move_rows(); !status) return status;
     return table_.check_unchanged();
   }
@@ -227,8 +229,10 @@ class Gather {
       return fill(std::make_shared<Fill>(table_.layout(), numbers_), {0, numbers_.size()}, held_numbers_);
     }
     decide_turns();
+    if (!watch_.goes_on()) return Watch::told_to_stop();
     if (Status status = begin_next(); !status) return status;
     while (next_.count != 0) {
+      if (!watch_.goes_on()) return Watch::told_to_stop();
       now_ = std::exchange(next_, {});
       if (Status status = begin_next(); !status) return status;
       if (Status status = finish(now_); !status) return status;
@@ -296,7 +300,7 @@ class Gather {
 
   Status finish(Turn& turn) {
     if (turn.reading) {
-      turn.reading.wait();
+      watch_.wait(turn.reading);
       const Report report = turn.reading.report();
       turn.reading = {};
       add(report_.reading, report);
@@ -335,7 +339,7 @@ class Gather {
                            std::uint64_t offset, std::span<std::byte> memory) { return fill->make(offset, memory); }});
     if (!store) return std::move(store).error();
     const Range range{&*store, 0, memory_.part(rows.first * row_bytes, rows.count * row_bytes)};
-    const Report report = table_.context().transfer(Direction::read, {&range, 1}, request_options());
+    const Report report = watch_.transfer(table_.context(), Direction::read, {&range, 1}, request_options());
     add(report_.filling, report);
     if (!report.ok()) return *report.error;
     return {};
@@ -367,6 +371,7 @@ class Gather {
   const std::shared_ptr<const void> held_numbers_;
   const Region memory_;
   const GatherOptions& options_;
+  Watch watch_{options_.keep_going};
   const Clock::time_point begin_ = Clock::now();
   RowsReport report_;
   std::vector<ColdRow> cold_;           // by position
@@ -482,7 +487,7 @@ RowsReport read_rows(const Table& table, Interval rows, Region memory, const Gat
   RequestOptions request;
   request.deadline_seconds = options.deadline_seconds;
   RowsReport report;
-  report.reading = table.context().transfer(Direction::read, ranges, request);
+  report.reading = Watch(options.keep_going).transfer(table.context(), Direction::read, ranges, request);
   report.outcome = report.reading.outcome;
   report.error = report.reading.error;
   report.bytes = memory.size_bytes;

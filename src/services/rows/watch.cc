@@ -1,0 +1,54 @@
+#include "services/rows/watch.h"
+
+#include <utility>
+
+namespace penstock::rows {
+namespace {
+
+constexpr std::chrono::milliseconds between_questions(50);
+// What the calling thread moves by itself, which costs less than to wait for another.
+constexpr std::uint64_t unwatched_bytes = 128 << 10;
+
+}  // namespace
+
+bool Watch::goes_on() {
+  if (!keep_going_ || stopped_) return !stopped_;
+  const auto now = std::chrono::steady_clock::now();
+  if (now - asked_ < between_questions) return true;
+  stopped_ = !keep_going_();
+  asked_ = std::chrono::steady_clock::now();
+  return !stopped_;
+}
+
+Error Watch::told_to_stop() {
+  return {Code::cancelled, 0, "the caller does not want to go on", "call it again"};
+}
+
+void Watch::wait(Ticket& ticket) {
+  if (!keep_going_) {
+    ticket.wait();
+    return;
+  }
+  while (!ticket.wait_for(between_questions)) {
+    if (goes_on()) continue;
+    while (!ticket.ended()) ticket.cancel();  // on a starved machine one may not be enough
+  }
+}
+
+Report Watch::transfer(Context& context, Direction direction, std::span<const Range> ranges,
+                       const RequestOptions& options) {
+  if (!keep_going_ || (ranges.size() == 1 && ranges.front().memory.size_bytes <= unwatched_bytes)) {
+    return context.transfer(direction, ranges, options);
+  }
+  auto ticket = context.submit(direction, ranges, options);
+  if (!ticket) {
+    Report report;
+    report.outcome = Outcome::failed;
+    report.error = std::move(ticket).error();
+    return report;
+  }
+  wait(*ticket);
+  return ticket->report();
+}
+
+}  // namespace penstock::rows

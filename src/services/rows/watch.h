@@ -1,0 +1,35 @@
+// Watch: a call whose caller is asked meanwhile whether to go on, so that a person can end it.
+//
+// Thread safety: one thread's, which is the one that asks. Lifetime: of the call. Memory is borrowed until a transfer
+// returns, and where its report says `abandoned` until the Context is gone.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <span>
+
+#include "penstock/context.h"
+
+namespace penstock::rows {
+
+class Watch {
+ public:
+  // Asked about twenty times a second; empty: nobody is asked.
+  explicit Watch(const std::function<bool()>& keep_going) : keep_going_(keep_going) {}
+
+  // Asks if it is time to.
+  bool goes_on();
+  // Code::cancelled.
+  static Error told_to_stop();
+  // Until the request has ended; it is cancelled if it is not to go on.
+  void wait(Ticket& ticket);
+  // As Context::transfer. REQUIRES: not inside a completion callback, where anybody is asked.
+  Report transfer(Context& context, Direction direction, std::span<const Range> ranges, const RequestOptions& options);
+
+ private:
+  const std::function<bool()>& keep_going_;
+  std::chrono::steady_clock::time_point asked_ = std::chrono::steady_clock::now();
+  bool stopped_ = false;
+};
+
+}  // namespace penstock::rows
