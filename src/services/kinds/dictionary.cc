@@ -31,8 +31,21 @@ Error wrong(std::string message, std::string hint = std::string(dictionary_hint)
   return {Code::invalid_argument, 0, std::move(message), std::move(hint)};
 }
 
-Error about(const Kind& kind, const std::string& problem) {
-  return wrong("kind " + in_quotes(kind.name) + ": " + problem);
+// `allowed` is what the hint adds: what a value may be.
+Error about(const Kind& kind, const std::string& problem, const std::string& allowed = "") {
+  return wrong("kind " + in_quotes(kind.name) + ": " + problem,
+               std::string(dictionary_hint) + (allowed.empty() ? "" : ": " + allowed));
+}
+
+constexpr const char* one_of_them = "give one of them";
+constexpr const char* ends_below = "a range ends below byte 9223372036854775808";
+
+std::string all_types() {
+  std::string names;
+  for (std::size_t i = 0; i <= static_cast<std::size_t>(DType::u64); ++i) {
+    names += (i == 0 ? "" : ", ") + std::string(dtype_name(static_cast<DType>(i)));
+  }
+  return names;
 }
 
 std::uint64_t end_of(const Kind& kind) {
@@ -58,16 +71,22 @@ Status check_name(std::string_view name) {
 
 Status check_type(const Kind& kind) {
   if (kind.type.empty()) {
-    return kind.shape.empty() ? Status() : about(kind, "it has a shape, and no type that it would be a shape of");
+    return kind.shape.empty()
+               ? Status()
+               : about(kind, "it has a shape, and no type that it would be a shape of", "give a type too");
   }
   const auto dtype = dtype_from_name(kind.type);
-  if (!dtype) return about(kind, "its type " + in_quotes(kind.type) + " is not known: types are named as F32 or I64");
-  if (kind.shape.size() > models::dimension_limit) return about(kind, "its shape has more than 64 dimensions");
+  if (!dtype) return about(kind, "its type " + in_quotes(kind.type) + " is not known", "types are " + all_types());
+  if (kind.shape.size() > models::dimension_limit) {
+    return about(kind, "its shape has more than 64 dimensions", "give at most 64");
+  }
   const auto bytes = models::tensor_bytes(*dtype, kind.shape);
-  if (!bytes) return about(kind, bytes.error().message);
+  if (!bytes) return about(kind, bytes.error().message, "a record has whole bytes, and fewer than 2^63");
   if (*bytes == kind.record_bytes) return {};
-  return about(kind, "its type and shape take " + std::to_string(*bytes) + " bytes, and a record has " +
-                         std::to_string(kind.record_bytes));
+  return about(kind,
+               "its type and shape take " + std::to_string(*bytes) + " bytes, and a record has " +
+                   std::to_string(kind.record_bytes),
+               "give records of " + std::to_string(*bytes) + " bytes, or another shape");
 }
 
 // By itself.
@@ -76,15 +95,19 @@ Status check_kind(const Kind& kind) {
   if (kind.id == 0) return about(kind, "its id is 0, and ids begin with 1");
   if (kind.record_bytes == 0) return about(kind, "its records have no bytes");
   if (kind.record_bytes > kind.length_bytes) {
-    return about(kind, "its range of " + std::to_string(kind.length_bytes) + " bytes has no room for a record of " +
-                           std::to_string(kind.record_bytes));
+    return about(kind,
+                 "its range of " + std::to_string(kind.length_bytes) + " bytes has no room for a record of " +
+                     std::to_string(kind.record_bytes),
+                 "give room for at least one");
   }
   if (kind.start_byte > number_most || kind.length_bytes > number_most - kind.start_byte) {
-    return about(kind, "its range ends beyond 2^63 bytes");
+    return about(kind, "its range ends beyond 2^63 bytes", ends_below);
   }
   if (kind.records > kind.capacity()) {
-    return about(kind, "it counts " + std::to_string(kind.records) + " records, and has room for " +
-                           std::to_string(kind.capacity()));
+    return about(
+        kind,
+        "it counts " + std::to_string(kind.records) + " records, and has room for " + std::to_string(kind.capacity()),
+        "give at most " + std::to_string(kind.capacity()));
   }
   return check_type(kind);
 }
@@ -97,12 +120,13 @@ Status check_together(std::span<const Kind> kinds) {
   const Kind* before = nullptr;
   for (const Kind& kind : kinds) {
     if (!ids.insert(kind.id).second) {
-      return about(kind, "another has its id, " + std::to_string(kind.id));
+      return about(kind, "another has its id, " + std::to_string(kind.id), "choose an id that no other kind has");
     }
     if (!names.insert(kind.name).second) return wrong("two kinds have the name " + in_quotes(kind.name));
     if (before != nullptr && end_of(*before) > kind.start_byte) {
       return wrong("kinds " + in_quotes(before->name) + " and " + in_quotes(kind.name) + " overlap: one ends at byte " +
-                   std::to_string(end_of(*before)) + ", the other begins at " + std::to_string(kind.start_byte));
+                       std::to_string(end_of(*before)) + ", the other begins at " + std::to_string(kind.start_byte),
+                   std::string(dictionary_hint) + ": choose a place where no other kind is");
     }
     before = &kind;
   }
@@ -114,7 +138,9 @@ class Reader {
   explicit Reader(std::string_view json) : json_(json) {}
 
   Result<Dictionary> read() {
-    const Status status = json_.end(json_.object([&](std::string_view key) { return take_member(key); }));
+    const bool taken = json_.may_be(Type::object) ? json_.object([&](std::string_view key) { return take_member(key); })
+                                                  : json_.fail("it must be an object, {…}");
+    const Status status = json_.end(taken);
     if (unsupported_) return *unsupported_;
     if (!status) return wrong("the dictionary is not right: " + status.error().message);
     if (!has_schema_) return wrong("the dictionary has no schema, " + in_quotes("penstock.kinds/1"));
@@ -129,7 +155,17 @@ class Reader {
     Kind kind;
     std::optional<std::uint64_t> id, start_byte, start_lba, length_bytes, record_bytes, records;
     bool has_name = false;
+    std::string problem;  // the first with a member
   };
+
+  // The name of a kind may come behind what is wrong with it, so that is told when all is read; without a kind, at
+  // once.
+  bool refuse(Draft* draft, std::string problem) {
+    if (draft == nullptr) return json_.fail(std::move(problem));
+    if (draft->problem.empty()) draft->problem = std::move(problem);
+    return true;
+  }
+  bool refuse_next(Draft* draft, std::string problem) { return refuse(draft, std::move(problem)) && json_.skip(); }
 
   bool take_member(std::string_view key) {
     if (key == "schema") return take_schema();
@@ -160,44 +196,48 @@ class Reader {
 
   bool take_kind() {
     if (drafts_.size() == kinds_most) return json_.fail("it has more than 100000 kinds");
-    if (!json_.may_be(Type::object)) return json_.fail("a kind is not an object");
+    if (!json_.may_be(Type::object)) {
+      return json_.fail("kind " + std::to_string(drafts_.size() + 1) + " of its list is not an object");
+    }
     Draft& draft = drafts_.emplace_back();
     return json_.object([&](std::string_view key) { return take_member_of(draft, key); });
   }
 
   bool take_member_of(Draft& draft, std::string_view key) {
-    if (key == "id") return take_number(key, draft.id);
-    if (key == "start_byte") return take_number(key, draft.start_byte);
-    if (key == "start_lba") return take_number(key, draft.start_lba);
-    if (key == "length_bytes") return take_number(key, draft.length_bytes);
-    if (key == "record_bytes") return take_number(key, draft.record_bytes);
-    if (key == "records") return take_number(key, draft.records);
-    if (key == "shape") return take_shape(draft.kind.shape);
+    if (key == "id") return take_number(key, draft.id, &draft);
+    if (key == "start_byte") return take_number(key, draft.start_byte, &draft);
+    if (key == "start_lba") return take_number(key, draft.start_lba, &draft);
+    if (key == "length_bytes") return take_number(key, draft.length_bytes, &draft);
+    if (key == "record_bytes") return take_number(key, draft.record_bytes, &draft);
+    if (key == "records") return take_number(key, draft.records, &draft);
+    if (key == "shape") return take_shape(draft);
     if (key == "name" || key == "type") {
       std::string_view text;
-      if (!json_.may_be(Type::string)) return json_.fail("the " + std::string(key) + " of a kind is not a string");
+      if (!json_.may_be(Type::string)) return refuse_next(&draft, "its " + std::string(key) + " is not a string");
       if (!json_.string(text)) return false;
       draft.has_name |= key == "name";
       (key == "name" ? draft.kind.name : draft.kind.type) = text;
       return true;
     }
-    return json_.fail("a kind has an unknown member, " + in_quotes(key));
+    return refuse_next(&draft, "it has an unknown member, " + in_quotes(key));
   }
 
-  bool take_number(std::string_view key, std::optional<std::uint64_t>& number) {
-    if (!json_.may_be(Type::number)) return json_.fail("its " + std::string(key) + " is not a number");
+  bool take_number(std::string_view key, std::optional<std::uint64_t>& number, Draft* draft = nullptr) {
+    if (!json_.may_be(Type::number)) return refuse_next(draft, "its " + std::string(key) + " is not a number");
     if (!json_.number(number)) return false;
-    return (number && *number <= number_most) ||
-           json_.fail("its " + std::string(key) + " is not a whole number from 0 to 2^63 - 1");
+    if (number && *number <= number_most) return true;
+    return refuse(draft, "its " + std::string(key) + " is not a whole number from 0 to 2^63 - 1");
   }
 
-  bool take_shape(std::vector<std::uint64_t>& shape) {
-    if (!json_.may_be(Type::array)) return json_.fail("the shape of a kind is not a list");
+  bool take_shape(Draft& draft) {
+    if (!json_.may_be(Type::array)) return refuse_next(&draft, "its shape is not a list");
+    std::vector<std::uint64_t>& shape = draft.kind.shape;
     return json_.array([&] {
       std::optional<std::uint64_t> length;
-      if (!take_number("shape", length)) return false;
-      shape.push_back(*length);
-      return shape.size() <= models::dimension_limit || json_.fail("a shape has more than 64 dimensions");
+      if (!take_number("shape", length, &draft)) return false;
+      if (shape.size() == models::dimension_limit) return refuse(&draft, "its shape has more than 64 dimensions");
+      shape.push_back(length.value_or(0));
+      return true;
     });
   }
 
@@ -211,6 +251,11 @@ class Reader {
     if (last_id_.value_or(0) > UINT32_MAX) return wrong("last_id is above 4294967295");
     dictionary_.last_id = static_cast<std::uint32_t>(last_id_.value_or(0));
     for (Draft& draft : drafts_) {
+      if (!draft.has_name || draft.kind.name.empty()) {
+        const auto place = static_cast<std::size_t>(&draft - drafts_.data()) + 1;
+        return wrong("kind " + std::to_string(place) +
+                     " of the list: " + (draft.problem.empty() ? "it has no name" : draft.problem));
+      }
       if (Status status = finish_kind(draft); !status) return std::move(status).error();
       dictionary_.last_id = std::max(dictionary_.last_id, draft.kind.id);
       dictionary_.kinds.push_back(std::move(draft.kind));
@@ -222,8 +267,9 @@ class Reader {
 
   Status finish_kind(Draft& draft) const {
     Kind& kind = draft.kind;
-    if (!draft.has_name || !draft.id || !draft.length_bytes || !draft.record_bytes || !draft.records) {
-      return about(kind, "it needs id, name, length_bytes, record_bytes and records");
+    if (!draft.problem.empty()) return about(kind, draft.problem);
+    if (!draft.id || !draft.length_bytes || !draft.record_bytes || !draft.records) {
+      return about(kind, "it needs id, length_bytes, record_bytes and records");
     }
     if (draft.start_byte.has_value() == draft.start_lba.has_value()) {
       return about(kind, "it needs one of start_byte and start_lba");
@@ -286,22 +332,22 @@ Result<Kind> draft_of(const Dictionary& dictionary, const NewKind& wanted) {
   if (kind.record_bytes == 0) {
     const auto dtype = dtype_from_name(kind.type);
     if (!dtype) {
-      return kind.type.empty() ? about(kind, "neither the size of a record nor its type is given")
+      return kind.type.empty() ? about(kind, "neither the size of a record nor its type is given", one_of_them)
                                : Error(check_type(kind).error());
     }
     const auto bytes = models::tensor_bytes(*dtype, kind.shape);
-    if (!bytes) return about(kind, bytes.error().message);
-    if (*bytes == 0) return about(kind, "a record of this shape has no bytes");
+    if (!bytes) return Error(check_type(kind).error());
+    if (*bytes == 0) return about(kind, "a record of this shape has no bytes", "give lengths of at least 1");
     kind.record_bytes = *bytes;
   }
   kind.length_bytes = wanted.length_bytes;
   if (kind.length_bytes == 0 && __builtin_mul_overflow(wanted.capacity, kind.record_bytes, &kind.length_bytes)) {
-    return about(kind, "so many records are more bytes than any store has");
+    return about(kind, "so many records are more bytes than any store has", ends_below);
   }
   if (wanted.length_bytes != 0 && wanted.capacity != 0) {
-    return about(kind, "both a length in bytes and a capacity in records are given");
+    return about(kind, "both a length in bytes and a capacity in records are given", one_of_them);
   }
-  if (kind.length_bytes == 0) return about(kind, "its capacity and its length are 0, or not given");
+  if (kind.length_bytes == 0) return about(kind, "its capacity and its length are 0, or not given", one_of_them);
   return kind;
 }
 
@@ -382,12 +428,12 @@ Result<std::size_t> try_add(Dictionary& dictionary, const NewKind& wanted, std::
   auto kind = draft_of(dictionary, wanted);
   if (!kind) return std::move(kind).error();
   if (wanted.start_byte != NewKind::anywhere && wanted.start_lba != NewKind::anywhere) {
-    return about(*kind, "both start_byte and start_lba are given");
+    return about(*kind, "both start_byte and start_lba are given", one_of_them);
   }
   if (wanted.start_lba != NewKind::anywhere) {
     kind->starts_at_lba = true;
     if (__builtin_mul_overflow(wanted.start_lba, dictionary.block_bytes, &kind->start_byte)) {
-      return about(*kind, "its range ends beyond 2^63 bytes");
+      return about(*kind, "its range ends beyond 2^63 bytes", ends_below);
     }
   } else if (wanted.start_byte != NewKind::anywhere) {
     kind->start_byte = wanted.start_byte;
@@ -411,10 +457,10 @@ Result<std::size_t> try_add(Dictionary& dictionary, const NewKind& wanted, std::
 
 Result<std::size_t> add(Dictionary& dictionary, const NewKind& wanted, std::uint64_t behind_bytes) {
   auto added = try_add(dictionary, wanted, behind_bytes);
-  if (added || added.error().hint != dictionary_hint) return added;
+  if (added || !added.error().hint.starts_with(dictionary_hint)) return added;
   // The same checks as for a dictionary, but what is wrong was just given.
   Error error = std::move(added).error();
-  error.hint = "give the new kind another value for that";
+  error.hint.erase(0, dictionary_hint.size() + std::string_view(": ").size());
   return error;
 }
 

@@ -113,6 +113,32 @@ TEST(KindsDictionary, refuses_members_that_it_does_not_know_or_that_contradict_e
   EXPECT_TRUE(says(with_kinds(edges_with("name", "\"a\\u0000b\"")), "control characters"));
 }
 
+TEST(KindsDictionary, names_the_kind_that_has_a_wrong_member_wherever_its_name_stands) {
+  for (const std::string member : {R"("lenght": {"a": [1]})", R"("records": "1")", R"("shape": 7)",
+                                   R"("shape": [null])", R"("type": 7)", R"("id": -1)"}) {
+    EXPECT_TRUE(says(with_kinds("{" + member + R"(, "name": "later"})"), "kind \"later\": it")) << member;
+    EXPECT_TRUE(says(with_kinds(users + ", {" + member + "}"), "kind 2 of the list: it")) << member;
+  }
+  EXPECT_TRUE(says(with_kinds(users + ", 7"), "kind 2 of its list is not an object"));
+  EXPECT_TRUE(says(with_kinds(R"({"name": 7})"), "its name is not a string"));
+}
+
+TEST(KindsDictionary, says_that_it_must_be_an_object) {
+  for (const char* text : {"[]", "7", "\"kinds\"", "null"}) EXPECT_TRUE(says(text, "must be an object")) << text;
+  EXPECT_TRUE(says("", "not valid JSON"));
+}
+
+TEST(KindsDictionary, says_what_a_new_kind_may_be) {
+  Dictionary dictionary = parse(with_kinds(users)).value();
+  const auto hint = [&](const NewKind& kind) { return add(dictionary, kind, 0).error().hint; };
+  EXPECT_NE(hint({.name = "x", .capacity = 1, .type = "f4"}).find("F32"), std::string::npos);
+  EXPECT_EQ(hint({.name = "x", .capacity = 1, .record_bytes = 4, .records = 2}), "give at most 1");
+  EXPECT_EQ(hint({.name = "x", .id = 1, .capacity = 1, .record_bytes = 1}), "choose an id that no other kind has");
+  EXPECT_EQ(hint({.name = "x", .start_byte = 639, .capacity = 1, .record_bytes = 1}),
+            "choose a place where no other kind is");
+  EXPECT_EQ(hint({.name = "x", .capacity = 1}), "give one of them");
+}
+
 TEST(KindsDictionary, refuses_names_that_nobody_could_ask_for) {
   for (const std::string& name :
        std::vector<std::string>{"", "123", " a", "a ", "a\nb", "\xff", std::string(256, 'x')}) {
@@ -160,6 +186,7 @@ TEST(KindsDictionary, refuses_new_kinds_without_room_and_stays_as_it_was) {
   const auto refuses = [&](const NewKind& kind) {
     const auto added = add(dictionary, kind, 0);
     return !added && added.error().code == Code::invalid_argument && dictionary.kinds.size() == 1 &&
+           !added.error().hint.empty() &&
            added.error().hint.find("dictionary") == std::string::npos;  // it is not the one to correct
   };
   EXPECT_TRUE(refuses({.name = "users", .capacity = 1, .record_bytes = 1}));
