@@ -101,10 +101,11 @@ Result<std::vector<std::uint64_t>> take_shape(Literal& literal) {
 // "<f4", "|u1", "|S7", ">U3", "<M8[ns]"
 Result<std::uint64_t> bytes_of(std::string_view dtype) {
   const Error wrong = broken_npy("its header has no type \"" + std::string(dtype.substr(0, 20)) + "\"");
-  if (dtype.size() < 3 || std::string_view("<>|=").find(dtype[0]) == std::string_view::npos) return wrong;
+  if (dtype.size() < 2 || std::string_view("<>|=").find(dtype[0]) == std::string_view::npos) return wrong;
   const char kind = dtype[1];
-  if (kind == 'O') {
-    return unsupported_npy("it has Python objects, which have no rows of bytes", "save an array of numbers");
+  if (kind == 'O') {  // NumPy writes no size behind it
+    return unsupported_npy("it is an array of Python objects, which can't be read as rows",
+                           "save an array of numbers, or of strings of one length");
   }
   if (std::string_view("biufcSUVmM").find(kind) == std::string_view::npos) return wrong;
   std::uint64_t count = 0;
