@@ -214,6 +214,10 @@ Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std
   if (first_bytes.size() < safetensors_length_bytes || file_bytes < safetensors_length_bytes) {
     return ends_early("it has " + std::to_string(file_bytes) + " bytes; a safetensors file has at least 8");
   }
+  if (first_bytes.starts_with("\x93NUMPY")) {
+    return Error{Code::invalid_argument, 0, "it is a .npy file, one array of NumPy's, and no model",
+                 "open it as Rows (penstock.Rows in Python), or with numpy.load"};
+  }
   std::uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(first_bytes[i]);
   if (length > header_limit_bytes) {
