@@ -330,3 +330,12 @@ def test_ctrl_c_ends_the_wait_for_another_writer(store, interrupted):
         fcntl.flock(held, fcntl.LOCK_EX)
         interrupted(lambda: kinds.append("users", content(1)))
     assert kinds.append("users", content(1)) == 0
+
+
+def test_many_reads_need_room_all_together(store, monkeypatch):
+    kinds = penstock.Kinds.create(store, framework="np")
+    kinds.add("x", record_bytes=1 << 20, capacity=50, records=50)
+    monkeypatch.setattr(penstock._frameworks, "host_room", lambda: 96 << 20)
+    with pytest.raises(penstock.NoMemoryError, match="no room for 104857600 bytes"):
+        kinds.read_all([("x", 0, 50), ("x", 0, 50)])
+    assert kinds.read("x", 0, 50).shape == (50, 1 << 20)

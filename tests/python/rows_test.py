@@ -410,3 +410,21 @@ def test_ctrl_c_ends_a_gather_and_all_that_it_writes(slow_context, large_file, i
         del out
         memory.close()  # nobody writes there any more
         assert rows[[1, 2]].shape == (2, 4096)
+
+
+def test_memory_that_a_gather_takes_beside_its_rows_counts(tmp_path, monkeypatch):
+    row_bytes = 8 << 20
+    with open(tmp_path / "raw", "wb") as file:
+        file.truncate(2 * row_bytes)
+    rows = open_np(tmp_path / "raw", row_bytes=row_bytes, scratch_bytes=1 << 20)
+    monkeypatch.setattr(penstock._frameworks, "host_room", lambda: 90 << 20)
+    with pytest.raises(penstock.NoMemoryError, match="83886080 bytes in memory, and 1679.... to read them: 94371840"):
+        rows[[0] * 10]
+    assert rows[[0] * 3].shape == (3, row_bytes)
+    # What lies in order is read to its place, and a little stays free.
+    rows = open_np(tmp_path / "raw", row_bytes=1 << 20, scratch_bytes=1 << 20)
+    monkeypatch.setattr(penstock._rows, "_ROOM_CHECK_BYTES", 1 << 20)
+    monkeypatch.setattr(penstock._frameworks, "host_room", lambda: 16 << 20)
+    with pytest.raises(penstock.NoMemoryError, match="16777216 bytes in memory: 16777216 are available"):
+        rows[:]
+    assert rows[:15].shape == (15, 1 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -27,6 +28,16 @@ def seconds(what: str, value: Any) -> float:
     try:
         if isinstance(value, (bool, str, bytes)):
             raise TypeError
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{what} must be a number of seconds, and is {value!r}") from None
+    if math.isnan(number):
+        raise invalid(f"{what} is {value!r}", "give a number of seconds")
+    return number
+
+
+def truth(what: str, value: Any) -> bool:
+    """True or False, and not a text that happens to count as true."""
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__bool__") or getattr(value, "shape", ()) != ():
+        raise TypeError(f"{what} must be True or False, and is {value!r}")
+    return bool(value)

@@ -7,7 +7,7 @@ import os
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._arguments import natural, seconds
+from ._arguments import natural, seconds, truth
 from ._closing import Reopening, absolute
 from ._context import Context, default_context
 from ._dtypes import numpy_type, type_name
@@ -16,7 +16,7 @@ from ._frameworks import framework as framework_named
 from ._frameworks import framework_of
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._report import Report
-from ._rows import Rows, RowType, _named, _settled, described, lengths_of, wait_for_streams
+from ._rows import Rows, RowType, _named, _settled, check_room, described, lengths_of, options_of, wait_for_streams
 
 _ANYWHERE = (1 << 64) - 1
 _MOST_ID = (1 << 32) - 1
@@ -263,6 +263,8 @@ class Kinds(Reopening):
         wanted = [self._wanted(each, known, dtype) for each in reads]
         if out is None:
             domain = self._domain if device is None else device_domain(device)
+            if domain == "host":
+                check_room(sum(kind.record_bytes * count for kind, _, _, count in wanted), 0)
             made = [type_.allocate((count,), domain) for _, type_, _, count in wanted]
             memories = [memory_of(each) for each in made]
         else:
@@ -286,14 +288,13 @@ class Kinds(Reopening):
              scratch_bytes: int = 256 << 20) -> Rows:
         """The records that there are now as a table, to gather them by their numbers. The arguments are those of Rows."""
         about = self[kind]
-        options = _core.RowsOptions(bool(mapping), seconds("look_again_seconds", look_again_seconds), natural("join_bytes", join_bytes),
-                                    natural("scratch_bytes", scratch_bytes))
+        options = options_of(mapping, look_again_seconds, join_bytes, scratch_bytes)
         domain = None if self._domain == "host" else self._domain
         again = None if self._again is None else functools.partial(
             _rows_of, self._again, about, mapping=mapping, look_again_seconds=look_again_seconds, join_bytes=join_bytes,
             scratch_bytes=scratch_bytes)
         return Rows._of(self._open().rows(about.id, options), self._store, about.name, self._context,
-                        framework_named(self._framework), domain, again, about._replace(records=0))
+                        framework_named(self._framework), domain, scratch_bytes, again, about._replace(records=0))
 
     def _closed_error(self) -> Exception:
         return make("closed", 0, f"the kinds of {self._store} are closed", "open them again")

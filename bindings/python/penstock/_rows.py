@@ -10,8 +10,8 @@ import sys
 from array import array
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Union
 
-from . import _core
-from ._arguments import natural, seconds
+from . import _core, _frameworks
+from ._arguments import natural, seconds, truth
 from ._closing import Reopening, absolute, mark
 from ._context import Context, default_context
 from ._dtypes import BITS, of_code, type_name
@@ -30,6 +30,9 @@ _CODES = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", 
           "Q": "uint64", "l": "int64", "L": "uint64"}  # of array.array and of buffers
 _ALL = (1 << 64) - 1
 _ROOM_CHECK_BYTES = 64 << 20  # to ask how much memory there is takes longer than a small gather
+_MARGIN_BYTES = 256 << 20  # of memory that stays free for all else, at most; of a small machine a sixteenth
+_BESIDE_A_NUMBER = 40  # bytes that a gather has of each: where its row is, and where it goes
+_AROUND_A_ROW = 2 * 4096  # bytes that may be read with one, up to whole blocks
 
 
 class RowsReport:
@@ -117,7 +120,8 @@ class RowType:
                               "install ml_dtypes, or take framework='pt'")
         return frame.types[dtype], tuple(frame.shape_of((name, dtype, tuple(shape), 0)))
 
-    def allocate(self, shape: tuple[int, ...], domain: str) -> Any:
+    def allocate(self, shape: tuple[int, ...], domain: str, beside_bytes: int = 0) -> Any:
+        """`beside_bytes` of host memory are taken meanwhile, beside the result."""
         frame = self.frame
         full = (*shape, *self.row_shape)
         if domain == "cuda":
@@ -129,8 +133,7 @@ class RowType:
         count = self.row_bytes
         for length in shape:
             count *= length
-        if domain == "host" and count > _ROOM_CHECK_BYTES:
-            frame.check_room([count])
+        check_room(count if domain == "host" else 0, beside_bytes)
         with frame.normal_mode():
             try:
                 if frame.name == "np":
@@ -156,6 +159,18 @@ class RowType:
         if about.shape not in allowed:
             raise invalid(f"out: has the shape {about.shape}, and what is read {allowed[0]}", "give one of that shape")
         return memory
+
+
+def check_room(result_bytes: int, beside_bytes: int) -> None:
+    """Where the system promises more memory than it has, programs that use all of it are ended without a word."""
+    if result_bytes + beside_bytes <= _ROOM_CHECK_BYTES:
+        return
+    room = _frameworks.host_room()
+    if room is None or result_bytes + beside_bytes + min(_MARGIN_BYTES, room // 16) <= room:
+        return
+    beside = f", and {beside_bytes} to read them" if beside_bytes else ""
+    raise make("out_of_memory", 0, f"no room for {result_bytes} bytes in memory{beside}: {room} are available",
+               "ask for less at a time")
 
 
 class Described(NamedTuple):
@@ -226,8 +241,8 @@ class Rows(Reopening):
                           "leave them out")
         if tensor is None and not is_raw and any(name.endswith((".safetensors", ".gguf")) for name in self._names):
             raise invalid(f"no tensor is given of the model {self._names[0]}", 'give its name: tensor="…"; penstock inspect lists them')
-        options = _core.RowsOptions(bool(mapping), seconds("look_again_seconds", look_again_seconds), natural("join_bytes", join_bytes),
-                                    natural("scratch_bytes", scratch_bytes))
+        options = options_of(mapping, look_again_seconds, join_bytes, scratch_bytes)
+        self._scratch_bytes = scratch_bytes
         bytes_of_row = _raw_row_bytes(dtype, shape, row_bytes) if is_raw else 0
 
         def open_one(each: Any) -> Any:
@@ -253,12 +268,12 @@ class Rows(Reopening):
             [mark(each) for each in paths])
 
     @classmethod
-    def _of(cls, core: Any, name: str, what: str, context: Context, frame: Any, domain: Optional[str],
+    def _of(cls, core: Any, name: str, what: str, context: Context, frame: Any, domain: Optional[str], scratch_bytes: int,
             again: Optional[Callable[[], Rows]], marks: Any) -> Rows:
         """A table that is open already: `what` in the store of that name."""
         self = cls.__new__(cls)
         self._names, self._tensor, self._context, self._frame, self._domain = [name], what, context, frame, domain
-        self._report = None
+        self._report, self._scratch_bytes = None, scratch_bytes
         info = core.info()
         self._adopt(core, info["dtype"], info["row_shape"])
         self._opened_by(again, marks)
@@ -340,7 +355,7 @@ class Rows(Reopening):
         core, timeout = self._open(), seconds("timeout", timeout)
         numbers = numbers_of(indices, "indices")
         if out is None:
-            made = self._type.allocate(numbers.shape, self._domain or numbers.memory.domain)
+            made = self._type.allocate(numbers.shape, self._domain or numbers.memory.domain, self._beside_bytes(numbers.size))
             memory = memory_of(made)
         else:
             made, memory = out, self._type.checked_out(out, numbers.shape)
@@ -374,6 +389,12 @@ class Rows(Reopening):
         count_as_written(memory.owner)
         return made
 
+    def _beside_bytes(self, count: int) -> int:
+        """Memory that a gather of so many takes beside the rows, if all are cold: what is read for one turn while the
+        rows of the last are copied."""
+        cold = self._row_bytes + _AROUND_A_ROW
+        return min(count * cold, max(self._scratch_bytes, 2 * cold)) + count * _BESIDE_A_NUMBER
+
     def prefetch(self, indices: Any) -> int:
         """Starts bringing rows into the page cache; says how many bytes were started, at most `prefetch_window_bytes`."""
         core = self._open()
@@ -390,6 +411,11 @@ class Rows(Reopening):
 
     def _closed_error(self) -> Exception:
         return make("closed", 0, f"the table of {self._names[0]} is closed", "open it again")
+
+
+def options_of(mapping: bool, look_again_seconds: float, join_bytes: int, scratch_bytes: int) -> Any:
+    return _core.RowsOptions(truth("mapping", mapping), seconds("look_again_seconds", look_again_seconds),
+                             natural("join_bytes", join_bytes), natural("scratch_bytes", scratch_bytes))
 
 
 def wait_for_streams(memories: Sequence[Memory], stream: Any) -> None:
