@@ -428,3 +428,17 @@ def test_memory_that_a_gather_takes_beside_its_rows_counts(tmp_path, monkeypatch
     with pytest.raises(penstock.NoMemoryError, match="16777216 bytes in memory: 16777216 are available"):
         rows[:]
     assert rows[:15].shape == (15, 1 << 20)
+
+
+def test_any_integer_may_be_missing(table):
+    path, content = table
+    rows = open_np(path, "embed")
+    asked = [3, 2**63, -2**63 - 1, 10**30, 2**63 - 1]
+    for indices in (asked, numpy.array(asked, object), tuple(asked)):
+        got = rows.gather(indices, zeros_for_missing=True)
+        assert numpy.array_equal(got[0], content[3]) and not got[1:].any() and rows.report.missing_rows == 4
+    assert rows.gather([[2**64], [3]], zeros_for_missing=True).shape == (2, 1, WIDTH)
+    with pytest.raises(penstock.RangeError, match="position 1"):
+        rows.gather(asked)
+    with pytest.raises(penstock.InvalidError, match="'x' at position 1"):
+        rows.gather([2**63, "x"], zeros_for_missing=True)

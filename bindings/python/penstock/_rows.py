@@ -353,7 +353,7 @@ class Rows(Reopening):
         `timeout` is in seconds; 0: none but that of the Context.
         """
         core, timeout = self._open(), seconds("timeout", timeout)
-        numbers = numbers_of(indices, "indices")
+        numbers = numbers_of(indices, "indices", truth("zeros_for_missing", zeros_for_missing))
         if out is None:
             made = self._type.allocate(numbers.shape, self._domain or numbers.memory.domain, self._beside_bytes(numbers.size))
             memory = memory_of(made)
@@ -365,7 +365,7 @@ class Rows(Reopening):
         self._report = None
         self._report = RowsReport(**_named("indices", lambda: core.gather(
             source.pointer, source.size_bytes, numbers.type, source.domain, target.pointer, target.size_bytes,
-            target.domain, bool(zeros_for_missing), timeout, (target.owner, source.owner))))
+            target.domain, zeros_for_missing, timeout, (target.owner, source.owner))))
         count_as_written(memory.owner)
         return made
 
@@ -447,13 +447,15 @@ def stream_handle(stream: Any) -> int:
         raise invalid(f"stream: {stream!r} is no stream", "give one of torch or CuPy, or the handle of CUDA") from None
 
 
-def numbers_of(indices: Any, argument: str) -> Numbers:
-    """Numbers of rows, of whatever has some."""
+def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Numbers:
+    """Numbers of rows, of whatever has some. Those that no integer type holds are refused, unless they may be missing."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(indices, torch.Tensor):
         name = str(indices.dtype).partition(".")[2]
         return _typed(argument, name, memory_of(indices.detach().contiguous()), tuple(indices.shape))
     numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(indices, numpy.ndarray) and indices.dtype == object and indices.ndim:
+        indices = indices.tolist()
     if numpy is not None and isinstance(indices, (numpy.ndarray, numpy.generic)):
         plain = numpy.ascontiguousarray(indices, indices.dtype.newbyteorder("="))
         name = plain.dtype.name if plain.size or plain.dtype != numpy.float64 else "int64"  # of an empty list
@@ -464,7 +466,7 @@ def numbers_of(indices: Any, argument: str) -> Numbers:
         name = {"i": f"int{item}", "u": f"uint{item}"}.get(kind, interface["typestr"])
         return _typed(argument, name, _named(argument, lambda: memory_of(indices, False)), tuple(interface["shape"]))
     if isinstance(indices, (list, tuple, range)):
-        return _of_list(indices, argument)
+        return _of_list(indices, argument, may_be_missing)
     try:
         view = memoryview(indices)
     except TypeError:
@@ -474,9 +476,9 @@ def numbers_of(indices: Any, argument: str) -> Numbers:
     return _typed(argument, name, _named(argument, lambda: memory_of(indices, False)), tuple(view.shape or ()))
 
 
-def _of_list(indices: Any, argument: str) -> Numbers:
+def _of_list(indices: Any, argument: str, may_be_missing: bool) -> Numbers:
     if indices and isinstance(indices[0], (list, tuple)) and all(isinstance(each, (list, tuple)) for each in indices):
-        inner = [_of_list(each, argument) for each in indices]
+        inner = [_of_list(each, argument, may_be_missing) for each in indices]
         if len({each.shape for each in inner}) != 1:
             raise invalid(f"{argument}: its lists have different lengths", "give lists of one length")
         flat = array("q")
@@ -488,16 +490,19 @@ def _of_list(indices: Any, argument: str) -> Numbers:
     try:
         flat = array("q", indices)
     except (TypeError, OverflowError):
+        flat = array("q")
         for position, each in enumerate(indices):
             try:
-                array("q", [operator.index(each)])
+                number = operator.index(each)
             except TypeError:
                 raise invalid(f"{argument}: {each!r} at position {position} is no number of a row",
                               "give integers") from None
-            except OverflowError:
-                raise make("out_of_range", 0, f"{argument}: the number {each!r} at position {position} is no row of any "
-                           "table", "give numbers of rows that there are") from None
-        flat = array("q", [operator.index(each) for each in indices])
+            if not -1 << 63 <= number < 1 << 63:
+                if not may_be_missing:
+                    raise make("out_of_range", 0, f"{argument}: the number {each!r} at position {position} is no row of any "
+                               "table", "give numbers of rows that there are") from None
+                number = -1  # no row either
+            flat.append(number)
     return _typed(argument, "int64", _of_array(flat), (len(flat),))
 
 
