@@ -339,3 +339,27 @@ def test_many_reads_need_room_all_together(store, monkeypatch):
     with pytest.raises(penstock.NoMemoryError, match="no room for 104857600 bytes"):
         kinds.read_all([("x", 0, 50), ("x", 0, 50)])
     assert kinds.read("x", 0, 50).shape == (50, 1 << 20)
+
+
+def test_errors_speak_of_records(store):
+    kinds = make(store)
+    kinds.append("users", content(3))
+    with pytest.raises(penstock.InvalidError, match="2 records of 132 bytes don't fill memory of 5"):
+        kinds.read("users", 0, 2, bytearray(5))
+    with pytest.raises(penstock.InvalidError, match="elements of float64, and the records of float32"):
+        kinds.read("users", 0, 2, numpy.empty((2, WIDTH)))
+    with pytest.raises(penstock.InvalidError, match="give at most 1"):
+        kinds.add("more", record_bytes=4, capacity=1, records=2)
+    with pytest.raises(TypeError, match="device_write must be True or False"):
+        penstock.Kinds(store, device_write="yes")
+
+
+@pytest.mark.parametrize("text, words", [
+    ("[]", "must be an object"),
+    ('{"schema": "penstock.kinds/1", "kinds": [{"size": [1], "name": "users"}]}', 'kind "users": it has an unknown member'),
+])
+def test_a_dictionary_that_is_wrong_says_where(store, text, words):
+    store.write_bytes(bytes(100))
+    (store.parent / (store.name + ".kinds.json")).write_text(text)
+    with pytest.raises(penstock.InvalidError, match=words):
+        penstock.Kinds(store)

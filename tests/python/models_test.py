@@ -552,3 +552,19 @@ def test_a_load_that_no_thread_can_be_had_for_is_a_memory_error_and_never_runs(m
     penstock.default_context()
     asyncio.run(main())
     assert not any(target)
+
+
+def test_arguments_of_the_wrong_type_are_named(mixed, tmp_path):
+    path = mixed[0]
+    for name, words in ((None, "must be a path or a list of paths, and is None"), (5, "and is 5")):
+        with pytest.raises(TypeError, match=words):
+            penstock.load_file(name, framework="np")
+    for options in ({"select": 5}, {"progress": "yes"}, {"context": "x"}):
+        with pytest.raises(TypeError, match=f"{next(iter(options))} must be .*, and is {next(iter(options.values()))!r}"):
+            penstock.load_file(path, framework="np", **options)
+
+
+def test_a_file_of_numpys_is_refused_with_what_reads_it(tmp_path):
+    numpy.save(tmp_path / "t.npy", numpy.zeros(3))
+    with pytest.raises(penstock.InvalidError, match=r"is a \.npy file.*penstock\.Rows"):
+        penstock.load_file(tmp_path / "t.npy", framework="np")

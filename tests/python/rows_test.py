@@ -442,3 +442,31 @@ def test_any_integer_may_be_missing(table):
         rows.gather(asked)
     with pytest.raises(penstock.InvalidError, match="'x' at position 1"):
         rows.gather([2**63, "x"], zeros_for_missing=True)
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"tensor": 3}, "tensor must be a str, and is 3"),
+    ({"context": "x"}, "context must be a penstock.Context, and is 'x'"),
+    ({"mapping": "no"}, "mapping must be True or False, and is 'no'"),
+    ({"look_again_seconds": "1"}, "look_again_seconds must be a number of seconds"),
+])
+def test_arguments_of_the_wrong_type_are_named(table, options, words):
+    with pytest.raises(TypeError, match=words):
+        open_np(table[0], **{"tensor": "embed", **options})
+
+
+def test_no_number_of_seconds_is_refused(table):
+    with pytest.raises(penstock.InvalidError, match="look_again_seconds is nan"):
+        open_np(table[0], "embed", look_again_seconds=float("nan"))
+
+
+def test_out_of_another_type_is_refused_by_its_type(table):
+    rows = open_np(table[0], "embed")
+    with pytest.raises(penstock.InvalidError, match="elements of float64, and the rows of float32"):
+        rows.gather([1, 2], numpy.empty((2, WIDTH)))
+
+
+def test_an_array_of_objects_is_refused_as_such(tmp_path):
+    numpy.save(tmp_path / "objects.npy", numpy.array([{}, None]))
+    with pytest.raises(penstock.UnsupportedError, match="an array of Python objects, which can't be read"):
+        open_np(tmp_path / "objects.npy")

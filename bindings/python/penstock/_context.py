@@ -272,6 +272,15 @@ def default_context() -> Context:
         return context
 
 
+def context_of(context: Optional[Context]) -> Context:
+    """The one that a call was given, or the default one."""
+    if context is None:
+        return default_context()
+    if not isinstance(context, Context):
+        raise TypeError(f"context must be a penstock.Context, and is {context!r}")
+    return context
+
+
 def _after_fork() -> None:
     # The parent's threads did not come along, nor did whoever held the lock.
     global _default, _default_lock

@@ -8,7 +8,7 @@ from typing import Any, Optional, Sequence, Union
 from . import _core
 from ._arguments import natural, seconds
 from ._closing import Closing
-from ._context import Context, default_context
+from ._context import Context, context_of
 from ._errors import invalid, make
 from ._memory import device_domain
 from ._rows import _named
@@ -58,7 +58,7 @@ class GpuServer(Closing):
     def __init__(self, threads: int = 0, *, hot: bool = False, context: Optional[Context] = None) -> None:
         if context is not None and not isinstance(context, Context):
             raise TypeError(f"context must be a penstock.Context, and is {context!r}")
-        self._context = context or default_context()
+        self._context = context_of(context)
         self._core = _core.start_gpu_server(self._context._core, natural("threads", threads, _MOST), bool(hot))
 
     def __repr__(self) -> str:

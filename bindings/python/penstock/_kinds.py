@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequ
 from . import _core
 from ._arguments import natural, seconds, truth
 from ._closing import Reopening, absolute
-from ._context import Context, default_context
+from ._context import Context, context_of
 from ._dtypes import numpy_type, type_name
 from ._errors import Error, MissingKeyError, NotFoundError, invalid, make
 from ._frameworks import framework as framework_named
@@ -96,7 +96,7 @@ class Kinds(Reopening):
                         window: Optional[tuple[int, int]], lock_seconds: float, device: Any, framework: Optional[str],
                         context: Optional[Context]) -> None:
         self._store = os.fsdecode(store)
-        self._context = context or default_context()
+        self._context = context_of(context)
         self._framework = framework
         self._domain = "host" if device is None else device_domain(device)
         if framework is not None or self._domain != "host":
@@ -107,7 +107,7 @@ class Kinds(Reopening):
         if window is not None and not (isinstance(window, (tuple, list)) and len(window) == 2):
             raise TypeError(f"window must be (first block, blocks), and is {window!r}")
         first, blocks = (natural("window", each) for each in window or (0, 0))
-        options = _core.KindsOptions(b"" if dictionary is None else os.fsencode(dictionary), bool(device_write),
+        options = _core.KindsOptions(b"" if dictionary is None else os.fsencode(dictionary), truth("device_write", device_write),
                                      serial, first, blocks, seconds("lock_seconds", lock_seconds))
         self._core = _core.open_kinds(self._context._core, os.fsencode(store), options, create)
         self._opened_by(None if context is not None else functools.partial(
@@ -334,12 +334,12 @@ class Kinds(Reopening):
 
     def _row_type(self, kind: Kind, dtype: Any) -> RowType:
         if dtype is None:
-            return RowType(framework_named(self._framework), kind.name, kind.type, kind.shape, kind.record_bytes)
+            return RowType(framework_named(self._framework), kind.name, kind.type, kind.shape, kind.record_bytes, "records")
         frame, wanted = framework_named("np"), numpy_type(dtype)
         if wanted.hasobject or wanted.itemsize == 0 or kind.record_bytes % wanted.itemsize:
             raise invalid(f"dtype: {wanted} has {wanted.itemsize} bytes, and a record of {kind.name!r} {kind.record_bytes}",
                           "give a type as large as a record, or of which a record has several")
-        type_ = RowType(frame, kind.name, None, (), kind.record_bytes)
+        type_ = RowType(frame, kind.name, None, (), kind.record_bytes, "records")
         parts = kind.record_bytes // wanted.itemsize
         type_.dtype, type_.row_shape = wanted, () if parts == 1 else (parts,)
         type_.dtype_name, type_.is_bytes = frame.names.get(wanted), False

@@ -12,7 +12,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 from . import _core
 from ._arguments import natural, seconds
 from ._closing import Closing
-from ._context import Context, default_context
+from ._context import Context, context_of
 from ._errors import Error, invalid, make
 from ._frameworks import Spec, about_memory
 from ._frameworks import framework as framework_named
@@ -78,7 +78,7 @@ class Layers(Closing):
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._domain = device_domain(device)
         self._frame.check_device(self._domain)
-        self._context = context or default_context()
+        self._context = context_of(context)
         self._model = Model(model, context=context)
         given = self._given(groups)
         self._tensors = [[self._tensor(*each) for each in tensors] for _, tensors in given]

@@ -6,13 +6,13 @@ import os
 from typing import Any, Optional
 
 from . import _core
-from ._context import Context, default_context
+from ._context import Context, context_of
 from ._errors import make
 
 
 def engines(context: Optional[Context] = None) -> list[dict[str, Any]]:
     """The engines: the name of each, what it does, its schemes, whether it works here, and if not, why."""
-    found: list[dict[str, Any]] = (context or default_context())._core.engines()
+    found: list[dict[str, Any]] = context_of(context)._core.engines()
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Iterator, Literal, Mapping, NamedTup
 
 from . import _core
 from ._arguments import natural
-from ._context import Context, default_context, on_a_thread
+from ._context import Context, context_of, on_a_thread
 from ._errors import invalid, mismatch
 from ._frameworks import PACKED_BITS, Numbers, Spec, framework_of, item_bytes
 from ._frameworks import framework as framework_named
@@ -125,11 +125,13 @@ class Model:
     def __init__(self, path: Any, title: str = "", context: Optional[Context] = None):
         if hasattr(path, "read"):
             raise invalid(f"{path!r} is an open file", "give its path; load() of penstock.torch takes bytes")
+        if not isinstance(path, (str, bytes, os.PathLike)) and not hasattr(path, "__iter__"):
+            raise TypeError(f"the name of a file must be a path or a list of paths, and is {path!r}")
         self.paths = all_parts(path) if isinstance(path, (str, bytes, os.PathLike)) else list(path)
         self._title = title
         names = [os.fsencode(each) for each in self.paths]
         # Most are paths, for which there need be no Context yet.
-        opener = (context or default_context())._core if any(map(URI.match, names)) else None
+        opener = context_of(context)._core if any(map(URI.match, names)) else None
         self.core = _core.open_model(opener, names)
         self.tensors = AllTensors(self.core)
         self._mapped: dict[int, Any] = {}
@@ -186,6 +188,8 @@ class Model:
             return range(len(self.tensors))
         if isinstance(select, str):
             return self.matching(select)
+        if not callable(select) and not hasattr(select, "__iter__"):
+            raise TypeError(f"select must be a name, a list of names or a function, and is {select!r}")
         if callable(select):
             return [index for index, tensor in enumerate(self.tensors) if select(tensor[0])]
         return sorted({index for name in select for index in self.matching(name)})
@@ -455,7 +459,7 @@ def load_tensors(model: Model, frame: Any, device: Device, select: Select = None
                  columns: str = "auto", mapping: Mapping_ = "cached", context: Optional[Context] = None,
                  progress: Progress = None) -> Tensors:
     what = wanted(model, model.select(select), slices)
-    return finished(model, what, Load(context or default_context(), model, what, frame, device, columns, mapping), progress)
+    return finished(model, what, Load(context_of(context), model, what, frame, device, columns, mapping), progress)
 
 
 def finished(model: Model, what: Wanted, load: Load, progress: Progress) -> Tensors:
@@ -524,7 +528,7 @@ def load_models(paths: Mapping[Any, Any], device: Device = "cpu", framework: Opt
     for key, path in paths.items():
         model = Model(path, context=context)
         what = wanted(model, model.select(select), None)
-        started.append((key, model, what, Load(context or default_context(), model, what, frame, device, mapping=mapping)))
+        started.append((key, model, what, Load(context_of(context), model, what, frame, device, mapping=mapping)))
     return {key: finished(model, what, load, progress) for key, model, what, load in started}
 
 
@@ -565,7 +569,7 @@ def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optio
         if memory.domain != "host" and len(pointers) == 1:
             framework_named("pt").settle(memory.domain)
     check_apart(spans)
-    loading = _core.load((context or default_context())._core, model.core,
+    loading = _core.load(context_of(context)._core, model.core,
                          [(domain, *lists) for domain, lists in groups.items()], {}, "auto", owners)
     for value in filled.values():
         count_as_written(value)
@@ -649,7 +653,7 @@ def save_checked(tensors: Mapping[str, Any], filename: Any, metadata: Optional[M
         owners.append(owner)
     for domain in {each[5] for each in saved} - {"host"}:
         framework_named("pt").settle(domain)
-    report = Report(**_core.save((context or default_context())._core, os.fsencode(filename), saved,
+    report = Report(**_core.save(context_of(context)._core, os.fsencode(filename), saved,
                                  text_metadata(metadata), align, durable, checksums, packed,
                                  told(progress, os.fsdecode(filename))))
     log(f"saved {os.fsdecode(filename)}: {len(saved)} tensors", report)
@@ -708,7 +712,7 @@ def verify(filename: Any, *, context: Optional[Context] = None, progress: Progre
     model = Model(filename, context=context)
     for warning in model.core.warnings:
         warn(warning, 3)
-    checked = _core.verify((context or default_context())._core, model.core, told(progress, str(model)))
+    checked = _core.verify(context_of(context)._core, model.core, told(progress, str(model)))
     return [Checked._make(each) for each in checked]
 
 

@@ -104,6 +104,8 @@ class Total:
 def told(progress: Progress, what: str) -> Optional[Callable[[int, int], Any]]:
     """What is called, if anything is."""
     if not isinstance(progress, bool):
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress must be True, False or a function, and is {progress!r}")
         return progress
     return Line(what) if progress else None
 

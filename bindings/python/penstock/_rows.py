@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Unio
 from . import _core, _frameworks
 from ._arguments import natural, seconds, truth
 from ._closing import Reopening, absolute, mark
-from ._context import Context, default_context
+from ._context import Context, context_of
 from ._dtypes import BITS, of_code, type_name
 from ._errors import Error, invalid, make
 from ._frameworks import about_memory
@@ -92,9 +92,11 @@ class Numbers(NamedTuple):
 class RowType:
     """What rows are to a framework: the type of an element, and the shape of a row in it."""
 
-    def __init__(self, frame: Any, name: str, dtype: Optional[str], shape: Sequence[int], row_bytes: int) -> None:
-        """`dtype` by the name of safetensors or NumPy; none: a row is bytes. `name` is for messages."""
+    def __init__(self, frame: Any, name: str, dtype: Optional[str], shape: Sequence[int], row_bytes: int,
+                 things: str = "rows") -> None:
+        """`dtype` by the name of safetensors or NumPy; none: a row is bytes. `name` and `things` are for messages."""
         self.frame = frame
+        self.things = things
         self.row_bytes = row_bytes
         self.dtype, self.row_shape = self._type_of(name, dtype, shape)
         self.dtype_name: Optional[str] = frame.names.get(self.dtype)  # by safetensors
@@ -140,21 +142,23 @@ class RowType:
                     return frame.numpy.empty(full, self.dtype)
                 return frame.torch.empty(full, dtype=self.dtype, device="cpu" if domain == "host" else domain)
             except (MemoryError, RuntimeError) as error:
-                raise about_memory(error, f"no room for {count} bytes of rows on {domain}", "ask for less") from None
+                raise about_memory(error, f"no room for {count} bytes of {self.things} on {domain}", "ask for less") from None
 
     def checked_out(self, out: Any, shape: tuple[int, ...]) -> Memory:
         """Memory for rows of that shape. Elements of bytes are memory like any other; those of another type are refused."""
         memory: Memory = _named("out", lambda: memory_of(out))
         count = math.prod(shape)
-        if memory.size_bytes != count * self.row_bytes:
-            raise invalid(f"out: {count} rows of {self.row_bytes} bytes don't fill memory of {memory.size_bytes}",
-                          "give memory of exactly their size")
         about = described(out)
-        if self.is_bytes or about is None or (about.name == "U8" and self.dtype_name != "U8"):
+        if self.is_bytes or (about is not None and about.name == "U8" and self.dtype_name != "U8"):
+            about = None  # memory like any other
+        if about is not None and about.dtype != self.dtype and (about.name is None or about.name != self.dtype_name):
+            raise invalid(f"out: has elements of {about.dtype}, and the {self.things} of {self.dtype}",
+                          "give one of that type, or of bytes")
+        if memory.size_bytes != count * self.row_bytes:
+            raise invalid(f"out: {count} {self.things} of {self.row_bytes} bytes don't fill memory of {memory.size_bytes}",
+                          "give memory of exactly their size")
+        if about is None:
             return memory
-        if about.dtype != self.dtype and (about.name is None or about.name != self.dtype_name):
-            raise invalid(f"out: has elements of {about.dtype}, and the table of {self.dtype}",
-                          "give one of the table's type, or of bytes")
         allowed = [(*shape, *self.row_shape), (count, *self.row_shape), *([self.row_shape] if count == 1 else [])]
         if about.shape not in allowed:
             raise invalid(f"out: has the shape {about.shape}, and what is read {allowed[0]}", "give one of that shape")
@@ -221,9 +225,11 @@ class Rows(Reopening):
         paths = list(path) if isinstance(path, (list, tuple)) else [path]
         if not paths:
             raise invalid("path: the list has no files", "give at least one")
+        if not isinstance(tensor, (str, type(None))):
+            raise TypeError(f"tensor must be a str, and is {tensor!r}")
         self._names = [os.fsdecode(each) for each in paths]
         self._tensor = tensor
-        self._context = context or default_context()
+        self._context = context_of(context)
         self._frame = framework_named(framework)
         self._domain = None if device is None else device_domain(device)
         self._report: Optional[RowsReport] = None

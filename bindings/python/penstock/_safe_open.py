@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Any, Callable, Iterator, Optional, Sequence
 
-from ._context import Context, default_context
+from ._context import Context, context_of
 from ._errors import Error, invalid, make
 from ._frameworks import PACKED_BITS
 from ._frameworks import framework as framework_named
@@ -56,7 +56,7 @@ class Source:
         this = object()
         again = self.frame.name == "np" and \
             not all([self._given.setdefault(index, this) is this for index in what.indices])
-        return Load(self._context or default_context(), self.model, what, self.frame, device or self.device,
+        return Load(context_of(self._context), self.model, what, self.frame, device or self.device,
                     mapping="none" if again else self._mapping)
 
     def start_wholes(self, indices: Sequence[int]) -> Load:

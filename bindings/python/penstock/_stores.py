@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from ._arguments import natural
 from ._closing import Closing
-from ._context import Context, default_context
+from ._context import Context, context_of
 from ._errors import invalid, make
 from ._frameworks import framework as framework_named
 from ._memory import device_domain
@@ -28,7 +28,7 @@ class Store(Closing):
                  first_block: int = 0, blocks: int = 0, context: Optional[Context] = None) -> None:
         if access not in ACCESS:
             raise invalid(f"unknown access {access!r}", f"give one of {', '.join(ACCESS)}")
-        self._context = context or default_context()
+        self._context = context_of(context)
         self._name = os.fsdecode(name)
         if not isinstance(serial, str):
             raise TypeError(f"serial must be a str, and is {serial!r}")

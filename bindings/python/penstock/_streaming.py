@@ -9,7 +9,7 @@ import threading
 import weakref
 from typing import Any, Callable, Generator, Iterator, NamedTuple, Optional, Sequence, Union
 
-from ._context import Context, default_context
+from ._context import Context, context_of
 from ._errors import invalid
 from ._frameworks import OWN_BYTES, SLAB_BYTES, Spec
 from ._frameworks import framework as framework_named
@@ -104,7 +104,7 @@ def stream(paths: Any, device: Device = "cpu", window: Union[int, str] = "1GiB",
     what = wanted(model, model.select(select), slices)
     domains = checked_domains(frame, what.specs, device)
     total = Total()
-    return Stream(_stream(context or default_context(), model, what, frame, domains,
+    return Stream(_stream(context_of(context), model, what, frame, domains,
                           enlarged(size_in_bytes(window), what.specs), how_to_map(copy and not share, share), total), total, model.quantization,
                   len(what.specs), sum(spec[3] for spec in what.specs))
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Seque
 from . import _core
 from ._arguments import natural, seconds
 from ._closing import Closing
-from ._context import Context, default_context
+from ._context import Context, context_of
 from ._errors import MissingKeyError, NotFoundError, invalid, make
 from ._streaming import size_in_bytes
 
@@ -293,7 +293,7 @@ class Tiers(Closing):
 
     def serve(self, context: Optional[Context] = None, scheme: str = "tier") -> None:
         """From now on "tier:NAME" is a store of the Context, or of the default one."""
-        self._open().serve((context or default_context())._core, scheme)
+        self._open().serve(context_of(context)._core, scheme)
 
     def _closed_error(self) -> Exception:
         return make("closed", 0, "the Tiers are closed", "open them again")
