@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -107,11 +106,6 @@ std::unique_lock<std::mutex> hold_off_interrupts() {
 
 Error interrupted_error() {
   return {.code = Code::cancelled, .message = "interrupted"};
-}
-
-void leave() {
-  std::fflush(stdout);
-  _exit(static_cast<int>(Exit::interrupted));
 }
 
 Report ended(Report report) {

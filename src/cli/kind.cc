@@ -287,16 +287,14 @@ Exit append_records(const KindFlags& flags) {
     if (!records.ok()) return output.fail(records.error());
     if (interrupted()) return output.fail(interrupted_error());
     const Stopwatch stopwatch;
-    const Result<std::uint64_t> first = call_interruptibly([&] { return kinds.append(kind.id, records->region()); },
-                                                           [&] {
-                                                             Error error = interrupted_error();
-                                                             error.message +=
-                                                                 "; the records count all together, or not at all";
-                                                             error.hint = "penstock kind show says whether they do";
-                                                             output.fail(error);
-                                                           });
+    const RecordsAppend part{kind.id, records->region()};
+    const auto first = kinds.append({&part, 1}, [] { return !interrupted(); });
     if (!first.ok()) {
       Error error = first.error();
+      if (error.code == Code::cancelled) {
+        error = interrupted_error();
+        error.message += "; no record was appended";
+      }
       std::error_code ignored;  // of stores that are no files
       if (error.code == Code::read_only && !flags.allow_device_write &&
           !std::filesystem::is_regular_file(flags.store, ignored)) {
@@ -308,10 +306,11 @@ Exit append_records(const KindFlags& flags) {
     const double seconds = stopwatch.seconds();
     if (output.json()) {
       Json result = kinds_json(kinds, {*kinds.find(kind.id)});
-      result["append"] = {{"index", *first}, {"count", count}, {"bytes", records->size_bytes()}, {"seconds", seconds}};
+      result["append"] = {
+          {"index", first->front()}, {"count", count}, {"bytes", records->size_bytes()}, {"seconds", seconds}};
       output.object(result);
     } else {
-      output.verdict(count_of(count, "record") + ", from " + std::to_string(*first) + " on, durable after " +
+      output.verdict(count_of(count, "record") + ", from " + std::to_string(first->front()) + " on, durable after " +
                      format_seconds(seconds));
     }
     return Exit::ok;

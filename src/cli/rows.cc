@@ -173,8 +173,9 @@ struct Gathering {
 RowsReport gather_rounds(const Rows& table, const Gathering& gathering, const RowsFlags& flags) {
   RowsReport best;
   for (std::uint32_t round = 0; round < flags.repeat; ++round) {
-    RowsReport report = table.gather(gathering.numbers, gathering.memory, {.zeros_for_missing = flags.zeros});
-    if (report.ok() && interrupted()) {
+    RowsReport report = table.gather(gathering.numbers, gathering.memory,
+                                     {.zeros_for_missing = flags.zeros, .keep_going = [] { return !interrupted(); }});
+    if (interrupted()) {
       report.outcome = Outcome::cancelled;
       report.error = interrupted_error();
     }
@@ -241,8 +242,7 @@ Exit run(const RowsFlags& flags) {
     if (!allocated.ok()) return output.fail(allocated.error());
     memory = std::move(*allocated);
   }
-  RowsReport best = call_interruptibly([&] { return gather_rounds(*table, {*numbers, memory.region()}, flags); },
-                                       [&] { output.fail(interrupted_error()); });
+  RowsReport best = gather_rounds(*table, {*numbers, memory.region()}, flags);
   if (!best.ok()) {
     if (best.error->code == Code::out_of_range) best.error->hint = "ask for rows of the table, or give --zeros";
     return output.fail(*best.error);
