@@ -149,6 +149,10 @@ class PENSTOCK_EXPORT Store {
   // The identity now; it differs from that at opening if the content may have changed since. Code::changed if the name
   // now means another file, or none.
   Result<Identity> identity() const;
+  // Returns when writes of others that were under way have ended; waits only for those of this machine, to files on
+  // ext4 and tmpfs. An identity changes when a write begins. So if the identity is asked for, then this is called, then
+  // bytes are read, and the identity is still the same, the bytes belong to it.
+  void await_writers() const;
   // How much of a range is in the page cache; nothing if there is no page cache, or the kernel won't say.
   std::optional<std::uint64_t> cached_bytes(std::uint64_t offset, std::uint64_t length) const;
   // Maps the whole store read-only; Code::unsupported if the store can't be mapped.

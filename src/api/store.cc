@@ -57,6 +57,10 @@ Result<Identity> Store::identity() const {
   });
 }
 
+void Store::await_writers() const {
+  if (entry_) entry_->store().await_writers();
+}
+
 std::optional<std::uint64_t> Store::cached_bytes(std::uint64_t offset, std::uint64_t length) const {
   const engine::PageCache* cache = entry_ ? entry_->store().page_cache() : nullptr;
   return cache != nullptr ? cache->resident_bytes(offset, length) : std::nullopt;

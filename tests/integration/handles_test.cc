@@ -34,6 +34,7 @@ class Handles : public ContextTest {
     EXPECT_EQ(store.info().size_bytes, 0U);
     EXPECT_TRUE(store.info().name.empty());
     expect_misuse(store.size_bytes().error());
+    store.await_writers();
     EXPECT_EQ(store.cached_bytes(0, 4096), std::nullopt);
     expect_misuse(store.view().error());
     expect_misuse(store.commit().error());

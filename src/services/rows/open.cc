@@ -21,6 +21,12 @@ Result<std::shared_ptr<const Table>> make_table(Context& context, TableInfo info
   return std::shared_ptr<const Table>(std::make_shared<Table>(context, std::move(info), std::vector{*shard}, options));
 }
 
+// A write that is under way has changed the identity already, so it would not be noticed later.
+Result<Store> without_writers(Result<Store> store) {
+  if (store) store->await_writers();
+  return store;
+}
+
 Result<std::string> read_text(Context& context, const Store& store, std::uint64_t size_bytes) {
   std::string text(size_bytes, '\0');
   const Report report = context.read(store, 0, Region::host(text.data(), text.size()));
@@ -61,7 +67,7 @@ Result<std::shared_ptr<const Table>> open_tensor(Context& context, const std::st
   }
   const auto row_bytes = row_bytes_of(about);
   if (!row_bytes) return in_store(name, row_bytes.error());
-  auto store = models::open_store(context, model->files()[about.file]);
+  auto store = without_writers(models::open_store(context, model->files()[about.file]));
   if (!store) return std::move(store).error();
   TableInfo info{.row_bytes = *row_bytes,
                  .row_shape = {about.shape.begin() + 1, about.shape.end()},
@@ -70,7 +76,7 @@ Result<std::shared_ptr<const Table>> open_tensor(Context& context, const std::st
 }
 
 Result<std::shared_ptr<const Table>> open_npy(Context& context, const std::string& name, const RowsOptions& options) {
-  auto store = context.open(name);
+  auto store = without_writers(context.open(name));
   if (!store) return std::move(store).error();
   const std::uint64_t size_bytes = store->info().size_bytes;
   const auto front = read_text(context, *store, std::min(npy_front_bytes, size_bytes));
@@ -104,6 +110,7 @@ Result<std::shared_ptr<const Table>> open_raw(Context& context, const std::strin
                  "give a size above 0, and a stride that is not below it"};
   }
   auto store = context.open(name, {.growing = raw.growing});
+  if (!raw.growing) store = without_writers(std::move(store));
   if (!store) return std::move(store).error();
   const std::uint64_t size_bytes = store->info().size_bytes;
   if (raw.offset > size_bytes) {
