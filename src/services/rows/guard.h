@@ -1,9 +1,10 @@
 // The guard of gathers: a mapping whose file is truncated answers a load with SIGBUS, which ends the process. Inside a
 // guard it ends the work instead.
 //
-// The handler is installed once in the process and stays. It acts only on a fault of a thread that is inside a guard,
-// at an address of the mappings of that guard; every other SIGBUS goes to the handler that was there before. A handler
-// that somebody installs later must hand on what is not his, as ours does.
+// There is one handler in the process, and it stays. It acts only on a fault of a thread that is inside a guard, at an
+// address of the mappings of that guard; every other SIGBUS goes to the handler that was there before. Each guard looks
+// whether somebody has installed another since, and puts ours in front of it again. Such a handler may pass signals on
+// to ours, as one that was there before: then those before it get them, each once.
 //
 // Thread safety: functions, from any thread.
 #pragma once
@@ -15,7 +16,7 @@ namespace penstock::rows {
 
 using Mapped = std::span<const std::byte>;
 
-// Installs the handler, if it is not there; false where the system refuses.
+// Puts the handler in front, if it is not there; false where the system refuses.
 bool install_guard();
 
 // Calls work(argument). False where that touched a page of the mappings that is gone: the work was left in the middle,

@@ -32,6 +32,7 @@ class MappedScratch {
   MappedScratch& operator=(const MappedScratch&) = delete;
 
   void truncate(off_t size) const { EXPECT_EQ(::ftruncate(fd_, size), 0); }
+  int fd() const { return fd_; }
   Mapped bytes() const { return {data_, guarded_bytes}; }
 
  private:
@@ -82,6 +83,68 @@ TEST(Guard, a_guard_within_another_gives_the_outer_one_back) {
     touch_last(argument);
   };
   EXPECT_FALSE(run_guarded({&mapping, 1}, twice, &mapping));
+}
+
+// The handler of the test, and what was there before; puts it back.
+class OtherHandler {
+ public:
+  explicit OtherHandler(void (*handle)(int, siginfo_t*, void*)) {
+    struct sigaction action = {};
+    action.sa_sigaction = handle;
+    action.sa_flags = SA_SIGINFO;
+    EXPECT_EQ(::sigaction(SIGBUS, &action, &before_), 0);
+  }
+  ~OtherHandler() { ::sigaction(SIGBUS, &before_, nullptr); }
+  OtherHandler(const OtherHandler&) = delete;
+  OtherHandler& operator=(const OtherHandler&) = delete;
+
+  const struct sigaction& before() const { return before_; }
+
+ private:
+  struct sigaction before_ = {};
+};
+
+int fd_to_mend = -1;
+int first_calls = 0;
+int second_calls = 0;
+const OtherHandler* second_handler = nullptr;
+
+TEST(Guard, comes_before_a_handler_that_was_installed_later) {
+  ASSERT_TRUE(install_guard());
+  const MappedScratch file;
+  Mapped mapping = file.bytes();
+  file.truncate(0);
+  fd_to_mend = file.fd();
+  first_calls = 0;
+  // Brings the page back, as else the load would fault for ever.
+  const OtherHandler other([](int, siginfo_t*, void*) {
+    ++first_calls;
+    if (::ftruncate(fd_to_mend, guarded_bytes) != 0) ::abort();
+  });
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(run_guarded({&mapping, 1}, touch_last, &mapping));
+  EXPECT_EQ(first_calls, 0);
+  touch_last(&mapping);
+  EXPECT_EQ(first_calls, 1) << "what is not ours goes to it";
+}
+
+TEST(Guard, handlers_that_pass_on_to_ours_get_each_signal_once) {
+  ASSERT_TRUE(install_guard());
+  const auto nothing = [](void*) {};
+  first_calls = 0;
+  second_calls = 0;
+  const OtherHandler first([](int, siginfo_t*, void*) { ++first_calls; });
+  EXPECT_TRUE(run_guarded({}, nothing, nullptr));
+  const OtherHandler second([](int signal, siginfo_t* info, void* context) {
+    ++second_calls;
+    second_handler->before().sa_sigaction(signal, info, context);
+  });
+  second_handler = &second;
+  for (int i = 1; i <= 3; ++i) {
+    EXPECT_TRUE(run_guarded({}, nothing, nullptr));
+    ::raise(SIGBUS);
+    EXPECT_EQ(first_calls, i);
+    EXPECT_EQ(second_calls, i);
+  }
 }
 
 // Not under sanitizers, which have handlers of their own.
