@@ -110,6 +110,27 @@ def test_bad_numbers_are_refused_by_their_names(table):
         penstock._rows.wait_for_streams((penstock._memory.Memory(1, 1, "cuda:0", None),), "text")
 
 
+def test_a_range_is_checked_by_its_ends(table):
+    path, content = table
+    rows = open_np(path, "embed")
+    for good in (range(ROWS), range(ROWS - 1, -1, -1), range(7, 400, 3), range(400, 7, -3), range(0), range(9, 2),
+                 range(5, 1 << 40, 1 << 50)):
+        assert numpy.array_equal(rows.gather(good), content[list(good)])
+    # None of these has room in memory.
+    for bad, number, position in ((range(1 << 60), ROWS, ROWS), (range(10, 1 << 80, 7), 500, 70),
+                                  (range(490, -(1 << 60), -3), -2, 164), (range(6, -(1 << 60), -3), -3, 3),
+                                  (range(ROWS, 1 << 60), ROWS, 0), (range(-1, 1 << 60), -1, 0)):
+        for call in (rows.gather, rows.prefetch, rows.__getitem__):
+            with pytest.raises(IndexError, match=f"indices: the number {number} at position {position} is no row"):
+                call(bad)
+    # Too many to be written down, or not numbers of 64 bits.
+    with pytest.raises(penstock.NoMemoryError, match="indices: no room"):
+        rows.gather(range(1 << 60), zeros_for_missing=True)
+    with pytest.raises(IndexError, match=f"indices: the number {1 << 63} at position 1 "):
+        rows.gather(range((1 << 63) - 1, 1 << 64), zeros_for_missing=True)
+    assert not rows.gather(range(ROWS, ROWS + 3), zeros_for_missing=True).any()
+
+
 def test_missing_rows_are_zeros_where_that_is_asked_for(table):
     path, content = table
     rows = open_np(path, "embed")

@@ -359,7 +359,10 @@ class Rows(Reopening):
         `timeout` is in seconds; 0: none but that of the Context.
         """
         core, timeout = self._open(), seconds("timeout", timeout)
-        numbers = numbers_of(indices, "indices", truth("zeros_for_missing", zeros_for_missing))
+        may_be_missing = truth("zeros_for_missing", zeros_for_missing)
+        if not may_be_missing:
+            self._check_range(indices)
+        numbers = numbers_of(indices, "indices", may_be_missing)
         if out is None:
             made = self._type.allocate(numbers.shape, self._domain or numbers.memory.domain, self._beside_bytes(numbers.size))
             memory = memory_of(made)
@@ -404,12 +407,22 @@ class Rows(Reopening):
     def prefetch(self, indices: Any) -> int:
         """Starts bringing rows into the page cache; says how many bytes were started, at most `prefetch_window_bytes`."""
         core = self._open()
+        self._check_range(indices)
         numbers = numbers_of(indices, "indices")
         wait_for_streams((numbers.memory,), None)
         source = _settled(numbers.memory, "indices")
         started: int = _named("indices", lambda: core.prefetch(source.pointer, source.size_bytes, numbers.type,
                                                                source.domain))
         return started
+
+    def _check_range(self, indices: Any) -> None:
+        """By its ends, before its numbers are written down."""
+        position = _first_outside(indices, 0, self._rows) if isinstance(indices, range) else None
+        if position is not None:
+            raise make("out_of_range", 0, f"indices: the number {indices[position]} at position {position} is no row of the "
+                       f"table, which has {self._rows}",
+                       f"give numbers from 0 to {self._rows - 1}; a gather with zeros_for_missing gives rows of zeros for "
+                       "others" if self._rows else "ask a table that has rows")
 
     def close(self) -> None:
         """Lets go of the files; otherwise that happens when the last reference goes."""
@@ -471,6 +484,8 @@ def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Num
         kind, item = interface["typestr"][1], int(interface["typestr"][2:]) * 8
         name = {"i": f"int{item}", "u": f"uint{item}"}.get(kind, interface["typestr"])
         return _typed(argument, name, _named(argument, lambda: memory_of(indices, False)), tuple(interface["shape"]))
+    if isinstance(indices, range) and not (may_be_missing and _first_outside(indices, -1 << 63, 1 << 63) is not None):
+        return _of_range(indices, argument)
     if isinstance(indices, (list, tuple, range)):
         return _of_list(indices, argument, may_be_missing)
     try:
@@ -509,6 +524,33 @@ def _of_list(indices: Any, argument: str, may_be_missing: bool) -> Numbers:
                                "table", "give numbers of rows that there are") from None
                 number = -1  # no row either
             flat.append(number)
+    return _typed(argument, "int64", _of_array(flat), (len(flat),))
+
+
+def _first_outside(numbers: range, begin: int, end: int) -> Optional[int]:
+    """The position of the first number that is not one from `begin` to before `end`."""
+    if not numbers:
+        return None
+    first, step = numbers[0], numbers.step
+    if not begin <= first < end:
+        return 0
+    if begin <= numbers[-1] < end:
+        return None
+    return -((first - end) // step) if step > 0 else (first - begin) // -step + 1
+
+
+def _of_range(numbers: range, argument: str) -> Numbers:
+    position = _first_outside(numbers, -1 << 63, 1 << 63)
+    if position is not None:
+        raise make("out_of_range", 0, f"{argument}: the number {numbers[position]} at position {position} is no row of any "
+                   "table", "give numbers of rows that there are")
+    try:
+        flat = array("q", [0]) * len(numbers)
+    except (MemoryError, OverflowError) as error:
+        raise make("out_of_memory", 0, f"{argument}: no room for the numbers of {numbers}: {error}", "ask for less") from None
+    at_once = 1 << 20  # Ctrl-C works in between
+    for begin in range(0, len(numbers), at_once):
+        flat[begin:begin + at_once] = array("q", numbers[begin:begin + at_once])
     return _typed(argument, "int64", _of_array(flat), (len(flat),))
 
 
