@@ -322,6 +322,24 @@ TEST_F(RowsOfTable, tensors_of_several_files_are_one_table) {
   EXPECT_EQ(Rows::open_tensor(context_, folder_.path("shard0.safetensors"), "other").error().code, Code::not_found);
 }
 
+TEST_F(RowsOfTable, a_tensor_without_rows_is_a_table) {
+  const TensorToSave tensors[] = {
+      {"none", DType::f32, {0, 8}, {}}, {"half", DType::f4, {0, 3}, {}}, {"empty", DType::f32, {3, 0}, {}}};
+  const std::string path = folder_.path("model.safetensors");
+  ASSERT_TRUE(save_safetensors(context_, path, tensors, {.durable = false}).ok());
+  const auto table = Rows::open_tensor(context_, path, "none");
+  ASSERT_TRUE(table.ok()) << table.error().message;
+  EXPECT_EQ(table->info().rows, 0U);
+  EXPECT_EQ(table->info().row_bytes, 32U);
+  EXPECT_TRUE(table->gather(std::vector<std::int32_t>{}, Domain::host()).ok());
+  EXPECT_EQ(table->gather(std::vector<std::int32_t>{0}, Domain::host()).error().code, Code::out_of_range);
+  EXPECT_TRUE(table->rows(0, 0, {}).ok());
+  const std::vector<Rows> parts = {*table, *table};
+  EXPECT_EQ(Rows::join(parts).value().info().rows, 0U);
+  EXPECT_FALSE(Rows::open_tensor(context_, path, "half").ok()) << "its rows would end within a byte";
+  EXPECT_EQ(Rows::open_tensor(context_, path, "empty").error().code, Code::unsupported);
+}
+
 TEST_F(RowsOfTable, arrays_of_numpy_are_tables) {
   std::string file("\x93NUMPY\x01\x00\x76\x00", 10);
   std::string header = "{'descr': '<i4', 'fortran_order': False, 'shape': (100, 3), }";

@@ -11,6 +11,7 @@ import numpy
 import pytest
 
 import penstock
+from models import write_gguf
 
 ROWS, WIDTH = 500, 33
 
@@ -215,6 +216,20 @@ def test_what_is_no_table_is_refused(table, tmp_path):
         penstock.Rows(path, "embed", framework="jax")
     with pytest.raises(penstock.InvalidError, match="NumPy has no memory"):
         open_np(path, "embed", device="cuda:0")[[1]]
+
+
+def test_tables_without_rows_are_tables_of_every_format(tmp_path):
+    empty = numpy.zeros((0, 8), numpy.float32)
+    numpy.save(tmp_path / "t.npy", empty)
+    penstock.numpy.save_file({"t": empty}, tmp_path / "t.safetensors")
+    write_gguf(tmp_path / "t.gguf", {}, [("t", 0, [8, 0], b"")])
+    for name, tensor in (("t.npy", None), ("t.safetensors", "t"), ("t.gguf", "t")):
+        rows = open_np(tmp_path / name, tensor)
+        assert rows.shape == (0, 8) and rows[:].shape == (0, 8) and rows[[]].shape == (0, 8), name
+        with pytest.raises(IndexError, match="ask a table that has rows"):
+            rows[[0]]
+    write_gguf(tmp_path / "q.gguf", {}, [("t", 8, [64, 0], b"")])
+    assert open_np(tmp_path / "q.gguf", "t").row_bytes == 68
 
 
 def test_a_file_that_was_cut_is_an_error(tmp_path):

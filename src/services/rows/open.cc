@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "services/models/contents.h"
 #include "services/models/open_store.h"
 #include "services/rows/npy.h"
 #include "services/rows/table.h"
@@ -40,7 +41,13 @@ Result<std::uint64_t> row_bytes_of(TensorInfo tensor) {
     return Error{Code::unsupported, 0, "tensor \"" + tensor.name + "\" is one number and has no rows",
                  "name a tensor with dimensions"};
   }
-  tensor.shape[0] = std::max<std::uint64_t>(tensor.shape[0], 1);
+  if (tensor.shape[0] == 0) {
+    // As if it had some: eight have whole bytes, whatever the type.
+    tensor.shape[0] = 8;
+    const auto bytes = models::tensor_bytes(tensor.dtype, tensor.shape);
+    if (!bytes) return models::in_file("tensor " + models::in_quotes(tensor.name), bytes.error());
+    tensor.size_bytes = *bytes;
+  }
   const Interval one{0, 1};
   auto bytes = part_bytes(tensor, 0, {&one, 1});
   if (bytes && *bytes == 0) {
