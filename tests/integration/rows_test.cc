@@ -471,6 +471,8 @@ TEST_F(RowsOfTable, prefetch_starts_bringing_rows_into_the_cache) {
   EXPECT_TRUE(eventually([&] { return table.gather(numbers, Domain::host()).value().report.cold_rows == 0; }) ||
               !context_.open(path).value().cached_bytes(0, 1));
   EXPECT_EQ(table.prefetch(std::vector<std::int32_t>{-1}).error().code, Code::out_of_range);
+  std::filesystem::resize_file(path, 4096);
+  EXPECT_EQ(table.prefetch(numbers).error().code, Code::truncated);
 }
 
 TEST_F(RowsOfTable, a_deadline_that_has_passed_is_told) {

@@ -509,6 +509,7 @@ Result<std::uint64_t> prefetch(const Table& table, const RowNumbers& given) {
   if (!host) return std::move(host).error();
   const RowNumbers& numbers = host->get();
   if (Status status = check_numbers(table, numbers); !status) return std::move(status).error();
+  if (Status status = table.check_unchanged(); !status) return std::move(status).error();
   look(table, numbers);
   std::vector<ColdRow> cold = sort_out(table, numbers, true).cold;
   std::ranges::sort(cold);
