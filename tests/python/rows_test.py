@@ -186,6 +186,15 @@ def test_files_of_different_types_are_not_one_table(tmp_path):
         penstock.Rows([tmp_path / "f4.npy", tmp_path / "i4.npy"], framework="np")
 
 
+def test_files_of_one_type_are_one_table_however_its_order_is_written(tmp_path):
+    content = numpy.arange(20, dtype=numpy.float32).reshape(5, 4)
+    paths = [tmp_path / f"{i}.npy" for i in range(3)]
+    for path, order in zip(paths, (b"<", b"=", b"|")):
+        numpy.save(path, content)
+        path.write_bytes(path.read_bytes().replace(b"'<f4'", b"'%bf4'" % order))
+    assert numpy.array_equal(open_np(paths)[:], numpy.concatenate([content] * 3))
+
+
 def test_files_are_joined(tmp_path):
     content = numpy.arange(600, dtype=numpy.float64).reshape(60, 10)
     paths = [tmp_path / f"{i}.npy" for i in range(3)]

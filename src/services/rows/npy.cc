@@ -121,6 +121,18 @@ Result<std::uint64_t> bytes_of(std::string_view dtype) {
   return count;
 }
 
+// One name for each type. Where bytes have no order NumPy writes "|"; elsewhere it takes "|" and "=" for that of the
+// machine, and all that we run on are little-endian.
+std::string usual_name(std::string dtype, std::uint64_t element_bytes) {
+  const bool has_order = element_bytes > 1 && std::string_view("iufcUmM").find(dtype[1]) != std::string_view::npos;
+  if (!has_order) {
+    dtype[0] = '|';
+  } else if (dtype[0] != '>') {
+    dtype[0] = '<';
+  }
+  return dtype;
+}
+
 struct Header {
   std::optional<std::string> dtype;
   std::optional<bool> fortran_order;
@@ -194,7 +206,7 @@ Result<NpyArray> parse_npy(std::string_view header, std::uint64_t file_bytes) {
   if (!parsed) return std::move(parsed).error();
   const auto element_bytes = bytes_of(*parsed->dtype);
   if (!element_bytes) return element_bytes.error();
-  NpyArray array{.dtype = *parsed->dtype,
+  NpyArray array{.dtype = usual_name(std::move(*parsed->dtype), *element_bytes),
                  .shape = std::move(*parsed->shape),
                  .element_bytes = *element_bytes,
                  .data_offset = *header_bytes,

@@ -46,6 +46,22 @@ TEST(Npy, shapes_and_types_are_those_that_numpy_writes) {
   EXPECT_EQ(bytes("<f4", "(3L, 4L)"), 48U);
 }
 
+TEST(Npy, a_type_has_one_name_however_its_order_is_written) {
+  const auto name = [](const std::string& type) {
+    return parse(npy_file("{'descr': '" + type + "', 'fortran_order': False, 'shape': (2,), }")).value().dtype;
+  };
+  for (const char* const order : {"<", "=", "|"}) {
+    EXPECT_EQ(name(order + std::string("f4")), "<f4");
+    EXPECT_EQ(name(order + std::string("M8[ns]")), "<M8[ns]");
+    EXPECT_EQ(name(order + std::string("U1")), "<U1");
+    EXPECT_EQ(name(order + std::string("i1")), "|i1");
+    EXPECT_EQ(name(order + std::string("S4")), "|S4");
+  }
+  EXPECT_EQ(name(">f4"), ">f4");
+  EXPECT_EQ(name(">u1"), "|u1");
+  EXPECT_EQ(name("|b1"), "|b1");
+}
+
 TEST(Npy, what_has_no_rows_of_bytes_is_refused_by_its_name) {
   const auto code = [](const std::string& literal) { return parse(npy_file(literal)).error().code; };
   EXPECT_EQ(code("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }"), Code::unsupported);
