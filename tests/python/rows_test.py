@@ -152,6 +152,14 @@ def test_npy_files_and_their_types(tmp_path):
         penstock.Rows(tmp_path / "4.npy", framework="pt")
 
 
+def test_an_array_of_a_type_that_there_is_not_is_refused_by_its_name(tmp_path):
+    path = tmp_path / "odd.npy"
+    numpy.save(path, numpy.zeros((5, 4), numpy.float32))
+    path.write_bytes(path.read_bytes().replace(b"'<f4'", b"'<f3'"))
+    with pytest.raises(penstock.UnsupportedError, match="odd.npy is '<f3'"):
+        open_np(path)
+
+
 def torch_of():
     try:
         import torch

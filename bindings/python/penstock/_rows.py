@@ -114,7 +114,11 @@ class RowType:
             if frame.name != "np":
                 raise make("unsupported", 0, f"the array {name} is {dtype!r}: torch has no such type",
                            "take framework='np'")
-            return frame.numpy.dtype(dtype), tuple(shape)
+            try:
+                return frame.numpy.dtype(dtype), tuple(shape)
+            except TypeError:
+                raise make("unsupported", 0, f"the array {name} is {dtype!r}: NumPy has no such type",
+                           "give row_bytes and offset, which gives bytes") from None
         if dtype not in frame.types:
             if _is_quantized(dtype):
                 return frame.types["U8"], (self.row_bytes,)
