@@ -102,6 +102,12 @@ def test_bad_numbers_are_refused_by_their_names(table):
     for bad in (numpy.array([0.5]), numpy.array([True]), 1.5, None, [[1], [2, 3]], [True, False]):
         with pytest.raises(penstock.InvalidError, match="indices: "):
             rows.gather(bad)
+    truths = [True, numpy.bool_(True), numpy.array(False)]
+    if torch_of():
+        truths.append(torch_of().tensor(True))
+    for bad in truths:
+        with pytest.raises(penstock.InvalidError, match="indices: .* is no number of a row"):
+            rows[bad]
     for begin, count in ((0, ROWS + 1), (ROWS, 1)):
         with pytest.raises(IndexError, match="begin and count"):
             rows.rows(begin, count)

@@ -593,12 +593,13 @@ def _named(argument: str, call: Any) -> Any:
 
 
 def _is_one_number(index: Any) -> bool:
-    if isinstance(index, bool):
+    is_scalar = getattr(index, "shape", None) == ()
+    if isinstance(index, bool) or (is_scalar and str(getattr(index, "dtype", "")) in ("bool", "torch.bool")):
         raise invalid(f"indices: {index} is no number of a row", "give integers")
     if isinstance(index, int):
         return True
     # A tensor without dimensions is one too; arrays and lists are not.
-    return hasattr(index, "__index__") and getattr(index, "shape", None) == ()
+    return hasattr(index, "__index__") and is_scalar
 
 
 def _raw_row_bytes(dtype: Optional[str], shape: tuple[int, ...], row_bytes: Optional[int]) -> int:
