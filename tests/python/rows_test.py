@@ -44,6 +44,17 @@ def test_rows_come_in_the_order_of_their_numbers_of_any_type(table):
     assert rows.report.as_dict()["filling"]["outcome"] == "done"
 
 
+def test_numbers_need_not_be_aligned(table):
+    path, content = table
+    rows = open_np(path, "embed")
+    for kind in (numpy.int16, numpy.uint32, numpy.int64):
+        wanted = numpy.array([[7, 0], [ROWS - 1, 7]], kind)
+        odd = numpy.frombuffer(b"x" + wanted.tobytes(), numpy.uint8)[1:].view(kind).reshape(2, 2)
+        assert not odd.flags.aligned
+        assert numpy.array_equal(rows.gather(odd), content[wanted])
+    assert numpy.array_equal(rows.gather(memoryview(odd)), content[wanted])
+
+
 def test_numbers_have_any_shape(table):
     path, content = table
     rows = open_np(path, "embed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import operator
@@ -567,6 +568,9 @@ def _typed(argument: str, name: str, memory: Memory, shape: tuple[int, ...]) -> 
     number = _INTEGERS.get(name)
     if number is None:
         raise invalid(f"{argument}: elements of {name} are no numbers of rows", "give integers")
+    if memory.domain == "host" and memory.pointer % (1 << number // 2):
+        # The library reads only what is aligned.
+        memory = _of_array(array("B", ctypes.string_at(memory.pointer, memory.size_bytes)))
     count = 1
     for length in shape:
         count *= length
