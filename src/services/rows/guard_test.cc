@@ -72,7 +72,16 @@ TEST(Guard, works_where_the_thread_has_the_signal_blocked_and_leaves_it_so) {
   EXPECT_EQ(sigismember(&now, SIGBUS), 1);
 }
 
+// The thread sanitizer takes a handler that was jumped out of for one that still runs, and holds the next signal back.
+constexpr bool can_catch_two =
+#if defined(__SANITIZE_THREAD__)
+    false;
+#else
+    true;
+#endif
+
 TEST(Guard, a_guard_within_another_gives_the_outer_one_back) {
+  if (!can_catch_two) GTEST_SKIP() << "the thread sanitizer holds the second signal back";
   ASSERT_TRUE(install_guard());
   const MappedScratch file;
   Mapped mapping = file.bytes();
@@ -110,6 +119,7 @@ int second_calls = 0;
 const OtherHandler* second_handler = nullptr;
 
 TEST(Guard, comes_before_a_handler_that_was_installed_later) {
+  if (!can_catch_two) GTEST_SKIP() << "the thread sanitizer holds the second signal back";
   ASSERT_TRUE(install_guard());
   const MappedScratch file;
   Mapped mapping = file.bytes();
