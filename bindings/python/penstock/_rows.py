@@ -489,9 +489,9 @@ def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Num
         kind, item = interface["typestr"][1], int(interface["typestr"][2:]) * 8
         name = {"i": f"int{item}", "u": f"uint{item}"}.get(kind, interface["typestr"])
         return _typed(argument, name, _named(argument, lambda: memory_of(indices, False)), tuple(interface["shape"]))
-    if isinstance(indices, range) and not (may_be_missing and _first_outside(indices, -1 << 63, 1 << 63) is not None):
-        return _of_range(indices, argument)
-    if isinstance(indices, (list, tuple, range)):
+    if isinstance(indices, range):
+        return _of_range(indices, argument, may_be_missing)
+    if isinstance(indices, (list, tuple)):
         return _of_list(indices, argument, may_be_missing)
     try:
         view = memoryview(indices)
@@ -544,9 +544,9 @@ def _first_outside(numbers: range, begin: int, end: int) -> Optional[int]:
     return -((first - end) // step) if step > 0 else (first - begin) // -step + 1
 
 
-def _of_range(numbers: range, argument: str) -> Numbers:
+def _of_range(numbers: range, argument: str, may_be_missing: bool) -> Numbers:
     position = _first_outside(numbers, -1 << 63, 1 << 63)
-    if position is not None:
+    if position is not None and not may_be_missing:
         raise make("out_of_range", 0, f"{argument}: the number {numbers[position]} at position {position} is no row of any "
                    "table", "give numbers of rows that there are")
     try:
@@ -555,7 +555,10 @@ def _of_range(numbers: range, argument: str) -> Numbers:
         raise make("out_of_memory", 0, f"{argument}: no room for the numbers of {numbers}: {error}", "ask for less") from None
     at_once = 1 << 20  # Ctrl-C works in between
     for begin in range(0, len(numbers), at_once):
-        flat[begin:begin + at_once] = array("q", numbers[begin:begin + at_once])
+        part: Sequence[int] = numbers[begin:begin + at_once]
+        if position is not None:
+            part = [each if -1 << 63 <= each < 1 << 63 else -1 for each in part]  # no row either
+        flat[begin:begin + at_once] = array("q", part)
     return _typed(argument, "int64", _of_array(flat), (len(flat),))
 
 
