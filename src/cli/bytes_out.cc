@@ -1,11 +1,14 @@
 #include "bytes_out.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "interrupt.h"
 #include "transfer.h"
 
 namespace penstock::cli {
+
+namespace {
 
 Status write_file(Context& context, const std::string& name, Region memory) {
   if (interrupted()) return interrupted_error();
@@ -30,6 +33,20 @@ Status print_bytes(const StandardOutput& out, Region memory) {
     if (Status status = out.write(*piece, Deadline()); !status.ok()) return status;
   }
   return {};
+}
+
+}  // namespace
+
+Result<BytesOut> BytesOut::to(std::string name) {
+  if (name != "-") return BytesOut(std::move(name), std::nullopt);
+  const Result<StandardOutput> taken = StandardOutput::take();
+  if (!taken.ok()) return taken.error();
+  return BytesOut(std::move(name), *taken);
+}
+
+Status BytesOut::write(Context& context, Region memory) const {
+  if (standard_) return print_bytes(*standard_, memory);
+  return name_.empty() ? Status() : write_file(context, name_, memory);
 }
 
 }  // namespace penstock::cli

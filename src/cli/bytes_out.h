@@ -1,6 +1,7 @@
 // Where gathered bytes go: to a file, which is replaced once they are complete, or to standard output.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "penstock/context.h"
@@ -8,9 +9,18 @@
 
 namespace penstock::cli {
 
-// Nothing is left of a file that was interrupted, and the old one stays.
-Status write_file(Context& context, const std::string& name, Region memory);
-// Memory of any domain.
-Status print_bytes(const StandardOutput& out, Region memory);
+class BytesOut {
+ public:
+  // As --out names it. "-" takes standard output from now on; empty: nowhere.
+  static Result<BytesOut> to(std::string name);
+  // Memory of any domain. Nothing is left of a file that was interrupted, and the old one stays.
+  Status write(Context& context, Region memory) const;
+
+ private:
+  BytesOut(std::string name, std::optional<StandardOutput> standard) : name_(std::move(name)), standard_(standard) {}
+
+  std::string name_;
+  std::optional<StandardOutput> standard_;
+};
 
 }  // namespace penstock::cli

@@ -343,12 +343,8 @@ Exit read_records(const KindFlags& flags) {
     const Status apart =
         check_apart({"--out", flags.out}, {{kinds.store(), kinds.dictionary()}, {flags.context.options}});
     if (!apart.ok()) return output.fail(apart.error());
-    std::optional<StandardOutput> bytes_out;
-    if (flags.out == "-") {
-      const Result<StandardOutput> taken = StandardOutput::take();
-      if (!taken.ok()) return output.fail(taken.error());
-      bytes_out = *taken;
-    }
+    const Result<BytesOut> bytes_out = BytesOut::to(flags.out);
+    if (!bytes_out.ok()) return output.fail(bytes_out.error());
     const Records wanted{.kind = kind.id, .index = flags.index, .count = flags.count};
     if (kind.records >= flags.count) {  // else that is the error
       const Status room = check_room(*domain, flags.count * kind.record_bytes, context.machine(), "ask for fewer");
@@ -356,11 +352,8 @@ Exit read_records(const KindFlags& flags) {
     }
     const Result<penstock::Loaded> loaded = load_records(context, kinds, kind, wanted, *domain);
     if (!loaded.ok()) return output.fail(loaded.error());
-    if (!flags.out.empty()) {
-      const Region records = loaded->buffer.region();
-      const Status written = bytes_out ? print_bytes(*bytes_out, records) : write_file(context, flags.out, records);
-      if (!written.ok()) return output.fail(written.error());
-    }
+    const Status written = bytes_out->write(context, loaded->buffer.region());
+    if (!written.ok()) return output.fail(written.error());
     const Report& report = loaded->report;
     if (output.json()) {
       Json result = kinds_json(kinds, {kind});

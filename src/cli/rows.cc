@@ -221,12 +221,8 @@ Exit run(const RowsFlags& flags) {
   if (!domain.ok()) return output.fail(domain.error());
   const Status apart = check_apart({"--out", flags.out}, {flags.paths, {flags.numbers, flags.context.options}});
   if (!apart.ok()) return output.fail(apart.error());
-  std::optional<StandardOutput> bytes_out;
-  if (flags.out == "-") {
-    const Result<StandardOutput> taken = StandardOutput::take();
-    if (!taken.ok()) return output.fail(taken.error());
-    bytes_out = *taken;
-  }
+  const Result<BytesOut> bytes_out = BytesOut::to(flags.out);
+  if (!bytes_out.ok()) return output.fail(bytes_out.error());
   Result<Context> context = make_context(flags.context);
   if (!context.ok()) return output.fail(context.error());
   const Result<Rows> table = open_tables(*context, flags);
@@ -247,11 +243,8 @@ Exit run(const RowsFlags& flags) {
     if (best.error->code == Code::out_of_range) best.error->hint = "ask for rows of the table, or give --zeros";
     return output.fail(*best.error);
   }
-  if (!flags.out.empty()) {
-    const Region rows = memory.region();
-    const Status written = bytes_out ? print_bytes(*bytes_out, rows) : write_file(*context, flags.out, rows);
-    if (!written.ok()) return output.fail(written.error());
-  }
+  const Status written = bytes_out->write(*context, memory.region());
+  if (!written.ok()) return output.fail(written.error());
   if (output.json()) {
     output.object(report_json(flags, table->info(), numbers->size(), best));
   } else {
