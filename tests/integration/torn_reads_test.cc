@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -40,58 +41,61 @@ class LongWrites {
   std::thread thread_;
 };
 
-class TornReads : public ContextTest, public testing::WithParamInterface<const char*> {};
+class TornReads : public ContextTest, public testing::WithParamInterface<const char*> {
+ protected:
+  static constexpr std::size_t size = 16 << 20;
+
+  void SetUp() override {
+    const std::filesystem::path parent(GetParam());
+    if (!parent.empty() && ::access(parent.c_str(), W_OK) != 0) GTEST_SKIP() << "there is no " << parent;
+    folder_of_case_.emplace(parent);
+    path_ = folder_of_case_->path("data");
+    write_file(path_, std::vector<std::byte>(size));
+    if (context_.open(path_).value().info().file_system == "xfs") {
+      GTEST_SKIP() << "xfs does not make a search for holes wait for a write";
+    }
+  }
+  // All bytes of a version are the same.
+  testing::AssertionResult is_one_version() const {
+    const std::byte* const data = memory_.region().data;
+    if (std::memcmp(data, data + 1, size - 1) == 0) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << "two versions";
+  }
+
+  std::optional<TemporaryFolder> folder_of_case_;
+  std::string path_;
+  Context context_ = make_context();
+  const Buffer memory_ = context_.allocate(Domain::host(), size).value();
+};
 
 TEST_P(TornReads, are_not_called_done) {
-  constexpr std::size_t size = 16 << 20;
   constexpr int rounds = 12;
-  const std::filesystem::path parent(GetParam());
-  if (!parent.empty() && ::access(parent.c_str(), W_OK) != 0) GTEST_SKIP() << "there is no " << parent;
-  const TemporaryFolder folder(parent);
-  const std::string path = folder.path("data");
-  write_file(path, std::vector<std::byte>(size));
-  Context context = make_context();
-  const Store store = context.open(path).value();
-  if (store.info().file_system == "xfs") GTEST_SKIP() << "xfs does not make a search for holes wait for a write";
-  const Buffer memory = context.allocate(Domain::host(), size).value();
-  const LongWrites writes(path, size);
+  const Store store = context_.open(path_).value();
+  const LongWrites writes(path_, size);
   for (int i = 0; i < rounds; ++i) {
-    const Report report = context.read(store, 0, memory.region());
+    const Report report = context_.read(store, 0, memory_.region());
     if (!report.ok()) {
       ASSERT_EQ(report.error->code, Code::changed) << message_of(report);
       continue;
     }
-    const std::byte* const data = memory.region().data;
-    ASSERT_EQ(std::memcmp(data, data + 1, size - 1), 0) << "two versions in round " << i;
+    ASSERT_TRUE(is_one_version()) << "in round " << i;
   }
 }
 
 TEST_P(TornReads, are_not_called_done_if_a_table_is_opened_during_a_write) {
-  constexpr std::size_t size = 16 << 20;
   constexpr std::size_t row_bytes = 4096;
   constexpr int rounds = 40;
-  const std::filesystem::path parent(GetParam());
-  if (!parent.empty() && ::access(parent.c_str(), W_OK) != 0) GTEST_SKIP() << "there is no " << parent;
-  const TemporaryFolder folder(parent);
-  const std::string path = folder.path("data");
-  write_file(path, std::vector<std::byte>(size));
-  Context context = make_context();
-  if (context.open(path).value().info().file_system == "xfs") {
-    GTEST_SKIP() << "xfs does not make a search for holes wait for a write";
-  }
-  const Buffer memory = context.allocate(Domain::host(), size).value();
   std::vector<std::uint64_t> numbers(size / row_bytes);
   std::iota(numbers.rbegin(), numbers.rend(), 0);
-  const LongWrites writes(path, size);
+  const LongWrites writes(path_, size);
   for (int i = 0; i < rounds; ++i) {
-    const Rows table = Rows::open_raw(context, path, {.row_bytes = row_bytes}).value();
-    const RowsReport report = table.gather(numbers, memory.region());
+    const Rows table = Rows::open_raw(context_, path_, {.row_bytes = row_bytes}).value();
+    const RowsReport report = table.gather(numbers, memory_.region());
     if (!report.ok()) {
       ASSERT_EQ(report.error->code, Code::changed) << report.error->message;
       continue;
     }
-    const std::byte* const data = memory.region().data;
-    ASSERT_EQ(std::memcmp(data, data + 1, size - 1), 0) << "two versions in round " << i;
+    ASSERT_TRUE(is_one_version()) << "in round " << i;
   }
 }
 
