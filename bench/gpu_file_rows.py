@@ -24,13 +24,13 @@ def row_cached(setup):
             return cached.ask(f"run {setup.round_seconds}")
 
         contenders = {peer: lambda: copies.ask(f"run {setup.round_seconds}"), "penstock": ask_cached}
-        comparisons = [at_least(f"cached file, {table.size(setup.file_bytes)}, to the GPU", "penstock", peer, 0.93)]
+        comparisons = [at_least(f"cached file, {table.size(setup.file_bytes)}, to the GPU", "penstock", peer, 0.96)]
         if setup.memory_file_bytes:
             setup.make_files({setup.memory_file: setup.memory_file_bytes})
             in_memory = stack.enter_context(setup.penstock("load", setup.memory_file, setup.memory_file_bytes))
             contenders["penstock, tmpfs"] = lambda: in_memory.ask(f"run {setup.round_seconds}")
             comparisons.append(at_least(f"tmpfs file, {table.size(setup.memory_file_bytes)}, to the GPU",
-                                        "penstock, tmpfs", peer, 0.93))
+                                        "penstock, tmpfs", peer, 0.96))
         for contender in contenders.values():
             contender()
         rows, attempts = setup.decide(lambda: setup.race(contenders), comparisons)

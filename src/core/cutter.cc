@@ -27,12 +27,12 @@ Rest rest_of(const Part& part, const Span& span) {
 
 }  // namespace
 
-std::optional<NextPiece> Cutter::next(Part& part) const {
+std::optional<NextPiece> Cutter::next(Part& part, std::uint64_t room_bytes) const {
   while (true) {
     if (part.unit.count == 0) {
-      if (!next_unit(part)) return std::nullopt;
+      if (!next_unit(part, room_bytes)) return std::nullopt;
       plan_unit(part);
-      part.hold->prefer_long(part.plan.path != Path::direct);
+      part.hold->expect(part.plan.path);
     }
     const Span& span = part.hold->spans[part.range];
     StoreEntry& entry = *part.hold->stores[span.store].entry;
@@ -70,10 +70,10 @@ std::optional<NextPiece> Cutter::next(Part& part) const {
   }
 }
 
-bool Cutter::next_unit(Part& part) const {
+bool Cutter::next_unit(Part& part, std::uint64_t room_bytes) const {
   Request& request = *part.hold;
   if (part.claimed == part.claimed_end) {
-    const auto claim = request.claim_units();
+    const auto claim = request.claim_units(part, room_bytes);
     if (claim.begin == claim.end) return false;
     part.claimed = claim.begin;
     part.claimed_end = claim.end;
@@ -177,7 +177,7 @@ CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& sp
   if (reads_to_gpu && path == Path::direct) {
     longest = entry.flow(direction).staged_piece_bytes();
   } else if (straight || (span.gpu != nullptr && path == Path::cached)) {
-    longest = std::max(longest, options.staging_slot_bytes);
+    longest = std::max(longest, straight ? options.staging_slot_bytes : part.hold->slot_bytes());
   } else if (span.memory == nullptr) {
     longest = memoryless_bytes_most;
   } else {
@@ -186,7 +186,7 @@ CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& sp
   }
   longest = longest > chunk ? longest - longest % chunk : chunk;
   // Half of a short arena: the other half is filled meanwhile.
-  const std::uint64_t slot = std::min(options.staging_slot_bytes, staging_bytes_ / 2);
+  const std::uint64_t slot = std::min(part.hold->slot_bytes(), staging_bytes_ / 2);
   return {.direction = direction,
           .path = path,
           .chunk_bytes = chunk,

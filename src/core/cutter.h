@@ -26,8 +26,8 @@ class Cutter {
       : environment_(environment), staging_bytes_(staging_bytes) {}
 
   // The same until the part is advanced; Part::plan says how it is to go. Nothing when no units are left. What no route
-  // can carry fails on the way.
-  std::optional<NextPiece> next(Part& part) const;
+  // can carry fails on the way. `room_bytes`: as in Request::claim_units.
+  std::optional<NextPiece> next(Part& part, std::uint64_t room_bytes = UINT64_MAX) const;
   // So much of the range was started, or is dealt with otherwise.
   static void advance(Part& part, std::uint64_t bytes);
   // What is left of the unit: each of its ranges fails. `cause`: where more is known than the code says.
@@ -36,7 +36,7 @@ class Cutter {
   static bool may_be_buffered(const Request& request, const StoreEntry& entry, const Span& span);
 
  private:
-  bool next_unit(Part& part) const;
+  bool next_unit(Part& part, std::uint64_t room_bytes) const;
   void plan_unit(Part& part) const;
   // `around_device`: as if no engine reached GPU memory by itself.
   void plan_window(Part& part, Residency residency, bool around_device = false) const;

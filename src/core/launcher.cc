@@ -16,6 +16,8 @@ namespace {
 
 // Of a slot: copying less takes no time worth mentioning.
 constexpr std::uint64_t slot_worth_bytes = 256 << 10;
+// Where slots are long, the rest of staging memory is not cut into short ones.
+constexpr std::uint64_t least_slot_bytes = 2 << 20;
 
 // Of what a transform makes in staging memory: a page.
 constexpr std::uint64_t made_alignment = 4096;
@@ -65,7 +67,14 @@ Launch Launcher::start_next(Part& part, TimePoint now) {
     const bool is_counted = span.length >= Flow::counted_from_bytes;
     if (is_counted && full_ == &request.stores[span.store].entry->flow(request.direction)) return Launch::waits;
   }
-  const auto next = cutter_.next(part);
+  std::uint64_t room_bytes = UINT64_MAX;
+  if (part.unit.count == 0 && part.claimed == part.claimed_end && part.hold->fills_long_slots()) {
+    room_bytes = lane_.staging.room_bytes();
+    // Copies that end make more of it.
+    const bool is_little = room_bytes < std::min(least_slot_bytes, part.hold->slot_bytes());
+    if (is_little && lane_.copies.pending() != 0) return Launch::full;
+  }
+  const auto next = cutter_.next(part, room_bytes);
   if (!next) return Launch::finished;
   return part.plan.path == Path::device ? start_straight(part, *next, now) : start_from_host(part, *next, now);
 }

@@ -238,9 +238,14 @@ class Request {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
   };
-  Claim claim_units();
-  // What the last window was like is what the next one is expected to be.
-  void prefer_long(bool yes) { prefer_long_.store(yes, std::memory_order_relaxed); }
+  // For the lane of the part, which has staging memory for so much at once.
+  Claim claim_units(const Part& part, std::uint64_t room_bytes = UINT64_MAX);
+  // How the last window went is how the next one is expected to go.
+  void expect(engine::Path path) { expected_.store(path, std::memory_order_relaxed); }
+  // Of a piece that is staged from the page cache.
+  std::uint64_t slot_bytes() const { return slot_bytes_; }
+  // From the page cache to a GPU, by no more lanes than its bus needs: they have staging memory for longer pieces.
+  bool fills_long_slots() const { return fillers_ < parts.size() && expected() == engine::Path::cached; }
   // In stream order, when the stream has come to the request: notes again what stores are like, since what came before
   // on the stream may have written to them. False if a server has not answered yet: call it again. One that does not
   // answer stops the request.
@@ -306,7 +311,8 @@ class Request {
 
   void call_waiting();
   void count_moved(std::uint32_t range, std::uint64_t bytes);
-  std::uint32_t claimed_at_once() const;
+  engine::Path expected() const { return expected_.load(std::memory_order_relaxed); }
+  std::uint32_t claimed_at_once(std::uint32_t next, std::uint64_t room_bytes) const;
   Claim claim_mixed(std::uint32_t wanted);
   const cuda::Device* decoding_gpu() const;
   class KnownMemory;
@@ -329,10 +335,14 @@ class Request {
   // Checks them, and makes the units.
   Status take(std::span<const Range> ranges);
   void make_units();
+  void make_parts();
+  void choose_fillers();
   void cut_into_units();
   std::uint64_t operation_bytes() const;
   std::string_view verb() const;
   bool writes_past_cache() const;
+  bool is_of_long_ranges() const;
+  bool reads_files_to_one_gpu() const;
   std::string title() const;
   void let_go_of_stores(const std::shared_ptr<Request>& self);
   void post_rest_of_stores(const std::shared_ptr<Request>& self, bool closes) const;
@@ -369,7 +379,9 @@ class Request {
   std::atomic<bool> lanes_set_{false};
   std::atomic<std::uint32_t> next_unit_{0};
   std::uint64_t unit_bytes_ = 1;
-  std::atomic<bool> prefer_long_{false};
+  std::atomic<engine::Path> expected_{engine::Path::direct};
+  std::uint64_t slot_bytes_ = 0;
+  std::uint32_t fillers_ = 0;  // the first so many parts fill slots from the page cache; others leave it to them
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};
   std::unique_ptr<const Error> stop_cause_;  // where that is more than a code; written before it

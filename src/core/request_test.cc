@@ -18,6 +18,10 @@ using engine::OpKind;
 
 constexpr std::uint64_t unit_bytes = 1 << 20;
 
+Request::Claim next_claim(Request& request) {
+  return request.claim_units(request.parts[0]);
+}
+
 class RequestTest : public testing::Test {
  protected:
   RequestTest() {
@@ -104,27 +108,27 @@ TEST_F(RequestTest, gives_each_unit_to_one_lane_in_order) {
   const auto request = create({range(store, 0, 8 * unit_bytes)});
   std::uint32_t next = 0;
   while (request->has_more_units()) {
-    const auto claim = request->claim_units();
+    const auto claim = next_claim(*request);
     EXPECT_EQ(claim.begin, next);
     EXPECT_EQ(claim.end, next + 1) << "all lanes together read a disk in order";
     next = claim.end;
   }
   EXPECT_EQ(next, 8U);
-  const auto none = request->claim_units();
+  const auto none = next_claim(*request);
   EXPECT_EQ(none.begin, none.end);
 }
 
 TEST_F(RequestTest, gives_several_units_at_once_where_long_pieces_are_better) {
   const penstock::Store store = open();
   const auto request = create({range(store, 0, 6 * unit_bytes)});
-  request->prefer_long(true);
-  const auto first = request->claim_units();
+  request->expect(engine::Path::cached);
+  const auto first = next_claim(*request);
   EXPECT_EQ(first.begin, 0U);
   EXPECT_EQ(first.end, 4U);
-  const auto second = request->claim_units();
+  const auto second = next_claim(*request);
   EXPECT_EQ(second.begin, 4U);
   EXPECT_EQ(second.end, 6U) << "no more than there are";
-  const auto none = request->claim_units();
+  const auto none = next_claim(*request);
   EXPECT_EQ(none.begin, none.end);
 }
 
@@ -133,9 +137,9 @@ TEST_F(RequestTest, gives_groups_of_short_ranges_one_by_one_whatever_is_better_f
   std::vector<Range> ranges(1100, range(store, 0, 1));
   ranges.push_back(range(store, 0, 6 * unit_bytes));
   const auto request = create(ranges);
-  request->prefer_long(true);
+  request->expect(engine::Path::cached);
   std::vector<std::uint32_t> ends;
-  for (auto claim = request->claim_units(); claim.begin != claim.end; claim = request->claim_units()) {
+  for (auto claim = next_claim(*request); claim.begin != claim.end; claim = next_claim(*request)) {
     ends.push_back(claim.end);
   }
   EXPECT_EQ(ends, (std::vector<std::uint32_t>{1, 2, 3, 7, 9}));
@@ -150,13 +154,13 @@ TEST_F(RequestTest, gives_what_is_transformed_one_by_one_and_plain_units_between
   Range made = range(store, 0, 2 * unit_bytes);
   made.stored = &stored;
   const auto request = create({made, made, range(store, 0, 6 * unit_bytes), made, range(store, 0, 3 * unit_bytes)});
-  request->prefer_long(true);
+  request->expect(engine::Path::cached);
   std::vector<std::uint32_t> ends;
-  for (auto claim = request->claim_units(); claim.begin != claim.end; claim = request->claim_units()) {
+  for (auto claim = next_claim(*request); claim.begin != claim.end; claim = next_claim(*request)) {
     ends.push_back(claim.end);
   }
   EXPECT_EQ(ends, (std::vector<std::uint32_t>{1, 2, 6, 8, 9, 12}));
-  const auto none = request->claim_units();
+  const auto none = next_claim(*request);
   EXPECT_EQ(none.begin, none.end);
 }
 
@@ -174,7 +178,7 @@ TEST_F(RequestTest, asks_about_each_unit_once_and_before_a_lane_reads_near_in_fr
   std::vector<std::thread> lanes;
   for (int i = 0; i < 4; ++i) {
     lanes.emplace_back([&] {
-      for (auto claim = request->claim_units(); claim.begin != claim.end; claim = request->claim_units()) {
+      for (auto claim = next_claim(*request); claim.begin != claim.end; claim = next_claim(*request)) {
         request->survey.reach(*request, claim.begin, claim.end);
         for (std::uint32_t at = claim.begin; at < std::min(claim.end + ahead, 64U); ++at) {
           const Residency expected = at % 3 == 0 ? Residency::all : Residency::none;
@@ -195,8 +199,8 @@ TEST_F(RequestTest, gives_no_unit_to_two_lanes) {
   std::vector<std::thread> lanes;
   for (int i = 0; i < 3; ++i) {
     lanes.emplace_back([&] {
-      for (auto claim = request->claim_units(); claim.begin != claim.end; claim = request->claim_units()) {
-        request->prefer_long(claim.begin % 2 == 0);
+      for (auto claim = next_claim(*request); claim.begin != claim.end; claim = next_claim(*request)) {
+        request->expect(claim.begin % 2 == 0 ? engine::Path::cached : engine::Path::direct);
         for (std::uint32_t unit = claim.begin; unit < claim.end; ++unit) ++claimed[unit];
       }
     });

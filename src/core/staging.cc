@@ -39,6 +39,16 @@ void StagingArena::give_back(const Block& block) {
   next_ = std::min(next_, block.first);
 }
 
+std::size_t StagingArena::room_bytes() const {
+  std::size_t longest = 0;
+  std::size_t run = 0;
+  for (const bool is_used : used_) {
+    run = is_used ? 0 : run + 1;
+    longest = std::max(longest, run);
+  }
+  return longest * granule_bytes;
+}
+
 Result<StagingArena*> LaneStaging::get() {
   if (StagingArena* const made = made_.load(std::memory_order_acquire)) return made;
   const std::scoped_lock lock(mutex_);

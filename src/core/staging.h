@@ -38,6 +38,8 @@ class StagingArena {
   // Nothing: come back when something was released.
   std::optional<Block> take(std::size_t bytes);
   void give_back(const Block& block);
+  // The most that can be taken now.
+  std::size_t room_bytes() const;
 
   Region region() const { return allocation_->region(); }
   Status register_with(cuda::Device& gpu) { return allocation_->register_with(gpu); }
@@ -61,6 +63,8 @@ class LaneStaging {
         given_(std::move(given)),
         of_engines_(engines_->size()) {}
 
+  // The most that one piece can take now.
+  std::uint64_t room_bytes() const { return arena_ != nullptr ? arena_->room_bytes() : size_bytes_; }
   // Made now, if the budget has room for it. Any thread.
   Result<StagingArena*> get();
   // For one piece that takes so many bytes of it, in memory that the engine's operations can name.

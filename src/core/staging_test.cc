@@ -169,6 +169,21 @@ TEST_F(LaneStagingTest, is_used_without_being_attached_where_the_engine_can_do_w
   staging.clear();
 }
 
+TEST_F(LaneStagingTest, knows_the_most_that_one_piece_can_take) {
+  LaneStaging staging(size_bytes, budget_, table_);
+  EXPECT_EQ(staging.room_bytes(), size_bytes) << "before it is made";
+  StagingArena* const arena = staging.get().value();
+  EXPECT_EQ(staging.room_bytes(), size_bytes);
+  const auto first = arena->take(granule).value();
+  const auto second = arena->take(1).value();
+  EXPECT_EQ(staging.room_bytes(), size_bytes - 2 * granule);
+  arena->give_back(first);
+  EXPECT_EQ(staging.room_bytes(), std::max(granule, size_bytes - 2 * granule)) << "what is between them divides it";
+  arena->give_back(second);
+  EXPECT_EQ(staging.room_bytes(), size_bytes);
+  staging.clear();
+}
+
 TEST_F(LaneStagingTest, lies_in_the_memory_of_an_engine_that_reaches_no_other) {
   LaneStaging staging(size_bytes, budget_, table_);
   StagingArena* const own = staging.get_for(2, 1).value();

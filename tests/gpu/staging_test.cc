@@ -1,4 +1,6 @@
 // Bytes between files and GPU memory, through staging.
+#include <set>
+
 #include "gpu/gpu_test.h"
 
 namespace penstock::test {
@@ -56,6 +58,39 @@ TEST_P(Staging, a_cached_file_arrives_from_the_page_cache) {
   ASSERT_TRUE(report.ok()) << report.error->message;
   EXPECT_TRUE(holds_content(bytes_of(memory.region()), 2, 0));
   EXPECT_EQ(bytes_by(report, Route::cached_staged), bytes.size()) << report.reason;
+}
+
+// Of tensors that begin and end anywhere, two of which may share what a lane takes at once.
+TEST_P(Staging, a_few_of_many_lanes_bring_cached_files_in_longer_copies) {
+  constexpr std::uint64_t tensor_bytes = 9 * mib + 12'345, size = 11 * tensor_bytes;
+  constexpr std::uint64_t short_bytes = mib, usual_bytes = 4 * mib;
+  constexpr std::uint32_t lanes = 16, lanes_that_copy = 12;
+  write_file(folder_.path("file"), content(21, 0, size));
+  warm(folder_.path("file"));
+  options_.lanes = lanes;
+  options_.trace_events = 4096;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  if (store.info().locality != Locality::local) GTEST_SKIP() << "the folder for temporary files is not on a disk";
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  std::vector<Range> tensors;
+  for (std::uint64_t at = 0; at < size; at += tensor_bytes) {
+    tensors.push_back({&store, at, memory.region().part(at, tensor_bytes)});
+  }
+  Ticket ticket = context.submit(Direction::read, tensors).value();
+  ticket.wait();
+  const Report report = ticket.report();
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 21, 0));
+  std::uint64_t longest = 0;
+  std::set<std::uint32_t> copying;
+  for (const TraceEvent& event : context.trace().events) {
+    if (event.kind != TraceKind::copy) continue;
+    longest = std::max(longest, event.bytes);
+    if (event.bytes > short_bytes) copying.insert(event.lane);
+  }
+  EXPECT_GT(longest, usual_bytes);
+  EXPECT_LE(copying.size(), lanes_that_copy);
 }
 
 TEST_P(Staging, a_half_cached_file_takes_both_ways) {
