@@ -146,12 +146,14 @@ TEST_F(RowsOfTable, neighbours_are_read_together_and_what_lies_between_them_is_r
 
 TEST_F(RowsOfTable, what_has_no_room_in_the_scratch_is_read_in_turns) {
   const std::string path = make_table();
-  const Rows table = open(path, {.mapping = false, .join_bytes = 0, .scratch_bytes = 100'000}).value();
   auto numbers = random_numbers<std::int32_t>(3000, table_rows);
   numbers.insert(numbers.begin() + 1000, 500, 7);
-  const auto gathered = table.gather(numbers, Domain::host()).value();
-  EXPECT_TRUE(holds_rows(gathered.buffer.bytes(), numbers));
-  EXPECT_EQ(gathered.report.cold_rows, 3500U);
+  for (const std::uint64_t scratch_bytes : {1U, 20'000U, 100'000U, 1'000'000U}) {
+    const Rows table = open(path, {.mapping = false, .join_bytes = 0, .scratch_bytes = scratch_bytes}).value();
+    const auto gathered = table.gather(numbers, Domain::host()).value();
+    EXPECT_TRUE(holds_rows(gathered.buffer.bytes(), numbers)) << scratch_bytes;
+    EXPECT_EQ(gathered.report.cold_rows, 3500U);
+  }
 }
 
 template <typename Number>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <numeric>
 #include <utility>
 
@@ -165,7 +166,12 @@ void point_to_mapped(const Table& table, const RowNumbers& numbers, std::size_t 
   });
 }
 
-// So many rows of a gather as have room in the scratch.
+// Of one gather: lanes that read rows are slow to copy others, and the disk must not wait for that.
+constexpr std::size_t turns_most = 4;
+// Of its part of the scratch that a turn is expected to take, so that few have to be cut shorter.
+constexpr double turn_share = 0.75;
+
+// So many rows of a gather as have room in their part of the scratch.
 struct Turn {
   std::size_t first = 0;  // a position
   std::size_t count = 0;
@@ -182,8 +188,8 @@ class Gather {
 
   RowsReport run() {
     if (Status status = carry_out(); !status) {
-      for (Turn* turn : {&now_, &next_}) {
-        if (turn->reading) turn->reading.cancel();
+      for (Turn& turn : turns_) {
+        if (turn.reading) turn.reading.cancel();
       }
       report_.outcome = Outcome::failed;
       if (report_.reading.outcome == Outcome::abandoned || report_.filling.outcome == Outcome::abandoned) {
@@ -229,15 +235,12 @@ class Gather {
       return fill(std::make_shared<Fill>(table_.layout(), numbers_), {0, numbers_.size()}, held_numbers_);
     }
     decide_turns();
-    if (!watch_.goes_on()) return Watch::told_to_stop();
-    if (Status status = begin_next(); !status) return status;
-    while (next_.count != 0) {
-      if (!watch_.goes_on()) return Watch::told_to_stop();
-      now_ = std::exchange(next_, {});
-      if (Status status = begin_next(); !status) return status;
-      if (Status status = finish(now_); !status) return status;
+    while (true) {
+      if (Status status = begin_turns(); !status) return status;
+      if (turns_.empty()) return {};
+      if (Status status = finish(turns_.front()); !status) return status;
+      turns_.pop_front();
     }
-    return {};
   }
 
   // All at once where there is room for it, since a row is read once a turn. Where there can be none, the first turn
@@ -249,52 +252,69 @@ class Gather {
       std::ranges::sort(all);
       ColdPlan plan = plan_cold(table_, all);
       if (plan.scratch_bytes <= room) {
-        cold_in_turn_ = SIZE_MAX;
         whole_ = {.first = 0, .count = numbers_.size(), .cold = std::move(all), .plan = std::move(plan)};
         return;
       }
     }
-    // One is read while the other is copied.
-    cold_in_turn_ = std::max<std::size_t>(1, room / 2 / scratch_bytes_of_row(table_));
+    const std::uint64_t row_bytes = scratch_bytes_of_row(table_);
+    turns_at_once_ = std::clamp<std::uint64_t>(room / row_bytes, 2, turns_most);
+    turn_bytes_ = std::max<std::uint64_t>(1, room / turns_at_once_);
+    cold_in_turn_ = std::max<std::uint64_t>(1, turn_bytes_ / row_bytes);
   }
 
+  // Empty where nothing is left.
   Turn cut_turn() {
-    if (cold_in_turn_ == SIZE_MAX) return std::exchange(whole_, {});
+    if (turn_bytes_ == 0) return std::exchange(whole_, {});
     Turn turn{.first = positions_done_};
-    const std::size_t end = std::min(cold_.size(), cold_done_ + std::min(cold_in_turn_, cold_.size() - cold_done_));
-    turn.cold.assign(cold_.begin() + static_cast<std::ptrdiff_t>(cold_done_),
-                     cold_.begin() + static_cast<std::ptrdiff_t>(end));
-    std::ranges::sort(turn.cold);
-    turn.plan = plan_cold(table_, turn.cold);
-    const std::size_t next = end == cold_.size() ? numbers_.size() : cold_[end].position;
+    const auto first = cold_.begin() + static_cast<std::ptrdiff_t>(cold_done_);
+    for (std::size_t count = std::min(cold_in_turn_, cold_.size() - cold_done_);; count /= 2) {
+      turn.cold.assign(first, first + static_cast<std::ptrdiff_t>(count));
+      std::ranges::sort(turn.cold);
+      turn.plan = plan_cold(table_, turn.cold);
+      if (turn.plan.scratch_bytes <= turn_bytes_ || count <= 1) break;
+    }
+    cold_done_ += turn.cold.size();
+    const std::size_t next = cold_done_ == cold_.size() ? numbers_.size() : cold_[cold_done_].position;
     turn.count = next - turn.first;
     positions_done_ = next;
-    cold_done_ = end;
+    // The rows of the next one will take about as much as these.
+    const double rows_of_a_byte = static_cast<double>(turn.cold.size()) /
+                                  static_cast<double>(std::max<std::uint64_t>(1, turn.plan.scratch_bytes));
+    cold_in_turn_ = std::max<std::size_t>(
+        1, static_cast<std::size_t>(turn_share * rows_of_a_byte * static_cast<double>(turn_bytes_)));
     return turn;
   }
 
-  Status begin_next() {
-    Turn turn = cut_turn();
-    if (turn.count == 0) return {};
-    next_ = std::move(turn);
-    report_.read_bytes += next_.plan.read_bytes;
-    report_.extra_bytes += next_.plan.read_bytes - next_.plan.wanted_bytes;
-    if (next_.plan.extents.empty()) return {};
-    auto scratch = table_.take_scratch(next_.plan.scratch_bytes, Domain::host());
+  Status begin_turns() {
+    while (turns_.size() < turns_at_once_) {
+      if (!watch_.goes_on()) return Watch::told_to_stop();
+      Turn turn = cut_turn();
+      if (turn.count == 0) return {};
+      turns_.push_back(std::move(turn));
+      if (Status status = begin(turns_.back()); !status) return status;
+    }
+    return {};
+  }
+
+  Status begin(Turn& turn) {
+    report_.read_bytes += turn.plan.read_bytes;
+    report_.extra_bytes += turn.plan.read_bytes - turn.plan.wanted_bytes;
+    if (turn.plan.extents.empty()) return {};
+    auto scratch = table_.take_scratch(turn.plan.scratch_bytes, Domain::host());
     if (!scratch) return std::move(scratch).error();
-    next_.scratch = std::move(*scratch);
+    turn.scratch = std::move(*scratch);
     std::vector<Range> ranges;
-    ranges.reserve(next_.plan.extents.size());
-    for (const ColdExtent& extent : next_.plan.extents) {
+    ranges.reserve(turn.plan.extents.size());
+    for (const ColdExtent& extent : turn.plan.extents) {
       ranges.push_back({&table_.shard(extent.part).store(), extent.offset,
-                        next_.scratch.region().part(extent.scratch_offset, extent.length)});
+                        turn.scratch.region().part(extent.scratch_offset, extent.length)});
     }
     RequestOptions request = request_options();
     // They are cold: lanes need not ask about each.
     if (table_.context().options().cache == penstock::Cache::automatic) request.cache = penstock::Cache::bypass;
     auto ticket = table_.context().submit(Direction::read, ranges, request);
     if (!ticket) return std::move(ticket).error();
-    next_.reading = std::move(*ticket);
+    turn.reading = std::move(*ticket);
     return {};
   }
 
@@ -377,8 +397,9 @@ class Gather {
   std::vector<ColdRow> cold_;           // by position
   std::vector<std::uint64_t> missing_;  // ascending
   Turn whole_;
-  Turn now_;
-  Turn next_;
+  std::deque<Turn> turns_;  // the first is finished, the others are read meanwhile
+  std::size_t turns_at_once_ = 1;
+  std::uint64_t turn_bytes_ = 0;  // of the scratch, at most; 0: all rows are one turn
   std::size_t cold_in_turn_ = 0;
   std::size_t cold_done_ = 0;
   std::size_t positions_done_ = 0;
