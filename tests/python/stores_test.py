@@ -230,6 +230,22 @@ ignore_missing_imports = True
     assert code == 0, found + failed
 
 
+def test_a_text_is_neither_true_nor_false(tmp_path):
+    model = tmp_path / "m.safetensors"
+    penstock.save_file({"a": numpy.zeros(4, "f4")}, model)
+    calls = {"device_write": lambda **flag: penstock.open(model, **flag),
+             "copy": lambda **flag: penstock.load_file(model, framework="np", **flag),
+             "share": lambda **flag: penstock.load_file(model, framework="np", **flag),
+             "own_storage": lambda **flag: penstock.load_file(model, framework="np", **flag),
+             "durable": lambda **flag: penstock.save_file({}, tmp_path / "new", **flag),
+             "checksums": lambda **flag: penstock.save_file({}, tmp_path / "new", **flag),
+             "packed": lambda **flag: penstock.save_file({}, tmp_path / "new", **flag),
+             "adopt": lambda **flag: penstock.Tiers.create({"a": str(tmp_path)}, catalog=tmp_path / "catalog", **flag)}
+    for what, call in calls.items():
+        with pytest.raises(TypeError, match=f"{what} must be True or False, and is 'no'"):
+            call(**{what: "no"})
+
+
 def test_numbers_below_0_are_refused_by_name(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100)

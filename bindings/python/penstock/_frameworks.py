@@ -10,6 +10,7 @@ from array import array
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
 
 from . import _core
+from ._arguments import truth
 from ._errors import Error, invalid, make
 from ._memory import Memory, device_domain, memory_of
 
@@ -500,6 +501,7 @@ def framework(name: Any = None, own_storage: bool = False) -> Any:
     class_ = _classes.get(name)
     if class_ is None:
         raise invalid(f"unknown framework {name!r}", "give 'pt' or 'np'")
+    own_storage = truth("own_storage", own_storage)
     key = class_, own_storage
     if key not in _made:
         _made[key] = class_(own_storage)

@@ -6,7 +6,7 @@ import os
 from typing import Any, Optional, Sequence, Union
 
 from . import _core
-from ._arguments import natural, seconds
+from ._arguments import natural, seconds, truth
 from ._closing import Closing
 from ._context import Context, context_of
 from ._errors import invalid, make
@@ -59,7 +59,7 @@ class GpuServer(Closing):
         if context is not None and not isinstance(context, Context):
             raise TypeError(f"context must be a penstock.Context, and is {context!r}")
         self._context = context_of(context)
-        self._core = _core.start_gpu_server(self._context._core, natural("threads", threads, _MOST), bool(hot))
+        self._core = _core.start_gpu_server(self._context._core, natural("threads", threads, _MOST), truth("hot", hot))
 
     def __repr__(self) -> str:
         return f"<penstock.GpuServer{', closed' if self._core is None else f': {self.threads} threads'}>"
@@ -89,7 +89,8 @@ class GpuServer(Closing):
         access = "write" if writable else "read"
         opened = [each if isinstance(each, Store) else Store(each, access, context=self._context) for each in given]
         core = self._open().open(
-            device_domain(device), [(each._open(), offset, size, bool(writable), block_bytes) for each in opened], *counts,
+            device_domain(device),
+            [(each._open(), offset, size, truth("writable", writable), block_bytes) for each in opened], *counts,
             seconds("timeout", timeout), seconds("stall", stall))
         return GpuQueues(core, [each.name for each in opened])
 

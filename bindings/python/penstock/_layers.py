@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._arguments import natural, seconds
+from ._arguments import natural, seconds, truth
 from ._closing import Closing
 from ._context import Context, context_of
 from ._errors import Error, invalid, make
@@ -101,7 +101,8 @@ class Layers(Closing):
         plain = [(name, [(each.number, each.rows) for each in tensors]) for name, tensors in zip(self.groups, self._tensors)]
         self._core = _core.open_layers(
             self._context._core, self._model.core, plain, self._memory.data_ptr(), memory_bytes, self._domain,
-            natural("ahead", size_in_bytes(ahead)), timeout_seconds, cache, groups is None if in_order is None else bool(in_order),
+            natural("ahead", size_in_bytes(ahead)), timeout_seconds, cache,
+            groups is None if in_order is None else truth("in_order", in_order),
             self._memory)
         self._process = os.getpid()
         self._made: dict[int, _Made] = {}  # tensors of groups, where they were last

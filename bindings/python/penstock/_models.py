@@ -15,7 +15,7 @@ from collections import OrderedDict
 from typing import Any, Callable, Iterable, Iterator, Literal, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._arguments import natural
+from ._arguments import natural, truth
 from ._context import Context, context_of, on_a_thread
 from ._errors import invalid, mismatch
 from ._frameworks import PACKED_BITS, Numbers, Spec, framework_of, item_bytes
@@ -254,6 +254,7 @@ def check_backend(backend: Any) -> None:
 
 
 def how_to_map(copy: bool, share: bool) -> Mapping_:
+    copy, share = truth("copy", copy), truth("share", share)
     if copy and share:
         raise invalid("copy and share exclude each other", "give one of them")
     return "all" if share else "none" if copy else "cached"
@@ -654,7 +655,8 @@ def save_checked(tensors: Mapping[str, Any], filename: Any, metadata: Optional[M
     for domain in {each[5] for each in saved} - {"host"}:
         framework_named("pt").settle(domain)
     report = Report(**_core.save(context_of(context)._core, os.fsencode(filename), saved,
-                                 text_metadata(metadata), align, durable, checksums, packed,
+                                 text_metadata(metadata), align, truth("durable", durable),
+                                 truth("checksums", checksums), truth("packed", packed),
                                  told(progress, os.fsdecode(filename))))
     log(f"saved {os.fsdecode(filename)}: {len(saved)} tensors", report)
     return report

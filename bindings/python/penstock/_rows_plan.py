@@ -6,7 +6,7 @@ import sys
 from typing import Any, NamedTuple, Sequence, Union
 
 from . import _core
-from ._arguments import natural, seconds
+from ._arguments import natural, seconds, truth
 from ._closing import Closing
 from ._errors import invalid, make
 from ._memory import Memory, count_as_written, device_domain, memory_of
@@ -53,7 +53,7 @@ class RowsPlan(Closing):
             raise invalid(f"device: {device!r} is no GPU", "give 'cuda' or 'cuda:N'")
         self._most_rows = natural("most_rows", most_rows)
         self._core = _core.plan_rows([each._open() for each in self._tables], self._domain, self._most_rows,
-                                          bool(zeros_for_missing), seconds("timeout", timeout),
+                                          truth("zeros_for_missing", zeros_for_missing), seconds("timeout", timeout),
                                           natural("cache_bytes", cache_bytes), seconds("unasked_seconds", unasked_seconds))
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ import os
 from types import TracebackType
 from typing import Any, Optional
 
-from ._arguments import natural
+from ._arguments import natural, truth
 from ._closing import Closing
 from ._context import Context, context_of
 from ._errors import invalid, make
@@ -32,7 +32,8 @@ class Store(Closing):
         self._name = os.fsdecode(name)
         if not isinstance(serial, str):
             raise TypeError(f"serial must be a str, and is {serial!r}")
-        self._core = self._context._core.open(os.fsencode(name), access, natural("size", size), bool(device_write), serial,
+        self._core = self._context._core.open(os.fsencode(name), access, natural("size", size),
+                                              truth("device_write", device_write), serial,
                                               natural("first_block", first_block), natural("blocks", blocks))
         self._replaces = access == "replace"
         self._process = os.getpid()  # a forked child leaves the new file to its parent

@@ -7,7 +7,7 @@ import os
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._arguments import natural, seconds
+from ._arguments import natural, seconds, truth
 from ._closing import Closing
 from ._context import Context, context_of
 from ._errors import MissingKeyError, NotFoundError, invalid, make
@@ -142,7 +142,8 @@ class Tiers(Closing):
             "tiers": [_configured(name, spec) for name, spec in tiers.items()],
             **({} if policy is None else {"policy": dict(policy)})})
         self = cls.__new__(cls)
-        self._core = _core.create_tiers(text, bool(adopt), _bytes_of(catalog), seconds("wait_seconds", wait_seconds), seconds("flush_seconds", flush_seconds))
+        self._core = _core.create_tiers(text, truth("adopt", adopt), _bytes_of(catalog),
+                                        seconds("wait_seconds", wait_seconds), seconds("flush_seconds", flush_seconds))
         return self
 
     def close(self) -> None:
@@ -164,7 +165,8 @@ class Tiers(Closing):
 
     def add_tier(self, name: str, spec: TierSpec, *, behind: str = "", first: bool = False, adopt: bool = False) -> None:
         """Adds a tier behind the one named, or first, or else behind all, as the slowest."""
-        self._open().add_tier(json.dumps({"tiers": [_configured(name, spec)]}), behind, bool(first), bool(adopt))
+        self._open().add_tier(json.dumps({"tiers": [_configured(name, spec)]}), behind,
+                              truth("first", first), truth("adopt", adopt))
 
     def remove_tier(self, name: str) -> None:
         """Forgets a tier without units; its folder stays."""
@@ -176,7 +178,7 @@ class Tiers(Closing):
 
     def import_unit(self, name: Any, *, checksum: bool = False) -> None:
         """Takes a file or directory that lies in the folder of a tier into the catalog, where it is."""
-        self._open().import_unit(os.fsencode(name), bool(checksum))
+        self._open().import_unit(os.fsencode(name), truth("checksum", checksum))
 
     def import_all(self, tier: str, below: Any = "") -> CheckReport:
         """Takes in all files of a tier that are no unit yet, each as a unit; what is refused is named."""
@@ -273,7 +275,7 @@ class Tiers(Closing):
 
     @paused.setter
     def paused(self, paused: bool) -> None:
-        self._open().set_paused(bool(paused))
+        self._open().set_paused(truth("paused", paused))
 
     def recover(self) -> list[Finding]:
         """Finishes or undoes what dead processes left."""
@@ -281,7 +283,7 @@ class Tiers(Closing):
 
     def check(self, *, bytes: bool = False, strays: bool = True) -> CheckReport:
         """Compares the catalog with the tiers; with `bytes`, every byte with its checksum."""
-        return _check_report(self._open().check(bytes, bool(strays)))
+        return _check_report(self._open().check(bytes, truth("strays", strays)))
 
     def flush(self) -> None:
         """Writes down accesses that were counted so far."""
