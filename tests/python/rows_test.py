@@ -125,7 +125,7 @@ def test_bad_numbers_are_refused_by_their_names(table):
     with pytest.raises(penstock.InvalidError, match="begin is -1"):
         rows.rows(-1, 2)
     with pytest.raises(penstock.InvalidError, match="stream: "):
-        penstock._rows.wait_for_streams((penstock._memory.Memory(1, 1, "cuda:0", None),), "text")
+        penstock._streams.wait_for_streams((penstock._memory.Memory(1, 1, "cuda:0", None),), "text")
 
 
 def test_a_range_is_checked_by_its_ends(table):

@@ -1,4 +1,4 @@
-"""Numbers that callers give."""
+"""What callers give, checked and named."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import operator
 from typing import Any
 
-from ._errors import invalid
+from ._errors import Error, invalid, make
 
 _MOST = (1 << 64) - 2  # the largest of 64 bits means "all" to the library
 
@@ -41,3 +41,15 @@ def truth(what: str, value: Any) -> bool:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__bool__") or getattr(value, "shape", ()) != ():
         raise TypeError(f"{what} must be True or False, and is {value!r}")
     return bool(value)
+
+
+def named(argument: str, call: Any) -> Any:
+    """What the call gives. Its errors about a value name the argument."""
+    try:
+        return call()
+    except TypeError as error:
+        raise TypeError(f"{argument}: {error}") from None
+    except Error as error:
+        if error.code not in ("invalid_argument", "out_of_range"):
+            raise
+        raise make(error.code, error.system_error, f"{argument}: {error.message}", error.hint) from None

@@ -6,12 +6,11 @@ import os
 from typing import Any, Optional, Sequence, Union
 
 from . import _core
-from ._arguments import natural, seconds, truth
+from ._arguments import named, natural, seconds, truth
 from ._closing import Closing
 from ._context import Context, context_of
 from ._errors import invalid, make
 from ._memory import device_domain
-from ._rows import _named
 from ._stores import Store
 from ._streaming import size_in_bytes
 
@@ -31,7 +30,7 @@ def _size(what: str, value: Union[int, str], most: int = TO_THE_END - 1) -> int:
     """Of a number or a text such as "1GiB"."""
     if not isinstance(value, str):
         natural(what, value)
-    return natural(what, _named(what, lambda: size_in_bytes(value)), most)
+    return natural(what, named(what, lambda: size_in_bytes(value)), most)
 
 
 def _window(window: Any) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import os
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._arguments import natural, seconds, truth
+from ._arguments import named, natural, seconds, truth
 from ._closing import Reopening, absolute
 from ._context import Context, context_of
 from ._dtypes import numpy_type, type_name
@@ -16,7 +16,8 @@ from ._frameworks import framework as framework_named
 from ._frameworks import framework_of
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._report import Report
-from ._rows import Rows, RowType, _named, _settled, check_room, described, lengths_of, options_of, wait_for_streams
+from ._rows import Rows, RowType, check_room, described, lengths_of, options_of
+from ._streams import on_its_gpu, wait_for_streams
 
 _ANYWHERE = (1 << 64) - 1
 _MOST_ID = (1 << 32) - 1
@@ -236,7 +237,7 @@ class Kinds(Reopening):
         given = [(self[kind], records) for kind, records in parts]
         memories = [self._records_of(kind, records) for kind, records in given]
         wait_for_streams(memories, stream)
-        settled = [_settled(memory, "records") for memory in memories]
+        settled = [on_its_gpu(memory, "records") for memory in memories]
         first: list[int] = core.append([(kind.id, memory.pointer, memory.size_bytes, memory.domain)
                                         for (kind, _), memory in zip(given, settled)],
                                        [memory.owner for memory in settled])
@@ -273,7 +274,7 @@ class Kinds(Reopening):
                 raise invalid(f"out: has {len(made)} parts for {len(wanted)} reads", "give one for each")
             memories = [type_.checked_out(each, (count,)) for each, (_, type_, _, count) in zip(made, wanted)]
         wait_for_streams(memories, stream)
-        settled = [_settled(memory, "out") for memory in memories]
+        settled = [on_its_gpu(memory, "out") for memory in memories]
         if out is not None and device is not None:
             _check_device(settled, device)
         self._report = Report(**core.read(
@@ -346,7 +347,7 @@ class Kinds(Reopening):
         return type_
 
     def _records_of(self, kind: Kind, records: Any) -> Memory:
-        memory: Memory = _named("records", lambda: memory_of(records, False))
+        memory: Memory = named("records", lambda: memory_of(records, False))
         if memory.size_bytes % kind.record_bytes:
             raise invalid(f"records: {memory.size_bytes} bytes are no whole records of {kind.name!r}, which have "
                           f"{kind.record_bytes}", "give whole records")

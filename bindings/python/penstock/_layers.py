@@ -19,8 +19,8 @@ from ._frameworks import framework as framework_named
 from ._memory import device_domain
 from ._models import Model
 from ._report import size_text
-from ._rows import stream_handle
 from ._streaming import size_in_bytes
+from ._streams import stream_handle
 
 # Of the library: of slots, and of tensors in them.
 _ALIGNMENT = 4096

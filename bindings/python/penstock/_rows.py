@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import operator
 import os
-import sys
-from array import array
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Union
 
 from . import _core, _frameworks
-from ._arguments import natural, seconds, truth
+from ._arguments import named, natural, seconds, truth
 from ._closing import Reopening, absolute, mark
 from ._context import Context, context_of
 from ._dtypes import BITS, of_code, type_name
-from ._errors import Error, invalid, make
+from ._errors import invalid, make
 from ._frameworks import about_memory
 from ._frameworks import framework as framework_named
 from ._frameworks import framework_of, unsupported
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._report import Report, size_text
+from ._row_numbers import Numbers, first_outside, numbers_of
+from ._streams import on_its_gpu, wait_for_streams
 
-# Types of numbers, in the order of the library.
-_INTEGERS = {name: number for number, name in enumerate(
-    ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"))}
-_INT64 = _INTEGERS["int64"]
-_CODES = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "q": "int64",
-          "Q": "uint64", "l": "int64", "L": "uint64"}  # of array.array and of buffers
 _ALL = (1 << 64) - 1
 _ROOM_CHECK_BYTES = 64 << 20  # to ask how much memory there is takes longer than a small gather
 _MARGIN_BYTES = 256 << 20  # of memory that stays free for all else, at most; of a small machine a sixteenth
@@ -80,14 +73,6 @@ class RowsReport:
         return {**{name: getattr(self, name) for name in self.__slots__}, "reading": self.reading.as_dict(),
                 "filling": self.filling.as_dict()}
 
-
-class Numbers(NamedTuple):
-    """Numbers of rows as the library takes them."""
-
-    memory: Memory
-    type: int
-    size: int
-    shape: tuple[int, ...]  # as given
 
 
 class RowType:
@@ -151,7 +136,7 @@ class RowType:
 
     def checked_out(self, out: Any, shape: tuple[int, ...]) -> Memory:
         """Memory for rows of that shape. Elements of bytes are memory like any other; those of another type are refused."""
-        memory: Memory = _named("out", lambda: memory_of(out))
+        memory: Memory = named("out", lambda: memory_of(out))
         count = math.prod(shape)
         about = described(out)
         if self.is_bytes or (about is not None and about.name == "U8" and self.dtype_name != "U8"):
@@ -374,10 +359,10 @@ class Rows(Reopening):
         else:
             made, memory = out, self._type.checked_out(out, numbers.shape)
         wait_for_streams((numbers.memory, memory), stream)
-        source = _settled(numbers.memory, "indices")
-        target = _settled(memory, "out")
+        source = on_its_gpu(numbers.memory, "indices")
+        target = on_its_gpu(memory, "out")
         self._report = None
-        self._report = RowsReport(**_named("indices", lambda: core.gather(
+        self._report = RowsReport(**named("indices", lambda: core.gather(
             source.pointer, source.size_bytes, numbers.type, source.domain, target.pointer, target.size_bytes,
             target.domain, zeros_for_missing, timeout, (target.owner, source.owner))))
         count_as_written(memory.owner)
@@ -396,7 +381,7 @@ class Rows(Reopening):
         else:
             made, memory = out, self._type.checked_out(out, (count,))
         wait_for_streams((memory,), stream)
-        target = _settled(memory, "out")
+        target = on_its_gpu(memory, "out")
         self._report = None
         self._report = RowsReport(**core.rows(begin, count, target.pointer, target.size_bytes, target.domain,
                                               seconds("timeout", timeout), target.owner))
@@ -415,14 +400,14 @@ class Rows(Reopening):
         self._check_range(indices)
         numbers = numbers_of(indices, "indices")
         wait_for_streams((numbers.memory,), None)
-        source = _settled(numbers.memory, "indices")
-        started: int = _named("indices", lambda: core.prefetch(source.pointer, source.size_bytes, numbers.type,
+        source = on_its_gpu(numbers.memory, "indices")
+        started: int = named("indices", lambda: core.prefetch(source.pointer, source.size_bytes, numbers.type,
                                                                source.domain))
         return started
 
     def _check_range(self, indices: Any) -> None:
         """By its ends, before its numbers are written down."""
-        position = _first_outside(indices, 0, self._rows) if isinstance(indices, range) else None
+        position = first_outside(indices, 0, self._rows) if isinstance(indices, range) else None
         if position is not None:
             raise make("out_of_range", 0, f"indices: the number {indices[position]} at position {position} is no row of the "
                        f"table, which has {self._rows}",
@@ -440,163 +425,6 @@ class Rows(Reopening):
 def options_of(mapping: bool, look_again_seconds: float, join_bytes: int, scratch_bytes: int) -> Any:
     return _core.RowsOptions(truth("mapping", mapping), seconds("look_again_seconds", look_again_seconds),
                              natural("join_bytes", join_bytes), natural("scratch_bytes", scratch_bytes))
-
-
-def wait_for_streams(memories: Sequence[Memory], stream: Any) -> None:
-    """What streams still do with memory of a GPU comes first."""
-    waited = set()
-    for memory in memories:
-        if memory.domain == "host":
-            continue
-        handle = memory.stream if stream is None else stream_handle(stream)
-        if handle is None or memory.size_bytes == 0:
-            continue
-        domain = _settled(memory, "indices").domain
-        if (domain, handle) not in waited:
-            waited.add((domain, handle))
-            torch = sys.modules.get("torch")
-            if torch is not None and torch.cuda.is_initialized():
-                framework_named("pt").check_not_captured(domain)
-            _core.wait_for_stream(domain, handle)
-
-
-def stream_handle(stream: Any) -> int:
-    """Of a stream of torch or CuPy, or of CUDA's own handle."""
-    for name in ("cuda_stream", "ptr"):
-        if hasattr(stream, name):
-            return int(getattr(stream, name))
-    try:
-        return operator.index(stream)
-    except TypeError:
-        raise invalid(f"stream: {stream!r} is no stream", "give one of torch or CuPy, or the handle of CUDA") from None
-
-
-def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Numbers:
-    """Numbers of rows, of whatever has some. Those that no integer type holds are refused, unless they may be missing."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(indices, torch.Tensor):
-        name = str(indices.dtype).partition(".")[2]
-        return _typed(argument, name, memory_of(indices.detach().contiguous()), tuple(indices.shape))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(indices, numpy.ndarray) and indices.dtype == object and indices.ndim:
-        indices = indices.tolist()
-    if numpy is not None and isinstance(indices, (numpy.ndarray, numpy.generic)):
-        plain = numpy.ascontiguousarray(indices, indices.dtype.newbyteorder("="))
-        name = plain.dtype.name if plain.size or plain.dtype != numpy.float64 else "int64"  # of an empty list
-        return _typed(argument, name, memory_of(plain, False), tuple(indices.shape))
-    if hasattr(indices, "__cuda_array_interface__"):
-        interface = indices.__cuda_array_interface__
-        kind, item = interface["typestr"][1], int(interface["typestr"][2:]) * 8
-        name = {"i": f"int{item}", "u": f"uint{item}"}.get(kind, interface["typestr"])
-        return _typed(argument, name, _named(argument, lambda: memory_of(indices, False)), tuple(interface["shape"]))
-    if isinstance(indices, range):
-        return _of_range(indices, argument, may_be_missing)
-    if isinstance(indices, (list, tuple)):
-        return _of_list(indices, argument, may_be_missing)
-    try:
-        view = memoryview(indices)
-    except TypeError:
-        raise invalid(f"{argument}: {type(indices).__name__} has no numbers of rows",
-                      "give integers: a list, an array or a tensor") from None
-    name = _CODES.get(view.format.lstrip("@="), view.format)
-    return _typed(argument, name, _named(argument, lambda: memory_of(indices, False)), tuple(view.shape or ()))
-
-
-def _of_list(indices: Any, argument: str, may_be_missing: bool) -> Numbers:
-    if indices and isinstance(indices[0], (list, tuple)) and all(isinstance(each, (list, tuple)) for each in indices):
-        inner = [_of_list(each, argument, may_be_missing) for each in indices]
-        if len({each.shape for each in inner}) != 1:
-            raise invalid(f"{argument}: its lists have different lengths", "give lists of one length")
-        flat = array("q")
-        for each in inner:
-            flat += each.memory.owner
-        return _typed(argument, "int64", _of_array(flat), (len(indices), *inner[0].shape))
-    if bool in set(map(type, indices)):
-        raise invalid(f"{argument}: True and False are no numbers of rows", "give integers")
-    try:
-        flat = array("q", indices)
-    except (TypeError, OverflowError):
-        flat = array("q")
-        for position, each in enumerate(indices):
-            try:
-                number = operator.index(each)
-            except TypeError:
-                raise invalid(f"{argument}: {each!r} at position {position} is no number of a row",
-                              "give integers") from None
-            if not -1 << 63 <= number < 1 << 63:
-                if not may_be_missing:
-                    raise make("out_of_range", 0, f"{argument}: the number {each!r} at position {position} is no row of any "
-                               "table", "give numbers of rows that there are") from None
-                number = -1  # no row either
-            flat.append(number)
-    return _typed(argument, "int64", _of_array(flat), (len(flat),))
-
-
-def _first_outside(numbers: range, begin: int, end: int) -> Optional[int]:
-    """The position of the first number that is not one from `begin` to before `end`."""
-    if not numbers:
-        return None
-    first, step = numbers[0], numbers.step
-    if not begin <= first < end:
-        return 0
-    if begin <= numbers[-1] < end:
-        return None
-    return -((first - end) // step) if step > 0 else (first - begin) // -step + 1
-
-
-def _of_range(numbers: range, argument: str, may_be_missing: bool) -> Numbers:
-    position = _first_outside(numbers, -1 << 63, 1 << 63)
-    if position is not None and not may_be_missing:
-        raise make("out_of_range", 0, f"{argument}: the number {numbers[position]} at position {position} is no row of any "
-                   "table", "give numbers of rows that there are")
-    try:
-        flat = array("q", [0]) * len(numbers)
-    except (MemoryError, OverflowError) as error:
-        raise make("out_of_memory", 0, f"{argument}: no room for the numbers of {numbers}: {error}", "ask for less") from None
-    at_once = 1 << 20  # Ctrl-C works in between
-    for begin in range(0, len(numbers), at_once):
-        part: Sequence[int] = numbers[begin:begin + at_once]
-        if position is not None:
-            part = [each if -1 << 63 <= each < 1 << 63 else -1 for each in part]  # no row either
-        flat[begin:begin + at_once] = array("q", part)
-    return _typed(argument, "int64", _of_array(flat), (len(flat),))
-
-
-def _of_array(flat: array[int]) -> Memory:
-    pointer, count = flat.buffer_info()
-    return Memory(pointer, count * flat.itemsize, "host", flat)
-
-
-def _typed(argument: str, name: str, memory: Memory, shape: tuple[int, ...]) -> Numbers:
-    number = _INTEGERS.get(name)
-    if number is None:
-        raise invalid(f"{argument}: elements of {name} are no numbers of rows", "give integers")
-    if memory.domain == "host" and memory.pointer % (1 << number // 2):
-        # The library reads only what is aligned.
-        memory = _of_array(array("B", ctypes.string_at(memory.pointer, memory.size_bytes)))
-    count = 1
-    for length in shape:
-        count *= length
-    return Numbers(memory, number, count, shape)
-
-
-def _settled(memory: Memory, argument: str) -> Memory:
-    """With the GPU that it is of."""
-    if memory.domain != "cuda":
-        return memory
-    return memory._replace(domain=_named(argument, lambda: _core.find_cuda_domain(memory.pointer, memory.size_bytes)))
-
-
-def _named(argument: str, call: Any) -> Any:
-    """What the call gives. Its errors about a value name the argument."""
-    try:
-        return call()
-    except TypeError as error:
-        raise TypeError(f"{argument}: {error}") from None
-    except Error as error:
-        if error.code not in ("invalid_argument", "out_of_range"):
-            raise
-        raise make(error.code, error.system_error, f"{argument}: {error.message}", error.hint) from None
 
 
 def _is_one_number(index: Any) -> bool:

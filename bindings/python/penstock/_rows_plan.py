@@ -6,11 +6,13 @@ import sys
 from typing import Any, NamedTuple, Sequence, Union
 
 from . import _core
-from ._arguments import natural, seconds, truth
+from ._arguments import named, natural, seconds, truth
 from ._closing import Closing
 from ._errors import invalid, make
 from ._memory import Memory, count_as_written, device_domain, memory_of
-from ._rows import Numbers, Rows, _named, _settled, numbers_of, stream_handle
+from ._row_numbers import Numbers, numbers_of
+from ._rows import Rows
+from ._streams import on_its_gpu, stream_handle
 
 
 class Planned(NamedTuple):
@@ -121,11 +123,11 @@ class RowsPlan(Closing):
         return numbers._replace(memory=self._checked(numbers.memory, "indices"))
 
     def _memory(self, given: Any, argument: str) -> Memory:
-        memory: Memory = _named(argument, lambda: memory_of(given))
+        memory: Memory = named(argument, lambda: memory_of(given))
         return self._checked(memory, argument)
 
     def _checked(self, memory: Memory, argument: str) -> Memory:
-        settled = _settled(memory, argument)
+        settled = on_its_gpu(memory, argument)
         if settled.domain != self._domain:
             raise invalid(f"{argument}: memory of {settled.domain}, and the plan is for {self._domain}",
                           f"give memory of {self._domain}")
