@@ -100,6 +100,9 @@ struct RequestOptions {
   double deadline_seconds = 0;
   // Reads: how to use the page cache; nothing: as the Context does.
   std::optional<Cache> cache;
+  // Reads: Code::changed if a store that is open for reading is not what it was when it was opened; below 1 MiB no
+  // server is asked about that. Otherwise requests of at least 1 MiB compare what it was when they began.
+  bool as_opened = false;
   // Runs once, on the Context's completion thread or on `executor`. It may submit and must not wait. Neither may throw:
   // that ends the process with a message.
   std::function<void(const Report&)> on_end;

@@ -113,6 +113,7 @@ std::shared_ptr<Request> Request::begin(const std::shared_ptr<Environment>& envi
     request->callbacks_ = std::make_unique<Callbacks>(options);
   }
   request->in_stream_order_ = options.stream.has_value();
+  request->as_opened_ = options.as_opened;
   request->allowed = route_set(environment->options.allowed_routes);
   request->cache = options.cache.value_or(environment->options.cache);
   request->durable = options.durable && request->direction == Direction::write;
@@ -177,7 +178,9 @@ Status Request::prepare_stores() {
     StoreEntry& entry = *use.entry;
     if (direction == Direction::read) {
       if (auto status = entry.check_end(use.end, deadline); !status) return status;
-      use.check_identity = total_bytes >= identity_checked_from_bytes && !entry.info().writable && !entry.is_growing();
+      const bool is_worth_asking =
+          total_bytes >= identity_checked_from_bytes || (as_opened_ && !is_remote(entry.info().locality));
+      use.check_identity = is_worth_asking && !entry.info().writable && !entry.is_growing();
       checks_identities_ |= use.check_identity;
       asks_servers_ |= use.check_identity && is_remote(entry.info().locality);
       continue;
@@ -220,7 +223,8 @@ Status Request::note(const Identities& identities) {
   for (StoreUse& use : stores) {
     if (!use.check_identity) continue;
     if (!*identity) return identity->error();
-    use.before = **identity++;
+    use.before = as_opened_ ? use.entry->info().identity : **identity;
+    ++identity;
     if (may_wait_) use.entry->store().await_writers();
   }
   return {};

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "base/clock.h"
+#include "base/writers.h"
 #include "files/durability.h"
 #include "files/residency.h"
 
@@ -75,13 +76,10 @@ Result<engine::State> FileStore::state() const {
   return state;
 }
 
-// To look for a hole takes the lock that a write holds to its end. In the last block: no list of extents is searched.
-// Others than these wait for more than that: for servers, or until all that was written is on the disk.
 void FileStore::await_writers() const {
-  const bool waits_for_writers = info_.file_system == "ext4" || info_.file_system == "tmpfs";
-  if (info_.kind != StoreKind::file || !waits_for_writers) return;
-  const auto size_bytes = static_cast<off_t>(info_.size_bytes);
-  if (size_bytes > 0) static_cast<void>(::lseek(buffered_fd(), size_bytes - 1, SEEK_HOLE));
+  if (info_.kind == StoreKind::file && !is_remote(info_.locality)) {
+    penstock::await_writers(buffered_fd(), info_.size_bytes);
+  }
 }
 
 std::optional<std::uint64_t> FileStore::resident_bytes(std::uint64_t offset, std::uint64_t length) const {

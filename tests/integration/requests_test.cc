@@ -1,6 +1,8 @@
 // Requests of every size and shape: ahead of time, over several files, by the million, and none of them possible.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -36,6 +38,25 @@ TEST_F(ContextTest, prefetches_no_more_than_the_window_and_the_next_read_is_cach
   EXPECT_EQ(context.prefetch({&overflow, 1}).error().code, Code::invalid_argument);
   const Range nowhere{nullptr, 0, region};
   EXPECT_EQ(context.prefetch({&nowhere, 1}).error().code, Code::invalid_argument);
+}
+
+TEST_F(ContextTest, compares_a_store_with_what_it_was_when_it_was_opened_where_that_is_asked_for) {
+  Context context = make_context();
+  const std::string path = make_file("file");
+  const Store store = context.open(path).value();
+  std::vector<std::byte> memory(2 << 20);
+  for (const std::size_t length : {std::size_t{4096}, memory.size()}) {
+    EXPECT_TRUE(context.read(store, 0, Region::host(memory.data(), length), {.as_opened = true}).ok());
+  }
+  const struct timespec long_ago[2] = {};
+  ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), long_ago, 0), 0);
+  for (const std::size_t length : {std::size_t{4096}, memory.size()}) {
+    const Region region = Region::host(memory.data(), length);
+    const Report report = context.read(store, 0, region, {.as_opened = true});
+    ASSERT_FALSE(report.ok()) << length;
+    EXPECT_EQ(report.error->code, Code::changed) << report.error->message;
+    EXPECT_TRUE(context.read(store, 0, region).ok()) << "it did not change while it was read";
+  }
 }
 
 TEST_F(ContextTest, has_no_time_for_a_deadline_that_has_passed) {

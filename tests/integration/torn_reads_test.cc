@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -18,13 +19,16 @@
 namespace penstock::test {
 namespace {
 
-// Writes all of a file by one call after another, each with another byte, and a pause in which it can be read.
+using Bytes = std::vector<char>;
+
+// Writes all of a file by one call after another, each another version, and a pause in which it can be read.
 class LongWrites {
  public:
-  LongWrites(const std::string& path, std::size_t size) : fd_(::open(path.c_str(), O_WRONLY | O_CLOEXEC)) {
-    thread_ = std::thread([this, bytes = std::vector<char>(size)]() mutable {
+  LongWrites(const std::string& path, Bytes first, std::function<void(Bytes&)> change)
+      : fd_(::open(path.c_str(), O_WRONLY | O_CLOEXEC)) {
+    thread_ = std::thread([this, change = std::move(change), bytes = std::move(first)]() mutable {
       while (!stop_.load()) {
-        std::memset(bytes.data(), bytes[0] + 1, bytes.size());
+        change(bytes);
         if (::pwrite(fd_.get(), bytes.data(), bytes.size(), 0) < 0) return;
         std::this_thread::sleep_for(std::chrono::milliseconds(3));
       }
@@ -55,6 +59,9 @@ class TornReads : public ContextTest, public testing::WithParamInterface<const c
       GTEST_SKIP() << "xfs does not make a search for holes wait for a write";
     }
   }
+  LongWrites write_uniform_versions() const {
+    return {path_, Bytes(size), [](Bytes& bytes) { std::memset(bytes.data(), bytes[0] + 1, bytes.size()); }};
+  }
   // All bytes of a version are the same.
   testing::AssertionResult is_one_version() const {
     const std::byte* const data = memory_.region().data;
@@ -71,7 +78,7 @@ class TornReads : public ContextTest, public testing::WithParamInterface<const c
 TEST_P(TornReads, are_not_called_done) {
   constexpr int rounds = 12;
   const Store store = context_.open(path_).value();
-  const LongWrites writes(path_, size);
+  const LongWrites writes = write_uniform_versions();
   for (int i = 0; i < rounds; ++i) {
     const Report report = context_.read(store, 0, memory_.region());
     if (!report.ok()) {
@@ -87,7 +94,7 @@ TEST_P(TornReads, are_not_called_done_if_a_table_is_opened_during_a_write) {
   constexpr int rounds = 40;
   std::vector<std::uint64_t> numbers(size / row_bytes);
   std::iota(numbers.rbegin(), numbers.rend(), 0);
-  const LongWrites writes(path_, size);
+  const LongWrites writes = write_uniform_versions();
   for (int i = 0; i < rounds; ++i) {
     const Rows table = Rows::open_raw(context_, path_, {.row_bytes = row_bytes}).value();
     const RowsReport report = table.gather(numbers, memory_.region());
@@ -96,6 +103,46 @@ TEST_P(TornReads, are_not_called_done_if_a_table_is_opened_during_a_write) {
       continue;
     }
     ASSERT_TRUE(is_one_version()) << "in round " << i;
+  }
+}
+
+// Two tensors change places. What is short is over soon, and is looked at more often.
+TEST_P(TornReads, are_not_called_done_if_a_model_is_opened_during_a_write) {
+  struct Case {
+    std::size_t tensor_bytes;
+    int rounds;
+  };
+  for (const auto& [tensor_bytes, rounds] : {Case{4096, 300}, Case{2 << 20, 100}}) {
+    const std::string end = std::to_string(2 * tensor_bytes), middle = std::to_string(tensor_bytes);
+    const auto model_of = [&](const std::string& first, const std::string& second) {
+      const auto tensor = [&](const std::string& name, const std::string& offsets) {
+        return "\"" + name + R"(":{"dtype":"U8","shape":[)" + middle + R"(],"data_offsets":[)" + offsets + "]}";
+      };
+      const std::string header = "{" + tensor(first, "0," + middle) + "," + tensor(second, middle + "," + end) + "}";
+      Bytes bytes(8 + header.size() + 2 * tensor_bytes, first[0]);
+      const std::uint64_t length = header.size();
+      std::memcpy(bytes.data(), &length, sizeof(length));
+      std::memcpy(bytes.data() + sizeof(length), header.data(), header.size());
+      std::memset(bytes.data() + 8 + header.size() + tensor_bytes, second[0], tensor_bytes);
+      return bytes;
+    };
+    const Bytes one = model_of("a", "b"), other = model_of("b", "a");
+    write_file(path_, std::as_bytes(std::span(one)));
+    const LongWrites writes(path_, one, [&](Bytes& bytes) { bytes = bytes == one ? other : one; });
+    for (int i = 0; i < rounds; ++i) {
+      const auto model = Model::open(path_);
+      if (!model) continue;
+      const Region place = memory_.region().part(0, tensor_bytes);
+      const TensorPart part{.tensor = *model->find("a"), .memory = place};
+      auto loading = load(context_, *model, {&part, 1});
+      if (loading) loading->wait();
+      const auto error = loading ? loading->report().transfer.error : std::optional(loading.error());
+      if (error) {
+        ASSERT_EQ(error->code, Code::changed) << error->message;
+        continue;
+      }
+      ASSERT_EQ(place.data[0], std::byte{'a'}) << "in round " << i << " of " << tensor_bytes;
+    }
   }
 }
 

@@ -99,6 +99,7 @@ Result<Ticket> Cache::submit(const Group& group, const Region& memory) {
       }
     }
     RequestOptions options;
+    options.as_opened = true;
     options.cache = page_cache_of(group);
     options.on_end = [bell = bell_, streams = group.streams](const Report& report) {
       if (report.ok()) streams->let_go();

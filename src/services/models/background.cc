@@ -49,7 +49,7 @@ void Background::run() {
 }
 
 Result<Ticket> Background::submit(std::span<const Range> ranges) {
-  RequestOptions options;
+  RequestOptions options{.as_opened = true};
   if (options_.deadline_seconds != 0) {
     const double left = options_.deadline_seconds - seconds_between(begun_, Clock::now());
     options.deadline_seconds = left > 0 ? left : -1;  // 0 would be the Context's

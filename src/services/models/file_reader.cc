@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/bounded.h"
+#include "base/writers.h"
 #include "services/models/contents.h"
 
 namespace penstock::models {
@@ -41,6 +42,7 @@ Result<FileReader> FileReader::open(const std::string& path) {
   file.identity_ = std::move(*identity);
   file.size_bytes_ = static_cast<std::uint64_t>(status.st_size);
   file.on_a_disk_ = major(status.st_dev) != 0;
+  await_writers(fd, file.size_bytes_);
   return file;
 }
 

@@ -16,7 +16,7 @@ namespace penstock::models {
 
 class FileReader {
  public:
-  // Only regular files; opening never waits.
+  // Only regular files; opening waits for nobody but who writes to it just now.
   static Result<FileReader> open(const std::string& path);
   FileReader(FileReader&& other) noexcept;
   FileReader& operator=(FileReader&&) = delete;

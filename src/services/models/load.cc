@@ -145,6 +145,7 @@ class LoadingBuilder {
   Result<Loading> start() {
     models::sort_and_merge(pieces_, &find_cuda_allocation);
     RequestOptions request = options_.request;
+    request.as_opened = true;
     if (pieces_.empty()) request.stream.reset();  // nothing will be there later than it is now
     // One deadline for all requests of the load, however many they are.
     if (request.deadline_seconds == 0) request.deadline_seconds = context_.options().deadlines.request_seconds;

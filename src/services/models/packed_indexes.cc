@@ -50,7 +50,7 @@ Status PackedIndexes::read(Context& context, const Model& model, FileStores& sto
   }
   std::ranges::sort(readings, {}, &Reading::tensor);
   const auto file_of = [&](const Reading& reading) { return model.tensors()[reading.tensor].file; };
-  RequestOptions alone{.deadline_seconds = options.deadline_seconds};
+  RequestOptions alone{.deadline_seconds = options.deadline_seconds, .as_opened = true};
   for (std::size_t next = 0; next < readings.size();) {
     std::deque<Store> opened;  // their addresses stay
     std::vector<Range> ranges;
