@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "apart.h"
+#include "interrupt.h"
 #include "model_names.h"
 #include "report_file.h"
 #include "source.h"
@@ -125,6 +126,7 @@ Exit run(const LoadFlags& given) {
   std::vector<Report> rounds;
   LoadCost cost;
   while (rounds.size() < flags.repeat) {
+    if (interrupted()) return output.fail(interrupted_error());  // a short round does not look
     const double before = process_cpu_seconds();
     rounds.push_back(load_watched(**cargo, flags));
     if (!rounds.back().ok()) return output.fail(rounds.back());

@@ -342,6 +342,16 @@ class LoadIsInterrupted(ToolTest):
             schema.check(result, "error")
             self.assertEqual(result["error"]["code"], "cancelled")
 
+    def test_by_a_signal_between_short_rounds(self):
+        path = self.file("weights", bytes(16 * MIB))
+        model = self.folder / "model"
+        self.assertEqual(self.run_tool("sample", model).returncode, 0)
+        for signal_number, source in [(signal.SIGINT, path), (signal.SIGTERM, path), (signal.SIGTERM, model)]:
+            process = self.start("load", source, "--repeat", 1000, "--lanes", 1, "--timeline", self.folder / "trace")
+            wait_until(lambda: len(self.names()) == 3)
+            code, _, stderr, _ = self.interrupt(process, signal_number)
+            self.assertEqual((code, stderr), (130, b"penstock: interrupted\n"))
+
     def test_by_the_deadline_that_was_given(self):
         path = self.sparse_file("sparse", 2 << 30)
         error = self.fails("timed_out", 124, "load", path, *SLOW, "--deadline", 0.1)
