@@ -238,7 +238,7 @@ Exit run(const BenchFlags& flags) {
   const Output output(flags.output);
   if (flags.layers) return run_layers(flags, output);
   if (!flags.compare.empty()) return compare(flags, output);
-  const Status apart = check_apart({"--html", flags.html}, {{flags.from.empty() ? flags.path : flags.from}, {}});
+  const Status apart = check_apart({"--html", flags.html}, {{flags.from.empty() ? flags.given : flags.from}, {}});
   if (!apart.ok()) return output.fail(apart.error());
   std::optional<PageFile> page;
   if (!flags.html.empty()) {
@@ -311,6 +311,7 @@ Command add_bench(CLI::App& tool) {
       "  penstock bench --from result.json --html report.html\n"
       "  penstock bench --compare old.json new.json");
   return {parser, [flags] {
+            flags->given = flags->path;
             if (Status named = name_by_path(flags->path); !named.ok()) return Output(flags->output).fail(named.error());
             return run(*flags);
           }};

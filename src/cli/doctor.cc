@@ -19,6 +19,7 @@ namespace {
 
 struct DoctorFlags {
   std::string path;
+  std::string given;  // the path, before "tier:" was looked up
   std::string to = "host";
   std::string sysfs = "/sys";
   std::string bundle;
@@ -293,7 +294,7 @@ Exit run(const DoctorFlags& flags) {
   const Output output(flags.output);
   std::optional<ReportFile> bundle;
   if (!flags.bundle.empty()) {
-    const Status apart = check_apart({"--bundle", flags.bundle}, {{flags.path}, {flags.context.options}});
+    const Status apart = check_apart({"--bundle", flags.bundle}, {{flags.given}, {flags.context.options}});
     if (!apart.ok()) return output.fail(apart.error());
     Result<ReportFile> made = ReportFile::create(flags.bundle);
     if (!made.ok()) return output.fail(made.error());
@@ -347,6 +348,7 @@ Command add_doctor(CLI::App& tool) {
       "  penstock doctor weights.bin --to cuda:0\n"
       "  penstock doctor weights.bin --bundle report.json");
   return {parser, [flags] {
+            flags->given = flags->path;
             if (Status named = name_by_path(flags->path); !named.ok()) return Output(flags->output).fail(named.error());
             return run(*flags);
           }};

@@ -9,6 +9,7 @@ inline constexpr std::uint64_t default_measured_bytes = 1 << 30;
 
 struct MeasureFlags {
   std::string path, domain = "host";
+  std::string given;  // the path, before "tier:" was looked up
   std::optional<std::uint64_t> size;
   double seconds = 0;
   OutputFlags output;

@@ -213,7 +213,7 @@ Exit status(const Flags& flags, const Output& output, Tiers& tiers) {
   if (!flags.html.empty()) {
     const auto units = tiers.list({.limit = 2000});
     if (!units.ok()) return output.fail(units.error());
-    const Status apart = check_apart({"--html", flags.html}, {{tiers.catalog()}, {}});
+    const Status apart = check_apart({"--html", flags.html}, {.stores = {}, .arguments = {}, .tiers = &tiers});
     if (!apart.ok()) return output.fail(apart.error());
     auto file = ReportFile::create(flags.html);
     if (!file.ok()) return output.fail(file.error());

@@ -167,7 +167,7 @@ Exit run(const TuneFlags& flags) {
   if (!domain.ok()) return output.fail(domain.error());
   const Result<TuningKey> key = tuning_key(local_path(flags.path), *domain);
   if (!key.ok()) return output.fail(key.error());
-  const Status apart = check_apart({"--file", flags.file}, {{flags.path}, {}});
+  const Status apart = check_apart({"--file", flags.file}, {{flags.given}, {}});
   if (!apart.ok()) return output.fail(apart.error());
   Tuned outcome{.key = *key, .file = flags.file.empty() ? default_tuning_file() : flags.file};
 
@@ -221,6 +221,7 @@ Command add_tune(CLI::App& tool) {
       "  penstock tune /mnt/fast --scratch\n"
       "  penstock tune weights.bin --to cuda:0 --forget");
   return {parser, [flags] {
+            flags->given = flags->path;
             if (Status named = name_by_path(flags->path); !named.ok()) return Output(flags->output).fail(named.error());
             return run(*flags);
           }};

@@ -167,7 +167,7 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, const 
   if (!access.ok()) return access.error();
   Inputs inputs{{}, {flags.context.options}};
   // A file may be replaced by a part of itself: that is what was asked for.
-  if (*access != Access::replace && !flags.pattern) inputs.stores.push_back(flags.source);
+  if (!flags.pattern) (*access == Access::replace ? inputs.replaceable : inputs.stores).push_back(flags.source);
   if (Status apart = check_apart({"DEST", flags.destination}, inputs); !apart.ok()) return apart.error();
   const std::uint64_t offset = flags.offset.value_or(0);
   std::uint64_t end = 0;

@@ -67,6 +67,38 @@ class Outputs(ToolTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.refuses("--html", "tier", "status", "--catalog", catalog, "--html", catalog)
 
+    def test_are_nothing_that_tiers_keep(self):
+        aside = self.folder / "aside"
+        tier, catalog = aside / "fast", aside / "catalog"
+        tier.mkdir(parents=True)
+        used = {"env": {"PENSTOCK_TIERS": str(catalog)}}
+        marker = tier / ".penstock" / "tier.json"
+        for arguments in (["init", f"fast={tier}"], ["add", self.model, "m.safetensors"]):
+            done = self.run_tool("tier", *arguments, **used)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        to_catalog, to_marker, to_folder = (aside / name for name in ("to-catalog", "to-marker", "to-folder"))
+        to_catalog.symlink_to(catalog)
+        to_folder.symlink_to(marker.parent)
+        os.link(marker, to_marker)
+        kept = marker.read_bytes()
+        unit = "tier:m.safetensors"
+        rows = ["rows", unit, "--row-bytes", 256, "--count", 9, "--indices", 1]
+        for out in (catalog, to_catalog, f"{catalog}-wal", f"{catalog}-units", marker, to_marker, to_folder / "new"):
+            self.refuses("--out", *rows, "--out", out, **used)
+        for out in (catalog, to_marker):
+            self.refuses("--timeline", "load", unit, "--timeline", out, **used)
+            self.refuses("--bundle", "doctor", unit, "--bundle", out, **used)
+            self.refuses("--html", "bench", unit, "--html", out, **used)
+            self.refuses("--file", "tune", unit, "--file", out, **used)
+            self.refuses("DEST", "write", unit, out, **used)
+            self.refuses("DEST", "write", unit, out, "--in-place", **used)
+            self.refuses("--html", "tier", "status", "--html", out, **used)
+        self.assertEqual(marker.read_bytes(), kept)
+        self.assertEqual(len(self.json_of("tier", "list", **used)["units"]), 1)
+        other = self.folder / "other"
+        self.json_of("write", unit, other, **used)
+        self.assertEqual(other.read_bytes(), self.model.read_bytes())
+
     def test_that_are_standard_input_are_refused(self):
         with open(self.array, "rb") as stdin:
             done = self.run_tool("write", "-", self.link, "--in-place", stdin=stdin)
