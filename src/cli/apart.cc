@@ -1,6 +1,7 @@
 #include "apart.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -15,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* standard_input = "/proc/self/fd/0";
+constexpr const char* standard_output = "/proc/self/fd/1";
 
 // A device by its number: it may have several nodes.
 bool is_same_file(const struct stat& a, const struct stat& b) {
@@ -104,9 +106,12 @@ std::vector<std::string> with_files_within(const std::vector<std::string>& paths
 }  // namespace
 
 Status check_apart(const Written& written, const Inputs& inputs) {
-  if (written.name.empty() || written.name == "-") return {};
-  const std::vector<std::string> outputs = possible_paths(written.name);
+  if (written.name.empty()) return {};
+  const std::vector<std::string> outputs =
+      written.name == "-" ? std::vector<std::string>{standard_output} : possible_paths(written.name);
   const auto refusal = [&](const std::string& file) {
+    // Not even the error may go there.
+    if (written.name == "-") static_cast<void>(dup2(STDERR_FILENO, STDOUT_FILENO));
     return Error{.code = Code::invalid_argument,
                  .message = written.option + " " + written.name + " would overwrite an input, " +
                             (file == standard_input ? "standard input" : file),

@@ -11,7 +11,7 @@ namespace penstock::cli {
 
 struct Written {
   std::string option;  // "--out"
-  std::string name;    // empty, or "-": nothing is written over
+  std::string name;    // empty: nothing is written; "-": to standard output
 };
 
 struct Inputs {

@@ -100,8 +100,11 @@ Result<StandardOutput> take_standard_output(const LoadFlags& flags) {
 }
 Exit run(const LoadFlags& given) {
   LoadFlags flags = given;
+  const Inputs inputs{flags.paths, {flags.context.options}};
   std::optional<StandardOutput> bytes_out;
   if (flags.domain == to_standard_output) {
+    const Status apart = check_apart({"--to", flags.domain}, inputs);
+    if (!apart.ok()) return Output(flags.output).fail(apart.error());
     const Result<StandardOutput> taken = take_standard_output(flags);
     if (!taken.ok()) return Output(flags.output).fail(taken.error());
     bytes_out = *taken;
@@ -110,7 +113,7 @@ Exit run(const LoadFlags& given) {
   const Output output(flags.output);
   std::optional<ReportFile> timeline;
   if (!flags.timeline.empty()) {
-    const Status apart = check_apart({"--timeline", flags.timeline}, {flags.paths, {flags.context.options}});
+    const Status apart = check_apart({"--timeline", flags.timeline}, inputs);
     if (!apart.ok()) return output.fail(apart.error());
     Result<ReportFile> made = ReportFile::create(flags.timeline);
     if (!made.ok()) return output.fail(made.error());

@@ -99,6 +99,35 @@ class Outputs(ToolTest):
         self.json_of("write", unit, other, **used)
         self.assertEqual(other.read_bytes(), self.model.read_bytes())
 
+    def test_that_are_standard_output_are_no_inputs(self):
+        rows = ["rows", self.array, "--row-bytes", 64, "--count", 9, "--quiet", "--out", "-", "--indices"]
+        load = ["load", "--to", "-", "--quiet"]
+        kinds = self.folder / "records"
+        for arguments in (["create", kinds], ["add", kinds, "k", "--record", 64, "--capacity", 10],
+                          ["append", kinds, "k", self.file("one", bytes(64))]):
+            done = self.run_tool("kind", *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        dictionary = self.folder / "records.kinds.json"
+        read = ["kind", "read", kinds, "k", 0, "--out", "-"]
+        for into, stdin, arguments in [
+                (self.array, None, [*rows, 1]), (self.list, None, [*rows, f"@{self.list}"]),
+                (self.list, self.list, [*rows, "@-"]), (dictionary, None, read), (kinds, None, read),
+                (self.array, None, [*load, self.hard, "--offset", 4096]), (self.array, self.array, [*load, "-"])]:
+            before = into.read_bytes()
+            for mode, json in (("r+b", []), ("ab", []), ("ab", ["--json"])):
+                with open(into, mode) as stdout, open(stdin or os.devnull, "rb") as given:
+                    done = self.run_tool(*arguments, *json, stdin=given, stdout=stdout)
+                self.assertEqual(done.returncode, 2, (arguments, done.stderr))
+                self.assertIn(b" - would overwrite an input", done.stderr)
+                self.assertEqual(into.read_bytes(), before)
+
+    def test_to_standard_output_may_go_to_another_file(self):
+        with open(self.folder / "other", "w+b") as stdout, open(self.array, "rb") as stdin:
+            for arguments in (["-"], [self.array]):
+                done = self.run_tool("load", "--to", "-", "--quiet", *arguments, stdin=stdin, stdout=stdout)
+                self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((self.folder / "other").read_bytes(), self.array.read_bytes() * 2)
+
     def test_that_are_standard_input_are_refused(self):
         with open(self.array, "rb") as stdin:
             done = self.run_tool("write", "-", self.link, "--in-place", stdin=stdin)
