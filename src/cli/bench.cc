@@ -271,9 +271,11 @@ Command add_bench(CLI::App& tool) {
       ->type_name("PYTHON")
       ->capture_default_str()
       ->needs(peers);
-  auto* html = parser->add_option("--html", flags->html, "write a page with charts")->type_name("FILE");
+  auto* html =
+      parser->add_option("--html", flags->html, "write a page with charts")->type_name("FILE")->check(some_name());
   auto* from = parser->add_option("--from", flags->from, "measure nothing; show a result of --json")
                    ->type_name("FILE")
+                   ->check(some_name())
                    ->excludes(path);
   auto* compare = parser->add_option("--compare", flags->compare, "measure nothing; compare two results, OLD and NEW")
                       ->type_name("FILE")

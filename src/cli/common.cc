@@ -162,6 +162,10 @@ CLI::Validator number(double least, double most) {
   return {refusal, ends.str()};
 }
 
+CLI::Validator some_name() {
+  return {[](const std::string& text) { return text.empty() ? "the name is empty" : ""; }, ""};
+}
+
 void add_context_flags(CLI::App& parser, ContextFlags& flags) {
   parser.add_option("--engine", flags.engine, "use this engine (see `penstock engines`)")->type_name("NAME");
   parser.add_option("--cache", flags.cache, "how to use the page cache: auto, keep or bypass")

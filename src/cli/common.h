@@ -92,6 +92,8 @@ CLI::Option* add_size(CLI::App& parser, const std::string& name, std::optional<s
 // that is a whole number has the first, as its transform.
 CLI::Validator whole_number(std::uint64_t least, std::uint64_t most);
 CLI::Validator number(double least, double most);
+// For an option that names what is written: an empty name is a usage error.
+CLI::Validator some_name();
 
 // The flags that choose a Context's Options. Those given by name win over --options.
 struct ContextFlags {

@@ -337,7 +337,8 @@ Command add_doctor(CLI::App& tool) {
   parser->add_flag("--all", flags->all, "print every finding and fact, not only what matters most");
   parser
       ->add_option("--bundle", flags->bundle, "write everything, without names and secrets, to a file for a bug report")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(some_name());
   add_context_flags(*parser, flags->context);
   parser->add_flag("--json", flags->output.json, "print one JSON object");
   parser->footer(

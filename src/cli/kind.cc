@@ -444,7 +444,8 @@ Command add_kind(CLI::App& tool) {
       ->transform(whole_number(0, UINT64_MAX));
   reading->add_option("--to", flags->to, "host, pinned or cuda:N")->type_name("MEMORY")->capture_default_str();
   reading->add_option("--out", flags->out, "write them to this file, replaced if it is there; -: standard output")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(some_name());
   add("check", "Check the dictionary, by itself and against its store", check_kinds);
   name_kind(add("remove", "Take a kind out of the dictionary; its bytes stay", remove_kind));
   return {parser, [flags, verbs] {

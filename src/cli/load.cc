@@ -182,7 +182,8 @@ Command add_load(CLI::App& tool) {
       ->type_name("N")
       ->transform(whole_number(1, repeat_limit));
   parser->add_option("--timeline", flags->timeline, "write what each lane did and when, as a Chrome trace")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(some_name());
   parser->add_flag("--watch", flags->watch, "show what each lane does, on the terminal");
   parser->footer(
       "Examples:\n"

@@ -114,7 +114,7 @@ Exit run(const PackFlags& flags, bool pack) {
 std::shared_ptr<PackFlags> add_flags(CLI::App& parser) {
   auto flags = std::make_shared<PackFlags>();  // shared by the parser's options and by run
   parser.add_option("MODEL", flags->model, "a directory, a file or an index, by path or URI")->required();
-  parser.add_option("--out", flags->folder, "the folder for the result; made if it is not there");
+  parser.add_option("--out", flags->folder, "the folder for the result; made if it is not there")->check(some_name());
   parser.add_option("--threads", flags->threads, "that encode; by default one for each CPU")
       ->transform(whole_number(1, 1024));
   add_context_flags(parser, flags->context);

@@ -371,7 +371,10 @@ Command add_report(CLI::App& tool) {
       "  penstock report hardware /mnt/fast --out hardware.json");
   CLI::App* hardware = parser->add_subcommand("hardware", "Run every safe test and write one file to send");
   hardware->add_option("DIR", flags->folder, "a folder for a test file; without it no speed is measured");
-  hardware->add_option("--out", flags->out, "the file to write")->type_name("FILE")->capture_default_str();
+  hardware->add_option("--out", flags->out, "the file to write")
+      ->type_name("FILE")
+      ->check(some_name())
+      ->capture_default_str();
   add_size(*hardware, "--size", flags->size, "the size of the test file; default: 256 MiB");
   hardware->add_option("--step-seconds", flags->step_seconds, "how long a step may take")
       ->type_name("N")

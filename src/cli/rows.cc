@@ -268,7 +268,8 @@ Command add_rows(CLI::App& tool) {
       ->required();
   parser->add_option("--to", flags->to, "host, pinned or cuda:N")->type_name("MEMORY")->capture_default_str();
   parser->add_option("--out", flags->out, "write the rows to this file, replaced if it is there; -: standard output")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(some_name());
   add_size(*parser, "--row-bytes", flags->row_bytes, "raw rows: the size of one");
   add_size(*parser, "--offset", flags->offset, "raw rows: where the first begins");
   add_size(*parser, "--stride", flags->stride, "raw rows: from the beginning of one to that of the next");

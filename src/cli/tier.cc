@@ -100,7 +100,9 @@ Command add_tier(CLI::App& tool) {
   add_policy(making);
 
   CLI::App* showing = add("status", "Show the tiers and how full they are", tier::status);
-  showing->add_option("--html", flags->html, "also write a page with a picture of what lies where")->type_name("FILE");
+  showing->add_option("--html", flags->html, "also write a page with a picture of what lies where")
+      ->type_name("FILE")
+      ->check(some_name());
   showing->add_flag("--prometheus", flags->prometheus, "print the text format of Prometheus instead");
 
   CLI::App* listing = add("list", "List units, sorted by name", tier::list_units);

@@ -211,7 +211,8 @@ Command add_tune(CLI::App& tool) {
   add_measure_flags(*parser, *flags, "how much of PATH to load, or the size of the scratch file; default: 1 GiB");
   parser->add_flag("--scratch", flags->scratch, "measure with a temporary file beside PATH");
   parser->add_option("--file", flags->file, "the file to keep tunings in; default: ~/.config/penstock/tuning.json")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(some_name());
   auto* dry_run = parser->add_flag("--dry-run", flags->dry_run, "measure, but write nothing");
   parser->add_flag("--forget", flags->forget, "measure nothing; forget the tuning for PATH and the memory")
       ->excludes(dry_run);

@@ -153,6 +153,17 @@ class UsageErrors(ToolTest):
                                  (["kind", "add", path, "--nam"], 'unknown option "--nam"')]:
             self.assertIn(words, self.fails("invalid_argument", 2, *arguments)["message"])
 
+    def test_name_the_option_whose_name_is_empty(self):
+        path = self.file("data", bytes(4096))
+        result = self.file("result.json", b"{}")
+        for option, *arguments in [
+                ("--out", "rows", path, "--row-bytes", 256, "--indices", 1), ("--out", "kind", "read", path, "k", 0),
+                ("--out", "pack", path), ("--out", "report", "hardware"), ("--timeline", "load", path),
+                ("--bundle", "doctor", path), ("--html", "bench", "--from", result), ("--html", "tier", "status"),
+                ("--from", "bench"), ("--file", "tune", path)]:
+            error = self.fails("invalid_argument", 2, *arguments, option, "")
+            self.assertEqual(error["message"], f"{option}: the name is empty", arguments)
+
     def test_name_a_directory_that_was_given_for_options(self):
         error = self.fails("is_directory", 1, "load", self.file("data", b"x"), "--options", f"@{self.folder}")
         self.assertIn(str(self.folder), error["message"])
