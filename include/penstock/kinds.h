@@ -92,7 +92,8 @@ struct RecordsAppend {
 // Made by default: of no store; calls fail with Code::invalid_argument.
 class PENSTOCK_EXPORT Kinds {
  public:
-  // A dictionary without kinds, and the file of records if there is none. Code::in_use if there is a dictionary.
+  // A dictionary without kinds, and the file of records if there is none. Code::in_use if there is a dictionary,
+  // Code::invalid_argument if both would be one file.
   static Result<Kinds> create(Context& context, const std::string& store, const KindsOptions& options = {});
   // Code::not_found without a dictionary; Code::invalid_argument, out_of_range or unsupported for one that is wrong, by
   // itself or for this store.

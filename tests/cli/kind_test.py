@@ -122,6 +122,18 @@ class Kinds(ToolTest):
         self.assertEqual(before, (self.store.read_bytes(), self.dictionary.read_bytes()))
         self.assertTrue(link.is_symlink())
 
+    def test_keeps_the_dictionary_apart_from_the_store(self):
+        error = self.fails("invalid_argument", 2, "kind", "create", self.store, "--at", self.store)
+        self.assertIn("can't be both the dictionary and the store", error["message"])
+        self.assertEqual(self.names(), [])
+        self.kind("create", self.store)
+        before = self.dictionary.read_bytes()
+        for store in (self.dictionary, f"soft-nvme:{self.dictionary}"):
+            error = self.fails("invalid_argument", 2, "kind", "add", store, "--at", self.dictionary, "more",
+                               "--record", RECORD, "--capacity", 1)
+            self.assertIn("can't be both the dictionary and the store", error["message"])
+        self.assertEqual(self.dictionary.read_bytes(), before)
+
     def test_records_count_only_once_they_are_durable(self):
         at = ["--at", self.folder / "dictionary", "--engine", "posix"]
         self.kind("create", self.store, *at)

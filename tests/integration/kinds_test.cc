@@ -304,6 +304,27 @@ TEST_F(KindsOfRecords, need_a_dictionary_that_fits_their_store) {
   EXPECT_NE(broken.error().message.find("records.bin.kinds.json"), std::string::npos) << broken.error().message;
 }
 
+TEST_F(KindsOfRecords, do_not_lie_in_their_dictionary) {
+  const std::string other = folder_.path("link") + "/records.bin";
+  std::filesystem::create_directory_symlink(folder_.path("."), folder_.path("link"));
+  std::filesystem::create_symlink("records.bin", folder_.path("dangling"));
+  for (const std::string& name : {path_, other, folder_.path("dangling")}) {
+    EXPECT_EQ(Kinds::create(context_, name, {.dictionary = path_}).error().code, Code::invalid_argument) << name;
+    EXPECT_EQ(Kinds::create(context_, path_, {.dictionary = name}).error().code, Code::invalid_argument) << name;
+    EXPECT_FALSE(std::filesystem::exists(path_));
+  }
+  const std::string dictionary = folder_.path("dictionary");
+  ASSERT_TRUE(Kinds::create(context_, path_, {.dictionary = dictionary}));
+  std::filesystem::create_hard_link(dictionary, folder_.path("hard"));
+  for (const std::string& name : {dictionary, folder_.path("hard"), "file:" + dictionary}) {
+    const auto kinds = Kinds::open(context_, name, {.dictionary = dictionary});
+    EXPECT_EQ(kinds.error().code, Code::invalid_argument) << name;
+    EXPECT_NE(kinds.error().message.find("both the dictionary and the store"), std::string::npos);
+  }
+  EXPECT_EQ(Kinds::create(context_, folder_.path("new"), {.dictionary = dictionary}).error().code, Code::in_use);
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("new")));
+}
+
 TEST_F(KindsOfRecords, of_a_kind_that_was_removed_are_not_taken_for_those_of_the_next) {
   const Kinds kinds = Kinds::create(context_, path_).value();
   const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();

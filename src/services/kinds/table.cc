@@ -43,6 +43,21 @@ Status check_place(const StoreInfo& info, const KindsOptions& options) {
                "give the path of the dictionary"};
 }
 
+Error one_file(const std::string& path) {
+  return {Code::invalid_argument, 0, path + " can't be both the dictionary and the store of its records",
+          "name another file as the dictionary"};
+}
+
+// Where a file would be made that is not there yet: a link may lead there.
+std::filesystem::path place_of(std::filesystem::path path) {
+  constexpr int links_most = 40;  // as the kernel follows
+  std::error_code failed;         // then making it tells why
+  for (int i = 0; i < links_most && std::filesystem::is_symlink(path, failed); ++i) {
+    path = path.parent_path() / std::filesystem::read_symlink(path, failed);
+  }
+  return std::filesystem::weakly_canonical(path, failed);
+}
+
 TimePoint deadline_of(const KindsOptions& options) {
   return time_after(Clock::now(), duration_from_seconds(options.lock_seconds));
 }
@@ -117,8 +132,13 @@ Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string
   if (!path) return std::move(path).error();
   const auto lock = WriterLock::of_folder_of(*path, deadline_of(options));
   if (!lock) return lock.error();
+  if (const auto there = context.open(*path); there || there.error().code != Code::not_found) {
+    if (!there) return there.error();
+    return Error{Code::in_use, 0, *path + " is there already", "open it, or remove it first"};
+  }
   auto opened = context.open(store, for_reading());
   if (!opened && opened.error().code == Code::not_found && !has_scheme(store)) {
+    if (place_of(store) == place_of(*path)) return one_file(*path);
     opened = context.open(store, {.access = Access::create});
     if (opened) {
       if (Status status = opened->commit(); !status) return std::move(status).error();
@@ -127,10 +147,6 @@ Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string
   if (!opened) return std::move(opened).error();
   const StoreInfo& info = opened->info();
   if (Status status = check_place(info, options); !status) return std::move(status).error();
-  if (const auto there = context.open(*path); there || there.error().code != Code::not_found) {
-    if (!there) return there.error();
-    return Error{Code::in_use, 0, *path + " is there already", "open it, or remove it first"};
-  }
   Dictionary dictionary;
   if (info.block_bytes != 0) dictionary.block_bytes = info.block_bytes;
   if (is_device(info)) dictionary.device_bytes = info.size_bytes;
@@ -155,7 +171,10 @@ Result<std::shared_ptr<Table>> Table::open(Context& context, const std::string& 
     }
     return error;
   }
-  if (Status status = check_place((*state)->store.info(), options); !status) return std::move(status).error();
+  const StoreInfo& info = (*state)->store.info();
+  if (Status status = check_place(info, options); !status) return std::move(status).error();
+  const auto dictionary = context.open(table->path(), for_reading());
+  if (dictionary && dictionary->info().identity == info.identity) return one_file(table->path());
   return table;
 }
 
