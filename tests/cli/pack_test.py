@@ -215,6 +215,14 @@ class Pack(PackTest):
         self.fails("io_error", 1, "pack", folder, "--out", out, env=self.failing_syncs("/.model-00001"))
         self.assertEqual(self.json_of("verify", out)["verdict"], "right")
 
+    def test_a_full_disk_gets_no_folder(self):
+        folder = self.shards()
+        point = self.mount("size=64k")
+        (point / "other").write_bytes(bytes(64 << 10))
+        for out in ("packed", "new/packed/"):
+            self.fails("no_space", 5, "pack", folder, "--out", f"{point}/{out}")
+            self.assertEqual([path.name for path in point.iterdir()], ["other"])
+
     def test_an_interrupt_leaves_the_old_file(self):
         path = self.folder / "long.safetensors"
         size = 512 * MIB

@@ -181,6 +181,13 @@ class Commands(TierTest):
             moving.kill()
             moving.communicate()
 
+    def test_init_that_fails_leaves_no_folder(self):
+        (self.folder / "empty").mkdir()
+        before = self.names()
+        for catalog in ("new/below/catalog", "empty/catalog"):
+            self.fails("not_found", 3, "tier", "init", f"a={self.folder}/none", "--catalog", self.folder / catalog)
+            self.assertEqual(self.names(), before)
+
     def test_a_tier_that_is_gone_is_told(self):
         self.put("hdd/a")
         self.tier("import", "a")

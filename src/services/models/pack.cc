@@ -8,6 +8,7 @@
 
 #include "base/callback.h"
 #include "base/clock.h"
+#include "base/made_folders.h"
 #include "base/out_of_memory.h"
 #include "penstock/packing.h"
 #include "services/models/check.h"
@@ -117,9 +118,8 @@ class Packing {
     std::vector<std::string> sources = *copied;
     for (const ModelFile& file : model->files()) sources.push_back(file.path);
     if (Status status = models::check_targets(folder, sources); !status) return std::move(status).error();
-    std::error_code failed;
-    fs::create_directories(folder, failed);
-    if (failed) return not_there(failed, "make the folder " + folder);
+    const MadeFolders made(folder);
+    if (made.failed()) return not_there(made.failed(), "make the folder " + folder);
     all_bytes_ = model->size_bytes();
     const auto unfinished = models::Unfinished::begin(folder, options_.durable);
     if (!unfinished) return unfinished.error();

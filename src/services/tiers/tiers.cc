@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/made_folders.h"
 #include "base/out_of_memory.h"
 #include "services/tiers/folder.h"
 #include "services/tiers/names.h"
@@ -84,9 +85,11 @@ Result<Tiers> Tiers::create(std::span<const NewTier> list, const TierPolicy& pol
     if (Status valid = check_seconds("wait_seconds", options.wait_seconds); !valid) return std::move(valid).error();
     const auto path = catalog_path(options);
     if (!path) return path.error();
+    const MadeFolders made_for_catalog(fs::path(*path).parent_path());
+    if (made_for_catalog.failed()) {
+      return system_error(made_for_catalog.failed().value(), "make the folder of " + *path);
+    }
     std::error_code failed;
-    fs::create_directories(fs::path(*path).parent_path(), failed);
-    if (failed) return system_error(failed.value(), "make the folder of " + *path);
     const bool existed = fs::exists(*path, failed);
     auto catalog = Catalog::create(*path, policy, options.wait_seconds);
     if (!catalog) return std::move(catalog).error();
