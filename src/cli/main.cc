@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <clocale>
 #include <csignal>
 #include <cstdio>
@@ -163,9 +164,13 @@ Exit fail_for_memory() {
 
 // A report that could not be written is a failure: to whoever reads it, it never came.
 Exit flush(Exit exit) {
+  errno = 0;
   std::cout.flush();
   if (std::cout && std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit;
-  std::fprintf(stderr, "penstock: can't write to standard output\n");
+  // Why an earlier write failed, nobody kept: the next one fails for the same reason.
+  const bool known = errno != 0 || write(STDOUT_FILENO, "\n", 1) < 0;
+  std::fprintf(stderr, "penstock: can't write to standard output%s%s\n", known ? ": " : "",
+               known ? std::strerror(errno) : "");
   return exit == Exit::ok ? Exit::failed : exit;
 }
 

@@ -176,7 +176,14 @@ class FileSizes(ToolTest):
         with open(self.folder / "out", "wb") as out:
             done = self.run_tool("inspect", path, "--json", stdout=out, **self.how)
         self.assertEqual(done.returncode, 1)
-        self.assertIn(b"can't write to standard output", done.stderr)
+        self.assertIn(b"can't write to standard output: File too large", done.stderr)
+
+    def test_of_a_full_disk_are_told_as_that(self):
+        for arguments in (["--help"], ["manual"], ["engines", "--json"], ["engines"]):
+            with open("/dev/full", "wb") as out:
+                done = self.run_tool(*arguments, stdout=out)
+            self.assertEqual((done.returncode, done.stderr),
+                             (1, b"penstock: can't write to standard output: No space left on device\n"), arguments)
 
 
 if __name__ == "__main__":
