@@ -16,6 +16,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "penstock/gpu.h"
+#include "penstock/machine.h"
 #include "waiting.h"
 
 namespace nb = nanobind;
@@ -274,6 +275,7 @@ void define_context(nb::module_& module) {
       .def("engines", &engines)
       .def("prefetch", &prefetch, nb::arg("path"), nb::arg("ranges"));
   module.def("gpus", &gpus);
+  module.def("available_memory_bytes", &Machine::available_memory_bytes);
   module.def("version", [] { return std::string(version()); });
 }
 

@@ -19,6 +19,10 @@ struct PENSTOCK_EXPORT Machine {
   bool cachestat = false;               // the kernel reports what is in the page cache
 
   static Machine detect();
+
+  // What this process can still allocate now: of memory and swap, and within the limits of its cgroups, less what it
+  // needs beside. Who takes more may be killed.
+  static std::uint64_t available_memory_bytes();
 };
 
 }  // namespace penstock

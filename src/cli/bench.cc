@@ -107,9 +107,8 @@ Result<Subject> find_subject(const BenchFlags& flags, Domain domain) {
   const std::string path = local_path(flags.path);
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return system_error(errno, "look at " + flags.path, "check the name");
-  const Machine machine = Machine::detect();
-  const std::uint64_t size = flags.size.value_or(std::min(default_measured_bytes, machine.memory_bytes / 8));
-  if (Status room = check_room(domain, size, machine, "choose a smaller --size"); !room.ok()) return room.error();
+  const std::uint64_t size = flags.size.value_or(std::min(default_measured_bytes, Machine::detect().memory_bytes / 8));
+  if (Status room = check_room(domain, size, "choose a smaller --size"); !room.ok()) return room.error();
   if (S_ISDIR(status.st_mode) && !flags.peers) return make_scratch(flags, path, size);
   if (flags.write) {
     return usage("--write needs a directory: bench never writes to an existing file", "name its directory");

@@ -149,8 +149,7 @@ Result<Json> bench_layers(const BenchFlags& flags) {
   if (!groups.ok()) return groups.error();
   const std::uint64_t budget =
       flags.budget.value_or(std::max(model->size_bytes() / 4, 2 * sizes_of(*model, *groups).largest));
-  const Status room =
-      check_room(*domain, std::min(budget, model->size_bytes()), context->machine(), "choose a smaller --budget");
+  const Status room = check_room(*domain, std::min(budget, model->size_bytes()), "choose a smaller --budget");
   if (!room.ok()) return room.error();
   const LayersJob job{.context = *context,
                       .model = *model,

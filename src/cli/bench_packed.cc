@@ -62,8 +62,7 @@ class PackedLoads {
     }
     chosen.resize(count);
     const Placement placement = place(model_, chosen);
-    if (Status room = check_room(domain_, placement.size_bytes, context_.machine(), "choose a smaller --size");
-        !room.ok()) {
+    if (Status room = check_room(domain_, placement.size_bytes, "choose a smaller --size"); !room.ok()) {
       return room;
     }
     if (!domain_.host_accessible()) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "interrupt.h"
+#include "penstock/machine.h"
 #include "penstock/window_ring.h"
 #include "transfer.h"
 
@@ -34,7 +35,7 @@ class Total {
 };
 
 std::uint64_t window_size(const CopyJob& job) {
-  const std::uint64_t most = copy_window_bytes(job.context.machine());
+  const std::uint64_t most = copy_window_bytes();
   return std::clamp<std::uint64_t>(job.source.size_bytes().value_or(most), 1, most);
 }
 
@@ -179,9 +180,9 @@ class Copying {
 
 }  // namespace
 
-std::uint64_t copy_window_bytes(const Machine& machine) {
+std::uint64_t copy_window_bytes() {
   constexpr std::uint64_t least = 1 << 20, most = 64 << 20;
-  return std::clamp(available_memory_bytes(machine) / 8 / least * least, least, most);
+  return std::clamp(Machine::available_memory_bytes() / 8 / least * least, least, most);
 }
 
 Status add_zeros(Checksum& checksum, std::uint64_t size_bytes) {

@@ -14,7 +14,7 @@
 namespace penstock::cli {
 
 // Two of them, and what else the process needs, must fit into the memory that there is for it.
-std::uint64_t copy_window_bytes(const Machine& machine);
+std::uint64_t copy_window_bytes();
 
 struct CopyJob {
   Context& context;

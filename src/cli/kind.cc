@@ -251,7 +251,7 @@ Result<Buffer> read_source(Context& context, const std::string& name) {
     Result<Store> store = context.open(name);
     if (!store.ok()) return store.error();
     const std::uint64_t bytes = store->info().size_bytes;
-    if (const Status room = check_room(Domain::host(), bytes, context.machine(), "append it in parts"); !room.ok()) {
+    if (const Status room = check_room(Domain::host(), bytes, "append it in parts"); !room.ok()) {
       return room.error();
     }
     if (bytes == 0) return Buffer();
@@ -347,7 +347,7 @@ Exit read_records(const KindFlags& flags) {
     if (!bytes_out.ok()) return output.fail(bytes_out.error());
     const Records wanted{.kind = kind.id, .index = flags.index, .count = flags.count};
     if (kind.records >= flags.count) {  // else that is the error
-      const Status room = check_room(*domain, flags.count * kind.record_bytes, context.machine(), "ask for fewer");
+      const Status room = check_room(*domain, flags.count * kind.record_bytes, "ask for fewer");
       if (!room.ok()) return output.fail(room.error());
     }
     const Result<penstock::Loaded> loaded = load_records(context, kinds, kind, wanted, *domain);

@@ -81,7 +81,7 @@ class ByteCargo final : public Cargo {
       stores_.push_back(std::move(*store));
       slices.push_back(*slice);
     }
-    if (Status room = check_room(domain, bytes_, context.machine()); !room.ok()) return room;
+    if (Status room = check_room(domain, bytes_); !room.ok()) return room;
     if (!domain.host_accessible()) {
       if (Status ready = context.prepare(domain); !ready.ok()) return ready;
     }

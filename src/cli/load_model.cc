@@ -61,8 +61,7 @@ class ModelCargo final : public Cargo {
 
   Status prepare(Domain domain) {
     const Placement placement = place(model_, chosen_);
-    Status room =
-        check_room(domain, placement.size_bytes, tuned_.context.machine(), "load fewer tensors, with --select");
+    Status room = check_room(domain, placement.size_bytes, "load fewer tensors, with --select");
     if (!room.ok()) return room;
     if (!domain.host_accessible()) {
       if (Status ready = tuned_.context.prepare(domain); !ready.ok()) return ready;

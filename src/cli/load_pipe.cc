@@ -44,7 +44,7 @@ class PipeCargo final : public Cargo {
     deadline_ = deadline;
     const bool keeps_all = !output && source_->size_bytes();
     if (keeps_all) {
-      if (Status room = check_room(domain, *source_->size_bytes(), context().machine(), hint); !room.ok()) return room;
+      if (Status room = check_room(domain, *source_->size_bytes(), hint); !room.ok()) return room;
     }
     if (output || !domain.host_accessible()) {
       if (Status ready = context().prepare(domain); !domain.host_accessible() && !ready.ok()) return ready;
@@ -133,12 +133,12 @@ class PipeCargo final : public Cargo {
   }
 
   Status grow() {
-    const std::uint64_t most = copy_window_bytes(context().machine());
+    const std::uint64_t most = copy_window_bytes();
     const std::uint64_t left = source_->size_bytes().value_or(UINT64_MAX) - report_.bytes;
     const std::uint64_t more = std::clamp<std::uint64_t>(left, 1, most);
     // The host's free memory is less what came before, the GPU's is all that it has.
     const std::uint64_t needed = domain_.host_accessible() ? more : report_.bytes + more;
-    if (Status room = check_room(domain_, needed, context().machine(), hint); !room.ok()) return room;
+    if (Status room = check_room(domain_, needed, hint); !room.ok()) return room;
     Result<Buffer> buffer = context().allocate(domain_, more);
     if (!buffer.ok()) return with_budget_option(buffer.error(), context(), domain_, report_.bytes + more);
     room_ = buffer->region();

@@ -64,7 +64,7 @@ class StreamCargo final : public Cargo {
 
   Status move_all(Report& total, const Deadline& deadline, const std::function<void(std::uint64_t)>& on_progress) {
     Result<WindowRing> ring =
-        WindowRing::create(context(), {.size_bytes = copy_window_bytes(context().machine()), .domain = Domain::host()});
+        WindowRing::create(context(), {.size_bytes = copy_window_bytes(), .domain = Domain::host()});
     if (!ring.ok()) return ring.error();
     std::size_t part = 0;
     std::uint64_t position = 0;  // in that part

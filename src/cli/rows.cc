@@ -130,16 +130,15 @@ std::uint64_t bytes_of(std::uint64_t rows, std::uint64_t row_bytes) {
 }
 
 // For the rows, and for their numbers, which are in host memory.
-Status check_room_for(std::uint64_t rows, std::uint64_t row_bytes, Domain domain, const Machine& machine) {
+Status check_room_for(std::uint64_t rows, std::uint64_t row_bytes, Domain domain) {
   const std::string hint = "ask for fewer rows";
-  if (Status room = check_room(domain, bytes_of(rows, row_bytes), machine, hint); !room.ok()) return room;
+  if (Status room = check_room(domain, bytes_of(rows, row_bytes), hint); !room.ok()) return room;
   std::uint64_t each = sizeof(std::int64_t);
   if (domain.kind() != Domain::Kind::cuda && __builtin_add_overflow(each, row_bytes, &each)) each = UINT64_MAX;
-  return check_room(Domain::host(), bytes_of(rows, each), machine, hint);
+  return check_room(Domain::host(), bytes_of(rows, each), hint);
 }
 
-Result<std::vector<std::int64_t>> make_numbers(const RowsFlags& flags, const TableInfo& table, Domain domain,
-                                               const Machine& machine) {
+Result<std::vector<std::int64_t>> make_numbers(const RowsFlags& flags, const TableInfo& table, Domain domain) {
   constexpr std::string_view random = "random:";
   if (flags.numbers.starts_with('@')) {
     const Result<std::string> text = read_list(flags.numbers.substr(1));
@@ -153,7 +152,7 @@ Result<std::vector<std::int64_t>> make_numbers(const RowsFlags& flags, const Tab
   }
   if (table.rows == 0 && count->front() != 0) return rows_usage("the table has no rows", "ask for none");
   const auto wanted = static_cast<std::size_t>(count->front());
-  if (Status room = check_room_for(wanted, table.row_bytes, domain, machine); !room.ok()) return room.error();
+  if (Status room = check_room_for(wanted, table.row_bytes, domain); !room.ok()) return room.error();
   std::mt19937_64 generator(flags.seed);
   std::vector<std::int64_t> numbers;
   numbers.reserve(wanted);
@@ -227,10 +226,10 @@ Exit run(const RowsFlags& flags) {
   if (!context.ok()) return output.fail(context.error());
   const Result<Rows> table = open_tables(*context, flags);
   if (!table.ok()) return output.fail(table.error());
-  const auto numbers = make_numbers(flags, table->info(), *domain, context->machine());
+  const auto numbers = make_numbers(flags, table->info(), *domain);
   if (!numbers.ok()) return output.fail(numbers.error());
   const std::uint64_t bytes = bytes_of(numbers->size(), table->info().row_bytes);
-  const Status room = check_room(*domain, bytes, context->machine(), "ask for fewer rows");
+  const Status room = check_room(*domain, bytes, "ask for fewer rows");
   if (!room.ok()) return output.fail(room.error());
   Buffer memory;
   if (bytes != 0) {

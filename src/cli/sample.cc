@@ -55,7 +55,7 @@ Result<Report> make(const SampleFlags& flags) {
   if (!apart.ok()) return apart.error();
   Result<Context> context = make_context(flags.context);
   if (!context.ok()) return context.error();
-  const Status room = check_room(Domain::host(), size_bytes, context->machine(), "choose a smaller --size");
+  const Status room = check_room(Domain::host(), size_bytes, "choose a smaller --size");
   if (!room.ok()) return room.error();
   Result<Buffer> memory = context->allocate(Domain::host(), size_bytes);
   if (!memory.ok()) return memory.error();

@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <fstream>
 
 namespace penstock::cli {
 
@@ -76,19 +75,8 @@ Result<Gpu> find_gpu(Domain domain) {
                .hint = "GPUs are counted from cuda:0; CUDA_VISIBLE_DEVICES chooses which ones; see penstock doctor"};
 }
 
-std::uint64_t available_memory_bytes(const Machine& machine) {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key, unit;
-  std::uint64_t kilobytes = 0;
-  while (meminfo >> key >> kilobytes) {
-    if (key == "MemAvailable:") return std::min<std::uint64_t>(machine.memory_bytes, kilobytes * 1024);
-    std::getline(meminfo, unit);
-  }
-  return machine.memory_bytes;
-}
-
-Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine, std::string hint) {
-  std::uint64_t room = available_memory_bytes(machine);
+Status check_room(Domain domain, std::uint64_t bytes, std::string hint) {
+  std::uint64_t room = Machine::available_memory_bytes();
   std::string where = "available";
   if (domain.kind() == Domain::Kind::cuda) {
     const Result<Gpu> gpu = find_gpu(domain);

@@ -47,11 +47,8 @@ void add_tuning(const std::optional<std::string>& tuning, Transfer& transfer);
 // Code::no_device if there is no GPU of that number, or none at all.
 Result<Gpu> find_gpu(Domain domain);
 
-// What could be allocated now without pushing others out; all of memory where the kernel does not say.
-std::uint64_t available_memory_bytes(const Machine& machine);
 // Code::out_of_memory, before anything is allocated, for what can't fit into a GPU or into the host's free memory.
-Status check_room(Domain domain, std::uint64_t bytes, const Machine& machine,
-                  std::string hint = "load it in parts, with --offset and --size");
+Status check_room(Domain domain, std::uint64_t bytes, std::string hint = "load it in parts, with --offset and --size");
 
 // Names the option that makes room for so many bytes, where a budget of pinned memory was too small for them.
 Error with_budget_option(Error error, const Context& context, Domain domain, std::uint64_t bytes);
@@ -59,7 +56,7 @@ Error with_budget_option(Error error, const Context& context, Domain domain, std
 // Shows memory of any domain to the CPU, a piece at a time.
 class Lens {
  public:
-  static constexpr std::size_t piece_bytes = 8 << 20;
+  static constexpr std::size_t piece_bytes = 2 << 20;
   // Valid until the next call. REQUIRES: piece.size_bytes <= piece_bytes
   Result<std::span<const std::byte>> look(Region piece);
 

@@ -142,7 +142,7 @@ Result<TuningResult> search(const TuneFlags& flags, Domain domain) {
   std::error_code unknown;  // of a block device, and of what is missing
   const std::uintmax_t all = std::filesystem::file_size(path, unknown);
   if (!flags.scratch && !unknown) size = std::min<std::uint64_t>(size, all);
-  if (Status room = check_room(domain, size, Machine::detect()); !room.ok()) return room.error();
+  if (Status room = check_room(domain, size); !room.ok()) return room.error();
   std::optional<Scratch> scratch;
   if (flags.scratch) {
     Result<Scratch> made = Scratch::create(path, size);

@@ -143,11 +143,11 @@ std::string folder_of(const std::string& name) {
 }
 
 // In a file system that is memory, room is memory too, and who takes more than a container has is killed.
-Status check_memory(const WriteFlags& flags, std::uint64_t new_bytes, const Machine& machine) {
+Status check_memory(const WriteFlags& flags, std::uint64_t new_bytes) {
   Result<MountFacts> mount = find_mount(local_path(flags.destination));
   if (!mount.ok()) mount = find_mount(folder_of(flags.destination));
   if (!mount.ok() || (mount->file_system != "tmpfs" && mount->file_system != "ramfs")) return {};
-  return check_room(Domain::host(), new_bytes, machine, mount->file_system + " is memory: write to a disk instead");
+  return check_room(Domain::host(), new_bytes, mount->file_system + " is memory: write to a disk instead");
 }
 
 // What has holes reserves no room: that there is enough must be known all the same before the first byte.
@@ -178,7 +178,7 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, const 
     const std::uint64_t old_end = *access == Access::replace ? 0 : file_size(flags.destination);
     const std::uint64_t data_bytes = demand.data_bytes.value_or(end - offset);
     const std::uint64_t new_bytes = std::min(data_bytes, end - std::min(end, old_end));
-    if (Status room = check_memory(flags, new_bytes, context.machine()); !room.ok()) return room.error();
+    if (Status room = check_memory(flags, new_bytes); !room.ok()) return room.error();
   }
   const OpenOptions options{.access = *access,
                             .size_bytes = fixed_size || !demand.source_bytes ? 0 : end,
@@ -217,7 +217,7 @@ Result<Checksum> read_back(Context& context, const WriteFlags& flags, std::uint6
   Result<StoreSlice> slice = open_slice(context, flags.destination);
   if (!slice.ok()) return slice.error();
   slice->extent = {flags.offset.value_or(0), size_bytes};
-  const std::uint64_t window_bytes = std::clamp<std::uint64_t>(size_bytes, 1, copy_window_bytes(context.machine()));
+  const std::uint64_t window_bytes = std::clamp<std::uint64_t>(size_bytes, 1, copy_window_bytes());
   Result<Buffer> window = context.allocate(Domain::host(), window_bytes);
   if (!window.ok()) return window.error();
 
@@ -311,7 +311,7 @@ Result<std::optional<Buffer>> fill_memory(CopyJob& job) {
   if (domain.host_accessible()) return std::optional<Buffer>();
   const std::optional<std::uint64_t> size = job.source.size_bytes();
   if (!size) return usage("GPU memory needs a SOURCE of known size", "add --size");
-  if (Status room = check_room(domain, *size, job.context.machine()); !room.ok()) return room.error();
+  if (Status room = check_room(domain, *size); !room.ok()) return room.error();
   if (Status ready = job.context.prepare(domain); !ready.ok()) return ready.error();
   job.memory = Region{.domain = domain};
   if (*size == 0) return std::optional<Buffer>();

@@ -1,5 +1,6 @@
 #include "core/cgroup.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace penstock::core {
@@ -100,6 +101,18 @@ void append_folders(const Mount& mount, std::string_view path, std::vector<std::
   folders.push_back(mount.point);
 }
 
+// From memory.stat. What version 1 calls "total_" counts the groups below too, as everything does in version 2.
+std::uint64_t page_cache(std::string_view statistics) {
+  std::uint64_t own = 0, total = 0;
+  while (!statistics.empty()) {
+    std::string_view value = take(statistics, '\n');
+    const std::string_view key = take(value, ' ');
+    if (key == "active_file" || key == "inactive_file") own += number(value).value_or(0);
+    if (key == "total_active_file" || key == "total_inactive_file") total += number(value).value_or(0);
+  }
+  return std::max(own, total);
+}
+
 }  // namespace
 
 std::vector<std::string> cgroup_folders(std::string_view cgroup, std::string_view mountinfo,
@@ -129,6 +142,15 @@ std::optional<double> parse_cpu_quota(std::string_view quota, std::string_view p
 std::optional<std::uint64_t> parse_memory_limit(std::string_view text) {
   const auto bytes = number(text);
   return bytes && *bytes > 0 ? bytes : std::nullopt;
+}
+
+std::optional<std::uint64_t> memory_left(const MemoryGroup& group) {
+  constexpr std::uint64_t most_beside = 16 << 20;
+  const auto limit = parse_memory_limit(group.limit);
+  if (!limit) return std::nullopt;
+  const std::uint64_t usage = number(group.usage).value_or(0);
+  const std::uint64_t taken = usage - std::min(usage, page_cache(group.statistics));
+  return *limit - std::min(*limit, taken + std::min(*limit / 2, most_beside));
 }
 
 }  // namespace penstock::core

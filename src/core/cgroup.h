@@ -22,4 +22,12 @@ std::optional<double> parse_cpu_quota(std::string_view quota, std::string_view p
 // Bytes from memory.max or memory.limit_in_bytes; nothing where there is no limit or no sense.
 std::optional<std::uint64_t> parse_memory_limit(std::string_view text);
 
+// The texts of a folder's files: memory.max, memory.current and memory.stat, or their like of version 1.
+struct MemoryGroup {
+  std::string limit, usage, statistics;
+};
+// What its members can still take, less what this process needs beside: for its lanes, their threads and buffers. Page
+// cache gives way. Nothing where there is no limit.
+std::optional<std::uint64_t> memory_left(const MemoryGroup& group);
+
 }  // namespace penstock::core

@@ -73,5 +73,20 @@ TEST(Cgroup, memory_limits_are_bytes) {
   }
 }
 
+TEST(Cgroup, memory_is_left_up_to_the_limit_but_for_what_is_taken_and_what_the_process_needs_beside) {
+  constexpr std::uint64_t mib = 1 << 20;
+  const std::string limit = std::to_string(64 * mib) + "\n", usage = std::to_string(10 * mib) + "\n";
+  EXPECT_EQ(memory_left({limit, "0\n", ""}), 48 * mib);
+  EXPECT_EQ(memory_left({limit, usage, ""}), 38 * mib);
+  EXPECT_EQ(memory_left({limit, usage, "anon 5\nactive_file 1048576\ninactive_file 2097152\n"}), 41 * mib);
+  EXPECT_EQ(memory_left({limit, usage, "active_file 0\ntotal_active_file 1048576\ntotal_inactive_file 1048576\n"}),
+            40 * mib);
+  EXPECT_EQ(memory_left({limit, usage, "inactive_file 99999999999\n"}), 48 * mib);
+  EXPECT_EQ(memory_left({"8388608\n", "0\n", ""}), 4 * mib);
+  EXPECT_EQ(memory_left({"8388608\n", "8388608\n", ""}), 0U);
+  EXPECT_EQ(memory_left({limit, "", ""}), 48 * mib);
+  EXPECT_EQ(memory_left({"max\n", usage, ""}), std::nullopt);
+}
+
 }  // namespace
 }  // namespace penstock::core

@@ -12,7 +12,9 @@
 #include <charconv>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/unique_fd.h"
 #include "core/cgroup.h"
@@ -71,6 +73,17 @@ std::uint64_t memory_usable(std::string_view cgroup, std::string_view mountinfo)
   return bytes;
 }
 
+// In /proc/meminfo, "MemAvailable:   23949060 kB".
+std::optional<std::uint64_t> meminfo_bytes(std::string_view meminfo, std::string_view key) {
+  const std::size_t at = meminfo.find(key);
+  if (at == std::string_view::npos) return std::nullopt;
+  const std::size_t digits = meminfo.find_first_not_of(' ', at + key.size());
+  std::uint64_t kilobytes = 0;
+  if (digits == std::string_view::npos) return std::nullopt;
+  std::from_chars(meminfo.data() + digits, meminfo.data() + meminfo.size(), kilobytes);
+  return kilobytes * 1024;
+}
+
 // CAP_IPC_LOCK counts only in the first user namespace, whose users are mapped to themselves.
 bool may_lock_everything() {
   constexpr unsigned cap_ipc_lock = 14;
@@ -118,6 +131,25 @@ Machine Machine::detect() {
       huge_pages.find("[always]") != std::string::npos || huge_pages.find("[madvise]") != std::string::npos;
   machine.cachestat = has_cachestat();
   return machine;
+}
+
+std::uint64_t Machine::available_memory_bytes() {
+  const std::string cgroup = read_text("/proc/self/cgroup");
+  const std::string mountinfo = read_text("/proc/self/mountinfo");
+  std::uint64_t bytes = memory_usable(cgroup, mountinfo);
+  const std::string meminfo = read_text("/proc/meminfo");
+  if (const auto available = meminfo_bytes(meminfo, "MemAvailable:")) {
+    bytes = *available + meminfo_bytes(meminfo, "SwapFree:").value_or(0);
+  }
+  for (const std::string& folder : core::cgroup_folders(cgroup, mountinfo, "memory")) {
+    const std::string statistics = read_text(folder + "/memory.stat");
+    for (const auto& [limit, usage] :
+         {std::pair{"/memory.max", "/memory.current"}, std::pair{"/memory.limit_in_bytes", "/memory.usage_in_bytes"}}) {
+      const auto left = core::memory_left({read_text(folder + limit), read_text(folder + usage), statistics});
+      bytes = std::min(bytes, left.value_or(bytes));
+    }
+  }
+  return bytes;
 }
 
 }  // namespace penstock

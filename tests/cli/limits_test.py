@@ -8,7 +8,7 @@ import unittest
 
 from tool import ToolTest
 
-MB = 10**6
+MB, MIB = 10**6, 1 << 20
 SANITIZED = bool(os.environ.get("PENSTOCK_SANITIZE"))
 
 
@@ -155,6 +155,31 @@ class WithoutMemory(ToolTest):
                     if done.returncode == 5:
                         self.assertEqual(json.loads(done.stdout)["error"]["code"], "out_of_memory")
         self.assertLessEqual(set(self.names()), {"data", "copy"}, "no unfinished file is left")
+
+
+@unittest.skipIf(SANITIZED, "sanitizers take more memory than a limit leaves")
+class SmallControlGroups(ToolTest):
+    """What takes more memory than its group has is killed."""
+
+    def test_refuse_what_leaves_nothing_for_the_tool_itself(self):
+        size = 64 * MIB
+        data = self.sparse_file("data", size)
+        entry = b'"t":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}' % (size, size)
+        model = self.file("model.safetensors", safetensors([entry]))
+        os.truncate(model, model.stat().st_size + size)
+        store = self.folder / "store"
+        self.json_of("kind", "create", store)
+        self.json_of("kind", "add", store, "k", "--record", MIB, "--capacity", 64, "--records", 64)
+        for arguments in [["load", data], ["load", model], ["kind", "read", store, "k", 0, "--count", 64]]:
+            error = self.fails("out_of_memory", 5, *arguments, preexec_fn=self.memory_group(size))
+            self.assertRegex(error["message"], r"67\.1 MB is more than the 4\d\.\d MB of memory available")
+
+    def test_serve_what_they_have_room_for(self):
+        for limit, size in [(8, 2), (16, 6), (32, 13), (64, 44)]:
+            data = self.file("data", os.urandom(size * MIB))
+            for how in [[], ["--cache", "bypass"], ["--engine", "posix"], ["--options", '{"lanes": 16}']]:
+                loaded = self.json_of("load", data, "--verify", *how, preexec_fn=self.memory_group(limit * MIB))
+                self.assertTrue(loaded["verified"])
 
 
 class FileSizes(ToolTest):

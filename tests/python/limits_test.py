@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import penstock
 from models import write_model
 
 COUNT = 1500
@@ -125,3 +126,10 @@ try:
 except penstock.NoMemoryError as error:
     print(error.code)
 """, table) == "out_of_memory\n"
+
+
+def test_what_the_system_or_a_control_group_has_no_room_for_is_refused(tmp_path, monkeypatch):
+    write_model(tmp_path / "m.safetensors", [("t", "U8", (2 << 20,))])
+    monkeypatch.setattr(penstock._core, "available_memory_bytes", lambda: 1 << 20)
+    with pytest.raises(penstock.NoMemoryError, match="no room for 2097152 bytes in memory: 1048576 are available"):
+        penstock.load_file(tmp_path / "m.safetensors", framework="np", copy=True)

@@ -75,14 +75,9 @@ def dtypes_of(specs: Sequence[Spec]) -> set[str]:
     return specs.dtypes() if hasattr(specs, "dtypes") else {spec[1] for spec in specs}
 
 
-def host_room() -> Optional[int]:
-    """Bytes of memory and swap that the system can give, as far as it tells."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return sum(int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "SwapFree"))
-    except (OSError, KeyError, ValueError):
-        return None
+def host_room() -> int:
+    """Bytes that this process can still allocate, by the system and its control groups."""
+    return _core.available_memory_bytes()
 
 
 class Framework:
@@ -102,12 +97,12 @@ class Framework:
     def check_room(self, sizes: Numbers) -> None:
         """Where the system promises more memory than it has, programs that use all of it are ended without a word."""
         wanted, room = sum(sizes), host_room()
-        if room is not None and wanted > room:
+        if wanted > room:
             raise make("out_of_memory", 0, f"no room for {wanted} bytes in memory: {room} are available",
                        "load less, or slices, or stream with a window")
 
-    def room(self, domain: str) -> Optional[int]:
-        """Bytes that are free in a domain; none where that can't be told."""
+    def room(self, domain: str) -> int:
+        """Bytes that are free in a domain."""
         return host_room()
 
     def shape_of(self, spec: Spec) -> Sequence[int]:
@@ -302,7 +297,7 @@ class Torch(Framework):
         return [torch.frombuffer(memory, dtype=torch.uint8, count=spec[3], offset=offset)
                 .view(self.types[spec[1]]).view(self.shape_of(spec)) for spec, offset in zip(specs, offsets)]
 
-    def room(self, domain: str) -> Optional[int]:
+    def room(self, domain: str) -> int:
         if domain == "host":
             return host_room()
         cuda = self.torch.cuda

@@ -32,7 +32,6 @@ Part = Union[slice, tuple[int, Union[slice, Sequence[Interval]]]]
 Slices = Union[None, Mapping[str, Part], Callable[[str, tuple[int, ...]], Optional[Part]]]
 Device = Any
 Mapping_ = Literal["cached", "all", "none"]
-MOST_AHEAD_BYTES = 8 << 30  # of a mapped file, where the system does not tell what it has room for
 COLUMNS = "auto", "pieces", "whole"
 BACKENDS = None, "mmap", "pread"  # of safetensors; what is fastest is chosen here
 URI = re.compile(rb"[a-z][a-z0-9+-]+:")
@@ -345,7 +344,7 @@ class Load:
                 memory.populate(context._core, sorted(ranges))
             else:
                 self._mapped_cold = True
-                memory.read_ahead(context._core, sorted(ranges), (frame.room("host") or MOST_AHEAD_BYTES) // 2)
+                memory.read_ahead(context._core, sorted(ranges), frame.room("host") // 2)
             self._mapped_bytes += sum(what.specs[place][3] for place in mapped)
             self._places.append((mapped, tensors.copy))
         return sorted(left)

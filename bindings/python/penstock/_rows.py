@@ -160,7 +160,7 @@ def check_room(result_bytes: int, beside_bytes: int) -> None:
     if result_bytes + beside_bytes <= _ROOM_CHECK_BYTES:
         return
     room = _frameworks.host_room()
-    if room is None or result_bytes + beside_bytes + min(_MARGIN_BYTES, room // 16) <= room:
+    if result_bytes + beside_bytes + min(_MARGIN_BYTES, room // 16) <= room:
         return
     beside = f", and {beside_bytes} to read them" if beside_bytes else ""
     raise make("out_of_memory", 0, f"no room for {result_bytes} bytes in memory{beside}: {room} are available",

@@ -67,7 +67,7 @@ class Source:
 
     def room_ahead(self) -> int:
         rooms = map(self.frame.room, domains_of(self.model.tensors, self.device))
-        return min((room // 8 for room in rooms if room is not None), default=AHEAD_BYTES)
+        return min((room // 8 for room in rooms), default=AHEAD_BYTES)
 
 
 class Habit:
