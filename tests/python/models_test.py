@@ -449,6 +449,14 @@ def test_progress_is_told_at_most_twenty_times_a_second_and_may_end_the_load(slo
     assert calls[-1][0] - calls[0][0] >= 5 * 0.05
 
 
+def test_progress_is_a_truth_of_any_kind(mixed):
+    for yes in (True, numpy.True_):
+        penstock.load_file(mixed[0], framework="np", copy=True, progress=yes)
+    assert penstock.load_file(mixed[0], framework="np", copy=True, progress=numpy.False_)
+    with pytest.raises(TypeError, match="progress must be True, False or a function, and is 'yes'"):
+        penstock.load_file(mixed[0], framework="np", progress="yes")
+
+
 def test_progress_ends_with_everything(mixed):
     calls = []
     penstock.load_file(mixed[0], progress=lambda done, all_bytes: calls.append((done, all_bytes)))

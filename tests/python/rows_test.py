@@ -526,8 +526,12 @@ def test_arguments_of_the_wrong_type_are_named(table, options, words):
 
 
 def test_no_number_of_seconds_is_refused(table):
-    with pytest.raises(penstock.InvalidError, match="look_again_seconds is nan"):
-        open_np(table[0], "embed", look_again_seconds=float("nan"))
+    rows = open_np(table[0], "embed")
+    for wrong in (float("nan"), -1):
+        for ask in (lambda: rows.gather([1], timeout=wrong), lambda: rows.rows(1, 1, timeout=wrong),
+                    lambda: open_np(table[0], "embed", look_again_seconds=wrong)):
+            with pytest.raises(penstock.InvalidError, match=f"(timeout|look_again_seconds) is {wrong}"):
+                ask()
 
 
 def test_out_of_another_type_is_refused_by_its_type(table):

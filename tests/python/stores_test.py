@@ -263,6 +263,15 @@ def test_numbers_below_0_are_refused_by_name(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_durable_is_a_truth_of_any_kind(tmp_path):
+    with penstock.open(tmp_path / "new", "replace") as store:
+        store.write_from(b"abcd", durable=numpy.False_)
+        store.commit(numpy.True_)
+        for ask in (lambda: store.commit("no"), lambda: store.write_from(b"abcd", durable="no")):
+            with pytest.raises(TypeError, match="durable must be True or False, and is 'no'"):
+                ask()
+
+
 def test_what_is_written_after_a_commit_changes_the_file(tmp_path):
     path = tmp_path / "file"
     with penstock.open(path, "replace") as store:

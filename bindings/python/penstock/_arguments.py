@@ -31,15 +31,15 @@ def seconds(what: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{what} must be a number of seconds, and is {value!r}") from None
-    if math.isnan(number):
-        raise invalid(f"{what} is {value!r}", "give a number of seconds")
+    if math.isnan(number) or number < 0:
+        raise invalid(f"{what} is {value!r}", "give a number of seconds, 0 or more")
     return number
 
 
-def truth(what: str, value: Any) -> bool:
+def truth(what: str, value: Any, allowed: str = "True or False") -> bool:
     """True or False, and not a text that happens to count as true."""
     if isinstance(value, (str, bytes)) or not hasattr(value, "__bool__") or getattr(value, "shape", ()) != ():
-        raise TypeError(f"{what} must be True or False, and is {value!r}")
+        raise TypeError(f"{what} must be {allowed}, and is {value!r}")
     return bool(value)
 
 

@@ -12,7 +12,7 @@ import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional
 
 from . import _core
-from ._arguments import natural
+from ._arguments import natural, truth
 from ._closing import Closing
 from ._errors import invalid, make
 from ._memory import count_as_written, memory_of
@@ -143,7 +143,8 @@ class Context(Closing):
             if domain == "cuda":
                 domain = _core.find_cuda_domain(memory.pointer, memory.size_bytes)
             reading = self._core.transfer(
-                store, writes, durable, offset=offset or 0 if lba is None else lba, in_blocks=lba is not None,
+                store, writes, truth("durable", durable), offset=offset or 0 if lba is None else lba,
+                in_blocks=lba is not None,
                 pointer=memory.pointer, size_bytes=size_bytes, domain=domain, stream=memory.stream,
                 memory=memory.owner, endings=endings, number=number)
             if not writes:

@@ -7,7 +7,7 @@ import importlib.util
 import mmap
 import sys
 from array import array
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from . import _core
 from ._arguments import truth

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable, Optional, Union
 
+from ._arguments import truth
+
 # Called with what is done and with all, in bytes; True: a line on the terminal.
 Progress = Union[None, bool, Callable[[int, int], Any]]
 
@@ -103,11 +105,9 @@ class Total:
 
 def told(progress: Progress, what: str) -> Optional[Callable[[int, int], Any]]:
     """What is called, if anything is."""
-    if not isinstance(progress, bool):
-        if progress is not None and not callable(progress):
-            raise TypeError(f"progress must be True, False or a function, and is {progress!r}")
+    if progress is None or callable(progress):
         return progress
-    return Line(what) if progress else None
+    return Line(what) if truth("progress", progress, "True, False or a function") else None
 
 
 class Line:

@@ -122,7 +122,7 @@ class Store(Closing):
 
     def commit(self, durable: bool = True) -> None:
         """With access="replace", gives the new file its name. Otherwise syncs."""
-        self._open().commit(durable)
+        self._open().commit(truth("durable", durable))
         self._committed = True
 
     def close(self) -> None:
