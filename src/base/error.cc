@@ -116,6 +116,10 @@ std::string list_of(std::span<const std::string> names) {
 }
 
 Error system_error(int error_number, std::string what, std::string hint) {
+  // Whatever was being done, only this helps.
+  if ((error_number == EMFILE || error_number == ENFILE) && hint.find("ulimit -n") == std::string::npos) {
+    hint = "too many files are open: close some, or raise the limit (ulimit -n)";
+  }
   return {code_from_errno(error_number), error_number,
           std::move(what) + ": " + std::generic_category().message(error_number), std::move(hint)};
 }

@@ -42,7 +42,7 @@ Result<StandardOutput> StandardOutput::take() {
   }
   const int output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
   if (output < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) {
-    return Error{.code = code_from_errno(errno), .system_error = errno, .message = "standard output can't be used"};
+    return system_error(errno, "use standard output");
   }
   return StandardOutput(own_output(output));
 }

@@ -28,6 +28,7 @@ constexpr int max_attempts = 100;
 Result<fs::path> follow_links(const std::string& name) {
   std::error_code error;
   fs::path path = fs::absolute(name, error);
+  if (error) return system_error(error.value(), "find the working folder", "change to a folder that exists");
   for (int links = 0; links < max_links; ++links) {
     const fs::path next = fs::read_symlink(path, error);
     if (error) return path;
@@ -44,7 +45,9 @@ Status check_replaceable(int folder, const std::string& target, const std::strin
   }
   if (Status kind = check_kind(old, path, Access::replace); !kind) return kind;
   if (::faccessat(folder, target.c_str(), W_OK, AT_EACCESS) != 0) {
-    return system_error(errno, "replace " + path, "this user may not write to the existing file; remove it first");
+    return system_error(errno, "replace " + path,
+                        errno == EROFS ? "the file system is mounted read-only: write elsewhere"
+                                       : "this user may not write to the existing file; remove it first");
   }
   return check_unused(old, path, FileChange::replacement);
 }

@@ -62,6 +62,25 @@ class ManyFiles(ToolTest):
         self.assertEqual(self.json_of("load", self.folder, **soft)["bytes"], self.count * 100)
 
 
+class FewDescriptors(ToolTest):
+    def test_are_what_the_hint_is_about(self):
+        data = self.file("data", os.urandom(MIB))
+        entry = b'"t":{"dtype":"BF16","shape":[4096],"data_offsets":[0,8192]}'
+        model = self.file("model.safetensors", safetensors([entry], bytes(8192)))
+        os.mkdir(self.folder / "packed")
+        for arguments in [["load", data], ["write", data, self.folder / "copy"], ["write", data, data, "--in-place"],
+                          ["load", data, "--to", "-"], ["pack", model, "--out", self.folder / "packed"]]:
+            told = 0
+            for count in range(3, 24):
+                done = self.run_tool(*arguments, preexec_fn=limit(resource.RLIMIT_NOFILE, count))
+                with self.subTest(arguments=arguments, descriptors=count):
+                    if done.returncode != 0 and b"Too many open files" in done.stderr:
+                        told += 1
+                        self.assertIn(b"ulimit -n", done.stderr)
+                    self.assertNotIn(b"can't be used\n", done.stderr)
+            self.assertGreater(told, 0, arguments)
+
+
 @unittest.skipIf(SANITIZED, "sanitizers take more memory than a limit leaves")
 class LongHeaders(ToolTest):
     """Of what a command may take, the tool itself needs a few megabytes; the rest is for the header."""

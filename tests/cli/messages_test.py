@@ -12,6 +12,34 @@ from tool import ToolTest
 MIB = 1 << 20
 
 
+class OddPlaces(ToolTest):
+    def test_a_file_system_that_is_read_only_is_what_the_hint_is_about(self):
+        point = self.mount("size=1M")
+        (point / "file").write_bytes(b"old")
+        subprocess.run(["mount", "-o", "remount,ro", point], check=True)
+        error = self.fails("read_only", 4, "write", "--pattern", "4KiB", point / "file")
+        self.assertIn("the file system is mounted read-only", error["hint"])
+
+    def test_a_working_folder_that_is_gone_is_told(self):
+        gone = self.folder / "gone"
+
+        def enter_and_remove():
+            gone.mkdir()
+            os.chdir(gone)
+            gone.rmdir()
+
+        error = self.fails("not_found", 3, "write", "--pattern", "4KiB", "copy", preexec_fn=enter_and_remove)
+        self.assertIn("find the working folder", error["message"])
+        self.assertIn("change to a folder that exists", error["hint"])
+
+    def test_packing_needs_a_folder(self):
+        header = b'{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+        model = self.file("m.safetensors", len(header).to_bytes(8, "little") + header + b"x")
+        error = self.fails("not_found", 3, "pack", model, "--out", self.file("file", b""))
+        self.assertIn("is not a folder", error["message"])
+        self.assertIn("name a folder", error["hint"])
+
+
 class OddStores(ToolTest):
     def check(self, code, exit_code, words, *arguments):
         error = self.fails(code, exit_code, *arguments)

@@ -35,6 +35,10 @@ Status check_others(const std::string& folder, std::span<const std::string> sour
     const bool counts = !name.starts_with('.') && (name.ends_with(".safetensors") || name.ends_with(index_ending));
     if (counts && !written.contains(name)) others.push_back(name);
   }
+  if (failed == std::errc::not_a_directory) {
+    return Error{code_from_errno(ENOTDIR), ENOTDIR, folder + " is not a folder",
+                 "name a folder: each file of the model is written into it"};
+  }
   if (failed && failed != std::errc::no_such_file_or_directory) {
     return system_error(failed.value(), "list " + folder, "check the path and its permissions");
   }
