@@ -193,6 +193,20 @@ class SmallControlGroups(ToolTest):
             error = self.fails("out_of_memory", 5, *arguments, preexec_fn=self.memory_group(size))
             self.assertRegex(error["message"], r"67\.1 MB is more than the 4\d\.\d MB of memory available")
 
+    def test_pack_and_unpack_through_as_much_memory_as_there_is(self):
+        size = 16 * MIB
+        entry = b'"t":{"dtype":"BF16","shape":[%d],"data_offsets":[0,%d]}' % (size // 2, size)
+        model = self.file("m.safetensors", safetensors([entry], b"\x12\x3f\x07\x3e" * (size // 4)))
+        for limit in 24, 32, 64:
+            packed, plain = self.folder / f"packed{limit}", self.folder / f"plain{limit}"
+            for verb, source, folder in [("pack", model, packed), ("unpack", packed, plain)]:
+                self.json_of(verb, source, "--out", folder, preexec_fn=self.memory_group(limit * MIB))
+            self.assertEqual((plain / model.name).read_bytes()[-size:], model.read_bytes()[-size:])
+        for verb, source in [("pack", model), ("unpack", packed)]:
+            error = self.fails("out_of_memory", 5, verb, source, "--out", self.folder / "new",
+                               preexec_fn=self.memory_group(8 * MIB))
+            self.assertIn("are available", error["message"])
+
     def test_serve_what_they_have_room_for(self):
         for limit, size in [(8, 2), (16, 6), (32, 13), (64, 44)]:
             data = self.file("data", os.urandom(size * MIB))

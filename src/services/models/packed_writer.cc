@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "penstock/checksum.h"
+#include "penstock/machine.h"
 #include "services/models/check.h"
 #include "services/models/contents.h"
 #include "services/models/ending.h"
@@ -25,10 +26,20 @@
 namespace penstock::models {
 namespace {
 
-// Two are read into, and two are written from.
-constexpr std::uint64_t input_window_bytes = 16 << 20;
+// Two are read into, two are written from, and one is for chunks on their way from these to those.
+constexpr std::uint64_t least_window_bytes = 1 << 20, most_window_bytes = 16 << 20, windows_in_use = 5;
 constexpr std::size_t chunks_sampled = 8;
 constexpr auto asking_interval = std::chrono::milliseconds(50);
+
+Result<std::uint64_t> window_bytes_that_fit() {
+  const std::uint64_t available = Machine::available_memory_bytes();
+  const std::uint64_t share = available / windows_in_use / least_window_bytes * least_window_bytes;
+  if (share != 0) return std::min(share, most_window_bytes);
+  return Error{Code::out_of_memory, 0,
+               "packing and unpacking take " + std::to_string(windows_in_use * least_window_bytes) +
+                   " bytes of memory, and " + std::to_string(available) + " are available",
+               "raise the memory limit of the control group, or end other programs"};
+}
 
 std::optional<packed::Kind> packed_kind_of(const TensorToSave& tensor) {
   return packed::kind_from_name(dtype_name(tensor.dtype));
@@ -233,10 +244,12 @@ class Attempt {
 
  private:
   Result<std::optional<WrittenFile>> write(const Store& store, std::uint64_t head_bytes) {
+    const Result<std::uint64_t> window_bytes = window_bytes_that_fit();
+    if (!window_bytes) return window_bytes.error();
     FileOutput output(context_, store, head_bytes);
     std::array<InputWindow, 2> windows;
     for (InputWindow& window : windows) {
-      Result<Buffer> memory = context_.allocate(Domain::host(), input_window_bytes);
+      Result<Buffer> memory = context_.allocate(Domain::host(), *window_bytes);
       if (!memory) return std::move(memory).error();
       window.memory = std::move(*memory);
     }
@@ -312,7 +325,7 @@ class Attempt {
     while (next_ < order_.size()) {
       const std::uint32_t tensor = order_[next_];
       const std::uint64_t all = tensors_[tensor].memory.size_bytes;
-      std::uint64_t bytes = std::min(all - next_begin_, input_window_bytes - used);
+      std::uint64_t bytes = std::min(all - next_begin_, window.memory.size_bytes() - used);
       if (packed_[tensor] && next_begin_ + bytes != all) {
         const std::uint64_t chunk = packed::chunk_values * std::uint64_t{dtype_bits(tensors_[tensor].dtype) / 8};
         bytes -= bytes % chunk;
@@ -327,7 +340,7 @@ class Attempt {
       if (next_begin_ != all) break;
       ++next_;
       next_begin_ = 0;
-      if (used >= input_window_bytes) break;
+      if (used >= window.memory.size_bytes()) break;
     }
     if (wanted.empty()) return {};
     Result<Ticket> ticket = source_.read(wanted);
