@@ -59,6 +59,16 @@ class Commands(TierTest):
         self.fails("not_found", 3, "tier", "where", "models/c", env=self.env)
         self.fails("not_found", 3, "tier", "move", "b", "tape", env=self.env)
 
+    @unittest.skipIf(os.environ.get("PENSTOCK_SANITIZE"), "sanitizers take more memory than a limit leaves")
+    def test_move_and_check_through_as_much_memory_as_there_is(self):
+        content = os.urandom(40 << 20)
+        self.put("hdd/a", content)
+        self.tier("import", "--all")
+        for limit, tier in [(20, "nvme"), (32, "ssd")]:
+            for arguments in [["move", "a", tier], ["check", "--bytes"]]:
+                self.json_of("tier", *arguments, env=self.env, preexec_fn=self.memory_group(limit << 20))
+            self.assertEqual((self.folder / tier / "a").read_bytes(), content)
+
     def test_other_commands_read_and_write_units(self):
         content = os.urandom(2_000_000)
         self.json_of("write", self.file("source", content), "tier:out/new.bin", env=self.env)

@@ -12,13 +12,14 @@
 
 #include "base/unique_fd.h"
 #include "penstock/checksum.h"
+#include "penstock/machine.h"
 #include "services/tiers/fault_point.h"
 #include "services/tiers/side_by_side.h"
 
 namespace penstock::tiers {
 namespace {
 
-constexpr std::uint64_t window_bytes = 8 << 20;
+constexpr std::uint64_t least_window_bytes = 1 << 20, most_window_bytes = 8 << 20;
 constexpr std::size_t windows = 4;
 constexpr std::size_t reads_ahead = 2;
 // Files up to this are copied side by side, so many at a time.
@@ -69,18 +70,19 @@ Stretch next_data(int fd, std::uint64_t from, std::uint64_t size_bytes) {
 // Cuts the data of a file into windows, in order.
 class Cutter {
  public:
-  Cutter(int fd, std::uint64_t size_bytes) : fd_(fd), size_bytes_(size_bytes), stretch_(next_data(fd, 0, size_bytes)) {}
+  Cutter(int fd, std::uint64_t size_bytes, std::uint64_t window_bytes)
+      : fd_(fd), size_bytes_(size_bytes), window_bytes_(window_bytes), stretch_(next_data(fd, 0, size_bytes)) {}
 
   // Empty at the end.
   Stretch next() {
     if (stretch_.begin == stretch_.end) stretch_ = next_data(fd_, stretch_.end, size_bytes_);
-    const std::uint64_t end = std::min(stretch_.end, (stretch_.begin / window_bytes + 1) * window_bytes);
+    const std::uint64_t end = std::min(stretch_.end, (stretch_.begin / window_bytes_ + 1) * window_bytes_);
     return {std::exchange(stretch_.begin, end), end};
   }
 
  private:
   int fd_;
-  std::uint64_t size_bytes_;
+  std::uint64_t size_bytes_, window_bytes_;
   Stretch stretch_;
 };
 
@@ -259,20 +261,30 @@ Status take_attributes(const std::string& from, const std::string& to, const str
 }
 
 Status Copier::make_buffers() {
+  if (buffers_.size() == windows) return {};
+  const std::uint64_t available = Machine::available_memory_bytes();
+  const std::uint64_t share = available / windows / least_window_bytes * least_window_bytes;
+  if (share == 0) {
+    return Error{Code::out_of_memory, 0,
+                 "reading files takes " + std::to_string(windows * least_window_bytes) + " bytes of memory, and " +
+                     std::to_string(available) + " are available",
+                 "raise the memory limit of the control group, or end other programs"};
+  }
+  buffers_.clear();
   while (buffers_.size() < windows) {
-    auto buffer = context_.allocate(Domain::host(), window_bytes);
+    auto buffer = context_.allocate(Domain::host(), std::min(share, most_window_bytes));
     if (!buffer) return buffer.error();
     buffers_.push_back(std::move(*buffer));
   }
   return {};
 }
 
-std::size_t Copier::small_group(std::span<FileCopy* const> files) {
+std::size_t Copier::small_group(std::span<FileCopy* const> files) const {
   std::size_t count = 0;
   std::uint64_t bytes = 0;
   while (count < files.size() && count < small_files && is_small(*files[count])) {
     bytes += page_up(files[count]->entry->size_bytes());
-    if (bytes > window_bytes) break;
+    if (bytes > buffers_[0].size_bytes()) break;
     ++count;
   }
   return count;
@@ -319,7 +331,7 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
   std::uint64_t summed = 0;
   std::uint64_t written = 0;  // since saved_at
   TimePoint saved_at = Clock::now();
-  Cutter cutter(holes.get(), size);
+  Cutter cutter(holes.get(), size, buffers_[0].size_bytes());
   std::array<Turn, windows> turns;
   std::size_t begun = 0;
   bool at_end = false;
@@ -409,7 +421,7 @@ Result<std::string> Copier::sum_large(const std::string& path, const Progress& p
   const auto size = static_cast<std::uint64_t>(status.st_size);
   auto store = context_.open(path, {.descriptor = holes.get()});
   if (!store) return store.error();
-  Cutter cutter(holes.get(), size);
+  Cutter cutter(holes.get(), size, buffers_[0].size_bytes());
   std::array<Ticket, windows> tickets;
   std::array<Stretch, windows> stretches;
   Checksum sum;

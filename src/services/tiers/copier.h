@@ -48,7 +48,7 @@ class Copier {
  private:
   enum class End : std::uint8_t { source, target };
   // How many of the first files are small, and fit into a buffer.
-  static std::size_t small_group(std::span<FileCopy* const> files);
+  std::size_t small_group(std::span<FileCopy* const> files) const;
   Status copy_large(FileCopy& file, const Progress& progress, const Checkpoint& checkpoint);
   Result<std::string> sum_large(const std::string& path, const Progress& progress);
   // Calls `found` for each file with the checksum of one end of it.
@@ -58,7 +58,7 @@ class Copier {
 
   Context& context_;
   Pace& pace_;
-  std::vector<Buffer> buffers_;  // of window_bytes each
+  std::vector<Buffer> buffers_;  // of one size, by the memory there is
   std::optional<DirectReads> reads_;
 };
 
