@@ -373,7 +373,7 @@ class Request {
   std::unique_ptr<Callbacks> callbacks_;            // until it ends; null: there are none
   std::uint32_t lanes_ = 1;                         // the most that may work on it
   bool in_stream_order_ = false;
-  bool as_opened_ = false;  // its stores have to be
+  bool as_opened_ = false;               // its stores have to be
   bool may_wait_ = true;                 // for writers of its stores
   std::unique_ptr<Late> late_;           // until it was asked
   std::atomic<bool> has_ranges_{false};  // they were right, and stores may be looked at
