@@ -155,12 +155,12 @@ void GpuCopies::note_moved(std::size_t count) {
 }
 
 void GpuCopies::watch_streams(TimePoint now) {
-  if (stream_seconds_ <= 0 || pending_ == 0 || now - moved_ < duration_from_seconds(stream_seconds_)) return;
+  const Duration patience = duration_from_seconds(stream_seconds_);
+  if (stream_seconds_ <= 0 || pending_ == 0 || now - moved_ < patience) return;
   const bool streams_wait =
       std::any_of(gpus_.begin(), gpus_.end(), [](const OfGpu& of) { return of.gpu->stream_waits() != 0; });
-  if (!streams_wait) return;
+  if (!streams_wait || !streams_.break_all(now, patience)) return;
   log(LogLevel::warning, "copies make no progress while streams wait for them; what they wait for is given up");
-  streams_.break_all();
   cuda::HeldStreams::break_all();
   moved_ = now;
 }

@@ -145,11 +145,14 @@ bool StreamGate::look_at_once(const Waiting& waiting) {
   return true;
 }
 
-void StreamGate::break_all() {
+bool StreamGate::break_all(TimePoint now, Duration patience) {
   const std::scoped_lock lock(mutex_);
+  if (broken_ && now - *broken_ < patience) return false;
+  broken_ = now;
   for (const auto& known : ordered_) {
     if (const auto request = known.lock()) request->stop(Code::would_deadlock);
   }
+  return true;
 }
 
 void StreamGate::close() {

@@ -9,6 +9,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -29,7 +30,8 @@ class StreamGate {
   // Looked at until it has ended.
   Status add(std::shared_ptr<StandingRequest> standing);
   // Ends every request in stream order, waiting or running, and lets their streams go on: copies can't get past them.
-  void break_all();
+  // False, and nothing happens, where a lane has just done that: what waits since may not be in the way.
+  bool break_all(TimePoint now, Duration patience);
   void close();
 
  private:
@@ -49,6 +51,7 @@ class StreamGate {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closed_ = false;
+  std::optional<TimePoint> broken_;  // when that was last done
   // Lists: the thread takes them out and puts them back without memory.
   std::list<Waiting> waiting_;
   std::list<std::shared_ptr<StandingRequest>> standing_;

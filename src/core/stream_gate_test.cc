@@ -79,6 +79,16 @@ TEST_F(StreamGateTest, ends_what_is_in_it_when_it_is_closed) {
   }
 }
 
+TEST_F(StreamGateTest, is_not_broken_again_before_what_waits_since_has_had_its_time) {
+  StreamGate gate;
+  const TimePoint first = Clock::now();
+  const Duration patience = std::chrono::seconds(1);
+  EXPECT_TRUE(gate.break_all(first, patience));
+  EXPECT_FALSE(gate.break_all(first + patience / 2, patience)) << "another lane's copies were stuck as well";
+  EXPECT_TRUE(gate.break_all(first + patience, patience));
+  gate.close();
+}
+
 TEST_F(StreamGateTest, takes_nothing_once_it_is_closed) {
   StreamGate gate;
   gate.close();
