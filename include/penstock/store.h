@@ -69,6 +69,7 @@ struct StoreInfo {
   std::string file_system;  // "ext4", "tmpfs", "nfs", "fuse"; for block devices "block"
   std::uint64_t size_bytes = 0;
   std::uint32_t block_bytes = 0;  // the logical block: what LBAs count
+  std::uint32_t queues = 0;       // of the disk for commands, where the kernel has it and tells; 0: unknown
   Identity identity;
   Alignments alignments;
   bool writable = false;

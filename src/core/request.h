@@ -340,6 +340,7 @@ class Request {
   void cut_into_units();
   std::uint64_t operation_bytes() const;
   std::string_view verb() const;
+  std::uint32_t short_readers() const;
   bool writes_past_cache() const;
   bool is_of_long_ranges() const;
   bool reads_files_to_one_gpu() const;

@@ -5,7 +5,9 @@
 #include <sys/sysmacros.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 
 namespace penstock::files {
 
@@ -30,6 +32,17 @@ std::optional<std::uint32_t> queue_limit(DeviceNumber device, const std::string&
     if (file >> value) return value;
   }
   return std::nullopt;
+}
+
+std::uint32_t count_queues(DeviceNumber device, const SystemRoots& roots) {
+  namespace fs = std::filesystem;
+  const std::string folder = roots.sys + "/dev/block/" + device.name();
+  for (const char* queues : {"/mq", "/../mq"}) {
+    std::error_code failed;
+    const fs::directory_iterator each(folder + queues, failed);
+    if (!failed) return static_cast<std::uint32_t>(std::distance(begin(each), end(each)));
+  }
+  return 0;
 }
 
 bool is_read_only(DeviceNumber device, const SystemRoots& roots) {

@@ -110,8 +110,12 @@ bool same_file(int a, int b) {
          first.st_ino == second.st_ino;
 }
 
+DeviceNumber device_of(const struct stat& status) {
+  return device_number(S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev);
+}
+
 Alignments direct_alignments(const struct stat& status, const StoreInfo& info, const DirectSupport& support) {
-  const DeviceNumber device = device_number(S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev);
+  const DeviceNumber device = device_of(status);
   const std::uint32_t block =
       std::max(info.block_bytes, power_of_two_or_zero(queue_limit(device, "logical_block_size").value_or(0)));
   const std::uint32_t optimal = power_of_two_or_zero(queue_limit(device, "optimal_io_size").value_or(0));
@@ -151,7 +155,7 @@ Status describe(OpenedFile& file, const std::string& name, Access access) {
   StoreInfo& info = file.info;
   info.name = name;
   info.identity = std::move(state->identity);
-  info.device = device_number(S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev).name();
+  info.device = device_of(status).name();
   info.size_bytes = state->size_bytes;
   info.writable = access != Access::read;
   info.page_cache = true;
@@ -181,6 +185,15 @@ Status describe(OpenedFile& file, const std::string& name, Access access) {
   return {};
 }
 
+// To ask takes nearly as long as to open a file, and the next file is likely to be on the same disk.
+std::uint32_t queues_of(DeviceNumber device) {
+  thread_local DeviceNumber last;
+  thread_local std::uint32_t queues = 0;
+  if (device != last) queues = count_queues(device);
+  last = device;
+  return queues;
+}
+
 // Opens the second descriptor, where direct transfers work.
 void open_direct(OpenedFile& file, int access_flags) {
   if (file.info.locality != Locality::local) return;
@@ -194,6 +207,7 @@ void open_direct(OpenedFile& file, int access_flags) {
   struct stat status = {};
   if (::fstat(direct.get(), &status) != 0) return;
   file.info.alignments = direct_alignments(status, file.info, support);
+  file.info.queues = queues_of(device_of(status));
   file.info.direct = true;
   file.direct = std::move(direct);
 }
