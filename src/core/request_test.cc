@@ -103,6 +103,35 @@ TEST_F(RequestTest, has_one_part_and_no_unit_where_there_is_nothing_to_do) {
   }
 }
 
+TEST_F(RequestTest, reads_short_ranges_past_the_page_cache_by_as_many_lanes_as_the_queues_of_the_disk_serve) {
+  script_.info.device = "8:0";
+  script_.info.queues = 1;
+  const penstock::Store store = open();
+  const auto rows = [&](std::uint64_t row_bytes) {
+    return std::vector<Range>(20 * unit_bytes / row_bytes, range(store, 0, row_bytes));
+  };
+  const auto lanes = [&](std::uint64_t row_bytes, Cache cache) {
+    const auto request = create(rows(row_bytes), {.lanes = 16}, {.cache = cache});
+    return std::pair(request->parts.size(), request->first_lane.has_value());
+  };
+  EXPECT_EQ(lanes(4096, Cache::bypass), std::pair(std::size_t{4}, true)) << "all such requests by the same";
+  EXPECT_EQ(lanes(4096, Cache::automatic), std::pair(std::size_t{16}, false)) << "they may be cached";
+  EXPECT_EQ(lanes(64 << 10, Cache::bypass), std::pair(std::size_t{16}, false)) << "they are not short";
+  const auto few = create(std::vector<Range>(16, range(store, 0, 4096)), {.lanes = 16}, {.cache = Cache::bypass});
+  EXPECT_FALSE(few->first_lane) << "they are one lane's";
+
+  script_.info.queues = 3;
+  const penstock::Store with_more = open();
+  const auto request =
+      create(std::vector<Range>(5120, range(with_more, 0, 4096)), {.lanes = 16}, {.cache = Cache::bypass});
+  EXPECT_EQ(request->parts.size(), 12U);
+  script_.info.queues = 0;
+  const penstock::Store untold = open();
+  EXPECT_EQ(
+      create(std::vector<Range>(20480, range(untold, 0, 4096)), {.lanes = 16}, {.cache = Cache::bypass})->parts.size(),
+      16U);
+}
+
 TEST_F(RequestTest, gives_each_unit_to_one_lane_in_order) {
   const penstock::Store store = open();
   const auto request = create({range(store, 0, 8 * unit_bytes)});

@@ -26,8 +26,8 @@ constexpr std::uint64_t long_slot_bytes_most = 8 << 20;
 // disk: 4 threads with pieces of 1 MiB wrote 2.65 GB/s to a virtual disk, 8 wrote 2.5, 16 wrote 2.3.
 constexpr std::uint32_t staged_writers_most = 8;
 // Lanes that read short ranges past the page cache, for each queue of the disk. More only wait for each other in the
-// kernel: of a virtual disk with one queue, 16 lanes read 176,000 rows of 4 KiB a second and spent 42 µs of CPU on each,
-// 8 read 184,000 with 25 µs, 4 read 180,000 with 11.
+// kernel: of a virtual disk with one queue, 16 lanes read 176,000 rows of 4 KiB a second and spent 42 µs of CPU on
+// each, 8 read 184,000 with 25 µs, 4 read 180,000 with 11.
 constexpr std::uint32_t short_readers_of_a_queue = 4;
 // Lanes whose bytes kernels decode: there is scratch memory for 8, and more bring no more. To an H200, in single runs,
 // 8 lanes brought 68 and 71 GB/s of decoded weights, 12 brought 69, 16 brought 67.

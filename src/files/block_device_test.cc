@@ -16,6 +16,8 @@ class FakeQueue : public testing::Test {
  protected:
   FakeQueue() {
     tree_.write("sys/devices/sda/queue/logical_block_size", "4096\n");
+    tree_.write("sys/devices/sda/mq/0/nr_tags", "256\n");
+    tree_.write("sys/devices/sda/mq/1/nr_tags", "256\n");
     tree_.write("sys/devices/sda/ro", "0\n");
     tree_.write("sys/devices/sda/sda1/ro", "1\n");
     std::filesystem::create_directories(tree_.path("sys/dev/block"));
@@ -31,6 +33,12 @@ TEST_F(FakeQueue, lends_its_queue_to_its_partitions) {
   EXPECT_EQ(queue_limit({8, 0}, "logical_block_size", roots_), 4096U);
   EXPECT_EQ(queue_limit({8, 1}, "logical_block_size", roots_), 4096U);
   EXPECT_EQ(queue_limit({8, 1}, "optimal_io_size", roots_), std::nullopt);
+}
+
+TEST_F(FakeQueue, is_one_of_several) {
+  EXPECT_EQ(count_queues({8, 0}, roots_), 2U);
+  EXPECT_EQ(count_queues({8, 1}, roots_), 2U) << "of its disk";
+  EXPECT_EQ(count_queues({8, 2}, roots_), 0U) << "not known";
 }
 
 TEST_F(FakeQueue, is_read_only_where_the_kernel_says_so) {

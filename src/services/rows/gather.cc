@@ -170,6 +170,11 @@ void point_to_mapped(const Table& table, const RowNumbers& numbers, std::size_t 
 constexpr std::size_t turns_most = 4;
 // Of its part of the scratch that a turn is expected to take, so that few have to be cut shorter.
 constexpr double turn_share = 0.75;
+// Of a turn whose rows lie too far apart to be read together: a longer one would save no read, and would not be in the
+// processors' caches any more when it is copied. An H200's machine read 152,000 rows a second with it, and 144,000 with
+// 64 MiB.
+constexpr std::uint64_t sparse_turn_bytes = 16 << 20;
+constexpr double sparse_share = 0.98;  // of its rows that are read alone
 
 // So many rows of a gather as have room in their part of the scratch.
 struct Turn {
@@ -236,9 +241,12 @@ class Gather {
     }
     decide_turns();
     while (true) {
-      if (Status status = begin_turns(); !status) return status;
+      if (Status status = begin_turns(turns_at_once_ - 1); !status) return status;
       if (turns_.empty()) return {};
-      if (Status status = finish(turns_.front()); !status) return status;
+      if (Status status = await(turns_.front()); !status) return status;
+      // The disk must not wait for copies of what it has brought.
+      if (Status status = begin_turns(turns_at_once_); !status) return status;
+      if (Status status = place(turns_.front()); !status) return status;
       turns_.pop_front();
     }
   }
@@ -280,13 +288,17 @@ class Gather {
     // The rows of the next one will take about as much as these.
     const double rows_of_a_byte = static_cast<double>(turn.cold.size()) /
                                   static_cast<double>(std::max<std::uint64_t>(1, turn.plan.scratch_bytes));
-    cold_in_turn_ = std::max<std::size_t>(
-        1, static_cast<std::size_t>(turn_share * rows_of_a_byte * static_cast<double>(turn_bytes_)));
+    const auto bytes = static_cast<double>(is_sparse(turn) ? std::min(turn_bytes_, sparse_turn_bytes) : turn_bytes_);
+    cold_in_turn_ = std::max<std::size_t>(1, static_cast<std::size_t>(turn_share * rows_of_a_byte * bytes));
     return turn;
   }
 
-  Status begin_turns() {
-    while (turns_.size() < turns_at_once_) {
+  static bool is_sparse(const Turn& turn) {
+    return static_cast<double>(turn.plan.extents.size()) >= sparse_share * static_cast<double>(turn.cold.size());
+  }
+
+  Status begin_turns(std::size_t most) {
+    while (turns_.size() < most) {
       if (!watch_.goes_on()) return Watch::told_to_stop();
       Turn turn = cut_turn();
       if (turn.count == 0) return {};
@@ -318,16 +330,18 @@ class Gather {
     return {};
   }
 
-  Status finish(Turn& turn) {
-    if (turn.reading) {
-      watch_.wait(turn.reading);
-      const Report report = turn.reading.report();
-      turn.reading = {};
-      add(report_.reading, report);
-      report_.read_bytes += report.extra_bytes;
-      report_.extra_bytes += report.extra_bytes;
-      if (!report.ok()) return *report.error;
-    }
+  Status await(Turn& turn) {
+    if (!turn.reading) return {};
+    watch_.wait(turn.reading);
+    const Report report = turn.reading.report();
+    turn.reading = {};
+    add(report_.reading, report);
+    report_.read_bytes += report.extra_bytes;
+    report_.extra_bytes += report.extra_bytes;
+    return report.ok() ? Status() : *report.error;
+  }
+
+  Status place(Turn& turn) {
     std::vector<const std::byte*> sources(turn.count);
     point_to_mapped(table_, numbers_, turn.first, sources);
     place_cold(table_, turn.plan, turn.cold, [&](const ColdRow& cold, std::uint64_t offset) {
@@ -397,8 +411,8 @@ class Gather {
   std::vector<ColdRow> cold_;           // by position
   std::vector<std::uint64_t> missing_;  // ascending
   Turn whole_;
-  std::deque<Turn> turns_;  // the first is finished, the others are read meanwhile
-  std::size_t turns_at_once_ = 1;
+  std::deque<Turn> turns_;  // the first is awaited, then placed while the others are read
+  std::size_t turns_at_once_ = 2;
   std::uint64_t turn_bytes_ = 0;  // of the scratch, at most; 0: all rows are one turn
   std::size_t cold_in_turn_ = 0;
   std::size_t cold_done_ = 0;
