@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds everything that is shipped, as it is shipped; runs the tests, then those that are worth it under the sanitizers.
-# What takes minutes more is left to scripts/soak.sh. Exits non-zero if a test fails; ends with a line that counts
+# Builds everything that is shipped, as it is shipped; runs the tests, then those that are worth it under the address
+# sanitizer. What takes minutes more, as the thread sanitizer does, is left to scripts/soak.sh. Exits non-zero if a test fails; ends with a line that counts
 # passed, failed and skipped tests over all stages.
 #
 #   scripts/test.sh
 #
-#   PENSTOCK_SANITIZERS="tsan asan"   the sanitizer presets to run ("" for none)
-#   PENSTOCK_JOBS=2                   parallel compilations; twice as many tests (default: the number of CPUs)
-#   PENSTOCK_DEPS=deps                an offline bundle, used by itself where ./deps exists
+#   PENSTOCK_SANITIZERS=asan   the sanitizer presets to run ("" for none, "tsan asan" for both)
+#   PENSTOCK_JOBS=2            parallel compilations; twice as many tests (default: the number of CPUs)
+#   PENSTOCK_DEPS=deps         an offline bundle, used by itself where ./deps exists
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
@@ -57,7 +57,7 @@ scripts/install-deps.sh
 mkdir -p "$results"
 rm -f "$results"/*
 # The sanitizers run the tests of single folders, and some of several; release does where there are no sanitizers.
-sanitizers=${PENSTOCK_SANITIZERS-tsan asan}
+sanitizers=${PENSTOCK_SANITIZERS-asan}
 if [[ -n $sanitizers ]]; then preset=shipped; else preset=release; fi
 stage 'build release' build "$preset"
 begin_tests release "$preset"

@@ -32,7 +32,7 @@ DeviceNumber device_number(dev_t device);
 // A number from the request queue of a disk or of the disk that a partition is on: "logical_block_size".
 std::optional<std::uint32_t> queue_limit(DeviceNumber device, const std::string& limit, const SystemRoots& roots = {});
 
-// The queues that the kernel has for the commands of a disk, or of the disk that a partition is on; 0: it does not tell.
+// For commands of a disk, or of the disk that a partition is on; 0: the kernel does not tell.
 std::uint32_t count_queues(DeviceNumber device, const SystemRoots& roots = {});
 
 // Whether the kernel refuses to write to it: `blockdev --setro`, `losetup --read-only`, a switch on the medium.
