@@ -11,17 +11,19 @@ from . import _core
 from ._context import Context, default_context, read_into, read_into_async
 from ._errors import (DeniedError, DirectoryError, Error, InvalidError, MismatchError, MissingKeyError, NoMemoryError, NotFoundError,
                       RangeError, StateError, TimedOutError, TransferError, UnsupportedError)
+from ._filling import load_into
 from ._gpu_queues import GpuArray, GpuQueues, GpuServer, include_dir
 from ._kinds import Kind, Kinds
 from ._layers import Layers
 from ._memory_file import TensorSpec, deserialize, serialize, serialize_file
 from ._machine import doctor, engines, gpus
-from ._models import Checked, Tensors, load_file, load_file_async, load_into, load_models, save_file, verify
+from ._models import Checked, Tensors, load_file, load_file_async, load_models, verify
 from ._patch import patch, unpatch
 from ._report import Report
 from ._rows import Rows, RowsReport
 from ._rows_plan import RowsPlan
 from ._safe_open import safe_open
+from ._saving import save_file
 from ._stores import Store, open
 from ._streaming import Stream, stream
 from ._tiers import Tiers

@@ -13,7 +13,8 @@ from ._context import default_context
 from ._errors import Error, invalid, make
 from ._frameworks import PACKED_BITS, unpacked_shape
 from ._frameworks import framework as framework_named
-from ._models import Model, Tensors, checked_tensors, load_tensors, saved_tensor, text_metadata
+from ._models import Model, Tensors, load_tensors
+from ._saving import checked_tensors, saved_tensor, text_metadata
 
 # Types of safetensors by the names that frameworks have for them.
 DTYPES = {

@@ -1,4 +1,4 @@
-"""Models: named tensors in files, loaded by one request, and saved."""
+"""Models: named tensors in files, loaded by one request."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ import operator
 import os
 import re
 import time
-from array import array
 from collections import OrderedDict
 from typing import Any, Callable, Iterable, Iterator, Literal, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._arguments import natural, truth
+from ._arguments import truth
 from ._context import Context, context_of, on_a_thread
-from ._errors import invalid, mismatch
-from ._frameworks import PACKED_BITS, Numbers, Spec, framework_of, item_bytes
+from ._errors import invalid
+from ._frameworks import PACKED_BITS, Numbers, Spec, item_bytes
 from ._frameworks import framework as framework_named
-from ._memory import TORCH_DEVICES, count_as_written, device_domain, memory_of
+from ._memory import device_domain
 from ._packed import OWN_KEYS
 from ._report import Progress, Report, Total, log, told
-from ._sharing import check_no_sharing, layout_of
 
 Select = Union[None, str, Iterable[str], Callable[[str], bool]]
 Interval = tuple[int, int]
@@ -530,174 +528,6 @@ def load_models(paths: Mapping[Any, Any], device: Device = "cpu", framework: Opt
         what = wanted(model, model.select(select), None)
         started.append((key, model, what, Load(context_of(context), model, what, frame, device, mapping=mapping)))
     return {key: finished(model, what, load, progress) for key, model, what, load in started}
-
-
-def load_into(target: Any, filename: Any, *, strict: bool = True, context: Optional[Context] = None,
-              progress: Progress = None) -> Report:
-    """Fills the parameters and buffers of a torch module, or the tensors of a dict, in place.
-
-    Compares names, shapes and types before it reads a byte. With `strict`, both sides must have the same names, and the
-    file must have a tensor of several names only once. Otherwise it fills what both sides have; if the file has a tensor
-    under several names, the last one wins. After a failed load the tensors hold neither the old nor the new content.
-    """
-    model = Model(filename, context=context)
-    tensors = tensors_in(target)
-    in_both = {name: value for name, value in tensors.items() if name in model.by_name}
-    filled = without_repeats(in_both)
-    if strict:
-        check_names(model, tensors, filled)
-        check_no_repeats(model, in_both, filled)
-    groups: dict[str, tuple[list[int], array[int]]] = {}
-    owners, spans = [], []
-    for name, value in filled.items():
-        frame = framework_of(value)
-        index = model.by_name[name]
-        tensor = model.tensor(index)
-        dtype, shape, as_saved = frame.to_save(name, value)
-        if tuple(shape) != tensor.shape or dtype != tensor.dtype:
-            raise invalid(f"tensor {name!r} is {dtype} {list(shape)} here, {tensor.dtype} {list(tensor.shape)} in the "
-                          "file", "give a tensor of that type and shape")
-        memory = memory_of(value)
-        if memory.pointer != as_saved.pointer:
-            raise invalid(f"tensor {name!r} is not laid out in memory as in the file", "give a contiguous one of this "
-                          "machine's byte order, neither conjugated nor negated")
-        indices, pointers = groups.setdefault(memory.domain, ([], array("Q")))
-        indices.append(index)
-        pointers.append(memory.pointer)
-        owners.append(memory.owner)
-        spans.append((memory.domain, memory.pointer, memory.size_bytes, name))
-        if memory.domain != "host" and len(pointers) == 1:
-            framework_named("pt").settle(memory.domain)
-    check_apart(spans)
-    loading = _core.load(context_of(context)._core, model.core,
-                         [(domain, *lists) for domain, lists in groups.items()], {}, "auto", owners)
-    for value in filled.values():
-        count_as_written(value)
-    report = Report(**loading.wait(told(progress, str(model))))
-    log(f"{model}: {len(owners)} tensors", report)
-    return report
-
-
-def tensors_in(target: Any) -> dict[str, Any]:
-    if hasattr(target, "state_dict"):
-        # Modules may have a state that is no tensor: it is not in the file.
-        return {name: value for name, value in target.state_dict().items() if framework_of(value) is not None}
-    if not isinstance(target, Mapping):
-        raise TypeError(f"{type(target).__name__} is neither a module nor a dict of tensors")
-    for name, value in target.items():
-        if framework_of(value) is None:
-            raise invalid(f"{name!r} is not a tensor: {type(value).__name__}", "give torch tensors or NumPy arrays")
-    return dict(target)
-
-
-def without_repeats(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Of names for the same tensor the last one, which is what remains if all are copied there in turn."""
-    last = {layout_of(value): name for name, value in tensors.items()}
-    return {name: tensors[name] for name in last.values()}
-
-
-def check_apart(spans: Iterable[tuple[str, int, int, str]]) -> None:
-    """Refuses tensors, as (device, pointer, size, name), that lie in each other: what would be there is a matter of
-    luck."""
-    ends: dict[str, tuple[int, str]] = {}  # by device: of the one before
-    for domain, pointer, size_bytes, name in sorted(span for span in spans if span[2] != 0):
-        end, other = ends.get(domain, (0, ""))
-        if pointer < end:
-            raise mismatch(f"tensors {other!r} and {name!r} overlap in memory", "clone one of them")
-        ends[domain] = pointer + size_bytes, name
-
-
-def check_names(model: Model, tensors: Mapping[str, Any], filled: Mapping[str, Any]) -> None:
-    """Refuses names that only one side has, unless they mean a tensor that is filled."""
-    done = {layout_of(value) for value in filled.values()}
-    missing = sorted(name for name, value in tensors.items()
-                     if name not in model.by_name and layout_of(value) not in done)
-    unexpected = sorted(model.by_name.keys() - tensors.keys())
-    if missing or unexpected:
-        raise mismatch(f"{model}: missing: {missing[:5]} ({len(missing)}), unexpected: {unexpected[:5]} "
-                      f"({len(unexpected)})", "give strict=False to fill what both have")
-
-
-def check_no_repeats(model: Model, in_both: Mapping[str, Any], filled: Mapping[str, Any]) -> None:
-    """Refuses names for one tensor that each have bytes of their own in the file."""
-    by_layout = {layout_of(value): name for name, value in filled.items()}
-    for name, value in in_both.items():
-        if name not in filled and 0 not in value.shape:
-            raise mismatch(f"{model}: {name!r} and {by_layout[layout_of(value)]!r} are one tensor here, and the file has "
-                           "both", "give strict=False to fill it with the last of them")
-
-
-def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None, *,
-              align: int = 4096, durable: bool = True, checksums: bool = False, packed: bool = False,
-              context: Optional[Context] = None, progress: Progress = None) -> Report:
-    """Saves torch or NumPy tensors as a safetensors file: the whole new file, synced if `durable`, or the old one stays.
-
-    The first tensor begins at a multiple of `align`, so that reads need no copy. With `align=8` the file is byte for byte
-    what safetensors writes. With `checksums`, `verify` can check the bytes later. With `packed`, tensors that get at least
-    3 % smaller are packed without loss, and only Penstock loads them (docs/packed.md); `align` is then 4096, and
-    checksums are recorded. Tensors that share memory are refused, as by safetensors: save one of them, or clone.
-    """
-    check_mapping(tensors)
-    check_no_sharing(tensors)
-    align = natural("align", align)
-    return save_checked(tensors, filename, metadata, align, durable, checksums, packed, context, progress)
-
-
-def save_checked(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]], align: int,
-                 durable: bool = True, checksums: bool = False, packed: bool = False, context: Optional[Context] = None,
-                 progress: Progress = None) -> Report:
-    saved, owners = [], []
-    for name, frame, value in checked_tensors(tensors):
-        each, owner = saved_tensor(name, frame, value)
-        saved.append(each)
-        owners.append(owner)
-    for domain in {each[5] for each in saved} - {"host"}:
-        framework_named("pt").settle(domain)
-    report = Report(**_core.save(context_of(context)._core, os.fsencode(filename), saved,
-                                 text_metadata(metadata), align, truth("durable", durable),
-                                 truth("checksums", checksums), truth("packed", packed),
-                                 told(progress, os.fsdecode(filename))))
-    log(f"saved {os.fsdecode(filename)}: {len(saved)} tensors", report)
-    return report
-
-
-def saved_tensor(name: str, frame: Any, value: Any) -> tuple[Spec, Any]:
-    """As the core takes it, and whose memory it is."""
-    dtype, shape, memory = frame.to_save(name, value)
-    return (name, dtype, list(shape), memory.pointer, memory.size_bytes, memory.domain), memory.owner
-
-
-def check_mapping(tensors: Any) -> None:
-    if not isinstance(tensors, Mapping):
-        raise invalid(f"{type(tensors).__name__} is not a dict of tensors", "give a dict")
-
-
-def checked_tensors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Each with its name and its framework, as far as a file can have it."""
-    check_mapping(tensors)
-    for name, value in tensors.items():
-        frame = framework_of(value)
-        if not is_text(name) or name == "__metadata__":
-            raise invalid(f"{name!r} can't be the name of a tensor", "give another string")
-        if frame is None:
-            raise invalid(f"{name!r} is not a tensor: {type(value).__name__}", "give torch tensors or NumPy arrays")
-        if getattr(getattr(value, "device", None), "type", "cpu") not in TORCH_DEVICES:
-            raise invalid(f"tensor {name!r} is on {value.device}", "move it to the CPU or a CUDA device")
-        yield name, frame, value
-
-
-def text_metadata(metadata: Optional[Mapping[str, str]]) -> Optional[dict[str, str]]:
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise TypeError(f"metadata is a {type(metadata).__name__}, not a dict")
-    for key, value in (metadata or {}).items():
-        if not is_text(key) or not is_text(value):
-            raise invalid(f"metadata: {key!r}: {value!r}", "keys and values must be strings")
-    return None if metadata is None else dict(metadata)
-
-
-def is_text(value: Any) -> bool:
-    """A string that UTF-8 has: half of a surrogate pair is none."""
-    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
 
 
 class Checked(NamedTuple):

@@ -19,7 +19,7 @@ from ._frameworks import framework as framework_named
 from ._frameworks import framework_of, unsupported
 from ._memory import Memory, count_as_written, device_domain, memory_of
 from ._report import Report, size_text
-from ._row_numbers import Numbers, first_outside, numbers_of
+from ._row_numbers import first_outside, numbers_of
 from ._streams import on_its_gpu, wait_for_streams
 
 _ALL = (1 << 64) - 1

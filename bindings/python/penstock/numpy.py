@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional
 
-from . import _models
+from . import _models, _saving
 from ._memory_file import load_bytes, save_bytes
 from ._models import Tensors
 from ._report import Report
@@ -24,7 +24,7 @@ def load(data: bytes) -> Tensors:
 def save_file(tensor_dict: Mapping[str, Any], filename: Any, metadata: Optional[Mapping[str, str]] = None, *,
               align: int = 8, **options: Any) -> Report:
     """Writes the same bytes as safetensors. `options` are those of penstock.save_file."""
-    return _models.save_file(tensor_dict, filename, metadata, align=align, **options)
+    return _saving.save_file(tensor_dict, filename, metadata, align=align, **options)
 
 
 def save(tensor_dict: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> bytes:

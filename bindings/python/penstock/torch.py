@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional
 
-from . import _models
+from . import _filling, _models, _saving
 from ._errors import invalid, mismatch
 from ._memory_file import load_bytes, save_bytes
 from ._models import Tensors
@@ -30,7 +30,7 @@ def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Optional[Mapp
     """Writes the same bytes as safetensors. `options` are those of penstock.save_file. Tensors that share memory are
     refused: save_model knows them."""
     check_tensors(tensors)
-    return _models.save_file(tensors, filename, metadata, align=align, **options)
+    return _saving.save_file(tensors, filename, metadata, align=align, **options)
 
 
 def save(tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> bytes:
@@ -57,7 +57,7 @@ def save_model(model: Any, filename: str, metadata: Optional[Mapping[str, str]] 
     if force_contiguous:
         saved = {name: tensor.contiguous() for name, tensor in saved.items()}
     told = {**aliases, **(metadata or {})} if aliases else metadata
-    return _models.save_checked(saved, filename, told, align, **options)
+    return _saving.save_checked(saved, filename, told, align, **options)
 
 
 class Loaded(tuple[Any, ...]):
@@ -75,7 +75,7 @@ def load_model(model: Any, filename: Any, strict: bool = True, device: Any = "cp
     `strict`, both are refused. As with safetensors, the module has already been filled then.
     """
     tensors = load_file(filename, device, backend=backend, **options)
-    state = _models.tensors_in(model)
+    state = _filling.tensors_in(model)
     try:
         missing, unexpected = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:  # other shapes
@@ -114,7 +114,7 @@ def _storage_of(tensor: Any) -> Any:
 def check_tensors(tensors: Mapping[str, Any]) -> None:
     import torch
 
-    _models.check_mapping(tensors)
+    _saving.check_mapping(tensors)
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise invalid(f"{name!r} is not a torch tensor: {type(tensor).__name__}", "give torch tensors")
