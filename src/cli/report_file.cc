@@ -6,6 +6,10 @@
 namespace penstock::cli {
 
 Result<ReportFile> ReportFile::create(const std::string& path) {
+  if (path == "-") {
+    return Error{Code::invalid_argument, 0, "\"-\": this can't go to standard output, which tells how it went",
+                 "give the name of a file (\"./-\" is one)"};
+  }
   // The engine that the environment names is meant for what is reported on, and may not even exist.
   const char* wanted = std::getenv("PENSTOCK_ENGINE");
   const std::string engine = wanted != nullptr ? wanted : "";

@@ -1,13 +1,13 @@
 #include "files/block_device.h"
 
+#include <dirent.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/sysmacros.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <memory>
 
 namespace penstock::files {
 
@@ -34,13 +34,15 @@ std::optional<std::uint32_t> queue_limit(DeviceNumber device, const std::string&
   return std::nullopt;
 }
 
+// Not by std::filesystem, whose iterators end the process where memory is short.
 std::uint32_t count_queues(DeviceNumber device, const SystemRoots& roots) {
-  namespace fs = std::filesystem;
-  const std::string folder = roots.sys + "/dev/block/" + device.name();
+  const std::string disk = roots.sys + "/dev/block/" + device.name();
   for (const char* queues : {"/mq", "/../mq"}) {
-    std::error_code failed;
-    const fs::directory_iterator each(folder + queues, failed);
-    if (!failed) return static_cast<std::uint32_t>(std::distance(begin(each), end(each)));
+    const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir((disk + queues).c_str()), ::closedir);
+    if (!folder) continue;
+    std::uint32_t count = 0;
+    while (const dirent* const each = ::readdir(folder.get())) count += each->d_name[0] != '.' ? 1 : 0;
+    return count;
   }
   return 0;
 }

@@ -46,6 +46,12 @@ class Outputs(ToolTest):
         self.refuses("--timeline", "load", self.array, self.hard, "--timeline", self.link)
         self.refuses("--timeline", "load", self.folder, "--timeline", self.model)
 
+    def test_of_load_and_doctor_are_files(self):
+        for command, option in (("load", "--timeline"), ("doctor", "--bundle")):
+            error = self.fails("invalid_argument", 2, command, self.array, option, "-")
+            self.assertIn("standard output", error["message"])
+            self.assertIn("./-", error["hint"])
+
     def test_of_an_index_are_not_its_shards(self):
         index = self.file("m.safetensors.index.json", b'{"weight_map": {"t": "m.safetensors"}}')
         self.refuses("--timeline", "load", index, "--timeline", self.model)
