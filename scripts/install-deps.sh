@@ -76,6 +76,18 @@ install_packages() {
   apt-get -qq install --yes --no-install-recommends "${missing[@]}" > /dev/null
 }
 
+# The newest that there is: older ones don't compile the ranges of the standard library.
+clang_packages() {
+  local version
+  for version in 21 20 19 18 17 16; do
+    if apt-cache show "clang-tidy-$version" > /dev/null 2>&1; then
+      printf '%s\n' "clang-$version" "clang-tidy-$version" "libclang-rt-$version-dev"
+      return
+    fi
+  done
+  printf '%s\n' clang clang-tidy
+}
+
 # fill_venv PACKAGE...
 fill_venv() {
   pip_install .venv/bin/python "$@" > /dev/null 2>&1
@@ -128,12 +140,10 @@ if $bench; then
   build_bundled_fio
 fi
 if $soak; then
-  install_packages clang clang-tidy valgrind
+  mapfile -t clang < <(clang_packages)
+  install_packages "${clang[@]}" valgrind
   install_packages chromium fonts-dejavu-core || echo "chromium: the pages will not be looked at in a browser." >&2
   if is_debian; then
     install_packages "${other_guest[@]}" || echo "${other_guest[*]}: there will be no guest of the other kind." >&2
-  fi
-  if command -v clang > /dev/null; then
-    install_packages "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
   fi
 fi

@@ -146,6 +146,7 @@ logged() {
 }
 
 scripts/install-deps.sh --soak
+PATH=$(printf '%s\n' /usr/lib/llvm-*/bin | sort --version-sort | tail -n 1):$PATH
 mkdir -p build/soak
 stages=("$@")
 ((${#stages[@]})) || stages=("${all_stages[@]}")
