@@ -78,8 +78,15 @@ Result<View> Store::view() const {
 Status Store::commit(bool durable) {
   return or_out_of_memory([&]() -> Status {
     if (!entry_) return not_open();
+    core::Replacing* const replacing = entry_->replacing();
+    if (replacing != nullptr && !replacing->is_whole()) {
+      return Error{Code::invalid_argument, 0, info().name + ": a write to it failed, so it does not take the name",
+                   "repeat the write, or abort: the old file stays"};
+    }
     if (entry_->store().writer() != nullptr) {
       Status committed = entry_->ask([durable](engine::Store& store) { return store.writer()->commit(durable); });
+      const bool has_name = committed.ok() || committed.error().code == Code::not_durable;
+      if (replacing != nullptr && has_name) replacing->finish(core::Replacing::State::committed);
       const auto& on_commit = entry_->options().on_commit;
       if (!committed || !on_commit) return committed;
       return call_back("OpenOptions::on_commit", on_commit);
@@ -93,6 +100,7 @@ Status Store::abort() {
   return or_out_of_memory([&]() -> Status {
     if (!entry_) return not_open();
     if (entry_->store().writer() == nullptr) return Status{};
+    if (entry_->replacing() != nullptr) entry_->replacing()->finish(core::Replacing::State::aborted);
     return entry_->ask([](engine::Store& store) { return store.writer()->abort(); });
   });
 }

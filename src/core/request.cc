@@ -189,13 +189,21 @@ Status Request::prepare_stores() {
       return Error{Code::read_only, 0, entry.info().name + " was opened for reading only",
                    "open it for writing: write, create or replace"};
     }
+    if (entry.replacing() != nullptr && entry.replacing()->state() != Replacing::State::open) {
+      const bool is_committed = entry.replacing()->state() == Replacing::State::committed;
+      return Error{Code::invalid_argument, 0, entry.info().name + (is_committed ? " was committed" : " was aborted"),
+                   "open it again to write to it"};
+    }
     if (kind == engine::OpKind::deallocate) {
       if (auto status = entry.check_end(use.end, deadline); !status) return status;
       continue;
     }
     const engine::Room room{use.begin, use.end};
     const auto reserve = [room](engine::Store& store) { return store.writer()->reserve(room); };
-    if (auto status = entry.ask(reserve, deadline); !status) return status;
+    if (auto status = entry.ask(reserve, deadline); !status) {
+      if (entry.replacing() != nullptr) entry.replacing()->failed(use.begin, use.end);
+      return status;
+    }
     if (durable) {
       const auto sync_name = [](engine::Store& store) { return store.writer()->sync_name(); };
       if (auto status = entry.ask(sync_name, deadline); !status) {
@@ -356,6 +364,7 @@ bool Request::conclude(const std::shared_ptr<Request>& self, TimePoint end) {
   cuda::end_range(std::exchange(nvtx_range_, 0));
   asked_.reset();
   attachments.clear();
+  if (direction == Direction::write) note_writes(outcome);
   auto last_held = held.let_go();
   auto used = std::move(transforms);
   late_.reset();
@@ -397,6 +406,18 @@ void Request::call_waiting() {
 }
 
 // A kept Ticket keeps no store open.
+void Request::note_writes(Outcome outcome) const {
+  for (const StoreUse& use : stores) {
+    Replacing* const replacing = use.entry->replacing();
+    if (replacing == nullptr) continue;
+    if (outcome == Outcome::done) {
+      replacing->written(use.begin, use.end);
+    } else {
+      replacing->failed(use.begin, use.end);
+    }
+  }
+}
+
 void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
   bool may_leave_some = survey.may_have_leftovers(*this);
   for (const Part& part : parts) may_leave_some |= !part.to_drop.empty();

@@ -14,6 +14,7 @@
 #include "core/calls.h"
 #include "core/flow.h"
 #include "core/planner.h"
+#include "core/replacing.h"
 #include "engine/engine.h"
 
 namespace penstock::core {
@@ -93,6 +94,8 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   std::uint64_t operation_bytes() const;
 
   BlockLocks& blocks() { return blocks_; }
+  // Null where writes are in place.
+  Replacing* replacing() { return options().access == Access::replace ? &replacing_ : nullptr; }
   // From a few pages, where the kernel does not tell what of a stretch is cached but does of a page. Nothing where it
   // tells neither.
   struct Guess {
@@ -131,6 +134,7 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   const std::shared_ptr<Flow> read_flow_;  // shared by the stores of one device
   const std::shared_ptr<Flow> write_flow_;
   BlockLocks blocks_;
+  Replacing replacing_;
   Once device_once_;
   std::shared_ptr<StoreEntry> device_;
 };

@@ -112,6 +112,42 @@ TEST_P(EveryFileEngine, replaces_a_file_only_when_committed) {
   EXPECT_EQ(read_file(path).size(), 5000U);
 }
 
+TEST_P(EveryFileEngine, does_not_replace_a_file_by_one_of_which_a_write_failed) {
+  Context context = make_context();
+  const std::string path = make_file("file", 100);
+  auto bytes = content(9, 0, 5000);
+  Store store = context.open(path, {.access = Access::replace}).value();
+  ASSERT_TRUE(context.write(store, 0, Region::host(bytes.data(), bytes.size())).ok());
+  RequestOptions late;
+  late.deadline_seconds = -1;
+  const Range part{&store, 1000, Region::host(bytes.data() + 1000, 2000)};
+  ASSERT_FALSE(context.transfer(Direction::write, {&part, 1}, late).ok());
+  const Status refused = store.commit();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::invalid_argument) << refused.error().message;
+  EXPECT_TRUE(holds_content(read_file(path), 1, 0)) << "the old content stays";
+
+  ASSERT_TRUE(context.transfer(Direction::write, {&part, 1}).ok()) << "repeated";
+  ASSERT_TRUE(store.commit().ok());
+  EXPECT_TRUE(holds_content(read_file(path), 9, 0));
+}
+
+TEST_P(EveryFileEngine, writes_no_more_to_a_file_that_was_committed_or_aborted) {
+  Context context = make_context();
+  const std::string path = make_file("file", 100);
+  auto bytes = content(9, 0, 5000);
+  for (const bool commits : {true, false}) {
+    Store store = context.open(path, {.access = Access::replace}).value();
+    ASSERT_TRUE(context.write(store, 0, Region::host(bytes.data(), bytes.size())).ok());
+    ASSERT_TRUE((commits ? store.commit() : store.abort()).ok());
+    const Report report = context.write(store, 0, Region::host(bytes.data() + 1, 100));
+    ASSERT_FALSE(report.ok());
+    EXPECT_EQ(report.error->code, Code::invalid_argument) << report.error->message;
+    EXPECT_NE(report.error->hint.find("open it again"), std::string::npos);
+    EXPECT_TRUE(holds_content(read_file(path), 9, 0));
+  }
+}
+
 TEST_P(EveryFileEngine, leaves_nothing_behind_in_the_page_cache_unless_asked_to) {
   const std::string path = make_file("file", 4 << 20);
   const auto route_of_second_read = [&](Cache cache, std::optional<Cache> of_request = std::nullopt) {

@@ -247,6 +247,42 @@ TEST_F(RowsOfTable, memory_and_numbers_must_fit) {
   EXPECT_EQ(Rows().gather(numbers, Domain::host()).error().code, Code::invalid_argument);
 }
 
+TEST_F(RowsOfTable, are_not_written_over_their_numbers) {
+  const Rows table = open(make_table()).value();
+  std::vector<std::int64_t> memory(50 * row_bytes / sizeof(std::int64_t));
+  const std::span numbers = std::span(memory).first(50);
+  std::ranges::copy(random_numbers<std::int64_t>(50, table_rows), numbers.begin());
+  const auto before = memory;
+  const RowsReport report = table.gather(numbers, Region::host(memory.data(), 50 * row_bytes));
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.error->code, Code::invalid_argument) << report.error->message;
+  EXPECT_EQ(memory, before);
+}
+
+// The gather may notice, or not; what matters is that it returns.
+TEST_F(RowsOfTable, whose_numbers_change_meanwhile_are_gathered_or_refused) {
+  if (under_thread_sanitizer) GTEST_SKIP() << "it is a race of the caller's";
+  for (const bool mapping : {true, false}) {
+    const Rows table = open(make_table(), {.mapping = mapping, .scratch_bytes = 100'000}).value();
+    std::vector<std::int64_t> numbers = random_numbers<std::int64_t>(3000, table_rows);
+    std::atomic<bool> stop{false};
+    std::thread writer([&] {
+      for (std::int64_t i = 0; !stop; ++i) {
+        std::atomic_ref(numbers[static_cast<std::size_t>(i % 3000)]).store(i % 2 == 0 ? INT64_MAX / 2 : i % table_rows);
+      }
+    });
+    std::vector<std::byte> memory(3000 * row_bytes);
+    for (int i = 0; i < 100; ++i) {
+      const RowsReport report = table.gather(numbers, Region::host(memory.data(), memory.size()));
+      if (report.ok()) continue;
+      EXPECT_TRUE(report.error->code == Code::invalid_argument || report.error->code == Code::out_of_range)
+          << report.error->message;
+    }
+    stop = true;
+    writer.join();
+  }
+}
+
 TEST_F(RowsOfTable, rows_in_a_row_are_read_as_ranges) {
   const Rows parts[] = {open(make_table("a")).value(), open(make_table("b")).value()};
   const Rows table = Rows::join(parts).value();

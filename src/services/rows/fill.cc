@@ -50,12 +50,22 @@ void copy_rows_from(const SourceOf& source_of, const Rectangle& rows, std::byte*
 
 }  // namespace
 
+Error numbers_changed() {
+  return {Code::invalid_argument, 0, "numbers of rows were changed while the rows were gathered",
+          "leave them alone until the gather has returned, or give a copy"};
+}
+
 // A stretch of the whole, which may begin and end within a row.
 struct Fill::Batch {
   const Fill* fill = nullptr;
   std::uint64_t offset = 0;
   std::span<std::byte> memory;
+  mutable bool has_no_row = false;
 
+  const std::byte* note_no_row() const {
+    has_no_row = true;
+    return nullptr;
+  }
   template <typename SourceOf>
   void copy(const SourceOf& source_of) const {
     const std::uint64_t row_bytes = fill->layout_->row_bytes;
@@ -87,13 +97,20 @@ Fill::Fill(std::shared_ptr<const Layout> layout, std::vector<const std::byte*> s
 
 void Fill::copy(const Batch& batch) const {
   if (!sources_.empty()) return batch.copy([this](std::size_t position) { return sources_[position]; });
+  // They were right when they were checked, and are the caller's: another thread may have written to them since.
+  const std::uint64_t rows = layout_->rows;
   with_numbers(numbers_, [&](auto numbers) {
+    const auto row_at = [&](std::size_t at) { return row_of(__atomic_load_n(&numbers[at], __ATOMIC_RELAXED)); };
     if (layout_->parts.size() == 1) {
       const Layout::Part& part = layout_->parts.front();
-      batch.copy([&part, numbers](std::size_t at) { return part.data + row_of(numbers[at]) * part.stride_bytes; });
+      batch.copy([&](std::size_t at) -> const std::byte* {
+        const std::uint64_t row = row_at(at);
+        return row < rows ? part.data + row * part.stride_bytes : batch.note_no_row();
+      });
     } else {
-      batch.copy([this, numbers](std::size_t at) {
-        const std::uint64_t row = row_of(numbers[at]);
+      batch.copy([&](std::size_t at) -> const std::byte* {
+        const std::uint64_t row = row_at(at);
+        if (row >= rows) return batch.note_no_row();
         const Layout::Part& part = layout_->parts[layout_->part_of(row)];
         return part.data + (row - part.first_row) * part.stride_bytes;
       });
@@ -105,13 +122,13 @@ Status Fill::make(std::uint64_t offset, std::span<std::byte> memory) const {
   Batch batch{this, offset, memory};
   if (layout_->mappings.empty()) {
     copy(batch);
-    return {};
+    return batch.has_no_row ? numbers_changed() : Status();
   }
   const auto work = [](void* argument) {
     const auto& given = *static_cast<const Batch*>(argument);
     given.fill->copy(given);
   };
-  if (run_guarded(layout_->mappings, work, &batch)) return {};
+  if (run_guarded(layout_->mappings, work, &batch)) return batch.has_no_row ? numbers_changed() : Status();
   return Error{Code::truncated, 0, layout_->name + " was truncated, or can't be read, while rows were copied from it",
                "open it again"};
 }

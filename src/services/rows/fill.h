@@ -13,6 +13,9 @@
 
 namespace penstock::rows {
 
+// Of numbers that were checked before.
+Error numbers_changed();
+
 class Fill {
  public:
   // All rows are mapped, and in the table.
@@ -20,7 +23,7 @@ class Fill {
   // Each row lies where its pointer says: in a mapping or in the scratch; null is a row of zeros.
   Fill(std::shared_ptr<const Layout> layout, std::vector<const std::byte*> sources);
 
-  // Code::truncated where a mapped row is gone.
+  // Code::truncated where a mapped row is gone, and numbers_changed.
   Status make(std::uint64_t offset, std::span<std::byte> memory) const;
 
  private:

@@ -219,6 +219,7 @@ class Gather {
                        " bytes don't fill memory of " + std::to_string(memory_.size_bytes),
                    "give memory of exactly their size"};
     }
+    if (Status status = check_apart(); !status) return status;
     const Status all_are_rows = check_numbers(table_, numbers_);
     if (!all_are_rows && !options_.zeros_for_missing) return all_are_rows;
     if (numbers_.size() == 0) return {};
@@ -233,6 +234,15 @@ class Gather {
     if (!watch_.goes_on()) return Watch::told_to_stop();
     if (Status status = move_rows(); !status) return status;
     return table_.check_unchanged();
+  }
+
+  // Lanes look at the numbers as long as they write rows.
+  Status check_apart() const {
+    const Region numbers = numbers_.memory();
+    const bool is_apart =
+        numbers.data + numbers.size_bytes <= memory_.data || memory_.data + memory_.size_bytes <= numbers.data;
+    if (is_apart || numbers.size_bytes == 0 || memory_.size_bytes == 0) return {};
+    return Error{Code::invalid_argument, 0, "the memory for the rows overlaps their numbers", "give other memory"};
   }
 
   Status move_rows() {
@@ -351,6 +361,8 @@ class Gather {
     for (auto at = first_missing; at != missing_.end() && *at < turn.first + turn.count; ++at) {
       sources[*at - turn.first] = nullptr;
     }
+    const auto missing = std::ranges::lower_bound(missing_, turn.first + turn.count) - first_missing;
+    if (std::ranges::count(sources, nullptr) != missing) return numbers_changed();
     const std::shared_ptr<const void> scratch = hold_memory(turn.scratch.region());
     Status status =
         fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), {turn.first, turn.count}, scratch);
@@ -482,6 +494,7 @@ Result<MappedFill> mapped_fill(const Table& table, const RowNumbers& numbers, co
   if (sorted.missing.empty()) return MappedFill{std::make_unique<Fill>(table.layout(), numbers), 0};
   std::vector<const std::byte*> sources(numbers.size());
   point_to_mapped(table, numbers, 0, sources);
+  if (std::ranges::count(sources, nullptr) != std::ssize(sorted.missing)) return numbers_changed();
   return MappedFill{std::make_unique<Fill>(table.layout(), std::move(sources)), sorted.missing.size()};
 }
 

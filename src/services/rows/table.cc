@@ -91,7 +91,7 @@ Table::Table(Context& context, TableInfo info, std::vector<std::shared_ptr<const
   }
   layout->name = shards_.front()->store().info().name;
   if (shards_.size() > 1) layout->name += ", or one of the " + std::to_string(shards_.size() - 1) + " joined to it,";
-  info_.rows = first_row;
+  layout->rows = info_.rows = first_row;
   info_.stores = shards_.size();
   layout_ = std::move(layout);
 }

@@ -56,6 +56,7 @@ struct Layout {
     const std::byte* data = nullptr;  // of the first row; null where it is not mapped
   };
   std::uint64_t row_bytes = 0;
+  std::uint64_t rows = 0;
   std::vector<Part> parts;                         // ascending; of those without rows none
   std::vector<std::shared_ptr<const View>> views;  // that keep the data
   std::vector<Mapped> mappings;                    // all of them, for the guard
