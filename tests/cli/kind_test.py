@@ -175,7 +175,9 @@ class Interrupted(ToolTest):
         self.json_of("kind", "create", self.store)
 
     def add(self, records):
-        self.json_of("kind", "add", self.store, "big", "--record", "1MiB", "--capacity", 1024, "--records", records)
+        os.truncate(self.store, records * MIB)
+        self.json_of("kind", "add", self.store, "big", "--record", "1MiB", "--capacity", 1024, "--start", 0, "--records",
+                     records)
 
     def end(self, process):
         code, stdout, stderr, _ = self.interrupt(process)

@@ -186,9 +186,9 @@ class SmallControlGroups(ToolTest):
         entry = b'"t":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}' % (size, size)
         model = self.file("model.safetensors", safetensors([entry]))
         os.truncate(model, model.stat().st_size + size)
-        store = self.folder / "store"
+        store = self.sparse_file("store", size)
         self.json_of("kind", "create", store)
-        self.json_of("kind", "add", store, "k", "--record", MIB, "--capacity", 64, "--records", 64)
+        self.json_of("kind", "add", store, "k", "--record", MIB, "--capacity", 64, "--start", 0, "--records", 64)
         for arguments in [["load", data], ["load", model], ["kind", "read", store, "k", 0, "--count", 64]]:
             error = self.fails("out_of_memory", 5, *arguments, preexec_fn=self.memory_group(size))
             self.assertRegex(error["message"], r"67\.1 MB is more than the 4\d\.\d MB of memory available")

@@ -129,6 +129,22 @@ TEST_F(KindsOfRecords, lie_in_data_that_was_there_before) {
   EXPECT_TRUE(has(kinds, {old.id, 0, 10}));
 }
 
+TEST_F(KindsOfRecords, are_not_said_to_be_there_where_the_store_ends_before_them) {
+  const Kinds kinds = Kinds::create(context_, path_).value();
+  const NewKind old{.name = "old", .start_lba = 8, .capacity = 10, .record_bytes = record_bytes, .records = 10};
+  const auto on_nothing = kinds.add(old);
+  EXPECT_EQ(on_nothing.error().code, Code::out_of_range);
+  EXPECT_EQ(on_nothing.error().message, "kind \"old\": its 10 records would end at byte 7096, and " + path_ + " has 0");
+  EXPECT_EQ(std::filesystem::file_size(path_), 0U);
+  std::filesystem::resize_file(path_, 4096 + 10 * record_bytes - 1);
+  EXPECT_EQ(kinds.add(old).error().code, Code::out_of_range);
+  EXPECT_EQ(kinds.add({.name = "behind", .capacity = 1, .record_bytes = 1, .records = 1}).error().code,
+            Code::out_of_range);
+  EXPECT_TRUE(kinds.list().empty());
+  std::filesystem::resize_file(path_, 4096 + 10 * record_bytes);
+  EXPECT_TRUE(kinds.add(old).ok());
+}
+
 TEST_F(KindsOfRecords, are_seen_by_readers_that_were_there_before_them) {
   const Kinds writer = Kinds::create(context_, path_).value();
   const Kinds reader = Kinds::open(context_, path_).value();

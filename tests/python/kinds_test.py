@@ -333,8 +333,10 @@ def test_ctrl_c_ends_the_wait_for_another_writer(store, interrupted):
 
 
 def test_many_reads_need_room_all_together(store, monkeypatch):
+    store.touch()
+    os.truncate(store, 50 << 20)
     kinds = penstock.Kinds.create(store, framework="np")
-    kinds.add("x", record_bytes=1 << 20, capacity=50, records=50)
+    kinds.add("x", record_bytes=1 << 20, start_byte=0, capacity=50, records=50)
     monkeypatch.setattr(penstock._frameworks, "host_room", lambda: 96 << 20)
     with pytest.raises(penstock.NoMemoryError, match="no room for 104857600 bytes"):
         kinds.read_all([("x", 0, 50), ("x", 0, 50)])

@@ -109,6 +109,16 @@ Status check_is_meant(const Table::State& known, const Kind& kind) {
                "refresh, and find the kind again"};
 }
 
+// What is said to be there already. Making room would give zeros instead.
+Status check_records(const Kind& kind, const StoreInfo& store) {
+  const std::uint64_t end = kind.start_byte + kind.records * kind.record_bytes;
+  if (kind.records == 0 || end <= store.size_bytes) return {};
+  return Error{Code::out_of_range, 0,
+               of_kind(kind) + ": its " + std::to_string(kind.records) + " records would end at byte " +
+                   std::to_string(end) + ", and " + store.name + " has " + std::to_string(store.size_bytes),
+               "count only records that are there, and append the others"};
+}
+
 Error not_there(const Table::State& state, const Records& records) {
   const auto found = state.by_id.find(records.kind);
   if (found == state.by_id.end()) {
@@ -276,6 +286,7 @@ Result<Kind> Table::add(const NewKind& wanted) {
   const auto added = kinds::add(dictionary, wanted, is_device(info) ? 0 : info.size_bytes);
   if (!added) return added.error();
   Kind kind = dictionary.kinds[*added];
+  if (Status status = check_records(kind, info); !status) return std::move(status).error();
   if (Status status = make_room(kind); !status) return std::move(status).error();
   if (Status status = publish(std::move(dictionary)); !status) return std::move(status).error();
   return kind;
