@@ -189,10 +189,24 @@ TEST_F(LayersOfModel, pins_leave_a_slot_to_the_others) {
 
 TEST_F(LayersOfModel, a_budget_smaller_than_a_group_is_refused) {
   const auto groups = layer_groups(model_.model()).value();
-  const auto layers = Layers::open(context_, model_.model(), groups, options(slot / 2));
+  const auto open_with = [&](std::uint64_t budget) {
+    return Layers::open(context_, model_.model(), groups, options(budget));
+  };
+  const Error error = open_with(1000).error();
+  EXPECT_EQ(error.code, Code::invalid_argument);
+  const std::string begin = "a budget of 1000 bytes is smaller than the group \"model.layers.1\", which needs ";
+  ASSERT_TRUE(error.message.starts_with(begin)) << error.message;
+  const std::uint64_t needed = std::stoull(error.message.substr(begin.size()));
+  EXPECT_TRUE(open_with(needed).ok()) << "the number that it names is enough";
+  EXPECT_EQ(open_with(needed - 1).error().code, Code::invalid_argument);
+}
+
+TEST_F(LayersOfModel, a_gpu_that_is_not_there_is_told_of_before_the_budget_for_it) {
+  const auto groups = layer_groups(model_.model()).value();
+  const auto layers = Layers::open(context_, model_.model(), groups, {.domain = Domain::cuda(1000), .memory = {}});
   ASSERT_FALSE(layers.ok());
-  EXPECT_EQ(layers.error().code, Code::invalid_argument);
-  EXPECT_NE(layers.error().message.find("budget"), std::string::npos);
+  EXPECT_EQ(layers.error().code, Code::no_device) << layers.error().message;
+  EXPECT_EQ(layers.error().message.find("budget"), std::string::npos) << layers.error().message;
 }
 
 TEST_F(LayersOfModel, wrong_groups_are_refused_by_name) {

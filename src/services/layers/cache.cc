@@ -114,18 +114,7 @@ Status Cache::lay_out_all(const Model& model) {
 }
 
 Status Cache::cut() {
-  std::vector<std::uint64_t> sizes;
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    sizes.push_back(groups_[i].layout.slot_bytes);
-    if (sizes.back() > options_.budget_bytes) {
-      return Error{Code::invalid_argument, 0,
-                   "a budget of " + std::to_string(options_.budget_bytes) + " bytes is smaller than the group \"" +
-                       infos_[i].name + "\", which needs " + std::to_string(sizes.back()),
-                   "raise the budget, or make the groups smaller"};
-    }
-  }
-  auto classes = cut_into_slots(sizes, options_.budget_bytes);
-  if (!classes) return std::move(classes).error();
+  // A GPU that is not there matters more than the budget for it.
   if (!options_.domain.host_accessible()) {
     if (Status status = context_.prepare(options_.domain); !status) return status;
     const auto driver = cuda::Driver::get();
@@ -134,16 +123,27 @@ Status Cache::cut() {
     if (!gpu) return std::move(gpu).error();
     gpu_ = *gpu;
   }
+  std::vector<std::uint64_t> sizes;
+  for (const Group& group : groups_) sizes.push_back(group.layout.slot_bytes);
+  const auto largest = std::ranges::max_element(sizes);
+  if (slot_bytes_for(*largest) > options_.budget_bytes) {
+    return Error{Code::invalid_argument, 0,
+                 "a budget of " + std::to_string(options_.budget_bytes) + " bytes is smaller than the group " +
+                     models::in_quotes(infos_[static_cast<std::size_t>(largest - sizes.begin())].name) +
+                     ", which needs " + std::to_string(slot_bytes_for(*largest)),
+                 "raise the budget, or make the groups smaller"};
+  }
+  const std::vector<SlotClass> classes = cut_into_slots(sizes, options_.budget_bytes);
   memory_ = options_.memory;
   if (memory_.data == nullptr) {
-    auto allocated = context_.allocate(options_.domain, bytes_of(*classes));
+    auto allocated = context_.allocate(options_.domain, bytes_of(classes));
     if (!allocated) return std::move(allocated).error();
     allocated_ = std::move(*allocated);
     memory_ = allocated_.region();
   }
-  memory_.size_bytes = bytes_of(*classes);
+  memory_.size_bytes = bytes_of(classes);
   std::uint64_t offset = 0;
-  for (const SlotClass& each : *classes) {
+  for (const SlotClass& each : classes) {
     Class slots{.slot_bytes = each.slot_bytes,
                 .first_slot = static_cast<std::uint32_t>(slots_.size()),
                 .slots = static_cast<std::uint32_t>(each.slots)};

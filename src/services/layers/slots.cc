@@ -2,14 +2,9 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string>
 
 namespace penstock::layers {
 namespace {
-
-std::uint64_t rounded(std::uint64_t bytes) {
-  return (std::max<std::uint64_t>(bytes, 1) + slot_alignment_bytes - 1) / slot_alignment_bytes * slot_alignment_bytes;
-}
 
 // Classes of equal sizes, or of sizes at most an eighth above the smallest.
 std::vector<SlotClass> classes_of(std::span<const std::uint64_t> sizes, bool equal_only) {
@@ -65,24 +60,23 @@ bool is_enough(const std::vector<SlotClass>& classes, std::uint64_t budget_bytes
 
 }  // namespace
 
+std::uint64_t slot_bytes_for(std::uint64_t group_bytes) {
+  const std::uint64_t pages = group_bytes / slot_alignment_bytes + (group_bytes % slot_alignment_bytes != 0 ? 1 : 0);
+  return std::max<std::uint64_t>(pages, 1) * slot_alignment_bytes;
+}
+
 std::uint64_t bytes_of(std::span<const SlotClass> classes) {
   std::uint64_t bytes = 0;
   for (const SlotClass& each : classes) bytes += each.slots * each.slot_bytes;
   return bytes;
 }
 
-Result<std::vector<SlotClass>> cut_into_slots(std::span<const std::uint64_t> group_bytes, std::uint64_t budget_bytes) {
+std::vector<SlotClass> cut_into_slots(std::span<const std::uint64_t> group_bytes, std::uint64_t budget_bytes) {
   std::vector<std::uint64_t> sizes;
   std::uint64_t all = 0;
   bool fit = true;
-  for (std::size_t i = 0; i < group_bytes.size(); ++i) {
-    if (group_bytes[i] > budget_bytes || rounded(group_bytes[i]) > budget_bytes) {
-      return Error{Code::invalid_argument, 0,
-                   "a budget of " + std::to_string(budget_bytes) + " bytes is smaller than group " + std::to_string(i) +
-                       ", which needs " + std::to_string(rounded(group_bytes[i])),
-                   "raise the budget, or make the groups smaller"};
-    }
-    sizes.push_back(rounded(group_bytes[i]));
+  for (const std::uint64_t bytes : group_bytes) {
+    sizes.push_back(slot_bytes_for(bytes));
     fit = fit && sizes.back() <= budget_bytes - all;
     if (fit) all += sizes.back();
   }

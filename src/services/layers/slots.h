@@ -15,8 +15,6 @@
 #include <span>
 #include <vector>
 
-#include "penstock/result.h"
-
 namespace penstock::layers {
 
 constexpr std::uint64_t slot_alignment_bytes = 4096;
@@ -27,8 +25,10 @@ struct SlotClass {
   std::vector<std::uint32_t> groups;  // ascending
 };
 
-// Classes by size, the smallest first. Code::invalid_argument if the budget is smaller than a group.
-Result<std::vector<SlotClass>> cut_into_slots(std::span<const std::uint64_t> group_bytes, std::uint64_t budget_bytes);
+// The least budget that a group of this size fits into.
+std::uint64_t slot_bytes_for(std::uint64_t group_bytes);
+// Classes by size, the smallest first. REQUIRES: each group fits into the budget.
+std::vector<SlotClass> cut_into_slots(std::span<const std::uint64_t> group_bytes, std::uint64_t budget_bytes);
 std::uint64_t bytes_of(std::span<const SlotClass> classes);
 
 }  // namespace penstock::layers
