@@ -519,13 +519,22 @@ TEST_F(RowsOfTable, prefetch_starts_bringing_rows_into_the_cache) {
   EXPECT_EQ(table.prefetch(numbers).error().code, Code::truncated);
 }
 
-TEST_F(RowsOfTable, a_deadline_that_has_passed_is_told) {
-  const Rows table = open(make_table()).value();
+TEST_F(RowsOfTable, a_deadline_that_has_passed_is_told_in_rows) {
+  const std::string path = make_table();
   const auto numbers = random_numbers<std::int32_t>(5000, table_rows);
   std::vector<std::byte> memory(numbers.size() * row_bytes);
-  const RowsReport report = table.gather(numbers, Region::host(memory.data(), memory.size()), {.deadline_seconds = -1});
-  ASSERT_TRUE(report.error);
-  EXPECT_EQ(report.error->code, Code::timed_out);
+  const Region region = Region::host(memory.data(), memory.size());
+  for (const bool mapping : {true, false}) {
+    warm(path);
+    const Rows table = open(path, {.mapping = mapping}).value();
+    for (const RowsReport& report : {table.gather(numbers, region, {.deadline_seconds = -1}),
+                                     table.rows(0, numbers.size(), region, {.deadline_seconds = -1})}) {
+      ASSERT_TRUE(report.error);
+      EXPECT_EQ(report.error->code, Code::timed_out);
+      EXPECT_EQ(report.error->message, "the deadline passed; 0 of 5000 rows of " + path + " were there");
+      EXPECT_FALSE(report.error->hint.empty());
+    }
+  }
 }
 
 TEST_F(RowsOfTable, in_a_forked_child_calls_fail) {

@@ -32,6 +32,25 @@ Error no_such_row(Number number, std::size_t position, const Table& table) {
                                        "; a gather with zeros_for_missing gives rows of zeros for others"};
 }
 
+std::string name_of(const Table& table) {
+  const std::string& first = table.shards().front()->store().info().name;
+  const std::size_t others = table.shards().size() - 1;
+  return others == 0 ? first : first + " and " + std::to_string(others) + " joined to it";
+}
+
+// Where a gather was stopped: how far it came, and not how far the one of its requests did that was under way.
+// `arrived` has the bytes that are in their places.
+Error told_in_rows(Error error, const Table& table, const RowsReport& report, const Report& arrived) {
+  const bool is_stopped = error.code == Code::timed_out || error.code == Code::abandoned;
+  if (!is_stopped || report.reading.failure_count + report.filling.failure_count != 0) return error;
+  const std::uint64_t row_bytes = table.info().row_bytes;
+  error.message =
+      std::string(error.code == Code::timed_out ? "the deadline passed; " : "operations did not come back in time; ") +
+      std::to_string(arrived.bytes / row_bytes) + " of " + std::to_string(report.bytes / row_bytes) + " rows of " +
+      name_of(table) + " were there";
+  return error;
+}
+
 Status check_memory(const RowNumbers& numbers) {
   const Region& memory = numbers.memory();
   const std::size_t bytes = numbers.element_bytes();
@@ -202,7 +221,7 @@ class Gather {
       } else if (status.error().code == Code::cancelled) {
         report_.outcome = Outcome::cancelled;
       }
-      report_.error = std::move(status).error();
+      report_.error = told_in_rows(std::move(status).error(), table_, report_, report_.filling);
     } else {
       report_.outcome = Outcome::done;
     }
@@ -537,8 +556,8 @@ RowsReport read_rows(const Table& table, Interval rows, Region memory, const Gat
   RowsReport report;
   report.reading = Watch(options.keep_going).transfer(table.context(), Direction::read, ranges, request);
   report.outcome = report.reading.outcome;
-  report.error = report.reading.error;
   report.bytes = memory.size_bytes;
+  if (!report.ok()) report.error = told_in_rows(*report.reading.error, table, report, report.reading);
   report.cold_rows = count;
   report.read_bytes = report.reading.bytes + report.reading.extra_bytes;
   report.extra_bytes = report.reading.extra_bytes;
