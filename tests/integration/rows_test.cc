@@ -144,6 +144,15 @@ TEST_F(RowsOfTable, neighbours_are_read_together_and_what_lies_between_them_is_r
   EXPECT_LE(apart.gather(numbers, Domain::host()).value().report.read_bytes, joined.read_bytes);
 }
 
+TEST_F(RowsOfTable, rows_are_read_together_up_to_a_mebibyte_whatever_lies_between_them) {
+  const Rows table = open(make_table(), {.mapping = false, .join_bytes = UINT64_MAX}).value();
+  const auto read_bytes = [&](const std::vector<std::uint32_t>& numbers) {
+    return table.gather(numbers, Domain::host()).value().report.read_bytes;
+  };
+  EXPECT_GE(read_bytes({0, 3000}), 3000 * row_bytes);
+  EXPECT_LT(read_bytes({0, 3000, 6000, 9000}), 9000 * row_bytes);
+}
+
 TEST_F(RowsOfTable, what_has_no_room_in_the_scratch_is_read_in_turns) {
   const std::string path = make_table();
   auto numbers = random_numbers<std::int32_t>(3000, table_rows);

@@ -40,7 +40,7 @@ ColdPlan plan_cold(const Table& table, std::span<const ColdRow> cold) {
     if (!plan.extents.empty()) {
       ColdExtent& last = plan.extents.back();
       const std::uint64_t last_end = last.offset + last.length;
-      const bool is_near = part == last.part && begin <= last_end + table.options().join_bytes;
+      const bool is_near = part == last.part && (begin <= last_end || begin - last_end <= table.options().join_bytes);
       // What shares a block with the last is joined whatever the length, so that nothing is read twice.
       if (is_near && (begin < last_end || end - last.offset <= extent_limit_bytes)) {
         last.length = std::max(last_end, end) - last.offset;
@@ -77,7 +77,7 @@ std::uint64_t scratch_bytes_of_row(const Table& table) {
     const StoreInfo& info = shard->store().info();
     most = std::max(most, 2 * block_of(info) + scratch_alignment(info));
   }
-  return table.info().row_bytes + table.options().join_bytes + most;
+  return table.info().row_bytes + std::min(table.options().join_bytes, extent_limit_bytes) + most;
 }
 
 }  // namespace penstock::rows
