@@ -306,6 +306,29 @@ TEST_F(RowsOfTable, rows_in_a_row_are_read_as_ranges) {
   EXPECT_EQ(table.rows(0, 99, region).error->code, Code::invalid_argument);
 }
 
+TEST_F(RowsOfTable, rows_in_a_row_that_were_cached_are_counted_as_cached) {
+  const std::string path = make_table();
+  std::vector<std::byte> memory(1000 * row_bytes);
+  const Region region = Region::host(memory.data(), memory.size());
+  warm(path);
+  const RowsReport cached = open(path).value().rows(100, 1000, region);
+  ASSERT_TRUE(cached.ok()) << message_of(cached);
+  if (bytes_by(cached.reading, Route::cached) != memory.size()) {
+    GTEST_SKIP() << "the page cache does not keep the file, or the kernel does not tell";
+  }
+  EXPECT_EQ(cached.cached_rows, 1000U);
+  EXPECT_EQ(cached.cold_rows, 0U);
+  EXPECT_EQ(cached.read_bytes, 0U);
+  options_.cache = Cache::bypass;
+  Context past_the_cache = make_context();
+  const RowsReport cold =
+      Rows::open_raw(past_the_cache, path, {.offset = offset, .row_bytes = row_bytes})->rows(100, 1000, region);
+  ASSERT_TRUE(cold.ok()) << message_of(cold);
+  const std::uint64_t cold_bytes = memory.size() - bytes_by(cold.reading, Route::cached);
+  EXPECT_EQ(cold.cold_rows, (cold_bytes + row_bytes - 1) / row_bytes);
+  EXPECT_EQ(cold.read_bytes, cold_bytes + cold.extra_bytes);
+}
+
 TEST_F(RowsOfTable, rows_with_gaps_between_them_are_found) {
   const std::string path = make_table();
   const Rows table =

@@ -558,8 +558,13 @@ RowsReport read_rows(const Table& table, Interval rows, Region memory, const Gat
   report.outcome = report.reading.outcome;
   report.bytes = memory.size_bytes;
   if (!report.ok()) report.error = told_in_rows(*report.reading.error, table, report, report.reading);
-  report.cold_rows = count;
-  report.read_bytes = report.reading.bytes + report.reading.extra_bytes;
+  const RouteBytes& routes = report.reading.routes;
+  const std::uint64_t cached_bytes =
+      routes[static_cast<std::size_t>(Route::cached)] + routes[static_cast<std::size_t>(Route::cached_staged)];
+  // Which bytes these were is not told, so all but one row are taken to be cached as a whole, or not at all.
+  report.cached_rows = cached_bytes / layout.row_bytes;
+  report.cold_rows = count - report.cached_rows;
+  report.read_bytes = report.reading.bytes - cached_bytes + report.reading.extra_bytes;
   report.extra_bytes = report.reading.extra_bytes;
   if (report.ok()) {
     if (Status status = table.check_unchanged(); !status) {
