@@ -6,16 +6,13 @@
 
 #include "base/log.h"
 #include "base/out_of_memory.h"
+#include "base/runs_callback.h"
 #include "penstock/result.h"
 
 namespace penstock::core {
 
-namespace {
-thread_local bool inside = false;
-}
-
 bool CompletionThread::inside_callback() {
-  return inside;
+  return runs_callback;
 }
 
 void CompletionThread::post(std::unique_ptr<Action> action) {
@@ -29,9 +26,9 @@ void CompletionThread::post(std::unique_ptr<Action> action) {
       return;
     }
   }
-  const bool before = std::exchange(inside, true);
+  const bool before = std::exchange(runs_callback, true);
   action->run();
-  inside = before;
+  runs_callback = before;
 }
 
 void CompletionThread::free_there(memory::FreedLater::List memory) {
@@ -61,7 +58,7 @@ bool CompletionThread::ensure_thread() {
 }
 
 bool CompletionThread::wait_for_posted(TimePoint deadline) {
-  if (inside) return false;
+  if (runs_callback) return false;
   auto run = std::make_shared<std::promise<void>>();
   const std::future<void> has_run = run->get_future();
   post([run] { run->set_value(); });
@@ -86,7 +83,7 @@ void CompletionThread::close() {
 }
 
 void CompletionThread::run(State& state) {
-  inside = true;
+  runs_callback = true;
   std::unique_lock lock(state.mutex);
   while (true) {
     state.changed.wait(lock, [&state] { return state.closed || state.first || !state.to_free.empty(); });

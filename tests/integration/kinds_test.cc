@@ -4,11 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -303,6 +305,21 @@ TEST_F(KindsOfRecords, are_refused_before_a_byte_moves_where_there_are_none) {
   EXPECT_EQ(kinds.read({kind.id, 0, UINT64_MAX}, Domain::host()).error().code, Code::out_of_range);
   EXPECT_EQ(Kinds().read({1, 0, 1}, Domain::host()).error().code, Code::invalid_argument);
   EXPECT_TRUE(std::ranges::all_of(memory, [](std::byte each) { return each == std::byte{}; }));
+}
+
+TEST_F(KindsOfRecords, are_not_appended_inside_a_callback) {
+  const Kinds kinds = Kinds::create(context_, path_).value();
+  const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
+  const Store store = context_.open(path_).value();
+  std::array<std::byte, 1> byte{};
+  std::promise<Error> told;
+  const Ticket ticket =
+      submit_read(context_, store, Region::host(byte.data(), 1),
+                  {.on_end = [&](const Report&) { told.set_value(append(kinds, kind.id, 0, 1).error()); }});
+  const Error error = told.get_future().get();
+  EXPECT_EQ(error.code, Code::would_deadlock);
+  EXPECT_EQ(error.hint, "append on a thread of your own");
+  EXPECT_TRUE(append(kinds, kind.id, 0, 1).ok());
 }
 
 TEST_F(KindsOfRecords, need_a_dictionary_that_fits_their_store) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -565,6 +566,38 @@ TEST_F(RowsOfTable, a_deadline_that_has_passed_is_told_in_rows) {
       EXPECT_EQ(report.error->code, Code::timed_out);
       EXPECT_EQ(report.error->message, "the deadline passed; 0 of 5000 rows of " + path + " were there");
       EXPECT_FALSE(report.error->hint.empty());
+    }
+  }
+}
+
+TEST_F(RowsOfTable, are_not_gathered_inside_a_callback) {
+  const std::string path = make_table();
+  const Store store = context_.open(path).value();
+  const auto numbers = random_numbers<std::int32_t>(1000, table_rows);
+  std::vector<std::byte> memory(numbers.size() * row_bytes);
+  const Region region = Region::host(memory.data(), memory.size());
+  const GatherOptions watched{.keep_going = [] { return true; }};
+  for (const bool mapping : {true, false}) {
+    const Rows table = open(path, {.mapping = mapping}).value();
+    std::vector<Error> errors;
+    const auto gather = [&](const Report&) {
+      for (const GatherOptions& options : {GatherOptions{}, watched}) {
+        errors.push_back(table.gather(numbers, region, options).error.value_or(Error{}));
+        errors.push_back(table.rows(0, numbers.size(), region, options).error.value_or(Error{}));
+      }
+    };
+    std::array<std::byte, 1> byte{};
+    std::atomic<bool> has_run = false;
+    const Ticket ticket =
+        submit_read(context_, store, Region::host(byte.data(), 1), {.on_end = [&](const Report& report) {
+                      gather(report);
+                      has_run = true;
+                    }});
+    ASSERT_TRUE(eventually([&] { return has_run.load(); }));
+    ASSERT_EQ(errors.size(), 4U);
+    for (const Error& error : errors) {
+      EXPECT_EQ(error.code, Code::would_deadlock) << error.message;
+      EXPECT_EQ(error.hint, "gather on a thread of your own");
     }
   }
 }

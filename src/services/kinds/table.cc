@@ -307,6 +307,7 @@ Status Table::remove(std::uint32_t kind) {
 Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> parts,
                                                  const std::function<bool()>& keep_going) {
   if (Status status = check_process(); !status) return std::move(status).error();
+  if (Status status = rows::Watch::check_may_wait("append"); !status) return std::move(status).error();
   rows::Watch watch(keep_going);
   const auto lock = WriterLock::of_dictionary(path_, deadline_of(options_), &watch);
   if (!lock) return lock.error();

@@ -242,6 +242,7 @@ class Gather {
     const Status all_are_rows = check_numbers(table_, numbers_);
     if (!all_are_rows && !options_.zeros_for_missing) return all_are_rows;
     if (numbers_.size() == 0) return {};
+    if (Status status = Watch::check_may_wait("gather"); !status) return status;
     look(table_, numbers_);
     Sorted sorted = sort_out(table_, numbers_, all_are_rows.ok());
     missing_ = std::move(sorted.missing);
@@ -541,6 +542,7 @@ RowsReport read_rows(const Table& table, Interval rows, Region memory, const Gat
     std::iota(numbers.begin(), numbers.end(), rows.begin);
     return gather(table, numbers, memory, options);
   }
+  if (Status status = Watch::check_may_wait("gather"); !status) return failed(std::move(status).error());
   std::vector<Range> ranges;
   for (std::uint64_t row = rows.begin; row < rows.end;) {
     const std::size_t part = layout.part_of(row);

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/runs_callback.h"
+
 namespace penstock::rows {
 namespace {
 
@@ -18,6 +20,12 @@ bool Watch::goes_on() {
   stopped_ = !keep_going_();
   asked_ = std::chrono::steady_clock::now();
   return !stopped_;
+}
+
+Status Watch::check_may_wait(const std::string& verb) {
+  if (!runs_callback) return {};
+  return Error{Code::would_deadlock, 0, verb + " waits inside a callback of a request",
+               verb + " on a thread of your own"};
 }
 
 Error Watch::told_to_stop() {

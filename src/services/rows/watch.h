@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <span>
+#include <string>
 
 #include "penstock/context.h"
 
@@ -19,11 +20,13 @@ class Watch {
 
   // Asks if it is time to.
   bool goes_on();
+  // Code::would_deadlock inside a completion callback; `verb` is what the caller does: "gather".
+  static Status check_may_wait(const std::string& verb);
   // Code::cancelled.
   static Error told_to_stop();
-  // Until the request has ended; it is cancelled if it is not to go on.
+  // Until the request has ended. REQUIRES: check_may_wait is ok. The request is cancelled if it is not to go on.
   void wait(Ticket& ticket);
-  // As Context::transfer. REQUIRES: not inside a completion callback, where anybody is asked.
+  // As Context::transfer. REQUIRES: check_may_wait is ok.
   Report transfer(Context& context, Direction direction, std::span<const Range> ranges, const RequestOptions& options);
 
  private:
