@@ -15,6 +15,11 @@ Error refused(const std::string& scheme, const std::string& why) {
           "two or more of a-z, 0-9, + and -, a letter first, that no engine serves"};
 }
 
+Error no_function(const std::string& scheme) {
+  return {Code::invalid_argument, 0, "the scheme " + scheme + ": no function for it",
+          "give a function that opens its names"};
+}
+
 Error taken(const std::string& scheme) {
   return {Code::invalid_argument, 0, "this Context has a function for " + scheme + ": already",
           "it stays as long as the Context: make another Context, or choose another scheme"};
@@ -29,12 +34,12 @@ Error not_served(std::string_view name) {
 }  // namespace
 
 Status Resolvers::add(std::string scheme, Resolver resolve, std::span<const std::string_view> others) {
-  if (!resolve) return refused(scheme, "no function for it");
+  if (!resolve) return no_function(scheme);
   return insert(std::move(scheme), std::move(resolve), others);
 }
 
 Status Resolvers::add(std::string scheme, Locator locate, std::span<const std::string_view> others) {
-  if (!locate) return refused(scheme, "no function for it");
+  if (!locate) return no_function(scheme);
   return insert(std::move(scheme), std::move(locate), others);
 }
 

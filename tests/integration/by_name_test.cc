@@ -126,7 +126,9 @@ TEST_F(ByName, a_scheme_is_served_once) {
   for (const char* scheme : {"file", "", "a", "Tier", "9p", "with space", "a:b"}) {
     EXPECT_EQ(context.add_scheme(scheme, resolve).error().code, Code::invalid_argument) << scheme;
   }
-  EXPECT_EQ(context.add_scheme("tier", nullptr).error().code, Code::invalid_argument);
+  const Error without_function = context.add_scheme("tier", {}).error();
+  EXPECT_EQ(without_function.code, Code::invalid_argument);
+  EXPECT_EQ(without_function.hint, "give a function that opens its names");
   EXPECT_TRUE(context.add_scheme("tier", resolve).ok());
   const Error again = context.add_scheme("tier", resolve).error();
   EXPECT_EQ(again.code, Code::invalid_argument);

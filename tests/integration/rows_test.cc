@@ -250,10 +250,15 @@ TEST_F(RowsOfTable, memory_and_numbers_must_fit) {
   EXPECT_EQ(code(numbers, Region::host(memory.data(), memory.size() - 1)), Code::invalid_argument);
   EXPECT_EQ(code(numbers, Region::host(nullptr, memory.size())), Code::invalid_argument);
   alignas(8) std::array<std::byte, 16> raw{};
-  EXPECT_EQ(code({RowNumbers::Type::i32, Region::host(raw.data() + 1, 8)}, Region::host(memory.data(), memory.size())),
-            Code::invalid_argument);
-  EXPECT_EQ(code({RowNumbers::Type::i32, Region::host(raw.data(), 7)}, Region::host(memory.data(), memory.size())),
-            Code::invalid_argument);
+  const auto error = [&](Region numbers_of_4) {
+    return *table.gather({RowNumbers::Type::i32, numbers_of_4}, Region::host(memory.data(), memory.size())).error;
+  };
+  const Error misaligned = error(Region::host(raw.data() + 1, 8));
+  EXPECT_EQ(misaligned.code, Code::invalid_argument);
+  EXPECT_EQ(misaligned.message, "numbers of rows: their address is no multiple of their size, 4 bytes");
+  EXPECT_EQ(misaligned.hint, "align them to 4 bytes, as an array of their type is");
+  EXPECT_EQ(error(Region::host(raw.data(), 7)).message, "numbers of rows: 7 bytes are no whole numbers of 4 bytes");
+  EXPECT_EQ(error(Region::host(nullptr, 8)).message, "numbers of rows: their memory is null");
   EXPECT_EQ(Rows().gather(numbers, Domain::host()).error().code, Code::invalid_argument);
 }
 
@@ -397,6 +402,17 @@ TEST_F(RowsOfTable, tensors_of_several_files_are_one_table) {
     EXPECT_EQ(gathered.buffer.bytes()[i * 64], static_cast<std::byte>(shard_of[i])) << i;
   }
   EXPECT_EQ(Rows::open_tensor(context_, folder_.path("shard0.safetensors"), "other").error().code, Code::not_found);
+}
+
+TEST_F(RowsOfTable, a_tensor_whose_rows_end_within_a_byte_is_refused_for_that) {
+  std::array<std::byte, 6> bytes{};
+  const TensorToSave tensor{"half", DType::f4, {4, 3}, Region::host(bytes.data(), bytes.size())};
+  const std::string path = folder_.path("half.safetensors");
+  ASSERT_TRUE(save_safetensors(context_, path, {&tensor, 1}, {.durable = false}).ok());
+  const Error error = Rows::open_tensor(context_, path, "half").error();
+  EXPECT_EQ(error.code, Code::invalid_argument);
+  EXPECT_EQ(error.message, path + ": tensor \"half\" has rows that are no whole bytes: its elements are of F4");
+  EXPECT_EQ(error.hint, "load the tensor as a whole, or name another");
 }
 
 TEST_F(RowsOfTable, a_tensor_without_rows_is_a_table) {

@@ -20,25 +20,31 @@ namespace {
 // Of the first tensor.
 constexpr std::uint64_t alignment_limit_bytes = 1 << 20;
 
-Error wrong_tensor(const TensorToSave& tensor, const std::string& what) {
+Error wrong_tensor(const TensorToSave& tensor, const std::string& what, const std::string& hint) {
   return {.code = Code::invalid_argument,
           .message = "tensor " + in_quotes(tensor.name) + ": " + what,
-          .hint = "nothing was written"};
+          .hint = hint + "; nothing was written"};
 }
 
 Status check_tensors(std::span<const TensorToSave> tensors) {
   std::set<std::string_view> names;
   for (const TensorToSave& tensor : tensors) {
-    if (tensor.name == models::metadata_key) return wrong_tensor(tensor, "the format reserves this name");
-    if (!names.insert(tensor.name).second) return wrong_tensor(tensor, "the name appears twice");
+    if (tensor.name == models::metadata_key) {
+      return wrong_tensor(tensor, "the format reserves this name", "choose another name");
+    }
+    if (!names.insert(tensor.name).second) {
+      return wrong_tensor(tensor, "the name appears twice", "give each tensor a name of its own");
+    }
     if (tensor.shape.size() > models::dimension_limit) {
-      return wrong_tensor(tensor, "its shape has more than 64 dimensions");
+      return wrong_tensor(tensor, "its shape has more than 64 dimensions", "join some of them");
     }
     const Result<std::uint64_t> bytes = models::tensor_bytes(tensor.dtype, tensor.shape);
-    if (!bytes) return wrong_tensor(tensor, bytes.error().message);
+    if (!bytes) return wrong_tensor(tensor, bytes.error().message, "correct its shape");
     if (*bytes != tensor.memory.size_bytes) {
-      return wrong_tensor(tensor, "its shape needs " + std::to_string(*bytes) + " bytes, and its memory has " +
-                                      std::to_string(tensor.memory.size_bytes));
+      return wrong_tensor(tensor,
+                          "its shape needs " + std::to_string(*bytes) + " bytes, and its memory has " +
+                              std::to_string(tensor.memory.size_bytes),
+                          "correct its shape, its type or its memory");
     }
   }
   return {};
@@ -106,7 +112,8 @@ Result<std::string> head_in_order(std::span<const TensorToSave> tensors, std::sp
   try {
     json = header_json(tensors, order, options);
   } catch (const nlohmann::json::type_error&) {
-    return Error{Code::invalid_argument, 0, "a name or metadata text is not UTF-8", "nothing was written"};
+    return Error{Code::invalid_argument, 0, "a name or metadata text is not UTF-8",
+                 "encode names and metadata as UTF-8; nothing was written"};
   }
   const std::uint64_t used = std::max<std::uint64_t>(safetensors_length_bytes + json.size(), least_bytes);
   json.resize((used + alignment - 1) / alignment * alignment - safetensors_length_bytes, ' ');

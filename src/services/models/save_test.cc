@@ -105,6 +105,12 @@ TEST_F(ModelSave, wrong_tensors_are_refused_by_name_and_nothing_is_written) {
   EXPECT_TRUE(has(refusal({tensor("\xff", DType::u8, {4}, 0)}), "not UTF-8"));
   EXPECT_TRUE(has(refusal({good}, {.metadata = {{"x", "\xff"}}}), "not UTF-8"));
   EXPECT_EQ(files_in_folder(), 0U);
+  const auto hint = [&](const std::vector<TensorToSave>& tensors) {
+    return save_safetensors(context_, path("x"), tensors).error().hint;
+  };
+  EXPECT_EQ(hint({good, good}), "give each tensor a name of its own; nothing was written");
+  wrong.shape = {5};
+  EXPECT_EQ(hint({wrong}), "correct its shape, its type or its memory; nothing was written");
 }
 
 TEST_F(ModelSave, what_was_there_stays_until_the_new_file_is_complete) {

@@ -53,15 +53,22 @@ Error told_in_rows(Error error, const Table& table, const RowsReport& report, co
 
 Status check_memory(const RowNumbers& numbers) {
   const Region& memory = numbers.memory();
-  const std::size_t bytes = numbers.element_bytes();
-  if (memory.size_bytes % bytes == 0 && (memory.size_bytes == 0 || memory.data != nullptr) &&
-      reinterpret_cast<std::uintptr_t>(memory.data) % bytes == 0) {
-    return {};
+  const std::string bytes = std::to_string(numbers.element_bytes());
+  const auto wrong = [&](const std::string& what, const std::string& hint) {
+    return Error{Code::invalid_argument, 0, "numbers of rows: " + what, hint};
+  };
+  if (memory.size_bytes % numbers.element_bytes() != 0) {
+    return wrong(std::to_string(memory.size_bytes) + " bytes are no whole numbers of " + bytes + " bytes",
+                 "give a size that is a multiple of " + bytes + ", or the type that they have");
   }
-  return Error{Code::invalid_argument, 0,
-               "numbers of rows must be whole, and aligned: " + std::to_string(memory.size_bytes) +
-                   " bytes are given for numbers of " + std::to_string(bytes),
-               "give an array of the type"};
+  if (memory.size_bytes != 0 && memory.data == nullptr) {
+    return wrong("their memory is null", "give the address of the first, or a size of 0");
+  }
+  if (reinterpret_cast<std::uintptr_t>(memory.data) % numbers.element_bytes() != 0) {
+    return wrong("their address is no multiple of their size, " + bytes + " bytes",
+                 "align them to " + bytes + " bytes, as an array of their type is");
+  }
+  return {};
 }
 
 // Numbers that the CPU can read.

@@ -49,8 +49,16 @@ Result<std::uint64_t> row_bytes_of(TensorInfo tensor) {
     tensor.size_bytes = *bytes;
   }
   const Interval one{0, 1};
-  auto bytes = part_bytes(tensor, 0, {&one, 1});
-  if (bytes && *bytes == 0) {
+  const auto bytes = part_bytes(tensor, 0, {&one, 1});
+  if (!bytes) {
+    const bool has_blocks = !tensor.quantization.empty();
+    return Error{bytes.error().code, 0,
+                 "tensor " + models::in_quotes(tensor.name) + " has rows that are no whole " +
+                     (has_blocks ? "blocks of " + std::string(tensor.quantization)
+                                 : "bytes: its elements are of " + std::string(dtype_name(tensor.dtype))),
+                 "load the tensor as a whole, or name another"};
+  }
+  if (*bytes == 0) {
     return Error{Code::unsupported, 0, "tensor \"" + tensor.name + "\" has rows without bytes", "name another"};
   }
   return bytes;
