@@ -62,7 +62,7 @@ struct NewKind {
   std::uint64_t record_bytes = 0;         // 0: what type and shape say
   std::string type = {};                  // as Kind has them
   std::vector<std::uint64_t> shape = {};  // none, with a type: a record is one element
-  std::uint64_t records = 0;              // that are there already
+  std::uint64_t records = 0;              // that are there already; Code::out_of_range if the store ends before them
 };
 
 struct KindsOptions {
@@ -128,10 +128,10 @@ class PENSTOCK_EXPORT Kinds {
   // Appends records, and returns the index of the first: that of each part, where parts are given. All parts count, or
   // none. Code::no_space if the kind has not enough room, Code::in_use if another writer took too long,
   // Code::changed if the id is another kind's than when this handle last looked. After Code::not_durable they are
-  // there, but a power cut may take them away again.
+  // there, but a power cut may take them away again. Inside a completion callback: Code::would_deadlock.
   Result<std::uint64_t> append(std::uint32_t kind, Region records) const;
   // `keep_going` is asked about twenty times a second, on the calling thread; with false it ends with Code::cancelled,
-  // and no record counts.
+  // and no record counts. A call that is over sooner does not ask.
   Result<std::vector<std::uint64_t>> append(std::span<const RecordsAppend> parts,
                                             const std::function<bool()>& keep_going = {}) const;
 

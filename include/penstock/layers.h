@@ -73,7 +73,7 @@ struct LayersOptions {
   Domain domain = Domain::cuda(0);
   std::uint64_t budget_bytes = 0;
   // Memory of yours to use, instead of the two above. It must stay until the Layers are closed; if a slot was lost
-  // (SlotsReport), until the Context is gone.
+  // (SlotsReport), as long as that of an abandoned request (request.h).
   Region memory = {};
   // How much is loaded ahead at a time; at least two groups.
   std::uint64_t ahead_bytes = 256 << 20;
@@ -81,7 +81,7 @@ struct LayersOptions {
   double deadline_seconds = 100;
   // How loads use the page cache. Nothing: as the Context does, but where that is automatic, a group that is loaded
   // for a second time stays in the page cache, if the groups take at most half of the memory of this machine.
-  std::optional<Cache> cache;
+  std::optional<Cache> cache = {};
   // Groups are first expected one after the other. Otherwise nothing is expected before it was used.
   bool in_order = true;
 };
@@ -119,7 +119,7 @@ struct LayersReport {
 class PENSTOCK_EXPORT Layers {
  public:
   // Code::invalid_argument for a budget that is smaller than a group, for groups without a name or with the same one,
-  // and for tensors and rows that don't exist.
+  // and for tensors that don't exist; Code::out_of_range for rows that don't; Code::no_device without the GPU.
   static Result<Layers> open(Context& context, const Model& model, std::vector<TensorGroup> groups,
                              const LayersOptions& options);
   Layers();
@@ -158,8 +158,8 @@ class PENSTOCK_EXPORT Layers {
   LayersReport report() const;
   // As the destructor does. If groups are held: Code::in_use, and all goes on, unless `released` says that they are not
   // used any more. Acquires that wait, and later ones, fail with Code::closed. Code::abandoned: it is closed, but
-  // an operation may still write to the memory; what you gave must stay until the Context is gone. Any other error is
-  // one that `check` would tell.
+  // an operation may still write to the memory; what you gave must stay as long as that of an abandoned request
+  // (request.h). Any other error is one that `check` would tell.
   enum class Held : std::uint8_t { refused, released };
   Status close(Held held = Held::refused);
 

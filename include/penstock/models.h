@@ -167,7 +167,7 @@ struct Interval {
 struct TensorPart {
   std::uint32_t tensor = 0;  // its index in Model::tensors()
   std::uint32_t dimension = 0;
-  std::vector<Interval> intervals;  // none: the whole tensor
+  std::vector<Interval> intervals = {};  // none: the whole tensor
   Region memory;
 };
 // The shape of a part. Fails for intervals that run backwards or past the end, and for those that cut through a byte or
@@ -183,7 +183,7 @@ enum class Columns : std::uint8_t { automatic, pieces, whole };
 struct LoadOptions {
   Columns columns = Columns::automatic;
   // `stream` works only if nothing is read as whole rows; `on_end` must not destroy the Loading.
-  RequestOptions request;
+  RequestOptions request = {};
 };
 
 struct LoadReport {
@@ -275,7 +275,7 @@ struct TensorToSave {
   Region memory;  // contiguous, of any domain
 };
 struct SaveOptions {
-  std::map<std::string, std::string> metadata;
+  std::map<std::string, std::string> metadata = {};
   bool empty_metadata = false;     // write {} if there is no metadata, as safetensors does for {}
   std::uint64_t alignment = 4096;  // of the first tensor: a power of two, at least 8; with 8 the file is byte for
                                    // byte what safetensors writes, which orders several metadata entries randomly
@@ -285,7 +285,7 @@ struct SaveOptions {
   // recorded.
   bool packed = false;
   // Called at most twenty times a second; false cancels and leaves the old file. It must not throw.
-  std::function<bool(std::uint64_t done, std::uint64_t all)> progress;
+  std::function<bool(std::uint64_t done, std::uint64_t all)> progress = {};
 };
 // The beginning of a safetensors file, if you write the rest yourself: the bytes of the tensors follow in this order,
 // without gaps.

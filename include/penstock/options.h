@@ -31,9 +31,9 @@ struct PENSTOCK_EXPORT Deadlines {
 };
 
 struct PENSTOCK_EXPORT Options {
-  std::vector<Route> allowed_routes;  // empty: all but cufile_compat and cufile_unknown
-  std::string engine;                 // empty: the planner chooses; PENSTOCK_ENGINE overrides
-  std::vector<std::string> modules;   // paths of engines to load beside the built-in ones
+  std::vector<Route> allowed_routes = {};  // empty: all but cufile_compat and cufile_unknown
+  std::string engine = {};                 // empty: the planner chooses; PENSTOCK_ENGINE overrides
+  std::vector<std::string> modules = {};   // paths of engines to load beside the built-in ones
   Cache cache = Cache::automatic;
   std::uint32_t lanes = 0;                       // 0: usable CPUs, at most 16
   std::uint32_t operations_in_flight = 64;       // per lane
@@ -52,8 +52,8 @@ struct PENSTOCK_EXPORT Options {
   std::uint64_t device_budget_bytes = 0;  // GPU memory allocated through a Context; 0: no limit
   bool nvtx = false;                      // show every request as a range in NVIDIA's profilers
   std::uint32_t trace_events = 0;         // kept per lane, for Context::trace; 0: none
-  std::string publish;                    // the name under which others see the statistics; empty: not published
-  Deadlines deadlines;
+  std::string publish = {};               // the name under which others see the statistics; empty: not published
+  Deadlines deadlines = {};
 
   // Reads a JSON object; absent keys keep their defaults.
   static Result<Options> from_json(std::string_view text);

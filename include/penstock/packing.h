@@ -26,7 +26,7 @@ struct PackOptions {
   bool durable = true;
   // Called at most twenty times a second with decoded bytes; false cancels. Files that were finished stay. It must not
   // throw.
-  std::function<bool(std::uint64_t done, std::uint64_t all)> progress;
+  std::function<bool(std::uint64_t done, std::uint64_t all)> progress = {};
 };
 
 struct PackReport {

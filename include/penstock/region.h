@@ -1,5 +1,5 @@
-// Region: a borrowed range of memory with its Domain. Its owner must outlive every request that names it, and the
-// Context too if such a request was abandoned (see request.h). A Buffer need not: requests hold its memory.
+// Region: a borrowed range of memory with its Domain. Its owner must outlive every request that names it, and stay
+// longer if such a request was abandoned (see request.h). A Buffer need not: requests hold its memory.
 #pragma once
 
 #include <cstddef>

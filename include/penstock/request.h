@@ -1,9 +1,10 @@
 // Requests: what a caller asks for, the Ticket as its handle, and the Report at its end.
 //
 // A request ends exactly once: done, failed, cancelled or abandoned. A deadline ends a wait, never ownership: an
-// *abandoned* request has ended while the kernel or a device may still touch its memory, so that memory must outlive
-// the Context. Memory of a penstock::Buffer needs no such care: it stays until the request has ended and nothing can
-// touch it any longer, whatever happens to the Buffer.
+// *abandoned* request has ended while the kernel or a device may still touch its memory, even after the Context is
+// gone. That memory must stay until Statistics::quarantined_bytes is 0, or the process ends. Memory of a
+// penstock::Buffer needs no such care: it stays until the request has ended and nothing can touch it any longer,
+// whatever happens to the Buffer.
 //
 // Thread safety: a Ticket may be used from any thread. Lifetime: you may drop a ticket at any time; the request goes
 // on. Tickets may outlive their Context: closing it ends every request. In a forked child, requests that had not ended
@@ -99,22 +100,22 @@ struct RequestOptions {
   // means none.
   double deadline_seconds = 0;
   // Reads: how to use the page cache; nothing: as the Context does.
-  std::optional<Cache> cache;
+  std::optional<Cache> cache = {};
   // Reads: Code::changed if a store that is open for reading is not what it was when it was opened; below 1 MiB no
   // server is asked about that. Otherwise requests of at least 1 MiB compare what it was when they began.
   bool as_opened = false;
   // Runs once, on the Context's completion thread or on `executor`. It may submit and must not wait. Neither may throw:
   // that ends the process with a message.
-  std::function<void(const Report&)> on_end;
-  std::function<void(std::function<void()>)> executor;
+  std::function<void(const Report&)> on_end = {};
+  std::function<void(std::function<void()>)> executor = {};
   // Runs once per range that has bytes: when all of them have arrived (Code::ok), or when the first of them failed;
   // others may then still be on their way. It runs on the lane that moved them, so it must not wait, hold a lock for
   // long, or throw. If a request is stopped early, it may not run for all ranges.
-  std::function<void(std::uint64_t range, Code code)> on_range;
+  std::function<void(std::uint64_t range, Code code)> on_range = {};
   // Stream order: the request begins when earlier work on the stream is done, and later work begins when the request
   // has ended, even by failure or cancellation: check the ticket. All memory must be on the stream's device.
   // Asynchronous requests only. A stream that is being captured into a graph is refused.
-  std::optional<CudaStream> stream;
+  std::optional<CudaStream> stream = {};
 };
 
 // Default-constructed or moved from, it has no request: it has ended as failed, and the report says so.

@@ -13,8 +13,9 @@
 // is mapped: it acts on our mappings within a gather, and leaves all else to the handler before it.
 //
 // Thread safety: any thread; gathers run at the same time. Lifetime: a handle; copies share the table. The Context must
-// outlive it, and not be moved. Numbers and memory are borrowed until a call returns, and where its report says
-// `abandoned` until the Context is gone. In a forked child, calls fail with Code::closed.
+// outlive it, and not be moved. Numbers and memory are borrowed until a call returns, and longer where its report says
+// `abandoned` (request.h). In a forked child, calls fail with Code::closed, and inside a completion callback gathers
+// with Code::would_deadlock.
 #pragma once
 
 #include <concepts>
@@ -74,8 +75,8 @@ class RowNumbers {
 struct RowsOptions {
   // Rows in the page cache are copied from a mapping. Without, all are read by calls, and no handler is installed.
   bool mapping = true;
-  double look_again_seconds = 1;            // what is known of the page cache is believed for so long, at least
-  std::uint64_t join_bytes = 4096;          // cold rows with no more than this between them are read together
+  double look_again_seconds = 1;    // what is known of the page cache is believed for so long, at least
+  std::uint64_t join_bytes = 4096;  // cold rows with no more than this between them are read together, 1 MiB at most
   std::uint64_t scratch_bytes = 256 << 20;  // host memory for cold rows; a gather that needs more reads in turns
 };
 
@@ -105,8 +106,8 @@ struct TableInfo {
 struct GatherOptions {
   bool zeros_for_missing = false;  // a number that is no row's gives a row of zeros, instead of Code::out_of_range
   double deadline_seconds = 0;     // of the whole gather; as RequestOptions has it
-  // Asked about twenty times a second, on the calling thread; false ends the gather with Code::cancelled. With it, no
-  // gather inside a completion callback.
+  // Asked about twenty times a second, on the calling thread; false ends the gather with Code::cancelled. A call that
+  // is over sooner does not ask.
   std::function<bool()> keep_going = {};
 };
 
@@ -114,9 +115,9 @@ struct RowsReport {
   Outcome outcome = Outcome::pending;
   std::optional<Error> error;  // set unless done; no row is vouched for then
   double seconds = 0;
-  std::uint64_t bytes = 0;         // of all rows that were asked for
-  std::uint64_t cached_rows = 0;   // copied from a mapping
-  std::uint64_t cold_rows = 0;     // not
+  std::uint64_t bytes = 0;        // of all rows that were asked for
+  std::uint64_t cached_rows = 0;  // copied from a mapping; of Rows::rows, as many as the bytes that were cached make up
+  std::uint64_t cold_rows = 0;    // not
   std::uint64_t missing_rows = 0;  // zeros
   std::uint64_t read_bytes = 0;    // by calls, for cold rows; each row counts once, however often it was asked for
   std::uint64_t extra_bytes = 0;   // of these, what is no row that was asked for: between rows, and up to whole blocks

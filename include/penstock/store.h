@@ -90,7 +90,8 @@ enum class Access : std::uint8_t {
 
 struct OpenOptions {
   Access access = Access::read;
-  // With create and replace: reserve this much room at once, so that a full disk shows before the first byte.
+  // With create and replace: reserve this much room at once, so that a full disk shows before the first byte. A file
+  // that was shorter is this long from then on, a new one (replace) exactly so, unless it is written past that.
   std::uint64_t size_bytes = 0;
   // Where that room begins: the gap between the old end and this is a hole. Equal to size_bytes: all of it.
   std::uint64_t reserve_from = 0;

@@ -176,4 +176,21 @@ TEST(SharedLibrary, exports_the_public_api_and_nothing_of_its_inside) {
   EXPECT_GT(exported, 50);
 }
 
+// As programs are compiled that have -Wextra.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wmissing-field-initializers"
+TEST(PublicOptions, may_be_given_one_by_one) {
+  EXPECT_TRUE(penstock::Options{.lanes = 2}.publish.empty());
+  EXPECT_FALSE(penstock::RequestOptions{.durable = true}.on_end);
+  EXPECT_FALSE(penstock::LoadOptions{.columns = penstock::Columns::automatic}.request.durable);
+  EXPECT_FALSE(penstock::SaveOptions{.durable = false}.progress);
+  EXPECT_FALSE(penstock::PackOptions{.threads = 1}.progress);
+  EXPECT_FALSE(penstock::LayersOptions{.budget_bytes = 1}.cache);
+  EXPECT_FALSE(penstock::OpenOptions{.access = penstock::Access::write}.growing);
+  EXPECT_FALSE(penstock::GatherOptions{.zeros_for_missing = true}.keep_going);
+  EXPECT_TRUE(penstock::KindsOptions{.lock_seconds = 1}.dictionary.empty());
+  EXPECT_TRUE(penstock::TensorPart({.tensor = 1, .memory = {}}).intervals.empty());
+}
+#pragma GCC diagnostic pop
+
 }  // namespace

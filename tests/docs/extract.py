@@ -19,6 +19,8 @@ FUNCTION = """\
 #include "penstock/models.h"
 #include "penstock/penstock.h"
 
+#pragma GCC diagnostic error "-Wmissing-field-initializers"  // readers compile with -Wextra
+
 void {name}();
 
 void {name}() {{

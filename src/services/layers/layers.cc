@@ -105,7 +105,7 @@ Status Layers::close(Held held) {
   }
   if (!cache_->shut_down()) return check();
   return Error{Code::abandoned, 0, "a load has not come back, and may still write to the memory",
-               "keep memory that you gave to the Layers until the Context is gone"};
+               "keep memory that you gave to the Layers until the process ends"};
 }
 
 }  // namespace penstock

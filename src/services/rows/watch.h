@@ -1,7 +1,7 @@
 // Watch: a call whose caller is asked meanwhile whether to go on, so that a person can end it.
 //
 // Thread safety: one thread's, which is the one that asks. Lifetime: of the call. Memory is borrowed until a transfer
-// returns, and where its report says `abandoned` until the Context is gone.
+// returns, and longer where its report says `abandoned` (penstock/request.h).
 #pragma once
 
 #include <chrono>
