@@ -1,6 +1,8 @@
 // penstock tier: folders on disks of different speed, what lies on which, and moving it. Here are the flags.
 #include "tier.h"
 
+#include <algorithm>
+
 #include "tier_names.h"
 
 namespace penstock::cli {
@@ -30,7 +32,7 @@ using Run = std::function<Exit(const Flags&, const Output&, Tiers&)>;
 // A verb that does one thing to one unit or tier.
 Run simple(const char* verb, const char* told, std::function<Status(Tiers&, const Flags&)> act) {
   return [=](const Flags& flags, const Output&, Tiers& tiers) {
-    return done(flags, verb, act(tiers, flags), std::string(told) + flags.name);
+    return done(flags, verb, act(tiers, flags), told + shown_name(flags.name));
   };
 }
 
@@ -51,6 +53,7 @@ Command add_tier(CLI::App& tool) {
   struct Verb {
     CLI::App* parser;
     tier::Run run;
+    bool of_unit = false;  // the name is that of a unit
   };
   auto verbs = std::make_shared<std::vector<Verb>>();
   const auto add = [&](const char* name, const char* help, tier::Run run) {
@@ -62,6 +65,7 @@ Command add_tier(CLI::App& tool) {
     return verb;
   };
   const auto add_unit = [&](CLI::App* verb) {
+    std::ranges::find(*verbs, verb, &Verb::parser)->of_unit = true;
     verb->add_option("NAME", flags->name, "a unit: its path below the folder of its tier")->required();
   };
   const auto add_marks = [&](CLI::App* verb) {
@@ -198,7 +202,7 @@ Command add_tier(CLI::App& tool) {
               if (!verb.run) return tier::init(*flags, output);
               Result<Tiers> tiers = Tiers::open({.catalog = flags->catalog});
               if (!tiers.ok()) return output.fail(tiers.error());
-              flags->name = meant(*tiers, flags->name);
+              if (verb.of_unit) flags->name = meant(*tiers, flags->name);
               return verb.run(*flags, output, *tiers);
             }
             return Exit::usage;

@@ -41,7 +41,7 @@ void choose_policy(const Flags& flags, TierPolicy& policy) {
 
 Json tier_json(const TierInfo& tier) {
   Json json = {{"name", tier.name},
-               {"path", name_json(tier.path)},
+               {"path", path_json(tier.path)},
                {"id", tier.id},
                {"capacity_bytes", tier.capacity_bytes},
                {"used_bytes", tier.used_bytes},
@@ -62,7 +62,7 @@ Json unit_json(const UnitInfo& unit) {
   return {{"name", name_json(unit.name)},
           {"kind", unit_kind_name(unit.kind)},
           {"tier", unit.tier},
-          {"path", name_json(unit.path)},
+          {"path", path_json(unit.path)},
           {"bytes", unit.size_bytes},
           {"files", unit.files},
           {"checksum", unit.checksum.empty() ? Json() : Json(unit.checksum)},
@@ -78,7 +78,7 @@ Json unit_json(const UnitInfo& unit) {
 
 Json finding_json(const TierFinding& finding) {
   return {{"name", name_json(finding.name)},
-          {"path", name_json(finding.path)},
+          {"path", path_json(finding.path)},
           {"text", finding.text},
           {"repaired", finding.repaired},
           {"harmless", finding.harmless}};
@@ -235,8 +235,8 @@ Exit status(const Flags& flags, const Output& output, Tiers& tiers) {
 
 Exit list_units(const Flags& flags, const Output& output, Tiers& tiers) {
   // Not by what there is now: the unit may be gone since its name was printed.
-  const std::string after = output.json() ? percent_decoded(flags.after) : flags.after;
-  const auto units = tiers.list({.tier = flags.tier, .prefix = flags.prefix, .after = after, .limit = flags.limit});
+  const auto units = tiers.list(
+      {.tier = flags.tier, .prefix = name_from(flags.prefix), .after = name_from(flags.after), .limit = flags.limit});
   if (!units.ok()) return output.fail(units.error());
   if (output.json()) {
     Json json = head("list");
@@ -247,14 +247,15 @@ Exit list_units(const Flags& flags, const Output& output, Tiers& tiers) {
   }
   std::vector<std::vector<std::string>> rows = {{"tier", "size", "heat", "name"}};
   for (const UnitInfo& unit : *units) {
-    std::string name = unit.name + (unit.kind == UnitKind::directory ? "/" : "");
+    std::string name = shown_name(unit.name) + (unit.kind == UnitKind::directory ? "/" : "");
     if (!unit.pinned.empty()) name += "  pinned to " + unit.pinned;
     if (!unit.moving_to.empty()) name += "  on its way to " + unit.moving_to;
     if (unit.in_doubt) name += "  in doubt";
     rows.push_back({unit.tier, format_bytes(unit.size_bytes), shown_heat(unit.heat), std::move(name)});
   }
   output.table(rows);
-  if (!units->empty() && units->size() == flags.limit) output.heading("more: --after '" + units->back().name + "'");
+  if (!units->empty() && units->size() == flags.limit)
+    output.heading("more: --after '" + shown_name(units->back().name) + "'");
   return Exit::ok;
 }
 
@@ -264,7 +265,7 @@ Exit where(const Flags& flags, const Output& output, Tiers& tiers) {
   if (output.json()) {
     Json json = head("where");
     json["name"] = name_json(flags.name);
-    json["path"] = name_json(*path);
+    json["path"] = path_json(*path);
     output.object(json);
   } else if (output.on_terminal()) {
     output.heading(*path);
@@ -299,9 +300,9 @@ Exit import(const Flags& flags, const Output& output, Tiers& tiers) {
     if (flags.names.empty())
       return output.fail(tier_usage("which units?", "name them, or give --all (with --tier TIER for one tier)"));
     for (const std::string& name : flags.names) {
-      Status imported = tiers.import(percent_decoded(name), flags.checksum);
-      if (!imported.ok() && imported.error().code == Code::not_found && percent_decoded(name) != name) {
-        imported = tiers.import(name, flags.checksum);
+      Status imported = tiers.import(name_from(name), flags.checksum);
+      if (!imported.ok() && imported.error().code == Code::not_found && unmarked(name) != name) {
+        imported = tiers.import(unmarked(name), flags.checksum);
       }
       if (!imported.ok()) return output.fail(imported.error());
     }
@@ -316,7 +317,7 @@ Exit import(const Flags& flags, const Output& output, Tiers& tiers) {
   }
   CheckReport sum;
   for (const std::string& name : names) {
-    auto report = tiers.import_all(name, flags.below);
+    auto report = tiers.import_all(name, name_from(flags.below));
     if (!report.ok()) return output.fail(report.error());
     sum.units += report->units;
     std::ranges::move(report->findings, std::back_inserter(sum.findings));

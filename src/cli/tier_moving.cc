@@ -114,7 +114,8 @@ Exit show_plan(const Output& output, Tiers& tiers) {
 
 Exit add(const Flags& flags, const Output&, Tiers& tiers) {
   const Moving moving(flags);
-  return done(flags, "add", tiers.add(flags.path, flags.name, flags.tier, moving.options()), "added " + flags.name);
+  const std::string name = name_from(flags.name);
+  return done(flags, "add", tiers.add(flags.path, name, flags.tier, moving.options()), "added " + shown_name(name));
 }
 
 Exit move(const Flags& flags, const Output& output, Tiers& tiers) {

@@ -125,19 +125,40 @@ class Commands(TierTest):
         self.put("nvme/50%41", b"plain")
         self.tier("import", "--all")
         names = [unit["name"] for unit in self.tier("list")["units"]]
-        self.assertEqual(names, ["50%2541", "a%FF100%25"])
+        self.assertEqual(names, ["./50%2541", "./a%FF100%25"])
         self.tier("move", "a%FF100%25", "hdd")
         self.assertEqual((self.folder / os.fsdecode(b"hdd/a\xff100%")).read_bytes(), b"odd")
         self.assertEqual(self.tier("where", "a%FF100%25")["path"], f"{self.folder}/hdd/a%FF100%25")
-        for name in "50%41", "50%2541":
+        for name in "50%41", "50%2541", "./50%2541":
             self.assertEqual(self.tier("where", name)["path"], f"{self.folder}/nvme/50%2541")
         self.assertEqual(self.json_of("load", "tier:a%FF100%25", env=self.env)["bytes"], 3)
-        self.assertEqual([unit["name"] for unit in self.tier("list", "--after", "50%41")["units"]], ["a%FF100%25"])
+        self.assertEqual([unit["name"] for unit in self.tier("list", "--after", "50%41")["units"]], ["./a%FF100%25"])
+        self.assertEqual([unit["name"] for unit in self.tier("list", "--prefix", "./a%FF")["units"]], ["./a%FF100%25"])
         self.tier("forget", "a%FF100%25")
         self.tier("import", "a%FF100%25")
+        self.tier("forget", "./a%FF100%25")
+        self.tier("import", "./a%FF100%25")
         self.assertEqual(len(self.tier("list")["units"]), 2)
 
-    def test_a_name_in_json_stands_for_one_unit(self):
+    def test_what_list_prints_stands_for_one_unit(self):
+        names = [b"\xff", b"%FF", b"%25FF", b"%2525FF", b"100%", b"A", b"%41", b"a\x01b"]
+        for form in "json", "text":
+            for name in names:
+                self.put(os.fsdecode(b"nvme/" + name), name)
+            self.tier("import", "--all")
+            for left in range(len(names), 0, -1):
+                if form == "json":
+                    printed = self.tier("list", "--limit", 1)["units"][0]["name"]
+                else:
+                    listed = self.run_tool("tier", "list", "--limit", 1, env=self.env).stdout
+                    printed = os.fsdecode(listed.splitlines()[1].split()[-1])
+                names_left = [name for name in names if (self.folder / os.fsdecode(b"nvme/" + name)).exists()]
+                first = min(names_left)
+                self.assertEqual(len(names_left), left)
+                self.assertEqual(self.run_tool("tier", "remove", printed, env=self.env).returncode, 0, printed)
+                self.assertFalse((self.folder / os.fsdecode(b"nvme/" + first)).exists(), (form, printed, first))
+
+    def test_the_next_page_begins_after_what_was_printed(self):
         for name in b"\xff", b"%FF", b"%25FF", b"100%":
             self.put(os.fsdecode(b"nvme/" + name), name)
         self.tier("import", "--all")
@@ -146,11 +167,26 @@ class Commands(TierTest):
             units = self.tier("list", "--limit", 1, *after)["units"]
             names += [unit["name"] for unit in units]
             after = ["--after", names[-1]]
-        self.assertEqual(names, ["%2525FF", "%25FF", "100%", "%FF"])
-        self.tier("move", "%FF", "hdd")
+        self.assertEqual(names, ["./%2525FF", "./%25FF", "100%", "./%FF"])
+        self.tier("move", "./%FF", "hdd")
         self.assertEqual((self.folder / os.fsdecode(b"hdd/\xff")).read_bytes(), b"\xff")
-        self.tier("forget", "%FF")
-        self.assertEqual(self.tier("list", "--after", "%FF")["units"], [])
+        self.tier("forget", "./%FF")
+        self.assertEqual(self.tier("list", "--after", "./%FF")["units"], [])
+
+    def test_a_name_is_taken_as_it_stands_first(self):
+        for name in "A", "%41":
+            self.put(f"nvme/{name}", name.encode())
+        self.tier("import", "%41")
+        self.assertEqual([unit["name"] for unit in self.tier("list")["units"]], ["./%2541"])
+        self.tier("import", "A")
+        self.assertEqual(self.tier("where", "%41")["path"], f"{self.folder}/nvme/%2541")
+        self.tier("remove", "%41")
+        self.assertFalse((self.folder / "nvme/%41").exists())
+        self.fails("not_found", 3, "tier", "remove", "%41", env=self.env)
+        self.assertEqual((self.folder / "nvme/A").read_bytes(), b"A")
+        self.tier("add", self.file("new", b"new"), "%41")
+        self.assertEqual((self.folder / "nvme/%41").read_bytes(), b"new")
+        self.assertEqual((self.folder / "nvme/A").read_bytes(), b"A")
 
     def test_where_prints_a_path_as_it_is_to_programs(self):
         self.put("nvme/a\tb\x01", b"odd")
