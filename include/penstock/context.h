@@ -76,7 +76,8 @@ class PENSTOCK_EXPORT Context {
   // From now on the function opens names with this scheme; it gets them without the scheme and percent-encoding. It may
   // open other stores of the Context, and must not throw. Code::invalid_argument if the scheme is taken or invalid.
   Status add_scheme(std::string scheme, Resolver resolve);
-  // From now on names with this scheme stand for paths that the function tells. It must not throw.
+  // From now on names with this scheme stand for paths that the function tells. It gets them without the scheme, as
+  // they were written: percent-encoding is its own to undo. It must not throw.
   Status redirect(std::string scheme, Locator locate);
   // The path that a name stands for: that of a redirected scheme, else the name itself.
   Result<std::string> path_of(std::string_view name) const;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "base/callback.h"
 #include "core/uri.h"
@@ -55,30 +54,35 @@ Status Resolvers::insert(std::string scheme, Function function, std::span<const 
 }
 
 std::optional<Resolvers::Served> Resolvers::find(std::string_view name) const {
+  const std::size_t colon = name.find(':');
+  if (colon == std::string_view::npos) return std::nullopt;
   const std::scoped_lock lock(mutex_);
-  if (by_scheme_.empty()) return std::nullopt;
-  std::vector<std::string_view> schemes;
-  for (const auto& [scheme, function] : by_scheme_) schemes.push_back(scheme);
-  auto uri = core::parse_uri(name, schemes);
-  const auto found = uri ? by_scheme_.find(uri->scheme) : by_scheme_.end();
+  const auto found = by_scheme_.find(name.substr(0, colon));
   if (found == by_scheme_.end()) return std::nullopt;
-  return Served{found->second, std::move(uri->name)};
+  std::string_view rest = name.substr(colon + 1);
+  if (rest.starts_with("//")) rest.remove_prefix(2);
+  return Served{found->first, found->second, rest};
 }
 
 std::optional<Result<Store>> Resolvers::open(std::string_view name, const OpenOptions& options) const {
   const auto served = find(name);
   const auto* resolve = served ? std::get_if<Resolver>(&served->function) : nullptr;
   if (resolve == nullptr) return std::nullopt;
-  return call_back("the function of Context::add_scheme", *resolve, std::string_view(served->rest), options);
+  const auto uri = core::parse_uri(name, {&served->scheme, 1});
+  if (!uri) return uri.error();
+  return call_back("the function of Context::add_scheme", *resolve, std::string_view(uri->name), options);
 }
 
 std::optional<Result<Location>> Resolvers::locate(std::string_view name, const OpenOptions& options) const {
-  if (name == "tier:") return Error{Code::invalid_argument, 0, "tier: names no unit", "write it as tier:NAME"};
   const auto served = find(name);
-  if (!served && name.starts_with("tier:")) return not_served(name);
+  const bool is_unit = name.starts_with("tier:");
+  if (is_unit && (name == "tier:" || (served && served->rest.empty()))) {
+    return Error{Code::invalid_argument, 0, "tier: names no unit", "write it as tier:NAME"};
+  }
+  if (!served && is_unit) return not_served(name);
   const auto* locate = served ? std::get_if<Locator>(&served->function) : nullptr;
   if (locate == nullptr) return std::nullopt;
-  return call_back("the function of Context::redirect", *locate, std::string_view(served->rest), options);
+  return call_back("the function of Context::redirect", *locate, served->rest, options);
 }
 
 }  // namespace penstock

@@ -28,10 +28,11 @@ class Resolvers {
 
  private:
   using Function = std::variant<Resolver, Locator>;
-  // Which function serves a name, and what follows the scheme.
+  // Which function serves a name, and what follows the scheme, as it was written.
   struct Served {
+    std::string_view scheme;
     Function function;
-    std::string rest;
+    std::string_view rest;
   };
   Status insert(std::string scheme, Function function, std::span<const std::string_view> others);
   std::optional<Served> find(std::string_view name) const;

@@ -275,7 +275,14 @@ Status name_by_path(std::string& name) {
   if (rest.starts_with("//")) rest.remove_prefix(2);
   const Result<Tiers> tiers = Tiers::open();
   if (!tiers.ok()) return tiers.error();
-  Result<std::string> path = path_of_unit(*tiers, percent_decoded(rest));
+  // As Tiers do: what is there by that very name first.
+  std::error_code failed;
+  Result<std::string> path = path_of_unit(*tiers, std::string(rest));
+  if (!path.ok() || !std::filesystem::exists(*path, failed)) {
+    const bool marked = rest.starts_with("./");
+    const Result<std::string> other = path_of_unit(*tiers, percent_decoded(rest.substr(marked ? 2 : 0)));
+    if (other.ok() || !path.ok()) path = other;
+  }
   if (!path.ok()) return path.error();
   name = std::move(*path);
   return {};

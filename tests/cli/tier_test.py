@@ -188,6 +188,22 @@ class Commands(TierTest):
         self.assertEqual((self.folder / "nvme/%41").read_bytes(), b"new")
         self.assertEqual((self.folder / "nvme/A").read_bytes(), b"A")
 
+    def test_a_uri_is_the_unit_of_that_very_name_first(self):
+        for name in "A", "%41", "50%.bin", "%2F":
+            self.put(f"nvme/{name}", name.encode())
+        self.tier("import", "--all")
+        for uri, name in [("%41", "%41"), ("./%2541", "%41"), ("A", "A"), ("50%.bin", "50%.bin"), ("50%25.bin", "50%.bin"),
+                          ("%2F", "%2F")]:
+            self.assertEqual(self.json_of("load", f"tier:{uri}", env=self.env)["bytes"], len(name), uri)
+            self.assertIn(f"{self.folder}/nvme/{name}", json.dumps(self.json_of("doctor", f"tier:{uri}", env=self.env)))
+        error = self.fails("not_found", 3, "load", "tier:60%.bin", env=self.env)
+        self.assertIn('there is no unit "60%.bin"', error["message"])
+        self.json_of("write", self.file("new", b"new"), "tier:%41", env=self.env)
+        self.json_of("write", self.file("new", b"new"), "tier:%42", env=self.env)
+        self.assertEqual((self.folder / "nvme/A").read_bytes(), b"A")
+        self.assertEqual((self.folder / "nvme/%41").read_bytes(), b"new")
+        self.assertEqual((self.folder / "nvme/B").read_bytes(), b"new")
+
     def test_where_prints_a_path_as_it_is_to_programs(self):
         self.put("nvme/a\tb\x01", b"odd")
         self.tier("import", "--all")

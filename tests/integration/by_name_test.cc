@@ -64,6 +64,7 @@ TEST_F(ByName, a_scheme_that_was_added_is_opened_by_its_function) {
   EXPECT_TRUE(holds_content(loaded->buffer.bytes(), 1, 10));
   EXPECT_TRUE(context.open(folder_.path("file")).ok()) << "others are opened as before";
   EXPECT_EQ(context.open("tiers://x").error().code, Code::unknown_scheme);
+  EXPECT_EQ(context.open("tier:50%").error().code, Code::invalid_argument) << "it can't be decoded";
   EXPECT_EQ(context.open("./tier:x").error().code, Code::not_found) << "that is a path";
 }
 
@@ -103,6 +104,7 @@ TEST_F(ByName, a_scheme_may_stand_for_paths) {
   EXPECT_EQ(context.redirect("there", locate).error().code, Code::invalid_argument);
   EXPECT_EQ(context.redirect("none", nullptr).error().code, Code::invalid_argument);
   EXPECT_EQ(*context.path_of("there:file"), folder_.path("file"));
+  EXPECT_EQ(*context.path_of("there:50%20%"), folder_.path("50%20%")) << "as it was written";
   EXPECT_EQ(*context.path_of("a path"), "a path");
   EXPECT_EQ(context.path_of("there:none").error().code, Code::not_found);
   EXPECT_EQ(context.open("there:none").error().message, "there is none");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 
 namespace penstock::tiers {
@@ -53,6 +54,23 @@ std::vector<std::string> parents_of(std::string_view name) {
     parents.emplace_back(name);
   }
   return parents;
+}
+
+std::optional<std::string> percent_decoded(std::string_view text) {
+  std::string decoded;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if (text[at] != '%') {
+      decoded += text[at];
+      continue;
+    }
+    const std::string_view digits = text.substr(at + 1, 2);
+    unsigned value = 0;
+    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    if (digits.size() != 2 || parsed.ptr != digits.data() + 2) return std::nullopt;
+    decoded += static_cast<char>(value);
+    at += 2;
+  }
+  return decoded;
 }
 
 std::string shown(std::string_view name) {

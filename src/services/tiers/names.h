@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,8 @@ Result<std::string> checked_name(std::string_view name);
 Status check_tier_name(std::string_view name);
 // "a/b/c": "a/b", "a".
 std::vector<std::string> parents_of(std::string_view name);
+// Nothing if a % has no two hexadecimal digits behind it.
+std::optional<std::string> percent_decoded(std::string_view text);
 // For messages: what is not printable is escaped.
 std::string shown(std::string_view name);
 // "1 unit", "2 units".

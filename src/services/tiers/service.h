@@ -81,7 +81,8 @@ class Service : public std::enable_shared_from_this<Service> {
 
   // Where a name lies; counts as an access.
   Result<std::string> path_of(std::string_view name);
-  Result<Location> locate(std::string_view name, const OpenOptions& options);
+  // Of what follows the scheme of a URI.
+  Result<Location> locate(std::string_view text, const OpenOptions& options);
 
  private:
   Service(std::unique_ptr<Catalog> catalog, TiersOptions options);
@@ -93,6 +94,8 @@ class Service : public std::enable_shared_from_this<Service> {
     bool is_unit = false;  // rather than a file within it
   };
   Result<Found> find(std::string_view name);
+  // The name that the text of a URI stands for: the text itself if it names what is there, else what it encodes.
+  std::string meant(std::string_view text);
   Result<Location> locate_to_read(std::string_view name, const OpenOptions& options);
   Result<Location> locate_to_change(const Found& found, const OpenOptions& options);
   Result<Location> locate_to_replace(const std::string& name, const OpenOptions& options);

@@ -93,6 +93,18 @@ Result<Service::Found> Service::find(std::string_view given) {
   return no_unit(*name);
 }
 
+std::string Service::meant(std::string_view text) {
+  constexpr std::string_view encoded_mark = "./";  // no name begins so
+  const bool marked = text.starts_with(encoded_mark);
+  if (marked) text.remove_prefix(encoded_mark.size());
+  auto decoded = percent_decoded(text);
+  if (!decoded || *decoded == text) return std::string(text);
+  if (marked) return std::move(*decoded);
+  const auto literal = find(text);
+  const bool is_there = literal && (literal->is_unit || ::access(literal->path.c_str(), F_OK) == 0);
+  return is_there ? std::string(text) : std::move(*decoded);
+}
+
 Result<std::string> Service::path_of(std::string_view name) {
   auto found = find(name);
   if (!found) return std::move(found).error();
@@ -100,8 +112,9 @@ Result<std::string> Service::path_of(std::string_view name) {
   return std::move(found->path);
 }
 
-Result<Location> Service::locate(std::string_view given, const OpenOptions& options) {
+Result<Location> Service::locate(std::string_view text, const OpenOptions& options) {
   if (Status status = usable(); !status) return std::move(status).error();
+  const std::string given = meant(text);
   if (options.access == Access::read) return locate_to_read(given, options);
   const auto name = checked_name(given);
   if (!name) return name.error();

@@ -40,6 +40,63 @@ TEST_F(TiersTest, who_opens_for_writing_follows_a_unit_that_moves_meanwhile) {
   EXPECT_EQ(content(places.front(), "a").size(), 5000U);
 }
 
+TEST_F(TiersTest, a_uri_is_the_unit_of_that_very_name_first) {
+  const auto text = [](std::size_t bytes) { return std::to_string(bytes); };
+  put("nvme", "A", 1);
+  put("nvme", "%41", 2);
+  put("nvme", "50%.bin", 3);
+  put("nvme", "%2F", 4);
+  put("nvme", "a b", 5);
+  auto context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+  const auto size = [&](const std::string& uri) {
+    const auto store = context->open(uri);
+    return store.ok() ? text(store->info().size_bytes) : store.error().message;
+  };
+  EXPECT_EQ(size("tier:A"), "1");
+  EXPECT_EQ(size("tier:%41"), "2");
+  EXPECT_EQ(size("tier:./%2541"), "2");
+  EXPECT_EQ(size("tier:50%.bin"), "3");
+  EXPECT_EQ(size("tier://50%25.bin"), "3");
+  EXPECT_EQ(size("tier:%2F"), "4");
+  EXPECT_EQ(size("tier:a%20b"), "5");
+  EXPECT_EQ(size("tier:c%20d"), "there is no unit \"c d\" in the catalog");
+  EXPECT_EQ(size("tier:c%2"), "there is no unit \"c%2\" in the catalog");
+  EXPECT_EQ(size("tier://"), "tier: names no unit");
+  ASSERT_TRUE(tiers_.forget("%41").ok());
+  EXPECT_EQ(size("tier:%41"), "1");
+}
+
+TEST_F(TiersTest, a_new_unit_has_the_name_that_a_uri_encodes) {
+  put("nvme", "%41", 2);
+  auto context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+  for (const char* uri : {"tier:%41", "tier:%42", "tier:9%"}) {
+    auto store = context->open(uri, {.access = Access::replace});
+    ASSERT_TRUE(store.ok()) << text_of(store);
+    EXPECT_TRUE(store->commit().ok());
+  }
+  const auto units = tiers_.list();
+  ASSERT_TRUE(units.ok());
+  std::vector<std::string> names;
+  for (const UnitInfo& unit : *units) names.push_back(unit.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"%41", "9%", "B"}));
+}
+
+TEST_F(TiersTest, a_file_within_a_unit_may_be_percent_encoded) {
+  write_file(folders_.path("nvme/model/a b"), "12345");
+  write_file(folders_.path("nvme/model/%41"), "12");
+  ASSERT_TRUE(tiers_.import("model").ok());
+  auto context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+  const auto encoded = context->open("tier:model/a%20b");
+  ASSERT_TRUE(encoded.ok()) << text_of(encoded);
+  EXPECT_EQ(encoded->info().size_bytes, 5U);
+  const auto literal = context->open("tier:model/%41");
+  ASSERT_TRUE(literal.ok()) << text_of(literal);
+  EXPECT_EQ(literal->info().size_bytes, 2U);
+}
+
 TEST_F(TiersTest, a_file_that_is_open_for_writing_stays) {
   put("nvme", "a", 1000);
   {
