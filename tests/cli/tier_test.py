@@ -332,6 +332,16 @@ class Commands(TierTest):
         self.fails("invalid_argument", 2, "tier", "add-tier", f"x={self.folder / 'nvme'}", env=self.env)
         self.fails("in_use", 4, "tier", "init", f"x={self.folder / 'tape'}", env=self.env)
 
+    def test_a_capacity_is_less_than_2_to_the_63(self):
+        (self.folder / "tape").mkdir()
+        tape = f"tape={self.folder / 'tape'}"
+        for capacity in 1 << 63, (1 << 64) - 1, "9000000TiB":
+            for arguments in (["change", "nvme"], ["add-tier", tape], ["init", tape, "--catalog", self.folder / "new.db"]):
+                self.fails("invalid_argument", 2, "tier", *arguments, "--capacity", capacity, env=self.env)
+        self.assertEqual([tier["capacity_bytes"] for tier in self.tier("status")["tiers"]], [1 << 30] * 3)
+        self.tier("change", "nvme", "--capacity", (1 << 63) - 1)
+        self.assertEqual(self.tier("status")["tiers"][0]["capacity_bytes"], (1 << 63) - 1)
+
     def test_what_is_no_unit_of_a_user_is_left_alone(self):
         (self.folder / "x").mkdir()
         env = {"PENSTOCK_TIERS": str(self.folder / "x/c.db")}

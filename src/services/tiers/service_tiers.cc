@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
 #include <utility>
 
@@ -29,6 +30,12 @@ Status check_new(const NewTier& tier) {
                  "the water marks of " + tier.name + " would be " + text(tier.low_water) + " (low) and " +
                      text(tier.high_water) + " (high), which is not 0 < low <= high <= 1",
                  "give both, as shares of the capacity: 0.8 and 0.9"};
+  }
+  if (tier.capacity_bytes > INT64_MAX) {
+    return Error{Code::invalid_argument, 0,
+                 "the capacity of " + tier.name + " would be " + std::to_string(tier.capacity_bytes) +
+                     " bytes, which is 2^63 or more",
+                 "give less, or nothing for what its file system has"};
   }
   if (tier.from_heat && !(*tier.from_heat >= 0)) {
     return Error{Code::invalid_argument, 0, "from_heat of " + tier.name + " is less than 0", "give 0 or more"};

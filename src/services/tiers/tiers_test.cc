@@ -11,6 +11,21 @@ namespace {
 
 using namespace test;
 
+TEST_F(TiersTest, a_capacity_is_less_than_2_to_the_63) {
+  const auto change = [&](std::uint64_t bytes) {
+    return tiers_.change_tier({.name = "hdd", .path = "", .capacity_bytes = bytes});
+  };
+  for (const std::uint64_t bytes : {std::uint64_t{1} << 63, UINT64_MAX}) {
+    EXPECT_EQ(change(bytes).error().code, Code::invalid_argument) << bytes;
+    const fs::path folder = folders_.path("more");
+    fs::create_directory(folder);
+    const Status added = tiers_.add_tier({.name = "more", .path = folder.string(), .capacity_bytes = bytes});
+    EXPECT_EQ(added.error().code, Code::invalid_argument) << bytes;
+  }
+  EXPECT_TRUE(change(INT64_MAX).ok());
+  EXPECT_EQ(tiers_.tiers()->back().capacity_bytes, std::uint64_t{INT64_MAX});
+}
+
 TEST_F(TiersTest, a_pinned_unit_goes_and_stays) {
   put("nvme", "a", 1000);
   ASSERT_TRUE(tiers_.pin("a", "ssd").ok());
