@@ -15,7 +15,7 @@ namespace penstock::cli {
 
 namespace {
 
-constexpr std::size_t options_file_limit_bytes = 1 << 20;
+constexpr std::size_t text_limit_bytes = 1 << 20;
 constexpr std::uint64_t lanes_limit = 1024;  // docs/options.md
 
 struct Unit {
@@ -47,26 +47,27 @@ Error bad_size(std::string_view text, std::string_view why) {
 
 Result<std::string> options_text(const std::string& flag) {
   if (!flag.starts_with('@')) return flag;
-  const std::string path = flag.substr(1);
-  const std::string what = "read the options file " + path;
-  const std::string hint = "name a file with one JSON object of options";
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return system_error(errno, what, hint);
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) return system_error(EISDIR, what, hint);
-  std::string text(options_file_limit_bytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad() || (file.fail() && !file.eof())) return system_error(EIO, what, hint);
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  if (text.size() > options_file_limit_bytes) {
-    return Error{
-        .code = Code::invalid_argument, .message = "the options file " + path + " is larger than 1 MiB", .hint = hint};
-  }
-  return text;
+  return read_text(flag.substr(1), "the options file", "name a file with one JSON object of options");
 }
 
 }  // namespace
+
+Result<std::string> read_text(const std::string& path, const std::string& what, const std::string& hint) {
+  const std::string reading = "read " + what + " " + path;
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return system_error(errno, reading, hint);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) return system_error(EISDIR, reading, hint);
+  std::string text(text_limit_bytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad() || (file.fail() && !file.eof())) return system_error(EIO, reading, hint);
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (text.size() > text_limit_bytes) {
+    return Error{.code = Code::invalid_argument, .message = what + " " + path + " is larger than 1 MiB", .hint = hint};
+  }
+  return text;
+}
 
 Exit exit_for(Code code) {
   switch (code) {

@@ -103,6 +103,8 @@ struct ContextFlags {
   std::optional<std::uint32_t> lanes;
   std::uint32_t trace_events = 0;  // no flag: what a command itself needs
 };
+// A text of at most 1 MiB, which is all that options and configurations may have. `what` names it: "the options file".
+Result<std::string> read_text(const std::string& path, const std::string& what, const std::string& hint);
 void add_context_flags(CLI::App& parser, ContextFlags& flags);
 Result<Options> make_options(const ContextFlags& flags);
 // Names that begin with "tier:" are units of the usual catalog.

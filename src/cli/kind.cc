@@ -243,52 +243,114 @@ Exit remove_kind(const KindFlags& flags) {
   });
 }
 
-// All of it: records count together or not at all.
-Result<Buffer> read_source(Context& context, const std::string& name) {
-  Result<std::unique_ptr<Source>> stream = open_stream(name, std::nullopt);
-  if (!stream.ok()) return stream.error();
-  if (*stream == nullptr) {
-    Result<Store> store = context.open(name);
-    if (!store.ok()) return store.error();
-    const std::uint64_t bytes = store->info().size_bytes;
-    if (const Status room = check_room(Domain::host(), bytes, "append it in parts"); !room.ok()) {
-      return room.error();
-    }
-    if (bytes == 0) return Buffer();
-    Result<Buffer> memory = context.allocate(Domain::host(), bytes);
-    if (!memory.ok()) return memory;
-    const Range range{.store = &*store, .offset = 0, .memory = memory->region()};
-    Result<Ticket> ticket = context.submit(Direction::read, {&range, 1});
-    if (!ticket.ok()) return ticket.error();
-    const Report report = await(std::move(*ticket));
-    if (!report.ok()) return *report.error;
-    return memory;
-  }
-  constexpr std::size_t window_bytes = 8 << 20;
-  std::vector<std::byte> all;
+// Records in memory, one piece behind the other.
+struct RecordsInMemory {
+  std::vector<Buffer> pieces;
+  std::uint64_t size_bytes = 0;
+};
+
+Result<Buffer> read_whole_store(Context& context, const std::string& name) {
+  Result<Store> store = context.open(name);
+  if (!store.ok()) return store.error();
+  const std::uint64_t bytes = store->info().size_bytes;
+  if (const Status room = check_room(Domain::host(), bytes, "append it in parts"); !room.ok()) return room.error();
+  if (bytes == 0) return Buffer();
+  Result<Buffer> memory = context.allocate(Domain::host(), bytes);
+  if (!memory.ok()) return memory;
+  const Range range{.store = &*store, .offset = 0, .memory = memory->region()};
+  Result<Ticket> ticket = context.submit(Direction::read, {&range, 1});
+  if (!ticket.ok()) return ticket.error();
+  const Report report = await(std::move(*ticket));
+  if (!report.ok()) return *report.error;
+  return memory;
+}
+
+// Until the end, or until there is more than the kind or the memory has room for.
+Result<RecordsInMemory> read_stream(Context& context, Source& stream, const Kind& kind, const std::string& name) {
+  constexpr std::uint64_t least_piece_bytes = 8 << 20;
+  constexpr std::uint64_t most_piece_bytes = 1 << 30;
+  const std::uint64_t wanted = (kind.capacity() - kind.records) * kind.record_bytes;
+  const std::uint64_t memory_bytes = Machine::available_memory_bytes();
+  RecordsInMemory records;
   while (true) {
     if (interrupted()) return interrupted_error();
-    const std::size_t before = all.size();
-    all.resize(before + window_bytes);
-    const auto filled = (*stream)->fill(Region::host(all.data() + before, window_bytes));
-    if (!filled.ok()) return filled.error();
-    all.resize(before + *filled);
-    if (*filled < window_bytes) break;
+    const std::uint64_t read = records.size_bytes;
+    if (read == wanted) {
+      std::byte one{};
+      const auto more = stream.fill(Region::host(&one, 1));
+      if (!more.ok()) return more.error();
+      if (*more == 0) return records;
+      return Error{.code = Code::no_space,
+                   .message = "kind \"" + kind.name + "\" has room for " +
+                              count_of(kind.capacity() - kind.records, "more record") + ", and " + name + " has more",
+                   .hint = "add a kind with a larger capacity"};
+    }
+    // Pieces of whole records: each is a part to append.
+    const std::uint64_t usual = std::clamp(read / 4, least_piece_bytes, most_piece_bytes);
+    const std::uint64_t free_bytes = memory_bytes - std::min(memory_bytes, read);
+    const std::uint64_t most = std::min(free_bytes, wanted - read);
+    const std::uint64_t piece_bytes =
+        std::min(std::max(usual, kind.record_bytes), most) / kind.record_bytes * kind.record_bytes;
+    if (piece_bytes == 0) {
+      return Error{.code = Code::out_of_memory,
+                   .message = name + " has more than the " + format_bytes(memory_bytes) + " of memory available",
+                   .hint = "append it in parts"};
+    }
+    Result<Buffer> piece = context.allocate(Domain::host(), piece_bytes);
+    if (!piece.ok()) return piece.error();
+    // A little at a time, so that an interrupt is noticed.
+    std::uint64_t filled = 0;
+    for (bool ended = false; !ended && filled < piece_bytes;) {
+      if (interrupted()) return interrupted_error();
+      const std::uint64_t step = std::min(least_piece_bytes, piece_bytes - filled);
+      const auto got = stream.fill(Region::host(piece->data() + filled, step));
+      if (!got.ok()) return got.error();
+      filled += *got;
+      ended = *got < step;
+    }
+    records.size_bytes += filled;
+    if (filled == piece_bytes) {
+      records.pieces.push_back(std::move(*piece));
+      continue;
+    }
+    if (records.size_bytes % kind.record_bytes != 0) {
+      return kind_usage("kind \"" + kind.name + "\" has records of " + count_of(kind.record_bytes, "byte") +
+                            ", and the " + std::to_string(records.size_bytes) + " bytes of " + name +
+                            " are no whole records",
+                        "append whole records");
+    }
+    if (filled != 0) {
+      Result<Buffer> last = context.allocate(Domain::host(), filled);
+      if (!last.ok()) return last.error();
+      std::memcpy(last->data(), piece->data(), filled);
+      records.pieces.push_back(std::move(*last));
+    }
+    return records;
   }
-  if (all.empty()) return Buffer();
-  Result<Buffer> memory = context.allocate(Domain::host(), all.size());
-  if (memory.ok()) std::memcpy(memory->data(), all.data(), all.size());
-  return memory;
+}
+
+// All of it: records count together or not at all.
+Result<RecordsInMemory> read_source(Context& context, const std::string& name, const Kind& kind) {
+  Result<std::unique_ptr<Source>> stream = open_stream(name, std::nullopt);
+  if (!stream.ok()) return stream.error();
+  if (*stream != nullptr) return read_stream(context, **stream, kind, name == "-" ? "standard input" : name);
+  Result<Buffer> whole = read_whole_store(context, name);
+  if (!whole.ok()) return whole.error();
+  RecordsInMemory records{{}, whole->size_bytes()};
+  records.pieces.push_back(std::move(*whole));
+  return records;
 }
 
 Exit append_records(const KindFlags& flags) {
   return with_kind(flags, [&](Context& context, const Kinds& kinds, const Kind& kind, const Output& output) {
-    const Result<Buffer> records = read_source(context, flags.source);
+    const Result<RecordsInMemory> records = read_source(context, flags.source, kind);
     if (!records.ok()) return output.fail(records.error());
     if (interrupted()) return output.fail(interrupted_error());
     const Stopwatch stopwatch;
-    const RecordsAppend part{kind.id, records->region()};
-    const auto first = kinds.append({&part, 1}, [] { return !interrupted(); });
+    std::vector<RecordsAppend> parts;
+    for (const Buffer& piece : records->pieces) parts.push_back({kind.id, piece.region()});
+    if (parts.empty()) parts.push_back({kind.id, Region()});
+    const auto first = kinds.append(parts, [] { return !interrupted(); });
     if (!first.ok()) {
       Error error = first.error();
       if (error.code == Code::cancelled) {
@@ -302,12 +364,12 @@ Exit append_records(const KindFlags& flags) {
       }
       return output.fail(error);
     }
-    const std::uint64_t count = records->size_bytes() / kind.record_bytes;
+    const std::uint64_t count = records->size_bytes / kind.record_bytes;
     const double seconds = stopwatch.seconds();
     if (output.json()) {
       Json result = kinds_json(kinds, {*kinds.find(kind.id)});
       result["append"] = {
-          {"index", first->front()}, {"count", count}, {"bytes", records->size_bytes()}, {"seconds", seconds}};
+          {"index", first->front()}, {"count", count}, {"bytes", records->size_bytes}, {"seconds", seconds}};
       output.object(result);
     } else {
       output.verdict(count_of(count, "record") + ", from " + std::to_string(first->front()) + " on, durable after " +

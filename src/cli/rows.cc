@@ -69,28 +69,69 @@ Result<Rows> open_tables(Context& context, const RowsFlags& flags) {
 
 constexpr std::size_t numbers_between_looks = 1 << 20;
 
-// Numbers between commas or blanks.
-Result<std::vector<std::int64_t>> parse_numbers(std::string_view text) {
-  constexpr std::string_view between = ", \t\r\n";
-  std::vector<std::int64_t> numbers;
-  while (true) {
-    text.remove_prefix(std::min(text.find_first_not_of(between), text.size()));
-    if (text.empty()) return numbers;
-    const std::string_view word = text.substr(0, text.find_first_of(between));
-    std::int64_t number = 0;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
-    if (error != std::errc() || end != word.data() + word.size()) {
-      return rows_usage("\"" + std::string(word.substr(0, 40)) + "\" is not a number of a row",
-                        "write whole numbers with commas between them: 1,5,9");
+// Takes numbers between commas or blanks from a text that comes in pieces.
+class NumberList {
+ public:
+  Status add(std::string_view text) {
+    while (!text.empty()) {
+      const std::size_t length = std::min(text.find_first_of(between), text.size());
+      word_ += text.substr(0, std::min(length, longest_word + 1));
+      if (word_.size() > longest_word) return refused();
+      text.remove_prefix(length);
+      if (text.empty()) return check_begun();
+      if (Status ended = end_word(); !ended.ok()) return ended;
+      text.remove_prefix(std::min(text.find_first_not_of(between), text.size()));
     }
-    numbers.push_back(number);
-    if (numbers.size() % numbers_between_looks == 0 && interrupted()) return interrupted_error();
-    text.remove_prefix(word.size());
+    return {};
   }
+  Result<std::vector<std::int64_t>> end() {
+    if (Status ended = end_word(); !ended.ok()) return ended.error();
+    return std::move(numbers_);
+  }
+
+ private:
+  static constexpr std::string_view between = ", \t\r\n";
+  static constexpr std::size_t longest_word = 64;
+
+  // What can't become a number is refused before its end.
+  Status check_begun() const {
+    return word_.find_first_not_of("-0123456789") == std::string::npos ? Status() : refused();
+  }
+
+  Status end_word() {
+    if (word_.empty()) return {};
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(word_.data(), word_.data() + word_.size(), number);
+    if (error != std::errc() || end != word_.data() + word_.size()) return refused();
+    word_.clear();
+    if (numbers_.size() == numbers_.capacity()) {
+      const std::size_t more = std::max<std::size_t>(numbers_.size() * 2, 1024);
+      // Those that are there are copied to the new place.
+      if (Status room = check_room(Domain::host(), more * sizeof number, "ask for fewer rows"); !room.ok()) return room;
+      numbers_.reserve(more);
+    }
+    numbers_.push_back(number);
+    if (numbers_.size() % numbers_between_looks == 0 && interrupted()) return interrupted_error();
+    return {};
+  }
+
+  Error refused() const {
+    return rows_usage("\"" + word_.substr(0, 40) + "\" is not a number of a row",
+                      "write whole numbers with commas between them: 1,5,9");
+  }
+
+  std::string word_;  // the last one, which may go on
+  std::vector<std::int64_t> numbers_;
+};
+
+Result<std::vector<std::int64_t>> parse_numbers(std::string_view text) {
+  NumberList list;
+  if (Status added = list.add(text); !added.ok()) return added.error();
+  return list.end();
 }
 
 // A pipe or, for "-", standard input is waited for; so is a file whose server takes its time.
-Result<std::string> read_list(const std::string& path) {
+Result<std::vector<std::int64_t>> read_list(const std::string& path) {
   constexpr std::size_t window_bytes = 1 << 20;
   const std::string hint = "name a file with numbers of rows, or write them: --indices 1,5,9";
   std::error_code failed;  // of what is not there
@@ -103,24 +144,22 @@ Result<std::string> read_list(const std::string& path) {
     file.open(path, std::ios::binary);
     if (!file) return system_error(errno, "open " + path, hint);
   }
-  std::string text;
+  NumberList list;
+  std::string window(window_bytes, '\0');
   while (true) {
     if (interrupted()) return interrupted_error();
-    const std::size_t before = text.size();
-    text.resize(before + window_bytes);
     std::size_t got = 0;
     if (*stream != nullptr) {
-      const auto filled =
-          (*stream)->fill(Region::host(reinterpret_cast<std::byte*>(text.data() + before), window_bytes));
+      const auto filled = (*stream)->fill(Region::host(reinterpret_cast<std::byte*>(window.data()), window_bytes));
       if (!filled.ok()) return filled.error();
       got = *filled;
     } else {
-      file.read(text.data() + before, window_bytes);
+      file.read(window.data(), window_bytes);
       if (file.bad()) return system_error(EIO, "read " + path, hint);
       got = static_cast<std::size_t>(file.gcount());
     }
-    text.resize(before + got);
-    if (got < window_bytes) return text;
+    if (Status added = list.add(std::string_view(window).substr(0, got)); !added.ok()) return added.error();
+    if (got < window_bytes) return list.end();
   }
 }
 
@@ -140,11 +179,7 @@ Status check_room_for(std::uint64_t rows, std::uint64_t row_bytes, Domain domain
 
 Result<std::vector<std::int64_t>> make_numbers(const RowsFlags& flags, const TableInfo& table, Domain domain) {
   constexpr std::string_view random = "random:";
-  if (flags.numbers.starts_with('@')) {
-    const Result<std::string> text = read_list(flags.numbers.substr(1));
-    if (!text.ok()) return text.error();
-    return parse_numbers(*text);
-  }
+  if (flags.numbers.starts_with('@')) return read_list(flags.numbers.substr(1));
   if (!flags.numbers.starts_with(random)) return parse_numbers(flags.numbers);
   const auto count = parse_numbers(std::string_view(flags.numbers).substr(random.size()));
   if (!count.ok() || count->size() != 1 || count->front() < 0) {

@@ -1,7 +1,5 @@
 // penstock tier: which tiers there are, what lies on which, and what the catalog is told.
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 #include "apart.h"
 #include "interrupt.h"
@@ -122,11 +120,9 @@ Exit init(const Flags& flags, const Output& output) {
   if (!flags.configuration.empty()) {
     if (!flags.names.empty())
       return output.fail(tier_usage("tiers are given by --config and by name", "give one of both"));
-    std::ifstream file(flags.configuration, std::ios::binary);
-    std::stringstream text;
-    text << file.rdbuf();
-    if (!file) return output.fail(system_error(errno, "read " + flags.configuration));
-    auto parsed = Tiers::parse_configuration(text.str());
+    const auto text = read_text(flags.configuration, "the configuration", "docs/tiers.md has an example");
+    if (!text.ok()) return output.fail(text.error());
+    auto parsed = Tiers::parse_configuration(*text);
     if (!parsed.ok()) return output.fail(parsed.error());
     configuration = std::move(*parsed);
   } else if (flags.names.empty()) {

@@ -110,6 +110,38 @@ class Kinds(ToolTest):
             self.skipTest("needs PENSTOCK_FAILING_SYNCS_LIBRARY, the library that makes syncs fail, and no sanitizer")
         return {"LD_PRELOAD": library, "PENSTOCK_FAILING_SYNCS": f"name:{text}"}
 
+    def test_reads_no_more_than_there_is_room_for(self):
+        store = self.folder / "records.bin"
+        self.json_of("kind", "create", store)
+        self.json_of("kind", "add", store, "small", "--record", 7, "--capacity", 3_000_000)
+        with open("/dev/zero", "rb") as endless:
+            done = self.run_tool("kind", "append", store, "small", "-", stdin=endless)
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertIn(b"standard input has more", done.stderr)
+        self.assertIn(b"room for 3000000 more records", done.stderr)
+        records = os.urandom(7 * 3_000_000)
+        done = self.run_tool("kind", "append", store, "small", "-", input=records[:-1])
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn(b"20999999 bytes of standard input are no whole records", done.stderr)
+        done = self.run_tool("kind", "append", store, "small", "-", "--json", input=records)
+        self.assertEqual(json.loads(done.stdout)["append"]["count"], 3_000_000)
+        self.run_tool("kind", "read", store, "small", 0, "--count", 3_000_000, "--out", self.folder / "out")
+        self.assertEqual((self.folder / "out").read_bytes(), records)
+        self.assertEqual(self.run_tool("kind", "append", store, "small", "-", input=b"").returncode, 0)
+        self.assertEqual(self.run_tool("kind", "append", store, "small", "-", input=b"x").returncode, 5)
+
+    @unittest.skipIf(os.environ.get("PENSTOCK_SANITIZE"), "sanitizers take more memory than a limit leaves")
+    def test_reads_no_more_than_memory_has_room_for(self):
+        store = self.folder / "records.bin"
+        self.json_of("kind", "create", store)
+        self.json_of("kind", "add", store, "big", "--record", 100, "--capacity", 10_000_000)
+        with open("/dev/zero", "rb") as endless:
+            done = self.run_tool("kind", "append", store, "big", "-", stdin=endless,
+                                 preexec_fn=self.memory_group(96 << 20))
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertIn(b"of memory available", done.stderr)
+        self.assertEqual(self.json_of("kind", "check", store)["kinds"][0]["records"], 0)
+
     def test_does_not_write_over_the_store_or_its_dictionary(self):
         self.make()
         subprocess.run([TOOL, "kind", "append", self.store, "users", "-"], input=b"x" * 5 * RECORD, check=True,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import unittest
 
 from models_test import gguf, header
@@ -131,6 +132,29 @@ class Rows(ToolTest):
         self.assertEqual((done.returncode, done.stdout), (0, self.row(7) + self.row(0)), done.stderr)
         self.assertEqual(json.loads(done.stderr)["bytes"], 128)
         self.assertEqual(self.names(), ["a.npy"])
+
+    def test_a_list_without_end_is_refused(self):
+        table = self.file("table", bytes(4096))
+        rows = ["rows", table, "--row-bytes", 16, "--indices"]
+        for device in "/dev/zero", "/dev/urandom":
+            self.fails("invalid_argument", 2, *rows, f"@{device}")
+            with open(device, "rb") as endless:
+                self.assertEqual(self.run_tool(*rows, "@-", stdin=endless).returncode, 2)
+        self.fails("invalid_argument", 2, *rows, "@" + str(self.file("long", b"0" * 100)))
+        self.assertEqual(self.json_of(*rows, "@" + str(self.file("many", b"255,\n" * 500_000)))["rows"], 500_000)
+
+    @unittest.skipIf(os.environ.get("PENSTOCK_SANITIZE"), "sanitizers take more memory than a limit leaves")
+    def test_numbers_without_end_are_more_than_memory_has_room_for(self):
+        table = self.file("table", bytes(4096))
+        numbers = subprocess.Popen(["yes", "1"], stdout=subprocess.PIPE)
+        try:
+            done = self.run_tool("rows", table, "--row-bytes", 16, "--indices", "@-", stdin=numbers.stdout,
+                                 preexec_fn=self.memory_group(64 << 20))
+        finally:
+            numbers.kill()
+            numbers.communicate()
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertIn(b"of memory available", done.stderr)
 
     def test_takes_indices_from_a_pipe(self):
         array = self.file("a.npy", npy(1000, 64) + self.content)

@@ -388,6 +388,8 @@ class Commands(TierTest):
         self.fails("invalid_argument", 2, "tier", "init", "--config", self.file("bad.json", b"{"), "--catalog",
                    self.folder / "bad.db")
         self.assertFalse((self.folder / "bad.db").exists())
+        error = self.fails("invalid_argument", 2, "tier", "init", "--config", "/dev/zero", "--catalog", self.folder / "bad.db")
+        self.assertIn("larger than 1 MiB", error["message"])
 
 
 class Example(ToolTest):
