@@ -180,6 +180,11 @@ Exit add_kind_to(const KindFlags& flags) {
   const auto shape = parse_shape(flags.shape);
   if (!shape.ok()) return Output(flags.output).fail(shape.error());
   added.shape = *shape;
+  if (flags.start == NewKind::anywhere) {
+    return Output(flags.output)
+        .fail(kind_usage("--start: " + std::to_string(NewKind::anywhere) + " is no place in a store",
+                         "choose at most " + std::to_string(NewKind::anywhere - 1)));
+  }
   added.start_byte = flags.start.value_or(NewKind::anywhere);
   added.start_lba = flags.lba.value_or(NewKind::anywhere);
   added.record_bytes = flags.record.value_or(0);

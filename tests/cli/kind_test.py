@@ -110,6 +110,13 @@ class Kinds(ToolTest):
             self.skipTest("needs PENSTOCK_FAILING_SYNCS_LIBRARY, the library that makes syncs fail, and no sanitizer")
         return {"LD_PRELOAD": library, "PENSTOCK_FAILING_SYNCS": f"name:{text}"}
 
+    def test_a_start_that_is_no_place_is_refused(self):
+        store = self.folder / "records.bin"
+        self.json_of("kind", "create", store)
+        for option in "--start", "--lba":
+            self.fails("invalid_argument", 2, "kind", "add", store, "a", "--record", 1, "--capacity", 5, option, 2**64 - 1)
+        self.assertEqual(self.json_of("kind", "list", store)["kinds"], [])
+
     def test_reads_no_more_than_there_is_room_for(self):
         store = self.folder / "records.bin"
         self.json_of("kind", "create", store)
