@@ -254,7 +254,13 @@ Result<Checksum> read_back_uncached(Context& context, const WriteFlags& flags, s
 
 Verified verify(Context& context, const WriteFlags& flags, std::uint64_t size_bytes, const Checksum& written) {
   const Result<Checksum> found = read_back_uncached(context, flags, size_bytes);
-  if (!found.ok()) return {written.hex(), found.error()};
+  if (!found.ok()) {
+    Error error = found.error();
+    const bool replaced = !flags.in_place && !has_fixed_size(flags.destination);
+    error.message = flags.destination + (replaced ? " was written and is the new file" : " was written") +
+                    ", but could not be read back: " + error.message;
+    return {written.hex(), std::move(error)};
+  }
   if (found->value() == written.value()) return {written.hex(), std::nullopt};
   return {written.hex(), Error{.code = Code::io_error,
                                .message = flags.destination + " does not contain the bytes that were written",

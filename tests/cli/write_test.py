@@ -106,6 +106,35 @@ class Write(ToolTest):
         self.assertTrue((self.folder / "link").is_symlink())
         self.assertEqual(path.read_bytes(), b"new")
 
+    def test_a_verification_that_is_interrupted_says_that_the_file_is_new(self):
+        for how in [], ["--json"]:
+            copy = self.folder / f"copy{len(how)}"
+            process = self.start("write", "--pattern", "128MiB", copy, "--verify", *SLOW, *how)
+            wait_until(copy.exists)
+            code, stdout, stderr, _ = self.interrupt(process)
+            self.assertEqual(code, 130, stderr)
+            message = f"{copy} was written and is the new file, but could not be read back: "
+            if how:
+                result = json.loads(stdout)
+                schema.check(result, "write")
+                self.assertEqual((result["verified"], result["bytes"]), (False, 128 << 20))
+                self.assertTrue(result["error"]["message"].startswith(message), result)
+            else:
+                self.assertIn(message.encode(), stderr)
+            self.assertEqual(copy.stat().st_size, 128 << 20)
+
+    def test_with_few_descriptors_says_whether_the_file_is_new(self):
+        source = self.file("source", b"abc")
+        told = 0
+        for limit in range(5, 30):
+            copy = self.folder / f"copy{limit}"
+            limits = (resource.RLIMIT_NOFILE, (limit, limit))
+            done = self.run_tool("write", source, copy, "--verify", preexec_fn=lambda: resource.setrlimit(*limits))
+            is_told = b"was written and is the new file, but could not be read back: " in done.stderr
+            self.assertEqual(copy.exists(), done.returncode == 0 or is_told, (limit, done))
+            told += is_told
+        self.assertGreater(told, 0)
+
     def test_a_closed_standard_output_does_not_end_up_in_the_file(self):
         source, destination = self.file("source", b"abc"), self.folder / "destination"
         script = '"$0" write "$1" "$2" --in-place >&-'
