@@ -116,7 +116,7 @@ Json kinds_json(const Kinds& kinds, const std::vector<Kind>& told) {
 void print_kind(const Output& output, const Kinds& kinds, const Kind& kind) {
   output.heading(kind.name);
   output.field("id", std::to_string(kind.id));
-  output.field("type", type_text(kind) + ", " + std::to_string(kind.record_bytes) + " bytes a record");
+  output.field("type", type_text(kind) + ", " + count_of(kind.record_bytes, "byte") + " a record");
   output.field("records", std::to_string(kind.records) + " of " + std::to_string(kind.capacity()) + "  " +
                               output.bar(static_cast<double>(kind.records) / static_cast<double>(kind.capacity())));
   output.field("place",

@@ -117,6 +117,12 @@ class Kinds(ToolTest):
             self.fails("invalid_argument", 2, "kind", "add", store, "a", "--record", 1, "--capacity", 5, option, 2**64 - 1)
         self.assertEqual(self.json_of("kind", "list", store)["kinds"], [])
 
+    def test_counts_one_byte_as_one(self):
+        store = self.folder / "records.bin"
+        self.json_of("kind", "create", store)
+        self.json_of("kind", "add", store, "a", "--record", 1, "--capacity", 5)
+        self.assertIn(b", 1 byte a record", self.run_tool("kind", "show", store, "a").stdout)
+
     def test_reads_no_more_than_there_is_room_for(self):
         store = self.folder / "records.bin"
         self.json_of("kind", "create", store)
