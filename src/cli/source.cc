@@ -136,6 +136,7 @@ class Stream final : public Source {
       if (poll(&input, 1, 100) <= 0) continue;
       const ssize_t got = read(descriptor_, memory.data, memory.size_bytes);
       if (got >= 0) return static_cast<std::uint64_t>(got);
+      if (errno == EBADF) return closed_stream(name_);
       if (errno != EINTR && errno != EAGAIN) return system_error(errno, "read " + name_);
     }
     return interrupted_error();
@@ -232,6 +233,13 @@ bool names_stream(const std::string& name, std::optional<std::uint64_t> size_byt
   if (!S_ISREG(status.st_mode)) return false;
   const Result<MountFacts> mount = find_mount(path);  // from the kernel's list: statfs would ask a server
   return mount.ok() && std::ranges::find(made_file_systems, mount->file_system) != made_file_systems.end();
+}
+
+Error closed_stream(const std::string& name) {
+  return {.code = Code::io_error,
+          .system_error = EBADF,
+          .message = name + " is closed",
+          .hint = "whoever starts the command has to open it; /dev/null will do"};
 }
 
 Result<std::unique_ptr<Source>> open_stream(const std::string& name, std::optional<std::uint64_t> size_bytes,

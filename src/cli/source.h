@@ -46,6 +46,9 @@ Result<std::unique_ptr<Source>> open_stream(const std::string& name, std::option
 // Whether it is one, judged without opening it: a server that hangs would hold up the open.
 bool names_stream(const std::string& name, std::optional<std::uint64_t> size_bytes);
 
+// That standard input or output was closed when the tool was started.
+Error closed_stream(const std::string& name);
+
 // Bytes that depend on nothing but their position and the seed.
 struct Pattern {
   std::uint64_t size_bytes = 0;

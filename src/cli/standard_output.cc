@@ -11,6 +11,7 @@
 #include <string>
 
 #include "interrupt.h"
+#include "source.h"
 
 namespace penstock::cli {
 
@@ -61,6 +62,8 @@ Status StandardOutput::write(std::span<const std::byte> bytes, const Deadline& d
     if (written < 0 && errno == EAGAIN) {
       pollfd ready{.fd = descriptor_, .events = POLLOUT, .revents = 0};
       ::poll(&ready, 1, between_looks_ms);
+    } else if (written < 0 && errno == EBADF) {
+      return closed_stream("standard output");
     } else if (written < 0 && errno != EINTR) {
       return no_reader(errno);
     } else if (written > 0) {

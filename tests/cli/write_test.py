@@ -106,6 +106,18 @@ class Write(ToolTest):
         self.assertTrue((self.folder / "link").is_symlink())
         self.assertEqual(path.read_bytes(), b"new")
 
+    def test_a_closed_standard_stream_is_a_failure(self):
+        source = self.file("source", b"abc")
+        table = self.file("table", bytes(64))
+        for command in (["load", source, "--to", "-", ">&-"], ["load", source, ">&-"], ["--version", ">&-"],
+                        ["load", "-", "<&-"], ["load", "-", "--to", "-", "<&-"], ["write", "-", self.folder / "new", "<&-"],
+                        ["rows", table, "--row-bytes", 16, "--indices", "@-", "<&-"]):
+            script = '"$0" "$@" ' + command[-1]
+            done = subprocess.run(["sh", "-c", script, TOOL, *map(str, command[:-1])], capture_output=True,
+                                  env=environment())
+            self.assertEqual(done.returncode, 1, (command, done.stderr))
+            self.assertIn(b"standard input" if command[-1] == "<&-" else b"standard output", done.stderr)
+
     def test_a_verification_that_is_interrupted_says_that_the_file_is_new(self):
         for how in [], ["--json"]:
             copy = self.folder / f"copy{len(how)}"
