@@ -166,6 +166,25 @@ def test_what_is_wrong_is_refused(folders, tiers):
     assert "closed" in repr(tiers)
 
 
+def test_a_capacity_is_less_than_2_to_the_63(folders, tiers):
+    (folders / "more").mkdir()
+    for capacity in (2**63, 2**64 - 1):
+        with pytest.raises(ValueError):
+            tiers.add_tier("more", {"path": folders / "more", "capacity_bytes": capacity})
+    assert len(tiers.tiers()) == 2
+
+
+def test_a_uri_is_the_unit_of_that_very_name_first(folders, tiers):
+    content = {name: put(folders, tiers, name, 100) for name in ("A", "%41", "50%.bin", "a b")}
+    with penstock.Context() as context:
+        tiers.serve(context)
+        for uri, name in [("A", "A"), ("%41", "%41"), ("./%2541", "%41"), ("50%.bin", "50%.bin"),
+                          ("50%25.bin", "50%.bin"), ("a%20b", "a b")]:
+            memory = bytearray(100)
+            context.read_into(memory, f"tier:{uri}")
+            assert memory == content[name], uri
+
+
 def test_kinds_of_records_lie_on_tiers(folders, tiers):
     put(folders, tiers, "records.bin", 4096)
     with penstock.Context() as context:
