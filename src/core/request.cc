@@ -186,8 +186,10 @@ Status Request::prepare_stores() {
       continue;
     }
     if (entry.store().writer() == nullptr) {
-      return Error{Code::read_only, 0, entry.info().name + " was opened for reading only",
-                   "open it for writing: write, create or replace"};
+      const bool is_made = entry.info().kind == StoreKind::made;
+      return Error{Code::read_only, 0,
+                   entry.info().name + (is_made ? " is made as it is read" : " was opened for reading only"),
+                   is_made ? "write to a file or a device" : "open it for writing: write, create or replace"};
     }
     if (entry.replacing() != nullptr && entry.replacing()->state() != Replacing::State::open) {
       const bool is_committed = entry.replacing()->state() == Replacing::State::committed;

@@ -200,8 +200,10 @@ Error Request::describe_failures(const Report& report) const {
   const StoreFacts& store = *stores[first.range < spans.size() ? spans[first.range].store : 0].facts;
   std::string message = store.name + ": " + std::string(verb());
   if (first.code == Code::changed) {
-    return {Code::changed, 0, store.name + ": the file was modified or replaced during the read",
-            "read it again when nothing writes to it"};
+    return {
+        Code::changed, 0,
+        store.name + ": the file was modified or replaced " + (as_opened_ ? "since it was opened" : "during the read"),
+        as_opened_ ? "open it again when nothing writes to it" : "read it again when nothing writes to it"};
   }
   message += " of " + std::to_string(first.bytes) + " bytes at offset " + std::to_string(first.offset) + " failed: ";
   engine::Meaning cause = cause_of(first, store);

@@ -12,7 +12,8 @@ namespace penstock::tiers {
 namespace {
 
 Error in_use(const std::string& path) {
-  return {Code::in_use, EAGAIN, path + " is open for writing", "close it; until then it stays on its tier"};
+  return {Code::in_use, EAGAIN, path + " is open for writing",
+          "close it, or let go of its Store; until then it stays on its tier"};
 }
 
 }  // namespace
