@@ -159,8 +159,8 @@ class PENSTOCK_EXPORT Store {
   std::optional<std::uint64_t> cached_bytes(std::uint64_t offset, std::uint64_t length) const;
   // Maps the whole store read-only; Code::unsupported if the store can't be mapped.
   Result<View> view() const;
-  // Access::replace: syncs and takes the name, if no write to it has failed that was not repeated; no more can be
-  // written to it then. Otherwise syncs, including the name of a file that opening created.
+  // Access::replace: syncs and takes the name, if no write to it has failed that was not repeated; what is written
+  // later changes the file that has the name then. Otherwise syncs, including the name of a file that opening created.
   // Without `durable` nothing is synced, and a crash soon after may leave an incomplete file. Code::not_durable:
   // everything worked and the name is taken, but making that durable failed. Code::timed_out: the server has not
   // answered, and may still do it.

@@ -79,7 +79,8 @@ Status Store::commit(bool durable) {
   return or_out_of_memory([&]() -> Status {
     if (!entry_) return not_open();
     core::Replacing* const replacing = entry_->replacing();
-    if (replacing != nullptr && !replacing->is_whole()) {
+    const bool is_unfinished = replacing != nullptr && replacing->state() == core::Replacing::State::open;
+    if (is_unfinished && !replacing->is_whole()) {
       return Error{Code::invalid_argument, 0, info().name + ": a write to it failed, so it does not take the name",
                    "repeat the write, or abort: the old file stays"};
     }

@@ -191,10 +191,8 @@ Status Request::prepare_stores() {
                    entry.info().name + (is_made ? " is made as it is read" : " was opened for reading only"),
                    is_made ? "write to a file or a device" : "open it for writing: write, create or replace"};
     }
-    if (entry.replacing() != nullptr && entry.replacing()->state() != Replacing::State::open) {
-      const bool is_committed = entry.replacing()->state() == Replacing::State::committed;
-      return Error{Code::invalid_argument, 0, entry.info().name + (is_committed ? " was committed" : " was aborted"),
-                   "open it again to write to it"};
+    if (entry.replacing() != nullptr && entry.replacing()->state() == Replacing::State::aborted) {
+      return Error{Code::invalid_argument, 0, entry.info().name + " was aborted", "open it again to write to it"};
     }
     if (kind == engine::OpKind::deallocate) {
       if (auto status = entry.check_end(use.end, deadline); !status) return status;

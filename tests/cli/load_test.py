@@ -350,7 +350,8 @@ class LoadIsInterrupted(ToolTest):
             process = self.start("load", source, "--repeat", 1000, "--lanes", 1, "--timeline", self.folder / "trace")
             wait_until(lambda: len(self.names()) == 3)
             code, _, stderr, _ = self.interrupt(process, signal_number)
-            self.assertEqual((code, stderr), (130, b"penstock: interrupted\n"))
+            self.assertEqual(code, 130)
+            self.assertRegex(stderr, rb"\Apenstock: interrupted(; \d+ of \d+ bytes were transferred)?\n\Z")
 
     def test_by_the_deadline_that_was_given(self):
         path = self.sparse_file("sparse", 2 << 30)

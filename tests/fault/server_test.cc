@@ -157,8 +157,8 @@ TEST_F(SilentServer, holds_up_nobody_past_the_deadline) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(context_->open(folder_.path("served")).error().code, Code::timed_out);
   EXPECT_EQ(store.size_bytes().error().code, Code::timed_out);
-  EXPECT_EQ(context_->write(store, 4096, Region::host(memory_.data(), 4096)).error->code, Code::timed_out);
   EXPECT_EQ(store.commit().error().code, Code::timed_out);
+  EXPECT_EQ(context_->write(store, 4096, Region::host(memory_.data(), 4096)).error->code, Code::timed_out);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
   EXPECT_EQ(server_->waiting(), 4);
   server_->answer();
