@@ -201,7 +201,7 @@ Status Request::prepare_stores() {
     const engine::Room room{use.begin, use.end};
     const auto reserve = [room](engine::Store& store) { return store.writer()->reserve(room); };
     if (auto status = entry.ask(reserve, deadline); !status) {
-      if (entry.replacing() != nullptr) entry.replacing()->failed(use.begin, use.end);
+      note_writes(false);
       return status;
     }
     if (durable) {
@@ -364,7 +364,7 @@ bool Request::conclude(const std::shared_ptr<Request>& self, TimePoint end) {
   cuda::end_range(std::exchange(nvtx_range_, 0));
   asked_.reset();
   attachments.clear();
-  if (direction == Direction::write) note_writes(outcome);
+  if (direction == Direction::write) note_writes(outcome == Outcome::done);
   auto last_held = held.let_go();
   auto used = std::move(transforms);
   late_.reset();
@@ -406,14 +406,15 @@ void Request::call_waiting() {
 }
 
 // A kept Ticket keeps no store open.
-void Request::note_writes(Outcome outcome) const {
-  for (const StoreUse& use : stores) {
-    Replacing* const replacing = use.entry->replacing();
-    if (replacing == nullptr) continue;
-    if (outcome == Outcome::done) {
-      replacing->written(use.begin, use.end);
+// By range, since there may be gaps between them.
+void Request::note_writes(bool all_is_written) const {
+  for (const Span& span : spans) {
+    Replacing* const replacing = stores[span.store].entry->replacing();
+    if (replacing == nullptr || span.length == 0) continue;
+    if (all_is_written) {
+      replacing->written(span.offset, span.offset + span.length);
     } else {
-      replacing->failed(use.begin, use.end);
+      replacing->failed(span.offset, span.offset + span.length);
     }
   }
 }

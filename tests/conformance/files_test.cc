@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -127,6 +128,10 @@ TEST_P(EveryFileEngine, does_not_replace_a_file_by_one_of_which_a_write_failed) 
   EXPECT_EQ(refused.error().code, Code::invalid_argument) << refused.error().message;
   EXPECT_TRUE(holds_content(read_file(path), 1, 0)) << "the old content stays";
 
+  const std::array<Range, 2> around{Range{&store, 0, Region::host(bytes.data(), 1000)},
+                                    Range{&store, 3000, Region::host(bytes.data() + 3000, 2000)}};
+  ASSERT_TRUE(context.transfer(Direction::write, around).ok());
+  EXPECT_FALSE(store.commit().ok()) << "all but that was written again";
   ASSERT_TRUE(context.transfer(Direction::write, {&part, 1}).ok()) << "repeated";
   ASSERT_TRUE(store.commit().ok());
   EXPECT_TRUE(holds_content(read_file(path), 9, 0));
