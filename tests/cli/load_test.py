@@ -373,7 +373,7 @@ class LoadIsInterrupted(ToolTest):
 
 class LoadOfAChangingFile(ToolTest):
     def test_that_is_cut_short_is_an_error_with_its_failures(self):
-        path = self.sparse_file("sparse", 512 * MIB)
+        path = self.sparse_file("sparse", 128 * MIB)
         process = self.start("load", path, *SLOW, "--json")
         wait_until(lambda: resident_bytes(process) > 32 * MIB)
         os.truncate(path, 0)

@@ -192,24 +192,36 @@ class Doctor(ToolTest):
         if first["cached_bytes"] != 0:
             self.skipTest(f"the file can't be evicted here: {first['cached_bytes']} bytes stay")
         self.assertEqual(self.json_of("doctor", path)["store"]["cached_bytes"], 0)
-        path.read_bytes()
-        self.assertEqual(self.json_of("doctor", path)["store"]["cached_bytes"], 4 * MIB)
-        self.assertEqual(self.json_of("doctor", path)["store"]["cached_bytes"], 4 * MIB)
+        # Others use the page cache too, and the kernel may take a page away at any time: once without them is enough.
+        for _ in range(5):
+            path.read_bytes()
+            told = [self.json_of("doctor", path)["store"]["cached_bytes"] for _ in range(2)]
+            if told == [4 * MIB, 4 * MIB]:
+                return
+        self.fail(f"of a file that is cached, the page cache held {told} bytes")
 
     def test_leaves_the_page_cache_of_a_file_that_was_there_in_parts(self):
         path = self.file("data", os.urandom(4 * MIB))
+        for more in [[], ["--all"], ["--engine", "posix"]]:
+            for _ in range(5):  # as above
+                self.cache_parts(path)
+                before = cached_pages(path)
+                if not 0 < len(before) < 1024:
+                    self.skipTest(f"{len(before)} of 1024 pages are cached: the kernel does not tell, or reads more than it "
+                                  "is told to")
+                self.assertTrue(self.run_tool("doctor", path, *more).stdout)
+                after = cached_pages(path)
+                if after == before:
+                    break
+            self.assertEqual(after, before, more)
+
+    def cache_parts(self, path):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # the kernel reads nothing more than it is told to
             for place in [3, 4, 300, 1023]:
                 os.pread(file.fileno(), 4096, place * 4096)
-        before = cached_pages(path)
-        if not 0 < len(before) < 1024:
-            self.skipTest(f"{len(before)} of 1024 pages are cached: the kernel does not tell, or reads more than it is told to")
-        for more in [[], ["--all"], ["--engine", "posix"]]:
-            self.assertTrue(self.run_tool("doctor", path, *more).stdout)
-            self.assertEqual(cached_pages(path), before, more)
 
     def test_measures_for_a_second_at_most(self):
         path = self.sparse_file("sparse", 1 << 30)

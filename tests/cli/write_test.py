@@ -121,7 +121,7 @@ class Write(ToolTest):
     def test_a_verification_that_is_interrupted_says_that_the_file_is_new(self):
         for how in [], ["--json"]:
             copy = self.folder / f"copy{len(how)}"
-            process = self.start("write", "--pattern", "128MiB", copy, "--verify", *SLOW, *how)
+            process = self.start("write", "--pattern", "48MiB", copy, "--verify", *SLOW, *how)
             wait_until(copy.exists)
             code, stdout, stderr, _ = self.interrupt(process)
             self.assertEqual(code, 130, stderr)
@@ -129,11 +129,11 @@ class Write(ToolTest):
             if how:
                 result = json.loads(stdout)
                 schema.check(result, "write")
-                self.assertEqual((result["verified"], result["bytes"]), (False, 128 << 20))
+                self.assertEqual((result["verified"], result["bytes"]), (False, 48 << 20))
                 self.assertTrue(result["error"]["message"].startswith(message), result)
             else:
                 self.assertIn(message.encode(), stderr)
-            self.assertEqual(copy.stat().st_size, 128 << 20)
+            self.assertEqual(copy.stat().st_size, 48 << 20)
 
     def test_with_few_descriptors_says_whether_the_file_is_new(self):
         source = self.file("source", b"abc")

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -175,11 +176,13 @@ std::map<std::string, int, std::less<>> points_of(const Scenario& scenario) {
   return points;
 }
 
+// With PENSTOCK_TIER_KILLS also when it comes to a point for the second time.
 TEST(TiersCrash, every_unit_is_whole_in_one_place_whenever_the_process_dies) {
+  const int most_times = std::getenv("PENSTOCK_TIER_KILLS") != nullptr ? 2 : 1;
   int deaths = 0;
   for (const Scenario& scenario : scenarios()) {
     for (const auto& [point, reached] : points_of(scenario)) {
-      for (int times = 1; times <= std::min(reached, 2); ++times) {
+      for (int times = 1; times <= std::min(reached, most_times); ++times) {
         const Folders folders;
         {
           Tiers tiers = folders.create();
@@ -203,7 +206,7 @@ TEST(TiersCrash, every_unit_is_whole_in_one_place_whenever_the_process_dies) {
     }
   }
   std::printf("%d processes were killed\n", deaths);
-  EXPECT_GT(deaths, 80);
+  EXPECT_GT(deaths, 40 * most_times);
 }
 
 // The process that puts things right may die too.
