@@ -2,6 +2,9 @@
 // put exceptions into their places while they are in registers: nothing here runs elsewhere.
 #include <immintrin.h>
 
+#include <iterator>
+#include <numeric>
+
 #include "services/packed/kernels_x86_64.h"
 
 // Of functions that are called by others here: they become part of those.
@@ -159,7 +162,10 @@ PENSTOCK_AVX512 std::uint64_t sum(const std::byte* tile, std::size_t bytes) {
     }
   }
   const Vector all = _mm512_add_epi64(_mm512_add_epi64(sums[0], sums[1]), _mm512_add_epi64(sums[2], sums[3]));
-  return static_cast<std::uint64_t>(_mm512_reduce_add_epi64(all));
+  // Not _mm512_reduce_add_epi64: GCC 12 adds signed integers there, which overflow.
+  std::uint64_t parts[8];
+  store(reinterpret_cast<std::byte*>(parts), all);
+  return std::accumulate(std::begin(parts), std::end(parts), std::uint64_t{0});
 }
 
 }  // namespace
