@@ -405,7 +405,6 @@ void Request::call_waiting() {
   }
 }
 
-// A kept Ticket keeps no store open.
 // By range, since there may be gaps between them.
 void Request::note_writes(bool all_is_written) const {
   for (const Span& span : spans) {
@@ -419,6 +418,7 @@ void Request::note_writes(bool all_is_written) const {
   }
 }
 
+// A kept Ticket keeps no store open.
 void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
   bool may_leave_some = survey.may_have_leftovers(*this);
   for (const Part& part : parts) may_leave_some |= !part.to_drop.empty();

@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
       std::cout << "skipped: " << (gpus ? "no GPU" : gpus.error().message) << '\n';
       return skipped;
     }
-  } else if (!FakeCuda::load(which == "older" ? FAKE_CUDA_OLDER_LIBRARY : FAKE_CUDA_LIBRARY)) {
+  } else if (!FakeCuda::load(which == "older" ? "cuda_older" : "cuda")) {
     std::cerr << "the fake CUDA driver does not load\n";
     return 1;
   }

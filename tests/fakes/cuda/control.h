@@ -10,6 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+
+#include "support/built.h"
 
 extern "C" {
 struct FakeCudaCounters {
@@ -83,8 +86,11 @@ struct FakeCuda {
   // Nothing when no libcuda.so.1 is loaded, or the loaded one is a real driver.
   static std::optional<FakeCuda> loaded() { return find(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD)); }
 
-  // Loads the fake from its file. Whoever asks for libcuda.so.1 by name later gets this one, whatever the search path.
-  static std::optional<FakeCuda> load(const char* path) { return find(::dlopen(path, RTLD_NOW | RTLD_GLOBAL)); }
+  // Loads the fake from its file, cuda or cuda_older. Whoever asks for libcuda.so.1 by name later gets this one,
+  // whatever the search path.
+  static std::optional<FakeCuda> load(const std::string& folder = "cuda") {
+    return find(::dlopen(penstock::test::built("fakes/" + folder + "/libcuda.so.1").c_str(), RTLD_NOW | RTLD_GLOBAL));
+  }
 
  private:
   static std::optional<FakeCuda> find(void* library) {

@@ -44,7 +44,7 @@ inline CaptureApi find_capture_api() {
 // A new driver for each test, with the first device's context current.
 class FakeCudaDriver : public testing::Test {
  protected:
-  static void SetUpTestSuite() { ASSERT_TRUE(FakeCuda::load(FAKE_CUDA_LIBRARY).has_value()) << ::dlerror(); }
+  static void SetUpTestSuite() { ASSERT_TRUE(FakeCuda::load().has_value()) << ::dlerror(); }
 
   void SetUp() override {
     fake = FakeCuda::loaded().value();

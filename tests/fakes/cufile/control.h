@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 // What the machine can do, whatever the settings allow.
 enum FakeCufileMode : int {
@@ -75,8 +76,8 @@ struct FakeCufile {
 #undef FAKE_CUFILE_MEMBER
 
   // Loads the fake from its file. Whoever asks for libcufile.so.0 by name later gets this one.
-  static std::optional<FakeCufile> load(const char* path) {
-    void* const library = ::dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  static std::optional<FakeCufile> load(const std::string& path) {
+    void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (library == nullptr) return std::nullopt;
     FakeCufile fake;
 #define FAKE_CUFILE_FIND(member, result, arguments)                                              \

@@ -18,7 +18,7 @@ TEST_F(CuFileLibrary, is_one_for_the_process_and_counted) {
   auto second = Library::acquire().value();
   EXPECT_EQ(first, second);
   EXPECT_EQ(first->version(), 1150);
-  EXPECT_EQ(first->path(), FAKE_CUFILE_LIBRARY);
+  EXPECT_EQ(first->path(), test::built(FAKE_CUFILE_LIBRARY));
   ASSERT_TRUE(first->open({.compat = true}).ok());
   ASSERT_TRUE(second->open({.compat = false}).ok());
   EXPECT_EQ(cufile_.counters().driver_opens, 1U);

@@ -16,6 +16,7 @@
 #include "files/block_device.h"
 #include "files/open.h"
 #include "files/test_scratch.h"
+#include "support/built.h"
 
 namespace penstock::cufile {
 
@@ -96,8 +97,8 @@ class DeviceMemory {
 class WithFakes : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(FakeCuda::load(FAKE_CUDA_LIBRARY).has_value()) << ::dlerror();
-    const auto loaded = FakeCufile::load(FAKE_CUFILE_LIBRARY);
+    ASSERT_TRUE(FakeCuda::load().has_value()) << ::dlerror();
+    const auto loaded = FakeCufile::load(test::built(FAKE_CUFILE_LIBRARY));
     ASSERT_TRUE(loaded.has_value()) << ::dlerror();
     cufile_ = *loaded;
     cufile_.reset();
