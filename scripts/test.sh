@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds everything that is shipped, as it is shipped; runs the tests, then those that are worth it under the address
-# sanitizer. What takes minutes more, as the thread sanitizer does, is left to scripts/soak.sh. Exits non-zero if a test fails; ends with a line that counts
-# passed, failed and skipped tests over all stages.
+# Builds everything that is shipped, as it is shipped; runs the tests, and those that are worth it under the address
+# sanitizer. What takes minutes more, as the thread sanitizer does, is left to scripts/soak.sh. Exits non-zero if a test
+# fails; ends with a line that counts passed, failed and skipped tests over all stages.
 #
 #   scripts/test.sh
 #
@@ -31,27 +31,32 @@ attempt() {
   stage "$@" || broken+=("$1")
 }
 
-# begin_tests NAME PRESET [CTEST ARGUMENT...]: tests wait more than they compute, so they run beside the next build, which
-# lets them go first. end_tests shows what they printed. They are a group of their own, which ends with the script.
+# begin_tests NAME PRESET [CTEST ARGUMENT...]: tests wait more than they compute, so they run beside what follows: a build,
+# which lets them go first, and its tests. end_tests shows what they printed. They are a process group of their own, which
+# ends with the script.
+declare -A running=()
 begin_tests() {
-  tests=$1
+  local name=$1
   shift
   set -m
-  stage "test $tests" run_tests "$@" > "$results/$tests.log" 2>&1 &
-  tests_pid=$!
+  stage "test $name" run_tests "$@" > "$results/$name.log" 2>&1 &
+  running[$name]=$!
   set +m
-  printf '== test %s, beside what follows, prints to %s\n' "$tests" "$results/$tests.log"
+  printf '== test %s, beside what follows, prints to %s\n' "$name" "$results/$name.log"
 }
 end_tests() {
-  wait "$tests_pid" || broken+=("test $tests")
-  tests_pid=
-  cat "$results/$tests.log"
+  wait "${running[$1]}" || broken+=("test $1")
+  unset "running[$1]"
+  cat "$results/$1.log"
 }
 build_beside() (
   renice -n 10 -p "$BASHPID" > /dev/null && build "$@"
 )
-tests_pid=
-trap '[[ -z $tests_pid ]] || kill -- "-$tests_pid"; exit 130' INT TERM
+end_all_tests() {
+  local group
+  for group in "${running[@]}"; do kill -- "-$group"; done
+}
+trap 'end_all_tests; exit 130' INT TERM
 
 scripts/install-deps.sh
 mkdir -p "$results"
@@ -63,10 +68,9 @@ stage 'build release' build "$preset"
 begin_tests release "$preset"
 for sanitizer in $sanitizers; do
   attempt "build $sanitizer" build_beside "$sanitizer" sanitize_tests
-  end_tests
   begin_tests "$sanitizer" "$sanitizer" --label-regex '^sanitize$'
 done
-end_tests
+for tests in release $sanitizers; do end_tests "$tests"; done
 
 printf '== %d s in all\n' "$SECONDS"
 python3 scripts/summarize_tests.py "$results"/*.xml || broken+=(tests)

@@ -32,7 +32,7 @@ MIB = 1 << 20
 DISK_BYTES = 16 * MIB
 MODEL_BYTES = 8 * MIB
 BAD_BLOCK = 24 * MIB // 2 // 512  # beyond the model, before what is hammered
-TIME_LIMIT = {"some": 240, "all": 500}
+TIME_LIMIT = {"some": 480, "all": 500}
 CONFORMANCE = {"some": "*alignment*/nvme_4096:*block*/nvme_4096:*what_it_wrote/nvme_4096",
                "all": "*/nvme_512:*/nvme_4096"}
 
