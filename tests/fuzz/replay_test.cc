@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fuzz/targets.h"
+#include "support/built.h"
 
 namespace penstock::fuzz {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 constexpr int mutations = 8'000;  // scripts/soak.sh fuzz tries millions
 
 std::vector<std::string> corpus_of(const Target& target) {
-  const auto folder = std::filesystem::path(PENSTOCK_SOURCE_DIR) / "tests/fuzz/corpus" / target.name;
+  const auto folder = test::built("tests/fuzz/corpus/" + std::string(target.name));
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) files.push_back(entry.path());
   std::sort(files.begin(), files.end());  // the same order everywhere, so that a seed reproduces
