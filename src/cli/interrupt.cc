@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <string_view>
 #include <system_error>
@@ -18,6 +19,9 @@ namespace penstock::cli {
 namespace {
 
 constexpr int forever = -1;
+// Who ends us may signal the process and then its group, as timeout does: that is one interrupt.
+constexpr std::chrono::milliseconds together = std::chrono::milliseconds(100);
+constexpr int at_once = 0;
 constexpr int silence_ms = 1000;
 // With the silence, enough for closing a Context and a file whose server hangs, which wait for five seconds each unless
 // other deadlines were given.
@@ -62,6 +66,8 @@ int next_signal(int signals, int within_ms) {
 void guard(int signals) {
   if (next_signal(signals, forever) == 0) return;
   const std::lock_guard lock(end_mutex);
+  std::this_thread::sleep_for(together);
+  while (next_signal(signals, at_once) != 0) continue;
   if (const int second = next_signal(signals, silence_ms); second != 0) end_by(second);
   [[maybe_unused]] const ssize_t put = write(STDERR_FILENO, notice.data(), notice.size());
   if (const int second = next_signal(signals, patience_ms); second != 0) end_by(second);

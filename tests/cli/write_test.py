@@ -518,6 +518,15 @@ class WriteIsInterrupted(ToolTest):
         self.assertLess(seconds, PROMPTLY)
         self.assertEqual(self.names(), ["pipe"])
 
+    def test_by_two_signals_at_once_as_by_one(self):
+        process = self.start("write", "-", self.folder / "copy", stdin=subprocess.PIPE)
+        process.stdin.write(b"x" * MIB)
+        process.stdin.flush()
+        wait_until(lambda: len(self.names()) == 1)
+        process.send_signal(signal.SIGTERM)
+        exit_code, _, stderr, _ = self.interrupt(process, signal.SIGINT)
+        self.assertEqual((exit_code, self.names()), (130, []), stderr)
+
     def test_while_it_waits_for_input(self):
         process = self.start("write", "-", self.folder / "copy", stdin=subprocess.PIPE)
         wait_until(lambda: len(self.names()) == 1)
