@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "apart.h"
 #include "interrupt.h"
@@ -35,12 +36,12 @@ Result<std::unique_ptr<Cargo>> prepare(const LoadFlags& flags, const std::option
                .hint = "load them one by one, or both as bytes with --raw"};
 }
 
-// The middle of all rounds but the first, which finds nothing warm.
+// The median of all rounds but the first, which finds nothing warm.
 double steady_rate(const std::vector<Report>& rounds) {
   std::vector<double> rates;
   for (const Report& round : std::span(rounds).subspan(1)) rates.push_back(rate(round.bytes, round.seconds));
   std::ranges::sort(rates);
-  return rates.empty() ? 0 : rates[(rates.size() - 1) / 2];
+  return rates.empty() ? 0 : std::midpoint(rates[(rates.size() - 1) / 2], rates[rates.size() / 2]);
 }
 
 void add_rounds(const std::vector<Report>& rounds, Transfer& transfer) {

@@ -48,7 +48,9 @@ Error with_way_out(Error error, const std::string& path) {
 Result<Model> open_named(const LoadFlags& flags) {
   Result<Context> context = make_context(flags.context);
   if (!context.ok()) return context.error();
-  return cli::open_model(*context, flags.paths);
+  Result<Model> model = cli::open_model(*context, flags.paths);
+  if (!model.ok()) return with_way_out(model.error(), flags.paths.front());
+  return model;
 }
 
 class ModelCargo final : public Cargo {
@@ -162,7 +164,7 @@ Result<std::unique_ptr<Cargo>> prepare_model(const LoadFlags& flags) {
   const Result<Domain> domain = Domain::parse(flags.domain);
   if (!domain.ok()) return domain.error();
   Result<Model> model = open_named(flags);
-  if (!model.ok()) return with_way_out(model.error(), flags.paths.front());
+  if (!model.ok()) return model.error();
   Result<Indices> chosen = select_tensors(*model, flags);
   if (!chosen.ok()) return chosen.error();
   std::vector<std::string> files;

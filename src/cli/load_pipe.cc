@@ -66,7 +66,7 @@ class PipeCargo final : public Cargo {
       if (!moved.ok()) {
         report_.outcome = Outcome::failed;
         report_.error = moved.error();
-        report_.error->message += "; " + std::to_string(report_.bytes) + " bytes had arrived";
+        report_.error->message += "; " + std::to_string(source_->position()) + " bytes had arrived";
         break;
       }
       more = *moved != 0;

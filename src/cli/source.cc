@@ -112,8 +112,8 @@ class Stream final : public Source {
       if (!got.ok()) return got.error();
       if (*got == 0) break;
       filled += *got;
+      position_ += *got;
     }
-    position_ += filled;
     if (filled < wanted && size_bytes_) {
       return Error{.code = Code::truncated,
                    .message = name_ + " ended after " + std::to_string(position_) + " of " +

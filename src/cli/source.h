@@ -26,9 +26,11 @@ class Source {
   virtual Result<std::uint64_t> fill(Region memory) = 0;
   // The same, but passes over holes: says which runs of data the memory holds, one behind the other. None at the end.
   virtual Result<std::vector<Extent>> fill_data(Region memory);
+  // Of what comes next; a fill that failed has come as far as this.
+  std::uint64_t position() const { return position_; }
 
  protected:
-  std::uint64_t position_ = 0;  // of what comes next
+  std::uint64_t position_ = 0;
 };
 
 struct StoreSlice {

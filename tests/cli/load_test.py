@@ -264,6 +264,10 @@ class LoadFromAStream(ToolTest):
             self.assertEqual(done.returncode, 124, done.stderr)
             self.assertIn(b"the deadline passed, and standard input had not ended", done.stderr)
 
+    def test_that_ends_early_says_how_much_had_arrived(self):
+        error = self.fails("truncated", 1, "load", "-", "--size", 10, input=b"hello\n")
+        self.assertIn("ended after 6 of 10 bytes; 6 bytes had arrived", error["message"])
+
     def test_is_refused_what_only_a_file_can_give(self):
         other = self.file("data", b"x")
         for more in [["--verify"], ["--repeat", 2], ["--offset", 1], ["--lba", 1], ["--select", "*"], [other]]:

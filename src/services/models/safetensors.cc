@@ -208,6 +208,11 @@ Status check_layout(const std::vector<TensorInfo>& tensors, std::uint64_t data_b
   return broken("the file has " + std::to_string(data_bytes - end) + " bytes behind its last tensor");
 }
 
+Error no_model(std::string message) {
+  return {Code::invalid_argument, 0, std::move(message),
+          "if it was one, it is damaged: download or save it again; if it is another kind of file, convert it first"};
+}
+
 }  // namespace
 
 Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std::uint64_t file_bytes) {
@@ -221,8 +226,8 @@ Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std
   std::uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(first_bytes[i]);
   if (length > header_limit_bytes) {
-    return broken("its header would have " + std::to_string(length) +
-                  " bytes; 100,000,000 are allowed: it is not a safetensors file");
+    return no_model("its header would have " + std::to_string(length) +
+                    " bytes; 100,000,000 are allowed: it is not a safetensors file");
   }
   if (length > file_bytes - safetensors_length_bytes) {
     return ends_early("its header of " + std::to_string(length) + " bytes reaches past the end of the file at " +
@@ -232,7 +237,7 @@ Result<std::uint64_t> safetensors_header_bytes(std::string_view first_bytes, std
 }
 
 Result<Contents> parse_safetensors(std::string_view json, std::uint64_t file_bytes, Rest rest) {
-  if (json.empty() || json[0] != '{') return broken("its header does not begin with {: it is not a safetensors file");
+  if (json.empty() || json[0] != '{') return no_model("its header does not begin with {: it is not a safetensors file");
   Contents contents;
   const Status read = Header(json, contents).read();
   if (!read) {
