@@ -268,7 +268,8 @@ std::uint32_t Launcher::take(Part& part, StoreEntry& entry, const Cut& cut, cons
   piece.gpu = span.gpu;
   piece.is_out_of_reach = span.is_out_of_reach;
   piece.range = part.range;
-  piece.reason = span.is_out_of_reach && span.gpu == nullptr ? Reason::out_of_reach : part.plan.reason;
+  const bool is_reached = !span.is_out_of_reach || span.gpu != nullptr || span.transform != 0;
+  piece.reason = is_reached ? part.plan.reason : Reason::out_of_reach;
   piece.user = span.memory != nullptr ? span.memory + part.position : nullptr;
   piece.offset = span.offset + part.position;
   piece.length = cut.length;
