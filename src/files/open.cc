@@ -27,8 +27,12 @@ constexpr int max_interruptions = 1000;
 // Each operation on a network or FUSE mount costs a thread its whole latency, so it should be worth it.
 constexpr std::uint32_t remote_operation_bytes = 4 << 20;
 
-std::string open_hint(int error, Access access) {
+std::string open_hint(int error, const std::string& name, Access access) {
   const bool write = access != Access::read;
+  if (write && (error == EACCES || error == EPERM || error == EROFS) && ::access(name.c_str(), F_OK) != 0) {
+    return error == EROFS ? "the file system is mounted read-only: remount it, or write elsewhere"
+                          : "this user may not make files in that folder: check its permissions";
+  }
   switch (error) {
     case ENOENT:
       return access == Access::create ? "create the folder first" : "check the name";
@@ -52,7 +56,7 @@ std::string open_hint(int error, Access access) {
 }
 
 Error open_error(int error, const std::string& name, Access access) {
-  return system_error(error, "open " + name, open_hint(error, access));
+  return system_error(error, "open " + name, open_hint(error, name, access));
 }
 
 Status check_block_device_access(const struct stat& status, const std::string& name, const OpenOptions& options) {

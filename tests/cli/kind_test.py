@@ -10,7 +10,7 @@ import time
 import unittest
 
 import schema
-from tool import SLOW, TOOL, ToolTest, environment, resident_bytes, wait_until
+from tool import NOBODY, SLOW, TOOL, ToolTest, environment, resident_bytes, wait_until
 
 MIB = 1 << 20
 RECORD = 100
@@ -109,6 +109,13 @@ class Kinds(ToolTest):
         if not library or os.environ.get("PENSTOCK_SANITIZE"):
             self.skipTest("needs PENSTOCK_FAILING_SYNCS_LIBRARY, the library that makes syncs fail, and no sanitizer")
         return {"LD_PRELOAD": library, "PENSTOCK_FAILING_SYNCS": f"name:{text}"}
+
+    def test_a_folder_that_is_closed_to_this_user_is_named(self):
+        self.need_other_user()
+        self.folder.chmod(0o755)
+        error = self.fails("permission_denied", 4, "kind", "create", self.folder / "new", user=NOBODY, group=NOBODY,
+                           extra_groups=[])
+        self.assertIn("that folder", error["hint"])
 
     def test_a_start_that_is_no_place_is_refused(self):
         store = self.folder / "records.bin"

@@ -15,7 +15,7 @@ import unittest
 import xml.etree.ElementTree
 
 import schema
-from tool import TOOL, ToolTest, environment, wait_until
+from tool import NOBODY, TOOL, ToolTest, environment, wait_until
 
 
 class TierTest(ToolTest):
@@ -242,6 +242,13 @@ class Commands(TierTest):
         finally:
             moving.kill()
             moving.communicate()
+
+    def test_a_catalog_in_a_folder_that_is_closed_to_this_user_is_refused_as_such(self):
+        self.need_other_user()
+        self.folder.chmod(0o755)
+        error = self.fails("permission_denied", 4, "tier", "init", f"a={self.folder / 'nvme'}", "--catalog",
+                           self.folder / "new.db", user=NOBODY, group=NOBODY, extra_groups=[])
+        self.assertIn("folder of the catalog", error["hint"])
 
     def test_init_that_fails_leaves_no_folder(self):
         (self.folder / "empty").mkdir()

@@ -71,7 +71,7 @@ std::string text_of(Why why, std::span<const TierState> tiers, const UnitState& 
       return heat + " has not fallen below " + number(policy.cooling * tiers[unit.tier].from_heat) +
              ", at which units leave " + tiers[unit.tier].name;
     case Why::moved_lately:
-      return "it moved less than " + number(policy.least_stay_seconds) + " seconds ago";
+      return "it came to its tier less than " + number(policy.least_stay_seconds) + " seconds ago";
   }
   return heat;
 }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -104,7 +105,14 @@ Result<Database> Database::open(const std::string& path, Mode mode, double wait_
   const int result = sqlite3_open_v2(path.c_str(), &handle, flags, nullptr);
   Database database(handle, path);
   if (handle == nullptr) return Error{Code::out_of_memory, 0, "open the catalog " + path, ""};
-  if (result != SQLITE_OK) return database.error("open");
+  if (result != SQLITE_OK) {
+    // SQLite tries to open for reading then, and tells why that fails.
+    const std::string folder = std::filesystem::path(path).parent_path();
+    if (::access(path.c_str(), F_OK) != 0 && ::access(folder.c_str(), W_OK | X_OK) != 0) {
+      return system_error(errno, "make the catalog " + path, "check the folder of the catalog and its permissions");
+    }
+    return database.error("open");
+  }
   sqlite3_busy_timeout(handle, static_cast<int>(std::clamp(wait_seconds, 0.0, 1e6) * 1000));
   return database;
 }
