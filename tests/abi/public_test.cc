@@ -167,7 +167,8 @@ TEST(SharedLibrary, exports_the_public_api_and_nothing_of_its_inside) {
     if (std::regex_match(line, base_class)) continue;
     if (std::regex_match(line.substr(0, line.find('\n')), standard)) {
       EXPECT_EQ(line.find("nlohmann"), std::string::npos) << line;
-      EXPECT_EQ(line.substr(0, line.find_first_of("<(")).find(" penstock::"), std::string::npos) << line;
+      const std::string name = line.substr(0, line.find_first_of("<("));  // behind what it returns, if that is told
+      EXPECT_TRUE(name.find(" penstock::") == std::string::npos || name.find(" std::") != std::string::npos) << line;
       continue;
     }
     ++exported;
