@@ -131,7 +131,9 @@ class PENSTOCK_EXPORT Kinds {
   // there, but a power cut may take them away again. Inside a completion callback: Code::would_deadlock.
   Result<std::uint64_t> append(std::uint32_t kind, Region records) const;
   // `keep_going` is asked about twenty times a second, on the calling thread; with false it ends with Code::cancelled,
-  // and no record counts. A call that is over sooner does not ask.
+  // and no record counts. A call that is over sooner does not ask. It must not throw: that ends the process with a
+  // message. Code::abandoned: no record counts, but the disk may still write where they were to be. Until it is done,
+  // writers get Code::in_use.
   Result<std::vector<std::uint64_t>> append(std::span<const RecordsAppend> parts,
                                             const std::function<bool()>& keep_going = {}) const;
 

@@ -13,6 +13,7 @@
 #include "engines/fault/engine.h"
 #include "engines/posix/engine.h"
 #include "engines/uring/engine.h"
+#include "penstock/kinds.h"
 #include "support/support.h"
 
 namespace penstock::test {
@@ -88,6 +89,29 @@ TEST_P(Stuck, a_request_past_its_deadline_is_abandoned_and_its_memory_quarantine
   control_->release_stuck();
   EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
   EXPECT_TRUE(eventually([&] { return peek(address) != mark; })) << "and are given back after";
+}
+
+TEST_P(Stuck, records_of_an_append_that_was_abandoned_do_not_land_on_others) {
+  plan_.never = 0;
+  Context context = make_context();
+  constexpr std::uint64_t record_bytes = 1 << 20;
+  const KindsOptions impatient{.writing = {}, .lock_seconds = 0.05};
+  const Kinds kinds = Kinds::create(context, folder_.path("records"), impatient).value();
+  const Kind kind = kinds.add({.name = "kind", .capacity = 4, .record_bytes = record_bytes}).value();
+  std::vector<std::byte> lost(record_bytes, std::byte{1});
+  std::vector<std::byte> kept(record_bytes, std::byte{2});
+  const RecordsAppend first[] = {{kind.id, Region::host(lost.data(), lost.size())}};
+
+  control_->hang_writes(true);
+  EXPECT_EQ(kinds.append(first, [] { return false; }).error().code, Code::abandoned);
+  control_->hang_writes(false);
+  ASSERT_GE(control_->stuck(), 1U);
+  EXPECT_EQ(kinds.append(kind.id, Region::host(kept.data(), kept.size())).error().code, Code::in_use);
+  control_->release_stuck();
+  ASSERT_TRUE(eventually([&] { return kinds.append(kind.id, Region::host(kept.data(), kept.size())).ok(); }));
+  const auto read = kinds.read({kind.id, 0}, Domain::host());
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_TRUE(std::equal(kept.begin(), kept.end(), read->buffer.data()));
 }
 
 TEST_P(Stuck, a_buffer_that_is_destroyed_in_flight_stays_until_its_request_has_ended) {

@@ -39,6 +39,8 @@ class FaultControl {
   std::uint64_t stuck() const { return stuck_count_.load(); }
   // Whether calls are stuck from now on. Nothing else befalls them.
   void hang_calls(bool yes) { hangs_calls_.store(yes); }
+  // Whether writes are, as if the plan had said so.
+  void hang_writes(bool yes) { hangs_writes_.store(yes); }
 
  private:
   friend class Queue;
@@ -57,6 +59,7 @@ class FaultControl {
   std::size_t room_ = 0;
   std::atomic<std::uint64_t> stuck_count_{0};
   std::atomic<bool> hangs_calls_{false};
+  std::atomic<bool> hangs_writes_{false};
 };
 
 // `control` is shared by the engine and the test that holds it; none is needed to inject.

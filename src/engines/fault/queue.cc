@@ -59,7 +59,9 @@ std::size_t Queue::submit(std::span<const engine::Op> ops) {
 void Queue::inject(engine::Op op) {
   Pending pending{.cookie = op.cookie};
   const bool is_call = op.kind == engine::OpKind::call;
-  if (is_call && control_.hangs_calls_.load()) return control_.add(*this, op);
+  const bool hangs =
+      is_call ? control_.hangs_calls_.load() : op.kind == engine::OpKind::write && control_.hangs_writes_.load();
+  if (hangs) return control_.add(*this, op);
   switch (is_call ? Fault::none : draw()) {
     case Fault::none:
       break;

@@ -85,7 +85,7 @@ Result<Dictionary> read_dictionary(Context& context, const std::string& path) {
   return dictionary;
 }
 
-Status replace_dictionary(Context& context, const std::string& path, const Dictionary& dictionary) {
+Result<Store> write_dictionary(Context& context, const std::string& path, const Dictionary& dictionary) {
   const auto text = to_text(dictionary);
   if (!text) return in_dictionary(path, text.error());
   auto memory = context.allocate(Domain::host(), text->size());
@@ -94,9 +94,8 @@ Status replace_dictionary(Context& context, const std::string& path, const Dicti
   auto store = context.open(path, {.access = Access::replace, .size_bytes = text->size()});
   if (!store) return std::move(store).error();
   const Report report = context.write(*store, 0, memory->region());
-  if (report.ok()) return store->commit();
-  (void)store->abort();
-  return *report.error;
+  if (!report.ok()) return *report.error;
+  return store;
 }
 
 Result<WriterLock> WriterLock::of_dictionary(const std::string& path, TimePoint deadline, rows::Watch* watch) {

@@ -17,8 +17,8 @@ Result<std::string> absolute_path(const std::string& path);
 
 // Messages name the file. Code::not_found: there is none.
 Result<Dictionary> read_dictionary(Context& context, const std::string& path);
-// Durable when it returns: readers find the old one or the new one.
-Status replace_dictionary(Context& context, const std::string& path, const Dictionary& dictionary);
+// A file that takes the dictionary's name at its commit: readers find the old one or the new one.
+Result<Store> write_dictionary(Context& context, const std::string& path, const Dictionary& dictionary);
 
 // Excludes other writers. The dictionary itself is locked: once its writer has replaced it, there is nothing left to
 // protect in the old one, and those who waited for that look for the new one.
@@ -28,6 +28,9 @@ class WriterLock {
   static Result<WriterLock> of_dictionary(const std::string& path, TimePoint deadline, rows::Watch* watch = nullptr);
   // Of the folder, for those who make a dictionary that is not there yet.
   static Result<WriterLock> of_folder_of(const std::string& path, TimePoint deadline);
+
+  // Before the object ends.
+  void release() { fd_ = UniqueFd(); }
 
  private:
   explicit WriterLock(UniqueFd fd) : fd_(std::move(fd)) {}

@@ -119,6 +119,23 @@ Status check_records(const Kind& kind, const StoreInfo& store) {
                "count only records that are there, and append the others"};
 }
 
+// Lets go of the lock at the end of an append, however long lanes keep the store; but where the disk may still write
+// the records of an append that has failed, nobody else may write others there before that is done.
+class LockOfAppend {
+ public:
+  explicit LockOfAppend(WriterLock& lock) : lock_(&lock) {}
+  ~LockOfAppend() {
+    if (lock_ != nullptr) lock_->release();
+  }
+  LockOfAppend(const LockOfAppend&) = delete;
+  LockOfAppend& operator=(const LockOfAppend&) = delete;
+
+  void leave_to_store() { lock_ = nullptr; }
+
+ private:
+  WriterLock* lock_;
+};
+
 Error not_there(const Table::State& state, const Records& records) {
   const auto found = state.by_id.find(records.kind);
   if (found == state.by_id.end()) {
@@ -224,7 +241,13 @@ Result<std::shared_ptr<const Table::State>> Table::refresh() {
 }
 
 Status Table::publish(Dictionary dictionary) {
-  Status replaced = replace_dictionary(context_, path_, dictionary);
+  auto written = write_dictionary(context_, path_, dictionary);
+  if (!written) return written.error();
+  return publish(std::move(dictionary), *written);
+}
+
+Status Table::publish(Dictionary dictionary, Store& written) {
+  Status replaced = written.commit();
   if (!replaced && replaced.error().code != Code::not_durable) return replaced;
   const std::lock_guard lock(refreshing_);
   if (auto state = load(dictionary)) {
@@ -248,8 +271,14 @@ Result<Kind> Table::find(const std::function<const Kind*(const State&)>& look,
   return *kind;
 }
 
-Result<Store> Table::open_for_writing(const OpenOptions& wanted) const {
+// Who opens it holds the lock, and so does every operation on the store that outlives its request.
+Result<Store> Table::open_for_writing(const OpenOptions& wanted, std::shared_ptr<WriterLock> lock) const {
   OpenOptions options = options_.writing;
+  if (lock) {
+    options.on_commit = [on_commit = options_.writing.on_commit, lock = std::move(lock)] {
+      return on_commit ? on_commit() : Status();
+    };
+  }
   options.access = wanted.access;
   options.size_bytes = wanted.size_bytes;
   options.reserve_from = wanted.reserve_from;
@@ -287,8 +316,11 @@ Result<Kind> Table::add(const NewKind& wanted) {
   if (!added) return added.error();
   Kind kind = dictionary.kinds[*added];
   if (Status status = check_records(kind, info); !status) return std::move(status).error();
+  // First, so that no room is made for a kind that can't be written down.
+  auto written = write_dictionary(context_, path_, dictionary);
+  if (!written) return written.error();
   if (Status status = make_room(kind); !status) return std::move(status).error();
-  if (Status status = publish(std::move(dictionary)); !status) return std::move(status).error();
+  if (Status status = publish(std::move(dictionary), *written); !status) return std::move(status).error();
   return kind;
 }
 
@@ -309,13 +341,15 @@ Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> 
   if (Status status = check_process(); !status) return std::move(status).error();
   if (Status status = rows::Watch::check_may_wait("append"); !status) return std::move(status).error();
   rows::Watch watch(keep_going);
-  const auto lock = WriterLock::of_dictionary(path_, deadline_of(options_), &watch);
-  if (!lock) return lock.error();
+  auto locked = WriterLock::of_dictionary(path_, deadline_of(options_), &watch);
+  if (!locked) return locked.error();
+  const auto lock = std::make_shared<WriterLock>(std::move(*locked));
+  LockOfAppend held(*lock);
   const auto known = state();
   auto read = read_dictionary(context_, path_);
   if (!read) return std::move(read).error();
   Dictionary dictionary = std::move(*read);
-  auto store = open_for_writing({.access = Access::write});
+  auto store = open_for_writing({.access = Access::write}, lock);
   if (!store) return std::move(store).error();
   if (Status status = check_store(dictionary, store->info()); !status) return std::move(status).error();
 
@@ -347,6 +381,7 @@ Result<std::vector<std::uint64_t>> Table::append(std::span<const RecordsAppend> 
   RequestOptions options;
   options.durable = true;
   const Report report = watch.transfer(context_, Direction::write, ranges, options);
+  if (report.outcome == Outcome::abandoned) held.leave_to_store();
   if (!report.ok()) return *report.error;
   if (!watch.goes_on()) return rows::Watch::told_to_stop();
   // A device is free for others as soon as its bytes are written.

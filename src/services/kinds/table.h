@@ -15,6 +15,8 @@
 
 namespace penstock::kinds {
 
+class WriterLock;
+
 class Table {
  public:
   static Result<std::shared_ptr<Table>> create(Context& context, const std::string& name, const KindsOptions& options);
@@ -58,7 +60,8 @@ class Table {
   void adopt(std::shared_ptr<const State> state);
   // By who has the lock: writes the dictionary, and lets readers see it.
   Status publish(Dictionary dictionary);
-  Result<Store> open_for_writing(const OpenOptions& wanted) const;
+  Status publish(Dictionary dictionary, Store& written);
+  Result<Store> open_for_writing(const OpenOptions& wanted, std::shared_ptr<WriterLock> lock = {}) const;
   Status make_room(const Kind& kind) const;
 
   Context& context_;
