@@ -107,7 +107,7 @@ struct GatherOptions {
   bool zeros_for_missing = false;  // a number that is no row's gives a row of zeros, instead of Code::out_of_range
   double deadline_seconds = 0;     // of the whole gather; as RequestOptions has it
   // Asked about twenty times a second, on the calling thread; false ends the gather with Code::cancelled. A call that
-  // is over sooner does not ask.
+  // is over sooner does not ask. It must not throw: that ends the process with a message.
   std::function<bool()> keep_going = {};
 };
 

@@ -112,6 +112,7 @@ void Fill::copy(const Batch& batch) const {
         const std::uint64_t row = row_at(at);
         if (row >= rows) return batch.note_no_row();
         const Layout::Part& part = layout_->parts[layout_->part_of(row)];
+        if (part.data == nullptr) return batch.note_no_row();
         return part.data + (row - part.first_row) * part.stride_bytes;
       });
     }

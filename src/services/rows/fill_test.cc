@@ -50,5 +50,16 @@ TEST_F(FillTest, copies_no_row_that_is_not_there_though_numbers_changed_since_th
   }
 }
 
+TEST_F(FillTest, copies_no_row_of_a_part_that_is_not_mapped_though_numbers_changed_since_they_were_checked) {
+  const auto half_mapped = layout(2);
+  half_mapped->parts[1].data = nullptr;
+  std::vector<std::uint32_t> numbers{0, 1, 3};
+  const Fill fill(half_mapped, numbers);
+  std::vector<std::byte> memory(3 * row_bytes);
+  EXPECT_TRUE(fill.make(0, memory).ok());
+  numbers[1] = 5;
+  EXPECT_FALSE(fill.make(0, memory).ok());
+}
+
 }  // namespace
 }  // namespace penstock::rows

@@ -156,7 +156,7 @@ struct Sorted {
 };
 
 // Which rows are not in a mapping, or nowhere.
-Sorted sort_out(const Table& table, const RowNumbers& numbers, bool all_are_rows) {
+Result<Sorted> sort_out(const Table& table, const RowNumbers& numbers, bool all_are_rows) {
   Sorted sorted;
   if (all_are_rows && is_mapped(table)) return sorted;
   const auto held = hold_residency(table);
@@ -175,6 +175,7 @@ Sorted sort_out(const Table& table, const RowNumbers& numbers, bool all_are_rows
       if (residency == nullptr || !residency->has(offset, layout.row_bytes)) sorted.cold.push_back({row, i});
     }
   });
+  if (all_are_rows && !sorted.missing.empty()) return numbers_changed();
   return sorted;
 }
 
@@ -251,9 +252,10 @@ class Gather {
     if (numbers_.size() == 0) return {};
     if (Status status = Watch::check_may_wait("gather"); !status) return status;
     look(table_, numbers_);
-    Sorted sorted = sort_out(table_, numbers_, all_are_rows.ok());
-    missing_ = std::move(sorted.missing);
-    cold_ = std::move(sorted.cold);
+    auto sorted = sort_out(table_, numbers_, all_are_rows.ok());
+    if (!sorted) return std::move(sorted).error();
+    missing_ = std::move(sorted->missing);
+    cold_ = std::move(sorted->cold);
     report_.missing_rows = missing_.size();
     report_.cold_rows = cold_.size();
     report_.cached_rows = numbers_.size() - missing_.size() - cold_.size();
@@ -516,13 +518,14 @@ Result<MappedFill> mapped_fill(const Table& table, const RowNumbers& numbers, co
   Status all_are_rows = check_numbers(table, numbers);
   if (!all_are_rows && !options.zeros_for_missing) return std::move(all_are_rows).error();
   look(table, numbers);
-  const Sorted sorted = sort_out(table, numbers, all_are_rows.ok());
-  if (!sorted.cold.empty()) return MappedFill{};
-  if (sorted.missing.empty()) return MappedFill{std::make_unique<Fill>(table.layout(), numbers), 0};
+  const auto sorted = sort_out(table, numbers, all_are_rows.ok());
+  if (!sorted) return sorted.error();
+  if (!sorted->cold.empty()) return MappedFill{};
+  if (sorted->missing.empty()) return MappedFill{std::make_unique<Fill>(table.layout(), numbers), 0};
   std::vector<const std::byte*> sources(numbers.size());
   point_to_mapped(table, numbers, 0, sources);
-  if (std::ranges::count(sources, nullptr) != std::ssize(sorted.missing)) return numbers_changed();
-  return MappedFill{std::make_unique<Fill>(table.layout(), std::move(sources)), sorted.missing.size()};
+  if (std::ranges::count(sources, nullptr) != std::ssize(sorted->missing)) return numbers_changed();
+  return MappedFill{std::make_unique<Fill>(table.layout(), std::move(sources)), sorted->missing.size()};
 }
 
 RowsReport read_rows(const Table& table, Interval rows, Region memory, const GatherOptions& options) {
@@ -592,7 +595,9 @@ Result<std::uint64_t> prefetch(const Table& table, const RowNumbers& given) {
   if (Status status = check_numbers(table, numbers); !status) return std::move(status).error();
   if (Status status = table.check_unchanged(); !status) return std::move(status).error();
   look(table, numbers);
-  std::vector<ColdRow> cold = sort_out(table, numbers, true).cold;
+  auto sorted = sort_out(table, numbers, true);
+  if (!sorted) return std::move(sorted).error();
+  std::vector<ColdRow> cold = std::move(sorted->cold);
   std::ranges::sort(cold);
   const ColdPlan plan = plan_cold(table, cold);
   if (plan.extents.empty()) return std::uint64_t{0};

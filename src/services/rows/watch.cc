@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/callback.h"
 #include "base/runs_callback.h"
 
 namespace penstock::rows {
@@ -17,7 +18,7 @@ bool Watch::goes_on() {
   if (!keep_going_ || stopped_) return !stopped_;
   const auto now = std::chrono::steady_clock::now();
   if (now - asked_ < between_questions) return true;
-  stopped_ = !keep_going_();
+  stopped_ = !call_back("keep_going", keep_going_);
   asked_ = std::chrono::steady_clock::now();
   return !stopped_;
 }
