@@ -128,6 +128,16 @@ class Context::Impl {
     return (*environment->engines)[request.stores[0].entry->engine()]->description();
   }
 
+  static Result<Ticket> submit(Impl* self, Direction direction, std::span<const Range> ranges,
+                               const RequestOptions& options) {
+    if (auto status = usable(self); !status) return status.error();
+    if (options.stream) return or_out_of_memory([&] { return self->submit_in_order(direction, ranges, options); });
+    auto request = self->make_request(kind_of(direction), ranges, options);
+    if (!request) return std::move(request).error();
+    self->start(ranges, *request);
+    return Ticket(std::move(*request));
+  }
+
   Result<Ticket> submit_in_order(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
     if (ranges.empty() || ranges[0].memory.domain.host_accessible()) {
       return Error{Code::invalid_argument, 0, "stream order needs GPU memory", "leave stream unset"};
@@ -190,6 +200,13 @@ class Context::Impl {
 
   // From its making to its end.
   static Report run(Impl* self, engine::OpKind kind, std::span<const Range> ranges, const RequestOptions& options) {
+    Report report = try_to_run(self, kind, ranges, options);
+    if (!report.ok() && kind != engine::OpKind::read) core::Request::note_unwritten(ranges);
+    return report;
+  }
+
+  static Report try_to_run(Impl* self, engine::OpKind kind, std::span<const Range> ranges,
+                           const RequestOptions& options) {
     if (auto status = usable(self); !status) return failed_report(std::move(status).error());
     if (core::CompletionThread::inside_callback()) {
       return failed_report({Code::would_deadlock, 0, "a synchronous transfer inside a completion callback",
@@ -456,12 +473,9 @@ Report Context::deallocate(const Store& store, std::uint64_t offset, std::uint64
 }
 
 Result<Ticket> Context::submit(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
-  if (auto status = Impl::usable(impl_.get()); !status) return status.error();
-  if (options.stream) return or_out_of_memory([&] { return impl_->submit_in_order(direction, ranges, options); });
-  auto request = impl_->make_request(kind_of(direction), ranges, options);
-  if (!request) return std::move(request).error();
-  impl_->start(ranges, *request);
-  return Ticket(std::move(*request));
+  auto ticket = Impl::submit(impl_.get(), direction, ranges, options);
+  if (!ticket && direction == Direction::write) core::Request::note_unwritten(ranges);
+  return ticket;
 }
 
 Result<Ticket> Context::submit(Direction direction, Domain gpu, RangeSource ranges, const RequestOptions& options) {

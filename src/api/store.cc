@@ -80,9 +80,11 @@ Status Store::commit(bool durable) {
     if (!entry_) return not_open();
     core::Replacing* const replacing = entry_->replacing();
     const bool is_unfinished = replacing != nullptr && replacing->state() == core::Replacing::State::open;
-    if (is_unfinished && !replacing->is_whole()) {
-      return Error{Code::invalid_argument, 0, info().name + ": a write to it failed, so it does not take the name",
-                   "repeat the write, or abort: the old file stays"};
+    if (const auto unwritten = is_unfinished ? replacing->unwritten() : std::nullopt) {
+      return Error{Code::invalid_argument, 0,
+                   info().name + ": a write to bytes " + std::to_string(unwritten->begin) + " to " +
+                       std::to_string(unwritten->end) + " failed, so it does not take the name",
+                   "repeat what failed, or abort: the old file stays"};
     }
     if (entry_->store().writer() != nullptr) {
       Status committed = entry_->ask([durable](engine::Store& store) { return store.writer()->commit(durable); });

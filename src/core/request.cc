@@ -99,6 +99,7 @@ void Request::ask_for_ranges() {
   const auto ranges = call_back("RangeSource", late->source);
   Status taken = ranges ? check_domain(*ranges, late->domain) : Status(ranges.error());
   if (taken) taken = or_out_of_memory([&] { return take(*ranges); });
+  if (!taken && ranges && direction == Direction::write) note_unwritten(*ranges);
   if (!taken) stop_because(std::move(taken).error());
 }
 
@@ -200,10 +201,7 @@ Status Request::prepare_stores() {
     }
     const engine::Room room{use.begin, use.end};
     const auto reserve = [room](engine::Store& store) { return store.writer()->reserve(room); };
-    if (auto status = entry.ask(reserve, deadline); !status) {
-      note_writes(false);
-      return status;
-    }
+    if (auto status = entry.ask(reserve, deadline); !status) return status;
     if (durable) {
       const auto sync_name = [](engine::Store& store) { return store.writer()->sync_name(); };
       if (auto status = entry.ask(sync_name, deadline); !status) {
@@ -415,6 +413,16 @@ void Request::note_writes(bool all_is_written) const {
     } else {
       replacing->failed(span.offset, span.offset + span.length);
     }
+  }
+}
+
+void Request::note_unwritten(std::span<const Range> ranges) {
+  for (const Range& range : ranges) {
+    if (range.store == nullptr || !*range.store) continue;
+    Replacing* const replacing = range.store->entry()->replacing();
+    if (replacing == nullptr) continue;
+    const std::uint64_t length = std::min<std::uint64_t>(range.memory.size_bytes, UINT64_MAX - range.offset);
+    replacing->failed(range.offset, range.offset + length);
   }
 }
 

@@ -185,6 +185,8 @@ class Request {
                                               const RequestOptions& options);
   // Whether all memory is there.
   static Status check_domain(std::span<const Range> ranges, Domain domain);
+  // A write that was refused, or failed: files that it was for don't take another's name before it is repeated.
+  static void note_unwritten(std::span<const Range> ranges);
   // When the stream has come to the request. Stops it where they are not right.
   void ask_for_ranges();
   bool asks_for_ranges() const { return late_ != nullptr; }

@@ -113,6 +113,31 @@ TEST_P(EveryFileEngine, replaces_a_file_only_when_committed) {
   EXPECT_EQ(read_file(path).size(), 5000U);
 }
 
+TEST_P(EveryFileEngine, does_not_replace_a_file_by_one_of_which_a_write_was_refused) {
+  Context context = make_context();
+  const std::string path = make_file("file", 100);
+  const Store other = context.open(make_file("other", 1000)).value();
+  Store store = context.open(path, {.access = Access::replace}).value();
+  auto bytes = content(9, 0, 1000);
+  const Region good = Region::host(bytes.data(), bytes.size());
+  const auto refuses = [&](const std::vector<Range>& ranges) {
+    EXPECT_FALSE(context.transfer(Direction::write, ranges).ok());
+    const Status status = store.commit();
+    return !status && status.error().code == Code::invalid_argument;
+  };
+  EXPECT_TRUE(refuses({{&store, 0, Region::host(nullptr, 1000)}})) << "no memory";
+  EXPECT_TRUE(context.write(store, 0, good).ok());
+  EXPECT_TRUE(refuses({{&store, 0, good}, {&other, 0, good}})) << "the other can't be written to";
+  EXPECT_TRUE(context.write(store, 0, good.part(0, 400)).ok());
+  EXPECT_TRUE(refuses({{&store, 500, {bytes.data(), 100, Domain::cuda(7)}}})) << "there is no such GPU";
+  EXPECT_TRUE(holds_content(read_file(path), 1, 0)) << "the old content stays";
+  EXPECT_TRUE(context.write(store, 400, good.part(400, 150)).ok());
+  EXPECT_FALSE(store.commit().ok());
+  EXPECT_TRUE(context.write(store, 550, good.part(550, 450)).ok()) << "the rest of what was refused";
+  ASSERT_TRUE(store.commit().ok());
+  EXPECT_TRUE(holds_content(read_file(path), 9, 0));
+}
+
 TEST_P(EveryFileEngine, does_not_replace_a_file_by_one_of_which_a_write_failed) {
   Context context = make_context();
   const std::string path = make_file("file", 100);
