@@ -204,6 +204,19 @@ def test_raw_rows(tmp_path):
             open_np(path, **options)
 
 
+def test_a_file_that_does_not_say_what_its_rows_are_is_refused_with_what_to_give(tmp_path):
+    (tmp_path / "raw.bin").write_bytes(b"x" * 64)
+    (tmp_path / "broken.npy").write_bytes(b"x" * 64)
+    numpy.save(tmp_path / "f.npy", numpy.zeros((5, 4), numpy.float32))
+    for paths in (tmp_path / "raw.bin", [tmp_path / "f.npy", tmp_path / "raw.bin"]):
+        with pytest.raises(penstock.InvalidError, match="raw.bin: which rows.* .name a tensor of a model, or give row_bytes"):
+            open_np(paths)
+    with pytest.raises(penstock.InvalidError, match="broken.npy: it does not begin .* .save the array again"):
+        open_np(tmp_path / "broken.npy")
+    (tmp_path / "f.npy").rename(tmp_path / "array")
+    assert len(open_np(tmp_path / "array")) == 5
+
+
 def test_files_of_different_types_are_not_one_table(tmp_path):
     numpy.save(tmp_path / "f4.npy", numpy.zeros((5, 4), numpy.float32))
     numpy.save(tmp_path / "i4.npy", numpy.zeros((5, 4), numpy.int32))

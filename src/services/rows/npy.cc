@@ -176,9 +176,13 @@ bool is_same_in_both_orders(const std::vector<std::uint64_t>& shape) {
 
 }  // namespace
 
+bool begins_as_npy(std::string_view front) {
+  return front.starts_with(magic);
+}
+
 Result<std::uint64_t> npy_header_bytes(std::string_view front, std::uint64_t file_bytes) {
   constexpr std::size_t length_at = 8;
-  if (!front.starts_with(magic)) return broken_npy("it does not begin as .npy files do");
+  if (!begins_as_npy(front)) return broken_npy("it does not begin as .npy files do");
   if (front.size() < npy_front_bytes) {
     return Error{Code::truncated, 0, "it ends within its header", "save the array again with numpy.save"};
   }

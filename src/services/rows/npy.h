@@ -24,6 +24,7 @@ struct NpyArray {
   std::uint64_t data_bytes = 0;
 };
 
+bool begins_as_npy(std::string_view front);
 // How long the header is, with what comes before it. `front` is what the file begins with, npy_front_bytes or all.
 Result<std::uint64_t> npy_header_bytes(std::string_view front, std::uint64_t file_bytes);
 // `header` is so much of the file. Fortran's order is refused, but for what is the same in both.

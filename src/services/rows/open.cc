@@ -96,6 +96,10 @@ Result<std::shared_ptr<const Table>> open_npy(Context& context, const std::strin
   const std::uint64_t size_bytes = store->info().size_bytes;
   const auto front = read_text(context, *store, std::min(npy_front_bytes, size_bytes));
   if (!front) return front.error();
+  if (!name.ends_with(".npy") && !begins_as_npy(*front)) {
+    return Error{Code::invalid_argument, 0, name + ": which rows? It does not begin as .npy files do",
+                 "name a tensor of a model, or give row_bytes or a dtype"};
+  }
   const auto header_bytes = npy_header_bytes(*front, size_bytes);
   if (!header_bytes) return in_store(name, header_bytes.error());
   const auto header = read_text(context, *store, *header_bytes);
