@@ -507,21 +507,26 @@ Result<std::uint64_t> Context::prefetch(std::span<const Range> ranges) {
 }
 
 Result<std::uint64_t> Context::Impl::prefetch(std::span<const Range> ranges) const {
-  std::uint64_t left = environment->options.prefetch_window_bytes;
-  std::uint64_t started = 0;
+  const auto stored_bytes = [](const Range& range) {
+    return range.stored != nullptr ? range.stored->bytes : range.memory.size_bytes;
+  };
   for (const Range& range : ranges) {
     if (range.store == nullptr || !*range.store) {
       return Error{Code::invalid_argument, 0, "prefetch: a range without a store", "open one first"};
     }
-    core::StoreEntry& entry = *range.store->entry();
-    const bool has_cache = entry.store().page_cache() != nullptr;
-    const std::uint64_t size_bytes = range.stored != nullptr ? range.stored->bytes : range.memory.size_bytes;
-    const std::uint64_t length = std::min(left, size_bytes);
-    if (!has_cache || length == 0) continue;
-    if (range.offset > UINT64_MAX - length) {
+    std::uint64_t end = 0;
+    if (__builtin_add_overflow(range.offset, stored_bytes(range), &end)) {
       return Error{Code::invalid_argument, 0, "prefetch: offset plus size overflows", "give bytes within the store"};
     }
-    if (auto status = entry.check_end(range.offset + length); !status) return status.error();
+    if (auto status = range.store->entry()->check_end(end); !status) return status.error();
+  }
+  std::uint64_t left = environment->options.prefetch_window_bytes;
+  std::uint64_t started = 0;
+  for (const Range& range : ranges) {
+    core::StoreEntry& entry = *range.store->entry();
+    const bool has_cache = entry.store().page_cache() != nullptr;
+    const std::uint64_t length = std::min<std::uint64_t>(left, stored_bytes(range));
+    if (!has_cache || length == 0) continue;
     const auto prefetch = [offset = range.offset, length](engine::Store& store) {
       return store.page_cache()->prefetch(offset, length);
     };

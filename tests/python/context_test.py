@@ -248,8 +248,10 @@ def test_prefetching_says_how_much_was_started(file, content):
     with penstock.Context(prefetch_window_bytes=1 << 20) as context:
         assert context.prefetch(file, [(0, 1000), (5000, 100)]) in (0, 1100)
         assert context.prefetch(file) in (0, 1 << 20)
-        with pytest.raises(ValueError):
-            context.prefetch(file, [(len(content), 1)])
+        for offset, size in ((len(content), 1), (0, 10**9)):
+            for ranges in ([(offset, size)], [(0, 2 << 20), (offset, size)]):
+                with pytest.raises(penstock.RangeError, match=f"ends at {offset + size}, past the end at {len(content)} "):
+                    context.prefetch(file, ranges)
 
 
 def test_one_line_is_logged_for_a_read(file, caplog):
