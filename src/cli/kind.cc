@@ -162,11 +162,7 @@ Exit create_kinds(const KindFlags& flags) {
   Result<Context> context = make_context(flags.context);
   if (!context.ok()) return output.fail(context.error());
   const Result<Kinds> kinds = Kinds::create(*context, flags.store, kinds_options(flags));
-  if (!kinds.ok()) {
-    Error error = with_kind_options(kinds.error());
-    if (error.code == Code::not_found && error.hint.empty()) error.hint = "check the name, or make the folder first";
-    return output.fail(error);
-  }
+  if (!kinds.ok()) return output.fail(with_kind_options(kinds.error()));
   if (output.json()) {
     output.object(kinds_json(*kinds, {}));
   } else {

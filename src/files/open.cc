@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "base/open_hint.h"
 #include "files/device_use.h"
 #include "files/durability.h"
 #include "files/file_kind.h"
@@ -26,34 +27,6 @@ constexpr std::uint32_t sector_bytes = 512;
 constexpr int max_interruptions = 1000;
 // Each operation on a network or FUSE mount costs a thread its whole latency, so it should be worth it.
 constexpr std::uint32_t remote_operation_bytes = 4 << 20;
-
-std::string open_hint(int error, const std::string& name, Access access) {
-  const bool write = access != Access::read;
-  if (write && (error == EACCES || error == EPERM || error == EROFS) && ::access(name.c_str(), F_OK) != 0) {
-    return error == EROFS ? "the file system is mounted read-only: remount it, or write elsewhere"
-                          : "this user may not make files in that folder: check its permissions";
-  }
-  switch (error) {
-    case ENOENT:
-      return access == Access::create ? "create the folder first" : "check the name";
-    case EACCES:
-    case EPERM:
-      return write ? "this user may not write to it: check its permissions, or open it for reading"
-                   : "this user may not read it: check its permissions and those of the folders above it";
-    case EROFS:
-      return "the file system is mounted read-only: remount it, write elsewhere, or open it for reading";
-    case ETXTBSY:
-      return "end the program that runs from this file first";
-    case EMFILE:
-    case ENFILE:
-      return "too many files are open: close some, or raise the limit (ulimit -n)";
-    case ENODEV:
-    case ENXIO:
-      return "the device is not there: check that its driver is loaded and its medium present";
-    default:
-      return {};
-  }
-}
 
 Error open_error(int error, const std::string& name, Access access) {
   return system_error(error, "open " + name, open_hint(error, name, access));

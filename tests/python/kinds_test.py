@@ -243,6 +243,8 @@ def test_what_is_wrong_is_refused(store, tmp_path):
         penstock.Kinds.create(store)
     with pytest.raises(penstock.InvalidError, match="dictionary"):
         penstock.Kinds.create("soft-nvme:disk.img")
+    with pytest.raises(penstock.NotFoundError, match="nodir: .*create the folder first"):
+        penstock.Kinds.create(store, dictionary=store.parent / "nodir" / "q")
     for wrong in ("nobody", 7):
         for error in (penstock.NotFoundError, KeyError):
             with pytest.raises(error, match=f"no kind {wrong!r} .*'users'"):

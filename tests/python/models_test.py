@@ -6,7 +6,9 @@ import gc
 import logging
 import os
 import pickle
+import shutil
 import signal
+import tempfile
 import threading
 import time
 import weakref
@@ -570,6 +572,33 @@ def test_arguments_of_the_wrong_type_are_named(mixed, tmp_path):
     for options in ({"select": 5}, {"progress": "yes"}, {"context": "x"}):
         with pytest.raises(TypeError, match=f"{next(iter(options))} must be .*, and is {next(iter(options.values()))!r}"):
             penstock.load_file(path, framework="np", **options)
+
+
+def test_a_file_that_is_not_there_has_a_hint(mixed):
+    for call in (penstock.verify, lambda paths: penstock.load_file(paths, framework="np")):
+        with pytest.raises(penstock.NotFoundError) as error:
+            call([mixed[0], "nofile"])
+        assert error.value.hint == "check the name"
+
+
+def test_a_file_that_may_not_be_read_has_a_hint(mixed):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model")
+        shutil.copy(mixed[0], path)
+        os.chmod(path, 0)
+        os.chmod(folder, 0o755)
+        child = os.fork()
+        if child == 0:
+            hint = ""
+            try:
+                if os.geteuid() == 0:
+                    os.setuid(65534)
+                penstock.load_file(path, framework="np")
+            except penstock.DeniedError as error:
+                hint = error.hint
+            finally:
+                os._exit(0 if hint.startswith("this user may not read it") else 1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_file_of_numpys_is_refused_with_what_reads_it(tmp_path):

@@ -10,6 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/open_hint.h"
+
 namespace penstock::kinds {
 namespace {
 
@@ -34,10 +36,11 @@ bool is_same_file(int fd, const std::string& path) {
          held.st_ino == named.st_ino;
 }
 
-Result<UniqueFd> lock(const std::string& path, int flags, TimePoint deadline, rows::Watch* watch = nullptr) {
+Result<UniqueFd> lock(const std::string& path, int flags, Access access, TimePoint deadline,
+                      rows::Watch* watch = nullptr) {
   while (true) {
     UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK));
-    if (!fd) return system_error(errno, "open " + path);
+    if (const int error = errno; !fd) return system_error(error, "open " + path, open_hint(error, path, access));
     while (true) {
       const auto locked = try_lock(fd.get(), path);
       if (!locked) return locked.error();
@@ -99,13 +102,13 @@ Result<Store> write_dictionary(Context& context, const std::string& path, const 
 }
 
 Result<WriterLock> WriterLock::of_dictionary(const std::string& path, TimePoint deadline, rows::Watch* watch) {
-  auto fd = lock(path, O_RDWR, deadline, watch);
+  auto fd = lock(path, O_RDWR, Access::write, deadline, watch);
   if (!fd) return std::move(fd).error();
   return WriterLock(std::move(*fd));
 }
 
 Result<WriterLock> WriterLock::of_folder_of(const std::string& path, TimePoint deadline) {
-  auto fd = lock(std::filesystem::path(path).parent_path().string(), O_RDONLY | O_DIRECTORY, deadline);
+  auto fd = lock(std::filesystem::path(path).parent_path().string(), O_RDONLY | O_DIRECTORY, Access::create, deadline);
   if (!fd) return std::move(fd).error();
   return WriterLock(std::move(*fd));
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/bounded.h"
+#include "base/open_hint.h"
 #include "base/writers.h"
 #include "services/models/contents.h"
 
@@ -19,17 +20,12 @@ namespace {
 
 constexpr double closing_seconds = 5;
 
-std::string open_hint(int error) {
-  return error == EMFILE || error == ENFILE ? "too many files are open: close some, or raise the limit (ulimit -n)"
-                                            : "";
-}
-
 }  // namespace
 
 Result<FileReader> FileReader::open(const std::string& path) {
   // Without O_NONBLOCK, opening a FIFO would wait for somebody to write.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return system_error(errno, "open " + path, open_hint(errno));
+  if (fd < 0) return system_error(errno, "open " + path, open_hint(errno, path, Access::read));
   FileReader file(fd, path);
   struct stat status = {};
   if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + path);

@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "base/open_hint.h"
 #include "services/models/contents.h"
 #include "services/models/json_reader.h"
 #include "services/models/pack_folder.h"
@@ -206,7 +207,7 @@ Result<std::vector<std::string>> names_in(const std::string& directory) {
   for (fs::directory_iterator entry(directory, failed), end; !failed && entry != end; entry.increment(failed)) {
     names.push_back(entry->path().filename().string());
   }
-  if (failed) return system_error(failed.value(), "list " + directory);
+  if (failed) return system_error(failed.value(), "list " + directory, open_hint(failed.value(), directory, Access::read));
   std::ranges::sort(names);
   return names;
 }
