@@ -184,7 +184,28 @@ def test_a_stream_is_closed_at_the_end_of_its_block(tmp_path, live_bytes):
     write_model(path, [(f"t{i}", "U8", (1 << 20,)) for i in range(50)], content=None)
     with penstock.stream(path, window="8MiB", framework="np") as stream:
         next(stream)
-    assert live_bytes["now"] == 0 and list(stream) == []
+    assert live_bytes["now"] == 0
+    with pytest.raises(penstock.StateError, match="closed, and 49 of its 50 tensors did not come") as error:
+        list(stream)
+    assert error.value.code == "closed"
+
+
+def test_a_stream_that_was_read_to_its_end_may_be_closed(mixed):
+    for take in (list, lambda stream: [next(stream) for _ in range(stream.tensor_count)]):
+        with penstock.stream(mixed[0], framework="np") as stream:
+            assert len(take(stream)) == len(mixed[1])
+        assert list(stream) == []
+
+
+def test_a_stream_that_failed_has_no_end(tmp_path):
+    path = tmp_path / "model"
+    write_model(path, [(f"t{i}", "U8", (1 << 20,)) for i in range(9)], content=None)
+    stream = penstock.stream(path, window="8MiB", framework="np")
+    os.truncate(path, 1 << 20)
+    with pytest.raises(penstock.TransferError):
+        list(stream)
+    with pytest.raises(penstock.StateError, match="closed"):
+        list(stream)
 
 
 def test_a_stream_that_another_thread_waits_for_can_be_closed_in_a_forked_child(tmp_path):

@@ -10,7 +10,7 @@ import weakref
 from typing import Any, Callable, Generator, Iterator, NamedTuple, Optional, Sequence, Union
 
 from ._context import Context, context_of
-from ._errors import invalid
+from ._errors import invalid, make
 from ._frameworks import OWN_BYTES, SLAB_BYTES, Spec
 from ._frameworks import framework as framework_named
 from ._models import (Device, Load, Mapping_, Model, Select, Slices, Wanted, domains_of, how_to_map, rounded, wanted,
@@ -45,6 +45,7 @@ class Stream:
                  tensor_count: int, total_bytes: int):
         self._tensors, self._total, self.quantization = tensors, total, quantization
         self.tensor_count, self.total_bytes = tensor_count, total_bytes
+        self._left = tensor_count
         self._lock = threading.RLock()  # reentrant: signal handlers may not wait for what they interrupt
         _streams.add(self)
 
@@ -65,7 +66,15 @@ class Stream:
 
     def __next__(self) -> tuple[str, Any]:
         with self._lock:
-            return next(self._tensors)
+            try:
+                given = next(self._tensors)
+            except StopIteration:
+                if self._left == 0:
+                    raise
+                raise make("closed", 0, f"this Stream is closed, and {self._left} of its {self.tensor_count} tensors did "
+                           "not come", "open another one") from None
+            self._left -= 1
+            return given
 
     def close(self) -> None:
         """Cancels what is read ahead, once no other thread waits for a tensor."""
