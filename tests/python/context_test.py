@@ -143,14 +143,10 @@ def test_blocks_are_counted_from_the_start(tmp_path):
 
 @pytest.mark.parametrize("error, code, call", [
     (ValueError, "invalid_argument", lambda read, file: read(b"read only", file)),
-    (ValueError, "invalid_argument", lambda read, file: read(object(), file)),
     (ValueError, "invalid_argument", lambda read, file: read(memoryview(bytearray(100))[::2], file)),
     (ValueError, "invalid_argument", lambda read, file: read(numpy.zeros((9, 9)).T[1:], file)),
-    (ValueError, "invalid_argument", lambda read, file: read((1, 2), file)),
     (ValueError, "invalid_argument", lambda read, file: read((0, 2, "cpu"), file)),
-    (ValueError, "invalid_argument", lambda read, file: read((4096, 2.0, "cpu"), file)),
     (ValueError, "invalid_argument", lambda read, file: read(numpy.empty(3, object), file)),
-    (ValueError, "invalid_argument", lambda read, file: read(bytearray(9), file, 1.5)),
     (ValueError, "invalid_argument", lambda read, file: penstock.Context().prefetch(file, [(-1, 5)])),
     (ValueError, "invalid_argument", lambda read, file: read((4096, -2, "cpu"), file)),
     (ValueError, "invalid_argument", lambda read, file: read((4096, 1 << 64, "cpu"), file)),
@@ -175,6 +171,25 @@ def test_what_makes_no_sense_is_refused_by_an_error_of_the_usual_kind(file, erro
     assert caught.value.hint and caught.value.hint in str(caught.value)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert type(copy) is type(caught.value) and str(copy) == str(caught.value) and copy.code == code
+
+
+@pytest.mark.parametrize("words, call", [
+    ("target: 5 is no memory", lambda file: penstock.read_into(5, file)),
+    ("target: None is no memory", lambda file: penstock.read_into(None, file)),
+    ("target: \\(1, 2\\) is no memory", lambda file: penstock.read_into((1, 2), file)),
+    ("target: .* is no memory", lambda file: penstock.read_into((4096, 2.0, "cpu"), file)),
+    ("source: 5 is no memory", lambda file: penstock.open(file).write_from(5)),
+    ("offset must be an integer, and is '4'", lambda file: penstock.read_into(bytearray(9), file, "4")),
+    ("size must be an integer, and is 1.5", lambda file: penstock.read_into(bytearray(9), file, size=1.5)),
+    ("count must be an integer", lambda file: penstock.read_into(bytearray(9), file, lba=0, count=True)),
+    ("ranges must be pairs .*, and is 5", lambda file: penstock.Context().prefetch(file, [5])),
+    ("ranges must be pairs .*, and is \\(1,\\)", lambda file: penstock.Context().prefetch(file, [(1,)])),
+    ("size must be an integer", lambda file: penstock.Context().prefetch(file, [(0, "5")])),
+])
+def test_arguments_of_the_wrong_type_are_named(file, words, call):
+    with pytest.raises(TypeError, match=words) as caught:
+        call(file)
+    assert not isinstance(caught.value, ValueError)
 
 
 def test_system_errors_have_their_number(tmp_path):

@@ -3,6 +3,7 @@
 import fcntl
 import mmap
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -258,8 +259,12 @@ def test_what_is_wrong_is_refused(store, tmp_path):
             kinds[wrong]
     with pytest.raises(penstock.TransferError, match="room"):
         kinds.append("users", content(4))
-    with pytest.raises(TypeError, match="records: None is no memory"):
-        kinds.append("users", None)
+    for wrong in (None, [1], 5):
+        with pytest.raises(TypeError, match=f"records: {re.escape(repr(wrong))} is no memory"):
+            kinds.append("users", wrong)
+    for parts in ({"users": content(1)}, ["users"], [("users",)], [("users", content(1), 1)]):
+        with pytest.raises(TypeError, match="parts must be pairs .kind, records., and is"):
+            kinds.append_all(parts)
     with pytest.raises(penstock.InvalidError, match="whole records"):
         kinds.append("users", b"x" * (WIDTH * 4 + 1))
     with pytest.raises(penstock.InvalidError, match="I32"):
@@ -271,7 +276,7 @@ def test_what_is_wrong_is_refused(store, tmp_path):
                       {"record_bytes": 1, "capacity": 1, "id": 1}, {"record_bytes": 1, "capacity": 1, "id": 0}):
         with pytest.raises(penstock.InvalidError):
             kinds.add("x", **arguments)
-    with pytest.raises(penstock.InvalidError, match="reads"):
+    with pytest.raises(TypeError, match="reads must be .kind, index.*'users'"):
         kinds.read_all(["users"])
     with pytest.raises(penstock.InvalidError, match="out"):
         kinds.append("users", content(1)), kinds.read("users", 0, 1, numpy.empty(3, numpy.float32))

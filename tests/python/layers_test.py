@@ -120,7 +120,7 @@ def test_streams_are_taken_as_torch_or_cuda_names_them(saved, monkeypatch):
         layers.release(0, stream=5)
         with layers.use(0, stream=0):
             pass
-        with pytest.raises(penstock.InvalidError, match="stream: 'x' is no stream"):
+        with pytest.raises(TypeError, match="stream must be one of torch or CuPy.*'x'"):
             layers.acquire(0, stream="x")
         assert core.acquired == [None, 5, 0] and core.released == [77, 5, 0]
         layers.attach(empty)

@@ -175,5 +175,5 @@ def test_what_can_only_be_open_once_is_not_copied(tmp_path, content):
                     make(each)
         with layers.use("0") as tensors:
             assert torch.equal(tensors["0.weight"], torch.from_numpy(content))
-        with pytest.raises(penstock.InvalidError, match="no stream"):
+        with pytest.raises(TypeError, match="stream must be"):
             layers.acquire("0", stream="a string")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 from typing import Any
 
 from ._errors import Error, invalid, make
@@ -41,6 +42,17 @@ def truth(what: str, value: Any, allowed: str = "True or False") -> bool:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__bool__") or getattr(value, "shape", ()) != ():
         raise TypeError(f"{what} must be {allowed}, and is {value!r}")
     return bool(value)
+
+
+def pair(what: str, value: Any, form: str) -> tuple[Any, Any]:
+    """Two values, of which `form` tells: "(offset, size)"."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        first, second = value
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} must be {form}, and is {reprlib.repr(value)}") from None
+    return first, second
 
 
 def named(argument: str, call: Any) -> Any:

@@ -12,10 +12,10 @@ import weakref
 from typing import Any, Callable, Iterable, Iterator, Optional
 
 from . import _core
-from ._arguments import natural, truth
+from ._arguments import named, natural, pair, truth
 from ._closing import Closing
 from ._errors import invalid, make
-from ._memory import count_as_written, memory_of
+from ._memory import Memory, count_as_written, memory_of
 from ._report import Progress, Report, log, told
 
 
@@ -71,8 +71,9 @@ class Context(Closing):
     def prefetch(self, path: Any, ranges: Iterable[tuple[int, int]] = ()) -> int:
         """Starts to bring ranges (offset, size) of a file, or all of it, into the page cache. Returns how many bytes it
         started to read: at most `prefetch_window_bytes`."""
-        started: int = self._core.prefetch(os.fsencode(path), [(_natural("offset", offset), _natural("size", size))
-                                                               for offset, size in ranges])
+        pairs = [pair("ranges", each, "pairs (offset, size)") for each in ranges]
+        started: int = self._core.prefetch(os.fsencode(path), [(natural("offset", offset), natural("size", size))
+                                                               for offset, size in pairs])
         return started
 
     def read_into(self, target: Any, path: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
@@ -127,9 +128,9 @@ class Context(Closing):
             raise invalid("count without lba", "give both, or offset and size")
         if lba is not None and (offset is not None or size is not None):
             raise invalid("lba together with offset or size", "give either blocks or bytes")
-        memory = memory_of(target, not writes)
+        memory: Memory = named("source" if writes else "target", lambda: memory_of(target, not writes))
         name = os.fsencode(path)
-        offset, size, lba, count = (None if value is None else _natural(what, value) for what, value in (
+        offset, size, lba, count = (None if value is None else natural(what, value) for what, value in (
             ("offset", offset), ("size", size), ("lba", lba), ("count", count)))
 
         def start() -> Any:
@@ -152,13 +153,6 @@ class Context(Closing):
             return reading
 
         return start
-
-
-def _natural(what: str, value: Any) -> int:
-    try:
-        return natural(what, value)
-    except TypeError as error:
-        raise invalid(str(error), "give a whole number") from None
 
 
 async def on_a_thread(call: Callable[[], Any]) -> Any:

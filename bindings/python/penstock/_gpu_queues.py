@@ -6,7 +6,7 @@ import os
 from typing import Any, Optional, Sequence, Union
 
 from . import _core
-from ._arguments import named, natural, seconds, truth
+from ._arguments import named, natural, pair, seconds, truth
 from ._closing import Closing
 from ._context import Context, context_of
 from ._errors import invalid, make
@@ -36,10 +36,7 @@ def _size(what: str, value: Union[int, str], most: int = TO_THE_END - 1) -> int:
 def _window(window: Any) -> tuple[int, int]:
     if window is None:
         return 0, TO_THE_END
-    try:
-        offset, size = window
-    except (TypeError, ValueError):
-        raise TypeError(f"window must be (offset, size), and is {window!r}") from None
+    offset, size = pair("window", window, "(offset, size)")
     return natural("window", offset), size if size == TO_THE_END else natural("window", size)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import reprlib
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
 
 from . import _core
-from ._arguments import named, natural, seconds, truth
+from ._arguments import named, natural, pair, seconds, truth
 from ._closing import Reopening, absolute
 from ._context import Context, context_of
 from ._dtypes import numpy_type, type_name
@@ -105,11 +106,10 @@ class Kinds(Reopening):
         self._report: Optional[Report] = None
         if not isinstance(serial, str):
             raise TypeError(f"serial must be a str, and is {serial!r}")
-        if window is not None and not (isinstance(window, (tuple, list)) and len(window) == 2):
-            raise TypeError(f"window must be (first block, blocks), and is {window!r}")
-        first, blocks = (natural("window", each) for each in window or (0, 0))
+        first, blocks = (0, 0) if window is None else pair("window", window, "(first block, blocks)")
         options = _core.KindsOptions(b"" if dictionary is None else os.fsencode(dictionary), truth("device_write", device_write),
-                                     serial, first, blocks, seconds("lock_seconds", lock_seconds))
+                                     serial, natural("window", first), natural("window", blocks),
+                                     seconds("lock_seconds", lock_seconds))
         self._core = _core.open_kinds(self._context._core, os.fsencode(store), options, create)
         self._opened_by(None if context is not None else functools.partial(
             Kinds, absolute(store), dictionary=None if dictionary is None else absolute(dictionary), device_write=device_write, serial=serial, window=window,
@@ -234,7 +234,8 @@ class Kinds(Reopening):
     def append_all(self, parts: Iterable[tuple[KindName, Any]], *, stream: Any = None) -> list[int]:
         """Appends records of several kinds, which count all together or not at all; returns the first index of each."""
         core = self._open()
-        given = [(self[kind], records) for kind, records in parts]
+        pairs = [pair("parts", each, "pairs (kind, records)") for each in parts]
+        given = [(self[kind], records) for kind, records in pairs]
         memories = [self._records_of(kind, records) for kind, records in given]
         wait_for_streams(memories, stream)
         settled = [on_its_gpu(memory, "records") for memory in memories]
@@ -310,7 +311,7 @@ class Kinds(Reopening):
     def _wanted(self, read: tuple[Any, ...], known: dict[Any, tuple[Kind, RowType]],
                 dtype: Any) -> tuple[Kind, RowType, int, int]:
         if not isinstance(read, tuple) or not 2 <= len(read) <= 3:
-            raise invalid(f"reads: {read!r} is no read", "give (kind, index) or (kind, index, count)")
+            raise TypeError(f"reads must be (kind, index) or (kind, index, count), and one is {reprlib.repr(read)}")
         key = read[0]
         if isinstance(key, bool) or not isinstance(key, (str, int, Kind)):
             key = self[key].id

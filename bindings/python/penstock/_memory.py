@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 import sys
 from typing import Any, NamedTuple, Optional
 
@@ -52,11 +53,12 @@ def memory_of(target: Any, writable: bool = True) -> Memory:
         return _of_cuda_array(target, target.__cuda_array_interface__, writable)
     if hasattr(target, "__dlpack__"):
         return _of_dlpack(target)
-    if target is None:
-        raise TypeError("None is no memory: give a tensor, an array, a buffer, or (pointer, size, device)")
     try:
         return _of_lent(target, _core.LentBuffer(target, writable))
-    except (TypeError, BufferError) as error:
+    except TypeError:
+        raise TypeError(f"{reprlib.repr(target)} is no memory: give a tensor, an array, a buffer, or (pointer, size, "
+                        "device)") from None
+    except BufferError as error:
         which = " that may be written" if writable else ""
         raise invalid(f"{type(target).__name__} has no contiguous memory{which}: {error}",
                       "give a tensor, an array, a buffer, or (pointer, size, device)") from None
@@ -121,7 +123,7 @@ def _of_pointer(target: tuple[Any, ...]) -> Memory:
         pointer, size_bytes, device = target
         pointer, size_bytes = operator.index(pointer), operator.index(size_bytes)
     except (TypeError, ValueError):
-        raise invalid(f"{target!r} is not memory", "give (pointer, size, device)") from None
+        raise TypeError(f"{reprlib.repr(target)} is no memory: give (pointer, size, device)") from None
     if pointer < 0 or size_bytes < 0 or (pointer == 0 and size_bytes != 0) or pointer + size_bytes >= 1 << 64:
         raise invalid(f"{size_bytes} bytes at {pointer:#x} are not valid memory", "give (pointer, size, device)")
     return Memory(pointer, size_bytes, device_domain(device), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import reprlib
 import sys
 from array import array
 from typing import Any, NamedTuple, Optional, Sequence
@@ -53,8 +54,8 @@ def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Num
     try:
         view = memoryview(indices)
     except TypeError:
-        raise invalid(f"{argument}: {type(indices).__name__} has no numbers of rows",
-                      "give integers: a list, an array or a tensor") from None
+        raise TypeError(f"{argument}: {reprlib.repr(indices)} has no numbers of rows: give integers, in a list, an array or "
+                        "a tensor") from None
     name = _CODES.get(view.format.lstrip("@="), view.format)
     return _typed(argument, name, named(argument, lambda: memory_of(indices, False)), tuple(view.shape or ()))
 
@@ -69,7 +70,7 @@ def _of_list(indices: Any, argument: str, may_be_missing: bool) -> Numbers:
             flat += each.memory.owner
         return _typed(argument, "int64", _of_array(flat), (len(indices), *inner[0].shape))
     if bool in set(map(type, indices)):
-        raise invalid(f"{argument}: True and False are no numbers of rows", "give integers")
+        raise TypeError(f"{argument}: True and False are no numbers of rows: give integers")
     try:
         flat = array("q", indices)
     except (TypeError, OverflowError):
@@ -78,8 +79,8 @@ def _of_list(indices: Any, argument: str, may_be_missing: bool) -> Numbers:
             try:
                 number = operator.index(each)
             except TypeError:
-                raise invalid(f"{argument}: {each!r} at position {position} is no number of a row",
-                              "give integers") from None
+                raise TypeError(f"{argument}: {reprlib.repr(each)} at position {position} is no number of a row: give "
+                                "integers") from None
             if not -1 << 63 <= number < 1 << 63:
                 if not may_be_missing:
                     raise make("out_of_range", 0, f"{argument}: the number {each!r} at position {position} is no row of any "
@@ -127,7 +128,7 @@ def _of_array(flat: array[int]) -> Memory:
 def _typed(argument: str, name: str, memory: Memory, shape: tuple[int, ...]) -> Numbers:
     number = _INTEGERS.get(name)
     if number is None:
-        raise invalid(f"{argument}: elements of {name} are no numbers of rows", "give integers")
+        raise TypeError(f"{argument}: elements of {name} are no numbers of rows: give integers")
     if memory.domain == "host" and memory.pointer % (1 << number // 2):
         # The library reads only what is aligned.
         memory = _of_array(array("B", ctypes.string_at(memory.pointer, memory.size_bytes)))

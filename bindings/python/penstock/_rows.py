@@ -430,7 +430,7 @@ def options_of(mapping: bool, look_again_seconds: float, join_bytes: int, scratc
 def _is_one_number(index: Any) -> bool:
     is_scalar = getattr(index, "shape", None) == ()
     if isinstance(index, bool) or (is_scalar and str(getattr(index, "dtype", "")) in ("bool", "torch.bool")):
-        raise invalid(f"indices: {index} is no number of a row", "give integers")
+        raise TypeError(f"indices: {index} is no number of a row: give integers")
     if isinstance(index, int):
         return True
     # A tensor without dimensions is one too; arrays and lists are not.

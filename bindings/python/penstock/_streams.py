@@ -8,7 +8,6 @@ from typing import Any, Sequence
 
 from . import _core
 from ._arguments import named
-from ._errors import invalid
 from ._frameworks import framework as framework_named
 from ._memory import Memory
 
@@ -39,7 +38,7 @@ def stream_handle(stream: Any) -> int:
     try:
         return operator.index(stream)
     except TypeError:
-        raise invalid(f"stream: {stream!r} is no stream", "give one of torch or CuPy, or the handle of CUDA") from None
+        raise TypeError(f"stream must be one of torch or CuPy, or the handle of CUDA, and is {stream!r}") from None
 
 
 def on_its_gpu(memory: Memory, argument: str) -> Memory:
