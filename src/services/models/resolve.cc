@@ -207,7 +207,8 @@ Result<std::vector<std::string>> names_in(const std::string& directory) {
   for (fs::directory_iterator entry(directory, failed), end; !failed && entry != end; entry.increment(failed)) {
     names.push_back(entry->path().filename().string());
   }
-  if (failed) return system_error(failed.value(), "list " + directory, open_hint(failed.value(), directory, Access::read));
+  if (failed)
+    return system_error(failed.value(), "list " + directory, open_hint(failed.value(), directory, Access::read));
   std::ranges::sort(names);
   return names;
 }
