@@ -101,6 +101,11 @@ Result<Store> write_dictionary(Context& context, const std::string& path, const 
   return store;
 }
 
+void WriterLock::release() {
+  if (fd_ && ::getpid() == process_) ::flock(fd_.get(), LOCK_UN);
+  fd_ = UniqueFd();
+}
+
 Result<WriterLock> WriterLock::of_dictionary(const std::string& path, TimePoint deadline, rows::Watch* watch) {
   auto fd = lock(path, O_RDWR, Access::write, deadline, watch);
   if (!fd) return std::move(fd).error();

@@ -3,6 +3,8 @@
 // Thread safety: functions; a lock is one thread's. Lifetime: a lock ends with its object, or its process.
 #pragma once
 
+#include <unistd.h>
+
 #include <string>
 
 #include "base/clock.h"
@@ -29,12 +31,16 @@ class WriterLock {
   // Of the folder, for those who make a dictionary that is not there yet.
   static Result<WriterLock> of_folder_of(const std::string& path, TimePoint deadline);
 
-  // Before the object ends.
-  void release() { fd_ = UniqueFd(); }
+  WriterLock(WriterLock&&) = default;
+  WriterLock& operator=(WriterLock&&) = delete;
+  ~WriterLock() { release(); }
+  // Before the object ends. A child that was forked meanwhile has the lock too, so that closing does not do.
+  void release();
 
  private:
   explicit WriterLock(UniqueFd fd) : fd_(std::move(fd)) {}
   UniqueFd fd_;
+  pid_t process_ = ::getpid();
 };
 
 }  // namespace penstock::kinds
