@@ -476,9 +476,11 @@ Status check_numbers(const Table& table, const RowNumbers& numbers, std::span<co
     std::uint64_t seen = 0;
     for (const auto number : span) seen |= row_of(number) | (rows - 1 - row_of(number));
     if (seen >> 63 == 0) return {};
-    const auto found = std::ranges::find_if(span, [&](auto number) { return row_of(number) >= rows; });
-    const auto at = static_cast<std::size_t>(found - span.begin());
-    return no_such_row(*found, places.empty() ? at : places[at], table);
+    for (std::size_t at = 0; at < span.size(); ++at) {
+      const auto number = __atomic_load_n(&span[at], __ATOMIC_RELAXED);
+      if (row_of(number) >= rows) return no_such_row(number, places.empty() ? at : places[at], table);
+    }
+    return numbers_changed();
   });
 }
 
