@@ -159,11 +159,11 @@ class PENSTOCK_EXPORT Store {
   std::optional<std::uint64_t> cached_bytes(std::uint64_t offset, std::uint64_t length) const;
   // Maps the whole store read-only; Code::unsupported if the store can't be mapped.
   Result<View> view() const;
-  // Access::replace: syncs and takes the name, if no write to it has failed or was refused that was not repeated; wait
-  // for those under way first. What is written later changes that file, in place. Otherwise syncs, including the name
-  // of a file that opening created. Without `durable` nothing is synced, and a crash soon after may leave an incomplete
-  // file. Code::not_durable: everything worked and the name is taken, but making that durable failed. Code::timed_out:
-  // the server has not answered, and may still do it.
+  // Access::replace: syncs and takes the name, if no write to it has failed or was refused that was not repeated, and
+  // none was abandoned; wait for those under way first. What is written later changes that file, in place. Otherwise
+  // syncs, including the name of a file that opening created. Without `durable` nothing is synced, and a crash soon
+  // after may leave an incomplete file. Code::not_durable: everything worked and the name is taken, but making that
+  // durable failed. Code::timed_out: the server has not answered, and may still do it.
   Status commit(bool durable = true);
   // Access::replace: removes the unfinished file, to which nothing can be written then. Otherwise nothing.
   Status abort();

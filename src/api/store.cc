@@ -80,6 +80,13 @@ Status Store::commit(bool durable) {
     if (!entry_) return not_open();
     core::Replacing* const replacing = entry_->replacing();
     const bool is_unfinished = replacing != nullptr && replacing->state() == core::Replacing::State::open;
+    if (is_unfinished && replacing->is_spoilt()) {
+      return Error{Code::invalid_argument, 0,
+                   info().name +
+                       ": a write to it was abandoned and may still land, or memory was short, so it does not "
+                       "take the name",
+                   "abort, and replace it anew: the old file stays"};
+    }
     if (const auto unwritten = is_unfinished ? replacing->unwritten() : std::nullopt) {
       return Error{Code::invalid_argument, 0,
                    info().name + ": a write to bytes " + std::to_string(unwritten->begin) + " to " +

@@ -362,7 +362,7 @@ bool Request::conclude(const std::shared_ptr<Request>& self, TimePoint end) {
   cuda::end_range(std::exchange(nvtx_range_, 0));
   asked_.reset();
   attachments.clear();
-  if (direction == Direction::write) note_writes(outcome == Outcome::done);
+  if (direction == Direction::write) note_writes(outcome);
   auto last_held = held.let_go();
   auto used = std::move(transforms);
   late_.reset();
@@ -404,11 +404,12 @@ void Request::call_waiting() {
 }
 
 // By range, since there may be gaps between them.
-void Request::note_writes(bool all_is_written) const {
+void Request::note_writes(Outcome outcome) const {
   for (const Span& span : spans) {
     Replacing* const replacing = stores[span.store].entry->replacing();
     if (replacing == nullptr || span.length == 0) continue;
-    if (all_is_written) {
+    if (outcome == Outcome::abandoned) replacing->spoil();
+    if (outcome == Outcome::done) {
       replacing->written(span.offset, span.offset + span.length);
     } else {
       replacing->failed(span.offset, span.offset + span.length);
@@ -421,8 +422,10 @@ void Request::note_unwritten(std::span<const Range> ranges) {
     if (range.store == nullptr || !*range.store) continue;
     Replacing* const replacing = range.store->entry()->replacing();
     if (replacing == nullptr) continue;
-    const std::uint64_t length = std::min<std::uint64_t>(range.memory.size_bytes, UINT64_MAX - range.offset);
-    replacing->failed(range.offset, range.offset + length);
+    // What would overflow fails at its last byte at least.
+    const std::uint64_t begin = std::min(range.offset, UINT64_MAX - 1);
+    const std::uint64_t length = std::min<std::uint64_t>(range.memory.size_bytes, UINT64_MAX - begin);
+    replacing->failed(begin, begin + length);
   }
 }
 

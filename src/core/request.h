@@ -347,7 +347,7 @@ class Request {
   bool is_of_long_ranges() const;
   bool reads_files_to_one_gpu() const;
   std::string title() const;
-  void note_writes(bool all_is_written) const;
+  void note_writes(Outcome outcome) const;
   void let_go_of_stores(const std::shared_ptr<Request>& self);
   void post_rest_of_stores(const std::shared_ptr<Request>& self, bool closes) const;
   static void drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries, std::vector<Stretch> all);

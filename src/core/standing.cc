@@ -36,9 +36,18 @@ Result<std::shared_ptr<Request>> StandingRequest::make() const {
   return or_out_of_memory([&]() -> Result<std::shared_ptr<Request>> {
     const auto ranges = call_back("RangeSource", round_.ranges);
     if (!ranges) return ranges.error();
-    if (auto status = Request::check_domain(*ranges, gpu_.info().domain); !status) return std::move(status).error();
-    auto request = Request::create(round_.environment, *ranges, round_.settings, round_.options);
-    if (request) (*request)->order = cuda::StreamOrder::answer(gpu_, end_);
+    Result<std::shared_ptr<Request>> request = Error();
+    if (auto status = Request::check_domain(*ranges, gpu_.info().domain); !status) {
+      request = std::move(status).error();
+    } else {
+      request = or_out_of_memory(
+          [&] { return Request::create(round_.environment, *ranges, round_.settings, round_.options); });
+    }
+    if (request) {
+      (*request)->order = cuda::StreamOrder::answer(gpu_, end_);
+    } else if (round_.settings.kind != engine::OpKind::read) {
+      Request::note_unwritten(*ranges);
+    }
     return request;
   });
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -91,6 +92,27 @@ TEST_P(Stuck, a_request_past_its_deadline_is_abandoned_and_its_memory_quarantine
   EXPECT_TRUE(eventually([&] { return peek(address) != mark; })) << "and are given back after";
 }
 
+TEST_P(Stuck, a_file_to_which_an_abandoned_write_may_still_come_replaces_nothing) {
+  plan_.never = 0;
+  Context context = make_context();
+  const std::string name = folder_.path("replaced");
+  write_file(name, content(1, 0, 1000));
+  Store store = context.open(name, {.access = Access::replace}).value();
+  std::vector<std::byte> bytes = content(2, 0, 1 << 20);
+  const Region memory = Region::host(bytes.data(), bytes.size());
+  control_->hang_writes(true);
+  const Report report =
+      past_deadline([&](double seconds) { return context.write(store, 0, memory, {.deadline_seconds = seconds}); });
+  EXPECT_EQ(report.outcome, Outcome::abandoned);
+  control_->hang_writes(false);
+  EXPECT_TRUE(context.write(store, 0, memory).ok());
+  const Status refused = store.commit();
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("may still land"), std::string::npos) << refused.error().message;
+  control_->release_stuck();
+  EXPECT_TRUE(holds_content(read_file(name), 1, 0));
+}
+
 TEST_P(Stuck, records_of_an_append_that_was_abandoned_do_not_land_on_others) {
   plan_.never = 0;
   Context context = make_context();
@@ -107,8 +129,17 @@ TEST_P(Stuck, records_of_an_append_that_was_abandoned_do_not_land_on_others) {
   control_->hang_writes(false);
   ASSERT_GE(control_->stuck(), 1U);
   EXPECT_EQ(kinds.append(kind.id, Region::host(kept.data(), kept.size())).error().code, Code::in_use);
+  const pid_t child = under_thread_sanitizer ? 0 : ::fork();  // which has all that is open, and lives on
+  if (child == 0 && !under_thread_sanitizer) {
+    ::pause();
+    ::_exit(0);
+  }
   control_->release_stuck();
   ASSERT_TRUE(eventually([&] { return kinds.append(kind.id, Region::host(kept.data(), kept.size())).ok(); }));
+  if (child > 0) {
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+  }
   const auto read = kinds.read({kind.id, 0}, Domain::host());
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_TRUE(std::equal(kept.begin(), kept.end(), read->buffer.data()));

@@ -65,6 +65,23 @@ TEST_F(StandingBy, let_the_stream_go_on_where_a_round_fails) {
   EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 3 * mib));
 }
 
+TEST_F(StandingBy, rounds_that_were_refused_let_no_file_be_replaced) {
+  Context context = make_context();
+  const std::string name = folder_.path("replaced");
+  write_file(name, content(1, 0, 1000));
+  Store store = context.open(name, {.access = Access::replace}).value();
+  std::vector<std::byte> host(1000);
+  const auto answer = [&]() -> Result<std::vector<Range>> {
+    return std::vector<Range>{{&store, 0, Region::host(host.data(), host.size())}};
+  };
+  Standing standing = context.stand_by(Direction::write, Domain::cuda(0), answer).value();
+  ASSERT_TRUE(standing.enqueue({stream_}).ok());
+  ASSERT_EQ(wait_for(stream_), cuda::cu_success);
+  EXPECT_FALSE(standing.report().ok());
+  EXPECT_FALSE(store.commit().ok());
+  EXPECT_TRUE(holds_content(read_file(name), 1, 0));
+}
+
 TEST_F(StandingBy, let_streams_go_on_when_they_end) {
   const auto never = []() -> Result<std::vector<Range>> { return std::vector<Range>{}; };
   Context context = make_context();
