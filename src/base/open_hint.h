@@ -15,7 +15,8 @@ namespace penstock {
 // Empty where there is nothing to say, and for what system_error says by itself.
 inline std::string open_hint(int error, const std::string& name, Access access) {
   const bool write = access != Access::read;
-  if (write && (error == EACCES || error == EPERM || error == EROFS) && ::access(name.c_str(), F_OK) != 0) {
+  if (access == Access::create && (error == EACCES || error == EPERM || error == EROFS) &&
+      ::access(name.c_str(), F_OK) != 0) {
     return error == EROFS ? "the file system is mounted read-only: remount it, or write elsewhere"
                           : "this user may not make files in that folder: check its permissions";
   }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "base/open_hint.h"
 #include "files/attributes.h"
 #include "files/durability.h"
 #include "files/leftovers.h"
@@ -65,7 +66,11 @@ Result<std::unique_ptr<Replacement>> Replacement::create(const std::string& targ
   }
   const std::string folder = path->parent_path().string();
   made->folder_ = UniqueFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!made->folder_) return system_error(errno, "open the folder " + folder, "create the folder first");
+  if (!made->folder_) {
+    const int error = errno;
+    return system_error(error, "open the folder " + folder,
+                        error == ENOENT ? "create the folder first" : open_hint(error, folder, Access::read));
+  }
 
   struct stat old = {};
   if (Status status = check_replaceable(made->folder_.get(), made->target_, made->path_, old); !status) {
