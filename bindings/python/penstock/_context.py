@@ -71,7 +71,10 @@ class Context(Closing):
     def prefetch(self, path: Any, ranges: Iterable[tuple[int, int]] = ()) -> int:
         """Starts to bring ranges (offset, size) of a file, or all of it, into the page cache. Returns how many bytes it
         started to read: at most `prefetch_window_bytes`."""
-        pairs = [pair("ranges", each, "pairs (offset, size)") for each in ranges]
+        form = "pairs (offset, size)"
+        if not isinstance(ranges, Iterable):
+            raise TypeError(f"ranges must be {form}, and is {ranges!r}")
+        pairs = [pair("ranges", each, form) for each in ranges]
         started: int = self._core.prefetch(os.fsencode(path), [(natural("offset", offset), natural("size", size))
                                                                for offset, size in pairs])
         return started
