@@ -295,7 +295,7 @@ TEST_F(GpuQueuesTest, tell_the_thread_that_a_store_failed) {
 TEST_F(GpuQueuesTest, end_a_wait_for_a_command_that_was_lost) {
   std::atomic<bool> loses = true;
   start([&](const nvme::Command&) { return loses ? gpu_queues::Fault::lose : gpu_queues::Fault::none; });
-  open({memory()}, 0.05);
+  open({memory()}, 0.5);
   ThreadIo io(set_->handle(), 0);
   Guarded to(512);
   EXPECT_EQ(io.read({0, 512}, to.data()).status, IoStatus::timed_out);
