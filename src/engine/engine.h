@@ -27,6 +27,7 @@ struct Description {
   bool sleeps_in_kernel = false;          // deep queues without a thread each: the planner's choice for local disks
   bool inline_queue = false;              // can make a Queue that does its work inside submit, on the caller's thread
   HostReach host = HostReach::any;
+  bool shares_reads = false;    // a read of cached bytes may be shared by threads of a queue (Op::is_shared)
   bool lends = false;           // reads never touch Op::memory: all that they bring is lent (Done::loan)
   bool reaches_device = false;  // Path::device: between a store and GPU memory, without staging
   // Whether to open the name may wait for another machine or program; null: no name does. It does not wait itself.
@@ -51,6 +52,7 @@ struct Meaning {
 struct QueueOptions {
   std::uint32_t depth = 64;    // operations in flight
   std::uint32_t threads = 32;  // the most threads that a blocking engine may start for this queue
+  std::uint32_t sharers = 0;   // and the most that share reads
   bool run_inline = false;     // REQUIRES: Description::inline_queue. submit runs each Op to its end
 };
 

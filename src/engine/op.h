@@ -67,6 +67,7 @@ struct Op {
   const Attached* attached = nullptr;  // by the same engine, to memory that this is within; null: nothing was
   Call* call = nullptr;                // of OpKind::call
   std::uint64_t cookie = 0;            // the caller's; unique among the Ops in flight on a Queue
+  bool is_shared = false;              // a long read, which several threads may make (Description::shares_reads)
 };
 
 // Memory of an engine's own in which a read has brought its bytes.

@@ -36,13 +36,15 @@ engine::Done Worker::run_or_fail(const engine::Op& op) {
 
 ThreadedQueue::ThreadedQueue(const engine::QueueOptions& options, MakeWorker make_worker)
     : depth_(options.depth),
-      max_threads_(std::clamp<std::size_t>(options.threads, 1, options.depth)),
+      shares_(options.sharers != 0),
+      max_threads_(std::max<std::size_t>(std::clamp(options.threads, 1U, options.depth), options.sharers)),
       make_worker_(std::move(make_worker)),
       own_worker_(make_worker_()),
       cached_(depth_),
       pending_(depth_),
       done_(depth_) {
   threads_.reserve(max_threads_);
+  if (shares_) shared_.reserve(depth_);
 }
 
 ThreadedQueue::~ThreadedQueue() {
@@ -60,7 +62,10 @@ std::size_t ThreadedQueue::submit(std::span<const engine::Op> ops) {
   {
     const std::lock_guard lock(mutex_);
     for (const engine::Op& op : ops.first(taken)) {
-      if (is_copy(op)) {
+      if (op.is_shared && shares_) {
+        shared_.emplace_back(op);
+        handed_over += shared_.back().stretches_left();
+      } else if (is_copy(op)) {
         cached_.push(op);
       } else {
         pending_.push(op);
@@ -111,6 +116,12 @@ void ThreadedQueue::wake() {
 void ThreadedQueue::cancel(std::uint64_t cookie) {
   const auto is_meant = [cookie](const engine::Op& op) { return op.cookie == cookie; };
   const std::lock_guard lock(mutex_);
+  const auto shared = std::ranges::find(shared_, cookie, &SharedRead::cookie);
+  if (shared != shared_.end()) {
+    shared->cancel();
+    end_if_over(shared);
+    return;
+  }
   engine::Op op;
   if (!pending_.take(is_meant, op) && !cached_.take(is_meant, op)) return;
   done_.push(finish(op, -ECANCELED));
@@ -147,7 +158,7 @@ void ThreadedQueue::start_threads() {
   std::size_t wanted = 0;
   {
     const std::lock_guard lock(mutex_);
-    wanted = pending_.size() - std::min(pending_.size(), idle_threads_);
+    wanted = work_left() - std::min(work_left(), idle_threads_);
   }
   for (; wanted > 0 && threads_.size() < max_threads_; --wanted) {
     try {
@@ -157,6 +168,8 @@ void ThreadedQueue::start_threads() {
       log(LogLevel::warning, "no thread can be started; work is done while polling");
       const std::lock_guard lock(mutex_);
       while (!pending_.empty()) do_without_thread(pending_.pop());
+      for (const SharedRead& read : shared_) cached_.push(read.op());
+      shared_.clear();
       return;
     }
   }
@@ -169,6 +182,26 @@ void ThreadedQueue::do_without_thread(const engine::Op& op) {
   } else {
     cached_.push(op);
   }
+}
+
+// REQUIRES: the lock.
+std::vector<SharedRead>::iterator ThreadedQueue::unfinished_read() {
+  return std::ranges::find_if(shared_, &SharedRead::has_more);
+}
+
+// REQUIRES: the lock.
+void ThreadedQueue::end_if_over(std::vector<SharedRead>::iterator read) {
+  if (!read->is_over()) return;
+  done_.push(read->done());
+  shared_.erase(read);
+  tell_of_end();
+}
+
+// For so many threads. REQUIRES: the lock.
+std::size_t ThreadedQueue::work_left() const {
+  std::size_t count = pending_.size();
+  for (const SharedRead& read : shared_) count += read.stretches_left();
+  return count;
 }
 
 // REQUIRES: the lock, and something pending. Leaves their share to threads that have nothing to do.
@@ -186,9 +219,19 @@ void ThreadedQueue::work(Worker& worker) {
   std::unique_lock lock(mutex_);
   while (true) {
     ++idle_threads_;
-    work_arrived_.wait(lock, [this] { return stopping_ || !pending_.empty(); });
+    work_arrived_.wait(lock, [this] { return stopping_ || work_left() != 0; });
     --idle_threads_;
     if (stopping_) return;
+    if (pending_.empty()) {
+      const engine::Op stretch = unfinished_read()->take();
+      lock.unlock();
+      const engine::Done done = worker.run_or_fail(stretch);
+      lock.lock();
+      const auto read = std::ranges::find(shared_, stretch.cookie, &SharedRead::cookie);
+      read->put(stretch, done);
+      end_if_over(read);
+      continue;
+    }
     const std::size_t count = take_group(worker, group);
     lock.unlock();
     if (count > 1) {

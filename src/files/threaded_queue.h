@@ -1,8 +1,8 @@
 // ThreadedQueue: for engines whose calls block. A few threads of its own that make them, and one list of completions.
 //
 // Operations on cached bytes are copies, so the polling thread does them itself; a hand-off would cost more. The others
-// go to threads, and so do all on network and FUSE mounts. Threads are started when there is work for them and live as
-// long as the queue.
+// go to threads, and so do all on network and FUSE mounts. A shared read is cut into stretches, which the threads make
+// side by side, in order. Threads are started when there is work for them and live as long as the queue.
 //
 // Thread safety and lifetime: as engine::Queue. Nothing is allocated for an operation.
 #pragma once
@@ -17,6 +17,7 @@
 #include "base/unique_fd.h"
 #include "engine/engine.h"
 #include "files/ring.h"
+#include "files/shared_read.h"
 
 namespace penstock::files {
 
@@ -69,9 +70,13 @@ class ThreadedQueue : public engine::Queue, private Completions {
   void do_without_thread(const engine::Op& op);
   void work(Worker& worker);
   std::size_t take_group(const Worker& worker, std::span<engine::Op> group);
+  std::vector<SharedRead>::iterator unfinished_read();
+  void end_if_over(std::vector<SharedRead>::iterator read);
+  std::size_t work_left() const;
 
   // Of the thread that uses the queue.
   const std::size_t depth_;
+  const bool shares_;
   const std::size_t max_threads_;
   const MakeWorker make_worker_;
   const std::unique_ptr<Worker> own_worker_;
@@ -83,6 +88,7 @@ class ThreadedQueue : public engine::Queue, private Completions {
   std::condition_variable work_arrived_;
   std::condition_variable poll_ends_;
   Ring<engine::Op> pending_;
+  std::vector<SharedRead> shared_;  // in their order
   Ring<engine::Done> done_;
   std::size_t idle_threads_ = 0;
   UniqueFd event_;             // made when it is first asked for

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <condition_variable>
+#include <map>
+#include <mutex>
 #include <semaphore>
 #include <set>
 #include <thread>
@@ -194,6 +197,84 @@ TEST(ThreadedQueue, has_no_event_while_it_has_something_to_copy_itself) {
   EXPECT_EQ(queue.event(), -1);
   EXPECT_EQ(collect(queue, 1).size(), 1U);
   EXPECT_GE(queue.event(), 0);
+}
+
+// Waits until as many threads are at work as there should be.
+class MeetingWorker : public Worker {
+ public:
+  struct Meeting {
+    std::mutex mutex;
+    std::condition_variable all_there;
+    std::size_t expected = 0;
+    std::set<std::thread::id> there;
+    std::uint64_t longest = 0;
+  };
+  explicit MeetingWorker(Meeting& meeting) : meeting_(meeting) {}
+  Done run(const Op& op) override {
+    std::unique_lock lock(meeting_.mutex);
+    meeting_.there.insert(std::this_thread::get_id());
+    meeting_.longest = std::max(meeting_.longest, op.length);
+    meeting_.all_there.notify_all();
+    EXPECT_TRUE(meeting_.all_there.wait_for(lock, 20s, [&] { return meeting_.there.size() == meeting_.expected; }));
+    return {.cookie = op.cookie, .bytes = op.length};
+  }
+
+ private:
+  Meeting& meeting_;
+};
+
+constexpr std::uint64_t short_stretch = 64 << 10;  // of reads that are not long
+
+Op shared_op(PlainStore& store, std::uint64_t length, std::uint64_t cookie) {
+  return {.path = engine::Path::cached, .store = &store, .length = length, .cookie = cookie, .is_shared = true};
+}
+
+TEST(ThreadedQueue, has_threads_share_a_read_and_no_more_of_them_than_it_may) {
+  MeetingWorker::Meeting meeting{.expected = 3};
+  ThreadedQueue queue({.depth = 4, .threads = 1, .sharers = 3},
+                      [&] { return std::make_unique<MeetingWorker>(meeting); });
+  PlainStore store(Locality::local);
+  const std::array ops{shared_op(store, 8 * short_stretch, 1), shared_op(store, 10, 2)};
+  ASSERT_EQ(queue.submit(ops), 2U);
+  std::array<Done, 4> done{};
+  std::map<std::uint64_t, std::uint64_t> bytes;
+  while (bytes.size() < 2) {
+    const std::size_t count = queue.poll(done, Clock::now() + 20s);
+    ASSERT_NE(count, 0U);
+    for (const Done& each : std::span(done).first(count)) bytes[each.cookie] = each.bytes;
+  }
+  EXPECT_EQ(bytes, (std::map<std::uint64_t, std::uint64_t>{{1, 8 * short_stretch}, {2, 10}}));
+  EXPECT_FALSE(meeting.there.contains(std::this_thread::get_id()));
+  EXPECT_EQ(meeting.longest, short_stretch);
+  EXPECT_EQ(queue.thread_count(), 3U);
+}
+
+TEST(ThreadedQueue, without_sharers_copies_a_shared_read_itself) {
+  std::atomic<std::thread::id> worked;
+  ThreadedQueue queue({.depth = 4, .threads = 1}, [&] { return std::make_unique<NamingWorker>(worked); });
+  PlainStore store(Locality::local);
+  const Op op = shared_op(store, 8 * short_stretch, 1);
+  ASSERT_EQ(queue.submit({&op, 1}), 1U);
+  EXPECT_EQ(collect(queue, 1).size(), 1U);
+  EXPECT_EQ(worked.load(), std::this_thread::get_id());
+}
+
+TEST(ThreadedQueue, cancels_what_no_thread_has_of_a_shared_read) {
+  std::counting_semaphore<> ends(0);
+  ThreadedQueue queue({.depth = 4, .threads = 1, .sharers = 2}, [&] { return std::make_unique<PatientWorker>(ends); });
+  PlainStore store(Locality::local);
+  const std::array ops{shared_op(store, 100 * short_stretch, 1), shared_op(store, 10, 2)};
+  ASSERT_EQ(queue.submit(ops), 2U);
+  queue.cancel(2);
+  std::array<Done, 4> done{};
+  ASSERT_EQ(queue.poll(done, Clock::now() + 20s), 1U);
+  EXPECT_EQ(done[0].cookie, 2U);
+  EXPECT_EQ(done[0].code, Code::cancelled);
+  queue.cancel(1);
+  ends.release(2);  // no more than the threads may have taken
+  ASSERT_EQ(queue.poll(done, Clock::now() + 20s), 1U);
+  EXPECT_EQ(done[0].cookie, 1U);
+  EXPECT_EQ(done[0].code, Code::cancelled);
 }
 
 }  // namespace

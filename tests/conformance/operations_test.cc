@@ -30,18 +30,25 @@ class Bench {
   Bench(std::unique_ptr<engine::Engine> engine, const std::string& name, const OpenOptions& options)
       : engine_(std::move(engine)),
         store_(std::move(engine_->open(name, options)).value()),
-        queue_(std::move(engine_->make_queue({.depth = 4})).value()) {}
+        queue_(std::move(engine_->make_queue({.depth = 4, .sharers = 3})).value()) {}
 
   engine::Store& store() { return *store_; }
   // As often as it takes: what was done is admitted, and may be less than was asked for.
   Done run(OpKind kind, std::uint64_t offset = 0, std::uint64_t length = 0) {
-    Op op{.kind = kind, .store = store_.get(), .offset = offset, .length = length, .cookie = 7};
+    return run({.kind = kind, .store = store_.get(), .offset = offset, .length = length, .cookie = 7});
+  }
+  // The last of its parts; the bytes of all.
+  Done run(Op op) {
+    std::uint64_t bytes = 0;
     Done done = run_once(op);
     while (done.code == Code::ok && done.bytes != 0 && done.bytes < op.length) {
+      bytes += done.bytes;
       op.offset += done.bytes;
       op.length -= done.bytes;
+      if (op.memory != nullptr) op.memory += done.bytes;
       done = run_once(op);
     }
+    done.bytes += bytes;
     return done;
   }
 
@@ -133,6 +140,38 @@ TEST_P(EveryEngine, holds_nothing_up_while_a_call_waits) {
   call.let_end();
   ASSERT_EQ(poll_for(*queue, done, 20s), 1U);
   EXPECT_EQ(done.cookie, 5U);
+}
+
+TEST_P(EveryEngine, shares_a_read_or_does_not_and_brings_the_same) {
+  constexpr std::size_t size = (5 << 20) + 333;
+  const auto engine = GetParam().make();
+  if (!engine->description().shares_reads) GTEST_SKIP() << "its reads are not shared";
+  if (engine->description().host != engine::HostReach::any) GTEST_SKIP() << "it wants memory that is attached";
+  if (engine->description().lends) GTEST_SKIP() << "its bytes are lent";
+  make_store("file", size);
+  make_cached("file");
+  Bench bench(GetParam().make(), engine_name("file"), {});
+  for (const std::uint64_t offset : {0, 4097, 1 << 20}) {
+    std::vector<std::byte> memory(size - offset + 1);
+    const Op whole{.path = engine::Path::cached,
+                   .store = &bench.store(),
+                   .offset = offset,
+                   .length = memory.size() - 1,
+                   .memory = memory.data(),
+                   .cookie = 7,
+                   .is_shared = true};
+    const Done done = bench.run(whole);
+    EXPECT_EQ(done.code, Code::ok);
+    EXPECT_EQ(done.bytes, size - offset);
+    EXPECT_EQ(done.route, Route::cached);
+    EXPECT_TRUE(holds_content(std::span(memory).first(size - offset), 1, offset));
+    EXPECT_EQ(memory.back(), std::byte{0});
+    Op past_the_end = whole;
+    past_the_end.offset = size - 100;
+    const Done end = bench.run(past_the_end);
+    EXPECT_EQ(end.code, Code::ok);
+    EXPECT_EQ(end.bytes, 100U) << "as of a call";
+  }
 }
 
 TEST_P(EveryEngine, zeroes_blocks_and_nothing_beside_them) {

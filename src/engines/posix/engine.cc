@@ -32,6 +32,7 @@ class Engine : public engine::Engine {
       .schemes = {"file"},
       .sleeps_in_kernel = false,
       .inline_queue = true,
+      .shares_reads = true,
       .may_wait = files::may_wait,
   };
 };

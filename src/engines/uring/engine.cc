@@ -53,6 +53,7 @@ class Engine : public engine::Engine {
       .schemes = {"file"},
       .sleeps_in_kernel = true,
       .inline_queue = true,
+      .shares_reads = true,
       .may_wait = files::may_wait,
   };
   Registry registry_;

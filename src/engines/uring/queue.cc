@@ -95,6 +95,7 @@ Result<std::unique_ptr<engine::Queue>> Queue::create(const engine::QueueOptions&
 
 Queue::Queue(io_uring ring, UniqueFd event, const engine::QueueOptions& options, Registry& registry)
     : ring_(ring),
+      sharers_(options.sharers),
       registry_(registry),
       files_(store_slots, io_uring_register_files_sparse(&ring_, 2 * store_slots) == 0),
       buffers_(buffer_slots, io_uring_register_buffers_sparse(&ring_, buffer_slots) == 0),
@@ -141,7 +142,7 @@ std::size_t Queue::submit(std::span<const Op> ops) {
 bool Queue::start(const Op& op) {
   // What has ended is still in flight for the caller.
   if (free_.size() <= ended_.size() + threads_have_) return false;
-  if (needs_thread(op)) return give_to_threads(op);
+  if (needs_thread(op) || (op.is_shared && sharers_ != 0)) return give_to_threads(op);
   if (files::descriptor_of(op) < 0) {
     ended_.push(files::finish(op, -EINVAL));
     return true;
@@ -178,7 +179,8 @@ bool Queue::give_to_threads(const Op& op) {
 
 bool Queue::make_threads() {
   if (threads_) return true;
-  const engine::QueueOptions options{.depth = static_cast<std::uint32_t>(in_flight_.size()), .threads = 1};
+  const engine::QueueOptions options{
+      .depth = static_cast<std::uint32_t>(in_flight_.size()), .threads = 1, .sharers = sharers_};
   try {
     threads_ = std::make_unique<files::ThreadedQueue>(options, [] { return std::make_unique<ThreadWorker>(); });
   } catch (const std::bad_alloc&) {

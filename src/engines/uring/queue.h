@@ -78,6 +78,7 @@ class Queue : public engine::Queue, private Registered {
   bool complete(const io_uring_cqe& completion, engine::Done& done);
 
   io_uring ring_;
+  const std::uint32_t sharers_;
   Registry& registry_;
   FixedTable files_;
   FixedTable buffers_;
