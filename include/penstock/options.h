@@ -48,7 +48,7 @@ struct PENSTOCK_EXPORT Options {
   std::uint64_t prefetch_window_bytes = 64 << 20;  // the most that one prefetch call starts to read
   std::uint64_t alignment_bytes = 0;               // of direct transfers; 0: ask the store
   std::uint64_t pinned_budget_bytes =
-      256 << 20;                          // staging, and Buffers that are pinned or locked for an engine, per Context
+      320 << 20;                          // staging, and Buffers that are pinned or locked for an engine, per Context
   std::uint64_t device_budget_bytes = 0;  // GPU memory allocated through a Context; 0: no limit
   bool nvtx = false;                      // show every request as a range in NVIDIA's profilers
   std::uint32_t trace_events = 0;         // kept per lane, for Context::trace; 0: none

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/long_slots.h"
+
 namespace penstock::core {
 
 using engine::Path;
@@ -173,11 +175,15 @@ CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& sp
       alignment);
   // A copy engine is at its best from a whole slot at a time, and a store may like longer operations; a disk is content
   // with less.
+  const std::uint64_t slot_bytes = part.takes_long_slot && path == Path::cached
+                                       ? LongSlots::of(options).slot_bytes
+                                       // Half of a short arena: the other half is filled meanwhile.
+                                       : std::min(options.staging_slot_bytes, staging_bytes_ / 2);
   std::uint64_t longest = options.storage_chunk_bytes;
   if (reads_to_gpu && path == Path::direct) {
     longest = entry.flow(direction).staged_piece_bytes();
   } else if (straight || (span.gpu != nullptr && path == Path::cached)) {
-    longest = std::max(longest, straight ? options.staging_slot_bytes : part.hold->slot_bytes());
+    longest = std::max({longest, options.staging_slot_bytes, slot_bytes});
   } else if (span.memory == nullptr) {
     longest = memoryless_bytes_most;
   } else {
@@ -185,8 +191,6 @@ CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& sp
     longest = std::max(longest, entry.operation_bytes());
   }
   longest = longest > chunk ? longest - longest % chunk : chunk;
-  // Half of a short arena: the other half is filled meanwhile.
-  const std::uint64_t slot = std::min(part.hold->slot_bytes(), staging_bytes_ / 2);
   return {.direction = direction,
           .path = path,
           .chunk_bytes = chunk,
@@ -194,7 +198,7 @@ CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& sp
           .alignment = alignment,
           .memory_alignment = straight ? device_alignment : entry.info().alignments.memory,
           .staged_only = span.is_out_of_reach && !straight,
-          .staging_bytes = align_down(std::min(longest, slot), past_cache ? alignment : 1)};
+          .staging_bytes = align_down(std::min(longest, slot_bytes), past_cache ? alignment : 1)};
 }
 
 bool Cutter::may_be_buffered(const Request& request, const StoreEntry& entry, const Span& span) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/lane_set.h"
+#include "core/long_slots.h"
 
 namespace penstock::core {
 
@@ -18,7 +19,8 @@ bool is_used(const engine::Engine& engine, const engine::Probe& probe, RouteSet 
 // Of the budget: what lanes take for staging, sooner or later.
 std::uint64_t lanes_bytes(const Options& options) {
   const std::uint64_t slots = options.lanes * options.staging_slots_per_lane * options.staging_slot_bytes;
-  return std::min(options.pinned_budget_bytes, slots + LaneSet::callers_staging_bytes(options.lanes));
+  return std::min(options.pinned_budget_bytes,
+                  slots + LongSlots::of(options).staging_bytes() + LaneSet::callers_staging_bytes(options.lanes));
 }
 
 std::vector<engine::Engine*> pointers(const engine::Table& table) {

@@ -264,7 +264,11 @@ void Lane::wait_for_copies(TimePoint until) {
     if (found && copies.added() > added) return;
     copies.issue(true);
     if (!found) collect(std::min(until, begun + copies.between_looks()));
-    copies.watch_streams(Clock::now());
+    const TimePoint now = Clock::now();
+    // Threads fill long slots whether the lane waits or not: where a copy waits for another, it is the bus that is
+    // slow.
+    if (lane_.staging.uses_long_slots() && copies.pending() > 1) copy_seconds_ += seconds_between(begun, now);
+    copies.watch_streams(now);
     return;
   }
   copies.issue(true);
@@ -299,7 +303,7 @@ void Lane::look_at(Part& part, TimePoint now) {
     return;
   }
   if (!part.is_stopped()) {
-    const TimePoint stalled = stalls_at(part.last_progress);
+    const TimePoint stalled = request.is_left_to_another(part) ? TimePoint::max() : stalls_at(part.last_progress);
     if (closing_.load(std::memory_order_relaxed)) {
       request.stop(Code::closed);
     } else if (now >= request.deadline || now >= stalled) {
@@ -357,7 +361,8 @@ void Lane::leave(Part& part) {
     const Spent& before = time->made_ready_at_entry;
     time->cpu_seconds += thread_cpu_seconds() - time->cpu_seconds_at_entry - (spent.cpu_seconds - before.cpu_seconds);
     time->copy_seconds += copy_seconds_ - time->copy_seconds_at_entry;
-    time->wall_seconds += seconds_between(time->entered + (spent.time - before.time), Clock::now());
+    const TimePoint end = part.was_left ? part.last_progress : Clock::now();
+    time->wall_seconds += seconds_between(time->entered + (spent.time - before.time), end);
   }
   const std::shared_ptr<Request> request = std::move(part.hold);
   if (!request->leave()) return;

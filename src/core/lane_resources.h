@@ -11,6 +11,7 @@
 #include "core/flow.h"
 #include "core/gpu_copies.h"
 #include "core/inbox.h"
+#include "core/long_slots.h"
 #include "core/piece.h"
 #include "core/staging.h"
 
@@ -28,6 +29,7 @@ struct LaneSettings {
   std::uint32_t threads = 32;  // for engines that block
   std::uint64_t staging_bytes = 8 << 20;
   std::uint64_t cached_bytes_most = 32 << 20;  // in flight through the page cache
+  LongSlots long_slots = {};
 };
 
 struct LaneResources {
@@ -38,9 +40,14 @@ struct LaneResources {
         trace(all.traces.add_lane()),
         pieces(chosen.depth),
         staging(chosen.staging_bytes, all.pinned, all.engines,
-                chosen.runner == Runner::own_thread ? all.given : nullptr),
+                chosen.runner == Runner::own_thread ? all.given : nullptr, chosen.long_slots.staging_bytes()),
         copies(staging, all.streams, all.device_memory, chosen.depth, all.options.deadlines.stream_seconds),
-        queues(*all.engines, {chosen.depth, chosen.threads, chosen.runner == Runner::one_caller}, pieces, inbox, trace),
+        queues(*all.engines,
+               {.depth = chosen.depth,
+                .threads = chosen.threads,
+                .sharers = chosen.long_slots.threads,
+                .run_inline = chosen.runner == Runner::one_caller},
+               pieces, inbox, trace),
         flow(chosen.depth) {}
 
   Environment& environment;

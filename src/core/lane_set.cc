@@ -33,7 +33,8 @@ LaneSettings lane_settings(const Options& options) {
           .depth = options.operations_in_flight,
           .threads = std::max(1U, threads_total / options.lanes),
           .staging_bytes = options.staging_slot_bytes * options.staging_slots_per_lane,
-          .cached_bytes_most = std::max(options.storage_chunk_bytes * 2, cached_bytes_total / options.lanes)};
+          .cached_bytes_most = std::max(options.storage_chunk_bytes * 2, cached_bytes_total / options.lanes),
+          .long_slots = LongSlots::of(options)};
 }
 
 // A block of the store, or what is transformed, may not fit its staging memory.
@@ -218,6 +219,7 @@ std::shared_ptr<Lane> LaneSet::make_callers_lane(CallersLane& slot) {
     LaneSettings settings = lane_settings(environment_->options);
     settings.runner = Runner::callers;
     settings.staging_bytes = driven_staging_bytes;
+    settings.long_slots = {};
     const Status made = or_out_of_memory([&] {
       slot.lane = std::make_shared<Lane>(environment_, settings, nullptr);
       return Status();
@@ -297,6 +299,7 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request) {
     settings.runner = Runner::one_caller;
     settings.depth = 4;
     settings.staging_bytes = driven_staging_bytes;
+    settings.long_slots = {};
     const Status made = or_out_of_memory([&] {
       lane = std::make_shared<Lane>(environment_, settings, nullptr);
       return Status();

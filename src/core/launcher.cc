@@ -16,8 +16,6 @@ namespace {
 
 // Of a slot: copying less takes no time worth mentioning.
 constexpr std::uint64_t slot_worth_bytes = 256 << 10;
-// Where slots are long, the rest of staging memory is not cut into short ones.
-constexpr std::uint64_t least_slot_bytes = 2 << 20;
 
 // Of what a transform makes in staging memory: a page.
 constexpr std::uint64_t made_alignment = 4096;
@@ -50,6 +48,15 @@ Result<StagingArena*> Launcher::staging_for(const StoreEntry& entry, const Span&
   return arena;
 }
 
+// Null: there are none, or its GPU does not get to know them.
+StagingArena* Launcher::long_slots_for(const Request& request) {
+  const auto slots = lane_.staging.long_slots();
+  if (!slots) return nullptr;
+  cuda::Device& gpu = *request.spans[0].gpu;
+  const bool is_ready = lane_.copies.get_ready(gpu, request.staged_toward()) && lane_.copies.get_ready(gpu, **slots);
+  return is_ready ? *slots : nullptr;
+}
+
 bool Launcher::has_flow(Flow& flow) {
   if (&flow != full_ && lane_.flow.has_room(flow)) return true;
   full_ = &flow;
@@ -67,12 +74,21 @@ Launch Launcher::start_next(Part& part, TimePoint now) {
     const bool is_counted = span.length >= Flow::counted_from_bytes;
     if (is_counted && full_ == &request.stores[span.store].entry->flow(request.direction)) return Launch::waits;
   }
+  if (part.unit.count == 0 && part.claimed == part.claimed_end && part.hold->is_left_to_another(part)) {
+    part.was_left = true;
+    return part.hold->has_more_units() ? Launch::waits : Launch::finished;
+  }
   std::uint64_t room_bytes = UINT64_MAX;
-  if (part.unit.count == 0 && part.claimed == part.claimed_end && part.hold->fills_long_slots()) {
-    room_bytes = lane_.staging.room_bytes();
-    // Copies that end make more of it.
-    const bool is_little = room_bytes < std::min(least_slot_bytes, part.hold->slot_bytes());
-    if (is_little && lane_.copies.pending() != 0) return Launch::full;
+  part.takes_long_slot = false;
+  if (part.hold->fills_long_slots(part)) {
+    if (StagingArena* const slots = long_slots_for(*part.hold)) {
+      room_bytes = slots->room_bytes();
+      const bool is_little = room_bytes < LongSlots::of(lane_.environment.options).slot_bytes / 2;
+      const bool will_be_more = lane_.pieces.in_use() != carrier_.orphans();
+      if (is_little && will_be_more) return Launch::waits;
+      part.takes_long_slot = !is_little;
+    }
+    if (!part.takes_long_slot) part.hold->give_up_long_slots();
   }
   const auto next = cutter_.next(part, room_bytes);
   if (!next) return Launch::finished;
@@ -115,8 +131,10 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
     }
   }
   // Cached bytes are copied inside poll: the next slot has to wait, or the first would not be on its way meanwhile.
-  const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= slot_worth_bytes;
-  if (fills_slot && lane_.slots_filling != 0) return Launch::full;
+  const std::uint64_t worth_bytes = std::min(slot_worth_bytes, lane_.environment.options.staging_slot_bytes);
+  const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= worth_bytes;
+  const bool takes_long_slot = fills_slot && part.takes_long_slot;
+  if (fills_slot && !takes_long_slot && lane_.slots_filling != 0) return Launch::full;
   const bool is_counted = is_past_cache(part.plan.path) && piece.length >= Flow::counted_from_bytes;
   if (is_counted && !has_flow(entry.flow(request.direction))) return Launch::waits;
   StagingArena::Block block;
@@ -127,10 +145,10 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
     const std::uint64_t around = align_up(next.offset + piece.length, alignment) - align_down(next.offset, alignment);
     const std::uint64_t made_at = align_up(around, made_alignment);
     const std::uint64_t needed = maker == Maker::cpu_for_gpu ? made_at + span.length : around;
-    const auto arena = staging_for(entry, span, needed);
+    const auto arena = takes_long_slot ? lane_.staging.long_slots() : staging_for(entry, span, needed);
     if (arena) {
       const auto taken = (*arena)->take(needed);
-      if (!taken) return Launch::full;
+      if (!taken) return takes_long_slot ? Launch::waits : Launch::full;
       block = *taken;
       if (maker != Maker::nobody) {
         auto begun = begin_making(request, span, maker, block.data + made_at);
@@ -151,8 +169,13 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
     }
   }
   const std::uint32_t index = take(part, entry, piece, block);
-  lane_.pieces[index].fills_slot = fills_slot;
-  if (fills_slot) ++lane_.slots_filling;
+  if (takes_long_slot) {
+    lane_.pieces[index].op.is_shared = true;
+    lane_.pieces[index].op.attached = nullptr;
+  } else if (fills_slot) {
+    lane_.pieces[index].fills_slot = true;
+    ++lane_.slots_filling;
+  }
   if (making) {
     lane_.pieces[index].making = std::move(making);
     lane_.pieces[index].memory_bytes = piece.length = span.length;

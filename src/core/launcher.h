@@ -53,6 +53,7 @@ class Launcher {
   bool make_queue(std::size_t engine);
   bool has_flow(Flow& flow);
   Result<StagingArena*> staging_for(const StoreEntry& entry, const Span& span, std::uint64_t bytes);
+  StagingArena* long_slots_for(const Request& request);
   std::uint32_t take(Part& part, StoreEntry& entry, const Cut& piece, const StagingArena::Block& block);
   Maker maker_of(const Request& request, const Span& span);
   // `made`: where the CPU makes what is copied to a GPU.

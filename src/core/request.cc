@@ -321,6 +321,10 @@ void Request::stop(Code code) {
   if (!stop_code_.compare_exchange_strong(none, code, std::memory_order_seq_cst)) return;
   // Our copies stand behind the stream that waits for them.
   if (code == Code::would_deadlock && order) order->release();
+  wake_lanes();
+}
+
+void Request::wake_lanes() const {
   if (!has_lanes()) return;
   for (const Part& part : parts) part.lane->attend();
 }

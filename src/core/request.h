@@ -119,6 +119,8 @@ struct Part {
   bool plan_each_piece = false;   // the unit is neither wholly cached nor wholly not
   bool no_route = false;          // none that is allowed can carry the window
   bool exhausted = false;         // no more units
+  bool takes_long_slot = false;   // the next piece, if it is cached
+  bool was_left = false;          // to another, at last
   Stage stage = Stage::transfer;
   std::vector<Edge> edges;  // put off to their stage
   std::uint32_t next_edge_part = 0;
@@ -243,11 +245,19 @@ class Request {
   // For the lane of the part, which has staging memory for so much at once.
   Claim claim_units(const Part& part, std::uint64_t room_bytes = UINT64_MAX);
   // How the last window went is how the next one is expected to go.
-  void expect(engine::Path path) { expected_.store(path, std::memory_order_relaxed); }
-  // Of a piece that is staged from the page cache.
-  std::uint64_t slot_bytes() const { return slot_bytes_; }
-  // From the page cache to a GPU, by no more lanes than its bus needs: they have staging memory for longer pieces.
-  bool fills_long_slots() const { return fillers_ < parts.size() && expected() == engine::Path::cached; }
+  void expect(engine::Path path) {
+    if (path != engine::Path::cached) give_up_long_slots();
+    expected_.store(path, std::memory_order_relaxed);
+  }
+  // From the page cache to a GPU, by the lane of the first part alone (LongSlots), as long as all of it is cached.
+  bool fills_long_slots() const {
+    return may_fill_long_slots_.load(std::memory_order_relaxed) && expected() == engine::Path::cached;
+  }
+  bool fills_long_slots(const Part& part) const { return fills_long_slots() && &part == parts.begin(); }
+  // Whether the part has nothing to do but wait: another fills long slots.
+  bool is_left_to_another(const Part& part) const { return fills_long_slots() && &part != parts.begin(); }
+  // For good.
+  void give_up_long_slots();
   // In stream order, when the stream has come to the request: notes again what stores are like, since what came before
   // on the stream may have written to them. False if a server has not answered yet: call it again. One that does not
   // answer stops the request.
@@ -311,6 +321,7 @@ class Request {
   };
   struct Waiting;
 
+  void wake_lanes() const;
   void call_waiting();
   void count_moved(std::uint32_t range, std::uint64_t bytes);
   engine::Path expected() const { return expected_.load(std::memory_order_relaxed); }
@@ -338,7 +349,7 @@ class Request {
   Status take(std::span<const Range> ranges);
   void make_units();
   void make_parts();
-  void choose_fillers();
+  void choose_long_slots();
   void cut_into_units();
   std::uint64_t operation_bytes() const;
   std::string_view verb() const;
@@ -385,8 +396,7 @@ class Request {
   std::atomic<std::uint32_t> next_unit_{0};
   std::uint64_t unit_bytes_ = 1;
   std::atomic<engine::Path> expected_{engine::Path::direct};
-  std::uint64_t slot_bytes_ = 0;
-  std::uint32_t fillers_ = 0;  // the first so many parts fill slots from the page cache; others leave it to them
+  std::atomic<bool> may_fill_long_slots_{false};
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};
   std::unique_ptr<const Error> stop_cause_;  // where that is more than a code; written before it

@@ -6,6 +6,7 @@
 
 #include "core/cut.h"
 #include "core/environment.h"
+#include "core/long_slots.h"
 #include "core/request.h"
 
 namespace penstock::core {
@@ -16,12 +17,6 @@ constexpr std::uint64_t unit_bytes_least = 1 << 20;
 constexpr std::uint64_t units_most = 1 << 19;  // of one long range
 constexpr std::uint32_t unit_ranges_most = 512;
 constexpr std::uint64_t claimed_bytes_most = 4 << 20;
-// Lanes that bring files from the page cache to one GPU. Each copy takes the bus 3 µs more than its bytes do, so long
-// ones are better; but more on its way than processors' caches hold is worse. To an H200, whose bus gives 55.4 GB/s, 16
-// lanes with copies of 4 MiB brought 0.954 of that, 16 with 6 MiB 0.956, 12 with 6 MiB 0.962, 10 with 8 MiB 0.959.
-// Of tmpfs, whose small pages take a processor longer, 16 with 4 MiB are best.
-constexpr std::uint32_t fillers_most = 12;
-constexpr std::uint64_t long_slot_bytes_most = 8 << 20;
 // Lanes that write from GPU memory past the page cache, each a piece at a time. More only wait for each other at the
 // disk: 4 threads with pieces of 1 MiB wrote 2.65 GB/s to a virtual disk, 8 wrote 2.5, 16 wrote 2.3.
 constexpr std::uint32_t staged_writers_most = 8;
@@ -90,7 +85,7 @@ void Request::make_units() {
     cut_into_units();
   }
   if (parts.size() == 0) make_parts();  // a late request has them
-  choose_fillers();
+  choose_long_slots();
 }
 
 void Request::make_parts() {
@@ -112,14 +107,18 @@ void Request::make_parts() {
   parts_left_.store(static_cast<std::uint32_t>(parts.size()), std::memory_order_relaxed);
 }
 
-void Request::choose_fillers() {
-  const Options& options = environment_->options;
-  slot_bytes_ = options.staging_slot_bytes;
-  fillers_ = static_cast<std::uint32_t>(parts.size());
-  if (fillers_ <= fillers_most || !reads_files_to_one_gpu()) return;
-  fillers_ = fillers_most;
-  const std::uint64_t half = slot_bytes_ * options.staging_slots_per_lane / 2;
-  slot_bytes_ = std::max(slot_bytes_, std::min(half, long_slot_bytes_most));
+// All such requests to one GPU keep to one lane.
+void Request::choose_long_slots() {
+  const LongSlots slots = LongSlots::of(environment_->options);
+  if (slots.threads == 0 || parts.size() == 1 || total_bytes < slots.worth_bytes() || !reads_files_to_one_gpu()) return;
+  may_fill_long_slots_.store(true, std::memory_order_relaxed);
+  first_lane = static_cast<std::uint32_t>(spans[0].gpu->info().domain.device());
+}
+
+void Request::give_up_long_slots() {
+  if (!may_fill_long_slots_.load(std::memory_order_relaxed)) return;
+  const bool someone_waits = fills_long_slots();
+  if (may_fill_long_slots_.exchange(false) && someone_waits) wake_lanes();
 }
 
 void Request::cut_into_units() {
@@ -148,10 +147,13 @@ bool Request::is_of_long_ranges() const {
 
 bool Request::reads_files_to_one_gpu() const {
   if (direction != Direction::read || !has_gpu || !is_of_long_ranges() || transforms) return false;
-  const auto is_on_disk = [](const StoreUse& use) {
-    return use.entry->info().page_cache && use.entry->info().locality == Locality::local;
+  const auto is_shared = [&](const StoreUse& use) {
+    const StoreInfo& info = use.entry->info();
+    const bool is_copied = (info.page_cache && info.locality == Locality::local) || info.locality == Locality::memory;
+    const engine::Description& engine = (*environment_->engines)[use.entry->engine()]->description();
+    return is_copied && engine.shares_reads && engine.host == engine::HostReach::any;
   };
-  return std::ranges::all_of(stores, is_on_disk) &&
+  return std::ranges::all_of(stores, is_shared) &&
          std::ranges::all_of(spans, [&](const Span& span) { return span.gpu == spans[0].gpu; });
 }
 
@@ -187,13 +189,13 @@ const cuda::Device* Request::decoding_gpu() const {
 Request::Claim Request::claim_units(const Part& part, std::uint64_t room_bytes) {
   const auto count = static_cast<std::uint32_t>(units.size());
   const std::uint32_t next = next_unit_.load(std::memory_order_relaxed);
-  const bool is_left_to_others = fills_long_slots() && &part - parts.begin() >= fillers_;
-  if (next >= count || is_left_to_others) return {count, count};
+  if (next >= count || is_left_to_another(part)) return {count, count};
   // Short ranges make no long pieces: one group at a time, or some lanes would be done long before the others.
   const bool is_single = units[next].count != 1 || next + 1 == count;
   const std::uint32_t wanted = is_single ? 1 : claimed_at_once(next, room_bytes);
   if (transforms) return claim_mixed(wanted);
   const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
+  if (begin + wanted >= count && fills_long_slots()) wake_lanes();  // the others need not wait any more
   return {std::min(begin, count), std::min(begin + wanted, count)};
 }
 
@@ -203,7 +205,7 @@ std::uint32_t Request::claimed_at_once(std::uint32_t next, std::uint64_t room_by
   const Flow& flow = stores[0].entry->flow(direction);
   std::uint64_t bytes = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();
   if (is_filling) {
-    bytes = std::min(slot_bytes_, room_bytes);
+    bytes = std::min(LongSlots::of(environment_->options).slot_bytes, room_bytes);
   } else if (expected() != engine::Path::direct) {
     bytes = std::max(claimed_bytes_most, environment_->options.staging_slot_bytes);
   }

@@ -72,6 +72,16 @@ Result<StagingArena*> LaneStaging::get() {
   return arena_.get();
 }
 
+Result<StagingArena*> LaneStaging::long_slots() {
+  if (long_slots_) return long_slots_.get();
+  if (long_slots_bytes_ == 0 || given_) return Error{Code::unsupported, 0, "the lane has no long slots", ""};
+  auto allocation =
+      memory::Allocation::create({.domain = Domain::host(), .size_bytes = long_slots_bytes_, .budget = budget_});
+  if (!allocation) return std::move(allocation).error();
+  long_slots_ = std::make_unique<StagingArena>(std::move(*allocation));
+  return long_slots_.get();
+}
+
 Result<StagingArena*> LaneStaging::get_for(std::size_t engine, std::uint64_t bytes) {
   const bool has_own = (*engines_)[engine]->description().host == engine::HostReach::own;
   auto arena = has_own ? make_own(engine) : get();
@@ -125,6 +135,7 @@ void LaneStaging::detach() {
 void LaneStaging::clear() {
   made_.store(nullptr, std::memory_order_relaxed);
   arena_.reset();
+  long_slots_.reset();
   for (OfEngine& of : of_engines_) of = {};
 }
 

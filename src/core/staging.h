@@ -56,8 +56,10 @@ class StagingArena {
 class LaneStaging {
  public:
   LaneStaging(std::uint64_t size_bytes, std::shared_ptr<memory::Budget> budget,
-              std::shared_ptr<const engine::Table> engines, std::shared_ptr<memory::Given> given = nullptr)
+              std::shared_ptr<const engine::Table> engines, std::shared_ptr<memory::Given> given = nullptr,
+              std::uint64_t long_slots_bytes = 0)
       : size_bytes_(size_bytes),
+        long_slots_bytes_(long_slots_bytes),
         budget_(std::move(budget)),
         engines_(std::move(engines)),
         given_(std::move(given)),
@@ -69,6 +71,9 @@ class LaneStaging {
   Result<StagingArena*> get();
   // For one piece that takes so many bytes of it, in memory that the engine's operations can name.
   Result<StagingArena*> get_for(std::size_t engine, std::uint64_t bytes);
+  // The lane's long slots, which no engine knows: made now, if the budget has room for them. The lane alone.
+  Result<StagingArena*> long_slots();
+  bool uses_long_slots() const { return long_slots_ && long_slots_->room_bytes() != long_slots_->largest_bytes(); }
   // Whether it has the same address for a GPU.
   bool is_at_one_address() const { return arena_ != nullptr && arena_->host_to_device().value_or(0) == 0; }
   // What to add to an address of it to get a GPU's, if one knows it.
@@ -91,12 +96,14 @@ class LaneStaging {
   Status make_known(std::size_t engine);
 
   const std::uint64_t size_bytes_;
+  const std::uint64_t long_slots_bytes_;
   const std::shared_ptr<memory::Budget> budget_;        // shared by all of the Context
   const std::shared_ptr<const engine::Table> engines_;  // shared: memory of an engine's own may go back late
   const std::shared_ptr<memory::Given> given_;          // shared by all lanes; null: each takes its own
   std::mutex mutex_;                                    // held while it is made
   std::unique_ptr<StagingArena> arena_;
   std::atomic<StagingArena*> made_{nullptr};  // the same, once it is there
+  std::unique_ptr<StagingArena> long_slots_;
   TimePoint warned_;
   std::vector<OfEngine> of_engines_;  // by engine
 };

@@ -24,12 +24,15 @@ class GpuSeeds : public GpuTest, public testing::WithParamInterface<std::uint64_
     plan.reorder = true;
     engine::Table table;
     table.push_back(fault::make_engine(posix::make_engine(), plan));
-    options_.lanes = 3;
     options_.storage_chunk_bytes = 16 << 10;
     options_.staging_slot_bytes = 64 << 10;
     return ContextBuilder::build(std::move(table), options_).value();
   }
 
+  void SetUp() override {
+    GpuTest::SetUp();
+    options_.lanes = 3;
+  }
   std::size_t pick(std::size_t most) { return std::uniform_int_distribution<std::size_t>(0, most)(random_); }
 
   std::mt19937_64 random_{GetParam()};
@@ -77,6 +80,27 @@ TEST_P(GpuSeeds, every_byte_is_where_it_belongs) {
   }
   EXPECT_TRUE(same_bytes(bytes_of(memory.region()), device));
   EXPECT_TRUE(same_bytes(read_file(folder_.path("file")), file));
+}
+
+// By one lane, whose long slots threads fill together.
+TEST_P(GpuSeeds, long_loads_of_cached_files_are_whole) {
+  if (fake_) fake_->set_delays(GetParam(), 200);
+  constexpr std::size_t size = 6 << 20;
+  constexpr std::size_t room = 64 << 10;
+  options_.lanes = 16;
+  write_file(folder_.path("file"), content(GetParam(), 0, size));
+  warm(folder_.path("file"));
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  for (int round = 0; round < 10; ++round) {
+    const std::size_t from = pick(room);
+    const Region part = memory.region().part(pick(room), size - room - from);
+    fill(memory.region(), std::vector<std::byte>(size));
+    const Report report = context.read(store, from, part);
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    ASSERT_TRUE(holds_content(bytes_of(part), GetParam(), from));
+  }
 }
 
 }  // namespace

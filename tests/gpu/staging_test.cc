@@ -60,37 +60,118 @@ TEST_P(Staging, a_cached_file_arrives_from_the_page_cache) {
   EXPECT_EQ(bytes_by(report, Route::cached_staged), bytes.size()) << report.reason;
 }
 
-// Of tensors that begin and end anywhere, two of which may share what a lane takes at once.
-TEST_P(Staging, a_few_of_many_lanes_bring_cached_files_in_longer_copies) {
-  constexpr std::uint64_t tensor_bytes = 9 * mib + 12'345, size = 11 * tensor_bytes;
-  constexpr std::uint64_t short_bytes = mib, usual_bytes = 4 * mib;
-  constexpr std::uint32_t lanes = 16, lanes_that_copy = 12;
-  write_file(folder_.path("file"), content(21, 0, size));
-  warm(folder_.path("file"));
-  options_.lanes = lanes;
-  options_.trace_events = 4096;
-  Context context = make_context();
-  Store store = context.open(folder_.path("file")).value();
-  if (store.info().locality != Locality::local) GTEST_SKIP() << "the folder for temporary files is not on a disk";
-  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
-  std::vector<Range> tensors;
-  for (std::uint64_t at = 0; at < size; at += tensor_bytes) {
-    tensors.push_back({&store, at, memory.region().part(at, tensor_bytes)});
+// Long slots of 256 KiB, for requests of 4 MiB or more.
+class LongSlots : public Staging {
+ protected:
+  static constexpr std::uint64_t tensor_bytes = 4 * mib + 12'345, size = 8 * tensor_bytes;
+  static constexpr std::uint64_t usual_bytes = 64 << 10, long_bytes = 4 * usual_bytes;
+
+  void SetUp() override {
+    Staging::SetUp();
+    if (IsSkipped()) return;
+    options_.lanes = 16;
+    options_.staging_slot_bytes = usual_bytes;
+    options_.trace_events = 4096;
+    write_file(folder_.path("file"), content(21, 0, size));
+    warm(folder_.path("file"));
   }
-  Ticket ticket = context.submit(Direction::read, tensors).value();
-  ticket.wait();
-  const Report report = ticket.report();
+  // Of tensors that begin and end anywhere, two of which may share what a lane takes at once.
+  Report load(Context& context, const Buffer& memory) {
+    const Store store = context.open(folder_.path("file")).value();
+    std::vector<Range> tensors;
+    for (std::uint64_t at = 0; at < size; at += tensor_bytes) {
+      tensors.push_back({&store, at, memory.region().part(at, tensor_bytes)});
+    }
+    Ticket ticket = context.submit(Direction::read, tensors).value();
+    ticket.wait();
+    return ticket.report();
+  }
+  // The lanes that made long copies.
+  static std::set<std::uint32_t> lanes_with_long_slots(Context& context) {
+    std::set<std::uint32_t> lanes;
+    for (const TraceEvent& event : context.trace().events) {
+      if (event.kind == TraceKind::copy && event.bytes > usual_bytes) lanes.insert(event.lane);
+    }
+    return lanes;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Over, LongSlots, testing::Values("uring", "posix"),
+                         [](const auto& instance) { return std::string(instance.param); });
+
+TEST_P(LongSlots, of_one_of_many_lanes_bring_cached_files) {
+  Context context = make_context();
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  for (int round = 0; round < 5; ++round) {
+    fill(memory.region(), std::vector<std::byte>(size));
+    const Report report = load(context, memory);
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(holds_content(bytes_of(memory.region()), 21, 0));
+    EXPECT_EQ(bytes_by(report, Route::cached_staged), size) << report.reason;
+  }
+  EXPECT_EQ(lanes_with_long_slots(context), std::set<std::uint32_t>{0}) << "all requests to one GPU keep to one";
+}
+
+TEST_P(LongSlots, are_given_up_where_the_file_is_not_cached_any_more) {
+  for (const std::uint64_t cached : {std::uint64_t{0}, size / 3, size - mib}) {
+    evict(folder_.path("file"));
+    warm(folder_.path("file"), cached);
+    Context context = make_context();
+    const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+    const Report report = load(context, memory);
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(holds_content(bytes_of(memory.region()), 21, 0)) << cached;
+  }
+}
+
+TEST_P(LongSlots, are_done_without_where_the_budget_has_no_room_for_them) {
+  constexpr std::uint64_t lanes_bytes = 16 * 3 * usual_bytes;
+  options_.pinned_budget_bytes = lanes_bytes + 8 * mib;  // and callers' lanes
+  Context context = make_context();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  std::vector<Buffer> taken;
+  while (auto more = context.allocate(Domain::pinned(), 128 << 10)) taken.push_back(std::move(*more));
+  const Report report = load(context, memory);
   ASSERT_TRUE(report.ok()) << report.error->message;
   EXPECT_TRUE(holds_content(bytes_of(memory.region()), 21, 0));
-  std::uint64_t longest = 0;
-  std::set<std::uint32_t> copying;
-  for (const TraceEvent& event : context.trace().events) {
-    if (event.kind != TraceKind::copy) continue;
-    longest = std::max(longest, event.bytes);
-    if (event.bytes > short_bytes) copying.insert(event.lane);
+  EXPECT_TRUE(lanes_with_long_slots(context).empty());
+  taken.clear();
+  ASSERT_TRUE(load(context, memory).ok());
+  EXPECT_FALSE(lanes_with_long_slots(context).empty()) << "there is room again";
+}
+
+TEST_P(LongSlots, serve_several_requests_at_once_and_those_that_are_cancelled) {
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  std::vector<Buffer> memories;
+  for (int i = 0; i < 4; ++i) memories.push_back(context.allocate(Domain::cuda(0), size).value());
+  for (std::size_t round = 0; round < 10; ++round) {
+    std::vector<Ticket> tickets;
+    for (const Buffer& memory : memories) {
+      const Range range{&store, 0, memory.region()};
+      tickets.push_back(context.submit(Direction::read, {&range, 1}).value());
+    }
+    tickets[round % 4].cancel();
+    for (std::size_t i = 0; i < tickets.size(); ++i) {
+      const Outcome outcome = tickets[i].wait();
+      if (outcome == Outcome::done) {
+        EXPECT_TRUE(holds_content(bytes_of(memories[i].region()), 21, 0));
+      } else {
+        EXPECT_EQ(i, round % 4) << tickets[i].report().error->message;
+      }
+    }
   }
-  EXPECT_GT(longest, usual_bytes);
-  EXPECT_LE(copying.size(), lanes_that_copy);
+}
+
+TEST_P(LongSlots, of_a_file_that_ends_early_fail_from_there_on) {
+  Context context = make_context();
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  const Store store = context.open(folder_.path("file")).value();
+  std::filesystem::resize_file(folder_.path("file"), size / 2);
+  const Range range{&store, 0, memory.region()};
+  Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+  EXPECT_EQ(ticket.wait(), Outcome::failed);
+  EXPECT_LE(ticket.report().bytes, size / 2 + mib);
 }
 
 TEST_P(Staging, a_half_cached_file_takes_both_ways) {
