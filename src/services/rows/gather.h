@@ -15,15 +15,6 @@ RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, 
 // Rows that lie one behind the other are read as ranges, and come by whichever way the planner chooses.
 RowsReport read_rows(const Table& table, Interval rows, Region memory, const GatherOptions& options);
 
-// Whether all are rows of the table; Code::out_of_range names the first that is not. They are those of a longer list
-// where `places` says which. REQUIRES: numbers in host memory, whole and aligned.
-Status check_numbers(const Table& table, const RowNumbers& numbers, std::span<const std::uint32_t> places = {});
-
-// Whether all of the table is mapped, as far as is known.
-bool is_mapped(const Table& table);
-// Asks the system which of these rows are in the page cache, where nobody has asked lately. REQUIRES: as above.
-void look(const Table& table, const RowNumbers& numbers);
-
 // The fill of rows all of which are mapped, or missing; none where some are cold.
 struct MappedFill {
   std::unique_ptr<const Fill> fill;

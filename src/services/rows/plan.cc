@@ -8,6 +8,7 @@
 #include "penstock/gpu.h"
 #include "services/rows/fill.h"
 #include "services/rows/gather.h"
+#include "services/rows/sorted.h"
 
 namespace penstock::rows {
 namespace {
