@@ -23,18 +23,20 @@ std::uint64_t scratch_alignment(const StoreInfo& info) {
 
 }  // namespace
 
-ColdPlan plan_cold(const Table& table, std::span<const ColdRow> cold) {
+ColdPlan plan_cold(const Table& table, std::span<const ColdRow> cold, Lone lone) {
   ColdPlan plan;
   const Layout& layout = *table.layout();
   for (std::size_t i = 0; i < cold.size(); ++i) {
     const std::uint64_t row = cold[i].row;
-    if (i > 0 && cold[i - 1].row == row) continue;
+    if (i > 0 && cold[i - 1].row == row) {
+      ++plan.extents.back().count;
+      continue;
+    }
     plan.wanted_bytes += layout.row_bytes;
     const std::size_t part = layout.part_of(row);
-    const Layout::Part& about = layout.parts[part];
     const StoreInfo& info = table.shard(part).store().info();
     const std::uint64_t block = block_of(info);
-    const std::uint64_t first = about.offset + (row - about.first_row) * about.stride_bytes;
+    const std::uint64_t first = layout.parts[part].offset_of(row);
     const std::uint64_t begin = first / block * block;
     const std::uint64_t end = std::min(round_up(first + layout.row_bytes, block), info.size_bytes);
     if (!plan.extents.empty()) {
@@ -44,12 +46,19 @@ ColdPlan plan_cold(const Table& table, std::span<const ColdRow> cold) {
       // What shares a block with the last is joined whatever the length, so that nothing is read twice.
       if (is_near && (begin < last_end || end - last.offset <= extent_limit_bytes)) {
         last.length = std::max(last_end, end) - last.offset;
+        ++last.count;
         continue;
       }
     }
-    plan.extents.push_back({part, begin, end - begin, 0});
+    plan.extents.push_back({.part = part, .offset = begin, .length = end - begin, .first = i, .count = 1});
   }
   for (ColdExtent& extent : plan.extents) {
+    if (lone == Lone::straight && extent.count == 1) {
+      extent.is_straight = true;
+      ++plan.straight_rows;
+      plan.read_bytes += layout.row_bytes;
+      continue;
+    }
     const StoreInfo& info = table.shard(extent.part).store().info();
     extent.scratch_offset = round_up(plan.scratch_bytes, scratch_alignment(info));
     plan.scratch_bytes = extent.scratch_offset + extent.length;

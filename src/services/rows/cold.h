@@ -16,37 +16,49 @@ struct ColdRow {
   friend auto operator<=>(const ColdRow&, const ColdRow&) = default;
 };
 
+// How a row is read that has no cold neighbours and is asked for once.
+enum class Lone : std::uint8_t { straight, by_scratch };
+
+// Whole blocks, with all cold rows that lie in them.
 struct ColdExtent {
   std::size_t part = 0;  // of the layout
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
+  std::size_t first = 0;     // of the cold rows
+  std::size_t count = 0;     // one that is asked for twice counts twice
+  bool is_straight = false;  // read to the place of its only row, and not into the scratch
   std::uint64_t scratch_offset = 0;
 };
 
 struct ColdPlan {
   std::vector<ColdExtent> extents;
+  std::size_t straight_rows = 0;
   std::uint64_t scratch_bytes = 0;
-  std::uint64_t read_bytes = 0;
+  std::uint64_t read_bytes = 0;    // without the blocks around straight rows, which whoever reads them tells
   std::uint64_t wanted_bytes = 0;  // of these: rows that were asked for, each once
 };
 
 // `cold` ascends.
-ColdPlan plan_cold(const Table& table, std::span<const ColdRow> cold);
+ColdPlan plan_cold(const Table& table, std::span<const ColdRow> cold, Lone lone);
 // Nearly as many as there are, and never more. In any order.
 std::size_t different_rows_at_least(std::span<const ColdRow> cold);
 // No row takes more scratch than this.
 std::uint64_t scratch_bytes_of_row(const Table& table);
 
-// Calls take(ColdRow, scratch offset) for each. `cold` is that of the plan.
-template <typename Take>
-void place_cold(const Table& table, const ColdPlan& plan, std::span<const ColdRow> cold, Take take) {
-  auto extent = plan.extents.begin();
-  for (const ColdRow& each : cold) {
-    const std::size_t part = table.layout()->part_of(each.row);
-    const Layout::Part& about = table.layout()->parts[part];
-    const std::uint64_t offset = about.offset + (each.row - about.first_row) * about.stride_bytes;
-    while (extent->part != part || offset >= extent->offset + extent->length) ++extent;
-    take(each, extent->scratch_offset + (offset - extent->offset));
+// Calls straight(ColdRow) for each that is read straight, and scratch(ColdRow, scratch offset) for the others.
+// `cold` is that of the plan.
+template <typename Straight, typename Scratch>
+void place_cold(const Table& table, const ColdPlan& plan, std::span<const ColdRow> cold, Straight straight,
+                Scratch scratch) {
+  for (const ColdExtent& extent : plan.extents) {
+    const Layout::Part& about = table.layout()->parts[extent.part];
+    for (const ColdRow& each : cold.subspan(extent.first, extent.count)) {
+      if (extent.is_straight) {
+        straight(each);
+      } else {
+        scratch(each, extent.scratch_offset + (about.offset_of(each.row) - extent.offset));
+      }
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/out_of_memory.h"
 #include "penstock/gpu.h"
 #include "services/rows/cold.h"
 #include "services/rows/fill.h"
@@ -28,14 +29,13 @@ std::string name_of(const Table& table) {
 }
 
 // Where a gather was stopped: how far it came, and not how far the one of its requests did that was under way.
-// `arrived` has the bytes that are in their places.
-Error told_in_rows(Error error, const Table& table, const RowsReport& report, const Report& arrived) {
+Error told_in_rows(Error error, const Table& table, const RowsReport& report, std::uint64_t bytes_in_place) {
   const bool is_stopped = error.code == Code::timed_out || error.code == Code::abandoned;
   if (!is_stopped || report.reading.failure_count + report.filling.failure_count != 0) return error;
   const std::uint64_t row_bytes = table.info().row_bytes;
   error.message =
       std::string(error.code == Code::timed_out ? "the deadline passed; " : "operations did not come back in time; ") +
-      std::to_string(arrived.bytes / row_bytes) + " of " + std::to_string(report.bytes / row_bytes) + " rows of " +
+      std::to_string(bytes_in_place / row_bytes) + " of " + std::to_string(report.bytes / row_bytes) + " rows of " +
       name_of(table) + " were there";
   return error;
 }
@@ -100,13 +100,12 @@ class HostNumbers {
 constexpr std::size_t turns_most = 4;
 // Of its part of the scratch that a turn is expected to take, so that few have to be cut shorter.
 constexpr double turn_share = 0.75;
-// Of a turn whose rows lie too far apart to be read together: a longer one would save no read, and would not be in the
-// processors' caches any more when it is copied. An H200's machine read 152,000 rows a second with it, and 144,000 with
-// 64 MiB.
-constexpr std::uint64_t sparse_turn_bytes = 16 << 20;
-constexpr double sparse_share = 0.98;  // of its rows that are read alone
+// Rows of a turn that are read straight to their places. A disk that reads 200,000 a second takes 80 ms for them, and
+// the other turns keep it busy for a quarter of a second while the cached rows of this one are copied.
+constexpr std::size_t straight_rows_most = 16384;
+constexpr std::uint64_t straight_bytes_most = 64 << 20;  // a turn of long rows takes no longer
 
-// So many rows of a gather as have room in their part of the scratch.
+// As many rows of a gather as have room in their part of the scratch, and don't take long.
 struct Turn {
   std::size_t first = 0;  // a position
   std::size_t count = 0;
@@ -118,21 +117,25 @@ struct Turn {
 
 class Gather {
  public:
-  Gather(const Table& table, const HostNumbers& numbers, Region memory, const GatherOptions& options)
-      : table_(table), numbers_(numbers.get()), held_numbers_(numbers.held()), memory_(memory), options_(options) {}
+  Gather(const Table& table, const HostNumbers& numbers, Region memory, const GatherOptions& options, Lone lone)
+      : table_(table),
+        numbers_(numbers.get()),
+        held_numbers_(numbers.held()),
+        memory_(memory),
+        options_(options),
+        lone_(lone) {}
 
   RowsReport run() {
-    if (Status status = carry_out(); !status) {
-      for (Turn& turn : turns_) {
-        if (turn.reading) turn.reading.cancel();
-      }
+    if (Status status = or_out_of_memory([this] { return carry_out(); }); !status) {
+      const bool all_came_home = end_reading();
       report_.outcome = Outcome::failed;
-      if (report_.reading.outcome == Outcome::abandoned || report_.filling.outcome == Outcome::abandoned) {
+      if (!all_came_home || report_.reading.outcome == Outcome::abandoned ||
+          report_.filling.outcome == Outcome::abandoned) {
         report_.outcome = Outcome::abandoned;
       } else if (status.error().code == Code::cancelled) {
         report_.outcome = Outcome::cancelled;
       }
-      report_.error = told_in_rows(std::move(status).error(), table_, report_, report_.filling);
+      report_.error = told_in_rows(std::move(status).error(), table_, report_, straight_bytes_ + report_.filling.bytes);
     } else {
       report_.outcome = Outcome::done;
     }
@@ -177,9 +180,30 @@ class Gather {
     return Error{Code::invalid_argument, 0, "the memory for the rows overlaps their numbers", "give other memory"};
   }
 
+  // What still reads may write to the caller's memory: it ends before the gather does. False: some was abandoned.
+  bool end_reading() {
+    bool all_came_home = true;
+    for (Turn& turn : turns_) {
+      if (!turn.reading) continue;
+      Watch::end(turn.reading);
+      if (turn.reading.outcome() == Outcome::abandoned) all_came_home = false;
+    }
+    for (const Turn& turn : turns_) {
+      if (turn.reading) count_straight(turn, turn.reading.bytes_done());
+    }
+    return all_came_home;
+  }
+
+  // `bytes` of a turn have arrived. Those in the scratch are in no place yet.
+  void count_straight(const Turn& turn, std::uint64_t bytes) {
+    const std::uint64_t straight = turn.plan.straight_rows * table_.info().row_bytes;
+    straight_bytes_ += bytes - std::min(bytes, turn.plan.read_bytes - straight);
+  }
+
   Status move_rows() {
     if (cold_.empty() && missing_.empty()) {
-      return fill(std::make_shared<Fill>(table_.layout(), numbers_), {0, numbers_.size()}, held_numbers_);
+      const Positions all{0, numbers_.size()};
+      return fill(std::make_shared<Fill>(table_.layout(), numbers_), all, {&all, 1}, held_numbers_);
     }
     decide_turns();
     while (true) {
@@ -197,11 +221,13 @@ class Gather {
   // begins without sorting all rows.
   void decide_turns() {
     const std::uint64_t room = table_.options().scratch_bytes;
-    if (different_rows_at_least(cold_) <= room / table_.info().row_bytes) {
+    straight_in_turn_ = std::clamp<std::uint64_t>(straight_bytes_most / table_.info().row_bytes, 1, straight_rows_most);
+    const std::size_t straight_in_turns = turns_most * straight_in_turn_;
+    if (different_rows_at_least(cold_) <= room / table_.info().row_bytes + straight_in_turns) {
       std::vector<ColdRow> all = cold_;
       std::ranges::sort(all);
-      ColdPlan plan = plan_cold(table_, all);
-      if (plan.scratch_bytes <= room) {
+      ColdPlan plan = plan_cold(table_, all, lone_);
+      if (plan.scratch_bytes <= room && plan.straight_rows <= straight_in_turns) {
         whole_ = {.first = 0, .count = numbers_.size(), .cold = std::move(all), .plan = std::move(plan)};
         return;
       }
@@ -209,7 +235,7 @@ class Gather {
     const std::uint64_t row_bytes = scratch_bytes_of_row(table_);
     turns_at_once_ = std::clamp<std::uint64_t>(room / row_bytes, 2, turns_most);
     turn_bytes_ = std::max<std::uint64_t>(1, room / turns_at_once_);
-    cold_in_turn_ = std::max<std::uint64_t>(1, turn_bytes_ / row_bytes);
+    cold_in_turn_ = std::clamp<std::uint64_t>(turn_bytes_ / row_bytes, 1, straight_in_turn_);
   }
 
   // Empty where nothing is left.
@@ -220,23 +246,26 @@ class Gather {
     for (std::size_t count = std::min(cold_in_turn_, cold_.size() - cold_done_);; count /= 2) {
       turn.cold.assign(first, first + static_cast<std::ptrdiff_t>(count));
       std::ranges::sort(turn.cold);
-      turn.plan = plan_cold(table_, turn.cold);
-      if (turn.plan.scratch_bytes <= turn_bytes_ || count <= 1) break;
+      turn.plan = plan_cold(table_, turn.cold, lone_);
+      if (count <= 1 || fits(turn.plan)) break;
     }
     cold_done_ += turn.cold.size();
     const std::size_t next = cold_done_ == cold_.size() ? numbers_.size() : cold_[cold_done_].position;
     turn.count = next - turn.first;
     positions_done_ = next;
     // The rows of the next one will take about as much as these.
-    const double rows_of_a_byte = static_cast<double>(turn.cold.size()) /
-                                  static_cast<double>(std::max<std::uint64_t>(1, turn.plan.scratch_bytes));
-    const auto bytes = static_cast<double>(is_sparse(turn) ? std::min(turn_bytes_, sparse_turn_bytes) : turn_bytes_);
-    cold_in_turn_ = std::max<std::size_t>(1, static_cast<std::size_t>(turn_share * rows_of_a_byte * bytes));
+    const auto times = [](std::uint64_t most, std::uint64_t taken) {
+      return static_cast<double>(most) / static_cast<double>(std::max<std::uint64_t>(1, taken));
+    };
+    const double longer =
+        std::min(times(turn_bytes_, turn.plan.scratch_bytes), times(straight_in_turn_, turn.plan.straight_rows));
+    cold_in_turn_ =
+        std::max<std::size_t>(1, static_cast<std::size_t>(turn_share * longer * static_cast<double>(turn.cold.size())));
     return turn;
   }
 
-  static bool is_sparse(const Turn& turn) {
-    return static_cast<double>(turn.plan.extents.size()) >= sparse_share * static_cast<double>(turn.cold.size());
+  bool fits(const ColdPlan& plan) const {
+    return plan.scratch_bytes <= turn_bytes_ && plan.straight_rows <= straight_in_turn_;
   }
 
   Status begin_turns(std::size_t most) {
@@ -254,15 +283,12 @@ class Gather {
     report_.read_bytes += turn.plan.read_bytes;
     report_.extra_bytes += turn.plan.read_bytes - turn.plan.wanted_bytes;
     if (turn.plan.extents.empty()) return {};
-    auto scratch = table_.take_scratch(turn.plan.scratch_bytes, Domain::host());
-    if (!scratch) return std::move(scratch).error();
-    turn.scratch = std::move(*scratch);
-    std::vector<Range> ranges;
-    ranges.reserve(turn.plan.extents.size());
-    for (const ColdExtent& extent : turn.plan.extents) {
-      ranges.push_back({&table_.shard(extent.part).store(), extent.offset,
-                        turn.scratch.region().part(extent.scratch_offset, extent.length)});
+    if (turn.plan.scratch_bytes != 0) {
+      auto scratch = table_.take_scratch(turn.plan.scratch_bytes, Domain::host());
+      if (!scratch) return std::move(scratch).error();
+      turn.scratch = std::move(*scratch);
     }
+    const std::vector<Range> ranges = ranges_of(turn);
     RequestOptions request = request_options();
     // They are cold: lanes need not ask about each.
     if (table_.context().options().cache == penstock::Cache::automatic) request.cache = penstock::Cache::bypass;
@@ -272,32 +298,63 @@ class Gather {
     return {};
   }
 
+  // Those to one memory in a row, so that core moves many at once.
+  std::vector<Range> ranges_of(const Turn& turn) const {
+    const std::uint64_t row_bytes = table_.info().row_bytes;
+    std::vector<Range> ranges;
+    ranges.reserve(turn.plan.extents.size());
+    for (const ColdExtent& extent : turn.plan.extents) {
+      if (!extent.is_straight) continue;
+      const ColdRow& only = turn.cold[extent.first];
+      ranges.push_back({&table_.shard(extent.part).store(), table_.layout()->parts[extent.part].offset_of(only.row),
+                        memory_.part(only.position * row_bytes, row_bytes)});
+    }
+    for (const ColdExtent& extent : turn.plan.extents) {
+      if (extent.is_straight) continue;
+      ranges.push_back({&table_.shard(extent.part).store(), extent.offset,
+                        turn.scratch.region().part(extent.scratch_offset, extent.length)});
+    }
+    return ranges;
+  }
+
   Status await(Turn& turn) {
     if (!turn.reading) return {};
     watch_.wait(turn.reading);
     const Report report = turn.reading.report();
-    turn.reading = {};
     add(report_.reading, report);
     report_.read_bytes += report.extra_bytes;
     report_.extra_bytes += report.extra_bytes;
+    count_straight(turn, report.bytes);
+    turn.reading = {};
     return report.ok() ? Status() : *report.error;
   }
 
   Status place(Turn& turn) {
+    if (turn.plan.straight_rows == turn.count) return {};
+    static constexpr std::byte in_place{};
     std::vector<const std::byte*> sources(turn.count);
     point_to_mapped(table_, numbers_, turn.first, sources);
-    place_cold(table_, turn.plan, turn.cold, [&](const ColdRow& cold, std::uint64_t offset) {
-      sources[cold.position - turn.first] = turn.scratch.data() + offset;
-    });
+    place_cold(
+        table_, turn.plan, turn.cold, [&](const ColdRow& cold) { sources[cold.position - turn.first] = &in_place; },
+        [&](const ColdRow& cold, std::uint64_t offset) {
+          sources[cold.position - turn.first] = turn.scratch.data() + offset;
+        });
     const auto first_missing = std::ranges::lower_bound(missing_, turn.first);
     for (auto at = first_missing; at != missing_.end() && *at < turn.first + turn.count; ++at) {
       sources[*at - turn.first] = nullptr;
     }
     const auto missing = std::ranges::lower_bound(missing_, turn.first + turn.count) - first_missing;
     if (std::ranges::count(sources, nullptr) != missing) return numbers_changed();
-    const std::shared_ptr<const void> scratch = hold_memory(turn.scratch.region());
+    std::vector<Positions> runs;  // of the others
+    for (std::size_t at = 0; at < turn.count; ++at) {
+      if (sources[at] == &in_place) continue;
+      if (at == 0 || sources[at - 1] == &in_place) runs.push_back({turn.first + at, 0});
+      ++runs.back().count;
+    }
+    const std::shared_ptr<const void> scratch =
+        turn.scratch.size_bytes() != 0 ? hold_memory(turn.scratch.region()) : nullptr;
     Status status =
-        fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), {turn.first, turn.count}, scratch);
+        fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), {turn.first, turn.count}, runs, scratch);
     if (status && turn.scratch.size_bytes() != 0) table_.give_scratch(std::move(turn.scratch));
     return status;
   }
@@ -306,9 +363,10 @@ class Gather {
     std::size_t first = 0;
     std::size_t count = 0;
   };
-  // By the lanes: straight into host memory, through pinned slots to a GPU. What is `held` stays as long as they may
-  // use it.
-  Status fill(std::shared_ptr<const Fill> fill, Positions rows, std::shared_ptr<const void> held) {
+  // Runs of the rows that `fill` makes, by the lanes: straight into host memory, through pinned slots to a GPU. What is
+  // `held` stays as long as they may use it.
+  Status fill(std::shared_ptr<const Fill> fill, Positions rows, std::span<const Positions> runs,
+              std::shared_ptr<const void> held) {
     const std::uint64_t row_bytes = table_.info().row_bytes;
     auto store = table_.context().open(
         Recipe{.name = "rows of " + table_.layout()->name,
@@ -316,8 +374,13 @@ class Gather {
                .make = [fill = std::move(fill), held = std::move(held)](
                            std::uint64_t offset, std::span<std::byte> memory) { return fill->make(offset, memory); }});
     if (!store) return std::move(store).error();
-    const Range range{&*store, 0, memory_.part(rows.first * row_bytes, rows.count * row_bytes)};
-    const Report report = watch_.transfer(table_.context(), Direction::read, {&range, 1}, request_options());
+    std::vector<Range> ranges;
+    ranges.reserve(runs.size());
+    for (const Positions& run : runs) {
+      ranges.push_back(
+          {&*store, (run.first - rows.first) * row_bytes, memory_.part(run.first * row_bytes, run.count * row_bytes)});
+    }
+    const Report report = watch_.transfer(table_.context(), Direction::read, ranges, request_options());
     add(report_.filling, report);
     if (!report.ok()) return *report.error;
     return {};
@@ -349,6 +412,7 @@ class Gather {
   const std::shared_ptr<const void> held_numbers_;
   const Region memory_;
   const GatherOptions& options_;
+  const Lone lone_;
   Watch watch_{options_.keep_going};
   const Clock::time_point begin_ = Clock::now();
   RowsReport report_;
@@ -357,10 +421,12 @@ class Gather {
   Turn whole_;
   std::deque<Turn> turns_;  // the first is awaited, then placed while the others are read
   std::size_t turns_at_once_ = 2;
-  std::uint64_t turn_bytes_ = 0;  // of the scratch, at most; 0: all rows are one turn
+  std::uint64_t turn_bytes_ = 0;      // of the scratch, at most; 0: all rows are one turn
+  std::size_t straight_in_turn_ = 0;  // at most
   std::size_t cold_in_turn_ = 0;
   std::size_t cold_done_ = 0;
   std::size_t positions_done_ = 0;
+  std::uint64_t straight_bytes_ = 0;  // that have arrived
 };
 
 RowsReport failed(Error error) {
@@ -372,10 +438,11 @@ RowsReport failed(Error error) {
 
 }  // namespace
 
-RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options) {
+RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options,
+                  Lone lone) {
   auto host = HostNumbers::of(table, numbers);
   if (!host) return failed(std::move(host).error());
-  RowsReport report = Gather(table, *host, memory, options).run();
+  RowsReport report = Gather(table, *host, memory, options, lone).run();
   if (report.ok()) std::move(*host).give_back(table);
   return report;
 }
@@ -435,7 +502,7 @@ RowsReport read_rows(const Table& table, Interval rows, Region memory, const Gat
   report.reading = Watch(options.keep_going).transfer(table.context(), Direction::read, ranges, request);
   report.outcome = report.reading.outcome;
   report.bytes = memory.size_bytes;
-  if (!report.ok()) report.error = told_in_rows(*report.reading.error, table, report, report.reading);
+  if (!report.ok()) report.error = told_in_rows(*report.reading.error, table, report, report.reading.bytes);
   const RouteBytes& routes = report.reading.routes;
   const std::uint64_t cached_bytes =
       routes[static_cast<std::size_t>(Route::cached)] + routes[static_cast<std::size_t>(Route::cached_staged)];
@@ -465,7 +532,7 @@ Result<std::uint64_t> prefetch(const Table& table, const RowNumbers& given) {
   if (!sorted) return std::move(sorted).error();
   std::vector<ColdRow> cold = std::move(sorted->cold);
   std::ranges::sort(cold);
-  const ColdPlan plan = plan_cold(table, cold);
+  const ColdPlan plan = plan_cold(table, cold, Lone::straight);
   if (plan.extents.empty()) return std::uint64_t{0};
   std::vector<Range> ranges;
   ranges.reserve(plan.extents.size());

@@ -6,12 +6,15 @@
 #include <span>
 
 #include "penstock/models.h"
+#include "services/rows/cold.h"
 #include "services/rows/fill.h"
 #include "services/rows/table.h"
 
 namespace penstock::rows {
 
-RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options);
+// `by_scratch`: nothing is written to the memory any more when it has returned, also where operations are abandoned.
+RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options,
+                  Lone lone = Lone::straight);
 // Rows that lie one behind the other are read as ranges, and come by whichever way the planner chooses.
 RowsReport read_rows(const Table& table, Interval rows, Region memory, const GatherOptions& options);
 

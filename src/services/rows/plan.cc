@@ -297,8 +297,9 @@ Status Plan::copy_rows(const Table& table, const AskedRows& asked, const Crew& c
   auto mapped = mapped_fill(table, asked.numbers, options);
   if (!mapped) return std::move(mapped).error();
   if (!mapped->fill) {
+    // The next replay has other rows in this memory, and what was abandoned may come home then.
     const RowsReport report =
-        gather(table, asked.numbers, Region::host(asked.memory.data(), asked.memory.size()), options);
+        gather(table, asked.numbers, Region::host(asked.memory.data(), asked.memory.size()), options, Lone::by_scratch);
     cold_rows_.fetch_add(report.cold_rows, std::memory_order_relaxed);
     missing_rows_.fetch_add(report.missing_rows, std::memory_order_relaxed);
     if (report.ok()) return {};

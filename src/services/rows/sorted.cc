@@ -56,8 +56,7 @@ std::vector<std::vector<std::size_t>> due_stretches(const Table& table, const Ro
       const std::size_t part = layout.part_of(row);
       const Residency* const residency = table.shard(part).residency();
       if (residency == nullptr) continue;
-      const Layout::Part& about = layout.parts[part];
-      const std::uint64_t offset = about.offset + (row - about.first_row) * about.stride_bytes;
+      const std::uint64_t offset = layout.parts[part].offset_of(row);
       const std::size_t last = residency->stretch_of(offset + layout.row_bytes - 1);
       for (std::size_t stretch = residency->stretch_of(offset); stretch <= last; ++stretch) {
         if (residency->is_due(stretch, due_before[part])) due[part].push_back(stretch);
@@ -121,8 +120,7 @@ Result<Sorted> sort_out(const Table& table, const RowNumbers& numbers, bool all_
         continue;
       }
       const std::size_t part = layout.part_of(row);
-      const Layout::Part& about = layout.parts[part];
-      const std::uint64_t offset = about.offset + (row - about.first_row) * about.stride_bytes;
+      const std::uint64_t offset = layout.parts[part].offset_of(row);
       const Residency* const residency = table.shard(part).residency();
       if (residency == nullptr || !residency->has(offset, layout.row_bytes)) sorted.cold.push_back({row, i});
     }

@@ -54,6 +54,9 @@ struct Layout {
     std::uint64_t offset = 0;
     std::uint64_t stride_bytes = 0;
     const std::byte* data = nullptr;  // of the first row; null where it is not mapped
+
+    // In the store. REQUIRES: the row is of this part.
+    std::uint64_t offset_of(std::uint64_t row) const { return offset + (row - first_row) * stride_bytes; }
   };
   std::uint64_t row_bytes = 0;
   std::uint64_t rows = 0;

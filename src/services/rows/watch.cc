@@ -33,6 +33,10 @@ Error Watch::told_to_stop() {
   return {Code::cancelled, 0, "the caller does not want to go on", "call it again"};
 }
 
+void Watch::end(Ticket& ticket) {
+  while (!ticket.ended()) ticket.cancel();  // on a starved machine one may not be enough
+}
+
 void Watch::wait(Ticket& ticket) {
   if (!keep_going_) {
     ticket.wait();
@@ -40,7 +44,7 @@ void Watch::wait(Ticket& ticket) {
   }
   while (!ticket.wait_for(between_questions)) {
     if (goes_on()) continue;
-    while (!ticket.ended()) ticket.cancel();  // on a starved machine one may not be enough
+    end(ticket);
   }
 }
 

@@ -22,6 +22,8 @@ class Watch {
   bool goes_on();
   // Code::would_deadlock inside a completion callback; `verb` is what the caller does: "gather".
   static Status check_may_wait(const std::string& verb);
+  // Cancels the request, and returns when it has ended.
+  static void end(Ticket& ticket);
   // Code::cancelled.
   static Error told_to_stop();
   // Until the request has ended. REQUIRES: check_may_wait is ok. The request is cancelled if it is not to go on.
