@@ -112,5 +112,19 @@ TEST(RowsSeeded, what_is_done_has_the_right_bytes) {
   if (testing::Test::HasFailure()) std::printf("PENSTOCK_SEED=%llu\n", static_cast<unsigned long long>(seed));
 }
 
+TEST(RowsOfABadDisk, that_can_not_be_read_are_named_by_the_file_whether_they_have_neighbours_or_not) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("table");
+  write_file(path, content(1, 0, 1 << 20));
+  Context context = faulty_context(1, 900);
+  const Rows table = Rows::open_raw(context, path, {.row_bytes = 256}, {.mapping = false}).value();
+  for (const std::vector<std::int64_t>& numbers : {std::vector<std::int64_t>(100, 7), {0, 100, 200, 300, 400}}) {
+    const auto gathered = table.gather(numbers, Domain::host());
+    ASSERT_FALSE(gathered.ok());
+    EXPECT_EQ(gathered.error().code, Code::io_error);
+    EXPECT_NE(gathered.error().message.find(path), std::string::npos) << gathered.error().message;
+  }
+}
+
 }  // namespace
 }  // namespace penstock::test

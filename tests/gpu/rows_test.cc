@@ -1,4 +1,5 @@
 // Rows of tables, in GPU memory.
+#include <algorithm>
 #include <random>
 
 #include "gpu/gpu_test.h"
@@ -62,6 +63,49 @@ TEST_F(GpuRows, numbers_on_the_gpu_leave_lanes_the_pinned_memory_they_need) {
   std::vector<std::byte> expected(gathered->buffer.size_bytes());
   for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = table_[i % 4];
   EXPECT_TRUE(same_bytes(bytes_of(gathered->buffer.region()), expected));
+}
+
+// The size of a row.
+class GpuColdRows : public GpuTest, public testing::WithParamInterface<std::size_t> {};
+
+INSTANTIATE_TEST_SUITE_P(Of, GpuColdRows, testing::Values(256, 4096, 5000, 300'000), testing::PrintToStringParamName());
+
+TEST_P(GpuColdRows, are_read_to_their_places_where_they_are_alone_between_others) {
+  constexpr std::uint64_t groups = 50;
+  const std::uint64_t row_bytes = GetParam();
+  const std::uint64_t step = 30'000 / row_bytes + 3;
+  const std::string path = folder_.path("table");
+  const std::vector<std::byte> bytes = content(7, 0, (groups * step + 1) * row_bytes);
+  write_file(path, bytes);
+  evict(path);
+  options_.lanes = 2;
+  Context context = make_context();
+  std::vector<std::int64_t> numbers(9, -1);
+  std::uint64_t lone_rows = 0;
+  for (std::uint64_t group = 0; group <= groups; ++group) {
+    const auto row = static_cast<std::int64_t>(group * step);
+    const std::int64_t of_kind[] = {row, row, row + 1};  // alone, twice, with a neighbour
+    numbers.push_back(row);
+    if (group % 5 == 1 || group % 5 == 2) numbers.push_back(of_kind[group % 5]);
+    lone_rows += group % 5 == 1 || group % 5 == 2 ? 0 : 1;
+  }
+  std::ranges::shuffle(numbers, std::mt19937(1));
+  const Rows table = Rows::open_raw(context, path, {.row_bytes = row_bytes}, {.mapping = false}).value();
+  const auto gathered = table.gather(numbers, Domain::cuda(0), {.zeros_for_missing = true});
+  ASSERT_TRUE(gathered.ok()) << gathered.error().message;
+  std::vector<std::byte> wanted;
+  for (const std::int64_t number : numbers) {
+    const std::vector<std::byte> zeros(row_bytes);
+    const auto row = number < 0 ? std::span(std::as_const(zeros))
+                                : std::span(bytes).subspan(static_cast<std::size_t>(number) * row_bytes, row_bytes);
+    wanted.insert(wanted.end(), row.begin(), row.end());
+  }
+  EXPECT_TRUE(same_bytes(bytes_of(gathered->buffer.region()), wanted));
+  const RowsReport& report = gathered->report;
+  EXPECT_EQ(report.filling.bytes, (numbers.size() - lone_rows) * row_bytes);
+  EXPECT_EQ(report.missing_rows, 9U);
+  const std::uint64_t different_rows = groups + 1 + groups / 5;  // with the neighbours
+  EXPECT_EQ(report.read_bytes - report.extra_bytes, different_rows * row_bytes);
 }
 
 }  // namespace

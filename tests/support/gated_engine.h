@@ -37,6 +37,8 @@ class Gate {
 
   void close() { set(State::closed); }
   void open() { set(State::open); }
+  // As close, but operations don't come back when they are cancelled either.
+  void hang() { set(State::hanging); }
   // As open, but operations end with an error.
   void fail() { set(State::failing); }
   Counts counts() const {
@@ -46,7 +48,7 @@ class Gate {
 
  private:
   friend class GatedEngine;
-  enum class State : std::uint8_t { open, closed, failing };
+  enum class State : std::uint8_t { open, closed, hanging, failing };
 
   void set(State state) {
     const std::scoped_lock lock(mutex_);
@@ -176,6 +178,7 @@ class GatedEngine : public engine::Engine {
       }
       Gate& gate = store_of(op).gate();
       const Gate::State state = gate.state();
+      if (state == Gate::State::hanging) return std::nullopt;
       if (state == Gate::State::closed && !held.is_cancelled) return std::nullopt;
       engine::Done done{.cookie = op.cookie, .route = Route::direct};
       if (held.is_cancelled) {
