@@ -234,8 +234,9 @@ TEST_F(ManyColdRows, come_in_turns_where_the_scratch_has_little_room_for_those_t
 // Long rows on two disks that answer when the test lets them.
 class ColdRowsOnDisks : public testing::Test {
  protected:
-  static constexpr std::uint64_t row_bytes = 64 << 10;
-  static constexpr std::uint64_t rows = 9000;  // of a disk
+  // So long that what core has in flight to one disk leaves places for the other.
+  static constexpr std::uint64_t row_bytes = 128 << 10;
+  static constexpr std::uint64_t rows = 4500;  // of a disk
   static constexpr std::size_t in_several_turns = rows / 2;
 
   explicit ColdRowsOnDisks(const Deadlines& deadlines = patient)
@@ -267,11 +268,11 @@ class ColdRowsOnDisks : public testing::Test {
     const Region memory = Region::host(static_cast<std::byte*>(memory_), numbers.size() * row_bytes);
     return table_.gather(numbers, memory, options);
   }
-  // The first turn has about a thousand rows, all of them of the second disk. The next one begins with the first disk.
+  // The first turn has about five hundred rows, all of them of the second disk. The next one begins with the first disk.
   RowsReport gather_from_both_while_the_second_fails() {
     auto numbers = every_other(1, in_several_turns - 20);
     const auto others = every_other(0, 20);
-    numbers.insert(numbers.begin() + 1200, others.begin(), others.end());
+    numbers.insert(numbers.begin() + 600, others.begin(), others.end());
     second_->close();
     std::thread failing([&] {
       EXPECT_TRUE(eventually([&] { return first_->counts().in_flight != 0; }));
