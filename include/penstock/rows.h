@@ -77,7 +77,8 @@ struct RowsOptions {
   bool mapping = true;
   double look_again_seconds = 1;    // what is known of the page cache is believed for so long, at least
   std::uint64_t join_bytes = 4096;  // cold rows with no more than this between them are read together, 1 MiB at most
-  std::uint64_t scratch_bytes = 256 << 20;  // host memory for cold rows; a gather that needs more reads in turns
+  // Host memory for cold rows that are read together, or asked for twice; a gather that needs more reads in turns.
+  std::uint64_t scratch_bytes = 256 << 20;
 };
 
 // Rows that lie in a store without a header.
@@ -121,8 +122,10 @@ struct RowsReport {
   std::uint64_t missing_rows = 0;  // zeros
   std::uint64_t read_bytes = 0;    // by calls, for cold rows; each row counts once, however often it was asked for
   std::uint64_t extra_bytes = 0;   // of these, what is no row that was asked for: between rows, and up to whole blocks
-  Report reading;                  // the requests that read cold rows, into scratch memory
-  Report filling;                  // those that wrote all rows to their places: the routes are `made` and `made_staged`
+  // Pending where there was nothing to do. The first has the requests that read cold rows, to their places or into
+  // scratch memory; the second those that wrote all others to theirs, by the routes `made` and `made_staged`.
+  Report reading;
+  Report filling;
 
   bool ok() const { return outcome == Outcome::done; }
 };

@@ -268,7 +268,8 @@ class ColdRowsOnDisks : public testing::Test {
     const Region memory = Region::host(static_cast<std::byte*>(memory_), numbers.size() * row_bytes);
     return table_.gather(numbers, memory, options);
   }
-  // The first turn has about five hundred rows, all of them of the second disk. The next one begins with the first disk.
+  // The first turn has about five hundred rows, all of them of the second disk. The next one begins with the first
+  // disk.
   RowsReport gather_from_both_while_the_second_fails() {
     auto numbers = every_other(1, in_several_turns - 20);
     const auto others = every_other(0, 20);

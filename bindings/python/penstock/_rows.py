@@ -40,8 +40,8 @@ class RowsReport:
     missing_rows  rows of zeros, with zeros_for_missing
     read_bytes    from storage; each row counts once, however often it was asked for
     extra_bytes   of these, what is no row that was asked for
-    reading       the Report of the reads of cold rows
-    filling       the Report of the copies to their places
+    reading       the Report of the reads of cold rows; "pending" where there were none
+    filling       the Report of the copies to their places, of rows that were not read straight there; "pending" as above
     """
 
     __slots__ = ("outcome", "seconds", "bytes", "cached_rows", "cold_rows", "missing_rows", "read_bytes", "extra_bytes",
