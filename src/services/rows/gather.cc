@@ -209,10 +209,11 @@ class Gather {
     while (true) {
       if (Status status = begin_turns(turns_at_once_ - 1); !status) return status;
       if (turns_.empty()) return {};
+      if (Status status = place_known(turns_.front()); !status) return status;
       if (Status status = await(turns_.front()); !status) return status;
       // The disk must not wait for copies of what it has brought.
       if (Status status = begin_turns(turns_at_once_); !status) return status;
-      if (Status status = place(turns_.front()); !status) return status;
+      if (Status status = place_rest(turns_.front()); !status) return status;
       turns_.pop_front();
     }
   }
@@ -226,9 +227,9 @@ class Gather {
     if (different_rows_at_least(cold_) <= room / table_.info().row_bytes + straight_in_turns) {
       std::vector<ColdRow> all = cold_;
       std::ranges::sort(all);
-      ColdPlan plan = plan_cold(table_, all, lone_);
-      if (plan.scratch_bytes <= room && plan.straight_rows <= straight_in_turns) {
-        whole_ = {.first = 0, .count = numbers_.size(), .cold = std::move(all), .plan = std::move(plan)};
+      ColdPlan whole = plan(all);
+      if (whole.scratch_bytes <= room && whole.straight_rows <= straight_in_turns) {
+        whole_ = {.first = 0, .count = numbers_.size(), .cold = std::move(all), .plan = std::move(whole)};
         return;
       }
     }
@@ -236,6 +237,14 @@ class Gather {
     turns_at_once_ = std::clamp<std::uint64_t>(room / row_bytes, 2, turns_most);
     turn_bytes_ = std::max<std::uint64_t>(1, room / turns_at_once_);
     cold_in_turn_ = std::clamp<std::uint64_t>(turn_bytes_ / row_bytes, 1, straight_in_turn_);
+  }
+
+  // Where few rows are alone, they go with the others: all are placed together then, in long runs.
+  ColdPlan plan(std::span<const ColdRow> cold) const {
+    ColdPlan plan = plan_cold(table_, cold, lone_);
+    if (plan.straight_rows != 0 && plan.straight_rows < cold.size() / 4)
+      plan = plan_cold(table_, cold, Lone::by_scratch);
+    return plan;
   }
 
   // Empty where nothing is left.
@@ -246,7 +255,7 @@ class Gather {
     for (std::size_t count = std::min(cold_in_turn_, cold_.size() - cold_done_);; count /= 2) {
       turn.cold.assign(first, first + static_cast<std::ptrdiff_t>(count));
       std::ranges::sort(turn.cold);
-      turn.plan = plan_cold(table_, turn.cold, lone_);
+      turn.plan = plan(turn.cold);
       if (count <= 1 || fits(turn.plan)) break;
     }
     cold_done_ += turn.cold.size();
@@ -329,13 +338,51 @@ class Gather {
     return report.ok() ? Status() : *report.error;
   }
 
-  Status place(Turn& turn) {
-    if (turn.plan.straight_rows == turn.count) return {};
-    static constexpr std::byte in_place{};
+  // Where a row is that is read straight.
+  static constexpr std::byte elsewhere{};
+
+  static bool is_in_scratch(const Turn& turn, const std::byte* source) {
+    return source >= turn.scratch.data() && source < turn.scratch.data() + turn.scratch.size_bytes();
+  }
+
+  // What needs no reading, while that lasts. Where no row is read straight, all rows are placed together, at last.
+  Status place_known(Turn& turn) {
+    if (turn.plan.straight_rows == 0 || turn.cold.size() == turn.count) return {};
+    return place(turn, nullptr,
+                 [&](const std::byte* source) { return source != &elsewhere && !is_in_scratch(turn, source); });
+  }
+
+  Status place_rest(Turn& turn) {
+    const bool is_all = turn.plan.straight_rows == 0;
+    if (!is_all && turn.scratch.size_bytes() == 0) return {};
+    const auto scratch = turn.scratch.size_bytes() != 0 ? hold_memory(turn.scratch.region()) : nullptr;
+    Status status =
+        place(turn, scratch, [&](const std::byte* source) { return is_all || is_in_scratch(turn, source); });
+    if (status && turn.scratch.size_bytes() != 0) table_.give_scratch(std::move(turn.scratch));
+    return status;
+  }
+
+  // Those rows of a turn that are wanted, by where they are. What is `held` stays as long as lanes may use it.
+  template <typename IsWanted>
+  Status place(const Turn& turn, std::shared_ptr<const void> held, IsWanted is_wanted) {
+    auto sources = sources_of(turn);
+    if (!sources) return std::move(sources).error();
+    std::vector<Positions> runs;
+    for (std::size_t at = 0; at < turn.count; ++at) {
+      if (!is_wanted((*sources)[at])) continue;
+      if (at == 0 || !is_wanted((*sources)[at - 1])) runs.push_back({turn.first + at, 0});
+      ++runs.back().count;
+    }
+    const Positions rows{turn.first, turn.count};
+    return fill(std::make_shared<Fill>(table_.layout(), std::move(*sources)), rows, runs, std::move(held));
+  }
+
+  // Where the rows of a turn lie that are not read straight: in a mapping, in the scratch, or nowhere.
+  Result<std::vector<const std::byte*>> sources_of(const Turn& turn) const {
     std::vector<const std::byte*> sources(turn.count);
     point_to_mapped(table_, numbers_, turn.first, sources);
     place_cold(
-        table_, turn.plan, turn.cold, [&](const ColdRow& cold) { sources[cold.position - turn.first] = &in_place; },
+        table_, turn.plan, turn.cold, [&](const ColdRow& cold) { sources[cold.position - turn.first] = &elsewhere; },
         [&](const ColdRow& cold, std::uint64_t offset) {
           sources[cold.position - turn.first] = turn.scratch.data() + offset;
         });
@@ -345,26 +392,14 @@ class Gather {
     }
     const auto missing = std::ranges::lower_bound(missing_, turn.first + turn.count) - first_missing;
     if (std::ranges::count(sources, nullptr) != missing) return numbers_changed();
-    std::vector<Positions> runs;  // of the others
-    for (std::size_t at = 0; at < turn.count; ++at) {
-      if (sources[at] == &in_place) continue;
-      if (at == 0 || sources[at - 1] == &in_place) runs.push_back({turn.first + at, 0});
-      ++runs.back().count;
-    }
-    const std::shared_ptr<const void> scratch =
-        turn.scratch.size_bytes() != 0 ? hold_memory(turn.scratch.region()) : nullptr;
-    Status status =
-        fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), {turn.first, turn.count}, runs, scratch);
-    if (status && turn.scratch.size_bytes() != 0) table_.give_scratch(std::move(turn.scratch));
-    return status;
+    return sources;
   }
 
   struct Positions {
     std::size_t first = 0;
     std::size_t count = 0;
   };
-  // Runs of the rows that `fill` makes, by the lanes: straight into host memory, through pinned slots to a GPU. What is
-  // `held` stays as long as they may use it.
+  // Runs of the rows that `fill` makes, by the lanes: straight into host memory, through pinned slots to a GPU.
   Status fill(std::shared_ptr<const Fill> fill, Positions rows, std::span<const Positions> runs,
               std::shared_ptr<const void> held) {
     const std::uint64_t row_bytes = table_.info().row_bytes;
