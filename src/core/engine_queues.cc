@@ -60,7 +60,7 @@ Status EngineQueues::make(std::size_t engine) {
       made = maker.make_queue(options);
     }
     if (!made) return std::move(made).error();
-    one.batch.reserve(options.depth);
+    one.batch.reserve(pieces_.size());
     one.queue = std::move(*made);
     return {};
   });

@@ -70,7 +70,7 @@ void Lane::drive(Part& part) {
 bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {
   const std::unique_lock lock(worker_lock_, std::try_to_lock);
   if (!lock || closing_.load(std::memory_order_relaxed)) return false;
-  if (!lane_.pieces.has_free() || !to_start_.empty() || has_orphans()) return false;
+  if (!lane_.has_place() || !to_start_.empty() || has_orphans()) return false;
   cuda::Device* const gpu = request->spans[0].gpu;
   if (gpu != nullptr && !get_ready(*gpu, request->staged_toward())) return false;
   part.hold = request;
@@ -218,7 +218,7 @@ void Lane::launch(TimePoint now) {
       to_start_.rotate();
     }
   }
-  if (!to_start_.empty() && !lane_.pieces.has_free()) Launcher::note_lack_of_places(to_start_.front());
+  if (!to_start_.empty() && !lane_.has_place()) Launcher::note_lack_of_places(to_start_.front());
 }
 
 std::size_t Lane::collect(TimePoint until) {

@@ -38,10 +38,10 @@ struct LaneResources {
         settings(chosen),
         statistics(all.statistics.add_lane()),
         trace(all.traces.add_lane()),
-        pieces(chosen.depth),
+        pieces(2 * chosen.depth),
         staging(chosen.staging_bytes, all.pinned, all.engines,
                 chosen.runner == Runner::own_thread ? all.given : nullptr, chosen.long_slots.staging_bytes()),
-        copies(staging, all.streams, all.device_memory, chosen.depth, all.options.deadlines.stream_seconds),
+        copies(staging, all.streams, all.device_memory, pieces.size(), all.options.deadlines.stream_seconds),
         queues(*all.engines,
                {.depth = chosen.depth,
                 .threads = chosen.threads,
@@ -50,12 +50,15 @@ struct LaneResources {
                pieces, inbox, trace),
         flow(chosen.depth) {}
 
+  // Whether one more operation may be in flight. What is only on its way to a GPU keeps no disk busy.
+  bool has_place() const { return pieces.has_free() && pieces.in_use() - copies.pending() < settings.depth; }
+
   Environment& environment;
   const LaneSettings settings;
   const std::shared_ptr<LaneStatistics> statistics;  // shared with the hub
   LaneTrace* const trace;                            // null: nobody wants to know
   Inbox inbox;
-  Pieces pieces;
+  Pieces pieces;  // more than operations: others are being copied
   LaneStaging staging;
   GpuCopies copies;
   EngineQueues queues;

@@ -34,7 +34,7 @@ class Launcher {
       : lane_(lane), cutter_(cutter), carrier_(carrier) {}
 
   // Whether it is worth asking.
-  bool has_room() const { return lane_.pieces.has_free() && lane_.cached_bytes < lane_.settings.cached_bytes_most; }
+  bool has_room() const { return lane_.has_place() && lane_.cached_bytes < lane_.settings.cached_bytes_most; }
   // Before parts are asked for one after another: what was full is looked at again.
   void begin_round() { full_ = nullptr; }
   // The part has more to start, and there are no places for it: longer operations would help, if its store likes them.
