@@ -128,9 +128,6 @@ std::shared_ptr<Request> Request::begin(const std::shared_ptr<Environment>& envi
 
 Status Request::take(std::span<const Range> ranges) {
   if (auto status = add_ranges(ranges); !status) return status;
-  if (has_gpu) {
-    if (auto status = find_gpus(ranges); !status) return status;
-  }
   if (auto status = prepare_stores(); !status) return status;
   const bool is_late = parts.size() != 0;  // then they are noted next, as for all requests in stream order
   if (checks_identities_ && !is_late) {

@@ -329,19 +329,21 @@ class Request {
   Claim claim_mixed(std::uint32_t wanted);
   const cuda::Device* decoding_gpu() const;
   class KnownMemory;
+  struct KnownGpu;
 
   Status add_ranges(std::span<const Range> ranges);
   void reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& known);
   bool hold(const MemoryMap::Entry& entry);
   void keep_whole_blocks(Span& span, const StoreEntry& entry) const;
-  std::vector<std::uint32_t> add_stores(std::span<const Range> ranges);
+  std::vector<std::uint32_t> add_stores(std::span<const Range> ranges, bool only_one);
   Status prepare_stores();
   // What stores that are only read are like, to be compared with what they are like at the end.
   Status note(const Identities& identities);
   Status note_first_identities();
   Status begin_query(std::function<void()> on_answer);
   IdentityQuery::Stores checked_stores() const;
-  Status find_gpus(std::span<const Range> ranges);
+  Status reach_gpu(Span& span, std::size_t index, Domain domain, KnownGpu& known);
+  Status find_gpu(const Span& span, std::size_t index, Domain domain, KnownGpu& known);
   void note_reach(const cuda::Device& gpu, StoreEntry& entry);
   static std::shared_ptr<Request> begin(const std::shared_ptr<Environment>& environment,
                                         const RequestSettings& settings, const RequestOptions& options);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -67,14 +68,12 @@ Status check_stored(std::size_t index, const Range& range, Direction direction, 
 }  // namespace
 
 // Every store that is named, once; and for each range, which one: empty if there is only one.
-std::vector<std::uint32_t> Request::add_stores(std::span<const Range> ranges) {
-  const auto& first = ranges.front().store->entry();
-  const auto is_first = [&](const Range& range) { return range.store->entry() == first; };
-  const bool only_one = ranges.size() == 1 || std::ranges::all_of(ranges, is_first);
+std::vector<std::uint32_t> Request::add_stores(std::span<const Range> ranges, bool only_one) {
   if (only_one) {
+    const auto& entry = ranges.front().store->entry();
     stores.resize(1);
-    stores[0].entry = first;
-    stores[0].facts = first->facts();
+    stores[0].entry = entry;
+    stores[0].facts = entry->facts();
     return {};
   }
   std::vector<std::uint32_t> store_of;
@@ -148,6 +147,24 @@ class Request::KnownMemory {
   const std::byte* refused_ = nullptr;
 };
 
+// The GPU that has the memory of ranges, most of which lies in the same allocation as that of the range before.
+struct Request::KnownGpu {
+  bool has(const Span& span, Domain domain) const {
+    return gpu != nullptr && domain == allocation.domain && covers(span);
+  }
+  bool covers(const Span& span) const {
+    return span.memory >= allocation.data && span.length <= allocation.size_bytes &&
+           static_cast<std::size_t>(span.memory - allocation.data) <= allocation.size_bytes - span.length;
+  }
+
+  cuda::Driver* driver = nullptr;
+  cuda::Device* gpu = nullptr;
+  Region allocation;
+  const StoreEntry* store = nullptr;    // of the range before
+  StoreEntry* direct = nullptr;         // the same, by an engine that reaches GPUs
+  std::optional<KnownMemory> attached;  // from the first time that it matters
+};
+
 void Request::reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& known) {
   const engine::HostReach reach = entry.host_reach();
   const MemoryMap::Entry* found = &known.find(span.memory, span.length);
@@ -198,14 +215,19 @@ Status Request::add_ranges(std::span<const Range> ranges) {
   }
   if (ranges.empty()) return {};
   const bool needs_memory = engine::moves_bytes(kind);
+  const Store* const first = ranges.front().store;
+  bool only_one = true;
   for (std::size_t i = 0; i < ranges.size(); ++i) {
-    if (const Fault* fault = fault_of(ranges[i], needs_memory)) return invalid_range(i, fault->what, fault->hint);
-    if (ranges[i].stored == nullptr) continue;
-    if (auto status = check_stored(i, ranges[i], direction, environment_->options); !status) return status;
+    const Range& range = ranges[i];
+    if (const Fault* fault = fault_of(range, needs_memory)) return invalid_range(i, fault->what, fault->hint);
+    only_one &= range.store == first || range.store->entry() == first->entry();
+    if (range.stored == nullptr) continue;
+    if (auto status = check_stored(i, range, direction, environment_->options); !status) return status;
   }
-  const std::vector<std::uint32_t> store_of = add_stores(ranges);
+  const std::vector<std::uint32_t> store_of = add_stores(ranges, only_one);
   spans.reserve(ranges.size(), environment_->spare_spans);
   KnownMemory known(*environment_);
+  KnownGpu known_gpu;
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     const Range& range = ranges[i];
     Span& span = spans.add({.offset = range.offset, .length = range.memory.size_bytes, .memory = range.memory.data});
@@ -228,7 +250,7 @@ Status Request::add_ranges(std::span<const Range> ranges) {
       stored = range.stored->bytes;
     }
     if (!range.memory.domain.host_accessible()) {
-      has_gpu = true;
+      if (auto status = reach_gpu(span, i, range.memory.domain, known_gpu); !status) return status;
     } else if (!entry.from_host()) {
       return Error{Code::unsupported, 0,
                    "range " + std::to_string(i) + ": engine " + engine_name(entry.engine()) +
@@ -243,6 +265,9 @@ Status Request::add_ranges(std::span<const Range> ranges) {
     if (kind == engine::OpKind::deallocate) keep_whole_blocks(span, entry);
     total_bytes += span.length;
   }
+  if (!has_gpu) return {};
+  // So that the report finds it decided, of every store.
+  for (const StoreUse& use : stores) use.entry->for_device(*environment_);
   return {};
 }
 
@@ -253,57 +278,59 @@ void Request::keep_whole_blocks(Span& span, const StoreEntry& entry) const {
   span.length = end > span.offset ? end - span.offset : 0;
 }
 
-// The device of each range in GPU memory. The driver is asked once for each allocation, not for each range.
-Status Request::find_gpus(std::span<const Range> ranges) {
+Status Request::reach_gpu(Span& span, std::size_t index, Domain domain, KnownGpu& known) {
+  has_gpu = true;
+  if (!known.has(span, domain)) {
+    if (auto status = find_gpu(span, index, domain, known); !status) return status;
+  }
+  if (span.length == 0) return {};
+  span.gpu = known.gpu;
+  span.is_out_of_reach = true;
+  if (span.transform != 0) {
+    TransformUse& use = transforms->uses[span.transform - 1];
+    use.is_for_gpu = call_back("Transform::is_for", [&] { return use.stored.transform->is_for(known.gpu->info()); });
+    return {};
+  }
+  StoreEntry& entry = *stores[span.store].entry;
+  if (known.store != &entry) {
+    known.store = &entry;
+    known.direct = entry.for_device(*environment_);
+    needs_staging |= !reads_straight(*known.gpu, entry);
+  }
+  if (known.direct == nullptr) return {};
+  if (!known.attached) known.attached.emplace(*environment_);
+  const MemoryMap::Entry* attached = &known.attached->find(span.memory, span.length);
+  if (*attached == nullptr && known.driver->is_one_allocation(known.allocation.data)) {
+    attached = &known.attached->attach(known.allocation);
+  }
+  if (*attached != nullptr && hold(*attached)) {
+    span.attached = (*attached)->by_engine[known.direct->engine()].get();
+  }
+  return {};
+}
+
+// Asks the driver, once for each allocation. What is empty lies nowhere.
+Status Request::find_gpu(const Span& span, std::size_t index, Domain domain, KnownGpu& known) {
   const auto driver = cuda::Driver::get();
   if (!driver) return driver.error();
-  KnownMemory attached(*environment_);
-  Region known;
-  cuda::Device* gpu = nullptr;
-  const Span* before = nullptr;
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    Span& span = spans[i];
-    const Domain domain = ranges[i].memory.domain;
-    if (domain.host_accessible() || span.length == 0) continue;
-    const auto covers = [&](const Region& region) {
-      return span.memory >= region.data && span.length <= region.size_bytes &&
-             static_cast<std::size_t>(span.memory - region.data) <= region.size_bytes - span.length;
-    };
-    if (gpu == nullptr || domain != known.domain || !covers(known)) {
-      auto device = (*driver)->device(domain.device());
-      if (!device) return device.error();
-      gpu = *device;
-      auto found = (*driver)->find(span.memory, span.length);
-      if (!found) return invalid_memory(i, std::move(found).error());
-      known = *found;
-      if (known.domain != domain) {
-        return invalid_range(i, "the memory is of " + known.domain.name() + ", not of " + domain.name(),
-                             "give the device that the memory is on; find_cuda_region finds it");
-      }
-      if (!covers(known)) {
-        return invalid_range(i, "reaches past the end of the allocation on " + domain.name(),
-                             "give memory of the size of the transfer");
-      }
-      note_reach(*gpu, *stores[span.store].entry);
-    }
-    span.gpu = gpu;
-    span.is_out_of_reach = true;
-    if (span.transform != 0) {
-      TransformUse& use = transforms->uses[span.transform - 1];
-      use.is_for_gpu = call_back("Transform::is_for", [&] { return use.stored.transform->is_for(gpu->info()); });
-      continue;
-    }
-    const bool alike = before != nullptr && before->gpu == gpu && before->store == span.store;
-    if (!alike) needs_staging |= !reads_straight(*gpu, *stores[span.store].entry);
-    before = &span;
-    StoreEntry* direct = stores[span.store].entry->for_device(*environment_);
-    if (direct == nullptr) continue;
-    const MemoryMap::Entry* entry = &attached.find(span.memory, span.length);
-    if (*entry == nullptr && (*driver)->is_one_allocation(known.data)) entry = &attached.attach(known);
-    if (*entry != nullptr && hold(*entry)) span.attached = (*entry)->by_engine[direct->engine()].get();
+  if (span.length == 0) return {};
+  auto gpu = (*driver)->device(domain.device());
+  if (!gpu) return gpu.error();
+  auto found = (*driver)->find(span.memory, span.length);
+  if (!found) return invalid_memory(index, std::move(found).error());
+  if (known.gpu != *gpu) known.store = nullptr;
+  known.driver = *driver;
+  known.gpu = *gpu;
+  known.allocation = *found;
+  if (found->domain != domain) {
+    return invalid_range(index, "the memory is of " + found->domain.name() + ", not of " + domain.name(),
+                         "give the device that the memory is on; find_cuda_region finds it");
   }
-  // So that the report finds it decided, of every store.
-  for (const StoreUse& use : stores) use.entry->for_device(*environment_);
+  if (!known.covers(span)) {
+    return invalid_range(index, "reaches past the end of the allocation on " + domain.name(),
+                         "give memory of the size of the transfer");
+  }
+  note_reach(**gpu, *stores[span.store].entry);
   return {};
 }
 

@@ -3,6 +3,7 @@
 #include <bit>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/cut.h"
 #include "core/environment.h"
@@ -60,16 +61,12 @@ void walk(std::span<const Span> spans, std::uint64_t unit_bytes, OnUnit on_unit,
   }
 }
 
-// Units end at multiples of their length in the store. REQUIRES: the span is not empty.
-std::size_t count_units(const Span& span, std::uint64_t unit_bytes) {
-  return (span.offset + span.length - 1) / unit_bytes - span.offset / unit_bytes + 1;
-}
-
-void add_units(const Span& span, std::uint32_t index, std::uint64_t unit_bytes, SmallArray<Unit>& units) {
+// Units end at multiples of their length in the store.
+void add_units(const Span& span, std::uint32_t index, std::uint64_t unit_bytes, std::vector<Unit>& units) {
   std::uint64_t to_boundary = unit_bytes - span.offset % unit_bytes;
   for (std::uint64_t begin = 0; begin < span.length; to_boundary = unit_bytes) {
     const std::uint64_t length = std::min(span.length - begin, to_boundary);
-    units.add({begin, length, index, 1});
+    units.push_back({begin, length, index, 1});
     begin += length;
   }
 }
@@ -121,16 +118,15 @@ void Request::give_up_long_slots() {
   if (may_fill_long_slots_.exchange(false) && someone_waits) wake_lanes();
 }
 
+// There are many more ranges than units where ranges are short, so they are gone through once.
 void Request::cut_into_units() {
-  const std::span all(spans.begin(), spans.end());
-  std::size_t count = 0;
+  std::vector<Unit> all;
+  all.reserve(total_bytes / unit_bytes_ + 1);
   walk(
-      all, unit_bytes_, [&](const Unit&) { ++count; },
-      [&](std::uint32_t i) { count += count_units(all[i], unit_bytes_); });
-  units.reserve(count);
-  walk(
-      all, unit_bytes_, [&](const Unit& unit) { units.add(unit); },
-      [&](std::uint32_t i) { add_units(all[i], i, unit_bytes_, units); });
+      {spans.begin(), spans.end()}, unit_bytes_, [&](const Unit& unit) { all.push_back(unit); },
+      [&](std::uint32_t i) { add_units(spans[i], i, unit_bytes_, all); });
+  units.reserve(all.size());
+  for (const Unit& unit : all) units.add(unit);
 }
 
 // Units are as long as one operation, so that lanes together read a disk in order. Those to a GPU are shorter: sixteen
