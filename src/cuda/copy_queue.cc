@@ -50,7 +50,7 @@ CopyQueue::~CopyQueue() {
 }
 
 void CopyQueue::add(const Copy& copy) {
-  ring_[(first_ + pending_) % ring_.size()] = copy;
+  ring_[place(pending_)] = copy;
   ++pending_;
   added_bytes_ += copy.bytes;
 }
@@ -61,7 +61,7 @@ void CopyQueue::issue() {
   const Current current(device_);
   Group& group = groups_[(first_group_ + group_count_) % groups_.size()];
   group.count = added();
-  group.result = issue_copies(first_ + issued_, group.count);
+  group.result = issue_copies(place(issued_), group.count);
   record(group);
   ++group_count_;
   issued_ = pending_;
@@ -76,19 +76,18 @@ void CopyQueue::record(Group& group) {
 
 CuResult CopyQueue::issue_copies(std::size_t first, std::size_t count) {
   CuResult result = cu_success;
-  for (std::size_t i = 0; i < count && result == cu_success;) {
+  for (std::size_t at = first, left = count; left != 0 && result == cu_success;) {
     // Runs of small ones go together. Rings and tables wrap, so a run ends at the ring's end.
-    std::size_t run = 0;
-    const std::size_t to_end = ring_.size() - (first + i) % ring_.size();
     const auto is_small = [](const Copy& copy) { return copy.bytes <= small_bytes && copy.then == nullptr; };
-    while (i + run < count && run < to_end && is_small(ring_[(first + i + run) % ring_.size()])) ++run;
-    if (run >= worth_a_batch && device_.stream_waits().load(std::memory_order_relaxed) == 0) {
-      result = issue_small((first + i) % ring_.size(), run);
-      i += run;
-    } else {
-      result = issue_one(ring_[(first + i) % ring_.size()]);
-      ++i;
-    }
+    const std::size_t run_most = std::min(left, ring_.size() - at);
+    std::size_t run = 0;
+    while (run < run_most && is_small(ring_[at + run])) ++run;
+    const bool is_batch = run >= worth_a_batch && device_.stream_waits().load(std::memory_order_relaxed) == 0;
+    result = is_batch ? issue_small(at, run) : issue_one(ring_[at]);
+    const std::size_t issued = is_batch ? run : 1;
+    left -= issued;
+    at += issued;
+    if (at == ring_.size()) at = 0;
   }
   return result;
 }
@@ -185,7 +184,7 @@ std::size_t CopyQueue::collect(std::span<CopyDone> done) {
     const CuResult result = group.result != cu_success ? group.result : state;
     while (group.count != 0 && found < done.size()) {
       done[found++] = {ring_[first_].cookie, result};
-      first_ = (first_ + 1) % ring_.size();
+      first_ = place(1);
       --group.count;
       --pending_;
       --issued_;

@@ -80,6 +80,11 @@ class CopyQueue {
   static constexpr std::size_t groups_most = 16;
 
   CopyQueue(Device& device, const CopyQueueOptions& options);
+  // The place so many behind the oldest pending copy; at most as many as there are places.
+  std::size_t place(std::size_t behind) const {
+    const std::size_t at = first_ + behind;
+    return at < ring_.size() ? at : at - ring_.size();
+  }
   void record(Group& group);
   CuResult issue_copies(std::size_t first, std::size_t count);
   CuResult issue_small(std::size_t first, std::size_t count);
