@@ -197,7 +197,9 @@ Part* Carrier::on_copied(const cuda::CopyDone& done, TimePoint now) {
   }
   Part& part = *piece.part;
   part.last_progress = now;
-  const auto failure = or_out_of_memory([&] { return failure_of(piece, done.result); });
+  std::optional<Error> failure;
+  const bool is_plain = done.result == cuda::cu_success && !piece.making;
+  if (!is_plain) failure = or_out_of_memory([&] { return failure_of(piece, done.result); });
   if (failure) {
     fail(index, failure->code, done.result == cuda::cu_success ? failure->system_error : 0, &*failure);
   } else if (part.hold->direction == Direction::read) {

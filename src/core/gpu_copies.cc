@@ -62,21 +62,14 @@ void GpuCopies::prepare(cuda::Device& gpu, Toward toward) {
   if (!status && status.error().code != Code::over_budget) log(LogLevel::error, status.error().message);
 }
 
-GpuCopies::OfGpu& GpuCopies::of(cuda::Device& gpu) {
-  const auto found = std::find_if(gpus_.begin(), gpus_.end(), [&](const OfGpu& one) { return one.gpu == &gpu; });
-  return found != gpus_.end() ? *found : gpus_.emplace_back(OfGpu{.gpu = &gpu});
-}
-
-Status GpuCopies::get_ready(cuda::Device& gpu, Toward toward) {
-  auto& queue = of(gpu).toward(toward);
-  if (queue) return {};
+Status GpuCopies::make_ready(cuda::Device& gpu, Toward toward) {
   const TimePoint begun = Clock::now();
   const double cpu_begun = thread_cpu_seconds();
   auto made = make(gpu, toward);
   spent_.time += Clock::now() - begun;
   spent_.cpu_seconds += thread_cpu_seconds() - cpu_begun;
   if (!made) return std::move(made).error();
-  queue = std::move(*made);
+  of(gpu).toward(toward) = std::move(*made);
   return {};
 }
 
@@ -89,9 +82,8 @@ Result<std::unique_ptr<CopyQueue>> GpuCopies::make(cuda::Device& gpu, Toward tow
   return CopyQueue::create(gpu, {.toward = toward, .depth = depth_, .host_to_device = (*arena)->host_to_device()});
 }
 
-Status GpuCopies::get_ready(cuda::Device& gpu, StagingArena& arena) {
-  StagingArena& ours = **staging_.get();
-  if (&arena == &ours) return {};
+Status GpuCopies::make_ready(cuda::Device& gpu, StagingArena& arena) {
+  const StagingArena& ours = **staging_.get();
   if (!arena.host_to_device()) {
     if (auto status = arena.register_with(gpu); !status) return status;
   }

@@ -34,9 +34,13 @@ class GpuCopies {
   // Does what was asked.
   void prepare_asked();
   // Makes what copies to or from the GPU need, if it is not there.
-  Status get_ready(cuda::Device& gpu, cuda::Toward toward);
+  Status get_ready(cuda::Device& gpu, cuda::Toward toward) {
+    return of(gpu).toward(toward) ? Status() : make_ready(gpu, toward);
+  }
   // Staging memory that is an engine's own, which the GPU gets to know too. REQUIRES: the other get_ready was ok.
-  Status get_ready(cuda::Device& gpu, StagingArena& arena);
+  Status get_ready(cuda::Device& gpu, StagingArena& arena) {
+    return staging_.is_shared(arena) ? Status() : make_ready(gpu, arena);
+  }
   // Memory of the GPU for one copy at a time: what follows a copy on the stream is done with it before the next begins.
   // REQUIRES: get_ready was ok, and `bytes` is the same each time.
   Result<std::byte*> scratch(cuda::Device& gpu, std::uint64_t bytes);
@@ -101,7 +105,14 @@ class GpuCopies {
     }
   };
 
-  OfGpu& of(cuda::Device& gpu);
+  OfGpu& of(cuda::Device& gpu) {
+    for (OfGpu& one : gpus_) {
+      if (one.gpu == &gpu) return one;
+    }
+    return gpus_.emplace_back(OfGpu{.gpu = &gpu});
+  }
+  Status make_ready(cuda::Device& gpu, cuda::Toward toward);
+  Status make_ready(cuda::Device& gpu, StagingArena& arena);
   Result<std::unique_ptr<cuda::CopyQueue>> make(cuda::Device& gpu, cuda::Toward toward);
   void prepare(cuda::Device& gpu, cuda::Toward toward);
   void note_moved(std::size_t count);

@@ -21,14 +21,14 @@ std::optional<StagingArena::Block> StagingArena::take(std::size_t bytes) {
   if (wanted == 0 || wanted > total) return std::nullopt;
   std::uint32_t run = 0;
   // Twice around, less one: a run may begin anywhere but does not wrap.
-  for (std::uint32_t step = 0; step < total + wanted; ++step) {
-    const std::uint32_t at = (next_ + step) % total;
+  for (std::uint32_t step = 0, at = next_; step < total + wanted; ++step, ++at) {
+    if (at == total) at = 0;
     if (at == 0) run = 0;
     run = used_[at] ? 0 : run + 1;
     if (run < wanted) continue;
     const std::uint32_t first = at + 1 - wanted;
     for (std::uint32_t i = first; i <= at; ++i) used_[i] = true;
-    next_ = (at + 1) % total;
+    next_ = at + 1 == total ? 0 : at + 1;
     return Block{this, region().data + first * granule_bytes, first, wanted};
   }
   return std::nullopt;
@@ -82,11 +82,12 @@ Result<StagingArena*> LaneStaging::long_slots() {
   return long_slots_.get();
 }
 
-Result<StagingArena*> LaneStaging::get_for(std::size_t engine, std::uint64_t bytes) {
+Result<StagingArena*> LaneStaging::make_for(std::size_t engine, std::uint64_t bytes) {
   const bool has_own = (*engines_)[engine]->description().host == engine::HostReach::own;
   auto arena = has_own ? make_own(engine) : get();
   if (!arena) return arena;
   if (auto known = make_known(engine); !known) return std::move(known).error();
+  of_engines_[engine].arena = *arena;
   if (bytes <= (*arena)->largest_bytes()) return arena;
   return Error{Code::unsupported, 0,
                std::to_string(bytes) + " bytes in whole blocks of the store don't fit the " +
@@ -127,6 +128,7 @@ Status LaneStaging::make_known(std::size_t engine) {
 void LaneStaging::detach() {
   for (OfEngine& of : of_engines_) {
     if (of.own) continue;
+    of.arena = nullptr;
     of.attached.reset();
     of.is_known = false;
   }

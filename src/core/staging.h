@@ -70,7 +70,13 @@ class LaneStaging {
   // Made now, if the budget has room for it. Any thread.
   Result<StagingArena*> get();
   // For one piece that takes so many bytes of it, in memory that the engine's operations can name.
-  Result<StagingArena*> get_for(std::size_t engine, std::uint64_t bytes);
+  Result<StagingArena*> get_for(std::size_t engine, std::uint64_t bytes) {
+    StagingArena* const made = of_engines_[engine].arena;
+    if (made != nullptr && bytes <= made->largest_bytes()) return made;
+    return make_for(engine, bytes);
+  }
+  // Whether it is the arena that all engines share which reach it.
+  bool is_shared(const StagingArena& arena) const { return &arena == made_.load(std::memory_order_relaxed); }
   // The lane's long slots, which no engine knows: made now, if the budget has room for them. The lane alone.
   Result<StagingArena*> long_slots();
   bool uses_long_slots() const { return long_slots_ && long_slots_->room_bytes() != long_slots_->largest_bytes(); }
@@ -91,7 +97,9 @@ class LaneStaging {
     bool is_known = false;                       // it was told of the memory
     std::shared_ptr<engine::Attached> attached;  // shared with `own`, which may be unknown to a GPU later only
     std::unique_ptr<StagingArena> own;           // of HostReach::own
+    StagingArena* arena = nullptr;               // that its operations name; null: not known yet
   };
+  Result<StagingArena*> make_for(std::size_t engine, std::uint64_t bytes);
   Result<StagingArena*> make_own(std::size_t engine);
   Status make_known(std::size_t engine);
 
