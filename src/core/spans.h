@@ -33,14 +33,14 @@ struct Span {
 };
 static_assert(sizeof(Span) == 48);
 
-// The memory of a list that nobody has.
+// The memory of a list that nobody has. That of a long one stays only until the system is short of memory.
 class SpareSpans {
  public:
   struct Block {
     std::unique_ptr<std::byte[]> bytes;
     std::size_t spans = 0;  // that it has room for
   };
-  static constexpr std::size_t most_kept = (8 << 20) / sizeof(Span);
+  static constexpr std::size_t most_kept = (64 << 20) / sizeof(Span);
 
   Block take(std::size_t spans) {
     {
@@ -52,11 +52,17 @@ class SpareSpans {
   // The longest is kept.
   void keep(Block block) {
     if (!block.bytes || block.spans > most_kept) return;
+    if (block.spans > most_owned) offer_to_system(block);
     const std::scoped_lock lock(mutex_);
     if (block.spans > kept_.spans) std::swap(block, kept_);
   }
 
  private:
+  static constexpr std::size_t most_owned = (8 << 20) / sizeof(Span);
+
+  // What is in it is lost, but its pages stay as they are while nobody else needs any.
+  static void offer_to_system(const Block& block);
+
   std::mutex mutex_;
   Block kept_;
 };

@@ -50,5 +50,17 @@ TEST(SpareSpans, keep_the_longest_that_is_not_too_long) {
   EXPECT_EQ(spare.take(2).spans, 2U);
 }
 
+TEST(SpareSpans, a_long_list_is_whole_again_whatever_became_of_its_memory) {
+  SpareSpans spare;
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    Spans spans;
+    spans.reserve(SpareSpans::most_kept, spare);
+    for (std::uint64_t i = 0; i < SpareSpans::most_kept; ++i) spans.add({.offset = i + round});
+    EXPECT_EQ(spans[0].offset, round);
+    EXPECT_EQ(spans[SpareSpans::most_kept - 1].offset, SpareSpans::most_kept - 1 + round);
+    spare.keep(spans.let_go());
+  }
+}
+
 }  // namespace
 }  // namespace penstock::core
