@@ -149,20 +149,28 @@ class Request::KnownMemory {
 
 // The GPU that has the memory of ranges, most of which lies in the same allocation as that of the range before.
 struct Request::KnownGpu {
-  bool has(const Span& span, Domain domain) const {
-    return gpu != nullptr && domain == allocation.domain && covers(span);
+  static bool covers(Region memory, const Span& span) {
+    return span.memory >= memory.data && span.length <= memory.size_bytes &&
+           static_cast<std::size_t>(span.memory - memory.data) <= memory.size_bytes - span.length;
   }
-  bool covers(const Span& span) const {
-    return span.memory >= allocation.data && span.length <= allocation.size_bytes &&
-           static_cast<std::size_t>(span.memory - allocation.data) <= allocation.size_bytes - span.length;
+  // The same for another span; false: it lies elsewhere, or is of another store.
+  bool reach_alike(Span& span, Domain domain, const StoreEntry& entry) const {
+    if (reached_from != &entry || domain != reached.domain || !covers(reached, span)) return false;
+    span.gpu = gpu;
+    span.attached = attached;
+    span.is_out_of_reach = true;
+    return true;
   }
 
   cuda::Driver* driver = nullptr;
   cuda::Device* gpu = nullptr;
   Region allocation;
-  const StoreEntry* store = nullptr;    // of the range before
-  StoreEntry* direct = nullptr;         // the same, by an engine that reaches GPUs
-  std::optional<KnownMemory> attached;  // from the first time that it matters
+  const StoreEntry* store = nullptr;           // that was looked at last, for that GPU
+  StoreEntry* direct = nullptr;                // the same, by an engine that reaches GPUs
+  std::optional<KnownMemory> memory;           // what that engine knows, from the first time on that it is asked
+  const StoreEntry* reached_from = nullptr;    // null: it is not known how
+  Region reached;                              // from there, all of it alike
+  const engine::Attached* attached = nullptr;  // of that
 };
 
 void Request::reach_from_host(Span& span, const StoreEntry& entry, KnownMemory& known) {
@@ -250,7 +258,11 @@ Status Request::add_ranges(std::span<const Range> ranges) {
       stored = range.stored->bytes;
     }
     if (!range.memory.domain.host_accessible()) {
-      if (auto status = reach_gpu(span, i, range.memory.domain, known_gpu); !status) return status;
+      const Domain domain = range.memory.domain;
+      const bool is_alike = has_memory && span.transform == 0 && known_gpu.reach_alike(span, domain, entry);
+      if (!is_alike) {
+        if (auto status = reach_gpu(span, i, domain, known_gpu); !status) return status;
+      }
     } else if (!entry.from_host()) {
       return Error{Code::unsupported, 0,
                    "range " + std::to_string(i) + ": engine " + engine_name(entry.engine()) +
@@ -280,7 +292,9 @@ void Request::keep_whole_blocks(Span& span, const StoreEntry& entry) const {
 
 Status Request::reach_gpu(Span& span, std::size_t index, Domain domain, KnownGpu& known) {
   has_gpu = true;
-  if (!known.has(span, domain)) {
+  const bool is_found =
+      known.gpu != nullptr && domain == known.allocation.domain && KnownGpu::covers(known.allocation, span);
+  if (!is_found) {
     if (auto status = find_gpu(span, index, domain, known); !status) return status;
   }
   if (span.length == 0) return {};
@@ -297,15 +311,22 @@ Status Request::reach_gpu(Span& span, std::size_t index, Domain domain, KnownGpu
     known.direct = entry.for_device(*environment_);
     needs_staging |= !reads_straight(*known.gpu, entry);
   }
+  known.reached_from = &entry;
+  known.reached = known.allocation;
+  known.attached = nullptr;
   if (known.direct == nullptr) return {};
-  if (!known.attached) known.attached.emplace(*environment_);
-  const MemoryMap::Entry* attached = &known.attached->find(span.memory, span.length);
-  if (*attached == nullptr && known.driver->is_one_allocation(known.allocation.data)) {
-    attached = &known.attached->attach(known.allocation);
+  if (!known.memory) known.memory.emplace(*environment_);
+  const MemoryMap::Entry* found = &known.memory->find(span.memory, span.length);
+  if (*found == nullptr && known.driver->is_one_allocation(known.allocation.data)) {
+    found = &known.memory->attach(known.allocation);
   }
-  if (*attached != nullptr && hold(*attached)) {
-    span.attached = (*attached)->by_engine[known.direct->engine()].get();
+  if (*found == nullptr || !hold(*found)) {
+    known.reached_from = nullptr;
+    return {};
   }
+  known.attached = span.attached = (*found)->by_engine[known.direct->engine()].get();
+  known.reached = {const_cast<std::byte*>((*found)->begin), static_cast<std::size_t>((*found)->end - (*found)->begin),
+                   domain};
   return {};
 }
 
@@ -319,6 +340,7 @@ Status Request::find_gpu(const Span& span, std::size_t index, Domain domain, Kno
   auto found = (*driver)->find(span.memory, span.length);
   if (!found) return invalid_memory(index, std::move(found).error());
   if (known.gpu != *gpu) known.store = nullptr;
+  known.reached_from = nullptr;
   known.driver = *driver;
   known.gpu = *gpu;
   known.allocation = *found;
@@ -326,7 +348,7 @@ Status Request::find_gpu(const Span& span, std::size_t index, Domain domain, Kno
     return invalid_range(index, "the memory is of " + found->domain.name() + ", not of " + domain.name(),
                          "give the device that the memory is on; find_cuda_region finds it");
   }
-  if (!known.covers(span)) {
+  if (!KnownGpu::covers(known.allocation, span)) {
     return invalid_range(index, "reaches past the end of the allocation on " + domain.name(),
                          "give memory of the size of the transfer");
   }
