@@ -57,6 +57,8 @@ class GpuCopies {
   // Gives the GPUs what was added, where it is worth it, or all.
   void issue(bool all);
   std::uint32_t pending() const { return pending_; }
+  // Whether it ever had to do with one.
+  bool has_gpus() const { return !gpus_.empty(); }
   // Whether all that is pending ends within microseconds.
   bool are_short() const { return short_bytes_ <= short_bytes_most; }
   // Those that no GPU has yet.

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "base/log.h"
+#include "penstock/capture_mode.h"
 
 namespace penstock::core {
 
@@ -58,7 +60,12 @@ void Lane::close() {
 void Lane::run() {
   // Waits for copies are a few microseconds long; the default slack would make each fifty more.
   ::prctl(PR_SET_TIMERSLACK, 1000);
-  while (!finished()) step(TimePoint::max());
+  // From the first copy on, for good: the thread calls the driver all the time, and there would be an exchange each.
+  std::optional<RelaxedCaptureMode> mode;
+  while (!finished()) {
+    if (!mode && lane_.copies.has_gpus()) mode.emplace();
+    step(TimePoint::max());
+  }
   release_resources();
 }
 
