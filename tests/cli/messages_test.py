@@ -222,7 +222,7 @@ class Loads(ToolTest):
     def test_into_more_pinned_memory_than_the_budget_say_which_option_raises_it(self):
         error = self.fails("over_budget", 5, "load", self.sparse_file("large", 512 * MIB), "--to", "pinned")
         self.assertIn(str(512 * MIB), error["message"])
-        self.assertIn(f"the budget is {256 * MIB} bytes", error["message"])
+        self.assertIn(f"the budget is {320 * MIB} bytes", error["message"])
         self.assertIn("--options '{\"pinned_budget_bytes\":", error["hint"])
 
     def test_of_a_byte_have_no_speed(self):
