@@ -310,7 +310,9 @@ void Lane::look_at(Part& part, TimePoint now) {
     return;
   }
   if (!part.is_stopped()) {
-    const TimePoint stalled = request.is_left_to_another(part) ? TimePoint::max() : stalls_at(part.last_progress);
+    const bool is_left = request.is_left_to_another(part);
+    if (!is_left && std::exchange(part.was_left, false)) part.last_progress = now;
+    const TimePoint stalled = is_left ? TimePoint::max() : stalls_at(part.last_progress);
     if (closing_.load(std::memory_order_relaxed)) {
       request.stop(Code::closed);
     } else if (now >= request.deadline || now >= stalled) {

@@ -120,7 +120,7 @@ struct Part {
   bool no_route = false;          // none that is allowed can carry the window
   bool exhausted = false;         // no more units
   bool takes_long_slot = false;   // the next piece, if it is cached
-  bool was_left = false;          // to another, at last
+  bool was_left = false;          // to another, when the lane last looked
   Stage stage = Stage::transfer;
   std::vector<Edge> edges;  // put off to their stage
   std::uint32_t next_edge_part = 0;

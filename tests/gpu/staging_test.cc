@@ -123,6 +123,19 @@ TEST_P(LongSlots, are_given_up_where_the_file_is_not_cached_any_more) {
   }
 }
 
+TEST_P(LongSlots, that_are_given_up_late_are_no_reason_to_take_other_lanes_for_stalled) {
+  if (!fake_) GTEST_SKIP() << "no GPU is that slow";
+  fake_->set_delays(22, 20'000);
+  options_.deadlines.stall_seconds = 0.5;
+  evict(folder_.path("file"));
+  warm(folder_.path("file"), size - mib);
+  Context context = make_context();
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  const Report report = load(context, memory);
+  EXPECT_TRUE(report.ok()) << report.error->message;
+  EXPECT_GT(report.seconds, options_.deadlines.stall_seconds);
+}
+
 TEST_P(LongSlots, are_done_without_where_the_budget_has_no_room_for_them) {
   constexpr std::uint64_t lanes_bytes = 16 * 3 * usual_bytes;
   options_.pinned_budget_bytes = lanes_bytes + 8 * mib;  // and callers' lanes
