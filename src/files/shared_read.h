@@ -44,8 +44,9 @@ class SharedRead {
   }
   // Nobody takes more of it.
   void cancel() {
-    is_cancelled_ = has_more();
-    if (is_cancelled_) end_ = next_;
+    if (!has_more()) return;
+    is_cancelled_ = true;
+    end_ = next_;
   }
   bool is_over() const { return out_ == 0 && !has_more(); }
   // REQUIRES: is_over().

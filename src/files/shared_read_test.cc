@@ -113,6 +113,7 @@ TEST_F(SharedReadTest, that_is_cancelled_ends_with_what_threads_have_of_it) {
   SharedRead read(op(3 * stretch));
   const Op first = read.take();
   read.cancel();
+  read.cancel();
   EXPECT_FALSE(read.has_more());
   EXPECT_FALSE(read.is_over());
   read.put(first, brought(first, 1));
