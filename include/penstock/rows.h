@@ -123,7 +123,8 @@ struct RowsReport {
   std::uint64_t read_bytes = 0;    // by calls, for cold rows; each row counts once, however often it was asked for
   std::uint64_t extra_bytes = 0;   // of these, what is no row that was asked for: between rows, and up to whole blocks
   // Pending where there was nothing to do. The first has the requests that read cold rows, to their places or into
-  // scratch memory; the second those that wrote all others to theirs, by the routes `made` and `made_staged`.
+  // scratch memory; the second those that wrote all others to theirs, by the routes `made` and `made_staged`, and zeros
+  // to places in between that are read over.
   Report reading;
   Report filling;
 

@@ -127,7 +127,8 @@ TEST_P(ColdRowsOfTable, are_read_to_their_places_where_they_are_alone_and_each_b
     EXPECT_EQ(report.cold_rows, expected.numbers.size() - 7);
     EXPECT_EQ(report.read_bytes, expected.read_bytes);
     EXPECT_EQ(report.extra_bytes, expected.read_bytes - expected.wanted_bytes);
-    EXPECT_EQ(report.filling.bytes, bytes - expected.lone_rows * shape_.row_bytes);
+    EXPECT_GE(report.filling.bytes, bytes - expected.lone_rows * shape_.row_bytes);
+    EXPECT_EQ(report.reading.bytes + report.reading.extra_bytes, expected.read_bytes);
   }
 }
 
@@ -155,7 +156,7 @@ TEST_P(ColdRowsOfTable, lie_between_those_that_were_cached) {
   EXPECT_EQ(report.cached_rows, cached.numbers.size());
   EXPECT_EQ(report.read_bytes, expected.read_bytes);
   EXPECT_EQ(report.extra_bytes, expected.read_bytes - expected.wanted_bytes);
-  EXPECT_EQ(report.filling.bytes, memory.bytes().size()) << "few are alone: all are placed together";
+  EXPECT_GE(report.filling.bytes, memory.bytes().size() - expected.lone_rows * shape_.row_bytes);
 }
 
 TEST_P(ColdRowsOfTable, need_no_copies_where_all_are_alone) {
@@ -229,6 +230,32 @@ TEST_F(ManyColdRows, come_in_turns_where_the_scratch_has_little_room_for_those_t
   for (std::uint64_t& number : numbers) number = random() % 10'000;
   const std::uint64_t different = std::set<std::uint64_t>(numbers.begin(), numbers.end()).size();
   expect_rows(table, numbers, different);
+}
+
+// More than are filled at once (256 MiB), some of them in the middle of rows that are none.
+TEST_F(ManyColdRows, are_read_when_what_lies_around_them_has_been_filled) {
+  constexpr std::size_t long_row_bytes = 1 << 20, long_rows = 40, asked = 300;
+  const std::vector<std::byte> bytes = content(2, 0, long_rows * long_row_bytes);
+  const auto make = [&](std::uint64_t at, std::span<std::byte> memory) {
+    std::ranges::copy(std::span(bytes).subspan(at, memory.size()), memory.begin());
+    return Status();
+  };
+  const auto open = [&](std::string_view, const OpenOptions&) {
+    return context_.open(Recipe{"long", bytes.size(), make});
+  };
+  ASSERT_TRUE(context_.add_scheme("long", open).ok());
+  const Rows table = Rows::open_raw(context_, "long:x", {.row_bytes = long_row_bytes}, {.join_bytes = 0}).value();
+  std::vector<std::uint64_t> numbers(asked, no_row);
+  for (std::size_t i = 0; i < long_rows / 2; ++i) numbers[i * asked * 2 / long_rows + i % 3] = i * 2;
+  const GuardedMemory memory(asked * long_row_bytes);
+  const RowsReport report = table.gather(numbers, memory.region(), {.zeros_for_missing = true});
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  for (std::size_t i = 0; i < asked; ++i) {
+    const auto row = memory.bytes().subspan(i * long_row_bytes, long_row_bytes);
+    const bool is_right =
+        numbers[i] == no_row ? all_are(row, std::byte{0}) : bool(holds_content(row, 2, numbers[i] * long_row_bytes));
+    EXPECT_TRUE(is_right) << i;
+  }
 }
 
 // Long rows on two disks that answer when the test lets them.

@@ -41,7 +41,8 @@ class RowsReport:
     read_bytes    from storage; each row counts once, however often it was asked for
     extra_bytes   of these, what is no row that was asked for
     reading       the Report of the reads of cold rows; "pending" where there were none
-    filling       the Report of the copies to their places, of rows that were not read straight there; "pending" as above
+    filling       the Report of the copies to their places, of rows that were not read straight there, and of zeros to
+                  places in between that are read over; "pending" as above
     """
 
     __slots__ = ("outcome", "seconds", "bytes", "cached_rows", "cold_rows", "missing_rows", "read_bytes", "extra_bytes",

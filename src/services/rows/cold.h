@@ -45,19 +45,14 @@ std::size_t different_rows_at_least(std::span<const ColdRow> cold);
 // No row takes more scratch than this.
 std::uint64_t scratch_bytes_of_row(const Table& table);
 
-// Calls straight(ColdRow) for each that is read straight, and scratch(ColdRow, scratch offset) for the others.
-// `cold` is that of the plan.
-template <typename Straight, typename Scratch>
-void place_cold(const Table& table, const ColdPlan& plan, std::span<const ColdRow> cold, Straight straight,
-                Scratch scratch) {
+// Calls visit(position, scratch offset) for each row that is not read straight. `cold` is that of the plan.
+template <typename Visit>
+void for_each_in_scratch(const Table& table, const ColdPlan& plan, std::span<const ColdRow> cold, Visit visit) {
   for (const ColdExtent& extent : plan.extents) {
+    if (extent.is_straight) continue;
     const Layout::Part& about = table.layout()->parts[extent.part];
     for (const ColdRow& each : cold.subspan(extent.first, extent.count)) {
-      if (extent.is_straight) {
-        straight(each);
-      } else {
-        scratch(each, extent.scratch_offset + (about.offset_of(each.row) - extent.offset));
-      }
+      visit(each.position, extent.scratch_offset + (about.offset_of(each.row) - extent.offset));
     }
   }
 }

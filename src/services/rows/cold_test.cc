@@ -48,11 +48,13 @@ TEST_F(ColdPlans, read_rows_straight_that_have_no_neighbours_and_are_asked_for_o
   EXPECT_EQ(plan.read_bytes, 6 * 16U);
   EXPECT_EQ(plan.scratch_bytes, 64 + 16U);
   std::vector<std::uint64_t> straight;
-  Found by_scratch;
-  place_cold(
-      table_, plan, cold_, [&](const ColdRow& row) { straight.push_back(row.position); },
-      [&](const ColdRow& row, std::uint64_t offset) { by_scratch.emplace_back(row.position, offset); });
+  for (const ColdExtent& extent : plan.extents) {
+    if (extent.is_straight) straight.push_back(cold_[extent.first].position);
+  }
   EXPECT_EQ(straight, (std::vector<std::uint64_t>{0, 4}));
+  Found by_scratch;
+  for_each_in_scratch(table_, plan, cold_,
+                      [&](std::uint64_t position, std::uint64_t offset) { by_scratch.emplace_back(position, offset); });
   EXPECT_EQ(by_scratch, (Found{{3, 0}, {1, 32}, {2, 64}, {5, 64}}));
 }
 

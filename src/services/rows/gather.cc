@@ -101,19 +101,35 @@ constexpr std::size_t turns_most = 4;
 // Of its part of the scratch that a turn is expected to take, so that few have to be cut shorter.
 constexpr double turn_share = 0.75;
 // Rows of a turn that are read straight to their places. A disk that reads 200,000 a second takes 80 ms for them, and
-// the other turns keep it busy for a quarter of a second while the cached rows of this one are copied.
+// the other turns keep it busy for a quarter of a second while the rows of this one are copied from the scratch.
 constexpr std::size_t straight_rows_most = 16384;
 constexpr std::uint64_t straight_bytes_most = 64 << 20;  // a turn of long rows takes no longer
 
+// Of a turn, what is filled before those of its rows are read that come straight to their places: long enough for all
+// lanes, and short enough that the disk begins early.
+constexpr std::uint64_t slice_bytes = 256 << 20;
+// Places of cold rows between others are filled with zeros and read over: a long copy costs less than many short ones.
+constexpr std::uint64_t bridged_bytes_most = 16 << 10;
+
+struct Positions {
+  std::size_t first = 0;
+  std::size_t count = 0;
+
+  std::size_t end() const { return first + count; }
+};
+
 // As many rows of a gather as have room in their part of the scratch, and don't take long.
 struct Turn {
-  std::size_t first = 0;  // a position
-  std::size_t count = 0;
+  Positions rows;
   std::vector<ColdRow> cold;  // ascending
   ColdPlan plan;
   Buffer scratch;
-  Ticket reading;
+  Ticket by_scratch;
+  std::vector<Ticket> straight;
 };
+
+// In a list of sources: the row comes another way.
+constexpr std::byte elsewhere{};
 
 class Gather {
  public:
@@ -135,7 +151,7 @@ class Gather {
       } else if (status.error().code == Code::cancelled) {
         report_.outcome = Outcome::cancelled;
       }
-      report_.error = told_in_rows(std::move(status).error(), table_, report_, straight_bytes_ + report_.filling.bytes);
+      report_.error = told_in_rows(std::move(status).error(), table_, report_, in_place_bytes_);
     } else {
       report_.outcome = Outcome::done;
     }
@@ -183,27 +199,27 @@ class Gather {
   // What still reads may write to the caller's memory: it ends before the gather does. False: some was abandoned.
   bool end_reading() {
     bool all_came_home = true;
+    const auto end = [&](Ticket& ticket) {
+      if (!ticket) return;
+      Watch::end(ticket);
+      if (ticket.outcome() == Outcome::abandoned) all_came_home = false;
+    };
     for (Turn& turn : turns_) {
-      if (!turn.reading) continue;
-      Watch::end(turn.reading);
-      if (turn.reading.outcome() == Outcome::abandoned) all_came_home = false;
+      end(turn.by_scratch);
+      std::ranges::for_each(turn.straight, end);
     }
     for (const Turn& turn : turns_) {
-      if (turn.reading) count_straight(turn, turn.reading.bytes_done());
+      for (const Ticket& ticket : turn.straight) {
+        if (ticket) in_place_bytes_ += ticket.bytes_done();
+      }
     }
     return all_came_home;
-  }
-
-  // `bytes` of a turn have arrived. Those in the scratch are in no place yet.
-  void count_straight(const Turn& turn, std::uint64_t bytes) {
-    const std::uint64_t straight = turn.plan.straight_rows * table_.info().row_bytes;
-    straight_bytes_ += bytes - std::min(bytes, turn.plan.read_bytes - straight);
   }
 
   Status move_rows() {
     if (cold_.empty() && missing_.empty()) {
       const Positions all{0, numbers_.size()};
-      return fill(std::make_shared<Fill>(table_.layout(), numbers_), all, {&all, 1}, held_numbers_);
+      return fill(std::make_shared<Fill>(table_.layout(), numbers_), all, {{all}}, held_numbers_);
     }
     decide_turns();
     while (true) {
@@ -212,7 +228,7 @@ class Gather {
       if (Status status = await(turns_.front()); !status) return status;
       // The disk must not wait for copies of what it has brought.
       if (Status status = begin_turns(turns_at_once_); !status) return status;
-      if (Status status = place(turns_.front()); !status) return status;
+      if (Status status = place_from_scratch(turns_.front()); !status) return status;
       turns_.pop_front();
     }
   }
@@ -226,9 +242,9 @@ class Gather {
     if (different_rows_at_least(cold_) <= room / table_.info().row_bytes + straight_in_turns) {
       std::vector<ColdRow> all = cold_;
       std::ranges::sort(all);
-      ColdPlan whole = plan(all, numbers_.size());
+      ColdPlan whole = plan_cold(table_, all, lone_);
       if (whole.scratch_bytes <= room && whole.straight_rows <= straight_in_turns) {
-        whole_ = {.first = 0, .count = numbers_.size(), .cold = std::move(all), .plan = std::move(whole)};
+        whole_ = {.rows = {0, numbers_.size()}, .cold = std::move(all), .plan = std::move(whole)};
         return;
       }
     }
@@ -238,29 +254,20 @@ class Gather {
     cold_in_turn_ = std::clamp<std::uint64_t>(turn_bytes_ / row_bytes, 1, straight_in_turn_);
   }
 
-  // Of so many rows. Where few of them are read straight, the others lie in short runs, and to place all rows together
-  // is quicker: a million rows of 4 KiB came to an H200 in 0.56 s instead of 0.68 where a tenth of them was cold.
-  ColdPlan plan(std::span<const ColdRow> cold, std::size_t rows) const {
-    ColdPlan plan = plan_cold(table_, cold, lone_);
-    const bool are_few = plan.straight_rows < rows / 4;
-    return are_few && plan.straight_rows != 0 ? plan_cold(table_, cold, Lone::by_scratch) : plan;
-  }
-
   // Empty where nothing is left.
   Turn cut_turn() {
     if (turn_bytes_ == 0) return std::exchange(whole_, {});
-    Turn turn{.first = positions_done_};
+    Turn turn{.rows = {positions_done_, 0}};
     const auto first = cold_.begin() + static_cast<std::ptrdiff_t>(cold_done_);
     for (std::size_t count = std::min(cold_in_turn_, cold_.size() - cold_done_);; count /= 2) {
       turn.cold.assign(first, first + static_cast<std::ptrdiff_t>(count));
       std::ranges::sort(turn.cold);
-      const std::size_t done = cold_done_ + count;
-      turn.count = (done == cold_.size() ? numbers_.size() : cold_[done].position) - turn.first;
-      turn.plan = plan(turn.cold, turn.count);
+      turn.plan = plan_cold(table_, turn.cold, lone_);
       if (count <= 1 || fits(turn.plan)) break;
     }
     cold_done_ += turn.cold.size();
-    positions_done_ = turn.first + turn.count;
+    positions_done_ = cold_done_ == cold_.size() ? numbers_.size() : cold_[cold_done_].position;
+    turn.rows.count = positions_done_ - turn.rows.first;
     // The rows of the next one will take about as much as these.
     const auto times = [](std::uint64_t most, std::uint64_t taken) {
       return static_cast<double>(most) / static_cast<double>(std::max<std::uint64_t>(1, taken));
@@ -280,43 +287,48 @@ class Gather {
     while (turns_.size() < most) {
       if (!watch_.goes_on()) return Watch::told_to_stop();
       Turn turn = cut_turn();
-      if (turn.count == 0) return {};
+      if (turn.rows.count == 0) return {};
       turns_.push_back(std::move(turn));
       if (Status status = begin(turns_.back()); !status) return status;
     }
     return {};
   }
 
+  // Rows are read to their places when what lies around them has been filled.
   Status begin(Turn& turn) {
     report_.read_bytes += turn.plan.read_bytes;
     report_.extra_bytes += turn.plan.read_bytes - turn.plan.wanted_bytes;
-    if (turn.plan.extents.empty()) return {};
     if (turn.plan.scratch_bytes != 0) {
       auto scratch = table_.take_scratch(turn.plan.scratch_bytes, Domain::host());
       if (!scratch) return std::move(scratch).error();
       turn.scratch = std::move(*scratch);
+      if (Status status = submit(scratch_ranges(turn), turn.by_scratch); !status) return status;
     }
-    const std::vector<Range> ranges = ranges_of(turn);
-    RequestOptions request = request_options();
-    // They are cold: lanes need not ask about each.
-    if (table_.context().options().cache == penstock::Cache::automatic) request.cache = penstock::Cache::bypass;
-    auto ticket = table_.context().submit(Direction::read, ranges, request);
-    if (!ticket) return std::move(ticket).error();
-    turn.reading = std::move(*ticket);
+    const std::size_t slice = std::max<std::size_t>(1, slice_bytes / table_.info().row_bytes);
+    const auto straight = straight_ranges(turn, slice);
+    turn.straight.resize(straight.size());
+    for (std::size_t i = 0; i < straight.size(); ++i) {
+      const Positions rows{turn.rows.first + i * slice, std::min(slice, turn.rows.count - i * slice)};
+      if (Status status = fill_around_cold(rows); !status) return status;
+      if (straight[i].empty()) continue;
+      if (Status status = submit(straight[i], turn.straight[i]); !status) return status;
+    }
     return {};
   }
 
-  // Those to one memory in a row, so that core moves many at once.
-  std::vector<Range> ranges_of(const Turn& turn) const {
-    const std::uint64_t row_bytes = table_.info().row_bytes;
+  Status submit(std::span<const Range> ranges, Ticket& ticket) {
+    RequestOptions request = request_options();
+    // They are cold: lanes need not ask about each.
+    if (table_.context().options().cache == penstock::Cache::automatic) request.cache = penstock::Cache::bypass;
+    auto submitted = table_.context().submit(Direction::read, ranges, request);
+    if (!submitted) return std::move(submitted).error();
+    ticket = std::move(*submitted);
+    return {};
+  }
+
+  std::vector<Range> scratch_ranges(const Turn& turn) const {
     std::vector<Range> ranges;
-    ranges.reserve(turn.plan.extents.size());
-    for (const ColdExtent& extent : turn.plan.extents) {
-      if (!extent.is_straight) continue;
-      const ColdRow& only = turn.cold[extent.first];
-      ranges.push_back({&table_.shard(extent.part).store(), table_.layout()->parts[extent.part].offset_of(only.row),
-                        memory_.part(only.position * row_bytes, row_bytes)});
-    }
+    ranges.reserve(turn.plan.extents.size() - turn.plan.straight_rows);
     for (const ColdExtent& extent : turn.plan.extents) {
       if (extent.is_straight) continue;
       ranges.push_back({&table_.shard(extent.part).store(), extent.offset,
@@ -325,55 +337,93 @@ class Gather {
     return ranges;
   }
 
+  // Of each slice of the turn's rows.
+  std::vector<std::vector<Range>> straight_ranges(const Turn& turn, std::size_t slice) const {
+    const std::uint64_t row_bytes = table_.info().row_bytes;
+    std::vector<std::vector<Range>> ranges((turn.rows.count + slice - 1) / slice);
+    for (const ColdExtent& extent : turn.plan.extents) {
+      if (!extent.is_straight) continue;
+      const ColdRow& only = turn.cold[extent.first];
+      ranges[(only.position - turn.rows.first) / slice].push_back(
+          {&table_.shard(extent.part).store(), table_.layout()->parts[extent.part].offset_of(only.row),
+           memory_.part(only.position * row_bytes, row_bytes)});
+    }
+    return ranges;
+  }
+
   Status await(Turn& turn) {
-    if (!turn.reading) return {};
-    watch_.wait(turn.reading);
-    const Report report = turn.reading.report();
+    if (Status status = await(turn.by_scratch); !status) return status;
+    for (Ticket& ticket : turn.straight) {
+      const std::uint64_t bytes_before = report_.reading.bytes;
+      const Status status = await(ticket);
+      in_place_bytes_ += report_.reading.bytes - bytes_before;
+      if (!status) return status;
+    }
+    return {};
+  }
+
+  Status await(Ticket& ticket) {
+    if (!ticket) return {};
+    watch_.wait(ticket);
+    const Report report = ticket.report();
     add(report_.reading, report);
     report_.read_bytes += report.extra_bytes;
     report_.extra_bytes += report.extra_bytes;
-    count_straight(turn, report.bytes);
-    turn.reading = {};
+    ticket = {};
     return report.ok() ? Status() : *report.error;
   }
 
-  Status place(Turn& turn) {
-    if (turn.plan.straight_rows == turn.count) return {};
-    static constexpr std::byte in_place{};
-    std::vector<const std::byte*> sources(turn.count);
-    point_to_mapped(table_, numbers_, turn.first, sources);
-    place_cold(
-        table_, turn.plan, turn.cold, [&](const ColdRow& cold) { sources[cold.position - turn.first] = &in_place; },
-        [&](const ColdRow& cold, std::uint64_t offset) {
-          sources[cold.position - turn.first] = turn.scratch.data() + offset;
-        });
-    const auto first_missing = std::ranges::lower_bound(missing_, turn.first);
-    for (auto at = first_missing; at != missing_.end() && *at < turn.first + turn.count; ++at) {
-      sources[*at - turn.first] = nullptr;
-    }
-    const auto missing = std::ranges::lower_bound(missing_, turn.first + turn.count) - first_missing;
-    if (std::ranges::count(sources, nullptr) != missing) return numbers_changed();
-    std::vector<Positions> runs;  // of the others
-    for (std::size_t at = 0; at < turn.count; ++at) {
-      if (sources[at] == &in_place) continue;
-      if (at == 0 || sources[at - 1] == &in_place) runs.push_back({turn.first + at, 0});
-      ++runs.back().count;
-    }
-    const std::shared_ptr<const void> scratch =
-        turn.scratch.size_bytes() != 0 ? hold_memory(turn.scratch.region()) : nullptr;
-    Status status =
-        fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), {turn.first, turn.count}, runs, scratch);
-    if (status && turn.scratch.size_bytes() != 0) table_.give_scratch(std::move(turn.scratch));
+  // All of these rows that are not cold.
+  Status fill_around_cold(const Positions& rows) {
+    const auto cold = std::ranges::subrange(std::ranges::lower_bound(cold_, rows.first, {}, &ColdRow::position),
+                                            std::ranges::lower_bound(cold_, rows.end(), {}, &ColdRow::position));
+    if (cold.size() == rows.count) return {};
+    std::vector<const std::byte*> sources(rows.count);
+    point_to_mapped(table_, numbers_, rows.first, sources);
+    for (const ColdRow& each : cold) sources[each.position - rows.first] = &elsewhere;
+    const auto missing = std::ranges::subrange(std::ranges::lower_bound(missing_, rows.first),
+                                               std::ranges::lower_bound(missing_, rows.end()));
+    for (const std::uint64_t position : missing) sources[position - rows.first] = nullptr;
+    if (std::ranges::count(sources, nullptr) != std::ssize(missing)) return numbers_changed();
+    const std::vector<Positions> runs = runs_of(sources, rows.first, bridged_bytes_most / table_.info().row_bytes);
+    std::ranges::replace(sources, &elsewhere, nullptr);
+    Status status = fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), rows, runs, nullptr);
+    std::uint64_t bridged = cold.size();
+    for (const Positions& run : runs) bridged += run.count;
+    bridged -= rows.count;
+    in_place_bytes_ -= std::min(in_place_bytes_, bridged * table_.info().row_bytes);
     return status;
   }
 
-  struct Positions {
-    std::size_t first = 0;
-    std::size_t count = 0;
-  };
+  Status place_from_scratch(Turn& turn) {
+    if (turn.plan.scratch_bytes == 0) return {};
+    std::vector<const std::byte*> sources(turn.rows.count, &elsewhere);
+    for_each_in_scratch(table_, turn.plan, turn.cold, [&](std::uint64_t position, std::uint64_t offset) {
+      sources[position - turn.rows.first] = turn.scratch.data() + offset;
+    });
+    const std::vector<Positions> runs = runs_of(sources, turn.rows.first, 0);
+    Status status = fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), turn.rows, runs,
+                         hold_memory(turn.scratch.region()));
+    if (status) table_.give_scratch(std::move(turn.scratch));
+    return status;
+  }
+
+  // Of sources of rows from the position `first` on, those that are not elsewhere, and up to `bridged` between them
+  // that are.
+  static std::vector<Positions> runs_of(std::span<const std::byte* const> sources, std::size_t first,
+                                        std::size_t bridged) {
+    std::vector<Positions> runs;
+    for (std::size_t at = 0; at < sources.size(); ++at) {
+      if (sources[at] == &elsewhere) continue;
+      if (runs.empty() || first + at - runs.back().end() > bridged) runs.push_back({first + at, 0});
+      runs.back().count = first + at + 1 - runs.back().first;
+    }
+    return runs;
+  }
+
   // Runs of the rows that `fill` makes, by the lanes: straight into host memory, through pinned slots to a GPU. What is
   // `held` stays as long as they may use it.
-  Status fill(std::shared_ptr<const Fill> fill, Positions rows, std::span<const Positions> runs,
+  Status fill(std::shared_ptr<const Fill> fill, const Positions& rows, std::span<const Positions> runs,
               std::shared_ptr<const void> held) {
     const std::uint64_t row_bytes = table_.info().row_bytes;
     auto store = table_.context().open(
@@ -390,6 +440,7 @@ class Gather {
     }
     const Report report = watch_.transfer(table_.context(), Direction::read, ranges, request_options());
     add(report_.filling, report);
+    in_place_bytes_ += report.bytes;
     if (!report.ok()) return *report.error;
     return {};
   }
@@ -434,7 +485,7 @@ class Gather {
   std::size_t cold_in_turn_ = 0;
   std::size_t cold_done_ = 0;
   std::size_t positions_done_ = 0;
-  std::uint64_t straight_bytes_ = 0;  // that have arrived
+  std::uint64_t in_place_bytes_ = 0;
 };
 
 RowsReport failed(Error error) {
