@@ -8,9 +8,9 @@
 
 #include "base/out_of_memory.h"
 #include "penstock/gpu.h"
-#include "services/rows/cold.h"
 #include "services/rows/fill.h"
 #include "services/rows/sorted.h"
+#include "services/rows/turns.h"
 #include "services/rows/watch.h"
 
 namespace penstock::rows {
@@ -96,33 +96,15 @@ class HostNumbers {
   RowNumbers numbers_;
 };
 
-// Of one gather: lanes that read rows are slow to copy others, and the disk must not wait for that.
-constexpr std::size_t turns_most = 4;
-// Of its part of the scratch that a turn is expected to take, so that few have to be cut shorter.
-constexpr double turn_share = 0.75;
-// Rows of a turn that are read straight to their places. A disk that reads 200,000 a second takes 80 ms for them, and
-// the other turns keep it busy for a quarter of a second while the rows of this one are copied from the scratch.
-constexpr std::size_t straight_rows_most = 16384;
-constexpr std::uint64_t straight_bytes_most = 64 << 20;  // a turn of long rows takes no longer
-
 // Of a turn, what is filled before those of its rows are read that come straight to their places: long enough for all
 // lanes, and short enough that the disk begins early.
 constexpr std::uint64_t slice_bytes = 256 << 20;
 // Places of cold rows between others are filled with zeros and read over: a long copy costs less than many short ones.
 constexpr std::uint64_t bridged_bytes_most = 16 << 10;
 
-struct Positions {
-  std::size_t first = 0;
-  std::size_t count = 0;
-
-  std::size_t end() const { return first + count; }
-};
-
-// As many rows of a gather as have room in their part of the scratch, and don't take long.
-struct Turn {
-  Positions rows;
-  std::vector<ColdRow> cold;  // ascending
-  ColdPlan plan;
+// A turn whose rows are on their way.
+struct Begun {
+  Turn turn;
   Buffer scratch;
   Ticket by_scratch;
   std::vector<Ticket> straight;
@@ -204,12 +186,12 @@ class Gather {
       Watch::end(ticket);
       if (ticket.outcome() == Outcome::abandoned) all_came_home = false;
     };
-    for (Turn& turn : turns_) {
-      end(turn.by_scratch);
-      std::ranges::for_each(turn.straight, end);
+    for (Begun& begun : begun_) {
+      end(begun.by_scratch);
+      std::ranges::for_each(begun.straight, end);
     }
-    for (const Turn& turn : turns_) {
-      for (const Ticket& ticket : turn.straight) {
+    for (const Begun& begun : begun_) {
+      for (const Ticket& ticket : begun.straight) {
         if (ticket) in_place_bytes_ += ticket.bytes_done();
       }
     }
@@ -221,97 +203,48 @@ class Gather {
       const Positions all{0, numbers_.size()};
       return fill(std::make_shared<Fill>(table_.layout(), numbers_), all, {{all}}, held_numbers_);
     }
-    decide_turns();
+    Turns turns(table_, cold_, numbers_.size(), lone_);
     while (true) {
-      if (Status status = begin_turns(turns_at_once_ - 1); !status) return status;
-      if (turns_.empty()) return {};
-      if (Status status = await(turns_.front()); !status) return status;
+      if (Status status = begin_turns(turns, turns.at_once() - 1); !status) return status;
+      if (begun_.empty()) return {};
+      if (Status status = await(begun_.front()); !status) return status;
       // The disk must not wait for copies of what it has brought.
-      if (Status status = begin_turns(turns_at_once_); !status) return status;
-      if (Status status = place_from_scratch(turns_.front()); !status) return status;
-      turns_.pop_front();
+      if (Status status = begin_turns(turns, turns.at_once()); !status) return status;
+      if (Status status = place_from_scratch(begun_.front()); !status) return status;
+      begun_.pop_front();
     }
   }
 
-  // All at once where there is room for it, since a row is read once a turn. Where there can be none, the first turn
-  // begins without sorting all rows.
-  void decide_turns() {
-    const std::uint64_t room = table_.options().scratch_bytes;
-    straight_in_turn_ = std::clamp<std::uint64_t>(straight_bytes_most / table_.info().row_bytes, 1, straight_rows_most);
-    const std::size_t straight_in_turns = turns_most * straight_in_turn_;
-    if (different_rows_at_least(cold_) <= room / table_.info().row_bytes + straight_in_turns) {
-      std::vector<ColdRow> all = cold_;
-      std::ranges::sort(all);
-      ColdPlan whole = plan_cold(table_, all, lone_);
-      if (whole.scratch_bytes <= room && whole.straight_rows <= straight_in_turns) {
-        whole_ = {.rows = {0, numbers_.size()}, .cold = std::move(all), .plan = std::move(whole)};
-        return;
-      }
-    }
-    const std::uint64_t row_bytes = scratch_bytes_of_row(table_);
-    turns_at_once_ = std::clamp<std::uint64_t>(room / row_bytes, 2, turns_most);
-    turn_bytes_ = std::max<std::uint64_t>(1, room / turns_at_once_);
-    cold_in_turn_ = std::clamp<std::uint64_t>(turn_bytes_ / row_bytes, 1, straight_in_turn_);
-  }
-
-  // Empty where nothing is left.
-  Turn cut_turn() {
-    if (turn_bytes_ == 0) return std::exchange(whole_, {});
-    Turn turn{.rows = {positions_done_, 0}};
-    const auto first = cold_.begin() + static_cast<std::ptrdiff_t>(cold_done_);
-    for (std::size_t count = std::min(cold_in_turn_, cold_.size() - cold_done_);; count /= 2) {
-      turn.cold.assign(first, first + static_cast<std::ptrdiff_t>(count));
-      std::ranges::sort(turn.cold);
-      turn.plan = plan_cold(table_, turn.cold, lone_);
-      if (count <= 1 || fits(turn.plan)) break;
-    }
-    cold_done_ += turn.cold.size();
-    positions_done_ = cold_done_ == cold_.size() ? numbers_.size() : cold_[cold_done_].position;
-    turn.rows.count = positions_done_ - turn.rows.first;
-    // The rows of the next one will take about as much as these.
-    const auto times = [](std::uint64_t most, std::uint64_t taken) {
-      return static_cast<double>(most) / static_cast<double>(std::max<std::uint64_t>(1, taken));
-    };
-    const double longer =
-        std::min(times(turn_bytes_, turn.plan.scratch_bytes), times(straight_in_turn_, turn.plan.straight_rows));
-    cold_in_turn_ =
-        std::max<std::size_t>(1, static_cast<std::size_t>(turn_share * longer * static_cast<double>(turn.cold.size())));
-    return turn;
-  }
-
-  bool fits(const ColdPlan& plan) const {
-    return plan.scratch_bytes <= turn_bytes_ && plan.straight_rows <= straight_in_turn_;
-  }
-
-  Status begin_turns(std::size_t most) {
-    while (turns_.size() < most) {
+  Status begin_turns(Turns& turns, std::size_t most) {
+    while (begun_.size() < most) {
       if (!watch_.goes_on()) return Watch::told_to_stop();
-      Turn turn = cut_turn();
+      Turn turn = turns.next();
       if (turn.rows.count == 0) return {};
-      turns_.push_back(std::move(turn));
-      if (Status status = begin(turns_.back()); !status) return status;
+      begun_.push_back({.turn = std::move(turn)});
+      if (Status status = begin(begun_.back()); !status) return status;
     }
     return {};
   }
 
   // Rows are read to their places when what lies around them has been filled.
-  Status begin(Turn& turn) {
+  Status begin(Begun& begun) {
+    const Turn& turn = begun.turn;
     report_.read_bytes += turn.plan.read_bytes;
     report_.extra_bytes += turn.plan.read_bytes - turn.plan.wanted_bytes;
     if (turn.plan.scratch_bytes != 0) {
       auto scratch = table_.take_scratch(turn.plan.scratch_bytes, Domain::host());
       if (!scratch) return std::move(scratch).error();
-      turn.scratch = std::move(*scratch);
-      if (Status status = submit(scratch_ranges(turn), turn.by_scratch); !status) return status;
+      begun.scratch = std::move(*scratch);
+      if (Status status = submit(scratch_ranges(begun), begun.by_scratch); !status) return status;
     }
     const std::size_t slice = std::max<std::size_t>(1, slice_bytes / table_.info().row_bytes);
     const auto straight = straight_ranges(turn, slice);
-    turn.straight.resize(straight.size());
+    begun.straight.resize(straight.size());
     for (std::size_t i = 0; i < straight.size(); ++i) {
       const Positions rows{turn.rows.first + i * slice, std::min(slice, turn.rows.count - i * slice)};
       if (Status status = fill_around_cold(rows); !status) return status;
       if (straight[i].empty()) continue;
-      if (Status status = submit(straight[i], turn.straight[i]); !status) return status;
+      if (Status status = submit(straight[i], begun.straight[i]); !status) return status;
     }
     return {};
   }
@@ -326,13 +259,14 @@ class Gather {
     return {};
   }
 
-  std::vector<Range> scratch_ranges(const Turn& turn) const {
+  std::vector<Range> scratch_ranges(const Begun& begun) const {
+    const ColdPlan& plan = begun.turn.plan;
     std::vector<Range> ranges;
-    ranges.reserve(turn.plan.extents.size() - turn.plan.straight_rows);
-    for (const ColdExtent& extent : turn.plan.extents) {
+    ranges.reserve(plan.extents.size() - plan.straight_rows);
+    for (const ColdExtent& extent : plan.extents) {
       if (extent.is_straight) continue;
       ranges.push_back({&table_.shard(extent.part).store(), extent.offset,
-                        turn.scratch.region().part(extent.scratch_offset, extent.length)});
+                        begun.scratch.region().part(extent.scratch_offset, extent.length)});
     }
     return ranges;
   }
@@ -351,9 +285,9 @@ class Gather {
     return ranges;
   }
 
-  Status await(Turn& turn) {
-    if (Status status = await(turn.by_scratch); !status) return status;
-    for (Ticket& ticket : turn.straight) {
+  Status await(Begun& begun) {
+    if (Status status = await(begun.by_scratch); !status) return status;
+    for (Ticket& ticket : begun.straight) {
       const std::uint64_t bytes_before = report_.reading.bytes;
       const Status status = await(ticket);
       in_place_bytes_ += report_.reading.bytes - bytes_before;
@@ -395,16 +329,17 @@ class Gather {
     return status;
   }
 
-  Status place_from_scratch(Turn& turn) {
+  Status place_from_scratch(Begun& begun) {
+    const Turn& turn = begun.turn;
     if (turn.plan.scratch_bytes == 0) return {};
     std::vector<const std::byte*> sources(turn.rows.count, &elsewhere);
     for_each_in_scratch(table_, turn.plan, turn.cold, [&](std::uint64_t position, std::uint64_t offset) {
-      sources[position - turn.rows.first] = turn.scratch.data() + offset;
+      sources[position - turn.rows.first] = begun.scratch.data() + offset;
     });
     const std::vector<Positions> runs = runs_of(sources, turn.rows.first, 0);
     Status status = fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), turn.rows, runs,
-                         hold_memory(turn.scratch.region()));
-    if (status) table_.give_scratch(std::move(turn.scratch));
+                         hold_memory(begun.scratch.region()));
+    if (status) table_.give_scratch(std::move(begun.scratch));
     return status;
   }
 
@@ -477,14 +412,7 @@ class Gather {
   RowsReport report_;
   std::vector<ColdRow> cold_;           // by position
   std::vector<std::uint64_t> missing_;  // ascending
-  Turn whole_;
-  std::deque<Turn> turns_;  // the first is awaited, then placed while the others are read
-  std::size_t turns_at_once_ = 2;
-  std::uint64_t turn_bytes_ = 0;      // of the scratch, at most; 0: all rows are one turn
-  std::size_t straight_in_turn_ = 0;  // at most
-  std::size_t cold_in_turn_ = 0;
-  std::size_t cold_done_ = 0;
-  std::size_t positions_done_ = 0;
+  std::deque<Begun> begun_;             // the first is awaited, then placed while the others are read
   std::uint64_t in_place_bytes_ = 0;
 };
 
