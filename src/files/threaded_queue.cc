@@ -36,15 +36,14 @@ engine::Done Worker::run_or_fail(const engine::Op& op) {
 
 ThreadedQueue::ThreadedQueue(const engine::QueueOptions& options, MakeWorker make_worker)
     : depth_(options.depth),
-      shares_(options.sharers != 0),
-      max_threads_(std::max<std::size_t>(std::clamp(options.threads, 1U, options.depth), options.sharers)),
       make_worker_(std::move(make_worker)),
       own_worker_(make_worker_()),
       cached_(depth_),
+      callers_(std::clamp(options.threads, 1U, options.depth), &ThreadedQueue::call),
+      sharers_(options.sharers, &ThreadedQueue::share),
       pending_(depth_),
       done_(depth_) {
-  threads_.reserve(max_threads_);
-  if (shares_) shared_.reserve(depth_);
+  if (sharers_.most != 0) shared_.reserve(depth_);
 }
 
 ThreadedQueue::~ThreadedQueue() {
@@ -52,30 +51,33 @@ ThreadedQueue::~ThreadedQueue() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  work_arrived_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  for (Crew* crew : {&callers_, &sharers_}) {
+    crew->work_arrived.notify_all();
+    for (std::thread& thread : crew->threads) thread.join();
+  }
 }
 
 std::size_t ThreadedQueue::submit(std::span<const engine::Op> ops) {
   const std::size_t taken = std::min(ops.size(), depth_ - in_flight_);
-  std::size_t handed_over = 0;
+  std::size_t calls = 0;
+  std::size_t stretches = 0;
   {
     const std::lock_guard lock(mutex_);
     for (const engine::Op& op : ops.first(taken)) {
-      if (op.is_shared && shares_) {
+      if (op.is_shared && sharers_.most != 0) {
         shared_.emplace_back(op);
-        handed_over += shared_.back().stretches_left();
+        stretches += shared_.back().stretches_left();
       } else if (is_copy(op)) {
         cached_.push(op);
       } else {
         pending_.push(op);
-        ++handed_over;
+        ++calls;
       }
     }
   }
   in_flight_ += taken;
-  for (std::size_t i = 0; i < std::min(handed_over, threads_.size()); ++i) work_arrived_.notify_one();
-  if (handed_over > 0) start_threads();
+  if (calls > 0 && !start_threads(callers_, calls)) do_without_callers();
+  if (stretches > 0 && !start_threads(sharers_, stretches)) do_without_sharers();
   return taken;
 }
 
@@ -154,34 +156,46 @@ void ThreadedQueue::complete(const engine::Done& done) {
   tell_of_end();
 }
 
-void ThreadedQueue::start_threads() {
+// As many as have something to do. False: there is not a single one.
+bool ThreadedQueue::start_threads(Crew& crew, std::size_t handed_over) {
+  for (std::size_t i = 0; i < std::min(handed_over, crew.threads.size()); ++i) crew.work_arrived.notify_one();
   std::size_t wanted = 0;
   {
     const std::lock_guard lock(mutex_);
-    wanted = work_left() - std::min(work_left(), idle_threads_);
+    const std::size_t left = &crew == &callers_ ? pending_.size() : stretches_left();
+    wanted = left - std::min(left, crew.idle);
   }
-  for (; wanted > 0 && threads_.size() < max_threads_; --wanted) {
+  for (; wanted > 0 && crew.threads.size() < crew.most; --wanted) {
     try {
-      threads_.emplace_back([this, worker = make_worker_()] { work(*worker); });
+      crew.threads.emplace_back([this, &crew, worker = make_worker_()] { (this->*crew.work)(*worker); });
     } catch (const std::exception&) {  // no thread, or no memory for it
-      if (!threads_.empty()) return;   // fewer threads are slower, not wrong
-      log(LogLevel::warning, "no thread can be started; work is done while polling");
-      const std::lock_guard lock(mutex_);
-      while (!pending_.empty()) do_without_thread(pending_.pop());
-      for (const SharedRead& read : shared_) cached_.push(read.op());
-      shared_.clear();
-      return;
+      break;                           // fewer threads are slower, not wrong
+    }
+  }
+  if (!crew.threads.empty()) return true;
+  if (!std::exchange(has_warned_, true)) {
+    log(LogLevel::warning, "no thread can be started; work is done while polling");
+  }
+  return false;
+}
+
+// Who polls must not wait for a server.
+void ThreadedQueue::do_without_callers() {
+  const std::lock_guard lock(mutex_);
+  while (!pending_.empty()) {
+    const engine::Op op = pending_.pop();
+    if (op.kind == engine::OpKind::call) {
+      done_.push({.cookie = op.cookie, .code = Code::out_of_memory});
+    } else {
+      cached_.push(op);
     }
   }
 }
 
-// REQUIRES: the lock. Who polls must not wait for a server.
-void ThreadedQueue::do_without_thread(const engine::Op& op) {
-  if (op.kind == engine::OpKind::call) {
-    done_.push({.cookie = op.cookie, .code = Code::out_of_memory});
-  } else {
-    cached_.push(op);
-  }
+void ThreadedQueue::do_without_sharers() {
+  const std::lock_guard lock(mutex_);
+  for (const SharedRead& read : shared_) cached_.push(read.op());
+  shared_.clear();
 }
 
 // REQUIRES: the lock.
@@ -198,15 +212,15 @@ void ThreadedQueue::end_if_over(std::vector<SharedRead>::iterator read) {
 }
 
 // For so many threads. REQUIRES: the lock.
-std::size_t ThreadedQueue::work_left() const {
-  std::size_t count = pending_.size();
+std::size_t ThreadedQueue::stretches_left() const {
+  std::size_t count = 0;
   for (const SharedRead& read : shared_) count += read.stretches_left();
   return count;
 }
 
 // REQUIRES: the lock, and something pending. Leaves their share to threads that have nothing to do.
 std::size_t ThreadedQueue::take_group(const Worker& worker, std::span<engine::Op> group) {
-  const std::size_t share = std::min(group.size(), pending_.size() / (idle_threads_ + 1));
+  const std::size_t share = std::min(group.size(), pending_.size() / (callers_.idle + 1));
   std::size_t count = 0;
   group[count++] = pending_.pop();
   if (!worker.joins_group(group.front())) return count;
@@ -214,24 +228,14 @@ std::size_t ThreadedQueue::take_group(const Worker& worker, std::span<engine::Op
   return count;
 }
 
-void ThreadedQueue::work(Worker& worker) {
+void ThreadedQueue::call(Worker& worker) {
   std::array<engine::Op, max_group> group;
   std::unique_lock lock(mutex_);
   while (true) {
-    ++idle_threads_;
-    work_arrived_.wait(lock, [this] { return stopping_ || work_left() != 0; });
-    --idle_threads_;
+    ++callers_.idle;
+    callers_.work_arrived.wait(lock, [this] { return stopping_ || !pending_.empty(); });
+    --callers_.idle;
     if (stopping_) return;
-    if (pending_.empty()) {
-      const engine::Op stretch = unfinished_read()->take();
-      lock.unlock();
-      const engine::Done done = worker.run_or_fail(stretch);
-      lock.lock();
-      const auto read = std::ranges::find(shared_, stretch.cookie, &SharedRead::cookie);
-      read->put(stretch, done);
-      end_if_over(read);
-      continue;
-    }
     const std::size_t count = take_group(worker, group);
     lock.unlock();
     if (count > 1) {
@@ -243,6 +247,23 @@ void ThreadedQueue::work(Worker& worker) {
     lock.lock();
     done_.push(done);
     tell_of_end();
+  }
+}
+
+void ThreadedQueue::share(Worker& worker) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    ++sharers_.idle;
+    sharers_.work_arrived.wait(lock, [this] { return stopping_ || unfinished_read() != shared_.end(); });
+    --sharers_.idle;
+    if (stopping_) return;
+    const engine::Op stretch = unfinished_read()->take();
+    lock.unlock();
+    const engine::Done done = worker.run_or_fail(stretch);
+    lock.lock();
+    const auto read = std::ranges::find(shared_, stretch.cookie, &SharedRead::cookie);
+    read->put(stretch, done);
+    end_if_over(read);
   }
 }
 

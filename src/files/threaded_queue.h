@@ -1,8 +1,9 @@
 // ThreadedQueue: for engines whose calls block. A few threads of its own that make them, and one list of completions.
 //
 // Operations on cached bytes are copies, so the polling thread does them itself; a hand-off would cost more. The others
-// go to threads, and so do all on network and FUSE mounts. A shared read is cut into stretches, which the threads make
-// side by side, in order. Threads are started when there is work for them and live as long as the queue.
+// go to threads, and so do all on network and FUSE mounts. A shared read is cut into stretches, which threads of their
+// own make side by side, in order, whatever the others wait for. Threads are started when there is work for them and
+// live as long as the queue.
 //
 // Thread safety and lifetime: as engine::Queue. Nothing is allocated for an operation.
 #pragma once
@@ -59,38 +60,48 @@ class ThreadedQueue : public engine::Queue, private Completions {
   void cancel(std::uint64_t cookie) override;
 
   // For tests.
-  std::size_t thread_count() const { return threads_.size(); }
+  std::size_t thread_count() const { return callers_.threads.size() + sharers_.threads.size(); }
 
  private:
+  // Threads with the same kind of work.
+  struct Crew {
+    Crew(std::size_t limit, void (ThreadedQueue::*what)(Worker&)) : most(limit), work(what) { threads.reserve(limit); }
+    const std::size_t most;
+    void (ThreadedQueue::*const work)(Worker&);
+    std::vector<std::thread> threads;  // of the thread that uses the queue
+    std::condition_variable work_arrived;
+    std::size_t idle = 0;  // guarded by the queue's lock
+  };
+
   void complete(const engine::Done& done) override;
   void tell_of_end();
   std::size_t collect(std::span<engine::Done> done);
   std::size_t copy_cached(std::span<engine::Done> done);
-  void start_threads();
-  void do_without_thread(const engine::Op& op);
-  void work(Worker& worker);
+  bool start_threads(Crew& crew, std::size_t handed_over);
+  void do_without_callers();
+  void do_without_sharers();
+  void call(Worker& worker);
+  void share(Worker& worker);
   std::size_t take_group(const Worker& worker, std::span<engine::Op> group);
   std::vector<SharedRead>::iterator unfinished_read();
   void end_if_over(std::vector<SharedRead>::iterator read);
-  std::size_t work_left() const;
+  std::size_t stretches_left() const;
 
   // Of the thread that uses the queue.
   const std::size_t depth_;
-  const bool shares_;
-  const std::size_t max_threads_;
   const MakeWorker make_worker_;
   const std::unique_ptr<Worker> own_worker_;
   std::size_t in_flight_ = 0;
   Ring<engine::Op> cached_;
-  std::vector<std::thread> threads_;
+  Crew callers_;
+  Crew sharers_;
+  bool has_warned_ = false;
 
   std::mutex mutex_;  // guards what follows
-  std::condition_variable work_arrived_;
   std::condition_variable poll_ends_;
   Ring<engine::Op> pending_;
   std::vector<SharedRead> shared_;  // in their order
   Ring<engine::Done> done_;
-  std::size_t idle_threads_ = 0;
   UniqueFd event_;             // made when it is first asked for
   bool event_wanted_ = false;  // someone waits for it
   bool woken_ = false;

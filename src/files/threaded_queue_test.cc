@@ -259,6 +259,33 @@ TEST(ThreadedQueue, without_sharers_copies_a_shared_read_itself) {
   EXPECT_EQ(worked.load(), std::this_thread::get_id());
 }
 
+// Ends an operation when it is let to, unless it is shared.
+class PatientButSharingWorker : public PatientWorker {
+ public:
+  using PatientWorker::PatientWorker;
+  Done run(const Op& op) override {
+    return op.is_shared ? Done{.cookie = op.cookie, .bytes = op.length} : PatientWorker::run(op);
+  }
+};
+
+TEST(ThreadedQueue, shares_a_read_whatever_other_operations_wait_for) {
+  std::counting_semaphore<> ends(0);
+  ThreadedQueue queue({.depth = 64, .threads = 2, .sharers = 3},
+                      [&] { return std::make_unique<PatientButSharingWorker>(ends); });
+  const auto slow = ops_of_length(1, 40);
+  ASSERT_EQ(queue.submit(slow), 40U);
+  PlainStore store(Locality::memory);
+  const Op op = shared_op(store, 8 * short_stretch, 100);
+  ASSERT_EQ(queue.submit({&op, 1}), 1U);
+  std::array<Done, 4> done{};
+  ASSERT_EQ(queue.poll(done, Clock::now() + 20s), 1U);
+  EXPECT_EQ(done[0].cookie, 100U);
+  EXPECT_EQ(done[0].bytes, 8 * short_stretch);
+  EXPECT_LE(queue.thread_count(), 5U);
+  ends.release(40);
+  EXPECT_EQ(collect(queue, 40).size(), 40U);
+}
+
 TEST(ThreadedQueue, cancels_what_no_thread_has_of_a_shared_read) {
   std::counting_semaphore<> ends(0);
   ThreadedQueue queue({.depth = 4, .threads = 1, .sharers = 2}, [&] { return std::make_unique<PatientWorker>(ends); });
