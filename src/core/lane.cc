@@ -152,8 +152,9 @@ void Lane::do_or_stop_all(Action action) {
 
 void Lane::work(TimePoint until) {
   const TimePoint now = Clock::now();
+  const bool is_asked_to_look = lane_.inbox.take_attention();  // before what it may be about is looked at
   take_mail(now);
-  if (lane_.inbox.take_attention() || now >= next_look_) {
+  if (is_asked_to_look || now >= next_look_) {
     look_at_all(now);
     lane_.copies.prepare_asked();
     // What a caller waits for may have ended; orphans alone are no reason for it to stay.
@@ -310,7 +311,7 @@ void Lane::look_at(Part& part, TimePoint now) {
     return;
   }
   if (!part.is_stopped()) {
-    const bool is_left = request.is_left_to_another(part);
+    const bool is_left = part.in_flight == 0 && request.is_left_to_another(part);
     if (!is_left && std::exchange(part.was_left, false)) part.last_progress = now;
     const TimePoint stalled = is_left ? TimePoint::max() : stalls_at(part.last_progress);
     if (closing_.load(std::memory_order_relaxed)) {
