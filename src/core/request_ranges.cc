@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -147,8 +148,13 @@ class Request::KnownMemory {
   const std::byte* refused_ = nullptr;
 };
 
-// The GPU that has the memory of ranges, most of which lies in the same allocation as that of the range before.
+// The GPUs that have the memory of ranges, most of which lies in the same allocation as that of the range before.
 struct Request::KnownGpu {
+  struct Found {
+    Region allocation;
+    cuda::Device* gpu = nullptr;
+  };
+
   static bool covers(Region memory, const Span& span) {
     return span.memory >= memory.data && span.length <= memory.size_bytes &&
            static_cast<std::size_t>(span.memory - memory.data) <= memory.size_bytes - span.length;
@@ -162,7 +168,24 @@ struct Request::KnownGpu {
     return true;
   }
 
+  void set(const Found& found) {
+    if (gpu != found.gpu) store = nullptr;
+    reached_from = nullptr;
+    gpu = found.gpu;
+    allocation = found.allocation;
+  }
+  // False: the driver was not asked about this memory yet.
+  bool recall(const Span& span, Domain domain) {
+    auto at = asked.upper_bound(span.memory);
+    if (at == asked.begin()) return false;
+    const Found& found = (--at)->second;
+    if (found.allocation.domain != domain || !covers(found.allocation, span)) return false;
+    set(found);
+    return true;
+  }
+
   cuda::Driver* driver = nullptr;
+  std::map<const std::byte*, Found> asked;  // by the beginnings of allocations
   cuda::Device* gpu = nullptr;
   Region allocation;
   const StoreEntry* store = nullptr;           // that was looked at last, for that GPU
@@ -294,7 +317,7 @@ Status Request::reach_gpu(Span& span, std::size_t index, Domain domain, KnownGpu
   has_gpu = true;
   const bool is_found =
       known.gpu != nullptr && domain == known.allocation.domain && KnownGpu::covers(known.allocation, span);
-  if (!is_found) {
+  if (!is_found && !known.recall(span, domain)) {
     if (auto status = find_gpu(span, index, domain, known); !status) return status;
   }
   if (span.length == 0) return {};
@@ -339,19 +362,16 @@ Status Request::find_gpu(const Span& span, std::size_t index, Domain domain, Kno
   if (!gpu) return gpu.error();
   auto found = (*driver)->find(span.memory, span.length);
   if (!found) return invalid_memory(index, std::move(found).error());
-  if (known.gpu != *gpu) known.store = nullptr;
-  known.reached_from = nullptr;
-  known.driver = *driver;
-  known.gpu = *gpu;
-  known.allocation = *found;
   if (found->domain != domain) {
     return invalid_range(index, "the memory is of " + found->domain.name() + ", not of " + domain.name(),
                          "give the device that the memory is on; find_cuda_region finds it");
   }
-  if (!KnownGpu::covers(known.allocation, span)) {
+  if (!KnownGpu::covers(*found, span)) {
     return invalid_range(index, "reaches past the end of the allocation on " + domain.name(),
                          "give memory of the size of the transfer");
   }
+  known.driver = *driver;
+  known.set(known.asked[found->data] = {*found, *gpu});
   note_reach(**gpu, *stores[span.store].entry);
   return {};
 }
