@@ -52,9 +52,12 @@ Result<StagingArena*> Launcher::staging_for(const StoreEntry& entry, const Span&
 StagingArena* Launcher::long_slots_for(const Request& request) {
   const auto slots = lane_.staging.long_slots();
   if (!slots) return nullptr;
-  cuda::Device& gpu = *request.spans[0].gpu;
-  const bool is_ready = lane_.copies.get_ready(gpu, request.staged_toward()) && lane_.copies.get_ready(gpu, **slots);
-  return is_ready ? *slots : nullptr;
+  cuda::Device& gpu = request.gpu_of_all();
+  if (!lane_.copies.get_ready(gpu, request.staged_toward())) return nullptr;
+  const Status known = lane_.copies.get_ready(gpu, **slots);
+  if (known) return *slots;
+  lane_.staging.give_up_long_slots(known.error());
+  return nullptr;
 }
 
 bool Launcher::has_flow(Flow& flow) {

@@ -254,6 +254,8 @@ class Request {
     return may_fill_long_slots_.load(std::memory_order_relaxed) && expected() == engine::Path::cached;
   }
   bool fills_long_slots(const Part& part) const { return fills_long_slots() && &part == parts.begin(); }
+  // REQUIRES: it fills, or did fill, long slots.
+  cuda::Device& gpu_of_all() const { return *gpu_of_all_; }
   // Whether the part has nothing to do but wait: another fills long slots.
   bool is_left_to_another(const Part& part) const { return fills_long_slots() && &part != parts.begin(); }
   // For good.
@@ -358,7 +360,8 @@ class Request {
   std::uint32_t short_readers() const;
   bool writes_past_cache() const;
   bool is_of_long_ranges() const;
-  bool reads_files_to_one_gpu() const;
+  bool reads_files() const;
+  cuda::Device* find_gpu_of_all() const;
   std::string title() const;
   void note_writes(Outcome outcome) const;
   void let_go_of_stores(const std::shared_ptr<Request>& self);
@@ -399,6 +402,7 @@ class Request {
   std::uint64_t unit_bytes_ = 1;
   std::atomic<engine::Path> expected_{engine::Path::direct};
   std::atomic<bool> may_fill_long_slots_{false};
+  cuda::Device* gpu_of_all_ = nullptr;
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};
   std::unique_ptr<const Error> stop_cause_;  // where that is more than a code; written before it

@@ -107,15 +107,15 @@ void Request::make_parts() {
 // All such requests to one GPU keep to one lane.
 void Request::choose_long_slots() {
   const LongSlots slots = LongSlots::of(environment_->options);
-  if (slots.threads == 0 || parts.size() == 1 || total_bytes < slots.worth_bytes() || !reads_files_to_one_gpu()) return;
+  if (slots.threads == 0 || parts.size() == 1 || total_bytes < slots.worth_bytes() || !reads_files()) return;
+  gpu_of_all_ = find_gpu_of_all();
+  if (gpu_of_all_ == nullptr) return;
   may_fill_long_slots_.store(true, std::memory_order_relaxed);
-  first_lane = static_cast<std::uint32_t>(spans[0].gpu->info().domain.device());
+  first_lane = static_cast<std::uint32_t>(gpu_of_all_->info().domain.device());
 }
 
 void Request::give_up_long_slots() {
-  if (!may_fill_long_slots_.load(std::memory_order_relaxed)) return;
-  const bool someone_waits = fills_long_slots();
-  if (may_fill_long_slots_.exchange(false) && someone_waits) wake_lanes();
+  if (may_fill_long_slots_.load(std::memory_order_relaxed) && may_fill_long_slots_.exchange(false)) wake_lanes();
 }
 
 // There are many more ranges than units where ranges are short, so they are gone through once.
@@ -141,7 +141,7 @@ bool Request::is_of_long_ranges() const {
   return total_bytes / std::max<std::size_t>(1, spans.size()) >= claimed_bytes_most;
 }
 
-bool Request::reads_files_to_one_gpu() const {
+bool Request::reads_files() const {
   if (direction != Direction::read || !has_gpu || !is_of_long_ranges() || transforms) return false;
   const auto is_shared = [&](const StoreUse& use) {
     const StoreInfo& info = use.entry->info();
@@ -149,8 +149,18 @@ bool Request::reads_files_to_one_gpu() const {
     const engine::Description& engine = (*environment_->engines)[use.entry->engine()]->description();
     return is_copied && engine.shares_reads && engine.host == engine::HostReach::any;
   };
-  return std::ranges::all_of(stores, is_shared) &&
-         std::ranges::all_of(spans, [&](const Span& span) { return span.gpu == spans[0].gpu; });
+  return std::ranges::all_of(stores, is_shared);
+}
+
+// Null: they lie on several, or elsewhere. Empty ones lie nowhere.
+cuda::Device* Request::find_gpu_of_all() const {
+  cuda::Device* gpu = nullptr;
+  for (const Span& span : spans) {
+    if (span.length == 0) continue;
+    if (span.gpu == nullptr || (gpu != nullptr && span.gpu != gpu)) return nullptr;
+    gpu = span.gpu;
+  }
+  return gpu;
 }
 
 // That are worth it where short ranges of one disk are read past the page cache.
@@ -191,7 +201,8 @@ Request::Claim Request::claim_units(const Part& part, std::uint64_t room_bytes) 
   const std::uint32_t wanted = is_single ? 1 : claimed_at_once(next, room_bytes);
   if (transforms) return claim_mixed(wanted);
   const std::uint32_t begin = next_unit_.fetch_add(wanted, std::memory_order_relaxed);
-  if (begin + wanted >= count && fills_long_slots()) wake_lanes();  // the others need not wait any more
+  // The others need not wait any more.
+  if (begin + wanted >= count && may_fill_long_slots_.load(std::memory_order_relaxed)) wake_lanes();
   return {std::min(begin, count), std::min(begin + wanted, count)};
 }
 

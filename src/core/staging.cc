@@ -82,6 +82,13 @@ Result<StagingArena*> LaneStaging::long_slots() {
   return long_slots_.get();
 }
 
+void LaneStaging::give_up_long_slots(const Error& why) {
+  if (uses_long_slots()) return;
+  log(LogLevel::warning, why.message + "; long loads of cached files take shorter copies");
+  long_slots_.reset();
+  long_slots_bytes_ = 0;
+}
+
 Result<StagingArena*> LaneStaging::make_for(std::size_t engine, std::uint64_t bytes) {
   const bool has_own = (*engines_)[engine]->description().host == engine::HostReach::own;
   auto arena = has_own ? make_own(engine) : get();

@@ -79,6 +79,8 @@ class LaneStaging {
   bool is_shared(const StagingArena& arena) const { return &arena == made_.load(std::memory_order_relaxed); }
   // The lane's long slots, which no engine knows: made now, if the budget has room for them. The lane alone.
   Result<StagingArena*> long_slots();
+  // For good, unless they are in use: their memory is wanted elsewhere.
+  void give_up_long_slots(const Error& why);
   bool uses_long_slots() const { return long_slots_ && long_slots_->room_bytes() != long_slots_->largest_bytes(); }
   // Whether it has the same address for a GPU.
   bool is_at_one_address() const { return arena_ != nullptr && arena_->host_to_device().value_or(0) == 0; }
@@ -104,7 +106,7 @@ class LaneStaging {
   Status make_known(std::size_t engine);
 
   const std::uint64_t size_bytes_;
-  const std::uint64_t long_slots_bytes_;
+  std::uint64_t long_slots_bytes_;                      // 0: there shall be none
   const std::shared_ptr<memory::Budget> budget_;        // shared by all of the Context
   const std::shared_ptr<const engine::Table> engines_;  // shared: memory of an engine's own may go back late
   const std::shared_ptr<memory::Given> given_;          // shared by all lanes; null: each takes its own

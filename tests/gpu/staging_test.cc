@@ -136,6 +136,38 @@ TEST_P(LongSlots, that_are_given_up_late_are_no_reason_to_take_other_lanes_for_s
   EXPECT_GT(report.seconds, options_.deadlines.stall_seconds);
 }
 
+TEST_P(LongSlots, are_used_beside_empty_ranges_and_not_for_host_memory) {
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  const Range empty{&store, 5, memory.region().part(7, 0)};
+  std::vector<std::byte> host(size);
+  const std::array to_host{Range{&store, 0, Region::host(host.data(), size)}, empty};
+  ASSERT_TRUE(context.transfer(Direction::read, to_host).ok());
+  EXPECT_TRUE(holds_content(host, 21, 0));
+  EXPECT_TRUE(lanes_with_long_slots(context).empty());
+  const std::array to_gpu{empty, Range{&store, 0, memory.region()}, empty};
+  ASSERT_TRUE(context.transfer(Direction::read, to_gpu).ok());
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 21, 0));
+  EXPECT_FALSE(lanes_with_long_slots(context).empty());
+}
+
+TEST_P(LongSlots, that_the_gpu_does_not_get_to_know_are_given_back) {
+  if (!fake_) GTEST_SKIP() << "a GPU knows all memory";
+  Context context = make_context();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  // The lanes have their own memory by now.
+  const std::uint64_t before = context.statistics().pinned_bytes;
+  fake_->fail_call("cuMemHostRegister_v2", 1, cuda::cu_out_of_memory, 1);
+  const Report report = load(context, memory);
+  fake_->fail_call("cuMemHostRegister_v2", 0, 0, 0);
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 21, 0));
+  EXPECT_TRUE(lanes_with_long_slots(context).empty());
+  EXPECT_EQ(context.statistics().pinned_bytes, before);
+}
+
 TEST_P(LongSlots, are_done_without_where_the_budget_has_no_room_for_them) {
   constexpr std::uint64_t lanes_bytes = 16 * 3 * usual_bytes;
   options_.pinned_budget_bytes = lanes_bytes + 8 * mib;  // and callers' lanes
@@ -315,6 +347,31 @@ TEST_P(Staging, thousands_of_small_ranges_land_where_they_belong) {
     EXPECT_LT(launches, count / 2) << "many go in one call";
     const bool has_batches = gpu().kernels()[cuda::Kernel::scatter] != nullptr || gpu().api().copy_batch != nullptr;
     EXPECT_TRUE(!has_batches || fake_->calls("cuMemcpyHtoDAsync_v2") < count / 2);
+  }
+}
+
+TEST_P(Staging, ranges_in_several_allocations_by_turns_are_looked_up_once_for_each) {
+  constexpr std::size_t count = 3000, size = 64;
+  write_file(folder_.path("file"), content(8, 0, count * size));
+  warm(folder_.path("file"));
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  std::vector<Buffer> memories;
+  for (int i = 0; i < 3; ++i) memories.push_back(context.allocate(Domain::cuda(0), count * size).value());
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < count; ++i) {
+    ranges.push_back({&store, i * size, memories[i % 3].region().part(i * size, size)});
+  }
+  const std::uint64_t asked = fake_ ? fake_->calls("cuPointerGetAttribute") : 0;
+  ASSERT_TRUE(context.transfer(Direction::read, ranges).ok());
+  if (fake_) {
+    EXPECT_LT(fake_->calls("cuPointerGetAttribute") - asked, 100U);
+  }
+  for (std::size_t memory = 0; memory < 3; ++memory) {
+    const auto after = bytes_of(memories[memory].region());
+    for (std::size_t i = memory; i < count; i += 3) {
+      ASSERT_TRUE(holds_content({after.data() + i * size, size}, 8, i * size)) << i;
+    }
   }
 }
 
