@@ -28,15 +28,28 @@ std::string name_of(const Table& table) {
   return others == 0 ? first : first + " and " + std::to_string(others) + " joined to it";
 }
 
+// Of what made a gather stop; empty: nothing but an error.
+std::string_view told_why(Code code) {
+  switch (code) {
+    case Code::timed_out:
+      return "the deadline passed";
+    case Code::cancelled:
+      return "the caller does not want to go on";
+    case Code::abandoned:
+      return "operations did not come back in time";
+    default:
+      return "";
+  }
+}
+
 // Where a gather was stopped: how far it came, and not how far the one of its requests did that was under way.
 Error told_in_rows(Error error, const Table& table, const RowsReport& report, std::uint64_t bytes_in_place) {
-  const bool is_stopped = error.code == Code::timed_out || error.code == Code::abandoned;
-  if (!is_stopped || report.reading.failure_count + report.filling.failure_count != 0) return error;
+  const std::string_view why = told_why(error.code);
+  if (why.empty() || report.reading.failure_count + report.filling.failure_count != 0) return error;
+  // Of some there may be a part.
   const std::uint64_t row_bytes = table.info().row_bytes;
-  error.message =
-      std::string(error.code == Code::timed_out ? "the deadline passed; " : "operations did not come back in time; ") +
-      std::to_string(bytes_in_place / row_bytes) + " of " + std::to_string(report.bytes / row_bytes) + " rows of " +
-      name_of(table) + " were there";
+  error.message = std::string(why) + "; about " + std::to_string(bytes_in_place / row_bytes) + " of " +
+                  std::to_string(report.bytes / row_bytes) + " rows of " + name_of(table) + " were there";
   return error;
 }
 
@@ -110,7 +123,9 @@ struct Begun {
   std::vector<Ticket> straight;
 };
 
-// In a list of sources: the row comes another way.
+// Where rows are copied from; null: they are zeros.
+using RowSources = std::vector<const std::byte*>;
+// In such a list: the row comes another way.
 constexpr std::byte elsewhere{};
 
 class Gather {
@@ -210,7 +225,7 @@ class Gather {
       if (Status status = await(begun_.front()); !status) return status;
       // The disk must not wait for copies of what it has brought.
       if (Status status = begin_turns(turns, turns.at_once()); !status) return status;
-      if (Status status = place_from_scratch(begun_.front()); !status) return status;
+      if (Status status = place(begun_.front()); !status) return status;
       begun_.pop_front();
     }
   }
@@ -238,11 +253,12 @@ class Gather {
       if (Status status = submit(scratch_ranges(begun), begun.by_scratch); !status) return status;
     }
     const std::size_t slice = std::max<std::size_t>(1, slice_bytes / table_.info().row_bytes);
+    if (turn.plan.straight_rows == 0) return {};
     const auto straight = straight_ranges(turn, slice);
     begun.straight.resize(straight.size());
     for (std::size_t i = 0; i < straight.size(); ++i) {
       const Positions rows{turn.rows.first + i * slice, std::min(slice, turn.rows.count - i * slice)};
-      if (Status status = fill_around_cold(rows); !status) return status;
+      if (Status status = fill_around(rows); !status) return status;
       if (straight[i].empty()) continue;
       if (Status status = submit(straight[i], begun.straight[i]); !status) return status;
     }
@@ -307,46 +323,52 @@ class Gather {
     return report.ok() ? Status() : *report.error;
   }
 
-  // All of these rows that are not cold.
-  Status fill_around_cold(const Positions& rows) {
-    const auto cold = std::ranges::subrange(std::ranges::lower_bound(cold_, rows.first, {}, &ColdRow::position),
-                                            std::ranges::lower_bound(cold_, rows.end(), {}, &ColdRow::position));
-    if (cold.size() == rows.count) return {};
-    std::vector<const std::byte*> sources(rows.count);
+  // Of these rows, where those that are cold come from elsewhere.
+  Result<RowSources> sources_of(const Positions& rows) const {
+    RowSources sources(rows.count);
     point_to_mapped(table_, numbers_, rows.first, sources);
-    for (const ColdRow& each : cold) sources[each.position - rows.first] = &elsewhere;
     const auto missing = std::ranges::subrange(std::ranges::lower_bound(missing_, rows.first),
                                                std::ranges::lower_bound(missing_, rows.end()));
     for (const std::uint64_t position : missing) sources[position - rows.first] = nullptr;
+    const auto cold = std::ranges::subrange(std::ranges::lower_bound(cold_, rows.first, {}, &ColdRow::position),
+                                            std::ranges::lower_bound(cold_, rows.end(), {}, &ColdRow::position));
+    for (const ColdRow& each : cold) sources[each.position - rows.first] = &elsewhere;
     if (std::ranges::count(sources, nullptr) != std::ssize(missing)) return numbers_changed();
-    const std::vector<Positions> runs = runs_of(sources, rows.first, bridged_bytes_most / table_.info().row_bytes);
-    std::ranges::replace(sources, &elsewhere, nullptr);
-    Status status = fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), rows, runs, nullptr);
-    std::uint64_t bridged = cold.size();
-    for (const Positions& run : runs) bridged += run.count;
-    bridged -= rows.count;
-    in_place_bytes_ -= std::min(in_place_bytes_, bridged * table_.info().row_bytes);
-    return status;
+    return sources;
   }
 
-  Status place_from_scratch(Begun& begun) {
+  // All of these rows that are not cold, before those are read.
+  Status fill_around(const Positions& rows) {
+    auto sources = sources_of(rows);
+    if (!sources) return std::move(sources).error();
+    const std::vector<Positions> runs = runs_of(*sources, rows.first, bridged_bytes_most / table_.info().row_bytes);
+    if (runs.empty()) return {};
+    const auto bridged = static_cast<std::size_t>(std::ranges::count(*sources, &elsewhere)) - left_out(runs, rows);
+    std::ranges::replace(*sources, &elsewhere, nullptr);
+    return fill(std::make_shared<Fill>(table_.layout(), std::move(*sources)), rows, runs, nullptr, bridged);
+  }
+
+  // What is in its place when the turn has been read stays as it is.
+  Status place(Begun& begun) {
     const Turn& turn = begun.turn;
-    if (turn.plan.scratch_bytes == 0) return {};
-    std::vector<const std::byte*> sources(turn.rows.count, &elsewhere);
+    const bool are_straight = turn.plan.straight_rows != 0;
+    if (are_straight && turn.plan.scratch_bytes == 0) return {};
+    auto sources = are_straight ? Result(RowSources(turn.rows.count, &elsewhere)) : sources_of(turn.rows);
+    if (!sources) return std::move(sources).error();
     for_each_in_scratch(table_, turn.plan, turn.cold, [&](std::uint64_t position, std::uint64_t offset) {
-      sources[position - turn.rows.first] = begun.scratch.data() + offset;
+      (*sources)[position - turn.rows.first] = begun.scratch.data() + offset;
     });
-    const std::vector<Positions> runs = runs_of(sources, turn.rows.first, 0);
-    Status status = fill(std::make_shared<Fill>(table_.layout(), std::move(sources)), turn.rows, runs,
-                         hold_memory(begun.scratch.region()));
-    if (status) table_.give_scratch(std::move(begun.scratch));
+    const std::shared_ptr<const void> scratch =
+        begun.scratch.size_bytes() != 0 ? hold_memory(begun.scratch.region()) : nullptr;
+    const std::vector<Positions> runs = runs_of(*sources, turn.rows.first, 0);
+    Status status = fill(std::make_shared<Fill>(table_.layout(), std::move(*sources)), turn.rows, runs, scratch);
+    if (status && begun.scratch.size_bytes() != 0) table_.give_scratch(std::move(begun.scratch));
     return status;
   }
 
   // Of sources of rows from the position `first` on, those that are not elsewhere, and up to `bridged` between them
   // that are.
-  static std::vector<Positions> runs_of(std::span<const std::byte* const> sources, std::size_t first,
-                                        std::size_t bridged) {
+  static std::vector<Positions> runs_of(const RowSources& sources, std::size_t first, std::size_t bridged) {
     std::vector<Positions> runs;
     for (std::size_t at = 0; at < sources.size(); ++at) {
       if (sources[at] == &elsewhere) continue;
@@ -356,10 +378,17 @@ class Gather {
     return runs;
   }
 
+  // Rows that belong to no run.
+  static std::size_t left_out(std::span<const Positions> runs, const Positions& rows) {
+    std::size_t count = rows.count;
+    for (const Positions& run : runs) count -= run.count;
+    return count;
+  }
+
   // Runs of the rows that `fill` makes, by the lanes: straight into host memory, through pinned slots to a GPU. What is
-  // `held` stays as long as they may use it.
+  // `held` stays as long as they may use it. `bridged` of the rows are read over.
   Status fill(std::shared_ptr<const Fill> fill, const Positions& rows, std::span<const Positions> runs,
-              std::shared_ptr<const void> held) {
+              std::shared_ptr<const void> held, std::size_t bridged = 0) {
     const std::uint64_t row_bytes = table_.info().row_bytes;
     auto store = table_.context().open(
         Recipe{.name = "rows of " + table_.layout()->name,
@@ -375,7 +404,9 @@ class Gather {
     }
     const Report report = watch_.transfer(table_.context(), Direction::read, ranges, request_options());
     add(report_.filling, report);
-    in_place_bytes_ += report.bytes;
+    const std::size_t placed = rows.count - left_out(runs, rows);
+    const double share = static_cast<double>(bridged) / static_cast<double>(placed);
+    in_place_bytes_ += report.bytes - static_cast<std::uint64_t>(share * static_cast<double>(report.bytes));
     if (!report.ok()) return *report.error;
     return {};
   }

@@ -38,6 +38,7 @@ class Turns {
 
  private:
   void plan_whole();
+  ColdPlan plan(std::span<const ColdRow> cold) const;
   bool fits(const ColdPlan& plan) const;
 
   const Table& table_;

@@ -85,6 +85,14 @@ TEST_F(TurnsTest, share_the_scratch) {
   }
 }
 
+TEST_F(TurnsTest, read_all_by_the_scratch_where_most_are) {
+  const Table table = make_table(1 << 20);
+  const std::vector<ColdRow> few_alone = {{1, 0}, {100, 1}, {101, 2}};
+  EXPECT_EQ(Turns(table, few_alone, 10, Lone::straight).next().plan.straight_rows, 0U);
+  const std::vector<ColdRow> most_alone = {{1, 0}, {20, 1}, {40, 2}, {100, 3}, {101, 4}};
+  EXPECT_EQ(Turns(table, most_alone, 10, Lone::straight).next().plan.straight_rows, 3U);
+}
+
 TEST_F(TurnsTest, have_at_least_one_row_each_however_little_the_scratch_is) {
   const Table table = make_table(1);
   const auto cold = a_tenth(100);
