@@ -45,6 +45,22 @@ print(len(os.listdir("/proc/self/task")))
 """) == "1\n"
 
 
+def test_what_gives_arrays_says_what_to_install_where_there_are_none(tmp_path):
+    table = tmp_path / "table"
+    table.write_bytes(bytes(64))
+    for missing, package in ((["torch", "numpy"], "torch"), (["numpy"], "numpy")):
+        assert f"pip install {package}" in run(f"""
+import sys
+for name in {missing}:
+    sys.modules[name] = None
+import penstock
+try:
+    penstock.Rows({str(table)!r}, row_bytes=8, framework={package!r})
+except ModuleNotFoundError as error:
+    print(error)
+""")
+
+
 def test_the_version_is_that_of_the_library():
     project = pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml"
     assert f'version = "{penstock.__version__}"' in project.read_text().splitlines()

@@ -499,7 +499,14 @@ def framework(name: Any = None, own_storage: bool = False) -> Any:
     own_storage = truth("own_storage", own_storage)
     key = class_, own_storage
     if key not in _made:
-        _made[key] = class_(own_storage)
+        try:
+            _made[key] = class_(own_storage)
+        except ModuleNotFoundError as error:
+            package = "torch" if class_ is Torch else "numpy"
+            if error.name != package:
+                raise
+            raise ModuleNotFoundError(f"{package} is not installed, and Penstock gives and takes arrays as its own: "
+                                      f"pip install {package}", name=package) from None
     return _made[key]
 
 
