@@ -32,17 +32,15 @@ Result<std::shared_ptr<StandingRequest>> StandingRequest::create(cuda::Device& g
   return standing;
 }
 
-Result<std::shared_ptr<Request>> StandingRequest::make() const {
+Result<std::shared_ptr<Request>> StandingRequest::make(bool is_closing) const {
   return or_out_of_memory([&]() -> Result<std::shared_ptr<Request>> {
     const auto ranges = call_back("RangeSource", round_.ranges);
     if (!ranges) return ranges.error();
-    Result<std::shared_ptr<Request>> request = Error();
-    if (auto status = Request::check_domain(*ranges, gpu_.info().domain); !status) {
-      request = std::move(status).error();
-    } else {
-      request = or_out_of_memory(
-          [&] { return Request::create(round_.environment, *ranges, round_.settings, round_.options); });
-    }
+    auto request = or_out_of_memory([&]() -> Result<std::shared_ptr<Request>> {
+      if (is_closing) return Error{Code::closed, 0, "closing", ""};
+      if (auto status = Request::check_domain(*ranges, gpu_.info().domain); !status) return std::move(status).error();
+      return Request::create(round_.environment, *ranges, round_.settings, round_.options);
+    });
     if (request) {
       (*request)->order = cuda::StreamOrder::answer(gpu_, end_);
     } else if (round_.settings.kind != engine::OpKind::read) {
@@ -58,8 +56,7 @@ std::shared_ptr<Request> StandingRequest::look() {
   word(begin_).store(0, std::memory_order_relaxed);
   rounds_.fetch_add(1, std::memory_order_relaxed);
   const auto lanes = round_.lanes.lock();
-  auto made = make();
-  if (made && !lanes) made = Error{Code::closed, 0, "closing", ""};
+  auto made = make(lanes == nullptr);
   const std::scoped_lock lock(mutex_);
   last_ = nullptr;
   error_.reset();

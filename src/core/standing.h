@@ -49,7 +49,7 @@ class StandingRequest {
  private:
   using Word = std::atomic<std::uint32_t>;
   static Word& word(const cuda::ControlMemory::Cell& cell) { return *reinterpret_cast<Word*>(cell.host); }
-  Result<std::shared_ptr<Request>> make() const;
+  Result<std::shared_ptr<Request>> make(bool is_closing) const;
 
   cuda::Device& gpu_;
   const Round round_;
