@@ -388,12 +388,13 @@ bool Request::conclude(const std::shared_ptr<Request>& self, TimePoint end) {
 
 // The request is held here: as soon as the call is in the list, it may be made, and end whoever else holds it.
 void Request::then(std::shared_ptr<Request> request, std::function<void()> call) {
+  const std::shared_ptr<Request> held = std::move(request);
   auto waiting = std::make_unique<Waiting>(std::move(call));
-  waiting->next = request->waiting_.load(std::memory_order_relaxed);
-  while (!request->waiting_.compare_exchange_weak(waiting->next, waiting.get(), std::memory_order_seq_cst)) {
+  waiting->next = held->waiting_.load(std::memory_order_relaxed);
+  while (!held->waiting_.compare_exchange_weak(waiting->next, waiting.get(), std::memory_order_seq_cst)) {
   }
   static_cast<void>(waiting.release());  // it belongs to who takes the list
-  if (request->wait_word_.load(std::memory_order_seq_cst) == 2) request->call_waiting();
+  if (held->wait_word_.load(std::memory_order_seq_cst) == 2) held->call_waiting();
 }
 
 void Request::call_waiting() {
