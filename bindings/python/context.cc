@@ -228,6 +228,7 @@ bool PythonContext::add(std::weak_ptr<Loading> load) {
 
 void PythonContext::close() {
   auto closing = std::move(context_);  // first: what starts from now on is refused
+  *closed_ = true;
   for (const auto& each : std::exchange(loads_, {})) {
     const auto load = each.lock();
     const WithoutGil released;

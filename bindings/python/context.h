@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -26,6 +27,8 @@ class PythonContext {
   std::shared_ptr<Context> get() const;
   // To be cancelled by close; false where that has been already.
   [[nodiscard]] bool add(std::weak_ptr<Loading> load);
+  // Whether it was closed, for whoever may outlive it.
+  std::shared_ptr<const std::atomic<bool>> closed() const { return closed_; }
   // Without it, loads go on, and keep the Context until they end.
   void close();
 
@@ -34,6 +37,7 @@ class PythonContext {
 
   std::shared_ptr<Context> context_;  // shared: another thread may be inside a call when one closes it
   std::vector<std::weak_ptr<Loading>> loads_;
+  const std::shared_ptr<std::atomic<bool>> closed_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 // Lets go of it without the GIL, which it has then: closing may wait for a server.

@@ -142,8 +142,12 @@ nb::tuple describe_part(const Model& model, std::uint32_t index, std::uint32_t d
 // A load under way, with references to all whose memory it fills.
 class PythonLoading {
  public:
-  PythonLoading(std::shared_ptr<Context> context, std::shared_ptr<Loading> loading, nb::object memory)
-      : context_(std::move(context)), loading_(std::move(loading)), memory_(std::move(memory)) {}
+  PythonLoading(std::shared_ptr<Context> context, std::shared_ptr<const std::atomic<bool>> closed,
+                std::shared_ptr<Loading> loading, nb::object memory)
+      : context_(std::move(context)),
+        closed_(std::move(closed)),
+        loading_(std::move(loading)),
+        memory_(std::move(memory)) {}
   PythonLoading(PythonLoading&&) = default;
   PythonLoading& operator=(PythonLoading&&) = delete;
   ~PythonLoading() {
@@ -163,8 +167,12 @@ class PythonLoading {
     result["read_bytes"] = report.read_bytes;
     result["packed_bytes"] = report.packed_bytes;
     result["stored_bytes"] = report.stored_bytes;
-    if (!report.ok()) raise(*report.transfer.error, result);
-    return result;
+    if (report.ok()) return result;
+    // Closing cancels loads, which hold the Context.
+    const bool is_closed = report.transfer.error->code == Code::cancelled && *closed_;
+    raise(is_closed ? Error{Code::closed, 0, "the Context was closed before all of the model was there", ""}
+                    : *report.transfer.error,
+          result);
   }
   void cancel() {
     const WithoutGil released;
@@ -173,7 +181,8 @@ class PythonLoading {
 
  private:
   std::shared_ptr<Context> context_;  // shared: a load goes on while Python forgets its Context; none: moved from
-  std::shared_ptr<Loading> loading_;  // shared: closing the Context may be about to cancel it
+  std::shared_ptr<const std::atomic<bool>> closed_;  // shared with that
+  std::shared_ptr<Loading> loading_;                 // shared: closing the Context may be about to cancel it
   nb::object memory_;
 };
 
@@ -215,7 +224,7 @@ PythonLoading start_load(PythonContext& self, const Model& model, const std::vec
   auto started = without_gil([&] { return load(*context, model, parts, options); });
   auto loading = std::make_shared<Loading>(value_or_raise(std::move(started)));
   const bool closed = !self.add(loading);
-  PythonLoading started_load(std::move(context), std::move(loading), std::move(memory));
+  PythonLoading started_load(std::move(context), self.closed(), std::move(loading), std::move(memory));
   if (closed) raise_closed();  // while it was started; its end cancels it
   return started_load;
 }

@@ -39,6 +39,10 @@ Result<Rows> open_table(Context& context, const std::string& path, const RowsFla
   const RowsOptions options{.mapping = !flags.no_mapping};
   if (flags.row_bytes) {
     if (!flags.tensor.empty()) return rows_usage("--row-bytes is for tables without a header", "leave out --tensor");
+    if (path.ends_with(".npy") && !flags.offset) {
+      return rows_usage(path + " begins with a header, which says how long its rows are",
+                        "leave out --row-bytes; or give --offset too, to read rows from there on");
+    }
     return Rows::open_raw(context, path,
                           {.offset = flags.offset.value_or(0),
                            .row_bytes = *flags.row_bytes,
@@ -274,7 +278,9 @@ Exit run(const RowsFlags& flags) {
   }
   RowsReport best = gather_rounds(*table, {*numbers, memory.region()}, flags);
   if (!best.ok()) {
-    if (best.error->code == Code::out_of_range) best.error->hint = "ask for rows of the table, or give --zeros";
+    if (best.error->code == Code::out_of_range && table->info().rows != 0) {
+      best.error->hint = "ask for rows of the table, or give --zeros";
+    }
     return output.fail(*best.error);
   }
   const Status written = bytes_out->write(*context, memory.region());

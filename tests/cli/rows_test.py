@@ -97,6 +97,13 @@ class Rows(ToolTest):
         error = self.fails("invalid_argument", 2, "rows", array, "--tensor", "x", "--indices", "1")
         self.assertIn("is a .npy file", error["message"])
         self.assertIn("--tensor", error["hint"])
+        error = self.fails("invalid_argument", 2, "rows", array, "--row-bytes", 64, "--indices", "1")
+        self.assertIn("begins with a header", error["message"])
+        self.json_of("rows", array, "--row-bytes", 64, "--offset", os.path.getsize(array) - len(self.content), "--indices",
+                     "1", "--out", self.out)
+        self.assertEqual(self.out.read_bytes(), self.row(1))
+        error = self.fails("out_of_range", 2, "rows", self.file("none.npy", npy(0, 64)), "--indices", "0")
+        self.assertIn("a table that has rows", error["hint"])
 
     def test_counts_one_row_as_one(self):
         array = self.file("a.npy", npy(1000, 64) + self.content)

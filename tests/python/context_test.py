@@ -239,13 +239,14 @@ def test_a_closed_context_says_so(file):
         context.read_into(bytearray(9), file)
 
 
-def test_closing_a_context_cancels_loads_too(tmp_path, slow_context):
+def test_closing_a_context_ends_loads_too(tmp_path, slow_context):
     path = tmp_path / "model"
     write_model(path, [("a", "U8", (2 << 30,))], content=None)
     closing = threading.Timer(0.1, slow_context.close)
     closing.start()
-    with pytest.raises(penstock.StateError, match="cancelled"):
+    with pytest.raises(penstock.StateError, match="the Context was closed") as caught:
         penstock.load_file(path, copy=True, context=slow_context)
+    assert caught.value.code == "closed"
     closing.join()
 
 

@@ -1,6 +1,7 @@
 """Rows of tables that stay on disk."""
 
 import array
+import ctypes
 import gc
 import mmap
 import os
@@ -53,6 +54,10 @@ def test_numbers_need_not_be_aligned(table):
         assert not odd.flags.aligned
         assert numpy.array_equal(rows.gather(odd), content[wanted])
     assert numpy.array_equal(rows.gather(memoryview(odd)), content[wanted])
+    for kind in (ctypes.c_int16, ctypes.c_uint32, ctypes.c_long, ctypes.c_ssize_t):
+        assert numpy.array_equal(rows.gather((kind * 3)(7, ROWS - 1, 0)), content[[7, ROWS - 1, 0]])
+    with pytest.raises(TypeError, match="indices: elements of <d are no numbers"):
+        rows.gather((ctypes.c_double * 1)(7))
 
 
 def test_numbers_have_any_shape(table):
@@ -160,6 +165,8 @@ def test_missing_rows_are_zeros_where_that_is_asked_for(table):
     got = rows.gather([ROWS, 5, -1], zeros_for_missing=True)
     assert not got[[0, 2]].any() and numpy.array_equal(got[1], content[5])
     assert rows.report.missing_rows == 2
+    for yes in 1, numpy.True_:
+        assert numpy.array_equal(rows.gather([ROWS, 5, -1], zeros_for_missing=yes), got)
 
 
 def test_npy_files_and_their_types(tmp_path):

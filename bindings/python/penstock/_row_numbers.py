@@ -16,8 +16,8 @@ from ._memory import Memory, memory_of
 # Types of numbers, in the order of the library.
 _INTEGERS = {name: number for number, name in enumerate(
     ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"))}
-_CODES = {"b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "q": "int64",
-          "Q": "uint64", "l": "int64", "L": "uint64"}  # of array.array and of buffers
+_CODES = set("bhilqnBHILQN")  # of integers in buffers
+_NATIVE = "@=<" if sys.byteorder == "little" else "@=>"  # marks of their order
 
 
 class Numbers(NamedTuple):
@@ -34,7 +34,8 @@ def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Num
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(indices, torch.Tensor):
         name = str(indices.dtype).partition(".")[2]
-        return _typed(argument, name, memory_of(indices.detach().contiguous()), tuple(indices.shape))
+        return _typed(argument, name, named(argument, lambda: memory_of(indices.detach().contiguous())),
+                      tuple(indices.shape))
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(indices, numpy.ndarray) and indices.dtype == object and indices.ndim:
         indices = indices.tolist()
@@ -56,7 +57,8 @@ def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Num
     except TypeError:
         raise TypeError(f"{argument}: {reprlib.repr(indices)} has no numbers of rows: give integers, in a list, an array or "
                         "a tensor") from None
-    name = _CODES.get(view.format.lstrip("@="), view.format)
+    code = view.format.lstrip(_NATIVE)
+    name = f"{'u' if code.isupper() else ''}int{8 * view.itemsize}" if code in _CODES else view.format
     return _typed(argument, name, named(argument, lambda: memory_of(indices, False)), tuple(view.shape or ()))
 
 

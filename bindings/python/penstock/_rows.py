@@ -365,7 +365,7 @@ class Rows(Reopening):
         self._report = None
         self._report = RowsReport(**named("indices", lambda: core.gather(
             source.pointer, source.size_bytes, numbers.type, source.domain, target.pointer, target.size_bytes,
-            target.domain, zeros_for_missing, timeout, (target.owner, source.owner))))
+            target.domain, may_be_missing, timeout, (target.owner, source.owner))))
         count_as_written(memory.owner)
         return made
 

@@ -107,7 +107,7 @@ void Source::find_at_hand(std::span<Transfer> transfers, std::vector<std::size_t
   mark(transfers, &due);
   if (due.empty()) return;
   std::ranges::sort(due);
-  due.erase(std::ranges::unique(due).begin(), due.end());
+  due.erase(std::unique(due.begin(), due.end()), due.end());
   shard_->residency()->look(due);
   mark(transfers, nullptr);
 }

@@ -86,8 +86,7 @@ Status Cache::read_indexes(const Model& model) {
   }
   if (packed.empty()) return {};
   std::ranges::sort(packed);
-  const auto twice = std::ranges::unique(packed);
-  packed.erase(twice.begin(), twice.end());
+  packed.erase(std::unique(packed.begin(), packed.end()), packed.end());
   return models::PackedIndexes::read(context_, model, stores_, packed, {});
 }
 

@@ -105,8 +105,7 @@ class LoadingBuilder {
     }
     if (tensors.empty()) return {};
     std::ranges::sort(tensors);
-    const auto twice = std::ranges::unique(tensors);
-    tensors.erase(twice.begin(), twice.end());
+    tensors.erase(std::unique(tensors.begin(), tensors.end()), tensors.end());
     return PackedIndexes::read(context_, model_, *stores_, tensors, options_.request);
   }
 

@@ -13,7 +13,7 @@ struct ColdRow {
   std::uint64_t row = 0;
   std::uint64_t position = 0;  // among the numbers
 
-  friend auto operator<=>(const ColdRow&, const ColdRow&) = default;
+  friend auto operator<=>(const ColdRow&, const ColdRow&) = default;  // NOLINT(modernize-use-nullptr): no pointer is
 };
 
 // How a row is read that has no cold neighbours and is asked for once.

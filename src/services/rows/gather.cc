@@ -166,7 +166,7 @@ class Gather {
                    "give memory of exactly their size"};
     }
     if (Status status = check_apart(); !status) return status;
-    const Status all_are_rows = check_numbers(table_, numbers_);
+    Status all_are_rows = check_numbers(table_, numbers_);
     if (!all_are_rows && !options_.zeros_for_missing) return all_are_rows;
     if (numbers_.size() == 0) return {};
     if (Status status = Watch::check_may_wait("gather"); !status) return status;
@@ -305,7 +305,7 @@ class Gather {
     if (Status status = await(begun.by_scratch); !status) return status;
     for (Ticket& ticket : begun.straight) {
       const std::uint64_t bytes_before = report_.reading.bytes;
-      const Status status = await(ticket);
+      Status status = await(ticket);
       in_place_bytes_ += report_.reading.bytes - bytes_before;
       if (!status) return status;
     }
@@ -327,11 +327,11 @@ class Gather {
   Result<RowSources> sources_of(const Positions& rows) const {
     RowSources sources(rows.count);
     point_to_mapped(table_, numbers_, rows.first, sources);
-    const auto missing = std::ranges::subrange(std::ranges::lower_bound(missing_, rows.first),
-                                               std::ranges::lower_bound(missing_, rows.end()));
+    const std::span missing(std::ranges::lower_bound(missing_, rows.first),
+                            std::ranges::lower_bound(missing_, rows.end()));
     for (const std::uint64_t position : missing) sources[position - rows.first] = nullptr;
-    const auto cold = std::ranges::subrange(std::ranges::lower_bound(cold_, rows.first, {}, &ColdRow::position),
-                                            std::ranges::lower_bound(cold_, rows.end(), {}, &ColdRow::position));
+    const std::span cold(std::ranges::lower_bound(cold_, rows.first, {}, &ColdRow::position),
+                         std::ranges::lower_bound(cold_, rows.end(), {}, &ColdRow::position));
     for (const ColdRow& each : cold) sources[each.position - rows.first] = &elsewhere;
     if (std::ranges::count(sources, nullptr) != std::ssize(missing)) return numbers_changed();
     return sources;

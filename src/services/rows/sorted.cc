@@ -32,8 +32,9 @@ std::vector<std::shared_lock<std::shared_mutex>> hold_residency(const Table& tab
   }
   // A table may be joined with itself, and one thread must not hold the same twice.
   std::ranges::sort(known);
-  known.erase(std::ranges::unique(known).begin(), known.end());
+  known.erase(std::unique(known.begin(), known.end()), known.end());
   std::vector<std::shared_lock<std::shared_mutex>> held;
+  held.reserve(known.size());
   for (const Residency* each : known) held.push_back(each->hold());
   return held;
 }
@@ -102,7 +103,7 @@ void look(const Table& table, const RowNumbers& numbers) {
   for (std::size_t part = 0; part < due.size(); ++part) {
     if (due[part].empty()) continue;
     std::ranges::sort(due[part]);
-    due[part].erase(std::ranges::unique(due[part]).begin(), due[part].end());
+    due[part].erase(std::unique(due[part].begin(), due[part].end()), due[part].end());
     table.shard(part).residency()->look(due[part]);
   }
 }
