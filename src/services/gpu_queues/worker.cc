@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <new>
+#include <span>
 #include <utility>
 
 #include "services/rows/guard.h"
@@ -65,8 +67,8 @@ bool Worker::serve(const std::shared_ptr<Set>& set, std::uint32_t number) {
     if (!take(*set, queue, commands_[i])) return true;
   }
   find_at_hand();
-  const auto others = std::ranges::partition(transfers_, &Transfer::at_hand);
-  const auto at_hand = static_cast<std::size_t>(others.begin() - transfers_.begin());
+  const auto others = std::partition(transfers_.begin(), transfers_.end(), std::mem_fn(&Transfer::at_hand));
+  const auto at_hand = static_cast<std::size_t>(others - transfers_.begin());
   copy_at_hand(*set, queue, std::span(transfers_).first(at_hand));
   begin_batches(set, number, std::span(transfers_).subspan(at_hand));
   for (const Transfer& transfer : std::span(transfers_).first(at_hand)) {
@@ -135,7 +137,8 @@ void Worker::copy_at_hand(Set& set, Set::Queue& queue, std::span<Transfer> trans
   }
   count(set, transfers, true);
   if (!spoilt_.empty()) {
-    std::ranges::stable_partition(transfers, [&](const Transfer& one) { return !is_spoilt(one.cid, Fault::late); });
+    std::stable_partition(transfers.begin(), transfers.end(),
+                          [&](const Transfer& one) { return !is_spoilt(one.cid, Fault::late); });
   }
   for (const Transfer& transfer : transfers) complete(queue, transfer);
 }
@@ -174,9 +177,10 @@ void Worker::count(Set& set, std::span<const Transfer> transfers, bool at_hand) 
 }
 
 bool Worker::collect() {
-  const auto ended = std::ranges::partition(batches_, [](const auto& batch) { return !batch->ended(); });
-  if (ended.empty()) return false;
-  for (const auto& batch : ended) {
+  const auto ended =
+      std::partition(batches_.begin(), batches_.end(), [](const auto& batch) { return !batch->ended(); });
+  if (ended == batches_.end()) return false;
+  for (const auto& batch : std::span(ended, batches_.end())) {
     Set& set = batch->set();
     const std::span<const Transfer> transfers = batch->finish();
     count(set, transfers, false);
@@ -185,7 +189,7 @@ bool Worker::collect() {
                                                    transfer.ok ? nvme::status::success : batch->failure());
     }
   }
-  batches_.erase(ended.begin(), batches_.end());
+  batches_.erase(ended, batches_.end());
   return true;
 }
 
