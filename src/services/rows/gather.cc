@@ -252,8 +252,8 @@ class Gather {
       begun.scratch = std::move(*scratch);
       if (Status status = submit(scratch_ranges(begun), begun.by_scratch); !status) return status;
     }
-    const std::size_t slice = std::max<std::size_t>(1, slice_bytes / table_.info().row_bytes);
     if (turn.plan.straight_rows == 0) return {};
+    const std::size_t slice = std::max<std::size_t>(1, slice_bytes / table_.info().row_bytes);
     const auto straight = straight_ranges(turn, slice);
     begun.straight.resize(straight.size());
     for (std::size_t i = 0; i < straight.size(); ++i) {
