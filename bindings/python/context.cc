@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "abandoned.h"
 #include "errors.h"
 #include "gil.h"
 #include "penstock/gpu.h"
@@ -68,15 +69,14 @@ struct PythonEndings {
 // A read under way, with a reference to the object whose memory it fills.
 class Reading {
  public:
-  Reading(Ticket ticket, std::uint64_t all_bytes, nb::object memory)
-      : ticket_(std::move(ticket)), all_bytes_(all_bytes), memory_(std::move(memory)) {}
+  Reading(std::weak_ptr<Context> context, Ticket ticket, std::uint64_t all_bytes, nb::object memory)
+      : context_(std::move(context)), ticket_(std::move(ticket)), all_bytes_(all_bytes), memory_(std::move(memory)) {}
   Reading(Reading&&) = default;
   Reading& operator=(Reading&&) = delete;
   ~Reading() {
     if (!ticket_) return;
     if (!ticket_.ended()) cancel();
-    // The kernel or a device may still write there, at any time: the memory is never given back.
-    if (ticket_.outcome() == Outcome::abandoned) memory_.inc_ref();
+    if (ticket_.outcome() == Outcome::abandoned) keep_abandoned(std::move(context_), std::move(memory_));
   }
 
   bool ended() const { return ticket_.ended(); }
@@ -92,6 +92,7 @@ class Reading {
   }
 
  private:
+  std::weak_ptr<Context> context_;  // which, when it closes, ends the read
   Ticket ticket_;
   std::uint64_t all_bytes_;
   nb::object memory_;
@@ -153,7 +154,7 @@ Reading transfer(PythonContext& self, const HeldStore& store, bool writes, bool 
   if (stream && size_bytes != 0) options.stream = CudaStream{reinterpret_cast<void*>(*stream)};
   auto ticket =
       without_gil([&] { return context->submit(writes ? Direction::write : Direction::read, {&range, 1}, options); });
-  return {value_or_raise(std::move(ticket)), size_bytes, std::move(memory)};
+  return {context, value_or_raise(std::move(ticket)), size_bytes, std::move(memory)};
 }
 
 std::uint64_t prefetch(PythonContext& self, const nb::bytes& path,
@@ -216,6 +217,7 @@ PythonContext::PythonContext(const std::string& options_json) {
 
 std::shared_ptr<Context> PythonContext::get() const {
   if (!context_) raise_closed();
+  let_go_of_what_came_home(context_);
   return context_;
 }
 
@@ -238,6 +240,7 @@ void PythonContext::close() {
 }
 
 void PythonContext::let_go(std::shared_ptr<Context> context) {
+  if (context) let_go_of_what_came_home(context);
   const WithoutGil released;
   context.reset();
 }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "abandoned.h"
 #include "context.h"
 #include "errors.h"
 #include "gil.h"
@@ -118,14 +119,13 @@ nb::dict add(const PythonKinds& self, const std::string& name, std::uint32_t id,
 // (kind, memory, its bytes, domain)
 using PythonAppend = std::tuple<std::uint32_t, std::uintptr_t, std::size_t, std::string>;
 
-std::vector<std::uint64_t> append(const PythonKinds& self, const std::vector<PythonAppend>& given, nb::handle memory) {
+std::vector<std::uint64_t> append(const PythonKinds& self, const std::vector<PythonAppend>& given, nb::object memory) {
   const auto context = self.context();
   std::vector<RecordsAppend> parts;
   for (const auto& [kind, pointer, bytes, domain] : given) parts.push_back({kind, region_of(pointer, bytes, domain)});
   Interruption interruption;
   auto first = without_gil([&] { return self.kinds().append(parts, interruption.keep_going()); });
-  // What a device may still read is never given back.
-  if (!first && first.error().code == Code::abandoned) memory.inc_ref();
+  if (!first && first.error().code == Code::abandoned) keep_abandoned(context, std::move(memory));
   interruption.raise_again();
   return value_or_raise(std::move(first));
 }
@@ -134,7 +134,7 @@ std::vector<std::uint64_t> append(const PythonKinds& self, const std::vector<Pyt
 using PythonRead = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, std::uintptr_t, std::size_t, std::string>;
 
 nb::dict read(const PythonKinds& self, const std::vector<PythonRead>& given, double deadline_seconds,
-              nb::handle memory) {
+              nb::object memory) {
   const auto context = self.context();
   std::vector<RecordsRead> reads;
   reads.reserve(given.size());
@@ -151,8 +151,7 @@ nb::dict read(const PythonKinds& self, const std::vector<PythonRead>& given, dou
     interruption = std::current_exception();
   }
   const Report report = ticket.report();
-  // What lanes may still write is never given back.
-  if (report.outcome == Outcome::abandoned) memory.inc_ref();
+  if (report.outcome == Outcome::abandoned) keep_abandoned(context, std::move(memory));
   if (interruption) std::rethrow_exception(interruption);
   if (!report.ok()) raise(*report.error);
   return penstock::python::to_dict(report);

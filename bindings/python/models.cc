@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "abandoned.h"
 #include "context.h"
 #include "errors.h"
 #include "gil.h"
@@ -153,8 +154,7 @@ class PythonLoading {
   ~PythonLoading() {
     if (!context_) return;
     if (!loading_->ended()) cancel();
-    // The kernel or a device may still write there, at any time: the memory is never given back.
-    if (loading_->report().transfer.outcome == Outcome::abandoned) memory_.inc_ref();
+    if (loading_->report().transfer.outcome == Outcome::abandoned) keep_abandoned(context_, std::move(memory_));
   }
 
   bool ended() const { return loading_->ended(); }

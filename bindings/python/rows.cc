@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "abandoned.h"
 #include "context.h"
 #include "errors.h"
 #include "gil.h"
@@ -78,13 +79,12 @@ RowNumbers numbers_of(const Region& memory, unsigned type) {
 
 nb::dict report_or_raise(const RowsReport& report) {
   if (report.ok()) return to_dict(report);
-  // What lanes may still write is never given back: the caller keeps a reference to the memory.
   raise(*report.error);
 }
 
 nb::dict gather(const PythonRows& self, std::uintptr_t numbers, std::size_t numbers_bytes, unsigned type,
                 const std::string& numbers_domain, std::uintptr_t out, std::size_t out_bytes,
-                const std::string& out_domain, bool zeros_for_missing, double deadline_seconds, nb::handle memory) {
+                const std::string& out_domain, bool zeros_for_missing, double deadline_seconds, nb::object memory) {
   const auto context = self.context();
   const RowNumbers wanted = numbers_of(region_of(numbers, numbers_bytes, numbers_domain), type);
   const Region to = region_of(out, out_bytes, out_domain);
@@ -93,19 +93,19 @@ nb::dict gather(const PythonRows& self, std::uintptr_t numbers, std::size_t numb
                               .deadline_seconds = deadline_seconds,
                               .keep_going = interruption.keep_going()};
   const RowsReport report = without_gil([&] { return self.rows().gather(wanted, to, options); });
-  if (report.outcome == Outcome::abandoned) memory.inc_ref();
+  if (report.outcome == Outcome::abandoned) keep_abandoned(context, std::move(memory));
   interruption.raise_again();
   return report_or_raise(report);
 }
 
 nb::dict consecutive(const PythonRows& self, std::uint64_t begin, std::uint64_t count, std::uintptr_t out,
-                     std::size_t out_bytes, const std::string& out_domain, double deadline_seconds, nb::handle memory) {
+                     std::size_t out_bytes, const std::string& out_domain, double deadline_seconds, nb::object memory) {
   const auto context = self.context();
   const Region to = region_of(out, out_bytes, out_domain);
   Interruption interruption;
   const GatherOptions options{.deadline_seconds = deadline_seconds, .keep_going = interruption.keep_going()};
   const RowsReport report = without_gil([&] { return self.rows().rows(begin, count, to, options); });
-  if (report.outcome == Outcome::abandoned) memory.inc_ref();
+  if (report.outcome == Outcome::abandoned) keep_abandoned(context, std::move(memory));
   interruption.raise_again();
   return report_or_raise(report);
 }

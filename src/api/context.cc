@@ -32,7 +32,7 @@ Statistics statistics_of(const core::Environment& environment) {
   Statistics statistics = environment.statistics.snapshot();
   statistics.pinned_bytes = environment.pinned->used_bytes();
   statistics.lanes_replaced = environment.lanes_replaced.load(std::memory_order_relaxed);
-  statistics.quarantined_bytes = environment.quarantined_bytes.load(std::memory_order_relaxed);
+  statistics.quarantined_bytes = environment.quarantined_bytes.load(std::memory_order_acquire);
   const cuda::Quiet::Unfreed unfreed = cuda::Quiet::of_process().unfreed();
   statistics.unfreed_calls = unfreed.calls;
   statistics.unfreed_pinned_bytes = unfreed.pinned_bytes;

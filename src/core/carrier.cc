@@ -269,7 +269,7 @@ void Carrier::on_orphan_home(std::uint32_t index) {
     lane_.environment.completions.free_there(later.take());
   }
   lane_.environment.orphans.fetch_sub(1, std::memory_order_relaxed);
-  lane_.environment.quarantined_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+  lane_.environment.quarantined_bytes.fetch_sub(bytes, std::memory_order_release);
   lane_.environment.ends.announce();  // who opens its store anew may wait for it
 }
 

@@ -2,10 +2,13 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 import pathlib
 import threading
+import time
 import types
+import weakref
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 
@@ -294,6 +297,49 @@ def test_rows_go_to_gpu_memory_by_numbers_that_may_lie_there(driver, tmp_path):
         table.gather(CudaArray(numbers, (4,)), (memory, 1600, 0))
     with pytest.raises(penstock.InvalidError, match="NumPy has no memory on cuda:0"):
         table.gather(CudaArray(numbers, (4,), typestr="<i4"))
+
+
+def read_once(driver, context, folder, memory):
+    context.read_into(memory, folder / "table.npy")
+
+
+def gather_once(driver, context, folder, memory):
+    with penstock.Rows(folder / "table.npy", framework="np", context=context) as table:
+        table.gather([49, 3, 3, 0], memory)
+
+
+def load_once(driver, context, folder, memory):
+    class Frame(DeviceFrame):
+        def allocate(self, specs, domain):
+            return super().allocate(specs, domain)._replace(owners=[memory])
+
+    model = _models.Model(folder / "model")
+    whole = _models.wanted(model, model.select(None), None)
+    _models.Load(context, model, whole, Frame(driver), "cuda:0").finish()
+
+
+@pytest.mark.parametrize("move", [read_once, gather_once, load_once])
+def test_memory_of_what_was_abandoned_stays_until_the_gpu_is_done_with_it(driver, tmp_path, move):
+    numpy.save(tmp_path / "table.npy", numpy.arange(5000, dtype=numpy.float32).reshape(50, 100))
+    write_model(tmp_path / "model", [("a", "F32", (300, 1000))])
+    memory = CudaArray(driver.allocate(4096), (4, 100))
+    gone = weakref.ref(memory)
+    with penstock.Context(deadlines={"request_seconds": 0.2, "cancel_grace_seconds": 0.1}) as context:
+        driver.library.fake_cuda_hang(0, 1)
+        try:
+            with pytest.raises(penstock.Error) as caught:
+                move(driver, context, tmp_path, memory)
+            assert caught.value.code == "abandoned"
+            del caught, memory
+            gc.collect()
+            assert context.statistics()["quarantined_bytes"] != 0 and gone() is not None
+        finally:
+            driver.library.fake_cuda_hang(0, 0)
+        end = time.monotonic() + 20
+        while gone() is not None and time.monotonic() < end:
+            time.sleep(0.01)
+            context.statistics()
+        assert gone() is None
 
 
 def test_rows_are_planned_on_streams_and_in_graphs(driver, tmp_path):
