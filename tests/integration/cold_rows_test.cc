@@ -78,6 +78,11 @@ class ColdRowsOfTable : public ContextTest, public testing::WithParamInterface<S
       expected.wanted_bytes += (is_joined ? 2 : 1) * shape_.row_bytes;
     }
   }
+  // Zeros may have gone to places of cold rows, before the rows did.
+  void expect_filled_about_once(const RowsReport& report, std::uint64_t lone_rows, std::uint64_t bytes) const {
+    EXPECT_GE(report.filling.bytes, bytes - lone_rows * shape_.row_bytes);
+    EXPECT_LE(report.filling.bytes, bytes + (report.cold_rows - lone_rows) * shape_.row_bytes);
+  }
   static void shuffle_with_missing(Expected& expected) {
     expected.numbers.insert(expected.numbers.end(), 7, no_row);
     std::ranges::shuffle(expected.numbers, std::mt19937_64(3));
@@ -127,7 +132,7 @@ TEST_P(ColdRowsOfTable, are_read_to_their_places_where_they_are_alone_and_each_b
     EXPECT_EQ(report.cold_rows, expected.numbers.size() - 7);
     EXPECT_EQ(report.read_bytes, expected.read_bytes);
     EXPECT_EQ(report.extra_bytes, expected.read_bytes - expected.wanted_bytes);
-    EXPECT_GE(report.filling.bytes, bytes - expected.lone_rows * shape_.row_bytes);
+    expect_filled_about_once(report, expected.lone_rows, bytes);
     EXPECT_EQ(report.reading.bytes + report.reading.extra_bytes, expected.read_bytes);
   }
 }
@@ -156,7 +161,7 @@ TEST_P(ColdRowsOfTable, lie_between_those_that_were_cached) {
   EXPECT_EQ(report.cached_rows, cached.numbers.size());
   EXPECT_EQ(report.read_bytes, expected.read_bytes);
   EXPECT_EQ(report.extra_bytes, expected.read_bytes - expected.wanted_bytes);
-  EXPECT_GE(report.filling.bytes, memory.bytes().size() - expected.lone_rows * shape_.row_bytes);
+  expect_filled_about_once(report, expected.lone_rows, memory.bytes().size());
 }
 
 TEST_P(ColdRowsOfTable, need_no_copies_where_all_are_alone) {

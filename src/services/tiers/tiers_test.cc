@@ -4,6 +4,7 @@
 
 #include "base/unique_fd.h"
 #include "penstock/tiers.h"
+#include "services/tiers/fault_point.h"
 #include "services/tiers/test_tiers.h"
 
 namespace penstock::tiers {
