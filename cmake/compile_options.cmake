@@ -6,6 +6,8 @@ target_compile_options(penstock_compile_options INTERFACE
   -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
   # GCC 12 sees overlaps in "literal" + std::string that aren't there (GCC bug 105651).
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+  # Newer Clangs warn of what stable_sort of GCC 12's library calls.
+  $<$<CXX_COMPILER_ID:Clang>:-Wno-deprecated-declarations>
   # Where files are compiled together, Clang warns of a local name that is also another file's.
   $<$<AND:$<CXX_COMPILER_ID:Clang>,$<BOOL:${CMAKE_UNITY_BUILD}>>:-Wno-shadow>
   # GCC collects its garbage from here on, in kilobytes: most files end before, a twentieth sooner.
