@@ -54,6 +54,7 @@ def test_numbers_need_not_be_aligned(table):
         assert not odd.flags.aligned
         assert numpy.array_equal(rows.gather(odd), content[wanted])
     assert numpy.array_equal(rows.gather(memoryview(odd)), content[wanted])
+    assert numpy.array_equal(rows.gather(numpy.ma.array([5, 3])), content[[5, 3]])
     for kind in (ctypes.c_int16, ctypes.c_uint32, ctypes.c_long, ctypes.c_ssize_t):
         assert numpy.array_equal(rows.gather((kind * 3)(7, ROWS - 1, 0)), content[[7, ROWS - 1, 0]])
     with pytest.raises(TypeError, match="indices: elements of <d are no numbers"):
@@ -117,7 +118,8 @@ def test_bad_numbers_are_refused_by_their_names(table):
     for bad in ([0, "a"], [0, 1.5]):
         with pytest.raises(TypeError, match="indices: .* at position 1"):
             rows.gather(bad)
-    for bad in (numpy.array([0.5]), numpy.array([True]), 1.5, "x", None, [True, False]):
+    masked = numpy.ma.array([1, 2], mask=[False, True])
+    for bad in (numpy.array([0.5]), numpy.array([True]), 1.5, "x", None, [True, False], masked):
         for call in (rows.gather, rows.prefetch, rows.__getitem__):
             with pytest.raises(TypeError, match="indices: "):
                 call(bad)

@@ -37,6 +37,9 @@ def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Num
         return _typed(argument, name, named(argument, lambda: memory_of(indices.detach().contiguous())),
                       tuple(indices.shape))
     numpy = sys.modules.get("numpy")
+    masks = sys.modules.get("numpy.ma")
+    if masks is not None and masks.is_masked(indices):
+        raise TypeError(f"{argument}: some of them are masked: give filled(number), or compressed()")
     if numpy is not None and isinstance(indices, numpy.ndarray) and indices.dtype == object and indices.ndim:
         indices = indices.tolist()
     if numpy is not None and isinstance(indices, (numpy.ndarray, numpy.generic)):
