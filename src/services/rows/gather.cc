@@ -51,6 +51,7 @@ Error told_in_rows(Error error, const Table& table, const RowsReport& report, st
 // Of a turn, what is filled before those of its rows are read that come straight to their places: long enough for all
 // lanes, and short enough that the disk begins early.
 constexpr std::uint64_t slice_bytes = 256 << 20;
+
 // A turn whose rows are on their way.
 struct Begun {
   Turn turn;
