@@ -74,7 +74,11 @@ Result<EnginePlan> plan_engine(std::span<const EngineFacts> engines, std::string
 RouteSet route_set(std::span<const Route> routes) {
   if (routes.empty()) return ~(route_bit(Route::cufile_compat) | route_bit(Route::cufile_unknown));
   RouteSet set = 0;
-  for (const Route route : routes) set |= route_bit(route);
+  for (const Route route : routes) {
+    set |= route_bit(route);
+    const bool has_staged_form = route == Route::cached || route == Route::direct || route == Route::buffered;
+    if (has_staged_form) set |= route_bit(staged(route));
+  }
   return set;
 }
 

@@ -123,6 +123,15 @@ TEST(PlanWindow, to_a_gpu_asks_for_the_staged_routes) {
   EXPECT_EQ(plan_window(facts)->path, Path::direct);
 }
 
+TEST(PlanWindow, an_allowed_route_to_the_host_allows_its_staged_form) {
+  for (const Route route : {Route::direct, Route::buffered, Route::cached}) {
+    EXPECT_EQ(route_set({{route}}), route_bit(route) | route_bit(staged(route)));
+  }
+  for (const Route route : {Route::direct_staged, Route::gds, Route::mapped, Route::p2pdma}) {
+    EXPECT_EQ(route_set({{route}}), route_bit(route));
+  }
+}
+
 TEST(PlanWindow, cufiles_compat_mode_is_taken_only_if_it_is_named) {
   EXPECT_EQ(route_set({}) & route_bit(Route::cufile_compat), 0U);
   const Route named[] = {Route::cufile_compat};

@@ -237,9 +237,14 @@ Status Request::note_first_identities() {
   if (!asks_servers_) return note(identities_of(checked_stores()));
   if (Status asked = begin_query([] {}); !asked) return asked;
   Status answered = asked_->begun.wait_until(std::min(deadline, environment_->calls->patience_end()));
+  if (!answered && Clock::now() >= deadline) {
+    return Error{Code::timed_out, 0,
+                 "the deadline passed before the server of " + asked_store().info().name + " answered",
+                 "allow more time, or find out why the server is slow"};
+  }
   if (!answered) {
     Error error = std::move(answered).error();
-    error.message.insert(0, checked_stores()[0]->info().name + ": ");
+    error.message.insert(0, asked_store().info().name + ": ");
     return error;
   }
   Status noted = note(asked_->query->identities());
@@ -274,14 +279,19 @@ void Request::ask_servers(std::function<void()> on_answer) {
   if (unasked_) stop(asked.error().code);
 }
 
+// One whose server is asked; others may be too.
+const StoreEntry& Request::asked_store() const {
+  const auto remote = std::find_if(stores.begin(), stores.end(), [](const StoreUse& use) {
+    return use.check_identity && is_remote(use.entry->info().locality);
+  });
+  return *remote->entry;
+}
+
 // By the engine of one of them: the question is the same to all.
 Status Request::begin_query(std::function<void()> on_answer) {
   return or_out_of_memory([&]() -> Status {
-    const auto remote = std::find_if(stores.begin(), stores.end(), [](const StoreUse& use) {
-      return use.check_identity && is_remote(use.entry->info().locality);
-    });
     auto query = std::make_shared<IdentityQuery>(checked_stores(), std::move(on_answer));
-    auto call = environment_->calls->begin(remote->entry->engine(), query);
+    auto call = environment_->calls->begin(asked_store().engine(), query);
     if (!call) return std::move(call).error();
     asked_ = std::make_unique<Asked>(Asked{std::move(query), std::move(*call)});
     return {};

@@ -343,6 +343,7 @@ class Request {
   Status note(const Identities& identities);
   Status note_first_identities();
   Status begin_query(std::function<void()> on_answer);
+  const StoreEntry& asked_store() const;
   IdentityQuery::Stores checked_stores() const;
   Status reach_gpu(Span& span, std::size_t index, Domain domain, KnownGpu& known);
   Status find_gpu(const Span& span, std::size_t index, Domain domain, KnownGpu& known);

@@ -205,7 +205,11 @@ Error Request::describe_failures(const Report& report) const {
         store.name + ": the file was modified or replaced " + (as_opened_ ? "since it was opened" : "during the read"),
         as_opened_ ? "open it again when nothing writes to it" : "read it again when nothing writes to it"};
   }
-  message += " of " + std::to_string(first.bytes) + " bytes at offset " + std::to_string(first.offset) + " failed: ";
+  // What makes bytes tells what is wrong by itself, and places in between mean nothing to anybody else.
+  if (!store.is_made) {
+    message += " of " + std::to_string(first.bytes) + " bytes at offset " + std::to_string(first.offset);
+  }
+  message += " failed: ";
   engine::Meaning cause = cause_of(first, store);
   message += cause.text;
   if (report.failure_count > 1) {

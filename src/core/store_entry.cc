@@ -87,6 +87,7 @@ OpenedStore open_when_closed(const Environment& environment, Open open) {
 
 StoreFacts describe(const engine::Table& engines, EnginePlan plan, const StoreInfo& info) {
   StoreFacts facts{info.name, plan.engine, std::move(plan.reason)};
+  facts.is_made = info.kind == StoreKind::made;
   if (engines[facts.engine]->description().host != engine::HostReach::none) return facts;
   facts.from_host = false;
   facts.device_engine = facts.engine;

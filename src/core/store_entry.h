@@ -27,6 +27,7 @@ struct StoreFacts {
   std::size_t engine = 0;     // that serves it: its index in the table
   std::string engine_reason;  // why that one
   bool from_host = true;      // it can be reached from the host
+  bool is_made = false;       // by a function
   // Known once someone wanted to reach it from a GPU: the engine that moves bytes there by itself, and why that one, or
   // why there is none.
   std::optional<std::size_t> device_engine = std::nullopt;

@@ -23,13 +23,20 @@ struct Errand {
   const Clock::time_point begin = Clock::now();
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+  // 0: none.
+  double deadline_seconds() const {
+    return options.deadline_seconds != 0 ? options.deadline_seconds
+                                         : table.context().options().deadlines.request_seconds;
+  }
+  // Whether to begin what takes a while. A deadline that has passed is told by the next request.
+  bool goes_on() { return watch.goes_on() && (deadline_seconds() == 0 || seconds() < deadline_seconds()); }
   std::uint64_t row_bytes() const { return table.info().row_bytes; }
   // With what is left of the deadline; none left has passed.
   RequestOptions request_options() const {
     RequestOptions request;
-    request.deadline_seconds = options.deadline_seconds;
-    if (options.deadline_seconds > 0) {
-      const double left = options.deadline_seconds - seconds();
+    request.deadline_seconds = deadline_seconds();
+    if (deadline_seconds() > 0) {
+      const double left = deadline_seconds() - seconds();
       request.deadline_seconds = left > 0 ? left : -1;
     }
     return request;

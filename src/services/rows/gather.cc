@@ -100,7 +100,7 @@ class Gather {
     if (!all_are_rows && !errand_.options.zeros_for_missing) return all_are_rows;
     if (numbers.size() == 0) return {};
     if (Status status = Watch::check_may_wait("gather"); !status) return status;
-    look(table, numbers);
+    look(table, numbers, [this] { return errand_.goes_on(); });
     auto sorted = sort_out(table, numbers, all_are_rows.ok());
     if (!sorted) return std::move(sorted).error();
     sorted_ = std::move(*sorted);

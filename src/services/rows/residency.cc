@@ -99,7 +99,7 @@ void Residency::look_at(std::size_t stretch, std::vector<Span>& to_map) {
   mapped_[stretch] = there != 0;
 }
 
-void Residency::look_at_due(std::span<const std::size_t> stretches, bool all) {
+void Residency::look_at_due(std::span<const std::size_t> stretches, bool all, const GoesOn& goes_on) {
   const Time begin = Clock::now();
   const std::size_t count = all ? looked_.size() : stretches.size();
   const auto nth = [&](std::size_t i) { return all ? i : stretches[i]; };
@@ -112,30 +112,33 @@ void Residency::look_at_due(std::span<const std::size_t> stretches, bool all) {
   }
   const std::lock_guard lock(mutex_);
   std::vector<Span> to_map;
+  bool is_wanted = true;
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t stretch = nth(i);
     if (!is_due(stretch, due)) continue;
+    is_wanted = goes_on();
+    if (!is_wanted) break;
     look_at(stretch, to_map);
     looked_[stretch] = begin;
   }
   const std::chrono::duration<double> took = Clock::now() - begin;
   believe_seconds_.store(std::max(settings_.look_again_seconds, looking_share * took.count()),
                          std::memory_order_relaxed);
-  map(to_map);
-  if (all) whole_look_.store(begin.time_since_epoch().count(), std::memory_order_relaxed);
+  map(to_map, goes_on);
+  if (all && is_wanted) whole_look_.store(begin.time_since_epoch().count(), std::memory_order_relaxed);
 }
 
-void Residency::look() {
+void Residency::look(const GoesOn& goes_on) {
   const Time last{Time::duration(whole_look_.load(std::memory_order_relaxed))};
   if (last != Time::min() &&
       Clock::now() - last < std::chrono::duration<double>(believe_seconds_.load(std::memory_order_relaxed))) {
     return;
   }
-  look_at_due({}, true);
+  look_at_due({}, true, goes_on);
 }
 
-void Residency::look(std::span<const std::size_t> stretches) {
-  look_at_due(stretches, false);
+void Residency::look(std::span<const std::size_t> stretches, const GoesOn& goes_on) {
+  look_at_due(stretches, false, goes_on);
 }
 
 void Residency::forget() {
@@ -144,7 +147,7 @@ void Residency::forget() {
   whole_look_.store(Time::min().time_since_epoch().count(), std::memory_order_relaxed);
 }
 
-void Residency::map(std::span<const Span> spans) const {
+void Residency::map(std::span<const Span> spans, const GoesOn& goes_on) const {
   std::vector<Span> turns;
   std::uint64_t bytes = 0;
   for (const Span& span : spans) {
@@ -157,8 +160,10 @@ void Residency::map(std::span<const Span> spans) const {
     }
   }
   std::atomic<std::size_t> taken = 0;
-  const auto work = [&] {
+  // Only the caller's thread asks. What is left then is mapped by whoever touches it.
+  const auto work = [&](const GoesOn& is_wanted) {
     for (std::size_t i = taken++; i < turns.size(); i = taken++) {
+      if (!is_wanted()) taken = turns.size();
       const std::uint64_t length = (turns[i].length + page_bytes_ - 1) / page_bytes_ * page_bytes_;
       // Where it fails, whoever touches the pages first has that much more to do.
       ::madvise(const_cast<std::byte*>(mapping_.data()) + turns[i].offset, length, populate_read);
@@ -167,12 +172,12 @@ void Residency::map(std::span<const Span> spans) const {
   std::vector<std::thread> threads;
   if (bytes > bytes_for_threads) {
     try {
-      while (threads.size() + 1 < std::min(settings_.threads, turns.size())) threads.emplace_back(work);
+      while (threads.size() + 1 < std::min(settings_.threads, turns.size())) threads.emplace_back(work, always);
     } catch (const std::exception&) {  // no thread, or no memory for it
       // Fewer have to do.
     }
   }
-  work();
+  work(goes_on);
   for (std::thread& thread : threads) thread.join();
 }
 

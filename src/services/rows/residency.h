@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <shared_mutex>
 #include <span>
 #include <vector>
@@ -39,9 +40,11 @@ class Residency {
   std::size_t stretches() const { return looked_.size(); }
   std::size_t stretch_of(std::uint64_t offset) const { return (offset - begin_) / stretch_bytes; }
 
-  // Looks at all stretches, or at those of the list, ascending, that nobody has looked at lately.
-  void look();
-  void look(std::span<const std::size_t> stretches);
+  using GoesOn = std::function<bool()>;
+  // Looks at all stretches, or at those of the list, ascending, that nobody has looked at lately; as long as that is
+  // wanted, which is asked now and then.
+  void look(const GoesOn& goes_on = always);
+  void look(std::span<const std::size_t> stretches, const GoesOn& goes_on = always);
   // The next gather looks again.
   void forget();
 
@@ -69,12 +72,13 @@ class Residency {
   bool is_due(std::size_t stretch, Time due_before) const { return looked_[stretch] <= due_before; }
 
  private:
+  static bool always() { return true; }
   // What to map afterwards is added to the list.
   void look_at(std::size_t stretch, std::vector<Span>& to_map);
   void set(std::uint64_t page, bool resident);
   void set_stretch(std::size_t stretch, bool resident);
-  void look_at_due(std::span<const std::size_t> stretches, bool all);
-  void map(std::span<const Span> spans) const;
+  void look_at_due(std::span<const std::size_t> stretches, bool all, const GoesOn& goes_on);
+  void map(std::span<const Span> spans, const GoesOn& goes_on) const;
   Span span_of(std::size_t stretch) const;
 
   const Store& store_;

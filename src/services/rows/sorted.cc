@@ -90,12 +90,12 @@ bool is_mapped(const Table& table) {
   });
 }
 
-void look(const Table& table, const RowNumbers& numbers) {
+void look(const Table& table, const RowNumbers& numbers, const std::function<bool()>& goes_on) {
   std::size_t all = 0;
   for (const auto& shard : table.shards()) all += shard->residency() != nullptr ? shard->residency()->stretches() : 0;
   if (numbers.size() >= all) {
     for (const auto& shard : table.shards()) {
-      if (shard->residency() != nullptr) shard->residency()->look();
+      if (shard->residency() != nullptr) shard->residency()->look(goes_on);
     }
     return;
   }
@@ -104,7 +104,7 @@ void look(const Table& table, const RowNumbers& numbers) {
     if (due[part].empty()) continue;
     std::ranges::sort(due[part]);
     due[part].erase(std::unique(due[part].begin(), due[part].end()), due[part].end());
-    table.shard(part).residency()->look(due[part]);
+    table.shard(part).residency()->look(due[part], goes_on);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -19,8 +20,9 @@ Status check_numbers(const Table& table, const RowNumbers& numbers, std::span<co
 
 // Whether all of the table is mapped, as far as is known.
 bool is_mapped(const Table& table);
-// Asks the system which of these rows are in the page cache, where nobody has asked lately.
-void look(const Table& table, const RowNumbers& numbers);
+// Asks the system which of these rows are in the page cache, where nobody has asked lately; as long as `goes_on` wants
+// to, and all others are cold then.
+void look(const Table& table, const RowNumbers& numbers, const std::function<bool()>& goes_on = [] { return true; });
 
 struct Sorted {
   std::vector<ColdRow> cold;  // by position

@@ -8,8 +8,6 @@
 namespace penstock::rows {
 namespace {
 
-constexpr std::size_t idle_scratch_limit = 4;
-
 bool may_map(const Context& context, const RowsOptions& options) {
   const Options& chosen = context.options();
   const auto& routes = chosen.allowed_routes;
@@ -112,6 +110,7 @@ Result<Buffer> Table::take_scratch(std::uint64_t bytes, Domain domain) const {
     if (found != idle_scratch_.end()) {
       Buffer scratch = std::move(*found);
       idle_scratch_.erase(found);
+      idle_scratch_bytes_ -= scratch.size_bytes();
       return scratch;
     }
   }
@@ -128,15 +127,17 @@ Result<Buffer> Table::take_numbers(std::uint64_t bytes) const {
   return take_scratch(bytes, Domain::host());
 }
 
+// What is new is the size that is wanted now: the oldest go.
 void Table::give_scratch(Buffer scratch) const {
-  Buffer oldest;  // freed without the lock
+  std::vector<Buffer> oldest;  // freed without the lock
   const std::lock_guard lock(scratch_mutex_);
-  // What is new is the size that is wanted now.
-  if (idle_scratch_.size() == idle_scratch_limit) {
-    oldest = std::move(idle_scratch_.front());
+  idle_scratch_bytes_ += scratch.size_bytes();
+  idle_scratch_.push_back(std::move(scratch));
+  while (idle_scratch_bytes_ > options_.scratch_bytes) {
+    idle_scratch_bytes_ -= idle_scratch_.front().size_bytes();
+    oldest.push_back(std::move(idle_scratch_.front()));
     idle_scratch_.erase(idle_scratch_.begin());
   }
-  idle_scratch_.push_back(std::move(scratch));
 }
 
 }  // namespace penstock::rows

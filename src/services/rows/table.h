@@ -83,7 +83,8 @@ class Table {
   bool in_child() const { return fork_guard_.in_child(); }
   Status check_unchanged() const;
 
-  // Memory for cold rows, and for numbers that were on a GPU. Some is kept for the next gather.
+  // Memory for cold rows, and for numbers that were on a GPU. Up to RowsOptions::scratch_bytes are kept for the next
+  // gather.
   Result<Buffer> take_scratch(std::uint64_t bytes, Domain domain) const;
   Result<Buffer> take_numbers(std::uint64_t bytes) const;
   void give_scratch(Buffer scratch) const;
@@ -97,7 +98,8 @@ class Table {
   std::shared_ptr<const Layout> layout_;  // shared with fills
   ForkGuard fork_guard_;
   mutable std::mutex scratch_mutex_;
-  mutable std::vector<Buffer> idle_scratch_;
+  mutable std::vector<Buffer> idle_scratch_;  // the oldest first
+  mutable std::uint64_t idle_scratch_bytes_ = 0;
 };
 
 Result<std::shared_ptr<const Table>> open_tensor(Context& context, const std::string& name, std::string_view tensor,
