@@ -125,8 +125,9 @@ std::vector<std::uint64_t> append(const PythonKinds& self, const std::vector<Pyt
   for (const auto& [kind, pointer, bytes, domain] : given) parts.push_back({kind, region_of(pointer, bytes, domain)});
   Interruption interruption;
   auto first = without_gil([&] { return self.kinds().append(parts, interruption.keep_going()); });
-  if (!first && first.error().code == Code::abandoned) keep_abandoned(context, std::move(memory));
-  interruption.raise_again();
+  const bool is_abandoned = !first && first.error().code == Code::abandoned;
+  if (is_abandoned) keep_abandoned(context, std::move(memory));
+  interruption.raise_again(is_abandoned);
   return value_or_raise(std::move(first));
 }
 

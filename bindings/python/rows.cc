@@ -93,8 +93,9 @@ nb::dict gather(const PythonRows& self, std::uintptr_t numbers, std::size_t numb
                               .deadline_seconds = deadline_seconds,
                               .keep_going = interruption.keep_going()};
   const RowsReport report = without_gil([&] { return self.rows().gather(wanted, to, options); });
-  if (report.outcome == Outcome::abandoned) keep_abandoned(context, std::move(memory));
-  interruption.raise_again();
+  const bool is_abandoned = report.outcome == Outcome::abandoned;
+  if (is_abandoned) keep_abandoned(context, std::move(memory));
+  interruption.raise_again(is_abandoned);
   return report_or_raise(report);
 }
 
@@ -105,8 +106,9 @@ nb::dict consecutive(const PythonRows& self, std::uint64_t begin, std::uint64_t 
   Interruption interruption;
   const GatherOptions options{.deadline_seconds = deadline_seconds, .keep_going = interruption.keep_going()};
   const RowsReport report = without_gil([&] { return self.rows().rows(begin, count, to, options); });
-  if (report.outcome == Outcome::abandoned) keep_abandoned(context, std::move(memory));
-  interruption.raise_again();
+  const bool is_abandoned = report.outcome == Outcome::abandoned;
+  if (is_abandoned) keep_abandoned(context, std::move(memory));
+  interruption.raise_again(is_abandoned);
   return report_or_raise(report);
 }
 

@@ -10,14 +10,32 @@
 #include <utility>
 
 #include "gil.h"
+#include "penstock/models.h"
+#include "penstock/request.h"
 
 namespace penstock::python {
 
 // Short enough for a person who presses ctrl-C, long enough for at most twenty calls of `progress` a second.
 inline constexpr std::chrono::milliseconds wait_slice(60);
 
+inline bool is_abandoned(const Ticket& ticket) {
+  return ticket.outcome() == Outcome::abandoned;
+}
+inline bool is_abandoned(const Loading& loading) {
+  return loading.report().transfer.outcome == Outcome::abandoned;
+}
+
+// An exception of the caller's own does not say so. Python has notes since 3.11.
+inline void note_abandoned(nanobind::python_error& error) {
+  nanobind::object exception = nanobind::borrow(error.value());
+  if (!nanobind::hasattr(exception, "add_note")) return;
+  exception.attr("add_note")(
+      "penstock: operations did not come back in time, and may still touch the memory until quarantined_bytes of the "
+      "Context's statistics() is 0");
+}
+
 // Waits until `request` (a Ticket or a Loading) has ended. What a signal handler or `progress(done, all)` raises
-// cancels the request and is passed on once its memory is not written any more.
+// cancels the request and is passed on once its memory is not written any more, or with a note that it may be.
 template <typename Request>
 void wait_or_cancel(Request& request, std::uint64_t all_bytes, nanobind::handle progress) {
   const auto ended = [&] {
@@ -30,9 +48,12 @@ void wait_or_cancel(Request& request, std::uint64_t all_bytes, nanobind::handle 
       if (!progress.is_none()) progress(request.bytes_done(), all_bytes);
     }
     if (!progress.is_none()) progress(request.bytes_done(), all_bytes);
-  } catch (...) {
-    const WithoutGil released;
-    while (!request.ended()) request.cancel();
+  } catch (nanobind::python_error& error) {
+    {
+      const WithoutGil released;
+      while (!request.ended()) request.cancel();
+    }
+    if (is_abandoned(request)) note_abandoned(error);
     throw;
   }
 }
@@ -51,7 +72,8 @@ class Interruption {
       return false;
     };
   }
-  void raise_again() {
+  void raise_again(bool was_abandoned) {
+    if (raised_ && was_abandoned) note_abandoned(*raised_);
     if (raised_) throw nanobind::python_error(std::move(*raised_));
   }
 

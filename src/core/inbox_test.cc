@@ -179,7 +179,7 @@ TEST_F(InboxTest, hands_over_what_many_threads_post_to_a_worker_that_sleeps) {
       }
     }
     for (std::thread& thread : threads) thread.join();
-    for (const std::size_t count : taken) EXPECT_EQ(count, parts_each);
+    for (const std::size_t of_one : taken) EXPECT_EQ(of_one, parts_each);
   }
 }
 

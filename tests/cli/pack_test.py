@@ -97,6 +97,12 @@ class Pack(PackTest):
         self.assertIn("--out", self.fails("invalid_argument", 2, "pack", path)["message"])
         self.assertIn("its", self.fails("invalid_argument", 2, "pack", path, "--out", self.folder)["message"])
         self.assertIn("a file", self.fails("invalid_argument", 2, "pack", path, "--out", "out.safetensors")["message"])
+        odd = path.rename(self.folder / "m.st")
+        for verb in ("pack", "unpack"):
+            self.assertIn("end in .safetensors",
+                          self.fails("invalid_argument", 2, verb, odd, "--out", self.folder / "out")["message"])
+        self.assertFalse((self.folder / "out").exists())
+        odd.rename(path)
         self.fails("not_found", 3, "pack", self.folder / "nothing.safetensors", "--out", self.folder / "out")
         gguf = self.file("m.gguf", b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
         self.fails("unsupported", 1, "pack", gguf, "--out", self.folder / "out")

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import pathlib
+import signal
 import threading
 import time
 import types
@@ -318,18 +319,42 @@ def load_once(driver, context, folder, memory):
     _models.Load(context, model, whole, Frame(driver), "cuda:0").finish()
 
 
+class Interrupted(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds):
+    def interrupt(*_):
+        raise Interrupted
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+@pytest.mark.parametrize("interrupts", [False, True])
 @pytest.mark.parametrize("move", [read_once, gather_once, load_once])
-def test_memory_of_what_was_abandoned_stays_until_the_gpu_is_done_with_it(driver, tmp_path, move):
+def test_memory_of_what_was_abandoned_stays_until_the_gpu_is_done_with_it(driver, tmp_path, move, interrupts):
     numpy.save(tmp_path / "table.npy", numpy.arange(5000, dtype=numpy.float32).reshape(50, 100))
     write_model(tmp_path / "model", [("a", "F32", (300, 1000))])
     memory = CudaArray(driver.allocate(4096), (4, 100))
     gone = weakref.ref(memory)
-    with penstock.Context(deadlines={"request_seconds": 0.2, "cancel_grace_seconds": 0.1}) as context:
+    request_seconds = 0 if interrupts else 0.2
+    with penstock.Context(deadlines={"request_seconds": request_seconds, "cancel_grace_seconds": 0.1}) as context:
         driver.library.fake_cuda_hang(0, 1)
         try:
-            with pytest.raises(penstock.Error) as caught:
-                move(driver, context, tmp_path, memory)
-            assert caught.value.code == "abandoned"
+            with interrupted_after(0.2) if interrupts else contextlib.nullcontext():
+                with pytest.raises(Interrupted if interrupts else penstock.Error) as caught:
+                    move(driver, context, tmp_path, memory)
+            if not interrupts:
+                assert caught.value.code == "abandoned"
+            elif hasattr(caught.value, "add_note"):
+                assert "quarantined_bytes" in caught.value.__notes__[0]
             del caught, memory
             gc.collect()
             assert context.statistics()["quarantined_bytes"] != 0 and gone() is not None

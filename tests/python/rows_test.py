@@ -55,6 +55,7 @@ def test_numbers_need_not_be_aligned(table):
         assert numpy.array_equal(rows.gather(odd), content[wanted])
     assert numpy.array_equal(rows.gather(memoryview(odd)), content[wanted])
     assert numpy.array_equal(rows.gather(numpy.ma.array([5, 3])), content[[5, 3]])
+    assert numpy.array_equal(rows.gather(memoryview(numpy.arange(10))[::-3]), content[[9, 6, 3, 0]])
     for kind in (ctypes.c_int16, ctypes.c_uint32, ctypes.c_long, ctypes.c_ssize_t):
         assert numpy.array_equal(rows.gather((kind * 3)(7, ROWS - 1, 0)), content[[7, ROWS - 1, 0]])
     with pytest.raises(TypeError, match="indices: elements of <d are no numbers"):
@@ -96,7 +97,12 @@ def test_memory_that_is_given_is_filled(table):
     raw = bytearray(2 * rows.row_bytes)
     rows.rows(8, 2, raw)
     assert raw == content[8:10].tobytes()
+    for same in (array.array("f", bytes(raw)), (ctypes.c_float * memory[:2].size)()):
+        rows.rows(8, 2, same)
+        assert bytes(same) == content[8:10].tobytes()
     for wrong, what in ((memory[:2], "fill"), (memory.astype(numpy.int32), "elements of int32"), (memory.T, "contiguous"),
+                        (array.array("i", bytes(3 * rows.row_bytes)), "elements of <i4"),
+                        (memoryview(numpy.zeros(3 * rows.row_bytes // 8)), "elements of <f8"),
                         (bytes(memory.nbytes), "written")):
         with pytest.raises(penstock.InvalidError, match="out: .*" + what):
             rows.gather([1, 2, 3], wrong)
@@ -210,7 +216,8 @@ def test_raw_rows(tmp_path):
     rows = open_np(path, row_bytes=14)
     assert rows.dtype == numpy.uint8 and rows[1].tobytes() == content[7:14].tobytes()
     for options, what in (({"row_bytes": 3}, "no whole rows"), ({"dtype": "F5"}, "dtype"), ({"row_shape": (2,)}, "dtype"),
-                          ({"dtype": "F4", "row_shape": (3,)}, "row_shape"), ({"row_bytes": -1}, "row_bytes"),
+                          ({"dtype": "F4", "row_shape": (3,)}, "row_shape"),
+                          ({"dtype": "F4", "row_shape": (1 << 40, 1 << 40)}, "row_shape"), ({"row_bytes": -1}, "row_bytes"),
                           ({"row_bytes": 2, "row_shape": (3,)}, "row_shape"),
                           ({"dtype": "F32", "row_shape": (2,), "row_bytes": 9}, "row_bytes is 9"),
                           ({"tensor": "a", "dtype": "F32"}, "tensor"), ({"offset": 5}, "offset")):

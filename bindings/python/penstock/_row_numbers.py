@@ -58,11 +58,12 @@ def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Num
     try:
         view = memoryview(indices)
     except TypeError:
-        raise TypeError(f"{argument}: {reprlib.repr(indices)} has no numbers of rows: give integers, in a list, an array or "
-                        "a tensor") from None
+        raise TypeError(f"{argument}: {reprlib.repr(indices)} is no list of numbers of rows: give integers in a list, an "
+                        "array or a tensor, or ask for rows[…]") from None
     code = view.format.lstrip(_NATIVE)
     name = f"{'u' if code.isupper() else ''}int{8 * view.itemsize}" if code in _CODES else view.format
-    return _typed(argument, name, named(argument, lambda: memory_of(indices, False)), tuple(view.shape or ()))
+    plain = indices if view.c_contiguous else view.tobytes()
+    return _typed(argument, name, named(argument, lambda: memory_of(plain, False)), tuple(view.shape or ()))
 
 
 def _of_list(indices: Any, argument: str, may_be_missing: bool) -> Numbers:

@@ -151,7 +151,7 @@ class RowType:
         if about is None:
             return memory
         allowed = [(*shape, *self.row_shape), (count, *self.row_shape), *([self.row_shape] if count == 1 else [])]
-        if about.shape not in allowed:
+        if about.shape is not None and about.shape not in allowed:
             raise invalid(f"out: has the shape {about.shape}, and what is read {allowed[0]}", "give one of that shape")
         return memory
 
@@ -168,24 +168,33 @@ def check_room(result_bytes: int, beside_bytes: int) -> None:
                "ask for less at a time")
 
 
+# Of the elements of buffers, as struct has them, those of NumPy; bytes are memory like any other.
+_KINDS = {**dict.fromkeys("efd", "f"), **dict.fromkeys("hilqn", "i"), **dict.fromkeys("HILQN", "u")}
+
+
 class Described(NamedTuple):
     """What an array or a tensor says of itself."""
 
     dtype: Any
     name: Optional[str]  # of the type, by safetensors; None: it has none there
-    shape: tuple[int, ...]
+    shape: Optional[tuple[int, ...]]  # None: that does not matter
 
 
 def described(value: Any) -> Optional[Described]:
-    """Of an array or tensor of torch, NumPy or CuPy; None: it is only memory."""
+    """Of an array or tensor of torch, NumPy or CuPy, or a buffer with a type; None: it is only memory."""
     frame = framework_of(value)
     if frame is not None:
         return Described(value.dtype, frame.names.get(value.dtype), tuple(value.shape))
     interface = getattr(value, "__cuda_array_interface__", None)
-    if interface is None:
+    if interface is not None:
+        code = interface["typestr"]
+        return Described(code, of_code(code), tuple(interface["shape"]))
+    try:
+        view = memoryview(value)
+    except TypeError:
         return None
-    code = interface["typestr"]
-    return Described(code, of_code(code), tuple(interface["shape"]))
+    kind = _KINDS.get(view.format.lstrip("@=<"))
+    return None if kind is None else Described(f"<{kind}{view.itemsize}", of_code(f"<{kind}{view.itemsize}"), None)
 
 
 class Rows(Reopening):
@@ -446,6 +455,7 @@ def _raw_row_bytes(dtype: Optional[str], shape: tuple[int, ...], row_bytes: Opti
     bits = BITS[dtype]
     for length in shape:
         bits *= length
+    natural("row_shape: bytes of a row", bits // 8)
     if bits % 8:
         raise invalid(f"row_shape: a row of {dtype} of {shape} ends within a byte", "give rows of whole bytes")
     if row_bytes is not None and row_bytes != bits // 8:

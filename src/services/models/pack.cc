@@ -151,6 +151,11 @@ class Packing {
       if (file.format != ModelFormat::safetensors) {
         return Error{Code::unsupported, 0, file.path + " is not a safetensors file", "only those are packed"};
       }
+      if (fs::path(file.path).extension() != ".safetensors") {
+        return Error{Code::invalid_argument, 0,
+                     file.path + " would be no file of a model in a folder: those end in .safetensors",
+                     "rename it, or name a link to it that ends so"};
+      }
       if (fs::weakly_canonical(fs::path(file.path).parent_path(), failed) == to) {
         return Error{Code::invalid_argument, 0, folder + " is the folder of the model itself", "name another folder"};
       }

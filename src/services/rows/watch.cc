@@ -9,8 +9,12 @@ namespace penstock::rows {
 namespace {
 
 constexpr std::chrono::milliseconds between_questions(50);
-// What the calling thread moves by itself, which costs less than to wait for another.
-constexpr std::uint64_t unwatched_bytes = 128 << 10;
+// What the calling thread moves by itself, which costs less than to wait for another. A GPU may be busy with other work.
+bool is_short(std::span<const Range> ranges) {
+  constexpr std::uint64_t short_bytes = 128 << 10;
+  return ranges.size() == 1 && ranges.front().memory.size_bytes <= short_bytes &&
+         ranges.front().memory.domain.host_accessible();
+}
 
 }  // namespace
 
@@ -50,7 +54,7 @@ void Watch::wait(Ticket& ticket) {
 
 Report Watch::transfer(Context& context, Direction direction, std::span<const Range> ranges,
                        const RequestOptions& options) {
-  if (!keep_going_ || (ranges.size() == 1 && ranges.front().memory.size_bytes <= unwatched_bytes)) {
+  if (!keep_going_ || is_short(ranges)) {
     return context.transfer(direction, ranges, options);
   }
   auto ticket = context.submit(direction, ranges, options);
