@@ -9,7 +9,8 @@ namespace penstock::rows {
 namespace {
 
 constexpr std::chrono::milliseconds between_questions(50);
-// What the calling thread moves by itself, which costs less than to wait for another. A GPU may be busy with other work.
+// What the calling thread moves by itself, which costs less than to wait for another. A GPU may be busy with other
+// work.
 bool is_short(std::span<const Range> ranges) {
   constexpr std::uint64_t short_bytes = 128 << 10;
   return ranges.size() == 1 && ranges.front().memory.size_bytes <= short_bytes &&
