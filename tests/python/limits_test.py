@@ -133,3 +133,26 @@ def test_what_the_system_or_a_control_group_has_no_room_for_is_refused(tmp_path,
     monkeypatch.setattr(penstock._core, "available_memory_bytes", lambda: 1 << 20)
     with pytest.raises(penstock.NoMemoryError, match="no room for 2097152 bytes in memory: 1048576 are available"):
         penstock.load_file(tmp_path / "m.safetensors", framework="np", copy=True)
+
+
+@pytest.mark.skipif(bool(os.environ.get("PENSTOCK_SANITIZE")), reason="sanitizers take more memory than a limit leaves")
+def test_cold_rows_go_in_shorter_turns_where_memory_for_all_is_not_there(tmp_path):
+    rows, row_bytes = 20_000, 10_000
+    path = tmp_path / "table"
+    with open(path, "wb") as file:
+        for number in range(rows):
+            file.write(number.to_bytes(4, "little") * (row_bytes // 4))
+    code = """
+import resource, sys, numpy, penstock
+rows, row_bytes = int(sys.argv[2]), int(sys.argv[3])
+table = penstock.Rows(sys.argv[1], row_bytes=row_bytes, framework="np", mapping=False)
+asked = numpy.repeat(numpy.arange(0, rows, 1), 2)
+out = numpy.empty((len(asked), row_bytes), numpy.uint8)
+table.gather([0, 0, 5, 5], out[:4])
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + rows * row_bytes * 3 // 4, resource.RLIM_INFINITY))
+table.gather(asked, out)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+print((out.view(numpy.uint32) == asked[:, None]).all())
+"""
+    assert run(code, path, rows, row_bytes, limit=(resource.RLIMIT_AS, resource.RLIM_INFINITY)) == "True\n"

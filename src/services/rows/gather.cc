@@ -51,6 +51,8 @@ Error told_in_rows(Error error, const Table& table, const RowsReport& report, st
 // Of a turn, what is filled before those of its rows are read that come straight to their places: long enough for all
 // lanes, and short enough that the disk begins early.
 constexpr std::uint64_t slice_bytes = 256 << 20;
+// Where there is no scratch memory for as many cold rows as may be read at once, fewer are, down to this.
+constexpr std::uint64_t least_scratch_bytes = 1 << 20;
 
 // A turn whose rows are on their way.
 struct Begun {
@@ -145,7 +147,16 @@ class Gather {
 
   Status move_rows() {
     if (sorted_.cold.empty() && sorted_.missing.empty()) return filling_.all();
-    Turns turns(errand_.table, sorted_.cold, errand_.numbers.size(), lone_);
+    for (std::uint64_t room = errand_.table.options().scratch_bytes;; room /= 4) {
+      Status status = move_in_turns(Turns(errand_.table, sorted_.cold, errand_.numbers.size(), lone_, room));
+      const bool has_less_memory = !status && status.error().code == Code::out_of_memory;
+      if (!has_less_memory || has_begun_ || room <= least_scratch_bytes) return status;
+      begun_.clear();
+      report_.read_bytes = report_.extra_bytes = 0;
+    }
+  }
+
+  Status move_in_turns(Turns turns) {
     while (true) {
       if (Status status = begin_turns(turns, turns.at_once() - 1); !status) return status;
       if (begun_.empty()) return {};
@@ -199,6 +210,7 @@ class Gather {
     // They are cold: lanes need not ask about each.
     Context& context = errand_.table.context();
     if (context.options().cache == penstock::Cache::automatic) request.cache = penstock::Cache::bypass;
+    has_begun_ = true;
     auto submitted = context.submit(Direction::read, ranges, request);
     if (!submitted) return std::move(submitted).error();
     ticket = std::move(*submitted);
@@ -259,6 +271,7 @@ class Gather {
   Filling filling_{errand_};
   Sorted sorted_;
   std::deque<Begun> begun_;  // the first is awaited, then placed while the others are read
+  bool has_begun_ = false;   // to read
   std::uint64_t read_in_place_bytes_ = 0;
   RowsReport report_;
 };

@@ -8,6 +8,8 @@
 namespace penstock::rows {
 namespace {
 
+constexpr std::size_t idle_scratch_limit = 4;
+
 bool may_map(const Context& context, const RowsOptions& options) {
   const Options& chosen = context.options();
   const auto& routes = chosen.allowed_routes;
@@ -114,6 +116,16 @@ Result<Buffer> Table::take_scratch(std::uint64_t bytes, Domain domain) const {
       return scratch;
     }
   }
+  auto allocated = context_.allocate(domain, bytes);
+  if (allocated || allocated.error().code != Code::out_of_memory) return allocated;
+  std::vector<Buffer> too_short;
+  {
+    const std::lock_guard lock(scratch_mutex_);
+    too_short.swap(idle_scratch_);
+    idle_scratch_bytes_ = 0;
+  }
+  if (too_short.empty()) return allocated;
+  too_short.clear();
   return context_.allocate(domain, bytes);
 }
 
@@ -133,7 +145,7 @@ void Table::give_scratch(Buffer scratch) const {
   const std::lock_guard lock(scratch_mutex_);
   idle_scratch_bytes_ += scratch.size_bytes();
   idle_scratch_.push_back(std::move(scratch));
-  while (idle_scratch_bytes_ > options_.scratch_bytes) {
+  while (idle_scratch_bytes_ > options_.scratch_bytes || idle_scratch_.size() > idle_scratch_limit) {
     idle_scratch_bytes_ -= idle_scratch_.front().size_bytes();
     oldest.push_back(std::move(idle_scratch_.front()));
     idle_scratch_.erase(idle_scratch_.begin());

@@ -20,29 +20,28 @@ constexpr std::uint64_t straight_bytes_most = 64 << 20;  // a turn of long rows 
 
 }  // namespace
 
-Turns::Turns(const Table& table, std::span<const ColdRow> cold, std::size_t rows, Lone lone)
+Turns::Turns(const Table& table, std::span<const ColdRow> cold, std::size_t rows, Lone lone, std::uint64_t room_bytes)
     : table_(table),
       cold_(cold),
       rows_(rows),
       lone_(lone),
+      room_bytes_(room_bytes),
       straight_most_(std::clamp<std::uint64_t>(straight_bytes_most / table.info().row_bytes, 1, straight_rows_most)) {
   plan_whole();
   if (whole_.rows.count != 0) return;
-  const std::uint64_t room = table_.options().scratch_bytes;
   const std::uint64_t row_bytes = scratch_bytes_of_row(table_);
-  at_once_ = std::clamp<std::uint64_t>(room / row_bytes, 2, turns_most);
-  scratch_bytes_ = std::max<std::uint64_t>(1, room / at_once_);
+  at_once_ = std::clamp<std::uint64_t>(room_bytes_ / row_bytes, 2, turns_most);
+  scratch_bytes_ = std::max<std::uint64_t>(1, room_bytes_ / at_once_);
   cold_wanted_ = std::clamp<std::uint64_t>(scratch_bytes_ / row_bytes, 1, straight_most_);
 }
 
 void Turns::plan_whole() {
-  const std::uint64_t room = table_.options().scratch_bytes;
   const std::size_t straight_most = turns_most * straight_most_;
-  if (different_rows_at_least(cold_) > room / table_.info().row_bytes + straight_most) return;
+  if (different_rows_at_least(cold_) > room_bytes_ / table_.info().row_bytes + straight_most) return;
   std::vector<ColdRow> all(cold_.begin(), cold_.end());
   std::ranges::sort(all);
   ColdPlan whole = plan(all);
-  if (whole.scratch_bytes > room || whole.straight_rows > straight_most) return;
+  if (whole.scratch_bytes > room_bytes_ || whole.straight_rows > straight_most) return;
   whole_ = {.rows = {0, rows_}, .cold = std::move(all), .plan = std::move(whole)};
 }
 

@@ -27,9 +27,10 @@ struct Turn {
 
 class Turns {
  public:
-  // Of `rows` rows, of which `cold` are, by position: they stay as long as it. Where there have to be several, the
-  // first is found without sorting all of them.
-  Turns(const Table& table, std::span<const ColdRow> cold, std::size_t rows, Lone lone);
+  // Of `rows` rows, of which `cold` are, by position: they stay as long as it. Those that are read at the same time
+  // have scratch memory of `room_bytes`. Where there have to be several, the first is found without sorting all of
+  // them.
+  Turns(const Table& table, std::span<const ColdRow> cold, std::size_t rows, Lone lone, std::uint64_t room_bytes);
 
   // So many have room at the same time, or more than there are.
   std::size_t at_once() const { return at_once_; }
@@ -45,6 +46,7 @@ class Turns {
   const std::span<const ColdRow> cold_;
   const std::size_t rows_;
   const Lone lone_;
+  const std::uint64_t room_bytes_;
   const std::size_t straight_most_;  // in a turn
   Turn whole_;
   std::size_t at_once_ = 2;
