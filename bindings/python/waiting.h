@@ -27,11 +27,12 @@ inline bool is_abandoned(const Loading& loading) {
 
 // An exception of the caller's own does not say so. Python has notes since 3.11.
 inline void note_abandoned(nanobind::python_error& error) {
-  nanobind::object exception = nanobind::borrow(error.value());
-  if (!nanobind::hasattr(exception, "add_note")) return;
-  exception.attr("add_note")(
+  constexpr const char* note =
       "penstock: operations did not come back in time, and may still touch the memory until quarantined_bytes of the "
-      "Context's statistics() is 0");
+      "Context's statistics() is 0";
+  PyObject* const added = PyObject_CallMethod(error.value().ptr(), "add_note", "s", note);
+  if (added == nullptr) PyErr_Clear();
+  Py_XDECREF(added);
 }
 
 // Waits until `request` (a Ticket or a Loading) has ended. What a signal handler or `progress(done, all)` raises
@@ -42,6 +43,10 @@ void wait_or_cancel(Request& request, std::uint64_t all_bytes, nanobind::handle 
     const WithoutGil released;
     return request.wait_for(wait_slice);
   };
+  const auto end = [&] {
+    const WithoutGil released;
+    while (!request.ended()) request.cancel();
+  };
   try {
     while (!ended()) {
       if (PyErr_CheckSignals() != 0) throw nanobind::python_error();
@@ -49,11 +54,11 @@ void wait_or_cancel(Request& request, std::uint64_t all_bytes, nanobind::handle 
     }
     if (!progress.is_none()) progress(request.bytes_done(), all_bytes);
   } catch (nanobind::python_error& error) {
-    {
-      const WithoutGil released;
-      while (!request.ended()) request.cancel();
-    }
+    end();
     if (is_abandoned(request)) note_abandoned(error);
+    throw;
+  } catch (...) {
+    end();
     throw;
   }
 }

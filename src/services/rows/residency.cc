@@ -13,6 +13,7 @@ namespace {
 constexpr int populate_read = 22;  // MADV_POPULATE_READ of Linux 5.14; older headers don't name it
 constexpr std::uint64_t turn_bytes = 16 << 20;
 constexpr std::uint64_t bytes_for_threads = 64 << 20;
+constexpr std::size_t stretches_at_once = 32;  // a millisecond at most
 // Looking takes no more of the time than one part in so many.
 constexpr double looking_share = 20;
 
@@ -110,16 +111,18 @@ void Residency::look_at_due(std::span<const std::size_t> stretches, bool all, co
     while (i < count && !is_due(nth(i), due)) ++i;
     if (i == count) return;
   }
-  const std::lock_guard lock(mutex_);
   std::vector<Span> to_map;
   bool is_wanted = true;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t stretch = nth(i);
-    if (!is_due(stretch, due)) continue;
-    is_wanted = goes_on();
+  for (std::size_t first = 0; first < count; first += stretches_at_once) {
+    is_wanted = goes_on();  // without the lock: who is asked may gather
     if (!is_wanted) break;
-    look_at(stretch, to_map);
-    looked_[stretch] = begin;
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = first; i < std::min(count, first + stretches_at_once); ++i) {
+      const std::size_t stretch = nth(i);
+      if (!is_due(stretch, due)) continue;
+      look_at(stretch, to_map);
+      looked_[stretch] = begin;
+    }
   }
   const std::chrono::duration<double> took = Clock::now() - begin;
   believe_seconds_.store(std::max(settings_.look_again_seconds, looking_share * took.count()),

@@ -73,7 +73,7 @@ class Residency {
 
  private:
   static bool always() { return true; }
-  // What to map afterwards is added to the list.
+  // REQUIRES: mutex_. What to map afterwards is added to the list.
   void look_at(std::size_t stretch, std::vector<Span>& to_map);
   void set(std::uint64_t page, bool resident);
   void set_stretch(std::size_t stretch, bool resident);
