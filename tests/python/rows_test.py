@@ -406,6 +406,7 @@ def test_an_embedding_gives_what_torchs_gives(table):
     model[0] = penstock.nn.Embedding(penstock.Rows(path, "embed", framework="pt"))
     assert torch.equal(model(ids), expected)
     assert penstock.nn.Embedding(path, "embed", dtype=torch.float64)(ids).dtype == torch.float64
+    assert torch.equal(model.half()[0](ids), theirs.half()(ids)) and model.to(torch.float64)[0](ids).dtype == torch.float64
     assert ours(torch.empty(0, dtype=torch.int64)).shape == (0, WIDTH)
     with pytest.raises(IndexError, match=str(ROWS)):
         ours(torch.tensor([ROWS]))

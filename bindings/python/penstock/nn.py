@@ -19,7 +19,8 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
     The table is a Rows, or what Rows takes. Rows arrive on the device of the token ids, or on `device`, and as `dtype`,
     or as the file has them. With `most_tokens`, at most so many at a time go through a RowsPlan: the module works inside
     torch.cuda.graph then, and waits for nothing. With `cache_bytes` besides, so much memory of each GPU keeps rows that
-    were asked for before. There is nothing to train: the module has no parameters, and no entry in a state_dict.
+    were asked for before. There is nothing to train: the module has no parameters, and no entry in a state_dict. `half()`
+    and `to(dtype)` convert what arrives.
     """
 
     def __init__(self, table: Any, tensor: Optional[str] = None, *, device: Any = None,
@@ -60,6 +61,14 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
                 raise invalid("most_tokens was not given", "give it when the module is made")
             self._plans[device] = RowsPlan(self.table, self._most_tokens, device=device, cache_bytes=self._cache_bytes)
         return self._plans[device]
+
+    def _apply(self, fn: Any, *arguments: Any, **more: Any) -> Any:
+        """What half(), to(dtype) and the like do to parameters they do to the rows."""
+        type_before = self._dtype or self.table.dtype
+        type_after = fn(torch.empty(0, dtype=type_before)).dtype
+        if type_after != type_before:
+            self._dtype = type_after
+        return super()._apply(fn, *arguments, **more)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.table!r}"
