@@ -10,10 +10,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
-#include "abandoned.h"
 #include "errors.h"
 #include "gil.h"
 #include "penstock/gpu.h"
@@ -212,13 +212,21 @@ void raise_closed() {
 PythonContext::PythonContext(const std::string& options_json) {
   const Options options = value_or_raise(Options::from_json(options_json));
   auto context = without_gil([&] { return Context::create(options); });
-  context_ = std::make_shared<Context>(value_or_raise(std::move(context)));
+  context_ = {new Context(value_or_raise(std::move(context))), let_go};
+}
+
+// By whoever is the last to use it, with the GIL or without: closing waits for storage.
+void PythonContext::let_go(Context* context) {
+  std::optional<WithoutGil> released;
+  if (PyGILState_Check() != 0) released.emplace();
+  delete context;
 }
 
 std::shared_ptr<Context> PythonContext::get() const {
   if (!context_) raise_closed();
-  let_go_of_what_came_home(context_);
-  return context_;
+  const std::shared_ptr<Context> context = context_;
+  let_go_of_what_came_home(context);  // which may close this one
+  return context;
 }
 
 bool PythonContext::add(std::weak_ptr<Loading> load) {
@@ -236,13 +244,7 @@ void PythonContext::close() {
     const WithoutGil released;
     if (load) load->cancel();
   }
-  let_go(std::move(closing));
-}
-
-void PythonContext::let_go(std::shared_ptr<Context> context) {
-  if (context) let_go_of_what_came_home(context);
-  const WithoutGil released;
-  context.reset();
+  if (closing) let_go_of_what_came_home(closing);
 }
 
 void define_context(nb::module_& module) {

@@ -9,19 +9,22 @@
 #include <utility>
 #include <vector>
 
+#include "abandoned.h"
 #include "gil.h"
 #include "penstock/context.h"
 #include "penstock/models.h"
 
 namespace penstock::python {
 
-// Closing waits for threads, so it is done without the GIL, which guards the rest.
+// The GIL guards it.
 class PythonContext {
  public:
   explicit PythonContext(const std::string& options_json);
   PythonContext(const PythonContext&) = delete;
   PythonContext& operator=(const PythonContext&) = delete;
-  ~PythonContext() { let_go(std::move(context_)); }
+  ~PythonContext() {
+    if (context_) let_go_of_what_came_home(context_);
+  }
 
   // Raises once the Context is closed.
   std::shared_ptr<Context> get() const;
@@ -33,7 +36,7 @@ class PythonContext {
   void close();
 
  private:
-  static void let_go(std::shared_ptr<Context> context);
+  static void let_go(Context* context);
 
   std::shared_ptr<Context> context_;  // shared: another thread may be inside a call when one closes it
   std::vector<std::weak_ptr<Loading>> loads_;

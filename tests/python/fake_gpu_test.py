@@ -367,6 +367,31 @@ def test_memory_of_what_was_abandoned_stays_until_the_gpu_is_done_with_it(driver
         assert gone() is None
 
 
+def test_memory_that_goes_may_close_the_context_that_lets_go_of_it(driver, tmp_path):
+    class Closing(CudaArray):
+        def __del__(self):
+            closed.append(context.close())
+
+    closed = []
+    numpy.save(tmp_path / "table.npy", numpy.arange(5000, dtype=numpy.float32).reshape(50, 100))
+    context = penstock.Context(deadlines={"request_seconds": 0.2, "cancel_grace_seconds": 0.1})
+    memory = Closing(driver.allocate(4096), (4, 100))
+    driver.library.fake_cuda_hang(0, 1)
+    try:
+        with pytest.raises(penstock.Error, match="did not come back"):
+            read_once(driver, context, tmp_path, memory)
+        del memory
+    finally:
+        driver.library.fake_cuda_hang(0, 0)
+    end = time.monotonic() + 20
+    while not closed and time.monotonic() < end:
+        time.sleep(0.01)
+        context.statistics()  # of a Context that was open when it was asked
+    assert closed
+    with pytest.raises(penstock.Error, match="closed"):
+        context.statistics()
+
+
 def test_rows_are_planned_on_streams_and_in_graphs(driver, tmp_path):
     content = numpy.arange(5000, dtype=numpy.float32).reshape(50, 100)
     numpy.save(tmp_path / "table.npy", content)

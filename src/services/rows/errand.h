@@ -19,8 +19,8 @@ struct Errand {
   const std::shared_ptr<const void> held_numbers;  // keeps what they lie in, where that is ours
   const Region memory;
   const GatherOptions& options;
+  const Clock::time_point begin;
   Watch watch{options.keep_going};
-  const Clock::time_point begin = Clock::now();
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin).count(); }
   // 0: none.

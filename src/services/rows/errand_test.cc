@@ -16,7 +16,7 @@ double first_deadline(double of_context, double of_gather) {
   info.row_bytes = 1;
   const Table table(context, std::move(info), {std::move(shard)}, {});
   const GatherOptions options{.deadline_seconds = of_gather};
-  Errand errand{table, RowNumbers(RowNumbers::Type::i64, {}), nullptr, {}, options};
+  Errand errand{table, RowNumbers(RowNumbers::Type::i64, {}), nullptr, {}, options, Errand::Clock::now()};
   const double deadline = errand.request_options().deadline_seconds;
   EXPECT_EQ(errand.goes_on(), deadline >= 0);
   return deadline;

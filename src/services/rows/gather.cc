@@ -287,9 +287,10 @@ RowsReport failed(Error error) {
 
 RowsReport gather(const Table& table, const RowNumbers& numbers, Region memory, const GatherOptions& options,
                   Lone lone) {
+  const auto begin = Errand::Clock::now();
   auto host = HostNumbers::of(table, numbers);
   if (!host) return failed(std::move(host).error());
-  Errand errand{table, host->get(), host->held(), memory, options};
+  Errand errand{table, host->get(), host->held(), memory, options, begin};
   RowsReport report = Gather(errand, lone).run();
   if (report.ok()) std::move(*host).give_back(table);
   return report;
@@ -310,7 +311,7 @@ Result<MappedFill> mapped_fill(const Table& table, const RowNumbers& numbers, co
 }
 
 RowsReport read_rows(const Table& table, Interval rows, Region memory, const GatherOptions& options) {
-  Errand errand{table, RowNumbers(RowNumbers::Type::i64, {}), nullptr, memory, options};
+  Errand errand{table, RowNumbers(RowNumbers::Type::i64, {}), nullptr, memory, options, Errand::Clock::now()};
   const Layout& layout = *table.layout();
   if (rows.begin > rows.end || rows.end > table.info().rows) {
     return failed({Code::out_of_range, 0,

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace penstock::rows {
@@ -142,13 +143,18 @@ Result<Buffer> Table::take_numbers(std::uint64_t bytes) const {
 // What is new is the size that is wanted now: the oldest go.
 void Table::give_scratch(Buffer scratch) const {
   std::vector<Buffer> oldest;  // freed without the lock
-  const std::lock_guard lock(scratch_mutex_);
-  idle_scratch_bytes_ += scratch.size_bytes();
-  idle_scratch_.push_back(std::move(scratch));
-  while (idle_scratch_bytes_ > options_.scratch_bytes || idle_scratch_.size() > idle_scratch_limit) {
-    idle_scratch_bytes_ -= idle_scratch_.front().size_bytes();
-    oldest.push_back(std::move(idle_scratch_.front()));
-    idle_scratch_.erase(idle_scratch_.begin());
+  try {
+    oldest.reserve(idle_scratch_limit + 1);
+    const std::lock_guard lock(scratch_mutex_);
+    idle_scratch_.reserve(idle_scratch_limit + 1);
+    idle_scratch_bytes_ += scratch.size_bytes();
+    idle_scratch_.push_back(std::move(scratch));
+    while (idle_scratch_bytes_ > options_.scratch_bytes || idle_scratch_.size() > idle_scratch_limit) {
+      idle_scratch_bytes_ -= idle_scratch_.front().size_bytes();
+      oldest.push_back(std::move(idle_scratch_.front()));
+      idle_scratch_.erase(idle_scratch_.begin());
+    }
+  } catch (const std::bad_alloc&) {  // it is not kept
   }
 }
 
