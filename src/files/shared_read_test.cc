@@ -31,7 +31,7 @@ class SharedReadTest : public testing::Test {
     while (read.has_more()) stretches.push_back(read.take());
     return stretches;
   }
-  static Done brought(const Op& stretch, std::uint64_t bytes) { return {.cookie = stretch.cookie, .bytes = bytes}; }
+  static Done brought(const Op& part, std::uint64_t bytes) { return {.cookie = part.cookie, .bytes = bytes}; }
   static Done failed(int error) { return {.code = Code::io_error, .system_error = error}; }
 
   Nothing store_;

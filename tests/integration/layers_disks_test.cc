@@ -17,7 +17,7 @@ constexpr std::uint64_t mib = 1 << 20;
 class LayersOnDisks : public testing::Test {
  protected:
   static constexpr std::uint64_t window_bytes = 8 * mib;  // of a disk that nothing is known of
-  static constexpr std::size_t layers = 12;
+  static constexpr std::size_t layer_count = 12;
 
   Layers open(std::uint64_t ahead_bytes) {
     auto opened = Layers::open(
@@ -31,7 +31,7 @@ class LayersOnDisks : public testing::Test {
   static std::size_t loaded(const Layers& layers, bool of_first) {
     const LayersReport report = layers.report();
     std::size_t count = 0;
-    for (std::size_t i = 0; i < LayersOnDisks::layers; ++i) {
+    for (std::size_t i = 0; i < layer_count; ++i) {
       count += is_first(i) == of_first && report.groups[i].is_loaded ? 1 : 0;
     }
     return count;
@@ -55,7 +55,8 @@ class LayersOnDisks : public testing::Test {
 
   TemporaryFolder folder_;
   Context plain_ = Context::create({.lanes = 1}).value();
-  LayeredModel model_{plain_, folder_, {.layers = layers, .rows = 4, .columns = mib, .files = 2, .whole_layers = true}};
+  LayeredModel model_{
+      plain_, folder_, {.layers = layer_count, .rows = 4, .columns = mib, .files = 2, .whole_layers = true}};
   std::shared_ptr<Gate> first_ = std::make_shared<Gate>("model0");
   std::shared_ptr<Gate> second_ = std::make_shared<Gate>("model1");
   Context context_ = make_context(first_, second_);
@@ -86,7 +87,7 @@ TEST_F(LayersOnDisks, a_disk_that_does_not_answer_holds_back_nothing_on_the_othe
     const std::uint64_t slow_before = slow->counts().ended;
     const std::uint64_t fast_before = fast->counts().ended;
     Layers opened = open(64 * mib);
-    EXPECT_TRUE(eventually([&] { return loaded(opened, !first_is_slow) == layers / 2; }));
+    EXPECT_TRUE(eventually([&] { return loaded(opened, !first_is_slow) == layer_count / 2; }));
     EXPECT_EQ(loaded(opened, first_is_slow), 0U);
     EXPECT_EQ(slow->counts().ended, slow_before);
     EXPECT_GT(fast->counts().ended, fast_before);

@@ -325,7 +325,6 @@ class FewDescriptors {
 class ManyFiles : public ModelLoad {
  protected:
   static constexpr std::size_t count = 200, size_bytes = 3000;
-  static constexpr std::uint64_t columns = 30;
 
   ManyFiles() {
     for (std::size_t i = 0; i < count; ++i) {

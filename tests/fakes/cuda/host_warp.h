@@ -40,10 +40,10 @@ struct HostWarp {
       return each([&](auto i) { return T(a.of[i] * b); });
     }
     friend Of operator&(const Of& a, const Of& b) {
-      return each([&](auto i) { return T(a.of[i] & b.of[i]); });
+      return each([&](auto i) { return T(+a.of[i] & +b.of[i]); });
     }
     friend Of operator|(const Of& a, const Of& b) {
-      return each([&](auto i) { return T(a.of[i] | b.of[i]); });
+      return each([&](auto i) { return T(+a.of[i] | +b.of[i]); });
     }
     friend Of operator~(const Of& a) {
       return each([&](auto i) { return T(~a.of[i]); });
