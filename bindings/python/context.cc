@@ -218,7 +218,7 @@ PythonContext::PythonContext(const std::string& options_json) {
 // By whoever is the last to use it, with the GIL or without: closing waits for storage.
 void PythonContext::let_go(Context* context) {
   std::optional<WithoutGil> released;
-  if (PyGILState_Check() != 0) released.emplace();
+  if (has_gil()) released.emplace();
   delete context;
 }
 

@@ -11,22 +11,33 @@ namespace penstock::python {
 
 // To be called by Python's atexit.
 void shut_down();
-// Returns, unless the interpreter shuts down and this is not its last thread.
-void sleep_if_shut_down();
+
+// Whether this thread has the GIL. The interpreter's own answer is no part of its stable interface.
+bool has_gil();
 
 // Gives the GIL back for the life of the object.
 class WithoutGil {
  public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
+  WithoutGil();
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
-  ~WithoutGil() {
-    sleep_if_shut_down();
-    PyEval_RestoreThread(state_);
-  }
+  ~WithoutGil();
 
  private:
   PyThreadState* state_;
+};
+
+// Takes the GIL for the life of the object, on any thread.
+class WithGil {
+ public:
+  WithGil();
+  WithGil(const WithGil&) = delete;
+  WithGil& operator=(const WithGil&) = delete;
+  ~WithGil();
+
+ private:
+  PyGILState_STATE state_;
+  bool was_given_back_;
 };
 
 // The result of work that needs no Python.

@@ -279,8 +279,7 @@ class ProgressCall {
   explicit ProgressCall(nb::object progress) : progress_(std::move(progress)) {}
 
   bool operator()(std::uint64_t done, std::uint64_t all) {
-    sleep_if_shut_down();
-    const nb::gil_scoped_acquire acquired;
+    const WithGil acquired;
     try {
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       if (!progress_.is_none()) progress_(done, all);

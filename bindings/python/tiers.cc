@@ -226,15 +226,13 @@ class Watched {
 
  private:
   bool keep_going() {
-    sleep_if_shut_down();
-    const nb::gil_scoped_acquire acquired;
+    const WithGil acquired;
     if (!raised_ && PyErr_CheckSignals() != 0) note();
     return raised_ == nullptr;
   }
 
   void tell(const MoveProgress& now) {
-    sleep_if_shut_down();
-    const nb::gil_scoped_acquire acquired;
+    const WithGil acquired;
     if (raised_) return;
     try {
       progress_(path_object(std::string(now.name)), std::string(now.from), std::string(now.to), step_name(now.step),

@@ -70,8 +70,7 @@ class Interruption {
   std::function<bool()> keep_going() {
     return [this] {
       if (raised_) return false;
-      sleep_if_shut_down();
-      const nanobind::gil_scoped_acquire acquired;
+      const WithGil acquired;
       if (PyErr_CheckSignals() == 0) return true;
       raised_.emplace();
       return false;

@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 
 #include "cuda/unpack.h"
 
@@ -40,10 +41,10 @@ struct HostWarp {
       return each([&](auto i) { return T(a.of[i] * b); });
     }
     friend Of operator&(const Of& a, const Of& b) {
-      return each([&](auto i) { return T(+a.of[i] & +b.of[i]); });
+      return each([&](auto i) { return T(std::bit_and<>()(a.of[i], b.of[i])); });
     }
     friend Of operator|(const Of& a, const Of& b) {
-      return each([&](auto i) { return T(+a.of[i] | +b.of[i]); });
+      return each([&](auto i) { return T(std::bit_or<>()(a.of[i], b.of[i])); });
     }
     friend Of operator~(const Of& a) {
       return each([&](auto i) { return T(~a.of[i]); });
