@@ -64,7 +64,7 @@ TEST_P(Staging, a_cached_file_arrives_from_the_page_cache) {
 class LongSlots : public Staging {
  protected:
   static constexpr std::uint64_t tensor_bytes = 4 * mib + 12'345, size = 8 * tensor_bytes;
-  static constexpr std::uint64_t usual_bytes = 64 << 10, long_bytes = 4 * usual_bytes;
+  static constexpr std::uint64_t usual_bytes = 64 << 10;
 
   void SetUp() override {
     Staging::SetUp();
