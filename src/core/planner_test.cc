@@ -123,15 +123,6 @@ TEST(PlanWindow, to_a_gpu_asks_for_the_staged_routes) {
   EXPECT_EQ(plan_window(facts)->path, Path::direct);
 }
 
-TEST(PlanWindow, an_allowed_route_to_the_host_allows_its_staged_form) {
-  for (const Route route : {Route::direct, Route::buffered, Route::cached}) {
-    EXPECT_EQ(route_set({{route}}), route_bit(route) | route_bit(staged(route)));
-  }
-  for (const Route route : {Route::direct_staged, Route::gds, Route::mapped, Route::p2pdma}) {
-    EXPECT_EQ(route_set({{route}}), route_bit(route));
-  }
-}
-
 TEST(PlanWindow, cufiles_compat_mode_is_taken_only_if_it_is_named) {
   EXPECT_EQ(route_set({}) & route_bit(Route::cufile_compat), 0U);
   const Route named[] = {Route::cufile_compat};
@@ -263,8 +254,17 @@ TEST(Reasons, each_have_a_text_of_their_own) {
 
 TEST(RouteSets, hold_what_was_put_in_and_everything_when_nothing_was) {
   EXPECT_EQ(route_set({}), ~(route_bit(Route::cufile_compat) | route_bit(Route::cufile_unknown)));
-  const Route some[] = {Route::cached, Route::mapped};
-  EXPECT_EQ(route_set(some), route_bit(Route::cached) | route_bit(Route::mapped));
+  const Route some[] = {Route::gds, Route::mapped};
+  EXPECT_EQ(route_set(some), route_bit(Route::gds) | route_bit(Route::mapped));
+}
+
+TEST(RouteSets, hold_the_staged_forms_of_routes_to_the_host) {
+  for (const Route route : {Route::direct, Route::buffered, Route::cached}) {
+    EXPECT_EQ(route_set({{route}}), route_bit(route) | route_bit(staged(route)));
+  }
+  for (const Route route : {Route::direct_staged, Route::gds, Route::mapped, Route::p2pdma}) {
+    EXPECT_EQ(route_set({{route}}), route_bit(route));
+  }
 }
 
 constexpr EngineFacts ring{.name = "ring", .serves_scheme = true, .available = true, .sleeps_in_kernel = true};

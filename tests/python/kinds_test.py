@@ -1,5 +1,6 @@
 """Records by kind."""
 
+import array
 import fcntl
 import mmap
 import os
@@ -105,6 +106,9 @@ def test_records_of_another_shape_are_refused(store):
     assert kinds["u"].records == 0
     assert kinds.append("u", numpy.ones(4, numpy.float32)) == 0 and kinds.append("u", numpy.ones((3, 4), "f4")) == 1
     assert kinds.append("u", numpy.zeros(32, numpy.uint8)) == 4 and kinds.append("u", b"x" * 16) == 6
+    assert kinds.append("u", array.array("f", [1] * 8)) == 7
+    with pytest.raises(penstock.InvalidError, match="records: has elements of F64"):
+        kinds.append("u", array.array("d", [1] * 4))
 
 
 def test_out_has_the_type_and_the_shape_in_any_framework(store):

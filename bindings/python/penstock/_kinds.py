@@ -358,6 +358,8 @@ class Kinds(Reopening):
         if about.name != kind.type:
             raise invalid(f"records: has elements of {about.name or about.dtype}, and kind {kind.name!r} of {kind.type}",
                           "convert them, or give bytes")
+        if about.shape is None:
+            return memory
         frame = framework_of(records)
         one = kind.shape if frame is None else \
             RowType(frame, kind.name, kind.type, kind.shape, kind.record_bytes).row_shape
