@@ -387,6 +387,25 @@ def row_kinds(setup):
     return {"rows": rows, "attempts": attempts}
 
 
+def row_open(setup):
+    """Opening a file, and replacing one of 50,000 in a folder, against the plain system calls."""
+    rows, attempts = [], {}
+    with Program([setup.program("bench_open"), setup.folder, "--files", 1000 if setup.quick else 50_000]) as program:
+        for command, title, target in (("read", "opening for reading", 0.4), ("write", "opening for writing", 0.2),
+                                       ("replace", "replacing a file of 4 KiB, not synced", None)):
+            contenders = {"plain": lambda c=command: program.ask(f"plain-{c} {setup.round_seconds / 4}"),
+                          "penstock": lambda c=command: program.ask(f"{c} {setup.round_seconds / 4}")}
+            for contender in contenders.values():
+                contender()
+            attempts[command] = setup.race(contenders, turns=2)
+            rows.append(figure(f"{title}, speed to that of the plain calls",
+                               [harness.operations_per_second(each["penstock"]) /
+                                harness.operations_per_second(each["plain"]) for each in attempts[command]], "plain",
+                               target))
+        setup.check("replaced file", program)
+    return {"rows": rows, "attempts": attempts}
+
+
 def row_packed(setup):
     """Normally distributed weights, packed and unpacked by one CPU, with checksums."""
     rows, ready = [], {}
@@ -469,4 +488,4 @@ def start_and_load(setup, starter, prepare):
 ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "random": (row_random, 0), "fuse": (row_fuse, 0),
         "fuse-direct": (row_fuse_direct, 0), "memory": (row_memory, 0), "ranges": (row_ranges, 0),
         "far": (row_far, 0), "two-engines": (row_two_engines, 0), "start": (row_start, 0),
-        "rows": (row_rows, 0), "kinds": (row_kinds, 0), "packed": (row_packed, 0), "tiers": (row_tiers, 0)}
+        "rows": (row_rows, 0), "kinds": (row_kinds, 0), "packed": (row_packed, 0), "tiers": (row_tiers, 0), "open": (row_open, 0)}
