@@ -14,9 +14,11 @@
 #include <cstdio>
 #include <memory>
 #include <random>
+#include <span>
 
 #include "base/unique_fd.h"
 #include "files/mount.h"
+#include "penstock/checksum.h"
 #include "penstock/leftovers.h"
 
 namespace penstock::files {
@@ -238,11 +240,21 @@ class Cleaning {
 
 }  // namespace
 
-std::string temporary_name(const std::string& target) {
+std::string random_name(const std::string& target) {
   std::random_device random;
   std::array<char, digits + 1> number{};
   std::snprintf(number.data(), number.size(), "%08x%08x", random(), random());
   return borrowed_name(target) + number.data() + std::string(ending);
+}
+
+std::string numbered_name(const std::string& target, std::uint32_t number) {
+  constexpr std::string_view hexadecimal = "0123456789abcdef";
+  Checksum checksum;  // of the whole name: a long one is cut
+  checksum.add(std::as_bytes(std::span(target)));
+  std::string text = checksum.hex();
+  text[digits - 2] = hexadecimal[number / hexadecimal.size() % hexadecimal.size()];
+  text[digits - 1] = hexadecimal[number % hexadecimal.size()];
+  return borrowed_name(target) + text + std::string(ending);
 }
 
 std::string unlockable_name(const std::string& temporary) {
@@ -268,15 +280,14 @@ bool is_name_of(int folder, const std::string& name, int fd) {
          named.st_dev == open.st_dev && named.st_ino == open.st_ino;
 }
 
+bool locks_prove(int folder) {
+  return locks_prove(folder, file_system_of(folder));
+}
+
 void remove_leftovers_of(int folder, const std::string& target) {
-  if (!locks_prove(folder, file_system_of(folder))) return;
-  const std::string front = borrowed_name(target);
-  const auto wanted = [&](std::string_view name) {
-    return name.size() == front.size() + digits + ending.size() && name.starts_with(front) && is_temporary_name(name);
-  };
-  const auto entries = list(folder, false, wanted);
-  if (!entries) return;
-  for (const std::string& name : entries->files) static_cast<void>(remove(folder, name));
+  for (std::uint32_t number = 0; number < numbered_names; ++number) {
+    static_cast<void>(remove(folder, numbered_name(target, number)));
+  }
 }
 
 }  // namespace penstock::files

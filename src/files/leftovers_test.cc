@@ -17,10 +17,19 @@ namespace penstock::files {
 namespace {
 
 TEST(TemporaryNames, are_known_again) {
-  EXPECT_TRUE(is_temporary_name(temporary_name("a")));
-  EXPECT_TRUE(is_temporary_name(temporary_name(std::string(255, 'n'))));
-  EXPECT_LE(unlockable_name(temporary_name(std::string(255, 'n'))).size(), 255U);
-  EXPECT_NE(temporary_name("a"), temporary_name("a"));
+  const std::string longest(255, 'n');
+  for (const std::string& name :
+       {random_name("a"), random_name(longest), numbered_name("a", 0), numbered_name(longest, numbered_names - 1)}) {
+    EXPECT_TRUE(is_temporary_name(name)) << name;
+    EXPECT_LE(unlockable_name(name).size(), 255U);
+  }
+}
+
+TEST(TemporaryNames, are_random_or_of_one_target_and_number) {
+  EXPECT_NE(random_name("a"), random_name("a"));
+  EXPECT_EQ(numbered_name("a", 1), numbered_name("a", 1));
+  EXPECT_NE(numbered_name("a", 1), numbered_name("a", 2));
+  EXPECT_NE(numbered_name(std::string(255, 'n'), 1), numbered_name(std::string(254, 'n'), 1));
 }
 
 TEST(TemporaryNames, are_nothing_else) {
@@ -29,7 +38,7 @@ TEST(TemporaryNames, are_nothing_else) {
                            ".a0123456789abcdef.part", ".a.0123456789abcdefpart"}) {
     EXPECT_FALSE(is_temporary_name(name)) << name;
   }
-  EXPECT_FALSE(is_temporary_name(unlockable_name(temporary_name("a"))));
+  EXPECT_FALSE(is_temporary_name(unlockable_name(random_name("a"))));
 }
 
 TEST(Leftovers, are_removed_unless_somebody_holds_their_lock) {

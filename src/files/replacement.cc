@@ -77,9 +77,10 @@ Result<std::unique_ptr<Replacement>> Replacement::create(const std::string& targ
     return std::move(status).error();
   }
   const bool replaces = S_ISREG(old.st_mode);
-  remove_leftovers_of(made->folder_.get(), made->target_);
+  const bool numbered = locks_prove(made->folder_.get());
+  if (numbered) remove_leftovers_of(made->folder_.get(), made->target_);
   // Until it has the old file's mode, nobody else may open it and read later what is written then.
-  if (Status status = made->make_temporary(replaces ? 0600 : 0666); !status) return std::move(status).error();
+  if (Status status = made->make_temporary(replaces ? 0600 : 0666, numbered); !status) return std::move(status).error();
   if (replaces) {
     if (Status status = take_attributes(made->locked_.get(), made->path_, old); !status) {
       return std::move(status).error();
@@ -88,10 +89,15 @@ Result<std::unique_ptr<Replacement>> Replacement::create(const std::string& targ
   return made;
 }
 
-Status Replacement::make_temporary(mode_t mode) {
+Status Replacement::make_temporary(mode_t mode, bool numbered) {
+  std::uint32_t number = numbered ? 0 : numbered_names;
   for (int i = 0; i < max_attempts; ++i) {
-    std::string name = temporary_name(target_);
+    std::string name = number < numbered_names ? numbered_name(target_, number) : random_name(target_);
     UniqueFd fd(::openat(folder_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+    if (!fd && errno == EEXIST) {
+      ++number;  // of another writer, or of what can't be removed
+      continue;
+    }
     if (!fd) {
       return system_error(errno, "create a temporary file beside " + path_,
                           errno == EROFS ? "the file system is mounted read-only: write elsewhere"
@@ -99,17 +105,21 @@ Status Replacement::make_temporary(mode_t mode) {
                                            "written in place");
     }
     const Lock lock = try_lock(fd.get());
-    std::string unlockable = unlockable_name(name);
-    const bool kept = lock == Lock::impossible
-                          ? ::renameat(folder_.get(), name.c_str(), folder_.get(), unlockable.c_str()) == 0
-                          : lock == Lock::held && is_name_of(folder_.get(), name, fd.get());
-    if (kept) {
-      temporary_ = lock == Lock::impossible ? std::move(unlockable) : std::move(name);
+    if (lock == Lock::impossible) {
+      std::string unlockable = unlockable_name(random_name(target_));
+      if (::renameat(folder_.get(), name.c_str(), folder_.get(), unlockable.c_str()) != 0) {
+        const int error = errno;
+        if (is_name_of(folder_.get(), name, fd.get())) ::unlinkat(folder_.get(), name.c_str(), 0);
+        return system_error(error, "rename a temporary file beside " + path_, "check that the folder is writable");
+      }
+      name = std::move(unlockable);
+    }
+    // Otherwise somebody takes it for a leftover: it is gone, or will be. The name may be another writer's by then.
+    if (lock != Lock::busy && is_name_of(folder_.get(), name, fd.get())) {
+      temporary_ = std::move(name);
       locked_ = std::move(fd);
       return {};
     }
-    // Somebody takes it for a leftover: it is gone, or will be.
-    ::unlinkat(folder_.get(), name.c_str(), 0);
   }
   return Error{Code::in_use, 0, "temporary files beside " + path_ + " vanish as soon as they are created",
                "find out what removes them"};
@@ -124,7 +134,12 @@ void Replacement::unlock() {
 Replacement::~Replacement() {
   // A forked child drops its copy; the file is still its parent's.
   if (::getpid() != process_) return;
-  if (state_ == State::unfinished && !temporary_.empty()) ::unlinkat(folder_.get(), temporary_.c_str(), 0);
+  if (state_ == State::unfinished && has_name()) ::unlinkat(folder_.get(), temporary_.c_str(), 0);
+}
+
+// Where something else has removed the file, its name may be another writer's by now.
+bool Replacement::has_name() const {
+  return locked_ && is_name_of(folder_.get(), temporary_, locked_.get());
 }
 
 int Replacement::open(int flags) const {
@@ -145,8 +160,9 @@ Status Replacement::commit(int fd, bool durable) {
   }
   if (durable && ::fsync(fd) != 0) return system_error(errno, "sync " + path_);
   if (state_ != State::committed) {
-    if (::renameat(folder_.get(), temporary_.c_str(), folder_.get(), target_.c_str()) != 0) {
-      return system_error(errno, "give the new file the name " + path_);
+    const bool is_there = has_name();
+    if (!is_there || ::renameat(folder_.get(), temporary_.c_str(), folder_.get(), target_.c_str()) != 0) {
+      return system_error(is_there ? errno : ENOENT, "give the new file the name " + path_);
     }
     state_ = State::committed;
     unlock();
@@ -158,7 +174,7 @@ Status Replacement::abort() {
   if (auto status = refuse_in_child("abort"); !status) return status;
   if (state_ != State::unfinished) return {};
   state_ = State::aborted;
-  if (::unlinkat(folder_.get(), temporary_.c_str(), 0) != 0 && errno != ENOENT) {
+  if (has_name() && ::unlinkat(folder_.get(), temporary_.c_str(), 0) != 0 && errno != ENOENT) {
     return system_error(errno, "remove the unfinished " + temporary_);
   }
   unlock();

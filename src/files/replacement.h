@@ -39,7 +39,8 @@ class Replacement {
  private:
   enum class State { unfinished, committed, aborted };
   Replacement() = default;
-  Status make_temporary(mode_t mode);
+  Status make_temporary(mode_t mode, bool numbered);
+  bool has_name() const;
   Status refuse_in_child(const char* what) const;
   void unlock();
 

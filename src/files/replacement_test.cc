@@ -7,11 +7,14 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdint>
+#include <vector>
 
 #include "files/file_store.h"
 #include "files/leftovers.h"
 #include "files/test_scratch.h"
+#include "penstock/leftovers.h"
 
 namespace penstock::files {
 namespace {
@@ -186,9 +189,11 @@ TEST_F(Replace, is_neither_committed_nor_aborted_by_a_forked_child) {
 
 TEST_F(Replace, removes_what_dead_writers_left_of_the_name_before_it_makes_room) {
   const std::string name = folder_.path("a");
-  folder_.write(".a.0123456789abcdef.part", "left");
-  folder_.write(".b.0123456789abcdef.part", "left of another name");
-  folder_.write(".a.b.0123456789abcdef.part", "and of another");
+  // Two were written at once, and the first got its name: what the second left is behind a gap.
+  folder_.write(numbered_name("a", 1), "left");
+  folder_.write(numbered_name("a", numbered_names - 1), "left");
+  folder_.write(numbered_name("b", 0), "left of another name");
+  folder_.write(numbered_name("a.b", 0), "and of another");
   const auto lives = open(name);
   EXPECT_EQ(folder_.file_count(), 3U);
   const auto store = open(name);
@@ -196,6 +201,92 @@ TEST_F(Replace, removes_what_dead_writers_left_of_the_name_before_it_makes_room)
   EXPECT_TRUE(lives->writer()->commit().ok());
   EXPECT_TRUE(store->writer()->commit().ok());
   EXPECT_EQ(folder_.file_count(), 3U);
+}
+
+// Earlier versions gave random names, which are found by reading the folder alone.
+TEST_F(Replace, does_not_read_the_folder) {
+  const std::string name = folder_.write("a", "old");
+  folder_.write(".a.0123456789abcdef.part", "left by an earlier version");
+  ASSERT_TRUE(open(name)->writer()->commit().ok());
+  EXPECT_EQ(folder_.file_count(), 2U);
+  EXPECT_EQ(remove_leftovers(folder_.path()).value().size(), 1U);
+  EXPECT_EQ(folder_.file_count(), 1U);
+}
+
+TEST_F(Replace, has_room_for_more_writers_of_a_name_than_there_are_numbers) {
+  const std::string name = folder_.write("a", "old");
+  std::vector<std::unique_ptr<FileStore>> stores;
+  for (std::uint32_t i = 0; i < numbered_names + 3; ++i) {
+    stores.push_back(open(name));
+    ASSERT_NE(stores.back(), nullptr);
+    put(*stores.back(), std::to_string(i));
+  }
+  EXPECT_EQ(folder_.file_count(), 1 + stores.size());
+  for (std::size_t i = 0; i < stores.size(); ++i) {
+    ASSERT_TRUE(stores[i]->writer()->commit(false).ok());
+    EXPECT_EQ(folder_.read("a"), std::to_string(i));
+  }
+  EXPECT_EQ(folder_.file_count(), 1U);
+}
+
+TEST_F(Replace, passes_over_names_that_are_something_else) {
+  const std::string name = folder_.write("a", "old");
+  folder_.write("precious", "precious");
+  std::filesystem::create_symlink(folder_.path("precious"), folder_.path(numbered_name("a", 0)));
+  std::filesystem::create_directory(folder_.path(numbered_name("a", 1)));
+  ASSERT_EQ(::mkfifo(folder_.path(numbered_name("a", 2)).c_str(), 0600), 0);
+  std::filesystem::create_hard_link(folder_.path("precious"), folder_.path(numbered_name("a", 3)));
+  auto store = open(name);
+  put(*store, "new");
+  ASSERT_TRUE(store->writer()->commit().ok());
+  EXPECT_EQ(folder_.read("a"), "new");
+  EXPECT_EQ(folder_.read("precious"), "precious");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder_.path(numbered_name("a", 0))));
+}
+
+// Something has removed its file, and the name is another writer's now.
+TEST_F(Replace, touches_only_its_own_file) {
+  const std::string name = folder_.write("a", "old");
+  auto robbed = open(name);
+  ASSERT_TRUE(std::filesystem::remove(folder_.path(numbered_name("a", 0))));
+  auto store = open(name);
+  put(*store, "new");
+  EXPECT_EQ(robbed->writer()->commit().error().code, Code::not_found);
+  EXPECT_TRUE(robbed->writer()->abort().ok());
+  robbed.reset();
+  EXPECT_EQ(folder_.read("a"), "old");
+  ASSERT_TRUE(store->writer()->commit().ok());
+  EXPECT_EQ(folder_.read("a"), "new");
+}
+
+// As many writers of one name as there may be, each of which is killed somewhere.
+TEST_F(Replace, leaves_nothing_of_killed_writers_after_the_next) {
+  const std::string name = folder_.write("a", "old");
+  for (int round = 0; round < 20; ++round) {
+    std::vector<pid_t> writers;
+    for (std::uint32_t i = 0; i < numbered_names; ++i) {
+      const pid_t child = ::fork();
+      ASSERT_GE(child, 0);
+      if (child == 0) {
+        for (;;) {
+          auto replacement = Replacement::create(name);
+          if (!replacement) ::_exit(1);
+          const UniqueFd fd((*replacement)->open(O_RDWR));
+          static_cast<void>((*replacement)->commit(fd.get(), false));
+        }
+      }
+      writers.push_back(child);
+    }
+    ::usleep(2000 * static_cast<unsigned>(round % 5));
+    for (const pid_t child : writers) ::kill(child, SIGKILL);
+    for (const pid_t child : writers) {
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      EXPECT_TRUE(WIFSIGNALED(status)) << "a writer gave up";
+    }
+    ASSERT_TRUE(open(name)->writer()->commit(false).ok());
+    EXPECT_EQ(folder_.file_count(), 1U) << "in round " << round;
+  }
 }
 
 TEST_F(Replace, follows_links_and_leaves_them) {
