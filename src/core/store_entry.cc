@@ -20,6 +20,7 @@ constexpr std::uint64_t optimal_bytes_most = 16 << 20;
 // Only those that may be chosen are asked whether they work.
 std::vector<EngineFacts> engine_facts(const Environment& environment, std::string_view scheme) {
   std::vector<EngineFacts> facts;
+  facts.reserve(environment.engines->size());
   for (std::size_t i = 0; i < environment.engines->size(); ++i) {
     const auto& description = (*environment.engines)[i]->description();
     const auto& schemes = description.schemes;
@@ -48,9 +49,8 @@ using OpenedStore = Result<std::unique_ptr<engine::Store>>;
 
 // Whatever becomes of the server of a file meanwhile, if it has one.
 OpenedStore open_in_time(const Environment& environment, std::size_t index, const std::string& name,
-                         const OpenOptions& options, bool may_wait) {
+                         const OpenOptions& options) {
   engine::Engine& engine = *(*environment.engines)[index];
-  if (!may_wait) return engine.open(name, options);
   UniqueFd descriptor;  // the caller's may be closed before the file is open
   if (options.descriptor >= 0) {
     descriptor = UniqueFd(::fcntl(options.descriptor, F_DUPFD_CLOEXEC, 0));
@@ -130,8 +130,9 @@ StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan pla
 
 Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environment, std::string_view name,
                                                      const OpenOptions& options) {
-  const auto uri = parse_uri(name, all_schemes(*environment.engines));
-  if (!uri) return uri.error();
+  const bool may_have_scheme = name.find(':') != std::string_view::npos;
+  auto uri = parse_uri(name, may_have_scheme ? all_schemes(*environment.engines) : std::vector<std::string_view>());
+  if (!uri) return std::move(uri).error();
   if (options.descriptor >= 0 && (uri->scheme != "file" || options.access != Access::read)) {
     return Error{Code::invalid_argument, 0,
                  std::string(name) + ": only files opened for reading can be opened by a descriptor",
@@ -140,23 +141,31 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
   const auto facts = engine_facts(environment, uri->scheme);
   auto plan = plan_engine(facts, environment.options.engine, std::nullopt);
   if (!plan) return plan.error();
-  const auto asks = (*environment.engines)[plan->engine]->description().may_wait;
-  const bool waits = asks != nullptr && asks(uri->name);
-  const auto open_by = [&](std::size_t engine) { return open_in_time(environment, engine, uri->name, options, waits); };
+  bool waits = false;
+  const auto open_by = [&](std::size_t engine) -> OpenedStore {
+    if (!waits) {
+      if (auto opened = (*environment.engines)[engine]->open_now(uri->name, options)) return std::move(*opened);
+      waits = true;
+    }
+    return open_in_time(environment, engine, uri->name, options);
+  };
   auto store = open_when_closed(environment, [&] { return open_by(plan->engine); });
   if (!store) return store.error();
 
-  // Where the bytes live is known only now; another engine may serve that better.
-  auto better = plan_engine(facts, environment.options.engine, (*store)->info().locality);
-  if (better && better->engine != plan->engine && options.access == Access::read) {
-    auto reopened = open_by(better->engine);
-    let_go(environment, plan->engine, std::move(*store));
-    if (!reopened) return reopened.error();
-    store = std::move(reopened);
-    plan = std::move(better);
+  // Where the bytes live is known only now; if that is no local disk, another engine may serve it better.
+  const Locality locality = (*store)->info().locality;
+  if (locality != Locality::local && options.access == Access::read) {
+    auto better = plan_engine(facts, environment.options.engine, locality);
+    if (better && better->engine != plan->engine) {
+      auto reopened = open_by(better->engine);
+      let_go(environment, plan->engine, std::move(*store));
+      if (!reopened) return reopened.error();
+      store = std::move(reopened);
+      plan = std::move(better);
+    }
   }
-  return std::shared_ptr<StoreEntry>(
-      new StoreEntry(environment, {uri->scheme, uri->name, options}, std::move(*plan), std::move(*store)));
+  return std::shared_ptr<StoreEntry>(new StoreEntry(
+      environment, {std::move(uri->scheme), std::move(uri->name), options}, std::move(*plan), std::move(*store)));
 }
 
 std::shared_ptr<StoreEntry> StoreEntry::adopt(const Environment& environment, std::size_t engine,
@@ -206,7 +215,8 @@ std::shared_ptr<StoreEntry> StoreEntry::open_for_device(const Environment& envir
     // The name may mean another file by now.
     const bool by_descriptor = info().kind == StoreKind::file && store_->descriptor() >= 0;
     options.descriptor = by_descriptor ? store_->descriptor() : -1;
-    auto store = open_in_time(environment, i, name_.name, options, is_remote(info().locality));
+    auto store = is_remote(info().locality) ? open_in_time(environment, i, name_.name, options)
+                                            : engine.open(name_.name, options);
     if (!store) {
       pass_over(description.name, store.error().message);
       continue;

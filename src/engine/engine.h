@@ -64,6 +64,13 @@ class Engine {
   virtual Probe probe() const = 0;
   // `name` has lost its scheme and percent-encoding. Where it may wait, it is called by an Op (OpKind::call).
   virtual Result<std::unique_ptr<Store>> open(const std::string& name, const OpenOptions& options) = 0;
+  // The same on the caller's thread: nothing if `may_wait` says that it may wait. An engine overrides it to look for
+  // the name only once.
+  virtual std::optional<Result<std::unique_ptr<Store>>> open_now(const std::string& name, const OpenOptions& options) {
+    const auto may_wait = description().may_wait;
+    if (may_wait != nullptr && may_wait(name)) return std::nullopt;
+    return open(name, options);
+  }
   // Null where it makes no difference to an engine whether it knew the memory before.
   virtual Memory* memory() { return nullptr; }
   virtual Result<std::unique_ptr<Queue>> make_queue(const QueueOptions& options) = 0;

@@ -47,6 +47,12 @@ std::uint32_t count_queues(DeviceNumber device, const SystemRoots& roots) {
   return 0;
 }
 
+DiskFacts disk_facts(DeviceNumber device, const SystemRoots& roots) {
+  return {.block_bytes = queue_limit(device, "logical_block_size", roots).value_or(0),
+          .optimal_bytes = queue_limit(device, "optimal_io_size", roots).value_or(0),
+          .queues = count_queues(device, roots)};
+}
+
 bool is_read_only(DeviceNumber device, const SystemRoots& roots) {
   int value = 0;
   std::ifstream(roots.sys + "/dev/block/" + device.name() + "/ro") >> value;

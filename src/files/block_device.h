@@ -35,6 +35,14 @@ std::optional<std::uint32_t> queue_limit(DeviceNumber device, const std::string&
 // For commands of a disk, or of the disk that a partition is on; 0: the kernel does not tell.
 std::uint32_t count_queues(DeviceNumber device, const SystemRoots& roots = {});
 
+// What direct transfers want to know of the disk below a file; zeros where the kernel does not tell.
+struct DiskFacts {
+  std::uint32_t block_bytes = 0;  // the logical block
+  std::uint32_t optimal_bytes = 0;
+  std::uint32_t queues = 0;
+};
+DiskFacts disk_facts(DeviceNumber device, const SystemRoots& roots = {});
+
 // Whether the kernel refuses to write to it: `blockdev --setro`, `losetup --read-only`, a switch on the medium.
 bool is_read_only(DeviceNumber device, const SystemRoots& roots = {});
 

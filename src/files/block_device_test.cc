@@ -41,6 +41,13 @@ TEST_F(FakeQueue, is_one_of_several) {
   EXPECT_EQ(count_queues({8, 2}, roots_), 0U) << "not known";
 }
 
+TEST_F(FakeQueue, tells_what_direct_transfers_want_to_know) {
+  const DiskFacts facts = disk_facts({8, 1}, roots_);
+  EXPECT_EQ(facts.block_bytes, 4096U);
+  EXPECT_EQ(facts.optimal_bytes, 0U);
+  EXPECT_EQ(facts.queues, 2U);
+}
+
 TEST_F(FakeQueue, is_read_only_where_the_kernel_says_so) {
   EXPECT_FALSE(is_read_only({8, 0}, roots_));
   EXPECT_TRUE(is_read_only({8, 1}, roots_));

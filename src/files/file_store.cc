@@ -40,20 +40,33 @@ bool counts_as_owner(int fd) {
 
 }  // namespace
 
-FileStore::FileStore(OpenedFile file)
+FileStore::FileStore(OpenedFile&& file)
     : engine::Store(std::move(file.info)),
       path_(std::move(file.path)),
       buffered_(std::move(file.buffered)),
       direct_(std::move(file.direct)),
-      is_ours_(info_.writable || counts_as_owner(buffered_fd())),
-      mincore_is_honest_(!is_remote(info_.locality) &&  // of a server's, mapping asks the server
-                         (is_ours_ || ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) == 0)),
+      // Of files of others the kernel tells it only to who may write to them, and asks the server about that.
+      asks_cachestat_(!is_remote(info_.locality) || info_.writable || counts_as_owner(buffered_fd())),
       checks_path_(info_.kind == StoreKind::file && !file.replacement),
       name_is_new_(file.name_is_new),
-      replacement_(std::move(file.replacement)) {
+      replacement_(std::move(file.replacement)) {}
+
+// Before anything of the file is read.
+void FileStore::find_who_tells_residency() const {
+  // Of a server's files, mapping asks the server.
+  if (info_.locality != Locality::local || resident_by_cachestat(buffered_fd(), {0, 1})) return;
+  mincore_is_honest_ =
+      info_.writable || counts_as_owner(buffered_fd()) || ::faccessat(AT_FDCWD, path_.c_str(), W_OK, AT_EACCESS) == 0;
+  const bool is_told = mincore_is_honest_ && resident_by_mincore(buffered_fd(), {0, 1});
   // Pages are looked at one by one then (is_resident), and that must not make the kernel read ahead.
-  const bool is_told = is_remote(info_.locality) || resident_bytes(0, 1).has_value();
   if (!is_told) ::posix_fadvise(buffered_fd(), 0, 0, POSIX_FADV_RANDOM);
+}
+
+int FileStore::direct_fd() const {
+  direct_once_.run([&] {
+    if (info_.direct && !direct_) direct_ = open_direct(buffered_fd(), path_, info_.writable);
+  });
+  return direct_.get();
 }
 
 std::shared_ptr<const void> FileStore::give_descriptors() {
@@ -84,9 +97,9 @@ void FileStore::await_writers() const {
 
 std::optional<std::uint64_t> FileStore::resident_bytes(std::uint64_t offset, std::uint64_t length) const {
   if (info_.locality == Locality::memory) return length;
-  // Of files of others the kernel tells it only to who may write to them, and asks the server about that.
-  if (is_remote(info_.locality) && !is_ours_) return std::nullopt;
+  if (!asks_cachestat_) return std::nullopt;
   const ByteRange range{offset, length};
+  residency_once_.run([&] { find_who_tells_residency(); });
   if (const auto resident = resident_by_cachestat(buffered_fd(), range)) return resident;
   return mincore_is_honest_ ? resident_by_mincore(buffered_fd(), range) : std::nullopt;
 }

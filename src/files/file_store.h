@@ -1,12 +1,13 @@
 // FileStore: a file or a block device, shared by the engines that reach files through the kernel.
 //
-// Two descriptors, one through the page cache and one past it, both opened with the store.
+// Two descriptors, one through the page cache and one past it. The second may be opened only when it is first needed.
 //
 // Thread safety: as engine::Store. Lifetime: as engine::Store; an uncommitted Access::replace is removed with it.
 #pragma once
 
 #include <mutex>
 
+#include "base/once.h"
 #include "engine/store.h"
 #include "files/open.h"
 
@@ -14,11 +15,11 @@ namespace penstock::files {
 
 class FileStore : public engine::Store, private engine::PageCache, private engine::Mapping, private engine::Writer {
  public:
-  explicit FileStore(OpenedFile file);
+  explicit FileStore(OpenedFile&& file);
 
   int buffered_fd() const { return buffered_.get(); }
-  // -1 if the store can't be reached past the page cache.
-  int direct_fd() const { return direct_.get(); }
+  // -1 if the store can't be reached past the page cache. Opened by the first call, where opening the store has not.
+  int direct_fd() const;
 
   Result<engine::State> state() const override;
   void await_writers() const override;
@@ -33,6 +34,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
 
  private:
   Status sync_new_name();  // REQUIRES: writer_mutex_
+  void find_who_tells_residency() const;
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override;
   std::optional<bool> is_resident(std::uint64_t offset) const override;
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override;
@@ -49,10 +51,12 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
 
   const std::string path_;
   UniqueFd buffered_;
-  UniqueFd direct_;
+  mutable Once direct_once_;
+  mutable UniqueFd direct_;
   // Found out when the store is opened: who asks about residency later must not wait for a server.
-  const bool is_ours_;
-  const bool mincore_is_honest_;
+  const bool asks_cachestat_;
+  mutable Once residency_once_;  // guards what follows, of local files
+  mutable bool mincore_is_honest_ = false;
   const bool checks_path_;  // whether the name must go on meaning this file
   std::mutex writer_mutex_;
   bool name_is_new_;

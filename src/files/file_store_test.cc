@@ -3,16 +3,20 @@
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 
 #include <array>
 #include <cerrno>
 #include <cstddef>
 #include <thread>
+#include <vector>
 
 #include "base/clock.h"
 #include "files/test_scratch.h"
+#include "files/transfer.h"
 
 namespace penstock::files {
 namespace {
@@ -54,6 +58,69 @@ class AFileStore : public testing::Test {
   static constexpr std::uint64_t size_bytes = 1 << 20;
   ScratchFolder folder_;
 };
+
+ino_t inode_of(int fd) {
+  struct stat status = {};
+  return ::fstat(fd, &status) == 0 ? status.st_ino : 0;
+}
+
+TEST_F(AFileStore, has_one_file_behind_both_descriptors_whatever_becomes_of_the_name) {
+  const std::string name = folder_.write("a", "hello");
+  const auto store = open(name);
+  if (!store->info().direct) GTEST_SKIP() << "no direct transfers here";
+  const auto other = open(name);
+  std::filesystem::rename(folder_.write("b", "another"), name);
+  const int direct = store->direct_fd();
+  ASSERT_GE(direct, 0);
+  EXPECT_EQ(inode_of(direct), inode_of(store->buffered_fd()));
+  EXPECT_NE(::fcntl(direct, F_GETFL) & O_DIRECT, 0);
+  EXPECT_EQ(store->direct_fd(), direct) << "it is opened once";
+  bool has_no_proc = false;
+  // Mounts are a thread's own, if it likes.
+  std::thread([&] {
+    has_no_proc = ::unshare(CLONE_NEWNS) == 0 && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                  ::mount("none", "/proc", "tmpfs", 0, nullptr) == 0;
+    if (!has_no_proc) return;
+    EXPECT_LT(other->direct_fd(), 0) << "the name means another file now";
+  }).join();
+  if (!has_no_proc) GTEST_SKIP() << "the mounts of this process can't be changed";
+}
+
+TEST_F(AFileStore, is_opened_and_used_by_many_threads_at_once) {
+  const std::string name = folder_.write("a", "hello");
+  const auto shared = open(name);
+  std::vector<std::thread> threads;
+  std::array<int, 4> direct{};
+  for (int& mine : direct) {
+    threads.emplace_back([&] {
+      mine = shared->direct_fd();
+      for (int i = 0; i < 50; ++i) {
+        const auto store = open(name, {.access = i % 2 == 0 ? Access::read : Access::write});
+        EXPECT_EQ(store->info().identity, shared->info().identity);
+        EXPECT_EQ(store->direct_fd() >= 0, store->info().direct);
+        EXPECT_EQ(shared->page_cache()->resident_bytes(0, 5).has_value(),
+                  store->page_cache()->resident_bytes(0, 5).has_value());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int one : direct) EXPECT_EQ(one, direct.front()) << "it is opened once";
+}
+
+TEST_F(AFileStore, is_read_through_the_page_cache_where_the_second_descriptor_is_refused) {
+  const std::string name = folder_.write("a", std::string(4096, 'x'));
+  std::filesystem::permissions(name, std::filesystem::perms(0));
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can open it";
+  const auto store = open(name);
+  if (!store->info().direct) GTEST_SKIP() << "no direct transfers here";
+  const AsNobody nobody;
+  AlignedMemory memory(4096);
+  engine::Op op{.store = store.get(), .length = 4096, .memory = memory.data()};
+  op.path = engine::Path::direct;
+  EXPECT_EQ(transfer(op).system_error, EINVAL) << "by which core goes another way";
+  op.path = engine::Path::buffered;
+  EXPECT_EQ(transfer(op).bytes, 4096U);
+}
 
 TEST_F(AFileStore, keeps_its_identity_while_nothing_happens) {
   const auto store = open(folder_.write("a", "hello"));

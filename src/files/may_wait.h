@@ -4,11 +4,20 @@
 // Thread safety: functions.
 #pragma once
 
+#include <sys/stat.h>
+
+#include <optional>
 #include <string>
 
 namespace penstock::files {
 
-// Where it can't be told, too.
+// What a name means.
+struct Lookup {
+  bool may_wait = true;               // also where it can't be told
+  std::optional<struct stat> status;  // of the file, if it is local and there
+};
+Lookup look_in_memory(const std::string& name);
+
 bool may_wait(const std::string& name);
 
 }  // namespace penstock::files

@@ -19,6 +19,16 @@ TEST(MayWait, is_not_so_on_a_disk_of_this_machine) {
   EXPECT_TRUE(may_wait(folder.path("broken/file")));
 }
 
+TEST(MayWait, tells_the_status_of_what_is_there) {
+  const ScratchFolder folder;
+  const std::string file = folder.write("file", "hello");
+  const Lookup known = look_in_memory(file);
+  if (known.may_wait) GTEST_SKIP() << "the kernel does not tell, or the files are a server's";
+  ASSERT_TRUE(known.status);
+  EXPECT_EQ(known.status->st_size, 5);
+  EXPECT_FALSE(look_in_memory(folder.path("new")).status);
+}
+
 TEST(MayWait, is_so_where_nothing_is_known) {
   EXPECT_TRUE(may_wait("/no such folder/file"));
   EXPECT_TRUE(may_wait(""));

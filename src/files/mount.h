@@ -22,6 +22,15 @@ struct DeviceNumber {
   friend auto operator<=>(const DeviceNumber&, const DeviceNumber&) = default;
 };
 
+// A mount, as an open file tells it.
+struct MountMark {
+  std::uint64_t id = 0;
+  bool is_unique = false;  // the id is never used again; otherwise it is the one that mountinfo lists
+  DeviceNumber device;     // of the file: below one mount of btrfs or overlayfs they differ
+
+  friend bool operator==(const MountMark&, const MountMark&) = default;
+};
+
 struct FileSystem {
   std::string name;
   Locality locality = Locality::local;

@@ -10,14 +10,17 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstdio>
+#include <charconv>
 #include <filesystem>
 #include <limits>
 
 #include "base/open_hint.h"
+#include "files/by_mount.h"
 #include "files/device_use.h"
 #include "files/durability.h"
 #include "files/file_kind.h"
+#include "files/file_status.h"
+#include "files/may_wait.h"
 
 namespace penstock::files {
 namespace {
@@ -47,17 +50,19 @@ Status check_block_device_access(const struct stat& status, const std::string& n
 }
 
 // Reading is free: what uses the file sees nothing of it.
-Status check_file_unused(int fd, const std::string& name, Access access) {
+Status check_file_unused(const struct stat& status, const std::string& name, Access access) {
   if (access == Access::read) return {};
-  struct stat status = {};
-  if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
   return S_ISREG(status.st_mode) ? check_unused(status, name, FileChange::in_place) : Status();
 }
 
-// O_NONBLOCK is for the moment of opening only: io_uring would fail where it should wait.
-void make_blocking(int fd) {
-  const int flags = ::fcntl(fd, F_GETFL);
-  if (flags >= 0) ::fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+// O_NONBLOCK is for the moment of opening only: io_uring would fail where it should wait. `kept` are the other flags
+// that can be changed and were set.
+void make_blocking(int fd, int kept = 0) {
+  ::fcntl(fd, F_SETFL, kept);
+}
+
+int access_flags(Access access) {
+  return access == Access::read ? O_RDONLY : O_RDWR;
 }
 
 std::uint32_t power_of_two_or_zero(std::uint64_t value) {
@@ -66,39 +71,28 @@ std::uint32_t power_of_two_or_zero(std::uint64_t value) {
              : 0;
 }
 
-// What the file system says about direct transfers; zeros where it says nothing.
-struct DirectSupport {
-  bool refused = false;
-  std::uint32_t memory_alignment = 0;
-  std::uint32_t offset_alignment = 0;
-};
-DirectSupport direct_support(int fd) {
-  struct statx extended = {};
-  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &extended) != 0) return {};
-  if ((extended.stx_mask & STATX_DIOALIGN) == 0) return {};
-  return {extended.stx_dio_offset_align == 0, power_of_two_or_zero(extended.stx_dio_mem_align),
-          power_of_two_or_zero(extended.stx_dio_offset_align)};
+bool same_file(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-bool same_file(int a, int b) {
-  struct stat first = {};
-  struct stat second = {};
-  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
-         first.st_ino == second.st_ino;
+bool is_file(int fd, const struct stat& file) {
+  struct stat status = {};
+  return ::fstat(fd, &status) == 0 && same_file(status, file);
 }
 
 DeviceNumber device_of(const struct stat& status) {
   return device_number(S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev);
 }
 
-Alignments direct_alignments(const struct stat& status, const StoreInfo& info, const DirectSupport& support) {
-  const DeviceNumber device = device_of(status);
-  const std::uint32_t block =
-      std::max(info.block_bytes, power_of_two_or_zero(queue_limit(device, "logical_block_size").value_or(0)));
-  const std::uint32_t optimal = power_of_two_or_zero(queue_limit(device, "optimal_io_size").value_or(0));
-  return {.offset = std::max({direct_alignment_bytes, support.offset_alignment, block}),
-          .memory = support.memory_alignment != 0 ? support.memory_alignment : std::max(sector_bytes, block),
-          .optimal = optimal != 0 ? optimal : power_of_two_or_zero(static_cast<std::uint64_t>(status.st_blksize))};
+Alignments direct_alignments(const FileStatus& status, std::uint32_t block_bytes, const DiskFacts& disk) {
+  const DirectSupport support = status.direct.value_or(DirectSupport());
+  const std::uint32_t block = std::max(block_bytes, power_of_two_or_zero(disk.block_bytes));
+  const std::uint32_t memory = power_of_two_or_zero(support.memory_alignment);
+  const std::uint32_t optimal = power_of_two_or_zero(disk.optimal_bytes);
+  return {
+      .offset = std::max({direct_alignment_bytes, power_of_two_or_zero(support.offset_alignment), block}),
+      .memory = memory != 0 ? memory : std::max(sector_bytes, block),
+      .optimal = optimal != 0 ? optimal : power_of_two_or_zero(static_cast<std::uint64_t>(status.basic.st_blksize))};
 }
 
 // Of a file that calls itself empty.
@@ -121,72 +115,150 @@ Status check_length(int fd, const std::string& name, const FileSystem& file_syst
   return Error{Code::unsupported, 0, name + " claims to be empty but has bytes, so its size is unknown", hint};
 }
 
-Status describe(OpenedFile& file, const std::string& name, Access access) {
-  const int fd = file.buffered.get();
-  struct stat status = {};
-  if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
-  if (Status kind = check_kind(status, name, access); !kind) return kind;
-  auto state = state_of(fd, name);
-  if (!state) return std::move(state).error();
+// What all files of a mount have in common.
+struct MountFacts {
+  FileSystem file_system;
+  DiskFacts disk;  // of those of this machine
+};
+std::optional<MountFacts> mount_facts(int fd, const FileStatus& status) {
+  static ByMount<MountFacts> known;
+  return known.of(fd, status.mount, [&]() -> std::optional<MountFacts> {
+    struct statfs system = {};
+    if (::fstatfs(fd, &system) != 0) return std::nullopt;
+    MountFacts facts{file_system_from_magic(static_cast<std::uint32_t>(system.f_type)), {}};
+    if (facts.file_system.locality == Locality::local) facts.disk = disk_facts(device_of(status.basic));
+    return facts;
+  });
+}
 
+// Found out when a file is first written to: it may ask about other file systems.
+std::string why_volatile(int fd, const FileStatus& status) {
+  static ByMount<std::string> known;
+  // Of a block device it is not the mount of the node that counts.
+  const auto mount = S_ISBLK(status.basic.st_mode) ? std::nullopt : status.mount;
+  return known.of(fd, mount, [&] { return std::optional(volatile_because(fd)); }).value_or("");
+}
+
+engine::State state_from(const struct stat& status, std::uint64_t size_bytes) {
+  const bool is_device = S_ISBLK(status.st_mode);
+  const DeviceNumber device = device_of(status);
+  std::array<char, 160> text{};
+  char* at = text.data();
+  const auto add_text = [&](std::string_view part) { at = std::copy(part.begin(), part.end(), at); };
+  const auto add = [&](auto number) { at = std::to_chars(at, text.data() + text.size(), number).ptr; };
+  add(device.major);
+  add_text(":");
+  add(device.minor);
+  add_text(", inode ");
+  add(status.st_ino);
+  add_text(", ");
+  add(size_bytes);
+  add_text(" bytes");
+  // The times of a device node say nothing about the content of the device.
+  if (!is_device) {
+    constexpr long billion = 1'000'000'000;
+    add_text(", modified at ");
+    add(status.st_mtim.tv_sec);
+    add_text(".");
+    char* const fraction = at;
+    add(billion + status.st_mtim.tv_nsec);  // with a leading 1, which makes nine digits of any
+    at = std::copy(fraction + 1, at, fraction);
+  }
+  return {Identity(std::string(text.data(), at)), size_bytes};
+}
+
+void tell_state(StoreInfo& info, engine::State state) {
+  info.identity = std::move(state.identity);
+  info.size_bytes = state.size_bytes;
+}
+
+// What opening has found out of a file, and needs once more.
+struct Found {
+  FileStatus status;
+  DiskFacts disk;
+};
+
+Result<Found> describe_block_device(OpenedFile& file, const std::string& name, const FileStatus& status) {
+  auto geometry = block_device_geometry(file.buffered.get(), name);
+  if (!geometry) return std::move(geometry).error();
+  StoreInfo& info = file.info;
+  tell_state(info, state_from(status.basic, geometry->size_bytes));
+  info.kind = StoreKind::block_device;
+  info.file_system = "block";
+  info.block_bytes = geometry->block_bytes;
+  return Found{status, disk_facts(device_of(status.basic))};
+}
+
+Result<Found> describe_file(OpenedFile& file, const std::string& name, Access access, const FileStatus& status) {
+  const int fd = file.buffered.get();
+  StoreInfo& info = file.info;
+  tell_state(info, state_from(status.basic, static_cast<std::uint64_t>(status.basic.st_size)));
+  auto facts = mount_facts(fd, status);
+  if (!facts) return system_error(errno, "ask about the file system of " + name);
+  const bool is_there = access == Access::read || access == Access::write;
+  Status length = check_length(fd, name, facts->file_system, is_there && info.size_bytes == 0);
+  if (!length) return std::move(length).error();
+  info.kind = StoreKind::file;
+  info.locality = facts->file_system.locality;
+  info.file_system = std::move(facts->file_system.name);
+  info.block_bytes = sector_bytes;
+  if (is_remote(info.locality)) {
+    info.alignments.optimal =
+        std::max(remote_operation_bytes, power_of_two_or_zero(static_cast<std::uint64_t>(status.basic.st_blksize)));
+  }
+  return Found{status, facts->disk};
+}
+
+Result<Found> describe(OpenedFile& file, const std::string& name, Access access) {
+  const int fd = file.buffered.get();
+  const auto status = status_of(fd);
+  if (!status) return system_error(errno, "ask about " + name);
+  if (Status kind = check_kind(status->basic, name, access); !kind) return std::move(kind).error();
   StoreInfo& info = file.info;
   info.name = name;
-  info.identity = std::move(state->identity);
-  info.device = device_of(status).name();
-  info.size_bytes = state->size_bytes;
+  info.device = device_of(status->basic).name();
   info.writable = access != Access::read;
   info.page_cache = true;
   info.mappable = true;
-  if (info.writable) info.volatile_because = volatile_because(fd);
-  if (S_ISBLK(status.st_mode)) {
-    auto geometry = block_device_geometry(fd, name);
-    if (!geometry) return std::move(geometry).error();
-    info.kind = StoreKind::block_device;
-    info.file_system = "block";
-    info.block_bytes = geometry->block_bytes;
-    return {};
-  }
-  struct statfs system = {};
-  if (::fstatfs(fd, &system) != 0) return system_error(errno, "ask about the file system of " + name);
-  FileSystem file_system = file_system_from_magic(static_cast<std::uint32_t>(system.f_type));
-  const bool is_there = access == Access::read || access == Access::write;
-  if (Status length = check_length(fd, name, file_system, is_there && info.size_bytes == 0); !length) return length;
-  info.kind = StoreKind::file;
-  info.locality = file_system.locality;
-  if (is_remote(info.locality)) {
-    info.alignments.optimal =
-        std::max(remote_operation_bytes, power_of_two_or_zero(static_cast<std::uint64_t>(status.st_blksize)));
-  }
-  info.file_system = std::move(file_system.name);
-  info.block_bytes = sector_bytes;
-  return {};
+  if (info.writable) info.volatile_because = why_volatile(fd, *status);
+  return S_ISBLK(status->basic.st_mode) ? describe_block_device(file, name, *status)
+                                        : describe_file(file, name, access, *status);
 }
 
-// To ask takes nearly as long as to open a file, and the next file is likely to be on the same disk.
-std::uint32_t queues_of(DeviceNumber device) {
-  thread_local DeviceNumber last;
-  thread_local std::uint32_t queues = 0;
-  if (device != last) queues = count_queues(device);
-  last = device;
-  return queues;
+constexpr const char* own_descriptors = "/proc/self/fd";
+
+// What a descriptor means, whatever has become of its name. Only where there is a /proc.
+std::string path_of(int descriptor) {
+  return std::string(own_descriptors) + "/" + std::to_string(descriptor);
 }
 
-// Opens the second descriptor, where direct transfers work.
-void open_direct(OpenedFile& file, int access_flags) {
-  if (file.info.locality != Locality::local) return;
-  const DirectSupport support = direct_support(file.buffered.get());
-  if (support.refused) return;
-  const int flags = access_flags | O_DIRECT | O_NONBLOCK | O_CLOEXEC;
-  UniqueFd direct(file.replacement ? file.replacement->open(flags) : ::open(file.path.c_str(), flags));
-  // A name that has come to mean another file is found out by state(), and must not mix two files here.
-  if (!direct || !same_file(direct.get(), file.buffered.get())) return;
-  make_blocking(direct.get());
-  struct stat status = {};
-  if (::fstat(direct.get(), &status) != 0) return;
-  file.info.alignments = direct_alignments(status, file.info, support);
-  file.info.queues = queues_of(device_of(status));
-  file.info.direct = true;
-  file.direct = std::move(direct);
+int direct_flags(bool writable) {
+  return (writable ? O_RDWR : O_RDONLY) | O_DIRECT | O_NONBLOCK | O_CLOEXEC;
+}
+
+// A name that has come to mean another file is found out by state(), and must not mix two files here.
+UniqueFd second_of(const struct stat& file, UniqueFd direct) {
+  if (!direct || !is_file(direct.get(), file)) return {};
+  make_blocking(direct.get(), O_DIRECT);
+  return direct;
+}
+
+// Where the file system says that direct transfers work, the second descriptor is opened when it is first needed: files
+// whose bytes are cached never need it. Elsewhere only opening it tells.
+void add_direct(OpenedFile& file, const Found& found) {
+  StoreInfo& info = file.info;
+  const auto& support = found.status.direct;
+  if (info.locality != Locality::local || (support && support->offset_alignment == 0)) return;
+  const bool later = support && info.kind == StoreKind::file && !file.replacement;
+  if (!later) {
+    const int flags = direct_flags(info.writable);
+    const int direct = file.replacement ? file.replacement->open(flags) : ::open(file.path.c_str(), flags);
+    file.direct = second_of(found.status.basic, UniqueFd(direct));
+  }
+  info.direct = later || file.direct;
+  if (!info.direct) return;
+  info.alignments = direct_alignments(found.status, info.block_bytes, found.disk);
+  info.queues = found.disk.queues;
 }
 
 struct Opening {
@@ -194,11 +266,14 @@ struct Opening {
   bool created = false;
   bool maybe_created = false;
 };
-Result<Opening> open_buffered(const std::string& name, const OpenOptions& options) {
+// `known`: the name's status, if somebody has just asked.
+Result<Opening> open_buffered(const std::string& name, const OpenOptions& options,
+                              const std::optional<struct stat>& known) {
   const Access access = options.access;
-  int flags = O_CLOEXEC | O_NOCTTY | (access == Access::read ? O_RDONLY : O_RDWR);
+  int flags = O_CLOEXEC | O_NOCTTY | access_flags(access);
   struct stat status = {};
-  if (::stat(name.c_str(), &status) == 0) {
+  if (known) status = *known;
+  if (known || ::stat(name.c_str(), &status) == 0) {
     if (Status kind = check_kind(status, name, access); !kind) return std::move(kind).error();
     if (S_ISBLK(status.st_mode)) {
       if (Status free = check_block_device_access(status, name, options); !free) return std::move(free).error();
@@ -223,15 +298,7 @@ Result<Opening> open_buffered(const std::string& name, const OpenOptions& option
   return open_error(errno, name, access);
 }
 
-constexpr const char* own_descriptors = "/proc/self/fd";
-
-// What a descriptor means, whatever has become of its name. Only where there is a /proc.
-std::string path_of(int descriptor) {
-  return std::string(own_descriptors) + "/" + std::to_string(descriptor);
-}
-
-Status check_descriptor(int descriptor, const std::string& name, Access access) {
-  struct stat status = {};
+Status check_descriptor(int descriptor, const std::string& name, Access access, struct stat& status) {
   if (::fstat(descriptor, &status) == 0) return check_kind(status, name, access);
   if (errno != EBADF) return system_error(errno, "ask about " + name);
   return Error{Code::invalid_argument, EBADF,
@@ -239,61 +306,64 @@ Status check_descriptor(int descriptor, const std::string& name, Access access) 
                "hand over one that stays open meanwhile"};
 }
 
-Result<OpenedFile> open_again(const std::string& name, const OpenOptions& options) {
-  if (Status usable = check_descriptor(options.descriptor, name, options.access); !usable)
+std::string absolute_path(const std::string& name) {
+  if (name.starts_with('/')) return name;
+  std::error_code ignored;
+  return std::filesystem::absolute(name, ignored).string();
+}
+
+Result<Found> open_again(OpenedFile& file, const std::string& name, const OpenOptions& options) {
+  struct stat meant = {};
+  if (Status usable = check_descriptor(options.descriptor, name, options.access, meant); !usable)
     return std::move(usable).error();
-  OpenedFile file;
-  const int access = options.access == Access::read ? O_RDONLY : O_RDWR;
-  file.buffered = UniqueFd(::open(path_of(options.descriptor).c_str(), access | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  const int flags = access_flags(options.access) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
+  file.buffered = UniqueFd(::open(path_of(options.descriptor).c_str(), flags));
   if (file.buffered) {
     file.path = path_of(file.buffered.get());
   } else if (const int error = errno; error != ENOENT || ::access(own_descriptors, F_OK) == 0) {
     return open_error(error, name, options.access);
   } else {
-    std::error_code ignored;
-    file.path = std::filesystem::absolute(name, ignored).string();
-    auto opening = open_buffered(name, options);
+    file.path = absolute_path(name);
+    auto opening = open_buffered(name, options, {});
     if (!opening) return std::move(opening).error();
     file.buffered = std::move(opening->fd);
   }
-  if (!same_file(file.buffered.get(), options.descriptor)) {
+  auto found = describe(file, name, options.access);
+  if (found && !same_file(found->status.basic, meant)) {
     return Error{Code::changed, 0, name + " is no longer the file that was opened", "open it again"};
   }
-  if (Status status = describe(file, name, options.access); !status) return std::move(status).error();
-  return file;
+  return found;
 }
 
 engine::Room room_of(const OpenOptions& options) {
   return {std::min(options.reserve_from, options.size_bytes), options.size_bytes};
 }
 
-Result<OpenedFile> open_in_place(const std::string& name, const OpenOptions& options) {
-  std::error_code ignored;
-  OpenedFile file;
-  file.path = std::filesystem::absolute(name, ignored).string();
-  auto opening = open_buffered(name, options);
+Result<Found> open_in_place(OpenedFile& file, const std::string& name, const OpenOptions& options,
+                            const std::optional<struct stat>& known) {
+  file.path = absolute_path(name);
+  auto opening = open_buffered(name, options, known);
   if (!opening) return std::move(opening).error();
   file.buffered = std::move(opening->fd);
   file.name_is_new = opening->maybe_created;
-  if (Status status = describe(file, name, options.access); !status) return std::move(status).error();
+  auto found = describe(file, name, options.access);
+  if (!found) return found;
   if (!opening->created) {
-    if (Status unused = check_file_unused(file.buffered.get(), name, options.access); !unused) {
-      return std::move(unused).error();
-    }
+    Status unused = check_file_unused(found->status.basic, name, options.access);
+    if (!unused) return std::move(unused).error();
   }
   if (options.access == Access::create && options.size_bytes > file.info.size_bytes) {
-    Status status = reserve_space(file.buffered.get(), name, room_of(options));
-    if (status) status = describe(file, name, options.access);
-    if (!status) {
-      if (opening->created) ::unlink(file.path.c_str());
-      return std::move(status).error();
+    if (Status reserved = reserve_space(file.buffered.get(), name, room_of(options)); !reserved) {
+      found = std::move(reserved).error();
+    } else {
+      found = describe(file, name, options.access);
     }
+    if (!found && opening->created) ::unlink(file.path.c_str());
   }
-  return file;
+  return found;
 }
 
-Result<OpenedFile> open_replacement(const std::string& name, const OpenOptions& options) {
-  OpenedFile file;
+Result<Found> open_replacement(OpenedFile& file, const std::string& name, const OpenOptions& options) {
   auto replacement = Replacement::create(name);
   if (!replacement) return std::move(replacement).error();
   file.path = name;
@@ -303,8 +373,7 @@ Result<OpenedFile> open_replacement(const std::string& name, const OpenOptions& 
   if (Status status = reserve_space(file.buffered.get(), name, room_of(options)); !status) {
     return std::move(status).error();
   }
-  if (Status status = describe(file, name, options.access); !status) return std::move(status).error();
-  return file;
+  return describe(file, name, options.access);
 }
 
 Error no_space(int error, const std::string& name, std::uint64_t bytes) {
@@ -340,41 +409,50 @@ int grow(int fd, off_t begin, off_t end) {
   return ::ftruncate(fd, end) == 0 ? 0 : errno;
 }
 
-}  // namespace
-
-Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options) {
+Result<OpenedFile> open_known(const std::string& name, const OpenOptions& options,
+                              const std::optional<struct stat>& known) {
   if (name.find('\0') != std::string::npos) {
     return Error{Code::invalid_argument, EINVAL, "the file name contains a zero byte", "check the name"};
   }
-  auto file = options.descriptor >= 0             ? open_again(name, options)
-              : options.access == Access::replace ? open_replacement(name, options)
-                                                  : open_in_place(name, options);
-  if (!file) return file;
-  make_blocking(file->buffered.get());
-  open_direct(*file, options.access == Access::read ? O_RDONLY : O_RDWR);
-  return file;
+  Result<OpenedFile> opened = OpenedFile();
+  OpenedFile& file = *opened;
+  auto found = options.descriptor >= 0             ? open_again(file, name, options)
+               : options.access == Access::replace ? open_replacement(file, name, options)
+                                                   : open_in_place(file, name, options, known);
+  if (!found) return std::move(found).error();
+  make_blocking(file.buffered.get());
+  add_direct(file, *found);
+  return opened;
+}
+
+}  // namespace
+
+Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options) {
+  return open_known(name, options, {});
+}
+
+std::optional<Result<OpenedFile>> open_file_now(const std::string& name, const OpenOptions& options) {
+  const Lookup known = look_in_memory(name);
+  if (known.may_wait) return std::nullopt;
+  return open_known(name, options, known.status);
+}
+
+UniqueFd open_direct(int buffered, const std::string& path, bool writable) {
+  const int flags = direct_flags(writable);
+  struct stat status = {};
+  if (::fstat(buffered, &status) != 0) return {};
+  UniqueFd direct(::open(path_of(buffered).c_str(), flags));
+  if (!direct && errno == ENOENT) direct = UniqueFd(::open(path.c_str(), flags));
+  return second_of(status, std::move(direct));
 }
 
 Result<engine::State> state_of(int fd, const std::string& name) {
   struct stat status = {};
   if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
-  const bool is_device = S_ISBLK(status.st_mode);
-  auto size_bytes = static_cast<std::uint64_t>(status.st_size);
-  if (is_device) {
-    auto geometry = block_device_geometry(fd, name);
-    if (!geometry) return std::move(geometry).error();
-    size_bytes = geometry->size_bytes;
-  }
-  std::string text = device_number(is_device ? status.st_rdev : status.st_dev).name() + ", inode " +
-                     std::to_string(status.st_ino) + ", " + std::to_string(size_bytes) + " bytes";
-  // The times of a device node say nothing about the content of the device.
-  if (!is_device) {
-    std::array<char, 64> modified{};
-    std::snprintf(modified.data(), modified.size(), ", modified at %lld.%09ld",
-                  static_cast<long long>(status.st_mtim.tv_sec), static_cast<long>(status.st_mtim.tv_nsec));
-    text += modified.data();
-  }
-  return engine::State{Identity(std::move(text)), size_bytes};
+  if (!S_ISBLK(status.st_mode)) return state_from(status, static_cast<std::uint64_t>(status.st_size));
+  auto geometry = block_device_geometry(fd, name);
+  if (!geometry) return std::move(geometry).error();
+  return state_from(status, geometry->size_bytes);
 }
 
 Status reserve_space(int fd, const std::string& name, engine::Room room) {

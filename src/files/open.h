@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/unique_fd.h"
@@ -15,13 +16,20 @@ struct OpenedFile {
   StoreInfo info;
   std::string path;  // absolute; by way of `buffered` where OpenOptions::descriptor was given
   UniqueFd buffered;
-  UniqueFd direct;                           // past the page cache; none where that is not possible
+  UniqueFd direct;                           // past the page cache; with info.direct, none: opened when it is needed
   std::unique_ptr<Replacement> replacement;  // with Access::replace
   bool name_is_new = false;                  // opening made the file, or may have
 };
 
 // REQUIRES: nothing of `name`; whatever it is, the call waits for nobody but the server of its file system.
 Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options);
+
+// The same where that waits for nobody at all (files/may_wait.h); nothing otherwise.
+std::optional<Result<OpenedFile>> open_file_now(const std::string& name, const OpenOptions& options);
+
+// Opens the file of `buffered` again, past the page cache; `path` is for where there is no /proc. None where that is
+// refused: the process may have fewer rights or descriptors than when it opened the file.
+UniqueFd open_direct(int buffered, const std::string& path, bool writable);
 
 Result<engine::State> state_of(int fd, const std::string& name);
 

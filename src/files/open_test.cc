@@ -9,8 +9,11 @@
 #include <sys/un.h>
 
 #include <csignal>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
+#include "files/file_status.h"
 #include "files/test_scratch.h"
 
 namespace penstock::files {
@@ -42,12 +45,65 @@ TEST_F(OpenFile, tells_what_it_found) {
 TEST_F(OpenFile, has_a_direct_descriptor_exactly_where_it_says_so) {
   const auto file = open_file(folder_.write("a", "hello"), {});
   ASSERT_TRUE(file.ok());
-  EXPECT_EQ(file->info.direct, static_cast<bool>(file->direct));
+  const UniqueFd direct = open_direct(file->buffered.get(), file->path, file->info.writable);
+  EXPECT_EQ(file->info.direct, static_cast<bool>(direct));
   if (!file->info.direct) GTEST_SKIP() << "no direct transfers on " << file->info.file_system;
   EXPECT_GE(file->info.alignments.offset, 4096U);
   EXPECT_GE(file->info.alignments.memory, 4U);
-  EXPECT_NE(::fcntl(file->direct.get(), F_GETFL) & O_DIRECT, 0);
-  EXPECT_EQ(::fcntl(file->direct.get(), F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_NE(::fcntl(direct.get(), F_GETFL) & O_DIRECT, 0);
+  EXPECT_EQ(::fcntl(direct.get(), F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_NE(::fcntl(direct.get(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+// Read system calls of this thread so far, with those of asking; nothing where the kernel does not count them.
+std::optional<std::uint64_t> reads_so_far() {
+  std::ifstream counts("/proc/thread-self/io");
+  std::uint64_t reads = 0;
+  for (std::string name; counts >> name;) {
+    if (name == "syscr:" && counts >> reads) return reads;
+  }
+  return std::nullopt;
+}
+
+TEST_F(OpenFile, looks_up_what_belongs_to_a_mount_once) {
+  const std::string name = folder_.write("a", "hello");
+  const auto opens = [&](Access access) {
+    const auto now = open_file_now(name, {.access = access});
+    return now ? now->ok() : open_file(name, {.access = access}).ok();
+  };
+  const auto reads_of_opening = [&](Access access) -> std::uint64_t {
+    EXPECT_TRUE(opens(access));
+    const std::uint64_t begin = *reads_so_far();
+    const std::uint64_t asking = *reads_so_far() - begin;
+    const std::uint64_t before = *reads_so_far();
+    EXPECT_TRUE(opens(access));
+    return *reads_so_far() - before - asking;
+  };
+  if (!reads_so_far()) GTEST_SKIP() << "the kernel does not count system calls";
+  const auto file = open_file(name, {});
+  const auto status = status_of(file->buffered.get());
+  if (!status || !status->mount) GTEST_SKIP() << "the kernel does not tell mounts";
+  EXPECT_EQ(reads_of_opening(Access::read), 0U);
+}
+
+TEST_F(OpenFile, at_once_does_the_same_where_nothing_waits) {
+  const std::string name = folder_.write("a", "hello");
+  const auto now = open_file_now(name, {});
+  if (!now) GTEST_SKIP() << "the kernel does not tell, or the files are a server's";
+  ASSERT_TRUE(now->ok());
+  const auto file = open_file(name, {});
+  EXPECT_EQ((*now)->info.identity, file->info.identity);
+  EXPECT_EQ((*now)->info.direct, file->info.direct);
+  EXPECT_EQ((*now)->info.alignments.memory, file->info.alignments.memory);
+  ASSERT_EQ(::mkfifo(folder_.path("pipe").c_str(), 0600), 0);
+  for (const char* other : {"none", "pipe", ""}) {
+    for (const Access access : {Access::read, Access::write, Access::replace}) {
+      const auto expected = open_file(folder_.path(other), {.access = access});
+      const auto found = open_file_now(folder_.path(other), {.access = access});
+      if (!found) continue;
+      EXPECT_EQ(found->ok() ? Code::ok : found->error().code, expected ? Code::ok : expected.error().code);
+    }
+  }
 }
 
 TEST_F(OpenFile, knows_files_in_memory) {

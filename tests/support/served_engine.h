@@ -85,7 +85,7 @@ class ServedWriter : public engine::Writer {
 
 class ServedStore : public files::FileStore {
  public:
-  ServedStore(files::OpenedFile file, std::shared_ptr<Server> server)
+  ServedStore(files::OpenedFile&& file, std::shared_ptr<Server> server)
       : FileStore(std::move(file)), server_(std::move(server)), writer_(FileStore::writer(), *server_) {}
   Result<engine::State> state() const override { return server_->ask(), FileStore::state(); }
   engine::Writer* writer() override { return info_.writable ? &writer_ : nullptr; }

@@ -142,6 +142,9 @@ Result<std::unique_ptr<engine::Store>> Engine::open(const std::string& name, con
   auto opened = files::open_file(name, options);
   if (!opened) return std::move(opened).error();
   const auto file = std::make_shared<files::OpenedFile>(std::move(*opened));  // shared with a call that may hang
+  if (file->info.direct && !file->direct) {
+    file->direct = files::open_direct(file->buffered.get(), file->path, file->info.writable);
+  }
   if (!file->direct) {
     return Error{Code::unsupported, 0,
                  "cuFile can't reach " + name + ": " + file->info.file_system + " has no O_DIRECT",

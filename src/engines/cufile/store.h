@@ -12,7 +12,7 @@ namespace penstock::cufile {
 class Store : public files::FileStore {
  public:
   // REQUIRES: `handle` is of file.direct.
-  Store(files::OpenedFile file, std::shared_ptr<Library> library, CfHandle handle, Route route)
+  Store(files::OpenedFile&& file, std::shared_ptr<Library> library, CfHandle handle, Route route)
       : FileStore(std::move(file)), library_(std::move(library)), handle_(handle), route_(route) {}
   ~Store() override {
     // The descriptors go with the call: cuFile may look at them for as long as it lasts.

@@ -14,9 +14,13 @@ class Engine : public engine::Engine {
   engine::Probe probe() const override { return {.available = true}; }
 
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
-    auto file = files::open_file(name, options);
-    if (!file) return std::move(file).error();
-    return std::unique_ptr<engine::Store>(std::make_unique<files::FileStore>(std::move(*file)));
+    return made(files::open_file(name, options));
+  }
+  std::optional<Result<std::unique_ptr<engine::Store>>> open_now(const std::string& name,
+                                                                 const OpenOptions& options) override {
+    auto file = files::open_file_now(name, options);
+    if (!file) return std::nullopt;
+    return made(std::move(*file));
   }
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
@@ -26,6 +30,11 @@ class Engine : public engine::Engine {
   }
 
  private:
+  static Result<std::unique_ptr<engine::Store>> made(Result<files::OpenedFile>&& file) {
+    if (!file) return std::move(file).error();
+    return std::unique_ptr<engine::Store>(std::make_unique<files::FileStore>(std::move(*file)));
+  }
+
   const engine::Description description_{
       .name = "posix",
       .summary = "files and block devices by positional reads and writes on threads",

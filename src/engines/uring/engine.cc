@@ -28,9 +28,13 @@ class Engine : public engine::Engine {
   }
 
   Result<std::unique_ptr<engine::Store>> open(const std::string& name, const OpenOptions& options) override {
-    auto file = files::open_file(name, options);
-    if (!file) return std::move(file).error();
-    return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*file), registry_));
+    return made(files::open_file(name, options));
+  }
+  std::optional<Result<std::unique_ptr<engine::Store>>> open_now(const std::string& name,
+                                                                 const OpenOptions& options) override {
+    auto file = files::open_file_now(name, options);
+    if (!file) return std::nullopt;
+    return made(std::move(*file));
   }
 
   engine::Memory* memory() override { return &registry_; }
@@ -46,6 +50,11 @@ class Engine : public engine::Engine {
   }
 
  private:
+  Result<std::unique_ptr<engine::Store>> made(Result<files::OpenedFile>&& file) {
+    if (!file) return std::move(file).error();
+    return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*file), registry_));
+  }
+
   const Settings settings_;
   const engine::Description description_{
       .name = "uring",

@@ -97,7 +97,7 @@ Queue::Queue(io_uring ring, UniqueFd event, const engine::QueueOptions& options,
     : ring_(ring),
       sharers_(options.sharers),
       registry_(registry),
-      files_(store_slots, io_uring_register_files_sparse(&ring_, 2 * store_slots) == 0),
+      files_(2 * store_slots, io_uring_register_files_sparse(&ring_, 2 * store_slots) == 0),
       buffers_(buffer_slots, io_uring_register_buffers_sparse(&ring_, buffer_slots) == 0),
       event_(std::move(event)),
       in_flight_(options.depth),
@@ -117,7 +117,9 @@ Queue::~Queue() {
 }
 
 void Queue::forget_store(std::uint32_t index) {
-  if (!files_.forget(index)) return;
+  const bool buffered = files_.forget(2 * index);
+  const bool direct = files_.forget(2 * index + 1);
+  if (!buffered && !direct) return;
   constexpr std::array<int, 2> none{-1, -1};
   io_uring_register_files_update(&ring_, 2 * index, none.data(), none.size());
 }
@@ -205,10 +207,9 @@ std::uint64_t Queue::user_data(std::uint32_t index) const {
 }
 
 void Queue::fill(io_uring_sqe& entry, const Op& op) {
-  const bool fixed = ensure_file(op);
-  const bool direct = moves_bytes(op.kind) && op.path == engine::Path::direct;
-  const int file =
-      fixed ? static_cast<int>(2 * store_of(op).slot().index + (direct ? 1 : 0)) : files::descriptor_of(op);
+  const int descriptor = files::descriptor_of(op);
+  const auto entry_of_file = ensure_file(op, descriptor);
+  const int file = entry_of_file ? static_cast<int>(*entry_of_file) : descriptor;
   switch (op.kind) {
     case OpKind::read:
     case OpKind::write:
@@ -228,7 +229,7 @@ void Queue::fill(io_uring_sqe& entry, const Op& op) {
     case OpKind::call:  // the threads have it
       break;
   }
-  if (fixed) entry.flags |= IOSQE_FIXED_FILE;
+  if (entry_of_file) entry.flags |= IOSQE_FIXED_FILE;
   // At once by a thread of the kernel's: where a server does not answer, even handing it over may hang.
   if (is_remote(op.store->info().locality)) entry.flags |= IOSQE_ASYNC;
 }
@@ -248,12 +249,13 @@ void Queue::fill_transfer(io_uring_sqe& entry, const Op& op, int file) {
   }
 }
 
-bool Queue::ensure_file(const Op& op) {
-  const Store& store = store_of(op);
-  return files_.ensure(store.slot(), [&] {
-    const std::array<int, 2> descriptors{store.buffered_fd(), store.direct_fd()};
-    return io_uring_register_files_update(&ring_, 2 * store.slot().index, descriptors.data(), 2) == 2;
-  });
+std::optional<std::uint32_t> Queue::ensure_file(const Op& op, int descriptor) {
+  Slot slot = store_of(op).slot();
+  const bool direct = moves_bytes(op.kind) && op.path == engine::Path::direct;
+  slot.index = 2 * slot.index + (direct ? 1 : 0);
+  const bool usable =
+      files_.ensure(slot, [&] { return io_uring_register_files_update(&ring_, slot.index, &descriptor, 1) == 1; });
+  return usable ? std::optional(slot.index) : std::nullopt;
 }
 
 std::optional<std::uint32_t> Queue::ensure_buffer(const Op& op, std::uint64_t length) {

@@ -58,7 +58,8 @@ class Queue : public engine::Queue, private Registered {
   bool start(const engine::Op& op);
   void fill(io_uring_sqe& entry, const engine::Op& op);
   void fill_transfer(io_uring_sqe& entry, const engine::Op& op, int file);
-  bool ensure_file(const engine::Op& op);
+  // The entry of the file table that has the operation's descriptor, if there is one.
+  std::optional<std::uint32_t> ensure_file(const engine::Op& op, int descriptor);
   std::optional<std::uint32_t> ensure_buffer(const engine::Op& op, std::uint64_t length);
   std::uint64_t user_data(std::uint32_t index) const;
 

@@ -8,7 +8,7 @@ namespace penstock::uring {
 
 class Store : public files::FileStore {
  public:
-  Store(files::OpenedFile file, Registry& registry)
+  Store(files::OpenedFile&& file, Registry& registry)
       : FileStore(std::move(file)), registry_(registry), slot_(registry.add_store()) {}
   ~Store() override { registry_.remove_store(slot_); }
 

@@ -103,7 +103,7 @@ class WithFakes : public testing::Test {
     cufile_ = *loaded;
     cufile_.reset();
     const std::string name = folder_.write_pattern("probe", 4096);
-    if (!files::open_file(name, {}).value().direct) GTEST_SKIP() << "no O_DIRECT in " << folder_.path();
+    if (!files::open_file(name, {}).value().info.direct) GTEST_SKIP() << "no O_DIRECT in " << folder_.path();
   }
   void TearDown() override {
     if (cufile_.reset != nullptr) cufile_.reset();
