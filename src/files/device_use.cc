@@ -6,6 +6,7 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -13,10 +14,13 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "files/may_wait.h"
 
 namespace penstock::files {
 namespace {
@@ -43,6 +47,57 @@ std::uint64_t read_number(const fs::path& path) {
   std::uint64_t number = 0;
   std::ifstream(path) >> number;
   return number;
+}
+
+// A file of procfs that is read again and again: it stays open, and each read is of the present.
+class ProcFile {
+ public:
+  // Its text begins with `heading`. By that it is found out if the program has closed our descriptor and has another
+  // file as that number; so we never close it either.
+  struct What {
+    const char* path;
+    std::string_view heading;
+    std::size_t max_line_bytes;
+  };
+  explicit ProcFile(const What& what) : what_(what) {}
+
+  // Nothing if it can't be read.
+  std::optional<std::string> text() {
+    const std::lock_guard lock(mutex_);  // a file that is read by two at once may change in between
+    auto text = read_open();
+    if (text) return text;
+    fd_ = ::open(what_.path, O_RDONLY | O_CLOEXEC);
+    return read_open();
+  }
+
+ private:
+  std::optional<std::string> read_open() const {
+    if (fd_ < 0) return std::nullopt;
+    std::string text;
+    std::array<char, 4096> part;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled by the kernel
+    while (true) {
+      const ssize_t bytes = ::pread(fd_, part.data(), part.size(), static_cast<off_t>(text.size()));
+      if (bytes < 0) return std::nullopt;
+      text.append(part.data(), static_cast<std::size_t>(bytes));
+      if (!text.starts_with(what_.heading)) return std::nullopt;
+      // Each read has as many whole lines as there is room for (seq_file).
+      if (bytes == 0 || static_cast<std::size_t>(bytes) + what_.max_line_bytes <= part.size()) return text;
+    }
+  }
+
+  const What what_;
+  std::mutex mutex_;
+  int fd_ = -1;
+};
+
+std::optional<std::string> swaps_text(const SystemRoots& roots) {
+  static ProcFile swaps({.path = "/proc/swaps", .heading = "Filename", .max_line_bytes = 8 << 10});  // it has paths
+  return roots.proc == SystemRoots().proc ? swaps.text() : read_text(roots.proc + "/swaps");
+}
+
+std::optional<std::string> partitions_text(const SystemRoots& roots) {
+  static ProcFile partitions({.path = "/proc/partitions", .heading = "major", .max_line_bytes = 128});
+  return roots.proc == SystemRoots().proc ? partitions.text() : read_text(roots.proc + "/partitions");
 }
 
 struct Device {
@@ -189,8 +244,8 @@ class System {
 
   void find_swaps() {
     // Kernels without swap have no such file.
-    for (const std::string& name : parse_swaps(read_text(roots_.proc + "/swaps").value_or(""))) {
-      if (auto backing = look_at(name)) swaps_.push_back({name, *backing});
+    for (SwapArea& area : parse_swaps(swaps_text(roots_).value_or(""))) {
+      if (auto backing = look_at(area.name)) swaps_.push_back({std::move(area.name), *backing});
     }
   }
 
@@ -379,6 +434,24 @@ class System {
   std::vector<Loop> loops_;
 };
 
+// Whether a file may be swapped on. Its server is not asked: what has one may be.
+bool may_be_swap(const struct stat& file, const SystemRoots& roots) {
+  return std::ranges::any_of(parse_swaps(swaps_text(roots).value_or("")), [&](const SwapArea& area) {
+    if (!area.is_file) return false;
+    const Lookup known = look_in_memory(area.name);
+    return !known.status || FileId{known.status->st_dev, known.status->st_ino} == FileId{file.st_dev, file.st_ino};
+  });
+}
+
+// Mostly no file of the machine is used, and two reads of the kernel's present state tell; nothing is remembered. A
+// loop device is listed as a partition as long as it exposes a byte. One that exposes none, of a file shorter than a
+// sector, neither reads nor writes its file.
+bool may_be_used(const struct stat& file, const SystemRoots& roots) {
+  if (may_be_swap(file, roots)) return true;
+  const auto partitions = partitions_text(roots);
+  return !partitions || partitions->find(" loop") != std::string::npos;
+}
+
 Status refuse(const std::string& name, const std::optional<Use>& use) {
   if (!use) return {};
   std::string steps;
@@ -403,6 +476,7 @@ Status check_unused(DeviceNumber device, const std::string& name, const SystemRo
 }
 
 Status check_unused(const struct stat& file, const std::string& name, FileChange change, const SystemRoots& roots) {
+  if (!may_be_used(file, roots)) return {};
   System system(roots, file.st_dev);
   system.find_mounts();
   system.find_swaps();

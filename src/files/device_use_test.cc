@@ -230,6 +230,25 @@ TEST_F(FakeLoop, of_a_server_is_not_asked_about_for_a_file_elsewhere) {
   EXPECT_EQ(check_file(image_).error().code, Code::in_use) << "it has just answered";
 }
 
+// Where the kernel lists no device that exposes a byte of a file, none is looked for: neither the mounts nor sysfs.
+TEST_F(FakeLoop, is_looked_for_only_where_the_kernel_lists_one) {
+  tree_.write("proc/partitions", "major minor  #blocks  name\n\n   8        0    1048576 sda\n");
+  EXPECT_TRUE(check_file(image_).ok());
+  tree_.write("proc/partitions",
+              "major minor  #blocks  name\n\n   8        0    1048576 sda\n   7        0   4096 loop0\n");
+  ASSERT_FALSE(check_file(image_).ok()) << "nothing is remembered";
+  EXPECT_EQ(check_file(image_, FileChange::replacement).error().code, Code::in_use);
+}
+
+TEST_F(FakeDisk, has_files_beside_one_that_is_swapped_on) {
+  tree_.write("proc/partitions", "major minor  #blocks  name\n");
+  const std::string file = tree_.write("swapfile", "x");
+  tree_.write("proc/swaps", "Filename Type Size Used Priority\n/dev/sda1 partition 1 0 -2\n" + file + " file 1 0 -3\n");
+  EXPECT_TRUE(check_file(tree_.write("other", "x")).ok());
+  EXPECT_EQ(check_file(file).error().code, Code::in_use);
+  EXPECT_EQ(check_file(file, FileChange::replacement).error().code, Code::in_use);
+}
+
 TEST_F(FakeDisk, has_files_that_are_swapped_on) {
   const std::string file = tree_.write("swapfile", "x");
   tree_.write("proc/swaps", "Filename Type Size Used Priority\n" + file + " file 1 0 -2\n");
@@ -276,6 +295,29 @@ TEST_F(ImageInUse, is_not_written_while_it_is_mounted) {
   }
   EXPECT_TRUE(open_file(image_, {}).ok()) << "reading does no harm";
   EXPECT_EQ(folder_.read("image").size(), before.size());
+}
+
+TEST_F(ImageInUse, is_not_written_when_it_comes_into_use_after_it_was_opened_before) {
+  const std::string other = folder_.write("other", std::string(64 << 10, 'x'));
+  loop_.detach();  // maybe none is left
+  EXPECT_EQ(refusal(other, Access::write).code, Code::ok);
+  AttachedLoop loop(other);
+  ASSERT_FALSE(loop.path().empty());
+  for (const Access access : {Access::write, Access::create, Access::replace}) {
+    EXPECT_EQ(refusal(other, access).code, Code::in_use);
+  }
+  loop.detach();
+  EXPECT_EQ(refusal(other, Access::write).code, Code::ok);
+  loop = AttachedLoop(other);
+  EXPECT_EQ(refusal(other, Access::write).code, Code::in_use);
+}
+
+// The least that a device exposes.
+TEST_F(ImageInUse, is_not_written_if_it_is_a_sector_long) {
+  const std::string small = folder_.write("small", std::string(512, 'x'));
+  const AttachedLoop loop(small);
+  ASSERT_FALSE(loop.path().empty());
+  EXPECT_EQ(refusal(small, Access::write).code, Code::in_use);
 }
 
 TEST_F(ImageInUse, is_not_written_while_it_is_attached) {

@@ -213,15 +213,19 @@ std::optional<Mount> mount_of(int fd) {
   return std::nullopt;
 }
 
-std::vector<std::string> parse_swaps(std::string_view text) {
-  std::vector<std::string> names;
+std::vector<SwapArea> parse_swaps(std::string_view text) {
+  std::vector<SwapArea> areas;
   take(text, '\n');  // the heading
   while (!text.empty()) {
     std::string_view line = take(text, '\n');
-    const std::string_view name = line.substr(0, line.find_first_of(" \t"));
-    if (!name.empty()) names.push_back(unescape(name));
+    constexpr std::string_view blanks = " \t";
+    const std::string_view name = line.substr(0, line.find_first_of(blanks));
+    if (name.empty()) continue;
+    line.remove_prefix(name.size());
+    line.remove_prefix(std::min(line.find_first_not_of(blanks), line.size()));
+    areas.push_back({unescape(name), line.substr(0, line.find_first_of(blanks)) == "file"});
   }
-  return names;
+  return areas;
 }
 
 }  // namespace penstock::files

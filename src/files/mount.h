@@ -57,7 +57,11 @@ std::optional<Mount> mount_of(int fd);
 // Whether a file system of this type needs another program or machine to answer: networks and FUSE.
 bool is_served(std::string_view type);
 
-// Reads /proc/swaps: the names of the files and devices that are swapped on.
-std::vector<std::string> parse_swaps(std::string_view text);
+struct SwapArea {
+  std::string name;
+  bool is_file = false;  // else a device
+};
+// Reads /proc/swaps (proc_swaps(5)): what is swapped on.
+std::vector<SwapArea> parse_swaps(std::string_view text);
 
 }  // namespace penstock::files

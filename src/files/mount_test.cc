@@ -69,11 +69,15 @@ TEST(Mountinfo, has_the_mount_of_an_open_file) {
 }
 
 TEST(Swaps, gives_the_names_after_the_heading) {
-  const auto swaps = parse_swaps(
+  const std::vector<SwapArea> swaps = parse_swaps(
       "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
       "/dev/sda2                               partition\t1048572\t\t0\t\t-2\n"
       "/swap\\040file file 1 0 -3\n");
-  EXPECT_EQ(swaps, (std::vector<std::string>{"/dev/sda2", "/swap file"}));
+  ASSERT_EQ(swaps.size(), 2U);
+  EXPECT_EQ(swaps[0].name, "/dev/sda2");
+  EXPECT_FALSE(swaps[0].is_file);
+  EXPECT_EQ(swaps[1].name, "/swap file");
+  EXPECT_TRUE(swaps[1].is_file);
   EXPECT_TRUE(parse_swaps("").empty());
   EXPECT_TRUE(parse_swaps("Filename Type").empty());
 }

@@ -81,8 +81,8 @@ inline std::string mounts(std::string_view text) {
   for (const files::Mount& mount : files::parse_mountinfo(text)) {
     if (mount.point.empty()) return "a mount without a place";
   }
-  for (const std::string& swap : files::parse_swaps(text)) {
-    if (swap.empty()) return "a swap without a name";
+  for (const files::SwapArea& swap : files::parse_swaps(text)) {
+    if (swap.name.empty()) return "a swap without a name";
   }
   return "";
 }
