@@ -143,7 +143,15 @@ bool Replacement::has_name() const {
 }
 
 int Replacement::open(int flags) const {
-  return ::openat(folder_.get(), temporary_.c_str(), flags | O_CLOEXEC);
+  const int fd = ::openat(folder_.get(), temporary_.c_str(), flags | O_CLOEXEC);
+  struct stat opened = {};
+  struct stat own = {};
+  const bool is_own = fd >= 0 && ::fstat(fd, &opened) == 0 && ::fstat(locked_.get(), &own) == 0 &&
+                      opened.st_dev == own.st_dev && opened.st_ino == own.st_ino;
+  if (fd < 0 || is_own) return fd;
+  ::close(fd);
+  errno = ENOENT;
+  return -1;
 }
 
 // The file is its parent's.

@@ -7,6 +7,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <vector>
@@ -257,6 +258,16 @@ TEST_F(Replace, touches_only_its_own_file) {
   EXPECT_EQ(folder_.read("a"), "old");
   ASSERT_TRUE(store->writer()->commit().ok());
   EXPECT_EQ(folder_.read("a"), "new");
+}
+
+TEST_F(Replace, opens_only_its_own_file) {
+  const std::string name = folder_.write("a", "old");
+  auto robbed = Replacement::create(name);
+  ASSERT_TRUE(robbed.ok());
+  ASSERT_TRUE(std::filesystem::remove(folder_.path(numbered_name("a", 0))));
+  auto store = open(name);
+  EXPECT_LT((*robbed)->open(O_RDWR), 0);
+  EXPECT_EQ(errno, ENOENT);
 }
 
 // As many writers of one name as there may be, each of which is killed somewhere.
