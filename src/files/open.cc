@@ -312,6 +312,18 @@ std::string absolute_path(const std::string& name) {
   return std::filesystem::absolute(name, ignored).string();
 }
 
+engine::Room room_of(const OpenOptions& options) {
+  return {std::min(options.reserve_from, options.size_bytes), options.size_bytes};
+}
+
+// With the room that is asked for.
+Result<Found> with_room(OpenedFile& file, const std::string& name, const OpenOptions& options, Result<Found> found) {
+  if (!found || options.access != Access::create || options.size_bytes <= file.info.size_bytes) return found;
+  Status reserved = reserve_space(file.buffered.get(), name, room_of(options));
+  if (!reserved) return std::move(reserved).error();
+  return describe(file, name, options.access);
+}
+
 Result<Found> open_again(OpenedFile& file, const std::string& name, const OpenOptions& options) {
   struct stat meant = {};
   if (Status usable = check_descriptor(options.descriptor, name, options.access, meant); !usable)
@@ -332,11 +344,11 @@ Result<Found> open_again(OpenedFile& file, const std::string& name, const OpenOp
   if (found && !same_file(found->status.basic, meant)) {
     return Error{Code::changed, 0, name + " is no longer the file that was opened", "open it again"};
   }
-  return found;
-}
-
-engine::Room room_of(const OpenOptions& options) {
-  return {std::min(options.reserve_from, options.size_bytes), options.size_bytes};
+  if (!found) return found;
+  if (Status unused = check_file_unused(found->status.basic, name, options.access); !unused) {
+    return std::move(unused).error();
+  }
+  return with_room(file, name, options, std::move(found));
 }
 
 Result<Found> open_in_place(OpenedFile& file, const std::string& name, const OpenOptions& options,
@@ -352,14 +364,8 @@ Result<Found> open_in_place(OpenedFile& file, const std::string& name, const Ope
     Status unused = check_file_unused(found->status.basic, name, options.access);
     if (!unused) return std::move(unused).error();
   }
-  if (options.access == Access::create && options.size_bytes > file.info.size_bytes) {
-    if (Status reserved = reserve_space(file.buffered.get(), name, room_of(options)); !reserved) {
-      found = std::move(reserved).error();
-    } else {
-      found = describe(file, name, options.access);
-    }
-    if (!found && opening->created) ::unlink(file.path.c_str());
-  }
+  found = with_room(file, name, options, std::move(found));
+  if (!found && opening->created) ::unlink(file.path.c_str());
   return found;
 }
 
