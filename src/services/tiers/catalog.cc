@@ -223,6 +223,9 @@ Catalog::~Catalog() = default;
 
 Result<std::unique_ptr<Catalog>> Catalog::prepare(Database database, const std::string& path) {
   std::unique_ptr<Catalog> catalog(new Catalog(std::move(database), path));
+  struct stat file = {};
+  if (::stat(path.c_str(), &file) != 0) return system_error(errno, "look at the catalog " + path);
+  catalog->owner_ = file.st_uid;
   if (Status set = catalog->database_.run(settings); !set) return std::move(set).error();
   catalog->database_.add_functions();
   catalog->statements_ = std::make_unique<Statements>(catalog->database_);
@@ -326,7 +329,10 @@ Status Catalog::read_each(std::size_t count, const std::function<Status(std::siz
 Result<std::vector<TierRow>> Catalog::tiers() {
   const std::scoped_lock lock(mutex_);
   const Using row(statements_->tiers);
-  return all_rows(*row, tier_row);
+  auto all = all_rows(*row, tier_row);
+  if (!all) return all;
+  for (TierRow& tier : *all) tier.owner = owner_;
+  return all;
 }
 
 Result<std::int64_t> Catalog::insert_tier(const TierRow& tier, std::int64_t behind) {

@@ -4,6 +4,8 @@
 // Thread safety: any thread; calls take turns. Lifetime: owns the database.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -33,6 +35,7 @@ struct TierRow {
   double read_speed = 0;
   double write_speed = 0;
   std::string gpu_direct = {};
+  uid_t owner = 0;  // of the catalog: what tiers keep of their own may belong to him
 };
 
 struct UnitRow {
@@ -123,6 +126,7 @@ class Catalog {
 
   const std::string& path() const { return path_; }
   const std::string& id() const { return id_; }
+  uid_t owner() const { return owner_; }
 
   // All changes that `work` makes, or none of them if it fails.
   Status transact(const std::function<Status()>& work);
@@ -180,6 +184,7 @@ class Catalog {
 
   const std::string path_;
   std::string id_;
+  uid_t owner_ = 0;             // of the file
   std::recursive_mutex mutex_;  // recursive: `work` of a transaction calls
   int depth_ = 0;               // of transactions
   Database database_;

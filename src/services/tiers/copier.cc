@@ -128,10 +128,17 @@ Status read_all(int fd, std::byte* place, std::uint64_t size, const std::string&
   return Error{Code::changed, 0, path + " has another size than a moment ago", "nothing else may write there"};
 }
 
+// One end of a copy, open for reading. The source is the file that was looked at, whatever its name means by now.
+Result<UniqueFd> open_end(const FileCopy& file, bool is_source, int flags = 0) {
+  if (is_source) return open_entry(file.from, *file.entry, flags);
+  UniqueFd opened = file.to.open(O_RDONLY | O_NONBLOCK | flags);
+  if (!opened) return system_error(errno, "open " + file.to.text());
+  return opened;
+}
+
 // Reads files past the page cache, as many at once as can be. Returns which of them were read whole.
 std::vector<char> read_together(DirectReads& reads, std::span<FileCopy* const> files,
-                                std::span<std::byte* const> places,
-                                const std::function<const std::string&(const FileCopy&)>& path_of) {
+                                std::span<std::byte* const> places, bool is_source) {
   std::vector<char> is_read(files.size());
   const std::size_t at_once = std::clamp(files.size() / 4, least_together, DirectReads::most);
   for (std::size_t begin = 0; begin < files.size(); begin += at_once) {
@@ -142,10 +149,10 @@ std::vector<char> read_together(DirectReads& reads, std::span<FileCopy* const> f
     for (std::size_t i = begin; i < end; ++i) {
       const std::uint64_t size = files[i]->entry->size_bytes();
       struct stat status = {};
-      UniqueFd file(::open(path_of(*files[i]).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_DIRECT));
-      if (!file || ::fstat(file.get(), &status) != 0 || static_cast<std::uint64_t>(status.st_size) != size) continue;
-      asked.push_back({.file = file.get(), .place = places[i], .bytes = static_cast<std::uint32_t>(page_up(size))});
-      opened.push_back(std::move(file));
+      auto file = open_end(*files[i], is_source, O_DIRECT);
+      if (!file || ::fstat(file->get(), &status) != 0 || static_cast<std::uint64_t>(status.st_size) != size) continue;
+      asked.push_back({.file = file->get(), .place = places[i], .bytes = static_cast<std::uint32_t>(page_up(size))});
+      opened.push_back(std::move(*file));
       numbers.push_back(i);
     }
     reads.run(asked);
@@ -158,19 +165,19 @@ std::vector<char> read_together(DirectReads& reads, std::span<FileCopy* const> f
 }
 
 // The same, from the disk. Not every file system reads past the page cache; what is cached there is dropped before.
-Status read_from_disk(const std::string& path, std::byte* place, std::uint64_t size) {
-  constexpr int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW;
-  UniqueFd file(::open(path.c_str(), flags | O_DIRECT));
+Status read_from_disk(const FileCopy& copy, bool is_source, std::byte* place, std::uint64_t size) {
+  const std::string path = (is_source ? copy.from : copy.to).text();
+  auto file = open_end(copy, is_source, O_DIRECT);
   if (file) {
-    Status read = read_all(file.get(), place, size, path);
+    Status read = read_all(file->get(), place, size, path);
     if (read || read.error().system_error != EINVAL) return read;
-  } else if (errno != EINVAL) {
-    return system_error(errno, "open " + path);
+  } else if (file.error().system_error != EINVAL) {
+    return std::move(file).error();
   }
-  file = UniqueFd(::open(path.c_str(), flags));
-  if (!file) return system_error(errno, "open " + path);
-  static_cast<void>(::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED));
-  return read_all(file.get(), place, size, path);
+  file = open_end(copy, is_source);
+  if (!file) return std::move(file).error();
+  static_cast<void>(::posix_fadvise(file->get(), 0, 0, POSIX_FADV_DONTNEED));
+  return read_all(file->get(), place, size, path);
 }
 
 Status write_all(int fd, std::span<const std::byte> bytes, const std::string& path) {
@@ -239,25 +246,27 @@ Status copy_small(FileCopy& file, std::byte* place) {
   UniqueFd opened;
   int source = file.source;
   if (source < 0) {
-    opened = UniqueFd(::open(file.from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    if (!opened) return system_error(errno, "open " + file.from);
+    auto again = open_end(file, true);
+    if (!again) return std::move(again).error();
+    opened = std::move(*again);
     source = opened.get();
   }
-  const UniqueFd target(::open(file.to.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!target) return system_error(errno, "open " + file.to);
-  if (Status read = read_all(source, place, size, file.from); !read) return read;
+  const UniqueFd target = file.to.open(O_WRONLY);
+  if (!target) return system_error(errno, "open " + file.to.text());
+  if (Status read = read_all(source, place, size, file.from.text()); !read) return read;
   file.checksum = sum_of({place, size});
-  if (Status written = write_all(target.get(), {place, size}, file.to); !written) return written;
-  return give_attributes(source, target.get(), file.entry->status, file.to);
+  if (Status written = write_all(target.get(), {place, size}, file.to.text()); !written) return written;
+  return give_attributes(source, target.get(), file.entry->status, file.to.text());
 }
 
 }  // namespace
 
-Status take_attributes(const std::string& from, const std::string& to, const struct stat& status) {
-  const UniqueFd source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  const UniqueFd target(::open(to.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (!source || !target) return system_error(errno, "open " + (source ? to : from));
-  return give_attributes(source.get(), target.get(), status, to);
+Status take_attributes(const PathBeneath& from, const PathBeneath& to, const Entry& entry) {
+  const auto source = open_entry(from, entry);
+  if (!source) return source.error();
+  const UniqueFd target = to.open(O_RDONLY | O_DIRECTORY);
+  if (!target) return system_error(errno, "open " + to.text());
+  return give_attributes(source->get(), target.get(), entry.status, to.text());
 }
 
 Status Copier::make_buffers() {
@@ -318,20 +327,25 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
     Ticket write;
   };
   const std::uint64_t size = file.entry->size_bytes();
-  const UniqueFd holes(::open(file.from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!holes) return system_error(errno, "open " + file.from);
-  auto source = context_.open(file.from, {.descriptor = holes.get()});
+  const std::string from = file.from.text();
+  const std::string to = file.to.text();
+  const auto holes = open_end(file, true);
+  if (!holes) return holes.error();
+  auto source = context_.open(from, {.descriptor = holes->get()});
   if (!source) return source.error();
+  const UniqueFd written_to = file.to.open(O_RDWR);
+  if (!written_to) return system_error(errno, "open " + to);
   // Room for all of it, so that a full disk is known before the first byte.
-  auto target =
-      context_.open(file.to, {.access = Access::create, .size_bytes = is_sparse(file.entry->status) ? 0 : size});
+  auto target = context_.open(to, {.access = Access::create,
+                                   .size_bytes = is_sparse(file.entry->status) ? 0 : size,
+                                   .descriptor = written_to.get()});
   if (!target) return target.error();
 
   Checksum sum;
   std::uint64_t summed = 0;
   std::uint64_t written = 0;  // since saved_at
   TimePoint saved_at = Clock::now();
-  Cutter cutter(holes.get(), size, buffers_[0].size_bytes());
+  Cutter cutter(holes->get(), size, buffers_[0].size_bytes());
   std::array<Turn, windows> turns;
   std::size_t begun = 0;
   bool at_end = false;
@@ -347,7 +361,7 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
   };
   const auto finish_write = [&](Turn& turn) -> Status {
     if (!turn.write) return {};
-    if (turn.write.wait() != Outcome::done) return failure(turn.write.report(), "write " + file.to);
+    if (turn.write.wait() != Outcome::done) return failure(turn.write.report(), "write " + to);
     turn.write = {};
     return {};
   };
@@ -368,7 +382,7 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
     if (worked == begun) break;
     Turn& turn = turns[worked % windows];
     const std::uint64_t length = turn.stretch.end - turn.stretch.begin;
-    if (turn.read.wait() != Outcome::done) return fail(failure(turn.read.report(), "read " + file.from));
+    if (turn.read.wait() != Outcome::done) return fail(failure(turn.read.report(), "read " + from));
     turn.read = {};
     const Region memory = buffers_[worked % windows].region().part(0, length);
     add_zeros(sum, turn.stretch.begin - summed);
@@ -409,19 +423,20 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
   add_zeros(sum, size - summed);
   file.checksum = sum.hex();
   *target = {};
-  if (::truncate(file.to.c_str(), static_cast<off_t>(size)) != 0)
-    return system_error(errno, "set the size of " + file.to);
-  return take_attributes(file.from, file.to, file.entry->status);
+  if (::ftruncate(written_to.get(), static_cast<off_t>(size)) != 0) return system_error(errno, "set the size of " + to);
+  return give_attributes(holes->get(), written_to.get(), file.entry->status, to);
 }
 
-Result<std::string> Copier::sum_large(const std::string& path, const Progress& progress) {
-  const UniqueFd holes(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+Result<std::string> Copier::sum_large(const FileCopy& file, End end, const Progress& progress) {
+  const std::string path = (end == End::source ? file.from : file.to).text();
+  const auto holes = open_end(file, end == End::source);
+  if (!holes) return holes.error();
   struct stat status = {};
-  if (!holes || ::fstat(holes.get(), &status) != 0) return system_error(errno, "open " + path);
+  if (::fstat(holes->get(), &status) != 0) return system_error(errno, "look at " + path);
   const auto size = static_cast<std::uint64_t>(status.st_size);
-  auto store = context_.open(path, {.descriptor = holes.get()});
+  auto store = context_.open(path, {.descriptor = holes->get()});
   if (!store) return store.error();
-  Cutter cutter(holes.get(), size, buffers_[0].size_bytes());
+  Cutter cutter(holes->get(), size, buffers_[0].size_bytes());
   std::array<Ticket, windows> tickets;
   std::array<Stretch, windows> stretches;
   Checksum sum;
@@ -464,15 +479,13 @@ Result<std::string> Copier::sum_large(const std::string& path, const Progress& p
 
 Status Copier::sum(std::span<FileCopy* const> files, End end, const Progress& progress, const Found& found) {
   if (Status made = make_buffers(); !made) return made;
-  const auto path_of = [&](const FileCopy& file) -> const std::string& {
-    return end == End::source ? file.from : file.to;
-  };
+  const bool is_source = end == End::source;
   while (!files.empty()) {
     const std::size_t count = std::max<std::size_t>(1, small_group(files));
     const auto group = files.first(count);
     files = files.subspan(count);
     if (!is_small(*group.front())) {
-      auto sum = sum_large(path_of(*group.front()), progress);
+      auto sum = sum_large(*group.front(), end, progress);
       if (!sum) return std::move(sum).error();
       found(*group.front(), std::move(*sum));
       continue;
@@ -481,12 +494,12 @@ Status Copier::sum(std::span<FileCopy* const> files, End end, const Progress& pr
     std::vector<char> is_read(count);
     if (count > least_together) {
       if (!reads_) reads_.emplace();
-      is_read = read_together(*reads_, group, places, path_of);
+      is_read = read_together(*reads_, group, places, is_source);
     }
     side_by_side(count, [&](std::size_t i) {
       FileCopy& file = *group[i];
       if (!file.status) return;
-      if (is_read[i] == 0) file.status = read_from_disk(path_of(file), places[i], file.entry->size_bytes());
+      if (is_read[i] == 0) file.status = read_from_disk(file, is_source, places[i], file.entry->size_bytes());
       if (file.status) found(file, sum_of({places[i], file.entry->size_bytes()}));
     });
     progress(total_bytes(group));
@@ -499,8 +512,8 @@ Status Copier::verify(std::span<FileCopy* const> files, const Progress& progress
   return sum(files, End::target, progress, [](FileCopy& file, const std::string& found) {
     if (found == file.checksum) return;
     file.status = Error{Code::io_error, 0,
-                        file.to + " is not what was written: its checksum is " + found + ", that of " + file.from +
-                            " is " + file.checksum,
+                        file.to.text() + " is not what was written: its checksum is " + found + ", that of " +
+                            file.from.text() + " is " + file.checksum,
                         "check the disk of that tier; the unit has not moved"};
   });
 }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/held_folder.h"
 #include "penstock/context.h"
 #include "services/tiers/direct_reads.h"
 #include "services/tiers/pace.h"
@@ -20,8 +21,8 @@
 namespace penstock::tiers {
 
 struct FileCopy {
-  std::string from;
-  std::string to;  // exists, and is empty or has `done_bytes` from an earlier attempt
+  PathBeneath from;
+  PathBeneath to;  // exists, and is empty or has `done_bytes` from an earlier attempt
   const Entry* entry = nullptr;
   int source = -1;               // `from`, where it is open already
   std::uint64_t done_bytes = 0;  // that are safe
@@ -50,7 +51,7 @@ class Copier {
   // How many of the first files are small, and fit into a buffer.
   std::size_t small_group(std::span<FileCopy* const> files) const;
   Status copy_large(FileCopy& file, const Progress& progress, const Checkpoint& checkpoint);
-  Result<std::string> sum_large(const std::string& path, const Progress& progress);
+  Result<std::string> sum_large(const FileCopy& file, End end, const Progress& progress);
   // Calls `found` for each file with the checksum of one end of it.
   using Found = std::function<void(FileCopy& file, std::string checksum)>;
   Status sum(std::span<FileCopy* const> files, End end, const Progress& progress, const Found& found);
@@ -62,7 +63,8 @@ class Copier {
   std::optional<DirectReads> reads_;
 };
 
-// Gives a copy the mode, owner, extended attributes and times of the original. The last thing that is done to it.
-Status take_attributes(const std::string& from, const std::string& to, const struct stat& status);
+// Gives the copy of a folder the mode, owner, extended attributes and times of the original. The last thing that is
+// done to it.
+Status take_attributes(const PathBeneath& from, const PathBeneath& to, const Entry& entry);
 
 }  // namespace penstock::tiers

@@ -18,22 +18,23 @@ Error in_use(const std::string& path) {
 
 }  // namespace
 
-Result<Leases> Leases::take(const std::string& path, const Tree& tree) {
+Result<Leases> Leases::take(const PathBeneath& path, const Tree& tree) {
   Leases leases;
   if (tree.files > most_files || (tree.files > 1 && tree.files > free_descriptors() / 4)) return leases;
   for (const Entry& entry : tree.entries) {
     if (entry.kind != Entry::Kind::file) continue;
-    std::string whole = entry.name.empty() ? path : path + "/" + entry.name;
-    UniqueFd file(::open(whole.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    if (!file) return system_error(errno, "open " + whole, errno == EMFILE ? "raise the limit: ulimit -n" : "");
+    const PathBeneath whole = path / entry.name;
+    auto opened = open_entry(whole, entry);
+    if (!opened) return std::move(opened).error();
+    UniqueFd file = std::move(*opened);
     // The kernel tells by a signal. Nobody waits for it; this one is ignored where nobody asked for it.
     if (::fcntl(file.get(), F_SETSIG, SIGURG) != 0) continue;
     if (::fcntl(file.get(), F_SETLEASE, F_RDLCK) != 0) {
-      if (errno == EAGAIN) return in_use(whole);
+      if (errno == EAGAIN) return in_use(whole.text());
       continue;
     }
     static_cast<void>(::fcntl(file.get(), F_SETOWN, 0));
-    leases.leased_.push_back({std::move(file), std::move(whole)});
+    leases.leased_.push_back({std::move(file), whole.text()});
   }
   return leases;
 }

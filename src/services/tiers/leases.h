@@ -22,7 +22,7 @@ class Leases {
   static constexpr std::size_t most_files = 256;
 
   // Code::in_use while one of the files is open for writing.
-  static Result<Leases> take(const std::string& path, const Tree& tree);
+  static Result<Leases> take(const PathBeneath& path, const Tree& tree);
   // Code::in_use if somebody waits to write.
   Status check() const;
   // Of the first file, open for reading; -1: none has a lease.

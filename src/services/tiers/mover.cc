@@ -13,17 +13,10 @@
 
 namespace penstock::tiers {
 
-Status check_usable(const TierRow& tier) {
-  if (tier.read_only) {
-    return Error{Code::read_only, 0, "the tier " + tier.name + " is read-only", "allow it with `penstock tier change`"};
-  }
-  return check_marker(tier.path, tier.mark, tier.name);
-}
-
-Status sync_parents(const std::vector<std::string>& paths) {
-  std::set<std::string> folders;
-  for (const std::string& path : paths) folders.insert(parent_of(path));
-  for (const std::string& folder : folders) {
+Status sync_parents(const std::vector<PathBeneath>& paths) {
+  std::map<std::string, PathBeneath> folders;
+  for (const PathBeneath& path : paths) folders.try_emplace(path.parent().text(), path.parent());
+  for (const auto& [text, folder] : folders) {
     if (Status synced = sync_file(folder); !synced && synced.error().code != Code::not_found) return synced;
   }
   return {};
@@ -77,9 +70,8 @@ Mover::Mover(Catalog& catalog, Context& copying, Closer& closer, const MoveOptio
 void Mover::Work::list_files() {
   for (const Entry& entry : tree.entries) {
     if (entry.kind != Entry::Kind::file) continue;
-    const std::string below = entry.name.empty() ? "" : "/" + entry.name;
-    files.push_back({.from = source + below,
-                     .to = staged + below,
+    files.push_back({.from = source / entry.name,
+                     .to = staged / entry.name,
                      .entry = &entry,
                      .source = tree.kind == UnitKind::file ? leases.descriptor() : -1,
                      .done_bytes = resumed ? row.done_bytes : 0});  // only a file goes on
@@ -103,14 +95,30 @@ const TierRow* Mover::tier(std::int64_t id) const {
   return found == tiers_.end() ? nullptr : &*found;
 }
 
-// A tier that was there a moment ago need not be looked for again for each of a thousand small files: what is written
-// to an empty mount point instead is not named there, since its folder for what is coming is missing.
-Status Mover::check_usable_lately(const TierRow& tier) {
-  TimePoint& seen = usable_at_[tier.id];
-  if (Clock::now() - seen < std::chrono::seconds(1)) return {};
-  Status usable = check_usable(tier);
-  if (usable) seen = Clock::now();
-  return usable;
+// A tier that was there a moment ago need not be looked for again for each of a thousand small files: they go to the
+// folder that is held, whatever is mounted over it by now.
+Result<const HeldFolder*> Mover::usable(const TierRow& tier) {
+  const auto known = held_.find(tier.id);
+  if (known != held_.end() && Clock::now() - known->second.checked_at < std::chrono::seconds(1)) {
+    return &known->second.folder;
+  }
+  auto folder = open_usable(tier);
+  if (!folder) return std::move(folder).error();
+  Held& held = held_[tier.id];
+  held = {std::move(*folder), Clock::now()};
+  return &held.folder;
+}
+
+PathBeneath Mover::path_in(const TierRow& tier, const std::string& name) const {
+  return {&held_.at(tier.id).folder, name};
+}
+
+PathBeneath Mover::coming(const TierRow& tier, std::int64_t unit) const {
+  return coming_path(held_.at(tier.id).folder, unit);
+}
+
+PathBeneath Mover::going(const TierRow& tier, std::int64_t unit) const {
+  return going_path(held_.at(tier.id).folder, unit);
 }
 
 Result<bool> Mover::claim(std::int64_t unit, double wait_seconds) {
@@ -200,7 +208,7 @@ void Mover::let_go(Work& work) {
 
 // It is not as the catalog has it, and is left alone until somebody has looked.
 Error Mover::doubt(const Work& work, Error error) const {
-  const bool is_there = work.from != nullptr && check_marker(work.from->path, work.from->mark, work.from->name).ok();
+  const bool is_there = work.from != nullptr && open_tier(*work.from).ok();
   if (is_there) static_cast<void>(catalog_.doubt(work.unit.id, error.message));
   return error;
 }
@@ -277,18 +285,18 @@ void Mover::look_up(Batch& batch, MoveReport& report) {
       continue;
     }
     for (const TierRow* place : {work->from, work->to}) {
-      if (Status usable = check_usable_lately(*place); !usable) fail(*work, usable.error(), report);
+      if (const auto there = usable(*place); !there) fail(*work, there.error(), report);
     }
   }
   drop_over(batch);
 }
 
-Result<std::string> Mover::checksum(const std::string& path, const Tree& tree) {
+Result<std::string> Mover::checksum(const PathBeneath& path, const Tree& tree) {
   pace_.ignore_pause();
   std::vector<FileCopy> files;
   for (const Entry& entry : tree.entries) {
     if (entry.kind != Entry::Kind::file) continue;
-    files.push_back({.from = entry.name.empty() ? path : path + "/" + entry.name, .to = {}, .entry = &entry});
+    files.push_back({.from = path / entry.name, .to = {}, .entry = &entry});
   }
   std::vector<FileCopy*> pointers;
   for (FileCopy& file : files) pointers.push_back(&file);

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/held_folder.h"
 #include "services/tiers/catalog.h"
 #include "services/tiers/closer.h"
 #include "services/tiers/copier.h"
@@ -41,10 +43,10 @@ class Mover {
   // Small units share transactions, and a thread helps with them. What fails stays where it is.
   MoveReport move(std::span<const Task> tasks);
   // A new unit, from a file or directory elsewhere. `unit` has its name, tier and kind.
-  Status add(UnitRow unit, const std::string& path);
-  // Gives a new file the name of a unit. It lies aside, in the folder of the tier, and is durable. Waits for movers of
-  // that unit, which stop.
-  Status replace(const std::string& name, std::int64_t tier, const std::string& staged, double wait_seconds);
+  Status add(UnitRow unit, const PathBeneath& path);
+  // Gives a new file the name of a unit. It lies aside in the folder of the tier, by the number `staged`, and is
+  // durable. Waits for movers of that unit, which stop.
+  Status replace(const std::string& name, std::int64_t tier, std::int64_t staged, double wait_seconds);
   Status remove(std::int64_t unit, double wait_seconds);
   // Whether nobody works on a unit; then it is locked.
   Result<bool> claim(std::int64_t unit, double wait_seconds);
@@ -57,7 +59,7 @@ class Mover {
   // Finishes or undoes what a dead process has left of a unit. REQUIRES: its lock is held.
   Status end_interrupted(std::int64_t unit);
   // Reads a unit, and returns its checksum.
-  Result<std::string> checksum(const std::string& path, const Tree& tree);
+  Result<std::string> checksum(const PathBeneath& path, const Tree& tree);
 
  private:
   struct Work;
@@ -66,6 +68,13 @@ class Mover {
   Mover(Catalog& catalog, Context& copying, Closer& closer, const MoveOptions& options, UnitLocks locks,
         std::vector<TierRow> tiers);
   const TierRow* tier(std::int64_t id) const;
+  // The folder of a tier, opened anew if its marker has not been checked for a second. Those that were opened before
+  // stay valid, and mean what is there now.
+  Result<const HeldFolder*> usable(const TierRow& tier);
+  // REQUIRES: it was `usable`.
+  PathBeneath path_in(const TierRow& tier, const std::string& name) const;
+  PathBeneath coming(const TierRow& tier, std::int64_t unit) const;
+  PathBeneath going(const TierRow& tier, std::int64_t unit) const;
 
   void move_batches(std::span<const std::span<const Task>> batches, MoveReport& report);
   // The steps, in order. Each goes on with those that have not failed.
@@ -73,7 +82,7 @@ class Mover {
   void lock(Batch& batch, MoveReport& report);
   void look_up(Batch& batch, MoveReport& report);
   void check_folders(Batch& batch, MoveReport& report);
-  Status begin(Work& work) const;
+  Status begin(Work& work);
   Status stage(Work& work) const;
   Status resume(Work& work, const MoveRow& row);
   void run(Batch& batch, MoveReport& report);
@@ -98,22 +107,21 @@ class Mover {
   Result<std::uint64_t> room_at(const TierRow& tier);
   void wait_for_room(const TierRow& tier, std::uint64_t bytes);
   Status check_room(const Work& work, std::uint64_t free_bytes) const;
-  Status check_usable_lately(const TierRow& tier);
 
   // Of a row whose unit is locked.
   Result<bool> has_whole_copy(const UnitRow& unit, const MoveRow& row);
   Result<std::optional<TierFinding>> return_to_source(UnitRow unit, const MoveRow& row);
   Result<std::optional<TierFinding>> clear_source(const UnitRow& unit, const MoveRow& row, const Leases* leases) const;
   Status clear_aside(std::vector<TierFinding>& findings);
-  Status clear_coming(const TierRow& place, std::vector<TierFinding>& findings);
-  Status clear_going(const TierRow& place, std::vector<TierFinding>& findings);
+  Status clear_coming(const TierRow& place, const HeldFolder& root, std::vector<TierFinding>& findings);
+  Status clear_going(const TierRow& place, const HeldFolder& root, std::vector<TierFinding>& findings);
   Status take_out(const UnitRow& unit, const TierRow& from);
-  static Status discard(std::int64_t unit, const TierRow& from);
-  Status put_back(std::int64_t unit) const;
-  Status give_name(const MoveRow& row, const std::string& target) const;
+  static Status discard(std::int64_t unit, const HeldFolder& from);
+  Status put_back(std::int64_t unit);
+  Status give_name(const MoveRow& row, const PathBeneath& target) const;
   bool is_committed(const MoveRow& row);
   // As long as the catalog does not have the unit there.
-  void take_name_back(const MoveRow& row, const std::string& target);
+  void take_name_back(const MoveRow& row, const PathBeneath& target);
 
   Catalog& catalog_;
   Context& context_;
@@ -121,7 +129,11 @@ class Mover {
   const MoveOptions options_;
   UnitLocks locks_;
   const std::vector<TierRow> tiers_;
-  std::map<std::int64_t, TimePoint> usable_at_;  // when a tier was last found to be there
+  struct Held {
+    HeldFolder folder;
+    TimePoint checked_at;
+  };
+  std::map<std::int64_t, Held> held_;  // by tier
   Pace pace_;
   Copier copier_;
 };

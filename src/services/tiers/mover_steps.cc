@@ -44,53 +44,62 @@ Error stays(const std::string& what) {
 }
 
 // An empty file or directory; returns its inode.
-Result<std::uint64_t> make_staged(UnitKind kind, const std::string& path) {
+Result<std::uint64_t> make_staged(UnitKind kind, const PathBeneath& path) {
   struct stat status = {};
+  const NameInFolder at(path);
   if (kind == UnitKind::file) {
-    const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!file || ::fstat(file.get(), &status) != 0) return system_error(errno, "create " + path);
-  } else if (::mkdir(path.c_str(), 0700) != 0 || ::lstat(path.c_str(), &status) != 0) {
-    return system_error(errno, "create " + path);
+    const UniqueFd file = path.open(O_WRONLY | O_CREAT | O_EXCL, 0600);
+    if (!file || ::fstat(file.get(), &status) != 0) return file_error(errno, "create " + path.text());
+  } else if (!at || ::mkdirat(at.folder(), at.name(), 0700) != 0 ||
+             ::fstatat(at.folder(), at.name(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+    return file_error(errno, "create " + path.text());
   }
   return status.st_ino;
 }
 
 // The entries of a directory but its files: made before those, and finished after them.
-Status make_entries(const Tree& tree, const std::string& to) {
+Status make_entries(const Tree& tree, const PathBeneath& to) {
   for (const Entry& entry : tree.entries) {
-    const std::string path = to + "/" + entry.name;
-    int failed = 0;
-    if (entry.name.empty()) continue;
-    if (entry.kind == Entry::Kind::directory) failed = ::mkdir(path.c_str(), 0700);
-    if (entry.kind == Entry::Kind::link) failed = ::symlink(entry.target.c_str(), path.c_str());
-    if (entry.kind == Entry::Kind::file) {
-      const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (entry.name.empty() || entry.kind == Entry::Kind::same) continue;
+    const PathBeneath path = to / entry.name;
+    const NameInFolder at(path);
+    int failed = at ? 0 : -1;
+    if (at && entry.kind == Entry::Kind::directory) failed = ::mkdirat(at.folder(), at.name(), 0700);
+    if (at && entry.kind == Entry::Kind::link) failed = ::symlinkat(entry.target.c_str(), at.folder(), at.name());
+    if (at && entry.kind == Entry::Kind::file) {
+      const UniqueFd file(::openat(at.folder(), at.name(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
       failed = file ? 0 : -1;
     }
-    if (failed != 0) return system_error(errno, "make " + path);
+    if (failed != 0) return file_error(errno, "make " + path.text());
   }
   return {};
 }
 
-Status finish_entries(const Tree& tree, const std::string& from, const std::string& to) {
+Status finish_entries(const Tree& tree, const PathBeneath& from, const PathBeneath& to) {
   for (auto entry = tree.entries.rbegin(); entry != tree.entries.rend(); ++entry) {
-    const std::string path = entry->name.empty() ? to : to + "/" + entry->name;
-    if (entry->kind == Entry::Kind::same && ::link((to + "/" + entry->target).c_str(), path.c_str()) != 0) {
-      return system_error(errno, "link " + path);
-    }
-    if (entry->kind == Entry::Kind::link) {
-      const std::array<timespec, 2> times = {entry->status.st_atim, entry->status.st_mtim};
-      static_cast<void>(::utimensat(AT_FDCWD, path.c_str(), times.data(), AT_SYMLINK_NOFOLLOW));
-      if (::geteuid() == 0 && ::lchown(path.c_str(), entry->status.st_uid, entry->status.st_gid) != 0) {
-        return system_error(errno, "give " + path + " its owner");
+    if (entry->kind != Entry::Kind::same && entry->kind != Entry::Kind::link) continue;
+    const PathBeneath path = to / entry->name;
+    const NameInFolder at(path);
+    if (!at) return file_error(errno, "make " + path.text());
+    if (entry->kind == Entry::Kind::same) {
+      const NameInFolder first(to / entry->target);
+      if (!first || ::linkat(first.folder(), first.name(), at.folder(), at.name(), 0) != 0) {
+        return file_error(errno, "link " + path.text());
       }
+      continue;
+    }
+    const std::array<timespec, 2> times = {entry->status.st_atim, entry->status.st_mtim};
+    static_cast<void>(::utimensat(at.folder(), at.name(), times.data(), AT_SYMLINK_NOFOLLOW));
+    const struct stat& status = entry->status;
+    if (::geteuid() == 0 &&
+        ::fchownat(at.folder(), at.name(), status.st_uid, status.st_gid, AT_SYMLINK_NOFOLLOW) != 0) {
+      return system_error(errno, "give " + path.text() + " its owner");
     }
   }
   // Last, since what is made in a directory changes its time.
   for (auto entry = tree.entries.rbegin(); entry != tree.entries.rend(); ++entry) {
     if (entry->kind != Entry::Kind::directory) continue;
-    const std::string below = entry->name.empty() ? "" : "/" + entry->name;
-    if (Status taken = take_attributes(from + below, to + below, entry->status); !taken) return taken;
+    if (Status taken = take_attributes(from / entry->name, to / entry->name, *entry); !taken) return taken;
   }
   return {};
 }
@@ -101,15 +110,18 @@ Status finish_entries(const Tree& tree, const std::string& from, const std::stri
 void Mover::check_folders(Batch& batch, MoveReport& report) {
   std::map<std::pair<std::int64_t, std::string>, Status> known;
   for (const auto& work : batch) {
-    const auto [found, is_new] = known.try_emplace({work->from->id, parent_of(work->unit.name)});
+    const PathBeneath source = path_in(*work->from, work->unit.name);
+    const auto [found, is_new] = known.try_emplace({work->from->id, source.parent().name});
     Status& status = found->second;
-    if (is_new) status = check_parents(work->to->path, work->unit.name);
-    if (is_new && status) status = check_parents(work->from->path, work->unit.name);
+    if (is_new) status = check_parents(path_in(*work->to, work->unit.name));
+    if (is_new && status) status = check_parents(source);
     if (is_new && status) {
-      const std::string folder = parent_of(path_in(*work->from, work->unit.name));
-      if (::access(folder.c_str(), W_OK) != 0 && errno != ENOENT) status = stays("units out of " + folder);
+      const PathBeneath folder = source.parent();
+      const UniqueFd held = folder.open(O_PATH | O_DIRECTORY);
+      const bool is_writable = held && ::faccessat(held.get(), ".", W_OK, 0) == 0;
+      if (!is_writable && errno != ENOENT) status = stays("units out of " + folder.text());
       if (status) status = check_unprotected(folder);
-      if (status) status = check_unprotected(parent_of(going_path(work->from->path, 0)));
+      if (status) status = check_unprotected(going_folder(*source.folder));
     }
     if (!status) fail(*work, status.error(), report);
   }
@@ -117,17 +129,17 @@ void Mover::check_folders(Batch& batch, MoveReport& report) {
 }
 
 // The source and the target are looked at, and writers kept out. Several units side by side.
-Status Mover::begin(Work& work) const {
+Status Mover::begin(Work& work) {
   work.source = path_in(*work.from, work.unit.name);
   work.target = path_in(*work.to, work.unit.name);
-  work.staged = coming_path(work.to->path, work.unit.id);
+  work.staged = coming(*work.to, work.unit.id);
   auto tree = scan(work.source);
   if (!tree && tree.error().code == Code::not_found && put_back(work.unit.id)) tree = scan(work.source);
-  if (!tree) return tree.error().code == Code::not_found ? doubt(work, missing(work.source)) : tree.error();
+  if (!tree) return tree.error().code == Code::not_found ? doubt(work, missing(work.source.text())) : tree.error();
   work.tree = std::move(*tree);
   if (Status removable = check_removable(work.source); !removable) return removable;
   if (!work.unit.identity.empty() && work.unit.identity != work.tree.identity) {
-    return doubt(work, changed(work.source));
+    return doubt(work, changed(work.source.text()));
   }
   if (work.unit.identity.empty()) work.unit.checksum.clear();
   auto leases = Leases::take(work.source, work.tree);
@@ -136,7 +148,8 @@ Status Mover::begin(Work& work) const {
   const auto there = look_at(work.target);
   if (!there) return there.error();
   if (there->st_ino != 0 && !is_empty_folder(work.target)) {
-    return Error{Code::in_use, EEXIST, work.target + " exists, and is not the unit's", "move it away, or remove it"};
+    return Error{Code::in_use, EEXIST, work.target.text() + " exists, and is not the unit's",
+                 "move it away, or remove it"};
   }
   if (work.resumed && !is_unchanged(work.tree, work.row)) {
     work.resumed = false;
@@ -149,7 +162,8 @@ Status Mover::begin(Work& work) const {
 
 // What an earlier attempt has left: it is gone on with, or finished, or undone.
 Status Mover::resume(Work& work, const MoveRow& row) {
-  const auto staged = look_at(coming_path(work.to->path, work.unit.id));
+  if (const auto there = usable(*work.to); !there) return there.error();
+  const auto staged = look_at(coming(*work.to, work.unit.id));
   if (!staged) return staged.error();
   const bool goes_on = row.job == Job::move && row.stage == Stage::copying && row.target == work.to->id &&
                        row.done_bytes != 0 && S_ISREG(staged->st_mode) && staged->st_ino == row.staged_inode &&
@@ -168,14 +182,14 @@ Status Mover::resume(Work& work, const MoveRow& row) {
 Result<std::uint64_t> Mover::room_at(const TierRow& tier) {
   const auto usage = catalog_.usage(tier.id);
   if (!usage) return usage.error();
-  const auto room = room_of(tier.path);
+  const auto room = room_of(held_.at(tier.id).folder);
   if (!room) return room.error();
   return std::min(room->free_bytes, tier.capacity_bytes - std::min(tier.capacity_bytes, usage->bytes));
 }
 
 // Sources that were deleted may still have it.
 void Mover::wait_for_room(const TierRow& tier, std::uint64_t bytes) {
-  const auto room = room_of(tier.path);
+  const auto room = room_of(held_.at(tier.id).folder);
   if (room && room->free_bytes < bytes) closer_.finish();
 }
 
@@ -240,7 +254,7 @@ void Mover::run(Batch& batch, MoveReport& report) {
   fault_point("named");
   drop_over(batch);
   if (batch.empty()) return;
-  std::vector<std::string> targets;
+  std::vector<PathBeneath> targets;
   for (const auto& work : batch) targets.push_back(work->target);
   if (Status synced = sync_parents(targets); !synced) return fail_all(batch, synced.error(), report);
   fault_point("settled");
@@ -332,12 +346,13 @@ void Mover::sync(Batch& batch, MoveReport& report) {
   std::size_t entries = 0;
   for (const auto& work : batch) entries += work->tree.entries.size();
   if (entries > most_single_syncs) {
-    if (Status synced = sync_file_system(batch.front()->to->path); !synced) fail_all(batch, synced.error(), report);
+    if (Status synced = sync_file_system(held_.at(batch.front()->to->id).folder); !synced)
+      fail_all(batch, synced.error(), report);
   } else {
     for (const auto& work : batch) {
       for (const Entry& entry : work->tree.entries) {
         if (entry.kind == Entry::Kind::link || entry.kind == Entry::Kind::same) continue;
-        Status synced = sync_file(entry.name.empty() ? work->staged : work->staged + "/" + entry.name);
+        Status synced = sync_file(work->staged / entry.name);
         if (!synced) fail(*work, synced.error(), report);
       }
     }
@@ -365,7 +380,7 @@ void Mover::verify(Batch& batch, MoveReport& report) {
     if (work->unit.checksum.empty() || work->unit.checksum == work->checksum) continue;
     const Error error{
         Code::io_error, 0,
-        work->source + " is damaged: its checksum is " + work->checksum + ", and was " + work->unit.checksum,
+        work->source.text() + " is damaged: its checksum is " + work->checksum + ", and was " + work->unit.checksum,
         "restore it from a backup, or import it again to take it as it is"};
     static_cast<void>(catalog_.doubt(work->unit.id, error.message));
     fail(*work, error, report);
@@ -376,7 +391,8 @@ void Mover::verify(Batch& batch, MoveReport& report) {
 // A copy that was gone on with, and of which the old part is damaged, is made anew.
 bool Mover::start_over(Work& work, MoveReport& report) {
   if (!work.resumed || work.files.front().status) return false;
-  if (::truncate(work.staged.c_str(), 0) != 0 || !catalog_.set_done(work.unit.id, 0)) return false;
+  const UniqueFd staged = work.staged.open(O_WRONLY);
+  if (!staged || ::ftruncate(staged.get(), 0) != 0 || !catalog_.set_done(work.unit.id, 0)) return false;
   report.resumed_bytes -= work.row.done_bytes;
   work.resumed = false;
   work.row.done_bytes = 0;
@@ -390,13 +406,15 @@ bool Mover::start_over(Work& work, MoveReport& report) {
 Status Mover::settle(const Work& work, std::set<std::string>& folders) const {
   if (Status leased = work.leases.check(); !leased) return leased;
   const auto now = glance(work.source);
-  if (!now) return now.error().code == Code::not_found ? doubt(work, missing(work.source)) : now.error();
-  if (now->identity != work.tree.identity || now->inode != work.tree.inode) return doubt(work, changed(work.source));
-  const std::string folder = parent_of(work.target);
-  if (!folders.contains(folder)) {
-    const std::string model = work.from != nullptr ? work.from->path : "";
-    if (Status made = make_parents(work.to->path, work.unit.name, model); !made) return made;
-    folders.insert(folder);
+  if (!now) return now.error().code == Code::not_found ? doubt(work, missing(work.source.text())) : now.error();
+  if (now->identity != work.tree.identity || !are_same_files(*now, work.tree)) {
+    return doubt(work, changed(work.source.text()));
+  }
+  const PathBeneath folder = work.target.parent();
+  if (!folders.contains(folder.name)) {
+    const HeldFolder* model = work.from != nullptr ? work.source.folder : nullptr;
+    if (Status made = make_parents(work.target, model, work.unit.id); !made) return made;
+    folders.insert(folder.name);
   }
   remove_empty_folder(work.target);
   return rename_to_free(work.staged, work.target);
@@ -440,13 +458,14 @@ void Mover::clear(const Batch& batch, MoveReport& report) {
       findings[i] = clear_source(work.unit, work.row, &work.leases);
     } else {
       // He who waits to write would write to a file without a name. It keeps the old one, and both are told of.
-      findings[i] = std::optional(TierFinding{
-          .name = work.unit.name, .path = work.source, .text = work.source + " was opened for writing while it moved"});
+      findings[i] = std::optional(TierFinding{.name = work.unit.name,
+                                              .path = work.source.text(),
+                                              .text = work.source.text() + " was opened for writing while it moved"});
     }
     const bool is_deleted = findings[i] && !*findings[i];
     if (!is_deleted) work.leases = {};  // who waits to write goes on
   });
-  std::vector<std::string> sources;
+  std::vector<PathBeneath> sources;
   std::vector<std::int64_t> cleared;
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const Work& work = *batch[i];
@@ -456,7 +475,7 @@ void Mover::clear(const Batch& batch, MoveReport& report) {
     if (findings[i] && !*findings[i]) {
       if (work.from == nullptr) continue;
       sources.push_back(work.source);
-      sources.push_back(going_path(work.from->path, work.unit.id));
+      sources.push_back(going(*work.from, work.unit.id));
     } else {
       // The unit lies at its target, and something beside it.
       const Error why = findings[i] ? Error{Code::changed, 0, (*findings[i])->text, "look at both, and remove one"}
@@ -479,7 +498,7 @@ void Mover::clear(const Batch& batch, MoveReport& report) {
   fault_point("forgotten");
   for (const auto& work : batch) {
     if (!synced || work->from == nullptr || work->tree.kind != UnitKind::directory) continue;
-    const Status removed = remove_gone(work->from->path);
+    const Status removed = remove_gone(*work->source.folder);
     if (removed) continue;
     note_failure(
         *work,

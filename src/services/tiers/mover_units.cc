@@ -14,7 +14,7 @@ namespace penstock::tiers {
 namespace {
 
 // By which it is known again: another file may get its name, and even its inode.
-Status note_source(MoveRow& row, const std::string& path) {
+Status note_source(MoveRow& row, const PathBeneath& path) {
   const auto there = look_at(path);
   if (!there) return there.error();
   row.source_inode = there->st_ino;
@@ -26,40 +26,40 @@ Status note_source(MoveRow& row, const std::string& path) {
 }
 
 // Before anything happens to what lies there.
-Status check_can_go(const std::string& path, const std::string& going) {
-  for (const std::string& folder : {parent_of(path), parent_of(going)}) {
+Status check_can_go(const PathBeneath& path, const PathBeneath& going) {
+  for (const PathBeneath& folder : {path.parent(), going.parent()}) {
     if (Status open = check_unprotected(folder); !open) return open;
   }
   return check_removable(path);
 }
 
 // Whether a unit is still a file, or a directory, if it is there.
-Status check_kind(const UnitRow& unit, const std::string& path) {
+Status check_kind(const UnitRow& unit, const PathBeneath& path) {
   const auto there = look_at(path);
   if (!there) return there.error();
   const bool is_same = unit.kind == UnitKind::file ? S_ISREG(there->st_mode) : S_ISDIR(there->st_mode);
   if (there->st_ino == 0 || is_same) return {};
   return Error{Code::changed, 0,
-               path + " is no " + std::string(unit_kind_name(unit.kind)) + " any more, as the unit was",
+               path.text() + " is no " + std::string(unit_kind_name(unit.kind)) + " any more, as the unit was",
                "move it away, or forget the unit (penstock tier forget)"};
 }
 
 }  // namespace
 
-Status Mover::add(UnitRow unit, const std::string& path) {
+Status Mover::add(UnitRow unit, const PathBeneath& path) {
   MoveReport report;
   Batch batch;
   batch.push_back(std::make_unique<Work>());
   Work& work = *batch.front();
   work.to = tier(unit.tier);
   if (work.to == nullptr) return Error{Code::not_found, 0, "the tier is no longer in the catalog", "try again"};
-  if (Status usable = check_usable(*work.to); !usable) return usable;
+  if (const auto there = usable(*work.to); !there) return there.error();
   auto tree = scan(path);
   if (!tree) return std::move(tree).error();
   work.tree = std::move(*tree);
   work.source = path;
   work.target = path_in(*work.to, unit.name);
-  if (Status parents = check_parents(work.to->path, unit.name); !parents) return parents;
+  if (Status parents = check_parents(work.target); !parents) return parents;
   unit.is_new = true;
   unit.kind = work.tree.kind;
   unit.size_bytes = work.tree.size_bytes;
@@ -68,7 +68,7 @@ Status Mover::add(UnitRow unit, const std::string& path) {
   const auto there = look_at(work.target);
   if (!there) return there.error();
   if (there->st_ino != 0 && !is_empty_folder(work.target)) {
-    return Error{Code::in_use, EEXIST, work.target + " exists already", "import it, or choose another name"};
+    return Error{Code::in_use, EEXIST, work.target.text() + " exists already", "import it, or choose another name"};
   }
   wait_for_room(*work.to, work.tree.room_bytes);
   const auto room = room_at(*work.to);
@@ -95,7 +95,7 @@ Status Mover::add(UnitRow unit, const std::string& path) {
   });
   if (!inserted) return inserted;
   const std::int64_t id = work.unit.id;
-  work.staged = coming_path(work.to->path, id);
+  work.staged = coming(*work.to, id);
   if (Status staged = stage(work); !staged) {
     fail(work, staged.error(), report);
   } else {
@@ -112,8 +112,8 @@ Status Mover::add(UnitRow unit, const std::string& path) {
 }
 
 // The old content, if it lies there, gets the place of the new: so it can have its name back.
-Status Mover::give_name(const MoveRow& row, const std::string& target) const {
-  const std::string staged = coming_path(tier(row.target)->path, row.unit);
+Status Mover::give_name(const MoveRow& row, const PathBeneath& target) const {
+  const PathBeneath staged = coming(*tier(row.target), row.unit);
   if (row.source != row.target) return rename_to_free(staged, target);
   const Status exchanged = exchange_names(staged, target);
   return exchanged ? exchanged : rename_over(staged, target);
@@ -125,20 +125,22 @@ bool Mover::is_committed(const MoveRow& row) {
   return now && (!*now || (*now)->stage == Stage::removing);
 }
 
-void Mover::take_name_back(const MoveRow& row, const std::string& target) {
+void Mover::take_name_back(const MoveRow& row, const PathBeneath& target) {
   const auto now = catalog_.move_of(row.unit);
   if (!now || !*now || (*now)->stage != Stage::copying) return;
   const auto there = look_at(target);
   if (!there || there->st_ino != row.staged_inode) return;
-  const std::string staged = coming_path(tier(row.target)->path, row.unit);
+  const PathBeneath staged = coming(*tier(row.target), row.unit);
   if (!exchange_names(staged, target)) static_cast<void>(rename_to_free(target, staged));
 }
 
-Status Mover::replace(const std::string& name, std::int64_t to, const std::string& staged, double wait_seconds) {
+Status Mover::replace(const std::string& name, std::int64_t to, std::int64_t number, double wait_seconds) {
   const TierRow* place = tier(to);
   if (place == nullptr) return Error{Code::not_found, 0, "the tier is no longer in the catalog", "write it again"};
-  if (Status usable = check_usable(*place); !usable) return usable;
-  if (Status parents = check_parents(place->path, name); !parents) return parents;
+  if (const auto there = usable(*place); !there) return there.error();
+  const PathBeneath target = path_in(*place, name);
+  const PathBeneath staged = coming(*place, number);
+  if (Status parents = check_parents(target); !parents) return parents;
   auto tree = scan(staged);
   if (!tree) return std::move(tree).error();
   const auto known = catalog_.unit(name);
@@ -172,9 +174,9 @@ Status Mover::replace(const std::string& name, std::int64_t to, const std::strin
       row.source = (*now)->tier;
       const TierRow* from = tier((*now)->tier);
       if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
-      if (Status usable = check_usable(*from); !usable) return usable;
-      const std::string old = path_in(*from, name);
-      if (Status can = check_can_go(old, going_path(from->path, row.unit)); !can) return can;
+      if (const auto there = usable(*from); !there) return there.error();
+      const PathBeneath old = path_in(*from, name);
+      if (Status can = check_can_go(old, going(*from, row.unit)); !can) return can;
       if (Status noted = note_source(row, old); !noted) return noted;
     } else {
       if (Status free = catalog_.check_free(name); !free) return free;
@@ -183,13 +185,12 @@ Status Mover::replace(const std::string& name, std::int64_t to, const std::strin
       row.unit = *id;
       if (const auto locked = locks_.try_lock(*id); !locked) return locked.error();
     }
-    if (Status moved = rename_over(staged, coming_path(place->path, row.unit)); !moved) return moved;
+    if (Status moved = rename_over(staged, coming(*place, row.unit)); !moved) return moved;
     return catalog_.put_move(row);
   });
   if (done) fault_point("journaled");
   if (done) {
-    const std::string target = path_in(*place, name);
-    done = make_parents(place->path, name, "");
+    done = make_parents(target);
     if (done) done = give_name(row, target);
     if (done) fault_point("named");
     if (done) done = sync_parent(target);
@@ -211,8 +212,8 @@ Status Mover::replace(const std::string& name, std::int64_t to, const std::strin
 // It loses its name, then the catalog forgets it, then it is deleted. Until it is forgotten it can be put back; who
 // dies before leaves that to recovery.
 Status Mover::take_out(const UnitRow& unit, const TierRow& from) {
-  const std::string path = path_in(from, unit.name);
-  const std::string going = going_path(from.path, unit.id);
+  const PathBeneath path = path_in(from, unit.name);
+  const PathBeneath going = this->going(from, unit.id);
   const auto there = look_at(path);
   if (!there) return there.error();
   if (there->st_ino == 0) return catalog_.delete_unit(unit.id);
@@ -222,7 +223,8 @@ Status Mover::take_out(const UnitRow& unit, const TierRow& from) {
   Status done = sync_parents({path, going});
   if (done) fault_point("cleared");
   if (const auto aside = look_at(going); done && (!aside || aside->st_ino != there->st_ino)) {
-    done = Error{Code::changed, 0, path + " was replaced while it was removed", "look at it, and remove it again"};
+    done =
+        Error{Code::changed, 0, path.text() + " was replaced while it was removed", "look at it, and remove it again"};
   }
   if (done) done = catalog_.delete_unit(unit.id);
   if (!done) {
@@ -230,7 +232,7 @@ Status Mover::take_out(const UnitRow& unit, const TierRow& from) {
     return done;
   }
   fault_point("forgotten");
-  Status deleted = discard(unit.id, from);
+  Status deleted = discard(unit.id, *path.folder);
   if (deleted) return deleted;
   Error error = deleted.error();
   error.message = shown(unit.name) + " is no longer a unit, but not all of it can be deleted: " + error.message;
@@ -239,11 +241,12 @@ Status Mover::take_out(const UnitRow& unit, const TierRow& from) {
 
 // Deletes what lies aside of a unit, of which nothing is needed. Half a directory would look like one that was changed:
 // its name says what it is.
-Status Mover::discard(std::int64_t unit, const TierRow& from) {
-  const std::string going = going_path(from.path, unit);
-  if (::unlink(going.c_str()) == 0 || errno == ENOENT) return {};
-  if (errno != EISDIR) return system_error(errno, "remove " + going);
-  const std::string gone = new_gone_path(from.path, unit);
+Status Mover::discard(std::int64_t unit, const HeldFolder& from) {
+  const PathBeneath going = going_path(from, unit);
+  const NameInFolder at(going);
+  if ((at && ::unlinkat(at.folder(), at.name(), 0) == 0) || errno == ENOENT) return {};
+  if (errno != EISDIR) return system_error(errno, "remove " + going.text());
+  const PathBeneath gone = new_gone_path(from, unit);
   if (Status moved = rename_to_free(going, gone); !moved) return moved;
   fault_point("emptied");
   return remove_all(gone);
@@ -260,9 +263,10 @@ Status Mover::remove(std::int64_t unit, double wait_seconds) {
     if (!*row) return Error{Code::not_found, 0, "the unit was removed or forgotten by another process meanwhile", ""};
     const TierRow* from = tier((*row)->tier);
     if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
-    if (Status usable = check_usable(*from); !usable) return usable;
-    if (Status parents = check_parents(from->path, (*row)->name); !parents) return parents;
-    if (Status same = check_kind(**row, path_in(*from, (*row)->name)); !same) return same;
+    if (const auto there = usable(*from); !there) return there.error();
+    const PathBeneath path = path_in(*from, (*row)->name);
+    if (Status parents = check_parents(path); !parents) return parents;
+    if (Status same = check_kind(**row, path); !same) return same;
     return take_out(**row, *from);
   }();
   locks_.unlock(unit);

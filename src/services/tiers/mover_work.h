@@ -9,27 +9,21 @@
 
 namespace penstock::tiers {
 
-inline std::string path_in(const TierRow& tier, const std::string& name) {
-  return tier.path + "/" + name;
-}
-
 // What moves alone.
 bool is_large(UnitKind kind, std::uint64_t size_bytes);
 // That a report names.
 inline constexpr std::size_t most_failures = 64;
 
-// Whether units may be moved to and from it, now.
-Status check_usable(const TierRow& tier);
 // The folders that the paths lie in, each once.
-Status sync_parents(const std::vector<std::string>& paths);
+Status sync_parents(const std::vector<PathBeneath>& paths);
 
 struct Mover::Work {
   UnitRow unit;
   const TierRow* from = nullptr;  // null: it comes from elsewhere
   const TierRow* to = nullptr;
-  std::string source;
-  std::string staged;
-  std::string target;
+  PathBeneath source;
+  PathBeneath staged;
+  PathBeneath target;
   Tree tree;
   Leases leases;
   std::vector<FileCopy> files;

@@ -1,6 +1,7 @@
 #include "services/tiers/service.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <utility>
 
@@ -106,18 +107,26 @@ Status Service::import(std::string_view given, bool checksum) {
     if (!known) return known.error();
   }
   const TierRow* place = nullptr;
+  HeldFolder folder;               // of `place`
   const TierRow* empty = nullptr;  // where it is but a folder that is left from earlier
-  std::optional<Error> unknown;    // why a tier could not be looked at
+  HeldFolder empty_folder;
+  std::optional<Error> unknown;  // why a tier could not be looked at
   for (const TierRow& tier : *tiers) {
-    if (Status marked = check_marker(tier.path, tier.mark, tier.name); !marked) {
-      if (!unknown) unknown = marked.error();
+    auto root = open_tier(tier);
+    if (!root) {
+      if (!unknown) unknown = root.error();
       continue;
     }
-    const auto there = look_at(tier.path + "/" + *name);
-    if (!there) return there.error();
-    if (there->st_ino == 0) continue;
-    if (is_empty_folder(tier.path + "/" + *name)) {
-      if (empty == nullptr) empty = &tier;
+    const PathBeneath path{&*root, *name};
+    const auto there = look_at(path);
+    if (!there && there.error().system_error != ELOOP) return there.error();
+    if (!there && !unknown) unknown = there.error();
+    if (!there || there->st_ino == 0) continue;
+    if (is_empty_folder(path)) {
+      if (empty == nullptr) {
+        empty = &tier;
+        empty_folder = std::move(*root);
+      }
       continue;
     }
     if (place != nullptr) {
@@ -125,19 +134,23 @@ Status Service::import(std::string_view given, bool checksum) {
                    "remove or rename one of them"};
     }
     place = &tier;
+    folder = std::move(*root);
   }
   if (place == nullptr && unknown) {
     unknown->message = shown(*name) + " lies on no tier that can be used; " + unknown->message;
     return *unknown;
   }
-  if (place == nullptr) place = empty;
+  if (place == nullptr) {
+    place = empty;
+    folder = std::move(empty_folder);
+  }
   if (place == nullptr) {
     return Error{Code::not_found, 0, shown(*name) + " lies on no tier",
                  "give its path below the folder of a tier, or copy it in with `penstock tier add`"};
   }
-  if (Status parents = check_parents(place->path, *name); !parents) return parents;
-  const std::string path = place->path + "/" + *name;
-  if (is_of_catalog(path, catalog_->path())) {
+  const PathBeneath path{&folder, *name};
+  if (Status parents = check_parents(path); !parents) return parents;
+  if (is_of_catalog(path.text(), catalog_->path())) {
     return Error{Code::invalid_argument, 0, shown(*name) + " is the catalog, or has it inside",
                  "keep the catalog outside of units"};
   }
@@ -155,7 +168,8 @@ Status Service::import(std::string_view given, bool checksum) {
     if (!sum) return sum.error();
     const auto after = glance(path);
     if (!after || after->identity != tree->identity) {
-      return Error{Code::changed, 0, path + " was changed while it was read", "import it when nobody writes to it"};
+      return Error{Code::changed, 0, path.text() + " was changed while it was read",
+                   "import it when nobody writes to it"};
     }
     row.checksum = std::move(*sum);
   }
@@ -175,11 +189,14 @@ Status Service::check_no_other_has(const std::string& name, std::string_view tie
   const auto tiers = catalog_->tiers();
   if (!tiers) return tiers.error();
   for (const TierRow& row : *tiers) {
-    const std::string path = row.path + "/" + name;
-    if (row.name == tier || !check_marker(row.path, row.mark, row.name) || is_empty_folder(path)) continue;
+    if (row.name == tier) continue;
+    const auto root = open_tier(row);
+    if (!root) continue;
+    const PathBeneath path{&*root, name};
+    if (is_empty_folder(path)) continue;
     const auto there = look_at(path);
     if (!there || there->st_ino == 0) continue;
-    return Error{Code::in_use, 0, path + " is there, and is no unit", "import it, or take it away"};
+    return Error{Code::in_use, 0, path.text() + " is there, and is no unit", "import it, or take it away"};
   }
   return {};
 }
@@ -189,7 +206,14 @@ Status Service::add(const std::string& path, std::string_view given, std::string
   const auto name = checked_name(given);
   if (!name) return name.error();
   if (Status going = check_not_paused(); !going) return going;
-  const auto tree = scan(path);
+  std::error_code failed;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, failed).lexically_normal();
+  const bool is_folder = !absolute.has_filename();  // it ends in a slash
+  const std::filesystem::path whole = is_folder ? absolute.parent_path() : absolute;
+  const auto folder = HeldFolder::open(whole.parent_path());
+  if (!folder) return folder.error();
+  const PathBeneath source{&*folder, whole.filename()};
+  const auto tree = scan(source);
   if (!tree) return tree.error();
   const auto mover = this->mover(options);
   if (!mover) return mover.error();
@@ -208,18 +232,16 @@ Status Service::add(const std::string& path, std::string_view given, std::string
   }
   if (Status free = catalog_->check_free(*name); !free) return free;
   if (Status free = check_no_other_has(*name, tier); !free) return free;
-  std::error_code failed;
-  const std::string absolute = std::filesystem::absolute(path, failed).string();
   if (!tier.empty()) {
     const auto place = this->tier(tier);
-    return place ? (*mover)->add({.name = *name, .tier = place->id}, absolute) : Status(place.error());
+    return place ? (*mover)->add({.name = *name, .tier = place->id}, source) : Status(place.error());
   }
   // What had room may be full when its turn comes: then the next one is tried.
   Status added;
   for (std::vector<std::int64_t> full;;) {
     const auto place = tier_for_new(*name, tree->room_bytes, full);
     if (!place) return full.empty() ? Status(place.error()) : added;
-    added = (*mover)->add({.name = *name, .tier = place->id}, absolute);
+    added = (*mover)->add({.name = *name, .tier = place->id}, source);
     const bool is_about_tier = !added && (added.error().code == Code::no_space || problem_of(*place));
     if (!is_about_tier || std::ranges::find(full, place->id) != full.end()) return added;
     full.push_back(place->id);

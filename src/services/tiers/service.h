@@ -90,10 +90,13 @@ class Service : public std::enable_shared_from_this<Service> {
   struct Found {
     Place place;
     std::string unit;
+    std::string name;  // the unit's, or below it
     std::string path;
     bool is_unit = false;  // rather than a file within it
   };
   Result<Found> find(std::string_view name);
+  // The folder of the tier that it lies on.
+  static Result<HeldFolder> tier_folder(const Found& found);
   // The name that the text of a URI stands for: the text itself if it names what is there, else what it encodes.
   std::string meant(std::string_view text);
   Result<Location> locate_to_read(std::string_view name, const OpenOptions& options);
@@ -103,7 +106,8 @@ class Service : public std::enable_shared_from_this<Service> {
   Result<TierRow> tier_for_new(const std::string& name, std::uint64_t size_bytes,
                                std::span<const std::int64_t> but = {});
   Status refresh(std::int64_t unit);
-  Result<std::string> examine(Mover& mover, const UnitRow& unit, const TierRow& tier, bool bytes, CheckReport& report);
+  Result<std::string> examine(Mover& mover, const UnitRow& unit, const PathBeneath& path, bool bytes,
+                              CheckReport& report);
   Result<std::string> take_times(Mover& mover, const UnitRow& unit, const Tree& tree);
   // What was found of a unit. REQUIRES: it is locked.
   Result<std::optional<TierFinding>> write_down(const UnitRow& unit, const std::string& path,

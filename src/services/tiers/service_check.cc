@@ -1,5 +1,4 @@
 // The Service's part that compares the catalog with what is there, and measures tiers.
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <filesystem>
 #include <utility>
 
 #include "base/callback.h"
@@ -19,16 +17,14 @@
 namespace penstock::tiers {
 namespace {
 
-namespace fs = std::filesystem;
-
 // Calls `found` for every file below a tier's folder that belongs to no unit there. Units on their way are none of
 // that, and neither is what lies in a folder that is a tier by itself.
 class Strays {
  public:
   // `is_elsewhere`: a unit of this name lies on another tier.
   using Found = std::function<Status(const std::string& name, bool is_elsewhere)>;
-  Strays(Catalog& catalog, const TierRow& tier, Found found)
-      : catalog_(catalog), tier_(tier), found_(std::move(found)) {}
+  Strays(Catalog& catalog, const TierRow& tier, const HeldFolder& folder, Found found)
+      : catalog_(catalog), tier_(tier), folder_(folder), found_(std::move(found)) {}
 
   Status start(const std::string& below) {
     std::vector<std::string> folders = parents_of(below);
@@ -47,16 +43,10 @@ class Strays {
   Status walk(const std::string& below, int depth) {
     constexpr int most_deep = 200;
     if (depth > most_deep) return {};
-    const std::string folder = below.empty() ? tier_.path : tier_.path + "/" + below;
-    std::error_code failed;
-    std::vector<std::string> names;
-    for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
-      names.push_back(at->path().filename().string());
-    }
-    if (failed)
-      return failed == std::errc::no_such_file_or_directory ? Status() : file_error(failed.value(), "list " + folder);
-    std::ranges::sort(names);
-    for (const std::string& last : names) {
+    const auto names = list_names(PathBeneath{&folder_, below});
+    if (!names && is_shortage(names.error())) return names.error();
+    if (!names) return names.error().code == Code::not_found ? Status() : Status(names.error());
+    for (const std::string& last : *names) {
       if (last == own_folder || (below.empty() && last == "lost+found")) continue;
       const std::string name = below.empty() ? last : below + "/" + last;
       if (is_of_catalog(tier_.path + "/" + name)) continue;
@@ -71,7 +61,7 @@ class Strays {
     const auto before = standing_of(name);
     if (!before) return before.error();
     if (*before == Standing::here || *before == Standing::moving) return {};
-    const std::string path = tier_.path + "/" + name;
+    const PathBeneath path{&folder_, name};
     const auto status = look_at(path);
     if (!status) return status.error();
     if (status->st_ino == 0) return {};
@@ -104,8 +94,8 @@ class Strays {
   }
 
   bool is_tier(const std::string& folder) const {
-    struct stat status = {};
-    return ::lstat((tier_.path + "/" + folder + "/" + std::string(own_folder) + "/tier.json").c_str(), &status) == 0;
+    const auto marker = look_at(PathBeneath{&folder_, folder} / own_folder / "tier.json");
+    return marker && marker->st_ino != 0;
   }
 
   bool is_of_catalog(const std::string& path) const {
@@ -116,12 +106,14 @@ class Strays {
 
   Catalog& catalog_;
   const TierRow& tier_;
+  const HeldFolder& folder_;
   const Found found_;
 };
 
 // Of a version that a mover kept: going/UNIT.RANDOM.kept.
-Result<TierFinding> finding_of_kept(Catalog& catalog, const std::string& path) {
-  const std::string file = path.substr(path.rfind('/') + 1);
+Result<TierFinding> finding_of_kept(Catalog& catalog, const PathBeneath& kept) {
+  const std::string path = kept.text();
+  const std::string file = kept.last();
   std::int64_t id = 0;
   std::from_chars(file.data(), file.data() + file.size(), id);
   const auto unit = catalog.unit(id);
@@ -137,7 +129,8 @@ Result<TierFinding> finding_of_kept(Catalog& catalog, const std::string& path) {
 Result<CheckReport> Service::import_all(std::string_view tier_name, std::string_view below) {
   const auto row = tier(tier_name);
   if (!row) return row.error();
-  if (Status marked = check_marker(row->path, row->mark, row->name); !marked) return std::move(marked).error();
+  const auto folder = open_tier(*row);
+  if (!folder) return folder.error();
   std::string start;
   if (!below.empty()) {
     auto checked = checked_name(below);
@@ -163,9 +156,9 @@ Result<CheckReport> Service::import_all(std::string_view tier_name, std::string_
       return {};
     });
   };
-  Strays strays(*catalog_, *row, [&](const std::string& name, bool is_elsewhere) -> Status {
+  Strays strays(*catalog_, *row, *folder, [&](const std::string& name, bool is_elsewhere) -> Status {
     constexpr std::size_t most = 1000;
-    const std::string path = row->path + "/" + name;
+    const PathBeneath path{&*folder, name};
     const auto checked = checked_name(name);
     const auto tree = is_elsewhere
                           ? Result<Tree>(Error{Code::in_use, 0, "a unit of this name lies on another tier", ""})
@@ -173,7 +166,7 @@ Result<CheckReport> Service::import_all(std::string_view tier_name, std::string_
     if (!tree && is_shortage(tree.error())) return tree.error();
     if (!tree && tree.error().code == Code::not_found) return {};  // it is gone since
     if (!tree || !checked) {
-      report.findings.push_back({name, path, tree ? checked.error().message : tree.error().message});
+      report.findings.push_back({name, path.text(), tree ? checked.error().message : tree.error().message});
       return {};
     }
     units.push_back({.name = name,
@@ -191,16 +184,16 @@ Result<CheckReport> Service::import_all(std::string_view tier_name, std::string_
 }
 
 // Whether a unit is as the catalog has it: empty, or what is wrong. With `bytes`, all of it is read.
-Result<std::string> Service::examine(Mover& mover, const UnitRow& unit, const TierRow& tier, bool bytes,
+Result<std::string> Service::examine(Mover& mover, const UnitRow& unit, const PathBeneath& place, bool bytes,
                                      CheckReport& report) {
-  const std::string path = tier.path + "/" + unit.name;
-  const auto tree = bytes ? scan(path) : glance(path);
+  const std::string path = place.text();
+  const auto tree = bytes ? scan(place) : glance(place);
   if (!tree && is_shortage(tree.error())) return tree.error();
   // What may be written at any time may change while it is looked at: what was known of it stays.
   const auto is_written = [&](const Error& error) {
     if (!unit.identity.empty()) return false;
     if (error.code == Code::changed || error.code == Code::truncated) return true;
-    const auto there = error.code == Code::not_found ? look_at(path) : Result<struct stat>(error);
+    const auto there = error.code == Code::not_found ? look_at(place) : Result<struct stat>(error);
     return there.ok() && there->st_ino != 0;
   };
   if (!tree && is_written(tree.error())) return unit.doubt;
@@ -209,7 +202,7 @@ Result<std::string> Service::examine(Mover& mover, const UnitRow& unit, const Ti
   if (!is_same && (!bytes || unit.checksum.empty())) return path + " was changed by somebody else";
   if (!bytes) return std::string();
   report.bytes += tree->size_bytes;
-  const auto sum = mover.checksum(path, *tree);
+  const auto sum = mover.checksum(place, *tree);
   if (!sum) {
     // Nothing of that is the unit's fault.
     const Code code = sum.error().code;
@@ -243,18 +236,22 @@ Result<std::optional<TierFinding>> Service::judge(Mover& mover, const UnitRow& u
                                                   bool bytes, CheckReport& report) {
   const auto tier = std::ranges::find(tiers, unit.tier, &TierRow::id);
   if (tier == tiers.end()) return std::optional<TierFinding>();
-  if (Status marked = check_marker(tier->path, tier->mark, tier->name); !marked) {
-    if (is_shortage(marked.error())) return std::move(marked).error();
+  const auto folder = open_tier(*tier);
+  if (!folder) {
+    if (is_shortage(folder.error())) return folder.error();
     return std::optional<TierFinding>();
   }
-  const std::string path = tier->path + "/" + unit.name;
-  auto problem = examine(mover, unit, *tier, bytes || !unit.doubt.empty(), report);
+  const PathBeneath path{&*folder, unit.name};
+  auto problem = examine(mover, unit, path, bytes || !unit.doubt.empty(), report);
   if (!problem) return std::move(problem).error();
   if (problem->empty() && !unit.doubt.empty()) {
     for (const TierRow& other : tiers) {
       if (other.id == unit.tier) continue;
-      const auto there = look_at(other.path + "/" + unit.name);
-      if (there && there->st_ino != 0 && !is_empty_folder(other.path + "/" + unit.name)) *problem = unit.doubt;
+      const auto other_folder = HeldFolder::open(other.path);
+      if (!other_folder) continue;
+      const PathBeneath same_name{&*other_folder, unit.name};
+      const auto there = look_at(same_name);
+      if (there && there->st_ino != 0 && !is_empty_folder(same_name)) *problem = unit.doubt;
     }
   }
   if (problem->empty() && unit.doubt.empty()) return std::optional<TierFinding>();
@@ -262,7 +259,7 @@ Result<std::optional<TierFinding>> Service::judge(Mover& mover, const UnitRow& u
   const auto locked = mover.claim(unit.id, 0);
   if (!locked) return locked.error();
   if (!*locked) return std::optional<TierFinding>();
-  auto finding = write_down(unit, path, *problem);
+  auto finding = write_down(unit, path.text(), *problem);
   mover.release(unit.id);
   return finding;
 }
@@ -286,8 +283,10 @@ Status Service::end_interrupted() {
   if (!moves) return moves.error();
   const auto tiers = catalog_->tiers();
   if (!tiers) return tiers.error();
-  const bool any =
-      !moves->empty() || std::ranges::any_of(*tiers, [](const TierRow& tier) { return is_anything_aside(tier.path); });
+  const bool any = !moves->empty() || std::ranges::any_of(*tiers, [](const TierRow& tier) {
+    const auto folder = HeldFolder::open(tier.path);
+    return folder.ok() && is_anything_aside(*folder);
+  });
   if (!any) return {};
   const auto recovered = recover();
   return recovered ? Status() : Status(recovered.error());
@@ -323,10 +322,10 @@ Result<CheckReport> Service::check(const CheckOptions& options) {
   report.findings = std::move(*recovered);
   std::vector<std::int64_t> there;
   for (const TierRow& tier : *tiers) {
-    if (Status marked = check_marker(tier.path, tier.mark, tier.name); marked) {
+    if (const auto marked = open_tier(tier); marked) {
       there.push_back(tier.id);
     } else if (is_shortage(marked.error())) {
-      return std::move(marked).error();
+      return marked.error();
     } else {
       const auto usage = catalog_->usage(tier.id);
       report.findings.push_back(
@@ -350,17 +349,18 @@ Result<CheckReport> Service::check(const CheckOptions& options) {
   }
   for (const TierRow& tier : *tiers) {
     if (std::ranges::find(there, tier.id) == there.end()) continue;
-    std::error_code failed;
-    const std::string going = parent_of(going_path(tier.path, 0));
-    for (fs::directory_iterator at(going, failed), end; !failed && at != end; at.increment(failed)) {
-      if (at->path().extension() != ".kept") continue;
-      auto finding = finding_of_kept(*catalog_, at->path().string());
+    const auto folder = open_tier(tier);
+    if (!folder) return folder.error();
+    const auto going = list_names(going_folder(*folder));
+    if (!going && going.error().code != Code::not_found) return going.error();
+    for (const std::string& name : going.ok() ? *going : std::vector<std::string>()) {
+      if (!name.ends_with(".kept")) continue;
+      auto finding = finding_of_kept(*catalog_, going_folder(*folder) / name);
       if (!finding) return std::move(finding).error();
       report.findings.push_back(std::move(*finding));
     }
-    if (failed && failed != std::errc::no_such_file_or_directory) return file_error(failed.value(), "list " + going);
     if (!options.strays) continue;
-    Strays strays(*catalog_, tier, [&](const std::string& name, bool is_elsewhere) -> Status {
+    Strays strays(*catalog_, tier, *folder, [&](const std::string& name, bool is_elsewhere) -> Status {
       if (!keep_going()) return Error{Code::cancelled, 0, "the check was stopped", ""};
       TierFinding finding{.name = "", .path = tier.path + "/" + name, .text = "it is no unit", .harmless = true};
       if (is_elsewhere) {
@@ -378,7 +378,8 @@ Result<CheckReport> Service::check(const CheckOptions& options) {
 Status Service::probe(std::string_view name) {
   auto row = tier(name);
   if (!row) return row.error();
-  if (Status marked = check_marker(row->path, row->mark, row->name); !marked) return marked;
+  const auto folder = open_tier(*row);
+  if (!folder) return folder.error();
   constexpr std::uint64_t bytes = 64 << 20;
   const auto mover = this->mover({});  // makes the Context
   if (!mover) return mover.error();
@@ -387,9 +388,12 @@ Status Service::probe(std::string_view name) {
   if (!locks) return locks.error();
   const auto number = locks->lock_new_number();
   if (!number) return number.error();
-  const std::string path = coming_path(row->path, *number);
+  const PathBeneath file = coming_path(*folder, *number);
+  const std::string path = file.text();
   const auto measured = [&]() -> Status {
-    auto store = context.open(path, {.access = Access::create, .size_bytes = bytes});
+    const UniqueFd fd = file.open(O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (!fd) return file_error(errno, "create " + path);
+    auto store = context.open(path, {.access = Access::create, .size_bytes = bytes, .descriptor = fd.get()});
     if (!store) return store.error();
     auto memory = context.allocate(Domain::host(), bytes);
     if (!memory) return memory.error();
@@ -401,7 +405,7 @@ Status Service::probe(std::string_view name) {
     row->write_speed = static_cast<double>(bytes) / std::max(written.seconds, 1e-9);
     if (Status synced = store->commit(); !synced) return synced;
     *store = {};
-    store = context.open(path);
+    store = context.open(path, {.descriptor = fd.get()});
     if (!store) return store.error();
     const Report read = context.read(*store, 0, memory->region());
     if (!read.ok()) return *read.error;
@@ -414,7 +418,7 @@ Status Service::probe(std::string_view name) {
     }
     return {};
   }();
-  ::unlink(path.c_str());
+  static_cast<void>(remove_file(file));
   if (!measured) return measured;
   return catalog_->update_tier(*row);
 }

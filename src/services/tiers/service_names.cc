@@ -81,16 +81,20 @@ Result<Service::Found> Service::find(std::string_view given) {
   if (!place) return std::move(place).error();
   if (*place) {
     std::string path = (*place)->root + "/" + *name;
-    return Found{std::move(**place), *name, std::move(path), true};
+    return Found{std::move(**place), *name, *name, std::move(path), true};
   }
   for (const std::string& parent : parents_of(*name)) {
     auto above = catalog_->place_of(parent);
     if (!above) return std::move(above).error();
     if (!*above || (*above)->kind != UnitKind::directory) continue;
     std::string path = (*above)->root + "/" + *name;
-    return Found{std::move(**above), parent, std::move(path), false};
+    return Found{std::move(**above), parent, *name, std::move(path), false};
   }
   return no_unit(*name);
+}
+
+Result<HeldFolder> Service::tier_folder(const Found& found) {
+  return HeldFolder::open(found.place.root);
 }
 
 std::string Service::meant(std::string_view text) {
@@ -101,7 +105,10 @@ std::string Service::meant(std::string_view text) {
   if (!decoded || *decoded == text) return std::string(text);
   if (marked) return std::move(*decoded);
   const auto literal = find(text);
-  const bool is_there = literal && (literal->is_unit || ::access(literal->path.c_str(), F_OK) == 0);
+  if (literal && literal->is_unit) return std::string(text);
+  const auto folder = literal ? tier_folder(*literal) : Result<HeldFolder>(literal.error());
+  const auto there = folder ? look_at({&*folder, literal->name}) : Result<struct stat>(folder.error());
+  const bool is_there = there && there->st_ino != 0;
   return is_there ? std::string(text) : std::move(*decoded);
 }
 
@@ -134,7 +141,9 @@ Result<Location> Service::locate(std::string_view text, const OpenOptions& optio
 
 // Of a unit that is not there, what a dead process was about to remove. True if it may be there now.
 bool Service::put_back(const Found& found) {
-  const auto there = look_at(found.place.root + "/" + found.unit);
+  const auto folder = tier_folder(found);
+  if (!folder) return false;
+  const auto there = look_at({&*folder, found.unit});
   if (!there || there->st_ino != 0) return false;
   const auto mover = this->mover({});
   if (!mover) return false;
@@ -154,22 +163,22 @@ Result<Location> Service::locate_to_read(std::string_view name, const OpenOption
       count_open(found->place.unit);
       return Location{found->path, options};
     }
-    const int fd = ::open(found->path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd >= 0) {
+    const auto folder = tier_folder(*found);
+    if (auto fd = folder ? folder->open(found->name, O_RDONLY | O_NONBLOCK) : UniqueFd()) {
       count_open(found->place.unit);
       Location location{found->path, options};
-      location.options.descriptor = fd;
-      location.held = std::shared_ptr<const void>(nullptr, [fd](const void*) { ::close(fd); });
+      location.options.descriptor = fd.get();
+      location.held = std::make_shared<UniqueFd>(std::move(fd));
       return location;
     }
-    const int error = errno;
+    const int error = folder ? errno : folder.error().system_error;
     const auto tier = std::exchange(last_tier, found->place.tier);
     if (error != ENOENT || moves == most_moves || tier == last_tier) {
       const auto tiers = catalog_->tiers();
       if (!tiers) return tiers.error();
       const auto row = std::ranges::find(*tiers, found->place.tier, &TierRow::id);
       if (row != tiers->end()) {
-        if (Status marked = check_marker(row->path, row->mark, row->name); !marked) return std::move(marked).error();
+        if (const auto there = open_tier(*row); !there) return there.error();
       }
       return system_error(error, "open " + found->path, "see what `penstock tier check` says about it");
     }
@@ -193,12 +202,26 @@ Result<Location> Service::locate_to_change(const Found& found, const OpenOptions
   (*row)->checksum.clear();
   if (Status updated = catalog_->update_unit(**row); !updated) return std::move(updated).error();
   Location location{found.path, options};
-  // Open for writing, so that no mover takes it away before the store is open. What is made anew, or may not be
-  // written, is the store's to tell.
-  if (const int fd = ::open(found.path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW); fd >= 0) {
-    location.held = std::shared_ptr<const void>(nullptr, [fd](const void*) { ::close(fd); });
+  const auto folder = tier_folder(found);
+  if (!folder) return folder.error();
+  // Open for writing, so that no mover takes it away before the store is open.
+  bool is_new = false;
+  UniqueFd fd = folder->open(found.name, O_RDWR | O_NONBLOCK);
+  if (!fd && errno == ENOENT && options.access == Access::create) {
+    fd = folder->open(found.name, O_RDWR | O_CREAT | O_EXCL, 0666);
+    is_new = static_cast<bool>(fd);
   }
-  location.options.on_commit = [self = shared_from_this(), unit = found.place.unit, then = options.on_commit] {
+  const bool may_be_missing = options.access == Access::replace && errno == ENOENT;
+  if (!fd && !may_be_missing) return system_error(errno, "open " + found.path);
+  if (options.access != Access::replace) location.options.descriptor = fd.get();
+  location.held = std::make_shared<UniqueFd>(std::move(fd));
+  location.options.on_commit = [self = shared_from_this(), unit = found.place.unit, name = found.name, is_new,
+                                root = found.place.root, then = options.on_commit]() -> Status {
+    if (is_new) {
+      const auto there = HeldFolder::open(root);
+      Status synced = there ? sync_parent({&*there, name}) : Status(there.error());
+      if (!synced) return synced;
+    }
     if (Status refreshed = self->refresh(unit); !refreshed) return refreshed;
     return then ? then() : Status();
   };
@@ -213,7 +236,9 @@ Status Service::refresh(std::int64_t unit) {
   const auto place = catalog_->place_of((*row)->name);
   if (!place) return place.error();
   if (!*place) return {};
-  const auto tree = scan((*place)->root + "/" + (*row)->name);
+  const auto folder = HeldFolder::open((*place)->root);
+  if (!folder) return folder.error();
+  const auto tree = scan({&*folder, (*row)->name});
   if (!tree) return tree.error();
   (*row)->size_bytes = tree->size_bytes;
   (*row)->room_bytes = tree->room_bytes;
@@ -247,20 +272,21 @@ Result<Location> Service::locate_to_replace(const std::string& name, const OpenO
   }
   const auto tier = tier_for_new(name, options.size_bytes);
   if (!tier) return tier.error();
-  if (Status marked = check_marker(tier->path, tier->mark, tier->name); !marked) return std::move(marked).error();
+  const auto folder = open_tier(*tier);
+  if (!folder) return folder.error();
   // As long as the store is open, its lock tells that somebody writes there.
   auto locks = UnitLocks::open(catalog_->path());
   if (!locks) return std::move(locks).error();
   const auto number = locks->lock_new_number();
   if (!number) return number.error();
-  Location location{coming_path(tier->path, *number), options};
+  Location location{coming_path(*folder, *number).text(), options};
   location.options.on_commit = [self = shared_from_this(), locks = std::make_shared<UnitLocks>(std::move(*locks)), name,
-                                tier = tier->id, staged = location.path, then = options.on_commit]() -> Status {
+                                row = *tier, staged = *number, then = options.on_commit]() -> Status {
     Status done = self->usable();
     const auto mover = done ? self->mover({}) : Result<std::unique_ptr<Mover>>(done.error());
-    done = mover ? (*mover)->replace(name, tier, staged, self->options_.wait_seconds) : Status(mover.error());
+    done = mover ? (*mover)->replace(name, row.id, staged, self->options_.wait_seconds) : Status(mover.error());
     if (!done) {
-      static_cast<void>(remove_all(staged));
+      if (const auto place = open_tier(row)) static_cast<void>(remove_all(coming_path(*place, staged)));
       return done;
     }
     return then ? then() : Status();
@@ -272,21 +298,20 @@ Result<Location> Service::locate_to_create(const std::string& name, const OpenOp
   if (Status free = catalog_->check_free(name); !free) return std::move(free).error();
   const auto tier = tier_for_new(name, options.size_bytes);
   if (!tier) return tier.error();
-  if (Status marked = check_marker(tier->path, tier->mark, tier->name); !marked) return std::move(marked).error();
-  const std::string path = tier->path + "/" + name;
-  if (Status made = make_parents(tier->path, name, ""); !made) return std::move(made).error();
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (fd < 0) {
-    return system_error(errno, "create " + path, errno == EEXIST ? "import it first, or move it away" : "");
+  const auto folder = open_tier(*tier);
+  if (!folder) return folder.error();
+  const PathBeneath path{&*folder, name};
+  if (Status made = make_parents(path); !made) return std::move(made).error();
+  if (const UniqueFd made = path.open(O_WRONLY | O_CREAT | O_EXCL, 0666); !made) {
+    return system_error(errno, "create " + path.text(), errno == EEXIST ? "import it first, or move it away" : "");
   }
-  ::close(fd);
   Status inserted = catalog_->transact([&]() -> Status {
     if (Status free = catalog_->check_free(name); !free) return free;
     const auto id = catalog_->insert_unit({.name = name, .tier = tier->id, .identity = "", .checksum = ""});
     return id ? Status() : Status(id.error());
   });
   if (!inserted) {
-    ::unlink(path.c_str());
+    static_cast<void>(remove_file(path));
     return std::move(inserted).error();
   }
   const auto found = find(name);

@@ -24,7 +24,8 @@ Result<Service::Picture> Service::picture() {
     const auto usage = catalog_->usage(row.id);
     if (!usage) return usage.error();
     auto problem = problem_of(row);
-    const auto room = room_of(row.path);
+    const auto folder = HeldFolder::open(row.path);
+    const auto room = folder ? room_of(*folder) : Result<Room>(folder.error());
     if (!problem && !room) problem = room.error();
     if (problem && is_shortage(*problem)) return *std::move(problem);  // no tier's fault
     TierState state{.name = row.name,

@@ -1,4 +1,5 @@
 // The Service's part that has the tiers themselves.
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -90,16 +91,18 @@ Result<TierRow> Service::tier(std::string_view name) {
 }
 
 std::optional<Error> Service::problem_of(const TierRow& tier) {
-  if (Status marked = check_marker(tier.path, tier.mark, tier.name); !marked) return std::move(marked).error();
+  const auto root = open_tier(tier);
+  if (!root) return root.error();
   if (tier.read_only) return {};
-  for (const std::string& folder : {tier.path, coming_folder(tier.path)}) {
-    if (::access(folder.c_str(), W_OK) == 0) continue;
+  for (const PathBeneath& folder : {PathBeneath{&*root, ""}, coming_folder(*root)}) {
+    const UniqueFd held = folder.open(O_PATH | O_DIRECTORY);
+    if (held && ::faccessat(held.get(), ".", W_OK, 0) == 0) continue;
     const int error = errno;
     const std::string change = "penstock tier change " + tier.name;
-    return system_error(error, "write to " + folder,
-                        error == ENOENT
-                            ? "make it again: " + change + " --adopt"
-                            : "let this user write there, or leave the tier alone: " + change + " --read-only");
+    return file_error(error, "write to " + folder.text(),
+                      error == ENOENT
+                          ? "make it again: " + change + " --adopt"
+                          : "let this user write there, or leave the tier alone: " + change + " --read-only");
   }
   return {};
 }
@@ -126,7 +129,8 @@ Result<std::vector<TierInfo>> Service::tier_infos() {
                   .gpu_direct = row.gpu_direct,
                   .problem = {}};
     info.problem = problem_of(row);
-    if (const auto room = room_of(row.path); room && !info.problem) {
+    const auto folder = HeldFolder::open(row.path);
+    if (const auto room = folder ? room_of(*folder) : Result<Room>(folder.error()); room && !info.problem) {
       const auto limit = static_cast<std::uint64_t>(row.high_water * static_cast<double>(row.capacity_bytes));
       info.free_bytes = std::min(room->free_bytes, limit - std::min(limit, usage->bytes));
     }
@@ -156,7 +160,9 @@ Status Service::add_tier(const NewTier& tier, std::string_view behind) {
                             : behind.empty() ? last
                                              : static_cast<std::size_t>(named - tiers->begin()) + 1;
 
-  const auto marker = read_marker(*folder);
+  const auto held = HeldFolder::open(*folder);
+  if (!held) return held.error();
+  const auto marker = read_marker(*held, catalog_->owner());
   if (!marker && marker.error().code != Code::not_found && !(tier.adopt && is_lost_marker(marker.error()))) {
     return marker.error();
   }
@@ -164,7 +170,7 @@ Status Service::add_tier(const NewTier& tier, std::string_view behind) {
     return Error{Code::in_use, 0, *folder + " is the tier \"" + shown(marker->name) + "\" of another catalog",
                  "use that catalog, or take the folder from it with --adopt"};
   }
-  const auto room = room_of(*folder);
+  const auto room = room_of(*held);
   if (!room) return room.error();
   TierRow row{.name = tier.name,
               .path = *folder,
@@ -174,9 +180,11 @@ Status Service::add_tier(const NewTier& tier, std::string_view behind) {
               .high_water = tier.high_water,
               .from_heat = tier.from_heat.value_or(usual_heat(place)),
               .read_only = tier.read_only};
-  keep_going(*folder);
   // The marker first: a tier of the catalog always has one.
-  if (Status marked = write_marker(*folder, {row.mark, catalog_->id(), row.name}); !marked) return marked;
+  if (Status marked = write_marker(*held, {row.mark, catalog_->id(), row.name}, catalog_->owner()); !marked) {
+    return marked;
+  }
+  keep_going(*held);
   const auto inserted = catalog_->insert_tier(row, place == 0 ? 0 : (*tiers)[place - 1].id);
   return inserted ? Status() : Status(inserted.error());
 }
@@ -191,9 +199,11 @@ Status Service::change_tier(const NewTier& tier) {
     const auto tiers = catalog_->tiers();
     if (!tiers) return tiers.error();
     if (Status apart = check_apart(*folder, *tiers, row->id); !apart) return apart;
-    Status marked = check_marker(*folder, row->mark, row->name);
+    const auto held = HeldFolder::open(*folder);
+    if (!held) return held.error();
+    Status marked = check_marker(*held, *row);
     if (tier.adopt && (marked || is_lost_marker(marked.error()))) {
-      marked = write_marker(*folder, {row->mark, catalog_->id(), row->name});
+      marked = write_marker(*held, {row->mark, catalog_->id(), row->name}, catalog_->owner());
     }
     if (!marked) return marked;
     row->path = *folder;
@@ -211,7 +221,8 @@ Status Service::remove_tier(std::string_view name) {
   if (!row) return row.error();
   // Nobody would come back for it later.
   if (Status ended = end_interrupted(); !ended) return ended;
-  if (is_anything_kept(row->path)) {
+  const auto folder = HeldFolder::open(row->path);
+  if (folder.ok() && is_anything_kept(*folder)) {
     return Error{Code::in_use, 0, "the tier " + row->name + " has versions of units that were kept",
                  "`penstock tier check` names them: take from them what you need, and remove them"};
   }
@@ -237,7 +248,7 @@ Status Service::remove_tier(std::string_view name) {
     }
     return catalog_->delete_tier(row->id);
   });
-  if (removed) remove_marker(row->path, row->mark);
+  if (removed) remove_marker(*row);
   return removed;
 }
 

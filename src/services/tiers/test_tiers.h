@@ -3,11 +3,16 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
 #include <linux/fs.h>
+#include <linux/seccomp.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -142,6 +147,16 @@ inline std::string text_of(const CheckReport& report) {
   std::string text;
   for (const TierFinding& finding : report.findings) text += finding.path + ": " + finding.text + "\n";
   return text;
+}
+
+// From now on the calling thread, and those that it starts, get an error from a system call. Nothing can undo that.
+inline bool refuse_call(long number, int error = EPERM) {
+  std::array program{sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+                     sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint32_t>(number), 0, 1),
+                     sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error)),
+                     sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter{program.size(), program.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }
 
 class TiersTest : public testing::Test {

@@ -99,7 +99,7 @@ Result<Tiers> Tiers::create(std::span<const NewTier> list, const TierPolicy& pol
       if (Status added = service->add_tier(tier, behind); !added) {
         // A catalog that is not what was asked for is none, and its tiers belong to nobody.
         const auto made = service->catalog().tiers();
-        for (const TierRow& row : made.ok() ? *made : std::vector<TierRow>()) tiers::remove_marker(row.path, row.mark);
+        for (const TierRow& row : made.ok() ? *made : std::vector<TierRow>()) tiers::remove_marker(row);
         service.reset();
         if (!existed) {
           for (const char* ending : {"", "-wal", "-shm", "-units"}) fs::remove(*path + ending, failed);

@@ -1,7 +1,4 @@
 // Many units at once, and how fast.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
@@ -21,16 +18,6 @@ namespace penstock::tiers {
 namespace {
 
 using namespace test;
-
-// From now on the calling thread, and those that it starts, get EPERM from a system call. Nothing can undo that.
-bool refuse_call(long number) {
-  std::array program{sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
-                     sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint32_t>(number), 0, 1),
-                     sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-                     sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  const sock_fprog filter{program.size(), program.data()};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
-}
 
 TEST_F(TiersTest, a_move_that_is_paused_under_way_says_so) {
   put("nvme", "a", 20 << 20);

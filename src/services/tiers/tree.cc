@@ -1,6 +1,5 @@
 #include "services/tiers/tree.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -8,11 +7,12 @@
 #include <array>
 #include <cerrno>
 #include <map>
-#include <memory>
 #include <utility>
 
 #include "base/unique_fd.h"
 #include "penstock/checksum.h"
+#include "services/tiers/fault_point.h"
+#include "services/tiers/folder.h"
 #include "services/tiers/names.h"
 
 namespace penstock::tiers {
@@ -22,36 +22,15 @@ constexpr std::size_t max_entries = 10'000'000;
 constexpr std::uint64_t protected_attributes = STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND;
 constexpr int max_depth = 200;  // each has a descriptor while it is listed
 
-struct CloseDirectory {
-  void operator()(DIR* directory) const { ::closedir(directory); }
-};
-
 Error refused(const std::string& path, const std::string& why, const std::string& hint) {
   return {Code::unsupported, 0, shown(path) + " " + why, hint};
 }
 
 // Files that are made as they are read, as in /proc.
-bool has_bytes(const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+bool has_bytes(int folder, const std::string& name) {
+  const UniqueFd file(::openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
   char byte = 0;
   return file && ::pread(file.get(), &byte, 1, 0) == 1;
-}
-
-// The names in a folder, sorted.
-Status list_names(int folder, const std::string& path, std::vector<std::string>& names) {
-  const int own = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const std::unique_ptr<DIR, CloseDirectory> stream(own < 0 ? nullptr : ::fdopendir(own));
-  if (!stream) return system_error(errno, "list " + path);
-  for (;;) {
-    errno = 0;
-    const dirent* entry = ::readdir(stream.get());
-    if (entry == nullptr) break;
-    const std::string_view text = entry->d_name;
-    if (text != "." && text != "..") names.emplace_back(text);
-  }
-  if (errno != 0) return system_error(errno, "list " + path);
-  std::ranges::sort(names);
-  return {};
 }
 
 Error is_protected(const std::string& path) {
@@ -73,12 +52,19 @@ Status check_removable(int folder, const std::string& name, const std::string& p
   if (!S_ISDIR(facts.stx_mode)) return {};
   const UniqueFd below(::openat(folder, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
   if (!below) return system_error(errno, "list " + path);
-  std::vector<std::string> names;
-  if (Status listed = list_names(below.get(), path, names); !listed) return listed;
-  for (const std::string& each : names) {
+  const auto names = list_names(below.get(), path);
+  if (!names) return names.error();
+  for (const std::string& each : *names) {
     if (Status fine = check_removable(below.get(), each, path + "/" + each, depth + 1); !fine) return fine;
   }
   return {};
+}
+
+// Old kernels don't tell, and only another device shows there.
+bool is_mounted_on(int folder, const char* name) {
+  struct statx facts = {};
+  if (::statx(folder, name, AT_SYMLINK_NOFOLLOW, 0, &facts) != 0) return false;
+  return (facts.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
 }
 
 // Whether a relative link within `folder` (below the unit, "" for the unit itself) stays within the unit.
@@ -100,11 +86,13 @@ bool stays_within(const std::string& folder, const std::string& target) {
 
 class Scanner {
  public:
-  explicit Scanner(std::string path) : path_(std::move(path)) {}
+  explicit Scanner(const PathBeneath& path) : at_(path), name_(path.last()), path_(path.text()) {}
 
   Result<Tree> run() {
     struct stat status = {};
-    if (::lstat(path_.c_str(), &status) != 0) return system_error(errno, "look at " + path_);
+    if (!at_ || ::fstatat(at_.folder(), at_.name(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+      return file_error(errno, "look at " + path_);
+    }
     device_ = status.st_dev;
     tree_.inode = status.st_ino;
     if (S_ISLNK(status.st_mode)) {
@@ -112,12 +100,13 @@ class Scanner {
     }
     if (S_ISDIR(status.st_mode)) {
       tree_.kind = UnitKind::directory;
-      const UniqueFd folder(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
-      if (!folder) return system_error(errno, "list " + path_);
+      fault_point("looking");
+      const UniqueFd folder(::openat(at_.folder(), at_.name(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+      if (!folder) return file_error(errno, "list " + path_);
       tree_.entries.push_back({.name = "", .kind = Entry::Kind::directory, .status = status});
-      if (Status listed = list(folder.get(), "", 0); !listed) return std::move(listed).error();
+      if (Status listed = list(folder.get(), status, "", 0); !listed) return std::move(listed).error();
     } else {
-      if (Status added = add("", status, -1, ""); !added) return std::move(added).error();
+      if (Status added = add("", status, at_.folder(), name_); !added) return std::move(added).error();
     }
     for (const auto& [inode, seen] : names_) {
       if (seen.count != seen.all) {
@@ -136,11 +125,18 @@ class Scanner {
     std::uint64_t all = 0;
   };
 
-  Status list(int folder, const std::string& name, int depth) {
+  // `seen`: what the folder was when its entry was added.
+  Status list(int folder, const struct stat& seen, const std::string& name, int depth) {
     if (depth > max_depth) return refused(path_, "is nested too deeply", "");
-    std::vector<std::string> found;
-    if (Status listed = list_names(folder, path_ + "/" + name, found); !listed) return listed;
-    for (const std::string& last : found) {
+    const std::string whole_path = name.empty() ? path_ : path_ + "/" + name;
+    struct stat own = {};
+    if (::fstat(folder, &own) != 0) return system_error(errno, "look at " + whole_path);
+    if (!is_same_file(own, seen)) {
+      return Error{Code::changed, 0, whole_path + " was replaced while it was looked at", "try again"};
+    }
+    const auto found = list_names(folder, whole_path);
+    if (!found) return found.error();
+    for (const std::string& last : *found) {
       struct stat status = {};
       const std::string whole = name.empty() ? last : name + "/" + last;
       if (::fstatat(folder, last.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -149,8 +145,8 @@ class Scanner {
       if (Status added = add(whole, status, folder, last); !added) return added;
       if (!S_ISDIR(status.st_mode)) continue;
       const UniqueFd below(::openat(folder, last.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
-      if (!below) return system_error(errno, "list " + path_ + "/" + whole);
-      if (Status listed = list(below.get(), whole, depth + 1); !listed) return listed;
+      if (!below) return file_error(errno, "list " + path_ + "/" + whole);
+      if (Status listed = list(below.get(), status, whole, depth + 1); !listed) return listed;
     }
     return {};
   }
@@ -159,7 +155,7 @@ class Scanner {
     const std::string whole = name.empty() ? path_ : path_ + "/" + name;
     if (tree_.entries.size() >= max_entries) return refused(path_, "has too many entries to move as one", "");
     if (status.st_dev != device_) return refused(whole, "is on another file system", "unmount it, or take it alone");
-    if (folder >= 0 && is_mounted_on(folder, last.c_str())) return refused(whole, "is a mount", "unmount it");
+    if (!name.empty() && is_mounted_on(folder, last.c_str())) return refused(whole, "is a mount", "unmount it");
     Entry entry{.name = name, .status = status};
     if (S_ISDIR(status.st_mode)) {
       entry.kind = Entry::Kind::directory;
@@ -180,7 +176,7 @@ class Scanner {
       }
     } else if (!S_ISREG(status.st_mode)) {
       return refused(whole, "is neither a file nor a directory", "remove it, or take its neighbours by themselves");
-    } else if (status.st_size == 0 && has_bytes(whole)) {
+    } else if (status.st_size == 0 && has_bytes(folder, last)) {
       return refused(whole, "has bytes, but tells no size", "copy what can be read of it to a file");
     } else {
       Names& names = names_[status.st_ino];
@@ -219,6 +215,8 @@ class Scanner {
     return sum.hex();
   }
 
+  const NameInFolder at_;
+  const std::string name_;  // of the unit in its folder
   const std::string path_;
   dev_t device_ = 0;
   std::map<ino_t, Names> names_;
@@ -227,23 +225,25 @@ class Scanner {
 
 }  // namespace
 
-// Old kernels don't tell, and only another device shows there.
-bool is_mounted_on(int folder, const char* name) {
+bool is_mount(int folder) {
   struct statx facts = {};
-  if (::statx(folder, name, AT_SYMLINK_NOFOLLOW, 0, &facts) != 0) return false;
+  if (::statx(folder, "", AT_EMPTY_PATH, 0, &facts) != 0) return false;
   return (facts.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
 }
 
-Status check_unprotected(const std::string& folder) {
+Status check_unprotected(const PathBeneath& folder) {
   struct statx facts = {};
-  if (::statx(AT_FDCWD, folder.c_str(), 0, 0, &facts) != 0) {
-    return errno == ENOENT ? Status() : system_error(errno, "look at " + folder);
+  const UniqueFd fd = folder.open(O_PATH | O_DIRECTORY);
+  if (!fd || ::statx(fd.get(), "", AT_EMPTY_PATH, 0, &facts) != 0) {
+    return errno == ENOENT ? Status() : file_error(errno, "look at " + folder.text());
   }
-  return (facts.stx_attributes & protected_attributes) != 0 ? is_protected(folder) : Status();
+  return (facts.stx_attributes & protected_attributes) != 0 ? is_protected(folder.text()) : Status();
 }
 
-Status check_removable(const std::string& path) {
-  return check_removable(AT_FDCWD, path, path, 0);
+Status check_removable(const PathBeneath& path) {
+  const NameInFolder at(path);
+  if (at) return check_removable(at.folder(), at.name(), path.text(), 0);
+  return errno == ENOENT ? Status() : file_error(errno, "look at " + path.text());
 }
 
 std::string identity_of(const struct stat& file) {
@@ -251,18 +251,35 @@ std::string identity_of(const struct stat& file) {
          std::to_string(file.st_mtim.tv_nsec);
 }
 
-Result<Tree> scan(const std::string& path) {
+bool are_same_files(const Tree& one, const Tree& other) {
+  return std::ranges::equal(one.entries, other.entries, [](const Entry& a, const Entry& b) {
+    return a.name == b.name && is_same_file(a.status, b.status);
+  });
+}
+
+Result<UniqueFd> open_entry(const PathBeneath& path, const Entry& entry, int flags) {
+  UniqueFd file = path.open(O_RDONLY | O_NONBLOCK | flags);
+  struct stat status = {};
+  if (!file || ::fstat(file.get(), &status) != 0) return file_error(errno, "open " + path.text());
+  if (is_same_file(status, entry.status)) return file;
+  return Error{Code::changed, 0, path.text() + " was replaced by another file meanwhile",
+               "nothing else may write there"};
+}
+
+Result<Tree> scan(const PathBeneath& path) {
   return Scanner(path).run();
 }
 
-Result<Tree> glance(const std::string& path) {
-  struct stat status = {};
-  if (::lstat(path.c_str(), &status) != 0) return system_error(errno, "look at " + path);
-  if (!S_ISREG(status.st_mode)) return scan(path);
+Result<Tree> glance(const PathBeneath& path) {
+  const auto status = look_at(path);
+  if (!status) return status.error();
+  if (status->st_ino == 0) return file_error(ENOENT, "look at " + path.text());
+  if (!S_ISREG(status->st_mode)) return scan(path);
   Tree tree;
-  tree.inode = status.st_ino;
-  tree.size_bytes = static_cast<std::uint64_t>(status.st_size);
-  tree.identity = identity_of(status);
+  tree.inode = status->st_ino;
+  tree.size_bytes = static_cast<std::uint64_t>(status->st_size);
+  tree.identity = identity_of(*status);
+  tree.entries.push_back({.name = "", .status = *status});
   return tree;
 }
 

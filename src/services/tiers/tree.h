@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/held_folder.h"
 #include "penstock/tiers.h"
 
 namespace penstock::tiers {
@@ -35,15 +36,19 @@ struct Tree {
 
 // Code::not_found if nothing is there. Code::unsupported for what can't move as it is: links that lead out, files with
 // names elsewhere, devices and the like, other file systems mounted within.
-Result<Tree> scan(const std::string& path);
+Result<Tree> scan(const PathBeneath& path);
 // Whether all of it can be deleted: nothing is mounted within, and nothing protected (chattr(1)). Says what can't.
-Status check_removable(const std::string& path);
+Status check_removable(const PathBeneath& path);
 // Whether names can be given and taken in a folder, as far as it is there.
-Status check_unprotected(const std::string& folder);
-// Whether something is mounted on the entry of a folder, or on a path (AT_FDCWD).
-bool is_mounted_on(int folder, const char* name);
+Status check_unprotected(const PathBeneath& folder);
+// Whether an open folder is one that something is mounted on.
+bool is_mount(int folder);
 // Only the identity and the inode, as cheap as can be.
-Result<Tree> glance(const std::string& path);
+Result<Tree> glance(const PathBeneath& path);
+// Whether two looks at one unit have found the same files, each with the same inode.
+bool are_same_files(const Tree& one, const Tree& other);
+// A file of a unit, open for reading; Code::changed if another file has its name by now.
+Result<UniqueFd> open_entry(const PathBeneath& path, const Entry& entry, int flags = 0);
 // The identity of a unit that is a file.
 std::string identity_of(const struct stat& file);
 

@@ -1,0 +1,361 @@
+// What another user of this machine can do while root, or a service, works on his files. What he does between two steps
+// happens at fault points, in a process with his identity.
+#include <fcntl.h>
+#include <grp.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+#include <thread>
+
+#include "base/unique_fd.h"
+#include "penstock/tiers.h"
+#include "services/tiers/fault_point.h"
+#include "services/tiers/sqlite.h"
+#include "services/tiers/test_tiers.h"
+
+namespace penstock::tiers {
+namespace {
+
+using namespace test;
+
+constexpr uid_t other_user = 65534;
+
+// Whether `work` has succeeded, in a process of the other user.
+bool as_other(const std::function<bool()>& work) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool is_other = ::setgroups(0, nullptr) == 0 && ::setresgid(other_user, other_user, other_user) == 0 &&
+                          ::setresuid(other_user, other_user, other_user) == 0;
+    ::_exit(is_other && work() ? 0 : 1);
+  }
+  int status = 0;
+  return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// Once, at that point.
+class AtPoint {
+ public:
+  AtPoint(std::string_view point, std::function<void()> work) {
+    set_fault_hook([point, work = std::move(work), done = false](std::string_view name) mutable {
+      if (done || name != point) return;
+      done = true;
+      work();
+    });
+  }
+  ~AtPoint() { set_fault_hook({}); }
+  AtPoint(const AtPoint&) = delete;
+  AtPoint& operator=(const AtPoint&) = delete;
+};
+
+struct stat facts_of(const fs::path& path) {
+  struct stat status = {};
+  EXPECT_EQ(::lstat(path.c_str(), &status), 0) << path;
+  return status;
+}
+
+// `openat2` as it is, missing as in old kernels, and refused as in some containers.
+class TiersHostile : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "takes root, for a second user";
+    fs::permissions(folders_.path("."), fs::perms(0755));
+    fs::permissions(folders_.path("nvme"), fs::perms(0755));
+    write_file(secret(), bytes_of("secret", 1, 5000));
+    fs::permissions(secret(), fs::perms(0600));
+    fs::permissions(folders_.path("root"), fs::perms(0700));
+    for (const char* tier : {"nvme", "hdd"}) {
+      fs::create_directory(folders_.path(tier) / "home");
+      give(folders_.path(tier) / "home");
+    }
+  }
+  // What is root's, and must stay as it is.
+  fs::path secret() const { return folders_.path("root/secret"); }
+  void expect_secret() {
+    const struct stat file = facts_of(secret());
+    const struct stat folder = facts_of(folders_.path("root"));
+    EXPECT_EQ(file.st_uid, 0U);
+    EXPECT_EQ(file.st_mode & 07777, 0600U);
+    EXPECT_EQ(folder.st_uid, 0U);
+    EXPECT_EQ(folder.st_mode & 07777, 0700U);
+    EXPECT_EQ(read_file(secret()), bytes_of("secret", 1, 5000));
+  }
+  static void give(const fs::path& path) { ASSERT_EQ(::lchown(path.c_str(), other_user, other_user), 0) << path; }
+  // A file of the other user's on the fastest tier.
+  void put_of_other(const std::string& name, std::size_t size = 5000) {
+    const fs::path path = folders_.path("nvme") / name;
+    write_file(path, bytes_of(name, 1, size));
+    for (fs::path each = path; each != folders_.path("nvme"); each = each.parent_path()) give(each);
+  }
+  // In a thread of its own, since a filter of system calls can't be taken away.
+  void run(const std::function<void()>& work) {
+    std::thread([&] {
+      if (GetParam() == 0 || refuse_call(SYS_openat2, GetParam())) return work();
+      ADD_FAILURE() << "no seccomp filter can be installed here";
+    }).join();
+  }
+  // That no file of the tier has the bytes of the secret.
+  void expect_no_copy(const std::string& tier) {
+    for (const auto& entry : fs::recursive_directory_iterator(folders_.path(tier))) {
+      if (!entry.is_regular_file()) continue;
+      EXPECT_NE(read_file(entry.path()), read_file(secret())) << entry.path();
+    }
+  }
+
+  Folders folders_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, TiersHostile, testing::Values(0, ENOSYS, EPERM), [](const auto& info) {
+  return info.param == 0 ? "openat2" : info.param == ENOSYS ? "without_openat2" : "openat2_refused";
+});
+
+TEST_P(TiersHostile, a_folder_above_a_unit_that_becomes_a_link_gives_nothing_of_roots_away) {
+  run([&] {
+    Tiers tiers = folders_.create();
+    put_of_other("home/d/a");
+    ASSERT_EQ(text_of(tiers.import("home/d/a")), "ok");
+    bool done = false;
+    const AtPoint hook("parent", [&] {
+      done = as_other([&] {
+        const fs::path target = folders_.path("hdd/home/d");
+        ::rmdir(target.c_str());
+        return ::symlink(folders_.path("root").c_str(), target.c_str()) == 0;
+      });
+    });
+    EXPECT_FALSE(tiers.move("home/d/a", "hdd").ok());
+    EXPECT_TRUE(done);
+    expect_secret();
+    EXPECT_EQ(read_file(folders_.path("nvme/home/d/a")), bytes_of("home/d/a", 1, 5000));
+    EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+  });
+}
+
+TEST_P(TiersHostile, folders_above_a_unit_get_the_owner_and_mode_of_those_that_it_leaves) {
+  run([&] {
+    Tiers tiers = folders_.create();
+    put_of_other("home/d/e/a");
+    fs::permissions(folders_.path("nvme/home/d"), fs::perms(0750));
+    ASSERT_EQ(text_of(tiers.import("home/d/e/a")), "ok");
+    ASSERT_EQ(text_of(tiers.move("home/d/e/a", "hdd")), "ok");
+    for (const char* folder : {"hdd/home/d", "hdd/home/d/e"})
+      EXPECT_EQ(facts_of(folders_.path(folder)).st_uid, other_user);
+    EXPECT_EQ(facts_of(folders_.path("hdd/home/d")).st_mode & 07777, 0750U);
+    EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+  });
+}
+
+// The other user puts a link, or another file, where the copy is about to read, and all as it was when it has.
+TEST_P(TiersHostile, a_file_of_roots_is_not_copied_in_the_place_of_another) {
+  for (const bool by_link : {true, false}) {
+    for (const int files : {2, 400}) {  // with leases, and without
+      for (const std::size_t size : {std::size_t{5000}, std::size_t{5} << 20}) {
+        if (files > 2 && size > 5000) continue;
+        run([&] {
+          Tiers tiers = folders_.create();
+          for (int i = 0; i < files; ++i) put_of_other("home/model/d/" + std::to_string(i), size);
+          fs::remove(secret());
+          write_file(secret(), bytes_of("secret", 2, size));
+          ASSERT_EQ(text_of(tiers.import("home/model")), "ok");
+          const fs::path model = folders_.path("nvme/home/model");
+          const auto as_it_was = [&] {
+            if (by_link) {
+              ::unlink((model / "d").c_str());
+              ::rename((model / "..d").c_str(), (model / "d").c_str());
+            } else {
+              ::rename((model / "d/1").c_str(), secret().c_str());
+              ::rename((model.parent_path() / "1").c_str(), (model / "d/1").c_str());
+            }
+          };
+          set_fault_hook([&](std::string_view point) {
+            if (point == "journaled" && by_link) {
+              fs::rename(secret(), secret().parent_path() / "1");
+              EXPECT_TRUE(as_other([&] {
+                return ::rename((model / "d").c_str(), (model / "..d").c_str()) == 0 &&
+                       ::symlink(folders_.path("root").c_str(), (model / "d").c_str()) == 0;
+              }));
+            } else if (point == "journaled") {
+              fs::rename(model / "d/1", model.parent_path() / "1");
+              fs::rename(secret(), model / "d/1");
+            } else if (point == "synced") {
+              as_it_was();
+            }
+          });
+          const auto moved = tiers.move("home/model", "hdd");
+          set_fault_hook({});
+          if (fs::is_symlink(model / "d") || !by_link) as_it_was();
+          EXPECT_FALSE(moved.ok()) << by_link << files;
+          fs::create_directories(secret().parent_path());
+          if (by_link) fs::rename(secret().parent_path() / "1", secret());
+          EXPECT_EQ(read_file(secret()), bytes_of("secret", 2, size));
+          expect_no_copy("hdd");
+        });
+        fs::remove_all(folders_.path("nvme/home/model"));
+        for (const char* tier : {"nvme", "ssd", "hdd"}) fs::remove_all(folders_.path(tier) / ".penstock");
+        for (const char* ending : {"", "-wal", "-shm", "-units"}) fs::remove(folders_.catalog() + ending);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(TiersHostile, what_is_removed_leads_nowhere_else) {
+  for (const std::string act : {"move", "remove"}) {
+    run([&] {
+      Tiers tiers = folders_.create();
+      const fs::path model = folders_.path("nvme/home/model");
+      put_of_other("home/model/d/e/a");
+      ASSERT_EQ(text_of(tiers.import("home/model")), "ok");
+      // He has had it open since before it went where he can't follow by name.
+      const UniqueFd held(::open((model / "d").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      int times = 0;
+      set_fault_hook([&](std::string_view point) {
+        if (point != "removing" || ++times != 3) return;
+        EXPECT_TRUE(as_other([&] {
+          return ::renameat(held.get(), "e", held.get(), "moved") == 0 &&
+                 ::symlinkat(folders_.path("root").c_str(), held.get(), "e") == 0;
+        }));
+      });
+      const Status done = act == "remove" ? tiers.remove("home/model") : [&]() -> Status {
+        const auto moved = tiers.move("home/model", "hdd");
+        return moved ? Status() : Status(moved.error());
+      }();
+      set_fault_hook({});
+      EXPECT_GE(times, 3) << text_of(done);
+      expect_secret();
+      tiers = {};
+      auto again = Tiers::open(folders_.options());
+      ASSERT_TRUE(again.ok()) << text_of(again);
+      ASSERT_TRUE(again->check().ok());
+      expect_secret();
+      EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+    });
+    fs::remove_all(folders_.path("hdd/home/model"));
+    for (const char* tier : {"nvme", "ssd", "hdd"}) fs::remove_all(folders_.path(tier) / ".penstock");
+    for (const char* ending : {"", "-wal", "-shm", "-units"}) fs::remove(folders_.catalog() + ending);
+  }
+}
+
+// The mode of a source changes while it moves, and its copy, which gets it, becomes a link.
+TEST_P(TiersHostile, a_copy_that_becomes_a_link_gets_no_owner_or_mode) {
+  run([&] {
+    Tiers tiers = folders_.create();
+    put_of_other("home/a");
+    ASSERT_EQ(text_of(tiers.import("home/a")), "ok");
+    bool done = false;
+    set_fault_hook([&](std::string_view point) {
+      if (point == "committed") {
+        ::chmod(folders_.path("nvme/home/a").c_str(), 0777);
+      } else if (point == "owning") {
+        done = as_other([&] {
+          const std::string copy = folders_.path("hdd/home/a");
+          return ::unlink(copy.c_str()) == 0 && ::symlink(secret().c_str(), copy.c_str()) == 0;
+        });
+      }
+    });
+    static_cast<void>(tiers.move("home/a", "hdd"));
+    set_fault_hook({});
+    EXPECT_TRUE(done);
+    expect_secret();
+    EXPECT_EQ(read_file(folders_.path("nvme/home/a")), bytes_of("home/a", 1, 5000));
+  });
+}
+
+TEST_P(TiersHostile, a_directory_that_becomes_a_link_while_it_is_looked_at_is_not_followed) {
+  run([&] {
+    Tiers tiers = folders_.create();
+    put_of_other("home/model/a");
+    const fs::path model = folders_.path("nvme/home/model");
+    const AtPoint hook("looking", [&] {
+      EXPECT_TRUE(as_other([&] {
+        return ::rename(model.c_str(), (model.string() + ".old").c_str()) == 0 &&
+               ::symlink(folders_.path("root").c_str(), model.c_str()) == 0;
+      }));
+    });
+    EXPECT_FALSE(tiers.import("home/model").ok());
+    EXPECT_FALSE(tiers.import("home/model/secret").ok());
+    const auto all = tiers.import_all("nvme");
+    ASSERT_TRUE(all.ok()) << text_of(all);
+    EXPECT_FALSE(tiers.find("home/model/secret").ok());
+    expect_secret();
+  });
+}
+
+TEST_P(TiersHostile, a_unit_below_a_link_is_neither_read_nor_written) {
+  run([&] {
+    Tiers tiers = folders_.create();
+    put_of_other("home/d/secret");
+    put_of_other("home/model/secret");
+    for (const char* name : {"home/d/secret", "home/model"}) ASSERT_EQ(text_of(tiers.import(name)), "ok");
+    auto context = Context::create({.lanes = 1});
+    ASSERT_TRUE(context.ok() && tiers.serve(*context).ok());
+    const fs::path home = folders_.path("nvme/home");
+    ASSERT_TRUE(as_other([&] {
+      for (const std::string name : {"d", "model"}) {
+        if (::rename((home / name).c_str(), (home / (name + ".old")).c_str()) != 0) return false;
+        if (::symlink(folders_.path("root").c_str(), (home / name).c_str()) != 0) return false;
+      }
+      return true;
+    }));
+    for (const Access access : {Access::read, Access::write, Access::create, Access::replace}) {
+      auto store = context->open("tier:home/d/secret", {.access = access});
+      // What replaces it is written aside.
+      EXPECT_FALSE(store.ok() && (access != Access::replace || store->commit().ok())) << static_cast<int>(access);
+      EXPECT_FALSE(context->open("tier:home/model/secret", {.access = access}).ok()) << static_cast<int>(access);
+    }
+    expect_secret();
+    EXPECT_FALSE(tiers.remove("home/d/secret").ok());
+    expect_secret();
+  });
+}
+
+// A folder that any user may write to, as /tmp is one.
+TEST_P(TiersHostile, what_another_user_has_made_of_a_tiers_own_folder_is_refused) {
+  const std::string hdd = folders_.path("hdd");
+  fs::permissions(hdd, fs::perms(01777));
+  for (const std::string own : {"folder", "going", "coming", "link"}) {
+    run([&] {
+      ASSERT_TRUE(as_other([&] {
+        const std::string folder = hdd + "/.penstock";
+        if (own == "link") return ::symlink(folders_.path("root").c_str(), folder.c_str()) == 0;
+        if (::mkdir(folder.c_str(), 0777) != 0 || ::chmod(folder.c_str(), 0777) != 0) return false;
+        if (own != "folder") return ::symlink(folders_.path("root").c_str(), (folder + "/" + own).c_str()) == 0;
+        return ::symlink(secret().c_str(), (folder + "/tier.json.part").c_str()) == 0;
+      }));
+      const auto made = Tiers::create(folders_.tiers(), {}, folders_.options());
+      ASSERT_FALSE(made.ok());
+      EXPECT_EQ(made.error().code, Code::permission_denied) << text_of(made);
+      EXPECT_NE(made.error().hint, "");
+      EXPECT_FALSE(fs::exists(folders_.catalog()));
+      expect_secret();
+      EXPECT_EQ(std::distance(fs::directory_iterator(folders_.path("root")), fs::directory_iterator()), 1);
+    });
+    fs::remove_all(folders_.path("hdd/.penstock"));
+  }
+}
+
+TEST_P(TiersHostile, a_tier_whose_folder_is_another_users_is_refused) {
+  for (const bool is_open_to_all : {false, true}) {
+    run([&] {
+      const std::string hdd = folders_.path("hdd");
+      if (is_open_to_all) {
+        fs::permissions(hdd, fs::perms(0777));
+      } else {
+        give(hdd);
+      }
+      const auto made = Tiers::create(folders_.tiers(), {}, folders_.options());
+      ASSERT_FALSE(made.ok());
+      EXPECT_EQ(made.error().code, Code::permission_denied) << text_of(made);
+      EXPECT_NE(made.error().hint.find(hdd), std::string::npos) << made.error().hint;
+      ASSERT_EQ(::chown(hdd.c_str(), 0, 0), 0);
+      fs::permissions(hdd, fs::perms(0755));
+      EXPECT_TRUE(Tiers::create(folders_.tiers(), {}, folders_.options()).ok());
+    });
+    for (const char* tier : {"nvme", "ssd", "hdd"}) fs::remove_all(folders_.path(tier) / ".penstock");
+    for (const char* ending : {"", "-wal", "-shm", "-units"}) fs::remove(folders_.catalog() + ending);
+  }
+}
+
+}  // namespace
+}  // namespace penstock::tiers
